@@ -1,0 +1,1 @@
+//! Slackwater: a CSI driver for the disks a node already has.

@@ -1,0 +1,3 @@
+//! The door: arguments, configuration, run.
+
+fn main() {}
