@@ -1,1 +1,3 @@
 //! Slackwater: a CSI driver for the disks a node already has.
+
+pub mod csi;

@@ -1,0 +1,127 @@
+//! Generates the CSI messages and services from `proto/csi.proto`, without protoc.
+//!
+//! prost's derived `Debug` prints secrets. So every message with a field that the interface marks
+//! `csi_secret`, or with a `volume_context` (the kubelet may put a token in there), gets a `Debug`
+//! from here. The fields are found in the compiled descriptor: a new one can't be forgotten.
+
+use std::error::Error;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::{env, fs};
+
+use prost_reflect::{DescriptorPool, FieldDescriptor, MessageDescriptor, Value};
+
+const PROTO: &str = "csi.proto";
+const PACKAGE: &str = "csi.v1";
+
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("cargo::rerun-if-changed=proto");
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+
+    let mut compiler = protox::Compiler::new(["proto"])?;
+    compiler
+        .include_imports(true)
+        .include_source_info(true)
+        .open_file(PROTO)?;
+    let pool = compiler.descriptor_pool();
+    let hidden: Vec<_> = messages(&pool).filter(needs_redaction).collect();
+
+    tonic_prost_build::configure()
+        .generate_default_stubs(true)
+        .skip_debug(hidden.iter().map(|m| format!(".{}", m.full_name())))
+        .compile_fds(compiler.file_descriptor_set())?;
+
+    fs::write(
+        out.join("csi.debug.rs"),
+        hidden.iter().map(debug_impl).collect::<String>(),
+    )?;
+    fs::write(out.join("csi.formatters.rs"), formatters(&pool))?;
+    // The comments aren't needed at run time.
+    compiler.include_source_info(false);
+    fs::write(
+        out.join("csi.descriptor.bin"),
+        compiler.encode_file_descriptor_set(),
+    )?;
+    Ok(())
+}
+
+fn messages(pool: &DescriptorPool) -> impl Iterator<Item = MessageDescriptor> + '_ {
+    pool.all_messages()
+        .filter(|m| m.package_name() == PACKAGE && !m.is_map_entry())
+}
+
+fn needs_redaction(message: &MessageDescriptor) -> bool {
+    message
+        .fields()
+        .any(|field| is_secret(&field) || is_context(&field))
+}
+
+fn is_secret(field: &FieldDescriptor) -> bool {
+    let options = field.options();
+    options.extensions().any(|(extension, value)| {
+        extension.full_name() == "csi.v1.csi_secret" && *value == Value::Bool(true)
+    })
+}
+
+fn is_context(field: &FieldDescriptor) -> bool {
+    field.name() == "volume_context"
+}
+
+/// `Debug` for one message. What this doesn't know how to print fails the build.
+fn debug_impl(message: &MessageDescriptor) -> String {
+    let (name, path) = (message.name(), rust_path(message));
+    assert!(
+        message.oneofs().len() == 0,
+        "{name} has a oneof, which its Debug doesn't print yet"
+    );
+    let mut fields = String::new();
+    for field in message.fields() {
+        let f = field.name();
+        let value = match (is_secret(&field), is_context(&field)) {
+            (false, false) => format!("self.{f}"),
+            (true, _) if field.is_map() => format!("Secrets(self.{f}.len())"),
+            (_, true) if field.is_map() => format!("Context(&self.{f})"),
+            _ => panic!("{name}.{f} is to be redacted but is no map"),
+        };
+        write!(fields, "\n            .field({f:?}, &{value})").expect("a String takes all");
+    }
+    format!(
+        "impl ::std::fmt::Debug for {path} {{
+    fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {{
+        f.debug_struct({name:?}){fields}
+            .finish()
+    }}
+}}
+"
+    )
+}
+
+/// Where prost puts a message: nested ones in a module named after the outer one.
+fn rust_path(message: &MessageDescriptor) -> String {
+    let Some(outer) = message.parent_message() else {
+        return message.name().to_owned();
+    };
+    assert!(
+        outer.parent_message().is_none(),
+        "{} is nested twice",
+        message.name()
+    );
+    let mut module = String::new();
+    for c in outer.name().chars() {
+        if c.is_uppercase() && !module.is_empty() {
+            module.push('_');
+        }
+        module.extend(c.to_lowercase());
+    }
+    format!("{module}::{}", message.name())
+}
+
+/// For the tests: each message by its name, from bytes to how it prints.
+fn formatters(pool: &DescriptorPool) -> String {
+    let mut arms = String::new();
+    for message in messages(pool).filter(|m| m.parent_message().is_none()) {
+        let name = message.name();
+        writeln!(arms, "    ({name:?}, format_as::<super::{name}>),").expect("a String takes all");
+    }
+    format!("&[\n{arms}]")
+}
