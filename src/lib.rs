@@ -1,3 +1,9 @@
 //! Slackwater: a CSI driver for the disks a node already has.
 
+pub mod backend;
 pub mod csi;
+pub mod error;
+pub mod host;
+pub mod model;
+pub mod operation;
+pub mod record;

@@ -1,0 +1,136 @@
+//! Storage of one pool behind a small trait: records, images, devices.
+//!
+//! `file` keeps volumes as image files on loop devices. A `memory:` pool is the same backend on
+//! the simulated host, so that what runs without root is what runs with it. LVM comes beside it.
+//! A backend holds its own bytes right; what a CSI call means is decided in `operation`.
+
+pub mod file;
+
+use std::path::PathBuf;
+
+use uuid::Uuid;
+
+use crate::error::Result;
+use crate::host::{Device, LoopHold};
+use crate::model::PoolId;
+use crate::record::{PoolRecord, VolumeRecord};
+
+/// Room in a pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolSpace {
+    /// Bytes that the pool's file system has in all.
+    pub total: u64,
+    /// Bytes that may still be filled.
+    pub available: u64,
+    /// Bytes of blocks that volumes have.
+    pub allocated: u64,
+    /// Bytes that volumes were promised: their sizes, thin and thick.
+    pub promised: u64,
+}
+
+/// A volume's device, kept attached while this lives.
+#[derive(Debug)]
+pub struct Attached {
+    /// The device.
+    pub device: Device,
+    /// Keeps it.
+    pub hold: LoopHold,
+}
+
+/// A device that exists on a volume's image, whoever made it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundDevice {
+    /// The device.
+    pub device: Device,
+    /// Shows the whole image from its first byte, as ours do.
+    pub whole: bool,
+    /// Read-only.
+    pub read_only: bool,
+    /// Vanishes with its last opener.
+    pub autoclear: bool,
+}
+
+/// How a device is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttachMode {
+    /// Read-only.
+    pub read_only: bool,
+    /// Outlives its openers until it's detached: raw block.
+    pub lasting: bool,
+}
+
+/// What start-up found and ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Leftovers {
+    /// Volumes whose creation was never answered.
+    pub half_made: u64,
+    /// Deleted volumes whose blocks were still there.
+    pub trash: u64,
+    /// Loop devices that no stage held.
+    pub loops: u64,
+    /// Inline volumes of an earlier boot.
+    pub ephemeral: u64,
+}
+
+impl Leftovers {
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.half_made + self.trash + self.loops + self.ephemeral
+    }
+}
+
+/// One pool. Callers hold the volume's lock around everything that names a volume.
+pub trait Backend: Send + Sync + 'static {
+    /// Identity.
+    fn pool(&self) -> &PoolRecord;
+    /// For people: "file:/path".
+    fn place(&self) -> String;
+    /// Where it lies, for doctor and errors.
+    fn path(&self) -> PathBuf;
+    /// Logical block size where a class says nothing.
+    fn default_block_size(&self) -> u32;
+    /// Why thick volumes can't be kept here, if they can't.
+    fn refuses_thick(&self) -> Option<&'static str>;
+    /// Why overwriting with zeros would not overwrite, if so.
+    fn refuses_zeroing(&self) -> Option<&'static str>;
+
+    /// A volume's record; an error if there is one that can't be read.
+    fn volume(&self, uuid: Uuid) -> Result<Option<VolumeRecord>>;
+    /// All volumes in the order of uuids after `after`, at most `limit`; damaged ones are left out.
+    fn volumes(&self, after: Option<Uuid>, limit: usize) -> Vec<VolumeRecord>;
+    /// Number of volumes, and of damaged records.
+    fn count(&self) -> (u64, u64);
+
+    /// Room now.
+    fn space(&self) -> Result<PoolSpace>;
+
+    /// Makes a volume: intent, image, completed record. On an error everything is undone durably
+    /// (or the error is [`crate::error::Error::Undo`]). A crash leaves an intent, which
+    /// [`Backend::recover`] or a repeat ends.
+    fn create(&self, record: VolumeRecord) -> Result<VolumeRecord>;
+    /// Replaces a record durably.
+    fn update(&self, record: &VolumeRecord) -> Result<()>;
+    /// Makes the image larger, then the record. On an error the image has its old length again.
+    fn grow(&self, record: &VolumeRecord, size: u64) -> Result<VolumeRecord>;
+    /// Ends a volume: out of sight durably, then its blocks, its record last. A crash leaves
+    /// trash, which [`Backend::recover`] ends.
+    fn delete(&self, record: &VolumeRecord) -> Result<()>;
+
+    /// Every device that stands on the image. `None` for `record`less images is not asked.
+    fn devices(&self, uuid: Uuid) -> Result<Vec<FoundDevice>>;
+    /// The volume's device: the one there is, or a new one. Never a second one.
+    fn attach(&self, record: &VolumeRecord, mode: AttachMode) -> Result<Attached>;
+    /// Ends a device that [`Backend::devices`] found, if it still stands on this image. One that
+    /// is open elsewhere goes with its last opener.
+    fn detach(&self, uuid: Uuid, device: &Device) -> Result<()>;
+    /// Lets a device show the image's present size.
+    fn resize(&self, uuid: Uuid, device: &Device) -> Result<()>;
+
+    /// Ends what a crash left. `in_use` tells whether a device is held by a mount or a target.
+    fn recover(&self, in_use: &dyn Fn(&Device) -> bool) -> Result<Leftovers>;
+}
+
+/// The pool id, for short.
+pub fn pool_id(backend: &dyn Backend) -> PoolId {
+    backend.pool().id
+}

@@ -1,0 +1,358 @@
+//! The one error of the driver, named by condition, and the host's error beneath it.
+//!
+//! `Display` of a variant says only itself, in a fragment that reads well after "failed to";
+//! sources are linked and printed once, at the edge ([`chain`]). No variant knows a gRPC code:
+//! `service/status.rs` does. Nothing here ever holds a secret.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// What an error is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A volume.
+    Volume,
+    /// A snapshot.
+    Snapshot,
+    /// A node of the cluster.
+    Node,
+    /// A pool.
+    Pool,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Volume => "volume",
+            Kind::Snapshot => "snapshot",
+            Kind::Node => "node",
+            Kind::Pool => "pool",
+        })
+    }
+}
+
+/// The first difference between what exists and what was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mismatch {
+    /// The field that differs.
+    pub field: &'static str,
+    /// Its value on the existing object.
+    pub found: String,
+    /// Its value in the request.
+    pub wanted: String,
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} {} instead of {}",
+            self.field, self.found, self.wanted
+        )
+    }
+}
+
+/// Result of everything above `host`.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why an operation did not happen.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The request itself is wrong: nothing was changed.
+    #[error("{field}: {problem}")]
+    Invalid {
+        /// The field of the request, by its CSI name.
+        field: String,
+        /// What was given and what would be right.
+        problem: String,
+    },
+    /// The object does not exist, and every place where it could be has answered.
+    #[error("{kind} {id} does not exist")]
+    NotFound {
+        /// What kind of object.
+        kind: Kind,
+        /// The id as given.
+        id: String,
+    },
+    /// An object of this name or at this path exists and differs.
+    #[error("{kind} {id} exists with {mismatch}")]
+    Exists {
+        /// What kind of object.
+        kind: Kind,
+        /// Its name or id.
+        id: String,
+        /// The first difference.
+        mismatch: Mismatch,
+    },
+    /// Another operation on the same object is running.
+    #[error("an operation on {what} is running; try again")]
+    Pending {
+        /// The object.
+        what: String,
+    },
+    /// The object is used by somebody.
+    #[error("volume {id} is in use: {holder}")]
+    InUse {
+        /// The volume.
+        id: String,
+        /// Who holds it, and how to end that.
+        holder: String,
+    },
+    /// The object is in a state in which this must not be done.
+    #[error("{subject}: {reason}")]
+    Refused {
+        /// The object.
+        subject: String,
+        /// Why, and the way out.
+        reason: String,
+    },
+    /// Something that is not ours holds what we need for the moment.
+    #[error("{subject} is held by a stranger: {holder}")]
+    Busy {
+        /// The object.
+        subject: String,
+        /// The holder.
+        holder: String,
+    },
+    /// The pool has not enough room.
+    #[error("pool {pool} has {available} bytes available, {required} are needed")]
+    OutOfSpace {
+        /// Name of the pool.
+        pool: String,
+        /// Bytes needed.
+        required: u64,
+        /// Bytes available.
+        available: u64,
+    },
+    /// A size that can't be met.
+    #[error("{field}: {problem}")]
+    OutOfRange {
+        /// The field of the request.
+        field: String,
+        /// What was asked for and what is possible.
+        problem: String,
+    },
+    /// No topology of the request is served here.
+    #[error(
+        "accessibility_requirements: none of the requisite topologies is this node's home {home}"
+    )]
+    ElsewhereOnly {
+        /// Our home.
+        home: String,
+    },
+    /// A list token that this driver did not give out.
+    #[error(
+        "starting_token {token:?} was not given out by this driver; start the list again without a token"
+    )]
+    BadToken {
+        /// The token.
+        token: String,
+    },
+    /// The owner of the object can't be asked now. Never "not found".
+    #[error("{what} is not served now: {reason}")]
+    Unreachable {
+        /// The pool or agent.
+        what: String,
+        /// Why, and what would change it.
+        reason: String,
+    },
+    /// This driver does not serve the call.
+    #[error("{what} is not served")]
+    Unsupported {
+        /// The call or capability.
+        what: String,
+    },
+    /// What is on the pool can't be understood; it's left as it is.
+    #[error("{path} is damaged: {problem}", path = path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The host refused an effect; everything done before it has been undone durably.
+    #[error("{doing}")]
+    Host {
+        /// What was being done.
+        doing: String,
+        /// The host's answer.
+        #[source]
+        source: HostError,
+    },
+    /// A step failed and so did its clean-up: work is left, a retry or the next start finishes it.
+    #[error("clean-up after a failure did not finish ({undo}); try again")]
+    Undo {
+        /// The first failure.
+        #[source]
+        first: Box<Error>,
+        /// The failed clean-up, as text.
+        undo: String,
+    },
+    /// The driver is stopping.
+    #[error("the driver is stopping")]
+    Stopping,
+    /// A broken invariant: a defect of this program.
+    #[error("defect: {invariant}")]
+    Bug {
+        /// What should have been true.
+        invariant: String,
+    },
+}
+
+impl Error {
+    /// A request field that is wrong.
+    pub fn invalid(field: impl Into<String>, problem: impl Into<String>) -> Error {
+        Error::Invalid {
+            field: field.into(),
+            problem: problem.into(),
+        }
+    }
+
+    /// A volume that does not exist.
+    pub fn no_volume(id: impl fmt::Display) -> Error {
+        Error::NotFound {
+            kind: Kind::Volume,
+            id: id.to_string(),
+        }
+    }
+
+    /// Something that must not be done in this state.
+    pub fn refused(subject: impl fmt::Display, reason: impl Into<String>) -> Error {
+        Error::Refused {
+            subject: subject.to_string(),
+            reason: reason.into(),
+        }
+    }
+
+    /// Whether the root cause is a full disk.
+    pub fn is_no_space(&self) -> bool {
+        matches!(self, Error::Host { source, .. } if source.is_no_space())
+            || matches!(self, Error::OutOfSpace { .. })
+    }
+}
+
+/// Puts what was being done around a host's refusal.
+pub trait Doing<T> {
+    /// `doing` is a fragment after "failed to": "format volume X".
+    fn doing(self, doing: impl FnOnce() -> String) -> Result<T>;
+}
+
+impl<T> Doing<T> for std::result::Result<T, HostError> {
+    fn doing(self, doing: impl FnOnce() -> String) -> Result<T> {
+        self.map_err(|source| Error::Host {
+            doing: doing(),
+            source,
+        })
+    }
+}
+
+/// The whole chain of an error, joined by ": ".
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        text.push_str(": ");
+        text.push_str(&source.to_string());
+        next = source.source();
+    }
+    text
+}
+
+/// Why the kernel or a program refused.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{action} {}", subject.display())]
+pub struct HostError {
+    /// The verb: "open", "mount", "fsync".
+    pub action: &'static str,
+    /// The object.
+    pub subject: PathBuf,
+    /// The cause.
+    #[source]
+    pub cause: HostCause,
+}
+
+/// The cause within a [`HostError`].
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum HostCause {
+    /// An errno of the kernel.
+    #[error("{0}")]
+    Errno(nix::errno::Errno),
+    /// A program ended with an error. Its first lines of stderr, without control characters.
+    #[error("{program} ended with {status}: {stderr}")]
+    Tool {
+        /// Its name.
+        program: String,
+        /// Exit status or signal.
+        status: String,
+        /// What it said.
+        stderr: String,
+    },
+    /// A program that must be installed isn't.
+    #[error("program {program} is not installed (package {package})")]
+    Missing {
+        /// Its name.
+        program: String,
+        /// The Debian package that has it.
+        package: &'static str,
+    },
+    /// What was found is not what must be there.
+    #[error("{0}")]
+    Unexpected(String),
+}
+
+impl HostError {
+    /// With an errno.
+    pub fn errno(
+        action: &'static str,
+        subject: impl Into<PathBuf>,
+        errno: nix::errno::Errno,
+    ) -> Self {
+        HostError {
+            action,
+            subject: subject.into(),
+            cause: HostCause::Errno(errno),
+        }
+    }
+
+    /// With an I/O error; one without an errno is told as text.
+    pub fn io(action: &'static str, subject: impl Into<PathBuf>, error: &std::io::Error) -> Self {
+        let cause = match error.raw_os_error() {
+            Some(code) => HostCause::Errno(nix::errno::Errno::from_raw(code)),
+            None => HostCause::Unexpected(error.to_string()),
+        };
+        HostError {
+            action,
+            subject: subject.into(),
+            cause,
+        }
+    }
+
+    /// With a sentence.
+    pub fn unexpected(
+        action: &'static str,
+        subject: impl Into<PathBuf>,
+        what: impl Into<String>,
+    ) -> Self {
+        HostError {
+            action,
+            subject: subject.into(),
+            cause: HostCause::Unexpected(what.into()),
+        }
+    }
+
+    /// The errno, if it is one.
+    pub fn code(&self) -> Option<nix::errno::Errno> {
+        match &self.cause {
+            HostCause::Errno(errno) => Some(*errno),
+            HostCause::Tool { .. } | HostCause::Missing { .. } | HostCause::Unexpected(_) => None,
+        }
+    }
+
+    /// Whether it says that the disk is full.
+    pub fn is_no_space(&self) -> bool {
+        matches!(
+            self.code(),
+            Some(nix::errno::Errno::ENOSPC | nix::errno::Errno::EDQUOT)
+        )
+    }
+}

@@ -1,0 +1,237 @@
+//! Every change that the driver makes on disk or in the kernel, as a value.
+
+use std::path::Path;
+
+use uuid::Uuid;
+
+use super::{Device, FileId, LoopHold};
+use crate::model::FsType;
+
+/// One change. Paths of a pool begin with what [`super::Host::pin_dir`] gave; those of callers
+/// have passed [`super::Host::check_path`] and are resolved again, without links, when used.
+#[derive(Debug)]
+pub enum Effect<'a> {
+    /// mkdir, mode 0700; an existing directory is success.
+    MakeDir {
+        /// The directory.
+        path: &'a Path,
+    },
+    /// Creates or replaces a file, mode 0600, and writes its bytes; not yet durable.
+    WriteFile {
+        /// The file.
+        path: &'a Path,
+        /// All of its content.
+        bytes: &'a [u8],
+    },
+    /// fsync of a file.
+    SyncFile {
+        /// The file.
+        path: &'a Path,
+    },
+    /// fsync of a directory.
+    SyncDir {
+        /// The directory.
+        path: &'a Path,
+    },
+    /// rename; replaces a file at `to`.
+    Rename {
+        /// From here.
+        from: &'a Path,
+        /// To there.
+        to: &'a Path,
+    },
+    /// unlink of a file; nothing there is success.
+    RemoveFile {
+        /// The file.
+        path: &'a Path,
+    },
+    /// rmdir; nothing there is success.
+    RemoveDir {
+        /// The directory.
+        path: &'a Path,
+    },
+    /// Creates the image if it's missing and makes it `size` bytes long, never shorter than it
+    /// is; with `reserve`, every block of it is allocated. Not yet durable. On ENOSPC the length
+    /// may have grown.
+    Allocate {
+        /// The image.
+        path: &'a Path,
+        /// Bytes, a multiple of [`crate::model::size::GRAIN`].
+        size: u64,
+        /// Reserve blocks.
+        reserve: bool,
+    },
+    /// Cuts an image back: the undo of a growth that failed, never of one that was answered.
+    Shorten {
+        /// The image.
+        path: &'a Path,
+        /// Bytes.
+        size: u64,
+    },
+    /// Overwrites all blocks with zeros, durably.
+    Zero {
+        /// The image.
+        path: &'a Path,
+    },
+    /// Frees all blocks and tells the pool's disk.
+    Discard {
+        /// The image.
+        path: &'a Path,
+    },
+    /// LOOP_CONFIGURE.
+    AttachLoop(LoopSpec<'a>),
+    /// LOOP_CLR_FD, only if it still stands on `backing`.
+    DetachLoop {
+        /// N of /dev/loopN.
+        number: u32,
+        /// What it must stand on.
+        backing: FileId,
+    },
+    /// LOOP_SET_CAPACITY: the device takes the size of its image.
+    ResizeLoop {
+        /// N of /dev/loopN.
+        number: u32,
+    },
+    /// Sets discard_max_bytes of the queue to 0, so that nothing above un-reserves blocks.
+    ForbidDiscard {
+        /// N of /dev/loopN.
+        number: u32,
+    },
+    /// mkfs.
+    Format {
+        /// The device.
+        device: &'a Device,
+        /// Which.
+        fs: FsType,
+        /// Its uuid.
+        uuid: Uuid,
+        /// Checked extra words.
+        options: &'a [String],
+        /// Do not discard first: thick.
+        keep_blocks: bool,
+    },
+    /// Grows a mounted file system to its device.
+    GrowFs {
+        /// The device.
+        device: &'a Device,
+        /// Where it is mounted (a caller's path).
+        mount_point: &'a Path,
+        /// Which.
+        fs: FsType,
+    },
+    /// Makes a caller's leaf: a directory, or an empty file to bind a device on. Existing of the
+    /// same kind is success.
+    MakeTarget {
+        /// The caller's path.
+        path: &'a Path,
+        /// Directory or file.
+        kind: NodeKind,
+    },
+    /// Removes a caller's leaf: an empty directory or an empty file; nothing there is success.
+    RemoveTarget {
+        /// The caller's path.
+        path: &'a Path,
+    },
+    /// mount of a file system.
+    Mount(MountSpec<'a>),
+    /// Bind mount of one caller's path on another.
+    Bind {
+        /// What to show: a caller's path.
+        source: &'a Path,
+        /// Where: a caller's path.
+        target: &'a Path,
+        /// Only to be read: bind, then remount; unmounted again if that fails.
+        read_only: bool,
+    },
+    /// Bind mount of a device node on a caller's file.
+    BindDevice {
+        /// The device; what its path names must have its number.
+        device: &'a Device,
+        /// Where: a caller's path, a file.
+        target: &'a Path,
+    },
+    /// Unmounts the topmost mount at a caller's path; never lazily, never by force.
+    Unmount {
+        /// The caller's path.
+        target: &'a Path,
+    },
+}
+
+/// How to attach an image.
+#[derive(Clone, Copy, Debug)]
+pub struct LoopSpec<'a> {
+    /// The image.
+    pub image: &'a Path,
+    /// What it must be once it's open.
+    pub backing: FileId,
+    /// Logical block size.
+    pub block_size: u32,
+    /// Vanish with the last opener (mounted volumes).
+    pub autoclear: bool,
+    /// Read-only.
+    pub read_only: bool,
+}
+
+/// How to mount a device.
+#[derive(Clone, Copy, Debug)]
+pub struct MountSpec<'a> {
+    /// The device, held open by the caller meanwhile.
+    pub device: &'a Device,
+    /// Where: a caller's path, a directory.
+    pub target: &'a Path,
+    /// Which.
+    pub fs: FsType,
+    /// Options as given by the caller, checked by [`crate::model::mount_option`].
+    pub options: &'a [String],
+    /// Mount read-only.
+    pub read_only: bool,
+}
+
+/// Kind of a caller's leaf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeKind {
+    /// A directory.
+    Dir,
+    /// An empty file.
+    File,
+}
+
+/// What an effect gives back.
+#[derive(Debug)]
+pub enum Done {
+    /// Nothing.
+    Plain,
+    /// AttachLoop: the device, kept open.
+    Loop(LoopHold),
+}
+
+impl Effect<'_> {
+    /// A short name, for logs, metrics and the fault harness.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Effect::MakeDir { .. } => "make_dir",
+            Effect::WriteFile { .. } => "write_file",
+            Effect::SyncFile { .. } => "sync_file",
+            Effect::SyncDir { .. } => "sync_dir",
+            Effect::Rename { .. } => "rename",
+            Effect::RemoveFile { .. } => "remove_file",
+            Effect::RemoveDir { .. } => "remove_dir",
+            Effect::Allocate { .. } => "allocate",
+            Effect::Shorten { .. } => "shorten",
+            Effect::Zero { .. } => "zero",
+            Effect::Discard { .. } => "discard",
+            Effect::AttachLoop(_) => "attach_loop",
+            Effect::DetachLoop { .. } => "detach_loop",
+            Effect::ResizeLoop { .. } => "resize_loop",
+            Effect::ForbidDiscard { .. } => "forbid_discard",
+            Effect::Format { .. } => "format",
+            Effect::GrowFs { .. } => "grow_fs",
+            Effect::MakeTarget { .. } => "make_target",
+            Effect::RemoveTarget { .. } => "remove_target",
+            Effect::Mount(_) => "mount",
+            Effect::Bind { .. } => "bind",
+            Effect::BindDevice { .. } => "bind_device",
+            Effect::Unmount { .. } => "unmount",
+        }
+    }
+}

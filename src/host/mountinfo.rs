@@ -1,0 +1,173 @@
+//! /proc/self/mountinfo, parsed: proc(5). Spaces, tabs, newlines and backslashes are octal there.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+
+/// One line of the mount table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    /// Id of the mount.
+    pub id: u32,
+    /// Id of the mount that it's on.
+    pub parent: u32,
+    /// st_dev of files on it (an anonymous number on btrfs).
+    pub device: u64,
+    /// What part of the file system is shown: "/" for all; a device node's name where one is bound.
+    pub root: PathBuf,
+    /// Where.
+    pub mount_point: PathBuf,
+    /// Options of this mount alone: ro, nosuid, ...
+    pub options: Vec<String>,
+    /// Type of the file system.
+    pub fs_name: String,
+    /// The device, as mount(2) was told.
+    pub source: PathBuf,
+    /// Options of the file system.
+    pub super_options: String,
+}
+
+impl Mount {
+    /// Whether this mount can't be written through.
+    pub fn is_read_only(&self) -> bool {
+        self.options.iter().any(|option| option == "ro")
+    }
+}
+
+/// Why a line can't be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {0:?} of the mount table can't be read")]
+pub struct NotAMount(pub String);
+
+/// Parses the whole table.
+pub fn parse(text: &[u8]) -> Result<Vec<Mount>, NotAMount> {
+    text.split(|c| *c == b'\n')
+        .filter(|line| !line.is_empty())
+        .map(parse_line)
+        .collect()
+}
+
+fn parse_line(line: &[u8]) -> Result<Mount, NotAMount> {
+    fields(line).ok_or_else(|| NotAMount(String::from_utf8_lossy(line).into_owned()))
+}
+
+/// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue`
+fn fields(line: &[u8]) -> Option<Mount> {
+    let mut words = line.split(|c| *c == b' ');
+    let mut text = || {
+        words
+            .next()
+            .map(|word| String::from_utf8_lossy(word).into_owned())
+    };
+    let id = text()?.parse().ok()?;
+    let parent = text()?.parse().ok()?;
+    let numbers = text()?;
+    let (major, minor) = numbers.split_once(':')?;
+    let device = nix::sys::stat::makedev(major.parse().ok()?, minor.parse().ok()?);
+    let root = path(words.next()?);
+    let mount_point = path(words.next()?);
+    let options = String::from_utf8_lossy(words.next()?)
+        .split(',')
+        .map(str::to_string)
+        .collect();
+    words.by_ref().find(|word| *word == b"-")?;
+    let fs_name = String::from_utf8_lossy(words.next()?).into_owned();
+    let source = path(words.next()?);
+    let super_options = String::from_utf8_lossy(words.next().unwrap_or_default()).into_owned();
+    Some(Mount {
+        id,
+        parent,
+        device,
+        root,
+        mount_point,
+        options,
+        fs_name,
+        source,
+        super_options,
+    })
+}
+
+fn path(word: &[u8]) -> PathBuf {
+    PathBuf::from(OsString::from_vec(unescape(word)))
+}
+
+/// `\040` is a space; a backslash that begins no three octal digits stands for itself.
+fn unescape(word: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(word.len());
+    let mut rest = word;
+    while let Some((&first, tail)) = rest.split_first() {
+        let octal = tail
+            .get(..3)
+            .filter(|digits| first == b'\\' && digits.iter().all(|d| (b'0'..=b'7').contains(d)));
+        match octal.map(|d| {
+            u32::from(d[0] - b'0') * 64 + u32::from(d[1] - b'0') * 8 + u32::from(d[2] - b'0')
+        }) {
+            Some(code @ 0..=255) => {
+                plain.push(code as u8);
+                rest = &tail[3..];
+            }
+            Some(_) | None => {
+                plain.push(first);
+                rest = tail;
+            }
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::os::unix::ffi::OsStrExt;
+
+    #[test]
+    fn a_line_of_the_manual_is_read() {
+        let line = b"36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 shared:3 - ext3 /dev/root rw,errors=continue\n";
+        let mounts = parse(line).unwrap();
+        assert_eq!(mounts[0].mount_point, PathBuf::from("/mnt2"));
+        assert_eq!(
+            (mounts[0].fs_name.as_str(), mounts[0].is_read_only()),
+            ("ext3", false)
+        );
+    }
+
+    #[test]
+    fn this_machines_own_table_is_read() {
+        let text = std::fs::read("/proc/self/mountinfo").unwrap();
+        assert!(
+            parse(&text)
+                .unwrap()
+                .iter()
+                .any(|mount| mount.mount_point == PathBuf::from("/"))
+        );
+    }
+
+    #[test]
+    fn a_cut_line_is_an_error_and_not_an_empty_table() {
+        assert!(parse(b"36 35 98:0 /mnt1").is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_mount_point_survives_the_kernels_escape(name in prop::collection::vec(1u8..=255, 1..40)) {
+            let escaped: Vec<u8> = name.iter().flat_map(|c| match c {
+                b' ' | b'\t' | b'\n' | b'\\' | b'#' => format!("\\{c:03o}").into_bytes(),
+                c => vec![*c],
+            }).collect();
+            let mut line = b"1 2 7:3 / /".to_vec();
+            line.extend(escaped);
+            line.extend(b" ro - xfs /dev/loop3 rw");
+            let mounts = parse(&line).unwrap();
+            let mut expected = b"/".to_vec();
+            expected.extend(&name);
+            prop_assert_eq!(mounts[0].mount_point.as_os_str().as_bytes(), &expected[..]);
+            prop_assert!(mounts[0].is_read_only());
+        }
+
+        #[test]
+        fn any_bytes_are_taken_without_a_panic(text in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse(&text);
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! The nouns: ids, sizes, capabilities, parameters. Values only: nothing here reads a clock, a
+//! disk or the kernel, and everything that is parsed prints back to itself.
+
+pub mod capability;
+pub mod id;
+pub mod mkfs;
+pub mod mount_option;
+pub mod parameters;
+pub mod pool;
+pub mod size;
+
+pub use capability::{AccessMode, AccessType, Capability, FsType};
+pub use id::{HomeId, PoolId, VolumeId};
+pub use parameters::{Allocation, MutableParameters, VolumeParameters, Wipe};
+pub use pool::{PoolDefinition, PoolPlace};
+pub use size::CapacityRange;

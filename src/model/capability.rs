@@ -1,0 +1,135 @@
+//! How a volume is to be used: access type, file system, flags, access mode.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::size::{KIB, MIB};
+
+/// A file system that the driver makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FsType {
+    /// The default.
+    Ext4,
+    /// XFS.
+    Xfs,
+    /// Btrfs.
+    Btrfs,
+}
+
+impl FsType {
+    /// All of them.
+    pub const ALL: [FsType; 3] = [FsType::Ext4, FsType::Xfs, FsType::Btrfs];
+
+    /// The kernel's name of it.
+    pub fn name(self) -> &'static str {
+        match self {
+            FsType::Ext4 => "ext4",
+            FsType::Xfs => "xfs",
+            FsType::Btrfs => "btrfs",
+        }
+    }
+
+    /// The smallest device that mkfs takes with its defaults (e2fsprogs 1.47, xfsprogs 6.1,
+    /// btrfs-progs 6.2; xfs refuses below 300 MiB, btrfs below about 109 MiB).
+    pub fn minimum_bytes(self) -> u64 {
+        match self {
+            FsType::Ext4 => 256 * KIB,
+            FsType::Xfs => 300 * MIB,
+            FsType::Btrfs => 112 * MIB,
+        }
+    }
+}
+
+impl fmt::Display for FsType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for FsType {
+    type Err = ();
+    fn from_str(text: &str) -> Result<FsType, ()> {
+        FsType::ALL
+            .into_iter()
+            .find(|fs| fs.name() == text)
+            .ok_or(())
+    }
+}
+
+/// Block or mount.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", tag = "type")]
+pub enum AccessType {
+    /// A raw block device.
+    Block,
+    /// A mounted file system.
+    Mount {
+        /// Which one; `None` is "not said".
+        #[serde(default)]
+        fs_type: Option<FsType>,
+        /// Mount options, in the order given. May hold SELinux labels, never secrets.
+        #[serde(default)]
+        mount_flags: Vec<String>,
+    },
+}
+
+impl AccessType {
+    /// The file system to make or mount: ext4 where nothing is said.
+    pub fn fs(&self) -> Option<FsType> {
+        match self {
+            AccessType::Block => None,
+            AccessType::Mount { fs_type, .. } => Some(fs_type.unwrap_or(FsType::Ext4)),
+        }
+    }
+
+    /// CSI's word.
+    pub fn word(&self) -> &'static str {
+        match self {
+            AccessType::Block => "block",
+            AccessType::Mount { .. } => "mount",
+        }
+    }
+}
+
+/// Who may write, on one node. Multi-node modes are refused at the edge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum AccessMode {
+    /// RWO of callers that do not know the two modes below: many pods of one node.
+    SingleNodeWriter,
+    /// Read-only on one node.
+    SingleNodeReaderOnly,
+    /// RWOP: one target path.
+    SingleNodeSingleWriter,
+    /// RWO: many target paths on one node.
+    SingleNodeMultiWriter,
+}
+
+impl AccessMode {
+    /// CSI's name of it.
+    pub fn name(self) -> &'static str {
+        match self {
+            AccessMode::SingleNodeWriter => "SINGLE_NODE_WRITER",
+            AccessMode::SingleNodeReaderOnly => "SINGLE_NODE_READER_ONLY",
+            AccessMode::SingleNodeSingleWriter => "SINGLE_NODE_SINGLE_WRITER",
+            AccessMode::SingleNodeMultiWriter => "SINGLE_NODE_MULTI_WRITER",
+        }
+    }
+
+    /// Whether a publish in this mode can't write.
+    pub fn is_read_only(self) -> bool {
+        self == AccessMode::SingleNodeReaderOnly
+    }
+}
+
+/// One capability of a request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capability {
+    /// Block or mount.
+    pub access_type: AccessType,
+    /// Who may write.
+    pub access_mode: AccessMode,
+}

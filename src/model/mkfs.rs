@@ -1,0 +1,231 @@
+//! Extra words for mkfs: split as words, and let through by a list of what is known to be safe.
+//!
+//! mkfs runs as root, and some of its options read or write other files and devices (an external
+//! journal, a prototype file, a directory to copy in). So options are allowed by name, values by
+//! alphabet; what the driver itself decides (uuid, discard, force) can't be given.
+
+use super::capability::FsType;
+use crate::error::Error;
+
+/// Words, divided by white space. There is no quoting: no safe option needs it.
+pub fn split(text: &str) -> Vec<String> {
+    text.split_whitespace().map(str::to_string).collect()
+}
+
+/// An option that takes a value in the next word (or glued to a short one).
+struct Known {
+    flag: &'static str,
+    takes_value: bool,
+    /// Sub-options (`key=value,...`) that must not appear.
+    denied: &'static [&'static str],
+}
+
+const fn value(flag: &'static str) -> Known {
+    Known {
+        flag,
+        takes_value: true,
+        denied: &[],
+    }
+}
+
+const fn without(flag: &'static str, denied: &'static [&'static str]) -> Known {
+    Known {
+        flag,
+        takes_value: true,
+        denied,
+    }
+}
+
+const fn switch(flag: &'static str) -> Known {
+    Known {
+        flag,
+        takes_value: false,
+        denied: &[],
+    }
+}
+
+const EXT4: &[Known] = &[
+    value("-b"),
+    value("-C"),
+    value("-g"),
+    value("-G"),
+    value("-i"),
+    value("-I"),
+    value("-m"),
+    value("-N"),
+    value("-O"),
+    value("-e"),
+    value("-L"),
+    value("-T"),
+    switch("-j"),
+    without("-J", &["device"]),
+    without(
+        "-E",
+        &["discard", "nodiscard", "offset", "test_fs", "root_selinux"],
+    ),
+];
+
+const XFS: &[Known] = &[
+    value("-b"),
+    value("-i"),
+    value("-n"),
+    value("-s"),
+    value("-L"),
+    without("-m", &["uuid"]),
+    without("-d", &["name", "file", "size"]),
+    without("-l", &["logdev", "name", "file"]),
+];
+
+const BTRFS: &[Known] = &[
+    value("-n"),
+    value("--nodesize"),
+    value("-s"),
+    value("--sectorsize"),
+    value("-L"),
+    value("--label"),
+    value("-O"),
+    value("--features"),
+    value("-R"),
+    value("--runtime-features"),
+    value("-d"),
+    value("--data"),
+    value("-m"),
+    value("--metadata"),
+    value("--csum"),
+    value("--checksum"),
+    switch("-M"),
+    switch("--mixed"),
+];
+
+fn known(fs: FsType) -> &'static [Known] {
+    match fs {
+        FsType::Ext4 => EXT4,
+        FsType::Xfs => XFS,
+        FsType::Btrfs => BTRFS,
+    }
+}
+
+/// Refuses every word that isn't known to be safe for this file system.
+pub fn check(field: &str, fs: FsType, words: &[String]) -> Result<(), Error> {
+    let refuse = |word: &str, why: &str| {
+        Err(Error::invalid(
+            format!("{field}.mkfsOptions"),
+            format!("{word:?} {why}; allowed for {fs} are {}", flags(fs)),
+        ))
+    };
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let Some((option, glued)) = find(fs, word) else {
+            return refuse(word, "is not an allowed option");
+        };
+        if !option.takes_value {
+            continue;
+        }
+        let given = match glued {
+            Some(text) => text,
+            None => match words.next() {
+                Some(next) => next.as_str(),
+                None => return refuse(word, "lacks its value"),
+            },
+        };
+        if !given
+            .bytes()
+            .all(|c| c.is_ascii_alphanumeric() || b"_.,=:^+-".contains(&c))
+            || given.starts_with('-')
+        {
+            return refuse(given, "is not a plain value");
+        }
+        let names = given
+            .split(',')
+            .map(|pair| pair.split('=').next().unwrap_or(pair));
+        if let Some(name) = names.into_iter().find(|name| option.denied.contains(name)) {
+            return refuse(
+                name,
+                "names another device or file, or is decided by the driver",
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The option a word begins, and a value glued to it (`-m1`, `--label=x`).
+fn find(fs: FsType, word: &str) -> Option<(&'static Known, Option<&str>)> {
+    known(fs).iter().find_map(|option| {
+        let rest = word.strip_prefix(option.flag)?;
+        match (rest, option.takes_value, option.flag.starts_with("--")) {
+            ("", _, _) => Some((option, None)),
+            (rest, true, true) => rest.strip_prefix('=').map(|value| (option, Some(value))),
+            (rest, true, false) => Some((option, Some(rest))),
+            (_, false, _) => None,
+        }
+    })
+}
+
+fn flags(fs: FsType) -> String {
+    known(fs)
+        .iter()
+        .map(|option| option.flag)
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn allowed(fs: FsType, text: &str) -> bool {
+        check("parameters", fs, &split(text)).is_ok()
+    }
+
+    #[test]
+    fn what_people_use_is_allowed() {
+        assert!(allowed(
+            FsType::Ext4,
+            "-m 0 -O ^has_journal,64bit -E lazy_itable_init=0 -i 16384 -m1"
+        ));
+        assert!(allowed(
+            FsType::Xfs,
+            "-i size=1024 -m reflink=1,bigtime=1 -d agcount=4 -l size=64m"
+        ));
+        assert!(allowed(
+            FsType::Btrfs,
+            "--csum xxhash -n 16k -M --label=data"
+        ));
+    }
+
+    #[test]
+    fn another_device_or_file_is_refused() {
+        for (fs, text) in [
+            (FsType::Ext4, "-J device=/dev/sdb1"),
+            (FsType::Ext4, "/dev/sdb"),
+            (FsType::Ext4, "-d etc"),
+            (FsType::Ext4, "-l badblocks"),
+            (FsType::Ext4, "-U random"),
+            (FsType::Ext4, "-E nodiscard"),
+            (FsType::Ext4, "-O"),
+            (FsType::Ext4, "-L ../../etc/passwd"),
+            (FsType::Xfs, "-l logdev=sdb"),
+            (FsType::Xfs, "-d agcount=4,name=sdb"),
+            (FsType::Xfs, "-r rtdev=sdb"),
+            (FsType::Xfs, "-p proto"),
+            (FsType::Xfs, "-c options=x"),
+            (FsType::Btrfs, "--rootdir=etc"),
+            (FsType::Btrfs, "sdb"),
+            (FsType::Btrfs, "-n 16k;reboot"),
+        ] {
+            assert!(!allowed(fs, text), "{fs}: {text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_slash_ever_reaches_mkfs(words in prop::collection::vec("[-a-zA-Z/=,]{0,12}", 0..5)) {
+            for fs in FsType::ALL {
+                if check("parameters", fs, &words).is_ok() {
+                    prop_assert!(words.iter().all(|word| !word.contains('/')));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Mount options of a capability: what may not be given, and which belong to a single mount.
+//!
+//! An option is one word of `mount_flags`; it is never split at commas, because an SELinux label
+//! (`context="system_u:object_r:container_file_t:s0:c1,c2"`) has some of its own.
+
+use crate::error::Error;
+
+/// Words that change what mount(2) does, or where, rather than how the file system behaves.
+const REFUSED: &[&str] = &[
+    "bind",
+    "rbind",
+    "move",
+    "remount",
+    "loop",
+    "offset",
+    "sizelimit",
+    "encryption",
+    "shared",
+    "rshared",
+    "slave",
+    "rslave",
+    "private",
+    "rprivate",
+    "unbindable",
+    "runbindable",
+    "device",
+    "logdev",
+    "rtdev",
+    "journal_path",
+    "journal_dev",
+    "norecovery",
+    "usrjquota",
+    "grpjquota",
+];
+
+/// Words that mean something to mount(8) and fstab alone.
+const IGNORED: &[&str] = &[
+    "defaults", "rw", "auto", "noauto", "user", "nouser", "users", "_netdev", "nofail",
+];
+
+/// SELinux labels; a kernel without SELinux knows none of them.
+const LABELS: &[&str] = &["context", "fscontext", "defcontext", "rootcontext"];
+
+/// Longest sum of all options: CSI's bound of 4 KiB, which is also a page, the kernel's bound.
+const TOTAL_BYTES: usize = 4096;
+
+/// The part before `=`.
+pub fn key(option: &str) -> &str {
+    option.split('=').next().unwrap_or(option)
+}
+
+/// Refuses what must not be given.
+pub fn check(field: &str, options: &[String]) -> Result<(), Error> {
+    for option in options {
+        let why = if option.is_empty() {
+            "is empty"
+        } else if option.chars().any(char::is_control) {
+            "has a control character"
+        } else if REFUSED.contains(&key(option)) {
+            "is not for a volume of this driver"
+        } else if option.contains(',') && !is_label(option) {
+            "has a comma; give each option as an entry of its own"
+        } else {
+            continue;
+        };
+        return Err(Error::invalid(field, format!("{option:?} {why}")));
+    }
+    let total: usize = options.iter().map(|option| option.len() + 1).sum();
+    if total > TOTAL_BYTES {
+        return Err(Error::invalid(
+            field,
+            format!("{total} bytes in all; at most {TOTAL_BYTES}"),
+        ));
+    }
+    Ok(())
+}
+
+/// Whether mount(2) must not see it.
+pub fn is_ignored(option: &str) -> bool {
+    IGNORED.contains(&option) || option.starts_with("x-") || option.starts_with("X-")
+}
+
+/// Whether it is an SELinux label.
+pub fn is_label(option: &str) -> bool {
+    LABELS.contains(&key(option)) && option.contains('=')
+}
+
+/// Whether it asks for a read-only mount.
+pub fn is_read_only(options: &[String]) -> bool {
+    options
+        .iter()
+        .rev()
+        .find_map(|option| match option.as_str() {
+            "ro" => Some(true),
+            "rw" => Some(false),
+            _ => None,
+        })
+        == Some(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(words: &[&str]) -> Vec<String> {
+        words.iter().map(|word| word.to_string()).collect()
+    }
+
+    #[test]
+    fn what_people_use_is_let_through() {
+        let label = "context=\"system_u:object_r:container_file_t:s0:c1,c2\"";
+        assert!(
+            check(
+                "f",
+                &options(&["noatime", "discard", "commit=30", "compress=zstd:3", label])
+            )
+            .is_ok()
+        );
+    }
+
+    #[test]
+    fn what_moves_a_mount_is_refused_by_name() {
+        for word in [
+            "bind",
+            "remount",
+            "loop=/dev/loop0",
+            "a,b",
+            "",
+            "logdev=/dev/sdb",
+            "x\n",
+        ] {
+            let error = check("mount_flags", &options(&["noatime", word])).unwrap_err();
+            assert!(error.to_string().contains("mount_flags"), "{error}");
+        }
+        assert!(check("f", &options(&["a"; 3000])).is_err());
+    }
+
+    #[test]
+    fn the_last_of_ro_and_rw_wins() {
+        assert!(is_read_only(&options(&["rw", "ro"])));
+        assert!(!is_read_only(&options(&["ro", "rw"])));
+        assert!(!is_read_only(&options(&["noatime"])));
+    }
+}

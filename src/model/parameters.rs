@@ -1,0 +1,309 @@
+//! Parameters of a StorageClass, of a VolumeAttributesClass, and of an inline volume.
+//!
+//! An unknown key is refused by name, so that a typing error never becomes a silent default.
+//! `csi.storage.k8s.io/*` belongs to the sidecars and is passed over.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::mkfs;
+use super::size;
+use crate::error::Error;
+
+/// Keys with this prefix are the sidecars' own.
+pub const SIDECAR_PREFIX: &str = "csi.storage.k8s.io/";
+
+/// How blocks of a volume come to be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Allocation {
+    /// On first write.
+    #[default]
+    Thin,
+    /// Reserved at creation, and kept.
+    Thick,
+}
+
+impl Allocation {
+    /// The word in a class.
+    pub fn word(self) -> &'static str {
+        match self {
+            Allocation::Thin => "thin",
+            Allocation::Thick => "thick",
+        }
+    }
+}
+
+/// What DeleteVolume does to the blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Wipe {
+    /// Frees them; a new file on the pool reads zeros there.
+    #[default]
+    None,
+    /// Overwrites them with zeros first.
+    Zero,
+    /// Tells the disk that they are free.
+    Discard,
+}
+
+impl Wipe {
+    /// The word in a class.
+    pub fn word(self) -> &'static str {
+        match self {
+            Wipe::None => "none",
+            Wipe::Zero => "zero",
+            Wipe::Discard => "discard",
+        }
+    }
+}
+
+/// What a class asks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VolumeParameters {
+    /// Name of the pool; `None` is the default one.
+    pub pool: Option<String>,
+    /// Thin or thick.
+    pub allocation: Allocation,
+    /// Logical block size of the loop; `None` is the pool's own.
+    pub block_size: Option<u32>,
+    /// Extra words for mkfs.
+    pub mkfs_options: Vec<String>,
+    /// What delete does.
+    pub wipe: Wipe,
+}
+
+/// What ControllerModifyVolume may change. `None` is "not said: leave it".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MutableParameters {
+    /// What delete does.
+    pub wipe: Option<Wipe>,
+}
+
+const KNOWN: &str = "pool, allocation, blockSize, mkfsOptions, wipe";
+const KNOWN_MUTABLE: &str = "wipe";
+
+impl VolumeParameters {
+    /// Parses a class; `field` is the CSI field that the map came in.
+    pub fn parse<'a>(
+        field: &str,
+        map: impl IntoIterator<Item = (&'a String, &'a String)>,
+    ) -> Result<VolumeParameters, Error> {
+        let mut parsed = VolumeParameters::default();
+        for (key, value) in sorted(map) {
+            match key {
+                "pool" => parsed.pool = Some(parse_pool(field, value)?),
+                "allocation" => parsed.allocation = parse_allocation(field, value)?,
+                "blockSize" => parsed.block_size = parse_block_size(field, value)?,
+                "mkfsOptions" => parsed.mkfs_options = mkfs::split(value),
+                "wipe" => parsed.wipe = parse_wipe(field, value)?,
+                _ if key.starts_with(SIDECAR_PREFIX) => {}
+                _ => return Err(unknown(field, key, KNOWN)),
+            }
+        }
+        Ok(parsed)
+    }
+}
+
+impl MutableParameters {
+    /// Parses the mutable part.
+    pub fn parse<'a>(
+        map: impl IntoIterator<Item = (&'a String, &'a String)>,
+    ) -> Result<MutableParameters, Error> {
+        const FIELD: &str = "mutable_parameters";
+        let mut parsed = MutableParameters::default();
+        for (key, value) in sorted(map) {
+            match key {
+                "wipe" => parsed.wipe = Some(parse_wipe(FIELD, value)?),
+                _ if key.starts_with(SIDECAR_PREFIX) => {}
+                _ => return Err(unknown(FIELD, key, KNOWN_MUTABLE)),
+            }
+        }
+        Ok(parsed)
+    }
+}
+
+/// An inline volume's attributes: `size` and the class keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EphemeralParameters {
+    /// Bytes; required.
+    pub size: u64,
+    /// The rest.
+    pub volume: VolumeParameters,
+}
+
+impl EphemeralParameters {
+    /// Parses `volume_context` of an inline volume.
+    pub fn parse<'a>(
+        map: impl IntoIterator<Item = (&'a String, &'a String)>,
+    ) -> Result<EphemeralParameters, Error> {
+        const FIELD: &str = "volume_context";
+        let (sizes, rest): (Vec<_>, Vec<_>) = map.into_iter().partition(|(key, _)| *key == "size");
+        let Some((_, text)) = sizes.first() else {
+            return Err(Error::invalid(
+                format!("{FIELD}.size"),
+                "is missing; an inline volume needs one, such as \"1Gi\"",
+            ));
+        };
+        let size = size::parse_size(text)
+            .ok()
+            .filter(|size| *size > 0)
+            .ok_or_else(|| {
+                Error::invalid(
+                    format!("{FIELD}.size"),
+                    size::NotASize(text.to_string()).to_string(),
+                )
+            })?;
+        Ok(EphemeralParameters {
+            size,
+            volume: VolumeParameters::parse(FIELD, rest)?,
+        })
+    }
+}
+
+/// In the order of keys, so that the first error is always the same.
+fn sorted<'a>(
+    map: impl IntoIterator<Item = (&'a String, &'a String)>,
+) -> BTreeMap<&'a str, &'a str> {
+    map.into_iter()
+        .map(|(key, value)| (key.as_str(), value.as_str()))
+        .collect()
+}
+
+fn unknown(field: &str, key: &str, known: &str) -> Error {
+    Error::invalid(
+        format!("{field}[{key:?}]"),
+        format!("is not a parameter of this driver; known are {known}"),
+    )
+}
+
+fn bad(field: &str, key: &str, value: &str, right: &str) -> Error {
+    Error::invalid(
+        format!("{field}.{key}"),
+        format!("{value:?} is not known; give {right}"),
+    )
+}
+
+fn parse_pool(field: &str, value: &str) -> Result<String, Error> {
+    if is_pool_name(value) {
+        Ok(value.to_string())
+    } else {
+        Err(bad(
+            field,
+            "pool",
+            value,
+            "the name of a pool: 1 to 63 of a-z, 0-9 and '-'",
+        ))
+    }
+}
+
+/// A pool's name: a DNS label, so that it can stand in labels, metrics and file names.
+pub fn is_pool_name(name: &str) -> bool {
+    let inner = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
+    (1..=63).contains(&name.len())
+        && name.bytes().all(|c| inner(c) || c == b'-')
+        && !name.starts_with('-')
+        && !name.ends_with('-')
+}
+
+fn parse_allocation(field: &str, value: &str) -> Result<Allocation, Error> {
+    [Allocation::Thin, Allocation::Thick]
+        .into_iter()
+        .find(|allocation| allocation.word() == value)
+        .ok_or_else(|| bad(field, "allocation", value, "thin or thick"))
+}
+
+fn parse_wipe(field: &str, value: &str) -> Result<Wipe, Error> {
+    [Wipe::None, Wipe::Zero, Wipe::Discard]
+        .into_iter()
+        .find(|wipe| wipe.word() == value)
+        .ok_or_else(|| bad(field, "wipe", value, "none, zero or discard"))
+}
+
+/// Empty is the pool's own, as if it weren't said.
+fn parse_block_size(field: &str, value: &str) -> Result<Option<u32>, Error> {
+    match value {
+        "" => Ok(None),
+        "512" => Ok(Some(512)),
+        "4096" => Ok(Some(4096)),
+        _ => Err(bad(
+            field,
+            "blockSize",
+            value,
+            "512 or 4096, or leave it out for the pool's own",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    fn map(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+        pairs
+            .iter()
+            .map(|(k, v)| (k.to_string(), v.to_string()))
+            .collect()
+    }
+
+    #[test]
+    fn nothing_said_is_thin_with_no_wipe() {
+        assert_eq!(
+            VolumeParameters::parse("parameters", &map(&[])).unwrap(),
+            VolumeParameters::default()
+        );
+    }
+
+    #[test]
+    fn the_sidecars_keys_are_passed_over() {
+        let given = map(&[
+            ("csi.storage.k8s.io/pvc/name", "x"),
+            ("allocation", "thick"),
+        ]);
+        let parsed = VolumeParameters::parse("parameters", &given).unwrap();
+        assert_eq!(parsed.allocation, Allocation::Thick);
+    }
+
+    #[test]
+    fn an_unknown_key_is_named_with_the_known_ones() {
+        let error =
+            VolumeParameters::parse("parameters", &map(&[("alocation", "thin")])).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("\"alocation\"") && text.contains("mkfsOptions"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn an_inline_volume_needs_a_size() {
+        assert!(EphemeralParameters::parse(&map(&[("pool", "default")])).is_err());
+        assert!(EphemeralParameters::parse(&map(&[("size", "0")])).is_err());
+        let parsed =
+            EphemeralParameters::parse(&map(&[("size", "2Gi"), ("allocation", "thick")])).unwrap();
+        assert_eq!(
+            (parsed.size, parsed.volume.allocation),
+            (2 << 30, Allocation::Thick)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn any_map_is_taken_without_a_panic(given in prop::collection::hash_map(any::<String>(), any::<String>(), 0..6)) {
+            let _ = VolumeParameters::parse("parameters", &given);
+            let _ = MutableParameters::parse(&given);
+            let _ = EphemeralParameters::parse(&given);
+        }
+
+        #[test]
+        fn any_value_of_a_known_key_is_taken_without_a_panic(key in prop_oneof![Just("pool"), Just("allocation"), Just("blockSize"), Just("mkfsOptions"), Just("wipe")], value in any::<String>()) {
+            let given = HashMap::from([(key.to_string(), value.clone())]);
+            if let Err(error) = VolumeParameters::parse("parameters", &given) {
+                prop_assert!(error.to_string().contains(key));
+            }
+        }
+    }
+}

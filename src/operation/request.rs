@@ -1,0 +1,248 @@
+//! What the edge hands to operations and gets back: values, already validated in themselves.
+
+use uuid::Uuid;
+
+use crate::model::{
+    Capability, CapacityRange, HomeId, MutableParameters, VolumeId, VolumeParameters,
+};
+
+/// CreateVolume.
+#[derive(Clone, Debug)]
+pub struct CreateVolume {
+    /// Request name: 1 to 128 bytes in any script.
+    pub name: String,
+    /// Size.
+    pub capacity: CapacityRange,
+    /// At least one.
+    pub capabilities: Vec<Capability>,
+    /// The class; mutable parameters already override.
+    pub parameters: VolumeParameters,
+    /// Values of our topology key among `requisite`; empty is "anywhere". A segment without our
+    /// key is nowhere: the edge then gives one that can't be a home.
+    pub requisite: Vec<String>,
+}
+
+/// A volume, as answers tell it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Volume {
+    /// Id.
+    pub id: VolumeId,
+    /// Bytes as asked for.
+    pub size: u64,
+    /// Where it is.
+    pub home: HomeId,
+}
+
+/// ControllerPublishVolume.
+#[derive(Clone, Debug)]
+pub struct Attach {
+    /// As given.
+    pub volume_id: String,
+    /// As given.
+    pub node_id: String,
+    /// How it will be used.
+    pub capability: Capability,
+    /// Read-only attach: not offered (PUBLISH_READONLY).
+    pub read_only: bool,
+}
+
+/// ValidateVolumeCapabilities.
+#[derive(Clone, Debug)]
+pub struct Validate {
+    /// As given.
+    pub volume_id: String,
+    /// To confirm. `Err` is the sentence for one that can't be served, such as a multi-node mode.
+    pub capabilities: Vec<Result<Capability, String>>,
+    /// Class parameters to confirm, if any were given.
+    pub parameters: Option<VolumeParameters>,
+    /// Mutable ones to confirm.
+    pub mutable: MutableParameters,
+}
+
+/// ListVolumes.
+#[derive(Clone, Debug, Default)]
+pub struct ListVolumes {
+    /// At most so many; 0 is no limit.
+    pub max_entries: usize,
+    /// Empty or a `next_token`.
+    pub starting_token: String,
+}
+
+/// A page.
+#[derive(Clone, Debug, Default)]
+pub struct VolumePage {
+    /// In the order of ids.
+    pub volumes: Vec<Volume>,
+    /// Empty at the end.
+    pub next_token: String,
+}
+
+/// GetCapacity.
+#[derive(Clone, Debug)]
+pub struct AskCapacity {
+    /// Empty is "any".
+    pub capabilities: Vec<Capability>,
+    /// The class.
+    pub parameters: VolumeParameters,
+    /// Value of our topology key, if a topology was given; as in [`CreateVolume::requisite`].
+    pub topology: Option<String>,
+}
+
+/// What can be had.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capacity {
+    /// Bytes in all.
+    pub available: u64,
+    /// The largest single volume.
+    pub maximum: u64,
+    /// The smallest that isn't raised.
+    pub minimum: u64,
+}
+
+/// ControllerExpandVolume.
+#[derive(Clone, Debug)]
+pub struct ExpandVolume {
+    /// As given.
+    pub volume_id: String,
+    /// Wanted.
+    pub capacity: CapacityRange,
+    /// If given, it must fit the volume.
+    pub capability: Option<Capability>,
+}
+
+/// ControllerExpandVolume's answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expanded {
+    /// Bytes now.
+    pub size: u64,
+    /// Whether the node has something to do.
+    pub node_expansion_required: bool,
+}
+
+/// ControllerModifyVolume.
+#[derive(Clone, Debug)]
+pub struct ModifyVolume {
+    /// As given.
+    pub volume_id: String,
+    /// What to change.
+    pub mutable: MutableParameters,
+}
+
+/// NodeStageVolume.
+#[derive(Clone, Debug)]
+pub struct StageVolume {
+    /// As given.
+    pub volume_id: String,
+    /// Where.
+    pub staging_path: String,
+    /// How.
+    pub capability: Capability,
+}
+
+/// NodePublishVolume of a persistent volume.
+#[derive(Clone, Debug)]
+pub struct PublishVolume {
+    /// As given.
+    pub volume_id: String,
+    /// Empty if not given.
+    pub staging_path: String,
+    /// Where.
+    pub target_path: String,
+    /// How.
+    pub capability: Capability,
+    /// Really read-only.
+    pub read_only: bool,
+}
+
+/// NodePublishVolume of an inline volume.
+#[derive(Clone, Debug)]
+pub struct PublishEphemeral {
+    /// The kubelet's id: any text, a name for us.
+    pub volume_id: String,
+    /// Where.
+    pub target_path: String,
+    /// How.
+    pub capability: Capability,
+    /// Really read-only.
+    pub read_only: bool,
+    /// Bytes.
+    pub size: u64,
+    /// The class keys.
+    pub parameters: VolumeParameters,
+}
+
+/// NodeGetVolumeStats.
+#[derive(Clone, Debug)]
+pub struct AskStats {
+    /// As given.
+    pub volume_id: String,
+    /// A staging or target path.
+    pub volume_path: String,
+}
+
+/// One row of usage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// In all.
+    pub total: u64,
+    /// Free for users; `None` for block.
+    pub available: Option<u64>,
+    /// Used; `None` for block.
+    pub used: Option<u64>,
+}
+
+/// NodeGetVolumeStats's answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stats {
+    /// Bytes.
+    pub bytes: Usage,
+    /// Inodes; `None` for block, and where the file system has no fixed number.
+    pub inodes: Option<Usage>,
+}
+
+/// NodeExpandVolume.
+#[derive(Clone, Debug)]
+pub struct ExpandNode {
+    /// As given.
+    pub volume_id: String,
+    /// Staging or target path.
+    pub volume_path: String,
+    /// May be absent: to the volume's size.
+    pub capacity: Option<CapacityRange>,
+    /// If given, it must fit the volume.
+    pub capability: Option<Capability>,
+}
+
+/// One finding about a volume's or pool's health.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// How bad.
+    pub severity: Severity,
+    /// CamelCase, stable.
+    pub reason: &'static str,
+    /// For people.
+    pub message: String,
+}
+
+/// How bad a finding is; the edge maps it to CSI's two enums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Severity {
+    /// Works, but not well.
+    Degraded,
+    /// Can't be reached.
+    Inaccessible,
+    /// Content is gone.
+    DataLoss,
+}
+
+/// A volume's findings; none is "healthy".
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeHealth {
+    /// Id.
+    pub id: VolumeId,
+    /// Each (severity, reason) once.
+    pub findings: Vec<Finding>,
+}
+
+/// Who a deleted thing was; for logs.
+pub type Incarnation = Uuid;

@@ -1,0 +1,139 @@
+//! The record of a volume, beside its image.
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::Record;
+use crate::model::{Allocation, Capability, FsType, Wipe};
+
+/// Everything that is known of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeRecord {
+    /// Its uuid: version 5 of pool, kind and name.
+    pub uuid: Uuid,
+    /// The request name, for people.
+    pub name: String,
+    /// Random, new with each creation of the same name.
+    pub incarnation: Uuid,
+    /// Where in its life it is.
+    pub state: VolumeState,
+    /// Bytes as asked for and reported; the image may be a little longer.
+    pub size: u64,
+    /// Thin or thick.
+    #[serde(default)]
+    pub allocation: Allocation,
+    /// Logical block size of its loop devices, decided at creation and kept.
+    pub block_size: u32,
+    /// The block size that the class asked for, if it did: for comparing repeats.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked_block_size: Option<u32>,
+    /// Extra words for mkfs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mkfs_options: Vec<String>,
+    /// What delete does.
+    #[serde(default)]
+    pub wipe: Wipe,
+    /// What wipe was at creation: for comparing repeats after a modify.
+    #[serde(default)]
+    pub created_wipe: Wipe,
+    /// Capabilities asked for at creation.
+    pub capabilities: Vec<Capability>,
+    /// Whether and how it was ever formatted; set *before* mkfs starts. Never goes back to none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub formatted: Option<Formatted>,
+    /// An inline volume: its life ends with its publish.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub ephemeral: bool,
+    /// How it was staged last. Whether it still is, the kernel says (for block: `boot`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_stage: Option<LastStage>,
+    /// Seconds since 1970.
+    #[serde(default)]
+    pub created_at: u64,
+}
+
+fn is_false(value: &bool) -> bool {
+    !*value
+}
+
+impl Record for VolumeRecord {
+    const VERSION: u32 = 1;
+    const WHAT: &'static str = "record of a volume";
+}
+
+/// A volume's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum VolumeState {
+    /// The intent is recorded; the image may be missing or short. Never answered to anybody.
+    Creating,
+    /// Complete.
+    Ready,
+}
+
+/// What was put on the volume, once and for ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FormattedAs {
+    /// The user has it as a raw device: whatever is on it is theirs.
+    Raw,
+    /// ext4.
+    Ext4,
+    /// xfs.
+    Xfs,
+    /// btrfs.
+    Btrfs,
+}
+
+impl From<FsType> for FormattedAs {
+    fn from(fs: FsType) -> FormattedAs {
+        match fs {
+            FsType::Ext4 => FormattedAs::Ext4,
+            FsType::Xfs => FormattedAs::Xfs,
+            FsType::Btrfs => FormattedAs::Btrfs,
+        }
+    }
+}
+
+impl FormattedAs {
+    /// The file system, if it is one.
+    pub fn fs(self) -> Option<FsType> {
+        match self {
+            FormattedAs::Raw => None,
+            FormattedAs::Ext4 => Some(FsType::Ext4),
+            FormattedAs::Xfs => Some(FsType::Xfs),
+            FormattedAs::Btrfs => Some(FsType::Btrfs),
+        }
+    }
+
+    /// For sentences.
+    pub fn word(self) -> &'static str {
+        self.fs().map_or("a raw block device", FsType::name)
+    }
+}
+
+/// The mark that a volume has content.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Formatted {
+    /// As what.
+    #[serde(rename = "as")]
+    pub kind: FormattedAs,
+    /// Uuid given to mkfs; nil for raw.
+    pub uuid: Uuid,
+    /// False from before mkfs starts until after it has ended. A volume is never mounted or
+    /// shown while this is false, so only then may mkfs run (again).
+    pub complete: bool,
+}
+
+/// How a volume was staged last.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastStage {
+    /// Where.
+    pub staging_path: String,
+    /// How.
+    pub capability: Capability,
+    /// For block: the boot in which it was staged; removed by unstage. A mounted volume's stage
+    /// is told by the mount table alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot: Option<Uuid>,
+}
