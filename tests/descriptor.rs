@@ -10,9 +10,9 @@ use std::process::{Command, Output};
 use slackwater::csi::FILE_DESCRIPTOR_SET;
 
 fn compare_with_official(descriptor_set: &[u8]) -> Output {
-    let directory = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("csi.bin");
-    fs::write(&file, descriptor_set).unwrap();
+    fs::write(&file, descriptor_set).expect("a file in it");
     Command::new("go")
         .args(["run", "."])
         .arg(&file)
