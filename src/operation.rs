@@ -4,6 +4,7 @@
 //! block; [`Driver::detach`] is the one place where async code crosses over, and what it starts
 //! ends by itself, whether or not its caller still waits.
 
+pub mod pool_make;
 pub mod request;
 
 use std::sync::Arc;

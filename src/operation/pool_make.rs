@@ -1,0 +1,215 @@
+//! Making a pool: what lies at its path, whether that ground can carry one, and the act itself.
+//!
+//! A pool is made by an explicit act only: `slackwater pool init`, or the word `init` in a
+//! definition; both end in [`make_pool`]. A folder that isn't empty and isn't ours is never made
+//! a pool. `pool.json` is written last: a crash before that leaves a folder that still counts as
+//! blank, and a repeat ends the work.
+
+use std::path::Path;
+
+use crate::error::{Doing, Error, Result};
+use crate::host::{Effect, FileKind, Host};
+use crate::model::{HomeId, PoolId};
+use crate::record::{self, PoolRecord};
+
+/// Identity of a pool, within its folder.
+pub const POOL_FILE: &str = "pool.json";
+/// Locked by the process that serves or changes the pool, for as long as it lives.
+pub const LOCK_FILE: &str = "lock";
+/// One folder a volume.
+pub const VOLUMES: &str = "volumes";
+/// What is being deleted.
+pub const TRASH: &str = "trash";
+
+/// A pool record that was being written when a crash came.
+const HALF_WRITTEN: &str = "pool.json.new";
+/// mkfs.ext4 makes it; it says nothing about who owns the disk.
+const LOST_AND_FOUND: &str = "lost+found";
+
+/// What lies at a pool's path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// A pool.
+    Pool(PoolRecord),
+    /// An empty folder, or one in which a pool was being made.
+    Blank,
+    /// Nothing at all.
+    Missing,
+    /// Something of somebody else's: what, for a sentence ("it holds \"photos\"").
+    Foreign(String),
+}
+
+/// Looks what lies at a pool's path; an error for a pool whose record can't be read.
+pub fn look(host: &dyn Host, path: &Path) -> Result<Found> {
+    let Some(names) = host
+        .list_dir(path)
+        .doing(|| format!("look at {}", path.display()))?
+    else {
+        return Ok(Found::Missing);
+    };
+    if let Some(record) = record::load::<PoolRecord>(host, &path.join(POOL_FILE))? {
+        return Ok(Found::Pool(record));
+    }
+    for name in &names {
+        if !is_blank_entry(host, path, name)? {
+            return Ok(Found::Foreign(format!("it holds {name:?}")));
+        }
+    }
+    Ok(Found::Blank)
+}
+
+/// Whether an entry of a folder without `pool.json` is one that an empty disk or a pool that was
+/// being made may have.
+fn is_blank_entry(host: &dyn Host, path: &Path, name: &str) -> Result<bool> {
+    let entry = path.join(name);
+    let kind = || {
+        host.stat(&entry)
+            .doing(|| format!("look at {}", entry.display()))
+    };
+    Ok(match name {
+        LOST_AND_FOUND => true,
+        HALF_WRITTEN | LOCK_FILE => kind()?.is_none_or(|stat| stat.kind == FileKind::File),
+        VOLUMES | TRASH => {
+            kind()?.is_none_or(|stat| stat.kind == FileKind::Dir)
+                && host
+                    .list_dir(&entry)
+                    .doing(|| format!("look at {}", entry.display()))?
+                    .is_none_or(|inner| inner.is_empty())
+        }
+        _ => false,
+    })
+}
+
+/// File systems that forget: a volume must survive a reboot.
+const FORGETFUL: [&str; 4] = ["tmpfs", "ramfs", "rootfs", "devtmpfs"];
+/// Layers over another file system, and what can't be written.
+const UNFIT: [&str; 6] = [
+    "overlay", "aufs", "ecryptfs", "squashfs", "iso9660", "erofs",
+];
+/// Shared between machines, or served by a process that may need memory to free memory.
+const DISTANT: [&str; 16] = [
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "smbfs",
+    "9p",
+    "virtiofs",
+    "ceph",
+    "glusterfs",
+    "afs",
+    "lustre",
+    "gpfs",
+    "ocfs2",
+    "gfs2",
+    "beegfs",
+    "fuse",
+];
+
+/// Whether a folder's file system can carry a pool: warnings if it can, an error if it can't.
+/// `path` must exist.
+pub fn check_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
+    let ground = host
+        .ground(path)
+        .doing(|| format!("find the file system of {}", path.display()))?;
+    let name = ground.fs_name.as_str();
+    let refuse = |reason: &str| {
+        Err(Error::refused(
+            path.display(),
+            format!("a pool can't lie on {name}: {reason}; give a folder on xfs, btrfs or ext4"),
+        ))
+    };
+    if FORGETFUL.contains(&name) {
+        return refuse("it is gone after a reboot, and its volumes with it");
+    }
+    if UNFIT.contains(&name) {
+        return refuse("loop devices on it lose data or don't work at all");
+    }
+    if DISTANT.contains(&name) || name.starts_with("fuse") {
+        return refuse(
+            "it is no disk of this machine, so neither locks nor loop devices can be trusted on it",
+        );
+    }
+    let mut warnings = Vec::new();
+    match name {
+        "xfs" => {}
+        "btrfs" => warnings.push(
+            "btrfs copies on write also within an image: thick volumes are refused here".into(),
+        ),
+        "ext4" | "ext3" | "ext2" => {
+            warnings.push(format!(
+                "{name} can't share blocks between files: snapshots and clones will copy; xfs would not"
+            ));
+        }
+        _ => warnings.push(format!(
+            "{name} is not one of the file systems that pools are tested on (xfs, btrfs, ext4)"
+        )),
+    }
+    if ground.mount_point == Path::new("/") {
+        warnings.push(
+            "it lies on the root file system: volumes that fill the pool fill the machine".into(),
+        );
+    }
+    Ok(warnings)
+}
+
+/// Makes a pool in a blank folder, which is created if only itself is missing; what is a pool
+/// already is answered as it is. The caller knows that the path may be taken (node record), holds
+/// the pool's lock where others could act at the same time, and compares the home.
+///
+/// # Errors
+///
+/// A folder with anything of somebody else's, a missing parent, unfit ground, a host failure.
+pub fn make_pool(host: &dyn Host, name: &str, path: &Path, home: HomeId) -> Result<PoolRecord> {
+    match look(host, path)? {
+        Found::Pool(record) => return Ok(record),
+        Found::Foreign(what) => return Err(not_blank(path, &what)),
+        Found::Missing => make_folder(host, path)?,
+        Found::Blank => {}
+    }
+    check_ground(host, path)?;
+    let record = PoolRecord {
+        id: PoolId(host.random_uuid()),
+        home,
+        name: name.to_string(),
+        created_at: host.now(),
+    };
+    for part in [VOLUMES, TRASH] {
+        let part = path.join(part);
+        host.perform(&Effect::MakeDir { path: &part })
+            .doing(|| format!("make pool {name}"))?;
+    }
+    // Durable before pool.json says that they are there.
+    host.perform(&Effect::SyncDir { path })
+        .doing(|| format!("make pool {name}"))?;
+    record::store(host, &path.join(POOL_FILE), &record)?;
+    Ok(record)
+}
+
+/// Creates the folder itself, never its parents: a missing parent is a slip or an absent disk.
+pub(super) fn make_folder(host: &dyn Host, path: &Path) -> Result<()> {
+    let doing = || format!("make the folder {}", path.display());
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    if host.stat(parent).doing(doing)?.is_none() {
+        return Err(Error::refused(
+            path.display(),
+            format!(
+                "the folder {} does not exist; is its disk mounted?",
+                parent.display()
+            ),
+        ));
+    }
+    check_ground(host, parent)?;
+    host.perform(&Effect::MakeDir { path }).doing(doing)?;
+    host.perform(&Effect::SyncDir { path: parent })
+        .doing(doing)?;
+    Ok(())
+}
+
+/// The refusal of a folder that is somebody's.
+pub fn not_blank(path: &Path, what: &str) -> Error {
+    Error::refused(
+        path.display(),
+        format!("the folder is not empty and not a pool ({what}); give an empty folder"),
+    )
+}
