@@ -1,0 +1,266 @@
+#!/bin/bash
+# Runs csi-sanity, two releases of it, against the real binary.
+#
+#   csi-sanity/run.sh [memory|xfs|btrfs|ext4] ...     all of them if none is named
+#
+# memory needs no root. The others are pools in a folder on that file system, on a loop device
+# made here. Each is tested with mounted volumes (ext4, xfs, btrfs) and with raw block volumes.
+#
+#   SLACKWATER=FILE     the binary; otherwise the debug build is made
+#   SANITY_POOL=DIR     a folder on the file system to test, instead of a loop device
+#   SANITY_RUNS=GLOB    only these runs, e.g. 'xfs/5.6.0/*' or '*/block'
+#
+# A skipped test needs a reason in skipped.txt. The last line is "N passed, N failed, N skipped",
+# and the exit code is 0 only with no failures. Logs stay in target/csi-sanity/logs.
+
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+repository=$(dirname "$here")
+target=${CARGO_TARGET_DIR:-$repository/target}
+bin=$target/csi-sanity/bin
+logs=$target/csi-sanity/logs
+versions=(5.5.0 5.6.0)
+volumes=(mount-ext4 mount-xfs mount-btrfs block)
+MIB=$((1024 * 1024))
+# Just above the smallest xfs, and no multiple of anything large, so that rounding shows.
+size=$((321 * MIB)) larger_size=$((417 * MIB))
+
+work='' driver='' child='' pool=''
+passed=0 failed=0 skipped=0
+
+say() { printf '%s\n' "$*" >&2; }
+die() { say "csi-sanity/run.sh: $*"; exit 2; }
+complain() { say "FAILED $*"; failed=$((failed + 1)); }
+
+# --- What was begun is ended, whatever happens ---------------------------------------------------
+
+cleanup() {
+    local code=$?
+    trap '' INT TERM HUP
+    trap - EXIT
+    set +e
+    [ -z "$child" ] || end "$child" 5
+    [ -z "$driver" ] || end "$driver" 30
+    if [ -n "$work" ]; then
+        [ -z "$pool" ] || free_below "$pool"
+        free_below "$work"
+        rm -rf --one-file-system -- "$pool" "$work"
+    fi
+    exit "$code"
+}
+
+# Ends one of our own processes, the hard way after some seconds.
+end() {
+    local tenth
+    kill -TERM "$1" 2>/dev/null || return 0
+    for ((tenth = 0; tenth < $2 * 10; tenth++)); do
+        kill -0 "$1" 2>/dev/null || return 0
+        sleep 0.1
+    done
+    kill -KILL "$1" 2>/dev/null || true
+}
+
+# Innermost mounts first. A loop device made by mount goes with its mount.
+free_below() {
+    local path device
+    while read -r path; do
+        umount "$path" || umount --lazy "$path" || true
+    done < <(mounts_below "$1" | sort --reverse)
+    while read -r device; do
+        losetup --detach "$device" || true
+    done < <(loops_below "$1")
+}
+
+mounts_below() {
+    findmnt --raw --noheadings --output TARGET | awk -v root="$1/" 'index($0, root) == 1'
+}
+
+loops_below() {
+    losetup --list --noheadings --raw --output NAME,BACK-FILE |
+        awk -v root="$1/" 'index($2, root) == 1 { print $1 }'
+}
+
+trap cleanup EXIT
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# Runs a command so that a signal to this script ends it at once.
+run() {
+    local code=0
+    "$@" &
+    child=$!
+    wait "$child" || code=$?
+    child=''
+    return "$code"
+}
+
+# --- Parts ---------------------------------------------------------------------------------------
+
+build() {
+    command -v go >/dev/null || die "go is missing"
+    say "building csi-sanity ${versions[*]}"
+    local version
+    for version in "${versions[@]}"; do
+        mkdir -p "$bin/$version"
+        (cd "$here/suite" && go build -modfile="$(modfile "$version")" -o "$bin/$version/" \
+            ./... github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity)
+    done
+    if [ -z "${SLACKWATER:-}" ]; then
+        (cd "$repository" && cargo build --quiet --bin slackwater)
+        SLACKWATER=$target/debug/slackwater
+    fi
+    [ -x "$SLACKWATER" ] || die "no binary at $SLACKWATER"
+}
+
+modfile() { case $1 in 5.5.0) echo v5.5.mod ;; *) echo go.mod ;; esac; }
+
+# The older release runs with the defaults, as most users have them, and would refuse the
+# capabilities of health; the newer one with every alpha feature.
+alpha() {
+    case $1 in
+    5.5.0) ;;
+    *) echo --alpha snapshot-metadata,health,get-volume,get-snapshot,snapshot-topology ;;
+    esac
+}
+
+# make_file_system KIND: sets $folder to where pools of this kind can be.
+make_file_system() {
+    local kind=$1
+    if [ "$kind" = memory ]; then return; fi
+    [ "$(id -u)" = 0 ] || die "$kind needs root, for loop devices and mounts"
+    if [ -n "${SANITY_POOL:-}" ]; then
+        folder=$SANITY_POOL
+        return
+    fi
+    folder=$work/$kind
+    mkdir "$folder"
+    truncate --size 16G "$folder.img"
+    case $kind in
+    xfs) mkfs.xfs -q -m reflink=1 "$folder.img" ;;
+    btrfs) mkfs.btrfs --quiet "$folder.img" ;;
+    ext4) mkfs.ext4 -q "$folder.img" ;;
+    esac
+    mount -o loop "$folder.img" "$folder"
+}
+
+drop_file_system() {
+    if [ "$1" = memory ] || [ -n "${SANITY_POOL:-}" ]; then return; fi
+    umount "$folder"
+    rm -r -- "$folder" "$folder.img"
+}
+
+# start_driver KIND VERSION: sets $home, $endpoint, $pool and $driver.
+start_driver() {
+    local definition=default=memory: second
+    home=$work/$1-$2
+    mkdir -p "$home/csi" "$logs/$1/$2"
+    if [ "$1" != memory ]; then
+        pool=$(mktemp --directory "$folder/slackwater-sanity-pool.XXXXXX")
+        definition=default=file:$pool,init
+    fi
+    endpoint=unix://$home/csi/csi.sock
+    # shellcheck disable=SC2046 # No alpha features are no words.
+    "$SLACKWATER" serve --role all --endpoint "$endpoint" --node-name sanity-node \
+        --pool "$definition" --state-dir "$home/state" --node-record "$home/node.json" \
+        --allowed-path "$home" --metrics-address 127.0.0.1:0 $(alpha "$2") \
+        >"$logs/$1/$2/driver.log" 2>&1 &
+    driver=$!
+    for ((second = 0; second < 30; second++)); do
+        run "$bin/$2/ready" "$endpoint" 1s 2>"$logs/$1/$2/ready.log" && return
+        kill -0 "$driver" 2>/dev/null || break
+    done
+    cat "$logs/$1/$2/ready.log" >&2
+    tail -n 20 "$logs/$1/$2/driver.log" >&2
+    return 1
+}
+
+# stop_driver KIND VERSION: the driver must end well, and leave nothing behind.
+stop_driver() {
+    local name="$1/$2" log=$logs/$1/$2/driver.log code=0 left
+    end "$driver" 30
+    wait "$driver" || code=$?
+    driver=''
+    [ "$code" = 0 ] || { complain "$name: the driver ended with $code"; tail -n 20 "$log" >&2; }
+    left=$(mounts_below "$home"; [ -z "$pool" ] || { mounts_below "$pool"; loops_below "$pool"; })
+    if [ -n "$left" ]; then
+        complain "$name: left behind: $left"
+        free_below "$home"
+        [ -z "$pool" ] || free_below "$pool"
+    fi
+    ! grep --quiet not-for-logs "$log" || complain "$name: secrets are in $log"
+    [ -z "$pool" ] || rm -rf --one-file-system -- "$pool"
+    pool=''
+}
+
+# test_volumes KIND VERSION VOLUME: one run of the suite.
+test_volumes() {
+    local name=$1/$2/$3 counts
+    local log=$logs/$name command=("$bin/$2/csi-sanity") access=mount
+    case $3 in
+    block) access=block ;;
+    # The driver's default: this is upstream's command unchanged.
+    mount-ext4) ;;
+    mount-*) command=("$bin/$2/fstype" -fstype "${3#mount-}") ;;
+    esac
+    mkdir -p "$log"
+    rm -f "$log/report.json"
+    # The report says what failed; the exit code has nothing to add.
+    run "${command[@]}" \
+        -csi.endpoint "$endpoint" -csi.mountdir "$home/mount" -csi.stagingdir "$home/staging" \
+        -csi.secrets "$here/secrets.yaml" -csi.testvolumeaccesstype "$access" \
+        -csi.testvolumesize "$size" -csi.testvolumeexpandsize "$larger_size" \
+        -csi.testvolumeparameters "$here/volume.yaml" \
+        -csi.testvolumemutableparameters "$here/mutable.yaml" \
+        -csi.testsnapshotparameters "$here/snapshot.yaml" \
+        -ginkgo.v -ginkgo.no-color -ginkgo.timeout 30m -ginkgo.json-report "$log/report.json" \
+        >"$log/sanity.log" 2>&1 || true
+    counts=$("$bin/$2/report" "$name" "$log/report.json" "$here/skipped.txt" 2>"$log/notes") ||
+        counts='0 1 0'
+    grep --invert-match '^skipped ' "$log/notes" >&2 || true
+    read -r p f s <<<"$counts"
+    say "$name: $p passed, $f failed, $s skipped"
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+}
+
+wanted() {
+    # shellcheck disable=SC2254 # A glob is meant.
+    case $1 in ${SANITY_RUNS:-*}) return 0 ;; *) return 1 ;; esac
+}
+
+# --- All of it -----------------------------------------------------------------------------------
+
+kinds=("$@")
+[ $# -gt 0 ] || kinds=(memory xfs btrfs ext4)
+for kind in "${kinds[@]}"; do
+    case $kind in memory | xfs | btrfs | ext4) ;; *) die "no such pool: $kind" ;; esac
+done
+build
+# Short: a socket's path has at most 107 bytes.
+work=$(mktemp --directory /tmp/slackwater-sanity.XXXXXX)
+rm -rf -- "$logs"
+mkdir -p "$logs"
+
+for kind in "${kinds[@]}"; do
+    make_file_system "$kind"
+    for version in "${versions[@]}"; do
+        todo=()
+        for volume in "${volumes[@]}"; do
+            ! wanted "$kind/$version/$volume" || todo+=("$volume")
+        done
+        [ ${#todo[@]} -gt 0 ] || continue
+        if start_driver "$kind" "$version"; then
+            for volume in "${todo[@]}"; do test_volumes "$kind" "$version" "$volume"; done
+        else
+            complain "$kind/$version: the driver didn't become ready"
+        fi
+        stop_driver "$kind" "$version"
+    done
+    drop_file_system "$kind"
+done
+
+[ $((passed + failed)) -gt 0 ] || complain "nothing was run"
+find "$logs" -name notes -exec cat {} + | grep '^skipped ' | sort | uniq --count || true
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" = 0 ]

@@ -1,0 +1,81 @@
+// Command fstype is csi-sanity with a file system of choice.
+//
+// The upstream suite names no fs_type, and has no flag for it: it tests a driver's default alone.
+// Here the connection to the driver fills fs_type in, wherever a request has it empty; the tests
+// are upstream's, and the driver sees what a StorageClass with that fsType would make it see.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+type outcome struct{ failed bool }
+
+func (o *outcome) Fail() { o.failed = true }
+
+func main() {
+	config := sanity.NewTestConfig()
+	fsType := flag.String("fstype", "", "file system to ask for")
+	// The same flags as upstream's command, as far as run.sh uses them.
+	flag.StringVar(&config.Address, "csi.endpoint", "", "")
+	flag.StringVar(&config.TargetPath, "csi.mountdir", config.TargetPath, "")
+	flag.StringVar(&config.StagingPath, "csi.stagingdir", config.StagingPath, "")
+	flag.StringVar(&config.SecretsFile, "csi.secrets", "", "")
+	flag.StringVar(&config.TestVolumeAccessType, "csi.testvolumeaccesstype", config.TestVolumeAccessType, "")
+	flag.Int64Var(&config.TestVolumeSize, "csi.testvolumesize", config.TestVolumeSize, "")
+	flag.Int64Var(&config.TestVolumeExpandSize, "csi.testvolumeexpandsize", config.TestVolumeExpandSize, "")
+	flag.StringVar(&config.TestVolumeParametersFile, "csi.testvolumeparameters", "", "")
+	flag.StringVar(&config.TestVolumeMutableParametersFile, "csi.testvolumemutableparameters", "", "")
+	flag.StringVar(&config.TestSnapshotParametersFile, "csi.testsnapshotparameters", "", "")
+	flag.Parse()
+	if config.Address == "" || *fsType == "" {
+		fmt.Fprintln(os.Stderr, "-csi.endpoint and -fstype are needed")
+		os.Exit(2)
+	}
+	config.DialOptions = append(config.DialOptions, grpc.WithUnaryInterceptor(ask(*fsType)))
+
+	result := new(outcome)
+	sanity.Test(result, config)
+	if result.failed {
+		os.Exit(1)
+	}
+}
+
+func ask(fsType string) grpc.UnaryClientInterceptor {
+	return func(ctx context.Context, method string, request, reply any, conn *grpc.ClientConn,
+		call grpc.UnaryInvoker, options ...grpc.CallOption,
+	) error {
+		if message, ok := request.(proto.Message); ok {
+			fill(message.ProtoReflect(), fsType)
+		}
+		return call(ctx, method, request, reply, conn, options...)
+	}
+}
+
+// fill looks for mounts in all of a request, so no call is forgotten.
+func fill(message protoreflect.Message, fsType string) {
+	if mount, ok := message.Interface().(*csi.VolumeCapability_MountVolume); ok && mount.FsType == "" {
+		mount.FsType = fsType
+	}
+	message.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
+		switch {
+		case field.IsMap() || field.Message() == nil:
+		case field.IsList():
+			for i := range value.List().Len() {
+				fill(value.List().Get(i).Message(), fsType)
+			}
+		default:
+			fill(value.Message(), fsType)
+		}
+		return true
+	})
+}
