@@ -12,7 +12,6 @@ use uuid::Uuid;
 
 use crate::error::Result;
 use crate::host::{Device, LoopHold};
-use crate::model::PoolId;
 use crate::record::{PoolRecord, VolumeRecord};
 
 /// Room in a pool.
@@ -79,6 +78,9 @@ impl Leftovers {
     }
 }
 
+/// Judges whether there is room, before anything is done.
+pub type Admit<'a> = &'a dyn Fn(&PoolSpace) -> Result<()>;
+
 /// One pool. Callers hold the volume's lock around everything that names a volume.
 pub trait Backend: Send + Sync + 'static {
     /// Identity.
@@ -98,25 +100,32 @@ pub trait Backend: Send + Sync + 'static {
     fn volume(&self, uuid: Uuid) -> Result<Option<VolumeRecord>>;
     /// All volumes in the order of uuids after `after`, at most `limit`; damaged ones are left out.
     fn volumes(&self, after: Option<Uuid>, limit: usize) -> Vec<VolumeRecord>;
-    /// Number of volumes, and of damaged records.
-    fn count(&self) -> (u64, u64);
+    /// Volumes whose record can't be read, with the reason.
+    fn damaged(&self) -> Vec<(Uuid, String)>;
+    /// Number of volumes, damaged ones left out.
+    fn count(&self) -> u64;
 
     /// Room now.
     fn space(&self) -> Result<PoolSpace>;
 
-    /// Makes a volume: intent, image, completed record. On an error everything is undone durably
-    /// (or the error is [`crate::error::Error::Undo`]). A crash leaves an intent, which
-    /// [`Backend::recover`] or a repeat ends.
-    fn create(&self, record: VolumeRecord) -> Result<VolumeRecord>;
+    /// Makes a volume: intent, image, completed record. `admit` judges the room and runs before
+    /// anything is done, with the promises of everything else that is running counted in. On an
+    /// error everything is undone durably (or the error is [`crate::error::Error::Undo`]). A crash
+    /// leaves an intent, which [`Backend::recover`] or [`Backend::delete`] ends.
+    fn create(&self, record: VolumeRecord, admit: Admit<'_>) -> Result<VolumeRecord>;
     /// Replaces a record durably.
     fn update(&self, record: &VolumeRecord) -> Result<()>;
-    /// Makes the image larger, then the record. On an error the image has its old length again.
-    fn grow(&self, record: &VolumeRecord, size: u64) -> Result<VolumeRecord>;
-    /// Ends a volume: out of sight durably, then its blocks, its record last. A crash leaves
-    /// trash, which [`Backend::recover`] ends.
-    fn delete(&self, record: &VolumeRecord) -> Result<()>;
+    /// Makes the image larger, then the record. On an error the image has its old length again,
+    /// or the error is [`crate::error::Error::Undo`].
+    fn grow(&self, record: &VolumeRecord, size: u64, admit: Admit<'_>) -> Result<VolumeRecord>;
+    /// Ends a volume: out of sight durably, then its blocks, its record last; and whatever an
+    /// earlier try left of it. Nothing there is success. A crash leaves trash, which a repeat or
+    /// [`Backend::recover`] ends.
+    fn delete(&self, uuid: Uuid) -> Result<()>;
 
-    /// Every device that stands on the image. `None` for `record`less images is not asked.
+    /// What is wrong with the image by its length and blocks, if anything: for health.
+    fn image_problem(&self, record: &VolumeRecord) -> Result<Option<String>>;
+    /// Every device that stands on the image, whoever made it; none if there is no image.
     fn devices(&self, uuid: Uuid) -> Result<Vec<FoundDevice>>;
     /// The volume's device: the one there is, or a new one. Never a second one.
     fn attach(&self, record: &VolumeRecord, mode: AttachMode) -> Result<Attached>;
@@ -128,9 +137,4 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Ends what a crash left. `in_use` tells whether a device is held by a mount or a target.
     fn recover(&self, in_use: &dyn Fn(&Device) -> bool) -> Result<Leftovers>;
-}
-
-/// The pool id, for short.
-pub fn pool_id(backend: &dyn Backend) -> PoolId {
-    backend.pool().id
 }

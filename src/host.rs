@@ -209,6 +209,10 @@ pub trait Host: Send + Sync + 'static {
     /// A caller's path (staging or target): absolute, below an allowed folder, no link on its
     /// way. The parent must exist. Error text is for the caller.
     fn check_path(&self, path: &Path) -> std::result::Result<(), String>;
+    /// A caller's path as the mount table spells it: the allowed folder itself may be a link.
+    fn mount_table_path(&self, path: &Path) -> Result<PathBuf> {
+        Ok(path.to_path_buf())
+    }
     /// stat of a caller's path, without following links; `None` if nothing is there.
     fn stat_caller(&self, path: &Path) -> Result<Option<FileStat>>;
     /// statfs of a caller's path.

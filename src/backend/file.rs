@@ -1,1 +1,304 @@
-//! Image files on loop devices.
+//! A pool of image files: `pool.json`, `lock`, `volumes/<uuid>/{record.json,data.img}`, `trash/`.
+//!
+//! The directory of a volume is its life: it appears with an intent, is complete once its record
+//! says so, and leaves by one rename into `trash/`. All paths go through a pinned descriptor of
+//! the folder, so that whatever is mounted over it later is never taken for the pool.
+
+mod device;
+mod image;
+mod recover;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use uuid::Uuid;
+
+use super::{Admit, AttachMode, Attached, Backend, FoundDevice, Leftovers, PoolSpace};
+use crate::error::{Doing, Error, Result};
+use crate::host::{Device, Effect, Host};
+use crate::model::size::image_bytes;
+use crate::record::{self, PoolRecord, VolumeRecord, VolumeState};
+
+/// Name of the pool's record within its folder.
+pub const POOL_FILE: &str = "pool.json";
+/// Name of the file that the serving process locks.
+pub const LOCK_FILE: &str = "lock";
+/// Directory of volumes.
+pub const VOLUMES: &str = "volumes";
+/// Directory of what is being deleted.
+pub const TRASH: &str = "trash";
+const RECORD: &str = "record.json";
+const IMAGE: &str = "data.img";
+
+/// What a volume's directory holds, as last read or written by this process, which has the
+/// pool's lock: nobody else writes it.
+enum Entry {
+    /// A record.
+    Known(Box<VolumeRecord>),
+    /// A record that can't be read.
+    Damaged(String),
+}
+
+/// Entries, and bytes promised to growths that are running.
+#[derive(Default)]
+struct Index {
+    entries: BTreeMap<Uuid, Entry>,
+    growing: HashMap<Uuid, u64>,
+}
+
+/// A pool of image files.
+pub struct FileBackend {
+    host: Arc<dyn Host>,
+    /// The folder, as configured; for people.
+    path: PathBuf,
+    /// The folder, as pinned; for work.
+    root: PathBuf,
+    pool: PoolRecord,
+    sector: u32,
+    fs_name: String,
+    index: Mutex<Index>,
+}
+
+/// What lies at a configured path.
+pub enum Found {
+    /// No pool: the folder has no `pool.json`.
+    Blank,
+    /// Another process serves it.
+    Locked(PoolRecord),
+    /// A pool, locked by us from now on.
+    Pool(Box<FileBackend>),
+}
+
+impl FileBackend {
+    /// Reads who the pool at a path is, without taking it; `None` if there is none.
+    pub fn identify(host: &dyn Host, path: &Path) -> Result<Option<PoolRecord>> {
+        record::load(host, &path.join(POOL_FILE))
+    }
+
+    /// Opens the pool at `path`: takes its lock and reads its records.
+    pub fn open(host: Arc<dyn Host>, path: &Path) -> Result<Found> {
+        let what = || format!("open pool folder {}", path.display());
+        if host.stat(&path.join(POOL_FILE)).doing(what)?.is_none() {
+            return Ok(Found::Blank);
+        }
+        let root = host.pin_dir(path).doing(what)?;
+        let Some(pool) = record::load::<PoolRecord>(host.as_ref(), &root.join(POOL_FILE))? else {
+            return Ok(Found::Blank);
+        };
+        if !host.try_lock_file(&root.join(LOCK_FILE)).doing(what)? {
+            return Ok(Found::Locked(pool));
+        }
+        let ground = host.ground(path).doing(what)?;
+        let index = Mutex::new(Index::default());
+        let backend = FileBackend {
+            host,
+            path: path.to_path_buf(),
+            root,
+            pool,
+            sector: ground.sector,
+            fs_name: ground.fs_name,
+            index,
+        };
+        backend.read_records()?;
+        Ok(Found::Pool(Box::new(backend)))
+    }
+
+    fn read_records(&self) -> Result<()> {
+        let names = self.list(VOLUMES)?;
+        let mut index = self.index();
+        for uuid in names.iter().filter_map(|name| Uuid::try_parse(name).ok()) {
+            match record::load::<VolumeRecord>(self.host.as_ref(), &self.record_path(uuid)) {
+                Ok(Some(record)) if record.uuid == uuid => {
+                    index.entries.insert(uuid, Entry::Known(Box::new(record)));
+                }
+                Ok(Some(record)) => {
+                    let why = format!("its record is of another volume, {}", record.uuid);
+                    index.entries.insert(uuid, Entry::Damaged(why));
+                }
+                // A directory without a record is half made: `recover` ends it.
+                Ok(None) => {}
+                Err(error) => {
+                    index
+                        .entries
+                        .insert(uuid, Entry::Damaged(crate::error::chain(&error)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The index; a panic of another thread can't leave it half changed.
+    fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn list(&self, folder: &str) -> Result<Vec<String>> {
+        let names = self.host.list_dir(&self.root.join(folder));
+        Ok(names
+            .doing(|| format!("list {folder} of pool {}", self.path.display()))?
+            .unwrap_or_default())
+    }
+
+    fn dir(&self, uuid: Uuid) -> PathBuf {
+        self.root.join(VOLUMES).join(uuid.hyphenated().to_string())
+    }
+
+    fn record_path(&self, uuid: Uuid) -> PathBuf {
+        self.dir(uuid).join(RECORD)
+    }
+
+    fn image_path(&self, uuid: Uuid) -> PathBuf {
+        self.dir(uuid).join(IMAGE)
+    }
+
+    fn perform(&self, effect: Effect<'_>, doing: impl FnOnce() -> String) -> Result<()> {
+        self.host.perform(&effect).map(drop).doing(doing)
+    }
+
+    fn remember(&self, record: &VolumeRecord) {
+        self.index()
+            .entries
+            .insert(record.uuid, Entry::Known(Box::new(record.clone())));
+    }
+
+    fn known(&self, record: &VolumeRecord) -> bool {
+        record.state == VolumeState::Ready
+    }
+}
+
+impl Backend for FileBackend {
+    fn pool(&self) -> &PoolRecord {
+        &self.pool
+    }
+
+    fn place(&self) -> String {
+        format!("file:{}", self.path.display())
+    }
+
+    fn path(&self) -> PathBuf {
+        self.path.clone()
+    }
+
+    fn default_block_size(&self) -> u32 {
+        self.sector
+    }
+
+    fn refuses_thick(&self) -> Option<&'static str> {
+        (self.fs_name == "btrfs").then_some("btrfs writes elsewhere even where blocks are reserved")
+    }
+
+    fn refuses_zeroing(&self) -> Option<&'static str> {
+        (self.fs_name == "btrfs")
+            .then_some("btrfs writes zeros elsewhere and leaves the old blocks as they are")
+    }
+
+    fn volume(&self, uuid: Uuid) -> Result<Option<VolumeRecord>> {
+        match self.index().entries.get(&uuid) {
+            Some(Entry::Known(record)) => Ok(Some(record.as_ref().clone())),
+            Some(Entry::Damaged(problem)) => {
+                let path = self
+                    .path
+                    .join(VOLUMES)
+                    .join(uuid.hyphenated().to_string())
+                    .join(RECORD);
+                Err(Error::Damaged {
+                    path,
+                    problem: problem.clone(),
+                })
+            }
+            None => Ok(None),
+        }
+    }
+
+    fn volumes(&self, after: Option<Uuid>, limit: usize) -> Vec<VolumeRecord> {
+        use std::ops::Bound::{Excluded, Unbounded};
+        let index = self.index();
+        let from = after.map_or(Unbounded, Excluded);
+        let records = index
+            .entries
+            .range((from, Unbounded))
+            .filter_map(|(_, entry)| match entry {
+                Entry::Known(record) if self.known(record) => Some(record.as_ref().clone()),
+                Entry::Known(_) | Entry::Damaged(_) => None,
+            });
+        records.take(limit).collect()
+    }
+
+    fn damaged(&self) -> Vec<(Uuid, String)> {
+        let index = self.index();
+        let damaged = index
+            .entries
+            .iter()
+            .filter_map(|(uuid, entry)| match entry {
+                Entry::Damaged(problem) => Some((*uuid, problem.clone())),
+                Entry::Known(_) => None,
+            });
+        damaged.collect()
+    }
+
+    fn count(&self) -> u64 {
+        let index = self.index();
+        index
+            .entries
+            .values()
+            .filter(|entry| matches!(entry, Entry::Known(record) if self.known(record)))
+            .count() as u64
+    }
+
+    fn space(&self) -> Result<PoolSpace> {
+        self.space_of(&self.index())
+    }
+
+    fn create(&self, record: VolumeRecord, admit: Admit<'_>) -> Result<VolumeRecord> {
+        self.create_image(record, admit)
+    }
+
+    fn update(&self, record: &VolumeRecord) -> Result<()> {
+        record::store(self.host.as_ref(), &self.record_path(record.uuid), record)?;
+        self.remember(record);
+        Ok(())
+    }
+
+    fn grow(&self, record: &VolumeRecord, size: u64, admit: Admit<'_>) -> Result<VolumeRecord> {
+        {
+            let mut index = self.index();
+            admit(&self.space_of(&index)?)?;
+            index.growing.insert(
+                record.uuid,
+                image_bytes(size).saturating_sub(image_bytes(record.size)),
+            );
+        }
+        let grown = self.grow_image(record, size);
+        self.index().growing.remove(&record.uuid);
+        grown
+    }
+
+    fn delete(&self, uuid: Uuid) -> Result<()> {
+        self.delete_volume(uuid)
+    }
+
+    fn image_problem(&self, record: &VolumeRecord) -> Result<Option<String>> {
+        self.judge_image(record)
+    }
+
+    fn devices(&self, uuid: Uuid) -> Result<Vec<FoundDevice>> {
+        self.find_devices(uuid)
+    }
+
+    fn attach(&self, record: &VolumeRecord, mode: AttachMode) -> Result<Attached> {
+        self.attach_image(record, mode)
+    }
+
+    fn detach(&self, uuid: Uuid, device: &Device) -> Result<()> {
+        self.detach_image(uuid, device)
+    }
+
+    fn resize(&self, uuid: Uuid, device: &Device) -> Result<()> {
+        self.resize_device(uuid, device)
+    }
+
+    fn recover(&self, in_use: &dyn Fn(&Device) -> bool) -> Result<Leftovers> {
+        self.end_leftovers(in_use)
+    }
+}

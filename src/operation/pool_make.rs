@@ -7,19 +7,11 @@
 
 use std::path::Path;
 
+use crate::backend::file::{LOCK_FILE, POOL_FILE, TRASH, VOLUMES};
 use crate::error::{Doing, Error, Result};
 use crate::host::{Effect, FileKind, Host};
 use crate::model::{HomeId, PoolId};
 use crate::record::{self, PoolRecord};
-
-/// Identity of a pool, within its folder.
-pub const POOL_FILE: &str = "pool.json";
-/// Locked by the process that serves or changes the pool, for as long as it lives.
-pub const LOCK_FILE: &str = "lock";
-/// One folder a volume.
-pub const VOLUMES: &str = "volumes";
-/// What is being deleted.
-pub const TRASH: &str = "trash";
 
 /// A pool record that was being written when a crash came.
 const HALF_WRITTEN: &str = "pool.json.new";

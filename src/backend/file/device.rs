@@ -1,0 +1,227 @@
+//! Loop devices of images. There are never two on one image: what is there is used again, or
+//! the answer is to wait; and a device is known by device and inode of its file, never by a path.
+
+use uuid::Uuid;
+
+use super::FileBackend;
+use crate::backend::{AttachMode, Attached, FoundDevice};
+use crate::error::{Doing, Error, Result};
+use crate::host::{Device, Done, Effect, FileId, LoopHold, LoopSpec, LoopStatus};
+use crate::model::Allocation;
+use crate::model::size::image_bytes;
+use crate::record::VolumeRecord;
+
+impl FileBackend {
+    fn image_id(&self, uuid: Uuid) -> Result<Option<FileId>> {
+        let image = self
+            .host
+            .stat(&self.image_path(uuid))
+            .doing(|| format!("find the image of volume {uuid}"))?;
+        Ok(image.map(|image| image.id))
+    }
+
+    fn loops_on(&self, image: FileId) -> Result<Vec<LoopStatus>> {
+        let mut loops = self.host.loops().doing(|| "list loop devices".into())?;
+        loops.retain(|found| found.backing == image);
+        Ok(loops)
+    }
+
+    pub(super) fn find_devices(&self, uuid: Uuid) -> Result<Vec<FoundDevice>> {
+        let Some(image) = self.image_id(uuid)? else {
+            return Ok(Vec::new());
+        };
+        let found = self.loops_on(image)?.into_iter().map(|found| FoundDevice {
+            device: Device::of_loop(found.number),
+            whole: is_whole(&found),
+            read_only: found.read_only,
+            autoclear: found.autoclear,
+        });
+        Ok(found.collect())
+    }
+
+    pub(super) fn attach_image(&self, record: &VolumeRecord, mode: AttachMode) -> Result<Attached> {
+        let uuid = record.uuid;
+        let path = self.image_path(uuid);
+        let image = self
+            .host
+            .stat(&path)
+            .doing(|| format!("find the image of volume {uuid}"))?;
+        let shown = self
+            .path
+            .join(super::VOLUMES)
+            .join(uuid.to_string())
+            .join(super::IMAGE);
+        let Some(image) = image else {
+            return Err(Error::Damaged {
+                path: shown,
+                problem: "the image is missing".into(),
+            });
+        };
+        if image.size < image_bytes(record.size) {
+            let problem = format!(
+                "the image has {} bytes, the volume {}",
+                image.size, record.size
+            );
+            return Err(Error::Damaged {
+                path: shown,
+                problem,
+            });
+        }
+        let hold = match self.loops_on(image.id)?.as_slice() {
+            [] => self.new_loop(record, &path, image.id, mode)?,
+            [found] => self.reuse(uuid, found, image.id, mode)?,
+            several => {
+                let names: Vec<_> = several
+                    .iter()
+                    .map(|found| format!("/dev/loop{}", found.number))
+                    .collect();
+                return Err(busy(
+                    uuid,
+                    format!("{} stand on its image at once", names.join(" and ")),
+                ));
+            }
+        };
+        if record.allocation == Allocation::Thick {
+            // Else mkfs, fstrim and lazy initialisation would give the reserved blocks back.
+            let effect = Effect::ForbidDiscard {
+                number: hold.number,
+            };
+            if let Err(error) = self.perform(effect, || format!("keep blocks of volume {uuid}")) {
+                let device = hold.device();
+                drop(hold);
+                self.detach_image(uuid, &device)?;
+                return Err(error);
+            }
+        }
+        Ok(Attached {
+            device: hold.device(),
+            hold,
+        })
+    }
+
+    fn new_loop(
+        &self,
+        record: &VolumeRecord,
+        path: &std::path::Path,
+        backing: FileId,
+        mode: AttachMode,
+    ) -> Result<LoopHold> {
+        let spec = LoopSpec {
+            image: path,
+            backing,
+            block_size: record.block_size,
+            autoclear: !mode.lasting,
+            read_only: mode.read_only,
+        };
+        let doing = || format!("attach volume {}", record.uuid);
+        match self.host.perform(&Effect::AttachLoop(spec)).doing(doing)? {
+            Done::Loop(hold) => Ok(hold),
+            Done::Plain => Err(Error::Bug {
+                invariant: "AttachLoop gives a loop device".into(),
+            }),
+        }
+    }
+
+    /// Uses the one loop that stands on the image, if it is one as we make them.
+    fn reuse(
+        &self,
+        uuid: Uuid,
+        found: &LoopStatus,
+        image: FileId,
+        mode: AttachMode,
+    ) -> Result<LoopHold> {
+        let name = format!("/dev/loop{}", found.number);
+        if !is_whole(found) {
+            return Err(busy(uuid, format!("{name} shows a part of its image")));
+        }
+        if found.read_only != mode.read_only {
+            let how = if found.read_only {
+                "read-only"
+            } else {
+                "for writing"
+            };
+            return Err(Error::refused(
+                format!("volume {uuid}"),
+                format!("{name} has its image open {how}; a second loop device would destroy it"),
+            ));
+        }
+        if mode.lasting && found.autoclear {
+            return Err(busy(
+                uuid,
+                format!(
+                    "{name} is still open from an earlier mount and vanishes once that is closed"
+                ),
+            ));
+        }
+        let held = self
+            .host
+            .hold_loop(found.number, image)
+            .doing(|| format!("open {name}"))?;
+        held.ok_or_else(|| Error::Pending {
+            what: format!("{name} of volume {uuid}"),
+        })
+    }
+
+    pub(super) fn detach_image(&self, uuid: Uuid, device: &Device) -> Result<()> {
+        let Some(backing) = self.image_id(uuid)? else {
+            return Ok(());
+        };
+        let Some(found) = self
+            .loops_on(backing)?
+            .into_iter()
+            .find(|found| Device::of_loop(found.number) == *device)
+        else {
+            return Ok(());
+        };
+        let effect = Effect::DetachLoop {
+            number: found.number,
+            backing,
+        };
+        self.perform(effect, || {
+            format!("detach {} of volume {uuid}", device.path.display())
+        })
+    }
+
+    pub(super) fn resize_device(&self, uuid: Uuid, device: &Device) -> Result<()> {
+        let Some(backing) = self.image_id(uuid)? else {
+            return Err(Error::no_volume(uuid));
+        };
+        let Some(found) = self
+            .loops_on(backing)?
+            .into_iter()
+            .find(|found| Device::of_loop(found.number) == *device)
+        else {
+            return Err(Error::Pending {
+                what: format!("{} of volume {uuid}", device.path.display()),
+            });
+        };
+        // Held meanwhile, so that the number can't come to stand for another image.
+        let held = self
+            .host
+            .hold_loop(found.number, backing)
+            .doing(|| format!("open {}", device.path.display()))?;
+        let Some(_held) = held else {
+            return Err(Error::Pending {
+                what: format!("{} of volume {uuid}", device.path.display()),
+            });
+        };
+        self.perform(
+            Effect::ResizeLoop {
+                number: found.number,
+            },
+            || format!("resize {}", device.path.display()),
+        )
+    }
+}
+
+/// Shows the image from first to last byte.
+fn is_whole(found: &LoopStatus) -> bool {
+    found.offset == 0 && found.size_limit == 0
+}
+
+fn busy(uuid: Uuid, holder: String) -> Error {
+    Error::Busy {
+        subject: format!("volume {uuid}"),
+        holder,
+    }
+}

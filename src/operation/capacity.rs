@@ -1,0 +1,127 @@
+//! How much may still be promised.
+//!
+//! What the pool's file system has left, and what volumes already fill, is the room for promises;
+//! sizes of volumes are promises. With overcommit 1 every promise can be kept, whatever else
+//! lies on the same file system.
+
+use super::{AskCapacity, Capacity, Driver, Pool};
+use crate::backend::PoolSpace;
+use crate::error::{Error, Result};
+use crate::model::size::{GRAIN, MIB, image_bytes};
+use crate::model::{Allocation, Capability};
+
+/// Kept back for the pool's own metadata: maps of images, records, logs. 1/64 of a pool is what
+/// an xfs with all images fully fragmented into 64 KiB extents needs at 16 bytes each, 60 times.
+const HEADROOM_SHARE: u64 = 64;
+/// And at least this much: a small pool's log and directories.
+const HEADROOM_LEAST: u64 = 8 * MIB;
+
+/// Bytes that may still be promised: whole grains, so that what is answered can be asked for.
+pub(super) fn promisable(space: &PoolSpace, overcommit: f64) -> u64 {
+    let room = space.available.saturating_add(space.allocated);
+    let headroom = (space.total / HEADROOM_SHARE).max(HEADROOM_LEAST);
+    let promises = (room.saturating_sub(headroom) as f64 * overcommit) as u64;
+    promises.saturating_sub(space.promised) / GRAIN * GRAIN
+}
+
+/// Bytes that can really be reserved now.
+fn reservable(space: &PoolSpace) -> u64 {
+    let headroom = (space.total / HEADROOM_SHARE).max(HEADROOM_LEAST);
+    space.available.saturating_sub(headroom) / GRAIN * GRAIN
+}
+
+/// What a volume of this allocation could have.
+pub(super) fn available(pool: &Pool, space: &PoolSpace, allocation: Allocation) -> u64 {
+    let promisable = pool.promisable(space);
+    match allocation {
+        Allocation::Thin => promisable,
+        Allocation::Thick => promisable.min(reservable(space)),
+    }
+}
+
+/// Judges a promise of `more` bytes beyond `had`.
+pub(super) fn admit(
+    pool: &Pool,
+    space: &PoolSpace,
+    allocation: Allocation,
+    had: u64,
+    size: u64,
+) -> Result<()> {
+    let more = image_bytes(size).saturating_sub(if had == 0 { 0 } else { image_bytes(had) });
+    let available = available(pool, space, allocation);
+    if more <= available {
+        return Ok(());
+    }
+    Err(Error::OutOfSpace {
+        pool: pool.definition.name.clone(),
+        required: more,
+        available,
+    })
+}
+
+/// The least size that mkfs takes for these capabilities.
+pub(super) fn minimum_size(capabilities: &[Capability]) -> u64 {
+    let each = capabilities.iter().map(|capability| {
+        capability
+            .access_type
+            .fs()
+            .map_or(GRAIN, |fs| fs.minimum_bytes())
+    });
+    each.max().unwrap_or(GRAIN)
+}
+
+impl Driver {
+    /// GetCapacity. What can't be reached has 0, at once; so has what would be refused.
+    pub fn capacity(&self, request: &AskCapacity) -> Result<Capacity> {
+        let minimum = minimum_size(&request.capabilities);
+        let nothing = Capacity {
+            available: 0,
+            maximum: 0,
+            minimum,
+        };
+        if request
+            .topology
+            .as_ref()
+            .is_some_and(|home| *home != self.home().to_string())
+        {
+            return Ok(nothing);
+        }
+        let pool = match self.choose_pool(request.parameters.pool.as_deref()) {
+            Ok(pool) => pool,
+            Err(Error::Unreachable { .. }) => return Ok(nothing),
+            Err(error) => return Err(error),
+        };
+        let allocation = request.parameters.allocation;
+        if allocation == Allocation::Thick && pool.backend.refuses_thick().is_some() {
+            return Ok(nothing);
+        }
+        let available = available(&pool, &pool.backend.space()?, allocation);
+        Ok(Capacity {
+            available,
+            maximum: available,
+            minimum,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn at_overcommit_one_all_promises_fit_what_is_there(total in 0u64..1 << 50, available in 0u64..1 << 50, allocated in 0u64..1 << 50, promised in 0u64..1 << 50) {
+            let space = PoolSpace { total, available, allocated, promised };
+            let more = promisable(&space, 1.0);
+            prop_assert!(more == 0 || promised + more <= available + allocated);
+            prop_assert!(more.is_multiple_of(GRAIN));
+        }
+
+        #[test]
+        fn a_larger_overcommit_never_offers_less(total in 0u64..1 << 50, available in 0u64..1 << 50, promised in 0u64..1 << 50, factor in 1.0f64..100.0) {
+            let space = PoolSpace { total, available, allocated: 0, promised };
+            prop_assert!(promisable(&space, factor) >= promisable(&space, 1.0));
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! CreateVolume.
+//!
+//! A retry after any crash finds what the first try made, because the id follows from the name.
+//! What exists is compared before room is looked at: a lost answer must not leak a volume.
+
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use super::capacity::{admit, minimum_size};
+use super::lock::Key;
+use super::pool::Pool;
+use super::{CreateVolume, Driver, Volume};
+use crate::error::{Error, Kind, Mismatch, Result};
+use crate::model::id::NameKind;
+use crate::model::{Allocation, VolumeId, VolumeParameters, Wipe, mkfs};
+use crate::record::{VolumeRecord, VolumeState};
+
+impl Driver {
+    /// CreateVolume. A crash leaves an intent, which the next start or a repeat ends.
+    pub fn create_volume(&self, request: &CreateVolume) -> Result<Volume> {
+        let _name = self.locks.acquire(Key::Name(request.name.clone()))?;
+        if let Some((pool, record)) = self.find_name(&request.name)? {
+            return match self.mismatch(&pool, &record, request) {
+                None => Ok(self.volume(&pool, &record)),
+                Some(mismatch) => Err(Error::Exists {
+                    kind: Kind::Volume,
+                    id: format!("{:?}", request.name),
+                    mismatch,
+                }),
+            };
+        }
+        let home = self.home().to_string();
+        if !request.requisite.is_empty() && !request.requisite.contains(&home) {
+            return Err(Error::ElsewhereOnly { home });
+        }
+        let pool = self.choose_pool(request.parameters.pool.as_deref())?;
+        let id = VolumeId::of_name(pool.id(), NameKind::Volume, &request.name);
+        let _volume = self.locks.acquire(Key::Volume(id.uuid))?;
+        let size = request
+            .capacity
+            .resolve(minimum_size(&request.capabilities))?;
+        let record = VolumeRecord {
+            capabilities: request.capabilities.clone(),
+            ..self.plan(&pool, id, &request.name, size, &request.parameters)?
+        };
+        for fs in request
+            .capabilities
+            .iter()
+            .filter_map(|capability| capability.access_type.fs())
+        {
+            mkfs::check("parameters", fs, &request.parameters.mkfs_options)?;
+        }
+        // A half-made one whose clean-up failed: it was never answered to anybody.
+        pool.backend.delete(id.uuid)?;
+        let record = pool.backend.create(record, &|space| {
+            admit(&pool, space, request.parameters.allocation, 0, size)
+        })?;
+        Ok(self.volume(&pool, &record))
+    }
+
+    /// The record of a new volume, once the pool can have such a one.
+    pub(super) fn plan(
+        &self,
+        pool: &Pool,
+        id: VolumeId,
+        name: &str,
+        size: u64,
+        parameters: &VolumeParameters,
+    ) -> Result<VolumeRecord> {
+        let refuse = |field: &str, value: &str, why: &str| {
+            Err(Error::invalid(
+                format!("parameters.{field}"),
+                format!(
+                    "{value:?} can't be had in pool {}: {why}",
+                    pool.definition.name
+                ),
+            ))
+        };
+        if let (Allocation::Thick, Some(why)) =
+            (parameters.allocation, pool.backend.refuses_thick())
+        {
+            return refuse("allocation", "thick", why);
+        }
+        if let (Wipe::Zero, Some(why)) = (parameters.wipe, pool.backend.refuses_zeroing()) {
+            return refuse("wipe", "zero", why);
+        }
+        let least = pool.backend.default_block_size();
+        let block_size = parameters.block_size.unwrap_or(least);
+        if block_size < least {
+            return refuse(
+                "blockSize",
+                &block_size.to_string(),
+                &format!("its disk has blocks of {least} bytes"),
+            );
+        }
+        Ok(VolumeRecord {
+            uuid: id.uuid,
+            name: name.to_string(),
+            incarnation: self.host.random_uuid(),
+            state: VolumeState::Creating,
+            size,
+            allocation: parameters.allocation,
+            block_size,
+            asked_block_size: parameters.block_size,
+            mkfs_options: parameters.mkfs_options.clone(),
+            wipe: parameters.wipe,
+            created_wipe: parameters.wipe,
+            capabilities: Vec::new(),
+            formatted: None,
+            ephemeral: false,
+            last_stage: None,
+            created_at: self.host.now(),
+        })
+    }
+
+    /// The volume of a name, wherever on this machine it is. A pool that isn't served isn't
+    /// asked: the others serve on, and a class always leads to the same pool.
+    fn find_name(&self, name: &str) -> Result<Option<(Arc<Pool>, VolumeRecord)>> {
+        for pool in self.serving() {
+            let id = VolumeId::of_name(pool.id(), NameKind::Volume, name);
+            if let Some(record) = pool
+                .backend
+                .volume(id.uuid)?
+                .filter(|record| record.state == VolumeState::Ready)
+            {
+                return Ok(Some((pool, record)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The first difference between a volume and a request of its name: what decides
+    /// ALREADY_EXISTS.
+    fn mismatch(
+        &self,
+        pool: &Pool,
+        record: &VolumeRecord,
+        request: &CreateVolume,
+    ) -> Option<Mismatch> {
+        let differ = |field, found: String, wanted: String| {
+            (found != wanted).then_some(Mismatch {
+                field,
+                found,
+                wanted,
+            })
+        };
+        let wanted = &request.parameters;
+        if !request.capacity.admits(record.size) {
+            let range = format!(
+                "{} to {}",
+                request.capacity.required,
+                if request.capacity.limit == 0 {
+                    "any".into()
+                } else {
+                    request.capacity.limit.to_string()
+                }
+            );
+            return Some(Mismatch {
+                field: "capacity_bytes",
+                found: record.size.to_string(),
+                wanted: range,
+            });
+        }
+        let home = self.home().to_string();
+        if !request.requisite.is_empty() && !request.requisite.contains(&home) {
+            return Some(Mismatch {
+                field: "accessible_topology",
+                found: home,
+                wanted: request.requisite.join(" or "),
+            });
+        }
+        let block_size =
+            |size: Option<u32>| size.map_or("of the pool".into(), |size| size.to_string());
+        wanted
+            .pool
+            .as_ref()
+            .and_then(|name| {
+                differ(
+                    "parameters.pool",
+                    pool.definition.name.clone(),
+                    name.clone(),
+                )
+            })
+            .or_else(|| {
+                differ(
+                    "parameters.allocation",
+                    record.allocation.word().into(),
+                    wanted.allocation.word().into(),
+                )
+            })
+            .or_else(|| {
+                differ(
+                    "parameters.blockSize",
+                    block_size(record.asked_block_size),
+                    block_size(wanted.block_size),
+                )
+            })
+            .or_else(|| {
+                differ(
+                    "parameters.mkfsOptions",
+                    record.mkfs_options.join(" "),
+                    wanted.mkfs_options.join(" "),
+                )
+            })
+            .or_else(|| {
+                differ(
+                    "parameters.wipe",
+                    record.created_wipe.word().into(),
+                    wanted.wipe.word().into(),
+                )
+            })
+            .or_else(|| {
+                differ(
+                    "volume_capabilities",
+                    say(&record.capabilities),
+                    say(&request.capabilities),
+                )
+            })
+    }
+
+    /// As answers tell it.
+    pub(super) fn volume(&self, pool: &Pool, record: &VolumeRecord) -> Volume {
+        Volume {
+            id: VolumeId {
+                pool: pool.id(),
+                uuid: record.uuid,
+            },
+            size: record.size,
+            home: self.home(),
+        }
+    }
+
+    /// The id that an inline volume has on a pool.
+    pub(super) fn ephemeral_uuid(pool: &Pool, name: &str) -> Uuid {
+        VolumeId::of_name(pool.id(), NameKind::Ephemeral, name).uuid
+    }
+}
+
+/// Capabilities for a sentence; equal texts are equal capabilities.
+pub(super) fn say(capabilities: &[crate::model::Capability]) -> String {
+    let each = capabilities.iter().map(|capability| {
+        let how = match &capability.access_type {
+            crate::model::AccessType::Block => "block".to_string(),
+            crate::model::AccessType::Mount {
+                fs_type,
+                mount_flags,
+            } => {
+                let fs = fs_type.map_or("any file system", |fs| fs.name());
+                if mount_flags.is_empty() {
+                    fs.to_string()
+                } else {
+                    format!("{fs} with {}", mount_flags.join(" "))
+                }
+            }
+        };
+        format!("{how} {}", capability.access_mode.name())
+    });
+    each.collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,68 @@
+//! DeleteVolume.
+
+use super::lock::Key;
+use super::pool::{Owner, Pool};
+use super::{Driver, usage};
+use crate::error::{Doing, Error, Result};
+use crate::record::VolumeRecord;
+
+impl Driver {
+    /// DeleteVolume. What isn't there is deleted; what is used stays, and says who uses it. A
+    /// crash leaves trash, which a repeat or the next start ends.
+    pub fn delete_volume(&self, volume_id: &str) -> Result<()> {
+        let Owner::Pool(pool, id) = self.owner(volume_id)? else {
+            return Ok(());
+        };
+        let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
+        if let Some(record) = pool.backend.volume(id.uuid)? {
+            self.refuse_if_used(&pool, &record, volume_id)?;
+        }
+        pool.backend.delete(id.uuid)
+    }
+
+    /// Fails naming the holder, if a mount, a target, a stage or an open device has the volume.
+    /// Devices that nothing holds are ended.
+    fn refuse_if_used(&self, pool: &Pool, record: &VolumeRecord, volume_id: &str) -> Result<()> {
+        let in_use = |holder: String| Error::InUse {
+            id: volume_id.to_string(),
+            holder,
+        };
+        if let Some(path) = self.staged_as_block(record)? {
+            return Err(in_use(format!("staged at {path}; unstage it first")));
+        }
+        let found = pool.backend.devices(record.uuid)?;
+        if found.is_empty() {
+            return Ok(());
+        }
+        let mounts = self.host.mounts().doing(|| "read the mount table".into())?;
+        for found in &found {
+            let device = &found.device;
+            if let Some(mount) = usage::of_device(&mounts, device).first() {
+                return Err(in_use(format!(
+                    "{} is mounted at {}; unpublish and unstage it first",
+                    device.path.display(),
+                    mount.mount_point.display()
+                )));
+            }
+            if self
+                .host
+                .is_claimed(device)
+                .doing(|| format!("look at {}", device.path.display()))?
+            {
+                return Err(in_use(format!(
+                    "{} is held by a file system that is not mounted here (frozen, or in another mount namespace) or by an exclusive opener",
+                    device.path.display()
+                )));
+            }
+            pool.backend.detach(record.uuid, device)?;
+        }
+        // The kernel keeps a detached device for as long as somebody has it open.
+        if let Some(found) = pool.backend.devices(record.uuid)?.first() {
+            return Err(in_use(format!(
+                "a process has {} open",
+                found.device.path.display()
+            )));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,176 @@
+//! ControllerExpandVolume and NodeExpandVolume: first the image, then device and file system.
+
+use std::path::Path;
+
+use super::capacity::admit;
+use super::lock::Key;
+use super::publish::View;
+use super::{Driver, ExpandNode, ExpandVolume, Expanded, usage};
+use crate::error::{Doing, Error, Result};
+use crate::host::Mount;
+use crate::model::{Capability, CapacityRange};
+use crate::record::VolumeRecord;
+
+impl Driver {
+    /// ControllerExpandVolume. Growth beyond the room is OUT_OF_RANGE, so that the claim can be
+    /// lowered again. A crash leaves the image longer than its record says; a repeat completes it.
+    pub fn expand_volume(&self, request: &ExpandVolume) -> Result<Expanded> {
+        let (pool, id, _) = self.find(&request.volume_id)?;
+        let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
+        let (_, _, record) = self.find(&request.volume_id)?;
+        fits(&record, request.capability.as_ref())?;
+        let wanted = request.capacity.required.max(record.size);
+        if !request.capacity.admits(wanted) {
+            return Err(Error::OutOfRange {
+                field: "capacity_range.limit_bytes".into(),
+                problem: format!(
+                    "{} is below the volume's {} bytes, and volumes never shrink",
+                    request.capacity.limit, record.size
+                ),
+            });
+        }
+        if wanted > record.size {
+            pool.backend.grow(&record, wanted, &|space| {
+                admit(&pool, space, record.allocation, record.size, wanted)
+            })?;
+        }
+        Ok(Expanded {
+            size: wanted,
+            node_expansion_required: true,
+        })
+    }
+
+    /// NodeExpandVolume: the device takes the size of the image, a mounted file system that of
+    /// its device. Grows to what the controller has granted, whatever is asked for.
+    pub fn expand_node(&self, request: &ExpandNode) -> Result<u64> {
+        let (pool, id, _) = self.find(&request.volume_id)?;
+        if request.volume_path.is_empty() {
+            return Err(Error::invalid(
+                "volume_path",
+                "is missing; give the staging or target path",
+            ));
+        }
+        let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
+        let (_, _, record) = self.find(&request.volume_id)?;
+        let path = self.caller_path("volume_path", &request.volume_path)?;
+        fits(&record, request.capability.as_ref())?;
+        self.granted(&record, request.capacity)?;
+        let view = View::of(self, &pool, &record)?;
+        let here = self.table_path(&path)?;
+        let staged_block = self
+            .staged_as_block(&record)?
+            .is_some_and(|staged| staged == request.volume_path);
+        let mount = match usage::at(&view.mounts, &here).last().copied() {
+            Some(mount) if view.device_of(mount).is_some() => mount,
+            Some(_) | None if staged_block => return self.resize_all(&pool, &record, &view),
+            Some(_) | None => {
+                return Err(Error::NotFound {
+                    kind: crate::error::Kind::Volume,
+                    id: format!("{} at {}", request.volume_id, request.volume_path),
+                });
+            }
+        };
+        self.resize_all(&pool, &record, &view)?;
+        self.grow_fs(&pool, &record, mount, &path)?;
+        Ok(record.size)
+    }
+
+    fn resize_all(&self, pool: &super::Pool, record: &VolumeRecord, view: &View) -> Result<u64> {
+        for found in &view.devices {
+            pool.backend.resize(record.uuid, &found.device)?;
+        }
+        Ok(record.size)
+    }
+
+    /// Grows the file system at a mount; a bound device node has none.
+    fn grow_fs(
+        &self,
+        pool: &super::Pool,
+        record: &VolumeRecord,
+        mount: &Mount,
+        path: &Path,
+    ) -> Result<()> {
+        let Some(fs) = record
+            .formatted
+            .as_ref()
+            .and_then(|formatted| formatted.kind.fs())
+        else {
+            return Ok(());
+        };
+        if mount.is_read_only() {
+            return Err(Error::refused(
+                path.display(),
+                "it is mounted read-only, so its file system can't grow; give a path that may be written",
+            ));
+        }
+        let attached = pool.backend.attach(
+            record,
+            crate::backend::AttachMode {
+                read_only: false,
+                lasting: false,
+            },
+        )?;
+        self.grow_mounted(&attached, path, fs)
+    }
+
+    /// What the node is asked for must have been granted by the controller.
+    fn granted(&self, record: &VolumeRecord, capacity: Option<CapacityRange>) -> Result<()> {
+        match capacity {
+            Some(capacity) if capacity.required > record.size => Err(Error::OutOfRange {
+                field: "capacity_range.required_bytes".into(),
+                problem: format!(
+                    "{} is more than the volume's {} bytes; expand it at the controller first",
+                    capacity.required, record.size
+                ),
+            }),
+            Some(capacity) if capacity.limit != 0 && capacity.limit < record.size => {
+                Err(Error::OutOfRange {
+                    field: "capacity_range.limit_bytes".into(),
+                    problem: format!(
+                        "{} is below the volume's {} bytes, and volumes never shrink",
+                        capacity.limit, record.size
+                    ),
+                })
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Loop devices on images of the pools that are served; for metrics.
+    pub fn loop_devices(&self) -> Result<usize> {
+        let loops = self.host.loops().doing(|| "list loop devices".into())?;
+        let mut pools = Vec::new();
+        for pool in self.serving() {
+            let file = pool.backend.path().join(crate::backend::file::POOL_FILE);
+            pools.extend(
+                self.host
+                    .stat(&file)
+                    .doing(|| "look at a pool".into())?
+                    .map(|stat| stat.id.device),
+            );
+        }
+        Ok(loops
+            .iter()
+            .filter(|found| pools.contains(&found.backing.device))
+            .count())
+    }
+}
+
+/// A capability given with an expansion must be one that the volume can have.
+fn fits(record: &VolumeRecord, capability: Option<&Capability>) -> Result<()> {
+    let (Some(capability), Some(formatted)) = (capability, &record.formatted) else {
+        return Ok(());
+    };
+    let is_block = capability.access_type.fs().is_none();
+    if is_block == (formatted.kind == crate::record::FormattedAs::Raw) {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "volume_capability",
+        format!(
+            "access type {} does not fit a volume used as {}",
+            capability.access_type.word(),
+            formatted.kind.word()
+        ),
+    ))
+}

@@ -1,0 +1,222 @@
+//! The pools of this node: which are served, and why the others aren't.
+
+use std::sync::Arc;
+
+use super::Driver;
+use crate::backend::{Backend, Leftovers, PoolSpace};
+use crate::error::{Error, Result};
+use crate::model::{PoolDefinition, PoolId, VolumeId};
+use crate::record::VolumeRecord;
+
+/// A pool that is served.
+pub struct Pool {
+    /// As configured.
+    pub definition: PoolDefinition,
+    /// Its storage.
+    pub backend: Box<dyn Backend>,
+    /// What its start found and ended.
+    pub leftovers: Leftovers,
+}
+
+impl Pool {
+    /// Its id.
+    pub fn id(&self) -> PoolId {
+        self.backend.pool().id
+    }
+
+    /// Bytes that may still be promised, at this overcommit.
+    pub fn promisable(&self, space: &PoolSpace) -> u64 {
+        super::capacity::promisable(space, self.definition.overcommit)
+    }
+}
+
+/// A configured pool.
+#[derive(Clone)]
+pub enum PoolState {
+    /// Served.
+    Serving(Arc<Pool>),
+    /// Not served now; looked at again.
+    Refused {
+        /// As configured.
+        definition: PoolDefinition,
+        /// Its id, if it's known.
+        id: Option<PoolId>,
+        /// Why, and what would change it.
+        why: String,
+    },
+}
+
+impl PoolState {
+    /// As configured.
+    pub fn definition(&self) -> &PoolDefinition {
+        match self {
+            PoolState::Serving(pool) => &pool.definition,
+            PoolState::Refused { definition, .. } => definition,
+        }
+    }
+}
+
+/// A configured pool as it is now, for metrics, reports and people.
+#[derive(Clone, Debug)]
+pub struct PoolStatus {
+    /// Name in the configuration.
+    pub name: String,
+    /// "file:/path".
+    pub place: String,
+    /// Its id, if it's known.
+    pub id: Option<PoolId>,
+    /// Why it isn't served; `None` if it is.
+    pub refusal: Option<String>,
+    /// Room, if it's served and could be measured.
+    pub space: Option<PoolSpace>,
+    /// Number of volumes.
+    pub volumes: u64,
+    /// Number of records that can't be read.
+    pub damaged: u64,
+    /// What its start found and ended.
+    pub leftovers: Leftovers,
+}
+
+/// Where an id leads.
+pub(super) enum Owner {
+    /// To a pool that is served.
+    Pool(Arc<Pool>, VolumeId),
+    /// Nowhere: it isn't an id of ours, or its pool was forgotten.
+    Nobody,
+}
+
+impl Driver {
+    pub(super) fn states(&self) -> Vec<PoolState> {
+        self.pools
+            .read()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .clone()
+    }
+
+    pub(super) fn serving(&self) -> Vec<Arc<Pool>> {
+        let states = self.states();
+        states
+            .into_iter()
+            .filter_map(|state| match state {
+                PoolState::Serving(pool) => Some(pool),
+                PoolState::Refused { .. } => None,
+            })
+            .collect()
+    }
+
+    /// Who owns an id. A pool that isn't served is never "nobody": its disk may come back.
+    pub(super) fn owner(&self, volume_id: &str) -> Result<Owner> {
+        let Ok(id) = volume_id.parse::<VolumeId>() else {
+            return Ok(Owner::Nobody);
+        };
+        for state in self.states() {
+            match state {
+                PoolState::Serving(pool) if pool.id() == id.pool => {
+                    return Ok(Owner::Pool(pool, id));
+                }
+                PoolState::Refused {
+                    id: Some(pool),
+                    why,
+                    definition,
+                } if pool == id.pool => {
+                    return Err(Error::Unreachable {
+                        what: format!("pool {} ({pool})", definition.name),
+                        reason: why,
+                    });
+                }
+                PoolState::Serving(_) | PoolState::Refused { .. } => {}
+            }
+        }
+        if self.node_record().forgotten.contains_key(&id.pool) {
+            return Ok(Owner::Nobody);
+        }
+        Err(Error::Unreachable {
+            what: format!("pool {}", id.pool),
+            reason: "no pool of this node has this id; mount its disk and configure it, or end it with `slackwater pool forget`".into(),
+        })
+    }
+
+    /// The pool and record of a volume that must exist. A half-made one doesn't.
+    pub(super) fn find(&self, volume_id: &str) -> Result<(Arc<Pool>, VolumeId, VolumeRecord)> {
+        let Owner::Pool(pool, id) = self.owner(volume_id)? else {
+            return Err(Error::no_volume(volume_id));
+        };
+        match pool.backend.volume(id.uuid)? {
+            Some(record) if record.state == crate::record::VolumeState::Ready => {
+                Ok((pool, id, record))
+            }
+            Some(_) | None => Err(Error::no_volume(volume_id)),
+        }
+    }
+
+    /// The pool that a class means: the named one, the one named `default`, or the only one.
+    pub(super) fn choose_pool(&self, name: Option<&str>) -> Result<Arc<Pool>> {
+        let states = self.states();
+        let wanted = name.unwrap_or("default");
+        let named = states
+            .iter()
+            .find(|state| state.definition().name == wanted);
+        let only = if name.is_none() && states.len() == 1 {
+            states.first()
+        } else {
+            None
+        };
+        match named.or(only) {
+            Some(PoolState::Serving(pool)) => Ok(pool.clone()),
+            Some(PoolState::Refused {
+                definition, why, ..
+            }) => Err(Error::Unreachable {
+                what: format!("pool {}", definition.name),
+                reason: why.clone(),
+            }),
+            None => {
+                let names: Vec<_> = states
+                    .iter()
+                    .map(|state| state.definition().name.as_str())
+                    .collect();
+                let problem = match name {
+                    Some(name) => format!(
+                        "{name:?} is not a pool of this node; its pools are {}",
+                        names.join(", ")
+                    ),
+                    None => format!(
+                        "is not given, and no pool is named \"default\"; give one of {}",
+                        names.join(", ")
+                    ),
+                };
+                Err(Error::invalid("parameters.pool", problem))
+            }
+        }
+    }
+
+    /// Every configured pool as it is now.
+    pub fn pool_status(&self) -> Vec<PoolStatus> {
+        let status = |state: PoolState| match state {
+            PoolState::Serving(pool) => PoolStatus {
+                name: pool.definition.name.clone(),
+                place: pool.definition.place.to_string(),
+                id: Some(pool.id()),
+                refusal: None,
+                space: pool.backend.space().ok(),
+                volumes: pool.backend.count(),
+                damaged: pool.backend.damaged().len() as u64,
+                leftovers: pool.leftovers,
+            },
+            PoolState::Refused {
+                definition,
+                id,
+                why,
+            } => PoolStatus {
+                name: definition.name,
+                place: definition.place.to_string(),
+                id,
+                refusal: Some(why),
+                space: None,
+                volumes: 0,
+                damaged: 0,
+                leftovers: Leftovers::default(),
+            },
+        };
+        self.states().into_iter().map(status).collect()
+    }
+}

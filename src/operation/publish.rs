@@ -1,0 +1,367 @@
+//! NodePublish and NodeUnpublish: show a staged volume at a target path.
+//!
+//! Nothing is recorded: what is published where, and how, the mount table says.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use super::lock::Key;
+use super::pool::{Owner, Pool};
+use super::{Driver, PublishVolume, usage};
+use crate::backend::{AttachMode, FoundDevice};
+use crate::error::{Doing, Error, Kind, Mismatch, Result, chain};
+use crate::host::{Device, Effect, Mount, NodeKind};
+use crate::model::{AccessMode, AccessType, VolumeId};
+use crate::record::{FormattedAs, VolumeRecord};
+
+impl Driver {
+    /// NodePublishVolume. A crash leaves at most an empty target or a finished publish, which a
+    /// repeat or an unpublish takes as they are.
+    pub fn publish_volume(&self, request: &PublishVolume) -> Result<()> {
+        if request.staging_path.is_empty() {
+            return Err(Error::refused(
+                format!("volume {}", request.volume_id),
+                "staging_target_path is missing: stage the volume first",
+            ));
+        }
+        let target = self.new_caller_path("target_path", &request.target_path)?;
+        let staging = self.caller_path("staging_target_path", &request.staging_path)?;
+        let (pool, id, _) = self.find(&request.volume_id)?;
+        let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
+        let (_, _, record) = self.find(&request.volume_id)?;
+        let view = View::of(self, &pool, &record)?;
+        let read_only = request.read_only || request.capability.access_mode.is_read_only();
+        match &request.capability.access_type {
+            AccessType::Block => {
+                self.publish_block(&pool, &record, request, &view, &target, read_only)
+            }
+            AccessType::Mount { .. } => {
+                self.publish_mount(&record, request, &view, &staging, &target, read_only)
+            }
+        }
+    }
+
+    fn publish_mount(
+        &self,
+        record: &VolumeRecord,
+        request: &PublishVolume,
+        view: &View,
+        staging: &Path,
+        target: &Path,
+        read_only: bool,
+    ) -> Result<()> {
+        let here = self.table_path(staging)?;
+        if !view.uses().iter().any(|mount| mount.mount_point == here) {
+            let reason = format!(
+                "it is not staged at {}; stage it there first",
+                request.staging_path
+            );
+            return Err(Error::refused(
+                format!("volume {}", request.volume_id),
+                reason,
+            ));
+        }
+        if self.is_published(request, view, target, read_only)? {
+            return Ok(());
+        }
+        self.refuse_second_writer(record, request, view, &[here, self.table_path(target)?])?;
+        let bind = Effect::Bind {
+            source: staging,
+            target,
+            read_only,
+        };
+        self.show(target, NodeKind::Dir, bind, || {
+            format!(
+                "publish volume {} at {}",
+                request.volume_id,
+                target.display()
+            )
+        })
+    }
+
+    /// Read-only is real: a loop device that can't write, which is only possible where nobody
+    /// else has the volume open for writing (two devices on one image would destroy it).
+    fn publish_block(
+        &self,
+        pool: &Pool,
+        record: &VolumeRecord,
+        request: &PublishVolume,
+        view: &View,
+        target: &Path,
+        read_only: bool,
+    ) -> Result<()> {
+        let refuse = |reason: String| {
+            Err(Error::refused(
+                format!("volume {}", request.volume_id),
+                reason,
+            ))
+        };
+        match self.staged_as_block(record)? {
+            Some(path) if path == request.staging_path => {}
+            Some(path) => {
+                return refuse(format!(
+                    "it is staged at {path}, not at {}",
+                    request.staging_path
+                ));
+            }
+            None => {
+                return refuse(format!(
+                    "it is not staged at {} as block; stage it there first",
+                    request.staging_path
+                ));
+            }
+        }
+        if self.is_published(request, view, target, read_only)? {
+            return Ok(());
+        }
+        self.refuse_second_writer(record, request, view, &[self.table_path(target)?])?;
+        if let Some(found) = view
+            .devices
+            .iter()
+            .find(|found| found.read_only != read_only)
+        {
+            if !view.uses().is_empty() {
+                let (has, wants) = if read_only {
+                    ("for writing", "read-only")
+                } else {
+                    ("read-only", "for writing")
+                };
+                return refuse(format!(
+                    "it is published {has} already, and can't be published {wants} beside that: a second device on one image would destroy it"
+                ));
+            }
+            pool.backend.detach(record.uuid, &found.device)?;
+        }
+        let attached = pool.backend.attach(
+            record,
+            AttachMode {
+                read_only,
+                lasting: true,
+            },
+        )?;
+        let bind = Effect::BindDevice {
+            device: &attached.device,
+            target,
+        };
+        let shown = self.show(target, NodeKind::File, bind, || {
+            format!(
+                "publish volume {} at {}",
+                request.volume_id,
+                target.display()
+            )
+        });
+        drop(attached.hold);
+        shown.map_err(|first| match self.free_devices(pool, record.uuid) {
+            Ok(()) => first,
+            Err(undo) => Error::Undo {
+                first: Box::new(first),
+                undo: chain(&undo),
+            },
+        })
+    }
+
+    /// Makes the target, then mounts on it; a target made for nothing is removed again.
+    pub(super) fn show(
+        &self,
+        target: &Path,
+        kind: NodeKind,
+        mount: Effect<'_>,
+        doing: impl Fn() -> String,
+    ) -> Result<()> {
+        self.host
+            .perform(&Effect::MakeTarget { path: target, kind })
+            .doing(&doing)?;
+        let Err(first) = self.host.perform(&mount).doing(&doing) else {
+            return Ok(());
+        };
+        match self.host.perform(&Effect::RemoveTarget { path: target }) {
+            Ok(_) => Err(first),
+            Err(undo) => Err(Error::Undo {
+                first: Box::new(first),
+                undo: chain(&undo),
+            }),
+        }
+    }
+
+    /// Whether the target shows the volume as asked. Another mount there, or this one in another
+    /// way, is an error.
+    fn is_published(
+        &self,
+        request: &PublishVolume,
+        view: &View,
+        target: &Path,
+        read_only: bool,
+    ) -> Result<bool> {
+        let here = self.table_path(target)?;
+        let Some(top) = usage::at(&view.mounts, &here).last().copied() else {
+            return Ok(false);
+        };
+        let Some(found) = view
+            .devices
+            .iter()
+            .find(|found| usage::shows(top, &found.device))
+        else {
+            return Err(Error::refused(
+                request.target_path.as_str(),
+                format!(
+                    "something else is mounted there ({} of {})",
+                    top.fs_name,
+                    top.source.display()
+                ),
+            ));
+        };
+        let bound_node =
+            top.root != Path::new("/") && matches!(top.fs_name.as_str(), "devtmpfs" | "tmpfs");
+        let differ = |field, found: &str, wanted: &str| {
+            let mismatch = Mismatch {
+                field,
+                found: found.into(),
+                wanted: wanted.into(),
+            };
+            Err(Error::Exists {
+                kind: Kind::Volume,
+                id: format!("{} at {}", request.volume_id, request.target_path),
+                mismatch,
+            })
+        };
+        let found_type = if bound_node { "block" } else { "mount" };
+        if found_type != request.capability.access_type.word() {
+            return differ(
+                "volume_capability",
+                found_type,
+                request.capability.access_type.word(),
+            );
+        }
+        let found_ro = if bound_node {
+            found.read_only
+        } else {
+            top.is_read_only()
+        };
+        if found_ro != read_only {
+            return differ("readonly", &found_ro.to_string(), &read_only.to_string());
+        }
+        Ok(true)
+    }
+
+    /// SINGLE_NODE_SINGLE_WRITER has one target path: another one anywhere refuses.
+    fn refuse_second_writer(
+        &self,
+        record: &VolumeRecord,
+        request: &PublishVolume,
+        view: &View,
+        own: &[std::path::PathBuf],
+    ) -> Result<()> {
+        let single = AccessMode::SingleNodeSingleWriter;
+        let staged_as = record
+            .last_stage
+            .as_ref()
+            .map(|stage| stage.capability.access_mode);
+        if request.capability.access_mode != single && staged_as != Some(single) {
+            return Ok(());
+        }
+        match view
+            .uses()
+            .into_iter()
+            .find(|mount| !own.contains(&mount.mount_point))
+        {
+            None => Ok(()),
+            Some(other) => Err(Error::refused(
+                format!("volume {}", request.volume_id),
+                format!(
+                    "access mode {} allows one target path, and it is published at {}",
+                    single.name(),
+                    other.mount_point.display()
+                ),
+            )),
+        }
+    }
+
+    /// NodeUnpublishVolume. Works from the mount table also when the pool isn't served; nothing
+    /// there is success. The target is removed; an inline volume ends here.
+    pub fn unpublish_volume(&self, volume_id: &str, target_path: &str) -> Result<()> {
+        let target = self.caller_path("target_path", target_path)?;
+        let owned = self.owner_on_node(volume_id)?;
+        let key = match &owned {
+            Some((_, uuid)) => Key::Volume(*uuid),
+            None => volume_id
+                .parse::<VolumeId>()
+                .map_or(Key::Path(target_path.into()), |id| Key::Volume(id.uuid)),
+        };
+        let _lock = self.locks.acquire(key)?;
+        self.unmount_all(
+            owned.as_ref().map(|(pool, uuid)| (pool.as_ref(), *uuid)),
+            &target,
+        )?;
+        self.host
+            .perform(&Effect::RemoveTarget { path: &target })
+            .doing(|| format!("remove {}", target.display()))?;
+        let Some((pool, uuid)) = owned else {
+            return Ok(());
+        };
+        let Ok(Some(record)) = pool.backend.volume(uuid) else {
+            return Ok(());
+        };
+        if record.ephemeral {
+            return self.end_ephemeral(&pool, &record, volume_id);
+        }
+        let block = record
+            .formatted
+            .as_ref()
+            .is_some_and(|formatted| formatted.kind == FormattedAs::Raw);
+        if block {
+            self.free_devices(&pool, uuid)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The volume of an id that a node call brings, inline ones included. A pool that isn't
+    /// served is no error here: the mount table serves.
+    fn owner_on_node(&self, volume_id: &str) -> Result<Option<(Arc<Pool>, Uuid)>> {
+        if let Ok(Owner::Pool(pool, id)) = self.owner(volume_id) {
+            return Ok(Some((pool, id.uuid)));
+        }
+        for pool in self.serving() {
+            let uuid = Driver::ephemeral_uuid(&pool, volume_id);
+            if pool.backend.volume(uuid)?.is_some() {
+                return Ok(Some((pool, uuid)));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// A volume as the kernel shows it at one moment.
+pub(super) struct View {
+    pub(super) devices: Vec<FoundDevice>,
+    pub(super) mounts: Vec<Mount>,
+}
+
+impl View {
+    pub(super) fn of(driver: &Driver, pool: &Pool, record: &VolumeRecord) -> Result<View> {
+        let devices = pool.backend.devices(record.uuid)?;
+        let mounts = driver
+            .host
+            .mounts()
+            .doing(|| "read the mount table".into())?;
+        Ok(View { devices, mounts })
+    }
+
+    /// Mounts that show the volume.
+    pub(super) fn uses(&self) -> Vec<&Mount> {
+        self.mounts
+            .iter()
+            .filter(|mount| self.device_of(mount).is_some())
+            .collect()
+    }
+
+    /// The volume's device that a mount shows.
+    pub(super) fn device_of(&self, mount: &Mount) -> Option<&Device> {
+        self.devices
+            .iter()
+            .map(|found| &found.device)
+            .find(|device| usage::shows(mount, device))
+    }
+}

@@ -1,0 +1,294 @@
+//! Start: whose pools are these, which are served, and what did a crash leave?
+//!
+//! A pool is made by an explicit act only, and a blank folder may be a disk that isn't mounted.
+//! So a blank path where the node record knows a pool is never made a pool; it is looked at
+//! again while the other pools serve. A pool of another home waits for `pool adopt`.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use super::pool::{Pool, PoolState};
+use super::{Driver, InFlight, Locks, Settings, pool_make, usage};
+use crate::backend::Backend;
+use crate::backend::file::{FileBackend, Found};
+use crate::error::{Doing, Error, Result, chain};
+use crate::host::{Effect, Host};
+use crate::model::{HomeId, PoolDefinition, PoolPlace};
+use crate::record::node::KnownPool;
+use crate::record::{self, NodeRecord};
+
+/// Where the simulated host has its pools.
+fn memory_path(name: &str) -> PathBuf {
+    Path::new("/memory").join(name)
+}
+
+/// The folder of a definition.
+fn folder(definition: &PoolDefinition) -> PathBuf {
+    match &definition.place {
+        PoolPlace::File { path } => path.clone(),
+        PoolPlace::Memory => memory_path(&definition.name),
+    }
+}
+
+impl Driver {
+    /// Opens the pools, takes their locks and ends what a crash left. A pool that can't be served
+    /// doesn't hold up the others; a path that was never a pool, without `init`, is an error.
+    pub fn start(settings: Settings, host: Arc<dyn Host>) -> Result<Driver> {
+        let mut record: NodeRecord =
+            record::load(host.as_ref(), &settings.node_record)?.unwrap_or_default();
+        let homes = homes(host.as_ref(), &settings)?;
+        let home = match (record.home, homes.len()) {
+            (Some(home), _) => home,
+            (None, 1) => homes.first().copied().unwrap_or(HomeId(host.random_uuid())),
+            // Of two homes none is ours: all wait for `adopt`.
+            (None, _) => HomeId(host.random_uuid()),
+        };
+        if record.home.is_none() && homes.len() < 2 {
+            record.home = Some(home);
+        }
+        let driver = Driver {
+            settings,
+            host,
+            home,
+            pools: RwLock::new(Vec::new()),
+            record: Mutex::new(record),
+            locks: Locks::default(),
+            in_flight: InFlight::default(),
+            formats: std::sync::atomic::AtomicU64::new(0),
+        };
+        let mut states = Vec::new();
+        for definition in &driver.settings.pools {
+            states.push(driver.open_pool(definition)?);
+        }
+        *driver.pools.write().unwrap_or_else(PoisonError::into_inner) = states;
+        driver.remember()?;
+        Ok(driver)
+    }
+
+    /// Looks again at pools that aren't served: a disk may have come back.
+    pub fn look_again(&self) {
+        for state in self.states() {
+            let PoolState::Refused {
+                definition,
+                why: before,
+                ..
+            } = state
+            else {
+                continue;
+            };
+            let state = match self.open_pool(&definition) {
+                Ok(state) => state,
+                Err(error) => PoolState::Refused {
+                    id: None,
+                    why: chain(&error),
+                    definition: definition.clone(),
+                },
+            };
+            if let PoolState::Refused { why, .. } = &state
+                && *why == before
+            {
+                continue;
+            }
+            let mut pools = self.pools.write().unwrap_or_else(PoisonError::into_inner);
+            if let Some(slot) = pools
+                .iter_mut()
+                .find(|slot| slot.definition().name == definition.name)
+            {
+                *slot = state;
+            }
+            drop(pools);
+            if let Err(error) = self.remember() {
+                tracing::error!(error = %chain(&error), "can't write the node record");
+            }
+        }
+    }
+
+    /// Opens one pool, or says why it isn't served.
+    fn open_pool(&self, definition: &PoolDefinition) -> Result<PoolState> {
+        let path = folder(definition);
+        let refused = |id, why: String| {
+            tracing::error!(pool = %definition.name, "not served: {why}");
+            Ok(PoolState::Refused {
+                definition: definition.clone(),
+                id,
+                why,
+            })
+        };
+        let known = self.known(definition);
+        match pool_make::look(self.host.as_ref(), &path)? {
+            pool_make::Found::Pool(pool) if pool.home != self.home => {
+                return refused(
+                    Some(pool.id),
+                    format!(
+                        "it belongs to home {}, this machine is {}; if its disk came here for good, run `slackwater pool adopt {}`",
+                        pool.home, self.home, definition.name
+                    ),
+                );
+            }
+            pool_make::Found::Pool(_) => {}
+            found if known.is_some() => {
+                let (id, last) = known.unzip();
+                let what = if found == pool_make::Found::Missing {
+                    "does not exist"
+                } else {
+                    "has no pool"
+                };
+                return refused(
+                    id,
+                    format!(
+                        "{} {what}, but this machine had it at {}; is its disk mounted? (`slackwater pool forget` ends it)",
+                        path.display(),
+                        last.map(|known: KnownPool| known.place).unwrap_or_default()
+                    ),
+                );
+            }
+            _ if definition.init || definition.place == PoolPlace::Memory => {
+                if definition.place == PoolPlace::Memory {
+                    self.make_dirs(&path)?;
+                }
+                pool_make::make_pool(self.host.as_ref(), &definition.name, &path, self.home)?;
+            }
+            found => return Err(no_pool(definition, &path, &found)),
+        }
+        match FileBackend::open(self.host.clone(), &path)? {
+            Found::Pool(backend) => Ok(PoolState::Serving(Arc::new(
+                self.recover(definition, *backend)?,
+            ))),
+            Found::Locked(_) => Err(Error::refused(
+                path.display(),
+                "another slackwater process serves this pool; stop it first",
+            )),
+            Found::Blank => refused(None, format!("{} has no pool any more", path.display())),
+        }
+    }
+
+    /// Ends what a crash left on a pool, before its first call.
+    fn recover(&self, definition: &PoolDefinition, backend: FileBackend) -> Result<Pool> {
+        let mounts = self.host.mounts().doing(|| "read the mount table".into())?;
+        let leftovers = backend.recover(&|device| !usage::of_device(&mounts, device).is_empty())?;
+        let mut pool = Pool {
+            definition: definition.clone(),
+            backend: Box::new(backend),
+            leftovers,
+        };
+        pool.leftovers.ephemeral = self.end_stale_ephemerals(&pool)?;
+        tracing::info!(pool = %definition.name, id = %pool.id(), volumes = pool.backend.count(), leftovers = pool.leftovers.total(), "serving");
+        Ok(pool)
+    }
+
+    /// Inline volumes of an earlier boot: their pods are gone, and nobody unpublishes them.
+    fn end_stale_ephemerals(&self, pool: &Pool) -> Result<u64> {
+        let boot = self.host.boot_id().doing(|| "read the boot id".into())?;
+        let mut ended = 0;
+        for record in pool
+            .backend
+            .volumes(None, usize::MAX)
+            .into_iter()
+            .filter(|record| record.ephemeral)
+        {
+            let this_boot = record
+                .last_stage
+                .as_ref()
+                .is_some_and(|stage| stage.boot == Some(boot));
+            if this_boot || !pool.backend.devices(record.uuid)?.is_empty() {
+                continue;
+            }
+            match pool.backend.delete(record.uuid) {
+                Ok(()) => ended += 1,
+                Err(error) => {
+                    tracing::error!(volume = %record.uuid, error = %chain(&error), "can't end an inline volume of an earlier boot")
+                }
+            }
+        }
+        Ok(ended)
+    }
+
+    /// What the node record knows of a definition, by place or by name.
+    fn known(&self, definition: &PoolDefinition) -> Option<(crate::model::PoolId, KnownPool)> {
+        let place = definition.place.to_string();
+        let record = self.node_record();
+        let mut pools = record.pools.iter();
+        pools
+            .find(|(_, known)| known.place == place || known.name == definition.name)
+            .map(|(id, known)| (*id, known.clone()))
+    }
+
+    /// Writes what is served into the node record, if that is news.
+    fn remember(&self) -> Result<()> {
+        let mut record = self.node_record();
+        let before = record.clone();
+        for pool in self.serving() {
+            let known = KnownPool {
+                name: pool.definition.name.clone(),
+                place: pool.definition.place.to_string(),
+            };
+            record.forgotten.remove(&pool.id());
+            record.pools.insert(pool.id(), known);
+        }
+        let path = &self.settings.node_record;
+        if *record == before
+            && self
+                .host
+                .stat(path)
+                .doing(|| "look at the node record".into())?
+                .is_some()
+        {
+            return Ok(());
+        }
+        self.make_dirs(path.parent().unwrap_or(Path::new("/")))?;
+        record::store(self.host.as_ref(), path, &*record)
+    }
+
+    /// mkdir -p.
+    fn make_dirs(&self, path: &Path) -> Result<()> {
+        let mut missing: Vec<&Path> = Vec::new();
+        for folder in path.ancestors() {
+            if self
+                .host
+                .stat(folder)
+                .doing(|| format!("look at {}", folder.display()))?
+                .is_some()
+            {
+                break;
+            }
+            missing.push(folder);
+        }
+        missing.iter().rev().try_for_each(|folder| {
+            self.host
+                .perform(&Effect::MakeDir { path: folder })
+                .map(drop)
+                .doing(|| format!("make {}", folder.display()))
+        })
+    }
+
+    pub(super) fn node_record(&self) -> MutexGuard<'_, NodeRecord> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Homes of the pools that are there.
+fn homes(host: &dyn Host, settings: &Settings) -> Result<BTreeSet<HomeId>> {
+    let mut homes = BTreeSet::new();
+    for definition in &settings.pools {
+        homes.extend(FileBackend::identify(host, &folder(definition))?.map(|pool| pool.home));
+    }
+    Ok(homes)
+}
+
+fn no_pool(definition: &PoolDefinition, path: &Path, found: &pool_make::Found) -> Error {
+    let what = match found {
+        pool_make::Found::Missing => "does not exist".to_string(),
+        pool_make::Found::Foreign(what) => format!("is not a pool: {what}"),
+        pool_make::Found::Pool(_) | pool_make::Found::Blank => {
+            "is empty and was never a pool".to_string()
+        }
+    };
+    Error::refused(
+        path.display(),
+        format!(
+            "{what}; if this is the right disk, run `slackwater pool init {}={}` once, or add `,init` to its definition",
+            definition.name, definition.place
+        ),
+    )
+}

@@ -1,0 +1,42 @@
+//! Who uses a device, by the kernel's mount table.
+
+use std::path::Path;
+
+use crate::host::{Device, Mount};
+
+/// Every mount that shows the device: its file system, or its node bound to a target.
+pub(super) fn of_device<'a>(mounts: &'a [Mount], device: &Device) -> Vec<&'a Mount> {
+    mounts.iter().filter(|mount| shows(mount, device)).collect()
+}
+
+/// Whether a mount shows a device.
+pub(super) fn shows(mount: &Mount, device: &Device) -> bool {
+    // A bound device node: the mount is of the file system that has /dev, its root is the node.
+    if matches!(mount.fs_name.as_str(), "devtmpfs" | "tmpfs") {
+        return mount.root.file_name() == device.path.file_name() && mount.root != Path::new("/");
+    }
+    // btrfs has device numbers of its own, so there the source counts.
+    mount.device == device.rdev || mount.source == device.path
+}
+
+/// Whether a mount shows a loop device at all: then it's a volume's, of a pool that isn't served.
+pub(super) fn is_of_loop(mount: &Mount) -> bool {
+    let node = if matches!(mount.fs_name.as_str(), "devtmpfs" | "tmpfs") {
+        &mount.root
+    } else {
+        &mount.source
+    };
+    let name = node.file_name().and_then(|name| name.to_str());
+    name.is_some_and(|name| {
+        name.strip_prefix("loop")
+            .is_some_and(|n| !n.is_empty() && n.bytes().all(|c| c.is_ascii_digit()))
+    })
+}
+
+/// Mounts at a path, the topmost last.
+pub(super) fn at<'a>(mounts: &'a [Mount], path: &Path) -> Vec<&'a Mount> {
+    mounts
+        .iter()
+        .filter(|mount| mount.mount_point == path)
+        .collect()
+}
