@@ -1,6 +1,14 @@
 //! How a pool is defined on the command line: `NAME=file:/path[,init][,overcommit=1]`.
+//!
+//! The words of LVM pools and of `image=SIZE` belong to the grammar already; they are understood
+//! and refused, so that a definition never means something else than it says.
 
-use std::path::PathBuf;
+use std::fmt;
+use std::path::{Component, Path, PathBuf};
+use std::str::FromStr;
+
+use super::parameters::is_pool_name;
+use super::size;
 
 /// One `--pool`.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,11 +35,280 @@ pub enum PoolPlace {
     Memory,
 }
 
-impl std::fmt::Display for PoolPlace {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for PoolPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             PoolPlace::File { path } => write!(f, "file:{}", path.display()),
             PoolPlace::Memory => f.write_str("memory:"),
+        }
+    }
+}
+
+/// Why a text is not a definition of a pool: a whole sentence.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct NotAPool(String);
+
+/// The grammar, for sentences.
+const GRAMMAR: &str = "NAME=file:/path[,init][,overcommit=N] or NAME=memory:";
+/// Nobody promises more: at a thousand times the pool the number has lost its meaning.
+const MOST_OVERCOMMIT: f64 = 1000.0;
+
+impl PoolDefinition {
+    /// From its parts, as a table of the configuration file has them. `place` is taken whole:
+    /// here a path may hold a comma.
+    pub fn from_parts(
+        name: &str,
+        place: &str,
+        init: bool,
+        overcommit: Option<f64>,
+    ) -> Result<PoolDefinition, NotAPool> {
+        let no = |problem: String| NotAPool(format!("pool {name:?}: {problem}"));
+        if !is_pool_name(name) {
+            return Err(NotAPool(format!(
+                "{name:?} is not a name of a pool; give 1 to 63 of a-z, 0-9 and '-', with no '-' at the ends"
+            )));
+        }
+        let place = place.parse().map_err(|NotAPool(text)| no(text))?;
+        let overcommit = overcommit.unwrap_or(1.0);
+        if !(1.0..=MOST_OVERCOMMIT).contains(&overcommit) {
+            return Err(no(format!(
+                "overcommit={overcommit} is not possible; give a number from 1 to {MOST_OVERCOMMIT}"
+            )));
+        }
+        Ok(PoolDefinition {
+            name: name.to_string(),
+            place,
+            init,
+            overcommit,
+        })
+    }
+}
+
+impl FromStr for PoolPlace {
+    type Err = NotAPool;
+
+    fn from_str(text: &str) -> Result<PoolPlace, NotAPool> {
+        if let Some(path) = text.strip_prefix("file:") {
+            return Ok(PoolPlace::File {
+                path: pool_path(path)?,
+            });
+        }
+        if text == "memory:" {
+            return Ok(PoolPlace::Memory);
+        }
+        Err(NotAPool(if text.starts_with("memory:") {
+            "a memory pool has no path; give \"memory:\" alone".into()
+        } else if text.starts_with("lvm:") {
+            "LVM pools are not in this release; give file:/path on an xfs of that volume group"
+                .into()
+        } else {
+            format!("{text:?} is not a place of a pool; give file:/path or memory:")
+        }))
+    }
+}
+
+/// Without doubled or trailing slashes, so that one folder is spelt one way.
+fn pool_path(text: &str) -> Result<PathBuf, NotAPool> {
+    let no = |problem: &str| Err(NotAPool(format!("the path {text:?} {problem}")));
+    let path = Path::new(text);
+    if !path.is_absolute() {
+        return no("is not absolute; give file:/path");
+    }
+    if path.components().any(|part| part == Component::ParentDir) {
+        return no("has \"..\" in it; give it without");
+    }
+    if text.chars().any(char::is_control) {
+        return no("has a control character in it");
+    }
+    let plain: PathBuf = path.components().collect();
+    if plain == Path::new("/") {
+        return no("is the root folder; give a folder of its own");
+    }
+    Ok(plain)
+}
+
+impl FromStr for PoolDefinition {
+    type Err = NotAPool;
+
+    fn from_str(text: &str) -> Result<PoolDefinition, NotAPool> {
+        let Some((name, rest)) = text.split_once('=') else {
+            return Err(NotAPool(format!(
+                "{text:?} does not define a pool; give {GRAMMAR}"
+            )));
+        };
+        let no = |problem: String| NotAPool(format!("pool {name:?}: {problem}"));
+        let mut words = rest.split(',');
+        let place = words.next().unwrap_or_default();
+        let mut init = false;
+        let mut overcommit = None;
+        for word in words {
+            let twice = match word.split_once('=') {
+                None if word == "init" => std::mem::replace(&mut init, true),
+                Some(("overcommit", number)) => overcommit
+                    .replace(parse_overcommit(number).map_err(no)?)
+                    .is_some(),
+                Some(("image", bytes)) => return Err(no(refuse_image(bytes))),
+                _ => {
+                    return Err(no(format!(
+                        "{word:?} is not known; known are init and overcommit=N, and a path with a comma can be given in the configuration file alone"
+                    )));
+                }
+            };
+            if twice {
+                return Err(no(format!("{word:?} is said twice")));
+            }
+        }
+        PoolDefinition::from_parts(name, place, init, overcommit)
+    }
+}
+
+fn parse_overcommit(number: &str) -> Result<f64, String> {
+    number
+        .parse()
+        .map_err(|_| format!("overcommit={number} is not a number"))
+}
+
+fn refuse_image(bytes: &str) -> String {
+    match size::parse_size(bytes) {
+        Ok(_) => "image=SIZE is not in this release; give a folder on xfs instead".into(),
+        Err(error) => format!("image: {error}"),
+    }
+}
+
+impl fmt::Display for PoolDefinition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.name, self.place)?;
+        if self.init {
+            f.write_str(",init")?;
+        }
+        if self.overcommit != 1.0 {
+            write!(f, ",overcommit={}", self.overcommit)?;
+        }
+        Ok(())
+    }
+}
+
+/// What is wrong with definitions side by side: one name twice, one folder in another, simulated
+/// pools beside real ones.
+pub fn check_together(pools: &[PoolDefinition]) -> Result<(), NotAPool> {
+    for (at, pool) in pools.iter().enumerate() {
+        for other in &pools[..at] {
+            check_pair(other, pool)?;
+        }
+    }
+    Ok(())
+}
+
+fn check_pair(a: &PoolDefinition, b: &PoolDefinition) -> Result<(), NotAPool> {
+    if a.name == b.name {
+        return Err(NotAPool(format!("pool {:?} is defined twice", a.name)));
+    }
+    match (&a.place, &b.place) {
+        (PoolPlace::Memory, PoolPlace::Memory) => Ok(()),
+        (PoolPlace::File { path: outer }, PoolPlace::File { path: inner }) => {
+            if inner.starts_with(outer) || outer.starts_with(inner) {
+                return Err(NotAPool(format!(
+                    "pools {:?} and {:?} share a folder ({} and {}); give each its own",
+                    a.name,
+                    b.name,
+                    outer.display(),
+                    inner.display()
+                )));
+            }
+            Ok(())
+        }
+        (PoolPlace::Memory, PoolPlace::File { .. })
+        | (PoolPlace::File { .. }, PoolPlace::Memory) => Err(NotAPool(format!(
+            "pools {:?} and {:?} can't be served together: memory pools live on a simulated host, and a driver has one host",
+            a.name, b.name
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn refusal(text: &str) -> String {
+        text.parse::<PoolDefinition>().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn each_slip_has_its_sentence() {
+        let slips = [
+            "default",
+            "Default=file:/a",
+            "=file:/a",
+            "a=file:b",
+            "a=file:",
+            "a=file:/b/../c",
+            "a=file:/",
+            "a=file:/b,c",
+            "a=file:/b,init,init",
+            "a=file:/b,overcommit=x",
+            "a=file:/b,overcommit=0.5",
+            "a=file:/b,overcommit=NaN",
+            "a=file:/b,overcommit=inf",
+            "a=file:/b,overcommit=2,overcommit=3",
+            "a=file:/b,image=10Gi",
+            "a=file:/b,image=ten",
+            "a=memory:/b",
+            "a=lvm:vg",
+            "a=lvm:vg/thin,init",
+            "a=zfs:tank",
+        ];
+        let sentences: Vec<String> = slips
+            .iter()
+            .map(|slip| format!("{slip}\n    {}", refusal(slip)))
+            .collect();
+        insta::assert_snapshot!(sentences.join("\n"));
+    }
+
+    #[test]
+    fn one_folder_is_spelt_one_way() {
+        let plain: PoolDefinition = "a=file:/b/c,init".parse().unwrap();
+        assert_eq!("a=file://b/./c/,init".parse(), Ok(plain));
+    }
+
+    #[test]
+    fn pools_that_can_not_stand_side_by_side_are_refused() {
+        let together = |texts: &[&str]| {
+            let pools: Vec<PoolDefinition> = texts.iter().map(|t| t.parse().unwrap()).collect();
+            check_together(&pools)
+        };
+        assert!(together(&["a=file:/x", "b=file:/y", "c=file:/xy"]).is_ok());
+        assert!(together(&["a=memory:", "b=memory:"]).is_ok());
+        assert!(together(&["a=file:/x", "a=file:/y"]).is_err());
+        assert!(together(&["a=file:/x", "b=file:/x/"]).is_err());
+        assert!(together(&["a=file:/x/y", "b=file:/x"]).is_err());
+        assert!(together(&["a=file:/x", "b=memory:"]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn a_definition_prints_and_parses_as_inverses(
+            name in "[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?",
+            path in "(/[a-zA-Z0-9 =:._-]{1,12}){1,4}",
+            init: bool,
+            overcommit in 1.0f64..=1000.0,
+        ) {
+            prop_assume!(!path.split('/').any(|part| part == ".."));
+            let Ok(pool) = PoolDefinition::from_parts(&name, &format!("file:{path}"), init, Some(overcommit)) else {
+                // Only a path of dots alone is the root folder.
+                prop_assert!(path.chars().all(|c| c == '/' || c == '.'));
+                return Ok(());
+            };
+            prop_assert_eq!(pool.to_string().parse(), Ok(pool));
+        }
+
+        #[test]
+        fn any_text_is_taken_without_a_panic(text in any::<String>(), tail in "[a-z]=(file|memory|lvm):/?[a-z,=./0-9]{0,20}") {
+            let _ = text.parse::<PoolDefinition>();
+            if let Ok(pool) = tail.parse::<PoolDefinition>() {
+                prop_assert_eq!(pool.to_string().parse(), Ok(pool));
+            }
         }
     }
 }

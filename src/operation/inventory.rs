@@ -1,0 +1,224 @@
+//! What is on pools, read only, without their locks: also beside a running driver.
+
+use std::path::{Path, PathBuf};
+
+use uuid::Uuid;
+
+use super::pool_admin::load_node;
+use super::pool_make::{self, Found, VOLUMES};
+use crate::error::{Doing, Result, chain};
+use crate::host::Host;
+use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace};
+use crate::record::{self, NodeRecord, VolumeRecord};
+
+/// A pool that is configured, or that this machine has had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolEntry {
+    /// Its name.
+    pub name: String,
+    /// "file:/path".
+    pub place: String,
+    /// Its id, if it's known.
+    pub id: Option<PoolId>,
+    /// Its home, if it's there.
+    pub home: Option<HomeId>,
+    /// Named on the command line or in the file.
+    pub configured: bool,
+    /// How it is.
+    pub state: PoolState,
+}
+
+/// How a pool is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PoolState {
+    /// There, and of this machine.
+    Here,
+    /// There, with another home than this machine's.
+    OtherHome,
+    /// Known to the node record, and not at its place.
+    Absent,
+    /// Not made yet.
+    Blank,
+    /// Forgotten.
+    Forgotten,
+    /// Its place can't be read, or is somebody else's: why.
+    Unreadable(String),
+}
+
+impl PoolState {
+    /// For lists.
+    pub fn word(&self) -> &'static str {
+        match self {
+            PoolState::Here => "here",
+            PoolState::OtherHome => "other home",
+            PoolState::Absent => "absent",
+            PoolState::Blank => "blank",
+            PoolState::Forgotten => "forgotten",
+            PoolState::Unreadable(_) => "unreadable",
+        }
+    }
+}
+
+/// Configured pools in their order, then known ones, then forgotten ones.
+pub fn pools(
+    host: &dyn Host,
+    node_record: &Path,
+    configured: &[PoolDefinition],
+) -> Result<Vec<PoolEntry>> {
+    let node = load_node(host, node_record)?;
+    let mut entries: Vec<PoolEntry> = configured
+        .iter()
+        .map(|pool| entry(host, &node, &pool.name, &pool.place, true))
+        .collect();
+    for (id, known) in &node.pools {
+        if entries.iter().any(|entry| entry.id == Some(*id)) {
+            continue;
+        }
+        entries.push(match known.place.parse() {
+            Ok(place) => PoolEntry {
+                id: Some(*id),
+                ..entry(host, &node, &known.name, &place, false)
+            },
+            Err(error) => PoolEntry {
+                name: known.name.clone(),
+                place: known.place.clone(),
+                id: Some(*id),
+                home: None,
+                configured: false,
+                state: PoolState::Unreadable(error.to_string()),
+            },
+        });
+    }
+    entries.extend(node.forgotten.iter().map(|(id, known)| PoolEntry {
+        name: known.name.clone(),
+        place: known.place.clone(),
+        id: Some(*id),
+        home: None,
+        configured: false,
+        state: PoolState::Forgotten,
+    }));
+    Ok(entries)
+}
+
+fn entry(
+    host: &dyn Host,
+    node: &NodeRecord,
+    name: &str,
+    place: &PoolPlace,
+    configured: bool,
+) -> PoolEntry {
+    let known = super::pool_admin::known_at(node, place);
+    let (id, home, state) = match place {
+        PoolPlace::Memory => (None, None, PoolState::Blank),
+        PoolPlace::File { path } => match pool_make::look(host, path) {
+            Ok(Found::Pool(found)) => {
+                let is_ours = node.home.is_none_or(|home| home == found.home);
+                let state = if is_ours {
+                    PoolState::Here
+                } else {
+                    PoolState::OtherHome
+                };
+                (Some(found.id), Some(found.home), state)
+            }
+            Ok(Found::Blank | Found::Missing) if known.is_some() => {
+                (known, None, PoolState::Absent)
+            }
+            Ok(Found::Blank | Found::Missing) => (None, None, PoolState::Blank),
+            Ok(Found::Foreign(what)) => (known, None, PoolState::Unreadable(what)),
+            Err(error) => (known, None, PoolState::Unreadable(chain(&error))),
+        },
+    };
+    PoolEntry {
+        name: name.to_string(),
+        place: place.to_string(),
+        id,
+        home,
+        configured,
+        state,
+    }
+}
+
+/// A volume on a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeEntry {
+    /// The pool's name.
+    pub pool: String,
+    /// The pool's id.
+    pub pool_id: PoolId,
+    /// Its record.
+    pub record: VolumeRecord,
+    /// Bytes of blocks that its image has.
+    pub allocated: u64,
+}
+
+/// A record that can't be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DamagedEntry {
+    /// The pool's name.
+    pub pool: String,
+    /// The volume's folder.
+    pub path: PathBuf,
+    /// Why.
+    pub problem: String,
+}
+
+/// The volumes of one pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inventory {
+    /// In the order of uuids.
+    pub volumes: Vec<VolumeEntry>,
+    /// What can't be read.
+    pub damaged: Vec<DamagedEntry>,
+}
+
+/// Reads the volumes of the pool in a folder. One that is deleted meanwhile is left out.
+pub fn volumes(host: &dyn Host, name: &str, pool_id: PoolId, path: &Path) -> Result<Inventory> {
+    let folder = path.join(VOLUMES);
+    let names = host
+        .list_dir(&folder)
+        .doing(|| format!("list the volumes of pool {name}"))?
+        .unwrap_or_default();
+    let mut inventory = Inventory::default();
+    for entry in names {
+        let path = folder.join(&entry);
+        let read = read_volume(host, &path, &entry);
+        match read {
+            Ok(Some((record, allocated))) => inventory.volumes.push(VolumeEntry {
+                pool: name.to_string(),
+                pool_id,
+                record,
+                allocated,
+            }),
+            Ok(None) => {}
+            Err(problem) => inventory.damaged.push(DamagedEntry {
+                pool: name.to_string(),
+                path,
+                problem,
+            }),
+        }
+    }
+    Ok(inventory)
+}
+
+fn read_volume(
+    host: &dyn Host,
+    path: &Path,
+    name: &str,
+) -> Result<Option<(VolumeRecord, u64)>, String> {
+    let record = record::load::<VolumeRecord>(host, &path.join("record.json"));
+    let Some(record) = record.map_err(|error| chain(&error))? else {
+        return match host.list_dir(path).map_err(|error| chain(&error))? {
+            // Deleted between two looks.
+            None => Ok(None),
+            Some(inner) if inner.is_empty() => Ok(None),
+            Some(_) => Err("it has no record.json".into()),
+        };
+    };
+    if Uuid::try_parse(name) != Ok(record.uuid) {
+        return Err(format!("its record is of volume {}", record.uuid));
+    }
+    let image = host
+        .stat(&path.join("data.img"))
+        .map_err(|error| chain(&error))?;
+    Ok(Some((record, image.map_or(0, |stat| stat.allocated))))
+}

@@ -1,0 +1,323 @@
+//! Acts of an administrator on pools: init, adopt, forget, list.
+//!
+//! They run beside a driver, not through it: the pool's lock keeps them from a pool that is
+//! served, and the driver finds their result when it looks again. Each can be repeated.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use super::pool_make::{self, Found, LOCK_FILE, POOL_FILE};
+use crate::error::{Doing, Error, Kind, Result};
+use crate::host::{Effect, Host};
+use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace};
+use crate::record::node::KnownPool;
+use crate::record::{self, NodeRecord, PoolRecord};
+
+/// What [`init`] did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Made {
+    /// The pool.
+    pub pool: PoolRecord,
+    /// False if it was a pool of this machine already.
+    pub changed: bool,
+    /// What to know about its ground.
+    pub warnings: Vec<String>,
+}
+
+/// What [`adopt`] did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Adopted {
+    /// The pool, with its home now.
+    pub pool: PoolRecord,
+    /// Its home before, if it was another.
+    pub from: Option<HomeId>,
+}
+
+/// Makes a pool. A path where the node record knows a pool that isn't there is refused: an
+/// unmounted disk looks like an empty folder.
+pub fn init(host: &dyn Host, node_record: &Path, pool: &PoolDefinition) -> Result<Made> {
+    let path = folder(pool)?;
+    let mut node = load_node(host, node_record)?;
+    let found = pool_make::look(host, path)?;
+    if let Found::Foreign(what) = &found {
+        return Err(pool_make::not_blank(path, what));
+    }
+    let home = machine_home(host, &node, &[])?;
+    if let Found::Pool(record) = &found {
+        if let Some(home) = home.filter(|home| *home != record.home) {
+            return Err(other_home(pool, record, home));
+        }
+    } else if let Some(id) = known_as(&node, pool) {
+        return Err(blank_but_known(pool, id));
+    }
+    if found == Found::Missing {
+        pool_make::make_folder(host, path)?;
+    }
+    let warnings = pool_make::check_ground(host, path)?;
+    let (record, changed) = match found {
+        Found::Pool(record) => (record, false),
+        Found::Blank | Found::Missing | Found::Foreign(_) => {
+            lock(host, pool, path)?;
+            let home = home.unwrap_or_else(|| HomeId(host.random_uuid()));
+            (pool_make::make_pool(host, &pool.name, path, home)?, true)
+        }
+    };
+    remember(host, node_record, &mut node, pool, &record)?;
+    Ok(Made {
+        pool: record,
+        changed,
+        warnings,
+    })
+}
+
+/// Lets a pool belong to this machine. `others` are further pools of it, for its home where the
+/// node record has none yet.
+pub fn adopt(
+    host: &dyn Host,
+    node_record: &Path,
+    pool: &PoolDefinition,
+    others: &[PoolDefinition],
+) -> Result<Adopted> {
+    let path = folder(pool)?;
+    let mut node = load_node(host, node_record)?;
+    let mut record = match pool_make::look(host, path)? {
+        Found::Pool(record) => record,
+        Found::Blank | Found::Missing | Found::Foreign(_) => {
+            return Err(Error::refused(
+                format!("pool {}", pool.name),
+                format!(
+                    "there is no pool at {}; is its disk mounted?",
+                    path.display()
+                ),
+            ));
+        }
+    };
+    let others: Vec<_> = others
+        .iter()
+        .filter(|other| other.place != pool.place)
+        .cloned()
+        .collect();
+    let home = match node.home {
+        Some(home) => home,
+        // Where its other pools disagree, too, the first of them decides, and the rest are adopted.
+        None => homes(host, &node, &others)?
+            .first()
+            .copied()
+            .unwrap_or(record.home),
+    };
+    let from = Some(record.home).filter(|before| *before != home);
+    if from.is_some() {
+        lock(host, pool, path)?;
+        record.home = home;
+        record::store(host, &path.join(POOL_FILE), &record)?;
+    }
+    remember(host, node_record, &mut node, pool, &record)?;
+    Ok(Adopted { pool: record, from })
+}
+
+/// Gives up a pool by name or id. One that is there is refused: it would come back by itself.
+pub fn forget(host: &dyn Host, node_record: &Path, which: &str) -> Result<(PoolId, KnownPool)> {
+    let mut node = load_node(host, node_record)?;
+    let matching: Vec<PoolId> = node
+        .pools
+        .iter()
+        .filter(|(id, known)| known.name == which || id.to_string() == which)
+        .map(|(id, _)| *id)
+        .collect();
+    let id = match matching[..] {
+        [id] => id,
+        [] => {
+            return match node
+                .forgotten
+                .iter()
+                .find(|(id, known)| known.name == which || id.to_string() == which)
+            {
+                Some((id, known)) => Ok((*id, known.clone())),
+                None => Err(Error::NotFound {
+                    kind: Kind::Pool,
+                    id: which.to_string(),
+                }),
+            };
+        }
+        [..] => {
+            let ids: Vec<String> = matching.iter().map(PoolId::to_string).collect();
+            return Err(Error::refused(
+                format!("pool {which}"),
+                format!(
+                    "several have this name; give one of the ids {}",
+                    ids.join(", ")
+                ),
+            ));
+        }
+    };
+    let known = node.pools[&id].clone();
+    if let Ok(PoolPlace::File { path }) = known.place.parse::<PoolPlace>()
+        && matches!(pool_make::look(host, &path)?, Found::Pool(found) if found.id == id)
+    {
+        return Err(Error::refused(
+            format!("pool {which}"),
+            format!(
+                "it is there, at {}; only a pool that won't come back is forgotten (unmount its disk, or empty the folder)",
+                path.display()
+            ),
+        ));
+    }
+    node.pools.remove(&id);
+    node.forgotten.insert(id, known.clone());
+    store_node(host, node_record, &node)?;
+    Ok((id, known))
+}
+
+/// The folder of a file pool.
+pub fn folder(pool: &PoolDefinition) -> Result<&PathBuf> {
+    match &pool.place {
+        PoolPlace::File { path } => Ok(path),
+        PoolPlace::Memory => Err(Error::refused(
+            format!("pool {}", pool.name),
+            "a memory pool is gone with its process; there is nothing to make or adopt",
+        )),
+    }
+}
+
+/// The node record, empty if there is none.
+pub fn load_node(host: &dyn Host, path: &Path) -> Result<NodeRecord> {
+    Ok(record::load(host, path)?.unwrap_or_default())
+}
+
+/// Writes the node record, with the folders above it where they are missing.
+pub fn store_node(host: &dyn Host, path: &Path, node: &NodeRecord) -> Result<()> {
+    let doing = || format!("make the folder of {}", path.display());
+    let mut missing = Vec::new();
+    let mut next = path.parent();
+    while let Some(folder) = next {
+        if host.stat(folder).doing(doing)?.is_some() {
+            break;
+        }
+        missing.push(folder);
+        next = folder.parent();
+    }
+    for folder in missing.into_iter().rev() {
+        host.perform(&Effect::MakeDir { path: folder })
+            .doing(doing)?;
+        if let Some(parent) = folder.parent() {
+            host.perform(&Effect::SyncDir { path: parent })
+                .doing(doing)?;
+        }
+    }
+    record::store(host, path, node)
+}
+
+/// The pool that the node record knows at a place.
+pub fn known_at(node: &NodeRecord, place: &PoolPlace) -> Option<PoolId> {
+    let place = place.to_string();
+    node.pools
+        .iter()
+        .find(|(_, known)| known.place == place)
+        .map(|(id, _)| *id)
+}
+
+/// The pool that the node record knows by a definition's place or name.
+pub fn known_as(node: &NodeRecord, pool: &PoolDefinition) -> Option<PoolId> {
+    known_at(node, &pool.place).or_else(|| {
+        let mut known = node.pools.iter();
+        known
+            .find(|(_, known)| known.name == pool.name)
+            .map(|(id, _)| *id)
+    })
+}
+
+/// The refusal of a blank path where a pool should be.
+pub fn blank_but_known(pool: &PoolDefinition, id: PoolId) -> Error {
+    Error::refused(
+        format!("pool {}", pool.name),
+        format!(
+            "{} is blank, but this machine had it as {id}: is its disk mounted? If it won't come back: slackwater pool forget {id}",
+            pool.place
+        ),
+    )
+}
+
+/// The refusal of a pool that came from another machine.
+pub fn other_home(pool: &PoolDefinition, record: &PoolRecord, home: HomeId) -> Error {
+    Error::refused(
+        format!("pool {}", pool.name),
+        format!(
+            "it belongs to another machine (home {}, this machine's is {home}); if it is to stay here: slackwater pool adopt {}={}",
+            record.home, pool.name, pool.place
+        ),
+    )
+}
+
+/// Homes of the pools that can be read now, each once, in the order given, known ones last.
+fn homes(host: &dyn Host, node: &NodeRecord, pools: &[PoolDefinition]) -> Result<Vec<HomeId>> {
+    let known = node
+        .pools
+        .values()
+        .filter_map(|known| known.place.parse().ok());
+    let places = pools.iter().map(|pool| pool.place.clone()).chain(known);
+    let mut seen = BTreeSet::new();
+    let mut homes = Vec::new();
+    for place in places {
+        if let PoolPlace::File { path } = place
+            && let Found::Pool(record) = pool_make::look(host, &path)?
+            && seen.insert(record.home)
+        {
+            homes.push(record.home);
+        }
+    }
+    Ok(homes)
+}
+
+/// The machine's home: the node record's, else that of its pools; `None` where it has neither.
+fn machine_home(
+    host: &dyn Host,
+    node: &NodeRecord,
+    pools: &[PoolDefinition],
+) -> Result<Option<HomeId>> {
+    if node.home.is_some() {
+        return Ok(node.home);
+    }
+    match homes(host, node, pools)?[..] {
+        [] => Ok(None),
+        [home] => Ok(Some(home)),
+        [..] => Err(Error::refused(
+            "this machine",
+            "its pools have several homes; adopt those that are to stay: slackwater pool adopt",
+        )),
+    }
+}
+
+fn lock(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Result<()> {
+    let free = host
+        .try_lock_file(&path.join(LOCK_FILE))
+        .doing(|| format!("lock pool {}", pool.name))?;
+    if free {
+        return Ok(());
+    }
+    Err(Error::refused(
+        format!("pool {}", pool.name),
+        "another process serves or changes it; stop that first",
+    ))
+}
+
+/// Writes down that this machine has the pool, if that isn't written already.
+fn remember(
+    host: &dyn Host,
+    node_record: &Path,
+    node: &mut NodeRecord,
+    pool: &PoolDefinition,
+    record: &PoolRecord,
+) -> Result<()> {
+    let before = node.clone();
+    node.home.get_or_insert(record.home);
+    node.forgotten.remove(&record.id);
+    let known = KnownPool {
+        name: pool.name.clone(),
+        place: pool.place.to_string(),
+    };
+    node.pools.insert(record.id, known);
+    if *node == before {
+        return Ok(());
+    }
+    store_node(host, node_record, node)
+}
