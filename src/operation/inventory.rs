@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
 use super::pool_admin::load_node;
-use super::pool_make::{self, Found, VOLUMES};
+use super::pool_make::{self, Found};
+use crate::backend::file::VOLUMES;
 use crate::error::{Doing, Result, chain};
 use crate::host::Host;
 use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace};

@@ -6,7 +6,8 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::pool_make::{self, Found, LOCK_FILE, POOL_FILE};
+use super::pool_make::{self, Found};
+use crate::backend::file::{LOCK_FILE, POOL_FILE};
 use crate::error::{Doing, Error, Kind, Result};
 use crate::host::{Effect, Host};
 use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace};
