@@ -1,0 +1,279 @@
+//! The simulated disk: a tree of directories and files, each with what is live and what would
+//! still be there after a power loss.
+//!
+//! The rules are those of a journalling file system at its worst: a file's data is durable as of
+//! its last fsync (before that it is empty), a directory's entries as of the last fsync of the
+//! directory; a rename is one step, so fsync of either directory makes both ends of it durable.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use nix::errno::Errno;
+
+use super::content::Content;
+
+/// Inode number.
+pub(super) type Ino = u64;
+/// The inode of "/".
+pub(super) const ROOT: Ino = 2;
+/// Blocks that a file system hands out.
+pub(super) const BLOCK: u64 = 4096;
+
+/// What an inode is.
+#[derive(Clone, Debug)]
+pub(super) enum Node {
+    /// A directory.
+    Dir(Dir),
+    /// A file; boxed, for directories are small.
+    File(Box<File>),
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Dir {
+    pub(super) live: BTreeMap<String, Ino>,
+    durable: BTreeMap<String, Ino>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct File {
+    pub(super) live: Data,
+    pub(super) durable: Data,
+}
+
+/// What a file holds. Small files have bytes; images have a size and the content of a device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Data {
+    pub(super) bytes: Vec<u8>,
+    pub(super) size: u64,
+    /// Bytes of blocks reserved by fallocate.
+    pub(super) reserved: u64,
+    pub(super) content: Content,
+}
+
+impl Data {
+    /// Bytes of blocks on the pool.
+    pub(super) fn allocated(&self) -> u64 {
+        let small = (self.bytes.len() as u64).next_multiple_of(BLOCK);
+        self.reserved.max(self.content.used()).max(small)
+    }
+}
+
+/// A rename between two directories that neither has been synced since.
+#[derive(Clone, Debug)]
+struct Move {
+    ends: [(Ino, String); 2],
+}
+
+#[derive(Debug)]
+pub(super) struct Disk {
+    nodes: BTreeMap<Ino, Node>,
+    moves: Vec<Move>,
+    next: Ino,
+    pub(super) capacity: u64,
+}
+
+/// The parent directory and the last name of a path.
+pub(super) type Slot = (Ino, String);
+
+impl Disk {
+    pub(super) fn new(capacity: u64) -> Disk {
+        Disk {
+            nodes: BTreeMap::from([(ROOT, Node::Dir(Dir::default()))]),
+            moves: Vec::new(),
+            next: 128,
+            capacity,
+        }
+    }
+
+    pub(super) fn node(&self, ino: Ino) -> Option<&Node> {
+        self.nodes.get(&ino)
+    }
+
+    pub(super) fn dir(&self, ino: Ino) -> Result<&Dir, Errno> {
+        match self.nodes.get(&ino) {
+            Some(Node::Dir(dir)) => Ok(dir),
+            Some(Node::File(_)) => Err(Errno::ENOTDIR),
+            None => Err(Errno::ENOENT),
+        }
+    }
+
+    fn dir_mut(&mut self, ino: Ino) -> Result<&mut Dir, Errno> {
+        match self.nodes.get_mut(&ino) {
+            Some(Node::Dir(dir)) => Ok(dir),
+            Some(Node::File(_)) => Err(Errno::ENOTDIR),
+            None => Err(Errno::ENOENT),
+        }
+    }
+
+    pub(super) fn file(&self, ino: Ino) -> Result<&File, Errno> {
+        match self.nodes.get(&ino) {
+            Some(Node::File(file)) => Ok(file),
+            Some(Node::Dir(_)) => Err(Errno::EISDIR),
+            None => Err(Errno::ENOENT),
+        }
+    }
+
+    pub(super) fn file_mut(&mut self, ino: Ino) -> Result<&mut File, Errno> {
+        match self.nodes.get_mut(&ino) {
+            Some(Node::File(file)) => Ok(file),
+            Some(Node::Dir(_)) => Err(Errno::EISDIR),
+            None => Err(Errno::ENOENT),
+        }
+    }
+
+    /// The inode of a name in a directory.
+    pub(super) fn find(&self, (dir, name): &Slot) -> Result<Option<Ino>, Errno> {
+        Ok(self.dir(*dir)?.live.get(name).copied())
+    }
+
+    fn add(&mut self, (dir, name): &Slot, node: Node) -> Result<Ino, Errno> {
+        let ino = self.next;
+        self.dir_mut(*dir)?.live.insert(name.clone(), ino);
+        self.next += 1;
+        self.nodes.insert(ino, node);
+        Ok(ino)
+    }
+
+    /// mkdir; an existing directory is success.
+    pub(super) fn make_dir(&mut self, slot: &Slot) -> Result<Ino, Errno> {
+        match self.find(slot)? {
+            Some(ino) => self.dir(ino).map(|_| ino).map_err(|_| Errno::EEXIST),
+            None => self.add(slot, Node::Dir(Dir::default())),
+        }
+    }
+
+    /// The file there, or a new empty one.
+    pub(super) fn make_file(&mut self, slot: &Slot) -> Result<Ino, Errno> {
+        match self.find(slot)? {
+            Some(ino) => self.file(ino).map(|_| ino),
+            None => self.add(slot, Node::File(Box::default())),
+        }
+    }
+
+    pub(super) fn sync_file(&mut self, ino: Ino) -> Result<(), Errno> {
+        let file = self.file_mut(ino)?;
+        file.durable = file.live.clone();
+        Ok(())
+    }
+
+    pub(super) fn sync_dir(&mut self, ino: Ino) -> Result<(), Errno> {
+        let dir = self.dir_mut(ino)?;
+        dir.durable = dir.live.clone();
+        let (now, later): (Vec<Move>, Vec<Move>) = std::mem::take(&mut self.moves)
+            .into_iter()
+            .partition(|one| one.ends.iter().any(|end| end.0 == ino));
+        self.moves = later;
+        for (other, name) in now.into_iter().flat_map(|one| one.ends) {
+            if let Ok(dir) = self.dir_mut(other) {
+                match dir.live.get(&name).copied() {
+                    Some(ino) => dir.durable.insert(name, ino),
+                    None => dir.durable.remove(&name),
+                };
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn rename(&mut self, from: &Slot, to: &Slot) -> Result<(), Errno> {
+        let ino = self.find(from)?.ok_or(Errno::ENOENT)?;
+        let is_dir = matches!(self.node(ino), Some(Node::Dir(_)));
+        match self.find(to)?.and_then(|old| self.node(old)) {
+            Some(Node::Dir(old)) if is_dir && !old.live.is_empty() => return Err(Errno::ENOTEMPTY),
+            Some(Node::Dir(_)) if !is_dir => return Err(Errno::EISDIR),
+            Some(Node::File(_)) if is_dir => return Err(Errno::ENOTDIR),
+            Some(Node::Dir(_) | Node::File(_)) | None => {}
+        }
+        self.dir_mut(from.0)?.live.remove(&from.1);
+        self.dir_mut(to.0)?.live.insert(to.1.clone(), ino);
+        if from.0 != to.0 {
+            self.moves.push(Move {
+                ends: [from.clone(), to.clone()],
+            });
+        }
+        Ok(())
+    }
+
+    /// unlink; nothing there is success.
+    pub(super) fn remove_file(&mut self, slot: &Slot) -> Result<(), Errno> {
+        if let Some(ino) = self.find(slot)? {
+            self.file(ino)?;
+            self.dir_mut(slot.0)?.live.remove(&slot.1);
+        }
+        Ok(())
+    }
+
+    /// rmdir; nothing there is success.
+    pub(super) fn remove_dir(&mut self, slot: &Slot) -> Result<(), Errno> {
+        if let Some(ino) = self.find(slot)? {
+            if !self.dir(ino)?.live.is_empty() {
+                return Err(Errno::ENOTEMPTY);
+            }
+            self.dir_mut(slot.0)?.live.remove(&slot.1);
+        }
+        Ok(())
+    }
+
+    fn reach(&self, from: &mut Vec<Ino>, with_durable: bool) -> BTreeSet<Ino> {
+        let mut seen = BTreeSet::new();
+        while let Some(ino) = from.pop() {
+            if seen.insert(ino)
+                && let Some(Node::Dir(dir)) = self.nodes.get(&ino)
+            {
+                from.extend(dir.live.values());
+                from.extend(dir.durable.values().filter(|_| with_durable));
+            }
+        }
+        seen
+    }
+
+    /// Bytes of blocks that files have; `open` are inodes that live without a name.
+    pub(super) fn used(&self, open: impl IntoIterator<Item = Ino>) -> u64 {
+        let mut from: Vec<Ino> = open.into_iter().chain([ROOT]).collect();
+        let files = self
+            .reach(&mut from, false)
+            .into_iter()
+            .filter_map(|ino| self.file(ino).ok());
+        files.map(|file| file.live.allocated()).sum()
+    }
+
+    /// Forgets inodes that nothing can reach any more.
+    pub(super) fn collect(&mut self, open: impl IntoIterator<Item = Ino>) {
+        let mut from: Vec<Ino> = open.into_iter().chain([ROOT]).collect();
+        let seen = self.reach(&mut from, true);
+        self.nodes.retain(|ino, _| seen.contains(ino));
+    }
+
+    /// A clean end: everything is durable.
+    pub(super) fn sync_all(&mut self) {
+        self.moves.clear();
+        for node in self.nodes.values_mut() {
+            match node {
+                Node::Dir(dir) => dir.durable = dir.live.clone(),
+                Node::File(file) => file.durable = file.live.clone(),
+            }
+        }
+    }
+
+    /// The power went: what isn't durable never was.
+    pub(super) fn lose_power(&mut self) {
+        self.moves.clear();
+        for node in self.nodes.values_mut() {
+            match node {
+                Node::Dir(dir) => dir.live = dir.durable.clone(),
+                Node::File(file) => file.live = file.durable.clone(),
+            }
+        }
+        self.collect([]);
+    }
+
+    /// Every path of a file or directory below one, as shown.
+    pub(super) fn paths_below(&self, ino: Ino, prefix: &str, into: &mut Vec<String>) {
+        let Some(Node::Dir(dir)) = self.nodes.get(&ino) else {
+            return;
+        };
+        for (name, child) in &dir.live {
+            let path = format!("{prefix}/{name}");
+            into.push(path.clone());
+            self.paths_below(*child, &path, into);
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! Loop devices: LOOP_CONFIGURE, LOOP_CLR_FD, autoclear, and what a device shows.
+
+use nix::errno::Errno;
+
+use super::content::{Content, ContentKind};
+use super::disk::Ino;
+use super::machine::{Machine, Opened, Opener, Process};
+use crate::error::HostCause;
+use crate::host::{Device, FileId, LoopSpec, LoopStatus};
+use crate::model::FsType;
+use uuid::Uuid;
+
+/// What a loop device stands on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Backing {
+    /// A file of the simulated disk.
+    Image(Ino),
+    /// Something of somebody else's.
+    Stranger(FileId),
+}
+
+impl Backing {
+    pub(super) fn image(self) -> Option<Ino> {
+        match self {
+            Backing::Image(ino) => Some(ino),
+            Backing::Stranger(_) => None,
+        }
+    }
+
+    pub(super) fn id(self) -> FileId {
+        match self {
+            Backing::Image(ino) => Machine::image_id(ino),
+            Backing::Stranger(id) => id,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct LoopDev {
+    pub(super) backing: Backing,
+    pub(super) bytes: u64,
+    pub(super) offset: u64,
+    pub(super) read_only: bool,
+    pub(super) autoclear: bool,
+    /// discard_max_bytes is 0.
+    pub(super) no_discard: bool,
+    /// Attached by somebody else.
+    pub(super) strange: bool,
+}
+
+/// N of a loop device's number.
+pub(super) fn loop_number(device: &Device) -> Option<u32> {
+    let major = nix::sys::stat::major(device.rdev);
+    (major == 7).then(|| nix::sys::stat::minor(device.rdev) as u32)
+}
+
+impl Machine {
+    pub(super) fn loop_status(&self) -> Vec<LoopStatus> {
+        let status = |(number, dev): (&u32, &LoopDev)| LoopStatus {
+            number: *number,
+            backing: dev.backing.id(),
+            offset: dev.offset,
+            size_limit: 0,
+            read_only: dev.read_only,
+            autoclear: dev.autoclear,
+            direct_io: true,
+        };
+        self.loops.iter().map(status).collect()
+    }
+
+    /// Everything that keeps a loop device open.
+    pub(super) fn openers_of(&self, number: u32) -> usize {
+        let open = |opener: &&Opener| matches!(opener.what, Opened::Loop(n) if n == number);
+        self.openers.values().filter(open).count() + usize::from(self.supers.contains_key(&number))
+    }
+
+    /// Opens a loop device; gives the key to close it with.
+    pub(super) fn open_loop(&mut self, process: Option<Process>, number: u32) -> u64 {
+        let key = self.fresh();
+        self.openers.insert(
+            key,
+            Opener {
+                process,
+                what: Opened::Loop(number),
+            },
+        );
+        key
+    }
+
+    /// The lowest free number gets the device.
+    pub(super) fn add_loop(&mut self, dev: LoopDev) -> u32 {
+        let number = (0..).find(|n| !self.loops.contains_key(n)).unwrap_or(0);
+        self.loops.insert(number, dev);
+        number
+    }
+
+    pub(super) fn attach(
+        &mut self,
+        process: Process,
+        spec: &LoopSpec<'_>,
+    ) -> Result<(u32, u64), HostCause> {
+        let ino = self.find(process, spec.image)?.ok_or(Errno::ENOENT)?;
+        if Machine::image_id(ino) != spec.backing {
+            return Err(HostCause::Unexpected(
+                "the image is another file than it was".into(),
+            ));
+        }
+        let data = &self.disk.file(ino)?.live;
+        if !matches!(spec.block_size, 512 | 1024 | 2048 | 4096)
+            || spec.block_size < self.options.sector
+        {
+            return Err(Errno::EINVAL.into());
+        }
+        let bytes = data.size - data.size % u64::from(spec.block_size);
+        let others = self.loops_on(ino);
+        if let Some(other) = others.first() {
+            if others
+                .iter()
+                .all(|n| self.loops.get(n).is_some_and(|dev| !dev.strange))
+            {
+                self.violation(format!(
+                    "a second loop device on {}, beside loop{other}",
+                    spec.image.display()
+                ));
+            }
+            return Err(Errno::EBUSY.into());
+        }
+        let number = self.add_loop(LoopDev {
+            backing: Backing::Image(ino),
+            bytes,
+            offset: 0,
+            read_only: spec.read_only,
+            autoclear: spec.autoclear,
+            no_discard: false,
+            strange: false,
+        });
+        Ok((number, self.open_loop(Some(process), number)))
+    }
+
+    /// With other openers, the device goes with the last of them. One that stands on something
+    /// else is left alone: what was to go is gone.
+    pub(super) fn detach(&mut self, number: u32, backing: FileId) -> Result<(), HostCause> {
+        let open = self.openers_of(number) > 0;
+        match self.loops.get_mut(&number) {
+            Some(dev) if dev.backing.id() == backing && open => dev.autoclear = true,
+            Some(dev) if dev.backing.id() == backing => {
+                self.sync_loop(number);
+                self.loops.remove(&number);
+            }
+            Some(_) | None => {}
+        }
+        Ok(())
+    }
+
+    pub(super) fn resize_loop(&mut self, number: u32) -> Result<(), HostCause> {
+        let ino = self.image_of(number)?;
+        let size = self.disk.file(ino)?.live.size;
+        self.dev_mut(number)?.bytes = size;
+        Ok(())
+    }
+
+    pub(super) fn dev(&self, number: u32) -> Result<&LoopDev, Errno> {
+        self.loops.get(&number).ok_or(Errno::ENXIO)
+    }
+
+    pub(super) fn dev_mut(&mut self, number: u32) -> Result<&mut LoopDev, Errno> {
+        self.loops.get_mut(&number).ok_or(Errno::ENXIO)
+    }
+
+    /// The image beneath a loop device.
+    pub(super) fn image_of(&self, number: u32) -> Result<Ino, Errno> {
+        self.dev(number)?.backing.image().ok_or(Errno::ENXIO)
+    }
+
+    pub(super) fn content(&self, number: u32) -> Result<&Content, Errno> {
+        Ok(&self.disk.file(self.image_of(number)?)?.live.content)
+    }
+
+    pub(super) fn content_mut(&mut self, number: u32) -> Result<&mut Content, Errno> {
+        let ino = self.image_of(number)?;
+        Ok(&mut self.data_mut(ino)?.content)
+    }
+
+    /// fsync of the device reaches its image.
+    pub(super) fn sync_loop(&mut self, number: u32) {
+        if let Ok(ino) = self.image_of(number)
+            && self.disk.sync_file(ino).is_err()
+        {
+            self.violation(format!("loop{number} stands on a directory"));
+        }
+    }
+
+    /// mkfs: refuses small and claimed devices, discards unless told not to, syncs at its end.
+    pub(super) fn format(
+        &mut self,
+        number: u32,
+        fs: FsType,
+        uuid: Uuid,
+        keep_blocks: bool,
+    ) -> Result<(), HostCause> {
+        let refuse = |stderr: String| HostCause::Tool {
+            program: format!("mkfs.{fs}"),
+            status: "exit status: 1".into(),
+            stderr,
+        };
+        let dev = self.dev(number)?.clone();
+        let ino = self.image_of(number)?;
+        if self.supers.contains_key(&number) {
+            self.violation(format!("mkfs of loop{number}, which is mounted"));
+            return Err(refuse(format!("/dev/loop{number} is mounted")));
+        }
+        if dev.read_only {
+            return Err(refuse(format!("/dev/loop{number} is read-only")));
+        }
+        if dev.bytes < fs.minimum_bytes() {
+            return Err(refuse(format!("{} bytes are too few for {fs}", dev.bytes)));
+        }
+        let content = &self.content(number)?;
+        if content.used_before
+            || matches!(content.kind, ContentKind::Raw(_) | ContentKind::Foreign(_))
+        {
+            self.violation(format!(
+                "mkfs of loop{number}: its image was in use before, its data is lost"
+            ));
+        }
+        let fresh = Content::fresh(fs, uuid, dev.bytes);
+        let available = self.available();
+        let data = self.data_mut(ino)?;
+        let before = data.allocated();
+        if !keep_blocks && !dev.no_discard {
+            data.reserved = 0;
+        }
+        if fresh.used() > available + before {
+            return Err(refuse("No space left on device".into()));
+        }
+        data.content = fresh;
+        self.sync_loop(number);
+        Ok(())
+    }
+}
+
+impl From<Errno> for HostCause {
+    fn from(errno: Errno) -> HostCause {
+        HostCause::Errno(errno)
+    }
+}

@@ -1,0 +1,303 @@
+//! What survives a process, and what dies with it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Component, Path, PathBuf};
+
+use nix::errno::Errno;
+use uuid::Uuid;
+
+use super::MemoryOptions;
+use super::disk::{Data, Disk, Ino, Node, ROOT, Slot};
+use super::fault::Faults;
+use super::loops::LoopDev;
+use super::mounts::{Mounted, Super};
+use crate::host::{FileId, NodeKind};
+
+/// Number of a simulated process.
+pub(super) type Process = u64;
+
+/// st_dev of the pool's disk.
+pub(super) fn pool_device() -> u64 {
+    nix::sys::stat::makedev(259, 2)
+}
+
+/// Who has something open.
+#[derive(Clone, Debug)]
+pub(super) struct Opener {
+    /// `None` is a stranger: it survives our processes.
+    pub(super) process: Option<Process>,
+    pub(super) what: Opened,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Opened {
+    /// A loop device.
+    Loop(u32),
+    /// A file on the mount with this id.
+    OnMount(u32),
+}
+
+#[derive(Debug)]
+pub(super) struct Machine {
+    pub(super) options: MemoryOptions,
+    pub(super) disk: Disk,
+    pub(super) loops: BTreeMap<u32, LoopDev>,
+    pub(super) mounts: Vec<Mounted>,
+    /// Mounted file systems, by loop.
+    pub(super) supers: BTreeMap<u32, Super>,
+    /// Loops whose file system a stranger froze.
+    pub(super) frozen: BTreeSet<u32>,
+    /// Callers' leaves, with their inodes.
+    pub(super) targets: BTreeMap<PathBuf, (NodeKind, Ino)>,
+    pub(super) openers: BTreeMap<u64, Opener>,
+    alive: BTreeSet<Process>,
+    pins: BTreeMap<u64, (Process, Ino)>,
+    locks: BTreeMap<Ino, Process>,
+    pub(super) boot: Uuid,
+    pub(super) faults: Faults,
+    pub(super) violations: Vec<String>,
+    serial: u64,
+}
+
+impl Machine {
+    pub(super) fn boot(options: MemoryOptions) -> Machine {
+        let disk = Disk::new(options.capacity);
+        let mut machine = Machine {
+            disk,
+            loops: BTreeMap::new(),
+            mounts: Vec::new(),
+            supers: BTreeMap::new(),
+            frozen: BTreeSet::new(),
+            targets: BTreeMap::new(),
+            openers: BTreeMap::new(),
+            alive: BTreeSet::new(),
+            pins: BTreeMap::new(),
+            locks: BTreeMap::new(),
+            boot: Uuid::nil(),
+            faults: Faults::default(),
+            violations: Vec::new(),
+            serial: 1000,
+            options,
+        };
+        machine.boot = machine.uuid();
+        machine.mount_base();
+        machine
+    }
+
+    /// A number that this machine has not used.
+    pub(super) fn fresh(&mut self) -> u64 {
+        self.serial += 1;
+        self.serial
+    }
+
+    /// Random, or derived from the seed.
+    pub(super) fn uuid(&mut self) -> Uuid {
+        let serial = self.fresh();
+        match self.options.seed {
+            Some(seed) => Uuid::new_v5(&Uuid::from_u64_pair(seed, serial), b"memory"),
+            None => Uuid::new_v4(),
+        }
+    }
+
+    pub(super) fn violation(&mut self, what: String) {
+        self.violations.push(what);
+    }
+
+    // Processes
+
+    pub(super) fn start_process(&mut self) -> Process {
+        let process = self.fresh();
+        self.alive.insert(process);
+        process
+    }
+
+    pub(super) fn is_alive(&self, process: Process) -> bool {
+        self.alive.contains(&process)
+    }
+
+    /// The kernel closes what it had open; what only that kept is gone.
+    pub(super) fn kill(&mut self, process: Process) {
+        self.alive.remove(&process);
+        self.openers
+            .retain(|_, opener| opener.process != Some(process));
+        self.pins.retain(|_, (owner, _)| *owner != process);
+        self.locks.retain(|_, owner| *owner != process);
+        self.settle();
+    }
+
+    /// mounts, loops and processes end; the disk stays, and with it callers' leaves.
+    pub(super) fn reboot(&mut self, power_loss: bool) {
+        if power_loss {
+            self.disk.lose_power();
+        } else {
+            self.disk.sync_all();
+        }
+        self.alive.clear();
+        self.openers.clear();
+        self.pins.clear();
+        self.locks.clear();
+        self.mounts.clear();
+        self.supers.clear();
+        self.frozen.clear();
+        self.loops.clear();
+        self.boot = self.uuid();
+        self.mount_base();
+        self.settle();
+    }
+
+    /// Ends what its last opener has left: super blocks, autoclear loops, nameless inodes.
+    pub(super) fn settle(&mut self) {
+        let mounted: BTreeSet<u32> = self
+            .mounts
+            .iter()
+            .filter_map(|mounted| mounted.shown.fs())
+            .collect();
+        let ended: Vec<u32> = self
+            .supers
+            .keys()
+            .copied()
+            .filter(|n| !mounted.contains(n) && !self.frozen.contains(n))
+            .collect();
+        for number in ended {
+            self.supers.remove(&number);
+            self.sync_loop(number);
+        }
+        let idle: Vec<u32> = self
+            .loops
+            .iter()
+            .filter(|(n, dev)| dev.autoclear && self.openers_of(**n) == 0)
+            .map(|(n, _)| *n)
+            .collect();
+        for number in idle {
+            self.loops.remove(&number);
+        }
+        let open = self.open_inodes();
+        self.disk.collect(open);
+    }
+
+    /// Inodes that live without a name.
+    fn open_inodes(&self) -> Vec<Ino> {
+        let loops = self.loops.values().filter_map(|dev| dev.backing.image());
+        loops
+            .chain(self.pins.values().map(|(_, ino)| *ino))
+            .collect()
+    }
+
+    pub(super) fn used(&self) -> u64 {
+        self.disk
+            .used(self.loops.values().filter_map(|dev| dev.backing.image()))
+    }
+
+    pub(super) fn available(&self) -> u64 {
+        self.disk.capacity.saturating_sub(self.used())
+    }
+
+    // Paths
+
+    pub(super) fn pin(&mut self, process: Process, ino: Ino) -> PathBuf {
+        let fd = self.fresh();
+        self.pins.insert(fd, (process, ino));
+        PathBuf::from(format!("/proc/self/fd/{fd}"))
+    }
+
+    /// flock belongs to an open file: a second lock is refused, to the same process as well.
+    pub(super) fn try_lock(&mut self, process: Process, ino: Ino) -> bool {
+        let free = !self.locks.contains_key(&ino);
+        if free {
+            self.locks.insert(ino, process);
+        }
+        free
+    }
+
+    /// The first directory of a path and the names below it.
+    fn names(&self, process: Process, path: &Path) -> Result<(Ino, Vec<String>), Errno> {
+        let mut names = Vec::new();
+        for part in path.components() {
+            match part {
+                Component::RootDir => {}
+                Component::Normal(name) => names.push(name.to_string_lossy().into_owned()),
+                Component::Prefix(_) | Component::CurDir | Component::ParentDir => {
+                    return Err(Errno::EINVAL);
+                }
+            }
+        }
+        if !path.is_absolute() {
+            return Err(Errno::EINVAL);
+        }
+        if names.len() >= 4 && names[..3] == ["proc", "self", "fd"] {
+            let fd = names[3].parse().ok().and_then(|fd: u64| self.pins.get(&fd));
+            let ino = fd
+                .filter(|(owner, _)| *owner == process)
+                .ok_or(Errno::ENOENT)?
+                .1;
+            names.drain(..4);
+            return Ok((ino, names));
+        }
+        Ok((ROOT, names))
+    }
+
+    /// The inode that a path names.
+    pub(super) fn find(&self, process: Process, path: &Path) -> Result<Option<Ino>, Errno> {
+        let (mut ino, names) = self.names(process, path)?;
+        for name in names {
+            match self.disk.node(ino) {
+                Some(Node::Dir(dir)) => match dir.live.get(&name) {
+                    Some(next) => ino = *next,
+                    None => return Ok(None),
+                },
+                Some(Node::File(_)) => return Err(Errno::ENOTDIR),
+                None => return Ok(None),
+            }
+        }
+        Ok(self.disk.node(ino).map(|_| ino))
+    }
+
+    /// The directory and the name of a path that may not exist itself.
+    pub(super) fn slot(&self, process: Process, path: &Path) -> Result<Slot, Errno> {
+        let name = path
+            .file_name()
+            .ok_or(Errno::EINVAL)?
+            .to_string_lossy()
+            .into_owned();
+        let parent = path.parent().ok_or(Errno::EINVAL)?;
+        let dir = self.find(process, parent)?.ok_or(Errno::ENOENT)?;
+        self.disk.dir(dir)?;
+        Ok((dir, name))
+    }
+
+    /// mkdir -p, durable: what an administrator did before.
+    pub(super) fn make_folder(&mut self, path: &Path) -> Result<Ino, Errno> {
+        let mut ino = ROOT;
+        for part in path.components() {
+            if let Component::Normal(name) = part {
+                let parent = ino;
+                ino = self
+                    .disk
+                    .make_dir(&(parent, name.to_string_lossy().into_owned()))?;
+                self.disk.sync_dir(parent)?;
+            }
+        }
+        Ok(ino)
+    }
+
+    /// The data of an image, by inode.
+    pub(super) fn data_mut(&mut self, ino: Ino) -> Result<&mut Data, Errno> {
+        Ok(&mut self.disk.file_mut(ino)?.live)
+    }
+
+    pub(super) fn image_id(ino: Ino) -> FileId {
+        FileId {
+            device: pool_device(),
+            inode: ino,
+        }
+    }
+
+    /// Loops that stand on an image.
+    pub(super) fn loops_on(&self, ino: Ino) -> Vec<u32> {
+        self.loops
+            .iter()
+            .filter(|(_, dev)| dev.backing.image() == Some(ino))
+            .map(|(n, _)| *n)
+            .collect()
+    }
+}

@@ -1,0 +1,440 @@
+//! The simulated mount table, as /proc/self/mountinfo of Linux would show it.
+
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+
+use super::loops::loop_number;
+use super::machine::{Machine, Opened};
+use crate::error::HostCause;
+use crate::host::{Device, FileId, FileKind, FileStat, Mount, MountSpec, NodeKind, Space};
+use crate::model::{FsType, mount_option};
+
+/// What a mount shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shown {
+    /// A file system on a loop device.
+    Fs(u32),
+    /// The node of a loop device.
+    Node(u32),
+    /// What the machine was booted with.
+    Base,
+}
+
+impl Shown {
+    pub(super) fn fs(self) -> Option<u32> {
+        match self {
+            Shown::Fs(number) => Some(number),
+            Shown::Node(_) | Shown::Base => None,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Mounted {
+    pub(super) shown: Shown,
+    pub(super) line: Mount,
+}
+
+/// A mounted file system, however many mounts show it.
+#[derive(Clone, Debug)]
+pub(super) struct Super {
+    pub(super) fs: FsType,
+    /// st_dev of files on it: anonymous on btrfs.
+    pub(super) device: u64,
+    pub(super) read_only: bool,
+    pub(super) options: String,
+}
+
+/// st_dev of /dev.
+pub(super) fn dev_device() -> u64 {
+    nix::sys::stat::makedev(0, 6)
+}
+
+/// st_dev of the disk that callers' paths are on.
+fn callers_device() -> u64 {
+    nix::sys::stat::makedev(259, 1)
+}
+
+/// Options of a single mount; all others belong to the file system.
+const OF_A_MOUNT: [&str; 9] = [
+    "nosuid",
+    "nodev",
+    "noexec",
+    "noatime",
+    "nodiratime",
+    "relatime",
+    "strictatime",
+    "ro",
+    "rw",
+];
+
+/// Inode of a file system's root directory.
+fn root_inode(fs: FsType) -> u64 {
+    match fs {
+        FsType::Ext4 => 2,
+        FsType::Xfs => 128,
+        FsType::Btrfs => 256,
+    }
+}
+
+impl Machine {
+    /// The root, /dev and the pool's disk.
+    pub(super) fn mount_base(&mut self) {
+        let base = [
+            (callers_device(), "/", "ext4", "/dev/nvme0n1p1"),
+            (dev_device(), "/dev", "devtmpfs", "udev"),
+            (
+                super::machine::pool_device(),
+                super::POOLS,
+                "xfs",
+                "/dev/nvme0n1p2",
+            ),
+        ];
+        for (device, point, fs_name, source) in base {
+            let line = Mount {
+                id: 0,
+                parent: 0,
+                device,
+                root: "/".into(),
+                mount_point: point.into(),
+                options: vec!["rw".into(), "relatime".into()],
+                fs_name: fs_name.into(),
+                source: source.into(),
+                super_options: "rw".into(),
+            };
+            self.add_mount(Shown::Base, line);
+        }
+    }
+
+    fn add_mount(&mut self, shown: Shown, mut line: Mount) {
+        line.id = self.fresh() as u32;
+        let covers = |mounted: &&Mounted| line.mount_point.starts_with(&mounted.line.mount_point);
+        let depth = |mounted: &&Mounted| mounted.line.mount_point.components().count();
+        // Of equally deep ones the last is on top.
+        line.parent = self
+            .mounts
+            .iter()
+            .filter(covers)
+            .max_by_key(depth)
+            .map_or(1, |parent| parent.line.id);
+        self.mounts.push(Mounted { shown, line });
+    }
+
+    /// The topmost mount at a path.
+    pub(super) fn top(&self, path: &Path) -> Option<&Mounted> {
+        self.mounts
+            .iter()
+            .rev()
+            .find(|mounted| mounted.line.mount_point == path)
+    }
+
+    fn kind_at(&self, path: &Path) -> Option<FileKind> {
+        self.stat_target(path).map(|stat| stat.kind)
+    }
+
+    /// A path must be one that [`crate::host::Host::check_path`] lets through.
+    pub(super) fn allow(&mut self, path: &Path) -> Result<(), HostCause> {
+        match self.options.check(path) {
+            Ok(()) => Ok(()),
+            Err(why) => {
+                self.violation(format!("an effect on {}: {why}", path.display()));
+                Err(Errno::EXDEV.into())
+            }
+        }
+    }
+
+    pub(super) fn make_target(&mut self, path: &Path, kind: NodeKind) -> Result<(), HostCause> {
+        self.allow(path)?;
+        let wanted = match kind {
+            NodeKind::Dir => FileKind::Dir,
+            NodeKind::File => FileKind::File,
+        };
+        match self.kind_at(path) {
+            Some(found) if found == wanted => Ok(()),
+            Some(_) => Err(Errno::EEXIST.into()),
+            None => {
+                let ino = self.fresh();
+                self.targets.insert(path.to_path_buf(), (kind, ino));
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn remove_target(&mut self, path: &Path) -> Result<(), HostCause> {
+        self.allow(path)?;
+        if self.top(path).is_some() {
+            return Err(Errno::EBUSY.into());
+        }
+        if self
+            .targets
+            .keys()
+            .any(|other| other != path && other.starts_with(path))
+        {
+            return Err(Errno::ENOTEMPTY.into());
+        }
+        self.targets.remove(path);
+        Ok(())
+    }
+
+    pub(super) fn mount(&mut self, spec: &MountSpec<'_>) -> Result<(), HostCause> {
+        self.allow(spec.target)?;
+        match self.kind_at(spec.target) {
+            None => return Err(Errno::ENOENT.into()),
+            Some(FileKind::Dir) => {}
+            Some(_) => return Err(Errno::ENOTDIR.into()),
+        }
+        let number = loop_number(spec.device).ok_or(Errno::ENOTBLK)?;
+        let read_only = spec.read_only || mount_option::is_read_only(spec.options);
+        if self.dev(number)?.read_only && !read_only {
+            return Err(Errno::EACCES.into());
+        }
+        self.make_super(number, spec, read_only)?;
+        let of_a_mount = |word: &&String| OF_A_MOUNT.contains(&word.as_str());
+        let mut options = vec![if read_only { "ro" } else { "rw" }.to_string()];
+        options.extend(
+            spec.options
+                .iter()
+                .filter(of_a_mount)
+                .filter(|word| !matches!(word.as_str(), "ro" | "rw"))
+                .cloned(),
+        );
+        let found = self.supers.get(&number).ok_or(Errno::EIO)?;
+        let line = Mount {
+            id: 0,
+            parent: 0,
+            device: found.device,
+            root: "/".into(),
+            mount_point: spec.target.to_path_buf(),
+            options,
+            fs_name: spec.fs.name().into(),
+            source: spec.device.path.clone(),
+            super_options: found.options.clone(),
+        };
+        self.add_mount(Shown::Fs(number), line);
+        Ok(())
+    }
+
+    /// The super block of a device: the one there is, or a new one.
+    fn make_super(
+        &mut self,
+        number: u32,
+        spec: &MountSpec<'_>,
+        read_only: bool,
+    ) -> Result<(), HostCause> {
+        let content = self.content(number)?;
+        let fs = content
+            .fs()
+            .filter(|found| found.fs == spec.fs && !content.reads_blank)
+            .ok_or(Errno::EINVAL)?;
+        let uuid = fs.uuid;
+        if let Some(found) = self.supers.get(&number) {
+            return if found.read_only == read_only {
+                Ok(())
+            } else {
+                Err(Errno::EBUSY.into())
+            };
+        }
+        let twin = |other: &u32| {
+            self.content(*other)
+                .ok()
+                .and_then(|c| c.fs())
+                .is_some_and(|fs| fs.uuid == uuid)
+        };
+        let nouuid = spec.options.iter().any(|word| word == "nouuid");
+        match spec.fs {
+            FsType::Xfs if !nouuid && self.supers.keys().any(twin) => {
+                return Err(Errno::EINVAL.into());
+            }
+            FsType::Btrfs if self.supers.keys().any(twin) => return Err(Errno::EEXIST.into()),
+            FsType::Ext4 | FsType::Xfs | FsType::Btrfs => {}
+        }
+        let mut options = vec![if read_only { "ro" } else { "rw" }.to_string()];
+        options.extend(
+            spec.options
+                .iter()
+                .filter(|word| !OF_A_MOUNT.contains(&word.as_str()))
+                .cloned(),
+        );
+        let device = match spec.fs {
+            FsType::Btrfs => nix::sys::stat::makedev(0, self.fresh()),
+            FsType::Ext4 | FsType::Xfs => spec.device.rdev,
+        };
+        self.content_mut(number)?.used_before = true;
+        self.supers.insert(
+            number,
+            Super {
+                fs: spec.fs,
+                device,
+                read_only,
+                options: options.join(","),
+            },
+        );
+        Ok(())
+    }
+
+    pub(super) fn bind(
+        &mut self,
+        source: &Path,
+        target: &Path,
+        read_only: bool,
+    ) -> Result<(), HostCause> {
+        self.allow(source)?;
+        self.allow(target)?;
+        let kind = self.kind_at(target).ok_or(Errno::ENOENT)?;
+        let shown = self.kind_at(source).ok_or(Errno::ENOENT)?;
+        if (shown == FileKind::Dir) != (kind == FileKind::Dir) {
+            return Err(Errno::ENOTDIR.into());
+        }
+        let Some(Mounted { shown, line }) = self.top(source).cloned() else {
+            self.violation(format!(
+                "bind of {}, where nothing is mounted",
+                source.display()
+            ));
+            return Err(Errno::EINVAL.into());
+        };
+        let mut line = Mount {
+            mount_point: target.to_path_buf(),
+            ..line
+        };
+        if read_only {
+            line.options = std::iter::once("ro".into())
+                .chain(
+                    line.options
+                        .into_iter()
+                        .filter(|word| word != "rw" && word != "ro"),
+                )
+                .collect();
+        }
+        self.add_mount(shown, line);
+        Ok(())
+    }
+
+    pub(super) fn bind_device(&mut self, device: &Device, target: &Path) -> Result<(), HostCause> {
+        self.allow(target)?;
+        match self.kind_at(target) {
+            None => return Err(Errno::ENOENT.into()),
+            Some(FileKind::Dir) => return Err(Errno::ENOTDIR.into()),
+            Some(_) => {}
+        }
+        let number = loop_number(device).ok_or(Errno::ENOTBLK)?;
+        if device.path != Device::of_loop(number).path {
+            return Err(HostCause::Unexpected(
+                "the node has another device number".into(),
+            ));
+        }
+        let line = Mount {
+            id: 0,
+            parent: 0,
+            device: dev_device(),
+            root: PathBuf::from(format!("/loop{number}")),
+            mount_point: target.to_path_buf(),
+            options: vec!["rw".into(), "nosuid".into(), "relatime".into()],
+            fs_name: "devtmpfs".into(),
+            source: "udev".into(),
+            super_options: "rw,size=8137936k,nr_inodes=2034484,mode=755".into(),
+        };
+        self.add_mount(Shown::Node(number), line);
+        Ok(())
+    }
+
+    pub(super) fn unmount(&mut self, target: &Path) -> Result<(), HostCause> {
+        self.allow(target)?;
+        let Some(index) = self
+            .mounts
+            .iter()
+            .rposition(|mounted| mounted.line.mount_point == target)
+        else {
+            return Err(if self.targets.contains_key(target) {
+                Errno::EINVAL
+            } else {
+                Errno::ENOENT
+            }
+            .into());
+        };
+        let id = self.mounts[index].line.id;
+        let held = self
+            .openers
+            .values()
+            .any(|opener| matches!(opener.what, Opened::OnMount(on) if on == id));
+        let covered = self.mounts.iter().any(|other| other.line.parent == id);
+        if held || covered {
+            return Err(Errno::EBUSY.into());
+        }
+        self.mounts.remove(index);
+        Ok(())
+    }
+
+    /// lstat of a caller's path.
+    pub(super) fn stat_target(&self, path: &Path) -> Option<FileStat> {
+        let stat = |device, inode, kind, rdev| FileStat {
+            id: FileId { device, inode },
+            kind,
+            size: 0,
+            allocated: 0,
+            rdev,
+        };
+        match self.top(path) {
+            Some(Mounted {
+                shown: Shown::Fs(number),
+                line,
+            }) => {
+                let root = self
+                    .supers
+                    .get(number)
+                    .map_or(2, |found| root_inode(found.fs));
+                Some(stat(line.device, root, FileKind::Dir, 0))
+            }
+            Some(Mounted {
+                shown: Shown::Node(number),
+                line,
+            }) => {
+                let rdev = Device::of_loop(*number).rdev;
+                Some(stat(
+                    line.device,
+                    1000 + u64::from(*number),
+                    FileKind::Block,
+                    rdev,
+                ))
+            }
+            Some(Mounted {
+                shown: Shown::Base, ..
+            }) => Some(stat(callers_device(), 2, FileKind::Dir, 0)),
+            None => self.targets.get(path).map(|(kind, ino)| match kind {
+                NodeKind::Dir => stat(callers_device(), *ino, FileKind::Dir, 0),
+                NodeKind::File => stat(callers_device(), *ino, FileKind::File, 0),
+            }),
+        }
+    }
+
+    /// statfs of a caller's path.
+    pub(super) fn space_target(&self, path: &Path) -> Result<Space, Errno> {
+        let shown = self.top(path).map(|mounted| mounted.shown);
+        let Some(number) = shown.and_then(Shown::fs) else {
+            self.stat_target(path).ok_or(Errno::ENOENT)?;
+            return Ok(Space {
+                total: 1 << 36,
+                available: 1 << 35,
+                free: 1 << 35,
+                inodes: 1 << 22,
+                inodes_free: 1 << 21,
+            });
+        };
+        let fs = self.content(number)?.fs().ok_or(Errno::EIO)?;
+        let free = fs.bytes.saturating_sub(fs.used());
+        let (inodes, inodes_free) = match fs.fs {
+            FsType::Btrfs => (0, 0),
+            FsType::Ext4 | FsType::Xfs => (
+                fs.bytes / 16384,
+                fs.bytes / 16384 - (11 + fs.tokens.len() as u64).min(fs.bytes / 16384),
+            ),
+        };
+        Ok(Space {
+            total: fs.bytes,
+            available: free,
+            free,
+            inodes,
+            inodes_free,
+        })
+    }
+}

@@ -1,0 +1,290 @@
+//! Effects, one after another, under one lock.
+
+use std::path::Path;
+
+use nix::errno::Errno;
+
+use super::content::{Content, ContentKind};
+use super::disk::Ino;
+use super::loops::loop_number;
+use super::machine::{Machine, Process};
+use crate::error::HostCause;
+use crate::host::{Device, Effect};
+use crate::model::FsType;
+
+/// What an effect gave: a loop device that is open now, with the key of its hold.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Acted {
+    Plain,
+    Loop { number: u32, key: u64 },
+}
+
+/// What an effect is about.
+pub(super) fn subject<'a>(effect: &'a Effect<'a>) -> std::borrow::Cow<'a, Path> {
+    match effect {
+        Effect::MakeDir { path }
+        | Effect::WriteFile { path, .. }
+        | Effect::SyncFile { path }
+        | Effect::SyncDir { path }
+        | Effect::RemoveFile { path }
+        | Effect::RemoveDir { path }
+        | Effect::Allocate { path, .. }
+        | Effect::Shorten { path, .. }
+        | Effect::Zero { path }
+        | Effect::Discard { path }
+        | Effect::MakeTarget { path, .. }
+        | Effect::RemoveTarget { path } => (*path).into(),
+        Effect::Rename { to, .. } => (*to).into(),
+        Effect::AttachLoop(spec) => spec.image.into(),
+        Effect::DetachLoop { number, .. }
+        | Effect::ResizeLoop { number }
+        | Effect::ForbidDiscard { number } => Device::of_loop(*number).path.into(),
+        Effect::Format { device, .. } | Effect::GrowFs { device, .. } => (&device.path).into(),
+        Effect::Mount(spec) => spec.target.into(),
+        Effect::Bind { target, .. }
+        | Effect::BindDevice { target, .. }
+        | Effect::Unmount { target } => (*target).into(),
+    }
+}
+
+impl Machine {
+    pub(super) fn act(
+        &mut self,
+        process: Process,
+        effect: &Effect<'_>,
+    ) -> Result<Acted, HostCause> {
+        match effect {
+            Effect::MakeDir { path } => self.make_dir(process, path)?,
+            Effect::WriteFile { path, bytes } => self.write_file(process, path, bytes)?,
+            Effect::SyncFile { path } => {
+                let ino = self.must_find(process, path)?;
+                self.disk.sync_file(ino)?;
+            }
+            Effect::SyncDir { path } => {
+                let ino = self.must_find(process, path)?;
+                self.disk.sync_dir(ino)?;
+            }
+            Effect::Rename { from, to } => self.rename(process, from, to)?,
+            Effect::RemoveFile { path } => self.remove_file(process, path)?,
+            Effect::RemoveDir { path } => {
+                if let Some(slot) = absent_is_none(self.slot(process, path))? {
+                    self.disk.remove_dir(&slot)?;
+                }
+            }
+            Effect::Allocate {
+                path,
+                size,
+                reserve,
+            } => self.allocate(process, path, *size, *reserve)?,
+            Effect::Shorten { path, size } => self.shorten(process, path, *size)?,
+            Effect::Zero { path } => self.erase(process, path, true)?,
+            Effect::Discard { path } => self.erase(process, path, false)?,
+            Effect::AttachLoop(spec) => {
+                let (number, key) = self.attach(process, spec)?;
+                return Ok(Acted::Loop { number, key });
+            }
+            Effect::DetachLoop { number, backing } => self.detach(*number, *backing)?,
+            Effect::ResizeLoop { number } => self.resize_loop(*number)?,
+            Effect::ForbidDiscard { number } => self.dev_mut(*number)?.no_discard = true,
+            Effect::Format {
+                device,
+                fs,
+                uuid,
+                keep_blocks,
+                options: _,
+            } => {
+                let number = loop_number(device).ok_or(Errno::ENOTBLK)?;
+                self.format(number, *fs, *uuid, *keep_blocks)?;
+            }
+            Effect::GrowFs {
+                device,
+                mount_point,
+                fs,
+            } => self.grow_fs(device, mount_point, *fs)?,
+            Effect::MakeTarget { path, kind } => self.make_target(path, *kind)?,
+            Effect::RemoveTarget { path } => self.remove_target(path)?,
+            Effect::Mount(spec) => self.mount(spec)?,
+            Effect::Bind {
+                source,
+                target,
+                read_only,
+            } => self.bind(source, target, *read_only)?,
+            Effect::BindDevice { device, target } => self.bind_device(device, target)?,
+            Effect::Unmount { target } => self.unmount(target)?,
+        }
+        Ok(Acted::Plain)
+    }
+
+    fn must_find(&self, process: Process, path: &Path) -> Result<Ino, Errno> {
+        self.find(process, path)?.ok_or(Errno::ENOENT)
+    }
+
+    fn make_dir(&mut self, process: Process, path: &Path) -> Result<(), HostCause> {
+        if self
+            .find(process, path)?
+            .is_some_and(|ino| self.disk.dir(ino).is_ok())
+        {
+            return Ok(());
+        }
+        let slot = self.slot(process, path)?;
+        self.disk.make_dir(&slot)?;
+        Ok(())
+    }
+
+    /// On a full disk the old content is gone and nothing of the new one is there.
+    fn write_file(&mut self, process: Process, path: &Path, bytes: &[u8]) -> Result<(), HostCause> {
+        let slot = self.slot(process, path)?;
+        let ino = self.disk.make_file(&slot)?;
+        *self.data_mut(ino)? = super::disk::Data::default();
+        let available = self.available();
+        let data = self.data_mut(ino)?;
+        data.bytes = bytes.to_vec();
+        data.size = bytes.len() as u64;
+        if data.allocated() > available {
+            *data = super::disk::Data::default();
+            return Err(Errno::ENOSPC.into());
+        }
+        Ok(())
+    }
+
+    fn rename(&mut self, process: Process, from: &Path, to: &Path) -> Result<(), HostCause> {
+        let (from_slot, to_slot) = (self.slot(process, from)?, self.slot(process, to)?);
+        let file = self
+            .disk
+            .find(&from_slot)?
+            .and_then(|ino| self.disk.file(ino).ok());
+        if file.is_some_and(|file| file.live != file.durable) {
+            self.violation(format!(
+                "rename of {}, which was not synced",
+                from.display()
+            ));
+        }
+        self.disk.rename(&from_slot, &to_slot)?;
+        Ok(())
+    }
+
+    fn remove_file(&mut self, process: Process, path: &Path) -> Result<(), HostCause> {
+        let Some(slot) = absent_is_none(self.slot(process, path))? else {
+            return Ok(());
+        };
+        if let Some(ino) = self.disk.find(&slot)?
+            && self
+                .loops_on(ino)
+                .iter()
+                .any(|number| self.supers.contains_key(number))
+        {
+            self.violation(format!("{} was removed while it's mounted", path.display()));
+        }
+        self.disk.remove_file(&slot)?;
+        Ok(())
+    }
+
+    /// On a full disk the length has grown and nothing is reserved.
+    fn allocate(
+        &mut self,
+        process: Process,
+        path: &Path,
+        size: u64,
+        reserve: bool,
+    ) -> Result<(), HostCause> {
+        let slot = self.slot(process, path)?;
+        let ino = self.disk.make_file(&slot)?;
+        let available = self.available();
+        let data = self.data_mut(ino)?;
+        data.size = data.size.max(size);
+        if reserve {
+            let more = data.size.saturating_sub(data.allocated());
+            if more > available {
+                return Err(Errno::ENOSPC.into());
+            }
+            data.reserved = data.size;
+        }
+        Ok(())
+    }
+
+    fn shorten(&mut self, process: Process, path: &Path, size: u64) -> Result<(), HostCause> {
+        let ino = self.must_find(process, path)?;
+        let data = self.data_mut(ino)?;
+        data.size = data.size.min(size);
+        data.reserved = data.reserved.min(size);
+        let cut = data.content.fs().is_some_and(|fs| fs.bytes > size);
+        if cut {
+            self.violation(format!(
+                "{} was cut back below its file system",
+                path.display()
+            ));
+        }
+        Ok(())
+    }
+
+    /// Zeros over all blocks, or frees them.
+    fn erase(&mut self, process: Process, path: &Path, keep_blocks: bool) -> Result<(), HostCause> {
+        let ino = self.must_find(process, path)?;
+        if self
+            .loops_on(ino)
+            .iter()
+            .any(|number| self.openers_of(*number) > 0)
+        {
+            self.violation(format!(
+                "{} was erased while its loop device is open",
+                path.display()
+            ));
+        }
+        let data = self.data_mut(ino)?;
+        let used_before = data.content.used_before || data.content.kind != ContentKind::Blank;
+        data.reserved = if keep_blocks { data.allocated() } else { 0 };
+        data.content = Content {
+            used_before,
+            ..Content::default()
+        };
+        if keep_blocks {
+            self.disk.sync_file(ino)?;
+        }
+        Ok(())
+    }
+
+    fn grow_fs(
+        &mut self,
+        device: &Device,
+        mount_point: &Path,
+        fs: FsType,
+    ) -> Result<(), HostCause> {
+        self.allow(mount_point)?;
+        let number = loop_number(device).ok_or(Errno::ENOTBLK)?;
+        let mounted = self.top(mount_point).ok_or(Errno::ENOENT)?;
+        if mounted.shown.fs() != Some(number) {
+            return Err(HostCause::Unexpected(
+                "another file system is mounted there".into(),
+            ));
+        }
+        if mounted.line.is_read_only()
+            || self
+                .supers
+                .get(&number)
+                .is_some_and(|found| found.read_only)
+        {
+            return Err(Errno::EROFS.into());
+        }
+        if self.frozen.contains(&number) {
+            return Err(Errno::EBUSY.into());
+        }
+        let bytes = self.dev(number)?.bytes;
+        let content = self
+            .content_mut(number)?
+            .fs_mut()
+            .filter(|content| content.fs == fs);
+        let content = content.ok_or(Errno::EINVAL)?;
+        content.bytes = content.bytes.max(bytes);
+        self.sync_loop(number);
+        Ok(())
+    }
+}
+
+/// A missing parent means that nothing is there.
+fn absent_is_none<T>(result: Result<T, Errno>) -> Result<Option<T>, Errno> {
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(Errno::ENOENT) => Ok(None),
+        Err(errno) => Err(errno),
+    }
+}
