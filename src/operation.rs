@@ -4,12 +4,14 @@
 //! block; [`Driver::detach`] is the one place where async code crosses over, and what it starts
 //! ends by itself, whether or not its caller still waits.
 
+mod block;
 mod capacity;
 mod create;
 mod delete;
 mod detach;
 mod ephemeral;
 mod expand;
+mod format;
 mod health;
 pub mod inventory;
 mod list;
@@ -24,6 +26,7 @@ pub mod request;
 mod stage;
 mod start;
 mod stats;
+mod unstage;
 mod usage;
 
 use std::path::PathBuf;

@@ -133,3 +133,21 @@ pub struct Capability {
     /// Who may write.
     pub access_mode: AccessMode,
 }
+
+impl fmt::Display for Capability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.access_type {
+            AccessType::Block => f.write_str("block")?,
+            AccessType::Mount {
+                fs_type,
+                mount_flags,
+            } => {
+                f.write_str(fs_type.map_or("any file system", FsType::name))?;
+                if !mount_flags.is_empty() {
+                    write!(f, " with {}", mount_flags.join(" "))?;
+                }
+            }
+        }
+        write!(f, " {}", self.access_mode.name())
+    }
+}

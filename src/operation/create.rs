@@ -13,7 +13,7 @@ use super::pool::Pool;
 use super::{CreateVolume, Driver, Volume};
 use crate::error::{Error, Kind, Mismatch, Result};
 use crate::model::id::NameKind;
-use crate::model::{Allocation, VolumeId, VolumeParameters, Wipe, mkfs};
+use crate::model::{Allocation, Capability, VolumeId, VolumeParameters, Wipe, mkfs};
 use crate::record::{VolumeRecord, VolumeState};
 
 impl Driver {
@@ -238,23 +238,10 @@ impl Driver {
 }
 
 /// Capabilities for a sentence; equal texts are equal capabilities.
-pub(super) fn say(capabilities: &[crate::model::Capability]) -> String {
-    let each = capabilities.iter().map(|capability| {
-        let how = match &capability.access_type {
-            crate::model::AccessType::Block => "block".to_string(),
-            crate::model::AccessType::Mount {
-                fs_type,
-                mount_flags,
-            } => {
-                let fs = fs_type.map_or("any file system", |fs| fs.name());
-                if mount_flags.is_empty() {
-                    fs.to_string()
-                } else {
-                    format!("{fs} with {}", mount_flags.join(" "))
-                }
-            }
-        };
-        format!("{how} {}", capability.access_mode.name())
-    });
-    each.collect::<Vec<_>>().join(", ")
+fn say(capabilities: &[Capability]) -> String {
+    capabilities
+        .iter()
+        .map(Capability::to_string)
+        .collect::<Vec<_>>()
+        .join(", ")
 }

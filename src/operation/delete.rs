@@ -3,7 +3,7 @@
 use super::lock::Key;
 use super::pool::{Owner, Pool};
 use super::{Driver, usage};
-use crate::error::{Doing, Error, Result};
+use crate::error::{Error, Result};
 use crate::record::VolumeRecord;
 
 impl Driver {
@@ -34,7 +34,7 @@ impl Driver {
         if found.is_empty() {
             return Ok(());
         }
-        let mounts = self.host.mounts().doing(|| "read the mount table".into())?;
+        let mounts = self.mounts()?;
         for found in &found {
             let device = &found.device;
             if let Some(mount) = usage::of_device(&mounts, device).first() {
@@ -44,11 +44,7 @@ impl Driver {
                     mount.mount_point.display()
                 )));
             }
-            if self
-                .host
-                .is_claimed(device)
-                .doing(|| format!("look at {}", device.path.display()))?
-            {
+            if self.is_claimed(device)? {
                 return Err(in_use(format!(
                     "{} is held by a file system that is not mounted here (frozen, or in another mount namespace) or by an exclusive opener",
                     device.path.display()

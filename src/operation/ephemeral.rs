@@ -63,10 +63,7 @@ impl Driver {
                         wanted: request.read_only.to_string(),
                     },
                 }),
-                None => Err(Error::refused(
-                    request.target_path.as_str(),
-                    format!("something else is mounted there ({})", top.fs_name),
-                )),
+                None => Err(usage::stranger(&target, top)),
             };
         }
         if let Some(other) = view.uses().first() {

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::lock::Key;
 use super::pool::{Owner, Pool};
 use super::{Driver, PublishVolume, usage};
-use crate::backend::{AttachMode, FoundDevice};
+use crate::backend::FoundDevice;
 use crate::error::{Doing, Error, Kind, Mismatch, Result, chain};
 use crate::host::{Device, Effect, Mount, NodeKind};
 use crate::model::{AccessMode, AccessType, VolumeId};
@@ -81,87 +81,6 @@ impl Driver {
         })
     }
 
-    /// Read-only is real: a loop device that can't write, which is only possible where nobody
-    /// else has the volume open for writing (two devices on one image would destroy it).
-    fn publish_block(
-        &self,
-        pool: &Pool,
-        record: &VolumeRecord,
-        request: &PublishVolume,
-        view: &View,
-        target: &Path,
-        read_only: bool,
-    ) -> Result<()> {
-        let refuse = |reason: String| {
-            Err(Error::refused(
-                format!("volume {}", request.volume_id),
-                reason,
-            ))
-        };
-        match self.staged_as_block(record)? {
-            Some(path) if path == request.staging_path => {}
-            Some(path) => {
-                return refuse(format!(
-                    "it is staged at {path}, not at {}",
-                    request.staging_path
-                ));
-            }
-            None => {
-                return refuse(format!(
-                    "it is not staged at {} as block; stage it there first",
-                    request.staging_path
-                ));
-            }
-        }
-        if self.is_published(request, view, target, read_only)? {
-            return Ok(());
-        }
-        self.refuse_second_writer(record, request, view, &[self.table_path(target)?])?;
-        if let Some(found) = view
-            .devices
-            .iter()
-            .find(|found| found.read_only != read_only)
-        {
-            if !view.uses().is_empty() {
-                let (has, wants) = if read_only {
-                    ("for writing", "read-only")
-                } else {
-                    ("read-only", "for writing")
-                };
-                return refuse(format!(
-                    "it is published {has} already, and can't be published {wants} beside that: a second device on one image would destroy it"
-                ));
-            }
-            pool.backend.detach(record.uuid, &found.device)?;
-        }
-        let attached = pool.backend.attach(
-            record,
-            AttachMode {
-                read_only,
-                lasting: true,
-            },
-        )?;
-        let bind = Effect::BindDevice {
-            device: &attached.device,
-            target,
-        };
-        let shown = self.show(target, NodeKind::File, bind, || {
-            format!(
-                "publish volume {} at {}",
-                request.volume_id,
-                target.display()
-            )
-        });
-        drop(attached.hold);
-        shown.map_err(|first| match self.free_devices(pool, record.uuid) {
-            Ok(()) => first,
-            Err(undo) => Error::Undo {
-                first: Box::new(first),
-                undo: chain(&undo),
-            },
-        })
-    }
-
     /// Makes the target, then mounts on it; a target made for nothing is removed again.
     pub(super) fn show(
         &self,
@@ -187,7 +106,7 @@ impl Driver {
 
     /// Whether the target shows the volume as asked. Another mount there, or this one in another
     /// way, is an error.
-    fn is_published(
+    pub(super) fn is_published(
         &self,
         request: &PublishVolume,
         view: &View,
@@ -203,17 +122,9 @@ impl Driver {
             .iter()
             .find(|found| usage::shows(top, &found.device))
         else {
-            return Err(Error::refused(
-                request.target_path.as_str(),
-                format!(
-                    "something else is mounted there ({} of {})",
-                    top.fs_name,
-                    top.source.display()
-                ),
-            ));
+            return Err(usage::stranger(target, top));
         };
-        let bound_node =
-            top.root != Path::new("/") && matches!(top.fs_name.as_str(), "devtmpfs" | "tmpfs");
+        let bound_node = usage::is_node(top);
         let differ = |field, found: &str, wanted: &str| {
             let mismatch = Mismatch {
                 field,
@@ -246,7 +157,7 @@ impl Driver {
     }
 
     /// SINGLE_NODE_SINGLE_WRITER has one target path: another one anywhere refuses.
-    fn refuse_second_writer(
+    pub(super) fn refuse_second_writer(
         &self,
         record: &VolumeRecord,
         request: &PublishVolume,
@@ -342,10 +253,7 @@ pub(super) struct View {
 impl View {
     pub(super) fn of(driver: &Driver, pool: &Pool, record: &VolumeRecord) -> Result<View> {
         let devices = pool.backend.devices(record.uuid)?;
-        let mounts = driver
-            .host
-            .mounts()
-            .doing(|| "read the mount table".into())?;
+        let mounts = driver.mounts()?;
         Ok(View { devices, mounts })
     }
 

@@ -1,31 +1,20 @@
-//! NodeStage and NodeUnstage: attach the device, make the file system once, mount it.
+//! NodeStage: attach the device, make the file system once, mount it.
 //!
-//! Never formatted twice: the record says "begun" before mkfs starts and "complete" before the
-//! first mount, so mkfs runs only on what nobody has ever seen. Whether a mounted volume is
-//! staged, the mount table says; a block volume's stage is in its record, valid for one boot.
+//! Whether a mounted volume is staged, the mount table says; a block volume's stage is a line in
+//! its record, valid for one boot.
 
-use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::path::{Path, PathBuf};
 
-use uuid::Uuid;
-
+use super::format::wanted_fs;
 use super::lock::Key;
-use super::pool::{Owner, Pool};
+use super::pool::Pool;
+use super::publish::View;
 use super::{Driver, StageVolume, usage};
 use crate::backend::{AttachMode, Attached};
 use crate::error::{Doing, Error, Kind, Mismatch, Result, chain};
-use crate::host::{Effect, MountSpec, NodeKind, Signature};
+use crate::host::{Effect, MountSpec, NodeKind};
 use crate::model::{AccessType, Capability, FsType, mount_option};
-use crate::record::{Formatted, FormattedAs, LastStage, VolumeRecord};
-
-/// What is to be done with a device before it's mounted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Plan {
-    /// Run mkfs: nobody has ever seen the volume.
-    Format(Uuid),
-    /// Mount what is there.
-    Keep,
-}
+use crate::record::{FormattedAs, LastStage, VolumeRecord};
 
 impl Driver {
     /// NodeStageVolume. A crash leaves at most an attached device, which vanishes with the
@@ -83,12 +72,7 @@ impl Driver {
                 lasting: false,
             },
         )?;
-        if !self.is_mounted(&attached)?
-            && self
-                .host
-                .is_claimed(&attached.device)
-                .doing(|| "look at the device".into())?
-        {
+        if !self.is_mounted(&attached)? && self.is_claimed(&attached.device)? {
             return Err(Error::Busy {
                 subject: format!("volume {}", record.uuid),
                 holder: format!(
@@ -138,7 +122,7 @@ impl Driver {
     }
 
     fn is_mounted(&self, attached: &Attached) -> Result<bool> {
-        let mounts = self.host.mounts().doing(|| "read the mount table".into())?;
+        let mounts = self.mounts()?;
         Ok(!usage::of_device(&mounts, &attached.device).is_empty())
     }
 
@@ -167,56 +151,6 @@ impl Driver {
         Ok(())
     }
 
-    /// Runs mkfs if and only if nobody has ever seen the volume, and records the stage.
-    fn format_once(
-        &self,
-        pool: &Pool,
-        record: &mut VolumeRecord,
-        attached: &Attached,
-        fs: FsType,
-        stage: Option<LastStage>,
-    ) -> Result<()> {
-        let device = &attached.device;
-        let signature = self
-            .host
-            .signature(device)
-            .doing(|| format!("probe volume {}", record.uuid))?;
-        let fresh = self.host.random_uuid();
-        match plan(record, &signature, fs, fresh)? {
-            Plan::Format(uuid) => {
-                record.formatted = Some(Formatted {
-                    kind: fs.into(),
-                    uuid,
-                    complete: false,
-                });
-                pool.backend.update(record)?;
-                let keep_blocks = record.allocation == crate::model::Allocation::Thick;
-                let effect = Effect::Format {
-                    device,
-                    fs,
-                    uuid,
-                    options: &record.mkfs_options,
-                    keep_blocks,
-                };
-                self.host
-                    .perform(&effect)
-                    .doing(|| format!("format volume {} as {fs}", record.uuid))?;
-                self.formats.fetch_add(1, Ordering::Relaxed);
-                record.formatted = Some(Formatted {
-                    kind: fs.into(),
-                    uuid,
-                    complete: true,
-                });
-            }
-            Plan::Keep if record.last_stage == stage || stage.is_none() => return Ok(()),
-            Plan::Keep => {}
-        }
-        if stage.is_some() {
-            record.last_stage = stage;
-        }
-        pool.backend.update(record)
-    }
-
     /// Whether the volume is staged at this path as asked. Staged otherwise is an error.
     fn is_staged(
         &self,
@@ -225,135 +159,42 @@ impl Driver {
         request: &StageVolume,
         staging: &Path,
     ) -> Result<bool> {
-        let mounts = self.host.mounts().doing(|| "read the mount table".into())?;
-        let here = self.table_path(staging)?;
-        let at_path = usage::at(&mounts, &here);
-        let devices = pool.backend.devices(record.uuid)?;
-        let ours = |mount: &crate::host::Mount| {
-            devices
-                .iter()
-                .any(|found| usage::shows(mount, &found.device))
-        };
-        match at_path.last() {
-            Some(top) if ours(top) => {
-                let found = record.last_stage.as_ref().map(|stage| &stage.capability);
-                match found {
-                    Some(found) if *found != request.capability => Err(Error::Exists {
-                        kind: Kind::Volume,
-                        id: request.volume_id.clone(),
-                        mismatch: Mismatch {
-                            field: "volume_capability",
-                            found: super::create::say(std::slice::from_ref(found)),
-                            wanted: super::create::say(std::slice::from_ref(&request.capability)),
-                        },
-                    }),
-                    Some(_) | None => Ok(true),
-                }
+        let view = View::of(self, pool, record)?;
+        match usage::at(&view.mounts, &self.table_path(staging)?).last() {
+            Some(top) if view.device_of(top).is_some() => {
+                same_capability(record, request).map(|()| true)
             }
-            Some(top) => Err(Error::refused(
-                request.staging_path.as_str(),
-                format!(
-                    "something else is mounted there ({} of {})",
-                    top.fs_name,
-                    top.source.display()
-                ),
-            )),
-            None => {
-                let elsewhere = record
-                    .last_stage
-                    .as_ref()
-                    .filter(|stage| stage.staging_path != request.staging_path);
-                let elsewhere = match elsewhere {
-                    Some(stage) => {
-                        // The old path may be gone, or outside of what is allowed by now.
-                        let old = self
-                            .table_path(Path::new(&stage.staging_path))
-                            .unwrap_or_else(|_| stage.staging_path.clone().into());
-                        usage::at(&mounts, &old)
-                            .into_iter()
-                            .find(|mount| ours(mount))
-                    }
-                    None => None,
-                };
-                match elsewhere {
-                    Some(mount) => Err(Error::refused(
-                        format!("volume {}", request.volume_id),
-                        format!(
-                            "it is staged at {}; unstage it there first",
-                            mount.mount_point.display()
-                        ),
-                    )),
-                    None => Ok(false),
-                }
-            }
+            Some(top) => Err(usage::stranger(staging, top)),
+            None => match self.staged_elsewhere(record, request, &view) {
+                Some(path) => Err(staged_at(request, &path.display().to_string())),
+                None => Ok(false),
+            },
         }
     }
 
-    /// A block volume's device is attached when it is published, because only then is it known
-    /// whether it may be written; its stage is a line in its record.
-    fn stage_block(
+    /// Where else the volume is still mounted by an earlier stage.
+    fn staged_elsewhere(
         &self,
-        pool: &Pool,
-        mut record: VolumeRecord,
+        record: &VolumeRecord,
         request: &StageVolume,
-    ) -> Result<()> {
-        self.refuse_other_access(&record, "block")?;
-        if let Some(path) = self.staged_as_block(&record)? {
-            if path != request.staging_path {
-                return Err(Error::refused(
-                    format!("volume {}", request.volume_id),
-                    format!("it is staged at {path}; unstage it there first"),
-                ));
-            }
-            let mismatch = record
-                .last_stage
-                .as_ref()
-                .filter(|stage| stage.capability != request.capability)
-                .map(|stage| Mismatch {
-                    field: "volume_capability",
-                    found: super::create::say(std::slice::from_ref(&stage.capability)),
-                    wanted: super::create::say(std::slice::from_ref(&request.capability)),
-                });
-            return match mismatch {
-                Some(mismatch) => Err(Error::Exists {
-                    kind: Kind::Volume,
-                    id: request.volume_id.clone(),
-                    mismatch,
-                }),
-                None => Ok(()),
-            };
-        }
-        let boot = self.host.boot_id().doing(|| "read the boot id".into())?;
-        // From now on the user writes what they like: it counts as formatted for ever.
-        record.formatted = Some(Formatted {
-            kind: FormattedAs::Raw,
-            uuid: Uuid::nil(),
-            complete: true,
-        });
-        record.last_stage = Some(LastStage {
-            staging_path: request.staging_path.clone(),
-            capability: request.capability.clone(),
-            boot: Some(boot),
-        });
-        pool.backend.update(&record)
-    }
-
-    /// Where a block volume is staged, in this boot.
-    pub(super) fn staged_as_block(&self, record: &VolumeRecord) -> Result<Option<String>> {
-        let Some(LastStage {
-            staging_path,
-            boot: Some(boot),
-            ..
-        }) = &record.last_stage
-        else {
-            return Ok(None);
-        };
-        let now = self.host.boot_id().doing(|| "read the boot id".into())?;
-        Ok((now == *boot).then(|| staging_path.clone()))
+        view: &View,
+    ) -> Option<PathBuf> {
+        let stage = record
+            .last_stage
+            .as_ref()
+            .filter(|stage| stage.staging_path != request.staging_path)?;
+        // The old path may be gone, or outside of what is allowed by now.
+        let old = self
+            .table_path(Path::new(&stage.staging_path))
+            .unwrap_or_else(|_| stage.staging_path.clone().into());
+        usage::at(&view.mounts, &old)
+            .into_iter()
+            .find(|mount| view.device_of(mount).is_some())
+            .map(|_| old)
     }
 
     /// Refuses a volume that has been used with the other access type.
-    fn refuse_other_access(&self, record: &VolumeRecord, wanted: &str) -> Result<()> {
+    pub(super) fn refuse_other_access(&self, record: &VolumeRecord, wanted: &str) -> Result<()> {
         let Some(formatted) = record
             .formatted
             .as_ref()
@@ -372,155 +213,31 @@ impl Driver {
             ),
         ))
     }
-
-    /// NodeUnstageVolume. Works from the mount table also when the pool isn't served. Nothing
-    /// there is success; targets that are still published keep the file system alive.
-    pub fn unstage_volume(&self, volume_id: &str, staging_path: &str) -> Result<()> {
-        let staging = self.caller_path("staging_target_path", staging_path)?;
-        let owner = self.owner(volume_id);
-        let key = match &owner {
-            Ok(Owner::Pool(_, id)) => Key::Volume(id.uuid),
-            Ok(Owner::Nobody) | Err(_) => volume_id
-                .parse::<crate::model::VolumeId>()
-                .map_or(Key::Path(staging_path.into()), |id| Key::Volume(id.uuid)),
-        };
-        let _lock = self.locks.acquire(key)?;
-        let owned = match &owner {
-            Ok(Owner::Pool(pool, id)) => Some((pool.as_ref(), id.uuid)),
-            Ok(Owner::Nobody) | Err(_) => None,
-        };
-        self.unmount_all(owned, &staging)?;
-        let Some((pool, uuid)) = owned else {
-            return Ok(());
-        };
-        if let Ok(Some(mut record)) = pool.backend.volume(uuid)
-            && self
-                .staged_as_block(&record)?
-                .is_some_and(|path| path == staging_path)
-        {
-            record.last_stage = None;
-            pool.backend.update(&record)?;
-        }
-        self.free_devices(pool, uuid)
-    }
-
-    /// Unmounts what is ours at a path, however often it's mounted there. With the pool served
-    /// "ours" is this volume's device; without, any loop device.
-    pub(super) fn unmount_all(&self, owned: Option<(&Pool, Uuid)>, path: &Path) -> Result<()> {
-        let here = self.table_path(path)?;
-        let devices = match owned {
-            Some((pool, uuid)) => pool.backend.devices(uuid)?,
-            None => Vec::new(),
-        };
-        let known = owned.is_some_and(|(pool, uuid)| {
-            pool.backend
-                .volume(uuid)
-                .is_ok_and(|record| record.is_some())
-        });
-        loop {
-            let mounts = self.host.mounts().doing(|| "read the mount table".into())?;
-            let Some(top) = usage::at(&mounts, &here).last().copied() else {
-                return Ok(());
-            };
-            let ours = devices.iter().any(|found| usage::shows(top, &found.device))
-                || (!known && usage::is_of_loop(top));
-            if !ours {
-                return Err(Error::refused(
-                    path.display(),
-                    format!(
-                        "what is mounted there ({} of {}) is not this volume",
-                        top.fs_name,
-                        top.source.display()
-                    ),
-                ));
-            }
-            self.host
-                .perform(&Effect::Unmount { target: path })
-                .doing(|| format!("unmount {}", path.display()))?;
-        }
-    }
-
-    /// Ends devices of a volume that nothing uses any more. One with a claim (another mount
-    /// namespace, a frozen file system) or an opener stays until that ends.
-    pub(super) fn free_devices(&self, pool: &Pool, uuid: Uuid) -> Result<()> {
-        let found = pool.backend.devices(uuid)?;
-        if found.is_empty() {
-            return Ok(());
-        }
-        let mounts = self.host.mounts().doing(|| "read the mount table".into())?;
-        for found in found
-            .iter()
-            .filter(|found| usage::of_device(&mounts, &found.device).is_empty())
-        {
-            if self
-                .host
-                .is_claimed(&found.device)
-                .doing(|| "look at the device".into())?
-            {
-                tracing::warn!(volume = %uuid, device = %found.device.path.display(), "unmounted here, but a file system still holds the device");
-                continue;
-            }
-            pool.backend.detach(uuid, &found.device)?;
-        }
-        Ok(())
-    }
 }
 
-/// The file system that a stage means: what it says, else what the volume was made for.
-fn wanted_fs(record: &VolumeRecord, capability: &Capability) -> Option<FsType> {
-    match &capability.access_type {
-        AccessType::Block => None,
-        AccessType::Mount {
-            fs_type: Some(fs), ..
-        } => Some(*fs),
-        AccessType::Mount { fs_type: None, .. } => {
-            let made_as = record
-                .formatted
-                .as_ref()
-                .and_then(|formatted| formatted.kind.fs());
-            let asked = record
-                .capabilities
-                .iter()
-                .find_map(|capability| capability.access_type.fs());
-            Some(made_as.or(asked).unwrap_or(FsType::Ext4))
-        }
-    }
+/// A repeat must ask for what the stage was made with.
+pub(super) fn same_capability(record: &VolumeRecord, request: &StageVolume) -> Result<()> {
+    let differs = record
+        .last_stage
+        .as_ref()
+        .filter(|stage| stage.capability != request.capability);
+    let Some(stage) = differs else { return Ok(()) };
+    let mismatch = Mismatch {
+        field: "volume_capability",
+        found: stage.capability.to_string(),
+        wanted: request.capability.to_string(),
+    };
+    Err(Error::Exists {
+        kind: Kind::Volume,
+        id: request.volume_id.clone(),
+        mismatch,
+    })
 }
 
-/// Decides about mkfs. The record outranks the device: what was ever complete is never formatted
-/// again, however blank it reads.
-fn plan(record: &VolumeRecord, signature: &Signature, fs: FsType, fresh: Uuid) -> Result<Plan> {
-    let refuse = |reason: String| Err(Error::refused(format!("volume {}", record.uuid), reason));
-    match (&record.formatted, signature) {
-        (None, Signature::None) => Ok(Plan::Format(fresh)),
-        (None, found) => refuse(format!(
-            "it was never formatted by this driver, yet {} is on it; it is left as it is",
-            name(found)
-        )),
-        // mkfs was cut off; nobody has ever mounted what it left.
-        (
-            Some(Formatted {
-                complete: false, ..
-            }),
-            _,
-        ) => Ok(Plan::Format(fresh)),
-        (Some(formatted), _) if formatted.kind != FormattedAs::from(fs) => refuse(format!(
-            "it is {}, and {fs} is asked for",
-            formatted.kind.word()
-        )),
-        (Some(_), Signature::Fs { name, .. }) if name == fs.name() => Ok(Plan::Keep),
-        (Some(formatted), found) => refuse(format!(
-            "it was formatted as {}, but {} is found on it; it is never formatted again, repair or restore it",
-            formatted.kind.word(),
-            name(found)
-        )),
-    }
-}
-
-fn name(signature: &Signature) -> String {
-    match signature {
-        Signature::None => "nothing".into(),
-        Signature::Fs { name, .. } => name.clone(),
-        Signature::Other(what) => what.clone(),
-    }
+/// A volume has one staging path at a time.
+pub(super) fn staged_at(request: &StageVolume, path: &str) -> Error {
+    Error::refused(
+        format!("volume {}", request.volume_id),
+        format!("it is staged at {path}; unstage it there first"),
+    )
 }

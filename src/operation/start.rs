@@ -37,7 +37,7 @@ impl Driver {
     pub fn start(settings: Settings, host: Arc<dyn Host>) -> Result<Driver> {
         let mut record: NodeRecord =
             record::load(host.as_ref(), &settings.node_record)?.unwrap_or_default();
-        let homes = homes(host.as_ref(), &settings)?;
+        let homes = homes(host.as_ref(), &settings);
         let home = match (record.home, homes.len()) {
             (Some(home), _) => home,
             (None, 1) => homes.first().copied().unwrap_or(HomeId(host.random_uuid())),
@@ -59,7 +59,7 @@ impl Driver {
         };
         let mut states = Vec::new();
         for definition in &driver.settings.pools {
-            states.push(driver.open_pool(definition)?);
+            states.push(driver.open_or_refuse(definition)?);
         }
         *driver.pools.write().unwrap_or_else(PoisonError::into_inner) = states;
         driver.remember()?;
@@ -101,6 +101,23 @@ impl Driver {
             if let Err(error) = self.remember() {
                 tracing::error!(error = %chain(&error), "can't write the node record");
             }
+        }
+    }
+
+    /// A pool that can't be read doesn't hold up the others; a bad definition does.
+    fn open_or_refuse(&self, definition: &PoolDefinition) -> Result<PoolState> {
+        match self.open_pool(definition) {
+            Err(error @ (Error::Damaged { .. } | Error::Host { .. })) => {
+                let why = chain(&error);
+                tracing::error!(pool = %definition.name, "not served: {why}");
+                let id = self.known(definition).map(|(id, _)| id);
+                Ok(PoolState::Refused {
+                    definition: definition.clone(),
+                    id,
+                    why,
+                })
+            }
+            opened => opened,
         }
     }
 
@@ -165,7 +182,7 @@ impl Driver {
 
     /// Ends what a crash left on a pool, before its first call.
     fn recover(&self, definition: &PoolDefinition, backend: FileBackend) -> Result<Pool> {
-        let mounts = self.host.mounts().doing(|| "read the mount table".into())?;
+        let mounts = self.mounts()?;
         let leftovers = backend.recover(&|device| !usage::of_device(&mounts, device).is_empty())?;
         let mut pool = Pool {
             definition: definition.clone(),
@@ -268,12 +285,16 @@ impl Driver {
 }
 
 /// Homes of the pools that are there.
-fn homes(host: &dyn Host, settings: &Settings) -> Result<BTreeSet<HomeId>> {
+fn homes(host: &dyn Host, settings: &Settings) -> BTreeSet<HomeId> {
     let mut homes = BTreeSet::new();
     for definition in &settings.pools {
-        homes.extend(FileBackend::identify(host, &folder(definition))?.map(|pool| pool.home));
+        // One that can't be read says so when it's opened.
+        let pool = FileBackend::identify(host, &folder(definition))
+            .ok()
+            .flatten();
+        homes.extend(pool.map(|pool| pool.home));
     }
-    Ok(homes)
+    homes
 }
 
 fn no_pool(definition: &PoolDefinition, path: &Path, found: &pool_make::Found) -> Error {

@@ -55,7 +55,7 @@ impl Driver {
         let Some(mount) = mount else {
             return Err(missing());
         };
-        if mount.root != Path::new("/") && matches!(mount.fs_name.as_str(), "devtmpfs" | "tmpfs") {
+        if usage::is_node(mount) {
             return Ok(Stats {
                 bytes: whole,
                 inodes: None,

@@ -2,7 +2,22 @@
 
 use std::path::Path;
 
+use super::Driver;
+use crate::error::{Doing, Error, Result};
 use crate::host::{Device, Mount};
+
+impl Driver {
+    pub(super) fn mounts(&self) -> Result<Vec<Mount>> {
+        self.host.mounts().doing(|| "read the mount table".into())
+    }
+
+    /// Whether a file system or an exclusive opener has a device.
+    pub(super) fn is_claimed(&self, device: &Device) -> Result<bool> {
+        self.host
+            .is_claimed(device)
+            .doing(|| format!("look at {}", device.path.display()))
+    }
+}
 
 /// Every mount that shows the device: its file system, or its node bound to a target.
 pub(super) fn of_device<'a>(mounts: &'a [Mount], device: &Device) -> Vec<&'a Mount> {
@@ -12,8 +27,8 @@ pub(super) fn of_device<'a>(mounts: &'a [Mount], device: &Device) -> Vec<&'a Mou
 /// Whether a mount shows a device.
 pub(super) fn shows(mount: &Mount, device: &Device) -> bool {
     // A bound device node: the mount is of the file system that has /dev, its root is the node.
-    if matches!(mount.fs_name.as_str(), "devtmpfs" | "tmpfs") {
-        return mount.root.file_name() == device.path.file_name() && mount.root != Path::new("/");
+    if is_node(mount) {
+        return mount.root.file_name() == device.path.file_name();
     }
     // btrfs has device numbers of its own, so there the source counts.
     mount.device == device.rdev || mount.source == device.path
@@ -21,7 +36,7 @@ pub(super) fn shows(mount: &Mount, device: &Device) -> bool {
 
 /// Whether a mount shows a loop device at all: then it's a volume's, of a pool that isn't served.
 pub(super) fn is_of_loop(mount: &Mount) -> bool {
-    let node = if matches!(mount.fs_name.as_str(), "devtmpfs" | "tmpfs") {
+    let node = if is_node(mount) {
         &mount.root
     } else {
         &mount.source
@@ -39,4 +54,19 @@ pub(super) fn at<'a>(mounts: &'a [Mount], path: &Path) -> Vec<&'a Mount> {
         .iter()
         .filter(|mount| mount.mount_point == path)
         .collect()
+}
+
+/// What is to be said of a path where something that isn't the volume is mounted.
+pub(super) fn stranger(path: &Path, mount: &Mount) -> Error {
+    let reason = format!(
+        "something else is mounted there ({} of {}); unmount it first",
+        mount.fs_name,
+        mount.source.display()
+    );
+    Error::refused(path.display(), reason)
+}
+
+/// Whether a mount is a device node bound to a target, rather than a file system.
+pub(super) fn is_node(mount: &Mount) -> bool {
+    matches!(mount.fs_name.as_str(), "devtmpfs" | "tmpfs") && mount.root != Path::new("/")
 }
