@@ -7,3 +7,6 @@ pub mod host;
 pub mod model;
 pub mod operation;
 pub mod record;
+pub mod server;
+pub mod service;
+pub mod telemetry;

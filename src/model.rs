@@ -1,6 +1,7 @@
 //! The nouns: ids, sizes, capabilities, parameters. Values only: nothing here reads a clock, a
 //! disk or the kernel, and everything that is parsed prints back to itself.
 
+pub mod alpha;
 pub mod capability;
 pub mod id;
 pub mod mkfs;
@@ -9,6 +10,7 @@ pub mod parameters;
 pub mod pool;
 pub mod size;
 
+pub use alpha::Alpha;
 pub use capability::{AccessMode, AccessType, Capability, FsType};
 pub use id::{HomeId, PoolId, VolumeId};
 pub use parameters::{Allocation, MutableParameters, VolumeParameters, Wipe};

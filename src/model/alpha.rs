@@ -1,0 +1,112 @@
+//! Parts of the interface that are still alpha: each is served only where it is asked for by name.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// What `--alpha` switches on. By default nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Alpha {
+    /// `health`: health of volumes and of storage, on controller and node.
+    pub health: bool,
+    /// `get-volume`: ControllerGetVolume.
+    pub get_volume: bool,
+    /// `get-snapshot`: GetSnapshot.
+    pub get_snapshot: bool,
+    /// `snapshot-metadata`: the SnapshotMetadata service.
+    pub snapshot_metadata: bool,
+    /// `snapshot-topology`: snapshots that say where they are.
+    pub snapshot_topology: bool,
+}
+
+impl Alpha {
+    /// The names, as in the manual.
+    pub const NAMES: [&'static str; 5] = [
+        "snapshot-metadata",
+        "health",
+        "get-volume",
+        "get-snapshot",
+        "snapshot-topology",
+    ];
+
+    /// The switch of a name.
+    fn switch(&mut self, name: &str) -> Option<&mut bool> {
+        Some(match name {
+            "snapshot-metadata" => &mut self.snapshot_metadata,
+            "health" => &mut self.health,
+            "get-volume" => &mut self.get_volume,
+            "get-snapshot" => &mut self.get_snapshot,
+            "snapshot-topology" => &mut self.snapshot_topology,
+            _ => return None,
+        })
+    }
+}
+
+/// A name that is none of [`Alpha::NAMES`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownAlpha(String);
+
+impl fmt::Display for UnknownAlpha {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let known = Alpha::NAMES.join(", ");
+        write!(f, "{:?} is not an alpha part; known are {known}", self.0)
+    }
+}
+
+impl std::error::Error for UnknownAlpha {}
+
+impl FromStr for Alpha {
+    type Err = UnknownAlpha;
+    /// One name.
+    fn from_str(name: &str) -> Result<Alpha, UnknownAlpha> {
+        let mut alpha = Alpha::default();
+        let switch = alpha
+            .switch(name)
+            .ok_or_else(|| UnknownAlpha(name.to_string()))?;
+        *switch = true;
+        Ok(alpha)
+    }
+}
+
+impl FromIterator<Alpha> for Alpha {
+    /// All that any of them has.
+    fn from_iter<I: IntoIterator<Item = Alpha>>(parts: I) -> Alpha {
+        parts.into_iter().fold(Alpha::default(), |a, b| Alpha {
+            health: a.health | b.health,
+            get_volume: a.get_volume | b.get_volume,
+            get_snapshot: a.get_snapshot | b.get_snapshot,
+            snapshot_metadata: a.snapshot_metadata | b.snapshot_metadata,
+            snapshot_topology: a.snapshot_topology | b.snapshot_topology,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_switches_on_something_of_its_own() {
+        let parts: Vec<Alpha> = Alpha::NAMES.map(|name| name.parse().unwrap()).into();
+        for (i, part) in parts.iter().enumerate() {
+            assert_ne!(*part, Alpha::default());
+            assert!(!parts[..i].contains(part));
+        }
+        let all = Alpha {
+            health: true,
+            get_volume: true,
+            get_snapshot: true,
+            snapshot_metadata: true,
+            snapshot_topology: true,
+        };
+        assert_eq!(parts.into_iter().collect::<Alpha>(), all);
+    }
+
+    #[test]
+    fn an_unknown_name_is_told_the_known_ones() {
+        let error = "helth".parse::<Alpha>().unwrap_err().to_string();
+        assert!(
+            error.contains("\"helth\"") && error.contains("get-volume"),
+            "{error}"
+        );
+    }
+}

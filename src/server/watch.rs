@@ -1,0 +1,130 @@
+//! Around every call, also one that no service knows: one span, one line, one count.
+//!
+//! The span carries the ids, which the service fills in ([`crate::service`]); the line at the end
+//! has the code, the time, and on failure the error. That is the only place where the error of a
+//! call is logged. Neither ever holds a secret.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use tonic::{Code, Status};
+use tower::{Layer, Service};
+use tracing::field::Empty;
+use tracing::{Instrument, Span};
+
+use crate::service::Rpc;
+use crate::service::status::code_name;
+use crate::telemetry::Metrics;
+
+/// The layer.
+#[derive(Clone, Debug)]
+pub(super) struct Watch {
+    metrics: Arc<Metrics>,
+}
+
+impl Watch {
+    pub(super) fn new(metrics: Arc<Metrics>) -> Watch {
+        Watch { metrics }
+    }
+}
+
+impl<S> Layer<S> for Watch {
+    type Service = Watched<S>;
+    fn layer(&self, inner: S) -> Watched<S> {
+        Watched {
+            inner,
+            metrics: self.metrics.clone(),
+        }
+    }
+}
+
+/// A watched service.
+#[derive(Clone, Debug)]
+pub(super) struct Watched<S> {
+    inner: S,
+    metrics: Arc<Metrics>,
+}
+
+impl<S, A, B> Service<http::Request<A>> for Watched<S>
+where
+    S: Service<http::Request<A>, Response = http::Response<B>>,
+    S::Future: Send + 'static,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<S::Response, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: http::Request<A>) -> Self::Future {
+        let rpc = Rpc::of_path(request.uri().path());
+        let method = rpc.map_or("unknown", Rpc::name);
+        // At the level of errors, so that they have their ids whatever is filtered.
+        let span = tracing::error_span!(
+            "call",
+            method,
+            name = Empty,
+            volume_id = Empty,
+            node_id = Empty,
+            staging_target_path = Empty,
+            target_path = Empty,
+            volume_path = Empty,
+        );
+        let running = self.inner.call(request).instrument(span.clone());
+        let mut call = Call {
+            method,
+            poll: rpc.is_some_and(Rpc::is_poll),
+            begun: Instant::now(),
+            span,
+            metrics: self.metrics.clone(),
+            status: Some(Status::cancelled("the caller went away; the work goes on")),
+        };
+        Box::pin(async move {
+            let response = running.await;
+            // Without a status among the headers the call was answered.
+            call.status = match &response {
+                Ok(response) => Status::from_header_map(response.headers()),
+                Err(_) => Some(Status::unknown("no service could be reached")),
+            };
+            response
+        })
+    }
+}
+
+/// A call in progress. It ends when this goes, also for a caller that went away.
+struct Call {
+    method: &'static str,
+    poll: bool,
+    begun: Instant,
+    span: Span,
+    metrics: Arc<Metrics>,
+    status: Option<Status>,
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        let took = self.begun.elapsed();
+        let code = self.status.as_ref().map_or(Code::Ok, Status::code);
+        let error = self.status.as_ref().map_or("", Status::message);
+        self.metrics.call_ended(self.method, code_name(code), took);
+        let _entered = self.span.enter();
+        let (code_name, ms) = (code_name(code), milliseconds(took));
+        match code {
+            Code::Ok if self.poll => tracing::debug!(code = code_name, ms, "done"),
+            Code::Ok => tracing::info!(code = code_name, ms, "done"),
+            Code::Internal | Code::Unknown => {
+                tracing::error!(code = code_name, ms, error, "failed");
+            }
+            _ => tracing::warn!(code = code_name, ms, error, "refused"),
+        }
+    }
+}
+
+/// With three places.
+fn milliseconds(took: std::time::Duration) -> f64 {
+    (took.as_secs_f64() * 1e6).round() / 1e3
+}

@@ -1,0 +1,85 @@
+//! The edge of one node: protobuf in, protobuf out.
+//!
+//! Each call is the same three steps: [`request`] makes a value of the message or refuses it, an
+//! operation of the [`Driver`] does the work, detached from the caller, and [`reply`] makes a
+//! message of the answer. [`status`](mod@status) alone knows codes. Nothing is decided here.
+
+mod controller;
+mod identity;
+mod ids;
+mod node;
+mod reply;
+pub mod request;
+mod rpc;
+pub mod status;
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use tonic::{Request, Response, Status};
+
+use crate::error::{Error, Result};
+use crate::model::Alpha;
+use crate::operation::Driver;
+
+use ids::Ids;
+pub use rpc::Rpc;
+pub use status::status;
+
+/// The services Identity, Controller and Node on one driver.
+#[derive(Clone)]
+pub struct Service {
+    driver: Arc<Driver>,
+    alpha: Alpha,
+}
+
+/// What a call gives to tonic.
+type Answer<T> = std::result::Result<Response<T>, Status>;
+
+impl Service {
+    /// On a driver that has started.
+    pub fn new(driver: Arc<Driver>, alpha: Alpha) -> Service {
+        Service { driver, alpha }
+    }
+
+    /// Hands a request that was understood to its operation. The work goes on when the caller
+    /// goes away.
+    async fn run<A, T>(
+        &self,
+        rpc: Rpc,
+        args: Result<A>,
+        work: impl FnOnce(&Driver, &A) -> Result<T> + Send + 'static,
+    ) -> std::result::Result<T, Status>
+    where
+        A: Send + 'static,
+        T: Send + 'static,
+    {
+        let outcome = match args {
+            Ok(args) => self.driver.detach(move |driver| work(driver, &args)).await,
+            Err(error) => Err(error),
+        };
+        outcome.map_err(|error| status(rpc, &error))
+    }
+}
+
+/// The message of a request: its ids go to the line that is logged of the call, the message
+/// itself, without its secrets, to who asks for traces.
+fn seen<M: Ids + Debug>(request: Request<M>) -> M {
+    let message = request.into_inner();
+    message.note();
+    tracing::trace!(request = ?message, "asked");
+    message
+}
+
+/// Refuses a call that is alpha and not switched on.
+fn only_if(served: bool, rpc: Rpc, name: &str) -> std::result::Result<(), Status> {
+    if served {
+        return Ok(());
+    }
+    let what = format!("{rpc}, an alpha part of CSI, without --alpha {name},");
+    Err(status(rpc, &Error::Unsupported { what }))
+}
+
+fn answer<T>(message: T) -> Answer<T> {
+    Ok(Response::new(message))
+}

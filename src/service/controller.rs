@@ -1,0 +1,180 @@
+//! The Controller service.
+
+use tonic::Request;
+
+use super::{Answer, Rpc, Service, answer, only_if, reply, request, seen};
+use crate::csi::controller_server::Controller;
+use crate::csi::{
+    ControllerExpandVolumeRequest, ControllerExpandVolumeResponse,
+    ControllerGetCapabilitiesRequest, ControllerGetCapabilitiesResponse,
+    ControllerGetVolumeHealthRequest, ControllerGetVolumeHealthResponse,
+    ControllerGetVolumeRequest, ControllerGetVolumeResponse, ControllerListVolumeHealthRequest,
+    ControllerListVolumeHealthResponse, ControllerModifyVolumeRequest,
+    ControllerModifyVolumeResponse, ControllerPublishVolumeRequest,
+    ControllerPublishVolumeResponse, ControllerUnpublishVolumeRequest,
+    ControllerUnpublishVolumeResponse, CreateVolumeRequest, CreateVolumeResponse,
+    DeleteVolumeRequest, DeleteVolumeResponse, GetCapacityRequest, GetCapacityResponse,
+    ListVolumesRequest, ListVolumesResponse, ValidateVolumeCapabilitiesRequest,
+    ValidateVolumeCapabilitiesResponse,
+};
+use crate::operation::{Capacity, Driver};
+
+#[tonic::async_trait]
+impl Controller for Service {
+    async fn create_volume(
+        &self,
+        request: Request<CreateVolumeRequest>,
+    ) -> Answer<CreateVolumeResponse> {
+        let key = self.driver.topology_key();
+        let args = request::create_volume(&seen(request), &key);
+        let volume = self
+            .run(Rpc::CreateVolume, args, Driver::create_volume)
+            .await?;
+        answer(reply::created(&volume, &key))
+    }
+
+    async fn delete_volume(
+        &self,
+        request: Request<DeleteVolumeRequest>,
+    ) -> Answer<DeleteVolumeResponse> {
+        let args = request::delete_volume(&seen(request));
+        self.run(Rpc::DeleteVolume, args, |driver, id| {
+            driver.delete_volume(id)
+        })
+        .await?;
+        answer(DeleteVolumeResponse {})
+    }
+
+    async fn controller_publish_volume(
+        &self,
+        request: Request<ControllerPublishVolumeRequest>,
+    ) -> Answer<ControllerPublishVolumeResponse> {
+        let args = request::attach(&seen(request));
+        self.run(Rpc::ControllerPublishVolume, args, Driver::attach_volume)
+            .await?;
+        answer(ControllerPublishVolumeResponse::default())
+    }
+
+    async fn controller_unpublish_volume(
+        &self,
+        request: Request<ControllerUnpublishVolumeRequest>,
+    ) -> Answer<ControllerUnpublishVolumeResponse> {
+        let args = request::detach(&seen(request));
+        args.map_err(|error| super::status(Rpc::ControllerUnpublishVolume, &error))?;
+        answer(ControllerUnpublishVolumeResponse {})
+    }
+
+    async fn validate_volume_capabilities(
+        &self,
+        request: Request<ValidateVolumeCapabilitiesRequest>,
+    ) -> Answer<ValidateVolumeCapabilitiesResponse> {
+        let message = seen(request);
+        let args = request::validate(&message);
+        let verdict = self
+            .run(
+                Rpc::ValidateVolumeCapabilities,
+                args,
+                Driver::validate_volume,
+            )
+            .await?;
+        answer(reply::validated(message, verdict))
+    }
+
+    async fn list_volumes(
+        &self,
+        request: Request<ListVolumesRequest>,
+    ) -> Answer<ListVolumesResponse> {
+        let args = request::list_volumes(&seen(request));
+        let page = self
+            .run(Rpc::ListVolumes, args, Driver::list_volumes)
+            .await?;
+        answer(reply::volumes(page, &self.driver.topology_key()))
+    }
+
+    async fn controller_list_volume_health(
+        &self,
+        request: Request<ControllerListVolumeHealthRequest>,
+    ) -> Answer<ControllerListVolumeHealthResponse> {
+        const RPC: Rpc = Rpc::ControllerListVolumeHealth;
+        only_if(self.alpha.health, RPC, "health")?;
+        let args = request::list_health(&seen(request));
+        let (entries, next_token) = self.run(RPC, args, Driver::list_volume_health).await?;
+        answer(ControllerListVolumeHealthResponse {
+            entries: entries.into_iter().map(reply::volume_health).collect(),
+            next_token,
+        })
+    }
+
+    async fn controller_get_volume_health(
+        &self,
+        request: Request<ControllerGetVolumeHealthRequest>,
+    ) -> Answer<ControllerGetVolumeHealthResponse> {
+        const RPC: Rpc = Rpc::ControllerGetVolumeHealth;
+        only_if(self.alpha.health, RPC, "health")?;
+        let args = request::get_health(&seen(request));
+        let health = self
+            .run(RPC, args, |driver, id| driver.volume_health(id))
+            .await?;
+        answer(ControllerGetVolumeHealthResponse {
+            volume_health: Some(reply::volume_health(health)),
+        })
+    }
+
+    async fn get_capacity(
+        &self,
+        request: Request<GetCapacityRequest>,
+    ) -> Answer<GetCapacityResponse> {
+        let args = request::capacity(&seen(request), &self.driver.topology_key());
+        let ask = |driver: &Driver, args: &Option<_>| match args {
+            Some(args) => driver.capacity(args),
+            None => Ok(Capacity::default()),
+        };
+        let capacity = self.run(Rpc::GetCapacity, args, ask).await?;
+        answer(reply::capacity(capacity))
+    }
+
+    async fn controller_get_capabilities(
+        &self,
+        request: Request<ControllerGetCapabilitiesRequest>,
+    ) -> Answer<ControllerGetCapabilitiesResponse> {
+        seen(request);
+        answer(reply::controller_capabilities(self.alpha))
+    }
+
+    async fn controller_expand_volume(
+        &self,
+        request: Request<ControllerExpandVolumeRequest>,
+    ) -> Answer<ControllerExpandVolumeResponse> {
+        let args = request::expand_volume(&seen(request));
+        let expanded = self
+            .run(Rpc::ControllerExpandVolume, args, Driver::expand_volume)
+            .await?;
+        answer(ControllerExpandVolumeResponse {
+            capacity_bytes: reply::bytes(expanded.size),
+            node_expansion_required: expanded.node_expansion_required,
+        })
+    }
+
+    async fn controller_get_volume(
+        &self,
+        request: Request<ControllerGetVolumeRequest>,
+    ) -> Answer<ControllerGetVolumeResponse> {
+        const RPC: Rpc = Rpc::ControllerGetVolume;
+        only_if(self.alpha.get_volume, RPC, "get-volume")?;
+        let args = request::get_volume(&seen(request));
+        let volume = self
+            .run(RPC, args, |driver, id| driver.get_volume(id))
+            .await?;
+        answer(reply::got(&volume, &self.driver.topology_key()))
+    }
+
+    async fn controller_modify_volume(
+        &self,
+        request: Request<ControllerModifyVolumeRequest>,
+    ) -> Answer<ControllerModifyVolumeResponse> {
+        let args = request::modify_volume(&seen(request));
+        self.run(Rpc::ControllerModifyVolume, args, Driver::modify_volume)
+            .await?;
+        answer(ControllerModifyVolumeResponse {})
+    }
+}

@@ -1,0 +1,44 @@
+//! Who this driver is, and whether it can work.
+
+use tonic::Request;
+
+use super::{Answer, Rpc, Service, answer, reply, seen};
+use crate::csi::identity_server::Identity;
+use crate::csi::{
+    GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest,
+    GetPluginInfoResponse, ProbeRequest, ProbeResponse,
+};
+use crate::error::Error;
+
+#[tonic::async_trait]
+impl Identity for Service {
+    async fn get_plugin_info(
+        &self,
+        request: Request<GetPluginInfoRequest>,
+    ) -> Answer<GetPluginInfoResponse> {
+        seen(request);
+        answer(GetPluginInfoResponse {
+            name: self.driver.settings().driver_name.clone(),
+            vendor_version: env!("CARGO_PKG_VERSION").to_string(),
+            manifest: [("csi".to_string(), "1.13.0".to_string())].into(),
+        })
+    }
+
+    async fn get_plugin_capabilities(
+        &self,
+        request: Request<GetPluginCapabilitiesRequest>,
+    ) -> Answer<GetPluginCapabilitiesResponse> {
+        seen(request);
+        answer(reply::plugin_capabilities())
+    }
+
+    async fn probe(&self, request: Request<ProbeRequest>) -> Answer<ProbeResponse> {
+        seen(request);
+        let look = |driver: &crate::operation::Driver, (): &()| match driver.missing() {
+            missing if missing.is_empty() => Ok(()),
+            missing => Err(Error::refused("this host", missing.join("; "))),
+        };
+        self.run(Rpc::Probe, Ok(()), look).await?;
+        answer(ProbeResponse { ready: Some(true) })
+    }
+}

@@ -1,0 +1,135 @@
+//! The Node service.
+
+use tonic::Request;
+
+use super::request::Publish;
+use super::{Answer, Rpc, Service, answer, only_if, reply, request, seen};
+use crate::csi::node_server::Node;
+use crate::csi::{
+    NodeExpandVolumeRequest, NodeExpandVolumeResponse, NodeGetCapabilitiesRequest,
+    NodeGetCapabilitiesResponse, NodeGetInfoRequest, NodeGetInfoResponse,
+    NodeGetStorageHealthRequest, NodeGetStorageHealthResponse, NodeGetVolumeHealthRequest,
+    NodeGetVolumeHealthResponse, NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse,
+    NodePublishVolumeRequest, NodePublishVolumeResponse, NodeStageVolumeRequest,
+    NodeStageVolumeResponse, NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse,
+    NodeUnstageVolumeRequest, NodeUnstageVolumeResponse,
+};
+use crate::operation::Driver;
+
+#[tonic::async_trait]
+impl Node for Service {
+    async fn node_stage_volume(
+        &self,
+        request: Request<NodeStageVolumeRequest>,
+    ) -> Answer<NodeStageVolumeResponse> {
+        let args = request::stage(&seen(request));
+        self.run(Rpc::NodeStageVolume, args, Driver::stage_volume)
+            .await?;
+        answer(NodeStageVolumeResponse {})
+    }
+
+    async fn node_unstage_volume(
+        &self,
+        request: Request<NodeUnstageVolumeRequest>,
+    ) -> Answer<NodeUnstageVolumeResponse> {
+        let args = request::unstage(&seen(request));
+        let unstage =
+            |driver: &Driver, (id, path): &(String, String)| driver.unstage_volume(id, path);
+        self.run(Rpc::NodeUnstageVolume, args, unstage).await?;
+        answer(NodeUnstageVolumeResponse {})
+    }
+
+    async fn node_publish_volume(
+        &self,
+        request: Request<NodePublishVolumeRequest>,
+    ) -> Answer<NodePublishVolumeResponse> {
+        let args = request::publish(&seen(request));
+        let publish = |driver: &Driver, args: &Publish| match args {
+            Publish::Persistent(args) => driver.publish_volume(args),
+            Publish::Ephemeral(args) => driver.publish_ephemeral(args),
+        };
+        self.run(Rpc::NodePublishVolume, args, publish).await?;
+        answer(NodePublishVolumeResponse {})
+    }
+
+    async fn node_unpublish_volume(
+        &self,
+        request: Request<NodeUnpublishVolumeRequest>,
+    ) -> Answer<NodeUnpublishVolumeResponse> {
+        let args = request::unpublish(&seen(request));
+        let unpublish =
+            |driver: &Driver, (id, path): &(String, String)| driver.unpublish_volume(id, path);
+        self.run(Rpc::NodeUnpublishVolume, args, unpublish).await?;
+        answer(NodeUnpublishVolumeResponse {})
+    }
+
+    async fn node_get_volume_stats(
+        &self,
+        request: Request<NodeGetVolumeStatsRequest>,
+    ) -> Answer<NodeGetVolumeStatsResponse> {
+        let args = request::stats(&seen(request));
+        let stats = self
+            .run(Rpc::NodeGetVolumeStats, args, Driver::volume_stats)
+            .await?;
+        answer(reply::stats(stats))
+    }
+
+    async fn node_get_volume_health(
+        &self,
+        request: Request<NodeGetVolumeHealthRequest>,
+    ) -> Answer<NodeGetVolumeHealthResponse> {
+        const RPC: Rpc = Rpc::NodeGetVolumeHealth;
+        only_if(self.alpha.health, RPC, "health")?;
+        let args = request::node_health(&seen(request));
+        let health = self
+            .run(RPC, args, |driver, id| driver.volume_health(id))
+            .await?;
+        answer(NodeGetVolumeHealthResponse {
+            volume_health: Some(reply::volume_health(health)),
+        })
+    }
+
+    async fn node_get_storage_health(
+        &self,
+        request: Request<NodeGetStorageHealthRequest>,
+    ) -> Answer<NodeGetStorageHealthResponse> {
+        const RPC: Rpc = Rpc::NodeGetStorageHealth;
+        only_if(self.alpha.health, RPC, "health")?;
+        seen(request);
+        let findings = self
+            .run(RPC, Ok(()), |driver, (): &()| driver.storage_health())
+            .await?;
+        answer(reply::storage_health(findings))
+    }
+
+    async fn node_expand_volume(
+        &self,
+        request: Request<NodeExpandVolumeRequest>,
+    ) -> Answer<NodeExpandVolumeResponse> {
+        let args = request::expand_node(&seen(request));
+        let size = self
+            .run(Rpc::NodeExpandVolume, args, Driver::expand_node)
+            .await?;
+        answer(NodeExpandVolumeResponse {
+            capacity_bytes: reply::bytes(size),
+        })
+    }
+
+    async fn node_get_capabilities(
+        &self,
+        request: Request<NodeGetCapabilitiesRequest>,
+    ) -> Answer<NodeGetCapabilitiesResponse> {
+        seen(request);
+        answer(reply::node_capabilities(self.alpha))
+    }
+
+    async fn node_get_info(
+        &self,
+        request: Request<NodeGetInfoRequest>,
+    ) -> Answer<NodeGetInfoResponse> {
+        seen(request);
+        let node_name = self.driver.settings().node_name.clone();
+        let home = self.driver.home();
+        answer(reply::node(node_name, &self.driver.topology_key(), home))
+    }
+}

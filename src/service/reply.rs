@@ -1,0 +1,215 @@
+//! From the operations' answers to protobuf.
+
+use crate::csi;
+use crate::csi::controller_service_capability::rpc::Type as ControllerCan;
+use crate::csi::node_get_storage_health_response::StorageBackendHealth;
+use crate::csi::node_service_capability::rpc::Type as NodeCan;
+use crate::csi::plugin_capability::service::Type as PluginCan;
+use crate::csi::plugin_capability::volume_expansion::Type as Expansion;
+use crate::csi::volume_health::VolumeHealthEntry;
+use crate::csi::volume_usage::Unit;
+use crate::csi::{StorageHealthErrorType, VolumeHealthErrorType};
+use crate::model::{Alpha, HomeId};
+use crate::operation::{
+    Capacity, Finding, Severity, Stats, Usage, Volume, VolumeHealth, VolumePage,
+};
+
+/// The protocol's signed number. No pool is larger than that.
+pub(super) fn bytes(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+pub(super) fn plugin_capabilities() -> csi::GetPluginCapabilitiesResponse {
+    use csi::plugin_capability::{Service, Type, VolumeExpansion};
+    let service = |can: PluginCan| Type::Service(Service { r#type: can.into() });
+    let expansion = VolumeExpansion {
+        r#type: Expansion::Online.into(),
+    };
+    let all = [
+        service(PluginCan::ControllerService),
+        service(PluginCan::VolumeAccessibilityConstraints),
+        Type::VolumeExpansion(expansion),
+    ];
+    csi::GetPluginCapabilitiesResponse {
+        capabilities: all
+            .map(|can| csi::PluginCapability { r#type: Some(can) })
+            .into(),
+    }
+}
+
+/// PUBLISH_READONLY, LIST_VOLUMES_PUBLISHED_NODES: deliberately absent, as attach keeps no state.
+pub(super) fn controller_capabilities(alpha: Alpha) -> csi::ControllerGetCapabilitiesResponse {
+    use csi::controller_service_capability::{Rpc, Type};
+    let mut all = vec![
+        ControllerCan::CreateDeleteVolume,
+        ControllerCan::PublishUnpublishVolume,
+        ControllerCan::ListVolumes,
+        ControllerCan::GetCapacity,
+        ControllerCan::ExpandVolume,
+        ControllerCan::ModifyVolume,
+        ControllerCan::SingleNodeMultiWriter,
+    ];
+    if alpha.get_volume {
+        all.push(ControllerCan::GetVolume);
+    }
+    if alpha.health {
+        all.extend([
+            ControllerCan::GetVolumeHealth,
+            ControllerCan::ListVolumeHealth,
+        ]);
+    }
+    let capability = |can: ControllerCan| csi::ControllerServiceCapability {
+        r#type: Some(Type::Rpc(Rpc { r#type: can.into() })),
+    };
+    csi::ControllerGetCapabilitiesResponse {
+        capabilities: all.into_iter().map(capability).collect(),
+    }
+}
+
+/// VOLUME_MOUNT_GROUP: deliberately absent, as the kubelet would then not change the group itself.
+pub(super) fn node_capabilities(alpha: Alpha) -> csi::NodeGetCapabilitiesResponse {
+    use csi::node_service_capability::{Rpc, Type};
+    let mut all = vec![
+        NodeCan::StageUnstageVolume,
+        NodeCan::GetVolumeStats,
+        NodeCan::ExpandVolume,
+        NodeCan::SingleNodeMultiWriter,
+    ];
+    if alpha.health {
+        all.extend([NodeCan::GetVolumeHealth, NodeCan::GetStorageHealth]);
+    }
+    let capability = |can: NodeCan| csi::NodeServiceCapability {
+        r#type: Some(Type::Rpc(Rpc { r#type: can.into() })),
+    };
+    csi::NodeGetCapabilitiesResponse {
+        capabilities: all.into_iter().map(capability).collect(),
+    }
+}
+
+pub(super) fn node(node_id: String, key: &str, home: HomeId) -> csi::NodeGetInfoResponse {
+    csi::NodeGetInfoResponse {
+        node_id,
+        // No limit: loop devices are made as they are needed.
+        max_volumes_per_node: 0,
+        accessible_topology: Some(topology(key, home)),
+    }
+}
+
+fn topology(key: &str, home: HomeId) -> csi::Topology {
+    csi::Topology {
+        segments: [(key.to_string(), home.to_string())].into(),
+    }
+}
+
+fn volume(volume: &Volume, key: &str) -> csi::Volume {
+    csi::Volume {
+        capacity_bytes: bytes(volume.size),
+        volume_id: volume.id.to_string(),
+        accessible_topology: vec![topology(key, volume.home)],
+        ..Default::default()
+    }
+}
+
+pub(super) fn created(created: &Volume, key: &str) -> csi::CreateVolumeResponse {
+    csi::CreateVolumeResponse {
+        volume: Some(volume(created, key)),
+    }
+}
+
+pub(super) fn got(got: &Volume, key: &str) -> csi::ControllerGetVolumeResponse {
+    csi::ControllerGetVolumeResponse {
+        volume: Some(volume(got, key)),
+        status: Some(csi::controller_get_volume_response::VolumeStatus::default()),
+    }
+}
+
+pub(super) fn volumes(page: VolumePage, key: &str) -> csi::ListVolumesResponse {
+    let entry = |listed: &Volume| csi::list_volumes_response::Entry {
+        volume: Some(volume(listed, key)),
+        status: None,
+    };
+    csi::ListVolumesResponse {
+        entries: page.volumes.iter().map(entry).collect(),
+        next_token: page.next_token,
+    }
+}
+
+/// What was asked is confirmed word by word, or refused with a sentence.
+pub(super) fn validated(
+    asked: csi::ValidateVolumeCapabilitiesRequest,
+    verdict: Result<(), String>,
+) -> csi::ValidateVolumeCapabilitiesResponse {
+    use csi::validate_volume_capabilities_response::Confirmed;
+    match verdict {
+        Ok(()) => csi::ValidateVolumeCapabilitiesResponse {
+            confirmed: Some(Confirmed {
+                volume_context: asked.volume_context,
+                volume_capabilities: asked.volume_capabilities,
+                parameters: asked.parameters,
+                mutable_parameters: asked.mutable_parameters,
+            }),
+            message: String::new(),
+        },
+        Err(message) => csi::ValidateVolumeCapabilitiesResponse {
+            confirmed: None,
+            message,
+        },
+    }
+}
+
+pub(super) fn capacity(capacity: Capacity) -> csi::GetCapacityResponse {
+    csi::GetCapacityResponse {
+        available_capacity: bytes(capacity.available),
+        maximum_volume_size: Some(bytes(capacity.maximum)),
+        minimum_volume_size: (capacity.minimum > 0).then(|| bytes(capacity.minimum)),
+    }
+}
+
+pub(super) fn stats(stats: Stats) -> csi::NodeGetVolumeStatsResponse {
+    let usage = |usage: Usage, unit: Unit| csi::VolumeUsage {
+        available: bytes(usage.available.unwrap_or(0)),
+        total: bytes(usage.total),
+        used: bytes(usage.used.unwrap_or(0)),
+        unit: unit.into(),
+    };
+    let inodes = stats.inodes.map(|inodes| usage(inodes, Unit::Inodes));
+    csi::NodeGetVolumeStatsResponse {
+        usage: std::iter::once(usage(stats.bytes, Unit::Bytes))
+            .chain(inodes)
+            .collect(),
+    }
+}
+
+pub(super) fn volume_health(health: VolumeHealth) -> csi::VolumeHealth {
+    let entry = |finding: Finding| VolumeHealthEntry {
+        status: match finding.severity {
+            Severity::Degraded => VolumeHealthErrorType::Degraded,
+            Severity::Inaccessible => VolumeHealthErrorType::Inaccessible,
+            Severity::DataLoss => VolumeHealthErrorType::DataLoss,
+        }
+        .into(),
+        reason: finding.reason.to_string(),
+        message: finding.message,
+    };
+    csi::VolumeHealth {
+        volume_id: health.id.to_string(),
+        health_statuses: health.findings.into_iter().map(entry).collect(),
+    }
+}
+
+/// Of storage CSI knows two words; lost content is a matter of single volumes.
+pub(super) fn storage_health(findings: Vec<Finding>) -> csi::NodeGetStorageHealthResponse {
+    let entry = |finding: Finding| StorageBackendHealth {
+        status: match finding.severity {
+            Severity::Degraded | Severity::DataLoss => StorageHealthErrorType::StorageDegraded,
+            Severity::Inaccessible => StorageHealthErrorType::StorageUnreachable,
+        }
+        .into(),
+        reason: finding.reason.to_string(),
+        message: finding.message,
+        volume_capability: None,
+    };
+    csi::NodeGetStorageHealthResponse {
+        backend_health: findings.into_iter().map(entry).collect(),
+    }
+}

@@ -1,0 +1,136 @@
+//! From protobuf to the operations' requests: pure functions, one a call.
+//!
+//! A missing argument is found before anything else. Ids and paths are any text here: whether
+//! they name something is the operations' business, and "not found" is theirs to say. What is
+//! refused is refused with the field's CSI name, what was given, and what would be right.
+//!
+//! Secrets are not looked at: this driver needs none.
+
+pub mod capability;
+pub mod controller;
+pub mod node;
+
+use std::collections::HashMap;
+
+use crate::csi;
+use crate::error::{Error, Result};
+use crate::model::parameters::SIDECAR_PREFIX;
+use crate::model::{Capability, CapacityRange, VolumeParameters, mkfs};
+use crate::operation::ListVolumes;
+
+pub use controller::*;
+pub use node::*;
+
+/// The specification's bound for strings that have none of their own.
+const STRING_BYTES: usize = 128;
+/// Its bound for `node_id`.
+const NODE_ID_BYTES: usize = 256;
+/// Its bound for a map: all keys and values together.
+const MAP_BYTES: usize = 4096;
+
+/// Entries of a page at most, also for a caller without a limit: at some 250 bytes each the page
+/// stays below the 4 MiB that Go's clients take.
+pub const PAGE: usize = 10_000;
+
+/// A string that must be there.
+fn required<'a>(field: &str, text: &'a str) -> Result<&'a str> {
+    if text.is_empty() {
+        Err(Error::invalid(field, "is missing"))
+    } else {
+        Ok(text)
+    }
+}
+
+/// A string with a bound.
+fn bounded(field: &str, text: &str, bound: usize) -> Result<()> {
+    if text.len() > bound {
+        let problem = format!("has {} bytes; at most {bound}", text.len());
+        return Err(Error::invalid(field, problem));
+    }
+    Ok(())
+}
+
+/// The name of a new object: any script, but no control characters.
+fn name(text: &str) -> Result<String> {
+    const FIELD: &str = "name";
+    bounded(FIELD, required(FIELD, text)?, STRING_BYTES)?;
+    if let Some(c) = text.chars().find(|c| is_forbidden(*c)) {
+        let problem = format!(
+            "{text:?} has the control character U+{:04X}; give a name without",
+            u32::from(c)
+        );
+        return Err(Error::invalid(FIELD, problem));
+    }
+    Ok(text.to_string())
+}
+
+/// The specification's list; tab, line feed and carriage return are not on it.
+fn is_forbidden(c: char) -> bool {
+    c.is_control() && !matches!(c, '\t' | '\n' | '\r')
+}
+
+/// A map with the specification's bound.
+fn bounded_map<'a>(
+    field: &str,
+    map: impl IntoIterator<Item = (&'a String, &'a String)>,
+) -> Result<()> {
+    let bytes: usize = map.into_iter().map(|(k, v)| k.len() + v.len()).sum();
+    if bytes > MAP_BYTES {
+        let problem = format!("has {bytes} bytes of keys and values; at most {MAP_BYTES}");
+        return Err(Error::invalid(field, problem));
+    }
+    Ok(())
+}
+
+/// A volume's context. What the kubelet adds (tokens of service accounts) may be longer, and is
+/// not read.
+fn bounded_context(map: &HashMap<String, String>) -> Result<()> {
+    let ours = map
+        .iter()
+        .filter(|(key, _)| !key.starts_with(SIDECAR_PREFIX));
+    bounded_map("volume_context", ours)
+}
+
+fn capacity_range(range: Option<csi::CapacityRange>) -> Result<CapacityRange> {
+    let range = range.unwrap_or_default();
+    CapacityRange::new(range.required_bytes, range.limit_bytes)
+}
+
+/// A range for growing: it must say something.
+fn growth_range(range: csi::CapacityRange) -> Result<CapacityRange> {
+    let parsed = capacity_range(Some(range))?;
+    if parsed == CapacityRange::default() {
+        return Err(Error::invalid(
+            "capacity_range",
+            "is empty; give required_bytes, limit_bytes or both",
+        ));
+    }
+    Ok(parsed)
+}
+
+/// Words for mkfs against the file systems that they may meet.
+fn check_mkfs(
+    field: &str,
+    parameters: &VolumeParameters,
+    capabilities: &[Capability],
+) -> Result<()> {
+    let mut file_systems = capabilities.iter().filter_map(|c| c.access_type.fs());
+    file_systems.try_for_each(|fs| mkfs::check(field, fs, &parameters.mkfs_options))
+}
+
+/// The value of our topology key; of a topology without it, one that no home has.
+fn segment(topology: &csi::Topology, key: &str) -> String {
+    topology.segments.get(key).cloned().unwrap_or_default()
+}
+
+/// A page of a list.
+fn page(max_entries: i32, starting_token: &str) -> Result<ListVolumes> {
+    let wanted = usize::try_from(max_entries).map_err(|_| {
+        let problem = format!("{max_entries} is negative; give 0 for no limit, or a number");
+        Error::invalid("max_entries", problem)
+    })?;
+    Ok(ListVolumes {
+        max_entries: if wanted == 0 { PAGE } else { wanted.min(PAGE) },
+        starting_token: starting_token.to_string(),
+    })
+}

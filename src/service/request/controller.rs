@@ -1,0 +1,178 @@
+//! Requests of the Controller service.
+
+use std::collections::HashMap;
+
+use super::{
+    NODE_ID_BYTES, bounded, bounded_context, bounded_map, capability, capacity_range, check_mkfs,
+    growth_range, name, page, required, segment,
+};
+use crate::csi;
+use crate::error::{Error, Result};
+use crate::model::{MutableParameters, VolumeParameters};
+use crate::operation::{
+    AskCapacity, Attach, CreateVolume, ExpandVolume, ListVolumes, ModifyVolume, Validate,
+};
+
+/// CreateVolume. `key` is our topology key.
+pub fn create_volume(request: &csi::CreateVolumeRequest, key: &str) -> Result<CreateVolume> {
+    let name = name(&request.name)?;
+    let capabilities = capability::for_one_volume(&request.volume_capabilities)?;
+    if request.volume_content_source.is_some() {
+        return Err(Error::invalid(
+            "volume_content_source",
+            "this driver makes empty volumes only: neither CREATE_DELETE_SNAPSHOT nor \
+             CLONE_VOLUME is among its capabilities; leave it out",
+        ));
+    }
+    let parameters = class(&request.parameters, &request.mutable_parameters)?;
+    check_mkfs(PARAMETERS, &parameters, &capabilities)?;
+    let topologies = request.accessibility_requirements.iter();
+    Ok(CreateVolume {
+        name,
+        capacity: capacity_range(request.capacity_range)?,
+        capabilities,
+        parameters,
+        requisite: topologies
+            .flat_map(|requirement| &requirement.requisite)
+            .map(|topology| segment(topology, key))
+            .collect(),
+    })
+}
+
+const PARAMETERS: &str = "parameters";
+const MUTABLE: &str = "mutable_parameters";
+
+type Map = HashMap<String, String>;
+
+fn parameters(given: &Map) -> Result<VolumeParameters> {
+    bounded_map(PARAMETERS, given)?;
+    VolumeParameters::parse(PARAMETERS, given)
+}
+
+fn mutable(given: &Map) -> Result<MutableParameters> {
+    bounded_map(MUTABLE, given)?;
+    MutableParameters::parse(given)
+}
+
+/// A StorageClass with what a VolumeAttributesClass overrides.
+fn class(class: &Map, attributes: &Map) -> Result<VolumeParameters> {
+    let mut parsed = parameters(class)?;
+    let MutableParameters { wipe } = mutable(attributes)?;
+    if let Some(wipe) = wipe {
+        parsed.wipe = wipe;
+    }
+    Ok(parsed)
+}
+
+/// DeleteVolume.
+pub fn delete_volume(request: &csi::DeleteVolumeRequest) -> Result<String> {
+    volume_id(&request.volume_id)
+}
+
+/// Present, and any text: one that names nothing is "not found", or deleted already.
+pub(super) fn volume_id(id: &str) -> Result<String> {
+    required("volume_id", id).map(str::to_string)
+}
+
+/// ControllerPublishVolume.
+pub fn attach(request: &csi::ControllerPublishVolumeRequest) -> Result<Attach> {
+    let volume_id = volume_id(&request.volume_id)?;
+    let node_id = required("node_id", &request.node_id)?.to_string();
+    let capability = capability::required(request.volume_capability.as_ref())?;
+    bounded("node_id", &node_id, NODE_ID_BYTES)?;
+    bounded_context(&request.volume_context)?;
+    if request.readonly {
+        return Err(Error::invalid(
+            "readonly",
+            "true can't be served: PUBLISH_READONLY is not among this controller's \
+             capabilities; publish read-only on the node",
+        ));
+    }
+    Ok(Attach {
+        volume_id,
+        node_id,
+        capability,
+        read_only: false,
+    })
+}
+
+/// ControllerUnpublishVolume: nothing is kept of an attach, so there is nothing to hand on.
+pub fn detach(request: &csi::ControllerUnpublishVolumeRequest) -> Result<()> {
+    volume_id(&request.volume_id).map(drop)
+}
+
+/// ValidateVolumeCapabilities. Parameters that aren't served are one more sentence.
+pub fn validate(request: &csi::ValidateVolumeCapabilitiesRequest) -> Result<Validate> {
+    let volume_id = volume_id(&request.volume_id)?;
+    let mut capabilities = capability::judge(&request.volume_capabilities)?;
+    bounded_context(&request.volume_context)?;
+    let mut judge = |error: Error| capabilities.push(Err(error.to_string()));
+    let parameters = match request.parameters.is_empty() {
+        true => None,
+        false => parameters(&request.parameters).map_err(&mut judge).ok(),
+    };
+    let mutable = mutable(&request.mutable_parameters).map_err(judge);
+    Ok(Validate {
+        volume_id,
+        capabilities,
+        parameters,
+        mutable: mutable.unwrap_or_default(),
+    })
+}
+
+/// ListVolumes.
+pub fn list_volumes(request: &csi::ListVolumesRequest) -> Result<ListVolumes> {
+    page(request.max_entries, &request.starting_token)
+}
+
+/// ControllerListVolumeHealth.
+pub fn list_health(request: &csi::ControllerListVolumeHealthRequest) -> Result<ListVolumes> {
+    page(request.max_entries, &request.starting_token)
+}
+
+/// ControllerGetVolume.
+pub fn get_volume(request: &csi::ControllerGetVolumeRequest) -> Result<String> {
+    volume_id(&request.volume_id)
+}
+
+/// ControllerGetVolumeHealth.
+pub fn get_health(request: &csi::ControllerGetVolumeHealthRequest) -> Result<String> {
+    volume_id(&request.volume_id)
+}
+
+/// GetCapacity; `None` where the capabilities can't be served: there is no room for such volumes.
+pub fn capacity(request: &csi::GetCapacityRequest, key: &str) -> Result<Option<AskCapacity>> {
+    let judged = match request.volume_capabilities.as_slice() {
+        [] => Vec::new(),
+        given => capability::judge(given)?,
+    };
+    let parameters = parameters(&request.parameters)?;
+    let topology = request.accessible_topology.as_ref();
+    let capabilities: std::result::Result<_, String> = judged.into_iter().collect();
+    Ok(capabilities.ok().map(|capabilities| AskCapacity {
+        capabilities,
+        parameters,
+        topology: topology.map(|topology| segment(topology, key)),
+    }))
+}
+
+/// ControllerExpandVolume.
+pub fn expand_volume(request: &csi::ControllerExpandVolumeRequest) -> Result<ExpandVolume> {
+    let volume_id = volume_id(&request.volume_id)?;
+    let Some(range) = request.capacity_range else {
+        return Err(Error::invalid("capacity_range", "is missing"));
+    };
+    Ok(ExpandVolume {
+        volume_id,
+        capacity: growth_range(range)?,
+        capability: capability::optional(request.volume_capability.as_ref())?,
+    })
+}
+
+/// ControllerModifyVolume.
+pub fn modify_volume(request: &csi::ControllerModifyVolumeRequest) -> Result<ModifyVolume> {
+    Ok(ModifyVolume {
+        volume_id: volume_id(&request.volume_id)?,
+        mutable: mutable(&request.mutable_parameters)?,
+    })
+}

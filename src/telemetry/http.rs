@@ -1,0 +1,149 @@
+//! `--metrics-address`: `/metrics`, `/healthz` and `/readyz`, for reading only.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::body::Bytes;
+use hyper::header::{ALLOW, CONTENT_TYPE};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+use super::Metrics;
+
+/// What OpenMetrics text is called.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const PLAIN: &str = "text/plain; charset=utf-8";
+
+/// A client that says nothing for so long is let go.
+const HEADER_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Prometheus gives up after 10 s; by then it should have the old numbers at least.
+const LOOK_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Whether calls are taken now. [`crate::server::serve`] says so.
+#[derive(Debug, Default)]
+pub struct Readiness(AtomicBool);
+
+impl Readiness {
+    /// Calls are taken, or are not any more.
+    pub fn set(&self, serving: bool) {
+        self.0.store(serving, Ordering::Release);
+    }
+
+    fn get(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// The listener of `--metrics-address`.
+pub async fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    TcpListener::bind(address).await
+}
+
+/// Answers until `shutdown`.
+pub async fn serve(
+    listener: TcpListener,
+    metrics: Arc<Metrics>,
+    shutdown: impl Future<Output = ()>,
+) {
+    let mut connections = JoinSet::new();
+    let mut shutdown = std::pin::pin!(shutdown);
+    loop {
+        let stream = tokio::select! {
+            () = &mut shutdown => break,
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => stream,
+                // Out of descriptors, mostly: waiting is all that helps.
+                Err(error) => {
+                    tracing::warn!(%error, "can't take a connection for metrics");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            },
+            Some(_) = connections.join_next() => continue,
+        };
+        let metrics = metrics.clone();
+        connections.spawn(async move {
+            let service = service_fn(|request| {
+                let metrics = metrics.clone();
+                async move { Ok::<_, Infallible>(answer(&request, metrics).await) }
+            });
+            // An error here is a client that went away.
+            let _ = hyper::server::conn::http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEADER_PATIENCE)
+                .serve_connection(TokioIo::new(stream), service)
+                .await;
+        });
+    }
+}
+
+async fn answer<B>(request: &Request<B>, metrics: Arc<Metrics>) -> Response<Full<Bytes>> {
+    if request.method() != Method::GET && request.method() != Method::HEAD {
+        let mut refusal = plain(StatusCode::METHOD_NOT_ALLOWED, "read only\n");
+        let allowed = hyper::header::HeaderValue::from_static("GET, HEAD");
+        refusal.headers_mut().insert(ALLOW, allowed);
+        return refusal;
+    }
+    match request.uri().path() {
+        "/metrics" => metrics_page(metrics).await,
+        "/healthz" => plain(StatusCode::OK, "ok\n"),
+        "/readyz" => readiness(metrics).await,
+        _ => plain(
+            StatusCode::NOT_FOUND,
+            "here are /metrics, /healthz and /readyz\n",
+        ),
+    }
+}
+
+async fn metrics_page(metrics: Arc<Metrics>) -> Response<Full<Bytes>> {
+    let looking = metrics.clone();
+    let look = tokio::task::spawn_blocking(move || looking.look());
+    // Too late is no error: the old numbers are shown with their age.
+    let _ = tokio::time::timeout(LOOK_PATIENCE, look).await;
+    match metrics.render() {
+        Ok(text) => respond(StatusCode::OK, OPEN_METRICS, text),
+        Err(error) => plain(StatusCode::INTERNAL_SERVER_ERROR, &format!("{error}\n")),
+    }
+}
+
+async fn readiness(metrics: Arc<Metrics>) -> Response<Full<Bytes>> {
+    let reasons = match metrics.driver() {
+        Some(driver) if metrics.readiness().get() => {
+            let driver = driver.clone();
+            let probe = tokio::task::spawn_blocking(move || driver.missing());
+            match tokio::time::timeout(LOOK_PATIENCE, probe).await {
+                Ok(Ok(missing)) => missing,
+                Ok(Err(_)) => vec!["the look at this host failed".to_string()],
+                Err(_) => vec!["this host doesn't answer in time".to_string()],
+            }
+        }
+        _ => vec!["calls aren't served (yet, or any more)".to_string()],
+    };
+    if reasons.is_empty() {
+        plain(StatusCode::OK, "ready\n")
+    } else {
+        let text = format!("{}\n", reasons.join("\n"));
+        plain(StatusCode::SERVICE_UNAVAILABLE, &text)
+    }
+}
+
+fn plain(code: StatusCode, text: &str) -> Response<Full<Bytes>> {
+    respond(code, PLAIN, text.to_string())
+}
+
+fn respond(code: StatusCode, kind: &'static str, text: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(text)));
+    *response.status_mut() = code;
+    let kind = hyper::header::HeaderValue::from_static(kind);
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    response
+}

@@ -1,0 +1,307 @@
+//! Numbers for Prometheus, described in `docs/metrics.md`.
+//!
+//! Calls are counted as they end. What lies on pools is read when somebody asks, off the async
+//! threads; a pool whose disk hangs makes these numbers old (`slackwater_status_age_seconds`),
+//! never the scrape.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::{Registry, Unit};
+
+use super::http::Readiness;
+use crate::operation::{Driver, PoolStatus};
+
+/// Upper ends of the latency buckets in seconds: most calls take milliseconds, and callers give
+/// up between 10 s and 3 minutes.
+const BUCKETS: [f64; 14] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0,
+];
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct CallLabels {
+    method: &'static str,
+    code: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct MethodLabel {
+    method: &'static str,
+}
+
+/// All numbers of this process.
+pub struct Metrics {
+    registry: Registry,
+    calls: Family<CallLabels, Counter>,
+    durations: Family<MethodLabel, Histogram, fn() -> Histogram>,
+    shared: Arc<Shared>,
+}
+
+/// What the collector reads.
+#[derive(Default)]
+struct Shared {
+    driver: OnceLock<Arc<Driver>>,
+    seen: Mutex<Option<Seen>>,
+    /// A look at the storage is under way.
+    looking: Mutex<()>,
+    readiness: Readiness,
+}
+
+/// The state of storage when it was looked at last.
+#[derive(Clone)]
+struct Seen {
+    at: Instant,
+    pools: Vec<PoolStatus>,
+    formats: u64,
+    loop_devices: Option<usize>,
+}
+
+impl Default for Metrics {
+    fn default() -> Metrics {
+        Metrics::new()
+    }
+}
+
+impl Metrics {
+    /// All at zero, with no driver yet.
+    pub fn new() -> Metrics {
+        let mut registry = Registry::with_prefix("slackwater");
+        let version = vec![("version", env!("CARGO_PKG_VERSION"))];
+        registry.register("build", "The running program", Info::new(version));
+        let calls = Family::default();
+        registry.register("calls", "Calls that have ended", calls.clone());
+        let durations = Family::new_with_constructor((|| Histogram::new(BUCKETS)) as fn() -> _);
+        registry.register_with_unit(
+            "call_duration",
+            "How long calls took",
+            Unit::Seconds,
+            durations.clone(),
+        );
+        let shared = Arc::new(Shared::default());
+        registry.register_collector(Box::new(Storage(shared.clone())));
+        Metrics {
+            registry,
+            calls,
+            durations,
+            shared,
+        }
+    }
+
+    /// From now on the numbers of this driver are shown. The first one stays.
+    pub fn observe(&self, driver: Arc<Driver>) {
+        let _ = self.shared.driver.set(driver);
+    }
+
+    /// The driver that is observed.
+    pub fn driver(&self) -> Option<&Arc<Driver>> {
+        self.shared.driver.get()
+    }
+
+    /// Whether calls are taken.
+    pub fn readiness(&self) -> &Readiness {
+        &self.shared.readiness
+    }
+
+    /// A call has ended. Both labels are from fixed lists.
+    pub fn call_ended(&self, method: &'static str, code: &'static str, took: Duration) {
+        self.calls.get_or_create(&CallLabels { method, code }).inc();
+        self.durations
+            .get_or_create(&MethodLabel { method })
+            .observe(took.as_secs_f64());
+    }
+
+    /// Looks at the storage, unless a look is under way (a disk may hang). Blocks.
+    pub fn look(&self) {
+        let Some(driver) = self.driver() else { return };
+        let _looking = match self.shared.looking.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(guard)) => guard.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        let seen = Seen {
+            pools: driver.pool_status(),
+            formats: driver.formats(),
+            loop_devices: driver.loop_devices().ok(),
+            at: Instant::now(),
+        };
+        *self
+            .shared
+            .seen
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(seen);
+    }
+
+    /// OpenMetrics text of what was seen last.
+    pub fn render(&self) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Metrics").finish_non_exhaustive()
+    }
+}
+
+/// Shows [`Shared`] at each scrape.
+struct Storage(Arc<Shared>);
+
+impl fmt::Debug for Storage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Storage")
+    }
+}
+
+/// A number of one pool: name, help, unit, and where it is.
+type PoolGauge = (
+    &'static str,
+    &'static str,
+    Option<Unit>,
+    fn(&PoolStatus) -> Option<u64>,
+);
+
+const POOL_GAUGES: [PoolGauge; 7] = [
+    (
+        "pool_served",
+        "1 if the pool is served, 0 if not",
+        None,
+        |pool| Some(u64::from(pool.refusal.is_none())),
+    ),
+    ("pool_volumes", "Volumes of the pool", None, |pool| {
+        Some(pool.volumes)
+    }),
+    (
+        "pool_damaged_records",
+        "Records of the pool that can't be read",
+        None,
+        |pool| Some(pool.damaged),
+    ),
+    (
+        "pool_total",
+        "Bytes that the pool has in all",
+        Some(Unit::Bytes),
+        |pool| pool.space.map(|space| space.total),
+    ),
+    (
+        "pool_available",
+        "Bytes that may still be filled",
+        Some(Unit::Bytes),
+        |pool| pool.space.map(|space| space.available),
+    ),
+    (
+        "pool_allocated",
+        "Bytes of blocks that volumes have",
+        Some(Unit::Bytes),
+        |pool| pool.space.map(|space| space.allocated),
+    ),
+    (
+        "pool_promised",
+        "Bytes that volumes were promised, thin and thick",
+        Some(Unit::Bytes),
+        |pool| pool.space.map(|space| space.promised),
+    ),
+];
+
+/// A gauge without labels.
+fn gauge(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    unit: Option<&Unit>,
+    value: f64,
+) -> fmt::Result {
+    let metric = encoder.encode_descriptor(name, help, unit, MetricType::Gauge)?;
+    ConstGauge::new(value).encode(metric)
+}
+
+impl Collector for Storage {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let encoder = &mut encoder;
+        let Some(driver) = self.0.driver.get() else {
+            return Ok(());
+        };
+        #[expect(clippy::cast_precision_loss, reason = "metrics are floats")]
+        let running = driver.running() as f64;
+        gauge(
+            encoder,
+            "operations_running",
+            "Operations that run now, whether or not their caller still waits",
+            None,
+            running,
+        )?;
+        let seen = self.0.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(seen) = seen.clone() else {
+            return Ok(());
+        };
+        gauge(
+            encoder,
+            "status_age",
+            "Age of the numbers about pools and devices",
+            Some(&Unit::Seconds),
+            seen.at.elapsed().as_secs_f64(),
+        )?;
+        if let Some(devices) = seen.loop_devices {
+            #[expect(clippy::cast_precision_loss, reason = "metrics are floats")]
+            let devices = devices as f64;
+            gauge(
+                encoder,
+                "loop_devices",
+                "Loop devices on images of served pools",
+                None,
+                devices,
+            )?;
+        }
+        let formats = encoder.encode_descriptor(
+            "formats",
+            "File systems made since the start",
+            None,
+            MetricType::Counter,
+        )?;
+        ConstCounter::new(seen.formats).encode(formats)?;
+        encode_pools(encoder, &seen.pools)
+    }
+}
+
+fn encode_pools(encoder: &mut DescriptorEncoder<'_>, pools: &[PoolStatus]) -> fmt::Result {
+    for (name, help, unit, value) in POOL_GAUGES {
+        let mut metric = encoder.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
+        for pool in pools {
+            let Some(value) = value(pool) else { continue };
+            #[expect(clippy::cast_precision_loss, reason = "metrics are floats")]
+            let value = ConstGauge::new(value as f64);
+            value.encode(metric.encode_family(&[("pool", pool.name.as_str())])?)?;
+        }
+    }
+    let mut metric = encoder.encode_descriptor(
+        "recovered",
+        "What the start found of an earlier life, and ended",
+        None,
+        MetricType::Gauge,
+    )?;
+    for pool in pools {
+        let found = pool.leftovers;
+        for (kind, count) in [
+            ("half_made", found.half_made),
+            ("trash", found.trash),
+            ("loop", found.loops),
+            ("ephemeral", found.ephemeral),
+        ] {
+            #[expect(clippy::cast_precision_loss, reason = "metrics are floats")]
+            let value = ConstGauge::new(count as f64);
+            let labels = [("pool", pool.name.as_str()), ("kind", kind)];
+            value.encode(metric.encode_family(&labels)?)?;
+        }
+    }
+    Ok(())
+}
