@@ -49,6 +49,8 @@ pub(super) struct Machine {
     pub(super) frozen: BTreeSet<u32>,
     /// Callers' leaves, with their inodes.
     pub(super) targets: BTreeMap<PathBuf, (NodeKind, Ino)>,
+    /// Callers' folders that their caller forgot to make.
+    pub(super) absent: BTreeSet<PathBuf>,
     pub(super) openers: BTreeMap<u64, Opener>,
     alive: BTreeSet<Process>,
     pins: BTreeMap<u64, (Process, Ino)>,
@@ -69,6 +71,7 @@ impl Machine {
             supers: BTreeMap::new(),
             frozen: BTreeSet::new(),
             targets: BTreeMap::new(),
+            absent: BTreeSet::new(),
             openers: BTreeMap::new(),
             alive: BTreeSet::new(),
             pins: BTreeMap::new(),

@@ -1,7 +1,16 @@
 //! The simulation's own rules.
 
+mod kernel;
+
+use std::path::Path;
+
+use nix::errno::Errno;
+use uuid::Uuid;
+
 use super::*;
-use crate::host::{LoopSpec, MountSpec, NodeKind};
+use crate::host::Signature;
+use crate::host::{Device, Done, Effect, FileId, FileKind, Host, LoopSpec, MountSpec, NodeKind};
+use crate::model::FsType;
 
 const STAGE: &str = "/var/lib/kubelet/stage";
 const TARGET: &str = "/var/lib/kubelet/target";
@@ -293,219 +302,6 @@ fn a_reserved_image_takes_writes_on_a_full_pool_and_a_thin_one_does_not() {
 }
 
 #[test]
-fn an_autoclear_loop_goes_with_its_last_opener() {
-    let host = staged(FsType::Ext4);
-    assert_eq!(host.loop_numbers(), [(0, true)], "the mount keeps it");
-    let reader = host.open_reader(path("/memory/img")).unwrap();
-    unmount(&host, STAGE).unwrap();
-    assert_eq!(host.loop_numbers(), [(0, true)], "the reader keeps it");
-    drop(reader);
-    assert!(host.loop_numbers().is_empty());
-}
-
-#[test]
-fn a_dead_process_keeps_no_loop_but_a_lasting_one() {
-    for (autoclear, left) in [(true, 0), (false, 1)] {
-        let host = MemoryHost::new();
-        allocate(&host, GIB, false).unwrap();
-        let hold = attach(&host, autoclear).unwrap();
-        let next = host.restart_process();
-        assert_eq!(next.loops().unwrap().len(), left);
-        drop(hold);
-        assert_eq!(next.loops().unwrap().len(), left);
-    }
-}
-
-#[test]
-fn detaching_an_open_loop_leaves_it_to_its_last_opener() {
-    let host = staged(FsType::Ext4);
-    let detach = |number, backing| {
-        host.perform(&Effect::DetachLoop { number, backing })
-            .unwrap()
-    };
-    let hold = host.hold_loop(0, image_id(&host)).unwrap().unwrap();
-    unmount(&host, STAGE).unwrap();
-    detach(
-        0,
-        FileId {
-            device: 1,
-            inode: 1,
-        },
-    );
-    detach(0, image_id(&host));
-    assert_eq!(host.loop_numbers(), [(0, true)]);
-    drop(hold);
-    assert!(host.loop_numbers().is_empty());
-}
-
-#[test]
-fn a_second_loop_on_an_image_is_refused_and_written_down() {
-    let host = staged(FsType::Ext4);
-    assert_eq!(attach(&host, true).unwrap_err().code(), Some(Errno::EBUSY));
-    assert_eq!(host.violations().len(), 1);
-}
-
-#[test]
-fn beside_a_strangers_loop_ours_is_refused_without_blame() {
-    let host = MemoryHost::new();
-    allocate(&host, GIB, false).unwrap();
-    let number = host.foreign_loop(path("/memory/img")).unwrap();
-    assert_eq!(attach(&host, true).unwrap_err().code(), Some(Errno::EBUSY));
-    assert!(host.violations().is_empty());
-    host.release_loop(number);
-    assert!(attach(&host, true).is_ok());
-}
-
-#[test]
-fn a_stolen_number_is_not_held_for_the_old_image() {
-    let host = MemoryHost::new();
-    allocate(&host, GIB, false).unwrap();
-    drop(attach(&host, false).unwrap());
-    let backing = image_id(&host);
-    assert!(host.hold_loop(0, backing).unwrap().is_some());
-    host.steal_loop(0).unwrap();
-    assert!(host.hold_loop(0, backing).unwrap().is_none());
-}
-
-#[test]
-fn formatting_what_was_in_use_is_written_down_however_blank_it_reads() {
-    let host = staged(FsType::Ext4);
-    unmount(&host, STAGE).unwrap();
-    host.blank_device(path("/memory/img")).unwrap();
-    let hold = attach(&host, true).unwrap();
-    assert_eq!(host.signature(&hold.device()).unwrap(), Signature::None);
-    assert_eq!(
-        code(mount(&host, &hold.device(), FsType::Ext4, false)),
-        Some(Errno::EINVAL)
-    );
-    format(&host, &hold.device(), FsType::Ext4).unwrap();
-    assert_eq!(host.violations().len(), 1);
-}
-
-#[test]
-fn a_mount_shows_like_the_kernels() {
-    let host = staged(FsType::Ext4);
-    bind(&host, true).unwrap();
-    let mounts = host.mounts().unwrap();
-    let at = |point: &str| {
-        mounts
-            .iter()
-            .find(|mount| mount.mount_point == path(point))
-            .unwrap()
-    };
-    let (stage, target) = (at(STAGE), at(TARGET));
-    assert_eq!(
-        (stage.device, stage.source.as_path()),
-        (Device::of_loop(0).rdev, path("/dev/loop0"))
-    );
-    assert_eq!(
-        (stage.root.as_path(), stage.fs_name.as_str()),
-        (path("/"), "ext4")
-    );
-    assert_eq!(
-        (target.device, target.root.as_path()),
-        (stage.device, path("/"))
-    );
-    assert!(target.is_read_only() && !stage.is_read_only());
-    assert_eq!(host.write_token(path(TARGET), 1), Err(Errno::EROFS));
-    host.write_token(path(STAGE), 1).unwrap();
-    assert_eq!(host.tokens(path(TARGET)).unwrap(), [1]);
-}
-
-#[test]
-fn btrfs_has_a_number_that_is_no_device() {
-    let host = staged(FsType::Btrfs);
-    let mounts = host.mounts().unwrap();
-    let stage = mounts
-        .iter()
-        .find(|mount| mount.mount_point == path(STAGE))
-        .unwrap();
-    assert_ne!(stage.device, Device::of_loop(0).rdev);
-    assert_eq!(
-        host.stat_caller(path(STAGE)).unwrap().unwrap().id.device,
-        stage.device
-    );
-    assert_eq!(host.space_caller(path(STAGE)).unwrap().inodes, 0);
-}
-
-#[test]
-fn a_bound_device_is_written_through_its_node() {
-    let host = MemoryHost::new();
-    allocate(&host, GIB, false).unwrap();
-    let hold = attach(&host, false).unwrap();
-    let target = path(TARGET);
-    host.perform(&Effect::MakeTarget {
-        path: target,
-        kind: NodeKind::File,
-    })
-    .unwrap();
-    let device = hold.device();
-    host.perform(&Effect::BindDevice {
-        device: &device,
-        target,
-    })
-    .unwrap();
-    let mounts = host.mounts().unwrap();
-    let mount = mounts
-        .iter()
-        .find(|mount| mount.mount_point == target)
-        .unwrap();
-    assert_eq!(
-        (mount.fs_name.as_str(), mount.root.as_path()),
-        ("devtmpfs", path("/loop0"))
-    );
-    let stat = host.stat_caller(target).unwrap().unwrap();
-    assert_eq!((stat.kind, stat.rdev), (FileKind::Block, device.rdev));
-    host.write_block_token(target, 9).unwrap();
-    assert_eq!(host.block_tokens(target).unwrap(), [9]);
-}
-
-#[test]
-fn what_is_mounted_or_open_stays() {
-    let host = staged(FsType::Ext4);
-    let remove = |at| host.perform(&Effect::RemoveTarget { path: path(at) });
-    assert_eq!(code(remove(STAGE)), Some(Errno::EBUSY));
-    let open = host.open_file(path(STAGE)).unwrap();
-    assert_eq!(code(unmount(&host, STAGE)), Some(Errno::EBUSY));
-    drop(open);
-    unmount(&host, STAGE).unwrap();
-    assert_eq!(code(unmount(&host, STAGE)), Some(Errno::EINVAL));
-    remove(STAGE).unwrap();
-    remove(STAGE).unwrap();
-    assert_eq!(code(unmount(&host, STAGE)), Some(Errno::ENOENT));
-}
-
-#[test]
-fn a_frozen_file_system_outlives_its_mounts_until_it_is_thawed() {
-    let host = staged(FsType::Xfs);
-    host.freeze(path(STAGE)).unwrap();
-    assert_eq!(host.write_token(path(STAGE), 1), Err(Errno::EAGAIN));
-    unmount(&host, STAGE).unwrap();
-    assert!(host.is_claimed(&Device::of_loop(0)).unwrap());
-    mount(&host, &Device::of_loop(0), FsType::Xfs, false).unwrap();
-    host.thaw(path(STAGE)).unwrap();
-    host.write_token(path(STAGE), 1).unwrap();
-    assert_eq!(host.thaw(path(STAGE)), Err(Errno::EINVAL));
-}
-
-#[test]
-fn a_file_system_grows_to_its_device_once_both_have_been_told() {
-    let host = staged(FsType::Ext4);
-    let (device, at) = (Device::of_loop(0), path(STAGE));
-    allocate(&host, 2 * GIB, false).unwrap();
-    assert!(!host.wants_growth(&device, at, FsType::Ext4).unwrap());
-    host.perform(&Effect::ResizeLoop { number: 0 }).unwrap();
-    assert!(host.wants_growth(&device, at, FsType::Ext4).unwrap());
-    host.perform(&Effect::GrowFs {
-        device: &device,
-        mount_point: at,
-        fs: FsType::Ext4,
-    })
-    .unwrap();
-    assert_eq!(host.fs_bytes(at), Ok(2 * GIB));
-}
-
-#[test]
 fn a_fault_before_does_nothing_and_one_after_does_all() {
     let host = MemoryHost::new();
     host.fail_effect(1, FaultMode::Before(Errno::EIO));
@@ -542,29 +338,6 @@ fn a_late_failure_of_an_attach_leaves_nothing_open() {
     host.fail_effect(1, FaultMode::After(Errno::EIO));
     assert!(attach(&host, false).is_err());
     assert_eq!(host.loop_numbers(), [(0, false)], "a lasting one stays");
-}
-
-#[test]
-fn callers_paths_are_those_below_an_allowed_folder() {
-    let host = MemoryHost::new();
-    assert!(host.check_path(path("/var/lib/kubelet/pods/x")).is_ok());
-    for bad in [
-        "/var/lib/kubelet",
-        "/etc/x",
-        "x",
-        "/var/lib/kubelet/../x",
-        "/var/lib/kubeletx/y",
-    ] {
-        assert!(host.check_path(path(bad)).is_err(), "{bad}");
-    }
-    assert!(
-        host.perform(&Effect::MakeTarget {
-            path: path("/etc/x"),
-            kind: NodeKind::Dir
-        })
-        .is_err()
-    );
-    assert_eq!(host.violations().len(), 1);
 }
 
 #[test]

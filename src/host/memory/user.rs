@@ -6,7 +6,7 @@ use std::path::Path;
 use nix::errno::Errno;
 
 use super::content::ContentKind;
-use super::disk::{Ino, ROOT};
+use super::disk::Ino;
 use super::loops::{Backing, LoopDev};
 use super::machine::{Machine, Opened, Opener};
 use super::mounts::Shown;
@@ -53,7 +53,7 @@ impl Machine {
             }
             ContentKind::Raw(tokens) => tokens.push(token),
             ContentKind::Blank | ContentKind::Foreign(_) => {
-                changed.content.kind = ContentKind::Raw(vec![token])
+                changed.content.kind = ContentKind::Raw(vec![token]);
             }
         }
         if changed.content.used() > bytes {
@@ -180,6 +180,11 @@ impl MemoryHost {
     /// Gives the pool's disk another size.
     pub fn set_capacity(&self, bytes: u64) {
         self.lock().disk.capacity = bytes;
+    }
+
+    /// From now on a caller's folder doesn't exist, nor what would be below it.
+    pub fn forget_folder(&self, path: &Path) {
+        self.lock().absent.insert(path.to_path_buf());
     }
 
     // Strangers
@@ -312,7 +317,6 @@ impl MemoryHost {
         if let Ok(Some(ino)) = machine.find(0, folder) {
             machine.disk.paths_below(ino, "", &mut paths);
         }
-        debug_assert!(ROOT != 0, "process 0 is nobody's");
         paths
             .iter()
             .map(|path| path.trim_start_matches('/').to_string())

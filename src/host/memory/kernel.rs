@@ -1,0 +1,231 @@
+//! [`Host`] for a process of a simulated machine.
+
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use uuid::Uuid;
+
+use super::machine::Machine;
+use super::perform::Acted;
+use super::{EPOCH, FaultMode, MemoryHost, POOLS, dead, loops, perform};
+use crate::host::{Device, Done, Effect, FileId, FileKind, FileStat, Ground, Host, LoopHold};
+use crate::host::{LoopStatus, Mount, Result, Signature, Space};
+use crate::model::FsType;
+use crate::model::size::MIB;
+
+impl Host for MemoryHost {
+    fn perform(&self, effect: &Effect<'_>) -> Result<Done> {
+        let subject = perform::subject(effect);
+        let acted = self.look(effect.name(), &subject, |machine| {
+            let described = format!("{} {}", effect.name(), subject.display());
+            let fault = machine.faults.next(effect.name(), described);
+            match fault {
+                Some(FaultMode::Before(errno)) => return Err(errno.into()),
+                Some(FaultMode::CrashBefore) => {
+                    machine.kill(self.process);
+                    return Err(dead());
+                }
+                Some(FaultMode::After(_) | FaultMode::CrashAfter) | None => {}
+            }
+            let acted = machine.act(self.process, effect);
+            let late = match fault {
+                Some(FaultMode::After(errno)) => Some(errno.into()),
+                Some(FaultMode::CrashAfter) => Some(dead()),
+                Some(FaultMode::Before(_) | FaultMode::CrashBefore) | None => None,
+            };
+            if let (Ok(Acted::Loop { key, .. }), Some(_)) = (&acted, &late) {
+                machine.openers.remove(key);
+            }
+            if fault == Some(FaultMode::CrashAfter) {
+                machine.kill(self.process);
+            }
+            machine.settle();
+            late.map_or(acted, Err)
+        })?;
+        // Other threads get their turn between two effects.
+        std::thread::yield_now();
+        Ok(match acted {
+            Acted::Plain => Done::Plain,
+            Acted::Loop { number, key } => Done::Loop(self.hold(number, key)),
+        })
+    }
+
+    fn pin_dir(&self, path: &Path) -> Result<PathBuf> {
+        self.look("open", path, |machine| {
+            let ino = machine.find(self.process, path)?.ok_or(Errno::ENOENT)?;
+            machine.disk.dir(ino)?;
+            Ok(machine.pin(self.process, ino))
+        })
+    }
+
+    fn try_lock_file(&self, path: &Path) -> Result<bool> {
+        self.look("lock", path, |machine| {
+            let slot = machine.slot(self.process, path)?;
+            let ino = machine.disk.make_file(&slot)?;
+            Ok(machine.try_lock(self.process, ino))
+        })
+    }
+
+    fn read_file(&self, path: &Path) -> Result<Option<Vec<u8>>> {
+        self.look("read", path, |machine| {
+            match machine.find(self.process, path)? {
+                Some(ino) => Ok(Some(machine.disk.file(ino)?.live.bytes.clone())),
+                None => Ok(None),
+            }
+        })
+    }
+
+    fn list_dir(&self, path: &Path) -> Result<Option<Vec<String>>> {
+        self.look("list", path, |machine| {
+            match machine.find(self.process, path)? {
+                Some(ino) => Ok(Some(machine.disk.dir(ino)?.live.keys().cloned().collect())),
+                None => Ok(None),
+            }
+        })
+    }
+
+    fn stat(&self, path: &Path) -> Result<Option<FileStat>> {
+        self.look("stat", path, |machine| {
+            let Some(ino) = machine.find(self.process, path)? else {
+                return Ok(None);
+            };
+            let (kind, size, allocated) = match machine.disk.file(ino) {
+                Ok(file) => (FileKind::File, file.live.size, file.live.allocated()),
+                Err(_) => (FileKind::Dir, 0, 0),
+            };
+            Ok(Some(FileStat {
+                id: Machine::image_id(ino),
+                kind,
+                size,
+                allocated,
+                rdev: 0,
+            }))
+        })
+    }
+
+    fn space(&self, path: &Path) -> Result<Space> {
+        self.look("statfs", path, |machine| {
+            machine.find(self.process, path)?.ok_or(Errno::ENOENT)?;
+            let free = machine.available();
+            let inodes = machine.disk.capacity / (2 * MIB) + 1024;
+            Ok(Space {
+                total: machine.disk.capacity,
+                available: free,
+                free,
+                inodes,
+                inodes_free: inodes,
+            })
+        })
+    }
+
+    fn ground(&self, path: &Path) -> Result<Ground> {
+        self.look("statfs", path, |machine| {
+            machine.find(self.process, path)?.ok_or(Errno::ENOENT)?;
+            let options = &machine.options;
+            Ok(Ground {
+                fs_name: options.ground.clone(),
+                mount_point: POOLS.into(),
+                sector: options.sector,
+            })
+        })
+    }
+
+    fn mounts(&self) -> Result<Vec<Mount>> {
+        self.look("read", Path::new("/proc/self/mountinfo"), |machine| {
+            Ok(machine
+                .mounts
+                .iter()
+                .map(|mounted| mounted.line.clone())
+                .collect())
+        })
+    }
+
+    fn loops(&self) -> Result<Vec<LoopStatus>> {
+        self.look("list", Path::new("/sys/block"), |machine| {
+            Ok(machine.loop_status())
+        })
+    }
+
+    fn hold_loop(&self, number: u32, backing: FileId) -> Result<Option<LoopHold>> {
+        let key = self.look("open", &Device::of_loop(number).path, |machine| {
+            let stands = machine
+                .loops
+                .get(&number)
+                .is_some_and(|dev| dev.backing.id() == backing);
+            Ok(stands.then(|| machine.open_loop(Some(self.process), number)))
+        })?;
+        Ok(key.map(|key| self.hold(number, key)))
+    }
+
+    fn is_claimed(&self, device: &Device) -> Result<bool> {
+        self.look("open", &device.path, |machine| {
+            let number = loops::loop_number(device).ok_or(Errno::ENOTBLK)?;
+            Ok(machine.supers.contains_key(&number))
+        })
+    }
+
+    fn device_bytes(&self, device: &Device) -> Result<u64> {
+        self.look("open", &device.path, |machine| {
+            let number = loops::loop_number(device).ok_or(Errno::ENOTBLK)?;
+            Ok(machine.loops.get(&number).map_or(0, |dev| dev.bytes))
+        })
+    }
+
+    fn signature(&self, device: &Device) -> Result<Signature> {
+        self.look("probe", &device.path, |machine| {
+            let number = loops::loop_number(device).ok_or(Errno::ENOTBLK)?;
+            Ok(machine.content(number)?.signature())
+        })
+    }
+
+    fn wants_growth(&self, device: &Device, mount_point: &Path, fs: FsType) -> Result<bool> {
+        self.look("statfs", mount_point, |machine| {
+            let number = loops::loop_number(device).ok_or(Errno::ENOTBLK)?;
+            let bytes = machine.dev(number)?.bytes;
+            let content = machine
+                .content(number)?
+                .fs()
+                .filter(|content| content.fs == fs);
+            Ok(content.ok_or(Errno::EINVAL)?.bytes < bytes)
+        })
+    }
+
+    fn check_path(&self, path: &Path) -> std::result::Result<(), String> {
+        self.lock().options.check(path)
+    }
+
+    fn stat_caller(&self, path: &Path) -> Result<Option<FileStat>> {
+        self.look("stat", path, |machine| Ok(machine.stat_or_parent(path)))
+    }
+
+    fn space_caller(&self, path: &Path) -> Result<Space> {
+        self.look("statfs", path, |machine| Ok(machine.space_target(path)?))
+    }
+
+    fn boot_id(&self) -> Result<Uuid> {
+        self.look(
+            "read",
+            Path::new("/proc/sys/kernel/random/boot_id"),
+            |machine| Ok(machine.boot),
+        )
+    }
+
+    fn random_uuid(&self) -> Uuid {
+        self.lock().uuid()
+    }
+
+    fn now(&self) -> u64 {
+        let machine = self.lock();
+        match machine.options.seed {
+            Some(_) => EPOCH + machine.faults.log.len() as u64,
+            None => {
+                let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+                since.map_or(0, |since| since.as_secs())
+            }
+        }
+    }
+
+    fn missing(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
