@@ -9,7 +9,7 @@ use super::pool::Pool;
 use super::publish::View;
 use super::{Driver, PublishEphemeral, usage};
 use crate::error::{Doing, Error, Kind, Mismatch, Result};
-use crate::host::Effect;
+use crate::host::{Effect, NodeKind};
 use crate::model::{FsType, VolumeId, mkfs, size};
 use crate::record::{LastStage, VolumeRecord, VolumeState};
 
@@ -17,7 +17,7 @@ impl Driver {
     /// NodePublishVolume of an inline volume. A crash leaves a volume that a repeat takes over
     /// and an unpublish ends.
     pub fn publish_ephemeral(&self, request: &PublishEphemeral) -> Result<()> {
-        let target = self.new_caller_path("target_path", &request.target_path)?;
+        let target = self.caller_path("target_path", &request.target_path)?;
         let Some(fs) = request.capability.access_type.fs() else {
             return Err(Error::invalid(
                 "volume_capability",
@@ -81,15 +81,11 @@ impl Driver {
             capability: request.capability.clone(),
             boot: Some(boot),
         };
-        let mounted = self.mount_volume(
-            &pool,
-            &mut record,
-            fs,
-            &target,
-            &request.capability,
-            Some(stage),
-            request.read_only,
-        );
+        let mounted = self
+            .make_target("target_path", &target, NodeKind::Dir)
+            .and_then(|()| {
+                self.mount_volume(&pool, &mut record, fs, &target, stage, request.read_only)
+            });
         // The kubelet unpublishes only what it saw published: a failure leaves nothing behind.
         mounted.map_err(|first| {
             let removed = self

@@ -30,7 +30,7 @@ impl Driver {
         record: &mut VolumeRecord,
         attached: &Attached,
         fs: FsType,
-        stage: Option<LastStage>,
+        stage: LastStage,
     ) -> Result<()> {
         let device = &attached.device;
         let signature = self
@@ -64,12 +64,10 @@ impl Driver {
                     complete: true,
                 });
             }
-            Plan::Keep if record.last_stage == stage || stage.is_none() => return Ok(()),
+            Plan::Keep if record.last_stage.as_ref() == Some(&stage) => return Ok(()),
             Plan::Keep => {}
         }
-        if stage.is_some() {
-            record.last_stage = stage;
-        }
+        record.last_stage = Some(stage);
         pool.backend.update(record)
     }
 }

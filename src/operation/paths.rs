@@ -2,9 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
+
 use super::Driver;
 use crate::error::{Doing, Error, Result};
-use crate::host::FileKind;
+use crate::host::{Effect, NodeKind};
 
 impl Driver {
     /// A path of a request that is about to be used.
@@ -19,25 +21,18 @@ impl Driver {
         Ok(path.to_path_buf())
     }
 
-    /// The same, where its parent must be there already: the caller makes it, CSI says.
-    pub(super) fn new_caller_path(&self, field: &str, text: &str) -> Result<PathBuf> {
-        let path = self.caller_path(field, text)?;
-        let parent = path.parent().unwrap_or(Path::new("/"));
-        match self
-            .host
-            .stat_caller(parent)
-            .doing(|| format!("look at {}", parent.display()))?
-            .map(|stat| stat.kind)
-        {
-            Some(FileKind::Dir) => Ok(path),
-            Some(_) => Err(Error::invalid(
-                field,
-                format!("{} is not a directory", parent.display()),
-            )),
-            None => Err(Error::invalid(
-                field,
-                format!("{} does not exist; the caller makes it", parent.display()),
-            )),
+    /// Makes a caller's leaf. Its parent must be there: the caller makes it, CSI says.
+    pub(super) fn make_target(&self, field: &str, path: &Path, kind: NodeKind) -> Result<()> {
+        match self.host.perform(&Effect::MakeTarget { path, kind }) {
+            Ok(_) => Ok(()),
+            Err(error) if error.code() == Some(Errno::ENOENT) => {
+                let parent = path.parent().unwrap_or(Path::new("/"));
+                Err(Error::invalid(
+                    field,
+                    format!("{} does not exist; the caller makes it", parent.display()),
+                ))
+            }
+            Err(error) => Err(error).doing(|| format!("make {}", path.display())),
         }
     }
 

@@ -26,7 +26,7 @@ impl Driver {
                 "staging_target_path is missing: stage the volume first",
             ));
         }
-        let target = self.new_caller_path("target_path", &request.target_path)?;
+        let target = self.caller_path("target_path", &request.target_path)?;
         let staging = self.caller_path("staging_target_path", &request.staging_path)?;
         let (pool, id, _) = self.find(&request.volume_id)?;
         let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
@@ -89,9 +89,7 @@ impl Driver {
         mount: Effect<'_>,
         doing: impl Fn() -> String,
     ) -> Result<()> {
-        self.host
-            .perform(&Effect::MakeTarget { path: target, kind })
-            .doing(&doing)?;
+        self.make_target("target_path", target, kind)?;
         let Err(first) = self.host.perform(&mount).doing(&doing) else {
             return Ok(());
         };

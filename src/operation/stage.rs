@@ -13,14 +13,14 @@ use super::{Driver, StageVolume, usage};
 use crate::backend::{AttachMode, Attached};
 use crate::error::{Doing, Error, Kind, Mismatch, Result, chain};
 use crate::host::{Effect, MountSpec, NodeKind};
-use crate::model::{AccessType, Capability, FsType, mount_option};
+use crate::model::{AccessType, FsType, mount_option};
 use crate::record::{FormattedAs, LastStage, VolumeRecord};
 
 impl Driver {
     /// NodeStageVolume. A crash leaves at most an attached device, which vanishes with the
     /// process (autoclear), or a finished stage, which a repeat finds.
     pub fn stage_volume(&self, request: &StageVolume) -> Result<()> {
-        let staging = self.new_caller_path("staging_target_path", &request.staging_path)?;
+        let staging = self.caller_path("staging_target_path", &request.staging_path)?;
         let (pool, id, _) = self.find(&request.volume_id)?;
         let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
         // Read again: it may have been deleted before the lock was ours.
@@ -38,31 +38,19 @@ impl Driver {
             capability: request.capability.clone(),
             boot: None,
         };
-        self.mount_volume(
-            &pool,
-            &mut record,
-            fs,
-            &staging,
-            &request.capability,
-            Some(stage),
-            false,
-        )
+        self.make_target("staging_target_path", &staging, NodeKind::Dir)?;
+        self.mount_volume(&pool, &mut record, fs, &staging, stage, false)
     }
 
     /// Attach, format once, mount, grow. On an error the mount is gone again and the device
     /// vanishes with its last opener.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one step with two callers: stage and inline publish"
-    )]
     pub(super) fn mount_volume(
         &self,
         pool: &Pool,
         record: &mut VolumeRecord,
         fs: FsType,
         target: &Path,
-        capability: &Capability,
-        stage: Option<LastStage>,
+        stage: LastStage,
         read_only: bool,
     ) -> Result<()> {
         let attached = pool.backend.attach(
@@ -81,24 +69,18 @@ impl Driver {
                 ),
             });
         }
-        self.format_once(pool, record, &attached, fs, stage)?;
-        let AccessType::Mount { mount_flags, .. } = &capability.access_type else {
+        let AccessType::Mount { mount_flags, .. } = stage.capability.access_type.clone() else {
             return Err(Error::Bug {
                 invariant: "only a mount capability is mounted".into(),
             });
         };
-        let read_only = read_only || mount_option::is_read_only(mount_flags);
-        self.host
-            .perform(&Effect::MakeTarget {
-                path: target,
-                kind: NodeKind::Dir,
-            })
-            .doing(|| format!("make {}", target.display()))?;
+        self.format_once(pool, record, &attached, fs, stage)?;
+        let read_only = read_only || mount_option::is_read_only(&mount_flags);
         let spec = MountSpec {
             device: &attached.device,
             target,
             fs,
-            options: mount_flags,
+            options: &mount_flags,
             read_only,
         };
         self.host
