@@ -1,7 +1,10 @@
 //! Slackwater: a CSI driver for the disks a node already has.
 
 pub mod backend;
+pub mod cli;
+pub mod config;
 pub mod csi;
+pub mod doctor;
 pub mod error;
 pub mod host;
 pub mod model;

@@ -1,3 +1,7 @@
-//! The door: arguments, configuration, run.
+//! The door: arguments -> configuration -> run.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    slackwater::cli::main(std::env::args_os())
+}

@@ -1,0 +1,253 @@
+//! The command line: what can be said, and which exit code an ending has.
+//!
+//! 0 is done (or stopped by a signal), 64 a bad command line or configuration, 1 everything else.
+//! An error is told once, on stderr, in one line.
+
+mod doctor;
+mod pool;
+mod print;
+mod serve;
+mod volumes;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::{self, BadConfig, Folder, Given};
+use crate::error;
+use crate::model::PoolDefinition;
+
+/// The command line was understood, and what it asks for can't be: sysexits.h's EX_USAGE.
+const BAD_CONFIG: u8 = 64;
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "slackwater",
+    version,
+    about = "A CSI driver for the disks a node already has",
+    disable_help_subcommand = true
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve CSI on a unix socket until a signal comes
+    Serve(Box<ServeArgs>),
+    /// Make, adopt, forget and list pools
+    #[command(subcommand, disable_help_subcommand = true)]
+    Pool(PoolCommand),
+    /// Tell what this host and its pools can and can't do; exit 1 if a pool can't work
+    Doctor {
+        #[command(flatten)]
+        place: Place,
+        /// A folder below which mounts are to be made (may be repeated) [default: /var/lib/kubelet]
+        #[arg(long, value_name = "DIR")]
+        allowed_path: Vec<Folder>,
+    },
+    /// List the volumes of pools, also beside a running driver
+    Volumes {
+        #[command(flatten)]
+        place: Place,
+        /// Volumes that no PersistentVolume names (needs a cluster)
+        #[arg(long)]
+        orphans: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+struct ServeArgs {
+    /// TOML file with keys named as these flags; a flag wins
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    given: Given,
+}
+
+#[derive(Debug, Subcommand)]
+enum PoolCommand {
+    /// Make a pool in an empty folder
+    Init {
+        /// NAME=file:/path
+        #[arg(value_name = "NAME=file:/path")]
+        pool: PoolDefinition,
+        #[command(flatten)]
+        node: Node,
+    },
+    /// Let a pool of another machine belong to this one
+    Adopt {
+        /// NAME=file:/path, or the name of a known pool
+        #[arg(value_name = "NAME[=file:/path]")]
+        pool: String,
+        #[command(flatten)]
+        node: Node,
+    },
+    /// Give up a pool that won't come back: its volumes count as deleted
+    Forget {
+        /// Name or id of a known pool
+        #[arg(value_name = "NAME|ID")]
+        pool: String,
+        #[command(flatten)]
+        node: Node,
+    },
+    /// List the pools that are configured and those that this machine has had
+    List {
+        #[command(flatten)]
+        place: Place,
+    },
+}
+
+/// What acts on pools need to know.
+#[derive(Debug, Args)]
+struct Node {
+    /// The driver's configuration file
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Record of this machine's pools [default: /var/lib/slackwater/node.json]
+    #[arg(long, value_name = "FILE")]
+    node_record: Option<Folder>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// The same with pools given one by one.
+#[derive(Debug, Args)]
+struct Place {
+    #[command(flatten)]
+    node: Node,
+    /// A pool: NAME=file:/path (may be repeated)
+    #[arg(long, value_name = "POOL")]
+    pool: Vec<PoolDefinition>,
+}
+
+impl Node {
+    /// With the file's word where no flag was given.
+    fn with_file(self, flags: Given) -> Result<Settled, Failure> {
+        let flags = Given {
+            node_record: self.node_record,
+            ..flags
+        };
+        let given = match &self.config {
+            Some(path) => flags.over(config::read_file(path)?),
+            None => flags,
+        };
+        crate::model::pool::check_together(&given.pool)
+            .map_err(|error| BadConfig(format!("--pool: {error}")))?;
+        Ok(Settled {
+            pools: given.pool,
+            node_record: config::folder(given.node_record, config::NODE_RECORD),
+            allowed_paths: config::allowed_paths(given.allowed_path),
+            json: self.json,
+        })
+    }
+}
+
+impl Place {
+    fn with_file(self) -> Result<Settled, Failure> {
+        self.with(Vec::new())
+    }
+
+    fn with(self, allowed_path: Vec<Folder>) -> Result<Settled, Failure> {
+        self.node.with_file(Given {
+            pool: self.pool,
+            allowed_path,
+            ..Given::default()
+        })
+    }
+}
+
+/// [`Node`] or [`Place`], checked.
+#[derive(Debug)]
+struct Settled {
+    pools: Vec<PoolDefinition>,
+    node_record: PathBuf,
+    allowed_paths: Vec<PathBuf>,
+    json: bool,
+}
+
+/// Why a command ended badly.
+#[derive(Debug)]
+enum Failure {
+    /// Exit 64.
+    Config(BadConfig),
+    /// Exit 1.
+    Run(error::Error),
+}
+
+impl From<BadConfig> for Failure {
+    fn from(bad: BadConfig) -> Failure {
+        Failure::Config(bad)
+    }
+}
+
+impl From<error::Error> for Failure {
+    fn from(error: error::Error) -> Failure {
+        Failure::Run(error)
+    }
+}
+
+/// Runs the program.
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    let ending = match cli.command {
+        Command::Serve(args) => serve::serve(args.config.as_deref(), args.given),
+        Command::Pool(command) => pool::run(command),
+        Command::Doctor {
+            place,
+            allowed_path,
+        } => place.with(allowed_path).and_then(doctor::run),
+        Command::Volumes { orphans: true, .. } => Err(BadConfig(
+            "--orphans compares with the PersistentVolumes of a cluster and comes with the cluster release".into(),
+        )
+        .into()),
+        Command::Volumes { place, .. } => volumes::run(place),
+    };
+    match ending {
+        Ok(code) => code,
+        Err(Failure::Config(bad)) => {
+            eprintln!("slackwater: {bad}");
+            ExitCode::from(BAD_CONFIG)
+        }
+        Err(Failure::Run(error)) => {
+            eprintln!("slackwater: {}", error::chain(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Help and version on stdout; everything else is one sentence.
+fn usage(error: &clap::Error) -> ExitCode {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            print!("{}", error.render());
+            return ExitCode::SUCCESS;
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
+            eprintln!("slackwater: a command is missing; see slackwater --help");
+        }
+        _ => {
+            let text = error.render().to_string();
+            let sentence = text.split("\n\n").next().unwrap_or_default();
+            let sentence = config::one_line(sentence);
+            let sentence = sentence.strip_prefix("error: ").unwrap_or(&sentence);
+            eprintln!("slackwater: {sentence}");
+        }
+    }
+    ExitCode::from(BAD_CONFIG)
+}
+
+/// The kernel of this machine; mounts are made below these folders alone.
+fn real_host(_allowed: &[PathBuf]) -> Result<std::sync::Arc<dyn crate::host::Host>, Failure> {
+    Err(Failure::Run(error::Error::Bug {
+        invariant: "no host yet".into(),
+    }))
+}

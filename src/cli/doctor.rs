@@ -1,0 +1,35 @@
+//! `slackwater doctor`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use serde_json::json;
+
+use super::{Failure, Settled, print, real_host};
+use crate::doctor::{self, Patient};
+
+/// Looks and tells. Exit 1 if a pool, or everything, can't work.
+pub(super) fn run(settled: Settled) -> Result<ExitCode, Failure> {
+    let host = real_host(&[])?;
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let patient = Patient {
+        pools: settled.pools,
+        node_record: settled.node_record,
+        allowed_paths: settled.allowed_paths,
+        programs: std::env::split_paths(&path)
+            .chain(["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from))
+            .collect(),
+    };
+    let checks = doctor::examine(host.as_ref(), &patient);
+    let is_ill = doctor::is_ill(&checks);
+    if settled.json {
+        print::json(&json!({ "ok": !is_ill, "checks": checks }));
+    } else {
+        checks.iter().for_each(print::line);
+    }
+    Ok(if is_ill {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
+}

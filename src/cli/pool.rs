@@ -1,0 +1,162 @@
+//! `slackwater pool ...`.
+
+use std::process::ExitCode;
+
+use serde_json::json;
+
+use super::{Failure, PoolCommand, Settled, print, real_host};
+use crate::config::{BadConfig, Given};
+use crate::error::{Error, Kind};
+use crate::model::{PoolDefinition, PoolPlace};
+use crate::operation::inventory::{self, PoolState};
+use crate::operation::pool_admin;
+
+/// Runs one.
+pub(super) fn run(command: PoolCommand) -> Result<ExitCode, Failure> {
+    match command {
+        PoolCommand::Init { pool, node } => init(&pool, &node.with_file(Given::default())?),
+        PoolCommand::Adopt { pool, node } => adopt(&pool, &node.with_file(Given::default())?),
+        PoolCommand::Forget { pool, node } => forget(&pool, &node.with_file(Given::default())?),
+        PoolCommand::List { place } => list(&place.with_file()?),
+    }
+}
+
+fn only_file(pool: &PoolDefinition) -> Result<(), Failure> {
+    match pool.place {
+        PoolPlace::File { .. } => Ok(()),
+        PoolPlace::Memory => Err(BadConfig(format!(
+            "pool {:?}: a memory pool is gone with its process; give NAME=file:/path",
+            pool.name
+        ))
+        .into()),
+    }
+}
+
+fn init(pool: &PoolDefinition, settled: &Settled) -> Result<ExitCode, Failure> {
+    only_file(pool)?;
+    let host = real_host(&[])?;
+    let made = pool_admin::init(host.as_ref(), &settled.node_record, pool)?;
+    for warning in &made.warnings {
+        eprintln!("slackwater: pool {}: note: {warning}", pool.name);
+    }
+    if settled.json {
+        print::json(&json!({
+            "name": pool.name, "place": pool.place.to_string(), "id": made.pool.id,
+            "home": made.pool.home, "changed": made.changed, "warnings": made.warnings,
+        }));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let word = if made.changed {
+        "made"
+    } else {
+        "is there already"
+    };
+    print::line(format!(
+        "pool {} {word}: {} at {}, home {}",
+        pool.name, made.pool.id, pool.place, made.pool.home
+    ));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn adopt(text: &str, settled: &Settled) -> Result<ExitCode, Failure> {
+    let host = real_host(&[])?;
+    let pool = if text.contains('=') {
+        let parsed = text.parse::<PoolDefinition>();
+        parsed.map_err(|error| BadConfig(error.to_string()))?
+    } else {
+        find(text, settled, host.as_ref())?
+    };
+    only_file(&pool)?;
+    let adopted = pool_admin::adopt(host.as_ref(), &settled.node_record, &pool, &settled.pools)?;
+    let home = adopted.pool.home;
+    if settled.json {
+        print::json(&json!({
+            "name": pool.name, "place": pool.place.to_string(), "id": adopted.pool.id,
+            "home": home, "changed": adopted.from.is_some(), "home_before": adopted.from,
+        }));
+        return Ok(ExitCode::SUCCESS);
+    }
+    print::line(match adopted.from {
+        None => format!(
+            "pool {} belongs to this machine already, home {home}",
+            pool.name
+        ),
+        Some(from) => format!(
+            "pool {} belongs to this machine now: home {home}, before it was {from}. PersistentVolumes of its volumes name the old home; make them anew with the new one",
+            pool.name
+        ),
+    });
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A pool by name alone: of the file, or one that this machine has had.
+fn find(
+    name: &str,
+    settled: &Settled,
+    host: &dyn crate::host::Host,
+) -> Result<PoolDefinition, Failure> {
+    if let Some(pool) = settled.pools.iter().find(|pool| pool.name == name) {
+        return Ok(pool.clone());
+    }
+    let node = pool_admin::load_node(host, &settled.node_record)?;
+    let known = node.pools.values().find(|known| known.name == name);
+    known
+        .and_then(|known| PoolDefinition::from_parts(name, &known.place, false, None).ok())
+        .ok_or_else(|| {
+            Failure::Run(Error::NotFound {
+                kind: Kind::Pool,
+                id: format!("{name} (give NAME=file:/path)"),
+            })
+        })
+}
+
+fn forget(which: &str, settled: &Settled) -> Result<ExitCode, Failure> {
+    let host = real_host(&[])?;
+    let (id, known) = pool_admin::forget(host.as_ref(), &settled.node_record, which)?;
+    if settled.json {
+        print::json(&json!({ "id": id, "name": known.name, "place": known.place }));
+    } else {
+        print::line(format!(
+            "pool {} ({id}, at {}) is forgotten: its volumes count as deleted",
+            known.name, known.place
+        ));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn list(settled: &Settled) -> Result<ExitCode, Failure> {
+    let host = real_host(&[])?;
+    let entries = inventory::pools(host.as_ref(), &settled.node_record, &settled.pools)?;
+    if settled.json {
+        let rows: Vec<_> = entries
+            .iter()
+            .map(|entry| {
+                let problem = match &entry.state {
+                    PoolState::Unreadable(problem) => Some(problem),
+                    _ => None,
+                };
+                json!({
+                    "name": entry.name, "place": entry.place, "id": entry.id, "home": entry.home,
+                    "configured": entry.configured, "state": entry.state.word(), "problem": problem,
+                })
+            })
+            .collect();
+        print::json(&json!({ "pools": rows }));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let dash = || "-".to_string();
+    let rows: Vec<[String; 5]> = entries
+        .into_iter()
+        .map(|entry| {
+            [
+                entry.name,
+                entry.state.word().into(),
+                entry.id.map_or_else(dash, |id| id.to_string()),
+                entry.home.map_or_else(dash, |home| home.to_string()),
+                entry.place,
+            ]
+        })
+        .collect();
+    print::table(["NAME", "STATE", "ID", "HOME", "PLACE"], &rows);
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,130 @@
+//! `slackwater volumes`: what is on the pools, read beside a running driver.
+
+use std::process::ExitCode;
+
+use serde_json::{Value, json};
+
+use super::{Failure, Place, print, real_host};
+use crate::model::size::Human;
+use crate::model::{PoolPlace, VolumeId};
+use crate::operation::inventory::{self, Inventory, PoolState, VolumeEntry};
+use crate::record::{FormattedAs, VolumeState};
+
+/// Lists the volumes of the configured pools, or of all that this machine has had. Exit 1 if a
+/// pool or a record can't be read: the list isn't whole then.
+pub(super) fn run(place: Place) -> Result<ExitCode, Failure> {
+    let settled = place.with_file()?;
+    let host = real_host(&[])?;
+    let mut whole = Inventory::default();
+    let mut unread = Vec::new();
+    for pool in inventory::pools(host.as_ref(), &settled.node_record, &settled.pools)? {
+        if !pool.configured && !settled.pools.is_empty() || pool.state == PoolState::Forgotten {
+            continue;
+        }
+        let (Some(id), PoolState::Here | PoolState::OtherHome, Ok(PoolPlace::File { path })) =
+            (pool.id, &pool.state, pool.place.parse())
+        else {
+            unread.push(format!(
+                "pool {} at {}: {}",
+                pool.name,
+                pool.place,
+                why(&pool.state)
+            ));
+            continue;
+        };
+        let found = inventory::volumes(host.as_ref(), &pool.name, id, &path)?;
+        whole.volumes.extend(found.volumes);
+        whole.damaged.extend(found.damaged);
+    }
+    if settled.json {
+        print::json(&as_json(&whole, &unread));
+    } else {
+        print::table(
+            ["ID", "NAME", "POOL", "SIZE", "USED", "AS", "STATE"],
+            &whole.volumes.iter().map(row).collect::<Vec<_>>(),
+        );
+    }
+    for damaged in &whole.damaged {
+        eprintln!(
+            "slackwater: {} is damaged: {}",
+            damaged.path.display(),
+            damaged.problem
+        );
+    }
+    for pool in &unread {
+        eprintln!("slackwater: {pool}");
+    }
+    Ok(if whole.damaged.is_empty() && unread.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn why(state: &PoolState) -> &str {
+    match state {
+        PoolState::Unreadable(problem) => problem,
+        PoolState::Absent => "it is not there; is its disk mounted?",
+        PoolState::Blank => "no pool was made there yet",
+        PoolState::Here | PoolState::OtherHome | PoolState::Forgotten => state.word(),
+    }
+}
+
+fn id(entry: &VolumeEntry) -> String {
+    VolumeId {
+        pool: entry.pool_id,
+        uuid: entry.record.uuid,
+    }
+    .to_string()
+}
+
+fn state(entry: &VolumeEntry) -> &'static str {
+    match entry.record.state {
+        VolumeState::Creating => "creating",
+        VolumeState::Ready => "ready",
+    }
+}
+
+fn formatted_as(entry: &VolumeEntry) -> Option<&'static str> {
+    let formatted = entry.record.formatted.as_ref()?;
+    Some(match formatted.kind {
+        FormattedAs::Raw => "block",
+        fs => fs.word(),
+    })
+}
+
+fn row(entry: &VolumeEntry) -> [String; 7] {
+    [
+        id(entry),
+        entry.record.name.escape_debug().to_string(),
+        entry.pool.clone(),
+        Human(entry.record.size).to_string(),
+        Human(entry.allocated).to_string(),
+        formatted_as(entry).unwrap_or("-").into(),
+        state(entry).into(),
+    ]
+}
+
+fn as_json(whole: &Inventory, unread: &[String]) -> Value {
+    let volumes: Vec<Value> = whole
+        .volumes
+        .iter()
+        .map(|entry| {
+            let record = &entry.record;
+            json!({
+                "id": id(entry), "name": record.name, "pool": entry.pool, "state": state(entry),
+                "size_bytes": record.size, "allocated_bytes": entry.allocated,
+                "allocation": record.allocation.word(), "block_size": record.block_size,
+                "wipe": record.wipe.word(), "formatted": formatted_as(entry),
+                "ephemeral": record.ephemeral, "created_at": record.created_at,
+                "last_staging_path": record.last_stage.as_ref().map(|stage| &stage.staging_path),
+            })
+        })
+        .collect();
+    let damaged: Vec<Value> = whole
+        .damaged
+        .iter()
+        .map(|entry| json!({ "pool": entry.pool, "path": entry.path, "problem": entry.problem }))
+        .collect();
+    json!({ "volumes": volumes, "damaged": damaged, "unread_pools": unread })
+}

@@ -1,0 +1,267 @@
+//! From flags, file and environment to one validated [`Config`].
+//!
+//! A key of the file is named as its flag. A flag wins over the environment, the environment over
+//! the file; a flag that may be repeated replaces the file's whole list. What is wrong is told in
+//! one sentence that names the flag, or the file and its line.
+
+mod value;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+pub use value::{DriverName, Endpoint, Folder, NodeName, Role};
+
+use crate::model::alpha::Alpha;
+use crate::model::{PoolDefinition, pool};
+use crate::telemetry::LogFormat;
+
+/// Where the node record is if nothing is said: on the machine's own disk.
+pub const NODE_RECORD: &str = "/var/lib/slackwater/node.json";
+/// Where the journal of freezes is if nothing is said: survives the process, not the boot.
+pub const STATE_DIR: &str = "/run/slackwater/state";
+/// Below which mounts are made if nothing is said: the kubelet's folder.
+pub const ALLOWED_PATH: &str = "/var/lib/kubelet";
+
+/// What `serve` runs with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// The CSI socket.
+    pub endpoint: Endpoint,
+    /// Name of this node, also its CSI node id.
+    pub node_name: String,
+    /// Name of the driver.
+    pub driver_name: String,
+    /// Pools in the order given; at least one.
+    pub pools: Vec<PoolDefinition>,
+    /// What must survive a process but not a reboot.
+    pub state_dir: PathBuf,
+    /// The node's record of its pools.
+    pub node_record: PathBuf,
+    /// Callers' paths lie below one of these.
+    pub allowed_paths: Vec<PathBuf>,
+    /// Where metrics are served; nowhere if nothing is said.
+    pub metrics_address: Option<SocketAddr>,
+    /// How logs are written.
+    pub log_format: LogFormat,
+    /// Alpha parts of CSI that are offered.
+    pub alpha: Alpha,
+}
+
+impl Config {
+    /// Whether the pools are simulated (then all are).
+    pub fn is_simulated(&self) -> bool {
+        self.pools
+            .iter()
+            .any(|pool| pool.place == crate::model::PoolPlace::Memory)
+    }
+}
+
+/// Why a configuration is bad: one sentence.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct BadConfig(pub String);
+
+/// Everything that `serve` can be told, as flags and as keys of the file.
+#[derive(Clone, Debug, Default, clap::Args, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct Given {
+    /// CSI socket to serve, unix:///path/to/csi.sock [env: CSI_ENDPOINT]
+    #[arg(long, value_name = "ENDPOINT")]
+    #[serde(deserialize_with = "value::one")]
+    pub endpoint: Option<Endpoint>,
+    /// Name of this node, as Kubernetes knows it
+    #[arg(long, value_name = "NODE")]
+    #[serde(deserialize_with = "value::one")]
+    pub node_name: Option<NodeName>,
+    /// A pool: NAME=file:/path[,init][,overcommit=N] or NAME=memory: (may be repeated)
+    #[arg(long, value_name = "POOL")]
+    #[serde(deserialize_with = "value::pools")]
+    pub pool: Vec<PoolDefinition>,
+    /// What this process is: all (one node, every CSI service)
+    #[arg(long, value_name = "ROLE")]
+    #[serde(deserialize_with = "value::one")]
+    pub role: Option<Role>,
+    /// Name of the driver [default: csi.slackwater.dev]
+    #[arg(long, value_name = "NAME")]
+    #[serde(deserialize_with = "value::one")]
+    pub driver_name: Option<DriverName>,
+    /// Folder for what survives a process but not a reboot [default: /run/slackwater/state]
+    #[arg(long, value_name = "DIR")]
+    #[serde(deserialize_with = "value::one")]
+    pub state_dir: Option<Folder>,
+    /// Record of this machine's pools, on its own disk [default: /var/lib/slackwater/node.json]
+    #[arg(long, value_name = "FILE")]
+    #[serde(deserialize_with = "value::one")]
+    pub node_record: Option<Folder>,
+    /// Mounts are made below this folder alone (may be repeated) [default: /var/lib/kubelet]
+    #[arg(long, value_name = "DIR")]
+    #[serde(deserialize_with = "value::many")]
+    pub allowed_path: Vec<Folder>,
+    /// Where to serve /metrics, /healthz and /readyz, such as 127.0.0.1:9810 [default: nowhere]
+    #[arg(long, value_name = "ADDR:PORT")]
+    #[serde(deserialize_with = "value::one")]
+    pub metrics_address: Option<SocketAddr>,
+    /// text or json [default: text]
+    #[arg(long, value_name = "FORMAT")]
+    #[serde(deserialize_with = "value::one")]
+    pub log_format: Option<LogFormat>,
+    /// Alpha parts of CSI to offer, separated by commas
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    #[serde(deserialize_with = "value::many")]
+    pub alpha: Vec<Alpha>,
+
+    /// Of the cluster's roles.
+    #[arg(long, hide = true)]
+    pub agent_listen: Option<String>,
+    /// Of the cluster's roles.
+    #[arg(long, hide = true)]
+    pub agent: Vec<String>,
+    /// Of the cluster's roles.
+    #[arg(long, hide = true)]
+    pub agent_service: Option<String>,
+    /// Of the cluster's roles.
+    #[arg(long, hide = true)]
+    pub tls_cert: Option<String>,
+    /// Of the cluster's roles.
+    #[arg(long, hide = true)]
+    pub tls_key: Option<String>,
+    /// Of the cluster's roles.
+    #[arg(long, hide = true)]
+    pub tls_ca: Option<String>,
+}
+
+/// Reads a configuration file.
+pub fn read_file(path: &Path) -> Result<Given, BadConfig> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| BadConfig(format!("--config {}: {error}", path.display())))?;
+    parse_file(path, &text)
+}
+
+/// Parses a configuration file's text; `path` is for the sentence.
+pub fn parse_file(path: &Path, text: &str) -> Result<Given, BadConfig> {
+    toml::from_str(text).map_err(|error| {
+        let line = error
+            .span()
+            .map(|span| text[..span.start.min(text.len())].matches('\n').count() + 1);
+        let place = line.map_or(String::new(), |line| format!(", line {line}"));
+        let message = one_line(error.message());
+        BadConfig(format!("{}{place}: {message}", path.display()))
+    })
+}
+
+/// A message of a library as one line without control characters.
+pub(crate) fn one_line(message: &str) -> String {
+    message
+        .split_whitespace()
+        .collect::<Vec<_>>()
+        .join(" ")
+        .replace(char::is_control, "?")
+}
+
+impl Given {
+    /// These, and what the file says where these say nothing.
+    pub fn over(self, file: Given) -> Given {
+        fn list<T>(first: Vec<T>, second: Vec<T>) -> Vec<T> {
+            if first.is_empty() { second } else { first }
+        }
+        Given {
+            endpoint: self.endpoint.or(file.endpoint),
+            node_name: self.node_name.or(file.node_name),
+            pool: list(self.pool, file.pool),
+            role: self.role.or(file.role),
+            driver_name: self.driver_name.or(file.driver_name),
+            state_dir: self.state_dir.or(file.state_dir),
+            node_record: self.node_record.or(file.node_record),
+            allowed_path: list(self.allowed_path, file.allowed_path),
+            metrics_address: self.metrics_address.or(file.metrics_address),
+            log_format: self.log_format.or(file.log_format),
+            alpha: list(self.alpha, file.alpha),
+            agent_listen: self.agent_listen.or(file.agent_listen),
+            agent: list(self.agent, file.agent),
+            agent_service: self.agent_service.or(file.agent_service),
+            tls_cert: self.tls_cert.or(file.tls_cert),
+            tls_key: self.tls_key.or(file.tls_key),
+            tls_ca: self.tls_ca.or(file.tls_ca),
+        }
+    }
+
+    /// Takes the endpoint of the environment where no flag gives one. Empty is "not given".
+    pub fn with_env(mut self, endpoint: Option<String>) -> Result<Given, BadConfig> {
+        if let Some(text) = endpoint.filter(|text| self.endpoint.is_none() && !text.is_empty()) {
+            let parsed = text.parse();
+            self.endpoint =
+                Some(parsed.map_err(|error| BadConfig(format!("CSI_ENDPOINT: {error}")))?);
+        }
+        Ok(self)
+    }
+
+    /// The whole, checked.
+    pub fn finish(self) -> Result<Config, BadConfig> {
+        self.refuse_cluster()?;
+        let missing = |what: &str| BadConfig(format!("{what} is missing"));
+        let endpoint = self.endpoint.ok_or_else(|| {
+            missing("--endpoint (or CSI_ENDPOINT), such as unix:///run/slackwater/csi/csi.sock,")
+        })?;
+        let node_name = self
+            .node_name
+            .ok_or_else(|| missing("--node-name, the name of this node,"))?;
+        if self.pool.is_empty() {
+            return Err(missing(
+                "--pool, such as default=file:/var/lib/slackwater/pool,",
+            ));
+        }
+        pool::check_together(&self.pool).map_err(|error| BadConfig(format!("--pool: {error}")))?;
+        Ok(Config {
+            endpoint,
+            node_name: node_name.0,
+            driver_name: self.driver_name.unwrap_or_default().0,
+            pools: self.pool,
+            state_dir: folder(self.state_dir, STATE_DIR),
+            node_record: folder(self.node_record, NODE_RECORD),
+            allowed_paths: allowed_paths(self.allowed_path),
+            metrics_address: self.metrics_address,
+            log_format: self.log_format.unwrap_or_default(),
+            alpha: self.alpha.into_iter().collect(),
+        })
+    }
+
+    /// The cluster's roles are part of the command line already, so that scripts don't change.
+    fn refuse_cluster(&self) -> Result<(), BadConfig> {
+        let flags = [
+            ("--agent-listen", self.agent_listen.is_some()),
+            ("--agent", !self.agent.is_empty()),
+            ("--agent-service", self.agent_service.is_some()),
+            ("--tls-cert", self.tls_cert.is_some()),
+            ("--tls-key", self.tls_key.is_some()),
+            ("--tls-ca", self.tls_ca.is_some()),
+        ];
+        let given = match self.role {
+            Some(Role::Node) => Some("--role node"),
+            Some(Role::Controller) => Some("--role controller"),
+            Some(Role::All) | None => flags
+                .iter()
+                .find(|(_, is_given)| *is_given)
+                .map(|(flag, _)| *flag),
+        };
+        given.map_or(Ok(()), |flag| {
+            Err(BadConfig(format!(
+                "{flag} comes with the cluster release; this one serves --role all, one node"
+            )))
+        })
+    }
+}
+
+/// `--node-record`, or its default.
+pub fn folder(given: Option<Folder>, default: &str) -> PathBuf {
+    given.map_or_else(|| PathBuf::from(default), |folder| folder.0)
+}
+
+/// `--allowed-path`, or its default.
+pub fn allowed_paths(given: Vec<Folder>) -> Vec<PathBuf> {
+    if given.is_empty() {
+        return vec![PathBuf::from(ALLOWED_PATH)];
+    }
+    given.into_iter().map(|folder| folder.0).collect()
+}

@@ -1,0 +1,212 @@
+//! Single values of the configuration, each with its rule. They are parsed alike from a flag, the
+//! environment and the file.
+
+use std::fmt;
+use std::path::{Component, Path, PathBuf};
+use std::str::FromStr;
+
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+
+use super::BadConfig;
+use crate::model::PoolDefinition;
+
+/// A key of the file whose text is parsed as its flag is.
+pub(super) fn one<'de, D, T>(from: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err: fmt::Display>,
+{
+    let text = String::deserialize(from)?;
+    text.parse().map(Some).map_err(D::Error::custom)
+}
+
+/// The same for an array of texts.
+pub(super) fn many<'de, D, T>(from: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err: fmt::Display>,
+{
+    let texts: Vec<String> = Vec::deserialize(from)?;
+    let parsed = texts
+        .iter()
+        .map(|text| text.parse().map_err(D::Error::custom));
+    parsed.collect()
+}
+
+/// A unix socket: `unix:///path/name.sock`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint(pub PathBuf);
+
+/// sun_path has 108 bytes, the last of them 0.
+const LONGEST_SOCKET: usize = 107;
+
+impl FromStr for Endpoint {
+    type Err = BadConfig;
+
+    fn from_str(text: &str) -> Result<Endpoint, BadConfig> {
+        let no = |problem: &str| Err(BadConfig(format!("{text:?} {problem}")));
+        let Some(path) = text.strip_prefix("unix://") else {
+            return no("is not a unix socket; give unix:///path/name.sock");
+        };
+        if !path.ends_with(".sock") || path.ends_with("/.sock") {
+            return no("does not end in a name with .sock, as CSI wants it");
+        }
+        if path.len() > LONGEST_SOCKET {
+            return no("is too long: the kernel takes socket paths of at most 107 bytes");
+        }
+        match plain_path(path) {
+            Ok(path) => Ok(Endpoint(path)),
+            Err(problem) => no(problem),
+        }
+    }
+}
+
+/// Absolute, without "..", without control characters; doubled slashes are made one.
+fn plain_path(text: &str) -> Result<PathBuf, &'static str> {
+    let path = Path::new(text);
+    if !path.is_absolute() {
+        return Err("has no absolute path");
+    }
+    if path.components().any(|part| part == Component::ParentDir) {
+        return Err("has \"..\" in its path; give it without");
+    }
+    if text.chars().any(char::is_control) {
+        return Err("has a control character in it");
+    }
+    Ok(path.components().collect())
+}
+
+/// An absolute path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Folder(pub PathBuf);
+
+impl FromStr for Folder {
+    type Err = BadConfig;
+
+    fn from_str(text: &str) -> Result<Folder, BadConfig> {
+        plain_path(text)
+            .map(Folder)
+            .map_err(|problem| BadConfig(format!("{text:?} {problem}")))
+    }
+}
+
+/// Name of a node: what Kubernetes takes, and host names with capitals and underscores.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeName(pub String);
+
+impl FromStr for NodeName {
+    type Err = BadConfig;
+
+    fn from_str(text: &str) -> Result<NodeName, BadConfig> {
+        let inner = |c: u8| c.is_ascii_alphanumeric() || b"-._".contains(&c);
+        let ends_well = |text: &str| {
+            text.starts_with(|c: char| c.is_ascii_alphanumeric())
+                && text.ends_with(|c: char| c.is_ascii_alphanumeric())
+        };
+        if text.len() <= 253 && text.bytes().all(inner) && ends_well(text) {
+            Ok(NodeName(text.into()))
+        } else {
+            Err(BadConfig(format!(
+                "{text:?} is not a name of a node; give 1 to 253 letters, digits, '-', '.' and '_', with a letter or digit at both ends"
+            )))
+        }
+    }
+}
+
+/// Name of the driver, by CSI's rule and Kubernetes' length.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DriverName(pub String);
+
+impl Default for DriverName {
+    fn default() -> DriverName {
+        DriverName("csi.slackwater.dev".into())
+    }
+}
+
+impl FromStr for DriverName {
+    type Err = BadConfig;
+
+    fn from_str(text: &str) -> Result<DriverName, BadConfig> {
+        let inner = |c: u8| c.is_ascii_alphanumeric() || b"-._".contains(&c);
+        let ends_well = text.starts_with(|c: char| c.is_ascii_alphabetic())
+            && text.ends_with(|c: char| c.is_ascii_alphabetic());
+        if (2..=63).contains(&text.len()) && text.bytes().all(inner) && ends_well {
+            Ok(DriverName(text.into()))
+        } else {
+            Err(BadConfig(format!(
+                "{text:?} is not a name of a driver; give 2 to 63 letters, digits, '-', '.' and '_', with a letter at both ends"
+            )))
+        }
+    }
+}
+
+/// What a process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// One node, every service.
+    All,
+    /// A node of a cluster.
+    Node,
+    /// The cluster's controller.
+    Controller,
+}
+
+impl FromStr for Role {
+    type Err = BadConfig;
+
+    fn from_str(text: &str) -> Result<Role, BadConfig> {
+        match text {
+            "all" => Ok(Role::All),
+            "node" => Ok(Role::Node),
+            "controller" => Ok(Role::Controller),
+            _ => Err(BadConfig(format!("{text:?} is not a role; give all"))),
+        }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "unix://{}", self.0.display())
+    }
+}
+
+/// A pool in the file: the text of the flag, or a table, where a path may hold a comma.
+#[derive(Deserialize)]
+#[serde(
+    untagged,
+    expecting = "a pool is a text like NAME=file:/path, or a table with name and place"
+)]
+enum PoolEntry {
+    Text(String),
+    Table(PoolTable),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PoolTable {
+    name: String,
+    place: String,
+    #[serde(default)]
+    init: bool,
+    #[serde(default)]
+    overcommit: Option<f64>,
+}
+
+/// `pool` of the file: an array of either.
+pub(super) fn pools<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<PoolDefinition>, D::Error> {
+    let entries: Vec<PoolEntry> = Vec::deserialize(from)?;
+    let parse = |entry| match entry {
+        PoolEntry::Text(text) => text.parse(),
+        PoolEntry::Table(PoolTable {
+            name,
+            place,
+            init,
+            overcommit,
+        }) => PoolDefinition::from_parts(&name, &place, init, overcommit),
+    };
+    entries
+        .into_iter()
+        .map(|entry| parse(entry).map_err(D::Error::custom))
+        .collect()
+}

@@ -1,0 +1,107 @@
+//! `slackwater doctor`: what this host and its pools can and can't do.
+//!
+//! It looks, and changes nothing that lasts: a scratch image of its own is attached to a loop
+//! device and taken away again. A running driver isn't disturbed; no lock is taken. Checks make
+//! [`Check`]s; only `Display` and JSON know how they look.
+
+mod kernel;
+mod pool;
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::host::Host;
+use crate::model::PoolDefinition;
+
+/// How good a thing is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// As it should be.
+    Ok,
+    /// Works, with less than could be had, or can't be told.
+    Warn,
+    /// A pool, or everything, can't work.
+    Fail,
+}
+
+/// One finding.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Check {
+    /// How good.
+    pub level: Level,
+    /// About what: "loop devices", "pool default".
+    pub subject: String,
+    /// What was found.
+    pub found: String,
+    /// What would make it better; `None` where all is well.
+    pub fix: Option<String>,
+}
+
+impl Check {
+    fn ok(subject: impl Into<String>, found: impl Into<String>) -> Check {
+        Check {
+            level: Level::Ok,
+            subject: subject.into(),
+            found: found.into(),
+            fix: None,
+        }
+    }
+
+    fn warn(subject: impl Into<String>, found: impl Into<String>, fix: impl Into<String>) -> Check {
+        Check {
+            level: Level::Warn,
+            fix: Some(fix.into()),
+            ..Check::ok(subject, found)
+        }
+    }
+
+    fn fail(subject: impl Into<String>, found: impl Into<String>, fix: impl Into<String>) -> Check {
+        Check {
+            level: Level::Fail,
+            ..Check::warn(subject, found, fix)
+        }
+    }
+}
+
+impl fmt::Display for Check {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = match self.level {
+            Level::Ok => "ok  ",
+            Level::Warn => "warn",
+            Level::Fail => "FAIL",
+        };
+        write!(f, "{word}  {}: {}", self.subject, self.found)?;
+        match &self.fix {
+            Some(fix) => write!(f, " — {fix}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What to look at.
+#[derive(Clone, Debug)]
+pub struct Patient {
+    /// Configured pools.
+    pub pools: Vec<PoolDefinition>,
+    /// `--node-record`.
+    pub node_record: PathBuf,
+    /// `--allowed-path`.
+    pub allowed_paths: Vec<PathBuf>,
+    /// Directories in which programs are looked for.
+    pub programs: Vec<PathBuf>,
+}
+
+/// Looks at everything, the machine first.
+pub fn examine(host: &dyn Host, patient: &Patient) -> Vec<Check> {
+    let mut checks = kernel::examine(host, patient);
+    checks.extend(pool::examine(host, patient));
+    checks
+}
+
+/// Whether a pool, or everything, can't work.
+pub fn is_ill(checks: &[Check]) -> bool {
+    checks.iter().any(|check| check.level == Level::Fail)
+}

@@ -1,0 +1,287 @@
+//! The machine: kernel, rights, programs, loop devices, mount propagation.
+
+use std::path::{Path, PathBuf};
+
+use super::{Check, Patient};
+use crate::error::{HostError, chain};
+use crate::host::{Done, Effect, FileKind, Host, LoopSpec, LoopStatus};
+
+/// LOOP_CONFIGURE came with 5.8.
+const OLDEST_KERNEL: (u32, u32) = (5, 8);
+const CAP_SYS_ADMIN: u32 = 21;
+const CAP_SYS_RESOURCE: u32 = 24;
+const SCRATCH_BYTES: u64 = 16 << 20;
+
+/// Program, Debian package, what for.
+const PROGRAMS: [(&str, &str, &str); 6] = [
+    ("blkid", "util-linux", "reading what is on a volume"),
+    ("mkfs.ext4", "e2fsprogs", "ext4 volumes"),
+    ("resize2fs", "e2fsprogs", "growing ext4 volumes"),
+    ("mkfs.xfs", "xfsprogs", "xfs volumes"),
+    ("xfs_growfs", "xfsprogs", "growing xfs volumes"),
+    ("mkfs.btrfs", "btrfs-progs", "btrfs volumes"),
+];
+
+pub(super) fn examine(host: &dyn Host, patient: &Patient) -> Vec<Check> {
+    let mut checks = vec![kernel(&text(host, "/proc/sys/kernel/osrelease"))];
+    checks.extend(capabilities(&text(host, "/proc/self/status")));
+    checks.extend(programs(host, &patient.programs));
+    checks.push(loop_control(host));
+    checks.push(loops(host));
+    let table = text(host, "/proc/self/mountinfo");
+    let allowed = patient.allowed_paths.iter();
+    checks.extend(allowed.map(|path| allowed_path(host, path, &table)));
+    checks
+}
+
+/// A file of /proc; what can't be read is empty, which each check takes for "can't be told".
+fn text(host: &dyn Host, path: &str) -> String {
+    let bytes = host.read_file(Path::new(path)).ok().flatten();
+    String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
+}
+
+fn kernel(release: &str) -> Check {
+    let release = release.trim();
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .map(|digits| digits.parse::<u32>().ok());
+    let (Some(Some(major)), Some(Some(minor))) = (numbers.next(), numbers.next()) else {
+        return Check::warn(
+            "kernel",
+            "its release can't be told",
+            "5.8 or newer is needed",
+        );
+    };
+    if (major, minor) < OLDEST_KERNEL {
+        return Check::fail(
+            "kernel",
+            format!("{release} has no LOOP_CONFIGURE"),
+            "boot 5.8 or newer",
+        );
+    }
+    Check::ok("kernel", release)
+}
+
+fn capabilities(status: &str) -> Vec<Check> {
+    let effective = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
+    let Some(effective) = effective else {
+        return vec![Check::warn(
+            "rights",
+            "the capabilities of this process can't be told",
+            "run it as root",
+        )];
+    };
+    let has = |bit: u32| effective & (1 << bit) != 0;
+    vec![
+        if has(CAP_SYS_ADMIN) {
+            Check::ok("rights", "CAP_SYS_ADMIN: mounts and loop devices")
+        } else {
+            Check::fail(
+                "rights",
+                "without CAP_SYS_ADMIN there are no mounts and no loop devices",
+                "run it as root, in a container as privileged",
+            )
+        },
+        if has(CAP_SYS_RESOURCE) {
+            Check::ok("rights", "CAP_SYS_RESOURCE: ext4 grows while it's mounted")
+        } else {
+            Check::warn(
+                "rights",
+                "without CAP_SYS_RESOURCE ext4 volumes can't grow while they're mounted",
+                "add the capability; xfs and btrfs grow without it",
+            )
+        },
+    ]
+}
+
+fn programs(host: &dyn Host, folders: &[PathBuf]) -> Vec<Check> {
+    let is_there = |program: &str| {
+        folders.iter().any(|folder| {
+            let found = host.stat(&folder.join(program));
+            matches!(found, Ok(Some(stat)) if stat.kind != FileKind::Dir)
+        })
+    };
+    let (there, missing): (Vec<_>, Vec<_>) =
+        PROGRAMS.into_iter().partition(|(name, ..)| is_there(name));
+    let mut checks = Vec::new();
+    if !there.is_empty() {
+        let names: Vec<&str> = there.iter().map(|(name, ..)| *name).collect();
+        checks.push(Check::ok("programs", names.join(", ")));
+    }
+    for (name, package, purpose) in missing {
+        let found = format!("{name} is missing: {purpose}");
+        let fix = format!("install {package}");
+        // Without blkid nothing is ever staged; the others end one file system each.
+        checks.push(if name == "blkid" {
+            Check::fail("programs", found, fix)
+        } else {
+            Check::warn("programs", found, fix)
+        });
+    }
+    let lvm = if is_there("lvm") {
+        "is there"
+    } else {
+        "is not there"
+    };
+    checks.push(Check::ok(
+        "LVM",
+        format!("{lvm}, and not used by this release"),
+    ));
+    checks
+}
+
+fn loop_control(host: &dyn Host) -> Check {
+    match host.stat(Path::new("/dev/loop-control")) {
+        Ok(Some(_)) => Check::ok("loop control", "/dev/loop-control"),
+        Ok(None) => Check::fail(
+            "loop control",
+            "there is no /dev/loop-control",
+            "modprobe loop; in a container, mount the host's /dev",
+        ),
+        Err(error) => Check::fail("loop control", chain(&error), "modprobe loop"),
+    }
+}
+
+fn loops(host: &dyn Host) -> Check {
+    match host.loops() {
+        Ok(loops) => Check::ok("loop devices", format!("{} attached now", loops.len())),
+        Err(error) => Check::fail(
+            "loop devices",
+            chain(&error),
+            "in a container, mount the host's /dev and /sys",
+        ),
+    }
+}
+
+/// What a folder for mounts needs: to be there, and that others see what is mounted in it.
+fn allowed_path(host: &dyn Host, path: &Path, mountinfo: &str) -> Check {
+    let subject = format!("allowed path {}", path.display());
+    match host.stat(path) {
+        Ok(Some(stat)) if stat.kind == FileKind::Dir => {}
+        Ok(Some(_)) => return Check::fail(subject, "is no folder", "give a folder"),
+        Ok(None) => {
+            return Check::warn(
+                subject,
+                "does not exist",
+                "make it, or give another with --allowed-path",
+            );
+        }
+        Err(error) => return Check::fail(subject, chain(&error), "let root read it"),
+    }
+    match is_shared(mountinfo, path) {
+        Some(true) => Check::ok(subject, "mounts made in it are seen outside (shared)"),
+        Some(false) => Check::warn(
+            subject,
+            "mounts made in it stay in this mount namespace",
+            "in a pod, mountPropagation: Bidirectional; else mount --make-rshared",
+        ),
+        None => Check::warn(subject, "its mount can't be told", "mount /proc"),
+    }
+}
+
+/// Whether the mount that a path lies on is in a peer group: proc(5), optional fields.
+fn is_shared(mountinfo: &str, path: &Path) -> Option<bool> {
+    let lines = mountinfo.lines().filter_map(|line| {
+        let words: Vec<&str> = line.split(' ').collect();
+        let point = PathBuf::from(words.get(4)?.replace("\\040", " "));
+        let optional = words.iter().skip(6).take_while(|word| **word != "-");
+        let shared = optional.into_iter().any(|word| word.starts_with("shared:"));
+        path.starts_with(&point).then_some((point, shared))
+    });
+    // Of mounts at one point the last is on top.
+    lines
+        .max_by_key(|(point, _)| point.components().count())
+        .map(|(_, shared)| shared)
+}
+
+/// Attaches a scratch image in a pool's folder, tells whether reads and writes pass by the page
+/// cache, and takes everything away again.
+pub(super) fn try_loop(
+    host: &dyn Host,
+    folder: &Path,
+    sector: u32,
+) -> Result<LoopStatus, HostError> {
+    let image = folder.join(format!("doctor-{}.img", host.random_uuid()));
+    let tried = attach(host, &image, sector);
+    let removed = host.perform(&Effect::RemoveFile { path: &image });
+    let status = tried?;
+    removed.map(|_| status)
+}
+
+fn attach(host: &dyn Host, image: &Path, sector: u32) -> Result<LoopStatus, HostError> {
+    host.perform(&Effect::Allocate {
+        path: image,
+        size: SCRATCH_BYTES,
+        reserve: false,
+    })?;
+    let gone = || HostError::unexpected("stat", image, "the scratch image has gone");
+    let backing = host.stat(image)?.ok_or_else(gone)?.id;
+    let done = host.perform(&Effect::AttachLoop(LoopSpec {
+        image,
+        backing,
+        block_size: sector,
+        autoclear: true,
+        read_only: false,
+    }))?;
+    let Done::Loop(hold) = done else {
+        return Err(HostError::unexpected(
+            "attach",
+            image,
+            "no loop device came of it",
+        ));
+    };
+    let status = host
+        .loops()?
+        .into_iter()
+        .find(|status| status.number == hold.number && status.backing == backing);
+    // With autoclear the device goes with its last opener, which is us.
+    drop(hold);
+    status.ok_or_else(gone)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_before_loop_configure_are_refused() {
+        let levels: Vec<String> = ["5.7.19-generic", "5.8.0", "6.12.1+deb13", "", "next-2026"]
+            .iter()
+            .map(|release| kernel(release).to_string())
+            .collect();
+        insta::assert_snapshot!(levels.join("\n"));
+    }
+
+    #[test]
+    fn rights_are_read_from_the_status_of_the_process() {
+        let told: Vec<String> = [
+            "CapEff:\t000001fffeffffff\n",
+            "CapEff:\t0000000000000000\n",
+            "Name:\tx\n",
+        ]
+        .iter()
+        .flat_map(|status| capabilities(status))
+        .map(|check| check.to_string())
+        .collect();
+        insta::assert_snapshot!(told.join("\n"));
+    }
+
+    #[test]
+    fn the_innermost_mount_decides_whether_mounts_are_seen_outside() {
+        let table = "\
+22 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw
+30 22 8:2 / /var/lib rw - xfs /dev/sdb rw
+31 30 8:3 / /var/lib/kubelet rw master:2 shared:9 - xfs /dev/sdc rw
+32 22 8:4 / /with\\040space rw - xfs /dev/sdd rw
+";
+        let shared = |path: &str| is_shared(table, Path::new(path));
+        assert_eq!(shared("/etc"), Some(true));
+        assert_eq!(shared("/var/lib/other"), Some(false));
+        assert_eq!(shared("/var/lib/kubelet/pods"), Some(true));
+        assert_eq!(shared("/with space/x"), Some(false));
+        assert_eq!(is_shared("", Path::new("/")), None);
+    }
+}

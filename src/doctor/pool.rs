@@ -1,0 +1,304 @@
+//! The pools: ground, identity, home, room, lock, records.
+
+use std::path::Path;
+
+use super::{Check, Patient, kernel};
+use crate::backend::file::LOCK_FILE;
+use crate::error::chain;
+use crate::host::{FileId, Host};
+use crate::model::size::Human;
+use crate::model::{PoolDefinition, PoolPlace};
+use crate::operation::inventory;
+use crate::operation::{pool_admin, pool_make};
+use crate::record::{NodeRecord, PoolRecord};
+
+/// Below this share of free room a warning is due.
+const LITTLE_ROOM_PERCENT: u64 = 10;
+
+pub(super) fn examine(host: &dyn Host, patient: &Patient) -> Vec<Check> {
+    let mut checks = Vec::new();
+    let node = match pool_admin::load_node(host, &patient.node_record) {
+        Ok(node) => node,
+        Err(error) => {
+            checks.push(Check::fail(
+                "node record",
+                chain(&error),
+                "restore the file, or remove it: pools bring their home along",
+            ));
+            NodeRecord::default()
+        }
+    };
+    for pool in &patient.pools {
+        match &pool.place {
+            PoolPlace::File { path } => checks.extend(file_pool(host, &node, pool, path)),
+            PoolPlace::Memory => {
+                checks.push(Check::ok(subject(pool), "simulated, gone with the process"))
+            }
+        }
+    }
+    for (id, known) in &node.pools {
+        let configured = |pool: &PoolDefinition| {
+            pool.place.to_string() == known.place || pool.name == known.name
+        };
+        if !patient.pools.is_empty() && !patient.pools.iter().any(configured) {
+            checks.push(Check::warn(
+                format!("pool {}", known.name),
+                format!(
+                    "this machine had it at {}, and it isn't configured",
+                    known.place
+                ),
+                format!("configure it, or end it: slackwater pool forget {id}"),
+            ));
+        }
+    }
+    if patient.pools.is_empty() {
+        checks.push(Check::warn(
+            "pools",
+            "none is given",
+            "give --pool NAME=file:/path, or --config FILE, to have them looked at",
+        ));
+    }
+    checks
+}
+
+fn subject(pool: &PoolDefinition) -> String {
+    format!("pool {}", pool.name)
+}
+
+fn file_pool(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &Path) -> Vec<Check> {
+    let subject = subject(pool);
+    let found = match pool_make::look(host, path) {
+        Ok(found) => found,
+        Err(error) => {
+            return vec![Check::fail(
+                subject,
+                chain(&error),
+                "see to the disk, or restore pool.json",
+            )];
+        }
+    };
+    let record = match found {
+        pool_make::Found::Pool(record) => record,
+        pool_make::Found::Foreign(what) => {
+            let error = pool_make::not_blank(path, &what);
+            return vec![Check::fail(subject, chain(&error), "give another folder")];
+        }
+        pool_make::Found::Blank | pool_make::Found::Missing => {
+            return vec![not_made(host, node, pool, path)];
+        }
+    };
+    let mut checks = identity(node, pool, &record);
+    checks.extend(ground(host, pool, path));
+    checks.push(room(host, pool, path));
+    checks.push(scratch(host, pool, path));
+    checks.push(server(host, pool, path));
+    checks.extend(records(host, pool, path, &record));
+    checks
+}
+
+fn not_made(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &Path) -> Check {
+    let subject = subject(pool);
+    if let Some(id) = pool_admin::known_as(node, pool) {
+        return Check::fail(
+            subject,
+            format!(
+                "{} is blank, but this machine had it as {id}",
+                path.display()
+            ),
+            format!("mount its disk; if it won't come back: slackwater pool forget {id}"),
+        );
+    }
+    let nearest = path
+        .ancestors()
+        .find(|folder| matches!(host.stat(folder), Ok(Some(_))));
+    if let Err(error) = pool_make::check_ground(host, nearest.unwrap_or(path)) {
+        return Check::fail(subject, chain(&error), "give another folder");
+    }
+    if pool.init {
+        return Check::ok(subject, "not made yet; serve makes it (init)");
+    }
+    Check::fail(
+        subject,
+        format!("no pool was made at {} yet", path.display()),
+        format!("slackwater pool init {}={}", pool.name, pool.place),
+    )
+}
+
+fn identity(node: &NodeRecord, pool: &PoolDefinition, record: &PoolRecord) -> Vec<Check> {
+    let subject = subject(pool);
+    let mut checks = vec![match node.home {
+        Some(home) if home != record.home => Check::fail(
+            &subject,
+            format!("its home is {}, this machine's is {home}", record.home),
+            format!(
+                "if it is to stay here: slackwater pool adopt {}={}",
+                pool.name, pool.place
+            ),
+        ),
+        Some(_) => Check::ok(&subject, format!("{}, home {}", record.id, record.home)),
+        None => Check::ok(
+            &subject,
+            format!(
+                "{}, home {}; this machine takes it at the first start",
+                record.id, record.home
+            ),
+        ),
+    }];
+    if node.forgotten.contains_key(&record.id) {
+        checks.push(Check::warn(
+            &subject,
+            "it was forgotten, and is there again",
+            "slackwater pool adopt, or take it out of the configuration",
+        ));
+    }
+    if let Some(other) = pool_admin::known_as(node, pool).filter(|id| *id != record.id) {
+        checks.push(Check::warn(
+            &subject,
+            format!("this machine had another pool of this name or at this place, {other}"),
+            format!("mount its disk elsewhere, or end it: slackwater pool forget {other}"),
+        ));
+    }
+    checks
+}
+
+fn ground(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Vec<Check> {
+    let subject = format!("{}: ground", subject(pool));
+    let fs = match (pool_make::check_ground(host, path), host.ground(path)) {
+        (Ok(warnings), Ok(fs)) => {
+            let warned = warnings
+                .into_iter()
+                .map(|warning| Check::warn(&subject, warning, "fine for trying it out"));
+            let checks: Vec<Check> = warned.collect();
+            if !checks.is_empty() {
+                return checks;
+            }
+            fs
+        }
+        (Err(error), _) => return vec![Check::fail(subject, chain(&error), "move the pool")],
+        (_, Err(error)) => return vec![Check::fail(subject, chain(&error), "see to the disk")],
+    };
+    vec![Check::ok(
+        subject,
+        format!(
+            "{} mounted at {}, blocks of {}",
+            fs.fs_name,
+            fs.mount_point.display(),
+            fs.sector
+        ),
+    )]
+}
+
+fn room(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Check {
+    let subject = format!("{}: room", subject(pool));
+    match host.space(path) {
+        Ok(space) => {
+            let found = format!("{} of {} free", Human(space.available), Human(space.total));
+            if space.available < space.total / 100 * LITTLE_ROOM_PERCENT {
+                Check::warn(subject, found, "delete volumes, or grow the file system")
+            } else {
+                Check::ok(subject, found)
+            }
+        }
+        Err(error) => Check::fail(subject, chain(&error), "see to the disk"),
+    }
+}
+
+fn scratch(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Check {
+    let subject = format!("{}: loop device", subject(pool));
+    let sector = host.ground(path).map_or(512, |ground| ground.sector);
+    match kernel::try_loop(host, path, sector) {
+        Ok(status) if status.direct_io => Check::ok(subject, "a scratch image has direct I/O"),
+        Ok(_) => Check::warn(
+            subject,
+            "a scratch image has buffered I/O: its pages are cached twice",
+            "put the pool on a file system with direct I/O",
+        ),
+        Err(error) => Check::fail(
+            subject,
+            format!("a scratch image can't be attached: {}", chain(&error)),
+            "see what is said of rights and loop devices",
+        ),
+    }
+}
+
+/// Who serves it, by the kernel's list of locks; taking the lock could disturb a start.
+fn server(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Check {
+    let subject = format!("{}: lock", subject(pool));
+    let locks = host.read_file(Path::new("/proc/locks")).ok().flatten();
+    let file = host.stat(&path.join(LOCK_FILE)).ok().flatten();
+    let holder = file.and_then(|file| {
+        let text = String::from_utf8_lossy(locks.as_deref().unwrap_or_default()).into_owned();
+        holder(&text, file.id)
+    });
+    Check::ok(
+        subject,
+        match holder {
+            Some(process) => format!("served by process {process}"),
+            None => "no process that can be seen from here serves it".into(),
+        },
+    )
+}
+
+/// `1: FLOCK  ADVISORY  WRITE 1234 08:01:393 0 EOF`. The device is the super block's, which on
+/// btrfs isn't stat's: there the inode must do.
+fn holder(locks: &str, file: FileId) -> Option<String> {
+    let device = format!(
+        "{:02x}:{:02x}",
+        nix::sys::stat::major(file.device),
+        nix::sys::stat::minor(file.device)
+    );
+    let inode = file.inode.to_string();
+    let held = locks.lines().filter_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let &[_, "FLOCK", _, "WRITE", process, place, ..] = &words[..] else {
+            return None;
+        };
+        let (on, number) = place.rsplit_once(':')?;
+        let same_device = on == device || nix::sys::stat::major(file.device) == 0;
+        (number == inode && same_device).then(|| process.to_string())
+    });
+    held.into_iter().next()
+}
+
+fn records(host: &dyn Host, pool: &PoolDefinition, path: &Path, record: &PoolRecord) -> Vec<Check> {
+    let subject = format!("{}: volumes", subject(pool));
+    match inventory::volumes(host, &pool.name, record.id, path) {
+        Ok(found) => {
+            let count = Check::ok(
+                &subject,
+                format!("{} with records in order", found.volumes.len()),
+            );
+            let damaged = found.damaged.into_iter().map(|damaged| {
+                Check::warn(
+                    &subject,
+                    format!("{}: {}", damaged.path.display(), damaged.problem),
+                    "restore record.json; the image beside it is untouched",
+                )
+            });
+            std::iter::once(count).chain(damaged).collect()
+        }
+        Err(error) => vec![Check::fail(subject, chain(&error), "see to the disk")],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_holder_of_a_lock_is_found_by_device_and_inode() {
+        let table = "\
+1: FLOCK  ADVISORY  WRITE 12 08:01:393 0 EOF
+2: POSIX  ADVISORY  WRITE 13 08:01:394 0 EOF
+3: FLOCK  ADVISORY  WRITE 14 fe:10:394 0 EOF
+";
+        let file = |major, minor, inode| FileId {
+            device: nix::sys::stat::makedev(major, minor),
+            inode,
+        };
+        assert_eq!(holder(table, file(8, 1, 393)), Some("12".into()));
+        assert_eq!(holder(table, file(8, 1, 394)), None);
+        assert_eq!(holder(table, file(0xfe, 0x10, 394)), Some("14".into()));
+        assert_eq!(holder("", file(8, 1, 393)), None);
+    }
+}
