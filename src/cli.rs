@@ -177,7 +177,13 @@ enum Failure {
     /// Exit 64.
     Config(BadConfig),
     /// Exit 1.
-    Run(error::Error),
+    Run(Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl Failure {
+    fn run(error: impl std::error::Error + Send + Sync + 'static) -> Failure {
+        Failure::Run(Box::new(error))
+    }
 }
 
 impl From<BadConfig> for Failure {
@@ -188,7 +194,7 @@ impl From<BadConfig> for Failure {
 
 impl From<error::Error> for Failure {
     fn from(error: error::Error) -> Failure {
-        Failure::Run(error)
+        Failure::run(error)
     }
 }
 
@@ -218,7 +224,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             ExitCode::from(BAD_CONFIG)
         }
         Err(Failure::Run(error)) => {
-            eprintln!("slackwater: {}", error::chain(&error));
+            eprintln!("slackwater: {}", error::chain(error.as_ref()));
             ExitCode::FAILURE
         }
     }
@@ -228,7 +234,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 fn usage(error: &clap::Error) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            print!("{}", error.render());
+            print::line(error.render().to_string().trim_end());
             return ExitCode::SUCCESS;
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
@@ -247,7 +253,7 @@ fn usage(error: &clap::Error) -> ExitCode {
 
 /// The kernel of this machine; mounts are made below these folders alone.
 fn real_host(_allowed: &[PathBuf]) -> Result<std::sync::Arc<dyn crate::host::Host>, Failure> {
-    Err(Failure::Run(error::Error::Bug {
+    Err(Failure::run(error::Error::Bug {
         invariant: "no host yet".into(),
     }))
 }

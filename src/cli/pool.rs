@@ -103,7 +103,7 @@ fn find(
     known
         .and_then(|known| PoolDefinition::from_parts(name, &known.place, false, None).ok())
         .ok_or_else(|| {
-            Failure::Run(Error::NotFound {
+            Failure::run(Error::NotFound {
                 kind: Kind::Pool,
                 id: format!("{name} (give NAME=file:/path)"),
             })
