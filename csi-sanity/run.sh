@@ -204,6 +204,8 @@ test_volumes() {
     mount-ext4) ;;
     mount-*) command=("$bin/$2/fstype" -fstype "${3#mount-}") ;;
     esac
+    # A memory pool's mounts aren't in this machine's file tree, where the test looks.
+    [ "$1" != memory ] || command+=(-ginkgo.skip 'NodeUnpublishVolume should remove target path')
     mkdir -p "$log"
     rm -f "$log/report.json"
     # The report says what failed; the exit code has nothing to add.
