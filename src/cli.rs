@@ -13,7 +13,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};
 
 use crate::config::{self, BadConfig, Folder, Given};
@@ -240,15 +240,28 @@ fn usage(error: &clap::Error) -> ExitCode {
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
             eprintln!("slackwater: a command is missing; see slackwater --help");
         }
-        _ => {
-            let text = error.render().to_string();
-            let sentence = text.split("\n\n").next().unwrap_or_default();
-            let sentence = config::one_line(sentence);
-            let sentence = sentence.strip_prefix("error: ").unwrap_or(&sentence);
-            eprintln!("slackwater: {sentence}");
-        }
+        _ => eprintln!("slackwater: {}", sentence(error)),
     }
     ExitCode::from(BAD_CONFIG)
+}
+
+/// What clap says in a paragraph, and what our own parsers say without its frame.
+fn sentence(error: &clap::Error) -> String {
+    let argument = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(argument)) => argument.as_str(),
+        _ => "",
+    };
+    let flag = argument.split(' ').next().unwrap_or_default();
+    match std::error::Error::source(error) {
+        Some(cause) if flag.starts_with("--") => config::one_line(&format!("{flag}: {cause}")),
+        Some(cause) => config::one_line(&cause.to_string()),
+        None => {
+            let text = error.render().to_string();
+            let paragraph = config::one_line(text.split("\n\n").next().unwrap_or_default());
+            let plain = paragraph.strip_prefix("error: ").unwrap_or(&paragraph);
+            plain.to_string()
+        }
+    }
 }
 
 /// The kernel of this machine; mounts are made below these folders alone.

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-pub use value::{DriverName, Endpoint, Folder, NodeName, Role};
+pub use value::{Address, DriverName, Endpoint, Folder, NodeName, Role};
 
 use crate::model::alpha::Alpha;
 use crate::model::{PoolDefinition, pool};
@@ -102,7 +102,7 @@ pub struct Given {
     /// Where to serve /metrics, /healthz and /readyz, such as 127.0.0.1:9810 [default: nowhere]
     #[arg(long, value_name = "ADDR:PORT")]
     #[serde(deserialize_with = "value::one")]
-    pub metrics_address: Option<SocketAddr>,
+    pub metrics_address: Option<Address>,
     /// text or json [default: text]
     #[arg(long, value_name = "FORMAT")]
     #[serde(deserialize_with = "value::one")]
@@ -221,7 +221,7 @@ impl Given {
             state_dir: folder(self.state_dir, STATE_DIR),
             node_record: folder(self.node_record, NODE_RECORD),
             allowed_paths: allowed_paths(self.allowed_path),
-            metrics_address: self.metrics_address,
+            metrics_address: self.metrics_address.map(|address| address.0),
             log_format: self.log_format.unwrap_or_default(),
             alpha: self.alpha.into_iter().collect(),
         })

@@ -105,3 +105,6 @@ pub fn examine(host: &dyn Host, patient: &Patient) -> Vec<Check> {
 pub fn is_ill(checks: &[Check]) -> bool {
     checks.iter().any(|check| check.level == Level::Fail)
 }
+
+#[cfg(test)]
+mod tests;

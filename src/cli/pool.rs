@@ -7,6 +7,7 @@ use serde_json::json;
 use super::{Failure, PoolCommand, Settled, print, real_host};
 use crate::config::{BadConfig, Given};
 use crate::error::{Error, Kind};
+use crate::model::pool::NotAPool;
 use crate::model::{PoolDefinition, PoolPlace};
 use crate::operation::inventory::{self, PoolState};
 use crate::operation::pool_admin;
@@ -59,14 +60,20 @@ fn init(pool: &PoolDefinition, settled: &Settled) -> Result<ExitCode, Failure> {
 }
 
 fn adopt(text: &str, settled: &Settled) -> Result<ExitCode, Failure> {
-    let host = real_host(&[])?;
-    let pool = if text.contains('=') {
-        let parsed = text.parse::<PoolDefinition>();
-        parsed.map_err(|error| BadConfig(error.to_string()))?
+    let given = if text.contains('=') {
+        let pool: PoolDefinition = text
+            .parse()
+            .map_err(|error: NotAPool| BadConfig(error.to_string()))?;
+        only_file(&pool)?;
+        Some(pool)
     } else {
-        find(text, settled, host.as_ref())?
+        None
     };
-    only_file(&pool)?;
+    let host = real_host(&[])?;
+    let pool = match given {
+        Some(pool) => pool,
+        None => find(text, settled, host.as_ref())?,
+    };
     let adopted = pool_admin::adopt(host.as_ref(), &settled.node_record, &pool, &settled.pools)?;
     let home = adopted.pool.home;
     if settled.json {

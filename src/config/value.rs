@@ -2,10 +2,12 @@
 //! environment and the file.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
-use serde::de::Error as _;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::BadConfig;
@@ -91,6 +93,22 @@ impl FromStr for Folder {
     }
 }
 
+/// Where something listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address(pub SocketAddr);
+
+impl FromStr for Address {
+    type Err = BadConfig;
+
+    fn from_str(text: &str) -> Result<Address, BadConfig> {
+        text.parse().map(Address).map_err(|_| {
+            BadConfig(format!(
+                "{text:?} is not an address; give ADDR:PORT, such as 127.0.0.1:9810 or [::1]:9810"
+            ))
+        })
+    }
+}
+
 /// Name of a node: what Kubernetes takes, and host names with capitals and underscores.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeName(pub String);
@@ -172,15 +190,7 @@ impl fmt::Display for Endpoint {
 }
 
 /// A pool in the file: the text of the flag, or a table, where a path may hold a comma.
-#[derive(Deserialize)]
-#[serde(
-    untagged,
-    expecting = "a pool is a text like NAME=file:/path, or a table with name and place"
-)]
-enum PoolEntry {
-    Text(String),
-    Table(PoolTable),
-}
+struct PoolEntry(PoolDefinition);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -193,20 +203,36 @@ struct PoolTable {
     overcommit: Option<f64>,
 }
 
+/// By hand, because an untagged enum doesn't say what is wrong within a table.
+struct PoolVisitor;
+
+impl<'de> Visitor<'de> for PoolVisitor {
+    type Value = PoolEntry;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a text like \"NAME=file:/path\", or a table with name and place")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<PoolEntry, E> {
+        text.parse().map(PoolEntry).map_err(E::custom)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<PoolEntry, A::Error> {
+        let table = PoolTable::deserialize(MapAccessDeserializer::new(map))?;
+        PoolDefinition::from_parts(&table.name, &table.place, table.init, table.overcommit)
+            .map(PoolEntry)
+            .map_err(A::Error::custom)
+    }
+}
+
+impl<'de> Deserialize<'de> for PoolEntry {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<PoolEntry, D::Error> {
+        from.deserialize_any(PoolVisitor)
+    }
+}
+
 /// `pool` of the file: an array of either.
 pub(super) fn pools<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<PoolDefinition>, D::Error> {
     let entries: Vec<PoolEntry> = Vec::deserialize(from)?;
-    let parse = |entry| match entry {
-        PoolEntry::Text(text) => text.parse(),
-        PoolEntry::Table(PoolTable {
-            name,
-            place,
-            init,
-            overcommit,
-        }) => PoolDefinition::from_parts(&name, &place, init, overcommit),
-    };
-    entries
-        .into_iter()
-        .map(|entry| parse(entry).map_err(D::Error::custom))
-        .collect()
+    Ok(entries.into_iter().map(|PoolEntry(pool)| pool).collect())
 }

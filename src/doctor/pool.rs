@@ -32,7 +32,7 @@ pub(super) fn examine(host: &dyn Host, patient: &Patient) -> Vec<Check> {
         match &pool.place {
             PoolPlace::File { path } => checks.extend(file_pool(host, &node, pool, path)),
             PoolPlace::Memory => {
-                checks.push(Check::ok(subject(pool), "simulated, gone with the process"))
+                checks.push(Check::ok(subject(pool), "simulated, gone with the process"));
             }
         }
     }
@@ -90,7 +90,10 @@ fn file_pool(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &P
     let mut checks = identity(node, pool, &record);
     checks.extend(ground(host, pool, path));
     checks.push(room(host, pool, path));
-    checks.push(scratch(host, pool, path));
+    // Nothing is written to what belongs to another machine.
+    if node.home.is_none_or(|home| home == record.home) {
+        checks.push(scratch(host, pool, path));
+    }
     checks.push(server(host, pool, path));
     checks.extend(records(host, pool, path, &record));
     checks

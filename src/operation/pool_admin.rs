@@ -322,3 +322,6 @@ fn remember(
     }
     store_node(host, node_record, node)
 }
+
+#[cfg(test)]
+mod tests;

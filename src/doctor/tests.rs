@@ -1,0 +1,123 @@
+//! What doctor says of simulated machines, as reviewed text.
+
+use std::path::Path;
+
+use super::*;
+use crate::host::memory::{MemoryHost, MemoryOptions};
+use crate::operation::pool_admin;
+
+const NODE: &str = "/var/lib/slackwater/node.json";
+
+fn machine(ground: &str) -> MemoryHost {
+    let host = MemoryHost::with_options(MemoryOptions {
+        seed: Some(1),
+        ground: ground.into(),
+        ..Default::default()
+    });
+    for folder in [
+        "/proc/sys/kernel",
+        "/proc/self",
+        "/dev",
+        "/usr/sbin",
+        "/var/lib/kubelet",
+    ] {
+        host.make_folder(Path::new(folder)).unwrap();
+    }
+    let files: [(&str, &str); 9] = [
+        ("/proc/sys/kernel/osrelease", "6.12.1\n"),
+        ("/proc/self/status", "CapEff:\t000001ffffffffff\n"),
+        (
+            "/proc/self/mountinfo",
+            "22 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n",
+        ),
+        ("/dev/loop-control", ""),
+        ("/usr/sbin/blkid", ""),
+        ("/usr/sbin/mkfs.ext4", ""),
+        ("/usr/sbin/resize2fs", ""),
+        ("/usr/sbin/mkfs.xfs", ""),
+        ("/usr/sbin/xfs_growfs", ""),
+    ];
+    for (path, text) in files {
+        host.put_file(Path::new(path), text.as_bytes()).unwrap();
+    }
+    host
+}
+
+fn patient(pools: &[&str]) -> Patient {
+    Patient {
+        pools: pools.iter().map(|text| text.parse().unwrap()).collect(),
+        node_record: NODE.into(),
+        allowed_paths: vec!["/var/lib/kubelet".into()],
+        programs: vec!["/usr/sbin".into()],
+    }
+}
+
+fn told(checks: &[Check]) -> String {
+    let lines: Vec<String> = checks.iter().map(Check::to_string).collect();
+    lines.join("\n")
+}
+
+#[test]
+fn a_machine_in_order() {
+    let host = machine("xfs");
+    let patient = patient(&["default=file:/memory/a"]);
+    pool_admin::init(&host, Path::new(NODE), &patient.pools[0]).unwrap();
+    let checks = examine(&host, &patient);
+    insta::assert_snapshot!(told(&checks));
+    assert!(!is_ill(&checks));
+    let left = host.files_below(Path::new("/memory/a"));
+    assert!(!left.iter().any(|name| name.contains("doctor")), "{left:?}");
+    assert_eq!(host.loop_numbers(), []);
+    assert!(host.violations().is_empty());
+}
+
+#[test]
+fn a_machine_with_each_trouble_of_pools() {
+    let host = machine("ext4");
+    let patient = patient(&[
+        "away=file:/memory/away",
+        "new=file:/memory/new",
+        "later=file:/memory/later,init",
+        "foreign=file:/memory/foreign",
+        "moved=file:/memory/moved",
+        "broken=file:/memory/broken",
+        "damaged=file:/memory/damaged",
+    ]);
+    for pool in [
+        &patient.pools[0],
+        &patient.pools[6],
+        &"gone=file:/memory/gone".parse().unwrap(),
+    ] {
+        pool_admin::init(&host, Path::new(NODE), pool).unwrap();
+    }
+    let away = crate::host::Effect::Rename {
+        from: Path::new("/memory/away"),
+        to: Path::new("/memory/elsewhere"),
+    };
+    host.perform(&away).unwrap();
+    host.make_folder(Path::new("/memory/foreign/photos"))
+        .unwrap();
+    let home = crate::model::HomeId(uuid::Uuid::from_u128(7));
+    crate::operation::pool_make::make_pool(&host, "moved", Path::new("/memory/moved"), home)
+        .unwrap();
+    host.make_folder(Path::new("/memory/broken")).unwrap();
+    host.put_file(Path::new("/memory/broken/pool.json"), b"{\"version\":9}")
+        .unwrap();
+    let volume = "/memory/damaged/volumes/00000000-0000-0000-0000-000000000001";
+    host.make_folder(Path::new(volume)).unwrap();
+    host.put_file(&Path::new(volume).join("record.json"), b"{}")
+        .unwrap();
+    let checks = examine(&host, &patient);
+    let of_pools: Vec<Check> = checks
+        .into_iter()
+        .filter(|check| check.subject.starts_with("pool"))
+        .collect();
+    insta::assert_snapshot!(told(&of_pools));
+    assert!(is_ill(&of_pools));
+}
+
+#[test]
+fn a_machine_without_anything() {
+    let host = MemoryHost::new();
+    insta::assert_snapshot!(told(&examine(&host, &patient(&[]))));
+}

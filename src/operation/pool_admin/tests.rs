@@ -1,0 +1,251 @@
+//! Pools as administrators meet them: made, moved, lost, forgotten.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+
+use super::*;
+use crate::host::memory::{FaultMode, MemoryHost};
+use crate::operation::{Driver, Settings};
+
+const NODE: &str = "/var/lib/slackwater/node.json";
+
+fn node() -> &'static Path {
+    Path::new(NODE)
+}
+
+fn pool(text: &str) -> PoolDefinition {
+    text.parse().unwrap()
+}
+
+fn host_with(folders: &[&str]) -> MemoryHost {
+    let host = MemoryHost::new();
+    for folder in folders {
+        host.make_folder(Path::new(folder)).unwrap();
+    }
+    host
+}
+
+fn start(host: &MemoryHost, pools: &[PoolDefinition]) -> Result<Driver> {
+    let settings = Settings {
+        node_name: "n".into(),
+        driver_name: "csi.slackwater.dev".into(),
+        pools: pools.to_vec(),
+        node_record: NODE.into(),
+    };
+    Driver::start(settings, Arc::new(host.another_process()))
+}
+
+fn refusal<T: std::fmt::Debug>(result: Result<T>) -> String {
+    result.unwrap_err().to_string()
+}
+
+#[test]
+fn a_pool_is_made_once_and_served() {
+    let host = host_with(&["/memory/a"]);
+    let a = pool("a=file:/memory/a");
+    let made = init(&host, node(), &a).unwrap();
+    let again = init(&host, node(), &a).unwrap();
+    assert!(made.changed && !again.changed);
+    assert_eq!(made.pool, again.pool);
+    let driver = start(&host.restart_process(), &[a]).unwrap();
+    assert_eq!(driver.home(), made.pool.home);
+    assert_eq!(driver.pool_status()[0].refusal, None);
+}
+
+#[test]
+fn a_second_pool_takes_the_home_of_the_first() {
+    let host = host_with(&["/memory/a", "/memory/b"]);
+    let a = init(&host, node(), &pool("a=file:/memory/a")).unwrap();
+    let b = init(&host, node(), &pool("b=file:/memory/b")).unwrap();
+    assert_ne!(a.pool.id, b.pool.id);
+    assert_eq!(a.pool.home, b.pool.home);
+}
+
+#[test]
+fn only_the_last_folder_of_a_path_is_made() {
+    let host = host_with(&[]);
+    assert!(init(&host, node(), &pool("a=file:/memory/a")).is_ok());
+    let text = refusal(init(&host, node(), &pool("b=file:/memory/x/b")));
+    assert!(text.contains("/memory/x does not exist"), "{text}");
+}
+
+#[test]
+fn somebody_elses_folder_is_never_made_a_pool() {
+    let host = host_with(&["/memory/a/photos"]);
+    let text = refusal(init(&host, node(), &pool("a=file:/memory/a")));
+    assert!(text.contains("photos"), "{text}");
+    let names = host.list_dir(Path::new("/memory/a")).unwrap();
+    assert_eq!(names, Some(vec!["photos".to_string()]));
+}
+
+#[test]
+fn a_volume_without_its_pool_record_is_somebodys() {
+    let host = host_with(&["/memory/a/volumes/x"]);
+    let text = refusal(init(&host, node(), &pool("a=file:/memory/a")));
+    assert!(text.contains("volumes"), "{text}");
+}
+
+#[test]
+fn a_file_system_that_forgets_is_refused() {
+    let options = crate::host::memory::MemoryOptions {
+        ground: "tmpfs".into(),
+        ..Default::default()
+    };
+    let host = MemoryHost::with_options(options);
+    let text = refusal(init(&host, node(), &pool("a=file:/memory/a")));
+    assert!(text.contains("gone after a reboot"), "{text}");
+    let names = host.list_dir(Path::new("/memory")).unwrap();
+    assert_eq!(names, Some(Vec::new()), "nothing was made");
+}
+
+#[test]
+fn a_disk_that_is_not_mounted_is_not_made_a_pool_until_it_is_forgotten() {
+    let host = host_with(&["/memory/a"]);
+    let a = pool("a=file:/memory/a");
+    let made = init(&host, node(), &a).unwrap();
+    let text = refusal(forget(&host, node(), "a"));
+    assert!(text.contains("it is there"), "{text}");
+
+    // The disk is pulled: the same path, blank.
+    let moved = Effect::Rename {
+        from: Path::new("/memory/a"),
+        to: Path::new("/memory/elsewhere"),
+    };
+    host.perform(&moved).unwrap();
+    host.make_folder(Path::new("/memory/a")).unwrap();
+    for definition in [&a, &pool("b=file:/memory/a"), &pool("a=file:/memory/c")] {
+        let text = refusal(init(&host, node(), definition));
+        assert!(text.contains("is its disk mounted?"), "{text}");
+    }
+
+    let (id, _) = forget(&host, node(), "a").unwrap();
+    assert_eq!(id, made.pool.id);
+    assert_eq!(forget(&host, node(), &id.to_string()).unwrap().0, id);
+    let new = init(&host, node(), &a).unwrap();
+    assert_ne!(new.pool.id, made.pool.id);
+    assert_eq!(new.pool.home, made.pool.home);
+}
+
+#[test]
+fn a_pool_that_nobody_knows_can_not_be_forgotten() {
+    let host = host_with(&[]);
+    assert!(matches!(
+        forget(&host, node(), "a"),
+        Err(Error::NotFound { .. })
+    ));
+}
+
+#[test]
+fn a_pool_of_another_machine_waits_for_adopt() {
+    let host = host_with(&["/memory/a", "/memory/b"]);
+    let (a, b) = (pool("a=file:/memory/a"), pool("b=file:/memory/b"));
+    init(&host, node(), &a).unwrap();
+    let theirs = pool_make::make_pool(
+        &host,
+        "b",
+        Path::new("/memory/b"),
+        HomeId(host.random_uuid()),
+    );
+    let theirs = theirs.unwrap();
+    let text = refusal(init(&host, node(), &b));
+    assert!(text.contains("pool adopt b=file:/memory/b"), "{text}");
+
+    // Another process that has it holds it.
+    let holder = host.another_process();
+    assert!(holder.try_lock_file(Path::new("/memory/b/lock")).unwrap());
+    let text = refusal(adopt(&host, node(), &b, &[]));
+    assert!(text.contains("stop that first"), "{text}");
+    drop(holder.restart_process());
+
+    let adopted = adopt(&host, node(), &b, &[]).unwrap();
+    assert_eq!(adopted.from, Some(theirs.home));
+    assert_eq!(adopted.pool.id, theirs.id);
+    assert_eq!(adopt(&host, node(), &b, &[]).unwrap().from, None);
+    let driver = start(&host.restart_process(), &[a, b]).unwrap();
+    assert!(
+        driver
+            .pool_status()
+            .iter()
+            .all(|pool| pool.refusal.is_none())
+    );
+}
+
+#[test]
+fn disks_that_move_to_a_fresh_machine_bring_their_home_along() {
+    let host = host_with(&["/memory/a"]);
+    let home = HomeId(host.random_uuid());
+    pool_make::make_pool(&host, "a", Path::new("/memory/a"), home).unwrap();
+    let a = pool("a=file:/memory/a");
+    assert_eq!(adopt(&host, node(), &a, &[]).unwrap().from, None);
+    assert_eq!(load_node(&host, node()).unwrap().home, Some(home));
+}
+
+#[test]
+fn pools_of_two_machines_on_a_fresh_one_are_settled_by_adopt() {
+    let host = host_with(&["/memory/a", "/memory/b"]);
+    let (a, b) = (pool("a=file:/memory/a"), pool("b=file:/memory/b"));
+    let made: Vec<PoolRecord> = [&a, &b]
+        .iter()
+        .map(|pool| {
+            let home = HomeId(host.random_uuid());
+            pool_make::make_pool(&host, &pool.name, folder(pool).unwrap(), home).unwrap()
+        })
+        .collect();
+    let both = [a, b.clone()];
+    let driver = start(&host, &both).unwrap();
+    assert!(
+        driver
+            .pool_status()
+            .iter()
+            .all(|pool| pool.refusal.is_some())
+    );
+    drop(driver);
+
+    let adopted = adopt(&host, node(), &b, &both).unwrap();
+    assert_eq!(adopted.pool.home, made[0].home);
+    let driver = start(&host.restart_process(), &both).unwrap();
+    assert!(
+        driver
+            .pool_status()
+            .iter()
+            .all(|pool| pool.refusal.is_none())
+    );
+}
+
+#[test]
+fn init_that_ends_at_any_effect_is_finished_by_a_repeat() {
+    let a = pool("a=file:/memory/a");
+    let count = {
+        let host = host_with(&[]);
+        init(&host, node(), &a).unwrap();
+        host.effects()
+    };
+    assert!(count > 5);
+    for n in 1..=count {
+        for mode in [
+            FaultMode::Before(Errno::EIO),
+            FaultMode::After(Errno::EIO),
+            FaultMode::CrashBefore,
+            FaultMode::CrashAfter,
+        ] {
+            let host = host_with(&[]);
+            host.fail_effect(n, mode);
+            let _ = init(&host, node(), &a);
+            let host = host.restart_process();
+            for power_loss in [false, true] {
+                let host = host.reboot(power_loss);
+                let made = init(&host, node(), &a).unwrap();
+                let home = load_node(&host, node()).unwrap().home;
+                assert_eq!(home, Some(made.pool.home), "{n} {mode:?}");
+            }
+            let host = host.another_process();
+            assert!(
+                host.violations().is_empty(),
+                "{n} {mode:?}: {:?}",
+                host.violations()
+            );
+        }
+    }
+}

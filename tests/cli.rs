@@ -1,0 +1,284 @@
+//! The program as it's called: sentences, exit codes, files, and a life from start to SIGTERM.
+
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+/// Long enough for a machine under load.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn slackwater(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_slackwater"));
+    command
+        .args(arguments)
+        .env_remove("CSI_ENDPOINT")
+        .env_remove("RUST_LOG");
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    slackwater(arguments).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// A command line without `slackwater`, and what came of it.
+fn told(line: &str) -> String {
+    let output = run(&line.split_whitespace().collect::<Vec<_>>());
+    assert_eq!(stdout(&output), "", "{line}");
+    assert_eq!(stderr(&output).lines().count(), 1, "{line}");
+    format!(
+        "$ slackwater {line}\n{}=> {}\n",
+        stderr(&output),
+        output.status.code().unwrap()
+    )
+}
+
+#[test]
+fn a_bad_command_line_is_one_sentence_and_exit_64() {
+    let serve = "serve --endpoint unix:///x/csi.sock --node-name n1 --pool a=memory:";
+    let lines = [
+        String::new(),
+        "serve".into(),
+        "serf".into(),
+        "guard".into(),
+        "frozen".into(),
+        "populate".into(),
+        "pool".into(),
+        "pool init".into(),
+        "pool init a=memory:".into(),
+        "pool init a=file:x".into(),
+        "pool adopt a=lvm:vg".into(),
+        "volumes --orphans".into(),
+        "volumes --pool a=file:/x --pool a=file:/y".into(),
+        "serve --endpoint unix:///x/csi.sock".into(),
+        "serve --endpoint unix:///x/csi.sock --node-name n1".into(),
+        "serve --endpoint tcp://0.0.0.0:1".into(),
+        "serve --endpoint unix://x/csi.sock".into(),
+        "serve --endpoint unix:///x/../csi.sock".into(),
+        "serve --endpoint unix:///x/csi".into(),
+        format!("serve --endpoint unix:///{}/csi.sock", "x".repeat(99)),
+        "serve --node-name -n".into(),
+        "serve --node-name n1.".into(),
+        format!("serve --node-name {}", "n".repeat(254)),
+        format!("{serve} --bogus"),
+        format!("{serve} --role node"),
+        format!("{serve} --role controller"),
+        format!("{serve} --role king"),
+        format!("{serve} --agent n=1.2.3.4:5"),
+        format!("{serve} --tls-cert /x"),
+        format!("{serve} --driver-name 1.2"),
+        format!("{serve} --driver-name a"),
+        format!("{serve} --alpha health,helth"),
+        format!("{serve} --log-format xml"),
+        format!("{serve} --metrics-address 9810"),
+        format!("{serve} --allowed-path here"),
+        format!("{serve} --pool b=file:/x"),
+        format!("{serve} --pool a=memory:"),
+        format!("{serve} --pool b=file:/x,image=1Gi"),
+        format!("{serve} --config /does/not/exist"),
+        format!("{serve} --node-name n2"),
+    ];
+    let all: Vec<String> = lines.iter().map(|line| told(line)).collect();
+    assert!(all.iter().all(|text| text.ends_with("=> 64\n")));
+    insta::assert_snapshot!(all.join("\n"));
+}
+
+#[test]
+fn help_and_version_are_no_errors() {
+    let lines = ["--help", "serve --help", "pool --help", "pool init --help"];
+    let mut all = String::new();
+    for line in lines {
+        let output = run(&line.split(' ').collect::<Vec<_>>());
+        assert_eq!(
+            (output.status.code(), stderr(&output)),
+            (Some(0), String::new())
+        );
+        all.push_str(&format!("$ slackwater {line}\n{}\n", stdout(&output)));
+    }
+    insta::assert_snapshot!(all);
+    let version = run(&["--version"]);
+    assert_eq!(version.status.code(), Some(0));
+    assert_eq!(
+        stdout(&version),
+        concat!("slackwater ", env!("CARGO_PKG_VERSION"), "\n")
+    );
+}
+
+#[test]
+fn a_bad_file_is_one_sentence_with_its_line() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("c.toml");
+    let files = [
+        "node-name = 3",
+        "\nnode_name = \"n\"",
+        "endpoint = \"unix:///x\"",
+        "\n\npool = \"a=memory:\"",
+        "pool = [\"a=memory:\", \"b=nothing:\"]",
+        "[[pool]]\nname = \"a\"\nplace = \"file:/a,b\"\ninitt = true",
+        "pool = [\"a=file:/x\"]\n[[pool]]\nname = \"b\"",
+        "alpha = [\"helth\"]",
+        "role = \"node\"",
+        "node-name =",
+        "hook = []",
+    ];
+    let mut all = String::new();
+    for text in files {
+        fs::write(&path, text).unwrap();
+        let output = run(&["serve", "--config", path.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(64), "{text}");
+        assert_eq!(stderr(&output).lines().count(), 1, "{text}");
+        let sentence = stderr(&output).replace(path.to_str().unwrap(), "c.toml");
+        all.push_str(&format!("{text}\n=> {sentence}\n"));
+    }
+    insta::assert_snapshot!(all);
+}
+
+/// A driver that is running.
+struct Serving {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl Serving {
+    fn start(folder: &Path, arguments: &[&str]) -> Serving {
+        let socket = folder.join("csi").join("csi.sock");
+        let endpoint = format!("unix://{}", socket.display());
+        let node_record = folder.join("node.json");
+        let mut child = slackwater(&["serve", "--endpoint", &endpoint])
+            .args(["--node-record", node_record.to_str().unwrap()])
+            .args(arguments)
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let begun = Instant::now();
+        while UnixStream::connect(&socket).is_err() {
+            assert!(child.try_wait().unwrap().is_none(), "it ended");
+            assert!(begun.elapsed() < PATIENCE, "it doesn't answer");
+            sleep(Duration::from_millis(10));
+        }
+        Serving { child, socket }
+    }
+
+    fn signal(&mut self, signal: Signal) -> Option<i32> {
+        let pid = i32::try_from(self.child.id()).unwrap();
+        kill(Pid::from_raw(pid), signal).unwrap();
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_signal_ends_it_with_0_and_no_socket_stays() {
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let folder = TempDir::new().unwrap();
+        let arguments = ["--node-name", "n1", "--pool", "default=memory:"];
+        let mut serving = Serving::start(folder.path(), &arguments);
+        assert_eq!(serving.signal(signal), Some(0));
+        assert!(!serving.socket.exists());
+        let left = fs::read_dir(serving.socket.parent().unwrap()).unwrap();
+        assert_eq!(left.count(), 0, "nothing lies beside the socket");
+    }
+}
+
+#[test]
+fn a_flag_wins_over_the_environment_and_that_over_the_file() {
+    let folder = TempDir::new().unwrap();
+    let endpoint = |name: &str| format!("unix://{}/{name}.sock", folder.path().display());
+    let file = folder.path().join("c.toml");
+    let text = format!(
+        "endpoint = {:?}\nnode-name = \"n1\"\npool = [\"default=memory:\"]\n",
+        endpoint("file")
+    );
+    fs::write(&file, text).unwrap();
+    let cases: [(&str, Option<&str>, Option<&str>); 4] = [
+        ("file", None, None),
+        ("file", None, Some("")),
+        ("env", None, Some("env")),
+        ("flag", Some("flag"), Some("env")),
+    ];
+    for (expected, flag, env) in cases {
+        let mut command = slackwater(&["serve", "--config", file.to_str().unwrap()]);
+        if let Some(flag) = flag {
+            command.args(["--endpoint", &endpoint(flag)]);
+        }
+        if let Some(env) = env {
+            let value = if env.is_empty() {
+                String::new()
+            } else {
+                endpoint(env)
+            };
+            command.env("CSI_ENDPOINT", value);
+        }
+        let child = command.stderr(Stdio::null()).spawn().unwrap();
+        let socket = folder.path().join(format!("{expected}.sock"));
+        let mut serving = Serving { child, socket };
+        let begun = Instant::now();
+        while UnixStream::connect(&serving.socket).is_err() {
+            assert!(begun.elapsed() < PATIENCE, "{expected}");
+            sleep(Duration::from_millis(10));
+        }
+        assert_eq!(serving.signal(Signal::SIGTERM), Some(0));
+    }
+}
+
+#[test]
+fn a_socket_that_is_served_and_a_file_that_is_none_are_left_alone() {
+    let folder = TempDir::new().unwrap();
+    let arguments = ["--node-name", "n1", "--pool", "default=memory:"];
+    let serving = Serving::start(folder.path(), &arguments);
+    let endpoint = format!("unix://{}", serving.socket.display());
+    let second = [&["serve", "--endpoint", &endpoint][..], &arguments].concat();
+    let output = run(&second);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).contains("is served by another process"),
+        "{}",
+        stderr(&output)
+    );
+    assert!(serving.socket.exists());
+
+    let file = folder.path().join("file.sock");
+    fs::write(&file, "mine").unwrap();
+    let endpoint = format!("unix://{}", file.display());
+    let output = run(&[&["serve", "--endpoint", &endpoint][..], &arguments].concat());
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
+}
+
+#[test]
+fn it_is_small_at_rest() {
+    let folder = TempDir::new().unwrap();
+    let arguments = ["--node-name", "n1", "--pool", "default=memory:"];
+    let serving = Serving::start(folder.path(), &arguments);
+    let status = fs::read_to_string(format!("/proc/{}/status", serving.child.id())).unwrap();
+    let kilobytes = |key: &str| {
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix(key))
+            .unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
+    };
+    // Of its own: what an unoptimized build maps of its file is not what a release has.
+    assert!(kilobytes("RssAnon:") < 6 * 1024, "{status}");
+    assert!(kilobytes("Threads:") < 10, "{status}");
+}
