@@ -86,10 +86,10 @@ where
         Box::pin(async move {
             let response = running.await;
             // Without a status among the headers the call was answered.
-            call.status = match &response {
+            call.end(match &response {
                 Ok(response) => Status::from_header_map(response.headers()),
                 Err(_) => Some(Status::unknown("no service could be reached")),
-            };
+            });
             response
         })
     }
@@ -103,6 +103,12 @@ struct Call {
     span: Span,
     metrics: Arc<Metrics>,
     status: Option<Status>,
+}
+
+impl Call {
+    fn end(&mut self, status: Option<Status>) {
+        self.status = status;
+    }
 }
 
 impl Drop for Call {
