@@ -28,10 +28,6 @@ const NODE_ID_BYTES: usize = 256;
 /// Its bound for a map: all keys and values together.
 const MAP_BYTES: usize = 4096;
 
-/// Entries of a page at most, also for a caller without a limit: at some 250 bytes each the page
-/// stays below the 4 MiB that Go's clients take.
-pub const PAGE: usize = 10_000;
-
 /// A string that must be there.
 fn required<'a>(field: &str, text: &'a str) -> Result<&'a str> {
     if text.is_empty() {
@@ -125,12 +121,12 @@ fn segment(topology: &csi::Topology, key: &str) -> String {
 
 /// A page of a list.
 fn page(max_entries: i32, starting_token: &str) -> Result<ListVolumes> {
-    let wanted = usize::try_from(max_entries).map_err(|_| {
+    let bound = usize::try_from(max_entries).map_err(|_| {
         let problem = format!("{max_entries} is negative; give 0 for no limit, or a number");
         Error::invalid("max_entries", problem)
     })?;
     Ok(ListVolumes {
-        max_entries: if wanted == 0 { PAGE } else { wanted.min(PAGE) },
+        max_entries: bound,
         starting_token: starting_token.to_string(),
     })
 }

@@ -1,0 +1,146 @@
+//! A host on which an effect can be made to last: so that something is running when a call comes.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex};
+
+use slackwater::host::memory::MemoryHost;
+use slackwater::host::{
+    Device, Done, Effect, FileId, FileStat, Ground, Host, LoopHold, LoopStatus, Mount, Result,
+    Signature, Space,
+};
+use slackwater::model::FsType;
+use uuid::Uuid;
+
+/// Which effect waits, and whether one does.
+#[derive(Default)]
+struct State {
+    closed: Option<&'static str>,
+    waiting: usize,
+    missing: Vec<String>,
+    panics: bool,
+}
+
+#[derive(Clone)]
+pub struct GatedHost {
+    inner: MemoryHost,
+    gate: Arc<(Mutex<State>, Condvar)>,
+}
+
+impl GatedHost {
+    pub fn new(inner: MemoryHost) -> GatedHost {
+        GatedHost {
+            inner,
+            gate: Arc::default(),
+        }
+    }
+
+    /// From now on effects of this name wait.
+    pub fn close(&self, effect: &'static str) {
+        self.gate.0.lock().unwrap().closed = Some(effect);
+    }
+
+    pub fn open(&self) {
+        self.gate.0.lock().unwrap().closed = None;
+        self.gate.1.notify_all();
+    }
+
+    /// Ends when so many effects wait.
+    pub async fn reached(&self, waiting: usize) {
+        while self.gate.0.lock().unwrap().waiting < waiting {
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+        }
+    }
+
+    pub fn set_missing(&self, missing: &[&str]) {
+        self.gate.0.lock().unwrap().missing = missing.iter().map(|m| m.to_string()).collect();
+    }
+
+    /// From now on every effect is a defect.
+    pub fn panic_from_now(&self) {
+        self.gate.0.lock().unwrap().panics = true;
+    }
+}
+
+impl Host for GatedHost {
+    fn perform(&self, effect: &Effect<'_>) -> Result<Done> {
+        let (state, opened) = &*self.gate;
+        let mut state = state.lock().unwrap();
+        let panics = state.panics;
+        state.waiting += 1;
+        while state.closed == Some(effect.name()) {
+            state = opened.wait(state).unwrap();
+        }
+        state.waiting -= 1;
+        drop(state);
+        assert!(!panics, "a defect for a test");
+        self.inner.perform(effect)
+    }
+
+    fn missing(&self) -> Vec<String> {
+        self.gate.0.lock().unwrap().missing.clone()
+    }
+
+    fn pin_dir(&self, path: &Path) -> Result<PathBuf> {
+        self.inner.pin_dir(path)
+    }
+    fn try_lock_file(&self, path: &Path) -> Result<bool> {
+        self.inner.try_lock_file(path)
+    }
+    fn read_file(&self, path: &Path) -> Result<Option<Vec<u8>>> {
+        self.inner.read_file(path)
+    }
+    fn list_dir(&self, path: &Path) -> Result<Option<Vec<String>>> {
+        self.inner.list_dir(path)
+    }
+    fn stat(&self, path: &Path) -> Result<Option<FileStat>> {
+        self.inner.stat(path)
+    }
+    fn space(&self, path: &Path) -> Result<Space> {
+        self.inner.space(path)
+    }
+    fn ground(&self, path: &Path) -> Result<Ground> {
+        self.inner.ground(path)
+    }
+    fn mounts(&self) -> Result<Vec<Mount>> {
+        self.inner.mounts()
+    }
+    fn loops(&self) -> Result<Vec<LoopStatus>> {
+        self.inner.loops()
+    }
+    fn hold_loop(&self, number: u32, backing: FileId) -> Result<Option<LoopHold>> {
+        self.inner.hold_loop(number, backing)
+    }
+    fn is_claimed(&self, device: &Device) -> Result<bool> {
+        self.inner.is_claimed(device)
+    }
+    fn device_bytes(&self, device: &Device) -> Result<u64> {
+        self.inner.device_bytes(device)
+    }
+    fn signature(&self, device: &Device) -> Result<Signature> {
+        self.inner.signature(device)
+    }
+    fn wants_growth(&self, device: &Device, mount_point: &Path, fs: FsType) -> Result<bool> {
+        self.inner.wants_growth(device, mount_point, fs)
+    }
+    fn check_path(&self, path: &Path) -> std::result::Result<(), String> {
+        self.inner.check_path(path)
+    }
+    fn mount_table_path(&self, path: &Path) -> Result<PathBuf> {
+        self.inner.mount_table_path(path)
+    }
+    fn stat_caller(&self, path: &Path) -> Result<Option<FileStat>> {
+        self.inner.stat_caller(path)
+    }
+    fn space_caller(&self, path: &Path) -> Result<Space> {
+        self.inner.space_caller(path)
+    }
+    fn boot_id(&self) -> Result<Uuid> {
+        self.inner.boot_id()
+    }
+    fn random_uuid(&self) -> Uuid {
+        self.inner.random_uuid()
+    }
+    fn now(&self) -> u64 {
+        self.inner.now()
+    }
+}
