@@ -1,1 +1,214 @@
-//! To come.
+//! What is offered, and that nothing else is served.
+
+use slackwater::csi::group_controller_client::GroupControllerClient;
+use slackwater::csi::snapshot_metadata_client::SnapshotMetadataClient;
+use slackwater::csi::*;
+use slackwater::model::Alpha;
+use tonic::Code;
+
+use crate::calls::Call;
+use crate::gate::GatedHost;
+use crate::harness::*;
+
+async fn offered(node: &Node) -> (Vec<String>, Vec<String>) {
+    use controller_service_capability::Type as Controller;
+    use node_service_capability::Type as OnNode;
+    let request = ControllerGetCapabilitiesRequest {};
+    let answer = node
+        .controller
+        .clone()
+        .controller_get_capabilities(request)
+        .await;
+    let controller = answer
+        .unwrap()
+        .into_inner()
+        .capabilities
+        .into_iter()
+        .map(|c| {
+            let Some(Controller::Rpc(rpc)) = c.r#type else {
+                panic!("not an rpc")
+            };
+            rpc.r#type().as_str_name().to_string()
+        });
+    let controller = controller.collect();
+    let answer = node
+        .node
+        .clone()
+        .node_get_capabilities(NodeGetCapabilitiesRequest {})
+        .await;
+    let on_node = answer
+        .unwrap()
+        .into_inner()
+        .capabilities
+        .into_iter()
+        .map(|c| {
+            let Some(OnNode::Rpc(rpc)) = c.r#type else {
+                panic!("not an rpc")
+            };
+            rpc.r#type().as_str_name().to_string()
+        });
+    (controller, on_node.collect())
+}
+
+#[tokio::test]
+async fn what_is_stable_is_offered_and_alpha_only_by_name() {
+    let node = Node::start().await;
+    let (controller, on_node) = offered(&node).await;
+    assert_eq!(
+        controller,
+        [
+            "CREATE_DELETE_VOLUME",
+            "PUBLISH_UNPUBLISH_VOLUME",
+            "LIST_VOLUMES",
+            "GET_CAPACITY",
+            "EXPAND_VOLUME",
+            "MODIFY_VOLUME",
+            "SINGLE_NODE_MULTI_WRITER",
+        ]
+    );
+    assert_eq!(
+        on_node,
+        [
+            "STAGE_UNSTAGE_VOLUME",
+            "GET_VOLUME_STATS",
+            "EXPAND_VOLUME",
+            "SINGLE_NODE_MULTI_WRITER"
+        ]
+    );
+    node.stop().await;
+
+    let node = Node::with_alpha(all_alpha()).await;
+    let (controller, on_node) = offered(&node).await;
+    assert_eq!(
+        controller[7..],
+        ["GET_VOLUME", "GET_VOLUME_HEALTH", "LIST_VOLUME_HEALTH"]
+    );
+    assert_eq!(on_node[4..], ["GET_VOLUME_HEALTH", "GET_STORAGE_HEALTH"]);
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn the_driver_says_who_it_is() {
+    let node = Node::start().await;
+    let info = node
+        .identity
+        .clone()
+        .get_plugin_info(GetPluginInfoRequest {})
+        .await;
+    let info = info.unwrap().into_inner();
+    assert_eq!(info.name, "csi.slackwater.dev");
+    assert_eq!(info.vendor_version, env!("CARGO_PKG_VERSION"));
+    let request = GetPluginCapabilitiesRequest {};
+    let can = node
+        .identity
+        .clone()
+        .get_plugin_capabilities(request)
+        .await
+        .unwrap();
+    let can = format!("{:?}", can.into_inner());
+    assert_eq!(can.matches("PluginCapability {").count(), 3);
+    for each in [
+        "ControllerService",
+        "VolumeAccessibilityConstraints",
+        "Online",
+    ] {
+        assert!(can.contains(each), "{can}");
+    }
+    let probe = node.identity.clone().probe(ProbeRequest {}).await.unwrap();
+    assert_eq!(probe.into_inner().ready, Some(true));
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn a_probe_names_what_the_host_lacks() {
+    let machine = slackwater::host::memory::MemoryHost::new();
+    let host = GatedHost::new(machine.clone());
+    let node = Node::on(
+        machine,
+        std::sync::Arc::new(host.clone()),
+        Alpha::default(),
+        |_| {},
+    )
+    .await;
+    host.set_missing(&[
+        "mkfs.xfs is not installed (package xfsprogs)",
+        "no /dev/loop-control",
+    ]);
+    let refused = node
+        .identity
+        .clone()
+        .probe(ProbeRequest {})
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    insta::assert_snapshot!(
+        refused.message(),
+        @"this host: mkfs.xfs is not installed (package xfsprogs); no /dev/loop-control"
+    );
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn alpha_calls_without_their_flag_are_unimplemented_and_with_it_served() {
+    let off = Node::start().await;
+    let on = Node::with_alpha(all_alpha()).await;
+    let gone = async |call: Call| {
+        let status = call.clone().send(&off).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unimplemented, "{call:?}");
+        assert!(status.message().contains("--alpha"), "{status:?}");
+        call.send(&on).await.unwrap()
+    };
+    let id = on.create("v").await.volume_id;
+    let get = ControllerGetVolumeRequest {
+        volume_id: id.clone(),
+    };
+    assert!(gone(get.into()).await.contains(&id));
+    let health = ControllerGetVolumeHealthRequest {
+        volume_id: id.clone(),
+        ..Default::default()
+    };
+    assert!(gone(health.into()).await.contains("health_statuses: []"));
+    assert!(
+        gone(ControllerListVolumeHealthRequest::default().into())
+            .await
+            .contains(&id)
+    );
+    let health = NodeGetVolumeHealthRequest {
+        volume_id: id.clone(),
+        ..Default::default()
+    };
+    assert!(gone(health.into()).await.contains(&id));
+    let storage = gone(NodeGetStorageHealthRequest::default().into()).await;
+    assert!(storage.contains("backend_health: []"), "{storage}");
+    off.stop().await;
+    on.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_not_served_is_unimplemented_whatever_is_switched_on() {
+    let node = Node::with_alpha(all_alpha()).await;
+    let calls: [Call; 4] = [
+        CreateSnapshotRequest::default().into(),
+        DeleteSnapshotRequest::default().into(),
+        ListSnapshotsRequest::default().into(),
+        GetSnapshotRequest::default().into(),
+    ];
+    for call in calls {
+        let status = call.clone().send(&node).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unimplemented, "{call:?}");
+    }
+    let channel = channel(node.path.clone());
+    let mut group = GroupControllerClient::new(channel.clone());
+    let status = group
+        .group_controller_get_capabilities(GroupControllerGetCapabilitiesRequest {})
+        .await
+        .unwrap_err();
+    assert_eq!(status.code(), Code::Unimplemented);
+    let mut metadata = SnapshotMetadataClient::new(channel);
+    let status = metadata
+        .get_metadata_allocated(GetMetadataAllocatedRequest::default())
+        .await
+        .unwrap_err();
+    assert_eq!(status.code(), Code::Unimplemented);
+    node.stop().await;
+}
