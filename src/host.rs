@@ -9,6 +9,8 @@
 //! with mount(2); and [`memory::MemoryHost`], a simulation with the same rules.
 
 pub mod effect;
+#[cfg(feature = "fault")]
+mod fault;
 pub mod linux;
 pub mod memory;
 pub mod mountinfo;

@@ -3,6 +3,11 @@
 //! The comparison is `csi-sanity/descriptor`, a program in Go, because the official interface is
 //! published as a Go module. So these tests need go, and the module's download the first time.
 
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a test writes its files and starts programs"
+)]
+
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};

@@ -1,1 +1,241 @@
-//! The kernel of this machine.
+//! The real host: this kernel, its disks and its programs.
+//!
+//! One match over [`Effect`] that calls the rooms. Beside them lies `sys`, which has all of the
+//! crate's `unsafe`; `program` starts all of its programs; `mounts` makes all of its mounts.
+
+mod caller;
+mod files;
+mod format;
+mod ground;
+mod growth;
+mod image;
+mod loop_device;
+mod missing;
+mod mounts;
+mod program;
+mod superblock;
+mod sys;
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use nix::fcntl::Flock;
+use uuid::Uuid;
+
+use super::{
+    Device, Done, Effect, FileId, FileStat, Ground, Host, LoopHold, LoopStatus, Mount, Result,
+    Signature, Space,
+};
+use crate::error::HostError;
+use crate::model::FsType;
+use caller::Folders;
+
+/// The kernel of this node.
+pub struct LinuxHost {
+    folders: Folders,
+    /// Folders and locks that stay open for our life.
+    kept: Mutex<Vec<Kept>>,
+}
+
+/// Never read again: held.
+#[expect(dead_code, reason = "what counts is that it's open")]
+enum Kept {
+    Dir(File),
+    Lock(Flock<File>),
+}
+
+impl LinuxHost {
+    /// With the folders below which callers may name paths (`--allowed-path`).
+    pub fn new(allowed: Vec<PathBuf>) -> LinuxHost {
+        LinuxHost {
+            folders: Folders {
+                allowed,
+                own: Vec::new(),
+            },
+            kept: Mutex::default(),
+        }
+    }
+
+    /// Also with a folder of the driver itself, for private mounts: effects may name paths in
+    /// it, callers may not.
+    #[must_use]
+    pub fn with_own_folder(mut self, folder: PathBuf) -> LinuxHost {
+        self.folders.own.push(folder);
+        self
+    }
+
+    fn keep(&self, kept: Kept) {
+        self.kept
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(kept);
+    }
+
+    /// Does it, without faults.
+    fn act(&self, effect: &Effect<'_>) -> Result<Done> {
+        let folders = &self.folders;
+        match *effect {
+            Effect::MakeDir { path } => files::make_dir(path),
+            Effect::WriteFile { path, bytes } => files::write_file(path, bytes),
+            Effect::SyncFile { path } => files::sync_file(path),
+            Effect::SyncDir { path } => files::sync_dir(path),
+            Effect::Rename { from, to } => files::rename(from, to),
+            Effect::RemoveFile { path } => files::remove_file(path),
+            Effect::RemoveDir { path } => files::remove_dir(path),
+            Effect::Allocate {
+                path,
+                size,
+                reserve,
+            } => image::allocate(path, size, reserve),
+            Effect::Shorten { path, size } => image::shorten(path, size),
+            Effect::Zero { path } => image::zero(path),
+            Effect::Discard { path } => image::discard(path),
+            Effect::AttachLoop(ref spec) => return loop_device::attach(spec).map(Done::Loop),
+            Effect::DetachLoop { number, backing } => loop_device::detach(number, backing),
+            Effect::ResizeLoop { number } => loop_device::resize(number),
+            Effect::ForbidDiscard { number } => loop_device::forbid_discard(number),
+            Effect::Format {
+                device,
+                fs,
+                uuid,
+                options,
+                keep_blocks,
+            } => format::format(device, fs, uuid, options, keep_blocks),
+            Effect::GrowFs {
+                device,
+                mount_point,
+                fs,
+            } => growth::grow(folders, device, mount_point, fs),
+            Effect::MakeTarget { path, kind } => folders.place("make", path)?.make(kind),
+            Effect::RemoveTarget { path } => match folders.find("remove", path)? {
+                Some(place) => place.remove(),
+                None => Ok(()),
+            },
+            Effect::Mount(ref spec) => mounts::mount(folders, spec),
+            Effect::Bind {
+                source,
+                target,
+                read_only,
+            } => mounts::bind(folders, source, target, read_only),
+            Effect::BindDevice { device, target } => mounts::bind_device(folders, device, target),
+            Effect::Unmount { target } => mounts::unmount(folders, target),
+        }
+        .map(|()| Done::Plain)
+    }
+}
+
+impl Host for LinuxHost {
+    #[cfg(not(feature = "fault"))]
+    fn perform(&self, effect: &Effect<'_>) -> Result<Done> {
+        self.act(effect)
+    }
+
+    #[cfg(feature = "fault")]
+    fn perform(&self, effect: &Effect<'_>) -> Result<Done> {
+        super::fault::around(effect, || self.act(effect))
+    }
+
+    fn pin_dir(&self, path: &Path) -> Result<PathBuf> {
+        let (folder, pinned) = files::pin_dir(path)?;
+        self.keep(Kept::Dir(folder));
+        Ok(pinned)
+    }
+
+    fn try_lock_file(&self, path: &Path) -> Result<bool> {
+        let lock = files::try_lock(path)?;
+        let got = lock.is_some();
+        if let Some(lock) = lock {
+            self.keep(Kept::Lock(lock));
+        }
+        Ok(got)
+    }
+
+    fn read_file(&self, path: &Path) -> Result<Option<Vec<u8>>> {
+        files::read_file(path)
+    }
+
+    fn list_dir(&self, path: &Path) -> Result<Option<Vec<String>>> {
+        files::list_dir(path)
+    }
+
+    fn stat(&self, path: &Path) -> Result<Option<FileStat>> {
+        files::stat(path)
+    }
+
+    fn space(&self, path: &Path) -> Result<Space> {
+        files::space(path)
+    }
+
+    fn ground(&self, path: &Path) -> Result<Ground> {
+        ground::ground(path)
+    }
+
+    fn mounts(&self) -> Result<Vec<Mount>> {
+        mounts::table_for_callers(&self.folders)
+    }
+
+    fn loops(&self) -> Result<Vec<LoopStatus>> {
+        loop_device::list()
+    }
+
+    fn hold_loop(&self, number: u32, backing: FileId) -> Result<Option<LoopHold>> {
+        loop_device::hold(number, backing)
+    }
+
+    fn is_claimed(&self, device: &Device) -> Result<bool> {
+        loop_device::is_claimed(device)
+    }
+
+    fn device_bytes(&self, device: &Device) -> Result<u64> {
+        loop_device::bytes(device)
+    }
+
+    fn signature(&self, device: &Device) -> Result<Signature> {
+        format::signature(device)
+    }
+
+    fn wants_growth(&self, device: &Device, mount_point: &Path, fs: FsType) -> Result<bool> {
+        growth::wanted(&self.folders, device, mount_point, fs)
+    }
+
+    fn check_path(&self, path: &Path) -> std::result::Result<(), String> {
+        self.folders.check(path)
+    }
+
+    fn stat_caller(&self, path: &Path) -> Result<Option<FileStat>> {
+        match self.folders.find("stat", path)? {
+            Some(place) => place.stat(),
+            None => Ok(None),
+        }
+    }
+
+    fn space_caller(&self, path: &Path) -> Result<Space> {
+        let place = self.folders.place("statfs", path)?;
+        let (open, _) = place.open("statfs", &[crate::host::FileKind::Dir])?;
+        files::space_of(open, path)
+    }
+
+    fn boot_id(&self) -> Result<Uuid> {
+        let path = Path::new("/proc/sys/kernel/random/boot_id");
+        let text = std::fs::read_to_string(path).map_err(files::failed("read", path))?;
+        text.trim()
+            .parse()
+            .map_err(|_| HostError::unexpected("read", path, format!("{text:?} is not a uuid")))
+    }
+
+    fn random_uuid(&self) -> Uuid {
+        Uuid::new_v4()
+    }
+
+    fn now(&self) -> u64 {
+        SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs())
+    }
+
+    fn missing(&self) -> Vec<String> {
+        missing::list()
+    }
+}

@@ -1,0 +1,137 @@
+//! Faults at the n-th effect: for tests that kill the real process, in a build with the feature
+//! `fault` only.
+//!
+//! Environment:
+//! - `SLACKWATER_FAULT=N:MODE`: at the N-th effect of this process, counted from 1, MODE is
+//!   `kill-before` or `kill-after` (SIGKILL to ourselves), `stop-before` or `stop-after` (SIGSTOP;
+//!   it goes on at SIGCONT), or `error:ENAME` (not performed, and refused with that errno).
+//! - `SLACKWATER_FAULT_LOG=FILE`: appends `n name` for each effect that is begun.
+//! - `SLACKWATER_FAULT_AFTER=FILE`: effects are counted, and logged, only once FILE exists.
+//!
+//! Effects of several threads are counted in the order in which they begin.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, raise};
+
+use super::{Done, Effect, Result};
+use crate::error::HostError;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Before(Signal),
+    After(Signal),
+    Error(Errno),
+}
+
+#[derive(Debug, Default)]
+struct Plan {
+    fault: Option<(u64, Mode)>,
+    log: Option<PathBuf>,
+    after: Option<PathBuf>,
+}
+
+static PLAN: OnceLock<Plan> = OnceLock::new();
+static COUNT: Mutex<u64> = Mutex::new(0);
+
+fn from_environment() -> Plan {
+    let path = |name| std::env::var_os(name).map(PathBuf::from);
+    let fault = std::env::var("SLACKWATER_FAULT").ok().map(|text| {
+        parse(&text).unwrap_or_else(|| panic!("SLACKWATER_FAULT={text:?} is not N:MODE"))
+    });
+    Plan {
+        fault,
+        log: path("SLACKWATER_FAULT_LOG"),
+        after: path("SLACKWATER_FAULT_AFTER"),
+    }
+}
+
+fn parse(text: &str) -> Option<(u64, Mode)> {
+    let (number, mode) = text.split_once(':')?;
+    let mode = match mode {
+        "kill-before" => Mode::Before(Signal::SIGKILL),
+        "kill-after" => Mode::After(Signal::SIGKILL),
+        "stop-before" => Mode::Before(Signal::SIGSTOP),
+        "stop-after" => Mode::After(Signal::SIGSTOP),
+        "error:EIO" => Mode::Error(Errno::EIO),
+        "error:ENOSPC" => Mode::Error(Errno::ENOSPC),
+        "error:EBUSY" => Mode::Error(Errno::EBUSY),
+        "error:EPERM" => Mode::Error(Errno::EPERM),
+        _ => return None,
+    };
+    Some((number.parse().ok().filter(|n| *n > 0)?, mode))
+}
+
+/// Performs an effect, with the fault that is planned for its number.
+pub(super) fn around(effect: &Effect<'_>, act: impl FnOnce() -> Result<Done>) -> Result<Done> {
+    let plan = PLAN.get_or_init(from_environment);
+    let Some(number) = count(plan, effect.name()) else {
+        return act();
+    };
+    match plan.fault.filter(|(at, _)| *at == number) {
+        None => act(),
+        Some((_, Mode::Before(signal))) => {
+            send(signal);
+            act()
+        }
+        Some((_, Mode::After(signal))) => {
+            let done = act();
+            send(signal);
+            done
+        }
+        Some((_, Mode::Error(errno))) => Err(HostError::errno("fault at", effect.name(), errno)),
+    }
+}
+
+fn send(signal: Signal) {
+    raise(signal).expect("a process may signal itself");
+}
+
+/// The number of this effect; `None` before counting has begun.
+fn count(plan: &Plan, name: &str) -> Option<u64> {
+    if plan.after.as_ref().is_some_and(|marker| !marker.exists()) {
+        return None;
+    }
+    let mut count = COUNT.lock().unwrap_or_else(PoisonError::into_inner);
+    *count += 1;
+    if let Some(log) = &plan.log {
+        OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(log)
+            .and_then(|mut file| file.write_all(format!("{} {name}\n", *count).as_bytes()))
+            .expect("the log of a fault test can be written");
+    }
+    Some(*count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_is_a_number_and_a_known_mode() {
+        assert_eq!(
+            parse("3:kill-after"),
+            Some((3, Mode::After(Signal::SIGKILL)))
+        );
+        assert_eq!(
+            parse("1:error:ENOSPC"),
+            Some((1, Mode::Error(Errno::ENOSPC)))
+        );
+        for text in [
+            "",
+            "3",
+            "0:kill-before",
+            "x:kill-before",
+            "1:sleep",
+            "1:error:E",
+        ] {
+            assert_eq!(parse(text), None, "{text}");
+        }
+    }
+}

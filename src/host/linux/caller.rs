@@ -1,0 +1,371 @@
+//! Paths that callers give: staging and target paths of the kubelet.
+//!
+//! The driver runs as root, and whoever may write in a pod's folder could put a link where a
+//! path is expected. So a caller's path is never given to the kernel as text. The allowed folder
+//! is opened (the operator chose it: it may be, or lie behind, a link); from there openat2 walks to
+//! the parent of the last component without following any link, though across mounts; and the
+//! last component is only ever reached through the descriptor of its parent.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt::Write as _;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use nix::dir::Dir;
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat, openat2};
+use nix::libc;
+use nix::sys::stat::{Mode, mkdirat};
+use nix::unistd::{UnlinkatFlags, unlinkat};
+
+use super::files::describe;
+use crate::error::HostError;
+use crate::host::{FileKind, FileStat, NodeKind, Result};
+
+/// How often a walk is repeated that a concurrent rename disturbed.
+const WALK_TRIES: u32 = 16;
+
+/// The folders in which paths may lie.
+pub(super) struct Folders {
+    /// Of callers (`--allowed-path`).
+    pub(super) allowed: Vec<PathBuf>,
+    /// Of the driver itself, for its private mounts; no caller may name a path in them.
+    pub(super) own: Vec<PathBuf>,
+}
+
+/// A resolved path: the open folder and the name in it.
+pub(super) struct Place {
+    parent: OwnedFd,
+    leaf: OsString,
+    path: PathBuf,
+}
+
+/// Why a path can't be resolved.
+enum Stop {
+    /// A sentence for the caller.
+    Refused(String),
+    /// A folder on the way isn't there.
+    Absent(PathBuf),
+    /// The kernel.
+    Errno(Errno),
+}
+
+impl Folders {
+    /// For [`crate::host::Host::check_path`].
+    pub(super) fn check(&self, path: &Path) -> std::result::Result<(), String> {
+        let told = match resolve(path, &self.allowed) {
+            Ok(place) => place.refuse_link(),
+            Err(stop) => Err(stop),
+        };
+        told.map_err(|stop| match stop {
+            Stop::Refused(text) => text,
+            Stop::Absent(folder) => format!(
+                "{path:?}: the folder {folder:?} does not exist; it must be there before the call"
+            ),
+            Stop::Errno(errno) => format!("{path:?} can't be looked up: {errno}"),
+        })
+    }
+
+    /// A place that must be reachable.
+    pub(super) fn place(&self, action: &'static str, path: &Path) -> Result<Place> {
+        self.find(action, path)?
+            .ok_or_else(|| HostError::errno(action, path, Errno::ENOENT))
+    }
+
+    /// A place, or `None` if a folder on the way to it isn't there.
+    pub(super) fn find(&self, action: &'static str, path: &Path) -> Result<Option<Place>> {
+        let roots: Vec<_> = self.allowed.iter().chain(&self.own).cloned().collect();
+        match resolve(path, &roots) {
+            Ok(place) => Ok(Some(place)),
+            Err(Stop::Absent(_)) => Ok(None),
+            Err(Stop::Refused(text)) => Err(HostError::unexpected(action, path, text)),
+            Err(Stop::Errno(errno)) => Err(HostError::errno(action, path, errno)),
+        }
+    }
+}
+
+/// The allowed folder that a path lies below, and the names from there; pure.
+fn split<'a>(
+    path: &'a Path,
+    roots: &'a [PathBuf],
+) -> std::result::Result<(&'a Path, Vec<&'a OsStr>), String> {
+    let bytes = path.as_os_str().as_bytes();
+    if !path.is_absolute() {
+        return Err(format!("{path:?} is not an absolute path"));
+    }
+    if bytes.len() >= libc::PATH_MAX as usize {
+        return Err(format!(
+            "a path of {} bytes; at most {} are possible",
+            bytes.len(),
+            libc::PATH_MAX - 1
+        ));
+    }
+    if bytes.contains(&0) {
+        return Err(format!("{path:?} has a zero byte"));
+    }
+    let odd = |name: &[u8]| name.is_empty() || name == b"." || name == b"..";
+    if bytes[1..].split(|c| *c == b'/').any(odd) {
+        return Err(format!(
+            "{path:?} has an empty, `.` or `..` component; give the plain path"
+        ));
+    }
+    let below = |root: &'a PathBuf| {
+        let rest = path.strip_prefix(root).ok()?;
+        let names: Vec<_> = rest
+            .components()
+            .filter_map(|part| match part {
+                Component::Normal(name) => Some(name),
+                _ => None,
+            })
+            .collect();
+        (!names.is_empty()).then_some((root.as_path(), names))
+    };
+    roots.iter().find_map(below).ok_or_else(|| {
+        let mut list = String::new();
+        for root in roots {
+            let _ = write!(list, " {}", root.display());
+        }
+        format!("{path:?} is not below an allowed folder (--allowed-path:{list})")
+    })
+}
+
+fn resolve(path: &Path, roots: &[PathBuf]) -> std::result::Result<Place, Stop> {
+    let (root, mut names) = split(path, roots).map_err(Stop::Refused)?;
+    let leaf = names.pop().unwrap_or_default().to_os_string();
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let top = open(root, flags, Mode::empty()).map_err(|errno| match errno {
+        Errno::ENOENT => Stop::Absent(root.to_path_buf()),
+        errno => Stop::Errno(errno),
+    })?;
+    let parent = if names.is_empty() {
+        top
+    } else {
+        let rest: PathBuf = names.iter().collect();
+        walk(&top, &rest).map_err(|errno| explain(&top, root, &names, errno))?
+    };
+    Ok(Place {
+        parent,
+        leaf,
+        path: path.to_path_buf(),
+    })
+}
+
+/// Opens a folder below another without following a link anywhere.
+fn walk(top: &OwnedFd, rest: &Path) -> std::result::Result<OwnedFd, Errno> {
+    let how = OpenHow::new()
+        .flags(OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
+        .resolve(
+            ResolveFlag::RESOLVE_BENEATH
+                | ResolveFlag::RESOLVE_NO_SYMLINKS
+                | ResolveFlag::RESOLVE_NO_MAGICLINKS,
+        );
+    let mut tries = 0;
+    loop {
+        match openat2(top, rest, how) {
+            Err(Errno::EAGAIN | Errno::EINTR) if tries < WALK_TRIES => tries += 1,
+            other => return other,
+        }
+    }
+}
+
+/// Which component stopped a walk: looked up again, one after the other, for the sentence only.
+fn explain(top: &OwnedFd, root: &Path, names: &[&OsStr], errno: Errno) -> Stop {
+    let mut whole = root.to_path_buf();
+    let mut folder: Option<OwnedFd> = None;
+    for name in names {
+        whole.push(name);
+        let above = folder.as_ref().unwrap_or(top);
+        let found = openat(
+            above,
+            *name,
+            OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC,
+            Mode::empty(),
+        );
+        let next = match found {
+            Ok(next) => next,
+            Err(Errno::ENOENT) => return Stop::Absent(whole),
+            Err(errno) => return Stop::Errno(errno),
+        };
+        match kind_of(&next) {
+            Ok(FileKind::Dir) => folder = Some(next),
+            Ok(FileKind::Link) => return Stop::Refused(link_text(&whole)),
+            Ok(_) => return Stop::Refused(format!("{whole:?} is not a folder")),
+            Err(errno) => return Stop::Errno(errno),
+        }
+    }
+    Stop::Errno(errno)
+}
+
+fn link_text(path: &Path) -> String {
+    format!("{path:?} is a symbolic link; links are not followed in a caller's path")
+}
+
+fn kind_of(fd: &OwnedFd) -> std::result::Result<FileKind, Errno> {
+    let clone = fd
+        .try_clone()
+        .map_err(|error| super::sys::errno_of(&error))?;
+    let found = File::from(clone)
+        .metadata()
+        .map_err(|error| super::sys::errno_of(&error))?;
+    Ok(describe(&found).kind)
+}
+
+impl Place {
+    /// `/proc/self/fd/P/leaf`: what the kernel can be told in place of the path.
+    pub(super) fn by_parent(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.parent.as_raw_fd())).join(&self.leaf)
+    }
+
+    /// What is topmost at the place, opened as a path only; `None` if nothing is there.
+    fn open_leaf(&self) -> std::result::Result<Option<File>, Errno> {
+        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        match openat(&self.parent, self.leaf.as_os_str(), flags, Mode::empty()) {
+            Ok(fd) => Ok(Some(File::from(fd))),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn refuse_link(&self) -> std::result::Result<(), Stop> {
+        let Some(leaf) = self.open_leaf().map_err(Stop::Errno)? else {
+            return Ok(());
+        };
+        match kind_of(&leaf.into()).map_err(Stop::Errno)? {
+            FileKind::Link => Err(Stop::Refused(link_text(&self.path))),
+            _ => Ok(()),
+        }
+    }
+
+    /// stat; a link is described, not refused: whoever asks decides.
+    pub(super) fn stat(&self) -> Result<Option<FileStat>> {
+        let leaf = self
+            .open_leaf()
+            .map_err(|errno| HostError::errno("stat", &self.path, errno))?;
+        let Some(leaf) = leaf else { return Ok(None) };
+        let found = leaf
+            .metadata()
+            .map_err(|error| HostError::io("stat", &self.path, &error))?;
+        Ok(Some(describe(&found)))
+    }
+
+    /// What is topmost there, opened as a path only; it must be of one of these kinds.
+    pub(super) fn open(
+        &self,
+        action: &'static str,
+        kinds: &[FileKind],
+    ) -> Result<(File, FileStat)> {
+        let leaf = self
+            .open_leaf()
+            .and_then(|leaf| leaf.ok_or(Errno::ENOENT))
+            .map_err(|errno| HostError::errno(action, &self.path, errno))?;
+        let found = leaf
+            .metadata()
+            .map_err(|error| HostError::io(action, &self.path, &error))?;
+        let stat = describe(&found);
+        if stat.kind == FileKind::Link {
+            return Err(self.unexpected(action, link_text(&self.path)));
+        }
+        if !kinds.contains(&stat.kind) {
+            return Err(self.unexpected(action, wrong_kind(stat.kind, kinds)));
+        }
+        Ok((leaf, stat))
+    }
+
+    /// The directory there, opened to be read: what ioctls of a file system need.
+    pub(super) fn open_dir(&self, action: &'static str) -> Result<File> {
+        let (leaf, _) = self.open(action, &[FileKind::Dir])?;
+        // Opening "." of the verified descriptor can't lead elsewhere.
+        Dir::openat(
+            leaf.as_fd(),
+            ".",
+            OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC,
+            Mode::empty(),
+        )
+        .and_then(|dir| {
+            dir.as_fd()
+                .try_clone_to_owned()
+                .map_err(|e| super::sys::errno_of(&e))
+        })
+        .map(File::from)
+        .map_err(|errno| HostError::errno(action, &self.path, errno))
+    }
+
+    pub(super) fn make(&self, kind: NodeKind) -> Result<()> {
+        let made = match kind {
+            NodeKind::Dir => mkdirat(
+                &self.parent,
+                self.leaf.as_os_str(),
+                Mode::from_bits_truncate(0o750),
+            ),
+            NodeKind::File => openat(
+                &self.parent,
+                self.leaf.as_os_str(),
+                OFlag::O_CREAT
+                    | OFlag::O_EXCL
+                    | OFlag::O_NOFOLLOW
+                    | OFlag::O_WRONLY
+                    | OFlag::O_CLOEXEC,
+                Mode::from_bits_truncate(0o600),
+            )
+            .map(drop),
+        };
+        match made {
+            Err(Errno::EEXIST) => {
+                let wanted = match kind {
+                    NodeKind::Dir => FileKind::Dir,
+                    NodeKind::File => FileKind::File,
+                };
+                self.open("make", &[wanted]).map(drop)
+            }
+            other => other.map_err(|errno| HostError::errno("make", &self.path, errno)),
+        }
+    }
+
+    pub(super) fn remove(&self) -> Result<()> {
+        let Some(found) = self.stat()? else {
+            return Ok(());
+        };
+        let how = match found.kind {
+            FileKind::Dir => UnlinkatFlags::RemoveDir,
+            FileKind::File if found.size == 0 => UnlinkatFlags::NoRemoveDir,
+            FileKind::File => {
+                let what = format!("it is a file of {} bytes, not an empty one", found.size);
+                return Err(self.unexpected("remove", what));
+            }
+            FileKind::Link => return Err(self.unexpected("remove", link_text(&self.path))),
+            kind @ (FileKind::Block | FileKind::Other) => {
+                let what = wrong_kind(kind, &[FileKind::Dir, FileKind::File]);
+                return Err(self.unexpected("remove", what));
+            }
+        };
+        match unlinkat(&self.parent, self.leaf.as_os_str(), how) {
+            Err(Errno::ENOENT) => Ok(()),
+            other => other.map_err(|errno| HostError::errno("remove", &self.path, errno)),
+        }
+    }
+
+    fn unexpected(&self, action: &'static str, what: String) -> HostError {
+        HostError::unexpected(action, &self.path, what)
+    }
+}
+
+fn wrong_kind(found: FileKind, wanted: &[FileKind]) -> String {
+    let wanted: Vec<_> = wanted.iter().map(|kind| kind_name(*kind)).collect();
+    format!(
+        "{} is there instead of {}",
+        kind_name(found),
+        wanted.join(" or ")
+    )
+}
+
+fn kind_name(kind: FileKind) -> &'static str {
+    match kind {
+        FileKind::File => "a file",
+        FileKind::Dir => "a directory",
+        FileKind::Block => "a block device",
+        FileKind::Link => "a symbolic link",
+        FileKind::Other => "something else",
+    }
+}

@@ -1,0 +1,218 @@
+//! Files and folders of pools: paths that begin with a pinned folder. No link is followed as
+//! the last component; above it lies only what the driver made.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use nix::fcntl::{Flock, FlockArg};
+use nix::libc;
+
+use crate::error::HostError;
+use crate::host::{FileId, FileKind, FileStat, Result, Space};
+
+/// Records are a few KiB; what is larger isn't one of ours.
+const SMALL_FILE: u64 = 16 << 20;
+
+/// Puts action and path around an I/O error.
+pub(super) fn failed<'a>(
+    action: &'static str,
+    path: &'a Path,
+) -> impl FnOnce(io::Error) -> HostError + 'a {
+    move |error| HostError::io(action, path, &error)
+}
+
+/// Absence is success, or a value of its own.
+fn unless_absent(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+pub(super) fn make_dir(path: &Path) -> Result<()> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            let found = fs::symlink_metadata(path).map_err(failed("stat", path))?;
+            if found.is_dir() {
+                return Ok(());
+            }
+            Err(HostError::io("make directory", path, &error))
+        }
+        other => other.map_err(failed("make directory", path)),
+    }
+}
+
+pub(super) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(path)
+        .and_then(|mut file| file.write_all(bytes))
+        .map_err(failed("write", path))
+}
+
+pub(super) fn sync_file(path: &Path) -> Result<()> {
+    open_existing(path, false)?
+        .sync_all()
+        .map_err(failed("fsync", path))
+}
+
+pub(super) fn sync_dir(path: &Path) -> Result<()> {
+    open_dir(path)?.sync_all().map_err(failed("fsync", path))
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the effect Rename; its order with fsync is the caller's plan"
+)]
+pub(super) fn rename(from: &Path, to: &Path) -> Result<()> {
+    fs::rename(from, to).map_err(failed("rename", from))
+}
+
+pub(super) fn remove_file(path: &Path) -> Result<()> {
+    unless_absent(fs::remove_file(path)).map_err(failed("remove", path))
+}
+
+pub(super) fn remove_dir(path: &Path) -> Result<()> {
+    unless_absent(fs::remove_dir(path)).map_err(failed("remove directory", path))
+}
+
+/// Opens a file that must be there.
+pub(super) fn open_existing(path: &Path, write: bool) -> Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(write)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(path)
+        .map_err(failed("open", path))
+}
+
+fn open_dir(path: &Path) -> Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_DIRECTORY)
+        .open(path)
+        .map_err(failed("open directory", path))
+}
+
+/// Opens a folder of the user's choice, links followed; with the path by which it stays reachable.
+pub(super) fn pin_dir(path: &Path) -> Result<(File, PathBuf)> {
+    let folder = open_dir(path)?;
+    let pinned = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd()));
+    Ok((folder, pinned))
+}
+
+/// The lock of a file; `None` if another has it. The standard library opens with close-on-exec,
+/// so no child inherits it.
+pub(super) fn try_lock(path: &Path) -> Result<Option<Flock<File>>> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(path)
+        .map_err(failed("open", path))?;
+    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => Ok(Some(lock)),
+        Err((_, nix::errno::Errno::EWOULDBLOCK)) => Ok(None),
+        Err((_, errno)) => Err(HostError::errno("lock", path, errno)),
+    }
+}
+
+pub(super) fn read_file(path: &Path) -> Result<Option<Vec<u8>>> {
+    let file = match OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(path)
+    {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        other => other.map_err(failed("open", path))?,
+    };
+    let mut bytes = Vec::new();
+    file.take(SMALL_FILE + 1)
+        .read_to_end(&mut bytes)
+        .map_err(failed("read", path))?;
+    if bytes.len() as u64 > SMALL_FILE {
+        let what = format!("it has more than {SMALL_FILE} bytes, so it is no record");
+        return Err(HostError::unexpected("read", path, what));
+    }
+    Ok(Some(bytes))
+}
+
+pub(super) fn list_dir(path: &Path) -> Result<Option<Vec<String>>> {
+    let entries = match fs::read_dir(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        other => other.map_err(failed("list", path))?,
+    };
+    let mut names = entries
+        .map(|entry| entry.map(|entry| entry.file_name().to_string_lossy().into_owned()))
+        .collect::<io::Result<Vec<_>>>()
+        .map_err(failed("list", path))?;
+    names.sort();
+    Ok(Some(names))
+}
+
+pub(super) fn stat(path: &Path) -> Result<Option<FileStat>> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        other => Ok(Some(describe(&other.map_err(failed("stat", path))?))),
+    }
+}
+
+/// What stat says, in our words.
+pub(super) fn describe(found: &fs::Metadata) -> FileStat {
+    let kind = found.file_type();
+    FileStat {
+        id: FileId {
+            device: found.dev(),
+            inode: found.ino(),
+        },
+        kind: if kind.is_file() {
+            FileKind::File
+        } else if kind.is_dir() {
+            FileKind::Dir
+        } else if kind.is_block_device() {
+            FileKind::Block
+        } else if kind.is_symlink() {
+            FileKind::Link
+        } else {
+            FileKind::Other
+        },
+        size: found.len(),
+        // stat(2) counts in 512 bytes, whatever the file system's blocks.
+        allocated: found.blocks() * 512,
+        rdev: found.rdev(),
+    }
+}
+
+pub(super) fn space(path: &Path) -> Result<Space> {
+    let folder = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_PATH)
+        .open(path)
+        .map_err(failed("open", path))?;
+    space_of(folder, path)
+}
+
+/// Room on the file system of an open file, which may be open as a path only.
+pub(super) fn space_of(file: impl AsFd, path: &Path) -> Result<Space> {
+    let found = nix::sys::statvfs::fstatvfs(file)
+        .map_err(|errno| HostError::errno("statfs", path, errno))?;
+    let unit = found.fragment_size();
+    Ok(Space {
+        total: found.blocks() * unit,
+        available: found.blocks_available() * unit,
+        free: found.blocks_free() * unit,
+        inodes: found.files(),
+        inodes_free: found.files_free(),
+    })
+}

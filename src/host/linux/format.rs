@@ -1,0 +1,177 @@
+//! mkfs, and what is on a device.
+
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use uuid::Uuid;
+
+use super::files::failed;
+use super::program::{BLKID, MKFS_BTRFS, MKFS_EXT4, MKFS_XFS};
+use super::{loop_device, superblock, sys};
+use crate::error::HostError;
+use crate::host::{Device, Result, Signature};
+use crate::model::FsType;
+
+/// blkid finds most things in the first MiB and some (RAID, ZFS, GPT's copy) at the end.
+const HEAD: u64 = 1 << 20;
+const TAIL: u64 = 64 << 10;
+
+/// blkid's exit when nothing is found, and when too much is.
+const NOTHING_FOUND: i32 = 2;
+const AMBIVALENT: i32 = 8;
+
+/// Makes a file system, durably: a record that says "complete" comes after.
+pub(super) fn format(
+    device: &Device,
+    fs: FsType,
+    uuid: Uuid,
+    options: &[String],
+    keep_blocks: bool,
+) -> Result<()> {
+    let path = &device.path;
+    let open = loop_device::open_verified(device)?;
+    let program = match fs {
+        FsType::Ext4 => MKFS_EXT4,
+        FsType::Xfs => MKFS_XFS,
+        FsType::Btrfs => MKFS_BTRFS,
+    };
+    let mut words = words(fs, uuid, options, keep_blocks);
+    words.push(path.to_string_lossy().into_owned());
+    let ended = program.run(path, &words)?;
+    if !ended.status.success() {
+        return Err(ended.error("format", path));
+    }
+    open.sync_all().map_err(failed("fsync", path))?;
+    sys::block_flush(&open).map_err(|errno| HostError::errno("flush", path, errno))
+}
+
+/// Everything but the device.
+fn words(fs: FsType, uuid: Uuid, options: &[String], keep_blocks: bool) -> Vec<String> {
+    let mut words: Vec<String> = match fs {
+        FsType::Ext4 => vec!["-F".into(), "-q".into(), "-U".into(), uuid.to_string()],
+        FsType::Xfs => vec![
+            "-f".into(),
+            "-q".into(),
+            "-m".into(),
+            format!("uuid={uuid}"),
+        ],
+        FsType::Btrfs => vec!["-f".into(), "-q".into(), "-U".into(), uuid.to_string()],
+    };
+    match fs {
+        FsType::Ext4 => words.extend(ext4_words(options, keep_blocks)),
+        FsType::Xfs | FsType::Btrfs => {
+            words.extend(options.iter().cloned());
+            words.extend(keep_blocks.then(|| "-K".to_string()));
+        }
+    }
+    words
+}
+
+/// mke2fs heeds its last `-E` alone, so all of them become one.
+fn ext4_words(options: &[String], keep_blocks: bool) -> Vec<String> {
+    let mut plain = Vec::new();
+    let mut extended: Vec<String> = Vec::new();
+    let mut rest = options.iter();
+    while let Some(word) = rest.next() {
+        match word.strip_prefix("-E") {
+            Some("") => extended.extend(rest.next().cloned()),
+            Some(glued) => extended.push(glued.to_string()),
+            None => plain.push(word.clone()),
+        }
+    }
+    extended.extend(keep_blocks.then(|| "nodiscard".to_string()));
+    if !extended.is_empty() {
+        plain.extend(["-E".to_string(), extended.join(",")]);
+    }
+    plain
+}
+
+/// What is on a device. blkid answers "nothing" also where it couldn't read; so it's read here
+/// first, and an error of that is an error.
+pub(super) fn signature(device: &Device) -> Result<Signature> {
+    let path = &device.path;
+    let head = read_ends(device)?;
+    let arguments = ["-p", "-o", "export", &path.to_string_lossy()];
+    let ended = BLKID.run(path, &arguments)?;
+    match ended.status.code() {
+        Some(0) => Ok(parse(&ended.stdout, &head)),
+        Some(NOTHING_FOUND) => Ok(Signature::None),
+        Some(AMBIVALENT) => Ok(Signature::Other(
+            "several signatures that contradict each other (blkid: ambivalent)".into(),
+        )),
+        _ => Err(ended.error("probe", path)),
+    }
+}
+
+fn read_ends(device: &Device) -> Result<Vec<u8>> {
+    let path: &Path = &device.path;
+    let open = loop_device::open_verified(device)?;
+    let size = sys::block_bytes(&open)
+        .map_err(|errno| HostError::errno("ask for the size of", path, errno))?;
+    let read = |from: u64, length: u64| {
+        let mut bytes = vec![0; length as usize];
+        open.read_exact_at(&mut bytes, from)
+            .map(|()| bytes)
+            .map_err(failed("read", path))
+    };
+    read(size - size.min(TAIL), size.min(TAIL))?;
+    read(0, size.min(HEAD))
+}
+
+/// `KEY=value` lines of `blkid -o export`.
+fn parse(text: &str, head: &[u8]) -> Signature {
+    let value = |key: &str| {
+        text.lines()
+            .find_map(|line| line.strip_prefix(key)?.strip_prefix('='))
+            .map(str::to_string)
+    };
+    match (value("TYPE"), value("USAGE").as_deref()) {
+        (Some(name), Some("filesystem")) => Signature::Fs {
+            size: superblock::bytes(&name, head),
+            uuid: value("UUID").unwrap_or_default(),
+            name,
+        },
+        (Some(name), _) => Signature::Other(name),
+        (None, _) => match value("PTTYPE") {
+            Some(table) => Signature::Other(format!("partition table {table}")),
+            None => Signature::Other("something that blkid has no name for".into()),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn strings(words: &[&str]) -> Vec<String> {
+        words.iter().map(|word| word.to_string()).collect()
+    }
+
+    #[test]
+    fn extended_options_of_ext4_become_one() {
+        let given = strings(&["-E", "lazy_itable_init=0", "-m", "0", "-Estride=4"]);
+        assert_eq!(
+            ext4_words(&given, true),
+            strings(&["-m", "0", "-E", "lazy_itable_init=0,stride=4,nodiscard"])
+        );
+        assert_eq!(
+            ext4_words(&strings(&["-m", "0"]), false),
+            strings(&["-m", "0"])
+        );
+    }
+
+    #[test]
+    fn a_file_system_is_told_from_a_member_of_something() {
+        let fs = parse(
+            "DEVNAME=/dev/x\nUUID=abc\nTYPE=xfs\nUSAGE=filesystem\n",
+            &[],
+        );
+        assert!(
+            matches!(fs, Signature::Fs { name, uuid, size: None } if name == "xfs" && uuid == "abc")
+        );
+        let lvm = parse("UUID=abc\nTYPE=LVM2_member\nUSAGE=raid\n", &[]);
+        assert_eq!(lvm, Signature::Other("LVM2_member".into()));
+        let table = parse("PTUUID=1\nPTTYPE=gpt\n", &[]);
+        assert_eq!(table, Signature::Other("partition table gpt".into()));
+    }
+}

@@ -1,0 +1,96 @@
+//! What lies beneath a pool's folder.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use nix::libc;
+
+use super::files::failed;
+use super::{mounts, sys};
+use crate::error::HostError;
+use crate::host::{Ground, Mount, Result};
+
+/// Bounds of a loop device's logical block: a sector, and the least page.
+const SECTOR_MIN: u32 = 512;
+const SECTOR_MAX: u32 = 4096;
+
+pub(super) fn ground(path: &Path) -> Result<Ground> {
+    let folder = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_DIRECTORY)
+        .open(path)
+        .map_err(failed("open directory", path))?;
+    let mount = mount_of(&folder, path)?;
+    Ok(Ground {
+        sector: sector(&folder, path, &mount),
+        fs_name: mount.fs_name,
+        mount_point: mount.mount_point,
+    })
+}
+
+/// By the mount's id: a prefix of the path would be wrong behind links, binds and over-mounts.
+fn mount_of(folder: &File, path: &Path) -> Result<Mount> {
+    let found = sys::statx(folder).map_err(|errno| HostError::errno("statx", path, errno))?;
+    if found.stx_mask & libc::STATX_MNT_ID == 0 {
+        let what = "the kernel does not tell the mount of a file; Linux 5.8 or newer is needed";
+        return Err(HostError::unexpected("statx", path, what));
+    }
+    mounts::table()?
+        .into_iter()
+        .find(|mount| u64::from(mount.id) == found.stx_mnt_id)
+        .ok_or_else(|| {
+            let what = "its mount is not in this mount namespace's table (unmounted lazily?)";
+            HostError::unexpected("find the mount of", path, what)
+        })
+}
+
+/// The least block with which every image on it can be used with direct I/O.
+fn sector(folder: &File, path: &Path, mount: &Mount) -> u32 {
+    let said = [
+        shared_blocks(folder),
+        direct_io(path),
+        disk_sector(folder, mount),
+    ];
+    let sector = said[0].max(said[1].or(said[2])).unwrap_or(SECTOR_MIN);
+    sector.next_power_of_two().clamp(SECTOR_MIN, SECTOR_MAX)
+}
+
+/// An XFS file that shares blocks (a snapshot, a clone, and their source) takes direct writes of
+/// whole file system blocks only; a loop device with a smaller block falls back to buffered I/O
+/// on it (Linux 6.15 and newer say so when it's attached; older ones do it write by write).
+fn shared_blocks(folder: &File) -> Option<u32> {
+    let geometry = sys::fs::xfs_geometry(folder).ok()?;
+    (geometry.flags & sys::fs::XFS_REFLINK != 0).then_some(geometry.block_size)
+}
+
+/// The file system's own word, about a nameless file that vanishes when it's closed.
+fn direct_io(path: &Path) -> Option<u32> {
+    let nameless = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .mode(0o600)
+        .custom_flags(libc::O_TMPFILE)
+        .open(path)
+        .ok()?;
+    let found = sys::statx(&nameless).ok()?;
+    (found.stx_mask & libc::STATX_DIOALIGN != 0 && found.stx_dio_offset_align > 0)
+        .then_some(found.stx_dio_offset_align)
+}
+
+/// The logical block of the disk, of a partition's whole disk too; of btrfs by its source, since
+/// its files have an anonymous device number.
+fn disk_sector(folder: &File, mount: &Mount) -> Option<u32> {
+    use nix::sys::stat::{major, minor};
+    use std::os::unix::fs::MetadataExt;
+    let by_number = |rdev: u64| {
+        let disk = format!("/sys/dev/block/{}:{}", major(rdev), minor(rdev));
+        ["queue", "../queue"].iter().find_map(|queue| {
+            let text =
+                std::fs::read_to_string(format!("{disk}/{queue}/logical_block_size")).ok()?;
+            text.trim().parse().ok()
+        })
+    };
+    by_number(folder.metadata().ok()?.dev())
+        .or_else(|| by_number(std::fs::metadata(&mount.source).ok()?.rdev()))
+}

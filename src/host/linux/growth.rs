@@ -1,0 +1,184 @@
+//! Growing mounted file systems to their devices.
+//!
+//! By ioctl on a descriptor of the mount's root that was proven to be the right file system, and
+//! not by resize2fs, xfs_growfs or `btrfs filesystem resize`: those take paths, which may lead
+//! elsewhere by the time they're used, and do nothing else online.
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+
+use nix::errno::Errno;
+
+use super::caller::Folders;
+use super::files::failed;
+use super::sys::fs as fs_calls;
+use super::{loop_device, missing, superblock};
+use crate::error::HostError;
+use crate::host::{Device, Result};
+use crate::model::FsType;
+
+/// Least blocks of an XFS allocation group (XFS_MIN_AG_BLOCKS): the kernel leaves out a shorter
+/// last one.
+const XFS_AG_MIN: u64 = 64;
+
+/// What growing would do.
+struct Plan {
+    now: u64,
+    then: u64,
+    act: Act,
+}
+
+enum Act {
+    Ext4,
+    Xfs { max_inode_percent: u32 },
+    Btrfs { id: u64 },
+}
+
+pub(super) fn wanted(
+    folders: &Folders,
+    device: &Device,
+    mount_point: &Path,
+    fs: FsType,
+) -> Result<bool> {
+    let root = folders.place("measure", mount_point)?.open_dir("measure")?;
+    let plan = plan(&root, device, mount_point, fs)?;
+    Ok(plan.then > plan.now)
+}
+
+pub(super) fn grow(
+    folders: &Folders,
+    device: &Device,
+    mount_point: &Path,
+    fs: FsType,
+) -> Result<()> {
+    let root = folders.place("grow", mount_point)?.open_dir("grow")?;
+    let plan = plan(&root, device, mount_point, fs)?;
+    if plan.then <= plan.now {
+        return Ok(());
+    }
+    let grown = match plan.act {
+        Act::Ext4 => fs_calls::ext4_resize(&root, plan.then),
+        Act::Xfs { max_inode_percent } => fs_calls::xfs_grow(&root, plan.then, max_inode_percent),
+        Act::Btrfs { id } => fs_calls::btrfs_grow(&root, id),
+    };
+    grown.map_err(|errno| match (errno, fs) {
+        (Errno::EPERM, FsType::Ext4) if !missing::has_capability(missing::SYS_RESOURCE) => {
+            HostError::unexpected(
+                "grow",
+                mount_point,
+                "ext4 grows only for a process with the capability CAP_SYS_RESOURCE, which this one lacks; run the driver privileged, or add that capability",
+            )
+        }
+        (Errno::EPERM, _) if !missing::has_capability(missing::SYS_ADMIN) => HostError::unexpected(
+            "grow",
+            mount_point,
+            "this process lacks the capability CAP_SYS_ADMIN; run the driver privileged",
+        ),
+        (errno, _) => HostError::errno("grow", mount_point, errno),
+    })
+}
+
+fn plan(root: &File, device: &Device, mount_point: &Path, fs: FsType) -> Result<Plan> {
+    let failed = |errno| HostError::errno("measure", mount_point, errno);
+    let bytes = loop_device::bytes(device)?;
+    match fs {
+        FsType::Ext4 => {
+            prove(root, device, mount_point)?;
+            let found = ext4_superblock(device)?;
+            Ok(Plan {
+                now: found.blocks,
+                then: found.blocks_on(bytes),
+                act: Act::Ext4,
+            })
+        }
+        FsType::Xfs => {
+            prove(root, device, mount_point)?;
+            let found = fs_calls::xfs_geometry(root).map_err(failed)?;
+            Ok(Plan {
+                now: found.data_blocks,
+                then: xfs_blocks(bytes, found.block_size.into(), found.ag_blocks.into()),
+                act: Act::Xfs {
+                    max_inode_percent: found.max_inode_percent,
+                },
+            })
+        }
+        FsType::Btrfs => {
+            let info = fs_calls::btrfs_info(root).map_err(failed)?;
+            let found = fs_calls::btrfs_device(root, info.max_id).map_err(failed)?;
+            prove_btrfs(&info, &found, device, mount_point)?;
+            let sector = u64::from(info.sector_size.max(1));
+            Ok(Plan {
+                now: found.total_bytes,
+                then: bytes / sector * sector,
+                act: Act::Btrfs { id: info.max_id },
+            })
+        }
+    }
+}
+
+/// Read through the device's cache, in which the mounted file system keeps its super block.
+fn ext4_superblock(device: &Device) -> Result<superblock::Ext4> {
+    let mut head = vec![0; 4096];
+    loop_device::open_verified(device)?
+        .read_exact_at(&mut head, 0)
+        .map_err(failed("read", &device.path))?;
+    superblock::ext4(&head)
+        .ok_or_else(|| HostError::unexpected("measure", &device.path, "it has no ext4 super block"))
+}
+
+fn xfs_blocks(device_bytes: u64, block_size: u64, ag_blocks: u64) -> u64 {
+    let blocks = device_bytes / block_size.max(1);
+    let rest = blocks % ag_blocks.max(1);
+    if rest < XFS_AG_MIN {
+        blocks - rest
+    } else {
+        blocks
+    }
+}
+
+fn prove(root: &File, device: &Device, mount_point: &Path) -> Result<()> {
+    let found = root.metadata().map_err(failed("stat", mount_point))?;
+    if found.dev() == device.rdev {
+        return Ok(());
+    }
+    let what = format!("{} is not what is mounted there", device.path.display());
+    Err(HostError::unexpected("measure", mount_point, what))
+}
+
+/// The files of btrfs have an anonymous device number: its own word on its devices is asked for.
+fn prove_btrfs(
+    info: &fs_calls::BtrfsInfo,
+    found: &fs_calls::BtrfsDevice,
+    device: &Device,
+    mount_point: &Path,
+) -> Result<()> {
+    let end = found
+        .path
+        .iter()
+        .position(|c| *c == 0)
+        .unwrap_or(found.path.len());
+    let path = String::from_utf8_lossy(&found.path[..end]).into_owned();
+    let same = std::fs::metadata(&path).is_ok_and(|node| node.rdev() == device.rdev);
+    if info.num_devices == 1 && same {
+        return Ok(());
+    }
+    let what = format!(
+        "what is mounted there has {} devices, {path} among them, and not {} alone",
+        info.num_devices,
+        device.path.display()
+    );
+    Err(HostError::unexpected("measure", mount_point, what))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_last_allocation_group_that_is_too_short_is_left_out() {
+        assert_eq!(xfs_blocks(1000 * 4096, 4096, 500), 1000);
+        assert_eq!(xfs_blocks(1063 * 4096, 4096, 500), 1000);
+        assert_eq!(xfs_blocks(1064 * 4096 + 511, 4096, 500), 1064);
+    }
+}

@@ -1,0 +1,182 @@
+//! Image files: their length and their blocks.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, PosixFadviseAdvice, fallocate, posix_fadvise};
+use nix::libc;
+use nix::unistd::{Whence, ftruncate, lseek};
+
+use super::files::{failed, open_existing};
+use super::sys;
+use crate::error::HostError;
+use crate::host::Result;
+
+/// One write of zeros.
+const PIECE: usize = 1 << 20;
+/// So much is written before it's made durable and its pages dropped: the pool's cache belongs to
+/// the volumes in use.
+const FLUSH_EVERY: u64 = 256 << 20;
+/// How often a long wipe says how far it is.
+const TELL_EVERY: Duration = Duration::from_secs(10);
+
+fn offset(bytes: u64, path: &Path) -> Result<libc::off_t> {
+    libc::off_t::try_from(bytes).map_err(|_| HostError::errno("size", path, Errno::EFBIG))
+}
+
+fn length(file: &File, path: &Path) -> Result<u64> {
+    Ok(file.metadata().map_err(failed("stat", path))?.len())
+}
+
+pub(super) fn allocate(path: &Path, size: u64, reserve: bool) -> Result<()> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(path)
+        .map_err(failed("open", path))?;
+    let end = offset(size, path)?;
+    if reserve {
+        // fallocate(2) itself, never the C library's posix_fallocate: that one writes a byte into
+        // every block where the file system can't reserve.
+        return reserve_blocks(&file, end)
+            .map_err(|errno| HostError::errno("reserve blocks of", path, errno));
+    }
+    if length(&file, path)? < size {
+        ftruncate(&file, end).map_err(|errno| HostError::errno("lengthen", path, errno))?;
+    }
+    Ok(())
+}
+
+/// A signal interrupts it between two extents; what is reserved stays so, and the next turn is
+/// quick over it.
+fn reserve_blocks(file: &File, end: libc::off_t) -> std::result::Result<(), Errno> {
+    loop {
+        match fallocate(file, FallocateFlags::empty(), 0, end) {
+            Err(Errno::EINTR) => {}
+            other => return other,
+        }
+    }
+}
+
+pub(super) fn shorten(path: &Path, size: u64) -> Result<()> {
+    let file = open_existing(path, true)?;
+    if length(&file, path)? > size {
+        ftruncate(&file, offset(size, path)?)
+            .map_err(|errno| HostError::errno("shorten", path, errno))?;
+    }
+    Ok(())
+}
+
+/// Real writes over every extent that has data. FALLOC_FL_ZERO_RANGE would only mark them.
+pub(super) fn zero(path: &Path) -> Result<()> {
+    let file = open_existing(path, true)?;
+    let size = length(&file, path)?;
+    let mut wipe = Wipe {
+        file: &file,
+        path,
+        size,
+        zeros: vec![0; PIECE],
+        unflushed: 0,
+        told: Instant::now(),
+    };
+    let mut at = 0;
+    while let Some((start, end)) = next_data(&file, at, path)? {
+        wipe.range(start, end)?;
+        at = end;
+    }
+    wipe.flush(at)
+}
+
+/// The next extent with data at or after an offset. Reserved blocks that nobody wrote are holes
+/// here: they can't be read, so there is nothing of the volume in them.
+fn next_data(file: &File, at: u64, path: &Path) -> Result<Option<(u64, u64)>> {
+    let seek = |whence, from: u64| {
+        lseek(file, offset(from, path)?, whence)
+            .map(Some)
+            .or_else(|errno| match errno {
+                Errno::ENXIO => Ok(None),
+                errno => Err(HostError::errno("find data in", path, errno)),
+            })
+    };
+    let Some(start) = seek(Whence::SeekData, at)? else {
+        return Ok(None);
+    };
+    let start = start as u64;
+    let end = seek(Whence::SeekHole, start)?.map_or(start, |end| end as u64);
+    Ok((end > start).then_some((start, end)))
+}
+
+struct Wipe<'a> {
+    file: &'a File,
+    path: &'a Path,
+    size: u64,
+    zeros: Vec<u8>,
+    unflushed: u64,
+    told: Instant,
+}
+
+impl Wipe<'_> {
+    fn range(&mut self, start: u64, end: u64) -> Result<()> {
+        let mut at = start;
+        while at < end {
+            let piece = (end - at).min(PIECE as u64);
+            self.file
+                .write_all_at(&self.zeros[..piece as usize], at)
+                .map_err(failed("zero", self.path))?;
+            at += piece;
+            self.unflushed += piece;
+            if self.unflushed >= FLUSH_EVERY {
+                self.flush(at)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self, at: u64) -> Result<()> {
+        self.file.sync_data().map_err(failed("fsync", self.path))?;
+        self.unflushed = 0;
+        // Advice: that it isn't taken harms nobody.
+        let _ = posix_fadvise(self.file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
+        if self.told.elapsed() >= TELL_EVERY {
+            self.told = Instant::now();
+            tracing::info!(image = %self.path.display(), done = at, of = self.size, "overwriting with zeros");
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn discard(path: &Path) -> Result<()> {
+    let file = open_existing(path, true)?;
+    let size = length(&file, path)?;
+    if size > 0 {
+        let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        fallocate(&file, punch, 0, offset(size, path)?)
+            .map_err(|errno| HostError::errno("free the blocks of", path, errno))?;
+    }
+    file.sync_all().map_err(failed("fsync", path))?;
+    trim_pool(file.as_fd(), path)
+}
+
+/// The file system forgot the blocks; the disk beneath learns it by FITRIM only.
+fn trim_pool(file: impl AsFd, path: &Path) -> Result<()> {
+    match sys::fs::trim(file) {
+        Ok(bytes) => tracing::debug!(image = %path.display(), bytes, "told the pool's disk"),
+        // A disk without discard, or a pool that may not tell it: the blocks are free all the same.
+        Err(errno @ (Errno::EOPNOTSUPP | Errno::ENOTTY | Errno::EINVAL | Errno::EPERM)) => {
+            tracing::warn!(
+                image = %path.display(), %errno,
+                "the blocks are free, but the pool's disk can't be told (FITRIM)"
+            );
+        }
+        Err(errno) => return Err(HostError::errno("trim the pool of", path, errno)),
+    }
+    Ok(())
+}

@@ -1,0 +1,346 @@
+//! Loop devices, by LOOP_CONFIGURE alone: it sets everything at once, where LOOP_SET_FD and
+//! LOOP_SET_STATUS64 leave a moment without flags (and the latter drops autoclear).
+//!
+//! Which image a loop stands on is what LOOP_GET_STATUS64 says while the device is open. Its
+//! lo_device is the kernel's dev_t in the same encoding as st_dev, on xfs, ext4 and btrfs (there
+//! the anonymous number) alike; the tests compare them.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::libc;
+
+use super::files::failed;
+use super::sys;
+use crate::error::HostError;
+use crate::host::{Device, FileId, LoopHold, LoopSpec, LoopStatus, Result};
+
+const CONTROL: &str = "/dev/loop-control";
+
+const LO_FLAGS_READ_ONLY: u32 = 1;
+const LO_FLAGS_AUTOCLEAR: u32 = 4;
+const LO_FLAGS_DIRECT_IO: u32 = 16;
+
+/// Two processes may be told the same free number; one of them gets it. With n contenders the
+/// unluckiest needs n turns.
+const ATTACH_TRIES: u32 = 256;
+/// A node comes from devtmpfs at once, but from udev in a container's own /dev late.
+const NODE_TRIES: u32 = 500;
+const NODE_WAIT: Duration = Duration::from_millis(10);
+
+fn control() -> Result<File> {
+    let path = Path::new(CONTROL);
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(failed("open", path))
+}
+
+fn queue_file(number: u32, name: &str) -> PathBuf {
+    PathBuf::from(format!("/sys/block/loop{number}/queue/{name}"))
+}
+
+fn queue_value(number: u32, name: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(queue_file(number, name)).ok()?;
+    text.trim().parse().ok()
+}
+
+/// Opens a block device whose node must have the right number.
+pub(super) fn open_verified(device: &Device) -> Result<File> {
+    open_node(device, libc::O_RDONLY)
+}
+
+/// The same, as a path only: to be bind-mounted.
+pub(super) fn open_verified_path(device: &Device) -> Result<File> {
+    open_node(device, libc::O_PATH)
+}
+
+/// Opens a device for itself alone: EBUSY if it's claimed.
+pub(super) fn open_exclusive(device: &Device) -> Result<File> {
+    open_node(device, libc::O_EXCL)
+}
+
+fn open_node(device: &Device, flags: libc::c_int) -> Result<File> {
+    let path = &device.path;
+    let write = flags & libc::O_ACCMODE == libc::O_RDWR;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(write)
+        .custom_flags(flags | libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path)
+        .map_err(failed("open", path))?;
+    let found = file.metadata().map_err(failed("stat", path))?;
+    if !found.file_type().is_block_device() || found.rdev() != device.rdev {
+        let what = format!("it is not the block device {}", number_text(device.rdev));
+        return Err(HostError::unexpected("open", path, what));
+    }
+    Ok(file)
+}
+
+fn number_text(rdev: u64) -> String {
+    use nix::sys::stat::{major, minor};
+    format!("{}:{}", major(rdev), minor(rdev))
+}
+
+/// Attaches an image to a free loop device.
+pub(super) fn attach(spec: &LoopSpec<'_>) -> Result<LoopHold> {
+    let image = open_image(spec)?;
+    let control = control()?;
+    for turn in 0..ATTACH_TRIES {
+        let number = sys::loop_free(&control)
+            .map_err(|errno| HostError::errno("find a free loop in", CONTROL, errno))?;
+        freshen(&control, number);
+        let Some(device) = wait_for_node(number)? else {
+            continue;
+        };
+        let mut info = sys::LoopInfo::zeroed();
+        info.flags = LO_FLAGS_DIRECT_IO;
+        info.flags |= if spec.autoclear {
+            LO_FLAGS_AUTOCLEAR
+        } else {
+            0
+        };
+        info.flags |= if spec.read_only {
+            LO_FLAGS_READ_ONLY
+        } else {
+            0
+        };
+        name_for_people(spec.image, &mut info.file_name);
+        match sys::loop_configure(&device, image.as_fd(), spec.block_size, info) {
+            Ok(()) => return hold_attached(number, spec),
+            // Somebody was quicker.
+            Err(Errno::EBUSY) => thread::sleep(Duration::from_millis(u64::from(turn.min(20)))),
+            Err(errno) => return Err(HostError::errno("attach", spec.image, errno)),
+        }
+    }
+    let what = format!("every loop device offered in {ATTACH_TRIES} tries was taken by others");
+    Err(HostError::unexpected("attach", spec.image, what))
+}
+
+fn open_image(spec: &LoopSpec<'_>) -> Result<File> {
+    let image = super::files::open_existing(spec.image, !spec.read_only)?;
+    let found = image.metadata().map_err(failed("stat", spec.image))?;
+    let id = FileId {
+        device: found.dev(),
+        inode: found.ino(),
+    };
+    if id != spec.backing || !found.is_file() {
+        let what = format!("it is {id:?} instead of the expected {:?}", spec.backing);
+        return Err(HostError::unexpected("attach", spec.image, what));
+    }
+    Ok(image)
+}
+
+/// A discard limit of 0 stays with the number after its loop is detached, and the kernel lets
+/// nobody raise it again: a later volume on this number could never be trimmed. Only removing
+/// the device clears it; the kernel does that to an unused one alone.
+fn freshen(control: &File, number: u32) {
+    let limited = queue_value(number, "discard_max_bytes") == Some(0)
+        && queue_value(number, "discard_max_hw_bytes").is_some_and(|bytes| bytes > 0);
+    if !limited {
+        return;
+    }
+    match sys::loop_remove(control, number) {
+        // Also if another process made it again already.
+        Ok(()) => drop(sys::loop_add(control, number)),
+        // In use again: LOOP_CONFIGURE will say so.
+        Err(Errno::EBUSY | Errno::ENODEV) => {}
+        Err(errno) => {
+            tracing::warn!(number, %errno, "an old discard limit of this loop device can't be cleared");
+        }
+    }
+}
+
+/// Opens the node of a number, waiting a little for it; `None` if the device is gone again.
+fn wait_for_node(number: u32) -> Result<Option<File>> {
+    let device = Device::of_loop(number);
+    for _ in 0..NODE_TRIES {
+        let error = match open_node(&device, libc::O_RDWR) {
+            Ok(file) => return Ok(Some(file)),
+            Err(error) => error,
+        };
+        match error.code() {
+            Some(Errno::ENOENT) => thread::sleep(NODE_WAIT),
+            Some(Errno::ENXIO | Errno::ENODEV | Errno::EBUSY) => return Ok(None),
+            _ => return Err(error),
+        }
+    }
+    let what = "the kernel made the loop device, but its node does not appear; is /dev the host's?";
+    Err(HostError::unexpected("open", device.path, what))
+}
+
+/// The end of the image's path, for `losetup`; nobody relies on it.
+fn name_for_people(image: &Path, name: &mut [u8; 64]) {
+    let bytes = image.as_os_str().as_bytes();
+    let tail = &bytes[bytes.len().saturating_sub(name.len() - 1)..];
+    name[..tail.len()].copy_from_slice(tail);
+}
+
+/// Swaps the descriptor that configured it for one that can't write: a kernel that protects
+/// mounted devices refuses to mount one that is open for writing.
+fn hold_attached(number: u32, spec: &LoopSpec<'_>) -> Result<LoopHold> {
+    let Some((keep, info)) = open_attached(number, spec.backing)? else {
+        let what = "the loop device was taken away at once by somebody else";
+        return Err(HostError::unexpected("attach", spec.image, what));
+    };
+    if info.flags & LO_FLAGS_DIRECT_IO == 0 {
+        tracing::warn!(
+            number, image = %spec.image.display(), block_size = spec.block_size,
+            "direct I/O is not possible with this image and block size: the loop device goes through the pool's page cache"
+        );
+    }
+    Ok(held(number, keep))
+}
+
+fn held(number: u32, keep: OwnedFd) -> LoopHold {
+    LoopHold {
+        number,
+        keep: Box::new(keep),
+    }
+}
+
+/// Opens a loop and says what it stands on; `None` if it's another image, or none.
+fn open_attached(number: u32, backing: FileId) -> Result<Option<(OwnedFd, sys::LoopInfo)>> {
+    Ok(open_any(number)?.filter(|(_, info)| backing_of(info) == backing))
+}
+
+fn backing_of(info: &sys::LoopInfo) -> FileId {
+    FileId {
+        device: info.device,
+        inode: info.inode,
+    }
+}
+
+fn open_any(number: u32) -> Result<Option<(OwnedFd, sys::LoopInfo)>> {
+    let device = Device::of_loop(number);
+    let opened = match open_verified(&device) {
+        Ok(file) => file,
+        Err(error)
+            if matches!(
+                error.code(),
+                Some(Errno::ENOENT | Errno::ENXIO | Errno::ENODEV)
+            ) =>
+        {
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
+    };
+    match sys::loop_status(&opened) {
+        Ok(info) => Ok(Some((opened.into(), info))),
+        Err(Errno::ENXIO) => Ok(None),
+        Err(errno) => Err(HostError::errno("ask for the image of", device.path, errno)),
+    }
+}
+
+pub(super) fn hold(number: u32, backing: FileId) -> Result<Option<LoopHold>> {
+    Ok(open_attached(number, backing)?.map(|(keep, _)| held(number, keep)))
+}
+
+/// Detaches, unless there is nothing of ours any more.
+pub(super) fn detach(number: u32, backing: FileId) -> Result<()> {
+    let Some((device, _)) = open_attached(number, backing)? else {
+        return Ok(());
+    };
+    // With our descriptor open the number can't come to stand on another image in between.
+    match sys::loop_clear(&device) {
+        Ok(()) | Err(Errno::ENXIO) => Ok(()),
+        Err(errno) => Err(HostError::errno(
+            "detach",
+            Device::of_loop(number).path,
+            errno,
+        )),
+    }
+}
+
+pub(super) fn resize(number: u32) -> Result<()> {
+    let device = Device::of_loop(number);
+    sys::loop_set_capacity(open_verified(&device)?)
+        .map_err(|errno| HostError::errno("resize", device.path, errno))
+}
+
+/// No hole is ever punched through this loop again. With a discard limit of 0 the loop driver
+/// refuses fallocate as a whole: not only discards (fstrim, mkfs, `-o discard`), but also the
+/// write-zeroes by which ext4 initializes its tables lazily, which would punch as well.
+pub(super) fn forbid_discard(number: u32) -> Result<()> {
+    let path = queue_file(number, "discard_max_bytes");
+    OpenOptions::new()
+        .write(true)
+        .open(&path)
+        .and_then(|mut file| file.write_all(b"0"))
+        .map_err(failed("write", &path))?;
+    match queue_value(number, "discard_max_bytes") {
+        Some(0) => Ok(()),
+        other => {
+            let what = format!("it reads {other:?} after 0 was written");
+            Err(HostError::unexpected("write", path, what))
+        }
+    }
+}
+
+/// All attached loops, by number. Those that vanish meanwhile are left out.
+pub(super) fn list() -> Result<Vec<LoopStatus>> {
+    let folder = Path::new("/sys/block");
+    let mut numbers = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(failed("list", folder))? {
+        let entry = entry.map_err(failed("list", folder))?;
+        let name = entry.file_name();
+        let number = name
+            .to_str()
+            .and_then(|name| name.strip_prefix("loop")?.parse::<u32>().ok());
+        // Only an attached loop has this folder; opening the others would be in vain.
+        if let Some(number) = number
+            && entry.path().join("loop").exists()
+        {
+            numbers.push(number);
+        }
+    }
+    numbers.sort_unstable();
+    let mut loops = Vec::with_capacity(numbers.len());
+    for number in numbers {
+        if let Some((_, info)) = open_any(number)? {
+            loops.push(LoopStatus {
+                number,
+                backing: backing_of(&info),
+                offset: info.offset,
+                size_limit: info.size_limit,
+                read_only: info.flags & LO_FLAGS_READ_ONLY != 0,
+                autoclear: info.flags & LO_FLAGS_AUTOCLEAR != 0,
+                direct_io: info.flags & LO_FLAGS_DIRECT_IO != 0,
+            });
+        }
+    }
+    Ok(loops)
+}
+
+pub(super) fn bytes(device: &Device) -> Result<u64> {
+    sys::block_bytes(open_verified(device)?)
+        .map_err(|errno| HostError::errno("ask for the size of", &device.path, errno))
+}
+
+/// A mounted file system claims its device, also a frozen one that was unmounted.
+pub(super) fn is_claimed(device: &Device) -> Result<bool> {
+    match open_exclusive(device) {
+        Ok(_) => Ok(false),
+        Err(error) if error.code() == Some(Errno::EBUSY) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// What can't be done without the control device.
+pub(super) fn missing() -> Option<String> {
+    match control() {
+        Ok(_) => None,
+        Err(error) => Some(format!(
+            "{}; load the module (modprobe loop), and show the host's /dev to the container",
+            crate::error::chain(&error)
+        )),
+    }
+}

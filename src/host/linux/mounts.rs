@@ -1,0 +1,312 @@
+//! Mounts: the table, mounting a device, binding, unmounting.
+//!
+//! File systems are mounted with sys-mount. Binds are not mount(2) at all: a detached copy of the
+//! mount is made, made read-only where it must be, and only then put in its place, so that no
+//! moment and no crash leaves a writable mount where a read-only one was asked for. Unmounting
+//! is nix's: what sys-mount calls `NOFOLLOW` is O_NOFOLLOW, which umount2 refuses.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::mount::{MntFlags, umount2};
+use sys_mount::MountFlags;
+
+use super::caller::Folders;
+use super::files::failed;
+use super::{loop_device, sys};
+use crate::error::HostError;
+use crate::host::{Device, FileKind, Mount, MountSpec, Result, mountinfo};
+use crate::model::mount_option;
+
+/// Of this thread's mount namespace, also in a process of which a thread has left it.
+const TABLE: &str = "/proc/thread-self/mountinfo";
+/// The kernel shows the table in pages, between which it may change: then it's read again, so
+/// often at most. What stays put is shown rightly all the same.
+const TABLE_READS: u32 = 16;
+/// Exists where the kernel has SELinux and it's on.
+const SELINUX: &str = "/sys/fs/selinux/enforce";
+
+/// The mount table of the kernel.
+pub(super) fn table() -> Result<Vec<Mount>> {
+    let path = Path::new(TABLE);
+    let mut file = File::open(path).map_err(failed("open", path))?;
+    let mut text = Vec::new();
+    for _ in 0..TABLE_READS {
+        text.clear();
+        file.rewind().map_err(failed("read", path))?;
+        file.read_to_end(&mut text).map_err(failed("read", path))?;
+        if !sys::mounts_changed(&file) {
+            break;
+        }
+    }
+    mountinfo::parse(&text).map_err(|error| HostError::unexpected("read", path, error.to_string()))
+}
+
+/// The table with the paths of callers as callers spell them: where an allowed folder is or lies
+/// behind a link, the kernel names another path for what is mounted below it.
+pub(super) fn table_for_callers(folders: &Folders) -> Result<Vec<Mount>> {
+    let mut mounts = table()?;
+    let behind_links: Vec<(PathBuf, &PathBuf)> = folders
+        .allowed
+        .iter()
+        .chain(&folders.own)
+        .filter_map(|spelled| Some((std::fs::canonicalize(spelled).ok()?, spelled)))
+        .filter(|(real, spelled)| real != *spelled)
+        .collect();
+    for mount in &mut mounts {
+        for (real, spelled) in &behind_links {
+            if let Ok(rest) = mount.mount_point.strip_prefix(real)
+                && !rest.as_os_str().is_empty()
+            {
+                mount.mount_point = spelled.join(rest);
+                break;
+            }
+        }
+    }
+    Ok(mounts)
+}
+
+fn by_fd(file: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// Mounts a device. The device is named by its own path, which then stands in the mount table:
+/// /dev is root's, and the caller of this effect holds the loop device open.
+#[expect(clippy::disallowed_methods, reason = "the one place that mounts")]
+pub(super) fn mount(folders: &Folders, spec: &MountSpec<'_>) -> Result<()> {
+    let device = loop_device::open_verified(spec.device)?;
+    let (target, _) = folders
+        .place("mount", spec.target)?
+        .open("mount", &[FileKind::Dir])?;
+    let selinux = Path::new(SELINUX).exists();
+    let (flags, data) = split_options(spec.options, spec.read_only, selinux);
+    let mounted = sys_mount::Mount::builder()
+        .fstype(spec.fs.name())
+        .flags(flags)
+        .data(&data)
+        .mount(&spec.device.path, by_fd(&target));
+    drop(device);
+    match mounted {
+        Ok(_) => Ok(()),
+        Err(error) if sys::errno_of(&error) == Errno::EINVAL => Err(explain(spec, selinux)),
+        Err(error) => Err(HostError::io("mount", spec.target, &error)),
+    }
+}
+
+/// The flags and the data of mount(2).
+fn split_options(options: &[String], read_only: bool, selinux: bool) -> (MountFlags, String) {
+    let mut flags = MountFlags::empty();
+    let mut data: Vec<String> = Vec::new();
+    for option in options {
+        if let Some((flag, set)) = flag_of(option) {
+            flags.set(flag, set);
+        } else if mount_option::is_label(option) {
+            // As mount(8) does: without SELinux the option would be unknown.
+            if selinux {
+                data.push(quoted(option));
+            }
+        } else if !mount_option::is_ignored(option) {
+            data.push(option.clone());
+        }
+    }
+    if read_only {
+        flags.insert(MountFlags::RDONLY);
+    }
+    (flags, data.join(","))
+}
+
+/// The options that are flags, with whether they set or clear it.
+fn flag_of(option: &str) -> Option<(MountFlags, bool)> {
+    let lazytime = MountFlags::from_bits_retain(libc::MS_LAZYTIME);
+    Some(match option {
+        "ro" => (MountFlags::RDONLY, true),
+        "rw" => (MountFlags::RDONLY, false),
+        "nosuid" => (MountFlags::NOSUID, true),
+        "suid" => (MountFlags::NOSUID, false),
+        "nodev" => (MountFlags::NODEV, true),
+        "dev" => (MountFlags::NODEV, false),
+        "noexec" => (MountFlags::NOEXEC, true),
+        "exec" => (MountFlags::NOEXEC, false),
+        "noatime" => (MountFlags::NOATIME, true),
+        "atime" => (MountFlags::NOATIME, false),
+        "nodiratime" => (MountFlags::NODIRATIME, true),
+        "diratime" => (MountFlags::NODIRATIME, false),
+        "relatime" => (MountFlags::RELATIME, true),
+        "norelatime" => (MountFlags::RELATIME, false),
+        "strictatime" => (MountFlags::STRICTATIME, true),
+        "nostrictatime" => (MountFlags::STRICTATIME, false),
+        "lazytime" => (lazytime, true),
+        "nolazytime" => (lazytime, false),
+        "sync" => (MountFlags::SYNCHRONOUS, true),
+        "async" => (MountFlags::SYNCHRONOUS, false),
+        "dirsync" => (MountFlags::DIRSYNC, true),
+        "mand" => (MountFlags::MANDLOCK, true),
+        "nomand" => (MountFlags::MANDLOCK, false),
+        "silent" => (MountFlags::SILENT, true),
+        "loud" => (MountFlags::SILENT, false),
+        _ => return None,
+    })
+}
+
+/// A label's value in quotes: the kernel splits at commas otherwise.
+fn quoted(label: &str) -> String {
+    match label.split_once('=') {
+        Some((key, value)) if !value.starts_with('"') => format!("{key}=\"{value}\""),
+        Some(_) | None => label.to_string(),
+    }
+}
+
+/// EINVAL says everything and nothing: the options are given one by one to a context of the file
+/// system, which refuses the wrong one by name.
+fn explain(spec: &MountSpec<'_>, selinux: bool) -> HostError {
+    let fs = spec.fs;
+    let tried = spec
+        .options
+        .iter()
+        .filter(|option| flag_of(option).is_none() && !mount_option::is_ignored(option))
+        .filter(|option| !mount_option::is_label(option) || selinux)
+        .find_map(|option| refused_option(fs.name(), option));
+    let text = tried.unwrap_or_else(|| {
+        format!(
+            "EINVAL: the device {} holds no {fs} that this kernel can mount with these options{}",
+            spec.device.path.display(),
+            match fs {
+                crate::model::FsType::Xfs => " (or one of the same uuid is mounted: `nouuid`)",
+                _ => "",
+            }
+        )
+    });
+    HostError::unexpected("mount", spec.target, text)
+}
+
+fn refused_option(fs: &str, option: &str) -> Option<String> {
+    let context = sys::open_fs(&CString::new(fs).ok()?).ok()?;
+    let (key, value) = match option.split_once('=') {
+        Some((key, value)) => (key, Some(CString::new(value.trim_matches('"')).ok()?)),
+        None => (option, None),
+    };
+    let key = CString::new(key).ok()?;
+    let errno = sys::set_fs_option(&context, &key, value.as_deref()).err()?;
+    // The context's own words, one message a read: "e xfs: Unknown parameter 'x'".
+    let mut said = [0u8; 512];
+    let length = File::from(context).read(&mut said).unwrap_or(0);
+    let said = String::from_utf8_lossy(&said[..length]);
+    let said = said.trim_start_matches("e ").trim();
+    Some(match said {
+        "" => format!("{fs} refuses the mount option {option:?}: {errno}"),
+        said => format!("{fs} refuses the mount option {option:?}: {said}"),
+    })
+}
+
+/// One caller's path shown at another.
+pub(super) fn bind(folders: &Folders, source: &Path, target: &Path, read_only: bool) -> Result<()> {
+    let (shown, stat) = folders
+        .place("bind", source)?
+        .open("bind", &[FileKind::Dir, FileKind::File])?;
+    bind_open(folders, &shown, stat.kind, target, read_only)
+}
+
+/// A device node shown at a caller's file.
+pub(super) fn bind_device(folders: &Folders, device: &Device, target: &Path) -> Result<()> {
+    let node = loop_device::open_verified_path(device)?;
+    bind_open(folders, &node, FileKind::File, target, false)
+}
+
+fn bind_open(
+    folders: &Folders,
+    shown: &File,
+    kind: FileKind,
+    target: &Path,
+    read_only: bool,
+) -> Result<()> {
+    let (onto, _) = folders.place("bind", target)?.open("bind", &[kind])?;
+    let failed = |errno| match errno {
+        Errno::ENOSYS => HostError::unexpected(
+            "bind",
+            target,
+            "the kernel lacks mount_setattr; Linux 5.12 or newer is needed",
+        ),
+        errno => HostError::errno("bind", target, errno),
+    };
+    let mount = sys::clone_mount(shown).map_err(failed)?;
+    if read_only {
+        sys::set_read_only(&mount).map_err(failed)?;
+    }
+    sys::place_mount(&mount, &onto).map_err(failed)
+}
+
+/// Unmounts what is topmost at a caller's path: reached through its parent, since a descriptor of
+/// the mount itself would keep it busy.
+#[expect(clippy::disallowed_methods, reason = "the one place that unmounts")]
+pub(super) fn unmount(folders: &Folders, target: &Path) -> Result<()> {
+    let place = folders.place("unmount", target)?;
+    umount2(&place.by_parent(), MntFlags::UMOUNT_NOFOLLOW)
+        .map_err(|errno| HostError::errno("unmount", target, errno))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split(words: &[&str], read_only: bool, selinux: bool) -> (MountFlags, String) {
+        let options: Vec<_> = words.iter().map(|word| word.to_string()).collect();
+        split_options(&options, read_only, selinux)
+    }
+
+    #[test]
+    fn known_words_become_flags_and_the_rest_is_for_the_file_system() {
+        let (flags, data) = split(
+            &[
+                "noatime",
+                "nodev",
+                "defaults",
+                "commit=30",
+                "x-systemd.automount",
+                "discard",
+            ],
+            false,
+            false,
+        );
+        assert_eq!(flags, MountFlags::NOATIME | MountFlags::NODEV);
+        assert_eq!(data, "commit=30,discard");
+    }
+
+    #[test]
+    fn the_last_word_wins_but_a_read_only_request_always() {
+        assert!(
+            !split(&["ro", "rw"], false, false)
+                .0
+                .contains(MountFlags::RDONLY)
+        );
+        assert!(
+            split(&["ro", "rw"], true, false)
+                .0
+                .contains(MountFlags::RDONLY)
+        );
+        assert!(
+            !split(&["nosuid", "suid"], false, false)
+                .0
+                .contains(MountFlags::NOSUID)
+        );
+    }
+
+    #[test]
+    fn a_label_arrives_whole_or_not_at_all() {
+        let label = "context=system_u:object_r:container_file_t:s0:c15,c25";
+        let (_, data) = split(&[label, "discard"], false, true);
+        assert_eq!(
+            data,
+            "context=\"system_u:object_r:container_file_t:s0:c15,c25\",discard"
+        );
+        assert_eq!(
+            split(&[&data[..data.len() - 8]], false, true).1,
+            &data[..data.len() - 8]
+        );
+        assert_eq!(split(&[label, "discard"], false, false).1, "discard");
+    }
+}

@@ -1,0 +1,180 @@
+//! The few numbers that are wanted of a super block, read from the first MiB of a device. Pure.
+
+/// The super block of ext4, as far as growth needs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ext4 {
+    pub(super) block_size: u64,
+    pub(super) blocks: u64,
+    first_block: u64,
+    blocks_per_group: u64,
+    inode_blocks_per_group: u64,
+    /// Of a group that has a copy of the super block: that, descriptors, and room for more.
+    backup_blocks: u64,
+    sparse: bool,
+    /// Blocks per cluster (bigalloc), 1 else.
+    cluster: u64,
+}
+
+fn le16(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?).into())
+}
+
+fn le32(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?).into())
+}
+
+fn le64(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+/// Bytes of the file system that blkid calls `name`.
+pub(super) fn bytes(name: &str, head: &[u8]) -> Option<u64> {
+    match name {
+        "ext2" | "ext3" | "ext4" => {
+            let found = ext4(head)?;
+            found.blocks.checked_mul(found.block_size)
+        }
+        "xfs" => {
+            let block = u32::from_be_bytes(head.get(4..8)?.try_into().ok()?);
+            let blocks = u64::from_be_bytes(head.get(8..16)?.try_into().ok()?);
+            (head.get(..4)? == b"XFSB").then_some(blocks.checked_mul(block.into())?)
+        }
+        "btrfs" => {
+            let block = head.get(0x1_0000..0x1_1000)?;
+            (block.get(0x40..0x48)? == b"_BHRfS_M").then_some(le64(block, 0x70)?)
+        }
+        _ => None,
+    }
+}
+
+/// Reads the super block of ext4; `None` if there is none.
+pub(super) fn ext4(head: &[u8]) -> Option<Ext4> {
+    let sb = head.get(1024..2048)?;
+    if le16(sb, 0x38)? != 0xEF53 {
+        return None;
+    }
+    let block_size = 1024u64
+        .checked_shl(le32(sb, 0x18)? as u32)
+        .filter(|size| *size <= 65536)?;
+    let wide = le32(sb, 0x60)? & 0x80 != 0;
+    let blocks = le32(sb, 4)? | if wide { le32(sb, 0x150)? << 32 } else { 0 };
+    let first_block = le32(sb, 0x14)?;
+    let blocks_per_group = le32(sb, 0x20)?.max(1);
+    let descriptor = if wide { le16(sb, 0xFE)?.max(32) } else { 32 };
+    let groups = blocks
+        .saturating_sub(first_block)
+        .div_ceil(blocks_per_group);
+    let compat = le32(sb, 0x64)?;
+    let meta_groups = le32(sb, 0x60)? & 0x10 != 0;
+    let descriptors = if meta_groups {
+        1
+    } else {
+        (groups * descriptor).div_ceil(block_size)
+    };
+    Some(Ext4 {
+        block_size,
+        blocks,
+        first_block,
+        blocks_per_group,
+        inode_blocks_per_group: (le32(sb, 0x28)? * le16(sb, 0x58)?.max(128)).div_ceil(block_size),
+        backup_blocks: 1 + descriptors + le16(sb, 0xCE)?,
+        sparse: compat & 1 != 0,
+        cluster: (1u64 << le32(sb, 0x1C)?.saturating_sub(le32(sb, 0x18)?).min(32)).max(1),
+    })
+}
+
+impl Ext4 {
+    /// Blocks to which the kernel would grow it on a device of so many bytes: it leaves out a
+    /// last group that couldn't hold its own tables.
+    pub(super) fn blocks_on(&self, device_bytes: u64) -> u64 {
+        /// What the tools want free in the last group (mke2fs, resize2fs).
+        const SPARE: u64 = 50;
+        let blocks = device_bytes / self.block_size / self.cluster * self.cluster;
+        let Some(counted) = blocks.checked_sub(self.first_block) else {
+            return 0;
+        };
+        let (last, rest) = (
+            counted / self.blocks_per_group,
+            counted % self.blocks_per_group,
+        );
+        let backup = if self.has_backup(last) {
+            self.backup_blocks
+        } else {
+            0
+        };
+        let least = backup + 2 + self.inode_blocks_per_group + SPARE.max(self.cluster);
+        if rest > 0 && rest <= least && last > 0 {
+            return self.first_block + last * self.blocks_per_group;
+        }
+        blocks
+    }
+
+    fn has_backup(&self, group: u64) -> bool {
+        let power_of = |base: u64| {
+            let mut power = base;
+            while power < group {
+                power = power.saturating_mul(base);
+            }
+            power == group
+        };
+        !self.sparse || group <= 1 || [3, 5, 7].into_iter().any(power_of)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn plain() -> Ext4 {
+        Ext4 {
+            block_size: 4096,
+            blocks: 32768,
+            first_block: 0,
+            blocks_per_group: 32768,
+            inode_blocks_per_group: 512,
+            backup_blocks: 1 + 1 + 1024,
+            sparse: true,
+            cluster: 1,
+        }
+    }
+
+    #[test]
+    fn a_last_group_without_room_for_its_tables_is_left_out() {
+        let fs = plain();
+        assert_eq!(fs.blocks_on((32768 + 100) * 4096), 32768);
+        assert_eq!(fs.blocks_on((32768 + 5000) * 4096), 32768 + 5000);
+        // Group 2 has no copy of the super block, so it needs less.
+        assert_eq!(fs.blocks_on((65536 + 1000) * 4096), 65536 + 1000);
+        assert_eq!(fs.blocks_on((3 * 32768 + 1000) * 4096), 3 * 32768);
+    }
+
+    #[test]
+    fn copies_of_the_super_block_lie_in_groups_of_powers() {
+        let fs = plain();
+        let groups: Vec<_> = (0..50).filter(|group| fs.has_backup(*group)).collect();
+        assert_eq!(groups, [0, 1, 3, 5, 7, 9, 25, 27, 49]);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_taken_without_a_panic(mut head in prop::collection::vec(any::<u8>(), 0..3000), size: u64) {
+            if head.len() > 1100 {
+                head[1024 + 0x38..1024 + 0x3a].copy_from_slice(&[0x53, 0xEF]);
+            }
+            if let Some(fs) = ext4(&head) {
+                prop_assert!(fs.blocks_on(size) <= size / fs.block_size || fs.first_block > 0);
+            }
+            for name in ["ext4", "xfs", "btrfs", "vfat"] {
+                let _ = bytes(name, &head);
+            }
+        }
+
+        #[test]
+        fn growth_that_had_its_effect_is_not_wanted_again(bytes in 0u64..1 << 44) {
+            let fs = plain();
+            let grown = fs.blocks_on(bytes);
+            prop_assert_eq!(fs.blocks_on(grown * fs.block_size), grown);
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! ioctls of file systems: trimming, and growing while mounted.
+
+use std::os::fd::AsFd;
+
+use nix::{request_code_read, request_code_readwrite, request_code_write};
+
+use super::{Result, ioctl_struct};
+
+/// `struct xfs_fsop_geom_v1`: all that is needed here, and known to every kernel.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct XfsGeometry {
+    pub block_size: u32,
+    rt_extent_size: u32,
+    pub ag_blocks: u32,
+    ag_count: u32,
+    log_blocks: u32,
+    sector_size: u32,
+    inode_size: u32,
+    pub max_inode_percent: u32,
+    pub data_blocks: u64,
+    rt_blocks: u64,
+    rt_extents: u64,
+    log_start: u64,
+    uuid: [u8; 16],
+    sunit: u32,
+    swidth: u32,
+    version: i32,
+    pub flags: u32,
+    log_sector_size: u32,
+    rt_sector_size: u32,
+    dir_block_size: u32,
+    pad: u32,
+}
+
+/// XFS_FSOP_GEOM_FLAGS_REFLINK.
+pub const XFS_REFLINK: u32 = 1 << 20;
+
+/// `struct xfs_growfs_data`.
+#[repr(C)]
+struct XfsGrow {
+    new_blocks: u64,
+    max_inode_percent: u32,
+    pad: u32,
+}
+
+/// The beginning of `struct btrfs_ioctl_fs_info_args`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct BtrfsInfo {
+    /// The highest device id in use: that of the only device.
+    pub max_id: u64,
+    pub num_devices: u64,
+    fsid: [u8; 16],
+    node_size: u32,
+    pub sector_size: u32,
+    rest: [u64; 123],
+}
+
+/// `struct btrfs_ioctl_dev_info_args`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct BtrfsDevice {
+    id: u64,
+    uuid: [u8; 16],
+    bytes_used: u64,
+    pub total_bytes: u64,
+    unused: [u64; 379],
+    /// Path of the device node, ended by a zero.
+    pub path: [u8; 1024],
+}
+
+/// `struct btrfs_ioctl_vol_args`.
+#[repr(C)]
+struct BtrfsResize {
+    fd: i64,
+    name: [u8; 4088],
+}
+
+/// `struct fstrim_range`.
+#[repr(C)]
+struct TrimRange {
+    start: u64,
+    len: u64,
+    min_len: u64,
+}
+
+/// FITRIM over a whole file system; bytes trimmed.
+pub fn trim(file: impl AsFd) -> Result<u64> {
+    let mut range = TrimRange {
+        start: 0,
+        len: u64::MAX,
+        min_len: 0,
+    };
+    let request = request_code_readwrite!(b'X', 121, size_of::<TrimRange>());
+    // SAFETY: FITRIM reads and writes an fstrim_range.
+    unsafe { ioctl_struct(file, request, &mut range) }?;
+    Ok(range.len)
+}
+
+/// Grows a mounted ext4 to so many blocks.
+pub fn ext4_resize(root: impl AsFd, blocks: u64) -> Result<()> {
+    let mut blocks = blocks;
+    let request = request_code_write!(b'f', 16, size_of::<u64>());
+    // SAFETY: EXT4_IOC_RESIZE_FS reads 64 bits.
+    unsafe { ioctl_struct(root, request, &mut blocks) }.map(drop)
+}
+
+/// Geometry of a mounted XFS.
+pub fn xfs_geometry(root: impl AsFd) -> Result<XfsGeometry> {
+    let mut geometry = XfsGeometry::default();
+    let request = request_code_read!(b'X', 100, size_of::<XfsGeometry>());
+    // SAFETY: XFS_IOC_FSGEOMETRY_V1 writes an xfs_fsop_geom_v1.
+    unsafe { ioctl_struct(root, request, &mut geometry) }?;
+    Ok(geometry)
+}
+
+/// Grows the data section of a mounted XFS to so many blocks.
+pub fn xfs_grow(root: impl AsFd, blocks: u64, max_inode_percent: u32) -> Result<()> {
+    let mut grow = XfsGrow {
+        new_blocks: blocks,
+        max_inode_percent,
+        pad: 0,
+    };
+    let request = request_code_write!(b'X', 110, size_of::<XfsGrow>());
+    // SAFETY: XFS_IOC_FSGROWFSDATA reads an xfs_growfs_data.
+    unsafe { ioctl_struct(root, request, &mut grow) }.map(drop)
+}
+
+/// Of a mounted btrfs: its devices and sector size.
+pub fn btrfs_info(root: impl AsFd) -> Result<BtrfsInfo> {
+    let mut info = BtrfsInfo {
+        max_id: 0,
+        num_devices: 0,
+        fsid: [0; 16],
+        node_size: 0,
+        sector_size: 0,
+        rest: [0; 123],
+    };
+    let request = request_code_read!(0x94, 31, size_of::<BtrfsInfo>());
+    // SAFETY: BTRFS_IOC_FS_INFO reads and writes 1024 bytes.
+    unsafe { ioctl_struct(root, request, &mut info) }?;
+    Ok(info)
+}
+
+/// One device of a mounted btrfs.
+pub fn btrfs_device(root: impl AsFd, id: u64) -> Result<BtrfsDevice> {
+    let mut device = BtrfsDevice {
+        id,
+        uuid: [0; 16],
+        bytes_used: 0,
+        total_bytes: 0,
+        unused: [0; 379],
+        path: [0; 1024],
+    };
+    let request = request_code_readwrite!(0x94, 30, size_of::<BtrfsDevice>());
+    // SAFETY: BTRFS_IOC_DEV_INFO reads and writes a btrfs_ioctl_dev_info_args.
+    unsafe { ioctl_struct(root, request, &mut device) }?;
+    Ok(device)
+}
+
+/// Grows one device of a mounted btrfs to all that it has.
+pub fn btrfs_grow(root: impl AsFd, id: u64) -> Result<()> {
+    let mut resize = BtrfsResize {
+        fd: 0,
+        name: [0; 4088],
+    };
+    let words = format!("{id}:max");
+    resize.name[..words.len()].copy_from_slice(words.as_bytes());
+    let request = request_code_write!(0x94, 3, size_of::<BtrfsResize>());
+    // SAFETY: BTRFS_IOC_RESIZE reads a btrfs_ioctl_vol_args, whose name ends with a zero.
+    unsafe { ioctl_struct(root, request, &mut resize) }.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structures_have_the_sizes_of_the_kernels_headers() {
+        assert_eq!(size_of::<XfsGeometry>(), 112);
+        assert_eq!(size_of::<XfsGrow>(), 16);
+        assert_eq!(size_of::<BtrfsInfo>(), 1024);
+        assert_eq!(size_of::<BtrfsDevice>(), 4096);
+        assert_eq!(size_of::<BtrfsResize>(), 4096);
+    }
+}
