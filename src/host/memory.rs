@@ -19,10 +19,12 @@ mod loops;
 mod machine;
 mod mounts;
 mod perform;
+mod stranger;
 mod targets;
 #[cfg(test)]
 mod tests;
 mod user;
+mod watch;
 
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,7 +34,7 @@ use crate::error::{HostCause, HostError};
 use crate::model::size::GIB;
 pub use fault::FaultMode;
 use machine::{Machine, Process};
-pub use user::Held;
+pub use stranger::Held;
 
 /// The folder that exists on every simulated machine, on its pool's disk; pools go below it.
 pub const POOLS: &str = "/memory";
@@ -183,20 +185,32 @@ impl MemoryHost {
         self.machine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The machine, for a living process.
+    /// Looks at the machine, unless that is to fail.
     fn look<T>(
         &self,
         action: &'static str,
         subject: &Path,
         look: impl FnOnce(&mut Machine) -> std::result::Result<T, HostCause>,
     ) -> Result<T> {
+        self.with(action, subject, |machine| {
+            machine.faults.next_look()?;
+            look(machine)
+        })
+    }
+
+    /// The machine, for a living process.
+    fn with<T>(
+        &self,
+        action: &'static str,
+        subject: &Path,
+        work: impl FnOnce(&mut Machine) -> std::result::Result<T, HostCause>,
+    ) -> Result<T> {
         let mut machine = self.lock();
-        let looked = if machine.is_alive(self.process) {
-            look(&mut machine)
-        } else {
-            Err(dead())
+        let done = match machine.is_alive(self.process) {
+            true => work(&mut machine),
+            false => Err(dead()),
         };
-        looked.map_err(|cause| HostError {
+        done.map_err(|cause| HostError {
             action,
             subject: subject.into(),
             cause,

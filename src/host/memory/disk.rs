@@ -149,6 +149,18 @@ impl Disk {
         }
     }
 
+    /// Another inode takes a name, at once and for good: a new directory if none is given.
+    pub(super) fn replace(&mut self, slot: &Slot, ino: Option<Ino>) -> Result<(), Errno> {
+        let ino = match ino {
+            Some(ino) => ino,
+            None => self.add(slot, Node::Dir(Dir::default()))?,
+        };
+        let dir = self.dir_mut(slot.0)?;
+        dir.live.insert(slot.1.clone(), ino);
+        dir.durable.insert(slot.1.clone(), ino);
+        Ok(())
+    }
+
     pub(super) fn sync_file(&mut self, ino: Ino) -> Result<(), Errno> {
         let file = self.file_mut(ino)?;
         file.durable = file.live.clone();
@@ -262,7 +274,6 @@ impl Disk {
                 Node::File(file) => file.live = file.durable.clone(),
             }
         }
-        self.collect([]);
     }
 
     /// Every path of a file or directory below one, as shown.

@@ -25,6 +25,9 @@ pub(super) struct Faults {
     pub(super) log: Vec<String>,
     planned: BTreeMap<usize, FaultMode>,
     always: BTreeMap<String, Errno>,
+    /// Looks so far.
+    pub(super) looks: usize,
+    planned_looks: BTreeMap<usize, Errno>,
 }
 
 impl Faults {
@@ -41,7 +44,19 @@ impl Faults {
         };
     }
 
+    /// Plans a fault for the `n`-th look from now on.
+    pub(super) fn plan_look(&mut self, n: usize, errno: Errno) {
+        self.planned_looks.insert(self.looks + n, errno);
+    }
+
+    /// Counts one look.
+    pub(super) fn next_look(&mut self) -> Result<(), Errno> {
+        self.looks += 1;
+        self.planned_looks.remove(&self.looks).map_or(Ok(()), Err)
+    }
+
     pub(super) fn clear(&mut self) {
+        self.planned_looks.clear();
         self.planned.clear();
         self.always.clear();
     }

@@ -16,7 +16,7 @@ use crate::model::size::MIB;
 impl Host for MemoryHost {
     fn perform(&self, effect: &Effect<'_>) -> Result<Done> {
         let subject = perform::subject(effect);
-        let acted = self.look(effect.name(), &subject, |machine| {
+        let acted = self.with(effect.name(), &subject, |machine| {
             let described = format!("{} {}", effect.name(), subject.display());
             let fault = machine.faults.next(effect.name(), described);
             match fault {

@@ -51,6 +51,8 @@ pub(super) struct Machine {
     pub(super) targets: BTreeMap<PathBuf, (NodeKind, Ino)>,
     /// Callers' folders that their caller forgot to make.
     pub(super) absent: BTreeSet<PathBuf>,
+    /// Disks that were pulled out, by the folder where they belong.
+    pub(super) pulled: BTreeMap<PathBuf, Ino>,
     pub(super) openers: BTreeMap<u64, Opener>,
     alive: BTreeSet<Process>,
     pins: BTreeMap<u64, (Process, Ino)>,
@@ -72,6 +74,7 @@ impl Machine {
             frozen: BTreeSet::new(),
             targets: BTreeMap::new(),
             absent: BTreeSet::new(),
+            pulled: BTreeMap::new(),
             openers: BTreeMap::new(),
             alive: BTreeSet::new(),
             pins: BTreeMap::new(),
@@ -183,6 +186,7 @@ impl Machine {
         let loops = self.loops.values().filter_map(|dev| dev.backing.image());
         loops
             .chain(self.pins.values().map(|(_, ino)| *ino))
+            .chain(self.pulled.values().copied())
             .collect()
     }
 

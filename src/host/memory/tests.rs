@@ -358,3 +358,24 @@ fn a_seeded_machine_repeats_itself() {
     assert_eq!(boot(), boot());
     assert_ne!(boot().1, boot().2);
 }
+
+#[test]
+fn a_look_that_fails_is_an_error_and_not_an_absence() {
+    let host = MemoryHost::new();
+    host.fail_look(2, Errno::EIO);
+    assert!(host.list_dir(path("/memory")).is_ok());
+    assert!(host.list_dir(path("/memory")).is_err());
+    assert_eq!((host.looks(), host.effects()), (2, 0));
+}
+
+#[test]
+fn a_disk_that_was_pulled_comes_back_with_all_that_was_on_it() {
+    let host = MemoryHost::new();
+    make_dir(&host, "/memory/pool").unwrap();
+    write(&host, "/memory/pool/f", "x").unwrap();
+    host.pull_disk(path("/memory/pool")).unwrap();
+    let host = host.reboot(false);
+    assert_eq!(host.files_below(path("/memory")), ["pool"]);
+    host.put_disk_back(path("/memory/pool")).unwrap();
+    assert_eq!(host.files_below(path("/memory")), ["pool", "pool/f"]);
+}

@@ -1,0 +1,152 @@
+//! Strangers on a simulated machine: they hold, freeze, steal, and pull disks out.
+
+use std::path::Path;
+
+use nix::errno::Errno;
+
+use super::loops::{Backing, LoopDev};
+use super::machine::{Opened, Opener};
+use super::user::Answer;
+use super::{Keep, MemoryHost};
+use crate::host::FileId;
+
+/// Something that a stranger has open; closed when this is dropped.
+pub struct Held {
+    _keep: Keep,
+}
+
+impl MemoryHost {
+    /// From now on a caller's folder doesn't exist, nor what would be below it.
+    pub fn forget_folder(&self, path: &Path) {
+        self.lock().absent.insert(path.to_path_buf());
+    }
+
+    /// Somebody reads the loop device of an image.
+    pub fn open_reader(&self, image: &Path) -> Answer<Held> {
+        let mut machine = self.lock();
+        let ino = machine.image_at(image)?;
+        let number = *machine.loops_on(ino).first().ok_or(Errno::ENXIO)?;
+        let key = machine.open_loop(None, number);
+        drop(machine);
+        Ok(self.held(key))
+    }
+
+    /// Somebody has a file open below a mount point: it can't be unmounted.
+    pub fn open_file(&self, mount_point: &Path) -> Answer<Held> {
+        let mut machine = self.lock();
+        let id = machine.top(mount_point).ok_or(Errno::ENOENT)?.line.id;
+        let key = machine.fresh();
+        machine.openers.insert(
+            key,
+            Opener {
+                process: None,
+                what: Opened::OnMount(id),
+            },
+        );
+        drop(machine);
+        Ok(self.held(key))
+    }
+
+    fn held(&self, key: u64) -> Held {
+        Held {
+            _keep: Keep {
+                machine: self.machine.clone(),
+                key,
+            },
+        }
+    }
+
+    /// A stranger attaches a loop device of its own to an image.
+    pub fn foreign_loop(&self, image: &Path) -> Answer<u32> {
+        let mut machine = self.lock();
+        let ino = machine.image_at(image)?;
+        let bytes = machine.disk.file(ino)?.live.size;
+        Ok(machine.add_loop(strange(Backing::Image(ino), bytes)))
+    }
+
+    /// A loop device goes, and its number comes to stand for a stranger's file; EBUSY while
+    /// somebody has it open.
+    pub fn steal_loop(&self, number: u32) -> Answer<()> {
+        let mut machine = self.lock();
+        if machine.openers_of(number) > 0 {
+            return Err(Errno::EBUSY);
+        }
+        let inode = machine.fresh();
+        let id = FileId {
+            device: nix::sys::stat::makedev(259, 3),
+            inode,
+        };
+        machine
+            .loops
+            .insert(number, strange(Backing::Stranger(id), 1 << 30));
+        Ok(())
+    }
+
+    /// A stranger gives its loop device back.
+    pub fn release_loop(&self, number: u32) {
+        self.lock().loops.remove(&number);
+    }
+
+    /// A stranger freezes the file system at a path.
+    pub fn freeze(&self, mount_point: &Path) -> Answer<()> {
+        let mut machine = self.lock();
+        let (number, _) = machine.fs_at(mount_point)?;
+        machine.sync_loop(number);
+        machine
+            .frozen
+            .insert(number)
+            .then_some(())
+            .ok_or(Errno::EBUSY)
+    }
+
+    /// Thaws it again; EINVAL if it isn't frozen.
+    pub fn thaw(&self, mount_point: &Path) -> Answer<()> {
+        let mut machine = self.lock();
+        let (number, _) = machine.fs_at(mount_point)?;
+        machine
+            .frozen
+            .remove(&number)
+            .then_some(())
+            .ok_or(Errno::EINVAL)
+    }
+
+    /// The disk of a folder is pulled out: an empty folder is in its place.
+    pub fn pull_disk(&self, folder: &Path) -> Answer<()> {
+        let mut machine = self.lock();
+        let slot = machine.slot(0, folder)?;
+        let ino = machine.disk.find(&slot)?.ok_or(Errno::ENOENT)?;
+        machine.disk.replace(&slot, None)?;
+        machine.pulled.insert(folder.to_path_buf(), ino);
+        Ok(())
+    }
+
+    /// It is put back, with all that was on it.
+    pub fn put_disk_back(&self, folder: &Path) -> Answer<()> {
+        let mut machine = self.lock();
+        let ino = machine.pulled.remove(folder).ok_or(Errno::ENOENT)?;
+        let slot = machine.slot(0, folder)?;
+        machine.disk.replace(&slot, Some(ino))
+    }
+
+    /// The caller removes a leaf of its own, such as a staging folder; EBUSY on a mount point.
+    pub fn remove_leaf(&self, path: &Path) -> Answer<()> {
+        let mut machine = self.lock();
+        if machine.top(path).is_some() {
+            return Err(Errno::EBUSY);
+        }
+        machine.targets.remove(path);
+        Ok(())
+    }
+}
+
+fn strange(backing: Backing, bytes: u64) -> LoopDev {
+    LoopDev {
+        backing,
+        bytes,
+        offset: 0,
+        read_only: false,
+        autoclear: false,
+        no_discard: false,
+        strange: true,
+    }
+}

@@ -1,0 +1,90 @@
+//! Watching a simulated machine, and planning its faults.
+
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+
+use super::mounts::Shown;
+use super::{FaultMode, MemoryHost};
+
+impl MemoryHost {
+    /// Effects performed so far, refused ones included.
+    pub fn effects(&self) -> usize {
+        self.lock().faults.log.len()
+    }
+
+    /// The effects so far, each with what it was about.
+    pub fn effect_log(&self) -> Vec<String> {
+        self.lock().faults.log.clone()
+    }
+
+    /// The `n`-th effect from now on goes wrong; 1 is the next. May be called for several.
+    pub fn fail_effect(&self, n: usize, mode: FaultMode) {
+        self.lock().faults.plan(n, mode);
+    }
+
+    /// The `n`-th look from now on fails with an errno; 1 is the next. A look is any other call of
+    /// the host that can fail; a failed look must never be taken for "nothing there".
+    pub fn fail_look(&self, n: usize, errno: Errno) {
+        self.lock().faults.plan_look(n, errno);
+    }
+
+    /// Looks so far.
+    pub fn looks(&self) -> usize {
+        self.lock().faults.looks
+    }
+
+    /// Every effect of this name is refused from now on; `None` ends that.
+    pub fn fail_always(&self, name: &str, errno: Option<Errno>) {
+        self.lock().faults.always(name, errno);
+    }
+
+    /// No more faults.
+    pub fn clear_faults(&self) {
+        self.lock().faults.clear();
+    }
+
+    /// Invariants that were broken, in words.
+    pub fn violations(&self) -> Vec<String> {
+        self.lock().violations.clone()
+    }
+
+    /// All files and directories below a folder, as paths relative to it.
+    pub fn files_below(&self, folder: &Path) -> Vec<String> {
+        let machine = self.lock();
+        let mut paths = Vec::new();
+        if let Ok(Some(ino)) = machine.find(0, folder) {
+            machine.disk.paths_below(ino, "", &mut paths);
+        }
+        paths
+            .iter()
+            .map(|path| path.trim_start_matches('/').to_string())
+            .collect()
+    }
+
+    /// Callers' leaves that exist.
+    pub fn targets(&self) -> Vec<PathBuf> {
+        self.lock().targets.keys().cloned().collect()
+    }
+
+    /// Mount points of what was mounted since boot.
+    pub fn mounted(&self) -> Vec<PathBuf> {
+        let machine = self.lock();
+        let ours = machine
+            .mounts
+            .iter()
+            .filter(|mounted| mounted.shown != Shown::Base);
+        ours.map(|mounted| mounted.line.mount_point.clone())
+            .collect()
+    }
+
+    /// Numbers of loop devices, with whether somebody has them open.
+    pub fn loop_numbers(&self) -> Vec<(u32, bool)> {
+        let machine = self.lock();
+        machine
+            .loops
+            .keys()
+            .map(|number| (*number, machine.openers_of(*number) > 0))
+            .collect()
+    }
+}
