@@ -321,6 +321,10 @@ async fn render_refusals(page: &mut String) {
 }
 
 #[tokio::test]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "writes a page of the repository, on demand"
+)]
 async fn the_page_is_the_table() {
     let mut page = HEAD.to_string();
     render_conditions(&mut page);
