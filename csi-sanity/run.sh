@@ -240,7 +240,7 @@ for kind in "${kinds[@]}"; do
 done
 build
 # Short: a socket's path has at most 107 bytes.
-work=$(mktemp --directory /tmp/slackwater-sanity.XXXXXX)
+work=$(mktemp --directory "${TMPDIR:-/tmp}/slackwater-sanity.XXXX")
 rm -rf -- "$logs"
 mkdir -p "$logs"
 

@@ -120,6 +120,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::os::unix::ffi::OsStrExt;
+    use std::path::Path;
 
     #[test]
     fn a_line_of_the_manual_is_read() {
@@ -139,7 +140,7 @@ mod tests {
             parse(&text)
                 .unwrap()
                 .iter()
-                .any(|mount| mount.mount_point == PathBuf::from("/"))
+                .any(|mount| mount.mount_point == Path::new("/"))
         );
     }
 

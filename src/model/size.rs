@@ -165,7 +165,7 @@ mod tests {
         #[test]
         fn an_image_is_the_least_multiple_that_holds_the_size(size in 0..MAX) {
             let image = image_bytes(size);
-            prop_assert!(image >= size && image - size < GRAIN && image % GRAIN == 0);
+            prop_assert!(image >= size && image - size < GRAIN && image.is_multiple_of(GRAIN));
         }
 
         #[test]

@@ -82,21 +82,7 @@ impl Driver {
                 reason,
             ))
         };
-        match self.staged_as_block(record)? {
-            Some(path) if path == request.staging_path => {}
-            Some(path) => {
-                return refuse(format!(
-                    "it is staged at {path}, not at {}",
-                    request.staging_path
-                ));
-            }
-            None => {
-                return refuse(format!(
-                    "it is not staged at {} as block; stage it there first",
-                    request.staging_path
-                ));
-            }
-        }
+        self.refuse_unless_staged(record, request)?;
         if self.is_published(request, view, target, read_only)? {
             return Ok(());
         }
@@ -144,5 +130,17 @@ impl Driver {
                 undo: chain(&undo),
             },
         })
+    }
+    fn refuse_unless_staged(&self, record: &VolumeRecord, request: &PublishVolume) -> Result<()> {
+        let wanted = &request.staging_path;
+        let reason = match self.staged_as_block(record)? {
+            Some(path) if path == *wanted => return Ok(()),
+            Some(path) => format!("it is staged at {path}, not at {wanted}"),
+            None => format!("it is not staged at {wanted} as block; stage it there first"),
+        };
+        Err(Error::refused(
+            format!("volume {}", request.volume_id),
+            reason,
+        ))
     }
 }

@@ -138,24 +138,12 @@ impl Driver {
         record: &VolumeRecord,
         request: &CreateVolume,
     ) -> Option<Mismatch> {
-        let differ = |field, found: String, wanted: String| {
-            (found != wanted).then_some(Mismatch {
-                field,
-                found,
-                wanted,
-            })
-        };
-        let wanted = &request.parameters;
         if !request.capacity.admits(record.size) {
-            let range = format!(
-                "{} to {}",
-                request.capacity.required,
-                if request.capacity.limit == 0 {
-                    "any".into()
-                } else {
-                    request.capacity.limit.to_string()
-                }
-            );
+            let most = match request.capacity.limit {
+                0 => "any".to_string(),
+                limit => limit.to_string(),
+            };
+            let range = format!("{} to {most}", request.capacity.required);
             return Some(Mismatch {
                 field: "capacity_bytes",
                 found: record.size.to_string(),
@@ -172,50 +160,46 @@ impl Driver {
         }
         let block_size =
             |size: Option<u32>| size.map_or("of the pool".into(), |size| size.to_string());
-        wanted
-            .pool
-            .as_ref()
-            .and_then(|name| {
-                differ(
-                    "parameters.pool",
-                    pool.definition.name.clone(),
-                    name.clone(),
-                )
-            })
-            .or_else(|| {
-                differ(
-                    "parameters.allocation",
-                    record.allocation.word().into(),
-                    wanted.allocation.word().into(),
-                )
-            })
-            .or_else(|| {
-                differ(
-                    "parameters.blockSize",
-                    block_size(record.asked_block_size),
-                    block_size(wanted.block_size),
-                )
-            })
-            .or_else(|| {
-                differ(
-                    "parameters.mkfsOptions",
-                    record.mkfs_options.join(" "),
-                    wanted.mkfs_options.join(" "),
-                )
-            })
-            .or_else(|| {
-                differ(
-                    "parameters.wipe",
-                    record.created_wipe.word().into(),
-                    wanted.wipe.word().into(),
-                )
-            })
-            .or_else(|| {
-                differ(
-                    "volume_capabilities",
-                    say(&record.capabilities),
-                    say(&request.capabilities),
-                )
+        let (wanted, pool) = (&request.parameters, &pool.definition.name);
+        let fields = [
+            (
+                "parameters.pool",
+                pool.clone(),
+                wanted.pool.as_ref().unwrap_or(pool).clone(),
+            ),
+            (
+                "parameters.allocation",
+                record.allocation.word().into(),
+                wanted.allocation.word().into(),
+            ),
+            (
+                "parameters.blockSize",
+                block_size(record.asked_block_size),
+                block_size(wanted.block_size),
+            ),
+            (
+                "parameters.mkfsOptions",
+                record.mkfs_options.join(" "),
+                wanted.mkfs_options.join(" "),
+            ),
+            (
+                "parameters.wipe",
+                record.created_wipe.word().into(),
+                wanted.wipe.word().into(),
+            ),
+            (
+                "volume_capabilities",
+                say(&record.capabilities),
+                say(&request.capabilities),
+            ),
+        ];
+        let mut fields = fields.into_iter();
+        fields
+            .find(|(_, found, wanted)| found != wanted)
+            .map(|(field, found, wanted)| Mismatch {
+                field,
+                found,
+                wanted,
             })
     }
 

@@ -3,6 +3,8 @@
 //! They have no stage; their file system is mounted at the target itself. Their size is that of
 //! their image, so it holds. One that a reboot left behind is ended at the next start.
 
+use std::path::Path;
+
 use super::capacity::{admit, minimum_size};
 use super::lock::Key;
 use super::pool::Pool;
@@ -34,46 +36,8 @@ impl Driver {
             Some(record) if record.state == VolumeState::Ready => record,
             Some(_) | None => self.create_ephemeral(&pool, id, fs, request)?,
         };
-        let wanted = request
-            .size
-            .max(minimum_size(std::slice::from_ref(&request.capability)));
-        if record.size != wanted {
-            let mismatch = Mismatch {
-                field: "size",
-                found: record.size.to_string(),
-                wanted: wanted.to_string(),
-            };
-            return Err(Error::Exists {
-                kind: Kind::Volume,
-                id: request.volume_id.clone(),
-                mismatch,
-            });
-        }
-        let view = View::of(self, &pool, &record)?;
-        let here = self.table_path(&target)?;
-        if let Some(top) = usage::at(&view.mounts, &here).last() {
-            return match view.device_of(top) {
-                Some(_) if top.is_read_only() == request.read_only => Ok(()),
-                Some(_) => Err(Error::Exists {
-                    kind: Kind::Volume,
-                    id: request.volume_id.clone(),
-                    mismatch: Mismatch {
-                        field: "readonly",
-                        found: top.is_read_only().to_string(),
-                        wanted: request.read_only.to_string(),
-                    },
-                }),
-                None => Err(usage::stranger(&target, top)),
-            };
-        }
-        if let Some(other) = view.uses().first() {
-            return Err(Error::InUse {
-                id: request.volume_id.clone(),
-                holder: format!(
-                    "an inline volume has one target, and it is mounted at {}",
-                    other.mount_point.display()
-                ),
-            });
+        if self.is_inline_published(&pool, &record, request, &target)? {
+            return Ok(());
         }
         let boot = self.host.boot_id().doing(|| "read the boot id".into())?;
         let stage = LastStage {
@@ -100,6 +64,58 @@ impl Driver {
                 },
             }
         })
+    }
+
+    /// Whether the volume is at this target as asked. There otherwise is an error.
+    fn is_inline_published(
+        &self,
+        pool: &Pool,
+        record: &VolumeRecord,
+        request: &PublishEphemeral,
+        target: &Path,
+    ) -> Result<bool> {
+        let wanted = request
+            .size
+            .max(minimum_size(std::slice::from_ref(&request.capability)));
+        if record.size != wanted {
+            let mismatch = Mismatch {
+                field: "size",
+                found: record.size.to_string(),
+                wanted: wanted.to_string(),
+            };
+            return Err(Error::Exists {
+                kind: Kind::Volume,
+                id: request.volume_id.clone(),
+                mismatch,
+            });
+        }
+        let view = View::of(self, pool, record)?;
+        let here = self.table_path(target)?;
+        if let Some(top) = usage::at(&view.mounts, &here).last() {
+            return match view.device_of(top) {
+                Some(_) if top.is_read_only() == request.read_only => Ok(true),
+                Some(_) => Err(Error::Exists {
+                    kind: Kind::Volume,
+                    id: request.volume_id.clone(),
+                    mismatch: Mismatch {
+                        field: "readonly",
+                        found: top.is_read_only().to_string(),
+                        wanted: request.read_only.to_string(),
+                    },
+                }),
+                None => Err(usage::stranger(target, top)),
+            };
+        }
+        if let Some(other) = view.uses().first() {
+            return Err(Error::InUse {
+                id: request.volume_id.clone(),
+                holder: format!(
+                    "an inline volume has one target, and it is mounted at {}",
+                    other.mount_point.display()
+                ),
+            });
+        }
+        Ok(false)
     }
 
     fn create_ephemeral(

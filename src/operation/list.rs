@@ -1,5 +1,7 @@
 //! ListVolumes, ControllerGetVolume, ValidateVolumeCapabilities, and the stateless attach.
 
+use std::sync::Arc;
+
 use super::{Attach, Driver, ListVolumes, Pool, PoolState, Validate, Volume, VolumePage};
 use crate::error::{Error, Kind, Result};
 use crate::model::{VolumeId, Wipe};
@@ -8,6 +10,9 @@ use crate::record::VolumeRecord;
 /// Most entries of a page where the caller sets no bound: with some 300 bytes each well below
 /// the 4 MiB that gRPC clients take by default.
 pub const PAGE: usize = 5000;
+
+/// A volume and where it is.
+pub(super) type Listed = (Arc<Pool>, VolumeRecord);
 
 impl Driver {
     /// ListVolumes, in the order of ids. The token is the last id of the page before, so pages
@@ -25,10 +30,7 @@ impl Driver {
     }
 
     /// One page of records of all pools; an error unless all of them answer.
-    pub(super) fn page(
-        &self,
-        request: &ListVolumes,
-    ) -> Result<(Vec<(std::sync::Arc<Pool>, VolumeRecord)>, String)> {
+    pub(super) fn page(&self, request: &ListVolumes) -> Result<(Vec<Listed>, String)> {
         let after = match request.starting_token.as_str() {
             "" => None,
             token => Some(token.parse::<VolumeId>().map_err(|_| Error::BadToken {

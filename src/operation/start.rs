@@ -214,7 +214,7 @@ impl Driver {
             match pool.backend.delete(record.uuid) {
                 Ok(()) => ended += 1,
                 Err(error) => {
-                    tracing::error!(volume = %record.uuid, error = %chain(&error), "can't end an inline volume of an earlier boot")
+                    tracing::error!(volume = %record.uuid, error = %chain(&error), "can't end an inline volume of an earlier boot");
                 }
             }
         }

@@ -21,7 +21,7 @@ impl FileBackend {
                 tracing::info!(pool = %self.pool.name, "ended a leftover: {what}");
             }
             Err(error) => {
-                tracing::error!(pool = %self.pool.name, error = %chain(&error), "can't end a leftover: {what}")
+                tracing::error!(pool = %self.pool.name, error = %chain(&error), "can't end a leftover: {what}");
             }
         };
         for number in self.idle_loops(in_use)? {

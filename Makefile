@@ -1,0 +1,89 @@
+# `make` prints what there is. Tests need root for mounts and loop devices: as another user, sudo is
+# asked for, and only test programs run with it.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+export PATH := $(HOME)/.cargo/bin:/usr/local/go/bin:/usr/local/sbin:/usr/sbin:/sbin:$(PATH)
+
+CARGO := cargo
+LOGS := target/test-logs
+CARGO_DENY := 0.20.2
+ifeq ($(shell id -u),0)
+AS_ROOT :=
+else
+AS_ROOT := sudo --preserve-env env PATH=$(PATH)
+# cargo builds as the user, and starts what it built as root.
+RUNNER := --config 'target."cfg(all())".runner = ["sudo", "--preserve-env", "env", "PATH=$(PATH)"]'
+endif
+
+.PHONY: help
+help: ## Print this help
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: ## See it work: build, then volumes of every kind from create to delete on a throw-away pool
+	@scripts/deps demo
+	$(CARGO) build --release --locked
+	@$(AS_ROOT) target/release/slackwater demo
+
+.PHONY: test
+test: ## Prove it: everything but benchmarks (as root, or with sudo)
+	@scripts/deps test
+	@rm -rf $(LOGS) && mkdir -p $(LOGS) && touch $(LOGS)/cargo.log $(LOGS)/sanity.log
+	@$(MAKE) check
+	@code=0; tests/machine.sh around $(MAKE) --keep-going tests sanity || code=$$?; \
+	scripts/summary $(LOGS)/cargo.log $(LOGS)/sanity.log && exit $$code
+
+.PHONY: check
+check: fmt-check lint deny docs ## What needs no root: layout, lints, dependencies, docs
+
+.PHONY: fmt-check
+fmt-check:
+	$(CARGO) fmt --check
+
+.PHONY: lint
+lint: ## clippy, with and without the fault harness
+	$(CARGO) clippy --locked --all-targets -- --deny warnings
+	$(CARGO) clippy --locked --all-targets --features fault -- --deny warnings
+
+.PHONY: deny
+deny: cargo-deny ## Licences, bans and sources of dependencies
+	$(CARGO) deny --locked check bans licenses sources
+
+.PHONY: audit
+audit: cargo-deny ## Known vulnerabilities of dependencies (needs a network)
+	$(CARGO) deny --locked check advisories
+
+.PHONY: cargo-deny
+cargo-deny:
+	@$(CARGO) deny --version >/dev/null 2>&1 || $(CARGO) install --locked cargo-deny@$(CARGO_DENY)
+
+.PHONY: docs
+docs: ## The sources' own documentation, without a warning
+	RUSTDOCFLAGS='--deny warnings' $(CARGO) doc --locked --no-deps
+
+.PHONY: tests
+tests: ## cargo test, all of it, also those in the guest
+	@mkdir -p $(LOGS)
+	$(CARGO) test --locked --no-fail-fast --features fault $(RUNNER) 2>&1 | tee $(LOGS)/cargo.log
+
+.PHONY: sanity
+sanity: ## csi-sanity, two releases, against the real binary on every kind of pool
+	@mkdir -p $(LOGS)
+	$(CARGO) build --locked
+	$(AS_ROOT) env SLACKWATER=$(CURDIR)/target/debug/slackwater csi-sanity/run.sh 2>&1 | tee $(LOGS)/sanity.log
+
+.PHONY: bench
+bench: ## Measure it, beside the same system calls by hand (docs/performance.md)
+	@scripts/deps bench
+	$(CARGO) bench --locked $(RUNNER)
+
+.PHONY: fmt
+fmt: ## Format the sources
+	$(CARGO) fmt
+
+.PHONY: clean
+clean: ## Remove what was built
+	$(CARGO) clean

@@ -1,0 +1,96 @@
+#!/bin/bash
+# Whether something leaves the machine as it found it.
+#
+#   tests/machine.sh around COMMAND...    runs it with a TMPDIR of its own, and looks afterwards
+#   tests/machine.sh before FILE          writes down what there is
+#   tests/machine.sh after FILE           prints what is there now and wasn't; 1 if that is anything
+#
+# Only ours is looked at, so that a stranger's work beside a test run doesn't fail it:
+# - loop devices and mounts whose file or path has a folder named `slackwater-...`,
+# - processes whose command line has one, and processes named slackwater,
+# - what lies in TMPDIR and is named so; volume groups named so; the driver's default folders.
+# `around` looks at nothing but its own TMPDIR, and there at everything.
+#
+# So every test keeps its files below a temporary folder (TMPDIR) that is named `slackwater-...`.
+
+set -euo pipefail
+
+say() { printf '%s\n' "$*" >&2; }
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }
+
+# Loop devices, mounts and processes with a text in their path or command line.
+traces() {
+    local device file pid line
+    for device in /sys/block/loop*; do
+        file=$(cat "$device/loop/backing_file" 2>/dev/null) || continue
+        [[ $file != *"$1"* ]] || echo "loop device on $file"
+    done
+    while read -r _ _ _ _ line _; do
+        line=$(printf '%b' "$line") # \040 is a blank
+        [[ $line != *"$1"* ]] || echo "mount at $line"
+    done </proc/self/mountinfo
+    for pid in /proc/[0-9]*; do
+        line=$(as_root cat "$pid/cmdline" 2>/dev/null | tr '\0' ' ') || continue
+        # Not this script, nor what it was given to run.
+        [[ $line != *"$1"* || $line == *tests/machine.sh* ]] || echo "process ${pid#/proc/}: $line"
+    done
+}
+
+everything() {
+    traces /slackwater-
+    local pid
+    for pid in $(pgrep -x slackwater || true); do echo "process $pid named slackwater"; done
+    find "${TMPDIR:-/tmp}" -maxdepth 1 -name 'slackwater-*' -printf 'left %p\n'
+    ! command -v vgs >/dev/null ||
+        as_root vgs --noheadings --options vg_name 2>/dev/null | grep --only-matching 'slackwater.*' |
+        sed 's/^/volume group /' || true
+    default_folders
+}
+
+# Tests name their own folders: these belong to a driver in use.
+default_folders() { find /run/slackwater /var/lib/slackwater -printf 'file %p\n' 2>/dev/null || true; }
+
+# What ends by itself gets a moment.
+settled() {
+    local left end=$((SECONDS + 5))
+    while left=$("$@") && [ -n "$left" ] && [ "$SECONDS" -lt "$end" ]; do sleep 0.2; done
+    [ -n "$left" ] || return 0
+    printf '%s\n' "$left"
+}
+
+around() {
+    local code=0 left folders_before
+    work=$(mktemp --directory /tmp/slackwater-run.XXXX)
+    folders_before=$(default_folders | sort)
+    TMPDIR=$work "$@" || code=$?
+    left=$(settled rest "$folders_before")
+    if [ -n "$left" ]; then
+        say "The machine is not as it was found:"
+        say "$left"
+        [ "$code" != 0 ] || code=1
+    else
+        say "The machine is as it was found."
+        as_root rm -rf --one-file-system -- "$work"
+    fi
+    return "$code"
+}
+
+# rest FOLDERS: what `around` must not find.
+rest() {
+    traces "$work"
+    as_root find "$work" -mindepth 1 -maxdepth 1 -printf 'left %p\n'
+    comm -13 <(printf '%s\n' "$1") <(default_folders | sort)
+}
+
+new_since() { comm -13 - <(everything | sort --unique) <"$1"; }
+
+case ${1:-} in
+around) around "${@:2}" ;;
+before) everything | sort --unique >"$2" ;;
+after)
+    left=$(settled new_since "$2")
+    [ -z "$left" ] || { say "The machine is not as it was found:"; say "$left"; exit 1; }
+    say "The machine is as it was found."
+    ;;
+*) sed --quiet '2,/^$/s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+esac

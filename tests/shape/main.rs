@@ -1,0 +1,87 @@
+//! The shape of the sources: which module may use which, and how large a part may be.
+//!
+//! The arrows and their reasons are in docs/architecture.md; this is what holds them. The rules
+//! themselves are tested on small inputs, so a checker that sees nothing doesn't pass.
+
+mod rules;
+mod tokens;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rules::{Source, complaints, module_of};
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn sources() -> Vec<Source> {
+    let mut found = Vec::new();
+    let top = root().join("src");
+    let mut folders = vec![top.clone()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("src/ can be read") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|ext| ext == "rs") {
+                found.push(read(&top, &path));
+            }
+        }
+    }
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    found
+}
+
+fn read(top: &Path, path: &Path) -> Source {
+    let inside = path.strip_prefix(top).expect("below src/");
+    Source {
+        path: inside.to_str().expect("a plain name").to_string(),
+        text: fs::read_to_string(path).expect("a source is text"),
+    }
+}
+
+#[test]
+fn the_sources_keep_to_the_rules_of_the_house() {
+    let found = complaints(&sources());
+    assert!(found.is_empty(), "\n{}\n", found.join("\n"));
+}
+
+#[test]
+fn the_checker_sees_the_sources() {
+    let sources = sources();
+    let stage = sources
+        .iter()
+        .find(|source| source.path == "operation/stage.rs")
+        .expect("src/operation/stage.rs is there");
+    let used = rules::uses(&stage.path, &tokens::tokens(&stage.text));
+    for module in ["backend", "host", "record", "model", "error"] {
+        assert!(
+            used.iter().any(|(to, _)| to == module),
+            "{module}: {used:?}"
+        );
+    }
+}
+
+#[test]
+fn the_map_names_every_module_and_only_files_that_exist() {
+    let map = fs::read_to_string(root().join("docs/architecture.md")).expect("there is a map");
+    for source in sources() {
+        let module = module_of(&source.path);
+        let named = [format!("src/{module}.rs"), format!("src/{module}/")];
+        assert!(
+            named.iter().any(|name| map.contains(name)),
+            "docs/architecture.md doesn't name {}",
+            named.join(" or ")
+        );
+    }
+    let named = map
+        .split('`')
+        .filter(|text| text.starts_with("src/") && !text.contains(' '));
+    for name in named {
+        assert!(
+            root().join(name).exists(),
+            "docs/architecture.md names {name}"
+        );
+    }
+}
