@@ -14,6 +14,8 @@
 //! The rule: **a final code only where it's certain that nothing is left.** The table is tested
 //! and rendered into `docs/errors.md`. This is the only place that knows codes.
 
+#![deny(clippy::wildcard_enum_match_arm)]
+
 use tonic::{Code, Status};
 
 use super::Rpc;
@@ -55,10 +57,12 @@ pub fn code(rpc: Rpc, error: &Error) -> Code {
         // What was done before has been undone durably (a failed undo is `Undo`): final.
         Error::Host { .. } if error.is_no_space() => no_space(rpc),
         Error::Host { source, .. } => match source.cause {
-            HostCause::Missing { .. } => Code::FailedPrecondition,
-            HostCause::Errno(_) | HostCause::Tool { .. } | HostCause::Unexpected(_) => {
-                Code::Internal
-            }
+            // For growth FAILED_PRECONDITION would mean "in use", and nothing would be tried again.
+            HostCause::Missing { .. } if !grows(rpc) => Code::FailedPrecondition,
+            HostCause::Missing { .. }
+            | HostCause::Errno(_)
+            | HostCause::Tool { .. }
+            | HostCause::Unexpected(_) => Code::Internal,
         },
         // Nobody knows what a defect has left behind.
         Error::Bug { .. } if makes(rpc) => Code::Aborted,
@@ -69,10 +73,15 @@ pub fn code(rpc: Rpc, error: &Error) -> Code {
 /// RESOURCE_EXHAUSTED has a new volume scheduled elsewhere, and everything else repeated. Growth
 /// would be repeated for ever; OUT_OF_RANGE lets the user lower the claim again.
 fn no_space(rpc: Rpc) -> Code {
-    match rpc {
-        Rpc::ControllerExpandVolume | Rpc::NodeExpandVolume => Code::OutOfRange,
-        _ => Code::ResourceExhausted,
+    if grows(rpc) {
+        Code::OutOfRange
+    } else {
+        Code::ResourceExhausted
     }
+}
+
+fn grows(rpc: Rpc) -> bool {
+    matches!(rpc, Rpc::ControllerExpandVolume | Rpc::NodeExpandVolume)
 }
 
 /// Calls that make something which the caller forgets after a final code.

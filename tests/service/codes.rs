@@ -1,1 +1,565 @@
-//! To come.
+//! The code table: rendered into `docs/errors.md`, and met row by row through the real driver.
+
+mod document;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use slackwater::csi::volume_capability::access_mode::Mode;
+use slackwater::csi::*;
+use slackwater::host::memory::{MemoryHost, MemoryOptions};
+use slackwater::model::Alpha;
+use tonic::{Code, Status};
+
+use crate::calls::Call;
+use crate::gate::GatedHost;
+use crate::harness::*;
+
+/// Sends a call that must be refused with this code and these words.
+async fn refused(node: &Node, call: impl Into<Call>, code: Code, words: &str) -> Status {
+    let call = call.into();
+    let rpc = call.rpc();
+    let status = match call.send(node).await {
+        Ok(answer) => panic!("{rpc} was answered with {answer}"),
+        Err(status) => status,
+    };
+    assert_eq!(status.code(), code, "{rpc}: {}", status.message());
+    assert!(
+        status.message().contains(words),
+        "{rpc}: {}",
+        status.message()
+    );
+    assert!(status.details().is_empty(), "details stay empty");
+    status
+}
+
+fn delete(id: &str) -> DeleteVolumeRequest {
+    DeleteVolumeRequest {
+        volume_id: id.to_string(),
+        ..Default::default()
+    }
+}
+
+fn attach(id: &str, node_id: &str) -> ControllerPublishVolumeRequest {
+    ControllerPublishVolumeRequest {
+        volume_id: id.to_string(),
+        node_id: node_id.to_string(),
+        volume_capability: Some(mount()),
+        ..Default::default()
+    }
+}
+
+fn grow(id: &str, required: i64, limit: i64) -> ControllerExpandVolumeRequest {
+    ControllerExpandVolumeRequest {
+        volume_id: id.to_string(),
+        capacity_range: range(required, limit),
+        ..Default::default()
+    }
+}
+
+fn grow_node(id: &str, path: &str, required: i64) -> NodeExpandVolumeRequest {
+    NodeExpandVolumeRequest {
+        volume_id: id.to_string(),
+        volume_path: path.to_string(),
+        capacity_range: at_least(required),
+        ..Default::default()
+    }
+}
+
+fn stats(id: &str, path: &str) -> NodeGetVolumeStatsRequest {
+    NodeGetVolumeStatsRequest {
+        volume_id: id.to_string(),
+        volume_path: path.to_string(),
+        ..Default::default()
+    }
+}
+
+/// A well-formed id of a pool that nobody has.
+const ELSEWHERE: &str = "00000000-0000-4000-8000-000000000001.00000000-0000-5000-8000-000000000002";
+
+#[tokio::test]
+async fn create_volume() {
+    let node = Node::start().await;
+    node.create("taken").await;
+    let other_size = CreateVolumeRequest {
+        capacity_range: range(2 * GIB, 2 * GIB),
+        ..create("taken")
+    };
+    refused(&node, other_size, Code::AlreadyExists, "capacity_bytes").await;
+    let other_class = CreateVolumeRequest {
+        parameters: map([("allocation", "thick")]),
+        ..create("taken")
+    };
+    refused(
+        &node,
+        other_class,
+        Code::AlreadyExists,
+        "allocation thin instead of thick",
+    )
+    .await;
+    let other_access = CreateVolumeRequest {
+        volume_capabilities: vec![block()],
+        ..create("taken")
+    };
+    refused(
+        &node,
+        other_access,
+        Code::AlreadyExists,
+        "volume_capabilities",
+    )
+    .await;
+
+    let elsewhere = Topology {
+        segments: map([("topology.csi.slackwater.dev/home", "another")]),
+    };
+    let elsewhere = CreateVolumeRequest {
+        accessibility_requirements: Some(TopologyRequirement {
+            requisite: vec![elsewhere.clone()],
+            preferred: vec![elsewhere],
+        }),
+        ..create("elsewhere")
+    };
+    refused(
+        &node,
+        elsewhere,
+        Code::ResourceExhausted,
+        "accessibility_requirements",
+    )
+    .await;
+    let keyless = CreateVolumeRequest {
+        accessibility_requirements: Some(TopologyRequirement {
+            requisite: vec![Topology::default()],
+            preferred: vec![],
+        }),
+        ..create("keyless")
+    };
+    refused(
+        &node,
+        keyless,
+        Code::ResourceExhausted,
+        "accessibility_requirements",
+    )
+    .await;
+
+    let large = CreateVolumeRequest {
+        capacity_range: at_least(1 << 45),
+        ..create("large")
+    };
+    refused(&node, large, Code::ResourceExhausted, "pool default").await;
+    let small = CreateVolumeRequest {
+        capacity_range: range(MIB, 100 * MIB),
+        volume_capabilities: vec![mount_as("xfs", &[])],
+        ..create("small")
+    };
+    refused(&node, small, Code::OutOfRange, "capacity_range.limit_bytes").await;
+    let absurd = CreateVolumeRequest {
+        capacity_range: at_least(i64::MAX),
+        ..create("absurd")
+    };
+    refused(
+        &node,
+        absurd,
+        Code::OutOfRange,
+        "capacity_range.required_bytes",
+    )
+    .await;
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn create_volume_on_a_host_that_fails() {
+    let node = Node::start().await;
+    let volumes = Path::new("/memory/default/volumes");
+    node.host.fail_always("allocate", Some(Errno::EIO));
+    refused(&node, create("v"), Code::Internal, "EIO").await;
+    let left = node.host.files_below(volumes);
+    assert!(
+        left.is_empty(),
+        "a final code with something left: {left:?}"
+    );
+    node.host.fail_always("allocate", Some(Errno::ENOSPC));
+    refused(&node, create("v"), Code::ResourceExhausted, "ENOSPC").await;
+    node.host.clear_faults();
+    // Neither the work nor its undoing works.
+    node.host.fail_always("rename", Some(Errno::EIO));
+    refused(&node, create("v"), Code::Aborted, "clean-up").await;
+    assert!(!node.host.files_below(volumes).is_empty());
+    node.host.clear_faults();
+    node.create("v").await;
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn a_defect_is_never_final_for_what_it_may_have_left() {
+    let machine = MemoryHost::new();
+    let host = GatedHost::new(machine.clone());
+    let node = Node::on(machine, Arc::new(host.clone()), Alpha::default(), |_| {}).await;
+    let id = node.create("v").await.volume_id;
+    host.panic_from_now();
+    refused(&node, create("w"), Code::Aborted, "defect").await;
+    refused(&node, stage(&id), Code::Aborted, "defect").await;
+    refused(&node, delete(&id), Code::Internal, "defect").await;
+    assert_eq!(node.driver.locks_held(), 0, "a defect gives its locks back");
+    assert_eq!(node.driver.running(), 0);
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn a_pool_that_is_not_served_is_unavailable_and_never_not_found() {
+    let node = Node::start().await;
+    let id = ELSEWHERE;
+    let unavailable: [Call; 7] = [
+        delete(id).into(),
+        attach(id, NODE).into(),
+        grow(id, GIB, 0).into(),
+        ControllerModifyVolumeRequest {
+            volume_id: id.into(),
+            ..Default::default()
+        }
+        .into(),
+        ValidateVolumeCapabilitiesRequest {
+            volume_id: id.into(),
+            volume_capabilities: vec![mount()],
+            ..Default::default()
+        }
+        .into(),
+        stage(id).into(),
+        publish(id, TARGET).into(),
+    ];
+    for call in unavailable {
+        refused(
+            &node,
+            call,
+            Code::Unavailable,
+            "00000000-0000-4000-8000-000000000001",
+        )
+        .await;
+    }
+    // The mount table is enough for these.
+    let unstage = NodeUnstageVolumeRequest {
+        volume_id: id.into(),
+        staging_target_path: STAGING.into(),
+    };
+    node.node
+        .clone()
+        .node_unstage_volume(unstage)
+        .await
+        .unwrap();
+    let unpublish = NodeUnpublishVolumeRequest {
+        volume_id: id.into(),
+        target_path: TARGET.into(),
+    };
+    node.node
+        .clone()
+        .node_unpublish_volume(unpublish)
+        .await
+        .unwrap();
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn a_damaged_record_is_never_a_forgotten_volume() {
+    let before = Node::start().await;
+    let id = before.create("v").await.volume_id;
+    let uuid = id.split_once('.').unwrap().1;
+    let record = format!("/memory/default/volumes/{uuid}/record.json");
+    before
+        .host
+        .put_file(Path::new(&record), b"{ not json")
+        .unwrap();
+    let machine = before.host.restart_process();
+    before.stop().await;
+    let node = Node::on(machine.clone(), Arc::new(machine), Alpha::default(), |_| {}).await;
+    refused(&node, create("v"), Code::Unavailable, "damaged").await;
+    refused(&node, stage(&id), Code::Unavailable, "damaged").await;
+    refused(&node, grow(&id, 2 * GIB, 0), Code::Internal, "damaged").await;
+    // A delete must not end a volume whose record says nothing any more.
+    let status = node.controller.clone().delete_volume(delete(&id)).await;
+    if let Err(status) = status {
+        assert_eq!(status.code(), Code::Internal, "{status:?}");
+    }
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn delete_volume() {
+    let node = Node::start().await;
+    let id = node.staged("v").await;
+    refused(&node, delete(&id), Code::FailedPrecondition, STAGING).await;
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn the_controllers_other_calls() {
+    let node = Node::with_alpha(all_alpha()).await;
+    let id = node.create("v").await.volume_id;
+    refused(
+        &node,
+        attach("nothing", NODE),
+        Code::NotFound,
+        "volume nothing",
+    )
+    .await;
+    refused(&node, attach(&id, "node-2"), Code::NotFound, "node node-2").await;
+    let validate = ValidateVolumeCapabilitiesRequest {
+        volume_id: "nothing".into(),
+        volume_capabilities: vec![mount()],
+        ..Default::default()
+    };
+    refused(&node, validate, Code::NotFound, "nothing").await;
+    let list = |token: &str| ListVolumesRequest {
+        starting_token: token.into(),
+        ..Default::default()
+    };
+    refused(
+        &node,
+        list("invalid-token"),
+        Code::Aborted,
+        "start the list again",
+    )
+    .await;
+    let list = ControllerListVolumeHealthRequest {
+        starting_token: "\u{7f}".into(),
+        ..Default::default()
+    };
+    refused(&node, list, Code::Aborted, "starting_token").await;
+    let get = ControllerGetVolumeRequest {
+        volume_id: "nothing".into(),
+    };
+    refused(&node, get, Code::NotFound, "nothing").await;
+    let health = ControllerGetVolumeHealthRequest {
+        volume_id: "nothing".into(),
+        ..Default::default()
+    };
+    refused(&node, health, Code::NotFound, "nothing").await;
+    let modify = ControllerModifyVolumeRequest {
+        volume_id: "nothing".into(),
+        mutable_parameters: map([("wipe", "zero")]),
+        ..Default::default()
+    };
+    refused(&node, modify, Code::NotFound, "nothing").await;
+
+    refused(&node, grow("nothing", GIB, 0), Code::NotFound, "nothing").await;
+    refused(&node, grow(&id, 0, MIB), Code::OutOfRange, "never shrink").await;
+    // The user can lower the claim again; RESOURCE_EXHAUSTED would be repeated for ever.
+    refused(
+        &node,
+        grow(&id, 1 << 45, 0),
+        Code::OutOfRange,
+        "pool default",
+    )
+    .await;
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn node_stage_volume() {
+    let node = Node::start().await;
+    let id = node.staged("v").await;
+    let other_fs = NodeStageVolumeRequest {
+        volume_capability: Some(mount_as("xfs", &[])),
+        ..stage(&id)
+    };
+    let status = node
+        .node
+        .clone()
+        .node_stage_volume(other_fs)
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(
+            status.code(),
+            Code::AlreadyExists | Code::FailedPrecondition
+        ),
+        "{status:?}"
+    );
+    let as_block = NodeStageVolumeRequest {
+        volume_capability: Some(block()),
+        ..stage(&id)
+    };
+    refused(&node, as_block, Code::FailedPrecondition, &id[37..]).await;
+    refused(&node, stage("nothing"), Code::NotFound, "nothing").await;
+
+    let fresh = node.create("fresh").await.volume_id;
+    let path = "/var/lib/kubelet/fresh".to_string();
+    let stage = || NodeStageVolumeRequest {
+        staging_target_path: path.clone(),
+        ..stage(&fresh)
+    };
+    node.host.fail_always("mount", Some(Errno::EIO));
+    refused(&node, stage(), Code::Internal, "EIO").await;
+    node.host.fail_always("mount", Some(Errno::ENOSPC));
+    refused(&node, stage(), Code::ResourceExhausted, "ENOSPC").await;
+    node.host.clear_faults();
+    node.node.clone().node_stage_volume(stage()).await.unwrap();
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn node_publish_volume() {
+    let node = Node::start().await;
+    refused(&node, publish("nothing", TARGET), Code::NotFound, "nothing").await;
+    let id = node.create("v").await.volume_id;
+    refused(
+        &node,
+        publish(&id, TARGET),
+        Code::FailedPrecondition,
+        "not staged",
+    )
+    .await;
+    let unsaid = NodePublishVolumeRequest {
+        staging_target_path: String::new(),
+        ..publish(&id, TARGET)
+    };
+    refused(
+        &node,
+        unsaid,
+        Code::FailedPrecondition,
+        "staging_target_path",
+    )
+    .await;
+    node.node
+        .clone()
+        .node_stage_volume(stage(&id))
+        .await
+        .unwrap();
+    node.node
+        .clone()
+        .node_publish_volume(publish(&id, TARGET))
+        .await
+        .unwrap();
+    let read_only = NodePublishVolumeRequest {
+        readonly: true,
+        ..publish(&id, TARGET)
+    };
+    refused(&node, read_only, Code::AlreadyExists, TARGET).await;
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn a_single_writer_is_single() {
+    let node = Node::start().await;
+    let id = node.staged("v").await;
+    let single = |target: &str, mode_: Mode| NodePublishVolumeRequest {
+        volume_capability: Some(VolumeCapability {
+            access_mode: mode(mode_),
+            ..mount()
+        }),
+        ..publish(&id, target)
+    };
+    let second = "/var/lib/kubelet/second";
+    let mut kubelet = node.node.clone();
+    kubelet
+        .node_publish_volume(single(TARGET, Mode::SingleNodeSingleWriter))
+        .await
+        .unwrap();
+    let again = single(second, Mode::SingleNodeSingleWriter);
+    refused(&node, again, Code::FailedPrecondition, TARGET).await;
+    // Several pods of one node share a ReadWriteOnce volume.
+    let unpublish = NodeUnpublishVolumeRequest {
+        volume_id: id.clone(),
+        target_path: TARGET.into(),
+    };
+    kubelet.node_unpublish_volume(unpublish).await.unwrap();
+    for target in [TARGET, second] {
+        kubelet
+            .node_publish_volume(single(target, Mode::SingleNodeMultiWriter))
+            .await
+            .unwrap();
+    }
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn stats_and_growth_on_the_node() {
+    let node = Node::start().await;
+    let id = node.staged("v").await;
+    refused(
+        &node,
+        stats("nothing", "some/path"),
+        Code::NotFound,
+        "nothing",
+    )
+    .await;
+    refused(&node, stats(&id, "some/path"), Code::NotFound, "some/path").await;
+    refused(
+        &node,
+        grow_node("nothing", "some/path", GIB),
+        Code::NotFound,
+        "nothing",
+    )
+    .await;
+    refused(
+        &node,
+        grow_node(&id, STAGING, 2 * GIB),
+        Code::OutOfRange,
+        "capacity_range",
+    )
+    .await;
+    node.controller
+        .clone()
+        .controller_expand_volume(grow(&id, 2 * GIB, 0))
+        .await
+        .unwrap();
+    node.host.fail_always("grow_fs", Some(Errno::ENOSPC));
+    refused(
+        &node,
+        grow_node(&id, STAGING, 2 * GIB),
+        Code::OutOfRange,
+        "ENOSPC",
+    )
+    .await;
+    node.host.clear_faults();
+    node.node
+        .clone()
+        .node_expand_volume(grow_node(&id, STAGING, 2 * GIB))
+        .await
+        .unwrap();
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn a_full_pool_refuses_thick_volumes_as_the_scheduler_needs_it() {
+    let machine = MemoryHost::with_options(MemoryOptions {
+        capacity: 3 << 30,
+        ..Default::default()
+    });
+    let node = Node::on(machine.clone(), Arc::new(machine), Alpha::default(), |_| {}).await;
+    let thick = |name: &str| CreateVolumeRequest {
+        parameters: map([("allocation", "thick")]),
+        capacity_range: at_least(2 * GIB),
+        ..create(name)
+    };
+    let made = node
+        .controller
+        .clone()
+        .create_volume(thick("a"))
+        .await
+        .unwrap();
+    // A lost answer must not leak: what exists is compared before room is looked at.
+    let again = node
+        .controller
+        .clone()
+        .create_volume(thick("a"))
+        .await
+        .unwrap();
+    assert_eq!(made.into_inner(), again.into_inner());
+    refused(
+        &node,
+        thick("b"),
+        Code::ResourceExhausted,
+        "bytes available",
+    )
+    .await;
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn a_stopping_driver_is_unavailable() {
+    let node = Node::start().await;
+    node.driver.stop();
+    refused(&node, create("v"), Code::Unavailable, "stopping").await;
+    refused(&node, stage("v"), Code::Unavailable, "stopping").await;
+    node.stop().await;
+}
