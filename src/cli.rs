@@ -12,12 +12,16 @@ mod volumes;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};
 
 use crate::config::{self, BadConfig, Folder, Given};
+use crate::demo;
 use crate::error;
+use crate::host::Host;
+use crate::host::linux::LinuxHost;
 use crate::model::PoolDefinition;
 
 /// The command line was understood, and what it asks for can't be: sysexits.h's EX_USAGE.
@@ -42,6 +46,15 @@ enum Command {
     /// Make, adopt, forget and list pools
     #[command(subcommand, disable_help_subcommand = true)]
     Pool(PoolCommand),
+    /// Show it all on a throw-away pool, in seconds
+    Demo {
+        /// Leave the driver and its volumes until Ctrl-C
+        #[arg(long)]
+        keep: bool,
+        /// Where the demo's folder is made [default: the folder for temporary files]
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
     /// Tell what this host and its pools can and can't do; exit 1 if a pool can't work
     Doctor {
         #[command(flatten)]
@@ -207,6 +220,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let ending = match cli.command {
         Command::Serve(args) => serve::serve(args.config.as_deref(), args.given),
         Command::Pool(command) => pool::run(command),
+        Command::Demo { keep, dir } => demo(&demo::Options { keep, dir }),
         Command::Doctor {
             place,
             allowed_path,
@@ -227,6 +241,14 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             eprintln!("slackwater: {}", error::chain(error.as_ref()));
             ExitCode::FAILURE
         }
+    }
+}
+
+fn demo(options: &demo::Options) -> Result<ExitCode, Failure> {
+    match demo::run(options) {
+        Ok(true) => Ok(ExitCode::SUCCESS),
+        Ok(false) => Ok(ExitCode::FAILURE),
+        Err(failed) => Err(Failure::run(failed)),
     }
 }
 
@@ -265,8 +287,6 @@ fn sentence(error: &clap::Error) -> String {
 }
 
 /// The kernel of this machine; mounts are made below these folders alone.
-fn real_host(_allowed: &[PathBuf]) -> Result<std::sync::Arc<dyn crate::host::Host>, Failure> {
-    Err(Failure::run(error::Error::Bug {
-        invariant: "no host yet".into(),
-    }))
+fn real_host(allowed: &[PathBuf]) -> Arc<dyn Host> {
+    Arc::new(LinuxHost::new(allowed.to_vec()))
 }

@@ -10,6 +10,7 @@ mod pool;
 use std::fmt;
 use std::path::PathBuf;
 
+pub use kernel::effective_capabilities;
 use serde::Serialize;
 
 use crate::host::Host;

@@ -226,6 +226,7 @@ pub trait Host: Send + Sync + 'static {
     fn random_uuid(&self) -> Uuid;
     /// Seconds since 1970.
     fn now(&self) -> u64;
-    /// Name of what is missing for volumes on this host, with the fix; empty if all is there.
+    /// Name of what is missing, without which no volume works on this host, with the fix; empty
+    /// if all is there.
     fn missing(&self) -> Vec<String>;
 }

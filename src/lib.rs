@@ -4,6 +4,7 @@ pub mod backend;
 pub mod cli;
 pub mod config;
 pub mod csi;
+pub mod demo;
 pub mod doctor;
 pub mod error;
 pub mod host;

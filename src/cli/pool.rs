@@ -35,7 +35,7 @@ fn only_file(pool: &PoolDefinition) -> Result<(), Failure> {
 
 fn init(pool: &PoolDefinition, settled: &Settled) -> Result<ExitCode, Failure> {
     only_file(pool)?;
-    let host = real_host(&[])?;
+    let host = real_host(&[]);
     let made = pool_admin::init(host.as_ref(), &settled.node_record, pool)?;
     for warning in &made.warnings {
         eprintln!("slackwater: pool {}: note: {warning}", pool.name);
@@ -69,7 +69,7 @@ fn adopt(text: &str, settled: &Settled) -> Result<ExitCode, Failure> {
     } else {
         None
     };
-    let host = real_host(&[])?;
+    let host = real_host(&[]);
     let pool = match given {
         Some(pool) => pool,
         None => find(text, settled, host.as_ref())?,
@@ -118,7 +118,7 @@ fn find(
 }
 
 fn forget(which: &str, settled: &Settled) -> Result<ExitCode, Failure> {
-    let host = real_host(&[])?;
+    let host = real_host(&[]);
     let (id, known) = pool_admin::forget(host.as_ref(), &settled.node_record, which)?;
     if settled.json {
         print::json(&json!({ "id": id, "name": known.name, "place": known.place }));
@@ -132,7 +132,7 @@ fn forget(which: &str, settled: &Settled) -> Result<ExitCode, Failure> {
 }
 
 fn list(settled: &Settled) -> Result<ExitCode, Failure> {
-    let host = real_host(&[])?;
+    let host = real_host(&[]);
     let entries = inventory::pools(host.as_ref(), &settled.node_record, &settled.pools)?;
     if settled.json {
         let rows: Vec<_> = entries

@@ -90,7 +90,7 @@ fn open(config: Config) -> Result<Driver, Failure> {
         };
         Arc::new(MemoryHost::with_options(options))
     } else {
-        real_host(&config.allowed_paths)?
+        real_host(&config.allowed_paths)
     };
     let settings = Settings {
         node_name: config.node_name,

@@ -13,12 +13,10 @@ const CAP_SYS_RESOURCE: u32 = 24;
 const SCRATCH_BYTES: u64 = 16 << 20;
 
 /// Program, Debian package, what for.
-const PROGRAMS: [(&str, &str, &str); 6] = [
+const PROGRAMS: [(&str, &str, &str); 4] = [
     ("blkid", "util-linux", "reading what is on a volume"),
     ("mkfs.ext4", "e2fsprogs", "ext4 volumes"),
-    ("resize2fs", "e2fsprogs", "growing ext4 volumes"),
     ("mkfs.xfs", "xfsprogs", "xfs volumes"),
-    ("xfs_growfs", "xfsprogs", "growing xfs volumes"),
     ("mkfs.btrfs", "btrfs-progs", "btrfs volumes"),
 ];
 
@@ -62,12 +60,16 @@ fn kernel(release: &str) -> Check {
     Check::ok("kernel", release)
 }
 
-fn capabilities(status: &str) -> Vec<Check> {
-    let effective = status
+/// The set of capabilities in effect, by /proc/self/status.
+pub fn effective_capabilities(status: &str) -> Option<u64> {
+    let hex = status
         .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))
-        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
-    let Some(effective) = effective else {
+        .find_map(|line| line.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(hex.trim(), 16).ok()
+}
+
+fn capabilities(status: &str) -> Vec<Check> {
+    let Some(effective) = effective_capabilities(status) else {
         return vec![Check::warn(
             "rights",
             "the capabilities of this process can't be told",

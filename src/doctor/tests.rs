@@ -23,7 +23,7 @@ fn machine(ground: &str) -> MemoryHost {
     ] {
         host.make_folder(Path::new(folder)).unwrap();
     }
-    let files: [(&str, &str); 9] = [
+    let files: [(&str, &str); 7] = [
         ("/proc/sys/kernel/osrelease", "6.12.1\n"),
         ("/proc/self/status", "CapEff:\t000001ffffffffff\n"),
         (
@@ -33,9 +33,7 @@ fn machine(ground: &str) -> MemoryHost {
         ("/dev/loop-control", ""),
         ("/usr/sbin/blkid", ""),
         ("/usr/sbin/mkfs.ext4", ""),
-        ("/usr/sbin/resize2fs", ""),
         ("/usr/sbin/mkfs.xfs", ""),
-        ("/usr/sbin/xfs_growfs", ""),
     ];
     for (path, text) in files {
         host.put_file(Path::new(path), text.as_bytes()).unwrap();

@@ -40,8 +40,6 @@ pub(super) const BLKID: Program = Program {
     name: "blkid",
     package: "util-linux",
 };
-/// All of them.
-pub(super) const ALL: [Program; 4] = [MKFS_EXT4, MKFS_XFS, MKFS_BTRFS, BLKID];
 
 /// How it ended.
 pub(super) struct Ended {

@@ -1,0 +1,251 @@
+//! `slackwater demo`: the real driver on a throw-away pool, seen from its client's side.
+//!
+//! *Expected flow*: a sparse image becomes a pool on a loop device; the driver is started on it as
+//! a process of its own; over its socket, volumes of each kind are made, mounted, written, grown,
+//! taken down, mounted again, compared and deleted.
+//!
+//! *Guarantees*: everything lies in one folder and is taken down at the end, after an error and
+//! after a signal alike. Then it *looks* at loop devices, mounts, files and processes, and says
+//! whether something is left.
+
+mod client;
+mod ground;
+mod look;
+mod process;
+mod screen;
+mod script;
+mod writer;
+
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use crate::error::chain;
+use crate::server;
+
+use client::Client;
+use ground::Ground;
+use process::Process;
+use screen::Screen;
+use script::Trial;
+
+/// What may be asked of it.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Leave the driver and its volumes until a signal comes.
+    pub keep: bool,
+    /// Where its folder is made; the folder for temporary files if nothing is said.
+    pub dir: Option<PathBuf>,
+}
+
+/// Why it didn't go well: a step and its cause.
+#[derive(Debug, thiserror::Error)]
+#[error("{step}: {cause}")]
+pub struct Failed {
+    step: String,
+    cause: String,
+}
+
+impl Failed {
+    fn new(step: impl Into<String>, cause: impl std::fmt::Display) -> Failed {
+        Failed {
+            step: step.into(),
+            cause: cause.to_string(),
+        }
+    }
+
+    fn of(step: impl Into<String>, error: &dyn std::error::Error) -> Failed {
+        Failed::new(step, chain(error))
+    }
+}
+
+type Result<T, E = Failed> = std::result::Result<T, E>;
+
+/// How the first part ended.
+enum Ending {
+    Done,
+    Stopped,
+    Failed(Failed),
+}
+
+/// Runs it; true if all went well and nothing is left.
+pub fn run(options: &Options) -> Result<bool> {
+    let base = base(options)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failed::of("start", &error))?;
+    runtime.block_on(play(options, &base))
+}
+
+/// The folder in which the demo's own is made, by its real name: no path may lead over a link.
+fn base(options: &Options) -> Result<PathBuf> {
+    if !nix::unistd::geteuid().is_root() {
+        return Err(Failed::new(
+            "demo",
+            "loop devices and mounts need root; run it with sudo",
+        ));
+    }
+    let base = options.dir.clone().unwrap_or_else(std::env::temp_dir);
+    std::fs::canonicalize(&base)
+        .map_err(|error| Failed::new("demo", format!("--dir {}: {error}", base.display())))
+}
+
+async fn play(options: &Options, base: &Path) -> Result<bool> {
+    // From here on a signal is a wish to clean up.
+    let signal = server::signal().map_err(|error| Failed::of("wait for signals", &error))?;
+    let mut signal = std::pin::pin!(signal);
+    let begun = Instant::now();
+    let mut screen = Screen::new(script::steps());
+    let mut stage = Stage::new(base)?;
+    screen.note(&format!(
+        "Slackwater {} on a throw-away pool in {}",
+        env!("CARGO_PKG_VERSION"),
+        stage.ground.folder.display()
+    ));
+
+    let ending = until(signal.as_mut(), stage.act(&mut screen, options.keep)).await;
+    if matches!(ending, Ending::Done) && options.keep {
+        screen.note(&stage.how_to_talk());
+        signal.await;
+    }
+    if let Ending::Failed(_) = &ending {
+        screen.note(&stage.log_tail());
+    }
+    if !matches!(ending, Ending::Done) {
+        screen.note("cleaning up");
+    }
+    let calls = stage.calls();
+    let left = stage.strike(&mut screen).await;
+    for thing in &left {
+        screen.note(&format!("LEFT BEHIND: {thing}"));
+    }
+    if left.is_empty() {
+        screen.note("looked at loop devices, mounts, files and processes: nothing left behind");
+    }
+    screen.note(&format!(
+        "{calls} CSI calls in {:.1} s",
+        begun.elapsed().as_secs_f64()
+    ));
+    match ending {
+        Ending::Failed(failed) => Err(failed),
+        Ending::Stopped => Ok(false),
+        Ending::Done => Ok(left.is_empty()),
+    }
+}
+
+/// The work, or the signal if it comes first.
+async fn until(
+    signal: std::pin::Pin<&mut impl Future<Output = ()>>,
+    work: impl Future<Output = Result<()>>,
+) -> Ending {
+    tokio::select! {
+        () = signal => Ending::Stopped,
+        done = work => match done {
+            Ok(()) => Ending::Done,
+            Err(failed) => Ending::Failed(failed),
+        },
+    }
+}
+
+/// Everything that was put up and has to be taken down.
+struct Stage {
+    ground: Ground,
+    process: Option<Process>,
+    client: Option<Client>,
+    trials: Vec<Trial>,
+}
+
+impl Stage {
+    fn new(base: &Path) -> Result<Stage> {
+        let ground = Ground::new(base)?;
+        let trials = script::trials(&ground.callers());
+        Ok(Stage {
+            ground,
+            process: None,
+            client: None,
+            trials,
+        })
+    }
+
+    /// The part that may fail, or be stopped at any point.
+    async fn act(&mut self, screen: &mut Screen, keep: bool) -> Result<()> {
+        let ground = &mut self.ground;
+        screen
+            .step("pool", "make an image, format it, mount it", async {
+                ground.raise()
+            })
+            .await?;
+        let (ground, process, client) = (&self.ground, &mut self.process, &mut self.client);
+        screen
+            .step("driver", "start it and wait until it is ready", async {
+                let started = process.insert(Process::start(ground)?);
+                let client = client.insert(Client::connect(&ground.socket(), started).await?);
+                client.plugin().await
+            })
+            .await?;
+        let Some(client) = &mut self.client else {
+            return Err(Failed::new("driver", "it has no client"));
+        };
+        for trial in &mut self.trials {
+            trial.play(screen, client).await?;
+            if !keep {
+                trial.end(screen, client).await?;
+            }
+        }
+        Ok(())
+    }
+
+    fn calls(&self) -> u64 {
+        self.client.as_ref().map_or(0, |client| client.calls)
+    }
+
+    /// Takes everything down, through the driver as far as it still answers, and tells what is
+    /// left all the same.
+    async fn strike(mut self, screen: &mut Screen) -> Vec<String> {
+        if let Some(client) = &mut self.client {
+            for trial in &self.trials {
+                trial.take_down(client).await;
+            }
+            client.delete_all().await;
+        }
+        drop(self.client.take());
+        if let Some(process) = self.process.take() {
+            let stopped = screen.step("driver", "stop it", process.stop()).await;
+            // A driver that had to be killed is told by the screen.
+            drop(stopped);
+        }
+        self.ground.raze();
+        look::around(&self.ground).await
+    }
+
+    /// The last lines of the driver's log, which say more than a status.
+    fn log_tail(&self) -> String {
+        const LINES: usize = 8;
+        let text = std::fs::read_to_string(self.ground.log()).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        let tail = &lines[lines.len().saturating_sub(LINES)..];
+        format!("the driver's last lines:\n  {}", tail.join("\n  "))
+    }
+
+    fn how_to_talk(&self) -> String {
+        let socket = self.ground.socket();
+        let socket = socket.display();
+        let mut text = format!(
+            "\nThe driver runs on unix://{socket}\n  log: {}\n",
+            self.ground.log().display()
+        );
+        for trial in &self.trials {
+            text.push_str(&format!(
+                "  {}: {}\n",
+                trial.label,
+                trial.target().display()
+            ));
+        }
+        text.push_str(&format!(
+            "Talk to it, from the source folder:\n  grpcurl -plaintext -unix -import-path proto -proto csi.proto {socket} csi.v1.Identity/GetPluginInfo\n  grpcurl -plaintext -unix -import-path proto -proto csi.proto {socket} csi.v1.Controller/ListVolumes\nEnd it with Ctrl-C, or: kill {}\n",
+            std::process::id()
+        ));
+        text
+    }
+}

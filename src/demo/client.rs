@@ -1,0 +1,271 @@
+//! The client's side of CSI: what a cluster's sidecars and kubelet call.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Response, Status};
+
+use super::process::Process;
+use super::{Failed, Result};
+use crate::csi::controller_client::ControllerClient;
+use crate::csi::identity_client::IdentityClient;
+use crate::csi::node_client::NodeClient;
+use crate::csi::volume_capability::access_mode::Mode;
+use crate::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
+use crate::csi::{
+    CapacityRange, ControllerExpandVolumeRequest, ControllerPublishVolumeRequest,
+    ControllerUnpublishVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest,
+    GetPluginInfoRequest, ListVolumesRequest, NodeExpandVolumeRequest, NodeGetVolumeStatsRequest,
+    NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest,
+    NodeUnstageVolumeRequest, ProbeRequest, VolumeCapability, VolumeUsage,
+};
+use crate::model::FsType;
+use crate::service::status::code_name;
+
+/// Name of the node that the demo is.
+pub(super) const NODE: &str = "demo";
+/// A pool of a few files is opened in milliseconds.
+const PATIENCE: Duration = Duration::from_secs(20);
+const POLL: Duration = Duration::from_millis(10);
+
+/// A volume and where it's used.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Use<'a> {
+    pub(super) id: &'a str,
+    pub(super) kind: Option<FsType>,
+    pub(super) staging: &'a Path,
+    pub(super) target: &'a Path,
+}
+
+pub(super) struct Client {
+    identity: IdentityClient<Channel>,
+    controller: ControllerClient<Channel>,
+    node: NodeClient<Channel>,
+    pub(super) calls: u64,
+}
+
+/// The kind as CSI says it; `None` is a raw block device.
+fn capability(kind: Option<FsType>) -> VolumeCapability {
+    VolumeCapability {
+        access_type: Some(match kind {
+            Some(fs) => AccessType::Mount(MountVolume {
+                fs_type: fs.name().into(),
+                ..Default::default()
+            }),
+            None => AccessType::Block(BlockVolume {}),
+        }),
+        access_mode: Some(AccessMode {
+            mode: Mode::SingleNodeWriter.into(),
+        }),
+    }
+}
+
+fn at_least(bytes: u64) -> Result<Option<CapacityRange>> {
+    let required_bytes =
+        i64::try_from(bytes).map_err(|error| Failed::of("capacity_range", &error))?;
+    Ok(Some(CapacityRange {
+        required_bytes,
+        limit_bytes: 0,
+    }))
+}
+
+fn text(path: &Path) -> String {
+    path.display().to_string()
+}
+
+impl Client {
+    /// Waits until the driver says that it's ready.
+    pub(super) async fn connect(socket: &Path, driver: &mut Process) -> Result<Client> {
+        const STEP: &str = "connect";
+        let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()));
+        let endpoint = endpoint.map_err(|error| Failed::of(STEP, &error))?;
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = driver.ended() {
+                return Err(Failed::new(STEP, format!("the driver ended with {status}")));
+            }
+            let problem = match endpoint.connect().await {
+                Ok(channel) => {
+                    let mut client = Client {
+                        identity: IdentityClient::new(channel.clone()),
+                        controller: ControllerClient::new(channel.clone()),
+                        node: NodeClient::new(channel),
+                        calls: 0,
+                    };
+                    match client.is_ready().await {
+                        Ok(true) => return Ok(client),
+                        Ok(false) => "it isn't ready".to_string(),
+                        Err(failed) => failed.to_string(),
+                    }
+                }
+                Err(error) => crate::error::chain(&error),
+            };
+            if begun.elapsed() > PATIENCE {
+                return Err(Failed::new(STEP, problem));
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    fn answer<T>(
+        &mut self,
+        call: &str,
+        answer: std::result::Result<Response<T>, Status>,
+    ) -> Result<T> {
+        self.calls += 1;
+        answer.map(Response::into_inner).map_err(|status| {
+            let cause = format!("{}: {}", code_name(status.code()), status.message());
+            Failed::new(call, cause)
+        })
+    }
+
+    async fn is_ready(&mut self) -> Result<bool> {
+        let answer = self.identity.probe(ProbeRequest {}).await;
+        Ok(self.answer("Probe", answer)?.ready.unwrap_or(true))
+    }
+
+    /// Who it is.
+    pub(super) async fn plugin(&mut self) -> Result<String> {
+        let answer = self.identity.get_plugin_info(GetPluginInfoRequest {}).await;
+        let info = self.answer("GetPluginInfo", answer)?;
+        Ok(format!("{} {}", info.name, info.vendor_version))
+    }
+
+    /// CreateVolume; answers the id.
+    pub(super) async fn create(
+        &mut self,
+        name: &str,
+        kind: Option<FsType>,
+        bytes: u64,
+    ) -> Result<String> {
+        let request = CreateVolumeRequest {
+            name: name.into(),
+            capacity_range: at_least(bytes)?,
+            volume_capabilities: vec![capability(kind)],
+            ..Default::default()
+        };
+        let answer = self.controller.create_volume(request).await;
+        let made = self.answer("CreateVolume", answer)?.volume;
+        made.map(|volume| volume.volume_id)
+            .ok_or_else(|| Failed::new("CreateVolume", "the answer has no volume"))
+    }
+
+    /// ControllerPublish, NodeStage and NodePublish, as for a pod that starts.
+    pub(super) async fn bring_up(&mut self, volume: Use<'_>) -> Result<()> {
+        let request = ControllerPublishVolumeRequest {
+            volume_id: volume.id.into(),
+            node_id: NODE.into(),
+            volume_capability: Some(capability(volume.kind)),
+            ..Default::default()
+        };
+        let answer = self.controller.controller_publish_volume(request).await;
+        let attached = self.answer("ControllerPublishVolume", answer)?;
+        let publish_context = attached.publish_context;
+        let request = NodeStageVolumeRequest {
+            volume_id: volume.id.into(),
+            publish_context: publish_context.clone(),
+            staging_target_path: text(volume.staging),
+            volume_capability: Some(capability(volume.kind)),
+            ..Default::default()
+        };
+        let answer = self.node.node_stage_volume(request).await;
+        self.answer("NodeStageVolume", answer)?;
+        let request = NodePublishVolumeRequest {
+            volume_id: volume.id.into(),
+            publish_context,
+            staging_target_path: text(volume.staging),
+            target_path: text(volume.target),
+            volume_capability: Some(capability(volume.kind)),
+            ..Default::default()
+        };
+        let answer = self.node.node_publish_volume(request).await;
+        self.answer("NodePublishVolume", answer).map(drop)
+    }
+
+    /// The way back, as for a pod that ends.
+    pub(super) async fn take_down(&mut self, volume: Use<'_>) -> Result<()> {
+        let request = NodeUnpublishVolumeRequest {
+            volume_id: volume.id.into(),
+            target_path: text(volume.target),
+        };
+        let answer = self.node.node_unpublish_volume(request).await;
+        self.answer("NodeUnpublishVolume", answer)?;
+        let request = NodeUnstageVolumeRequest {
+            volume_id: volume.id.into(),
+            staging_target_path: text(volume.staging),
+        };
+        let answer = self.node.node_unstage_volume(request).await;
+        self.answer("NodeUnstageVolume", answer)?;
+        let request = ControllerUnpublishVolumeRequest {
+            volume_id: volume.id.into(),
+            node_id: NODE.into(),
+            ..Default::default()
+        };
+        let answer = self.controller.controller_unpublish_volume(request).await;
+        self.answer("ControllerUnpublishVolume", answer).map(drop)
+    }
+
+    /// NodeGetVolumeStats; the bytes.
+    pub(super) async fn stats(&mut self, volume: Use<'_>) -> Result<VolumeUsage> {
+        let request = NodeGetVolumeStatsRequest {
+            volume_id: volume.id.into(),
+            volume_path: text(volume.target),
+            ..Default::default()
+        };
+        let answer = self.node.node_get_volume_stats(request).await;
+        let stats = self.answer("NodeGetVolumeStats", answer)?;
+        let bytes = stats.usage.into_iter().next();
+        bytes.ok_or_else(|| Failed::new("NodeGetVolumeStats", "the answer has no usage"))
+    }
+
+    /// ControllerExpand and NodeExpand.
+    pub(super) async fn grow(&mut self, volume: Use<'_>, bytes: u64) -> Result<()> {
+        let request = ControllerExpandVolumeRequest {
+            volume_id: volume.id.into(),
+            capacity_range: at_least(bytes)?,
+            volume_capability: Some(capability(volume.kind)),
+            ..Default::default()
+        };
+        let answer = self.controller.controller_expand_volume(request).await;
+        let grown = self.answer("ControllerExpandVolume", answer)?;
+        if !grown.node_expansion_required {
+            return Ok(());
+        }
+        let request = NodeExpandVolumeRequest {
+            volume_id: volume.id.into(),
+            volume_path: text(volume.target),
+            staging_target_path: text(volume.staging),
+            capacity_range: at_least(bytes)?,
+            volume_capability: Some(capability(volume.kind)),
+            ..Default::default()
+        };
+        let answer = self.node.node_expand_volume(request).await;
+        self.answer("NodeExpandVolume", answer).map(drop)
+    }
+
+    /// DeleteVolume.
+    pub(super) async fn delete(&mut self, id: &str) -> Result<()> {
+        let request = DeleteVolumeRequest {
+            volume_id: id.into(),
+            ..Default::default()
+        };
+        let answer = self.controller.delete_volume(request).await;
+        self.answer("DeleteVolume", answer).map(drop)
+    }
+
+    /// Deletes whatever is listed, also volumes whose creation was never answered to us. What
+    /// can't be deleted is found by the look at the end.
+    pub(super) async fn delete_all(&mut self) {
+        let answer = self
+            .controller
+            .list_volumes(ListVolumesRequest::default())
+            .await;
+        let Ok(list) = self.answer("ListVolumes", answer) else {
+            return;
+        };
+        for volume in list.entries.into_iter().filter_map(|entry| entry.volume) {
+            let _ = self.delete(&volume.volume_id).await;
+        }
+    }
+}

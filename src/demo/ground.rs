@@ -1,0 +1,220 @@
+//! The throw-away pool: a sparse image in a folder, as XFS on a loop device, mounted in it.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::client::NODE;
+use super::{Failed, Result};
+use crate::error::{HostError, chain};
+use crate::host::linux::LinuxHost;
+use crate::host::{Device, Done, Effect, FileId, Host, LoopSpec, LoopStatus, Mount, MountSpec};
+use crate::model::FsType;
+use crate::model::size::{GIB, Human, MIB};
+
+/// Sparse: only what the volumes hold is ever written.
+const POOL_BYTES: u64 = 3 * GIB;
+/// What that comes to, with the file systems' own share.
+const NEEDED_BYTES: u64 = 512 * MIB;
+/// An autoclear loop goes a moment after its last opener.
+const SETTLE: Duration = Duration::from_secs(5);
+const POLL: Duration = Duration::from_millis(20);
+
+pub(super) struct Ground {
+    host: LinuxHost,
+    /// Everything lies in here.
+    pub(super) folder: PathBuf,
+    image: Option<FileId>,
+    /// st_dev of files on the pool.
+    device: Option<u64>,
+}
+
+impl Ground {
+    /// Chooses a folder; nothing is made yet.
+    pub(super) fn new(base: &Path) -> Result<Ground> {
+        let host = LinuxHost::new(vec![base.to_path_buf()]);
+        let space = host
+            .space(base)
+            .map_err(|error| Failed::of("look for room", &error))?;
+        if space.available < NEEDED_BYTES {
+            return Err(Failed::new(
+                "look for room",
+                format!(
+                    "{} has {} free and {} are needed; give another folder with --dir",
+                    base.display(),
+                    Human(space.available),
+                    Human(NEEDED_BYTES)
+                ),
+            ));
+        }
+        let id = host.random_uuid().simple().to_string();
+        Ok(Ground {
+            folder: base.join(format!("slackwater-demo-{}", &id[..8])),
+            host,
+            image: None,
+            device: None,
+        })
+    }
+
+    pub(super) fn socket(&self) -> PathBuf {
+        self.folder.join("csi").join("csi.sock")
+    }
+
+    pub(super) fn log(&self) -> PathBuf {
+        self.folder.join("driver.log")
+    }
+
+    /// Stands for the kubelet's folder.
+    pub(super) fn callers(&self) -> PathBuf {
+        self.folder.join("kubelet")
+    }
+
+    fn pool(&self) -> PathBuf {
+        self.folder.join("pool")
+    }
+
+    fn image_path(&self) -> PathBuf {
+        self.folder.join("pool.img")
+    }
+
+    /// How the driver is started on it.
+    pub(super) fn serve_arguments(&self) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> = vec!["serve".into()];
+        let mut add = |flag: &str, prefix: &str, value: &Path, suffix: &str| {
+            let mut text = OsString::from(prefix);
+            text.push(value);
+            text.push(suffix);
+            arguments.extend([flag.into(), text]);
+        };
+        add("--endpoint", "unix://", &self.socket(), "");
+        add("--node-name", "", Path::new(NODE), "");
+        add("--pool", "demo=file:", &self.pool(), ",init");
+        add("--allowed-path", "", &self.callers(), "");
+        add("--node-record", "", &self.folder.join("node.json"), "");
+        add("--state-dir", "", &self.folder.join("state"), "");
+        arguments
+    }
+
+    /// Makes it. What was made before an error is taken away by [`Ground::raze`].
+    pub(super) fn raise(&mut self) -> Result<String> {
+        let (image, pool) = (self.image_path(), self.pool());
+        let failed = |error: HostError| Failed::of("make the pool", &error);
+        for path in [&self.folder, &self.callers(), &pool] {
+            self.act(&Effect::MakeDir { path }).map_err(failed)?;
+        }
+        self.act(&Effect::Allocate {
+            path: &image,
+            size: POOL_BYTES,
+            reserve: false,
+        })
+        .map_err(failed)?;
+        let stat = self.host.stat(&image).map_err(failed)?;
+        let backing = stat
+            .ok_or_else(|| Failed::new("make the pool", "the image has gone"))?
+            .id;
+        self.image = Some(backing);
+        let attach = Effect::AttachLoop(LoopSpec {
+            image: &image,
+            backing,
+            block_size: self.host.ground(&self.folder).map_err(failed)?.sector,
+            autoclear: true,
+            read_only: false,
+        });
+        let Done::Loop(hold) = self.act(&attach).map_err(failed)? else {
+            return Err(Failed::new("make the pool", "no loop device came of it"));
+        };
+        let device = hold.device();
+        self.act(&Effect::Format {
+            device: &device,
+            fs: FsType::Xfs,
+            uuid: self.host.random_uuid(),
+            options: &[],
+            keep_blocks: false,
+        })
+        .map_err(failed)?;
+        self.mount(&device, &pool).map_err(failed)?;
+        self.device = Some(device.rdev);
+        // Mounted now, which keeps the loop device from here on.
+        drop(hold);
+        Ok(format!(
+            "{} of xfs on {}",
+            Human(POOL_BYTES),
+            device.path.display()
+        ))
+    }
+
+    fn mount(&self, device: &Device, target: &Path) -> Result<Done, HostError> {
+        self.act(&Effect::Mount(MountSpec {
+            device,
+            target,
+            fs: FsType::Xfs,
+            options: &[],
+            read_only: false,
+        }))
+    }
+
+    fn act(&self, effect: &Effect<'_>) -> Result<Done, HostError> {
+        self.host.perform(effect)
+    }
+
+    /// Mounts in the folder, in the order in which they were made.
+    pub(super) fn mounts(&self) -> Vec<Mount> {
+        let mut mounts = self.host.mounts().unwrap_or_default();
+        mounts.retain(|mount| mount.mount_point.starts_with(&self.folder));
+        mounts
+    }
+
+    /// Loop devices on the pool's image, and on images on the pool.
+    pub(super) fn loops(&self) -> Vec<LoopStatus> {
+        let mut loops = self.host.loops().unwrap_or_default();
+        loops.retain(|status| {
+            Some(status.backing) == self.image || Some(status.backing.device) == self.device
+        });
+        loops
+    }
+
+    /// Takes away what is there, in the order that works, and again while the kernel is busy with
+    /// the last of it. What stays in spite of this is for [`super::look`] to tell.
+    pub(super) fn raze(&self) {
+        let begun = Instant::now();
+        loop {
+            for mount in self.mounts().iter().rev() {
+                let target = &mount.mount_point;
+                // The pool goes last: volumes' devices keep it busy.
+                if *target == self.pool() {
+                    self.detach_volumes();
+                }
+                let _ = self.act(&Effect::Unmount { target });
+            }
+            if self.mounts().is_empty() && self.loops().is_empty() {
+                break;
+            }
+            if begun.elapsed() > SETTLE {
+                self.detach(|_| true);
+                break;
+            }
+            std::thread::sleep(POLL);
+        }
+        // Never into a file system that is mounted there.
+        if self.mounts().is_empty()
+            && let Err(error) = std::fs::remove_dir_all(&self.folder)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            tracing::debug!(error = %chain(&error), "the folder stays");
+        }
+    }
+
+    /// Raw block volumes' devices outlive their openers.
+    fn detach_volumes(&self) {
+        self.detach(|status| Some(status.backing) != self.image);
+    }
+
+    fn detach(&self, which: impl Fn(&LoopStatus) -> bool) {
+        for status in self.loops().iter().filter(|status| which(status)) {
+            let _ = self.act(&Effect::DetachLoop {
+                number: status.number,
+                backing: status.backing,
+            });
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! The driver as a process of its own: started, awaited, stopped.
+
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::ground::Ground;
+use super::{Failed, Result};
+
+/// A driver finishes what runs within 25 s.
+const PATIENCE: Duration = Duration::from_secs(30);
+const POLL: Duration = Duration::from_millis(10);
+
+pub(super) struct Process {
+    child: Child,
+}
+
+impl Process {
+    /// This very program as `serve`. The demo is a client, not a part of the driver: this is the
+    /// one place outside `host` where a program is started.
+    pub(super) fn start(ground: &Ground) -> Result<Process> {
+        let failed = |error: std::io::Error| Failed::of("start the driver", &error);
+        let program = std::env::current_exe().map_err(failed)?;
+        let log = File::create(ground.log()).map_err(failed)?;
+        let child = Command::new(program)
+            .args(ground.serve_arguments())
+            .env_remove("CSI_ENDPOINT")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            // Ctrl-C is for the demo, which needs the driver to clean up.
+            .process_group(0)
+            .spawn()
+            .map_err(failed)?;
+        Ok(Process { child })
+    }
+
+    pub(super) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How it ended, if it has.
+    pub(super) fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
+    /// SIGTERM, as Kubernetes does it.
+    pub(super) async fn stop(mut self) -> Result<String> {
+        const STEP: &str = "stop the driver";
+        let id = i32::try_from(self.id()).map_err(|error| Failed::of(STEP, &error))?;
+        if self.ended().is_none() {
+            kill(Pid::from_raw(id), Signal::SIGTERM).map_err(|errno| Failed::of(STEP, &errno))?;
+        }
+        let begun = Instant::now();
+        while begun.elapsed() < PATIENCE {
+            match self.ended() {
+                Some(status) if status.success() => return Ok(format!("{status}")),
+                Some(status) => return Err(Failed::new(STEP, format!("it ended with {status}"))),
+                None => tokio::time::sleep(POLL).await,
+            }
+        }
+        Err(Failed::new(
+            STEP,
+            format!("it didn't end in {} s and was killed", PATIENCE.as_secs()),
+        ))
+    }
+}
+
+/// No driver outlives its demo.
+impl Drop for Process {
+    fn drop(&mut self) {
+        if self.ended().is_none() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! What happens to each volume.
+
+use std::path::{Path, PathBuf};
+
+use super::client::{Client, Use};
+use super::screen::Screen;
+use super::{Failed, Result, writer};
+use crate::host::Host;
+use crate::host::linux::LinuxHost;
+use crate::model::FsType;
+use crate::model::size::{Human, MIB};
+
+/// Steps of one volume, for the bar.
+const STEPS: usize = 7;
+/// Steps around: pool, driver, stop.
+const AROUND: usize = 3;
+/// Written to each volume.
+const WRITTEN: u64 = 32 * MIB;
+
+/// Kind, size and size when grown. XFS has none below 300 MiB.
+const KINDS: [(Option<FsType>, u64, u64); 4] = [
+    (Some(FsType::Ext4), 256 * MIB, 384 * MIB),
+    (Some(FsType::Xfs), 512 * MIB, 768 * MIB),
+    (Some(FsType::Btrfs), 256 * MIB, 512 * MIB),
+    (None, 64 * MIB, 128 * MIB),
+];
+
+/// One volume's part.
+pub(super) struct Trial {
+    pub(super) label: &'static str,
+    kind: Option<FsType>,
+    size: u64,
+    grown: u64,
+    staging: PathBuf,
+    target: PathBuf,
+    id: String,
+    seed: u64,
+}
+
+/// All of them; `callers` stands for the kubelet's folder.
+pub(super) fn trials(callers: &Path) -> Vec<Trial> {
+    let numbered = (1u64..).zip(KINDS);
+    numbered
+        .map(|(seed, (kind, size, grown))| {
+            let label = kind.map_or("block", FsType::name);
+            Trial {
+                label,
+                kind,
+                size,
+                grown,
+                staging: callers.join("staging").join(label),
+                target: callers.join("pods").join(label).join("volume"),
+                id: String::new(),
+                seed,
+            }
+        })
+        .collect()
+}
+
+/// Number of steps in all.
+pub(super) fn steps() -> usize {
+    KINDS.len() * STEPS + AROUND
+}
+
+impl Trial {
+    fn used(&self) -> Use<'_> {
+        Use {
+            id: &self.id,
+            kind: self.kind,
+            staging: &self.staging,
+            target: &self.target,
+        }
+    }
+
+    pub(super) fn target(&self) -> &Path {
+        &self.target
+    }
+
+    /// What is written to: a file, or the device.
+    fn place(&self) -> PathBuf {
+        match self.kind {
+            Some(_) => self.target.join("data"),
+            None => self.target.clone(),
+        }
+    }
+
+    /// From its creation to its comparison.
+    pub(super) async fn play(&mut self, screen: &mut Screen, client: &mut Client) -> Result<()> {
+        let label = self.label;
+        let name = format!("demo-{label}");
+        let (kind, size) = (self.kind, self.size);
+        let id = &mut self.id;
+        screen
+            .step(label, "create", async {
+                *id = client.create(&name, kind, size).await?;
+                Ok(Human(size).to_string())
+            })
+            .await?;
+        screen
+            .step(label, "attach, stage, publish", async {
+                self.make_folders()?;
+                client.bring_up(self.used()).await?;
+                Ok(self.target.display().to_string())
+            })
+            .await?;
+        let mut written = 0;
+        screen
+            .step(label, "write and sync", async {
+                let sum = writer::write(&self.place(), WRITTEN, self.seed);
+                written = sum.map_err(|error| Failed::of("write", &error))?;
+                let usage = client.stats(self.used()).await?;
+                Ok(format!(
+                    "{}, {}",
+                    Human(WRITTEN),
+                    of(usage.used, usage.total)
+                ))
+            })
+            .await?;
+        self.grow(screen, client).await?;
+        screen
+            .step(label, "unpublish, unstage, and up again", async {
+                client.take_down(self.used()).await?;
+                client.bring_up(self.used()).await?;
+                Ok(String::new())
+            })
+            .await?;
+        screen
+            .step(label, "compare with what was written", async {
+                let found = writer::checksum(&self.place(), WRITTEN);
+                let found = found.map_err(|error| Failed::of("read", &error))?;
+                if found != written {
+                    return Err(Failed::new(
+                        "compare",
+                        format!("checksum {found:016x} instead of {written:016x}"),
+                    ));
+                }
+                Ok(format!("checksum {found:016x}"))
+            })
+            .await
+    }
+
+    async fn grow(&self, screen: &mut Screen, client: &mut Client) -> Result<()> {
+        const DOING: &str = "grow while it is in use";
+        if self.kind == Some(FsType::Ext4) && !has_sys_resource() {
+            let why = "ext4 grows online only with CAP_SYS_RESOURCE, which this process lacks";
+            screen.skip(self.label, DOING, why);
+            return Ok(());
+        }
+        screen
+            .step(self.label, DOING, async {
+                let before = self.bytes(client).await?;
+                client.grow(self.used(), self.grown).await?;
+                let after = self.bytes(client).await?;
+                if after <= before {
+                    let cause = format!("{} before, {} after", Human(before), Human(after));
+                    return Err(Failed::new("grow", cause));
+                }
+                Ok(format!(
+                    "from {} to {}",
+                    Human(self.size),
+                    Human(self.grown)
+                ))
+            })
+            .await
+    }
+
+    /// As a pod sees it: room on the file system, length of the device.
+    async fn bytes(&self, client: &mut Client) -> Result<u64> {
+        if self.kind.is_none() {
+            return writer::device_bytes(&self.target).map_err(|error| Failed::of("read", &error));
+        }
+        let usage = client.stats(self.used()).await?;
+        Ok(usage.total.unsigned_abs())
+    }
+
+    /// Down and deleted.
+    pub(super) async fn end(&self, screen: &mut Screen, client: &mut Client) -> Result<()> {
+        screen
+            .step(self.label, "unpublish, unstage, detach, delete", async {
+                client.take_down(self.used()).await?;
+                client.delete(&self.id).await?;
+                Ok(String::new())
+            })
+            .await
+    }
+
+    /// After an error, a signal or `--keep`: as far as it goes.
+    pub(super) async fn take_down(&self, client: &mut Client) {
+        if !self.id.is_empty() {
+            let _ = client.take_down(self.used()).await;
+        }
+    }
+
+    /// What the kubelet makes before it calls: the staging folder, and the target's parent.
+    fn make_folders(&self) -> Result<()> {
+        let parent = self.target.parent().unwrap_or(&self.target);
+        for folder in [&self.staging, parent] {
+            std::fs::create_dir_all(folder).map_err(|error| Failed::of("make folders", &error))?;
+        }
+        Ok(())
+    }
+}
+
+fn of(used: i64, total: i64) -> String {
+    let total = Human(total.unsigned_abs());
+    match used {
+        0 => format!("a device of {total}"),
+        used => format!("{} of {total} used", Human(used.unsigned_abs())),
+    }
+}
+
+fn has_sys_resource() -> bool {
+    const SYS_RESOURCE: u32 = 24;
+    let host = LinuxHost::new(Vec::new());
+    let status = host
+        .read_file(Path::new("/proc/self/status"))
+        .ok()
+        .flatten();
+    let status = String::from_utf8_lossy(&status.unwrap_or_default()).into_owned();
+    crate::doctor::effective_capabilities(&status).is_some_and(|set| set & (1 << SYS_RESOURCE) != 0)
+}
