@@ -33,8 +33,8 @@ use crate::telemetry::Metrics;
 
 pub use socket::{BindError, Socket};
 
-/// How long running operations may take to end after a shutdown; the kubelet's default grace
-/// period is 30 s. What isn't done by then is found and finished by the next start.
+/// How long running operations may take to end after a shutdown, unless said: the kubelet's
+/// default grace period is 30 s. What isn't done by then is found and finished by the next start.
 pub const DRAIN: Duration = Duration::from_secs(25);
 
 /// How often pools that aren't served are looked at again: a disk that is mounted late should
@@ -49,12 +49,24 @@ const REQUEST_BYTES: usize = 4 << 20;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What [`serve`] needs beside a driver.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// Alpha parts to serve.
     pub alpha: Alpha,
     /// Where calls are counted, and who is told that the driver is ready.
     pub metrics: Arc<Metrics>,
+    /// How long running operations may take to end after the shutdown.
+    pub drain: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            alpha: Alpha::default(),
+            metrics: Arc::default(),
+            drain: DRAIN,
+        }
+    }
 }
 
 /// Serves every CSI service of one node until `shutdown`, and then ends as the module says. The
@@ -65,7 +77,11 @@ pub async fn serve(
     options: Options,
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    let Options { alpha, metrics } = options;
+    let Options {
+        alpha,
+        metrics,
+        drain,
+    } = options;
     metrics.observe(driver.clone());
     let service = Service::new(driver.clone(), alpha);
     let (listener, file) = socket.into_parts();
@@ -104,7 +120,7 @@ pub async fn serve(
     }
 
     tracing::info!(operations = driver.running(), "stopping");
-    let deadline = Instant::now() + DRAIN;
+    let deadline = Instant::now() + drain;
     let _ = stop.send(());
     let drained = tokio::select! {
         ended = async { let ended = server.await; idle(&driver).await; ended } => Some(ended),

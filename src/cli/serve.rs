@@ -75,7 +75,11 @@ async fn run(config: Config) -> Result<(), Failure> {
     let driver = opening.await.map_err(Failure::run)??;
     make_parent(&endpoint.0)?;
     let socket = Socket::bind(&endpoint.0).map_err(Failure::run)?;
-    let options = Options { alpha, metrics };
+    let options = Options {
+        alpha,
+        metrics,
+        ..Options::default()
+    };
     server::serve(socket, Arc::new(driver), options, signal)
         .await
         .map_err(Failure::run)

@@ -28,6 +28,8 @@ use tonic::transport::{Channel, Endpoint};
 
 pub const MIB: i64 = 1 << 20;
 pub const GIB: i64 = 1 << 30;
+/// How long a node under test waits for what runs when it's stopped.
+pub const PATIENCE: Duration = Duration::from_millis(1500);
 pub const NODE: &str = "node-1";
 pub const STAGING: &str = "/var/lib/kubelet/staging";
 pub const TARGET: &str = "/var/lib/kubelet/target";
@@ -90,6 +92,7 @@ impl Node {
         let options = Options {
             alpha,
             metrics: metrics.clone(),
+            drain: PATIENCE,
         };
         let (stop, stopped) = oneshot::channel();
         let served = tokio::spawn(serve(socket, driver.clone(), options, async {
@@ -120,10 +123,13 @@ impl Node {
         assert_eq!(self.host.violations(), Vec::<String>::new());
     }
 
-    /// Begins the shutdown; `ended` waits for it.
-    pub fn begin_stop(self) -> JoinHandle<std::io::Result<()>> {
+    /// Begins the shutdown.
+    pub fn begin_stop(self) -> Stopping {
         let _ = self.stop.send(());
-        self.served
+        Stopping {
+            served: self.served,
+            _folder: self.folder,
+        }
     }
 
     pub async fn create(&self, name: &str) -> Volume {
@@ -138,6 +144,12 @@ impl Node {
         staged.unwrap();
         id
     }
+}
+
+/// A node that stops; its folder is there until this goes.
+pub struct Stopping {
+    pub served: JoinHandle<std::io::Result<()>>,
+    _folder: TempDir,
 }
 
 /// A simulated pool.

@@ -1,1 +1,176 @@
-//! To come.
+//! Callers that go away in the middle: the work goes on, and a repeat meets it or its result.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use slackwater::csi::*;
+use slackwater::host::memory::MemoryHost;
+use slackwater::model::Alpha;
+use tonic::{Code, Request};
+
+use crate::gate::GatedHost;
+use crate::harness::*;
+
+async fn gated() -> (GatedHost, Node) {
+    let machine = MemoryHost::new();
+    let host = GatedHost::new(machine.clone());
+    let node = Node::on(machine, Arc::new(host.clone()), Alpha::default(), |_| {}).await;
+    (host, node)
+}
+
+async fn idle(node: &Node) {
+    while node.driver.running() > 0 {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_repeat_while_the_work_runs_is_aborted_and_then_meets_the_result() {
+    let (host, node) = gated().await;
+    host.close("allocate");
+    // A caller that gives up: the call is cancelled on the server as well.
+    let caller = node.controller.clone();
+    let call = tokio::spawn(async move { caller.clone().create_volume(create("v")).await });
+    host.reached(1).await;
+    call.abort();
+    assert!(call.await.unwrap_err().is_cancelled());
+    for _ in 0..3 {
+        let status = node
+            .controller
+            .clone()
+            .create_volume(create("v"))
+            .await
+            .unwrap_err();
+        assert_eq!(status.code(), Code::Aborted, "{status:?}");
+    }
+    // Others aren't held up by it.
+    let list = node
+        .controller
+        .clone()
+        .list_volumes(ListVolumesRequest::default())
+        .await;
+    assert!(
+        list.unwrap().into_inner().entries.is_empty(),
+        "a half-made volume is not listed"
+    );
+    assert_eq!(node.driver.running(), 1);
+
+    host.open();
+    idle(&node).await;
+    let effects = node.host.effects();
+    let volume = node.create("v").await;
+    assert_eq!(node.host.effects(), effects, "the result was there already");
+    let list = node
+        .controller
+        .clone()
+        .list_volumes(ListVolumesRequest::default())
+        .await;
+    let entries = list.unwrap().into_inner().entries;
+    assert_eq!(
+        entries[0].volume.as_ref().unwrap().volume_id,
+        volume.volume_id
+    );
+    assert_eq!(entries.len(), 1);
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn a_deadline_ends_the_call_and_not_the_work() {
+    let (host, node) = gated().await;
+    let id = node.create("v").await.volume_id;
+    host.close("format");
+    let mut request = Request::new(stage(&id));
+    request.set_timeout(Duration::from_millis(50));
+    let status = node
+        .node
+        .clone()
+        .node_stage_volume(request)
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled),
+        "{status:?}"
+    );
+    host.reached(1).await;
+    let status = node
+        .node
+        .clone()
+        .node_stage_volume(stage(&id))
+        .await
+        .unwrap_err();
+    assert_eq!(status.code(), Code::Aborted);
+    let delete = DeleteVolumeRequest {
+        volume_id: id.clone(),
+        ..Default::default()
+    };
+    let status = node
+        .controller
+        .clone()
+        .delete_volume(delete)
+        .await
+        .unwrap_err();
+    assert_eq!(status.code(), Code::Aborted);
+    host.open();
+    idle(&node).await;
+    node.node
+        .clone()
+        .node_stage_volume(stage(&id))
+        .await
+        .unwrap();
+    assert_eq!(node.driver.formats(), 1);
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn a_shutdown_waits_for_work_whose_caller_went_away() {
+    let (host, node) = gated().await;
+    host.close("allocate");
+    let caller = node.controller.clone();
+    let call = tokio::spawn(async move { caller.clone().create_volume(create("v")).await });
+    host.reached(1).await;
+    call.abort();
+    let _ = call.await;
+    let (driver, path) = (node.driver.clone(), node.path.clone());
+    let stopping = node.begin_stop();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!stopping.served.is_finished(), "it waits");
+    assert!(
+        tokio::net::UnixStream::connect(&path).await.is_err(),
+        "nobody is taken any more"
+    );
+    host.open();
+    stopping.served.await.unwrap().unwrap();
+    assert_eq!(driver.running(), 0);
+    assert!(!path.exists());
+}
+
+#[tokio::test]
+async fn a_call_that_runs_at_the_shutdown_is_answered() {
+    let (host, node) = gated().await;
+    host.close("allocate");
+    let caller = node.controller.clone();
+    let call = tokio::spawn(async move { caller.clone().create_volume(create("v")).await });
+    host.reached(1).await;
+    let stopping = node.begin_stop();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    host.open();
+    assert!(call.await.unwrap().is_ok());
+    stopping.served.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_shutdown_does_not_wait_for_ever() {
+    let (host, node) = gated().await;
+    host.close("allocate");
+    let caller = node.controller.clone();
+    let call = tokio::spawn(async move { caller.clone().create_volume(create("v")).await });
+    host.reached(1).await;
+    let before = std::time::Instant::now();
+    let path = node.path.clone();
+    let stopping = node.begin_stop();
+    stopping.served.await.unwrap().unwrap();
+    assert!(before.elapsed() >= PATIENCE);
+    assert!(!path.exists(), "the socket is removed all the same");
+    host.open();
+    let _ = call.await;
+}
