@@ -67,7 +67,7 @@ where
         let span = tracing::error_span!(
             "call",
             method,
-            name = Empty,
+            volume_name = Empty,
             volume_id = Empty,
             node_id = Empty,
             staging_target_path = Empty,

@@ -20,6 +20,13 @@ fn record(field: &'static str, text: &str) {
     }
 }
 
+/// `name` is the span's own in JSON.
+impl Ids for csi::CreateVolumeRequest {
+    fn note(&self) {
+        record("volume_name", &self.name);
+    }
+}
+
 macro_rules! ids {
     ($($message:ident: $($field:ident)*;)*) => {
         $(
@@ -36,7 +43,6 @@ ids! {
     GetPluginInfoRequest: ;
     GetPluginCapabilitiesRequest: ;
     ProbeRequest: ;
-    CreateVolumeRequest: name;
     DeleteVolumeRequest: volume_id;
     ControllerPublishVolumeRequest: volume_id node_id;
     ControllerUnpublishVolumeRequest: volume_id node_id;

@@ -1,1 +1,296 @@
-//! To come.
+//! What is logged: one line a call, with its ids, and never a secret, at any level.
+
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+
+use slackwater::csi::*;
+use slackwater::telemetry::{LogFormat, subscriber};
+
+use crate::calls::Call;
+use crate::harness::*;
+
+const SECRET: &str = "hunter2";
+
+/// Keeps what is logged.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+
+    /// Logs of this thread go here while the guard lives; the tests' runtime has no other.
+    fn capture(&self, format: LogFormat, filter: &str) -> tracing::subscriber::DefaultGuard {
+        let log = self.clone();
+        let subscriber = subscriber(format, filter, move || log.clone()).unwrap();
+        tracing::subscriber::set_default(subscriber)
+    }
+}
+
+/// A call of every kind that carries secrets, with `id` for a volume.
+fn with_secrets(id: &str) -> Vec<Call> {
+    let secrets = || map([("password", SECRET), (SECRET, "x")]);
+    let volume_id = || id.to_string();
+    let volume_context = || {
+        map([
+            ("csi.storage.k8s.io/serviceAccount.tokens", SECRET),
+            ("csi.storage.k8s.io/pod.name", "db-0"),
+        ])
+    };
+    vec![
+        CreateVolumeRequest {
+            secrets: secrets(),
+            ..create("pvc-1")
+        }
+        .into(),
+        CreateVolumeRequest {
+            secrets: secrets(),
+            ..create("")
+        }
+        .into(),
+        ControllerPublishVolumeRequest {
+            volume_id: volume_id(),
+            node_id: NODE.into(),
+            volume_capability: Some(mount()),
+            secrets: secrets(),
+            volume_context: volume_context(),
+            ..Default::default()
+        }
+        .into(),
+        ControllerUnpublishVolumeRequest {
+            volume_id: volume_id(),
+            secrets: secrets(),
+            ..Default::default()
+        }
+        .into(),
+        ValidateVolumeCapabilitiesRequest {
+            volume_id: volume_id(),
+            volume_capabilities: vec![mount()],
+            secrets: secrets(),
+            ..Default::default()
+        }
+        .into(),
+        ControllerListVolumeHealthRequest {
+            secrets: secrets(),
+            ..Default::default()
+        }
+        .into(),
+        ControllerGetVolumeHealthRequest {
+            volume_id: volume_id(),
+            secrets: secrets(),
+        }
+        .into(),
+        ControllerExpandVolumeRequest {
+            volume_id: volume_id(),
+            capacity_range: at_least(GIB),
+            secrets: secrets(),
+            ..Default::default()
+        }
+        .into(),
+        ControllerModifyVolumeRequest {
+            volume_id: volume_id(),
+            secrets: secrets(),
+            ..Default::default()
+        }
+        .into(),
+        NodeStageVolumeRequest {
+            secrets: secrets(),
+            volume_context: volume_context(),
+            ..stage(id)
+        }
+        .into(),
+        NodePublishVolumeRequest {
+            secrets: secrets(),
+            volume_context: volume_context(),
+            ..publish(id, TARGET)
+        }
+        .into(),
+        NodeExpandVolumeRequest {
+            volume_id: volume_id(),
+            volume_path: TARGET.into(),
+            secrets: secrets(),
+            ..Default::default()
+        }
+        .into(),
+        NodeGetStorageHealthRequest { secrets: secrets() }.into(),
+        CreateSnapshotRequest {
+            secrets: secrets(),
+            ..Default::default()
+        }
+        .into(),
+        DeleteSnapshotRequest {
+            secrets: secrets(),
+            ..Default::default()
+        }
+        .into(),
+        ListSnapshotsRequest {
+            secrets: secrets(),
+            ..Default::default()
+        }
+        .into(),
+        GetSnapshotRequest {
+            secrets: secrets(),
+            ..Default::default()
+        }
+        .into(),
+        DeleteVolumeRequest {
+            volume_id: volume_id(),
+            secrets: secrets(),
+        }
+        .into(),
+    ]
+}
+
+#[tokio::test]
+async fn no_level_and_no_error_shows_a_secret() {
+    for format in [LogFormat::Text, LogFormat::Json] {
+        let log = Log::default();
+        let guard = log.capture(format, "trace");
+        let node = Node::with_alpha(all_alpha()).await;
+        let id = node.create("pvc-1").await.volume_id;
+        let mut answers = String::new();
+        for id in [id.as_str(), "no-such-volume"] {
+            for call in with_secrets(id) {
+                let answer = call.send(&node).await;
+                answers.push_str(&format!("{answer:?}\n"));
+            }
+        }
+        node.stop().await;
+        drop(guard);
+        let text = log.text();
+        assert!(text.contains("<2 redacted>"), "requests are traced");
+        assert!(text.contains("db-0"), "what is no secret is told");
+        for text in [text, answers] {
+            if let Some(at) = text.find(SECRET) {
+                let from = text.floor_char_boundary(at.saturating_sub(300));
+                panic!("a secret after {}", &text[from..at]);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_call_is_one_line_with_its_ids_its_code_and_its_error() {
+    let log = Log::default();
+    let guard = log.capture(LogFormat::Json, "info");
+    let node = Node::start().await;
+    let id = node.create("pvc-1").await.volume_id;
+    node.node
+        .clone()
+        .node_stage_volume(stage(&id))
+        .await
+        .unwrap();
+    node.identity.clone().probe(ProbeRequest {}).await.unwrap();
+    let evil = "x\n{\"level\":\"ERROR\"}";
+    node.node
+        .clone()
+        .node_publish_volume(publish(evil, TARGET))
+        .await
+        .unwrap_err();
+    let mut kubelet = node.node.clone();
+    node.host.fail_always("bind", Some(nix::errno::Errno::EIO));
+    kubelet
+        .node_publish_volume(publish(&id, TARGET))
+        .await
+        .unwrap_err();
+    node.stop().await;
+    drop(guard);
+
+    let text = log.text();
+    let lines: Vec<serde_json::Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .filter(|line: &serde_json::Value| line["span"]["method"].is_string())
+        .collect();
+    assert_eq!(lines.len(), 4, "Probe is for debug: {text}");
+    let [created, staged, refused, failed] = &lines[..] else {
+        unreachable!()
+    };
+    assert_eq!(
+        (&created["level"], &created["code"]),
+        (&"INFO".into(), &"OK".into())
+    );
+    assert_eq!(created["span"]["method"], "CreateVolume");
+    assert_eq!(created["span"]["volume_name"], "pvc-1");
+    assert!(created["ms"].is_number());
+    assert_eq!(staged["span"]["volume_id"], id.as_str());
+    assert_eq!(staged["span"]["staging_target_path"], STAGING);
+    assert_eq!(
+        (&refused["level"], &refused["code"]),
+        (&"WARN".into(), &"NOT_FOUND".into())
+    );
+    assert_eq!(refused["span"]["volume_id"], evil);
+    assert!(
+        refused["error"]
+            .as_str()
+            .unwrap()
+            .contains("does not exist")
+    );
+    assert_eq!(
+        (&failed["level"], &failed["code"]),
+        (&"ERROR".into(), &"INTERNAL".into())
+    );
+    assert!(failed["error"].as_str().unwrap().contains("EIO"));
+}
+
+#[tokio::test]
+async fn what_a_caller_gives_does_not_make_lines() {
+    let log = Log::default();
+    let guard = log.capture(LogFormat::Text, "info");
+    let node = Node::start().await;
+    let evil = format!("a\nb\u{1b}[31m{}", "c".repeat(10_000));
+    node.node
+        .clone()
+        .node_publish_volume(publish(&evil, TARGET))
+        .await
+        .unwrap_err();
+    node.stop().await;
+    drop(guard);
+    let text = log.text();
+    let lines: Vec<_> = text
+        .lines()
+        .filter(|line| line.contains("NodePublishVolume"))
+        .collect();
+    assert_eq!(lines.len(), 1, "{text}");
+    assert!(
+        lines[0].contains("NOT_FOUND") && lines[0].len() < 4096,
+        "{}",
+        lines[0].len()
+    );
+    assert!(!text.contains('\u{1b}'));
+}
+
+/// A caller that goes away is counted and told as well.
+#[tokio::test]
+async fn a_call_whose_caller_went_away_is_told() {
+    let log = Log::default();
+    let guard = log.capture(LogFormat::Text, "info");
+    let machine = slackwater::host::memory::MemoryHost::new();
+    let host = crate::gate::GatedHost::new(machine.clone());
+    let alpha = slackwater::model::Alpha::default();
+    let node = Node::on(machine, Arc::new(host.clone()), alpha, |_| {}).await;
+    host.close("allocate");
+    let caller = node.controller.clone();
+    let call = tokio::spawn(async move { caller.clone().create_volume(create("v")).await });
+    host.reached(1).await;
+    call.abort();
+    let _ = call.await;
+    while !log.text().contains("CANCELLED") {
+        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+    }
+    host.open();
+    node.stop().await;
+    drop(guard);
+    assert!(log.text().contains("the work goes on"));
+}
