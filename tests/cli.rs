@@ -1,5 +1,11 @@
 //! The program as it's called: sentences, exit codes, files, and a life from start to SIGTERM.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "helpers of tests, and the program from outside"
+)]
+
 use std::fs;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -281,4 +287,164 @@ fn it_is_small_at_rest() {
     // Of its own: what an unoptimized build maps of its file is not what a release has.
     assert!(kilobytes("RssAnon:") < 6 * 1024, "{status}");
     assert!(kilobytes("Threads:") < 10, "{status}");
+}
+
+/// A folder on a disk: what cargo has its files on, since /tmp may be a file system that forgets.
+fn on_disk() -> TempDir {
+    TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// `slackwater pool ...` with a node record of its own.
+fn pool(folder: &Path, arguments: &[&str]) -> Output {
+    let mut command = slackwater(&["pool"]);
+    command.args(arguments).arg("--node-record");
+    command.arg(folder.join("node.json")).output().unwrap()
+}
+
+fn definition(folder: &Path, name: &str) -> String {
+    format!("{name}=file:{}", folder.join(name).display())
+}
+
+/// The last words of a command in a folder, without what is random.
+fn plain(folder: &Path, text: &str) -> String {
+    let text = text.replace(folder.to_str().unwrap(), "DIR");
+    let is_id = |word: &str| word.trim_matches([',', '.', ';', ':', ')', '`']).len() == 36;
+    let words = text
+        .split(' ')
+        .map(|word| if is_id(word) { "ID" } else { word });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn a_pool_is_made_once_listed_and_forgotten_when_it_is_gone() {
+    let folder = on_disk();
+    let folder = folder.path();
+    let a = definition(folder, "a");
+    let made = pool(folder, &["init", &a, "--json"]);
+    assert_eq!(made.status.code(), Some(0), "{}", stderr(&made));
+    let made: serde_json::Value = serde_json::from_slice(&made.stdout).unwrap();
+    assert_eq!(made["changed"], true);
+    let again = pool(folder, &["init", &a, "--json"]);
+    let again: serde_json::Value = serde_json::from_slice(&again.stdout).unwrap();
+    assert_eq!(
+        (&again["changed"], &again["id"]),
+        (&false.into(), &made["id"])
+    );
+
+    let list = pool(folder, &["list", "--json"]);
+    let list: serde_json::Value = serde_json::from_slice(&list.stdout).unwrap();
+    assert_eq!(list["pools"][0]["id"], made["id"]);
+    assert_eq!(list["pools"][0]["state"], "here");
+
+    let there = pool(folder, &["forget", "a"]);
+    assert_eq!(there.status.code(), Some(1));
+    fs::rename(folder.join("a"), folder.join("pulled")).unwrap();
+    fs::create_dir(folder.join("a")).unwrap();
+    let blank = pool(folder, &["init", &a]);
+    assert_eq!(blank.status.code(), Some(1));
+    assert!(
+        stderr(&blank).contains("is its disk mounted?"),
+        "{}",
+        stderr(&blank)
+    );
+    assert_eq!(pool(folder, &["forget", "a"]).status.code(), Some(0));
+    assert_eq!(pool(folder, &["init", &a]).status.code(), Some(0));
+}
+
+#[test]
+fn what_is_refused_of_pools_is_one_sentence_and_exit_1() {
+    let folder = on_disk();
+    let folder = folder.path();
+    fs::create_dir_all(folder.join("mine/photos")).unwrap();
+    fs::write(folder.join("file"), "").unwrap();
+    let acts: [&[&str]; 6] = [
+        &["init", &definition(folder, "mine")],
+        &["init", &definition(folder, "file")],
+        &["init", &format!("a=file:{}", folder.join("x/y").display())],
+        &["adopt", &definition(folder, "a")],
+        &["adopt", "nobody"],
+        &["forget", "nobody"],
+    ];
+    let mut all = String::new();
+    for act in acts {
+        let output = pool(folder, act);
+        assert_eq!(output.status.code(), Some(1), "{act:?}");
+        assert_eq!(stderr(&output).lines().count(), 1, "{act:?}");
+        all.push_str(&format!(
+            "$ slackwater pool {}\n{}\n",
+            plain(folder, &act.join(" ")),
+            plain(folder, &stderr(&output))
+        ));
+    }
+    insta::assert_snapshot!(all);
+    assert!(folder.join("mine/photos").exists());
+    assert!(!folder.join("node.json").exists());
+}
+
+#[test]
+fn a_pool_on_a_file_system_that_forgets_is_refused() {
+    let Ok(folder) = TempDir::new_in("/dev/shm") else {
+        return;
+    };
+    let output = pool(folder.path(), &["init", &definition(folder.path(), "a")]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).contains("gone after a reboot"),
+        "{}",
+        stderr(&output)
+    );
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn root_a_second_process_on_a_pool_is_refused() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let folder = on_disk();
+    let folder = folder.path();
+    let a = format!("{},init", definition(folder, "a"));
+    let arguments = ["--node-name", "n1", "--pool", &a];
+    let mut serving = Serving::start(folder, &arguments);
+
+    let other = format!("unix://{}", folder.join("other.sock").display());
+    let record = folder.join("node.json");
+    let second = slackwater(&["serve", "--endpoint", &other])
+        .args(arguments)
+        .args(["--node-record", record.to_str().unwrap()])
+        .output()
+        .unwrap();
+    assert_eq!(second.status.code(), Some(1));
+    let last = stderr(&second).lines().last().unwrap().to_string();
+    assert!(
+        last.contains("another slackwater process serves this pool"),
+        "{last}"
+    );
+    assert!(!folder.join("other.sock").exists());
+
+    // A look beside it disturbs nothing.
+    let place = [
+        "--pool",
+        &definition(folder, "a"),
+        "--node-record",
+        record.to_str().unwrap(),
+    ];
+    let volumes = run(&[&["volumes", "--json"][..], &place].concat());
+    assert_eq!(volumes.status.code(), Some(0), "{}", stderr(&volumes));
+    let doctor = run(&[&["doctor"][..], &place].concat());
+    assert!(
+        stdout(&doctor).contains(&format!("served by process {}", serving.child.id())),
+        "{}",
+        stdout(&doctor)
+    );
+    assert_eq!(serving.signal(Signal::SIGTERM), Some(0));
+    assert!(!folder.join("a").read_dir().unwrap().any(|entry| {
+        entry
+            .unwrap()
+            .file_name()
+            .to_string_lossy()
+            .starts_with("doctor")
+    }));
+    let third = Serving::start(folder, &arguments);
+    drop(third);
 }

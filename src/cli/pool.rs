@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::{Failure, PoolCommand, Settled, print, real_host};
 use crate::config::{BadConfig, Given};
-use crate::error::{Error, Kind};
+use crate::error::Error;
 use crate::model::pool::NotAPool;
 use crate::model::{PoolDefinition, PoolPlace};
 use crate::operation::inventory::{self, PoolState};
@@ -110,10 +110,10 @@ fn find(
     known
         .and_then(|known| PoolDefinition::from_parts(name, &known.place, false, None).ok())
         .ok_or_else(|| {
-            Failure::run(Error::NotFound {
-                kind: Kind::Pool,
-                id: format!("{name} (give NAME=file:/path)"),
-            })
+            Failure::run(Error::refused(
+                format!("pool {name}"),
+                "this machine doesn't know it; give NAME=file:/path",
+            ))
         })
 }
 

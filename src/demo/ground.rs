@@ -173,6 +173,20 @@ impl Ground {
         loops
     }
 
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the demo's own folder, with no mount in it"
+    )]
+    fn remove_folder(&self) {
+        // Never into a file system that is mounted there.
+        if self.mounts().is_empty()
+            && let Err(error) = std::fs::remove_dir_all(&self.folder)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            tracing::debug!(error = %chain(&error), "the folder stays");
+        }
+    }
+
     /// Takes away what is there, in the order that works, and again while the kernel is busy with
     /// the last of it. What stays in spite of this is for [`super::look`] to tell.
     pub(super) fn raze(&self) {
@@ -195,13 +209,7 @@ impl Ground {
             }
             std::thread::sleep(POLL);
         }
-        // Never into a file system that is mounted there.
-        if self.mounts().is_empty()
-            && let Err(error) = std::fs::remove_dir_all(&self.folder)
-            && error.kind() != std::io::ErrorKind::NotFound
-        {
-            tracing::debug!(error = %chain(&error), "the folder stays");
-        }
+        self.remove_folder();
     }
 
     /// Raw block volumes' devices outlive their openers.

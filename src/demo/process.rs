@@ -22,6 +22,10 @@ pub(super) struct Process {
 impl Process {
     /// This very program as `serve`. The demo is a client, not a part of the driver: this is the
     /// one place outside `host` where a program is started.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a client of the driver, not a part of it"
+    )]
     pub(super) fn start(ground: &Ground) -> Result<Process> {
         let failed = |error: std::io::Error| Failed::of("start the driver", &error);
         let program = std::env::current_exe().map_err(failed)?;
