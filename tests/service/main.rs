@@ -1,5 +1,6 @@
 //! The edge of a node, over a real unix socket: the whole driver on a simulated machine.
 
+mod arbitrary;
 mod calls;
 mod capabilities;
 mod codes;

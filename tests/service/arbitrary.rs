@@ -1,0 +1,229 @@
+//! Whatever comes in: the parsers take it or refuse it, and say which field it was.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+use prost::Message;
+use slackwater::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
+use slackwater::csi::*;
+use slackwater::error::{Error, Result};
+use slackwater::service::request;
+
+const KEY: &str = "topology.csi.slackwater.dev/home";
+
+/// What a parser may say: the request is wrong, and where.
+fn judged<T>(answer: Result<T>) -> std::result::Result<Option<T>, TestCaseError> {
+    match answer {
+        Ok(value) => Ok(Some(value)),
+        Err(Error::Invalid { field, problem } | Error::OutOfRange { field, problem }) => {
+            prop_assert!(!field.is_empty() && !problem.is_empty());
+            Ok(None)
+        }
+        Err(other) => Err(TestCaseError::fail(format!("{other:?}"))),
+    }
+}
+
+fn text() -> impl Strategy<Value = String> {
+    prop_oneof![
+        3 => Just(String::new()),
+        3 => "[a-z0-9-]{1,12}",
+        1 => any::<String>(),
+        1 => "\\PC{0,200}",
+        1 => Just("x".repeat(5000)),
+    ]
+}
+
+fn words() -> impl Strategy<Value = String> {
+    prop_oneof![
+        text(),
+        prop::sample::select(vec![
+            "ext4", "xfs", "btrfs", "thin", "thick", "none", "zero", "1Gi"
+        ])
+        .prop_map(str::to_string),
+    ]
+}
+
+fn maps() -> impl Strategy<Value = HashMap<String, String>> {
+    let keys = prop_oneof![
+        text(),
+        prop::sample::select(vec![
+            "pool",
+            "allocation",
+            "blockSize",
+            "mkfsOptions",
+            "wipe",
+            "size",
+            KEY,
+            "csi.storage.k8s.io/ephemeral",
+            "csi.storage.k8s.io/fstype",
+        ])
+        .prop_map(str::to_string),
+    ];
+    let values = prop_oneof![words(), Just("true".to_string())];
+    prop::collection::hash_map(keys, values, 0..4)
+}
+
+prop_compose! {
+    fn capabilities()(
+        kind in 0..3,
+        fs_type in words(),
+        mount_flags in prop::collection::vec(words(), 0..3),
+        volume_mount_group in prop_oneof![4 => Just(String::new()), 1 => text()],
+        mode in prop::option::of(-1..10),
+    ) -> VolumeCapability {
+        VolumeCapability {
+            access_type: match kind {
+                0 => None,
+                1 => Some(AccessType::Block(BlockVolume {})),
+                _ => Some(AccessType::Mount(MountVolume { fs_type, mount_flags, volume_mount_group })),
+            },
+            access_mode: mode.map(|mode| AccessMode { mode }),
+        }
+    }
+}
+
+prop_compose! {
+    fn ranges()(required_bytes in -2i64.., limit_bytes in prop_oneof![Just(0), any::<i64>()])
+        -> CapacityRange
+    {
+        CapacityRange { required_bytes, limit_bytes }
+    }
+}
+
+prop_compose! {
+    fn creates()(
+        name in text(),
+        range in prop::option::of(ranges()),
+        volume_capabilities in prop::collection::vec(capabilities(), 0..3),
+        parameters in maps(),
+        mutable_parameters in maps(),
+        topologies in prop::option::of(prop::collection::vec(maps(), 0..3)),
+    ) -> CreateVolumeRequest {
+        CreateVolumeRequest {
+            name,
+            capacity_range: range,
+            volume_capabilities,
+            parameters,
+            mutable_parameters,
+            accessibility_requirements: topologies.map(|topologies| TopologyRequirement {
+                requisite: topologies.into_iter().map(|segments| Topology { segments }).collect(),
+                preferred: vec![],
+            }),
+            ..Default::default()
+        }
+    }
+}
+
+/// Bytes as a message, if they are one.
+fn decoded<M: Message + Default>(bytes: &[u8]) -> M {
+    M::decode(bytes).unwrap_or_default()
+}
+
+proptest! {
+    #[test]
+    fn any_create_is_understood_or_refused(given in creates()) {
+        if let Some(args) = judged(request::create_volume(&given, KEY))? {
+            prop_assert!((1..=128).contains(&args.name.len()));
+            prop_assert_eq!(args.capabilities.len(), given.volume_capabilities.len());
+            prop_assert!(!args.capabilities.is_empty());
+            prop_assert!(args.capacity.limit == 0 || args.capacity.required <= args.capacity.limit);
+            let asked = given.accessibility_requirements.map_or(0, |r| r.requisite.len());
+            prop_assert_eq!(args.requisite.len(), asked, "no topology gets lost");
+        }
+    }
+
+    #[test]
+    fn any_publish_is_understood_or_refused(
+        volume_id in text(),
+        staging_target_path in text(),
+        target_path in text(),
+        capability in prop::option::of(capabilities()),
+        volume_context in maps(),
+        readonly: bool,
+    ) {
+        let given = NodePublishVolumeRequest {
+            volume_id,
+            staging_target_path,
+            target_path,
+            volume_capability: capability,
+            volume_context,
+            readonly,
+            ..Default::default()
+        };
+        match judged(request::publish(&given))? {
+            Some(request::Publish::Persistent(args)) => {
+                prop_assert_eq!(args.volume_id, given.volume_id);
+                prop_assert_eq!(args.read_only, readonly);
+            }
+            Some(request::Publish::Ephemeral(args)) => prop_assert!(args.size > 0),
+            None => {}
+        }
+    }
+
+    #[test]
+    fn any_verdict_and_capacity_is_asked_for_or_refused(
+        volume_id in text(),
+        volume_capabilities in prop::collection::vec(capabilities(), 0..3),
+        parameters in maps(),
+        mutable_parameters in maps(),
+        segments in prop::option::of(maps()),
+    ) {
+        let capacity = GetCapacityRequest {
+            volume_capabilities: volume_capabilities.clone(),
+            parameters: parameters.clone(),
+            accessible_topology: segments.map(|segments| Topology { segments }),
+        };
+        judged(request::capacity(&capacity, KEY))?;
+        let count = volume_capabilities.len();
+        let validate = ValidateVolumeCapabilitiesRequest {
+            volume_id,
+            volume_capabilities,
+            parameters,
+            mutable_parameters,
+            ..Default::default()
+        };
+        if let Some(args) = judged(request::validate(&validate))? {
+            prop_assert!(args.capabilities.len() >= count);
+        }
+    }
+
+    #[test]
+    fn any_growth_is_understood_or_refused(
+        volume_id in text(),
+        volume_path in text(),
+        range in prop::option::of(ranges()),
+        capability in prop::option::of(capabilities()),
+    ) {
+        let controller = ControllerExpandVolumeRequest {
+            volume_id: volume_id.clone(),
+            capacity_range: range,
+            volume_capability: capability.clone(),
+            ..Default::default()
+        };
+        if let Some(args) = judged(request::expand_volume(&controller))? {
+            prop_assert!(args.capacity.required > 0 || args.capacity.limit > 0);
+        }
+        let node = NodeExpandVolumeRequest {
+            volume_id,
+            volume_path,
+            capacity_range: range,
+            volume_capability: capability,
+            ..Default::default()
+        };
+        judged(request::expand_node(&node))?;
+    }
+
+    #[test]
+    fn any_bytes_are_taken_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        judged(request::create_volume(&decoded(&bytes), KEY))?;
+        judged(request::attach(&decoded(&bytes)))?;
+        judged(request::validate(&decoded(&bytes)))?;
+        judged(request::list_volumes(&decoded(&bytes)))?;
+        judged(request::expand_volume(&decoded(&bytes)))?;
+        judged(request::modify_volume(&decoded(&bytes)))?;
+        judged(request::stage(&decoded(&bytes)))?;
+        judged(request::publish(&decoded(&bytes)))?;
+        judged(request::stats(&decoded(&bytes)))?;
+        judged(request::expand_node(&decoded(&bytes)))?;
+    }
+}
