@@ -27,6 +27,8 @@ use crate::service::status::code_name;
 pub(super) const NODE: &str = "demo";
 /// A pool of a few files is opened in milliseconds.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// As the sidecars have it; a driver that hangs must not keep the demo from cleaning up.
+const CALL_PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(10);
 
 /// A volume and where it's used.
@@ -79,7 +81,9 @@ impl Client {
     pub(super) async fn connect(socket: &Path, driver: &mut Process) -> Result<Client> {
         const STEP: &str = "connect";
         let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()));
-        let endpoint = endpoint.map_err(|error| Failed::of(STEP, &error))?;
+        let endpoint = endpoint
+            .map_err(|error| Failed::of(STEP, &error))?
+            .timeout(CALL_PATIENCE);
         let begun = Instant::now();
         loop {
             if let Some(status) = driver.ended() {
