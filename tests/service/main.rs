@@ -1,5 +1,10 @@
 //! The edge of a node, over a real unix socket: the whole driver on a simulated machine.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test ends where something isn't as it says"
+)]
+
 mod arbitrary;
 mod calls;
 mod capabilities;
