@@ -95,7 +95,13 @@ where
         .with_ansi(false);
     let subscriber: Box<dyn tracing::Subscriber + Send + Sync> = match format {
         LogFormat::Text => Box::new(builder.finish()),
-        LogFormat::Json => Box::new(builder.json().flatten_event(true).finish()),
+        LogFormat::Json => Box::new(
+            builder
+                .json()
+                .flatten_event(true)
+                .with_span_list(false)
+                .finish(),
+        ),
     };
     Ok(subscriber)
 }

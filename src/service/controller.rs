@@ -2,7 +2,7 @@
 
 use tonic::Request;
 
-use super::{Answer, Rpc, Service, answer, only_if, reply, request, seen};
+use super::{Answer, Rpc, Service, answer, ids, only_if, reply, request, seen};
 use crate::csi::controller_server::Controller;
 use crate::csi::{
     ControllerExpandVolumeRequest, ControllerExpandVolumeResponse,
@@ -30,6 +30,7 @@ impl Controller for Service {
         let volume = self
             .run(Rpc::CreateVolume, args, Driver::create_volume)
             .await?;
+        ids::made(&volume.id);
         answer(reply::created(&volume, &key))
     }
 

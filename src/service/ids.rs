@@ -3,6 +3,7 @@
 use tracing::Span;
 
 use crate::csi;
+use crate::model::VolumeId;
 
 /// Fields of the span of a call that requests may fill. `server::watch` declares them.
 pub trait Ids {
@@ -18,6 +19,11 @@ fn record(field: &'static str, text: &str) {
         let shown = &text[..text.floor_char_boundary(SHOWN_BYTES)];
         Span::current().record(field, shown);
     }
+}
+
+/// Puts the id of what a call has made beside the name that it was asked for.
+pub(super) fn made(id: &VolumeId) {
+    record("volume_id", &id.to_string());
 }
 
 /// `name` is the span's own in JSON.

@@ -223,6 +223,7 @@ async fn a_call_is_one_line_with_its_ids_its_code_and_its_error() {
     );
     assert_eq!(created["span"]["method"], "CreateVolume");
     assert_eq!(created["span"]["volume_name"], "pvc-1");
+    assert_eq!(created["span"]["volume_id"], id.as_str());
     assert!(created["ms"].is_number());
     assert_eq!(staged["span"]["volume_id"], id.as_str());
     assert_eq!(staged["span"]["staging_target_path"], STAGING);
