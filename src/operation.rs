@@ -31,8 +31,9 @@ mod usage;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::model::{HomeId, PoolDefinition};
 use crate::record::NodeRecord;
@@ -59,7 +60,10 @@ pub struct Settings {
 pub struct Driver {
     settings: Settings,
     host: Arc<dyn Host>,
-    home: HomeId,
+    /// `None` while pools of several homes wait for `adopt`.
+    home: RwLock<Option<HomeId>>,
+    /// Stands for the home meanwhile: no pool has it.
+    nobodys_home: HomeId,
     pools: RwLock<Vec<PoolState>>,
     record: Mutex<NodeRecord>,
     locks: Locks,
@@ -73,9 +77,18 @@ impl Driver {
         &self.settings
     }
 
-    /// The home of this machine.
+    /// The home of this machine; one that no pool has while it isn't settled.
     pub fn home(&self) -> HomeId {
-        self.home
+        self.settled_home().unwrap_or(self.nobodys_home)
+    }
+
+    /// The home of this machine as the cluster may be told: a Node's label is for good.
+    pub fn settled_home(&self) -> Result<HomeId> {
+        let home = *self.home.read().unwrap_or_else(PoisonError::into_inner);
+        home.ok_or_else(|| Error::Unreachable {
+            what: "this node".into(),
+            reason: "its pools have several homes; run `slackwater pool adopt` for those that are to stay".into(),
+        })
     }
 
     /// The one topology key.

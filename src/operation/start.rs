@@ -38,19 +38,17 @@ impl Driver {
         let mut record: NodeRecord =
             record::load(host.as_ref(), &settings.node_record)?.unwrap_or_default();
         let homes = homes(host.as_ref(), &settings);
-        let home = match (record.home, homes.len()) {
-            (Some(home), _) => home,
-            (None, 1) => homes.first().copied().unwrap_or(HomeId(host.random_uuid())),
-            // Of two homes none is ours: all wait for `adopt`.
-            (None, _) => HomeId(host.random_uuid()),
-        };
+        // Of two homes none is ours: all wait for `adopt`.
         if record.home.is_none() && homes.len() < 2 {
-            record.home = Some(home);
+            let found = homes.first().copied();
+            record.home = Some(found.unwrap_or_else(|| HomeId(host.random_uuid())));
         }
+        let nobodys_home = HomeId(host.random_uuid());
         let driver = Driver {
             settings,
             host,
-            home,
+            home: RwLock::new(record.home),
+            nobodys_home,
             pools: RwLock::new(Vec::new()),
             record: Mutex::new(record),
             locks: Locks::default(),
@@ -66,8 +64,10 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Looks again at pools that aren't served: a disk may have come back.
+    /// Looks again at the node record, which `pool forget` and `pool adopt` may have changed, and
+    /// at pools that aren't served: a disk may have come back.
     pub fn look_again(&self) {
+        self.read_node_record();
         for state in self.states() {
             let PoolState::Refused {
                 definition,
@@ -97,10 +97,29 @@ impl Driver {
             {
                 *slot = state;
             }
-            drop(pools);
-            if let Err(error) = self.remember() {
-                tracing::error!(error = %chain(&error), "can't write the node record");
+        }
+        if let Err(error) = self.remember() {
+            tracing::error!(error = %chain(&error), "can't write the node record");
+        }
+    }
+
+    /// Takes over what an administrator's act has written. A home that is settled stays: the
+    /// cluster knows it.
+    fn read_node_record(&self) {
+        match record::load::<NodeRecord>(self.host.as_ref(), &self.settings.node_record) {
+            Ok(Some(found)) => {
+                let mut home = self.home.write().unwrap_or_else(PoisonError::into_inner);
+                *home = home.or(found.home);
+                let settled = *home;
+                drop(home);
+                *self.node_record() = NodeRecord {
+                    home: settled,
+                    ..found
+                };
             }
+            // It's written again.
+            Ok(None) => {}
+            Err(error) => tracing::error!(error = %chain(&error), "can't read the node record"),
         }
     }
 
@@ -134,12 +153,14 @@ impl Driver {
         };
         let known = self.known(definition);
         match pool_make::look(self.host.as_ref(), &path)? {
-            pool_make::Found::Pool(pool) if pool.home != self.home => {
+            pool_make::Found::Pool(pool) if pool.home != self.home() => {
                 return refused(
                     Some(pool.id),
                     format!(
                         "it belongs to home {}, this machine is {}; if its disk came here for good, run `slackwater pool adopt {}`",
-                        pool.home, self.home, definition.name
+                        pool.home,
+                        self.home(),
+                        definition.name
                     ),
                 );
             }
@@ -164,7 +185,7 @@ impl Driver {
                 if definition.place == PoolPlace::Memory {
                     self.make_dirs(&path)?;
                 }
-                pool_make::make_pool(self.host.as_ref(), &definition.name, &path, self.home)?;
+                pool_make::make_pool(self.host.as_ref(), &definition.name, &path, self.home())?;
             }
             found => return Err(no_pool(definition, &path, &found)),
         }

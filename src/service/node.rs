@@ -3,7 +3,7 @@
 use tonic::Request;
 
 use super::request::Publish;
-use super::{Answer, Rpc, Service, answer, only_if, reply, request, seen};
+use super::{Answer, Rpc, Service, answer, only_if, reply, request, seen, status};
 use crate::csi::node_server::Node;
 use crate::csi::{
     NodeExpandVolumeRequest, NodeExpandVolumeResponse, NodeGetCapabilitiesRequest,
@@ -129,7 +129,8 @@ impl Node for Service {
     ) -> Answer<NodeGetInfoResponse> {
         seen(request);
         let node_name = self.driver.settings().node_name.clone();
-        let home = self.driver.home();
+        let settled = self.driver.settled_home();
+        let home = settled.map_err(|error| status(Rpc::NodeGetInfo, &error))?;
         answer(reply::node(node_name, &self.driver.topology_key(), home))
     }
 }

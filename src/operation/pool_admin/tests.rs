@@ -215,6 +215,47 @@ fn pools_of_two_machines_on_a_fresh_one_are_settled_by_adopt() {
 }
 
 #[test]
+fn a_running_driver_learns_what_an_administrator_did() {
+    let host = host_with(&["/memory/a", "/memory/b"]);
+    let both = [pool("a=file:/memory/a"), pool("b=file:/memory/b")];
+    for pool in &both {
+        let home = HomeId(host.random_uuid());
+        pool_make::make_pool(&host, &pool.name, folder(pool).unwrap(), home).unwrap();
+    }
+    let driver = start(&host, &both).unwrap();
+    let text = refusal(driver.settled_home());
+    assert!(text.contains("several homes"), "{text}");
+
+    let cli = host.another_process();
+    let adopted = adopt(&cli, node(), &both[1], &both).unwrap();
+    let host = cli.restart_process();
+    driver.look_again();
+    assert_eq!(driver.settled_home().unwrap(), adopted.pool.home);
+    let served = |driver: &Driver| {
+        let status = driver.pool_status().into_iter();
+        status.filter(|pool| pool.refusal.is_none()).count()
+    };
+    assert_eq!(served(&driver), 2);
+
+    // A third pool that this machine had, and won't see again.
+    let gone = pool("c=file:/memory/c");
+    let c = init(&host, node(), &gone).unwrap().pool.id;
+    let away = Effect::Rename {
+        from: Path::new("/memory/c"),
+        to: Path::new("/memory/away"),
+    };
+    host.perform(&away).unwrap();
+    driver.look_again();
+    let volume = format!("{c}.{}", host.random_uuid());
+    assert!(driver.delete_volume(&volume).is_err());
+    forget(&host, node(), "c").unwrap();
+    driver.look_again();
+    driver.delete_volume(&volume).unwrap();
+    let record = load_node(&host, node()).unwrap();
+    assert!(record.forgotten.contains_key(&c) && record.pools.len() == 2);
+}
+
+#[test]
 fn init_that_ends_at_any_effect_is_finished_by_a_repeat() {
     let a = pool("a=file:/memory/a");
     let count = {
