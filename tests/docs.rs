@@ -1,0 +1,275 @@
+//! The pages say what is true: links resolve, tests that are named exist, flags are flags of the
+//! program, examples are examples, and nobody's machine is named.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use slackwater::config;
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Files below a folder, by the end of their names.
+fn files(folder: &Path, end: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() && !path.ends_with("target") && !path.ends_with(".git") {
+            found.extend(files(&path, end));
+        } else if path.to_string_lossy().ends_with(end) {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Pages that people read: their path and text.
+fn pages() -> Vec<(PathBuf, String)> {
+    let pages: Vec<_> = files(&root(), ".md")
+        .into_iter()
+        .map(|path| (path.clone(), read(&path)))
+        .collect();
+    assert!(pages.len() > 20, "the pages are found");
+    pages
+}
+
+/// Targets of `[text](target)`.
+fn links(text: &str) -> Vec<&str> {
+    let after = text.split("](").skip(1);
+    after.filter_map(|rest| rest.split(')').next()).collect()
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let mut broken = Vec::new();
+    for (page, text) in pages() {
+        for link in links(&text) {
+            let file = link.split('#').next().unwrap_or(link);
+            let here = page.parent().expect("a folder");
+            let outside = link.contains("://") || file.is_empty();
+            if !outside && !here.join(file).exists() {
+                broken.push(format!("{}: {link}", page.display()));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "\n{}\n", broken.join("\n"));
+}
+
+/// Names of all tests: the function after each `#[test]` or `#[tokio::test]`.
+fn test_names() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for folder in ["src", "tests"] {
+        for file in files(&root().join(folder), ".rs") {
+            let text = read(&file);
+            let marked = text.split("test]").chain(text.split("::test(")).skip(1);
+            names.extend(marked.filter_map(|rest| {
+                let (_, name) = rest
+                    .get(..400.min(rest.len()))
+                    .unwrap_or(rest)
+                    .split_once("fn ")?;
+                let end = name.find(|c: char| !c.is_alphanumeric() && c != '_')?;
+                Some(name[..end].to_string())
+            }));
+        }
+    }
+    names
+}
+
+/// Texts between backticks.
+fn code(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
+#[test]
+fn each_complaint_names_tests_that_exist_or_says_why_not() {
+    let page = read(&root().join("docs/complaints.md"));
+    let names = test_names();
+    let rows: Vec<_> = page
+        .lines()
+        .filter(|line| line.starts_with("| ") && !line.contains("| answered by |"))
+        .collect();
+    assert!(rows.len() > 40, "the table is found");
+    let mut wrong = Vec::new();
+    for row in rows {
+        let answer = row.trim_end_matches('|').rsplit('|').next().unwrap_or("");
+        let named: Vec<_> = code(answer)
+            .filter(|word| word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_'))
+            .filter(|word| word.contains('_') || *word == "stage")
+            .collect();
+        wrong.extend(
+            named
+                .iter()
+                .filter(|name| !names.contains(**name))
+                .map(|name| format!("no test is named {name}")),
+        );
+        if named.is_empty() && !answer.contains("not yet") && !answer.contains("in part") {
+            wrong.push(format!("neither a test nor a reason: {row}"));
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}\n", wrong.join("\n"));
+}
+
+#[test]
+fn the_finder_of_tests_finds_them() {
+    let names = test_names();
+    for name in [
+        "the_finder_of_tests_finds_them",
+        "a_mkfs_that_was_cut_off_is_run_again",
+        "a_volume_lives_from_create_to_delete",
+    ] {
+        assert!(names.contains(name), "{name}");
+    }
+    assert!(!names.contains("links"));
+}
+
+/// What `--help` of the program and of each command says.
+fn help() -> String {
+    let say = |words: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_slackwater"))
+            .args(words)
+            .arg("--help")
+            .output()
+            .expect("the program starts");
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let commands = [
+        &[][..],
+        &["serve"],
+        &["pool"],
+        &["pool", "init"],
+        &["pool", "adopt"],
+        &["pool", "forget"],
+        &["pool", "list"],
+        &["doctor"],
+        &["volumes"],
+        &["demo"],
+    ];
+    commands.iter().map(|words| say(words)).collect()
+}
+
+/// Words that begin with two dashes.
+fn flags(text: &str) -> BTreeSet<String> {
+    let word = |c: char| c.is_ascii_lowercase() || c == '-';
+    let mut found = BTreeSet::new();
+    for (at, _) in text.match_indices("--") {
+        let before = text[..at].chars().next_back();
+        let rest = &text[at + 2..];
+        let end = rest.find(|c| !word(c)).unwrap_or(rest.len());
+        let alone = before.is_none_or(|c| c.is_whitespace() || "`\"([".contains(c));
+        if alone && end > 0 && rest.starts_with(|c: char| c.is_ascii_lowercase()) {
+            found.insert(format!("--{}", &rest[..end]));
+        }
+    }
+    found
+}
+
+/// The program's own sentences and lines: where a flag of another program can't stand.
+fn about_the_program(text: &str) -> String {
+    let others = [
+        "cargo ",
+        "docker ",
+        "apt-get ",
+        "systemctl ",
+        "losetup ",
+        "mkfs",
+        "btrfs ",
+        "guest-run",
+        "guest-setup",
+        "csi-sanity/run.sh",
+    ];
+    let mut lines = Vec::new();
+    let mut goes_on = false; // a command that another program began
+    for line in text.lines() {
+        let other = goes_on || others.iter().any(|other| line.contains(other));
+        goes_on = other && line.ends_with('\\');
+        if !other {
+            lines.push(line);
+        }
+    }
+    lines.join("\n")
+}
+
+#[test]
+fn flags_in_the_pages_are_flags_of_the_program() {
+    let known = flags(&help());
+    assert!(known.contains("--allowed-path"), "{known:?}");
+    let mut wrong = Vec::new();
+    for (page, text) in pages() {
+        // The guest's and upstream's programs have flags of their own.
+        if page.starts_with(root().join("tests")) || page.starts_with(root().join("csi-sanity")) {
+            continue;
+        }
+        let named = flags(&about_the_program(&text));
+        wrong.extend(
+            named
+                .difference(&known)
+                .map(|flag| format!("{}: {flag}", page.display())),
+        );
+    }
+    assert!(wrong.is_empty(), "\n{}\n", wrong.join("\n"));
+}
+
+#[test]
+fn the_shipped_configuration_is_one() {
+    let path = root().join("deploy/slackwater.toml");
+    let mut given = config::parse_file(&path, &read(&path)).expect("it parses");
+    given.node_name = Some("node-1".parse().expect("a name"));
+    let whole = given
+        .finish()
+        .expect("it is complete but for the node's name");
+    let unit = read(&root().join("deploy/slackwater.service"));
+    assert!(unit.contains("--node-name %H") && unit.contains("Restart=always"));
+    for pool in whole.pools {
+        let place = pool.place.to_string();
+        let folder = place.trim_start_matches("file:");
+        assert!(
+            unit.contains(&format!("RequiresMountsFor={folder}\n")),
+            "{folder}"
+        );
+    }
+}
+
+#[test]
+fn the_image_has_the_programs_that_the_driver_starts() {
+    let program = read(&root().join("src/host/linux/program.rs"));
+    let program = program.split("#[cfg(test)]").next().unwrap_or(&program);
+    let packages = program.split("package: \"").skip(1);
+    let dockerfile = read(&root().join("Dockerfile"));
+    let demo = read(&root().join("scripts/deps"));
+    let mut count = 0;
+    for package in packages.filter_map(|rest| rest.split('"').next()) {
+        assert!(dockerfile.contains(package), "Dockerfile lacks {package}");
+        assert!(demo.contains(package), "scripts/deps lacks {package}");
+        count += 1;
+    }
+    assert!(count >= 4, "the programs are found");
+}
+
+#[test]
+fn every_decision_is_in_the_list_and_has_its_parts() {
+    let folder = root().join("docs/adr");
+    let list = read(&folder.join("README.md"));
+    for page in files(&folder, ".md") {
+        let name = page
+            .file_name()
+            .expect("a name")
+            .to_string_lossy()
+            .into_owned();
+        if name == "README.md" {
+            continue;
+        }
+        assert!(list.contains(&format!("({name})")), "{name} isn't listed");
+        let text = read(&page);
+        for part in ["## Context", "## Decision", "## Consequences"] {
+            assert!(text.contains(part), "{name} has no {part}");
+        }
+    }
+}
