@@ -132,6 +132,9 @@ pub trait Backend: Send + Sync + 'static {
     /// Ends a device that [`Backend::devices`] found, if it still stands on this image. One that
     /// is open elsewhere goes with its last opener.
     fn detach(&self, uuid: Uuid, device: &Device) -> Result<()>;
+    /// To be called with a device that was the volume's and is gone: whatever the volume had set
+    /// on it doesn't stay for the next user of its number.
+    fn released(&self, record: &VolumeRecord, device: &Device) -> Result<()>;
     /// Lets a device show the image's present size.
     fn resize(&self, uuid: Uuid, device: &Device) -> Result<()>;
 

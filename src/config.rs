@@ -75,12 +75,8 @@ pub struct Given {
     #[arg(long, value_name = "NODE")]
     #[serde(deserialize_with = "value::one")]
     pub node_name: Option<NodeName>,
-    /// Pools, in order.
-    #[arg(
-        long,
-        value_name = "POOL",
-        help = "A pool: NAME=file:/path[,init][,overcommit=N] or NAME=memory: (may be repeated)"
-    )]
+    /// A pool: NAME=file:/path[,init][,overcommit=N] or NAME=memory: (may be repeated)
+    #[arg(long, value_name = "POOL")]
     #[serde(deserialize_with = "value::pools")]
     pub pool: Vec<PoolDefinition>,
     /// What this process is: all (one node, every CSI service)

@@ -294,6 +294,10 @@ impl Backend for FileBackend {
         self.detach_image(uuid, device)
     }
 
+    fn released(&self, record: &VolumeRecord, device: &Device) -> Result<()> {
+        self.renew_device(record, device)
+    }
+
     fn resize(&self, uuid: Uuid, device: &Device) -> Result<()> {
         self.resize_device(uuid, device)
     }

@@ -97,6 +97,12 @@ pub enum Effect<'a> {
         /// N of /dev/loopN.
         number: u32,
     },
+    /// Makes a free loop device new, so that the next to get its number, whoever that is, finds
+    /// no limit of ours on it. One that is in use is left alone.
+    RenewLoop {
+        /// N of /dev/loopN.
+        number: u32,
+    },
     /// mkfs.
     Format {
         /// The device.
@@ -224,6 +230,7 @@ impl Effect<'_> {
             Effect::DetachLoop { .. } => "detach_loop",
             Effect::ResizeLoop { .. } => "resize_loop",
             Effect::ForbidDiscard { .. } => "forbid_discard",
+            Effect::RenewLoop { .. } => "renew_loop",
             Effect::Format { .. } => "format",
             Effect::GrowFs { .. } => "grow_fs",
             Effect::MakeTarget { .. } => "make_target",

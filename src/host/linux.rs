@@ -39,10 +39,15 @@ pub struct LinuxHost {
     kept: Mutex<Vec<Kept>>,
 }
 
-/// Never read again: held.
+/// Held open.
 #[expect(dead_code, reason = "what counts is that it's open")]
 enum Kept {
-    Dir(File),
+    Dir {
+        folder: File,
+        /// How it's reached, and what people call it.
+        pinned: PathBuf,
+        path: PathBuf,
+    },
     Lock(Flock<File>),
 }
 
@@ -73,6 +78,25 @@ impl LinuxHost {
             .push(kept);
     }
 
+    /// Errors name a pinned folder as people do.
+    fn said<T>(&self, result: Result<T>) -> Result<T> {
+        result.map_err(|mut error| {
+            let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+            let named = kept.iter().find_map(|kept| match kept {
+                Kept::Dir { pinned, path, .. } => error
+                    .subject
+                    .strip_prefix(pinned)
+                    .ok()
+                    .map(|rest| path.join(rest)),
+                Kept::Lock(_) => None,
+            });
+            if let Some(named) = named {
+                error.subject = named;
+            }
+            error
+        })
+    }
+
     /// Does it, without faults.
     fn act(&self, effect: &Effect<'_>) -> Result<Done> {
         let folders = &self.folders;
@@ -96,6 +120,7 @@ impl LinuxHost {
             Effect::DetachLoop { number, backing } => loop_device::detach(number, backing),
             Effect::ResizeLoop { number } => loop_device::resize(number),
             Effect::ForbidDiscard { number } => loop_device::forbid_discard(number),
+            Effect::RenewLoop { number } => loop_device::renew(number),
             Effect::Format {
                 device,
                 fs,
@@ -129,22 +154,26 @@ impl LinuxHost {
 impl Host for LinuxHost {
     #[cfg(not(feature = "fault"))]
     fn perform(&self, effect: &Effect<'_>) -> Result<Done> {
-        self.act(effect)
+        self.said(self.act(effect))
     }
 
     #[cfg(feature = "fault")]
     fn perform(&self, effect: &Effect<'_>) -> Result<Done> {
-        super::fault::around(effect, || self.act(effect))
+        self.said(super::fault::around(effect, || self.act(effect)))
     }
 
     fn pin_dir(&self, path: &Path) -> Result<PathBuf> {
         let (folder, pinned) = files::pin_dir(path)?;
-        self.keep(Kept::Dir(folder));
+        self.keep(Kept::Dir {
+            folder,
+            pinned: pinned.clone(),
+            path: path.to_path_buf(),
+        });
         Ok(pinned)
     }
 
     fn try_lock_file(&self, path: &Path) -> Result<bool> {
-        let lock = files::try_lock(path)?;
+        let lock = self.said(files::try_lock(path))?;
         let got = lock.is_some();
         if let Some(lock) = lock {
             self.keep(Kept::Lock(lock));
@@ -153,19 +182,19 @@ impl Host for LinuxHost {
     }
 
     fn read_file(&self, path: &Path) -> Result<Option<Vec<u8>>> {
-        files::read_file(path)
+        self.said(files::read_file(path))
     }
 
     fn list_dir(&self, path: &Path) -> Result<Option<Vec<String>>> {
-        files::list_dir(path)
+        self.said(files::list_dir(path))
     }
 
     fn stat(&self, path: &Path) -> Result<Option<FileStat>> {
-        files::stat(path)
+        self.said(files::stat(path))
     }
 
     fn space(&self, path: &Path) -> Result<Space> {
-        files::space(path)
+        self.said(files::space(path))
     }
 
     fn ground(&self, path: &Path) -> Result<Ground> {

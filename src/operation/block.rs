@@ -123,13 +123,15 @@ impl Driver {
             )
         });
         drop(attached.hold);
-        shown.map_err(|first| match self.free_devices(pool, record.uuid) {
-            Ok(()) => first,
-            Err(undo) => Error::Undo {
-                first: Box::new(first),
-                undo: chain(&undo),
+        shown.map_err(
+            |first| match self.free_devices(pool, record.uuid, &view.devices) {
+                Ok(()) => first,
+                Err(undo) => Error::Undo {
+                    first: Box::new(first),
+                    undo: chain(&undo),
+                },
             },
-        })
+        )
     }
     fn refuse_unless_staged(&self, record: &VolumeRecord, request: &PublishVolume) -> Result<()> {
         let wanted = &request.staging_path;

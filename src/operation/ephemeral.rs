@@ -10,6 +10,7 @@ use super::lock::Key;
 use super::pool::Pool;
 use super::publish::View;
 use super::{Driver, PublishEphemeral, usage};
+use crate::backend::FoundDevice;
 use crate::error::{Doing, Error, Kind, Mismatch, Result};
 use crate::host::{Effect, NodeKind};
 use crate::model::{FsType, VolumeId, mkfs, size};
@@ -56,7 +57,8 @@ impl Driver {
                 .host
                 .perform(&Effect::RemoveTarget { path: &target })
                 .doing(|| format!("remove {}", target.display()));
-            match removed.and_then(|_| self.end_ephemeral(&pool, &record, &request.volume_id)) {
+            match removed.and_then(|_| self.end_ephemeral(&pool, &record, &request.volume_id, &[]))
+            {
                 Ok(()) => first,
                 Err(undo) => Error::Undo {
                     first: Box::new(first),
@@ -150,8 +152,9 @@ impl Driver {
         pool: &Pool,
         record: &VolumeRecord,
         volume_id: &str,
+        before: &[FoundDevice],
     ) -> Result<()> {
-        self.free_devices(pool, record.uuid)?;
+        self.free_devices(pool, record.uuid, before)?;
         if let Some(found) = pool.backend.devices(record.uuid)?.first() {
             return Err(Error::InUse {
                 id: volume_id.to_string(),

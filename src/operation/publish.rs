@@ -199,7 +199,7 @@ impl Driver {
                 .map_or(Key::Path(target_path.into()), |id| Key::Volume(id.uuid)),
         };
         let _lock = self.locks.acquire(key)?;
-        self.unmount_all(
+        let before = self.unmount_all(
             owned.as_ref().map(|(pool, uuid)| (pool.as_ref(), *uuid)),
             &target,
         )?;
@@ -213,14 +213,14 @@ impl Driver {
             return Ok(());
         };
         if record.ephemeral {
-            return self.end_ephemeral(&pool, &record, volume_id);
+            return self.end_ephemeral(&pool, &record, volume_id, &before);
         }
         let block = record
             .formatted
             .as_ref()
             .is_some_and(|formatted| formatted.kind == FormattedAs::Raw);
         if block {
-            self.free_devices(&pool, uuid)
+            self.free_devices(&pool, uuid, &before)
         } else {
             Ok(())
         }

@@ -7,7 +7,8 @@ use uuid::Uuid;
 use super::lock::Key;
 use super::pool::{Owner, Pool};
 use super::{Driver, usage};
-use crate::error::{Doing, Error, Result};
+use crate::backend::FoundDevice;
+use crate::error::{Doing, Error, Result, chain};
 use crate::host::Effect;
 use crate::model::VolumeId;
 
@@ -28,7 +29,7 @@ impl Driver {
             Ok(Owner::Pool(pool, id)) => Some((pool.as_ref(), id.uuid)),
             Ok(Owner::Nobody) | Err(_) => None,
         };
-        self.unmount_all(owned, &staging)?;
+        let before = self.unmount_all(owned, &staging)?;
         let Some((pool, uuid)) = owned else {
             return Ok(());
         };
@@ -40,12 +41,17 @@ impl Driver {
             record.last_stage = None;
             pool.backend.update(&record)?;
         }
-        self.free_devices(pool, uuid)
+        self.free_devices(pool, uuid, &before)
     }
 
     /// Unmounts what is ours at a path, however often it's mounted there. With the pool served
-    /// "ours" is this volume's device; without, any loop device.
-    pub(super) fn unmount_all(&self, owned: Option<(&Pool, Uuid)>, path: &Path) -> Result<()> {
+    /// "ours" is this volume's device; without, any loop device. Gives the devices that the volume
+    /// had before.
+    pub(super) fn unmount_all(
+        &self,
+        owned: Option<(&Pool, Uuid)>,
+        path: &Path,
+    ) -> Result<Vec<FoundDevice>> {
         let here = self.table_path(path)?;
         let devices = match owned {
             Some((pool, uuid)) => pool.backend.devices(uuid)?,
@@ -59,7 +65,7 @@ impl Driver {
         loop {
             let mounts = self.mounts()?;
             let Some(top) = usage::at(&mounts, &here).last().copied() else {
-                return Ok(());
+                return Ok(devices);
             };
             let ours = devices.iter().any(|found| usage::shows(top, &found.device))
                 || (!known && usage::is_of_loop(top));
@@ -81,12 +87,19 @@ impl Driver {
 
     /// Ends devices of a volume that nothing uses any more. One with a claim (another mount
     /// namespace, a frozen file system) or an opener stays until that ends.
-    pub(super) fn free_devices(&self, pool: &Pool, uuid: Uuid) -> Result<()> {
+    /// Those of `before` that are gone are made new for their next user.
+    pub(super) fn free_devices(
+        &self,
+        pool: &Pool,
+        uuid: Uuid,
+        before: &[FoundDevice],
+    ) -> Result<()> {
         let found = pool.backend.devices(uuid)?;
-        if found.is_empty() {
-            return Ok(());
-        }
-        let mounts = self.mounts()?;
+        let mounts = if found.is_empty() {
+            Vec::new()
+        } else {
+            self.mounts()?
+        };
         for found in found
             .iter()
             .filter(|found| usage::of_device(&mounts, &found.device).is_empty())
@@ -96,6 +109,23 @@ impl Driver {
                 continue;
             }
             pool.backend.detach(uuid, &found.device)?;
+        }
+        self.renew(pool, uuid, before)
+    }
+
+    /// Not worth a failure: the next attach makes its device new as well.
+    fn renew(&self, pool: &Pool, uuid: Uuid, before: &[FoundDevice]) -> Result<()> {
+        let Some(record) = pool.backend.volume(uuid)?.filter(|_| !before.is_empty()) else {
+            return Ok(());
+        };
+        let still = pool.backend.devices(uuid)?;
+        for gone in before
+            .iter()
+            .filter(|found| !still.iter().any(|still| still.device == found.device))
+        {
+            if let Err(error) = pool.backend.released(&record, &gone.device) {
+                tracing::warn!(volume = %uuid, error = %chain(&error), "a limit of this volume stays on its device");
+            }
         }
         Ok(())
     }

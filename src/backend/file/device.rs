@@ -182,6 +182,16 @@ impl FileBackend {
         })
     }
 
+    /// Only a thick volume limits its device.
+    pub(super) fn renew_device(&self, record: &VolumeRecord, device: &Device) -> Result<()> {
+        if record.allocation != Allocation::Thick {
+            return Ok(());
+        }
+        let number = nix::sys::stat::minor(device.rdev) as u32;
+        let doing = || format!("renew {}", device.path.display());
+        self.perform(Effect::RenewLoop { number }, doing)
+    }
+
     pub(super) fn resize_device(&self, uuid: Uuid, device: &Device) -> Result<()> {
         let Some(backing) = self.image_id(uuid)? else {
             return Err(Error::no_volume(uuid));

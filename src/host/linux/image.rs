@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, PosixFadviseAdvice, fallocate, posix_fadvise};
 use nix::libc;
-use nix::unistd::{Whence, ftruncate, lseek};
+use nix::unistd::{Whence, ftruncate, lseek, syncfs};
 
 use super::files::{failed, open_existing};
 use super::sys;
@@ -46,7 +46,8 @@ pub(super) fn allocate(path: &Path, size: u64, reserve: bool) -> Result<()> {
     if reserve {
         // fallocate(2) itself, never the C library's posix_fallocate: that one writes a byte into
         // every block where the file system can't reserve.
-        return reserve_blocks(&file, end)
+        let start = offset(length(&file, path)?, path)?;
+        return reserve_blocks(&file, start, end)
             .map_err(|errno| HostError::errno("reserve blocks of", path, errno));
     }
     if length(&file, path)? < size {
@@ -55,11 +56,19 @@ pub(super) fn allocate(path: &Path, size: u64, reserve: bool) -> Result<()> {
     Ok(())
 }
 
-/// A signal interrupts it between two extents; what is reserved stays so, and the next turn is
-/// quick over it.
-fn reserve_blocks(file: &File, end: libc::off_t) -> std::result::Result<(), Errno> {
+/// Only what lies beyond the present end: xfs wants free blocks for the whole range it's given,
+/// also where they are reserved already. A signal interrupts it between two extents; what is
+/// reserved stays so, and the next turn is quick over it.
+fn reserve_blocks(
+    file: &File,
+    start: libc::off_t,
+    end: libc::off_t,
+) -> std::result::Result<(), Errno> {
+    if start >= end {
+        return Ok(());
+    }
     loop {
-        match fallocate(file, FallocateFlags::empty(), 0, end) {
+        match fallocate(file, FallocateFlags::empty(), start, end - start) {
             Err(Errno::EINTR) => {}
             other => return other,
         }
@@ -161,7 +170,9 @@ pub(super) fn discard(path: &Path) -> Result<()> {
         fallocate(&file, punch, 0, offset(size, path)?)
             .map_err(|errno| HostError::errno("free the blocks of", path, errno))?;
     }
-    file.sync_all().map_err(failed("fsync", path))?;
+    // The whole pool, not the file alone: xfs passes over blocks whose release is still in the
+    // log, and that is a later transaction than the file's own.
+    syncfs(&file).map_err(|errno| HostError::errno("sync the pool of", path, errno))?;
     trim_pool(file.as_fd(), path)
 }
 

@@ -38,7 +38,8 @@ pub(super) fn subject<'a>(effect: &'a Effect<'a>) -> std::borrow::Cow<'a, Path> 
         Effect::AttachLoop(spec) => spec.image.into(),
         Effect::DetachLoop { number, .. }
         | Effect::ResizeLoop { number }
-        | Effect::ForbidDiscard { number } => Device::of_loop(*number).path.into(),
+        | Effect::ForbidDiscard { number }
+        | Effect::RenewLoop { number } => Device::of_loop(*number).path.into(),
         Effect::Format { device, .. } | Effect::GrowFs { device, .. } => (&device.path).into(),
         Effect::Mount(spec) => spec.target.into(),
         Effect::Bind { target, .. }
@@ -86,6 +87,8 @@ impl Machine {
             Effect::DetachLoop { number, backing } => self.detach(*number, *backing)?,
             Effect::ResizeLoop { number } => self.resize_loop(*number)?,
             Effect::ForbidDiscard { number } => self.dev_mut(*number)?.no_discard = true,
+            // A free device of the simulation has no limits to lose.
+            Effect::RenewLoop { .. } => {}
             Effect::Format {
                 device,
                 fs,

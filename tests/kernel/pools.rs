@@ -1,0 +1,236 @@
+//! Pools that move, are missing, come back, and come from elsewhere.
+
+use tonic::Code;
+
+use super::support::{Disk, Scratch, Server, eventually, mount, run};
+use super::{GIB, check_pattern, definition, refused, write_pattern};
+
+async fn home(server: &Server) -> String {
+    let answer = server
+        .client()
+        .node()
+        .node_get_info(slackwater::csi::NodeGetInfoRequest {})
+        .await
+        .unwrap()
+        .into_inner();
+    answer
+        .accessible_topology
+        .unwrap()
+        .segments
+        .into_values()
+        .next()
+        .unwrap()
+}
+
+#[tokio::test]
+async fn a_renamed_node_and_a_pool_at_another_path_keep_home_and_volumes() {
+    let scratch = Scratch::new();
+    let disk = Disk::new(&scratch, "pool", "xfs", 4 * GIB);
+    let mut server = Server::start(&scratch, &[&definition(&disk.mount_point)]);
+    let before = home(&server).await;
+    let (client, kubelet) = (server.client(), scratch.join("kubelet"));
+    let id = client
+        .create("moves", GIB, mount("xfs"), &[])
+        .await
+        .unwrap();
+    let staging = kubelet.join("staging");
+    std::fs::create_dir(&staging).unwrap();
+    client.stage(&id, &staging, mount("xfs")).await.unwrap();
+    write_pattern(&staging.join("data"), 1, 1 << 20);
+    client.unstage(&id, &staging).await.unwrap();
+    server.kill();
+    disk.unmount();
+    let elsewhere = scratch.dir("elsewhere");
+    disk.mount_at(&elsewhere);
+    let pool = format!("default=file:{}", elsewhere.display());
+    let state = scratch.join("other-state");
+    let more = [
+        "--node-name",
+        "renamed",
+        "--state-dir",
+        state.to_str().unwrap(),
+    ];
+    let server = Server::spawn(&scratch, &[&pool], &more, &[]);
+    server.wait_ready();
+    let client = server.client();
+    assert_eq!(home(&server).await, before);
+    assert_eq!(client.list().await.unwrap(), vec![id.clone()]);
+    assert_eq!(
+        client
+            .create("moves", GIB, mount("xfs"), &[])
+            .await
+            .unwrap(),
+        id
+    );
+    client.stage(&id, &staging, mount("xfs")).await.unwrap();
+    check_pattern(&staging.join("data"), 1, 1 << 20);
+    client.unstage(&id, &staging).await.unwrap();
+    client.delete(&id).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_missing_disk_is_never_made_a_new_pool_and_the_others_serve() {
+    let scratch = Scratch::new();
+    let (lost, kept) = (
+        Disk::new(&scratch, "lost", "xfs", 2 * GIB),
+        Disk::new(&scratch, "kept", "ext4", 2 * GIB),
+    );
+    let pools = [
+        format!("lost=file:{},init", lost.mount_point.display()),
+        format!("kept=file:{},init", kept.mount_point.display()),
+    ];
+    let pools: Vec<_> = pools.iter().map(String::as_str).collect();
+    let mut server = Server::start(&scratch, &pools);
+    let in_lost = server
+        .client()
+        .create("a", GIB / 2, mount("ext4"), &[("pool", "lost")])
+        .await
+        .unwrap();
+    let in_kept = server
+        .client()
+        .create("b", GIB / 2, mount("ext4"), &[("pool", "kept")])
+        .await
+        .unwrap();
+    server.kill();
+    lost.unmount();
+    server.restart();
+    let client = server.client();
+    assert!(client.is_ready().await, "Probe stays ready");
+    assert_eq!(
+        std::fs::read_dir(&lost.mount_point).unwrap().count(),
+        0,
+        "nothing is made on the empty folder"
+    );
+    let unreachable = [
+        refused(client.delete(&in_lost).await, Code::Unavailable),
+        refused(client.expand(&in_lost, GIB).await, Code::Unavailable),
+        refused(
+            client
+                .create("c", GIB / 2, mount("ext4"), &[("pool", "lost")])
+                .await,
+            Code::Unavailable,
+        ),
+        refused(client.list().await, Code::Unavailable),
+    ];
+    for message in unreachable {
+        assert!(message.contains("is its disk mounted?"), "{message}");
+    }
+    assert_eq!(client.capacity(&[("pool", "lost")]).await.unwrap(), 0);
+    assert_eq!(
+        client
+            .create("b", GIB / 2, mount("ext4"), &[("pool", "kept")])
+            .await
+            .unwrap(),
+        in_kept
+    );
+    client.delete(&in_kept).await.unwrap();
+    // The disk comes back: the driver looks again by itself.
+    lost.mount();
+    let runtime = tokio::runtime::Handle::current();
+    tokio::task::spawn_blocking({
+        let client = client.clone();
+        move || {
+            eventually("the pool is served again", || {
+                runtime.block_on(client.list()).is_ok()
+            })
+        }
+    })
+    .await
+    .unwrap();
+    assert_eq!(client.list().await.unwrap(), vec![in_lost.clone()]);
+    client.delete(&in_lost).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_pool_of_another_home_waits_for_adopt() {
+    let scratch = Scratch::new();
+    let disk = Disk::new(&scratch, "pool", "xfs", 2 * GIB);
+    let mut server = Server::start(&scratch, &[&definition(&disk.mount_point)]);
+    let old = home(&server).await;
+    let id = server
+        .client()
+        .create("a", GIB / 2, mount("ext4"), &[])
+        .await
+        .unwrap();
+    server.kill();
+    // Another machine, with a pool and so a home of its own.
+    let other = Scratch::new();
+    let own = Disk::new(&other, "own", "ext4", GIB);
+    let pools = [
+        format!("own=file:{},init", own.mount_point.display()),
+        format!("default=file:{}", disk.mount_point.display()),
+    ];
+    let pools: Vec<_> = pools.iter().map(String::as_str).collect();
+    let first = Server::start(&other, &pools[..1]);
+    let home_of_other = home(&first).await;
+    drop(first);
+    assert_ne!(old, home_of_other);
+    let mut server = Server::start(&other, &pools);
+    let message = refused(server.client().delete(&id).await, Code::Unavailable);
+    assert!(
+        message.contains("pool adopt"),
+        "the way out is said: {message}"
+    );
+    server.kill();
+    let record = other.join("node.json");
+    run(
+        super::support::binary(),
+        &[
+            "pool",
+            "adopt",
+            "--node-record",
+            record.to_str().unwrap(),
+            pools[1],
+        ],
+    );
+    server.restart();
+    assert_eq!(server.client().list().await.unwrap(), vec![id.clone()]);
+    assert_eq!(home(&server).await, home_of_other);
+    server.client().delete(&id).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_fresh_machine_takes_the_home_of_its_disks() {
+    let scratch = Scratch::new();
+    let disk = Disk::new(&scratch, "pool", "btrfs", 2 * GIB);
+    let mut server = Server::start(&scratch, &[&definition(&disk.mount_point)]);
+    let before = home(&server).await;
+    server.kill();
+    std::fs::remove_file(scratch.join("node.json")).unwrap();
+    server.restart();
+    assert_eq!(home(&server).await, before);
+}
+
+#[tokio::test]
+async fn a_node_call_works_from_the_mount_table_when_the_pool_is_not_served() {
+    let scratch = Scratch::new();
+    let disk = Disk::new(&scratch, "pool", "xfs", 2 * GIB);
+    let mut server = Server::start(&scratch, &[&definition(&disk.mount_point)]);
+    let client = server.client();
+    let staging = scratch.dir("kubelet/staging");
+    let target = scratch.join("kubelet/target");
+    let id = client.create("a", GIB, mount("ext4"), &[]).await.unwrap();
+    client.stage(&id, &staging, mount("ext4")).await.unwrap();
+    client
+        .publish(&id, &staging, &target, mount("ext4"), false)
+        .await
+        .unwrap();
+    server.kill();
+    // The disk can't be unmounted while its volume is mounted; a folder over it hides it as well.
+    run(
+        "mount",
+        &["-t", "tmpfs", "tmpfs", disk.mount_point.to_str().unwrap()],
+    );
+    server.restart();
+    let client = server.client();
+    refused(client.delete(&id).await, Code::Unavailable);
+    client.unpublish(&id, &target).await.unwrap();
+    client.unstage(&id, &staging).await.unwrap();
+    assert_eq!(
+        super::support::disk::mounts_below(&scratch.join("kubelet")),
+        Vec::new()
+    );
+    run("umount", &[disk.mount_point.to_str().unwrap()]);
+    server.restart();
+    server.client().delete(&id).await.unwrap();
+}

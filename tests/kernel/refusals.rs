@@ -1,0 +1,240 @@
+//! What must never happen to data, whatever is found: no second format, no second device.
+
+use std::os::fd::AsRawFd;
+
+use tonic::Code;
+
+use super::support::{disk, eventually, mount, run};
+use super::{GIB, Node, check_pattern, refused, write_pattern};
+
+nix::ioctl_readwrite!(fifreeze, b'X', 119, i32);
+nix::ioctl_readwrite!(fithaw, b'X', 120, i32);
+
+#[expect(unsafe_code, reason = "the freeze ioctls have no safe form")]
+fn freeze(path: &std::path::Path, freeze: bool) {
+    let root = std::fs::File::open(path).unwrap();
+    let mut zero = 0;
+    // SAFETY: the descriptor is open; the argument is not read.
+    unsafe {
+        if freeze {
+            fifreeze(root.as_raw_fd(), &mut zero)
+        } else {
+            fithaw(root.as_raw_fd(), &mut zero)
+        }
+    }
+    .unwrap();
+}
+
+#[tokio::test]
+async fn a_formatted_volume_whose_first_megabytes_read_as_zeros_is_never_formatted_again() {
+    let node = Node::new();
+    for fs in ["ext4", "xfs", "btrfs"] {
+        let staging = node.staging(fs);
+        let id = node.client.create(fs, GIB, mount(fs), &[]).await.unwrap();
+        node.client.stage(&id, &staging, mount(fs)).await.unwrap();
+        write_pattern(&staging.join("data"), 8, 8 << 20);
+        node.client.unstage(&id, &staging).await.unwrap();
+        let image = node.image(&id);
+        let kept = std::fs::read(&image)
+            .map(|bytes| bytes[..64 << 20].to_vec())
+            .unwrap();
+        run(
+            "dd",
+            &[
+                "if=/dev/zero",
+                &format!("of={}", image.display()),
+                "bs=1M",
+                "count=64",
+                "conv=notrunc,fsync",
+                "status=none",
+            ],
+        );
+        let before = std::fs::metadata(&image).unwrap().modified().unwrap();
+        for _ in 0..2 {
+            let message = refused(
+                node.client.stage(&id, &staging, mount(fs)).await,
+                Code::FailedPrecondition,
+            );
+            assert!(message.contains("never formatted again"), "{message}");
+        }
+        assert_eq!(
+            std::fs::metadata(&image).unwrap().modified().unwrap(),
+            before,
+            "nothing was written"
+        );
+        // Its content comes back (a pulled disk, say): it's all there.
+        let file = std::fs::OpenOptions::new()
+            .write(true)
+            .open(&image)
+            .unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &kept, 0).unwrap();
+        file.sync_all().unwrap();
+        drop(file);
+        node.client.stage(&id, &staging, mount(fs)).await.unwrap();
+        check_pattern(&staging.join("data"), 8, 8 << 20);
+        node.client.unstage(&id, &staging).await.unwrap();
+        node.client.delete(&id).await.unwrap();
+    }
+    node.assert_nothing_left();
+}
+
+#[tokio::test]
+async fn a_signature_on_a_volume_that_was_never_formatted_is_left_alone() {
+    let node = Node::new();
+    let staging = node.staging("s");
+    let id = node
+        .client
+        .create("s", GIB, mount("ext4"), &[])
+        .await
+        .unwrap();
+    run("mkfs.xfs", &["-q", node.image(&id).to_str().unwrap()]);
+    let message = refused(
+        node.client.stage(&id, &staging, mount("ext4")).await,
+        Code::FailedPrecondition,
+    );
+    assert!(message.contains("xfs"), "{message}");
+    node.client.delete(&id).await.unwrap();
+    node.assert_nothing_left();
+}
+
+#[tokio::test]
+async fn a_file_system_frozen_by_a_stranger_and_unmounted_never_gets_a_second_device() {
+    let mut node = Node::new();
+    for fs in ["xfs", "ext4"] {
+        let staging = node.staging(fs);
+        let id = node.client.create(fs, GIB, mount(fs), &[]).await.unwrap();
+        node.client.stage(&id, &staging, mount(fs)).await.unwrap();
+        write_pattern(&staging.join("data"), 4, 1 << 16);
+        freeze(&staging, true);
+        node.client.unstage(&id, &staging).await.unwrap();
+        let device = disk::loops_on(&node.image(&id));
+        assert_eq!(device.len(), 1, "the hidden super block keeps its device");
+        for _ in 0..2 {
+            let message = refused(
+                node.client.stage(&id, &staging, mount(fs)).await,
+                Code::Aborted,
+            );
+            assert!(
+                message.contains(&device[0]),
+                "the device is named: {message}"
+            );
+            refused(node.client.delete(&id).await, Code::FailedPrecondition);
+            assert_eq!(
+                disk::loops_on(&node.image(&id)),
+                device,
+                "never a second one"
+            );
+            node.server.restart();
+            node.client = node.server.client();
+        }
+        // The stranger thaws what they froze: then all is as before.
+        let private = node.scratch.dir("private");
+        run("mount", &["-t", fs, &device[0], private.to_str().unwrap()]);
+        freeze(&private, false);
+        run("umount", &[private.to_str().unwrap()]);
+        eventually("the device is gone", || {
+            disk::loops_on(&node.image(&id)).is_empty()
+        });
+        node.client.stage(&id, &staging, mount(fs)).await.unwrap();
+        check_pattern(&staging.join("data"), 4, 1 << 16);
+        node.client.unstage(&id, &staging).await.unwrap();
+        node.client.delete(&id).await.unwrap();
+    }
+    node.assert_nothing_left();
+}
+
+#[tokio::test]
+async fn a_reader_that_keeps_the_device_open_over_umount_is_waited_for() {
+    let node = Node::new();
+    let staging = node.staging("r");
+    let id = node
+        .client
+        .create("r", GIB, mount("ext4"), &[])
+        .await
+        .unwrap();
+    node.client
+        .stage(&id, &staging, mount("ext4"))
+        .await
+        .unwrap();
+    let device = disk::loops_on(&node.image(&id));
+    let reader = std::fs::File::open(&device[0]).unwrap();
+    node.client.unstage(&id, &staging).await.unwrap();
+    assert_eq!(disk::loops_on(&node.image(&id)), device);
+    let message = refused(node.client.delete(&id).await, Code::FailedPrecondition);
+    assert!(
+        message.contains(&device[0]),
+        "the holder is named: {message}"
+    );
+    node.client
+        .stage(&id, &staging, mount("ext4"))
+        .await
+        .unwrap();
+    assert_eq!(
+        disk::loops_on(&node.image(&id)),
+        device,
+        "the one device is used again"
+    );
+    node.client.unstage(&id, &staging).await.unwrap();
+    drop(reader);
+    eventually("the device goes with its reader", || {
+        disk::loops_on(&node.image(&id)).is_empty()
+    });
+    node.client.delete(&id).await.unwrap();
+    node.assert_nothing_left();
+}
+
+#[tokio::test]
+async fn a_strangers_device_on_an_image_is_not_used_and_not_touched() {
+    let node = Node::new();
+    let staging = node.staging("f");
+    let id = node
+        .client
+        .create("f", GIB, mount("ext4"), &[])
+        .await
+        .unwrap();
+    let image = node.image(&id);
+    let device = run(
+        "losetup",
+        &["-f", "--show", "-o", "4096", image.to_str().unwrap()],
+    );
+    let device = device.trim().to_string();
+    let message = refused(
+        node.client.stage(&id, &staging, mount("ext4")).await,
+        Code::Aborted,
+    );
+    assert!(message.contains(&device), "{message}");
+    assert_eq!(disk::loops_on(&image), vec![device.clone()]);
+    run("losetup", &["-d", &device]);
+    node.client
+        .stage(&id, &staging, mount("ext4"))
+        .await
+        .unwrap();
+    node.client.unstage(&id, &staging).await.unwrap();
+    node.client.delete(&id).await.unwrap();
+    node.assert_nothing_left();
+}
+
+#[tokio::test]
+async fn an_image_that_was_cut_short_is_refused() {
+    let node = Node::new();
+    let staging = node.staging("c");
+    let id = node
+        .client
+        .create("c", GIB, mount("ext4"), &[])
+        .await
+        .unwrap();
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(node.image(&id))
+        .unwrap()
+        .set_len(GIB / 2)
+        .unwrap();
+    let message = node
+        .client
+        .stage(&id, &staging, mount("ext4"))
+        .await
+        .unwrap_err();
+    assert!(message.message().contains("the image has"), "{message:?}");
+    node.client.delete(&id).await.unwrap();
+    node.assert_nothing_left();
+}

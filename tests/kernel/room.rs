@@ -1,0 +1,317 @@
+//! Room: a pool that fills, thin and thick, and what delete leaves on the disk.
+
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use tonic::Code;
+
+use super::support::{block, mount, run, succeeds};
+use super::{GIB, MIB, Node, refused, write_pattern};
+
+/// Fills a file system until it's full.
+fn fill(path: &Path) {
+    let mut file = std::fs::File::create(path).unwrap();
+    for piece in [1 << 20, 1 << 16, 4096] {
+        let bytes = vec![0xa5u8; piece];
+        while file.write_all(&bytes).is_ok() {}
+        let _ = file.sync_data();
+    }
+}
+
+/// Takes the last block of a pool by reserving it.
+fn exhaust(pool: &Path) {
+    let file = std::fs::File::create(pool.join("stranger")).unwrap();
+    let mut end = 0;
+    for piece in [64 * MIB as i64, 1 << 20, 1 << 16, 4096] {
+        use nix::fcntl::{FallocateFlags, fallocate};
+        while fallocate(&file, FallocateFlags::empty(), end, piece).is_ok() {
+            end += piece;
+        }
+    }
+    file.sync_all().unwrap();
+}
+
+fn allocated(path: &Path) -> u64 {
+    std::fs::metadata(path).unwrap().blocks() * 512
+}
+
+#[tokio::test]
+async fn what_does_not_fit_is_refused_and_leaves_nothing() {
+    for fs in ["xfs", "ext4", "btrfs"] {
+        let node = Node::on(fs, 2 * GIB);
+        let room = node.client.capacity(&[]).await.unwrap();
+        assert!(room > GIB && room < 2 * GIB, "{room}");
+        let message = refused(
+            node.client
+                .create("big", room + 4096, mount("ext4"), &[])
+                .await,
+            Code::ResourceExhausted,
+        );
+        assert!(
+            message.contains("default") && message.contains(&room.to_string()),
+            "{message}"
+        );
+        node.assert_nothing_left();
+        // What is offered can be had, and asking for it again is no second volume.
+        let id = node
+            .client
+            .create("all", room, mount("ext4"), &[])
+            .await
+            .unwrap();
+        assert_eq!(
+            node.client
+                .create("all", room, mount("ext4"), &[])
+                .await
+                .unwrap(),
+            id
+        );
+        assert_eq!(node.client.capacity(&[]).await.unwrap(), 0);
+        refused(
+            node.client
+                .create("more", 16 * MIB, mount("ext4"), &[])
+                .await,
+            Code::ResourceExhausted,
+        );
+        let message = refused(node.client.expand(&id, room + MIB).await, Code::OutOfRange);
+        assert!(message.contains("available"), "{message}");
+        node.client.delete(&id).await.unwrap();
+        assert!(node.client.capacity(&[]).await.unwrap() >= room - MIB);
+        node.assert_nothing_left();
+    }
+}
+
+#[tokio::test]
+async fn growth_is_judged_by_what_it_adds() {
+    let node = Node::on("xfs", 2 * GIB);
+    let id = node
+        .client
+        .create("g", GIB, mount("ext4"), &[("allocation", "thick")])
+        .await
+        .unwrap();
+    assert_eq!(
+        node.client
+            .create("g", GIB, mount("ext4"), &[("allocation", "thick")])
+            .await
+            .unwrap(),
+        id
+    );
+    assert_eq!(
+        node.client.expand(&id, GIB + 512 * MIB).await.unwrap(),
+        GIB + 512 * MIB
+    );
+    assert!(allocated(&node.image(&id)) >= GIB + 512 * MIB);
+    refused(node.client.expand(&id, 3 * GIB).await, Code::OutOfRange);
+    assert_eq!(
+        node.client.expand(&id, GIB).await.unwrap(),
+        GIB + 512 * MIB,
+        "volumes never shrink"
+    );
+    node.client.delete(&id).await.unwrap();
+    node.assert_nothing_left();
+}
+
+#[tokio::test]
+async fn a_thick_volume_takes_every_write_on_a_full_pool() {
+    for pool in ["xfs", "ext4"] {
+        let node = Node::on(pool, 2 * GIB);
+        for fs in ["ext4", "xfs", "btrfs"] {
+            let staging = node.staging(fs);
+            let size = 400 * MIB;
+            let id = node
+                .client
+                .create(fs, size, mount(fs), &[("allocation", "thick")])
+                .await
+                .unwrap();
+            node.client.stage(&id, &staging, mount(fs)).await.unwrap();
+            assert!(
+                allocated(&node.image(&id)) >= size,
+                "{fs} on {pool}: mkfs gave no block back"
+            );
+            // Written, deleted and trimmed: the blocks stay reserved.
+            fill(&staging.join("fill"));
+            std::fs::remove_file(staging.join("fill")).unwrap();
+            run("sync", &["-f", staging.to_str().unwrap()]);
+            let _ = succeeds("fstrim", &[staging.to_str().unwrap()]);
+            assert!(
+                allocated(&node.image(&id)) >= size,
+                "{fs} on {pool}: fstrim gave no block back"
+            );
+            exhaust(&node.disk.mount_point);
+            let (_, before) = node.client.stats(&id, &staging).await.unwrap();
+            let free = size.saturating_sub(before) / 2;
+            write_pattern(&staging.join("data"), 1, free.min(200 * MIB) as usize);
+            run("sync", &["-f", staging.to_str().unwrap()]);
+            super::check_pattern(&staging.join("data"), 1, free.min(200 * MIB) as usize);
+            std::fs::remove_file(node.disk.mount_point.join("stranger")).unwrap();
+            node.client.unstage(&id, &staging).await.unwrap();
+            node.client.delete(&id).await.unwrap();
+        }
+        node.assert_nothing_left();
+    }
+}
+
+#[tokio::test]
+async fn thick_is_refused_where_it_could_not_be_kept() {
+    let node = Node::on("btrfs", 2 * GIB);
+    let message = refused(
+        node.client
+            .create("t", GIB, mount("ext4"), &[("allocation", "thick")])
+            .await,
+        Code::InvalidArgument,
+    );
+    assert!(
+        message.contains("allocation") && message.contains("btrfs"),
+        "{message}"
+    );
+    assert_eq!(
+        node.client
+            .capacity(&[("allocation", "thick")])
+            .await
+            .unwrap(),
+        0
+    );
+    node.assert_nothing_left();
+}
+
+#[tokio::test]
+async fn a_thin_pool_that_fills_under_a_writer_fails_the_write_and_nothing_else() {
+    let scratch_pool = Node::on("xfs", GIB);
+    let node = scratch_pool;
+    let staging = node.staging("t");
+    let id = node
+        .client
+        .create("t", 600 * MIB, mount("ext4"), &[])
+        .await
+        .unwrap();
+    let kept = node
+        .client
+        .create("kept", 16 * MIB, mount("ext4"), &[])
+        .await
+        .unwrap();
+    node.client
+        .stage(&id, &staging, mount("ext4"))
+        .await
+        .unwrap();
+    exhaust(&node.disk.mount_point);
+    let mut file = std::fs::File::create(staging.join("data")).unwrap();
+    let written = (0..550).try_for_each(|_| {
+        file.write_all(&vec![1; MIB as usize])
+            .and_then(|()| file.sync_data())
+    });
+    assert!(
+        written.is_err(),
+        "a full pool can't take what it promised beside a stranger"
+    );
+    drop(file);
+    // Everything that frees room still works.
+    std::fs::remove_file(node.disk.mount_point.join("stranger")).unwrap();
+    node.client.unstage(&id, &staging).await.unwrap();
+    node.client.delete(&id).await.unwrap();
+    assert_eq!(node.client.list().await.unwrap(), vec![kept.clone()]);
+    node.client.delete(&kept).await.unwrap();
+    node.assert_nothing_left();
+}
+
+#[tokio::test]
+async fn delete_works_on_a_pool_that_is_full_to_the_last_block() {
+    for fs in ["xfs", "ext4", "btrfs"] {
+        let node = Node::on(fs, GIB);
+        let id = node
+            .client
+            .create("d", 100 * MIB, mount("ext4"), &[])
+            .await
+            .unwrap();
+        exhaust(&node.disk.mount_point);
+        node.client.delete(&id).await.unwrap();
+        std::fs::remove_file(node.disk.mount_point.join("stranger")).unwrap();
+        node.assert_nothing_left();
+    }
+}
+
+/// Whether a disk's image holds a text.
+fn disk_holds(image: &Path, text: &[u8]) -> bool {
+    let bytes = std::fs::read(image).unwrap();
+    bytes
+        .windows(text.len())
+        .step_by(512)
+        .any(|window| window == text)
+}
+
+#[tokio::test]
+async fn wipe_zero_leaves_nothing_of_the_content_on_the_disk_and_none_does() {
+    for (wipe, modified, remains) in [
+        ("none", None, true),
+        ("zero", None, false),
+        ("none", Some("zero"), false),
+    ] {
+        let node = Node::on("xfs", 512 * MIB);
+        let (staging, target) = (node.staging("w"), node.path("w"));
+        let id = node
+            .client
+            .create("w", 32 * MIB, block(), &[("wipe", wipe)])
+            .await
+            .unwrap();
+        node.client.stage(&id, &staging, block()).await.unwrap();
+        node.client
+            .publish(&id, &staging, &target, block(), false)
+            .await
+            .unwrap();
+        let secret = b"a secret that begins at a sector 4f1d7a".repeat(14)[..512].to_vec();
+        let file = std::fs::OpenOptions::new()
+            .write(true)
+            .open(&target)
+            .unwrap();
+        (&file).write_all(&secret).unwrap();
+        file.sync_all().unwrap();
+        drop(file);
+        if let Some(wipe) = modified {
+            let request = slackwater::csi::ControllerModifyVolumeRequest {
+                volume_id: id.clone(),
+                mutable_parameters: [("wipe".to_string(), wipe.to_string())].into(),
+                ..Default::default()
+            };
+            node.client
+                .controller()
+                .controller_modify_volume(request)
+                .await
+                .unwrap();
+        }
+        node.client.unpublish(&id, &target).await.unwrap();
+        node.client.unstage(&id, &staging).await.unwrap();
+        node.client.delete(&id).await.unwrap();
+        node.assert_nothing_left();
+        run("sync", &["-f", node.disk.mount_point.to_str().unwrap()]);
+        assert_eq!(
+            disk_holds(&node.disk.image, &secret),
+            remains,
+            "wipe {wipe}, then {modified:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn wipe_discard_gives_the_blocks_back_to_the_disk() {
+    super::support::Disk::renew_loops();
+    let node = Node::on("xfs", GIB);
+    let (staging, target) = (node.staging("w"), node.path("w"));
+    let id = node
+        .client
+        .create("w", 256 * MIB, block(), &[("wipe", "discard")])
+        .await
+        .unwrap();
+    node.client.stage(&id, &staging, block()).await.unwrap();
+    node.client
+        .publish(&id, &staging, &target, block(), false)
+        .await
+        .unwrap();
+    write_pattern(&target, 1, 200 << 20);
+    node.client.unpublish(&id, &target).await.unwrap();
+    node.client.unstage(&id, &staging).await.unwrap();
+    run("sync", &["-f", node.disk.mount_point.to_str().unwrap()]);
+    let before = allocated(&node.disk.image);
+    node.client.delete(&id).await.unwrap();
+    let after = allocated(&node.disk.image);
+    assert!(after + 150 * MIB < before, "{before} -> {after}");
+    node.assert_nothing_left();
+}

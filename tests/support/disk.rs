@@ -1,0 +1,206 @@
+//! A scratch folder and disks for pools: image files with a file system, mounted below it.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use slackwater::host::{Mount, mountinfo};
+
+use super::{run, succeeds};
+
+nix::ioctl_write_int_bad!(ctl_remove, 0x4c81);
+
+#[expect(unsafe_code, reason = "the ioctl has no safe form")]
+fn loop_ctl_remove(control: &std::fs::File, number: i32) -> nix::Result<i32> {
+    use std::os::fd::AsRawFd;
+    // SAFETY: the descriptor is open and the argument is a number.
+    unsafe { ctl_remove(control.as_raw_fd(), number) }
+}
+
+/// A folder that takes everything below it along when it goes.
+pub struct Scratch {
+    path: PathBuf,
+}
+
+impl Scratch {
+    /// A new one below the system's folder for temporary files.
+    pub fn new() -> Scratch {
+        let folder = tempfile::Builder::new()
+            .prefix("slackwater-")
+            .tempdir()
+            .unwrap();
+        Scratch {
+            path: folder.keep().canonicalize().unwrap(),
+        }
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A path below it, not made.
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// A folder below it.
+    pub fn dir(&self, name: &str) -> PathBuf {
+        let path = self.join(name);
+        std::fs::create_dir_all(&path).unwrap();
+        path
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // Twice: a loop device goes with its last mount, and lets go of the disk beneath.
+        for _ in 0..3 {
+            for mount in mounts_below(&self.path).iter().rev() {
+                let _ = succeeds("umount", &[mount.mount_point.to_str().unwrap()]);
+            }
+            for device in loops_below(&self.path) {
+                let _ = succeeds("losetup", &["-d", &device]);
+            }
+        }
+        for mount in mounts_below(&self.path).iter().rev() {
+            let _ = succeeds("umount", &["-l", mount.mount_point.to_str().unwrap()]);
+        }
+        let _ = std::fs::remove_dir_all(&self.path);
+    }
+}
+
+/// The mount table of this test.
+pub fn mounts() -> Vec<Mount> {
+    mountinfo::parse(&std::fs::read("/proc/self/mountinfo").unwrap()).unwrap()
+}
+
+/// Mounts below a folder, in the order they were made.
+pub fn mounts_below(path: &Path) -> Vec<Mount> {
+    mounts()
+        .into_iter()
+        .filter(|mount| mount.mount_point.starts_with(path))
+        .collect()
+}
+
+/// Loop devices whose file lies below a folder, by the name that losetup has.
+pub fn loops_below(path: &Path) -> Vec<String> {
+    let list = run("losetup", &["-l", "-n", "-O", "NAME,BACK-FILE"]);
+    let below = |line: &&str| {
+        line.split_whitespace()
+            .nth(1)
+            .is_some_and(|file| Path::new(file).starts_with(path))
+    };
+    list.lines()
+        .filter(below)
+        .filter_map(|line| line.split_whitespace().next())
+        .map(str::to_string)
+        .collect()
+}
+
+/// Loop devices on one file, by device and inode.
+pub fn loops_on(file: &Path) -> Vec<String> {
+    let meta = std::fs::metadata(file).unwrap();
+    let list = run("losetup", &["-l", "-n", "-O", "NAME,BACK-INO,BACK-MAJ:MIN"]);
+    let (major, minor) = (
+        nix::sys::stat::major(meta.dev()),
+        nix::sys::stat::minor(meta.dev()),
+    );
+    let numbers = format!("{major}:{minor}");
+    let mine = |line: &&str| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        words.len() == 3 && words[1] == meta.ino().to_string() && words[2] == numbers
+    };
+    list.lines()
+        .filter(mine)
+        .filter_map(|line| line.split_whitespace().next())
+        .map(str::to_string)
+        .collect()
+}
+
+/// A disk for a pool: an image with a file system, mounted.
+pub struct Disk {
+    /// The image beneath.
+    pub image: PathBuf,
+    /// Where it is mounted.
+    pub mount_point: PathBuf,
+}
+
+impl Disk {
+    /// Makes one of `size` bytes (sparse), formats it as `fs` and mounts it at `name`.
+    pub fn new(scratch: &Scratch, name: &str, fs: &str, size: u64) -> Disk {
+        let image = scratch.join(&format!("{name}.disk"));
+        std::fs::File::create(&image)
+            .unwrap()
+            .set_len(size)
+            .unwrap();
+        let force = if fs == "ext4" { "-F" } else { "-f" };
+        run(
+            &format!("mkfs.{fs}"),
+            &["-q", force, image.to_str().unwrap()],
+        );
+        let disk = Disk {
+            image,
+            mount_point: scratch.dir(name),
+        };
+        disk.mount();
+        disk
+    }
+
+    /// Mounts it where it was.
+    pub fn mount(&self) {
+        self.mount_at(&self.mount_point);
+    }
+
+    /// Makes free loop devices new: a limit on discards that somebody left on one would stay.
+    pub fn renew_loops() {
+        let control = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/dev/loop-control")
+            .unwrap();
+        for number in 0..64 {
+            let limit =
+                std::fs::read_to_string(format!("/sys/block/loop{number}/queue/discard_max_bytes"));
+            if limit.is_ok_and(|limit| limit.trim() == "0") {
+                let _ = loop_ctl_remove(&control, number);
+            }
+        }
+    }
+
+    /// Mounts it somewhere.
+    pub fn mount_at(&self, path: &Path) {
+        run(
+            "mount",
+            &[
+                "-o",
+                "loop",
+                self.image.to_str().unwrap(),
+                path.to_str().unwrap(),
+            ],
+        );
+    }
+
+    /// Unmounts it.
+    pub fn unmount(&self) {
+        run("umount", &[self.mount_point.to_str().unwrap()]);
+    }
+
+    /// The one volume's folders on a pool that lies at its root.
+    pub fn volumes(&self) -> Vec<PathBuf> {
+        let folder = self.mount_point.join("volumes");
+        let mut names: Vec<_> = std::fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// What lies in the trash.
+    pub fn trash(&self) -> Vec<PathBuf> {
+        std::fs::read_dir(self.mount_point.join("trash"))
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .collect()
+    }
+}

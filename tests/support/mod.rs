@@ -1,0 +1,54 @@
+//! Real things for tests: a scratch folder, a pool's disk, the driver as a process, a client.
+//!
+//! Everything lies below one folder named `slackwater-…`, and goes when its guard is dropped,
+//! also by a panic: processes by id, mounts and loop devices by what they stand on.
+
+#![allow(dead_code, unused_imports, reason = "each test program uses a part")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test says what it expects"
+)]
+
+pub mod client;
+pub mod disk;
+pub mod server;
+
+pub use client::{Client, block, capability, mount};
+pub use disk::{Disk, Scratch};
+pub use server::{Server, binary};
+
+use std::process::Command;
+
+/// Runs a program of the machine to its end; its output, or a panic with what it said.
+pub fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program)
+        .args(arguments)
+        .output()
+        .unwrap_or_else(|error| panic!("{program}: {error}"));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "{program} {arguments:?}: {}\n{text}{said}",
+        output.status
+    );
+    text
+}
+
+/// Whether a program succeeds.
+pub fn succeeds(program: &str, arguments: &[&str]) -> bool {
+    Command::new(program)
+        .args(arguments)
+        .output()
+        .is_ok_and(|output| output.status.success())
+}
+
+/// Waits until something is true, for at most 30 s: a bound that only a hang reaches.
+pub fn eventually(what: &str, mut check: impl FnMut() -> bool) {
+    let start = std::time::Instant::now();
+    while !check() {
+        assert!(start.elapsed().as_secs() < 30, "not within 30 s: {what}");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,184 @@
+//! The driver as a process of its own.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::{Client, Scratch, eventually};
+
+/// The program under test.
+pub fn binary() -> &'static str {
+    env!("CARGO_BIN_EXE_slackwater")
+}
+
+/// A running driver. Dropped, it is killed and waited for.
+pub struct Server {
+    child: Child,
+    socket: PathBuf,
+    log: PathBuf,
+    arguments: Vec<String>,
+    environment: Vec<(String, String)>,
+}
+
+impl Server {
+    /// Starts one with pools as `--pool` takes them, and waits until it answers.
+    pub fn start(scratch: &Scratch, pools: &[&str]) -> Server {
+        let server = Server::spawn(scratch, pools, &[], &[]);
+        server.wait_ready();
+        server
+    }
+
+    /// Starts one with further arguments and environment, without waiting.
+    pub fn spawn(
+        scratch: &Scratch,
+        pools: &[&str],
+        more: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Server {
+        let socket = scratch.dir("csi").join("csi.sock");
+        let text = |path: &Path| path.to_str().unwrap().to_string();
+        let mut arguments: Vec<String> =
+            vec!["serve".into(), "--node-name".into(), "node-1".into()];
+        for (flag, value) in [
+            ("--endpoint", format!("unix://{}", socket.display())),
+            ("--state-dir", text(&scratch.join("state"))),
+            ("--node-record", text(&scratch.join("node.json"))),
+            ("--allowed-path", text(&scratch.dir("kubelet"))),
+        ] {
+            arguments.extend([flag.to_string(), value]);
+        }
+        for pool in pools {
+            arguments.extend(["--pool".to_string(), pool.to_string()]);
+        }
+        for word in more {
+            match arguments
+                .iter()
+                .position(|flag| flag == word)
+                .filter(|_| word.starts_with("--"))
+            {
+                // A flag given again replaces the default: its value follows in `more`.
+                Some(at) => drop(arguments.drain(at..at + 2)),
+                None => {}
+            }
+            arguments.push(word.to_string());
+        }
+        let environment: Vec<_> = environment
+            .iter()
+            .map(|(k, v)| (k.to_string(), v.to_string()))
+            .collect();
+        let log = scratch.join("log");
+        let child = launch(&arguments, &environment, &log);
+        Server {
+            child,
+            socket,
+            log,
+            arguments,
+            environment,
+        }
+    }
+
+    /// Where it listens.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id() as i32)
+    }
+
+    /// Everything it has logged, earlier runs included.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// A client of it.
+    pub fn client(&self) -> Client {
+        Client::new(&self.socket)
+    }
+
+    /// Waits until it answers Probe.
+    pub fn wait_ready(&self) {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let socket = self.socket.clone();
+        let ready = std::thread::spawn(move || {
+            eventually("the driver is ready", || {
+                runtime.block_on(async { Client::new(&socket).is_ready().await })
+            });
+        });
+        if ready.join().is_err() {
+            panic!("the driver does not get ready; it said:\n{}", self.log());
+        }
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) {
+        kill(self.pid(), signal).unwrap();
+    }
+
+    /// Whether it still runs.
+    pub fn is_alive(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// Waits for its end; its exit code, `None` after a signal.
+    pub fn wait(&mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
+    }
+
+    /// Kills it, as an out-of-memory killer would.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        self.child.wait().unwrap();
+    }
+
+    /// Starts it again as it was, after it has ended, with another environment.
+    pub fn restart_with(&mut self, environment: &[(&str, &str)]) {
+        self.kill();
+        self.environment = environment
+            .iter()
+            .map(|(k, v)| (k.to_string(), v.to_string()))
+            .collect();
+        self.child = launch(&self.arguments, &self.environment, &self.log);
+        self.wait_ready();
+    }
+
+    /// Starts it again as it was, after killing it.
+    pub fn restart(&mut self) {
+        self.restart_with(&[]);
+    }
+}
+
+fn launch(arguments: &[String], environment: &[(String, String)], log: &Path) -> Child {
+    let file = std::fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(log)
+        .unwrap();
+    let mut command = Command::new(binary());
+    command
+        .args(arguments)
+        .envs(environment.iter().cloned())
+        .env_remove("CSI_ENDPOINT");
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(file)
+        .spawn()
+        .unwrap()
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = kill(self.pid(), Signal::SIGCONT);
+        self.kill();
+        if std::thread::panicking() {
+            eprintln!("--- the driver's log ---\n{}", self.log());
+        }
+    }
+}
