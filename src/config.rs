@@ -265,3 +265,79 @@ pub fn allowed_paths(given: Vec<Folder>) -> Vec<PathBuf> {
     }
     given.into_iter().map(|folder| folder.0).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn file(text: &str) -> Given {
+        parse_file(Path::new("c.toml"), text).unwrap()
+    }
+
+    const LEAST: &str =
+        "endpoint = \"unix:///x/csi.sock\"\nnode-name = \"n1\"\npool = [\"default=memory:\"]\n";
+
+    #[test]
+    fn what_is_not_said_has_its_default() {
+        insta::assert_debug_snapshot!(file(LEAST).finish().unwrap());
+    }
+
+    #[test]
+    fn every_key_of_the_file_is_taken() {
+        let text = r#"
+            endpoint = "unix:///x/csi.sock"
+            node-name = "n1"
+            role = "all"
+            driver-name = "local.example.org"
+            state-dir = "/s"
+            node-record = "/n.json"
+            allowed-path = ["/k/", "/l"]
+            metrics-address = "[::1]:9810"
+            log-format = "json"
+            alpha = ["health", "get-volume"]
+            [[pool]]
+            name = "a"
+            place = "file:/disks/a,b"
+            [[pool]]
+            name = "b"
+            place = "file:/disks/b"
+            init = true
+            overcommit = 2
+        "#;
+        insta::assert_debug_snapshot!(file(text).finish().unwrap());
+    }
+
+    #[test]
+    fn a_flag_wins_and_one_that_may_be_repeated_replaces_the_list() {
+        let flags = file("node-name = \"n2\"\npool = [\"b=file:/b\"]\nallowed-path = [\"/b\"]");
+        let text = format!("{LEAST}allowed-path = [\"/a\", \"/c\"]\ndriver-name = \"a.b\"");
+        let config = flags.over(file(&text)).finish().unwrap();
+        assert_eq!(config.node_name, "n2");
+        assert_eq!(config.driver_name, "a.b");
+        assert_eq!(config.pools, ["b=file:/b".parse().unwrap()]);
+        assert_eq!(config.allowed_paths, [PathBuf::from("/b")]);
+        assert!(!config.is_simulated());
+    }
+
+    proptest! {
+        #[test]
+        fn any_file_is_taken_or_refused_in_one_line(text in any::<String>(), key in "[a-z-]{1,12}") {
+            for text in [&text, &format!("{key} = {text:?}"), &format!("{LEAST}{text}")] {
+                if let Err(BadConfig(sentence)) = parse_file(Path::new("c.toml"), text) {
+                    prop_assert!(!sentence.chars().any(char::is_control), "{sentence:?}");
+                }
+            }
+        }
+
+        #[test]
+        fn any_endpoint_that_is_taken_can_be_bound(text in "(unix://)?(/[a-z./]{0,120})?\\PC{0,4}(.sock)?") {
+            if let Ok(Endpoint(path)) = text.parse::<Endpoint>() {
+                prop_assert!(path.is_absolute());
+                prop_assert!(path.file_name().is_some());
+                prop_assert!(path.as_os_str().len() <= 107);
+            }
+        }
+    }
+}
