@@ -67,7 +67,7 @@ impl Lexer {
                     self.step();
                 }
                 (c, _) if c.is_ascii_digit() => {
-                    self.skip_while(|c| c.is_alphanumeric() || c == '_')
+                    self.skip_while(|c| c.is_alphanumeric() || c == '_');
                 }
                 _ => {
                     let text = self.step().to_string();
