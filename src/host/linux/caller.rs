@@ -9,11 +9,10 @@
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat, openat2};
 use nix::libc;
@@ -143,7 +142,7 @@ fn resolve(path: &Path, roots: &[PathBuf]) -> std::result::Result<Place, Stop> {
         top
     } else {
         let rest: PathBuf = names.iter().collect();
-        walk(&top, &rest).map_err(|errno| explain(&top, root, &names, errno))?
+        walk(&top, &rest, flags).map_err(|errno| explain(&top, root, &names, errno))?
     };
     Ok(Place {
         parent,
@@ -152,15 +151,13 @@ fn resolve(path: &Path, roots: &[PathBuf]) -> std::result::Result<Place, Stop> {
     })
 }
 
-/// Opens a folder below another without following a link anywhere.
-fn walk(top: &OwnedFd, rest: &Path) -> std::result::Result<OwnedFd, Errno> {
-    let how = OpenHow::new()
-        .flags(OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
-        .resolve(
-            ResolveFlag::RESOLVE_BENEATH
-                | ResolveFlag::RESOLVE_NO_SYMLINKS
-                | ResolveFlag::RESOLVE_NO_MAGICLINKS,
-        );
+/// Opens what is below a folder without following a link anywhere.
+fn walk(top: &OwnedFd, rest: &Path, flags: OFlag) -> std::result::Result<OwnedFd, Errno> {
+    let how = OpenHow::new().flags(flags).resolve(
+        ResolveFlag::RESOLVE_BENEATH
+            | ResolveFlag::RESOLVE_NO_SYMLINKS
+            | ResolveFlag::RESOLVE_NO_MAGICLINKS,
+    );
     let mut tries = 0;
     loop {
         match openat2(top, rest, how) {
@@ -228,13 +225,14 @@ impl Place {
         }
     }
 
+    /// Without stat, which a file system that shut itself down after an error refuses: its
+    /// mount must still be taken down.
     fn refuse_link(&self) -> std::result::Result<(), Stop> {
-        let Some(leaf) = self.open_leaf().map_err(Stop::Errno)? else {
-            return Ok(());
-        };
-        match kind_of(&leaf.into()).map_err(Stop::Errno)? {
-            FileKind::Link => Err(Stop::Refused(link_text(&self.path))),
-            _ => Ok(()),
+        let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
+        match walk(&self.parent, Path::new(&self.leaf), flags) {
+            Ok(_) | Err(Errno::ENOENT) => Ok(()),
+            Err(Errno::ELOOP) => Err(Stop::Refused(link_text(&self.path))),
+            Err(errno) => Err(Stop::Errno(errno)),
         }
     }
 
@@ -277,19 +275,10 @@ impl Place {
     pub(super) fn open_dir(&self, action: &'static str) -> Result<File> {
         let (leaf, _) = self.open(action, &[FileKind::Dir])?;
         // Opening "." of the verified descriptor can't lead elsewhere.
-        Dir::openat(
-            leaf.as_fd(),
-            ".",
-            OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC,
-            Mode::empty(),
-        )
-        .and_then(|dir| {
-            dir.as_fd()
-                .try_clone_to_owned()
-                .map_err(|e| super::sys::errno_of(&e))
-        })
-        .map(File::from)
-        .map_err(|errno| HostError::errno(action, &self.path, errno))
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        openat(leaf, ".", flags, Mode::empty())
+            .map(File::from)
+            .map_err(|errno| HostError::errno(action, &self.path, errno))
     }
 
     pub(super) fn make(&self, kind: NodeKind) -> Result<()> {

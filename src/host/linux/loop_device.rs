@@ -34,6 +34,8 @@ const ATTACH_TRIES: u32 = 256;
 /// A node comes from devtmpfs at once, but from udev in a container's own /dev late.
 const NODE_TRIES: u32 = 500;
 const NODE_WAIT: Duration = Duration::from_millis(10);
+/// So many unused devices with a discard limit may lie about.
+const LIMITED_KEPT: usize = 16;
 
 fn control() -> Result<File> {
     let path = Path::new(CONTROL);
@@ -53,7 +55,8 @@ fn queue_value(number: u32, name: &str) -> Option<u64> {
     text.trim().parse().ok()
 }
 
-/// Opens a block device whose node must have the right number.
+/// Opens a block device whose node must have the right number. Links are followed (LVM names its
+/// devices by them): /dev is root's, and the number is the proof.
 pub(super) fn open_verified(device: &Device) -> Result<File> {
     open_node(device, libc::O_RDONLY)
 }
@@ -74,7 +77,7 @@ fn open_node(device: &Device, flags: libc::c_int) -> Result<File> {
     let file = OpenOptions::new()
         .read(true)
         .write(write)
-        .custom_flags(flags | libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .custom_flags(flags | libc::O_NONBLOCK)
         .open(path)
         .map_err(failed("open", path))?;
     let found = file.metadata().map_err(failed("stat", path))?;
@@ -95,9 +98,7 @@ pub(super) fn attach(spec: &LoopSpec<'_>) -> Result<LoopHold> {
     let image = open_image(spec)?;
     let control = control()?;
     for turn in 0..ATTACH_TRIES {
-        let number = sys::loop_free(&control)
-            .map_err(|errno| HostError::errno("find a free loop in", CONTROL, errno))?;
-        freshen(&control, number);
+        let number = pick(&control)?;
         let Some(device) = wait_for_node(number)? else {
             continue;
         };
@@ -146,22 +147,38 @@ pub(super) fn renew(number: u32) -> Result<()> {
 }
 
 /// A discard limit of 0 stays with the number after its loop is detached, and the kernel lets
-/// nobody raise it again: a later volume on this number could never be trimmed. Only removing
-/// the device clears it; the kernel does that to an unused one alone.
-fn freshen(control: &File, number: u32) {
-    let limited = queue_value(number, "discard_max_bytes") == Some(0)
-        && queue_value(number, "discard_max_hw_bytes").is_some_and(|bytes| bytes > 0);
-    if !limited {
-        return;
+/// nobody raise it again: a later volume on this number could never be trimmed.
+fn is_limited(number: u32) -> bool {
+    queue_value(number, "discard_max_bytes") == Some(0)
+        && queue_value(number, "discard_max_hw_bytes").is_some_and(|bytes| bytes > 0)
+}
+
+/// A number to attach to: the kernel's free one, unless it has a discard limit left over.
+///
+/// Only removing a device clears the limit, and whoever was told its number a moment ago finds
+/// it gone: so another free one is taken, or a new one made, and only when many have gathered are
+/// they made afresh, never the one that the kernel offers to all at the moment.
+fn pick(control: &File) -> Result<u32> {
+    let failed = |errno| HostError::errno("find a free loop in", CONTROL, errno);
+    let offered = sys::loop_free(control).map_err(failed)?;
+    if !is_limited(offered) {
+        return Ok(offered);
     }
-    match sys::loop_remove(control, number) {
-        // Also if another process made it again already.
-        Ok(()) => drop(sys::loop_add(control, number)),
-        // In use again: LOOP_CONFIGURE will say so.
-        Err(Errno::EBUSY | Errno::ENODEV) => {}
-        Err(errno) => {
-            tracing::warn!(number, %errno, "an old discard limit of this loop device can't be cleared");
+    let (limited, free): (Vec<u32>, Vec<u32>) = numbers(false)?
+        .into_iter()
+        .filter(|number| *number != offered)
+        .partition(|number| is_limited(*number));
+    if limited.len() >= LIMITED_KEPT {
+        for number in limited {
+            // EBUSY: somebody uses it by now. Another process may also have made it again.
+            if sys::loop_remove(control, number).is_ok() {
+                let _ = sys::loop_add(control, Some(number));
+            }
         }
+    }
+    match free.first() {
+        Some(number) => Ok(*number),
+        None => sys::loop_add(control, None).map_err(failed),
     }
 }
 
@@ -291,8 +308,8 @@ pub(super) fn forbid_discard(number: u32) -> Result<()> {
     }
 }
 
-/// All attached loops, by number. Those that vanish meanwhile are left out.
-pub(super) fn list() -> Result<Vec<LoopStatus>> {
+/// The numbers of all loop devices that are attached, or of all that aren't.
+fn numbers(attached: bool) -> Result<Vec<u32>> {
     let folder = Path::new("/sys/block");
     let mut numbers = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(failed("list", folder))? {
@@ -301,14 +318,20 @@ pub(super) fn list() -> Result<Vec<LoopStatus>> {
         let number = name
             .to_str()
             .and_then(|name| name.strip_prefix("loop")?.parse::<u32>().ok());
-        // Only an attached loop has this folder; opening the others would be in vain.
+        // Only an attached loop has this folder.
         if let Some(number) = number
-            && entry.path().join("loop").exists()
+            && entry.path().join("loop").exists() == attached
         {
             numbers.push(number);
         }
     }
     numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// All attached loops, by number. Those that vanish meanwhile are left out.
+pub(super) fn list() -> Result<Vec<LoopStatus>> {
+    let numbers = numbers(true)?;
     let mut loops = Vec::with_capacity(numbers.len());
     for number in numbers {
         if let Some((_, info)) = open_any(number)? {

@@ -10,6 +10,8 @@ use std::fs::File;
 use std::io::{Read, Seek};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::libc;
@@ -28,6 +30,9 @@ const TABLE: &str = "/proc/thread-self/mountinfo";
 /// The kernel shows the table in pages, between which it may change: then it's read again, so
 /// often at most. What stays put is shown rightly all the same.
 const TABLE_READS: u32 = 16;
+/// How long a mount may be busy with what ends by itself.
+const BUSY_TRIES: u32 = 10;
+const BUSY_WAIT: Duration = Duration::from_millis(10);
 /// Exists where the kernel has SELinux and it's on.
 const SELINUX: &str = "/sys/fs/selinux/enforce";
 
@@ -245,8 +250,20 @@ fn bind_open(
 #[expect(clippy::disallowed_methods, reason = "the one place that unmounts")]
 pub(super) fn unmount(folders: &Folders, target: &Path) -> Result<()> {
     let place = folders.place("unmount", target)?;
-    umount2(&place.by_parent(), MntFlags::UMOUNT_NOFOLLOW)
-        .map_err(|errno| HostError::errno("unmount", target, errno))
+    let mut tries = 0;
+    loop {
+        match umount2(&place.by_parent(), MntFlags::UMOUNT_NOFOLLOW) {
+            // A program that another thread is just starting has our descriptors, closed ones too,
+            // until it is running.
+            Err(Errno::EBUSY) if tries < BUSY_TRIES => {
+                tries += 1;
+                thread::sleep(BUSY_WAIT);
+            }
+            other => {
+                return other.map_err(|errno| HostError::errno("unmount", target, errno));
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -110,9 +110,10 @@ pub fn loop_remove(control: impl AsFd, number: u32) -> Result<()> {
     ioctl_value(control, LOOP_CTL_REMOVE, number as libc::c_int).map(drop)
 }
 
-/// Makes a loop device of this number; EEXIST if there is one.
-pub fn loop_add(control: impl AsFd, number: u32) -> Result<()> {
-    ioctl_value(control, LOOP_CTL_ADD, number as libc::c_int).map(drop)
+/// Makes a loop device of a number, or of one that is new; EEXIST if there is one.
+pub fn loop_add(control: impl AsFd, number: Option<u32>) -> Result<u32> {
+    let wanted = number.map_or(-1, |number| number as libc::c_int);
+    ioctl_value(control, LOOP_CTL_ADD, wanted).map(|number| number as u32)
 }
 
 /// Attaches a file.

@@ -1,0 +1,204 @@
+//! Blocks of images: reserved and staying so, zeroed, given back, and a pool that is full.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+
+use slackwater::host::{Device, Effect, Host};
+use slackwater::model::FsType;
+use slackwater::model::size::MIB;
+
+use super::scratch::{Image, Scratch, eventually, run, text, try_run};
+
+fn reserved(scratch: &Scratch, name: &str, size: u64) -> Image {
+    let image = scratch.image(name, MIB);
+    scratch.done(&Effect::Allocate {
+        path: &image.path,
+        size,
+        reserve: true,
+    });
+    assert!(scratch.allocated(&image) >= size);
+    image
+}
+
+/// mkfs, use, deletion, and every way to free blocks from above.
+fn use_and_free(scratch: &Scratch, device: &Device, fs: FsType, keep_blocks: bool) {
+    let uuid = scratch.host.random_uuid();
+    scratch.done(&Effect::Format {
+        device,
+        fs,
+        uuid,
+        options: &[],
+        keep_blocks,
+    });
+    let target = scratch.target("thick/mount");
+    scratch.mount(device, &target, fs, &["discard"]);
+    for n in 0..4 {
+        fs::write(target.join(n.to_string()), vec![n; 24 << 20]).unwrap();
+    }
+    run("sync", &["--file-system", text(&target)]);
+    for n in 0..4 {
+        fs::remove_file(target.join(n.to_string())).unwrap();
+    }
+    // Each may fail; none may free.
+    let _ = try_run("fstrim", &[text(&target)]);
+    fs::write(target.join("zeroed"), vec![0; 8 << 20]).unwrap();
+    let _ = try_run(
+        "fallocate",
+        &["-z", "-l", "8M", text(&target.join("zeroed"))],
+    );
+    run("sync", &["--file-system", text(&target)]);
+    scratch.unmount(&target);
+    let node = text(&device.path);
+    eventually("the claim ends", || {
+        !scratch.host.is_claimed(device).unwrap()
+    });
+    let _ = try_run("fallocate", &["-p", "-l", "64M", node]);
+    let _ = try_run("blkdiscard", &["--zeroout", node]);
+    let _ = try_run("blkdiscard", &["--force", node]);
+}
+
+#[test]
+fn a_reserved_image_keeps_its_blocks_whatever_is_done_above() {
+    for pool in [FsType::Xfs, FsType::Ext4] {
+        for fs in FsType::ALL {
+            let scratch = Scratch::on(pool);
+            let size = 320 * MIB;
+            let image = reserved(&scratch, "thick", size);
+            let hold = scratch.attach(&image);
+            scratch.done(&Effect::ForbidDiscard {
+                number: hold.number,
+            });
+            use_and_free(&scratch, &hold.device(), fs, true);
+            let left = scratch.allocated(&image);
+            assert!(left >= size, "{left} of {size} on {pool} with {fs}");
+        }
+    }
+}
+
+#[test]
+fn without_the_limit_the_same_acts_free_nearly_all() {
+    let scratch = Scratch::new();
+    let image = reserved(&scratch, "thin", 320 * MIB);
+    let hold = scratch.attach(&image);
+    use_and_free(&scratch, &hold.device(), FsType::Ext4, true);
+    let left = scratch.allocated(&image);
+    assert!(left < 32 * MIB, "{left}: then the test above shows nothing");
+}
+
+#[test]
+fn ext4_that_initializes_its_tables_late_frees_nothing() {
+    let scratch = Scratch::new();
+    let size = 320 * MIB;
+    let image = reserved(&scratch, "thick", size);
+    let hold = scratch.attach(&image);
+    scratch.done(&Effect::ForbidDiscard {
+        number: hold.number,
+    });
+    let device = hold.device();
+    scratch.done(&Effect::Format {
+        device: &device,
+        fs: FsType::Ext4,
+        uuid: scratch.host.random_uuid(),
+        options: &["-E".into(), "lazy_itable_init=1".into()],
+        keep_blocks: true,
+    });
+    let target = scratch.target("thick/mount");
+    // 0: without a pause between groups.
+    scratch.mount(&device, &target, FsType::Ext4, &["init_itable=0"]);
+    let number = hold.number;
+    let zeroed = |dump: &str| {
+        let groups = dump.matches("(Blocks ").count();
+        groups > 0 && dump.matches("ITABLE_ZEROED").count() == groups
+    };
+    eventually("all inode tables are initialized", || {
+        run("sync", &["--file-system", text(&target)]);
+        zeroed(&run("dumpe2fs", &[&format!("/dev/loop{number}")]))
+    });
+    assert!(scratch.allocated(&image) >= size);
+}
+
+#[test]
+fn an_image_is_never_made_shorter_by_allocating() {
+    for fs in FsType::ALL {
+        let scratch = Scratch::on(fs);
+        let image = scratch.image("a", 16 * MIB);
+        scratch.image("a", 8 * MIB);
+        let stat = || scratch.host.stat(&image.path).unwrap().unwrap();
+        assert_eq!(stat().size, 16 * MIB, "{fs}");
+        assert_eq!(stat().allocated, 0, "{fs}");
+        scratch.done(&Effect::Allocate {
+            path: &image.path,
+            size: 8 * MIB,
+            reserve: true,
+        });
+        assert_eq!(stat().size, 16 * MIB, "{fs}");
+        assert!(stat().allocated >= 8 * MIB, "{fs}");
+        scratch.done(&Effect::Shorten {
+            path: &image.path,
+            size: 4 * MIB,
+        });
+        assert_eq!(stat().size, 4 * MIB, "{fs}");
+        scratch.done(&Effect::Shorten {
+            path: &image.path,
+            size: 12 * MIB,
+        });
+        assert_eq!(stat().size, 4 * MIB, "{fs}: shortening lengthens nothing");
+    }
+}
+
+#[test]
+fn a_full_pool_is_told_from_other_errors() {
+    for fs in FsType::ALL {
+        let scratch = Scratch::sized(fs, 400 * MIB);
+        let path = scratch.pool.join("thick");
+        let error = scratch
+            .perform(&Effect::Allocate {
+                path: &path,
+                size: 1024 * MIB,
+                reserve: true,
+            })
+            .unwrap_err();
+        assert!(error.is_no_space(), "{fs}: {error:?}");
+    }
+}
+
+#[test]
+fn zeroing_overwrites_what_was_written_and_leaves_holes() {
+    for fs in FsType::ALL {
+        let scratch = Scratch::on(fs);
+        let image = scratch.image("a", 64 * MIB);
+        let file = fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&image.path)
+            .unwrap();
+        for at in [0, 5 * MIB + 4096, 64 * MIB - 4096] {
+            file.write_all_at(&[0xA5; 4096], at).unwrap();
+        }
+        file.write_all_at(&vec![0x5A; 3 << 20], 20 * MIB).unwrap();
+        let before = scratch.allocated(&image);
+        scratch.done(&Effect::Zero { path: &image.path });
+        assert!(scratch.allocated(&image) <= before + MIB, "{fs}");
+        assert!(
+            fs::read(&image.path).unwrap().iter().all(|byte| *byte == 0),
+            "{fs}"
+        );
+    }
+}
+
+#[test]
+fn discarding_gives_all_blocks_back() {
+    for fs in FsType::ALL {
+        let scratch = Scratch::on(fs);
+        let image = scratch.image("a", 64 * MIB);
+        fs::write(&image.path, vec![1; 64 << 20]).unwrap();
+        assert!(scratch.allocated(&image) >= 64 * MIB);
+        scratch.done(&Effect::Discard { path: &image.path });
+        let left = scratch.host.stat(&image.path).unwrap().unwrap();
+        assert_eq!((left.size, left.allocated), (64 * MIB, 0), "{fs}");
+        scratch.image("empty", 0);
+        scratch.done(&Effect::Discard {
+            path: &scratch.pool.join("empty"),
+        });
+    }
+}
