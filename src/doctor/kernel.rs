@@ -6,8 +6,8 @@ use super::{Check, Patient};
 use crate::error::{HostError, chain};
 use crate::host::{Done, Effect, FileKind, Host, LoopSpec, LoopStatus};
 
-/// LOOP_CONFIGURE came with 5.8.
-const OLDEST_KERNEL: (u32, u32) = (5, 8);
+/// LOOP_CONFIGURE came with 5.8, mount_setattr (read-only binds) with 5.12.
+const OLDEST_KERNEL: (u32, u32) = (5, 12);
 const CAP_SYS_ADMIN: u32 = 21;
 const CAP_SYS_RESOURCE: u32 = 24;
 const SCRATCH_BYTES: u64 = 16 << 20;
@@ -47,14 +47,14 @@ fn kernel(release: &str) -> Check {
         return Check::warn(
             "kernel",
             "its release can't be told",
-            "5.8 or newer is needed",
+            "5.12 or newer is needed",
         );
     };
     if (major, minor) < OLDEST_KERNEL {
         return Check::fail(
             "kernel",
-            format!("{release} has no LOOP_CONFIGURE"),
-            "boot 5.8 or newer",
+            format!("{release} has no mount_setattr"),
+            "boot 5.12 or newer",
         );
     }
     Check::ok("kernel", release)
@@ -249,8 +249,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernels_before_loop_configure_are_refused() {
-        let levels: Vec<String> = ["5.7.19-generic", "5.8.0", "6.12.1+deb13", "", "next-2026"]
+    fn kernels_before_mount_setattr_are_refused() {
+        let levels: Vec<String> = ["5.11.19-generic", "5.12.0", "6.12.1+deb13", "", "next-2026"]
             .iter()
             .map(|release| kernel(release).to_string())
             .collect();

@@ -7,6 +7,8 @@ use std::process::{Command, Output};
 use slackwater::host::linux::LinuxHost;
 use slackwater::host::{Effect, Host};
 
+use super::scratch::folder;
+
 /// Not a test: what the child does.
 #[test]
 #[ignore = "run by the tests below, in a process of its own"]
@@ -42,7 +44,7 @@ fn the_process_is_killed_before_or_after_the_effect_of_the_number() {
         ("2:kill-before", vec!["a"]),
         ("2:kill-after", vec!["a", "b"]),
     ] {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = folder();
         let ended = run_child(folder.path(), &[("SLACKWATER_FAULT", fault)]);
         assert_eq!(ended.status.signal(), Some(9), "{fault}: {ended:?}");
         assert_eq!(made(folder.path()), left, "{fault}");
@@ -53,7 +55,7 @@ fn the_process_is_killed_before_or_after_the_effect_of_the_number() {
 
 #[test]
 fn an_effect_is_refused_with_the_errno_and_not_performed() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = folder();
     let ended = run_child(folder.path(), &[("SLACKWATER_FAULT", "2:error:ENOSPC")]);
     assert!(
         String::from_utf8_lossy(&ended.stdout).contains("b: fault at make_dir: ENOSPC"),
@@ -64,7 +66,7 @@ fn an_effect_is_refused_with_the_errno_and_not_performed() {
 
 #[test]
 fn counting_begins_when_the_marker_is_there() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = folder();
     let marker = folder.path().join("b");
     let after = ("SLACKWATER_FAULT_AFTER", marker.to_str().unwrap());
     run_child(

@@ -9,7 +9,7 @@ use slackwater::host::{Effect, FileKind, Host};
 use slackwater::model::FsType;
 use slackwater::model::size::MIB;
 
-use super::scratch::{Scratch, run, text};
+use super::scratch::{Scratch, folder, run, text};
 
 #[test]
 fn the_ground_is_found_through_links_and_binds() {
@@ -56,7 +56,7 @@ fn a_pinned_folder_is_reached_whatever_is_mounted_over_it() {
 
 #[test]
 fn a_lock_is_exclusive_and_no_child_inherits_it() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = folder();
     let path = folder.path().join("lock");
     let first = LinuxHost::new(Vec::new());
     let second = LinuxHost::new(Vec::new());
@@ -82,7 +82,7 @@ fn a_lock_is_exclusive_and_no_child_inherits_it() {
 
 #[test]
 fn files_and_folders_are_made_once_and_removed_as_often_as_asked() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = folder();
     let host = LinuxHost::new(Vec::new());
     let perform = |effect: Effect<'_>| host.perform(&effect).map(drop);
     let (dir, file, new) = (
@@ -126,7 +126,7 @@ fn files_and_folders_are_made_once_and_removed_as_often_as_asked() {
 
 #[test]
 fn a_link_in_a_pool_is_neither_read_nor_written() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = folder();
     let host = LinuxHost::new(Vec::new());
     let (secret, link) = (folder.path().join("secret"), folder.path().join("link"));
     fs::write(&secret, "secret").unwrap();

@@ -11,7 +11,7 @@ use slackwater::host::{Effect, FileKind, Host, MountSpec, NodeKind};
 use slackwater::model::FsType;
 use slackwater::model::size::MIB;
 
-use super::scratch::Scratch;
+use super::scratch::{Scratch, folder};
 
 fn make(path: &Path, kind: NodeKind) -> Effect<'_> {
     Effect::MakeTarget { path, kind }
@@ -19,7 +19,7 @@ fn make(path: &Path, kind: NodeKind) -> Effect<'_> {
 
 #[test]
 fn a_path_must_be_plain_and_below_an_allowed_folder() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = folder();
     let pods = folder.path().join("pods");
     fs::create_dir_all(pods.join("a")).unwrap();
     fs::create_dir_all(folder.path().join("pods-of-others")).unwrap();
@@ -52,7 +52,7 @@ fn a_path_must_be_plain_and_below_an_allowed_folder() {
 
 #[test]
 fn a_folder_of_our_own_is_for_effects_and_not_for_callers() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = folder();
     let (pods, own) = (folder.path().join("pods"), folder.path().join("own"));
     fs::create_dir(&pods).unwrap();
     fs::create_dir(&own).unwrap();
@@ -154,7 +154,7 @@ fn a_link_that_is_swapped_in_meanwhile_leads_nowhere() {
 
 #[test]
 fn targets_are_made_and_removed_as_often_as_asked() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = folder();
     let root = folder.path();
     let host = LinuxHost::new(vec![root.to_path_buf()]);
     let perform = |effect: Effect<'_>| host.perform(&effect).map(drop);
@@ -184,7 +184,7 @@ fn targets_are_made_and_removed_as_often_as_asked() {
 
 #[test]
 fn what_has_content_is_not_removed() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = folder();
     let root = folder.path();
     let host = LinuxHost::new(vec![root.to_path_buf()]);
     fs::write(root.join("file"), "data").unwrap();

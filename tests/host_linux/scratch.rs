@@ -28,6 +28,14 @@ pub struct Scratch {
     _folder: TempDir,
 }
 
+/// A temporary folder.
+pub fn folder() -> TempDir {
+    tempfile::Builder::new()
+        .prefix("slackwater-")
+        .tempdir()
+        .expect("a temporary folder")
+}
+
 /// Runs a program that must succeed; its output.
 pub fn run(program: &str, arguments: &[&str]) -> String {
     let output = try_run(program, arguments);
@@ -50,6 +58,15 @@ pub fn try_run(program: &str, arguments: &[&str]) -> Result<String, String> {
 
 pub fn text(path: &Path) -> &str {
     path.to_str().expect("paths of tests are UTF-8")
+}
+
+/// losetup is told a number first and opens it then: a moment in which another process may take
+/// the number, or remove its device to clear an old discard limit.
+fn attach_disk(disk: &Path) -> String {
+    let attach = || try_run("losetup", &["--find", "--show", text(disk)]);
+    (0..20)
+        .find_map(|_| attach().ok())
+        .unwrap_or_else(|| attach().expect("a loop device for the pool's disk"))
 }
 
 /// Waits for what the kernel does in its own time, such as the end of an autoclear loop.
@@ -81,15 +98,12 @@ impl Scratch {
             nix::unistd::geteuid().is_root(),
             "these tests mount things: run them as root"
         );
-        let folder = tempfile::Builder::new()
-            .prefix("slackwater-test-")
-            .tempdir()
-            .expect("a temporary folder");
-        let root = fs::canonicalize(folder.path()).expect("its plain path");
+        let temporary = folder();
+        let root = fs::canonicalize(temporary.path()).expect("its plain path");
         let disk_path = root.join("disk.img");
         let disk = fs::File::create(&disk_path).expect("an image");
         disk.set_len(bytes).expect("its length");
-        let node = run("losetup", &["--find", "--show", text(&disk_path)]);
+        let node = attach_disk(&disk_path);
         let (pool, pods) = (root.join("pool"), root.join("pods"));
         let scratch = Scratch {
             host: LinuxHost::new(vec![pods.clone()]),
@@ -98,7 +112,7 @@ impl Scratch {
             root,
             pool,
             pods,
-            _folder: folder,
+            _folder: temporary,
         };
         match fs {
             FsType::Ext4 => run("mkfs.ext4", &["-q", "-F", "-m", "0", &node]),
