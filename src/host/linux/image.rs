@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -46,7 +46,9 @@ pub(super) fn allocate(path: &Path, size: u64, reserve: bool) -> Result<()> {
     if reserve {
         // fallocate(2) itself, never the C library's posix_fallocate: that one writes a byte into
         // every block where the file system can't reserve.
-        let start = offset(length(&file, path)?, path)?;
+        let found = file.metadata().map_err(failed("stat", path))?;
+        let whole = found.blocks() * 512 >= found.len();
+        let start = offset(if whole { found.len() } else { 0 }, path)?;
         return reserve_blocks(&file, start, end)
             .map_err(|errno| HostError::errno("reserve blocks of", path, errno));
     }
@@ -56,8 +58,8 @@ pub(super) fn allocate(path: &Path, size: u64, reserve: bool) -> Result<()> {
     Ok(())
 }
 
-/// Only what lies beyond the present end: xfs wants free blocks for the whole range it's given,
-/// also where they are reserved already. A signal interrupts it between two extents; what is
+/// From the present end on where all before it has its blocks: xfs wants free blocks for the whole
+/// range it's given, also where they are reserved already. A signal interrupts it between two extents; what is
 /// reserved stays so, and the next turn is quick over it.
 fn reserve_blocks(
     file: &File,

@@ -140,12 +140,6 @@ fn open_image(spec: &LoopSpec<'_>) -> Result<File> {
     Ok(image)
 }
 
-/// Makes a free device new, if our limit is on it.
-pub(super) fn renew(number: u32) -> Result<()> {
-    freshen(&control()?, number);
-    Ok(())
-}
-
 /// A discard limit of 0 stays with the number after its loop is detached, and the kernel lets
 /// nobody raise it again: a later volume on this number could never be trimmed.
 fn is_limited(number: u32) -> bool {
@@ -169,16 +163,28 @@ fn pick(control: &File) -> Result<u32> {
         .filter(|number| *number != offered)
         .partition(|number| is_limited(*number));
     if limited.len() >= LIMITED_KEPT {
-        for number in limited {
-            // EBUSY: somebody uses it by now. Another process may also have made it again.
-            if sys::loop_remove(control, number).is_ok() {
-                let _ = sys::loop_add(control, Some(number));
-            }
-        }
+        limited
+            .into_iter()
+            .for_each(|number| make_new(control, number));
     }
     match free.first() {
         Some(number) => Ok(*number),
         None => sys::loop_add(control, None).map_err(failed),
+    }
+}
+
+/// Makes a free device new, if a limit is on it.
+pub(super) fn renew(number: u32) -> Result<()> {
+    if is_limited(number) {
+        make_new(&control()?, number);
+    }
+    Ok(())
+}
+
+/// At worst it stays as it is: in use by now (EBUSY), or made again by another process (EEXIST).
+fn make_new(control: &File, number: u32) {
+    if sys::loop_remove(control, number).is_ok() {
+        let _ = sys::loop_add(control, Some(number));
     }
 }
 
