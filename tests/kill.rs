@@ -150,6 +150,10 @@ impl Run<'_> {
                 Ok(Err(status)) if status.code() == Code::Aborted => {
                     tokio::time::sleep(Duration::from_millis(5)).await
                 }
+                // The connection is gone before the kernel says that the process is.
+                Ok(Err(status)) if status.message().contains("transport error") => {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
                 Ok(Err(status)) => panic!("{what} of {}: {status:?}", self.name),
                 Err(_) => {
                     self.stopped = true;

@@ -63,7 +63,7 @@ pub fn check(field: &str, options: &[String]) -> Result<(), Error> {
         } else {
             continue;
         };
-        return Err(Error::invalid(field, format!("{option:?} {why}")));
+        return Err(Error::invalid(field, format!("{:?} {why}", key(option))));
     }
     let total: usize = options.iter().map(|option| option.len() + 1).sum();
     if total > TOTAL_BYTES {

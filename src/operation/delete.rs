@@ -52,13 +52,12 @@ impl Driver {
             }
             pool.backend.detach(record.uuid, device)?;
         }
-        // The kernel keeps a detached device for as long as somebody has it open.
-        if let Some(found) = pool.backend.devices(record.uuid)?.first() {
-            return Err(in_use(format!(
+        match self.lingering(pool, record.uuid)? {
+            Some(device) => Err(in_use(format!(
                 "a process has {} open",
-                found.device.path.display()
-            )));
+                device.path.display()
+            ))),
+            None => Ok(()),
         }
-        Ok(())
     }
 }

@@ -155,12 +155,12 @@ impl Driver {
         before: &[FoundDevice],
     ) -> Result<()> {
         self.free_devices(pool, record.uuid, before)?;
-        if let Some(found) = pool.backend.devices(record.uuid)?.first() {
+        if let Some(device) = self.lingering(pool, record.uuid)? {
             return Err(Error::InUse {
                 id: volume_id.to_string(),
                 holder: format!(
                     "{} is still open or mounted elsewhere",
-                    found.device.path.display()
+                    device.path.display()
                 ),
             });
         }

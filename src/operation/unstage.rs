@@ -1,7 +1,9 @@
 //! NodeUnstage, and the ends of mounts and devices that other operations share.
 
 use std::path::Path;
+use std::time::Duration;
 
+use nix::errno::Errno;
 use uuid::Uuid;
 
 use super::lock::Key;
@@ -9,8 +11,13 @@ use super::pool::{Owner, Pool};
 use super::{Driver, usage};
 use crate::backend::FoundDevice;
 use crate::error::{Doing, Error, Result, chain};
-use crate::host::Effect;
+use crate::host::{Device, Effect};
 use crate::model::VolumeId;
+
+/// How long a scanner (udev, losetup, another driver's look at all devices) may hold a device:
+/// they take milliseconds; half a second is a busy machine's.
+const LINGER_TRIES: u32 = 50;
+const LINGER_WAIT: Duration = Duration::from_millis(10);
 
 impl Driver {
     /// NodeUnstageVolume. Works from the mount table also when the pool isn't served. Nothing
@@ -79,9 +86,27 @@ impl Driver {
                     ),
                 ));
             }
-            self.host
-                .perform(&Effect::Unmount { target: path })
-                .doing(|| format!("unmount {}", path.display()))?;
+            self.unmount(path)?;
+        }
+    }
+
+    /// Unmounts once. A path that is busy is waited for a moment, then said to be in use: never
+    /// by force, because what has it open would lose its writes.
+    fn unmount(&self, path: &Path) -> Result<()> {
+        let mut tries = 0;
+        loop {
+            match self.host.perform(&Effect::Unmount { target: path }) {
+                Ok(_) => return Ok(()),
+                Err(error) if error.code() == Some(Errno::EBUSY) && tries < LINGER_TRIES => {
+                    tries += 1;
+                    std::thread::sleep(LINGER_WAIT);
+                }
+                Err(error) if error.code() == Some(Errno::EBUSY) => {
+                    let reason = "a process has files on it open, or works in it; end that first";
+                    return Err(Error::refused(path.display(), reason));
+                }
+                Err(error) => return Err(error).doing(|| format!("unmount {}", path.display())),
+            }
         }
     }
 
@@ -111,6 +136,22 @@ impl Driver {
             pool.backend.detach(uuid, &found.device)?;
         }
         self.renew(pool, uuid, before)
+    }
+
+    /// A device that is still there after its end. The kernel keeps a detached one for as long as
+    /// somebody has it open: a scanner of devices for a moment, a reader for longer.
+    pub(super) fn lingering(&self, pool: &Pool, uuid: Uuid) -> Result<Option<Device>> {
+        for _ in 0..LINGER_TRIES {
+            match pool.backend.devices(uuid)?.first() {
+                None => return Ok(None),
+                Some(_) => std::thread::sleep(LINGER_WAIT),
+            }
+        }
+        Ok(pool
+            .backend
+            .devices(uuid)?
+            .first()
+            .map(|found| found.device.clone()))
     }
 
     /// Not worth a failure: the next attach makes its device new as well.
