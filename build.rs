@@ -1,7 +1,8 @@
 //! Generates the CSI messages and services from `proto/csi.proto`, without protoc.
 //!
 //! prost's derived `Debug` prints secrets. So every message with a field that the interface marks
-//! `csi_secret`, or with a `volume_context` (the kubelet may put a token in there), gets a `Debug`
+//! `csi_secret`, with a `volume_context` (the kubelet may put a token in there) or with
+//! `mount_flags` (they may be sensitive), gets a `Debug`
 //! from here. The fields are found in the compiled descriptor: a new one can't be forgotten.
 
 #![expect(
@@ -58,7 +59,7 @@ fn messages(pool: &DescriptorPool) -> impl Iterator<Item = MessageDescriptor> + 
 fn needs_redaction(message: &MessageDescriptor) -> bool {
     message
         .fields()
-        .any(|field| is_secret(&field) || is_context(&field))
+        .any(|field| is_secret(&field) || is_context(&field) || is_sensitive(&field))
 }
 
 fn is_secret(field: &FieldDescriptor) -> bool {
@@ -72,6 +73,11 @@ fn is_context(field: &FieldDescriptor) -> bool {
     field.name() == "volume_context"
 }
 
+/// The interface's prose says that mount flags may be sensitive, though they bear no mark.
+fn is_sensitive(field: &FieldDescriptor) -> bool {
+    field.name() == "mount_flags"
+}
+
 /// `Debug` for one message. What this doesn't know how to print fails the build.
 fn debug_impl(message: &MessageDescriptor) -> String {
     let (name, path) = (message.name(), rust_path(message));
@@ -83,8 +89,9 @@ fn debug_impl(message: &MessageDescriptor) -> String {
     for field in message.fields() {
         let f = field.name();
         let value = match (is_secret(&field), is_context(&field)) {
-            (false, false) => format!("self.{f}"),
+            (false, false) if !is_sensitive(&field) => format!("self.{f}"),
             (true, _) if field.is_map() => format!("Secrets(self.{f}.len())"),
+            (_, false) if is_sensitive(&field) => format!("Secrets(self.{f}.len())"),
             (_, true) if field.is_map() => format!("Context(&self.{f})"),
             _ => panic!("{name}.{f} is to be redacted but is no map"),
         };

@@ -134,6 +134,23 @@ pub struct Capability {
     pub access_mode: AccessMode,
 }
 
+impl Capability {
+    /// Two that differ, for a sentence: their texts differ also where only flags do.
+    pub fn tell_apart(found: &[Capability], wanted: &[Capability]) -> (String, String) {
+        let say = |all: &[Capability]| {
+            all.iter()
+                .map(Capability::to_string)
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
+        let (found_text, mut wanted_text) = (say(found), say(wanted));
+        if found != wanted && found_text == wanted_text {
+            wanted_text.push_str(" that are others");
+        }
+        (found_text, wanted_text)
+    }
+}
+
 impl fmt::Display for Capability {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.access_type {

@@ -161,6 +161,7 @@ impl Driver {
         let block_size =
             |size: Option<u32>| size.map_or("of the pool".into(), |size| size.to_string());
         let (wanted, pool) = (&request.parameters, &pool.definition.name);
+        let capabilities = Capability::tell_apart(&record.capabilities, &request.capabilities);
         let fields = [
             (
                 "parameters.pool",
@@ -187,11 +188,7 @@ impl Driver {
                 record.created_wipe.word().into(),
                 wanted.wipe.word().into(),
             ),
-            (
-                "volume_capabilities",
-                say(&record.capabilities),
-                say(&request.capabilities),
-            ),
+            ("volume_capabilities", capabilities.0, capabilities.1),
         ];
         let mut fields = fields.into_iter();
         fields
@@ -219,13 +216,4 @@ impl Driver {
     pub(super) fn ephemeral_uuid(pool: &Pool, name: &str) -> Uuid {
         VolumeId::of_name(pool.id(), NameKind::Ephemeral, name).uuid
     }
-}
-
-/// Capabilities for a sentence; equal texts are equal capabilities.
-fn say(capabilities: &[Capability]) -> String {
-    capabilities
-        .iter()
-        .map(Capability::to_string)
-        .collect::<Vec<_>>()
-        .join(", ")
 }

@@ -13,7 +13,7 @@ use super::{Driver, StageVolume, usage};
 use crate::backend::{AttachMode, Attached};
 use crate::error::{Doing, Error, Kind, Mismatch, Result, chain};
 use crate::host::{Effect, MountSpec, NodeKind};
-use crate::model::{AccessType, FsType, mount_option};
+use crate::model::{AccessType, Capability, FsType, mount_option};
 use crate::record::{FormattedAs, LastStage, VolumeRecord};
 
 impl Driver {
@@ -204,10 +204,14 @@ pub(super) fn same_capability(record: &VolumeRecord, request: &StageVolume) -> R
         .as_ref()
         .filter(|stage| stage.capability != request.capability);
     let Some(stage) = differs else { return Ok(()) };
+    let (found, wanted) = Capability::tell_apart(
+        std::slice::from_ref(&stage.capability),
+        std::slice::from_ref(&request.capability),
+    );
     let mismatch = Mismatch {
         field: "volume_capability",
-        found: stage.capability.to_string(),
-        wanted: request.capability.to_string(),
+        found,
+        wanted,
     };
     Err(Error::Exists {
         kind: Kind::Volume,
