@@ -75,8 +75,12 @@ pub struct Given {
     #[arg(long, value_name = "NODE")]
     #[serde(deserialize_with = "value::one")]
     pub node_name: Option<NodeName>,
-    /// A pool: NAME=file:/path[,init][,overcommit=N] or NAME=memory: (may be repeated)
-    #[arg(long, value_name = "POOL")]
+    /// Pools, in order.
+    #[arg(
+        long,
+        value_name = "POOL",
+        help = "A pool: NAME=file:/path[,init][,overcommit=N] or NAME=memory: (may be repeated)"
+    )]
     #[serde(deserialize_with = "value::pools")]
     pub pool: Vec<PoolDefinition>,
     /// What this process is: all (one node, every CSI service)

@@ -126,7 +126,7 @@ fn help_and_version_are_no_errors() {
 
 #[test]
 fn a_bad_file_is_one_sentence_with_its_line() {
-    let folder = TempDir::new().unwrap();
+    let folder = TempDir::with_prefix("slackwater-").unwrap();
     let path = folder.path().join("c.toml");
     let files = [
         "node-name = 3",
@@ -196,7 +196,7 @@ impl Drop for Serving {
 #[test]
 fn a_signal_ends_it_with_0_and_no_socket_stays() {
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
-        let folder = TempDir::new().unwrap();
+        let folder = TempDir::with_prefix("slackwater-").unwrap();
         let arguments = ["--node-name", "n1", "--pool", "default=memory:"];
         let mut serving = Serving::start(folder.path(), &arguments);
         assert_eq!(serving.signal(signal), Some(0));
@@ -208,7 +208,7 @@ fn a_signal_ends_it_with_0_and_no_socket_stays() {
 
 #[test]
 fn a_flag_wins_over_the_environment_and_that_over_the_file() {
-    let folder = TempDir::new().unwrap();
+    let folder = TempDir::with_prefix("slackwater-").unwrap();
     let endpoint = |name: &str| format!("unix://{}/{name}.sock", folder.path().display());
     let file = folder.path().join("c.toml");
     let text = format!(
@@ -249,7 +249,7 @@ fn a_flag_wins_over_the_environment_and_that_over_the_file() {
 
 #[test]
 fn a_socket_that_is_served_and_a_file_that_is_none_are_left_alone() {
-    let folder = TempDir::new().unwrap();
+    let folder = TempDir::with_prefix("slackwater-").unwrap();
     let arguments = ["--node-name", "n1", "--pool", "default=memory:"];
     let serving = Serving::start(folder.path(), &arguments);
     let endpoint = format!("unix://{}", serving.socket.display());
@@ -273,7 +273,7 @@ fn a_socket_that_is_served_and_a_file_that_is_none_are_left_alone() {
 
 #[test]
 fn it_is_small_at_rest() {
-    let folder = TempDir::new().unwrap();
+    let folder = TempDir::with_prefix("slackwater-").unwrap();
     let arguments = ["--node-name", "n1", "--pool", "default=memory:"];
     let serving = Serving::start(folder.path(), &arguments);
     let status = fs::read_to_string(format!("/proc/{}/status", serving.child.id())).unwrap();
@@ -291,7 +291,7 @@ fn it_is_small_at_rest() {
 
 /// A folder on a disk: what cargo has its files on, since /tmp may be a file system that forgets.
 fn on_disk() -> TempDir {
-    TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+    TempDir::with_prefix_in("slackwater-", env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
 /// `slackwater pool ...` with a node record of its own.
@@ -383,7 +383,7 @@ fn what_is_refused_of_pools_is_one_sentence_and_exit_1() {
 
 #[test]
 fn a_pool_on_a_file_system_that_forgets_is_refused() {
-    let Ok(folder) = TempDir::new_in("/dev/shm") else {
+    let Ok(folder) = TempDir::with_prefix_in("slackwater-", "/dev/shm") else {
         return;
     };
     let output = pool(folder.path(), &["init", &definition(folder.path(), "a")]);

@@ -30,7 +30,7 @@ fn root_the_demo_leaves_nothing_behind() {
     if !geteuid().is_root() {
         return;
     }
-    let folder = TempDir::new().unwrap();
+    let folder = TempDir::with_prefix("slackwater-").unwrap();
     let output = demo(&folder).output().unwrap();
     let told = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{told}");
@@ -49,7 +49,7 @@ fn root_a_demo_that_is_stopped_at_any_time_leaves_nothing_behind() {
         (300, Signal::SIGTERM),
         (900, Signal::SIGINT),
     ] {
-        let folder = TempDir::new().unwrap();
+        let folder = TempDir::with_prefix("slackwater-").unwrap();
         let mut child = demo(&folder).stdout(Stdio::piped()).spawn().unwrap();
         sleep(Duration::from_millis(milliseconds));
         let id = Pid::from_raw(i32::try_from(child.id()).unwrap());
@@ -65,7 +65,7 @@ fn root_a_demo_whose_driver_dies_cleans_up_by_itself() {
     if !geteuid().is_root() {
         return;
     }
-    let folder = TempDir::new().unwrap();
+    let folder = TempDir::with_prefix("slackwater-").unwrap();
     let child = demo(&folder)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -15,7 +15,7 @@ use std::process::{Command, Output};
 use slackwater::csi::FILE_DESCRIPTOR_SET;
 
 fn compare_with_official(descriptor_set: &[u8]) -> Output {
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::TempDir::with_prefix("slackwater-").expect("a directory");
     let file = directory.path().join("csi.bin");
     fs::write(&file, descriptor_set).expect("a file in it");
     Command::new("go")

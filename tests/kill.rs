@@ -5,6 +5,12 @@
 //! Effects are counted by the process itself (`host/fault.rs`), so that a new effect is swept
 //! without being listed here. `SLACKWATER_SWEEP=full` sweeps each kind of volume with each mode.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test says what it expects, and works on its own files"
+)]
+
 #[path = "support/mod.rs"]
 mod support;
 
@@ -148,7 +154,7 @@ impl Run<'_> {
             match answer {
                 Ok(Ok(value)) => return value,
                 Ok(Err(status)) if status.code() == Code::Aborted => {
-                    tokio::time::sleep(Duration::from_millis(5)).await
+                    tokio::time::sleep(Duration::from_millis(5)).await;
                 }
                 // The connection is gone before the kernel says that the process is.
                 Ok(Err(status)) if status.message().contains("transport error") => {

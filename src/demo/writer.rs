@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn what_was_written_is_told_from_anything_else() {
-        let file = tempfile::NamedTempFile::new().unwrap();
+        let file = tempfile::NamedTempFile::with_prefix("slackwater-").unwrap();
         let bytes = 3 * PIECE as u64 + 5;
         let written = write(file.path(), bytes, 7).unwrap();
         assert_eq!(checksum(file.path(), bytes).unwrap(), written);

@@ -8,7 +8,7 @@
 //!
 //! The simulation writes down when an invariant of the driver is broken
 //! ([`MemoryHost::violations`]): data formatted over, a second loop device on an image, a rename
-//! of what was not synced. And since every change passes through [`Host::perform`], any of them
+//! of what was not synced. And since every change passes through [`super::Host::perform`], any of them
 //! can be made to fail or to be the last ([`MemoryHost::fail_effect`]).
 
 mod content;

@@ -323,7 +323,7 @@ where
         match call().await {
             Ok(value) => return value,
             Err(status) if status.code() == Code::Aborted => {
-                tokio::time::sleep(std::time::Duration::from_millis(5)).await
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
             }
             Err(status) => panic!("{status:?}"),
         }

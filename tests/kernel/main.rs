@@ -1,6 +1,12 @@
 //! The real driver as a process, on real disks: xfs, btrfs and ext4 pools on loop devices, real
 //! mounts, real files. Needs root. Each test has a scratch folder of its own and leaves nothing.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test says what it expects, and works on its own files"
+)]
+
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -50,6 +56,7 @@ impl Node {
     }
 
     /// On an xfs disk of 8 GiB, sparse.
+    #[expect(clippy::new_without_default, reason = "it starts a process")]
     pub fn new() -> Node {
         Node::on("xfs", 8 * GIB)
     }

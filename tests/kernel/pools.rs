@@ -132,7 +132,7 @@ async fn a_missing_disk_is_never_made_a_new_pool_and_the_others_serve() {
         move || {
             eventually("the pool is served again", || {
                 runtime.block_on(client.list()).is_ok()
-            })
+            });
         }
     })
     .await

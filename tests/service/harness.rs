@@ -86,7 +86,7 @@ impl Node {
         change(&mut settings);
         let driver = Arc::new(Driver::start(settings, host).unwrap());
         let metrics = Arc::new(Metrics::new());
-        let folder = tempfile::tempdir().unwrap();
+        let folder = tempfile::TempDir::with_prefix("slackwater-").unwrap();
         let path = folder.path().join("csi.sock");
         let socket = Socket::bind(&path).unwrap();
         let options = Options {

@@ -23,7 +23,7 @@ async fn the_socket_is_for_root_alone_and_nothing_lies_beside_it() {
 
 #[tokio::test]
 async fn a_dead_processs_socket_is_replaced() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::TempDir::with_prefix("slackwater-").unwrap();
     let path = folder.path().join("csi.sock");
     // Dropping a listener leaves its file.
     drop(UnixListener::bind(&path).unwrap());
@@ -45,7 +45,7 @@ async fn a_living_processs_socket_is_left_to_it() {
 
 #[tokio::test]
 async fn what_is_not_a_socket_is_not_removed() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::TempDir::with_prefix("slackwater-").unwrap();
     let path = folder.path().join("csi.sock");
     std::fs::create_dir(&path).unwrap();
     let error = Socket::bind(&path).unwrap_err();

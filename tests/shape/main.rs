@@ -16,11 +16,15 @@ fn root() -> PathBuf {
 }
 
 fn sources() -> Vec<Source> {
+    below("src")
+}
+
+fn below(folder: &str) -> Vec<Source> {
     let mut found = Vec::new();
-    let top = root().join("src");
+    let top = root().join(folder);
     let mut folders = vec![top.clone()];
     while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).expect("src/ can be read") {
+        for entry in fs::read_dir(&folder).expect("the folder can be read") {
             let path = entry.expect("an entry").path();
             if path.is_dir() {
                 folders.push(path);
@@ -34,7 +38,7 @@ fn sources() -> Vec<Source> {
 }
 
 fn read(top: &Path, path: &Path) -> Source {
-    let inside = path.strip_prefix(top).expect("below src/");
+    let inside = path.strip_prefix(top).expect("below it");
     Source {
         path: inside.to_str().expect("a plain name").to_string(),
         text: fs::read_to_string(path).expect("a source is text"),
@@ -83,5 +87,27 @@ fn the_map_names_every_module_and_only_files_that_exist() {
             root().join(name).exists(),
             "docs/architecture.md names {name}"
         );
+    }
+}
+
+#[test]
+fn temporary_files_have_our_name() {
+    let nameless = [
+        "tempfile::tempdir()",
+        "tempfile::tempdir_in(",
+        "TempDir::new()",
+        "TempDir::new_in(",
+        "NamedTempFile::new()",
+        "NamedTempFile::new_in(",
+    ];
+    let sources = below("src").into_iter().chain(below("tests"));
+    for source in sources.filter(|source| !source.path.starts_with("shape/")) {
+        for word in nameless {
+            assert!(
+                !source.text.contains(word),
+                "{}: {word} has no prefix `slackwater-` (CONTRIBUTING.md)",
+                source.path
+            );
+        }
     }
 }

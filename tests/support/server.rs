@@ -53,14 +53,10 @@ impl Server {
             arguments.extend(["--pool".to_string(), pool.to_string()]);
         }
         for word in more {
-            match arguments
-                .iter()
-                .position(|flag| flag == word)
-                .filter(|_| word.starts_with("--"))
-            {
-                // A flag given again replaces the default: its value follows in `more`.
-                Some(at) => drop(arguments.drain(at..at + 2)),
-                None => {}
+            let given = arguments.iter().position(|flag| flag == word);
+            // A flag given again replaces the default: its value follows in `more`.
+            if let Some(at) = given.filter(|_| word.starts_with("--")) {
+                arguments.drain(at..at + 2);
             }
             arguments.push(word.to_string());
         }
