@@ -91,6 +91,8 @@ pub trait Backend: Send + Sync + 'static {
     fn path(&self) -> PathBuf;
     /// Logical block size where a class says nothing.
     fn default_block_size(&self) -> u32;
+    /// The smallest that a class may ask for: what the pool's disk takes.
+    fn least_block_size(&self) -> u32;
     /// Why thick volumes can't be kept here, if they can't.
     fn refuses_thick(&self) -> Option<&'static str>;
     /// Why overwriting with zeros would not overwrite, if so.

@@ -91,6 +91,8 @@ pub struct Ground {
     pub mount_point: PathBuf,
     /// Logical block size for direct I/O on it, in bytes.
     pub sector: u32,
+    /// The least logical block size with which a file that shares no blocks can have direct I/O.
+    pub least_sector: u32,
 }
 
 /// An attached loop device.

@@ -56,6 +56,7 @@ pub struct FileBackend {
     root: PathBuf,
     pool: PoolRecord,
     sector: u32,
+    least_sector: u32,
     fs_name: String,
     index: Mutex<Index>,
 }
@@ -97,6 +98,7 @@ impl FileBackend {
             root,
             pool,
             sector: ground.sector,
+            least_sector: ground.least_sector,
             fs_name: ground.fs_name,
             index,
         };
@@ -182,6 +184,10 @@ impl Backend for FileBackend {
 
     fn default_block_size(&self) -> u32 {
         self.sector
+    }
+
+    fn least_block_size(&self) -> u32 {
+        self.least_sector
     }
 
     fn refuses_thick(&self) -> Option<&'static str> {

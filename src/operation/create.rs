@@ -85,8 +85,10 @@ impl Driver {
         if let (Wipe::Zero, Some(why)) = (parameters.wipe, pool.backend.refuses_zeroing()) {
             return refuse("wipe", "zero", why);
         }
-        let least = pool.backend.default_block_size();
-        let block_size = parameters.block_size.unwrap_or(least);
+        let least = pool.backend.least_block_size();
+        let block_size = parameters
+            .block_size
+            .unwrap_or(pool.backend.default_block_size());
         if block_size < least {
             return refuse(
                 "blockSize",

@@ -358,3 +358,46 @@ async fn a_driver_that_is_gone_leaves_its_mounts_to_the_next_one() {
     node.client.delete(&id).await.unwrap();
     node.assert_nothing_left();
 }
+
+#[tokio::test]
+async fn the_logical_block_size_is_the_pools_or_what_the_class_says_and_stays() {
+    let node = Node::new();
+    for (asked, shown) in [("", "4096"), ("512", "512"), ("4096", "4096")] {
+        let name = format!("sector-{asked}");
+        let (staging, target) = (node.staging(&name), node.path(&name));
+        let parameters: &[_] = if asked.is_empty() {
+            &[]
+        } else {
+            &[("blockSize", asked)]
+        };
+        let id = node
+            .client
+            .create(&name, GIB, block(), parameters)
+            .await
+            .unwrap();
+        for _ in 0..2 {
+            node.client.stage(&id, &staging, block()).await.unwrap();
+            node.client
+                .publish(&id, &staging, &target, block(), false)
+                .await
+                .unwrap();
+            let sector = super::support::run("blockdev", &["--getss", target.to_str().unwrap()]);
+            assert_eq!(sector.trim(), shown);
+            let device = &disk::loops_on(&node.image(&id))[0];
+            let direct = super::support::run("losetup", &["-n", "-O", "DIO", device]);
+            assert_eq!(direct.trim(), "1", "direct I/O with blocks of {shown}");
+            node.client.unpublish(&id, &target).await.unwrap();
+            node.client.unstage(&id, &staging).await.unwrap();
+        }
+        let other = if shown == "512" { "4096" } else { "512" };
+        let message = refused(
+            node.client
+                .create(&name, GIB, block(), &[("blockSize", other)])
+                .await,
+            Code::AlreadyExists,
+        );
+        assert!(message.contains("blockSize"), "{message}");
+        node.client.delete(&id).await.unwrap();
+    }
+    node.assert_nothing_left();
+}

@@ -22,8 +22,11 @@ pub(super) fn ground(path: &Path) -> Result<Ground> {
         .open(path)
         .map_err(failed("open directory", path))?;
     let mount = mount_of(&folder, path)?;
+    let least_sector = fit(direct_io(path).or_else(|| disk_sector(&folder, &mount)));
+    let sector = fit(shared_blocks(&folder));
     Ok(Ground {
-        sector: sector(&folder, path, &mount),
+        sector: sector.max(least_sector),
+        least_sector,
         fs_name: mount.fs_name,
         mount_point: mount.mount_point,
     })
@@ -45,14 +48,9 @@ fn mount_of(folder: &File, path: &Path) -> Result<Mount> {
         })
 }
 
-/// The least block with which every image on it can be used with direct I/O.
-fn sector(folder: &File, path: &Path, mount: &Mount) -> u32 {
-    let said = [
-        shared_blocks(folder),
-        direct_io(path),
-        disk_sector(folder, mount),
-    ];
-    let sector = said[0].max(said[1].or(said[2])).unwrap_or(SECTOR_MIN);
+/// A size that a loop device can have.
+fn fit(said: Option<u32>) -> u32 {
+    let sector = said.unwrap_or(SECTOR_MIN);
     sector.next_power_of_two().clamp(SECTOR_MIN, SECTOR_MAX)
 }
 

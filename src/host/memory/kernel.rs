@@ -126,6 +126,7 @@ impl Host for MemoryHost {
                 fs_name: options.ground.clone(),
                 mount_point: POOLS.into(),
                 sector: options.sector,
+                least_sector: options.sector,
             })
         })
     }
