@@ -155,6 +155,15 @@ impl std::fmt::Debug for LoopHold {
     }
 }
 
+/// Something that stays open or locked until this is dropped, or the process ends.
+pub struct Kept(pub Box<dyn std::any::Any + Send + Sync>);
+
+impl std::fmt::Debug for Kept {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("kept")
+    }
+}
+
 /// What blkid finds on a device, read past every cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Signature {
@@ -178,11 +187,11 @@ pub trait Host: Send + Sync + 'static {
     /// The one way to change disk or kernel. An error means: not done, or not known to be done.
     fn perform(&self, effect: &Effect<'_>) -> Result<Done>;
 
-    /// Opens a directory for good, and gives the path by which it can be reached whatever is
-    /// mounted over it later (`/proc/self/fd/N`); it stays open for the host's life.
-    fn pin_dir(&self, path: &Path) -> Result<PathBuf>;
-    /// Takes the exclusive lock of a file until the process ends; false if another has it.
-    fn try_lock_file(&self, path: &Path) -> Result<bool>;
+    /// Opens a directory, and gives the path by which it can be reached whatever is mounted over
+    /// it later (`/proc/self/fd/N`), for as long as it's kept open.
+    fn pin_dir(&self, path: &Path) -> Result<(PathBuf, Kept)>;
+    /// Takes the exclusive lock of a file, for as long as it's kept; `None` if it's taken.
+    fn try_lock_file(&self, path: &Path) -> Result<Option<Kept>>;
     /// The whole of a small file; `None` if there is none.
     fn read_file(&self, path: &Path) -> Result<Option<Vec<u8>>>;
     /// Names in a directory, sorted; `None` if there is none.

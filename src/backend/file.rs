@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use super::{Admit, AttachMode, Attached, Backend, FoundDevice, Leftovers, PoolSpace};
 use crate::error::{Doing, Error, Result};
-use crate::host::{Device, Effect, Host};
+use crate::host::{Device, Effect, Host, Kept};
 use crate::model::size::image_bytes;
 use crate::record::{self, PoolRecord, VolumeRecord, VolumeState};
 
@@ -54,6 +54,8 @@ pub struct FileBackend {
     path: PathBuf,
     /// The folder, as pinned; for work.
     root: PathBuf,
+    /// The folder and the pool's lock, for as long as this lives.
+    _kept: [Kept; 2],
     pool: PoolRecord,
     sector: u32,
     least_sector: u32,
@@ -83,19 +85,20 @@ impl FileBackend {
         if host.stat(&path.join(POOL_FILE)).doing(what)?.is_none() {
             return Ok(Found::Blank);
         }
-        let root = host.pin_dir(path).doing(what)?;
+        let (root, folder) = host.pin_dir(path).doing(what)?;
         let Some(pool) = record::load::<PoolRecord>(host.as_ref(), &root.join(POOL_FILE))? else {
             return Ok(Found::Blank);
         };
-        if !host.try_lock_file(&root.join(LOCK_FILE)).doing(what)? {
+        let Some(lock) = host.try_lock_file(&root.join(LOCK_FILE)).doing(what)? else {
             return Ok(Found::Locked(pool));
-        }
+        };
         let ground = host.ground(path).doing(what)?;
         let index = Mutex::new(Index::default());
         let backend = FileBackend {
             host,
             path: path.to_path_buf(),
             root,
+            _kept: [folder, lock],
             pool,
             sector: ground.sector,
             least_sector: ground.least_sector,

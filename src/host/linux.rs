@@ -16,17 +16,16 @@ mod program;
 mod superblock;
 mod sys;
 
-use std::fs::File;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use nix::fcntl::Flock;
 use uuid::Uuid;
 
 use super::{
-    Device, Done, Effect, FileId, FileStat, Ground, Host, LoopHold, LoopStatus, Mount, Result,
-    Signature, Space,
+    Device, Done, Effect, FileId, FileStat, Ground, Host, Kept, LoopHold, LoopStatus, Mount,
+    Result, Signature, Space,
 };
 use crate::error::HostError;
 use crate::model::FsType;
@@ -35,20 +34,8 @@ use caller::Folders;
 /// The kernel of this node.
 pub struct LinuxHost {
     folders: Folders,
-    /// Folders and locks that stay open for our life.
-    kept: Mutex<Vec<Kept>>,
-}
-
-/// Held open.
-#[expect(dead_code, reason = "what counts is that it's open")]
-enum Kept {
-    Dir {
-        folder: File,
-        /// How it's reached, and what people call it.
-        pinned: PathBuf,
-        path: PathBuf,
-    },
-    Lock(Flock<File>),
+    /// Pinned folders, with what people call them.
+    pinned: Mutex<BTreeMap<PathBuf, PathBuf>>,
 }
 
 impl LinuxHost {
@@ -59,7 +46,7 @@ impl LinuxHost {
                 allowed,
                 own: Vec::new(),
             },
-            kept: Mutex::default(),
+            pinned: Mutex::default(),
         }
     }
 
@@ -71,30 +58,22 @@ impl LinuxHost {
         self
     }
 
-    fn keep(&self, kept: Kept) {
-        self.kept
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(kept);
-    }
-
     /// Errors name a pinned folder as people do.
     fn said<T>(&self, result: Result<T>) -> Result<T> {
         result.map_err(|mut error| {
-            let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-            let named = kept.iter().find_map(|kept| match kept {
-                Kept::Dir { pinned, path, .. } => error
-                    .subject
-                    .strip_prefix(pinned)
-                    .ok()
-                    .map(|rest| path.join(rest)),
-                Kept::Lock(_) => None,
+            let named = self.pinned().iter().find_map(|(pinned, path)| {
+                let rest = error.subject.strip_prefix(pinned).ok()?;
+                Some(path.join(rest))
             });
             if let Some(named) = named {
                 error.subject = named;
             }
             error
         })
+    }
+
+    fn pinned(&self) -> MutexGuard<'_, BTreeMap<PathBuf, PathBuf>> {
+        self.pinned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Does it, without faults.
@@ -162,23 +141,15 @@ impl Host for LinuxHost {
         self.said(super::fault::around(effect, || self.act(effect)))
     }
 
-    fn pin_dir(&self, path: &Path) -> Result<PathBuf> {
+    fn pin_dir(&self, path: &Path) -> Result<(PathBuf, Kept)> {
         let (folder, pinned) = files::pin_dir(path)?;
-        self.keep(Kept::Dir {
-            folder,
-            pinned: pinned.clone(),
-            path: path.to_path_buf(),
-        });
-        Ok(pinned)
+        self.pinned().insert(pinned.clone(), path.to_path_buf());
+        Ok((pinned, Kept(Box::new(folder))))
     }
 
-    fn try_lock_file(&self, path: &Path) -> Result<bool> {
+    fn try_lock_file(&self, path: &Path) -> Result<Option<Kept>> {
         let lock = self.said(files::try_lock(path))?;
-        let got = lock.is_some();
-        if let Some(lock) = lock {
-            self.keep(Kept::Lock(lock));
-        }
-        Ok(got)
+        Ok(lock.map(|lock| Kept(Box::new(lock))))
     }
 
     fn read_file(&self, path: &Path) -> Result<Option<Vec<u8>>> {

@@ -29,9 +29,10 @@ mod watch;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{LoopHold, Result};
+use super::{Kept, LoopHold, Result};
 use crate::error::{HostCause, HostError};
 use crate::model::size::GIB;
+use disk::Ino;
 pub use fault::FaultMode;
 use machine::{Machine, Process};
 pub use stranger::Held;
@@ -219,14 +220,17 @@ impl MemoryHost {
 
     /// Keeps a loop open for this process.
     fn hold(&self, number: u32, key: u64) -> LoopHold {
-        let keep = Keep {
-            machine: Arc::clone(&self.machine),
-            key,
-        };
-        LoopHold {
-            number,
-            keep: Box::new(keep),
-        }
+        let keep = Box::new(self.keep(Closes::Opener(key)));
+        LoopHold { number, keep }
+    }
+
+    fn kept(&self, closes: Closes) -> Kept {
+        Kept(Box::new(self.keep(closes)))
+    }
+
+    fn keep(&self, closes: Closes) -> Keep {
+        let machine = Arc::clone(&self.machine);
+        Keep { machine, closes }
     }
 }
 
@@ -238,13 +242,28 @@ fn dead() -> HostCause {
 /// Something open, closed when this is dropped.
 struct Keep {
     machine: Arc<Mutex<Machine>>,
-    key: u64,
+    closes: Closes,
+}
+
+/// What is closed.
+#[derive(Clone, Copy, Debug)]
+enum Closes {
+    /// An opener, by its key.
+    Opener(u64),
+    /// A pinned folder, by its descriptor.
+    Pin(u64),
+    /// A lock, by who has it on what.
+    Lock(Process, Ino),
 }
 
 impl Drop for Keep {
     fn drop(&mut self) {
         let mut machine = self.machine.lock().unwrap_or_else(PoisonError::into_inner);
-        machine.openers.remove(&self.key);
+        match self.closes {
+            Closes::Opener(key) => drop(machine.openers.remove(&key)),
+            Closes::Pin(fd) => machine.unpin(fd),
+            Closes::Lock(process, ino) => machine.unlock(process, ino),
+        }
         machine.settle();
     }
 }

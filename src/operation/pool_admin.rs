@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use super::pool_make::{self, Found};
 use crate::backend::file::{LOCK_FILE, POOL_FILE};
 use crate::error::{Doing, Error, Kind, Result};
-use crate::host::{Effect, Host};
+use crate::host::{Effect, Host, Kept};
 use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace};
 use crate::record::node::KnownPool;
 use crate::record::{self, NodeRecord, PoolRecord};
@@ -55,18 +55,19 @@ pub fn init(host: &dyn Host, node_record: &Path, pool: &PoolDefinition) -> Resul
         pool_make::make_folder(host, path)?;
     }
     let warnings = pool_make::check_ground(host, path)?;
-    let (record, changed) = match found {
-        Found::Pool(record) => (record, false),
+    let (record, lock) = match found {
+        Found::Pool(record) => (record, None),
         Found::Blank | Found::Missing | Found::Foreign(_) => {
-            lock(host, pool, path)?;
+            let lock = lock(host, pool, path)?;
             let home = home.unwrap_or_else(|| HomeId(host.random_uuid()));
-            (pool_make::make_pool(host, &pool.name, path, home)?, true)
+            let record = pool_make::make_pool(host, &pool.name, path, home)?;
+            (record, Some(lock))
         }
     };
     remember(host, node_record, &mut node, pool, &record)?;
     Ok(Made {
         pool: record,
-        changed,
+        changed: lock.is_some(),
         warnings,
     })
 }
@@ -107,8 +108,8 @@ pub fn adopt(
             .unwrap_or(record.home),
     };
     let from = Some(record.home).filter(|before| *before != home);
-    if from.is_some() {
-        lock(host, pool, path)?;
+    let lock = from.map(|_| lock(host, pool, path)).transpose()?;
+    if lock.is_some() {
         record.home = home;
         record::store(host, &path.join(POOL_FILE), &record)?;
     }
@@ -288,17 +289,17 @@ fn machine_home(
     }
 }
 
-fn lock(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Result<()> {
-    let free = host
+/// The pool's lock, until it's dropped.
+fn lock(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Result<Kept> {
+    let lock = host
         .try_lock_file(&path.join(LOCK_FILE))
         .doing(|| format!("lock pool {}", pool.name))?;
-    if free {
-        return Ok(());
-    }
-    Err(Error::refused(
-        format!("pool {}", pool.name),
-        "another process serves or changes it; stop that first",
-    ))
+    lock.ok_or_else(|| {
+        Error::refused(
+            format!("pool {}", pool.name),
+            "another process serves or changes it; stop that first",
+        )
+    })
 }
 
 /// Writes down that this machine has the pool, if that isn't written already.

@@ -30,7 +30,7 @@ fn the_ground_is_found_through_links_and_binds() {
         };
         assert!(sector.contains(&ground.sector), "{fs}: {}", ground.sector);
 
-        let pinned = scratch.host.pin_dir(&link).unwrap();
+        let (pinned, _kept) = scratch.host.pin_dir(&link).unwrap();
         assert_eq!(scratch.host.ground(&pinned).unwrap(), ground);
         let space = scratch.host.space(&pinned).unwrap();
         assert!(
@@ -47,7 +47,7 @@ fn a_pinned_folder_is_reached_whatever_is_mounted_over_it() {
     let over = scratch.root.join("over");
     fs::create_dir(&over).unwrap();
     fs::write(over.join("below"), "x").unwrap();
-    let pinned = scratch.host.pin_dir(&over).unwrap();
+    let (pinned, _kept) = scratch.host.pin_dir(&over).unwrap();
     run("mount", &["-t", "tmpfs", "none", text(&over)]);
     assert!(scratch.host.stat(&over.join("below")).unwrap().is_none());
     assert!(scratch.host.stat(&pinned.join("below")).unwrap().is_some());
@@ -60,10 +60,11 @@ fn a_lock_is_exclusive_and_no_child_inherits_it() {
     let path = folder.path().join("lock");
     let first = LinuxHost::new(Vec::new());
     let second = LinuxHost::new(Vec::new());
-    assert!(first.try_lock_file(&path).unwrap());
-    assert!(!second.try_lock_file(&path).unwrap());
+    let lock = first.try_lock_file(&path).unwrap();
+    assert!(lock.is_some());
+    assert!(second.try_lock_file(&path).unwrap().is_none());
     assert!(
-        !first.try_lock_file(&path).unwrap(),
+        first.try_lock_file(&path).unwrap().is_none(),
         "nor twice by the same"
     );
     let mut child = Command::new("sleep")
@@ -71,11 +72,11 @@ fn a_lock_is_exclusive_and_no_child_inherits_it() {
         .stdin(Stdio::null())
         .spawn()
         .unwrap();
-    drop(first);
+    drop(lock);
     let free = second.try_lock_file(&path);
     child.kill().unwrap();
     child.wait().unwrap();
-    assert!(free.unwrap(), "the child lives, the lock is free");
+    assert!(free.unwrap().is_some(), "the child lives, the lock is free");
     let mode = fs::metadata(&path).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
 }

@@ -5,8 +5,8 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use slackwater::host::memory::MemoryHost;
 use slackwater::host::{
-    Device, Done, Effect, FileId, FileStat, Ground, Host, LoopHold, LoopStatus, Mount, Result,
-    Signature, Space,
+    Device, Done, Effect, FileId, FileStat, Ground, Host, Kept, LoopHold, LoopStatus, Mount,
+    Result, Signature, Space,
 };
 use slackwater::model::FsType;
 use uuid::Uuid;
@@ -80,10 +80,10 @@ impl Host for GatedHost {
         self.gate.0.lock().unwrap().missing.clone()
     }
 
-    fn pin_dir(&self, path: &Path) -> Result<PathBuf> {
+    fn pin_dir(&self, path: &Path) -> Result<(PathBuf, Kept)> {
         self.inner.pin_dir(path)
     }
-    fn try_lock_file(&self, path: &Path) -> Result<bool> {
+    fn try_lock_file(&self, path: &Path) -> Result<Option<Kept>> {
         self.inner.try_lock_file(path)
     }
     fn read_file(&self, path: &Path) -> Result<Option<Vec<u8>>> {

@@ -7,9 +7,9 @@ use uuid::Uuid;
 
 use super::machine::Machine;
 use super::perform::Acted;
-use super::{EPOCH, FaultMode, MemoryHost, POOLS, dead, loops, perform};
+use super::{Closes, EPOCH, FaultMode, MemoryHost, POOLS, dead, loops, perform};
 use crate::host::{Device, Done, Effect, FileId, FileKind, FileStat, Ground, Host, LoopHold};
-use crate::host::{LoopStatus, Mount, Result, Signature, Space};
+use crate::host::{Kept, LoopStatus, Mount, Result, Signature, Space};
 use crate::model::FsType;
 use crate::model::size::MIB;
 
@@ -50,20 +50,22 @@ impl Host for MemoryHost {
         })
     }
 
-    fn pin_dir(&self, path: &Path) -> Result<PathBuf> {
-        self.look("open", path, |machine| {
+    fn pin_dir(&self, path: &Path) -> Result<(PathBuf, Kept)> {
+        let (pinned, fd) = self.look("open", path, |machine| {
             let ino = machine.find(self.process, path)?.ok_or(Errno::ENOENT)?;
             machine.disk.dir(ino)?;
             Ok(machine.pin(self.process, ino))
-        })
+        })?;
+        Ok((pinned, self.kept(Closes::Pin(fd))))
     }
 
-    fn try_lock_file(&self, path: &Path) -> Result<bool> {
-        self.look("lock", path, |machine| {
+    fn try_lock_file(&self, path: &Path) -> Result<Option<Kept>> {
+        let locked = self.look("lock", path, |machine| {
             let slot = machine.slot(self.process, path)?;
             let ino = machine.disk.make_file(&slot)?;
-            Ok(machine.try_lock(self.process, ino))
-        })
+            Ok(machine.try_lock(self.process, ino).then_some(ino))
+        })?;
+        Ok(locked.map(|ino| self.kept(Closes::Lock(self.process, ino))))
     }
 
     fn read_file(&self, path: &Path) -> Result<Option<Vec<u8>>> {

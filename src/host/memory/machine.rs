@@ -201,10 +201,21 @@ impl Machine {
 
     // Paths
 
-    pub(super) fn pin(&mut self, process: Process, ino: Ino) -> PathBuf {
+    pub(super) fn pin(&mut self, process: Process, ino: Ino) -> (PathBuf, u64) {
         let fd = self.fresh();
         self.pins.insert(fd, (process, ino));
-        PathBuf::from(format!("/proc/self/fd/{fd}"))
+        (PathBuf::from(format!("/proc/self/fd/{fd}")), fd)
+    }
+
+    pub(super) fn unpin(&mut self, fd: u64) {
+        self.pins.remove(&fd);
+    }
+
+    /// Gives a lock back; one of a dead process is somebody else's by now.
+    pub(super) fn unlock(&mut self, process: Process, ino: Ino) {
+        if self.locks.get(&ino) == Some(&process) {
+            self.locks.remove(&ino);
+        }
     }
 
     /// flock belongs to an open file: a second lock is refused, to the same process as well.

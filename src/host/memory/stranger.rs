@@ -7,7 +7,7 @@ use nix::errno::Errno;
 use super::loops::{Backing, LoopDev};
 use super::machine::{Opened, Opener};
 use super::user::Answer;
-use super::{Keep, MemoryHost};
+use super::{Closes, Keep, MemoryHost};
 use crate::host::FileId;
 
 /// Something that a stranger has open; closed when this is dropped.
@@ -48,12 +48,8 @@ impl MemoryHost {
     }
 
     fn held(&self, key: u64) -> Held {
-        Held {
-            _keep: Keep {
-                machine: self.machine.clone(),
-                key,
-            },
-        }
+        let _keep = self.keep(Closes::Opener(key));
+        Held { _keep }
     }
 
     /// A stranger attaches a loop device of its own to an image.

@@ -53,6 +53,12 @@ impl Machine {
             Some(found) if found == wanted => Ok(()),
             Some(_) => Err(Errno::EEXIST.into()),
             None => {
+                let parent = path.parent().and_then(|parent| self.stat_or_parent(parent));
+                match parent.map(|parent| parent.kind) {
+                    Some(FileKind::Dir) => {}
+                    Some(_) => return Err(Errno::ENOTDIR.into()),
+                    None => return Err(Errno::ENOENT.into()),
+                }
                 let ino = self.fresh();
                 self.targets.insert(path.to_path_buf(), (kind, ino));
                 Ok(())

@@ -254,7 +254,7 @@ fn removing_nothing_is_success_and_a_full_directory_stays() {
 #[test]
 fn a_pinned_folder_is_reached_by_its_own_process_alone() {
     let host = MemoryHost::new();
-    let pinned = host.pin_dir(path("/memory")).unwrap();
+    let (pinned, _kept) = host.pin_dir(path("/memory")).unwrap();
     write(&host, pinned.join("f").to_str().unwrap(), "x").unwrap();
     assert_eq!(text(&host, "/memory/f").as_deref(), Some("x"));
     let next = host.restart_process();
@@ -267,13 +267,19 @@ fn a_pinned_folder_is_reached_by_its_own_process_alone() {
 }
 
 #[test]
-fn a_lock_is_held_until_its_process_ends() {
+fn a_lock_is_held_until_it_is_dropped_or_its_process_ends() {
     let host = MemoryHost::new();
     let other = host.another_process();
-    assert!(host.try_lock_file(path("/memory/lock")).unwrap());
-    assert!(!other.try_lock_file(path("/memory/lock")).unwrap());
+    let lock = |host: &MemoryHost| host.try_lock_file(path("/memory/lock")).unwrap();
+    let first = lock(&host);
+    assert!(first.is_some() && lock(&host).is_none() && lock(&other).is_none());
     let _ = host.restart_process();
-    assert!(other.try_lock_file(path("/memory/lock")).unwrap());
+    let second = lock(&other);
+    assert!(second.is_some());
+    drop(first);
+    assert!(lock(&host.another_process()).is_none());
+    drop(second);
+    assert!(lock(&other).is_some());
 }
 
 #[test]
