@@ -68,6 +68,8 @@ pub(super) struct Disk {
     nodes: BTreeMap<Ino, Node>,
     moves: Vec<Move>,
     next: Ino,
+    /// Number of inodes at which it's worth looking for unreachable ones.
+    collect_at: usize,
     pub(super) capacity: u64,
 }
 
@@ -80,6 +82,7 @@ impl Disk {
             nodes: BTreeMap::from([(ROOT, Node::Dir(Dir::default()))]),
             moves: Vec::new(),
             next: 128,
+            collect_at: 64,
             capacity,
         }
     }
@@ -247,11 +250,15 @@ impl Disk {
         files.map(|file| file.live.allocated()).sum()
     }
 
-    /// Forgets inodes that nothing can reach any more.
+    /// Forgets inodes that nothing can reach any more, once they are enough for the trouble.
     pub(super) fn collect(&mut self, open: impl IntoIterator<Item = Ino>) {
+        if self.nodes.len() < self.collect_at {
+            return;
+        }
         let mut from: Vec<Ino> = open.into_iter().chain([ROOT]).collect();
         let seen = self.reach(&mut from, true);
         self.nodes.retain(|ino, _| seen.contains(ino));
+        self.collect_at = 2 * self.nodes.len() + 64;
     }
 
     /// A clean end: everything is durable.

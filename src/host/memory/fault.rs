@@ -55,6 +55,10 @@ impl Faults {
         self.planned_looks.remove(&self.looks).map_or(Ok(()), Err)
     }
 
+    pub(super) fn left(&self) -> usize {
+        self.planned.len() + self.planned_looks.len()
+    }
+
     pub(super) fn clear(&mut self) {
         self.planned_looks.clear();
         self.planned.clear();

@@ -39,6 +39,11 @@ impl MemoryHost {
         self.lock().faults.always(name, errno);
     }
 
+    /// Planned faults that have not come true yet.
+    pub fn faults_left(&self) -> usize {
+        self.lock().faults.left()
+    }
+
     /// No more faults.
     pub fn clear_faults(&self) {
         self.lock().faults.clear();
