@@ -8,7 +8,7 @@ mod device;
 mod image;
 mod recover;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -45,6 +45,9 @@ enum Entry {
 struct Index {
     entries: BTreeMap<Uuid, Entry>,
     growing: HashMap<Uuid, u64>,
+    /// Records as read, after a start or a failed write: the rename that put them there may not
+    /// be durable yet, so they are synced before anything is answered by them.
+    unsynced: HashSet<Uuid>,
 }
 
 /// A pool of image files.
@@ -113,24 +116,42 @@ impl FileBackend {
         let names = self.list(VOLUMES)?;
         let mut index = self.index();
         for uuid in names.iter().filter_map(|name| Uuid::try_parse(name).ok()) {
-            match record::load::<VolumeRecord>(self.host.as_ref(), &self.record_path(uuid)) {
-                Ok(Some(record)) if record.uuid == uuid => {
-                    index.entries.insert(uuid, Entry::Known(Box::new(record)));
-                }
-                Ok(Some(record)) => {
-                    let why = format!("its record is of another volume, {}", record.uuid);
-                    index.entries.insert(uuid, Entry::Damaged(why));
-                }
-                // A directory without a record is half made: `recover` ends it.
-                Ok(None) => {}
-                Err(error) => {
-                    index
-                        .entries
-                        .insert(uuid, Entry::Damaged(crate::error::chain(&error)));
-                }
+            // A directory with neither record nor image is half made: `recover` ends it.
+            if let Some(entry) = self.read_entry(uuid) {
+                index.entries.insert(uuid, entry);
+                index.unsynced.insert(uuid);
             }
         }
         Ok(())
+    }
+
+    /// What a volume's directory holds now; `None` if neither record nor image is there. An image
+    /// is made when its record is durable: one without a record was a volume, and is kept.
+    fn read_entry(&self, uuid: Uuid) -> Option<Entry> {
+        let read = record::load::<VolumeRecord>(self.host.as_ref(), &self.record_path(uuid));
+        let damaged = |why: String| Some(Entry::Damaged(why));
+        match read {
+            Ok(Some(record)) if record.uuid == uuid => Some(Entry::Known(Box::new(record))),
+            Ok(Some(record)) => {
+                damaged(format!("its record is of another volume, {}", record.uuid))
+            }
+            Ok(None) => match self.host.stat(&self.image_path(uuid)) {
+                Ok(None) => None,
+                Ok(Some(_)) => damaged("its record is missing, its image is there".into()),
+                Err(error) => damaged(crate::error::chain(&error)),
+            },
+            Err(error) => damaged(crate::error::chain(&error)),
+        }
+    }
+
+    /// Reads a damaged record again: the disk may have been slow, or somebody has repaired it.
+    fn reread(&self, index: &mut Index, uuid: Uuid) {
+        if let Some(Entry::Damaged(_)) = index.entries.get(&uuid) {
+            match self.read_entry(uuid) {
+                Some(entry) => index.entries.insert(uuid, entry),
+                None => index.entries.remove(&uuid),
+            };
+        }
     }
 
     /// The index; a panic of another thread can't leave it half changed.
@@ -203,7 +224,16 @@ impl Backend for FileBackend {
     }
 
     fn volume(&self, uuid: Uuid) -> Result<Option<VolumeRecord>> {
-        match self.index().entries.get(&uuid) {
+        let mut index = self.index();
+        self.reread(&mut index, uuid);
+        if index.unsynced.contains(&uuid) && index.entries.contains_key(&uuid) {
+            let path = self.dir(uuid);
+            self.perform(Effect::SyncDir { path: &path }, || {
+                format!("sync the record of volume {uuid}")
+            })?;
+            index.unsynced.remove(&uuid);
+        }
+        match index.entries.get(&uuid) {
             Some(Entry::Known(record)) => Ok(Some(record.as_ref().clone())),
             Some(Entry::Damaged(problem)) => {
                 let path = self
@@ -235,15 +265,16 @@ impl Backend for FileBackend {
     }
 
     fn damaged(&self) -> Vec<(Uuid, String)> {
-        let index = self.index();
-        let damaged = index
-            .entries
-            .iter()
-            .filter_map(|(uuid, entry)| match entry {
-                Entry::Damaged(problem) => Some((*uuid, problem.clone())),
-                Entry::Known(_) => None,
-            });
-        damaged.collect()
+        let problem = |(uuid, entry): (&Uuid, &Entry)| match entry {
+            Entry::Damaged(problem) => Some((*uuid, problem.clone())),
+            Entry::Known(_) => None,
+        };
+        let mut index = self.index();
+        let before: Vec<_> = index.entries.iter().filter_map(problem).collect();
+        for (uuid, _) in before {
+            self.reread(&mut index, uuid);
+        }
+        index.entries.iter().filter_map(problem).collect()
     }
 
     fn count(&self) -> u64 {
@@ -264,9 +295,19 @@ impl Backend for FileBackend {
     }
 
     fn update(&self, record: &VolumeRecord) -> Result<()> {
-        record::store(self.host.as_ref(), &self.record_path(record.uuid), record)?;
-        self.remember(record);
-        Ok(())
+        let path = self.record_path(record.uuid);
+        let stored = record::store(self.host.as_ref(), &path, record);
+        match &stored {
+            Ok(()) => self.remember(record),
+            // The rename may have been done: what a restart would read is what counts.
+            Err(_) => {
+                if let Ok(Some(found)) = record::load(self.host.as_ref(), &path) {
+                    self.remember(&found);
+                }
+                self.index().unsynced.insert(record.uuid);
+            }
+        }
+        stored
     }
 
     fn grow(&self, record: &VolumeRecord, size: u64, admit: Admit<'_>) -> Result<VolumeRecord> {

@@ -193,13 +193,14 @@ impl Driver {
     pub fn pool_status(&self) -> Vec<PoolStatus> {
         let status = |state: PoolState| match state {
             PoolState::Serving(pool) => PoolStatus {
+                // First: what can be read again counts as a volume.
+                damaged: pool.backend.damaged().len() as u64,
                 name: pool.definition.name.clone(),
                 place: pool.definition.place.to_string(),
                 id: Some(pool.id()),
                 refusal: None,
                 space: pool.backend.space().ok(),
                 volumes: pool.backend.count(),
-                damaged: pool.backend.damaged().len() as u64,
                 leftovers: pool.leftovers,
             },
             PoolState::Refused {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use uuid::Uuid;
 
-use super::{Entry, FileBackend, RECORD, TRASH, VOLUMES};
+use super::{Entry, FileBackend, TRASH, VOLUMES};
 use crate::backend::Leftovers;
 use crate::error::{Doing, Result, chain};
 use crate::host::{Device, Effect, FileId};
@@ -42,7 +42,7 @@ impl FileBackend {
         Ok(ended)
     }
 
-    /// Directories whose record is missing or only an intent: never answered to anybody.
+    /// Directories with nothing but an intent, or not even that: never answered to anybody.
     fn half_made(&self) -> Result<Vec<Uuid>> {
         let mut found = Vec::new();
         for uuid in self
@@ -53,11 +53,7 @@ impl FileBackend {
             let half = match self.index().entries.get(&uuid) {
                 Some(Entry::Known(record)) => record.state == VolumeState::Creating,
                 Some(Entry::Damaged(_)) => false,
-                None => self
-                    .host
-                    .stat(&self.dir(uuid).join(RECORD))
-                    .doing(|| format!("look at volume {uuid}"))?
-                    .is_none(),
+                None => true,
             };
             if half {
                 found.push(uuid);
