@@ -102,7 +102,7 @@ pub trait Backend: Send + Sync + 'static {
     fn volume(&self, uuid: Uuid) -> Result<Option<VolumeRecord>>;
     /// All volumes in the order of uuids after `after`, at most `limit`; damaged ones are left out.
     fn volumes(&self, after: Option<Uuid>, limit: usize) -> Vec<VolumeRecord>;
-    /// Volumes whose record can't be read, with the reason.
+    /// Volumes whose record can't be read, with the reason. They are read again first.
     fn damaged(&self) -> Vec<(Uuid, String)>;
     /// Number of volumes, damaged ones left out.
     fn count(&self) -> u64;

@@ -224,6 +224,18 @@ impl Error {
         }
     }
 
+    /// For looks that a verb begins with: a look that fails says nothing about what an earlier
+    /// try of the same call has left, so the answer must not be final.
+    pub fn unseen(self) -> Error {
+        match self {
+            first @ Error::Host { .. } => Error::Undo {
+                first: Box::new(first),
+                undo: "what an earlier try has left can't be seen".into(),
+            },
+            other => other,
+        }
+    }
+
     /// Whether the root cause is a full disk.
     pub fn is_no_space(&self) -> bool {
         matches!(self, Error::Host { source, .. } if source.is_no_space())

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use super::mount_option;
 use super::size::{KIB, MIB};
 
 /// A file system that the driver makes.
@@ -148,6 +149,15 @@ impl Capability {
             wanted_text.push_str(" that are others");
         }
         (found_text, wanted_text)
+    }
+
+    /// Whether who publishes with it can't write.
+    pub fn is_read_only(&self) -> bool {
+        let by_flag = match &self.access_type {
+            AccessType::Block => false,
+            AccessType::Mount { mount_flags, .. } => mount_option::is_read_only(mount_flags),
+        };
+        by_flag || self.access_mode.is_read_only()
     }
 }
 

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::publish::View;
 use super::stage::{same_capability, staged_at};
 use super::{Driver, Pool, PublishVolume, StageVolume};
-use crate::backend::AttachMode;
+use crate::backend::{AttachMode, FoundDevice};
 use crate::error::{Doing, Error, Result, chain};
 use crate::host::{Effect, NodeKind};
 use crate::model::{AccessType, Capability};
@@ -26,7 +26,7 @@ impl Driver {
         request: &StageVolume,
     ) -> Result<()> {
         self.refuse_other_access(&record, "block")?;
-        if let Some(path) = self.staged_as_block(&record)? {
+        if let Some(path) = self.staged_as_block(&record).map_err(Error::unseen)? {
             if path != request.staging_path {
                 return Err(staged_at(request, &path));
             }
@@ -44,7 +44,12 @@ impl Driver {
             capability: request.capability.clone(),
             boot: Some(boot),
         });
-        pool.backend.update(&record)
+        // The stage is nothing but this record, and an unwritten one may be there all the same:
+        // the caller must not forget it.
+        pool.backend.update(&record).map_err(|first| Error::Undo {
+            first: Box::new(first),
+            undo: "whether its stage is recorded isn't known".into(),
+        })
     }
 
     /// Where a block volume is staged, in this boot.
@@ -104,13 +109,17 @@ impl Driver {
             }
             pool.backend.detach(record.uuid, &found.device)?;
         }
-        let attached = pool.backend.attach(
-            record,
-            AttachMode {
-                read_only,
-                lasting: true,
-            },
-        )?;
+        let mode = AttachMode {
+            read_only,
+            lasting: true,
+        };
+        let attached = match pool.backend.attach(record, mode) {
+            Err(first @ Error::Host { .. }) => {
+                let first = self.undo_target(target, first);
+                return Err(self.undo_devices(pool, record.uuid, &view.devices, first));
+            }
+            attached => attached?,
+        };
         let bind = Effect::BindDevice {
             device: &attached.device,
             target,
@@ -123,19 +132,23 @@ impl Driver {
             )
         });
         drop(attached.hold);
-        shown.map_err(
-            |first| match self.free_devices(pool, record.uuid, &view.devices) {
-                Ok(()) => first,
-                Err(undo) => Error::Undo {
-                    first: Box::new(first),
-                    undo: chain(&undo),
-                },
-            },
-        )
+        shown.map_err(|first| self.undo_devices(pool, record.uuid, &view.devices, first))
     }
+
+    /// Ends a device that was attached for nothing.
+    fn undo_devices(&self, pool: &Pool, uuid: Uuid, before: &[FoundDevice], first: Error) -> Error {
+        match self.free_devices(pool, uuid, before) {
+            Ok(()) => first,
+            Err(undo) => Error::Undo {
+                first: Box::new(first),
+                undo: chain(&undo),
+            },
+        }
+    }
+
     fn refuse_unless_staged(&self, record: &VolumeRecord, request: &PublishVolume) -> Result<()> {
         let wanted = &request.staging_path;
-        let reason = match self.staged_as_block(record)? {
+        let reason = match self.staged_as_block(record).map_err(Error::unseen)? {
             Some(path) if path == *wanted => return Ok(()),
             Some(path) => format!("it is staged at {path}, not at {wanted}"),
             None => format!("it is not staged at {wanted} as block; stage it there first"),

@@ -52,7 +52,7 @@ impl Driver {
             mkfs::check("parameters", fs, &request.parameters.mkfs_options)?;
         }
         // A half-made one whose clean-up failed: it was never answered to anybody.
-        pool.backend.delete(id.uuid)?;
+        pool.backend.delete(id.uuid).map_err(Error::unseen)?;
         let record = pool.backend.create(record, &|space| {
             admit(&pool, space, request.parameters.allocation, 0, size)
         })?;

@@ -5,14 +5,16 @@
 
 use std::path::Path;
 
+use uuid::Uuid;
+
 use super::capacity::{admit, minimum_size};
 use super::lock::Key;
 use super::pool::Pool;
 use super::publish::View;
 use super::{Driver, PublishEphemeral, usage};
 use crate::backend::FoundDevice;
-use crate::error::{Doing, Error, Kind, Mismatch, Result};
-use crate::host::{Effect, NodeKind};
+use crate::error::{Doing, Error, Kind, Mismatch, Result, chain};
+use crate::host::NodeKind;
 use crate::model::{FsType, VolumeId, mkfs, size};
 use crate::record::{LastStage, VolumeRecord, VolumeState};
 
@@ -33,11 +35,33 @@ impl Driver {
             uuid: Driver::ephemeral_uuid(&pool, &request.volume_id),
         };
         let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
-        let mut record = match pool.backend.volume(id.uuid)? {
+        let record = match pool.backend.volume(id.uuid)? {
             Some(record) if record.state == VolumeState::Ready => record,
-            Some(_) | None => self.create_ephemeral(&pool, id, fs, request)?,
+            Some(_) | None => {
+                if let Some(top) = self.mount_at(&target).map_err(Error::unseen)? {
+                    return Err(usage::stranger(&target, &top));
+                }
+                self.create_ephemeral(&pool, id, fs, request)
+                    .map_err(|first| self.undo_target(&target, first))?
+            }
         };
-        if self.is_inline_published(&pool, &record, request, &target)? {
+        // The kubelet unpublishes only what it saw published: a failure leaves nothing behind.
+        let uuid = record.uuid;
+        self.show_ephemeral(&pool, record, fs, &target, request)
+            .map_err(|first| self.undo_ephemeral(&pool, uuid, &target, request, first))
+    }
+
+    /// Mounts an inline volume at its target, unless it is there already.
+    fn show_ephemeral(
+        &self,
+        pool: &Pool,
+        mut record: VolumeRecord,
+        fs: FsType,
+        target: &Path,
+        request: &PublishEphemeral,
+    ) -> Result<()> {
+        let read_only = request.read_only || request.capability.is_read_only();
+        if self.is_inline_published(pool, &record, request, target, read_only)? {
             return Ok(());
         }
         let boot = self.host.boot_id().doing(|| "read the boot id".into())?;
@@ -46,26 +70,35 @@ impl Driver {
             capability: request.capability.clone(),
             boot: Some(boot),
         };
-        let mounted = self
-            .make_target("target_path", &target, NodeKind::Dir)
-            .and_then(|()| {
-                self.mount_volume(&pool, &mut record, fs, &target, stage, request.read_only)
-            });
-        // The kubelet unpublishes only what it saw published: a failure leaves nothing behind.
-        mounted.map_err(|first| {
-            let removed = self
-                .host
-                .perform(&Effect::RemoveTarget { path: &target })
-                .doing(|| format!("remove {}", target.display()));
-            match removed.and_then(|_| self.end_ephemeral(&pool, &record, &request.volume_id, &[]))
-            {
-                Ok(()) => first,
-                Err(undo) => Error::Undo {
-                    first: Box::new(first),
-                    undo: crate::error::chain(&undo),
-                },
-            }
-        })
+        self.make_target("target_path", target, NodeKind::Dir)?;
+        self.mount_volume(pool, &mut record, fs, target, stage, read_only)
+    }
+
+    /// Ends what a failed publish leaves. What is mounted, or in use elsewhere, was there before
+    /// and stays; then the answer isn't final.
+    fn undo_ephemeral(
+        &self,
+        pool: &Pool,
+        uuid: Uuid,
+        target: &Path,
+        request: &PublishEphemeral,
+        first: Error,
+    ) -> Error {
+        if matches!(first, Error::Exists { .. } | Error::InUse { .. }) {
+            return first;
+        }
+        match self.mount_at(target) {
+            Ok(None) => {}
+            Ok(Some(_)) | Err(_) => return first.unseen(),
+        }
+        let first = self.undo_target(target, first);
+        match self.end_ephemeral(pool, uuid, &request.volume_id, &[]) {
+            Ok(()) => first,
+            Err(undo) => Error::Undo {
+                first: Box::new(first),
+                undo: chain(&undo),
+            },
+        }
     }
 
     /// Whether the volume is at this target as asked. There otherwise is an error.
@@ -75,6 +108,7 @@ impl Driver {
         record: &VolumeRecord,
         request: &PublishEphemeral,
         target: &Path,
+        read_only: bool,
     ) -> Result<bool> {
         let wanted = request
             .size
@@ -95,14 +129,14 @@ impl Driver {
         let here = self.table_path(target)?;
         if let Some(top) = usage::at(&view.mounts, &here).last() {
             return match view.device_of(top) {
-                Some(_) if top.is_read_only() == request.read_only => Ok(true),
+                Some(_) if top.is_read_only() == read_only => Ok(true),
                 Some(_) => Err(Error::Exists {
                     kind: Kind::Volume,
                     id: request.volume_id.clone(),
                     mismatch: Mismatch {
                         field: "readonly",
                         found: top.is_read_only().to_string(),
-                        wanted: request.read_only.to_string(),
+                        wanted: read_only.to_string(),
                     },
                 }),
                 None => Err(usage::stranger(target, top)),
@@ -140,7 +174,7 @@ impl Driver {
             ephemeral: true,
             ..self.plan(pool, id, &request.volume_id, size, &request.parameters)?
         };
-        pool.backend.delete(id.uuid)?;
+        pool.backend.delete(id.uuid).map_err(Error::unseen)?;
         pool.backend.create(record, &|space| {
             admit(pool, space, request.parameters.allocation, 0, size)
         })
@@ -150,12 +184,12 @@ impl Driver {
     pub(super) fn end_ephemeral(
         &self,
         pool: &Pool,
-        record: &VolumeRecord,
+        uuid: Uuid,
         volume_id: &str,
         before: &[FoundDevice],
     ) -> Result<()> {
-        self.free_devices(pool, record.uuid, before)?;
-        if let Some(device) = self.lingering(pool, record.uuid)? {
+        self.free_devices(pool, uuid, before)?;
+        if let Some(device) = self.lingering(pool, uuid)? {
             return Err(Error::InUse {
                 id: volume_id.to_string(),
                 holder: format!(
@@ -164,6 +198,22 @@ impl Driver {
                 ),
             });
         }
-        pool.backend.delete(record.uuid)
+        pool.backend.delete(uuid)
+    }
+
+    /// Ends blocks of inline volumes of this name whose unpublish was cut off after they were out
+    /// of sight.
+    pub(super) fn end_remains(&self, volume_id: &str) -> Result<()> {
+        if volume_id.parse::<VolumeId>().is_ok() {
+            return Ok(());
+        }
+        for pool in self.serving() {
+            let uuid = Driver::ephemeral_uuid(&pool, volume_id);
+            let _lock = self.locks.acquire(Key::Volume(uuid))?;
+            if pool.backend.volume(uuid)?.is_none() {
+                pool.backend.delete(uuid)?;
+            }
+        }
+        Ok(())
     }
 }

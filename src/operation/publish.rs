@@ -31,8 +31,8 @@ impl Driver {
         let (pool, id, _) = self.find(&request.volume_id)?;
         let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
         let (_, _, record) = self.find(&request.volume_id)?;
-        let view = View::of(self, &pool, &record)?;
-        let read_only = request.read_only || request.capability.access_mode.is_read_only();
+        let view = View::of(self, &pool, &record).map_err(Error::unseen)?;
+        let read_only = request.read_only || request.capability.is_read_only();
         match &request.capability.access_type {
             AccessType::Block => {
                 self.publish_block(&pool, &record, request, &view, &target, read_only)
@@ -53,7 +53,11 @@ impl Driver {
         read_only: bool,
     ) -> Result<()> {
         let here = self.table_path(staging)?;
-        if !view.uses().iter().any(|mount| mount.mount_point == here) {
+        let staged = view
+            .uses()
+            .into_iter()
+            .rfind(|mount| mount.mount_point == here);
+        let Some(staged) = staged else {
             let reason = format!(
                 "it is not staged at {}; stage it there first",
                 request.staging_path
@@ -62,7 +66,9 @@ impl Driver {
                 format!("volume {}", request.volume_id),
                 reason,
             ));
-        }
+        };
+        // What is staged read-only can't be shown otherwise.
+        let read_only = read_only || staged.is_read_only();
         if self.is_published(request, view, target, read_only)? {
             return Ok(());
         }
@@ -89,16 +95,22 @@ impl Driver {
         mount: Effect<'_>,
         doing: impl Fn() -> String,
     ) -> Result<()> {
-        self.make_target("target_path", target, kind)?;
-        let Err(first) = self.host.perform(&mount).doing(&doing) else {
-            return Ok(());
-        };
+        self.make_target("target_path", target, kind)
+            .and_then(|()| self.host.perform(&mount).map(drop).doing(&doing))
+            .map_err(|first| self.undo_target(target, self.undo_mount(target, first)))
+    }
+
+    /// Removes the leaf that an attempt has made.
+    pub(super) fn undo_target(&self, target: &Path, first: Error) -> Error {
+        if matches!(first, Error::Invalid { .. } | Error::Undo { .. }) {
+            return first;
+        }
         match self.host.perform(&Effect::RemoveTarget { path: target }) {
-            Ok(_) => Err(first),
-            Err(undo) => Err(Error::Undo {
+            Ok(_) => first,
+            Err(undo) => Error::Undo {
                 first: Box::new(first),
                 undo: chain(&undo),
-            }),
+            },
         }
     }
 
@@ -207,13 +219,13 @@ impl Driver {
             .perform(&Effect::RemoveTarget { path: &target })
             .doing(|| format!("remove {}", target.display()))?;
         let Some((pool, uuid)) = owned else {
-            return Ok(());
+            return self.end_remains(volume_id);
         };
         let Ok(Some(record)) = pool.backend.volume(uuid) else {
             return Ok(());
         };
         if record.ephemeral {
-            return self.end_ephemeral(&pool, &record, volume_id, &before);
+            return self.end_ephemeral(&pool, uuid, volume_id, &before);
         }
         let block = record
             .formatted

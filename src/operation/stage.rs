@@ -29,7 +29,8 @@ impl Driver {
             return self.stage_block(&pool, record, request);
         };
         self.refuse_other_access(&record, "mount")?;
-        if self.is_staged(&pool, &record, request, &staging)? {
+        let staged = self.is_staged(&pool, &record, request, &staging);
+        if staged.map_err(Error::unseen)? {
             return Ok(());
         }
         let mut record = record;
@@ -83,19 +84,32 @@ impl Driver {
             options: &mount_flags,
             read_only,
         };
-        self.host
+        let mounted = self
+            .host
             .perform(&Effect::Mount(spec))
-            .doing(|| format!("mount volume {} at {}", record.uuid, target.display()))?;
-        if read_only {
-            return Ok(());
-        }
-        self.grow_mounted(&attached, target, fs)
-            .map_err(|first| self.undo_mount(target, first))
+            .doing(|| format!("mount volume {} at {}", record.uuid, target.display()));
+        let grown = mounted.and_then(|_| {
+            if read_only {
+                return Ok(());
+            }
+            self.grow_mounted(&attached, target, fs)
+        });
+        grown.map_err(|first| self.undo_mount(target, first))
     }
 
-    fn undo_mount(&self, target: &Path, first: Error) -> Error {
-        match self.host.perform(&Effect::Unmount { target }) {
-            Ok(_) => first,
+    /// Unmounts what an attempt has mounted at a path where nothing was; an error doesn't tell
+    /// whether it came to that.
+    pub(super) fn undo_mount(&self, target: &Path, first: Error) -> Error {
+        let unmounted = self.mount_at(target).and_then(|mounted| match mounted {
+            None => Ok(()),
+            Some(_) => self
+                .host
+                .perform(&Effect::Unmount { target })
+                .map(drop)
+                .doing(|| format!("unmount {}", target.display())),
+        });
+        match unmounted {
+            Ok(()) => first,
             Err(undo) => Error::Undo {
                 first: Box::new(first),
                 undo: chain(&undo),

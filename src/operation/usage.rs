@@ -11,6 +11,15 @@ impl Driver {
         self.host.mounts().doing(|| "read the mount table".into())
     }
 
+    /// The topmost mount at a caller's path.
+    pub(super) fn mount_at(&self, path: &Path) -> Result<Option<Mount>> {
+        let mounts = self.mounts()?;
+        Ok(at(&mounts, &self.table_path(path)?)
+            .last()
+            .copied()
+            .cloned())
+    }
+
     /// Whether a file system or an exclusive opener has a device.
     pub(super) fn is_claimed(&self, device: &Device) -> Result<bool> {
         self.host
