@@ -228,8 +228,12 @@ impl Backend for FileBackend {
         self.reread(&mut index, uuid);
         if index.unsynced.contains(&uuid) && index.entries.contains_key(&uuid) {
             let path = self.dir(uuid);
-            self.perform(Effect::SyncDir { path: &path }, || {
+            let synced = self.perform(Effect::SyncDir { path: &path }, || {
                 format!("sync the record of volume {uuid}")
+            });
+            synced.map_err(|first| Error::Undo {
+                first: Box::new(first),
+                undo: "whether its record is durable isn't known".into(),
             })?;
             index.unsynced.remove(&uuid);
         }
