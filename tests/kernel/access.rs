@@ -33,8 +33,7 @@ async fn a_read_only_publish_beside_a_writer_can_only_be_read() {
     let node = Node::new();
     for fs in ["ext4", "xfs", "btrfs"] {
         let (staging, rw, ro) = (node.staging(fs), node.path("rw"), node.path("ro"));
-        let id = node.client.create(fs, GIB, mount(fs), &[]).await.unwrap();
-        node.client.stage(&id, &staging, mount(fs)).await.unwrap();
+        let id = node.staged(fs, &staging, fs).await;
         node.client
             .publish(&id, &staging, &rw, mount(fs), false)
             .await
@@ -59,8 +58,7 @@ async fn a_read_only_publish_beside_a_writer_can_only_be_read() {
         for target in [&rw, &ro] {
             node.client.unpublish(&id, target).await.unwrap();
         }
-        node.client.unstage(&id, &staging).await.unwrap();
-        node.client.delete(&id).await.unwrap();
+        node.end(&id, &staging).await;
     }
     node.assert_nothing_left();
 }
@@ -115,8 +113,7 @@ async fn a_read_only_block_publish_is_alone_and_can_only_be_read() {
         .unwrap();
     write_pattern(&rw, 6, 1 << 16);
     node.client.unpublish(&id, &rw).await.unwrap();
-    node.client.unstage(&id, &staging).await.unwrap();
-    node.client.delete(&id).await.unwrap();
+    node.end(&id, &staging).await;
     node.assert_nothing_left();
 }
 
@@ -169,8 +166,7 @@ async fn a_single_writer_has_one_target_and_others_have_many() {
     for target in [&a, &b] {
         node.client.unpublish(&id, target).await.unwrap();
     }
-    node.client.unstage(&id, &staging).await.unwrap();
-    node.client.delete(&id).await.unwrap();
+    node.end(&id, &staging).await;
     node.assert_nothing_left();
 }
 
@@ -181,15 +177,7 @@ async fn a_target_that_leads_out_through_a_link_is_refused_and_nothing_is_touche
     std::fs::write(outside.join("precious"), "x").unwrap();
     symlink(&outside, node.path("link")).unwrap();
     let staging = node.staging("l");
-    let id = node
-        .client
-        .create("l", GIB, mount("xfs"), &[])
-        .await
-        .unwrap();
-    node.client
-        .stage(&id, &staging, mount("xfs"))
-        .await
-        .unwrap();
+    let id = node.staged("l", &staging, "xfs").await;
     let bad = [
         node.path("link"),
         node.path("link/sub"),
@@ -220,8 +208,7 @@ async fn a_target_that_leads_out_through_a_link_is_refused_and_nothing_is_touche
     }
     assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 1);
     assert_eq!(disk::mounts_below(&outside), Vec::new());
-    node.client.unstage(&id, &staging).await.unwrap();
-    node.client.delete(&id).await.unwrap();
+    node.end(&id, &staging).await;
     node.assert_nothing_left();
 }
 
@@ -289,15 +276,7 @@ async fn mount_flags_reach_the_kernel_and_labels_stay_whole() {
 async fn a_stray_bind_mount_is_named_and_keeps_its_data() {
     let node = Node::new();
     let (staging, stray) = (node.staging("s"), node.scratch.dir("stray"));
-    let id = node
-        .client
-        .create("s", GIB, mount("ext4"), &[])
-        .await
-        .unwrap();
-    node.client
-        .stage(&id, &staging, mount("ext4"))
-        .await
-        .unwrap();
+    let id = node.staged("s", &staging, "ext4").await;
     run(
         "mount",
         &["--bind", staging.to_str().unwrap(), stray.to_str().unwrap()],
@@ -332,15 +311,7 @@ async fn what_is_mounted_at_a_path_but_is_not_ours_is_never_unmounted_nor_covere
     std::fs::create_dir(&target).unwrap();
     run("mount", &["-t", "tmpfs", "tmpfs", target.to_str().unwrap()]);
     std::fs::write(target.join("theirs"), "x").unwrap();
-    let id = node
-        .client
-        .create("o", GIB, mount("ext4"), &[])
-        .await
-        .unwrap();
-    node.client
-        .stage(&id, &staging, mount("ext4"))
-        .await
-        .unwrap();
+    let id = node.staged("o", &staging, "ext4").await;
     refused(
         node.client
             .publish(&id, &staging, &target, mount("ext4"), false)

@@ -53,8 +53,7 @@ async fn forty_volumes_twenty_at_a_time() {
         ends.push(tokio::spawn(async move {
             let _place = places.acquire().await.unwrap();
             node.client.unpublish(&id, &target).await.unwrap();
-            node.client.unstage(&id, &staging).await.unwrap();
-            node.client.delete(&id).await.unwrap();
+            node.end(&id, &staging).await;
         }));
     }
     for end in ends {

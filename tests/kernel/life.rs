@@ -119,8 +119,7 @@ async fn a_mounted_xfs_or_btrfs_grows_while_it_is_used() {
     let node = Node::new();
     for fs in ["xfs", "btrfs"] {
         let (staging, target) = (node.staging(fs), node.path(fs));
-        let id = node.client.create(fs, GIB, mount(fs), &[]).await.unwrap();
-        node.client.stage(&id, &staging, mount(fs)).await.unwrap();
+        let id = node.staged(fs, &staging, fs).await;
         node.client
             .publish(&id, &staging, &target, mount(fs), false)
             .await
@@ -136,8 +135,7 @@ async fn a_mounted_xfs_or_btrfs_grows_while_it_is_used() {
         assert!(node.client.stats(&id, &target).await.unwrap().0 > 2 * GIB + 512 * MIB);
         check_pattern(&target.join("before"), 1, 1 << 20);
         node.client.unpublish(&id, &target).await.unwrap();
-        node.client.unstage(&id, &staging).await.unwrap();
-        node.client.delete(&id).await.unwrap();
+        node.end(&id, &staging).await;
     }
     node.assert_nothing_left();
 }
@@ -147,14 +145,12 @@ async fn what_grew_while_nobody_had_it_is_grown_at_the_next_stage() {
     let node = Node::new();
     for fs in ["xfs", "btrfs"] {
         let staging = node.staging(fs);
-        let id = node.client.create(fs, GIB, mount(fs), &[]).await.unwrap();
-        node.client.stage(&id, &staging, mount(fs)).await.unwrap();
+        let id = node.staged(fs, &staging, fs).await;
         node.client.unstage(&id, &staging).await.unwrap();
         node.client.expand(&id, 3 * GIB).await.unwrap();
         node.client.stage(&id, &staging, mount(fs)).await.unwrap();
         assert!(node.client.stats(&id, &staging).await.unwrap().0 > 2 * GIB + 512 * MIB);
-        node.client.unstage(&id, &staging).await.unwrap();
-        node.client.delete(&id).await.unwrap();
+        node.end(&id, &staging).await;
     }
     node.assert_nothing_left();
 }
@@ -335,15 +331,7 @@ where
 async fn a_driver_that_is_gone_leaves_its_mounts_to_the_next_one() {
     let mut node = Node::new();
     let staging = node.staging("x");
-    let id = node
-        .client
-        .create("x", GIB, mount("xfs"), &[])
-        .await
-        .unwrap();
-    node.client
-        .stage(&id, &staging, mount("xfs"))
-        .await
-        .unwrap();
+    let id = node.staged("x", &staging, "xfs").await;
     node.server.kill();
     assert!(
         !disk::loops_on(&node.image(&id)).is_empty(),

@@ -73,6 +73,26 @@ impl Node {
         path
     }
 
+    /// A new volume of 1 GiB, staged.
+    pub async fn staged(&self, name: &str, staging: &Path, fs: &str) -> String {
+        let id = self
+            .client
+            .create(name, GIB, support::mount(fs), &[])
+            .await
+            .unwrap();
+        self.client
+            .stage(&id, staging, support::mount(fs))
+            .await
+            .unwrap();
+        id
+    }
+
+    /// The end of a staged volume.
+    pub async fn end(&self, id: &str, staging: &Path) {
+        self.client.unstage(id, staging).await.unwrap();
+        self.client.delete(id).await.unwrap();
+    }
+
     /// The image of the volume with this id.
     pub fn image(&self, id: &str) -> PathBuf {
         self.disk

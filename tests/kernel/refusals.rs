@@ -30,8 +30,7 @@ async fn a_formatted_volume_whose_first_megabytes_read_as_zeros_is_never_formatt
     let node = Node::new();
     for fs in ["ext4", "xfs", "btrfs"] {
         let staging = node.staging(fs);
-        let id = node.client.create(fs, GIB, mount(fs), &[]).await.unwrap();
-        node.client.stage(&id, &staging, mount(fs)).await.unwrap();
+        let id = node.staged(fs, &staging, fs).await;
         write_pattern(&staging.join("data"), 8, 8 << 20);
         node.client.unstage(&id, &staging).await.unwrap();
         let image = node.image(&id);
@@ -72,8 +71,7 @@ async fn a_formatted_volume_whose_first_megabytes_read_as_zeros_is_never_formatt
         drop(file);
         node.client.stage(&id, &staging, mount(fs)).await.unwrap();
         check_pattern(&staging.join("data"), 8, 8 << 20);
-        node.client.unstage(&id, &staging).await.unwrap();
-        node.client.delete(&id).await.unwrap();
+        node.end(&id, &staging).await;
     }
     node.assert_nothing_left();
 }
@@ -102,8 +100,7 @@ async fn a_file_system_frozen_by_a_stranger_and_unmounted_never_gets_a_second_de
     let mut node = Node::new();
     for fs in ["xfs", "ext4"] {
         let staging = node.staging(fs);
-        let id = node.client.create(fs, GIB, mount(fs), &[]).await.unwrap();
-        node.client.stage(&id, &staging, mount(fs)).await.unwrap();
+        let id = node.staged(fs, &staging, fs).await;
         write_pattern(&staging.join("data"), 4, 1 << 16);
         freeze(&staging, true);
         node.client.unstage(&id, &staging).await.unwrap();
@@ -137,8 +134,7 @@ async fn a_file_system_frozen_by_a_stranger_and_unmounted_never_gets_a_second_de
         });
         node.client.stage(&id, &staging, mount(fs)).await.unwrap();
         check_pattern(&staging.join("data"), 4, 1 << 16);
-        node.client.unstage(&id, &staging).await.unwrap();
-        node.client.delete(&id).await.unwrap();
+        node.end(&id, &staging).await;
     }
     node.assert_nothing_left();
 }
@@ -147,15 +143,7 @@ async fn a_file_system_frozen_by_a_stranger_and_unmounted_never_gets_a_second_de
 async fn a_reader_that_keeps_the_device_open_over_umount_is_waited_for() {
     let node = Node::new();
     let staging = node.staging("r");
-    let id = node
-        .client
-        .create("r", GIB, mount("ext4"), &[])
-        .await
-        .unwrap();
-    node.client
-        .stage(&id, &staging, mount("ext4"))
-        .await
-        .unwrap();
+    let id = node.staged("r", &staging, "ext4").await;
     let device = disk::loops_on(&node.image(&id));
     let reader = std::fs::File::open(&device[0]).unwrap();
     node.client.unstage(&id, &staging).await.unwrap();
@@ -209,8 +197,7 @@ async fn a_strangers_device_on_an_image_is_not_used_and_not_touched() {
         .stage(&id, &staging, mount("ext4"))
         .await
         .unwrap();
-    node.client.unstage(&id, &staging).await.unwrap();
-    node.client.delete(&id).await.unwrap();
+    node.end(&id, &staging).await;
     node.assert_nothing_left();
 }
 
