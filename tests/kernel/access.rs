@@ -263,11 +263,7 @@ async fn mount_flags_reach_the_kernel_and_labels_stay_whole() {
             .await,
         Code::Internal,
     );
-    assert_eq!(
-        disk::loops_on(&node.image(&id)),
-        Vec::<String>::new(),
-        "a refused mount leaves no device"
-    );
+    node.assert_no_device(&id);
     node.client.delete(&id).await.unwrap();
     node.assert_nothing_left();
 }

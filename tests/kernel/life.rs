@@ -47,7 +47,7 @@ async fn whole_life(node: &Node, fs: &str) {
         for _ in 0..2 {
             client.unstage(&id, &staging).await.unwrap();
         }
-        assert_eq!(disk::loops_on(&node.image(&id)), Vec::<String>::new());
+        node.assert_no_device(&id);
     }
     for _ in 0..2 {
         client.delete(&id).await.unwrap();

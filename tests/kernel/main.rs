@@ -102,6 +102,14 @@ impl Node {
             .join("data.img")
     }
 
+    /// A device goes with its last opener, and whoever looks at all devices is one for a moment.
+    pub fn assert_no_device(&self, id: &str) {
+        let image = self.image(id);
+        support::eventually("no device stands on the image", || {
+            support::disk::loops_on(&image).is_empty()
+        });
+    }
+
     /// Everything that must be so once all volumes are deleted.
     pub fn assert_nothing_left(&self) {
         assert_eq!(
@@ -111,8 +119,9 @@ impl Node {
         );
         assert_eq!(self.disk.trash(), Vec::<PathBuf>::new(), "no trash is left");
         let pool = self.disk.mount_point.clone();
-        let loops = support::disk::loops_below(&pool);
-        assert_eq!(loops, Vec::<String>::new(), "no loop device is left");
+        support::eventually("no loop device is left", || {
+            support::disk::loops_below(&pool).is_empty()
+        });
         let kubelet = self.scratch.join("kubelet");
         assert_eq!(
             support::disk::mounts_below(&kubelet),
