@@ -24,17 +24,17 @@ help: ## Print this help
 
 .PHONY: demo
 demo: ## See it work: build, then volumes of every kind from create to delete on a throw-away pool
-	@scripts/deps demo
+	@deploy/deps demo
 	$(CARGO) build --release --locked
 	@$(AS_ROOT) target/release/slackwater demo
 
 .PHONY: test
 test: ## Prove it: everything but benchmarks (as root, or with sudo)
-	@scripts/deps test
+	@deploy/deps test
 	@rm -rf $(LOGS) && mkdir -p $(LOGS) && touch $(LOGS)/cargo.log $(LOGS)/sanity.log
 	@$(MAKE) check
 	@code=0; tests/machine.sh around $(MAKE) --keep-going tests sanity || code=$$?; \
-	scripts/summary $(LOGS)/cargo.log $(LOGS)/sanity.log && exit $$code
+	tests/summary $(LOGS)/cargo.log $(LOGS)/sanity.log && exit $$code
 
 .PHONY: check
 check: fmt-check lint deny docs ## What needs no root: layout, lints, dependencies, docs
@@ -77,7 +77,7 @@ sanity: ## csi-sanity, two releases, against the real binary on every kind of po
 
 .PHONY: bench
 bench: ## Measure it, beside the same system calls by hand (docs/performance.md)
-	@scripts/deps bench
+	@deploy/deps bench
 	$(CARGO) bench --locked $(RUNNER)
 
 .PHONY: fmt

@@ -245,11 +245,11 @@ fn the_image_has_the_programs_that_the_driver_starts() {
     let program = program.split("#[cfg(test)]").next().unwrap_or(&program);
     let packages = program.split("package: \"").skip(1);
     let dockerfile = read(&root().join("Dockerfile"));
-    let demo = read(&root().join("scripts/deps"));
+    let demo = read(&root().join("deploy/deps"));
     let mut count = 0;
     for package in packages.filter_map(|rest| rest.split('"').next()) {
         assert!(dockerfile.contains(package), "Dockerfile lacks {package}");
-        assert!(demo.contains(package), "scripts/deps lacks {package}");
+        assert!(demo.contains(package), "deploy/deps lacks {package}");
         count += 1;
     }
     assert!(count >= 4, "the programs are found");

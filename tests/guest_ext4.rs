@@ -36,7 +36,7 @@ fn in_guest(test: &str, body: impl FnOnce()) {
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
         .output()
-        .expect("tests/guest/guest-run starts (scripts/deps test installs what it needs)");
+        .expect("tests/guest/guest-run starts (deploy/deps test installs what it needs)");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(
         output.status.success() && said.contains("1 passed"),
