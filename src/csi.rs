@@ -209,6 +209,18 @@ mod tests {
         );
     }
 
+    #[test]
+    fn mount_flags_are_counted_and_not_told() {
+        let mount = volume_capability::MountVolume {
+            fs_type: "xfs".into(),
+            mount_flags: vec![SECRET.into(), "noatime".into()],
+            ..Default::default()
+        };
+        let printed = format!("{mount:?}");
+        assert!(printed.contains("mount_flags: <2 redacted>"), "{printed}");
+        assert!(!printed.contains(SECRET), "{printed}");
+    }
+
     /// A driver without group snapshots, say.
     struct Nothing;
 
