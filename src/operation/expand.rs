@@ -71,7 +71,13 @@ impl Driver {
             }
         };
         self.resize_all(&pool, &record, &view)?;
-        self.grow_fs(&pool, &record, mount, &path)?;
+        // A target may be read-only beside a stage that isn't: any mount that may be written serves.
+        let writable = std::iter::once(mount)
+            .chain(view.uses())
+            .find(|mount| !mount.is_read_only() && mount.root == Path::new("/"));
+        if !usage::is_node(mount) {
+            self.grow_fs(&pool, &record, writable, &path)?;
+        }
         Ok(record.size)
     }
 
@@ -87,7 +93,7 @@ impl Driver {
         &self,
         pool: &super::Pool,
         record: &VolumeRecord,
-        mount: &Mount,
+        writable: Option<&Mount>,
         path: &Path,
     ) -> Result<()> {
         let Some(fs) = record
@@ -97,12 +103,12 @@ impl Driver {
         else {
             return Ok(());
         };
-        if mount.is_read_only() {
+        let Some(writable) = writable else {
             return Err(Error::refused(
                 path.display(),
-                "it is mounted read-only, so its file system can't grow; give a path that may be written",
+                "the volume is mounted read-only only, so its file system can't grow; stage it to be written",
             ));
-        }
+        };
         let attached = pool.backend.attach(
             record,
             crate::backend::AttachMode {
@@ -110,7 +116,7 @@ impl Driver {
                 lasting: false,
             },
         )?;
-        self.grow_mounted(&attached, path, fs)
+        self.grow_mounted(&attached, &writable.mount_point, fs)
     }
 
     /// What the node is asked for must have been granted by the controller.

@@ -126,12 +126,17 @@ async fn a_mounted_xfs_or_btrfs_grows_while_it_is_used() {
             .unwrap();
         write_pattern(&target.join("before"), 1, 1 << 20);
         node.client.expand(&id, 3 * GIB).await.unwrap();
-        for _ in 0..2 {
-            assert_eq!(
-                node.client.expand_node(&id, &target).await.unwrap(),
-                3 * GIB
-            );
+        // Also where the path that is named is published read-only.
+        let read_only = node.path("ro");
+        node.client
+            .publish(&id, &staging, &read_only, mount(fs), true)
+            .await
+            .unwrap();
+        for path in [&read_only, &target, &target] {
+            assert_eq!(node.client.expand_node(&id, path).await.unwrap(), 3 * GIB);
+            assert!(node.client.stats(&id, path).await.unwrap().0 > 2 * GIB + 512 * MIB);
         }
+        node.client.unpublish(&id, &read_only).await.unwrap();
         assert!(node.client.stats(&id, &target).await.unwrap().0 > 2 * GIB + 512 * MIB);
         check_pattern(&target.join("before"), 1, 1 << 20);
         node.client.unpublish(&id, &target).await.unwrap();
