@@ -119,23 +119,23 @@ impl Driver {
         uuid: Uuid,
         before: &[FoundDevice],
     ) -> Result<()> {
-        let found = pool.backend.devices(uuid)?;
-        let mounts = if found.is_empty() {
-            Vec::new()
-        } else {
-            self.mounts()?
-        };
-        for found in found
-            .iter()
-            .filter(|found| usage::of_device(&mounts, &found.device).is_empty())
-        {
-            if self.is_claimed(&found.device)? {
-                tracing::warn!(volume = %uuid, device = %found.device.path.display(), "unmounted here, but a file system still holds the device");
-                continue;
+        let mut still = pool.backend.devices(uuid)?;
+        // Mostly the device of a mounted volume went with its mount: then nothing is to be done.
+        if !still.is_empty() {
+            let mounts = self.mounts()?;
+            for found in still
+                .iter()
+                .filter(|found| usage::of_device(&mounts, &found.device).is_empty())
+            {
+                if self.is_claimed(&found.device)? {
+                    tracing::warn!(volume = %uuid, device = %found.device.path.display(), "unmounted here, but a file system still holds the device");
+                    continue;
+                }
+                pool.backend.detach(uuid, &found.device)?;
             }
-            pool.backend.detach(uuid, &found.device)?;
+            still = pool.backend.devices(uuid)?;
         }
-        self.renew(pool, uuid, before)
+        self.renew(pool, uuid, before, &still)
     }
 
     /// A device that is still there after its end. The kernel keeps a detached one for as long as
@@ -155,11 +155,16 @@ impl Driver {
     }
 
     /// Not worth a failure: the next attach makes its device new as well.
-    fn renew(&self, pool: &Pool, uuid: Uuid, before: &[FoundDevice]) -> Result<()> {
+    fn renew(
+        &self,
+        pool: &Pool,
+        uuid: Uuid,
+        before: &[FoundDevice],
+        still: &[FoundDevice],
+    ) -> Result<()> {
         let Some(record) = pool.backend.volume(uuid)?.filter(|_| !before.is_empty()) else {
             return Ok(());
         };
-        let still = pool.backend.devices(uuid)?;
         for gone in before
             .iter()
             .filter(|found| !still.iter().any(|still| still.device == found.device))
