@@ -1,0 +1,79 @@
+//! Times of pairs, as medians and quartiles, and the lines in which they are told.
+
+#![allow(dead_code, reason = "each benchmark uses a part")]
+
+use std::time::Instant;
+
+/// The lower quartile, the median and the upper one.
+#[derive(Clone, Copy)]
+pub struct Spread {
+    pub low: f64,
+    pub middle: f64,
+    pub high: f64,
+}
+
+impl Spread {
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Spread {
+        let mut values: Vec<f64> = values.into_iter().collect();
+        values.sort_by(f64::total_cmp);
+        assert!(!values.is_empty(), "something was measured");
+        let at = |part: f64| {
+            let place = part * (values.len() - 1) as f64;
+            let (below, above) = (
+                values[place.floor() as usize],
+                values[place.ceil() as usize],
+            );
+            below + (above - below) * place.fract()
+        };
+        Spread {
+            low: at(0.25),
+            middle: at(0.5),
+            high: at(0.75),
+        }
+    }
+}
+
+impl std::fmt::Display for Spread {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:.2} ({:.2}-{:.2})", self.middle, self.low, self.high)
+    }
+}
+
+/// Two ways to do the same, measured in turns.
+#[derive(Default)]
+pub struct Pairs {
+    pub ours: Vec<f64>,
+    pub hand: Vec<f64>,
+}
+
+impl Pairs {
+    /// Of each pair the quotient.
+    pub fn ratio(&self) -> Spread {
+        Spread::of(self.both().map(|(ours, hand)| ours / hand))
+    }
+
+    /// Of each pair the difference.
+    pub fn more(&self) -> Spread {
+        Spread::of(self.both().map(|(ours, hand)| ours - hand))
+    }
+
+    fn both(&self) -> impl Iterator<Item = (f64, f64)> {
+        assert_eq!(self.ours.len(), self.hand.len(), "both are measured");
+        self.ours.iter().copied().zip(self.hand.iter().copied())
+    }
+}
+
+/// Does something; its result and the milliseconds that it took.
+pub fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
+    let start = Instant::now();
+    let result = work();
+    (result, start.elapsed().as_secs_f64() * 1e3)
+}
+
+/// A number from the environment, to make a run shorter or longer.
+pub fn given(name: &str, usual: usize) -> usize {
+    match std::env::var(name) {
+        Ok(text) => text.parse().expect("a number"),
+        Err(_) => usual,
+    }
+}

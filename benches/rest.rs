@@ -1,0 +1,161 @@
+//! What the driver costs while it does nothing: memory of the real process, its threads, the time
+//! from its start to its first answer, and the size of the program.
+
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a benchmark is not the driver: it starts programs and writes files as it likes"
+)]
+
+#[path = "measure/mod.rs"]
+mod measure;
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use measure::{Pairs, Spread, given};
+use support::{Client, Disk, Scratch, Server, mount};
+
+const MIB: u64 = 1 << 20;
+/// Idle threads of the driver end after 5 s.
+const REST: Duration = Duration::from_secs(8);
+
+/// A number of kB from a file of `/proc/PID`, as MiB.
+fn proc_mib(server: &Server, file: &str, key: &str) -> f64 {
+    let path = format!("/proc/{}/{file}", server.pid());
+    let text = std::fs::read_to_string(path).expect("the process runs");
+    let line = text.lines().find_map(|line| line.strip_prefix(key));
+    let number = line.and_then(|line| line.split_whitespace().next());
+    number.expect("the line").parse::<f64>().expect("a number") / 1024.0
+}
+
+fn tell_memory(server: &Server, what: &str) {
+    std::thread::sleep(REST);
+    let threads = std::fs::read_dir(format!("/proc/{}/task", server.pid()))
+        .expect("the process runs")
+        .count();
+    println!(
+        "| {what} | {:.1} | {:.1} | {:.1} | {:.1} | {threads} |",
+        proc_mib(server, "status", "VmRSS:"),
+        proc_mib(server, "status", "RssAnon:"),
+        proc_mib(server, "smaps_rollup", "Pss:"),
+        proc_mib(server, "status", "VmHWM:"),
+    );
+}
+
+/// Copies of one volume of the driver's, each with a uuid and a name of its own.
+fn plant(pool: &Path, id: &str, from: usize, to: usize) {
+    let (pool_id, volume) = id.split_once('.').expect("an id");
+    let volumes = pool.join("volumes");
+    let record =
+        std::fs::read_to_string(volumes.join(volume).join("record.json")).expect("a record");
+    for n in from..to {
+        let seed = format!("volume\nmany-{n}");
+        let pool_id = pool_id.parse().expect("a uuid");
+        let uuid = uuid::Uuid::new_v5(&pool_id, seed.as_bytes()).to_string();
+        let folder = volumes.join(&uuid);
+        std::fs::create_dir(&folder).expect("a folder");
+        let copy = record
+            .replace(volume, &uuid)
+            .replace("\"first\"", &format!("\"many-{n}\""));
+        std::fs::write(folder.join("record.json"), copy).expect("a record");
+        let image = std::fs::File::create(folder.join("data.img")).expect("an image");
+        image.set_len(MIB).expect("its length");
+    }
+}
+
+/// From the start of the process to "ready".
+fn start(scratch: &Scratch, pool: &str, runtime: &tokio::runtime::Runtime) -> (Server, f64) {
+    let started = Instant::now();
+    let server = Server::spawn(scratch, &[pool], &[], &[]);
+    runtime.block_on(async {
+        while !Client::new(server.socket()).is_ready().await {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    });
+    (server, started.elapsed().as_secs_f64() * 1e3)
+}
+
+fn lives(server: &Server, scratch: &Scratch, runtime: &tokio::runtime::Runtime, count: usize) {
+    let staging = scratch.dir("kubelet/life");
+    runtime.block_on(async {
+        let client = server.client();
+        for n in 0..count {
+            let name = format!("life-{n}");
+            let id = client.create(&name, 64 * MIB, mount("ext4"), &[]).await;
+            let id = id.expect("create");
+            let staged = client.stage(&id, &staging, mount("ext4")).await;
+            staged.expect("stage");
+            client.unstage(&id, &staging).await.expect("unstage");
+            client.delete(&id).await.expect("delete");
+        }
+    });
+}
+
+fn main() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let scratch = Scratch::new();
+    let disk = Disk::new(&scratch, "pool", "xfs", 20 << 30);
+    let folder = disk.mount_point.clone();
+    let pool = format!("default=file:{},init", folder.display());
+
+    println!("\nmemory in MiB at rest\n");
+    println!("| | resident | of it anonymous | proportional | peak | threads |");
+    println!("|---|---|---|---|---|---|");
+    let (server, _) = start(&scratch, &pool, &runtime);
+    tell_memory(&server, "just started, no volume");
+    lives(&server, &scratch, &runtime, 100);
+    tell_memory(&server, "after 100 volumes' lives");
+    let first = runtime.block_on(async {
+        let client = server.client();
+        let made = client.create("first", MIB, mount("ext4"), &[]).await;
+        made.expect("create")
+    });
+    drop(server);
+
+    plant(&folder, &first, 1, 1_000);
+    let (server, _) = start(&scratch, &pool, &runtime);
+    tell_memory(&server, "1,000 volumes, just started");
+    lives(&server, &scratch, &runtime, 100);
+    let listed = runtime.block_on(async { server.client().list().await.expect("a list") });
+    assert_eq!(listed.len(), 1_000);
+    tell_memory(
+        &server,
+        "1,000 volumes, after 100 lives more and a list of all",
+    );
+    drop(server);
+
+    plant(&folder, &first, 1_000, 10_000);
+    let empty = Scratch::new();
+    let other = Disk::new(&empty, "pool", "xfs", 20 << 30);
+    let none = format!("default=file:{},init", other.mount_point.display());
+    let mut starts = Pairs::default();
+    for round in 0..=given("STARTS", 15) {
+        let (full, ours) = start(&scratch, &pool, &runtime);
+        drop(full);
+        let (blank, hand) = start(&empty, &none, &runtime);
+        drop(blank);
+        if round > 0 {
+            starts.ours.push(ours);
+            starts.hand.push(hand);
+        }
+    }
+    let (server, _) = start(&scratch, &pool, &runtime);
+    tell_memory(&server, "10,000 volumes, just started");
+    drop(server);
+    println!(
+        "\nstart to ready, ms: 10,000 volumes {}, none {}",
+        Spread::of(starts.ours.iter().copied()),
+        Spread::of(starts.hand.iter().copied())
+    );
+
+    let size = std::fs::metadata(support::binary())
+        .expect("the program")
+        .len();
+    println!("\nthe program has {:.1} MiB", size as f64 / MIB as f64);
+    print!("{}", support::run("ldd", &[support::binary()]));
+}
