@@ -164,13 +164,15 @@ impl FileBackend {
         if self.host.stat(&dir).doing(doing)?.is_some() {
             let tag = self.host.random_uuid().simple().to_string();
             let trash = self.root.join(TRASH).join(format!("{uuid}.{}", &tag[..8]));
-            self.perform(
-                Effect::Rename {
-                    from: &dir,
-                    to: &trash,
-                },
-                doing,
-            )?;
+            let rename = Effect::Rename {
+                from: &dir,
+                to: &trash,
+            };
+            if let Err(error) = self.perform(rename, doing)
+                && self.host.stat(&dir).doing(doing)?.is_some()
+            {
+                return Err(error);
+            }
         }
         self.index().entries.remove(&uuid);
         let prefix = format!("{uuid}.");
