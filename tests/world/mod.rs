@@ -13,10 +13,11 @@ use std::sync::Arc;
 use slackwater::error::{Error, Result, chain};
 use slackwater::host::Host;
 use slackwater::host::memory::{FaultMode, MemoryHost, MemoryOptions};
+use slackwater::model::id::NameKind;
 use slackwater::model::size::{GIB, MIB, image_bytes};
 use slackwater::model::{
     AccessMode, AccessType, Allocation, Capability, CapacityRange, FsType, MutableParameters,
-    PoolDefinition, PoolPlace, VolumeParameters, Wipe,
+    PoolDefinition, PoolPlace, VolumeId, VolumeParameters, Wipe,
 };
 use slackwater::operation::inventory;
 use slackwater::operation::{
@@ -102,8 +103,11 @@ pub enum Step {
     Expand(&'static str, u64),
     ExpandNode(&'static str),
     Stage(&'static str),
+    /// The same with the capability of another kind of volume.
+    StageAs(&'static str, How),
     Unstage(&'static str),
     Publish(&'static str, u8, bool),
+    PublishAs(&'static str, u8, bool, How),
     Unpublish(&'static str, u8),
     PublishInline(&'static str, How),
     UnpublishInline(&'static str),
@@ -130,9 +134,11 @@ impl Step {
             Step::Modify(..) => Rpc::ControllerModifyVolume,
             Step::Expand(..) => Rpc::ControllerExpandVolume,
             Step::ExpandNode(_) => Rpc::NodeExpandVolume,
-            Step::Stage(_) => Rpc::NodeStageVolume,
+            Step::Stage(_) | Step::StageAs(..) => Rpc::NodeStageVolume,
             Step::Unstage(_) => Rpc::NodeUnstageVolume,
-            Step::Publish(..) | Step::PublishInline(..) => Rpc::NodePublishVolume,
+            Step::Publish(..) | Step::PublishAs(..) | Step::PublishInline(..) => {
+                Rpc::NodePublishVolume
+            }
             Step::Unpublish(..) | Step::UnpublishInline(_) => Rpc::NodeUnpublishVolume,
             Step::Write(..)
             | Step::Start
@@ -361,7 +367,13 @@ impl World {
     }
 
     fn id(&self, name: &str) -> String {
-        self.ids.get(name).cloned().unwrap_or_else(|| name.into())
+        let derived = || {
+            let status = self.driver().ok()?.pool_status();
+            let pool = status.first()?.id?;
+            Some(VolumeId::of_name(pool, NameKind::Volume, name).to_string())
+        };
+        let known = self.ids.get(name).cloned();
+        known.or_else(derived).unwrap_or_else(|| name.into())
     }
 
     fn how(&self, name: &str) -> How {
@@ -408,22 +420,27 @@ impl World {
                     capability: None,
                 })
                 .map(|size| size.to_string()),
-            Step::Stage(name) => driver
+            Step::Stage(name) => self.call_node(driver, &Step::StageAs(name, self.how(name))),
+            Step::StageAs(name, how) => driver
                 .stage_volume(&StageVolume {
                     volume_id: self.id(name),
                     staging_path: text(&staging(name)),
-                    capability: self.how(name).capability(),
+                    capability: how.capability(),
                 })
                 .map(done),
             Step::Unstage(name) => driver
                 .unstage_volume(&self.id(name), &text(&staging(name)))
                 .map(done),
-            Step::Publish(name, n, read_only) => driver
+            Step::Publish(name, n, read_only) => {
+                let step = Step::PublishAs(name, *n, *read_only, self.how(name));
+                self.call_node(driver, &step)
+            }
+            Step::PublishAs(name, n, read_only, how) => driver
                 .publish_volume(&PublishVolume {
                     volume_id: self.id(name),
                     staging_path: text(&staging(name)),
                     target_path: text(&target(name, *n)),
-                    capability: self.how(name).capability(),
+                    capability: how.capability(),
                     read_only: *read_only,
                 })
                 .map(done),
