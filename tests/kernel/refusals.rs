@@ -225,3 +225,23 @@ async fn an_image_that_was_cut_short_is_refused() {
     node.client.delete(&id).await.unwrap();
     node.assert_nothing_left();
 }
+
+#[tokio::test]
+async fn a_device_that_outlived_its_stage_shows_what_has_grown_meanwhile() {
+    let node = Node::new();
+    let staging = node.staging("g");
+    for fs in ["xfs", "btrfs"] {
+        let id = node.staged(fs, &staging, fs).await;
+        let device = disk::loops_on(&node.image(&id));
+        let reader = std::fs::File::open(&device[0]).unwrap();
+        node.client.unstage(&id, &staging).await.unwrap();
+        node.client.expand(&id, 2 * GIB).await.unwrap();
+        node.client.stage(&id, &staging, mount(fs)).await.unwrap();
+        assert_eq!(disk::loops_on(&node.image(&id)), device);
+        let (total, _) = node.client.stats(&id, &staging).await.unwrap();
+        assert!(total > GIB + GIB / 2, "{fs}: {total}");
+        drop(reader);
+        node.end(&id, &staging).await;
+    }
+    node.assert_nothing_left();
+}

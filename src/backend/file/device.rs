@@ -6,7 +6,7 @@ use uuid::Uuid;
 use super::FileBackend;
 use crate::backend::{AttachMode, Attached, FoundDevice};
 use crate::error::{Doing, Error, Result};
-use crate::host::{Device, Done, Effect, FileId, LoopHold, LoopSpec, LoopStatus};
+use crate::host::{Device, Done, Effect, FileId, FileStat, LoopHold, LoopSpec, LoopStatus};
 use crate::model::Allocation;
 use crate::model::size::image_bytes;
 use crate::record::VolumeRecord;
@@ -69,7 +69,7 @@ impl FileBackend {
         }
         let hold = match self.loops_on(image.id)?.as_slice() {
             [] => self.new_loop(record, &path, image.id, mode)?,
-            [found] => self.reuse(uuid, found, image.id, mode)?,
+            [found] => self.reuse(uuid, found, &image, mode)?,
             several => {
                 let names: Vec<_> = several
                     .iter()
@@ -127,7 +127,7 @@ impl FileBackend {
         &self,
         uuid: Uuid,
         found: &LoopStatus,
-        image: FileId,
+        image: &FileStat,
         mode: AttachMode,
     ) -> Result<LoopHold> {
         let name = format!("/dev/loop{}", found.number);
@@ -155,11 +155,23 @@ impl FileBackend {
         }
         let held = self
             .host
-            .hold_loop(found.number, image)
+            .hold_loop(found.number, image.id)
             .doing(|| format!("open {name}"))?;
-        held.ok_or_else(|| Error::Pending {
+        let hold = held.ok_or_else(|| Error::Pending {
             what: format!("{name} of volume {uuid}"),
-        })
+        })?;
+        self.catch_up(&hold, &name, image.size)?;
+        Ok(hold)
+    }
+
+    /// A device that outlived its stage shows the image as long as it was then.
+    fn catch_up(&self, hold: &LoopHold, name: &str, size: u64) -> Result<()> {
+        let doing = || format!("let {name} show its whole image");
+        if self.host.device_bytes(&hold.device()).doing(doing)? < size {
+            let number = hold.number;
+            self.perform(Effect::ResizeLoop { number }, doing)?;
+        }
+        Ok(())
     }
 
     pub(super) fn detach_image(&self, uuid: Uuid, device: &Device) -> Result<()> {
