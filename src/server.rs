@@ -124,6 +124,7 @@ pub async fn serve(
     let _ = stop.send(());
     let drained = tokio::select! {
         ended = async { let ended = server.await; idle(&driver).await; ended } => Some(ended),
+        () = async { idle(&driver).await; sleep(FAREWELL).await } => Some(Ok(())),
         () = sleep_until(deadline) => None,
     };
     drop(file);
@@ -139,6 +140,10 @@ pub async fn serve(
         }
     }
 }
+
+/// Once nothing runs, a client that doesn't read has this long to take its last answers: an idle
+/// connection of a sidecar that hangs must not hold up the next driver.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Looks at pools that aren't served, for ever.
 async fn look_again(driver: &Arc<Driver>) {
