@@ -13,7 +13,6 @@ use super::{Driver, StageVolume, usage};
 use crate::backend::{AttachMode, Attached};
 use crate::error::{Doing, Error, Kind, Mismatch, Result, chain};
 use crate::host::{Effect, MountSpec, NodeKind};
-use crate::model::size::image_bytes;
 use crate::model::{AccessType, Capability, FsType, mount_option};
 use crate::record::{FormattedAs, LastStage, VolumeRecord};
 
@@ -76,7 +75,6 @@ impl Driver {
                 invariant: "only a mount capability is mounted".into(),
             });
         };
-        self.widen(pool, record, &attached)?;
         self.format_once(pool, record, &attached, fs, stage)?;
         let read_only = read_only || mount_option::is_read_only(&mount_flags);
         let spec = MountSpec {
@@ -97,19 +95,6 @@ impl Driver {
             self.grow_mounted(&attached, target, fs)
         });
         grown.map_err(|first| self.undo_mount(target, first))
-    }
-
-    /// A device that was there before, kept by a target, has the size that the image had then.
-    fn widen(&self, pool: &Pool, record: &VolumeRecord, attached: &Attached) -> Result<()> {
-        let device = &attached.device;
-        let bytes = self
-            .host
-            .device_bytes(device)
-            .doing(|| format!("look at {}", device.path.display()))?;
-        if bytes < image_bytes(record.size) {
-            pool.backend.resize(record.uuid, device)?;
-        }
-        Ok(())
     }
 
     /// Unmounts what an attempt has mounted at a path where nothing was; an error doesn't tell
