@@ -88,6 +88,18 @@ impl MemoryHost {
         Ok(())
     }
 
+    /// fstrim: blocks that hold nothing go back to the pool, unless the device forbids it.
+    pub fn trim(&self, mount_point: &Path) -> Answer<()> {
+        let mut machine = self.lock();
+        let (number, _) = machine.fs_at(mount_point)?;
+        if machine.dev(number)?.no_discard {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let ino = machine.image_of(number)?;
+        machine.data_mut(ino)?.reserved = 0;
+        Ok(())
+    }
+
     /// The numbers in the file system at a path, in the order written.
     pub fn tokens(&self, mount_point: &Path) -> Answer<Vec<u64>> {
         let machine = self.lock();

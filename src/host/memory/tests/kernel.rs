@@ -250,3 +250,20 @@ fn a_callers_folder_is_taken_to_exist_until_it_is_said_not_to() {
     assert!(host.stat_caller(parent).unwrap().is_none());
     assert!(host.stat_caller(&parent.join("b")).unwrap().is_none());
 }
+
+#[test]
+fn trimming_gives_reserved_blocks_back_unless_the_device_forbids_it() {
+    for forbid in [false, true] {
+        let host = MemoryHost::new();
+        allocate(&host, GIB, true).unwrap();
+        let hold = attach(&host, true).unwrap();
+        if forbid {
+            host.perform(&Effect::ForbidDiscard { number: 0 }).unwrap();
+        }
+        format(&host, &hold.device(), FsType::Ext4).unwrap();
+        mount(&host, &hold.device(), FsType::Ext4, false).unwrap();
+        assert_eq!(host.trim(path(STAGE)).is_ok(), !forbid);
+        host.leave_available(0);
+        assert_eq!(host.write_token(path(STAGE), 1).is_ok(), forbid);
+    }
+}

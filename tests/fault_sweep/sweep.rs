@@ -1,0 +1,151 @@
+//! Which trials there are: every effect and every look in every way, and what an undo adds.
+
+use nix::errno::Errno;
+use slackwater::host::memory::FaultMode;
+
+use crate::trial::{Calm, Came, Fault, Scenario, Then};
+use crate::world::check::Picture;
+use crate::world::{Step, World};
+
+const MODES: [FaultMode; 6] = [
+    FaultMode::Before(Errno::EIO),
+    FaultMode::Before(Errno::ENOSPC),
+    FaultMode::Before(Errno::EBUSY),
+    FaultMode::After(Errno::EIO),
+    FaultMode::CrashBefore,
+    FaultMode::CrashAfter,
+];
+
+impl Scenario {
+    pub fn sweep(&self) {
+        let calm = self.calm();
+        let mut failures = Failures::default();
+        self.all(&calm, &[Fault::Effects(Vec::new())], &mut failures);
+        for n in 1..=calm.looks {
+            self.all(&calm, &[Fault::Look(n)], &mut failures);
+        }
+        for n in 1..=calm.effects {
+            for mode in MODES {
+                self.all(&calm, &[Fault::Effects(vec![(n, mode)])], &mut failures);
+            }
+            self.sweep_undo(&calm, n, &mut failures);
+        }
+        failures.assert_none(&self.act);
+    }
+
+    /// The n-th effect fails, and then each that follows it.
+    fn sweep_undo(&self, calm: &Calm, n: usize, failures: &mut Failures) {
+        let first = (n, FaultMode::Before(Errno::EIO));
+        for second in [FaultMode::Before(Errno::EIO), FaultMode::CrashAfter] {
+            let pair = |after| [Fault::Effects(vec![first, (n + after, second)])];
+            (1..)
+                .take_while(|after| self.all(calm, &pair(*after), failures))
+                .for_each(drop);
+        }
+    }
+
+    /// A call whose undo fails as well, and then each effect and each look of its repeat. What
+    /// looks the same after the first call is tried once.
+    pub fn sweep_repeat(&self) {
+        let calm = self.calm();
+        let mut failures = Failures::default();
+        let mut seen = Vec::new();
+        let eio = FaultMode::Before(Errno::EIO);
+        for n in 1..=calm.effects {
+            let cut_off = Fault::Effects(vec![(n, FaultMode::CrashAfter)]);
+            self.sweep_second(&calm, cut_off, &mut seen, &mut failures);
+            let undone = |after| Fault::Effects(vec![(n, eio), (n + after, eio)]);
+            (1..)
+                .take_while(|after| {
+                    self.sweep_second(&calm, undone(*after), &mut seen, &mut failures)
+                })
+                .for_each(drop);
+        }
+        failures.assert_none(&self.act);
+    }
+
+    /// Every fault of the call that follows a first one; says whether the first came true.
+    fn sweep_second(
+        &self,
+        calm: &Calm,
+        first: Fault,
+        seen: &mut Vec<(Picture, bool)>,
+        failures: &mut Failures,
+    ) -> bool {
+        if !self.all(calm, std::slice::from_ref(&first), failures) {
+            return false;
+        }
+        let left = self.left_after(&first);
+        if seen.contains(&left) {
+            return true;
+        }
+        seen.push(left);
+        let eio = FaultMode::Before(Errno::EIO);
+        let effect = |n| [first.clone(), Fault::Effects(vec![(n, eio)])];
+        let look = |n| [first.clone(), Fault::Look(n)];
+        (1..)
+            .take_while(|n| self.all(calm, &effect(*n), failures))
+            .for_each(drop);
+        (1..)
+            .take_while(|n| self.all(calm, &look(*n), failures))
+            .for_each(drop);
+        true
+    }
+
+    fn left_after(&self, fault: &Fault) -> (Picture, bool) {
+        let mut world = World::after(&self.before);
+        fault.plan(&world);
+        // The answer is judged in the trial.
+        let _ = world.run(&self.act);
+        let mut picture = world.picture();
+        // Names in the trash have a random part.
+        for file in picture
+            .files
+            .iter_mut()
+            .filter(|file| file.starts_with("trash/"))
+        {
+            *file = file
+                .split_once('.')
+                .map_or(file.clone(), |(_, rest)| rest[8..].into());
+        }
+        (picture, world.host.is_alive())
+    }
+
+    /// Whatever comes after; says whether all faults came true.
+    fn all(&self, calm: &Calm, faults: &[Fault], failures: &mut Failures) -> bool {
+        let mut came = Came::default();
+        let repeats = [Then::Repeat, Then::PowerLoss, Then::RepeatAndPowerLoss];
+        for then in repeats.into_iter().chain([Then::Forget]) {
+            let of_interest = match then {
+                Then::Forget => came.forgotten,
+                // What a second fault adds is seen without it.
+                Then::RepeatAndPowerLoss => self.act.rpc().is_some() && faults[0].is_single(),
+                Then::Repeat | Then::PowerLoss => true,
+            };
+            if !of_interest {
+                continue;
+            }
+            failures.trials += 1;
+            match self.trial(calm, faults, then) {
+                Ok(this) => came = this,
+                Err(why) => failures.found.push(format!("{faults:?}, {then:?}: {why}")),
+            }
+        }
+        came.fired
+    }
+}
+
+/// What the trials have found: all of it, because one defect seldom comes alone.
+#[derive(Default)]
+struct Failures {
+    trials: usize,
+    found: Vec<String>,
+}
+
+impl Failures {
+    fn assert_none(&self, act: &Step) {
+        let first: Vec<_> = self.found.iter().take(12).cloned().collect();
+        let (found, trials) = (self.found.len(), self.trials);
+        assert_eq!(found, 0, "{act:?}, of {trials}:\n{}", first.join("\n"));
+    }
+}

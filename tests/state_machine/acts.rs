@@ -1,0 +1,94 @@
+//! What may happen, drawn at random.
+
+use nix::errno::Errno;
+use proptest::prelude::*;
+use slackwater::host::memory::FaultMode;
+use slackwater::model::{FsType, Wipe};
+
+use crate::world::{How, SIZE, Step};
+
+/// Two are enough to be mixed up.
+pub const NAMES: [&str; 2] = ["a", "b"];
+pub const INLINE: [&str; 2] = ["x", "y"];
+
+/// What happens next.
+#[derive(Clone, Debug)]
+pub enum Act {
+    Call(Step),
+    /// Two callers at once.
+    Pair(Step, Step),
+    /// A call with a fault at its n-th effect; if that ends the process, it starts again.
+    Fault(Step, usize, FaultMode, After),
+    Restart,
+    Reboot(bool),
+    /// Users write wherever they can.
+    Write,
+}
+
+/// What comes after a fault.
+#[derive(Clone, Copy, Debug)]
+pub enum After {
+    Nothing,
+    Restart,
+    PowerLoss,
+}
+
+fn hows() -> impl Strategy<Value = How> {
+    let wipe = prop_oneof![Just(Wipe::None), Just(Wipe::Zero)];
+    let how = prop_oneof![
+        3 => Just(How::EXT4),
+        1 => Just(How::fs(FsType::Xfs)),
+        1 => Just(How::fs(FsType::Btrfs)),
+        2 => Just(How::BLOCK),
+        1 => Just(How::THICK),
+    ];
+    (how, wipe).prop_map(|(how, wipe)| how.wiped(wipe))
+}
+
+fn steps() -> impl Strategy<Value = Step> {
+    let name = || prop::sample::select(&NAMES[..]);
+    let inline = || prop::sample::select(&INLINE[..]);
+    let n = || 0..2u8;
+    prop_oneof![
+        4 => (name(), hows()).prop_map(|(name, how)| Step::Create(name, how)),
+        3 => name().prop_map(Step::Delete),
+        1 => (name(), prop_oneof![Just(Wipe::None), Just(Wipe::Zero)])
+            .prop_map(|(name, wipe)| Step::Modify(name, wipe)),
+        1 => (name(), 1..4u64).prop_map(|(name, times)| Step::Expand(name, SIZE * times)),
+        1 => name().prop_map(Step::ExpandNode),
+        5 => (name(), hows()).prop_map(|(name, how)| Step::StageAs(name, how)),
+        3 => name().prop_map(Step::Unstage),
+        4 => (name(), n(), any::<bool>(), hows())
+            .prop_map(|(name, n, ro, how)| Step::PublishAs(name, n, ro, how)),
+        3 => (name(), n()).prop_map(|(name, n)| Step::Unpublish(name, n)),
+        2 => (inline(), hows()).prop_map(|(name, how)| {
+            // A pod's specification never changes.
+            let fs = if name == INLINE[0] { FsType::Ext4 } else { FsType::Xfs };
+            Step::PublishInline(name, How { fs: how.fs.map(|_| fs), ..how })
+        }),
+        1 => inline().prop_map(Step::UnpublishInline),
+    ]
+}
+
+pub fn acts() -> impl Strategy<Value = Act> {
+    let mode = prop_oneof![
+        Just(FaultMode::Before(Errno::EIO)),
+        Just(FaultMode::After(Errno::EIO)),
+        Just(FaultMode::CrashBefore),
+        Just(FaultMode::CrashAfter),
+    ];
+    let after = prop_oneof![
+        Just(After::Nothing),
+        Just(After::Restart),
+        Just(After::PowerLoss)
+    ];
+    prop_oneof![
+        12 => steps().prop_map(Act::Call),
+        3 => (steps(), steps()).prop_map(|(one, other)| Act::Pair(one, other)),
+        4 => (steps(), 1..12usize, mode, after)
+            .prop_map(|(step, n, mode, after)| Act::Fault(step, n, mode, after)),
+        1 => Just(Act::Restart),
+        1 => any::<bool>().prop_map(Act::Reboot),
+        3 => Just(Act::Write),
+    ]
+}

@@ -1,0 +1,234 @@
+//! What must hold, and what can be seen.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use slackwater::error::chain;
+use slackwater::host::Host;
+use slackwater::model::Allocation;
+use slackwater::model::size::image_bytes;
+use slackwater::operation::{ListVolumes, inventory};
+use slackwater::record::VolumeState;
+
+use super::{CAPACITY, POOL, Step, World, staging, target};
+
+/// Everything that can be seen from outside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Picture {
+    pub mounted: Vec<PathBuf>,
+    pub targets: Vec<PathBuf>,
+    pub loops: usize,
+    pub files: Vec<String>,
+}
+
+impl Picture {
+    /// What differs from what was expected; `None` if nothing does.
+    pub fn differs(&self, expected: &Picture) -> Option<String> {
+        let differ = |what: &str, now: String, then: String| {
+            (now != then).then(|| format!("{what} {now} instead of {then}; "))
+        };
+        let parts = [
+            differ(
+                "mounted",
+                format!("{:?}", self.mounted),
+                format!("{:?}", expected.mounted),
+            ),
+            differ(
+                "targets",
+                format!("{:?}", self.targets),
+                format!("{:?}", expected.targets),
+            ),
+            differ("loops", self.loops.to_string(), expected.loops.to_string()),
+            differ(
+                "files",
+                format!("{:?}", self.files),
+                format!("{:?}", expected.files),
+            ),
+        ];
+        let text: String = parts.into_iter().flatten().collect();
+        (!text.is_empty()).then_some(text)
+    }
+}
+
+impl World {
+    pub fn picture(&self) -> Picture {
+        let mut mounted = self.host.mounted();
+        mounted.sort();
+        let mut files = self.host.files_below(Path::new(POOL));
+        // What is being written is replaced by the next write; the lock comes with each start.
+        files.retain(|file| !file.ends_with(".new") && file != "lock");
+        let mut targets = self.host.targets();
+        targets.retain(|target| !target.ends_with("globalmount"));
+        Picture {
+            mounted,
+            targets,
+            loops: self.host.loop_numbers().len(),
+            files,
+        }
+    }
+
+    /// What must hold at any time when nothing runs.
+    pub fn check(&self) -> std::result::Result<(), String> {
+        let violations = self.host.violations();
+        if !violations.is_empty() {
+            return Err(format!("violations: {violations:?}"));
+        }
+        let Some(driver) = &self.driver else {
+            return Ok(());
+        };
+        if driver.locks_held() > 0 {
+            return Err("a lock is left".into());
+        }
+        let mut backings = BTreeSet::new();
+        for found in self.host.loops().map_err(|error| error.to_string())? {
+            if !backings.insert(found.backing) {
+                return Err(format!("two loop devices on one image: {found:?}"));
+            }
+        }
+        for pool in driver.pool_status() {
+            if pool.damaged > 0 {
+                return Err("a record is damaged".into());
+            }
+        }
+        let listed = driver
+            .list_volumes(&ListVolumes::default())
+            .map_err(|error| chain(&error))?;
+        for volume in listed.volumes {
+            let id = volume.id.to_string();
+            let found = driver.get_volume(&id).map_err(|error| chain(&error))?;
+            let health = driver.volume_health(&id).map_err(|error| chain(&error))?;
+            if found != volume || !health.findings.is_empty() {
+                return Err(format!("{volume:?} {found:?} {health:?}"));
+            }
+            let image = format!("{POOL}/volumes/{}/data.img", volume.id.uuid);
+            let image = self.host.stat(Path::new(&image));
+            let size = image
+                .map_err(|error| error.to_string())?
+                .map(|stat| stat.size);
+            if size.is_none_or(|size| size < image_bytes(volume.size)) {
+                return Err(format!("{volume:?} has an image of {size:?} bytes"));
+            }
+        }
+        Ok(())
+    }
+
+    /// What the records of lasting volumes say.
+    pub fn records(&self) -> Vec<String> {
+        let Ok(driver) = self.driver() else {
+            return Vec::new();
+        };
+        let ids = driver.pool_status().into_iter().filter_map(|pool| pool.id);
+        let volumes = ids.flat_map(|id| {
+            let found = inventory::volumes(&self.host, "default", id, Path::new(POOL));
+            found.map(|found| found.volumes).unwrap_or_default()
+        });
+        let records = volumes
+            .map(|found| found.record)
+            .filter(|record| !record.ephemeral && record.state == VolumeState::Ready);
+        records
+            .map(|record| {
+                let (size, wipe, formatted) = (record.size, record.wipe, record.formatted);
+                format!("{} {size} {wipe:?} {formatted:?}", record.uuid)
+            })
+            .collect()
+    }
+
+    /// Whether every token that was synced is where it belongs; the volume is staged or published.
+    pub fn check_tokens(&self, name: &str) -> std::result::Result<(), String> {
+        let Some(expected) = self.tokens.get(name) else {
+            return Ok(());
+        };
+        let found = match self.how(name).fs {
+            Some(_) if self.ids.contains_key(name) => self.host.tokens(&staging(name)),
+            Some(_) => self.host.tokens(&target(name, 0)),
+            None => self.host.block_tokens(&target(name, 0)),
+        };
+        let found: BTreeSet<u64> = found
+            .map_err(|errno| format!("tokens of {name}: {errno}"))?
+            .into_iter()
+            .collect();
+        match expected.difference(&found).next() {
+            Some(lost) => Err(format!("token {lost} of {name} is lost")),
+            None => Ok(()),
+        }
+    }
+
+    /// A thick volume takes every write on a full pool, also after fstrim.
+    fn check_thick(&self, name: &str) -> std::result::Result<(), String> {
+        if self.how(name).allocation != Allocation::Thick || self.how(name).read_only {
+            return Ok(());
+        }
+        let path = staging(name);
+        // Refused is what it should be.
+        let _ = self.host.trim(&path);
+        self.host.leave_available(0);
+        let written = self.host.write_token(&path, u64::MAX);
+        self.host.set_capacity(CAPACITY);
+        written.map_err(|errno| format!("{name} is thick, and the pool is full: {errno}"))
+    }
+
+    /// Leads every volume to its end, with all calls at their first try, and looks that nothing
+    /// is left.
+    pub fn finish(&mut self) -> std::result::Result<(), String> {
+        for (name, how) in std::mem::take(&mut self.unanswered) {
+            let created = self.run(&Step::Create(name, how));
+            created.map_err(|error| format!("in the end, create {name}: {}", chain(&error)))?;
+        }
+        let names: Vec<&'static str> = self.hows.keys().copied().collect();
+        for name in names {
+            for step in self.last_steps(name)? {
+                if let Step::Delete(_) | Step::UnpublishInline(_) = step {
+                    self.check()?;
+                }
+                self.run(&step)
+                    .map_err(|error| format!("in the end, {step:?}: {}", chain(&error)))?;
+                if matches!(step, Step::Stage(_) if self.how(name).fs.is_some())
+                    || matches!(step, Step::Publish(..) if self.how(name).fs.is_none())
+                {
+                    self.check_tokens(name)?;
+                    self.check_thick(name)?;
+                }
+            }
+            self.host
+                .remove_leaf(&staging(name))
+                .map_err(|errno| format!("{name} is still staged: {errno}"))?;
+        }
+        self.check()?;
+        let files = self.host.files_below(Path::new(POOL));
+        let left = self.picture();
+        let nothing_left = left.mounted.is_empty()
+            && left.targets.is_empty()
+            && left.loops == 0
+            && files == ["lock", "pool.json", "trash", "volumes"];
+        match nothing_left {
+            true => Ok(()),
+            false => Err(format!("left at the end: {left:?} {files:?}")),
+        }
+    }
+
+    /// What ends a volume, however it is now.
+    fn last_steps(&self, name: &'static str) -> std::result::Result<Vec<Step>, String> {
+        let Some(id) = self.ids.get(name) else {
+            return Ok(vec![Step::UnpublishInline(name)]);
+        };
+        let driver = self.driver().map_err(|error| chain(&error))?;
+        let mut steps = Vec::new();
+        if driver.get_volume(id).is_ok() {
+            steps.push(Step::Stage(name));
+            if self.how(name).fs.is_none() {
+                // Not beside one that is read-only.
+                steps.push(Step::Unpublish(name, 0));
+                steps.push(Step::Unpublish(name, 1));
+                steps.push(Step::Publish(name, 0, false));
+            }
+        }
+        steps.extend([
+            Step::Unpublish(name, 0),
+            Step::Unpublish(name, 1),
+            Step::Unstage(name),
+            Step::Delete(name),
+            Step::Delete(name),
+        ]);
+        Ok(steps)
+    }
+}

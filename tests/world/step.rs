@@ -1,0 +1,227 @@
+//! What happens in a world: calls of the caller, acts of users and of the machine.
+
+use slackwater::error::{Error, Result};
+use slackwater::model::{
+    AccessMode, AccessType, Allocation, Capability, FsType, MutableParameters, VolumeParameters,
+    Wipe,
+};
+use slackwater::operation::{
+    Driver, ExpandNode, ExpandVolume, ModifyVolume, PublishEphemeral, PublishVolume, StageVolume,
+};
+use slackwater::service::{Rpc, status};
+
+use super::{SIZE, World, create, range, staging, target, text};
+
+/// What a volume is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct How {
+    /// The file system; `None` is block.
+    pub fs: Option<FsType>,
+    pub allocation: Allocation,
+    pub wipe: Wipe,
+    /// Staged with the mount flag "ro".
+    pub read_only: bool,
+}
+
+impl How {
+    pub const EXT4: How = How::fs(FsType::Ext4);
+    pub const BLOCK: How = How {
+        fs: None,
+        ..How::EXT4
+    };
+    pub const THICK: How = How {
+        allocation: Allocation::Thick,
+        ..How::EXT4
+    };
+
+    pub const fn fs(fs: FsType) -> How {
+        How {
+            fs: Some(fs),
+            allocation: Allocation::Thin,
+            wipe: Wipe::None,
+            read_only: false,
+        }
+    }
+
+    pub const fn wiped(self, wipe: Wipe) -> How {
+        How { wipe, ..self }
+    }
+
+    pub fn capability(self) -> Capability {
+        let access_type = match self.fs {
+            None => AccessType::Block,
+            Some(fs) => AccessType::Mount {
+                fs_type: Some(fs),
+                mount_flags: if self.read_only {
+                    vec!["ro".into()]
+                } else {
+                    Vec::new()
+                },
+            },
+        };
+        Capability {
+            access_type,
+            access_mode: AccessMode::SingleNodeWriter,
+        }
+    }
+
+    pub fn parameters(self) -> VolumeParameters {
+        VolumeParameters {
+            allocation: self.allocation,
+            wipe: self.wipe,
+            ..VolumeParameters::default()
+        }
+    }
+}
+
+/// One call of the caller, or one act of the world.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    Create(&'static str, How),
+    Delete(&'static str),
+    Modify(&'static str, Wipe),
+    Expand(&'static str, u64),
+    ExpandNode(&'static str),
+    Stage(&'static str),
+    /// The same with the capability of another kind of volume.
+    StageAs(&'static str, How),
+    Unstage(&'static str),
+    Publish(&'static str, u8, bool),
+    PublishAs(&'static str, u8, bool, How),
+    Unpublish(&'static str, u8),
+    PublishInline(&'static str, How),
+    UnpublishInline(&'static str),
+    /// A user writes a token at the stage, or to the device published as 0, and syncs it.
+    Write(&'static str, u64),
+    /// The process is killed and starts again.
+    Start,
+    LookAgain,
+    /// A call, cut off by the end of the process after its n-th effect.
+    CutOff(Box<Step>, usize),
+    /// The pool's disk is pulled out, or put back.
+    PullDisk,
+    PutDiskBack,
+    /// The machine boots again, without losing anything.
+    Reboot,
+}
+
+impl Step {
+    /// The call that it is.
+    pub fn rpc(&self) -> Option<Rpc> {
+        Some(match self {
+            Step::Create(..) => Rpc::CreateVolume,
+            Step::Delete(_) => Rpc::DeleteVolume,
+            Step::Modify(..) => Rpc::ControllerModifyVolume,
+            Step::Expand(..) => Rpc::ControllerExpandVolume,
+            Step::ExpandNode(_) => Rpc::NodeExpandVolume,
+            Step::Stage(_) | Step::StageAs(..) => Rpc::NodeStageVolume,
+            Step::Unstage(_) => Rpc::NodeUnstageVolume,
+            Step::Publish(..) | Step::PublishAs(..) | Step::PublishInline(..) => {
+                Rpc::NodePublishVolume
+            }
+            Step::Unpublish(..) | Step::UnpublishInline(_) => Rpc::NodeUnpublishVolume,
+            Step::Write(..)
+            | Step::Start
+            | Step::LookAgain
+            | Step::CutOff(..)
+            | Step::PullDisk
+            | Step::PutDiskBack
+            | Step::Reboot => return None,
+        })
+    }
+
+    /// Whether its caller forgets the object after this error.
+    pub fn is_final(&self, error: &Error) -> bool {
+        use tonic::Code::{Aborted, Cancelled, DeadlineExceeded, Unavailable};
+        let code = self.rpc().map(|rpc| status::code(rpc, error));
+        code.is_some_and(|code| {
+            !matches!(code, Aborted | Cancelled | DeadlineExceeded | Unavailable)
+        })
+    }
+}
+
+impl World {
+    /// One call, to a driver.
+    pub fn call(&self, driver: &Driver, step: &Step) -> Result<String> {
+        let done = |()| String::from("done");
+        match step {
+            Step::Create(name, how) => driver
+                .create_volume(&create(name, *how))
+                .map(|volume| format!("{volume:?}")),
+            Step::Delete(name) => driver.delete_volume(&self.id(name)).map(done),
+            Step::Modify(name, wipe) => driver
+                .modify_volume(&ModifyVolume {
+                    volume_id: self.id(name),
+                    mutable: MutableParameters { wipe: Some(*wipe) },
+                })
+                .map(done),
+            Step::Expand(name, size) => driver
+                .expand_volume(&ExpandVolume {
+                    volume_id: self.id(name),
+                    capacity: range(*size),
+                    capability: None,
+                })
+                .map(|expanded| format!("{expanded:?}")),
+            Step::LookAgain => {
+                driver.look_again();
+                self.serving()
+            }
+            _ => self.call_node(driver, step),
+        }
+    }
+
+    fn call_node(&self, driver: &Driver, step: &Step) -> Result<String> {
+        let done = |()| String::from("done");
+        match step {
+            Step::ExpandNode(name) => driver
+                .expand_node(&ExpandNode {
+                    volume_id: self.id(name),
+                    volume_path: text(&staging(name)),
+                    capacity: None,
+                    capability: None,
+                })
+                .map(|size| size.to_string()),
+            Step::Stage(name) => self.call_node(driver, &Step::StageAs(name, self.how(name))),
+            Step::StageAs(name, how) => driver
+                .stage_volume(&StageVolume {
+                    volume_id: self.id(name),
+                    staging_path: text(&staging(name)),
+                    capability: how.capability(),
+                })
+                .map(done),
+            Step::Unstage(name) => driver
+                .unstage_volume(&self.id(name), &text(&staging(name)))
+                .map(done),
+            Step::Publish(name, n, read_only) => {
+                let step = Step::PublishAs(name, *n, *read_only, self.how(name));
+                self.call_node(driver, &step)
+            }
+            Step::PublishAs(name, n, read_only, how) => driver
+                .publish_volume(&PublishVolume {
+                    volume_id: self.id(name),
+                    staging_path: text(&staging(name)),
+                    target_path: text(&target(name, *n)),
+                    capability: how.capability(),
+                    read_only: *read_only,
+                })
+                .map(done),
+            Step::Unpublish(name, n) => driver
+                .unpublish_volume(&self.id(name), &text(&target(name, *n)))
+                .map(done),
+            Step::PublishInline(name, how) => driver
+                .publish_ephemeral(&PublishEphemeral {
+                    volume_id: name.to_string(),
+                    target_path: text(&target(name, 0)),
+                    capability: how.capability(),
+                    read_only: false,
+                    size: SIZE,
+                    parameters: how.parameters(),
+                })
+                .map(done),
+            Step::UnpublishInline(name) => driver
+                .unpublish_volume(name, &text(&target(name, 0)))
+                .map(done),
+            other => panic!("{other:?} is not a call of the node"),
+        }
+    }
+}
