@@ -317,7 +317,7 @@ impl Backend for FileBackend {
     fn grow(&self, record: &VolumeRecord, size: u64, admit: Admit<'_>) -> Result<VolumeRecord> {
         {
             let mut index = self.index();
-            admit(&self.space_of(&index)?)?;
+            self.admit(&index, admit)?;
             index.growing.insert(
                 record.uuid,
                 image_bytes(size).saturating_sub(image_bytes(record.size)),

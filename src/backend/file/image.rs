@@ -16,12 +16,30 @@ use crate::record::{self, VolumeRecord, VolumeState};
 impl FileBackend {
     /// Room, with what `index` promises.
     pub(super) fn space_of(&self, index: &Index) -> Result<PoolSpace> {
+        self.measure(index, true)
+    }
+
+    /// Judges by what is known without a look at every image, and looks only if that refuses:
+    /// what images fill already makes the room for promises larger, never smaller.
+    pub(super) fn admit(&self, index: &Index, admit: Admit<'_>) -> Result<()> {
+        match admit(&self.measure(index, false)?) {
+            Ok(()) => Ok(()),
+            Err(_) => admit(&self.measure(index, true)?),
+        }
+    }
+
+    /// Without `each`, no image of a volume whose record says its size is looked at.
+    fn measure(&self, index: &Index, each: bool) -> Result<PoolSpace> {
         let doing = || format!("measure pool {}", self.path.display());
         let space = self.host.space(&self.root).doing(doing)?;
+        let look = |uuid: &Uuid| self.host.stat(&self.image_path(*uuid)).doing(doing);
         let mut allocated = 0;
         let mut promised = index.growing.values().sum::<u64>();
         for (uuid, entry) in &index.entries {
-            let image = self.host.stat(&self.image_path(*uuid)).doing(doing)?;
+            let image = match entry {
+                Entry::Known(_) if !each => None,
+                Entry::Known(_) | Entry::Damaged(_) => look(uuid)?,
+            };
             allocated += image.map_or(0, |image| image.allocated);
             promised += match entry {
                 Entry::Known(record) => image_bytes(record.size),
@@ -67,7 +85,7 @@ impl FileBackend {
         record.state = VolumeState::Creating;
         {
             let mut index = self.index();
-            admit(&self.space_of(&index)?)?;
+            self.admit(&index, admit)?;
             index
                 .entries
                 .insert(record.uuid, Entry::Known(Box::new(record.clone())));
