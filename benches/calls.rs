@@ -205,12 +205,12 @@ fn main() {
 fn tell(times: &Times, rounds: usize) {
     println!("\n{rounds} rounds; medians in ms, then of pairs the median and the quartiles\n");
     println!(
-        "| call | | driver | effects | programs | driver / effects | driver - effects, ms | driver / programs |"
+        "| call | | driver | effects | programs | driver / effects | undisturbed | driver - effects, ms | driver / programs |"
     );
-    println!("|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|");
     let probes = times.iter().filter(|((call, _), _)| *call == CALLS[0]);
     let probes = Spread::of(probes.flat_map(|(_, [driver, ..])| driver.iter().copied()));
-    println!("| Probe | | {probes} | | | | | |");
+    println!("| Probe | | {probes} | | | | | | |");
     for call in &CALLS[1..] {
         for fs in KINDS {
             let [driver, effects, programs] = &times[&(*call, fs.name())];
@@ -220,11 +220,12 @@ fn tell(times: &Times, rounds: usize) {
                 hand: hand.clone(),
             };
             println!(
-                "| {call} | {fs} | {:.2} | {:.2} | {:.2} | {} | {} | {} |",
+                "| {call} | {fs} | {:.2} | {:.2} | {:.2} | {} | {:.2} | {} | {} |",
                 middle(driver),
                 middle(effects),
                 middle(programs),
                 pairs(effects).ratio(),
+                pairs(effects).undisturbed(),
                 pairs(effects).more(),
                 pairs(programs).ratio(),
             );

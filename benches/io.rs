@@ -1,7 +1,8 @@
 //! I/O in volumes beside the raw image file and a bare loop device, with fio, in turns; and what
 //! each setting of a loop device is worth.
 //!
-//! `ROUNDS=2 SECONDS=1 cargo bench --bench io` is a shorter run.
+//! `ROUNDS=2 MILLISECONDS=500 cargo bench --bench io` is a shorter run; `PART=volumes`, `settings` or
+//! `allocation` is a part of it.
 
 #![allow(
     clippy::disallowed_methods,
@@ -300,16 +301,21 @@ fn main() {
         .expect("a runtime");
     let scratch = Scratch::new();
     let disk = Disk::new(&scratch, "disk", "xfs", 16 << 30);
-    let pool = disk.mount_point.join("pool");
-    std::fs::create_dir(&pool).expect("a folder");
-    let server = Server::start(
-        &scratch,
-        &[&format!("default=file:{},init", pool.display())],
-    );
-    // A client is made within a runtime.
-    let client = runtime.block_on(async { server.client() });
-    volumes(&scratch, &disk, &client, &runtime);
-    drop(server);
-    settings(&disk);
-    allocation(&disk);
+    let part = std::env::var("PART").unwrap_or_default();
+    let wanted = |name: &str| part.is_empty() || part == name;
+    if wanted("volumes") {
+        let pool = disk.mount_point.join("pool");
+        std::fs::create_dir(&pool).expect("a folder");
+        let pool = format!("default=file:{},init", pool.display());
+        let server = Server::start(&scratch, &[&pool]);
+        // A client is made within a runtime.
+        let client = runtime.block_on(async { server.client() });
+        volumes(&scratch, &disk, &client, &runtime);
+    }
+    if wanted("settings") {
+        settings(&disk);
+    }
+    if wanted("allocation") {
+        allocation(&disk);
+    }
 }

@@ -93,6 +93,27 @@ fn lives(server: &Server, scratch: &Scratch, runtime: &tokio::runtime::Runtime, 
     });
 }
 
+/// Milliseconds of a create on each, in turns.
+fn creates(full: &Server, blank: &Server, runtime: &tokio::runtime::Runtime) -> Pairs {
+    let mut pairs = Pairs::default();
+    runtime.block_on(async {
+        let clients = [full.client(), blank.client()];
+        for n in 0..=given("CREATES", 30) {
+            for (client, times) in clients.iter().zip([&mut pairs.ours, &mut pairs.hand]) {
+                let name = format!("one-more-{n}");
+                let started = Instant::now();
+                let id = client.create(&name, MIB, mount("ext4"), &[]).await;
+                let took = started.elapsed().as_secs_f64() * 1e3;
+                client.delete(&id.expect("create")).await.expect("delete");
+                if n > 0 {
+                    times.push(took);
+                }
+            }
+        }
+    });
+    pairs
+}
+
 fn main() {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -146,11 +167,19 @@ fn main() {
     }
     let (server, _) = start(&scratch, &pool, &runtime);
     tell_memory(&server, "10,000 volumes, just started");
-    drop(server);
+    let (blank, _) = start(&empty, &none, &runtime);
+    let creates = creates(&server, &blank, &runtime);
+    drop((server, blank));
     println!(
         "\nstart to ready, ms: 10,000 volumes {}, none {}",
         Spread::of(starts.ours.iter().copied()),
         Spread::of(starts.hand.iter().copied())
+    );
+
+    println!(
+        "create, ms: beside 10,000 volumes {}, beside none {}",
+        Spread::of(creates.ours.iter().copied()),
+        Spread::of(creates.hand.iter().copied())
     );
 
     let size = std::fs::metadata(support::binary())
