@@ -30,21 +30,39 @@ fn in_guest(test: &str, body: impl FnOnce()) {
     if std::env::var_os("GUEST").is_some() {
         return body();
     }
+    // One at a time: a guest is a processor of its own.
+    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _turn = TURN
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
     let guest = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guest/guest-run");
-    let output = Command::new(guest)
-        .args(["--disk", "pool:2G", "--timeout", "240", "--"])
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
-        .output()
-        .expect("tests/guest/guest-run starts (deploy/deps test installs what it needs)");
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        output.status.success() && said.contains("1 passed"),
-        "in the guest: {}\n{said}\n{}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
+    for left in (0..GUESTS).rev() {
+        let output = Command::new(&guest)
+            .args(["--disk", "pool:2G", "--timeout", "75", "--"])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--nocapture"])
+            .output()
+            .expect("tests/guest/guest-run starts (deploy/deps test installs what it needs)");
+        let said = String::from_utf8_lossy(&output.stdout);
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        if output.status.code() == Some(HUNG) && left > 0 {
+            eprintln!("the guest hung, {left} more: {said}{complaint}");
+            continue;
+        }
+        assert!(
+            output.status.success() && said.contains("1 passed"),
+            "in the guest: {}\n{said}\n{complaint}",
+            output.status
+        );
+        return;
+    }
 }
+
+/// guest-run's exit code for a guest that didn't end in time.
+const HUNG: i32 = 124;
+/// User Mode Linux 6.1 was seen to lose its timer (2 of 8 boots on a busy machine, none of 20 on a
+/// calm one): it spins in its idle loop and wakes nobody. A driver that hangs does so each time.
+const GUESTS: u32 = 3;
 
 /// A driver whose pool is the guest's scratch disk.
 struct Guest {
