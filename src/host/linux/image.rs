@@ -172,8 +172,8 @@ pub(super) fn discard(path: &Path) -> Result<()> {
         fallocate(&file, punch, 0, offset(size, path)?)
             .map_err(|errno| HostError::errno("free the blocks of", path, errno))?;
     }
-    // The whole pool, not the file alone: xfs passes over blocks whose release is still in the
-    // log, and that is a later transaction than the file's own.
+    // The whole pool, not the file alone: the release of the blocks may be a later transaction
+    // than the file's own, and FITRIM looks at what is free on disk.
     syncfs(&file).map_err(|errno| HostError::errno("sync the pool of", path, errno))?;
     trim_pool(file.as_fd(), path)
 }
