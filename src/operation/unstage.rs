@@ -90,23 +90,16 @@ impl Driver {
         }
     }
 
-    /// Unmounts once. A path that is busy is waited for a moment, then said to be in use: never
-    /// by force, because what has it open would lose its writes.
+    /// Unmounts once; the host waits for one that is busy for a moment only. Never by force,
+    /// because what has it open would lose its writes.
     fn unmount(&self, path: &Path) -> Result<()> {
-        let mut tries = 0;
-        loop {
-            match self.host.perform(&Effect::Unmount { target: path }) {
-                Ok(_) => return Ok(()),
-                Err(error) if error.code() == Some(Errno::EBUSY) && tries < LINGER_TRIES => {
-                    tries += 1;
-                    std::thread::sleep(LINGER_WAIT);
-                }
-                Err(error) if error.code() == Some(Errno::EBUSY) => {
-                    let reason = "a process has files on it open, or works in it; end that first";
-                    return Err(Error::refused(path.display(), reason));
-                }
-                Err(error) => return Err(error).doing(|| format!("unmount {}", path.display())),
+        match self.host.perform(&Effect::Unmount { target: path }) {
+            Ok(_) => Ok(()),
+            Err(error) if error.code() == Some(Errno::EBUSY) => {
+                let reason = "a process has files on it open, or works in it; end that first";
+                Err(Error::refused(path.display(), reason))
             }
+            Err(error) => Err(error).doing(|| format!("unmount {}", path.display())),
         }
     }
 

@@ -59,8 +59,8 @@ pub(super) fn allocate(path: &Path, size: u64, reserve: bool) -> Result<()> {
 }
 
 /// From the present end on where all before it has its blocks: xfs wants free blocks for the whole
-/// range it's given, also where they are reserved already. A signal interrupts it between two extents; what is
-/// reserved stays so, and the next turn is quick over it.
+/// range it's given, also where they are reserved already. A signal interrupts it between two
+/// extents; what is reserved stays so, and the next turn is quick over it.
 fn reserve_blocks(
     file: &File,
     start: libc::off_t,

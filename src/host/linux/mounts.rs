@@ -31,7 +31,7 @@ const TABLE: &str = "/proc/thread-self/mountinfo";
 /// often at most. What stays put is shown rightly all the same.
 const TABLE_READS: u32 = 16;
 /// How long a mount may be busy with what ends by itself.
-const BUSY_TRIES: u32 = 10;
+const BUSY_TRIES: u32 = 60;
 const BUSY_WAIT: Duration = Duration::from_millis(10);
 /// Exists where the kernel has SELinux and it's on.
 const SELINUX: &str = "/sys/fs/selinux/enforce";
