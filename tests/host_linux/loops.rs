@@ -171,6 +171,28 @@ fn sixteen_that_attach_at_once_each_get_a_device_of_their_own() {
     }
 }
 
+/// The kernel goes on to offer a free number that somebody has claimed without a file.
+#[test]
+fn a_free_device_that_nobody_can_have_is_passed_over() {
+    use std::os::unix::fs::OpenOptionsExt;
+    let scratch = Scratch::new();
+    let image = scratch.image("a", 4 * MIB);
+    let mut claimed = Vec::new();
+    for _ in 0..3 {
+        let offered = crate::scratch::run("losetup", &["--find"]);
+        let open = std::fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(nix::libc::O_EXCL)
+            .open(offered.trim());
+        claimed.push((offered, open));
+    }
+    let hold = scratch.attach(&image);
+    assert_eq!(
+        status(&scratch, &image).map(|found| found.number),
+        Some(hold.number)
+    );
+}
+
 #[test]
 fn an_image_that_is_not_the_expected_file_is_refused() {
     let scratch = Scratch::new();

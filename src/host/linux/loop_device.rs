@@ -33,6 +33,9 @@ const LO_FLAGS_DIRECT_IO: u32 = 16;
 /// Two processes may be told the same free number; one of them gets it. With n contenders the
 /// unluckiest needs n turns.
 const ATTACH_TRIES: u32 = 256;
+/// After so many turns in vain every other one is on a new device: the number that the kernel
+/// offers may be one that nobody can have (claimed without a file, or being removed).
+const PATIENCE: u32 = 24;
 /// A node comes from devtmpfs at once, but from udev in a container's own /dev late.
 const NODE_TRIES: u32 = 500;
 const NODE_WAIT: Duration = Duration::from_millis(10);
@@ -100,8 +103,13 @@ pub(super) fn attach(spec: &LoopSpec<'_>) -> Result<LoopHold> {
     let image = open_image(spec)?;
     let control = control()?;
     for turn in 0..ATTACH_TRIES {
-        let number = pick(&control)?;
+        let number = match turn > PATIENCE && turn % 2 == 0 {
+            true => sys::loop_add(&control, None)
+                .map_err(|errno| HostError::errno("make a loop in", CONTROL, errno))?,
+            false => pick(&control, turn)?,
+        };
         let Some(device) = wait_for_node(number)? else {
+            pause(turn);
             continue;
         };
         let mut info = sys::LoopInfo::zeroed();
@@ -120,12 +128,17 @@ pub(super) fn attach(spec: &LoopSpec<'_>) -> Result<LoopHold> {
         match sys::loop_configure(&device, image.as_fd(), spec.block_size, info) {
             Ok(()) => return hold_attached(number, spec),
             // Somebody was quicker.
-            Err(Errno::EBUSY) => thread::sleep(Duration::from_millis(u64::from(turn.min(20)))),
+            Err(Errno::EBUSY) => pause(turn),
             Err(errno) => return Err(HostError::errno("attach", spec.image, errno)),
         }
     }
     let what = format!("every loop device offered in {ATTACH_TRIES} tries was taken by others");
     Err(HostError::unexpected("attach", spec.image, what))
+}
+
+/// Longer with each turn, so that contenders come apart.
+fn pause(turn: u32) {
+    thread::sleep(Duration::from_millis(u64::from(turn.min(20))));
 }
 
 fn open_image(spec: &LoopSpec<'_>) -> Result<File> {
@@ -154,7 +167,7 @@ fn is_limited(number: u32) -> bool {
 /// Only removing a device clears the limit, and whoever was told its number a moment ago finds
 /// it gone: so another free one is taken, or a new one made, and only when many have gathered are
 /// they made afresh, never the one that the kernel offers to all at the moment.
-fn pick(control: &File) -> Result<u32> {
+fn pick(control: &File, turn: u32) -> Result<u32> {
     let failed = |errno| HostError::errno("find a free loop in", CONTROL, errno);
     let offered = sys::loop_free(control).map_err(failed)?;
     if !is_limited(offered) {
@@ -169,7 +182,7 @@ fn pick(control: &File) -> Result<u32> {
             .into_iter()
             .for_each(|number| make_new(control, number));
     }
-    match free.first() {
+    match free.get(turn as usize % free.len().max(1)) {
         Some(number) => Ok(*number),
         None => sys::loop_add(control, None).map_err(failed),
     }
