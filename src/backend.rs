@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use crate::error::Result;
 use crate::host::{Device, LoopHold};
-use crate::record::{PoolRecord, VolumeRecord};
+use crate::record::{PoolRecord, SnapshotRecord, VolumeRecord};
 
 /// Room in a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,13 +69,24 @@ pub struct Leftovers {
     pub loops: u64,
     /// Inline volumes of an earlier boot.
     pub ephemeral: u64,
+    /// Snapshots that were never answered.
+    pub snapshots: u64,
 }
 
 impl Leftovers {
     /// All of them.
     pub fn total(&self) -> u64 {
-        self.half_made + self.trash + self.loops + self.ephemeral
+        self.half_made + self.trash + self.loops + self.ephemeral + self.snapshots
     }
+}
+
+/// An image of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Image {
+    /// Of a volume.
+    Volume(Uuid),
+    /// Of a snapshot.
+    Snapshot(Uuid),
 }
 
 /// Judges whether there is room, before anything is done.
@@ -124,6 +135,40 @@ pub trait Backend: Send + Sync + 'static {
     /// earlier try left of it. Nothing there is success. A crash leaves trash, which a repeat or
     /// [`Backend::recover`] ends.
     fn delete(&self, uuid: Uuid) -> Result<()>;
+
+    /// Whether images of this pool can share blocks: else snapshots are copies.
+    fn shares_blocks(&self) -> bool;
+    /// Whether clones side by side gain nothing (btrfs).
+    fn clones_in_series(&self) -> bool;
+    /// Where an image is, for effects; by the pinned folder.
+    fn image_path(&self, image: Image) -> PathBuf;
+
+    /// Makes a volume that is to be filled: intent recorded as `creating`, an image of its full
+    /// length without blocks. Filled by effects on [`Backend::image_path`], then completed by
+    /// [`Backend::complete`], or ended by [`Backend::delete`]. A crash leaves an intent (and with
+    /// `copy` in its record a copy that can go on).
+    fn prepare(&self, record: &VolumeRecord, admit: Admit<'_>) -> Result<()>;
+    /// Syncs a filled image and records it as `ready`; reserves or un-shares all of it first if
+    /// it's thick.
+    fn complete(&self, record: &VolumeRecord) -> Result<VolumeRecord>;
+
+    /// A snapshot's record in any state; an error if there is one that can't be read.
+    fn snapshot(&self, uuid: Uuid) -> Result<Option<SnapshotRecord>>;
+    /// All snapshots that are ready, in the order of uuids after `after`, at most `limit`.
+    fn snapshots(&self, after: Option<Uuid>, limit: usize) -> Vec<SnapshotRecord>;
+    /// Snapshots in other states: what a crash left, or what is being made.
+    fn unready_snapshots(&self) -> Vec<SnapshotRecord>;
+    /// Snapshots whose record can't be read, with the reason. They are read again first.
+    fn damaged_snapshots(&self) -> Vec<(Uuid, String)>;
+    /// Makes an empty snapshot in the state of its record (`preparing`), with an empty image.
+    /// On an error nothing is left, or it's [`crate::error::Error::Undo`].
+    fn prepare_snapshot(&self, record: &SnapshotRecord, admit: Admit<'_>) -> Result<()>;
+    /// fsync of a snapshot's image and directory: before its record may say `cut` or `ready`.
+    fn sync_snapshot(&self, uuid: Uuid) -> Result<()>;
+    /// Replaces a snapshot's record durably.
+    fn update_snapshot(&self, record: &SnapshotRecord) -> Result<()>;
+    /// Ends a snapshot, as [`Backend::delete`] does a volume.
+    fn delete_snapshot(&self, uuid: Uuid) -> Result<()>;
 
     /// What is wrong with the image by its length and blocks, if anything: for health.
     fn image_problem(&self, record: &VolumeRecord) -> Result<Option<String>>;

@@ -11,6 +11,7 @@
 pub mod effect;
 #[cfg(feature = "fault")]
 mod fault;
+pub mod freezer;
 pub mod linux;
 pub mod memory;
 pub mod mountinfo;
@@ -20,6 +21,7 @@ use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
 pub use effect::{Done, Effect, LoopSpec, MountSpec, NodeKind};
+pub use freezer::{Freeze, FreezeMember, Freezer, MountRoot};
 pub use mountinfo::Mount;
 
 use crate::error::HostError;
@@ -50,6 +52,8 @@ pub struct FileStat {
     pub allocated: u64,
     /// st_rdev of a device node, 0 else.
     pub rdev: u64,
+    /// When its content was changed last, in nanoseconds since 1970.
+    pub modified: u64,
 }
 
 /// The kinds that matter here.
@@ -93,6 +97,24 @@ pub struct Ground {
     pub sector: u32,
     /// The least logical block size with which a file that shares no blocks can have direct I/O.
     pub least_sector: u32,
+    /// Files can share blocks (FICLONE): tried, with files that have no name.
+    pub shares_blocks: bool,
+}
+
+/// A run of a file's map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// First byte in the file.
+    pub logical: u64,
+    /// Where it is on the disk (on btrfs: in its address space).
+    pub physical: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Reserved, never written: reads zeros.
+    pub unwritten: bool,
+    /// Its address says nothing about single blocks (compressed, inline, not yet placed): two
+    /// such runs are the same only if they are equal as a whole.
+    pub opaque: bool,
 }
 
 /// An attached loop device.
@@ -202,6 +224,17 @@ pub trait Host: Send + Sync + 'static {
     fn space(&self, path: &Path) -> Result<Space>;
     /// The file system beneath a folder.
     fn ground(&self, path: &Path) -> Result<Ground>;
+
+    /// The map of a file from an offset on, written back first; at most `limit` runs, none at its
+    /// end. Runs ascend and don't overlap; the first may begin before `from`.
+    fn extents(&self, path: &Path, from: u64, limit: usize) -> Result<Vec<Extent>>;
+    /// Number of runs of a file's map, without reading it; not written back first.
+    fn extent_count(&self, path: &Path) -> Result<u64>;
+
+    /// Opens the root directory of a file system at a mount point of the mount table, and proves
+    /// on the open descriptor that it's the one on `device`.
+    fn open_mount_root(&self, mount_point: &Path, device: &Device, fs: FsType)
+    -> Result<MountRoot>;
 
     /// The mount table of this mount namespace.
     fn mounts(&self) -> Result<Vec<Mount>>;

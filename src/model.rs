@@ -9,10 +9,12 @@ pub mod mount_option;
 pub mod parameters;
 pub mod pool;
 pub mod size;
+pub mod snapshot;
 
 pub use alpha::Alpha;
 pub use capability::{AccessMode, AccessType, Capability, FsType};
-pub use id::{HomeId, PoolId, VolumeId};
+pub use id::{GroupId, HomeId, PoolId, SnapshotId, VolumeId};
 pub use parameters::{Allocation, MutableParameters, VolumeParameters, Wipe};
 pub use pool::{PoolDefinition, PoolPlace};
 pub use size::CapacityRange;
+pub use snapshot::{Level, OnQuiesceFailure, SharedVolume, SnapshotParameters};

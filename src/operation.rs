@@ -12,10 +12,12 @@ mod detach;
 mod ephemeral;
 mod expand;
 mod format;
+mod group;
 mod health;
 pub mod inventory;
 mod list;
 mod lock;
+mod metadata;
 mod modify;
 mod paths;
 mod pool;
@@ -23,6 +25,7 @@ pub mod pool_admin;
 pub mod pool_make;
 mod publish;
 pub mod request;
+mod snapshot;
 mod stage;
 mod start;
 mod stats;
@@ -33,6 +36,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+use crate::cut::Seams;
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::model::{HomeId, PoolDefinition};
@@ -60,6 +64,8 @@ pub struct Settings {
 pub struct Driver {
     settings: Settings,
     host: Arc<dyn Host>,
+    /// Whoever a cut needs.
+    seams: Seams,
     /// `None` while pools of several homes wait for `adopt`.
     home: RwLock<Option<HomeId>>,
     /// Stands for the home meanwhile: no pool has it.

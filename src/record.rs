@@ -6,6 +6,7 @@
 
 pub mod node;
 pub mod pool;
+pub mod snapshot;
 pub mod volume;
 
 use std::path::Path;
@@ -18,7 +19,8 @@ use crate::host::{Effect, Host};
 
 pub use node::NodeRecord;
 pub use pool::PoolRecord;
-pub use volume::{Formatted, FormattedAs, LastStage, VolumeRecord, VolumeState};
+pub use snapshot::{CopyProgress, GroupMembership, SnapshotRecord, SnapshotState};
+pub use volume::{ContentSource, Formatted, FormattedAs, LastStage, VolumeRecord, VolumeState};
 
 /// Something that is kept as a file.
 pub trait Record: Serialize + DeserializeOwned {

@@ -332,6 +332,72 @@ impl Backend for FileBackend {
         self.delete_volume(uuid)
     }
 
+    fn shares_blocks(&self) -> bool {
+        false
+    }
+
+    fn clones_in_series(&self) -> bool {
+        self.fs_name == "btrfs"
+    }
+
+    fn image_path(&self, _image: crate::backend::Image) -> PathBuf {
+        PathBuf::new()
+    }
+
+    fn prepare(&self, _record: &VolumeRecord, _admit: Admit<'_>) -> Result<()> {
+        Err(Error::Unsupported {
+            what: "not yet".into(),
+        })
+    }
+
+    fn complete(&self, _record: &VolumeRecord) -> Result<VolumeRecord> {
+        Err(Error::Unsupported {
+            what: "not yet".into(),
+        })
+    }
+
+    fn snapshot(&self, _uuid: Uuid) -> Result<Option<crate::record::SnapshotRecord>> {
+        Ok(None)
+    }
+
+    fn snapshots(&self, _after: Option<Uuid>, _limit: usize) -> Vec<crate::record::SnapshotRecord> {
+        Vec::new()
+    }
+
+    fn unready_snapshots(&self) -> Vec<crate::record::SnapshotRecord> {
+        Vec::new()
+    }
+
+    fn damaged_snapshots(&self) -> Vec<(Uuid, String)> {
+        Vec::new()
+    }
+
+    fn prepare_snapshot(
+        &self,
+        _record: &crate::record::SnapshotRecord,
+        _admit: Admit<'_>,
+    ) -> Result<()> {
+        Err(Error::Unsupported {
+            what: "not yet".into(),
+        })
+    }
+
+    fn sync_snapshot(&self, _uuid: Uuid) -> Result<()> {
+        Err(Error::Unsupported {
+            what: "not yet".into(),
+        })
+    }
+
+    fn update_snapshot(&self, _record: &crate::record::SnapshotRecord) -> Result<()> {
+        Err(Error::Unsupported {
+            what: "not yet".into(),
+        })
+    }
+
+    fn delete_snapshot(&self, _uuid: Uuid) -> Result<()> {
+        Ok(())
+    }
+
     fn image_problem(&self, record: &VolumeRecord) -> Result<Option<String>> {
         self.judge_image(record)
     }

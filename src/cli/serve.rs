@@ -11,7 +11,9 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::{Failure, real_host};
 use crate::config::{self, Config, Given};
-use crate::host::Host;
+use crate::cut::Seams;
+use crate::cut::guard::Guard;
+use crate::hook::NoHooks;
 use crate::host::memory::{MemoryHost, MemoryOptions};
 use crate::operation::{Driver, Settings};
 use crate::server::{self, Options, Socket};
@@ -87,14 +89,18 @@ async fn run(config: Config) -> Result<(), Failure> {
 
 /// The driver on its host.
 fn open(config: Config) -> Result<Driver, Failure> {
-    let host: Arc<dyn Host> = if config.is_simulated() {
+    let seams = if config.is_simulated() {
         let options = MemoryOptions {
             allowed: config.allowed_paths,
             ..MemoryOptions::default()
         };
-        Arc::new(MemoryHost::with_options(options))
+        Seams::simulated(MemoryHost::with_options(options))
     } else {
-        real_host(&config.allowed_paths)
+        Seams {
+            host: real_host(&config.allowed_paths),
+            freezer: Arc::new(Guard::new(config.state_dir)),
+            hooks: Arc::new(NoHooks),
+        }
     };
     let settings = Settings {
         node_name: config.node_name,
@@ -102,7 +108,7 @@ fn open(config: Config) -> Result<Driver, Failure> {
         pools: config.pools,
         node_record: config.node_record,
     };
-    Ok(Driver::start(settings, host)?)
+    Ok(Driver::start(settings, seams)?)
 }
 
 /// The folder of the socket; nothing else ever lies in it.

@@ -78,6 +78,60 @@ pub enum Effect<'a> {
         /// The image.
         path: &'a Path,
     },
+    /// FICLONE of a whole image: atomic against its writers, who wait for all of it (about 15 us
+    /// an extent on xfs). The target exists and is replaced; it takes the source's length.
+    CloneWhole {
+        /// The image.
+        source: &'a Path,
+        /// A file of the same file system, open by nobody else.
+        target: &'a Path,
+    },
+    /// Clones an image in pieces of at most 8 MiB, between which its writers get on: torn, to be
+    /// put right by [`Effect::CloneRest`]. The target exists and is as long as the source.
+    CloneAhead {
+        /// The image.
+        source: &'a Path,
+        /// The file that becomes its copy.
+        target: &'a Path,
+    },
+    /// Clones again what differs between the source's map, synced, and the copy's own map, in
+    /// address or flags. With nobody writing to the source (frozen) the copy is exact afterwards.
+    CloneRest {
+        /// The image.
+        source: &'a Path,
+        /// A copy by [`Effect::CloneAhead`].
+        target: &'a Path,
+    },
+    /// FALLOC_FL_UNSHARE_RANGE, in pieces of at most 4 MiB: every block of the range is the
+    /// file's own afterwards, and allocated. Beside writers it's safe.
+    Unshare {
+        /// The image.
+        path: &'a Path,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// Copies the data of a range of one image into another on any file system; holes stay holes.
+    /// Not yet durable.
+    CopyRange {
+        /// The image.
+        source: &'a Path,
+        /// The copy: exists, and is long enough.
+        target: &'a Path,
+        /// First byte, in both.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// Gives the btrfs on an image that nobody has attached a new fsid, so that it can be mounted
+    /// beside the one it was copied from. A crash leaves an image that is not to be used.
+    RenewFsId {
+        /// The image.
+        image: &'a Path,
+        /// The new fsid.
+        uuid: Uuid,
+    },
     /// LOOP_CONFIGURE.
     AttachLoop(LoopSpec<'a>),
     /// LOOP_CLR_FD, only if it still stands on `backing`.
@@ -209,6 +263,8 @@ pub enum Done {
     Plain,
     /// AttachLoop: the device, kept open.
     Loop(LoopHold),
+    /// CloneWhole, CloneAhead, CloneRest: how many extents were cloned.
+    Cloned(u64),
 }
 
 impl Effect<'_> {
@@ -226,6 +282,12 @@ impl Effect<'_> {
             Effect::Shorten { .. } => "shorten",
             Effect::Zero { .. } => "zero",
             Effect::Discard { .. } => "discard",
+            Effect::CloneWhole { .. } => "clone_whole",
+            Effect::CloneAhead { .. } => "clone_ahead",
+            Effect::CloneRest { .. } => "clone_rest",
+            Effect::Unshare { .. } => "unshare",
+            Effect::CopyRange { .. } => "copy_range",
+            Effect::RenewFsId { .. } => "renew_fs_id",
             Effect::AttachLoop(_) => "attach_loop",
             Effect::DetachLoop { .. } => "detach_loop",
             Effect::ResizeLoop { .. } => "resize_loop",

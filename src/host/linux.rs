@@ -24,8 +24,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
 use super::{
-    Device, Done, Effect, FileId, FileStat, Ground, Host, Kept, LoopHold, LoopStatus, Mount,
-    Result, Signature, Space,
+    Device, Done, Effect, Extent, FileId, FileStat, Ground, Host, Kept, LoopHold, LoopStatus,
+    Mount, MountRoot, Result, Signature, Space,
 };
 use crate::error::HostError;
 use crate::model::FsType;
@@ -95,6 +95,18 @@ impl LinuxHost {
             Effect::Shorten { path, size } => image::shorten(path, size),
             Effect::Zero { path } => image::zero(path),
             Effect::Discard { path } => image::discard(path),
+            Effect::CloneWhole { target, .. }
+            | Effect::CloneAhead { target, .. }
+            | Effect::CloneRest { target, .. } => {
+                return Err(HostError::unexpected("clone", target, "not yet"));
+            }
+            Effect::Unshare { path, .. } => Err(HostError::unexpected("unshare", path, "not yet")),
+            Effect::CopyRange { target, .. } => {
+                Err(HostError::unexpected("copy", target, "not yet"))
+            }
+            Effect::RenewFsId { image, .. } => {
+                Err(HostError::unexpected("renew", image, "not yet"))
+            }
             Effect::AttachLoop(ref spec) => return loop_device::attach(spec).map(Done::Loop),
             Effect::DetachLoop { number, backing } => loop_device::detach(number, backing),
             Effect::ResizeLoop { number } => loop_device::resize(number),
@@ -162,6 +174,23 @@ impl Host for LinuxHost {
 
     fn stat(&self, path: &Path) -> Result<Option<FileStat>> {
         self.said(files::stat(path))
+    }
+
+    fn extents(&self, path: &Path, _from: u64, _limit: usize) -> Result<Vec<Extent>> {
+        Err(HostError::unexpected("map", path, "not yet"))
+    }
+
+    fn extent_count(&self, path: &Path) -> Result<u64> {
+        Err(HostError::unexpected("map", path, "not yet"))
+    }
+
+    fn open_mount_root(
+        &self,
+        mount_point: &Path,
+        _device: &Device,
+        _fs: FsType,
+    ) -> Result<MountRoot> {
+        Err(HostError::unexpected("open", mount_point, "not yet"))
     }
 
     fn space(&self, path: &Path) -> Result<Space> {

@@ -14,6 +14,7 @@
 mod content;
 mod disk;
 mod fault;
+mod freezer;
 mod kernel;
 mod loops;
 mod machine;

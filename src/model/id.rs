@@ -46,6 +46,11 @@ uuid_id! {
     HomeId
 }
 
+uuid_id! {
+    /// A group of snapshots, wherever its members are.
+    GroupId
+}
+
 /// A text that is not an id of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not an id of this driver")]
@@ -69,6 +74,10 @@ pub enum NameKind {
     Volume,
     /// The kubelet's id of an inline volume.
     Ephemeral,
+    /// CreateSnapshot's name.
+    Snapshot,
+    /// A member of a group: the group's id and the source's id.
+    Member,
 }
 
 impl NameKind {
@@ -76,7 +85,20 @@ impl NameKind {
         match self {
             NameKind::Volume => "volume",
             NameKind::Ephemeral => "ephemeral",
+            NameKind::Snapshot => "snapshot",
+            NameKind::Member => "member",
         }
+    }
+}
+
+/// A snapshot: its pool and itself, written as a volume's id is. Derived uuids of different kinds
+/// never meet, so one is never taken for the other.
+pub type SnapshotId = VolumeId;
+
+impl GroupId {
+    /// The id that a group's request name gets on a machine.
+    pub fn of_name(home: HomeId, name: &str) -> GroupId {
+        GroupId(Uuid::new_v5(&home.0, format!("group\n{name}").as_bytes()))
     }
 }
 

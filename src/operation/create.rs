@@ -113,6 +113,9 @@ impl Driver {
             ephemeral: false,
             last_stage: None,
             created_at: self.host.now(),
+            content_source: None,
+            claim: None,
+            copy: None,
         })
     }
 
@@ -211,6 +214,7 @@ impl Driver {
             },
             size: record.size,
             home: self.home(),
+            content_source: record.content_source.clone(),
         }
     }
 

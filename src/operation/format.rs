@@ -154,6 +154,9 @@ mod tests {
             ephemeral: false,
             last_stage: None,
             created_at: 0,
+            content_source: None,
+            claim: None,
+            copy: None,
         }
     }
 

@@ -3,8 +3,10 @@
 use uuid::Uuid;
 
 use crate::model::{
-    Capability, CapacityRange, HomeId, MutableParameters, VolumeId, VolumeParameters,
+    Capability, CapacityRange, GroupId, HomeId, Level, MutableParameters, SnapshotId,
+    SnapshotParameters, VolumeId, VolumeParameters,
 };
+pub use crate::record::ContentSource;
 
 /// CreateVolume.
 #[derive(Clone, Debug)]
@@ -20,6 +22,8 @@ pub struct CreateVolume {
     /// Values of our topology key among `requisite`; empty is "anywhere". A segment without our
     /// key is nowhere: the edge then gives one that can't be a home.
     pub requisite: Vec<String>,
+    /// What it begins with; nothing is an empty volume.
+    pub content_source: Option<ContentSource>,
 }
 
 /// A volume, as answers tell it.
@@ -31,6 +35,8 @@ pub struct Volume {
     pub size: u64,
     /// Where it is.
     pub home: HomeId,
+    /// What it was made from.
+    pub content_source: Option<ContentSource>,
 }
 
 /// ControllerPublishVolume.
@@ -242,6 +248,117 @@ pub struct VolumeHealth {
     pub id: VolumeId,
     /// Each (severity, reason) once.
     pub findings: Vec<Finding>,
+}
+
+/// CreateSnapshot.
+#[derive(Clone, Debug)]
+pub struct CreateSnapshot {
+    /// Request name: 1 to 128 bytes in any script.
+    pub name: String,
+    /// As given.
+    pub source_volume_id: String,
+    /// The class.
+    pub parameters: SnapshotParameters,
+    /// As in [`CreateVolume::requisite`].
+    pub requisite: Vec<String>,
+}
+
+/// A snapshot, as answers tell it: cut and durable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Id.
+    pub id: SnapshotId,
+    /// The volume that it's of, which may be gone.
+    pub source_volume_id: VolumeId,
+    /// Bytes that a restore needs.
+    pub size: u64,
+    /// Nanoseconds since 1970.
+    pub cut_at: u64,
+    /// What it reached.
+    pub level: Level,
+    /// Why not more.
+    pub reason: String,
+    /// Its group.
+    pub group: Option<GroupId>,
+    /// Where it is.
+    pub home: HomeId,
+}
+
+/// ListSnapshots.
+#[derive(Clone, Debug, Default)]
+pub struct ListSnapshots {
+    /// At most so many; 0 is no limit.
+    pub max_entries: usize,
+    /// Empty or a `next_token`.
+    pub starting_token: String,
+    /// Only those of this volume, if not empty.
+    pub source_volume_id: String,
+    /// Only this one, if not empty.
+    pub snapshot_id: String,
+}
+
+/// A page.
+#[derive(Clone, Debug, Default)]
+pub struct SnapshotPage {
+    /// In the order of ids.
+    pub snapshots: Vec<Snapshot>,
+    /// Empty at the end.
+    pub next_token: String,
+}
+
+/// CreateVolumeGroupSnapshot.
+#[derive(Clone, Debug)]
+pub struct CreateGroup {
+    /// Request name.
+    pub name: String,
+    /// As given, at least one, each once.
+    pub source_volume_ids: Vec<String>,
+    /// The class.
+    pub parameters: SnapshotParameters,
+}
+
+/// A group snapshot, as answers tell it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// Id.
+    pub id: GroupId,
+    /// Its members, in the order of the request.
+    pub snapshots: Vec<Snapshot>,
+    /// Nanoseconds since 1970; the same in each member.
+    pub cut_at: u64,
+}
+
+/// DeleteVolumeGroupSnapshot, GetVolumeGroupSnapshot.
+#[derive(Clone, Debug)]
+pub struct NamedGroup {
+    /// As given.
+    pub group_id: String,
+    /// As given.
+    pub snapshot_ids: Vec<String>,
+}
+
+/// GetMetadataAllocated (no base), GetMetadataDelta.
+#[derive(Clone, Debug)]
+pub struct AskMetadata {
+    /// As given; `None` is "everything allocated".
+    pub base_snapshot_id: Option<String>,
+    /// As given.
+    pub snapshot_id: String,
+    /// Only what ends beyond this byte.
+    pub starting_offset: u64,
+    /// At most so many ranges.
+    pub max_results: usize,
+}
+
+/// A part of the answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MetadataPage {
+    /// Bytes of the volume.
+    pub capacity: u64,
+    /// (offset, bytes), ascending, not overlapping.
+    pub ranges: Vec<(u64, u64)>,
+    /// Where the next page begins; `None` at the end.
+    pub next: Option<u64>,
 }
 
 /// Who a deleted thing was; for logs.

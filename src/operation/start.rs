@@ -12,6 +12,7 @@ use super::pool::{Pool, PoolState};
 use super::{Driver, InFlight, Locks, Settings, pool_make, usage};
 use crate::backend::Backend;
 use crate::backend::file::{FileBackend, Found};
+use crate::cut::Seams;
 use crate::error::{Doing, Error, Result, chain};
 use crate::host::{Effect, Host};
 use crate::model::{HomeId, PoolDefinition, PoolPlace};
@@ -34,7 +35,8 @@ fn folder(definition: &PoolDefinition) -> PathBuf {
 impl Driver {
     /// Opens the pools, takes their locks and ends what a crash left. A pool that can't be served
     /// doesn't hold up the others; a path that was never a pool, without `init`, is an error.
-    pub fn start(settings: Settings, host: Arc<dyn Host>) -> Result<Driver> {
+    pub fn start(settings: Settings, seams: Seams) -> Result<Driver> {
+        let host = seams.host.clone();
         let mut record: NodeRecord =
             record::load(host.as_ref(), &settings.node_record)?.unwrap_or_default();
         let homes = homes(host.as_ref(), &settings);
@@ -47,6 +49,7 @@ impl Driver {
         let driver = Driver {
             settings,
             host,
+            seams,
             home: RwLock::new(record.home),
             nobodys_home,
             pools: RwLock::new(Vec::new()),

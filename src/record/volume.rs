@@ -50,6 +50,26 @@ pub struct VolumeRecord {
     /// Seconds since 1970.
     #[serde(default)]
     pub created_at: u64,
+    /// What it was made from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content_source: Option<ContentSource>,
+    /// The claim that it was made for, "namespace/name", where the provisioner says it: hooks are
+    /// found by it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<String>,
+    /// A copy that isn't finished, from where blocks can't be shared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copy: Option<super::CopyProgress>,
+}
+
+/// What a volume was made from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ContentSource {
+    /// A snapshot, by its id.
+    Snapshot(String),
+    /// A volume, by its id.
+    Volume(String),
 }
 
 fn is_false(value: &bool) -> bool {

@@ -172,7 +172,7 @@ impl Scratch {
         };
         match self.done(&Effect::AttachLoop(spec)) {
             Done::Loop(hold) => hold,
-            Done::Plain => panic!("an attached loop is handed over"),
+            Done::Plain | Done::Cloned(_) => panic!("an attached loop is handed over"),
         }
     }
 

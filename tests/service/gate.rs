@@ -5,8 +5,8 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use slackwater::host::memory::MemoryHost;
 use slackwater::host::{
-    Device, Done, Effect, FileId, FileStat, Ground, Host, Kept, LoopHold, LoopStatus, Mount,
-    Result, Signature, Space,
+    Device, Done, Effect, Extent, FileId, FileStat, Ground, Host, Kept, LoopHold, LoopStatus,
+    Mount, MountRoot, Result, Signature, Space,
 };
 use slackwater::model::FsType;
 use uuid::Uuid;
@@ -101,6 +101,23 @@ impl Host for GatedHost {
     fn ground(&self, path: &Path) -> Result<Ground> {
         self.inner.ground(path)
     }
+    fn extents(&self, path: &Path, from: u64, limit: usize) -> Result<Vec<Extent>> {
+        self.inner.extents(path, from, limit)
+    }
+
+    fn extent_count(&self, path: &Path) -> Result<u64> {
+        self.inner.extent_count(path)
+    }
+
+    fn open_mount_root(
+        &self,
+        mount_point: &Path,
+        device: &Device,
+        fs: FsType,
+    ) -> Result<MountRoot> {
+        self.inner.open_mount_root(mount_point, device, fs)
+    }
+
     fn mounts(&self) -> Result<Vec<Mount>> {
         self.inner.mounts()
     }

@@ -14,6 +14,7 @@ use slackwater::csi::{
     CapacityRange, CreateVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest, Volume,
     VolumeCapability,
 };
+use slackwater::cut::Seams;
 use slackwater::host::Host;
 use slackwater::host::memory::MemoryHost;
 use slackwater::model::{Alpha, PoolDefinition, PoolPlace};
@@ -84,7 +85,11 @@ impl Node {
             node_record: "/var/lib/slackwater/node.json".into(),
         };
         change(&mut settings);
-        let driver = Arc::new(Driver::start(settings, host).unwrap());
+        let seams = Seams {
+            host,
+            ..Seams::simulated(machine.clone())
+        };
+        let driver = Arc::new(Driver::start(settings, seams).unwrap());
         let metrics = Arc::new(Metrics::new());
         let folder = tempfile::TempDir::with_prefix("slackwater-").unwrap();
         let path = folder.path().join("csi.sock");

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use slackwater::cut::Seams;
 use slackwater::error::{Error, Result, chain};
 use slackwater::host::memory::{FaultMode, MemoryHost, MemoryOptions};
 use slackwater::model::id::NameKind;
@@ -171,7 +172,7 @@ impl World {
     fn start(&mut self) -> Result<String> {
         self.driver = None;
         self.host = self.host.restart_process();
-        let driver = Driver::start(settings(), Arc::new(self.host.clone()))?;
+        let driver = Driver::start(settings(), Seams::simulated(self.host.clone()))?;
         self.driver = Some(Arc::new(driver));
         self.serving()
     }
@@ -233,5 +234,6 @@ pub fn create(name: &str, how: How) -> CreateVolume {
         capabilities: vec![how.capability()],
         parameters: how.parameters(),
         requisite: Vec::new(),
+        content_source: None,
     }
 }

@@ -116,7 +116,7 @@ impl FileBackend {
         let doing = || format!("attach volume {}", record.uuid);
         match self.host.perform(&Effect::AttachLoop(spec)).doing(doing)? {
             Done::Loop(hold) => Ok(hold),
-            Done::Plain => Err(Error::Bug {
+            Done::Plain | Done::Cloned(_) => Err(Error::Bug {
                 invariant: "AttachLoop gives a loop device".into(),
             }),
         }

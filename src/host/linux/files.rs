@@ -191,6 +191,7 @@ pub(super) fn describe(found: &fs::Metadata) -> FileStat {
         // stat(2) counts in 512 bytes, whatever the file system's blocks.
         allocated: found.blocks() * 512,
         rdev: found.rdev(),
+        modified: (found.mtime() as u64).saturating_mul(1_000_000_000) + found.mtime_nsec() as u64,
     }
 }
 

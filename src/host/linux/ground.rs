@@ -27,6 +27,8 @@ pub(super) fn ground(path: &Path) -> Result<Ground> {
     Ok(Ground {
         sector: sector.max(least_sector),
         least_sector,
+        shares_blocks: matches!(mount.fs_name.as_str(), "btrfs")
+            || shared_blocks(&folder).is_some(),
         fs_name: mount.fs_name,
         mount_point: mount.mount_point,
     })

@@ -8,7 +8,9 @@ use uuid::Uuid;
 use super::machine::Machine;
 use super::perform::Acted;
 use super::{Closes, EPOCH, FaultMode, MemoryHost, POOLS, dead, loops, perform};
+use crate::error::HostError;
 use crate::host::{Device, Done, Effect, FileId, FileKind, FileStat, Ground, Host, LoopHold};
+use crate::host::{Extent, MountRoot};
 use crate::host::{Kept, LoopStatus, Mount, Result, Signature, Space};
 use crate::model::FsType;
 use crate::model::size::MIB;
@@ -101,8 +103,26 @@ impl Host for MemoryHost {
                 size,
                 allocated,
                 rdev: 0,
+                modified: 0,
             }))
         })
+    }
+
+    fn extents(&self, path: &Path, _from: u64, _limit: usize) -> Result<Vec<Extent>> {
+        Err(HostError::unexpected("map", path, "not simulated"))
+    }
+
+    fn extent_count(&self, path: &Path) -> Result<u64> {
+        Err(HostError::unexpected("map", path, "not simulated"))
+    }
+
+    fn open_mount_root(
+        &self,
+        mount_point: &Path,
+        _device: &Device,
+        _fs: FsType,
+    ) -> Result<MountRoot> {
+        Err(HostError::unexpected("open", mount_point, "not simulated"))
     }
 
     fn space(&self, path: &Path) -> Result<Space> {
@@ -129,6 +149,7 @@ impl Host for MemoryHost {
                 mount_point: POOLS.into(),
                 sector: options.sector,
                 least_sector: options.sector,
+                shares_blocks: matches!(options.ground.as_str(), "xfs" | "btrfs"),
             })
         })
     }

@@ -32,9 +32,15 @@ pub(super) fn subject<'a>(effect: &'a Effect<'a>) -> std::borrow::Cow<'a, Path> 
         | Effect::Shorten { path, .. }
         | Effect::Zero { path }
         | Effect::Discard { path }
+        | Effect::Unshare { path, .. }
         | Effect::MakeTarget { path, .. }
         | Effect::RemoveTarget { path } => (*path).into(),
         Effect::Rename { to, .. } => (*to).into(),
+        Effect::CloneWhole { target, .. }
+        | Effect::CloneAhead { target, .. }
+        | Effect::CloneRest { target, .. }
+        | Effect::CopyRange { target, .. } => (*target).into(),
+        Effect::RenewFsId { image, .. } => (*image).into(),
         Effect::AttachLoop(spec) => spec.image.into(),
         Effect::DetachLoop { number, .. }
         | Effect::ResizeLoop { number }
@@ -80,6 +86,14 @@ impl Machine {
             Effect::Shorten { path, size } => self.shorten(process, path, *size)?,
             Effect::Zero { path } => self.erase(process, path, true)?,
             Effect::Discard { path } => self.erase(process, path, false)?,
+            Effect::CloneWhole { .. }
+            | Effect::CloneAhead { .. }
+            | Effect::CloneRest { .. }
+            | Effect::Unshare { .. }
+            | Effect::CopyRange { .. }
+            | Effect::RenewFsId { .. } => {
+                return Err(HostCause::Unexpected("not simulated".into()));
+            }
             Effect::AttachLoop(spec) => {
                 let (number, key) = self.attach(process, spec)?;
                 return Ok(Acted::Loop { number, key });

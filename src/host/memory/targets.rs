@@ -90,6 +90,7 @@ impl Machine {
             size: 0,
             allocated: 0,
             rdev,
+            modified: 0,
         };
         match self.top(path) {
             Some(Mounted {
@@ -136,6 +137,7 @@ impl Machine {
             size: 0,
             allocated: 0,
             rdev: 0,
+            modified: 0,
         };
         self.stat_target(path).or_else(|| (!absent).then(made))
     }

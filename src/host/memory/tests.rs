@@ -74,7 +74,7 @@ fn attach(host: &MemoryHost, autoclear: bool) -> Result<LoopHold> {
     };
     match host.perform(&Effect::AttachLoop(spec))? {
         Done::Loop(hold) => Ok(hold),
-        Done::Plain => panic!("no loop"),
+        Done::Plain | Done::Cloned(_) => panic!("no loop"),
     }
 }
 

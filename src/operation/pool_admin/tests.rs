@@ -1,7 +1,6 @@
 //! Pools as administrators meet them: made, moved, lost, forgotten.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use nix::errno::Errno;
 
@@ -34,7 +33,10 @@ fn start(host: &MemoryHost, pools: &[PoolDefinition]) -> Result<Driver> {
         pools: pools.to_vec(),
         node_record: NODE.into(),
     };
-    Driver::start(settings, Arc::new(host.another_process()))
+    Driver::start(
+        settings,
+        crate::cut::Seams::simulated(host.another_process()),
+    )
 }
 
 fn refusal<T: std::fmt::Debug>(result: Result<T>) -> String {

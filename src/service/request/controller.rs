@@ -36,6 +36,7 @@ pub fn create_volume(request: &csi::CreateVolumeRequest, key: &str) -> Result<Cr
             .flat_map(|requirement| &requirement.requisite)
             .map(|topology| segment(topology, key))
             .collect(),
+        content_source: None,
     })
 }
 

@@ -1,0 +1,63 @@
+//! Quiesce and release of applications: sessions.
+//!
+//! A session is one program that quiesces, prints a line READY, waits for the end of its stdin,
+//! releases, and exits; its own deadline releases it too. So the application is released whatever
+//! becomes of the driver.
+
+use std::time::Duration;
+
+use crate::error::Result;
+use crate::model::SharedVolume;
+
+/// Whose hooks are wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HookTarget {
+    /// Id of the volume.
+    pub volume_id: String,
+    /// "namespace/name" of its claim, if it's known.
+    pub claim: Option<String>,
+}
+
+/// Starts the sessions of volumes.
+pub trait Hooks: Send + Sync + 'static {
+    /// Names of the hooks that `targets` have, each once; what `shared` refuses is an error.
+    /// Empty where none is configured, or all are skipped.
+    fn wanted(&self, targets: &[HookTarget], shared: SharedVolume) -> Result<Vec<String>>;
+
+    /// Starts the hooks of these names in parallel, and waits until each has said READY, for at
+    /// most `timeout` in all. On an error those that had started are released.
+    fn quiesce(&self, names: &[String], timeout: Duration) -> Result<Box<dyn Quiesced>>;
+}
+
+/// Applications that stand still. Dropping it releases them all.
+pub trait Quiesced: Send {
+    /// Whether every session still lives, and so still holds: an error names the one that doesn't.
+    fn verify(&mut self) -> Result<()>;
+
+    /// Ends the sessions: end of file on their stdin, a grace period, then a kill. An error names
+    /// a session that failed to release by itself.
+    fn release(self: Box<Self>) -> Result<()>;
+}
+
+/// No hooks at all.
+pub struct NoHooks;
+
+impl Hooks for NoHooks {
+    fn wanted(&self, _targets: &[HookTarget], _shared: SharedVolume) -> Result<Vec<String>> {
+        Ok(Vec::new())
+    }
+
+    fn quiesce(&self, _names: &[String], _timeout: Duration) -> Result<Box<dyn Quiesced>> {
+        Ok(Box::new(NoHooks))
+    }
+}
+
+impl Quiesced for NoHooks {
+    fn verify(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn release(self: Box<Self>) -> Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,98 @@
+//! The seam to who freezes: never this process itself, but the guard, which thaws whatever
+//! becomes of us.
+//!
+//! The real one is `cut::guard`; a simulated machine has one of its own.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::{Device, FileId, Result};
+use crate::model::FsType;
+
+/// The root directory of a mounted file system, open, and proven to be on its device. While it's
+/// open, the file system can't be unmounted.
+pub struct MountRoot {
+    /// The device beneath.
+    pub device: Device,
+    /// What keeps it open: an [`std::os::fd::OwnedFd`] on the real host.
+    pub keep: Box<dyn std::any::Any + Send + Sync>,
+}
+
+impl fmt::Debug for MountRoot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "root of {}", self.device.path.display())
+    }
+}
+
+/// One file system to be frozen.
+#[derive(Debug)]
+pub struct FreezeMember {
+    /// Id of its volume, for journal, logs and people.
+    pub volume_id: String,
+    /// The image beneath the device: after a crash of all processes the device is known by it.
+    pub image: FileId,
+    /// Which file system.
+    pub fs: FsType,
+    /// Its open root.
+    pub root: MountRoot,
+}
+
+/// How long things may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FreezeLimits {
+    /// For each call of [`Freeze::sync`].
+    pub sync: Duration,
+    /// From the first FIFREEZE until the guard thaws whatever happens.
+    pub freeze: Duration,
+}
+
+/// A freeze that is journalled, and what became of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Journalled {
+    /// Id of the volume.
+    pub volume_id: String,
+    /// The device.
+    pub device: PathBuf,
+    /// Process that asked for it.
+    pub owner: u32,
+    /// Seconds since 1970.
+    pub since: u64,
+    /// Seconds since 1970: when the guard thaws at the latest.
+    pub until: u64,
+    /// Its owner still lives and holds it.
+    pub held: bool,
+}
+
+/// Who freezes.
+pub trait Freezer: Send + Sync + 'static {
+    /// Hands file systems to the guard, which is started if it isn't there, after they were
+    /// written into the journal. Nothing is frozen yet.
+    fn begin(&self, members: Vec<FreezeMember>, limits: FreezeLimits) -> Result<Box<dyn Freeze>>;
+
+    /// Thaws what is journalled and held by nobody, or past its deadline, and nothing else.
+    /// The ids of the volumes that were thawed. Runs at start, before anything touches an image,
+    /// and again from time to time.
+    fn sweep(&self) -> Result<Vec<String>>;
+
+    /// What is journalled now.
+    fn journalled(&self) -> Result<Vec<Journalled>>;
+}
+
+/// File systems in the guard's hands. Dropping it thaws them all.
+///
+/// The order is `sync` (any number of times), `freeze`, one `thaw` for each member, `drop`.
+pub trait Freeze: Send + Sync {
+    /// syncfs of all, in parallel. An error of one, or the end of the budget, is an error: what
+    /// couldn't be written isn't in the cut.
+    fn sync(&self) -> Result<()>;
+
+    /// FIFREEZE of all, in parallel; all are frozen when it returns. On an error (one refused, the
+    /// deadline, the guard died) all are thawed again, or will be once their FIFREEZE returns.
+    fn freeze(&self) -> Result<()>;
+
+    /// FITHAW of one member. True if it was still frozen by us: only then is what was cut since
+    /// [`Freeze::freeze`] returned consistent. False if somebody thawed it early: the deadline,
+    /// the guard's end, a stranger. May be called from several threads for several members.
+    fn thaw(&self, member: usize) -> Result<bool>;
+}

@@ -1,0 +1,291 @@
+//! What a VolumeSnapshotClass or VolumeGroupSnapshotClass asks for, and what a snapshot reached.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::parameters::SIDECAR_PREFIX;
+use crate::error::Error;
+
+/// How far the world stood still for a cut. Ordered: more is better.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// As after a power cut at this moment: one image, one moment, nothing written back first.
+    Crash,
+    /// File systems were frozen, or not mounted: everything written before, synced or not, is in it.
+    #[default]
+    Filesystem,
+    /// Applications were quiesced as well.
+    Application,
+}
+
+impl Level {
+    /// The word in a class.
+    pub fn word(self) -> &'static str {
+        match self {
+            Level::Crash => "crash",
+            Level::Filesystem => "filesystem",
+            Level::Application => "application",
+        }
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
+    }
+}
+
+/// What happens when quiesce hooks have failed in every try.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnQuiesceFailure {
+    /// No snapshot.
+    #[default]
+    Fail,
+    /// One of a lower level.
+    Degrade(Level),
+}
+
+/// Whose hooks run when several users share a volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SharedVolume {
+    /// Everybody's.
+    #[default]
+    All,
+    /// The first one's, in the order of names.
+    One,
+    /// Nobody's.
+    Skip,
+    /// None: it's refused.
+    Fail,
+}
+
+/// The parameters of a class.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SnapshotParameters {
+    /// The level that is wanted.
+    pub consistency: Level,
+    /// If that can't be had.
+    pub on_quiesce_failure: OnQuiesceFailure,
+    /// From the first freeze to the last thaw, at most.
+    pub freeze_timeout: Duration,
+    /// For all hooks to say READY.
+    pub quiesce_timeout: Duration,
+    /// Tries after the first one.
+    pub retries: u32,
+    /// Between two tries.
+    pub retry_interval: Duration,
+    /// Hooks of several users of one volume.
+    pub shared_volume: SharedVolume,
+    /// Images of more extents are refused before anything is frozen.
+    pub max_extents: Option<u64>,
+}
+
+impl Default for SnapshotParameters {
+    fn default() -> SnapshotParameters {
+        SnapshotParameters {
+            consistency: Level::Filesystem,
+            on_quiesce_failure: OnQuiesceFailure::Fail,
+            freeze_timeout: Duration::from_secs(10),
+            quiesce_timeout: Duration::from_secs(30),
+            retries: 2,
+            retry_interval: Duration::from_secs(5),
+            shared_volume: SharedVolume::All,
+            max_extents: None,
+        }
+    }
+}
+
+/// Longer than any application should stand still, and far below the kernel's hung-task limit.
+const MOST_FREEZE: Duration = Duration::from_secs(30);
+/// Longer than any sidecar waits for the whole call.
+const MOST_QUIESCE: Duration = Duration::from_secs(600);
+const MOST_RETRIES: u32 = 20;
+const MOST_INTERVAL: Duration = Duration::from_secs(300);
+const KNOWN: &str = "consistency, onQuiesceFailure, freezeTimeout, quiesceTimeout, retries, \
+                     retryInterval, sharedVolume, maxExtents";
+
+impl SnapshotParameters {
+    /// Parses a class. `deletionPolicy` is a field of the class, not a parameter: a common slip,
+    /// passed over; the second value tells whether it was there.
+    pub fn parse<'a>(
+        map: impl IntoIterator<Item = (&'a String, &'a String)>,
+    ) -> Result<(SnapshotParameters, bool), Error> {
+        let mut parsed = SnapshotParameters::default();
+        let mut slip = false;
+        let sorted: BTreeMap<_, _> = map.into_iter().collect();
+        for (key, value) in sorted {
+            match key.as_str() {
+                "consistency" => parsed.consistency = consistency(value)?,
+                "onQuiesceFailure" => parsed.on_quiesce_failure = on_quiesce_failure(value)?,
+                "freezeTimeout" => parsed.freeze_timeout = duration(key, value, MOST_FREEZE)?,
+                "quiesceTimeout" => parsed.quiesce_timeout = duration(key, value, MOST_QUIESCE)?,
+                "retries" => {
+                    parsed.retries = number(key, value, 0, u64::from(MOST_RETRIES))? as u32
+                }
+                "retryInterval" => parsed.retry_interval = duration(key, value, MOST_INTERVAL)?,
+                "sharedVolume" => parsed.shared_volume = shared_volume(value)?,
+                "maxExtents" => parsed.max_extents = Some(number(key, value, 1, u64::MAX)?),
+                "deletionPolicy" => slip = true,
+                _ if key.starts_with(SIDECAR_PREFIX) => {}
+                _ => {
+                    return Err(Error::invalid(
+                        format!("parameters[{key:?}]"),
+                        format!("is not a parameter of a snapshot class; known are {KNOWN}"),
+                    ));
+                }
+            }
+        }
+        Ok((parsed, slip))
+    }
+}
+
+fn bad(key: &str, value: &str, right: &str) -> Error {
+    Error::invalid(
+        format!("parameters.{key}"),
+        format!("{value:?} is not known; give {right}"),
+    )
+}
+
+fn consistency(value: &str) -> Result<Level, Error> {
+    [Level::Filesystem, Level::Application, Level::Crash]
+        .into_iter()
+        .find(|level| level.word() == value)
+        .ok_or_else(|| bad("consistency", value, "filesystem, application or crash"))
+}
+
+fn on_quiesce_failure(value: &str) -> Result<OnQuiesceFailure, Error> {
+    match value {
+        "fail" => Ok(OnQuiesceFailure::Fail),
+        "filesystem" => Ok(OnQuiesceFailure::Degrade(Level::Filesystem)),
+        "crash" => Ok(OnQuiesceFailure::Degrade(Level::Crash)),
+        _ => Err(bad("onQuiesceFailure", value, "fail, filesystem or crash")),
+    }
+}
+
+fn shared_volume(value: &str) -> Result<SharedVolume, Error> {
+    match value {
+        "all" => Ok(SharedVolume::All),
+        "one" => Ok(SharedVolume::One),
+        "skip" => Ok(SharedVolume::Skip),
+        "fail" => Ok(SharedVolume::Fail),
+        _ => Err(bad("sharedVolume", value, "all, one, skip or fail")),
+    }
+}
+
+fn number(key: &str, value: &str, least: u64, most: u64) -> Result<u64, Error> {
+    let plain = !value.is_empty() && value.bytes().all(|digit| digit.is_ascii_digit());
+    let number = plain.then(|| value.parse().ok()).flatten();
+    number
+        .filter(|number| (least..=most).contains(number))
+        .ok_or_else(|| match most {
+            u64::MAX => bad(key, value, &format!("a number of at least {least}")),
+            _ => bad(key, value, &format!("a number from {least} to {most}")),
+        })
+}
+
+/// "500ms", "10s", "2m"; more than nothing.
+pub fn parse_duration(text: &str) -> Option<Duration> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let number: u64 = number.parse().ok().filter(|number| *number > 0)?;
+    match unit {
+        "ms" => Some(Duration::from_millis(number)),
+        "s" => Some(Duration::from_secs(number)),
+        "m" => Some(Duration::from_secs(number.checked_mul(60)?)),
+        _ => None,
+    }
+}
+
+fn duration(key: &str, value: &str, most: Duration) -> Result<Duration, Error> {
+    parse_duration(value)
+        .filter(|duration| *duration <= most)
+        .ok_or_else(|| {
+            let right = format!(
+                "a time such as \"500ms\" or \"10s\", at most {}s",
+                most.as_secs()
+            );
+            bad(key, value, &right)
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    fn parse(pairs: &[(&str, &str)]) -> Result<(SnapshotParameters, bool), Error> {
+        let map: HashMap<String, String> = pairs
+            .iter()
+            .map(|(key, value)| (key.to_string(), value.to_string()))
+            .collect();
+        SnapshotParameters::parse(&map)
+    }
+
+    #[test]
+    fn nothing_said_is_the_default() {
+        assert_eq!(parse(&[]).unwrap(), (SnapshotParameters::default(), false));
+    }
+
+    #[test]
+    fn every_key_is_taken() {
+        let (parsed, slip) = parse(&[
+            ("consistency", "application"),
+            ("onQuiesceFailure", "filesystem"),
+            ("freezeTimeout", "500ms"),
+            ("quiesceTimeout", "1m"),
+            ("retries", "0"),
+            ("retryInterval", "1s"),
+            ("sharedVolume", "one"),
+            ("maxExtents", "1000"),
+            ("csi.storage.k8s.io/volumesnapshot/name", "x"),
+            ("deletionPolicy", "Delete"),
+        ])
+        .unwrap();
+        assert!(slip);
+        let wanted = SnapshotParameters {
+            consistency: Level::Application,
+            on_quiesce_failure: OnQuiesceFailure::Degrade(Level::Filesystem),
+            freeze_timeout: Duration::from_millis(500),
+            quiesce_timeout: Duration::from_secs(60),
+            retries: 0,
+            retry_interval: Duration::from_secs(1),
+            shared_volume: SharedVolume::One,
+            max_extents: Some(1000),
+        };
+        assert_eq!(parsed, wanted);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_what_would_be_right() {
+        for (key, value, right) in [
+            ("freezeTimeout", "31s", "at most 30s"),
+            ("freezeTimeout", "0s", "at most 30s"),
+            ("retries", "-1", "0 to 20"),
+            ("consistency", "total", "crash"),
+            ("maxExtents", "0", "at least 1"),
+            ("freezetimeout", "1s", "freezeTimeout"),
+        ] {
+            let text = parse(&[(key, value)]).unwrap_err().to_string();
+            assert!(text.contains(key) && text.contains(right), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_map_is_taken_without_a_panic(given in prop::collection::hash_map("[a-zA-Z]{0,16}", any::<String>(), 0..6)) {
+            let _ = SnapshotParameters::parse(&given);
+        }
+
+        #[test]
+        fn any_text_is_a_duration_or_none(text in any::<String>()) {
+            let _ = parse_duration(&text);
+        }
+    }
+}
