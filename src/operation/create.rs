@@ -116,6 +116,7 @@ impl Driver {
             content_source: None,
             claim: None,
             copy: None,
+            lineage: None,
         })
     }
 

@@ -157,6 +157,7 @@ mod tests {
             content_source: None,
             claim: None,
             copy: None,
+            lineage: None,
         }
     }
 

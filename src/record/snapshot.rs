@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::Record;
 use super::volume::Formatted;
-use crate::model::{Allocation, Capability, Level};
+use crate::model::{Allocation, Capability, Level, Wipe};
 
 /// Everything that is known of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,6 +37,9 @@ pub struct SnapshotRecord {
     /// What the volume was made for.
     #[serde(default)]
     pub capabilities: Vec<Capability>,
+    /// What a delete does to the blocks: as the volume had it at the cut.
+    #[serde(default)]
+    pub wipe: Wipe,
     /// When it was cut: nanoseconds since 1970, one for all members of a group. 0 before.
     #[serde(default)]
     pub cut_at: u64,
@@ -52,6 +55,16 @@ pub struct SnapshotRecord {
     /// A copy that isn't finished, on a pool that can't share blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy: Option<CopyProgress>,
+    /// As in [`super::VolumeRecord::lineage`]; none is the source's incarnation. The backend sets it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lineage: Option<Uuid>,
+}
+
+impl SnapshotRecord {
+    /// Where its blocks come from in the end.
+    pub fn lineage(&self) -> Uuid {
+        self.lineage.unwrap_or(self.source_incarnation)
+    }
 }
 
 impl Record for SnapshotRecord {

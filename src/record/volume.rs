@@ -60,6 +60,18 @@ pub struct VolumeRecord {
     /// A copy that isn't finished, from where blocks can't be shared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy: Option<super::CopyProgress>,
+    /// The incarnation of the volume that its blocks come from in the end, however many copies
+    /// lie between; none is its own. Only what has one lineage can share blocks. The backend
+    /// sets it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lineage: Option<Uuid>,
+}
+
+impl VolumeRecord {
+    /// Where its blocks come from in the end.
+    pub fn lineage(&self) -> Uuid {
+        self.lineage.unwrap_or(self.incarnation)
+    }
 }
 
 /// What a volume was made from.
