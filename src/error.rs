@@ -14,6 +14,8 @@ pub enum Kind {
     Volume,
     /// A snapshot.
     Snapshot,
+    /// A group of snapshots.
+    Group,
     /// A node of the cluster.
     Node,
     /// A pool.
@@ -25,6 +27,7 @@ impl fmt::Display for Kind {
         f.write_str(match self {
             Kind::Volume => "volume",
             Kind::Snapshot => "snapshot",
+            Kind::Group => "group snapshot",
             Kind::Node => "node",
             Kind::Pool => "pool",
         })

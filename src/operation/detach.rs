@@ -15,6 +15,13 @@ pub struct InFlight {
     stopping: AtomicBool,
 }
 
+impl InFlight {
+    /// Whether [`Driver::stop`] has been called: long work ends where it can go on later.
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+}
+
 /// One running operation; counted until dropped, also by a panic.
 struct Running(Arc<Driver>);
 

@@ -1,27 +1,273 @@
 //! CreateVolumeGroupSnapshot, DeleteVolumeGroupSnapshot, GetVolumeGroupSnapshot.
+//!
+//! A group is nothing but its members: each one's record names them all. They are cut together by
+//! one try, and committed by the first one's record.
 
-use super::{CreateGroup, Driver, Group, NamedGroup};
-use crate::error::{Error, Result};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use super::cutting::{Source, Try};
+use super::lock::{Guard, Key};
+use super::snapshot::Prepared;
+use super::{CreateGroup, Driver, Group, NamedGroup, Pool, PoolState};
+use crate::error::{Error, Kind, Mismatch, Result, chain};
+use crate::model::id::NameKind;
+use crate::model::{GroupId, SnapshotId};
+use crate::record::{GroupMembership, SnapshotRecord, SnapshotState};
+
+/// A member that is there.
+type Member = (Arc<Pool>, SnapshotRecord);
 
 impl Driver {
-    /// CreateVolumeGroupSnapshot.
-    pub fn create_group(&self, _request: &CreateGroup) -> Result<Group> {
-        Err(Error::Unsupported {
-            what: "a group".into(),
+    /// CreateVolumeGroupSnapshot: all members at one moment, or none. A crash leaves members that
+    /// are in no list; the next start ends them, or commits them all if the first one was.
+    pub fn create_group(&self, request: &CreateGroup) -> Result<Group> {
+        let id = GroupId::of_name(self.settled_home()?, &request.name);
+        let _group = self.locks.acquire(Key::Group(id.0))?;
+        self.settle_group(id.0)?;
+        let found = self.members_of(id.0, SnapshotState::Ready);
+        if let Some((_, one)) = found.first() {
+            let membership = one.group.clone().unwrap_or_else(|| no_membership(id.0));
+            same_sources(request, &membership)?;
+            return self.group(id, &membership, found);
+        }
+        let ids = &request.source_volume_ids;
+        let made = self.tries(&format!("group {}", request.name), &request.parameters, |now| {
+            let (locks, sources) = self.lock_sources(ids)?;
+            let mut made = self.try_group(id, request, &sources, now)?;
+            drop(locks);
+            self.commit_snapshots(&mut made)?;
+            Ok(made)
+        })?;
+        let snapshots: Vec<_> = made
+            .iter()
+            .map(|one| self.snapshot(&one.pool, &one.record))
+            .collect();
+        let cut_at = snapshots.first().map_or(0, |snapshot| snapshot.cut_at);
+        Ok(Group {
+            id,
+            snapshots,
+            cut_at,
         })
     }
 
-    /// DeleteVolumeGroupSnapshot.
-    pub fn delete_group(&self, _request: &NamedGroup) -> Result<()> {
-        Err(Error::Unsupported {
-            what: "a group".into(),
+    fn try_group(
+        &self,
+        id: GroupId,
+        request: &CreateGroup,
+        sources: &[Source],
+        now: &Try<'_>,
+    ) -> Result<Vec<Prepared>> {
+        if let Some(source) = sources
+            .iter()
+            .find(|source| !source.pool.backend.shares_blocks())
+        {
+            return Err(super::copying::no_sharing(&source.pool, &source.text));
+        }
+        let uses = self.uses_of(sources)?;
+        let of = |source: &Source| {
+            let name = format!("{id}\n{}", source.id);
+            SnapshotId::of_name(source.pool.id(), NameKind::Member, &name)
+        };
+        let membership = GroupMembership {
+            id: id.0,
+            members: sources.iter().map(|source| of(source).to_string()).collect(),
+            sources: sources.iter().map(|source| source.id.to_string()).collect(),
+        };
+        let attempt = self.host.random_uuid();
+        let records = sources.iter().map(|source| SnapshotRecord {
+            group: Some(membership.clone()),
+            ..self.plan_snapshot(source, of(source), &request.name, attempt)
+        });
+        self.make_snapshots(sources, &uses, records.collect(), now, &request.parameters)
+    }
+
+    /// Members of a group on the pools that are served.
+    fn members_of(&self, group: Uuid, state: SnapshotState) -> Vec<Member> {
+        let is_member = |record: &SnapshotRecord| {
+            record.state == state && record.group.as_ref().is_some_and(|of| of.id == group)
+        };
+        let mut found = Vec::new();
+        for pool in self.serving() {
+            let records = match state {
+                SnapshotState::Ready => pool.backend.snapshots(None, usize::MAX),
+                SnapshotState::Preparing | SnapshotState::Cut => pool.backend.unready_snapshots(),
+            };
+            let mine = records.into_iter().filter(is_member);
+            found.extend(mine.map(|record| (pool.clone(), record)));
+        }
+        found
+    }
+
+    /// The answer for a group, in the order of its sources; an error if a member is missing.
+    fn group(&self, id: GroupId, membership: &GroupMembership, found: Vec<Member>) -> Result<Group> {
+        let mut snapshots = Vec::new();
+        for member in &membership.members {
+            let (pool, _, record) = self.find_snapshot(member).map_err(|error| match error {
+                Error::NotFound { .. } => Error::refused(
+                    format!("group snapshot {id}"),
+                    format!("its member {member} is gone; delete the group"),
+                ),
+                other => other,
+            })?;
+            snapshots.push(self.snapshot(&pool, &record));
+        }
+        let cut_at = found.first().map_or(0, |(_, record)| record.cut_at);
+        Ok(Group {
+            id,
+            snapshots,
+            cut_at,
         })
+    }
+
+    /// DeleteVolumeGroupSnapshot. A crash leaves some members, which a repeat ends.
+    pub fn delete_group(&self, request: &NamedGroup) -> Result<()> {
+        let Ok(id) = request.group_id.parse::<GroupId>() else {
+            return Ok(());
+        };
+        let _group = self.locks.acquire(Key::Group(id.0))?;
+        self.settle_group(id.0)?;
+        let found = self.members_of(id.0, SnapshotState::Ready);
+        if let Some(membership) = found.first().and_then(|(_, one)| one.group.as_ref()) {
+            same_members(request, membership)?;
+        }
+        // A member on a pool that isn't served now is not gone.
+        for member in &request.snapshot_ids {
+            self.owner(member)?;
+        }
+        if let Some((_, one)) = found.first()
+            && let Some(membership) = &one.group
+        {
+            for member in &membership.members {
+                self.owner(member)?;
+            }
+        }
+        let _locks: Vec<Guard> = found
+            .iter()
+            .map(|(_, one)| self.locks.acquire(Key::Snapshot(one.uuid)))
+            .collect::<Result<_>>()?;
+        found
+            .iter()
+            .try_for_each(|(pool, one)| pool.backend.delete_snapshot(one.uuid))
     }
 
     /// GetVolumeGroupSnapshot.
-    pub fn get_group(&self, _request: &NamedGroup) -> Result<Group> {
-        Err(Error::Unsupported {
-            what: "a group".into(),
-        })
+    pub fn get_group(&self, request: &NamedGroup) -> Result<Group> {
+        let absent = || Error::NotFound {
+            kind: Kind::Group,
+            id: request.group_id.clone(),
+        };
+        let id: GroupId = request.group_id.parse().map_err(|_| absent())?;
+        let found = self.members_of(id.0, SnapshotState::Ready);
+        let membership = found.first().and_then(|(_, one)| one.group.clone());
+        let Some(membership) = membership else {
+            self.refuse_unless_all_serve()?;
+            return Err(absent());
+        };
+        same_members(request, &membership)?;
+        self.group(id, &membership, found)
     }
+
+    /// "There is none" is only known where all pools have answered.
+    fn refuse_unless_all_serve(&self) -> Result<()> {
+        for state in self.states() {
+            if let PoolState::Refused {
+                definition, why, ..
+            } = state
+            {
+                return Err(Error::Unreachable {
+                    what: format!("pool {}", definition.name),
+                    reason: why,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends or commits what a crash has left of groups, one after another: at start, and when a
+    /// pool has come back. Groups that are being made are left alone.
+    pub(super) fn settle_groups(&self) {
+        let mut groups = BTreeSet::new();
+        for pool in self.serving() {
+            let records = pool.backend.unready_snapshots();
+            groups.extend(records.into_iter().filter_map(|one| Some(one.group?.id)));
+        }
+        for group in groups {
+            let Ok(_lock) = self.locks.acquire(Key::Group(group)) else {
+                continue;
+            };
+            if let Err(error) = self.settle_group(group) {
+                tracing::error!(%group, error = %chain(&error), "can't settle a group snapshot that a crash has left");
+            }
+        }
+    }
+
+    /// Members that are cut follow the first one: committed if it is, by the same try, and
+    /// deleted if not. Nothing is done while the first one's pool isn't served.
+    fn settle_group(&self, group: Uuid) -> Result<()> {
+        for state in [SnapshotState::Cut, SnapshotState::Preparing] {
+            for (pool, mut record) in self.members_of(group, state) {
+                let lead = record.group.as_ref().and_then(|of| of.members.first());
+                let committed = match lead.map(|lead| self.find_snapshot(lead)) {
+                    Some(Ok((_, _, lead))) => {
+                        lead.attempt == record.attempt && state == SnapshotState::Cut
+                    }
+                    Some(Err(Error::NotFound { .. })) | None => false,
+                    Some(Err(error)) => return Err(error),
+                };
+                if committed {
+                    record.state = SnapshotState::Ready;
+                    pool.backend.update_snapshot(&record)?;
+                } else {
+                    pool.backend
+                        .delete_snapshot(record.uuid)
+                        .map_err(Error::unseen)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A record among a group's members always has one.
+fn no_membership(id: Uuid) -> GroupMembership {
+    GroupMembership {
+        id,
+        members: Vec::new(),
+        sources: Vec::new(),
+    }
+}
+
+fn same_sources(request: &CreateGroup, membership: &GroupMembership) -> Result<()> {
+    let wanted: BTreeSet<_> = request.source_volume_ids.iter().collect();
+    if wanted == membership.sources.iter().collect() {
+        return Ok(());
+    }
+    Err(Error::Exists {
+        kind: Kind::Group,
+        id: format!("{:?}", request.name),
+        mismatch: Mismatch {
+            field: "source_volume_ids",
+            found: membership.sources.join(", "),
+            wanted: request.source_volume_ids.join(", "),
+        },
+    })
+}
+
+/// Ids that are given must be the members', all of them; none given says nothing.
+fn same_members(request: &NamedGroup, membership: &GroupMembership) -> Result<()> {
+    let given: BTreeSet<_> = request.snapshot_ids.iter().collect();
+    if given.is_empty() || given == membership.members.iter().collect() {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "snapshot_ids",
+        format!(
+            "are not the members of group snapshot {}, which are {}",
+            request.group_id,
+            membership.members.join(", ")
+        ),
+    ))
 }

@@ -17,6 +17,12 @@ pub enum Key {
     Volume(Uuid),
     /// A path whose volume isn't known here.
     Path(String),
+    /// A request name of a snapshot, during create.
+    SnapshotName(String),
+    /// A snapshot, by the part of its id that is its own.
+    Snapshot(Uuid),
+    /// A group of snapshots.
+    Group(Uuid),
 }
 
 impl std::fmt::Display for Key {
@@ -25,6 +31,9 @@ impl std::fmt::Display for Key {
             Key::Name(name) => write!(f, "name {name:?}"),
             Key::Volume(uuid) => write!(f, "volume {uuid}"),
             Key::Path(path) => write!(f, "path {path:?}"),
+            Key::SnapshotName(name) => write!(f, "snapshot name {name:?}"),
+            Key::Snapshot(uuid) => write!(f, "snapshot {uuid}"),
+            Key::Group(uuid) => write!(f, "group snapshot {uuid}"),
         }
     }
 }

@@ -1,0 +1,288 @@
+//! Copies, where blocks can't be shared: from one pool to another, and on a pool without reflink.
+//!
+//! A copy of a volume is made only while nobody uses the volume, never under a freeze: a stage of
+//! it ends the copy. Copies report how far they are, are bounded in their rate, and go on after
+//! a restart if the source hasn't been changed.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+
+use super::capacity::admit_snapshot;
+use super::cutting::Source;
+use super::lock::Key;
+use super::snapshot::Prepared;
+use super::{CreateSnapshot, Driver, Pool, Snapshot};
+use crate::backend::Image;
+use crate::cut::Use;
+use crate::error::{Doing, Error, Result};
+use crate::host::Effect;
+use crate::model::size::{MIB, image_bytes};
+use crate::model::{Level, SnapshotId};
+use crate::record::{CopyProgress, SnapshotState};
+
+/// Bytes of one effect: between two, a stage or a stop is looked for.
+const STEP: u64 = 16 * MIB;
+/// Bytes after which the progress is made durable, and told.
+const SAVE: u64 = 512 * MIB;
+/// Bytes a second, at most: half of what a SATA disk gives, so that a copy is never all that a
+/// disk has to do.
+const RATE: u64 = 256 * MIB;
+
+/// The way out of a pool that can't share blocks.
+pub(super) fn no_sharing(pool: &Pool, volume_id: &str) -> Error {
+    Error::refused(
+        format!("volume {volume_id}"),
+        format!(
+            "it is in use, and pool {} can't share blocks, so that a snapshot would be a copy of a volume that changes; unstage it first, or keep the pool on xfs or btrfs, or on an image (`--pool {}={},image=SIZE`)",
+            pool.definition.name, pool.definition.name, pool.definition.place
+        ),
+    )
+}
+
+/// Copies that run, by the volume that they're of.
+#[derive(Debug, Default)]
+pub(super) struct Copies(Mutex<HashMap<Uuid, Arc<Flags>>>);
+
+#[derive(Debug, Default)]
+struct Flags {
+    ended: AtomicBool,
+    finished: AtomicBool,
+}
+
+/// A copy that runs; taken off the list when it's dropped.
+pub(super) struct Copying<'a> {
+    copies: &'a Copies,
+    of: Option<(Uuid, Arc<Flags>)>,
+}
+
+impl Copies {
+    /// Ends the copy of a volume that is about to be used: what was copied is worthless.
+    pub(super) fn end(&self, volume: Uuid) {
+        let copies = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(flags) = copies.get(&volume) {
+            flags.ended.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether a volume is being copied.
+    pub(super) fn has(&self, volume: Uuid) -> bool {
+        let copies = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        copies.contains_key(&volume)
+    }
+}
+
+impl Copying<'_> {
+    fn is_ended(&self) -> bool {
+        self.of
+            .as_ref()
+            .is_some_and(|(_, flags)| flags.ended.load(Ordering::SeqCst))
+    }
+
+    /// The last look: from here on a use of the volume doesn't matter any more.
+    pub(super) fn finish(&self) -> Result<()> {
+        let _copies = self.copies.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &self.of {
+            Some((volume, flags)) if flags.ended.load(Ordering::SeqCst) => Err(ended(*volume)),
+            Some((_, flags)) => {
+                flags.finished.store(true, Ordering::SeqCst);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Copying<'_> {
+    fn drop(&mut self) {
+        if let Some((volume, _)) = &self.of {
+            let mut copies = self.copies.0.lock().unwrap_or_else(PoisonError::into_inner);
+            copies.remove(volume);
+        }
+    }
+}
+
+fn ended(volume: Uuid) -> Error {
+    Error::Busy {
+        subject: format!("the copy of volume {volume}"),
+        holder: "the volume was staged or published meanwhile, which ended the copy".into(),
+    }
+}
+
+impl Driver {
+    /// Registers a copy. Of a volume, only while nobody uses it.
+    pub(super) fn begin_copy(&self, of: Option<&Source>) -> Result<Copying<'_>> {
+        let copies = &self.copies;
+        let Some(source) = of else {
+            return Ok(Copying { copies, of: None });
+        };
+        let _lock = self.locks.acquire(Key::Volume(source.id.uuid))?;
+        if self.use_of(source)? != Use::Quiet || self.staged_as_block(&source.record)?.is_some() {
+            return Err(no_sharing(&source.pool, &source.text));
+        }
+        let flags = Arc::new(Flags::default());
+        let mut running = copies.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if running.contains_key(&source.id.uuid) {
+            return Err(Error::Pending {
+                what: format!("the copy of volume {}", source.text),
+            });
+        }
+        running.insert(source.id.uuid, flags.clone());
+        let of = Some((source.id.uuid, flags));
+        Ok(Copying { copies, of })
+    }
+
+    /// When an image was changed last.
+    pub(super) fn modified(&self, image: &Path) -> Result<u64> {
+        let stat = self
+            .host
+            .stat(image)
+            .doing(|| "look at the source of a copy".into())?;
+        stat.map(|stat| stat.modified).ok_or_else(|| Error::Damaged {
+            path: image.to_path_buf(),
+            problem: "the image is missing".into(),
+        })
+    }
+
+    /// Copies a range of one image into another, at a bounded rate. `save` makes known durably
+    /// how far it is; it's called when that much is durable.
+    pub(super) fn copy(
+        &self,
+        copying: &Copying<'_>,
+        name: &str,
+        [source, target]: [&Path; 2],
+        range: Range<u64>,
+        mut save: impl FnMut(u64) -> Result<()>,
+    ) -> Result<()> {
+        let doing = || format!("copy into {name}");
+        let began = Instant::now();
+        let (mut at, mut saved) = (range.start, range.start);
+        while at < range.end {
+            if copying.is_ended() {
+                return Err(copying.of.as_ref().map_or(Error::Stopping, |(volume, _)| ended(*volume)));
+            }
+            let stopping = self.in_flight.is_stopping();
+            if stopping || at - saved >= SAVE {
+                let sync = Effect::SyncFile { path: target };
+                self.host.perform(&sync).doing(doing)?;
+                save(at)?;
+                saved = at;
+                tracing::info!(copied = at, of = range.end, "copying into {name}");
+                if stopping {
+                    return Err(Error::Stopping);
+                }
+            }
+            let length = STEP.min(range.end - at);
+            let step = Effect::CopyRange {
+                source,
+                target,
+                offset: at,
+                length,
+            };
+            self.host.perform(&step).doing(doing)?;
+            at += length;
+            self.copied.fetch_add(length, Ordering::Relaxed);
+            let due = Duration::from_secs_f64((at - range.start) as f64 / RATE as f64);
+            std::thread::sleep(due.saturating_sub(began.elapsed()).min(Duration::from_secs(1)));
+        }
+        Ok(())
+    }
+
+    /// A snapshot on a pool that can't share blocks: a copy, while nobody uses the volume.
+    pub(super) fn copy_snapshot(
+        &self,
+        request: &CreateSnapshot,
+        source: &Source,
+        id: SnapshotId,
+    ) -> Result<Snapshot> {
+        let pool = &source.pool;
+        let copying = self.begin_copy(Some(source))?;
+        let image = pool.backend.image_path(Image::Volume(source.id.uuid));
+        let modified = self.modified(&image)?;
+        let begun = pool.backend.snapshot(id.uuid)?.filter(|begun| {
+            begun.source_incarnation == source.record.incarnation
+                && begun.size == source.record.size
+                && begun.copy.is_some_and(|copy| copy.source_modified == modified)
+        });
+        let mut record = match begun {
+            Some(begun) => begun,
+            None => {
+                let attempt = self.host.random_uuid();
+                let mut record = self.plan_snapshot(source, id, &request.name, attempt);
+                record.copy = Some(CopyProgress {
+                    copied: 0,
+                    source_modified: modified,
+                });
+                pool.backend.delete_snapshot(id.uuid).map_err(Error::unseen)?;
+                pool.backend
+                    .prepare_snapshot(&record, &|space| admit_snapshot(pool, space, &record))?;
+                record
+            }
+        };
+        let target = pool.backend.image_path(Image::Snapshot(id.uuid));
+        let from = record.copy.map_or(0, |copy| copy.copied);
+        let bytes = image_bytes(record.size);
+        let name = format!("snapshot {}", id.uuid);
+        let copied = self.copy(&copying, &name, [&image, &target], from..bytes, |copied| {
+            record.copy = Some(CopyProgress {
+                copied,
+                source_modified: modified,
+            });
+            pool.backend.update_snapshot(&record)
+        });
+        let committed = copied.and_then(|()| copying.finish()).and_then(|()| {
+            pool.backend.sync_snapshot(id.uuid)?;
+            record.copy = None;
+            record.level = Level::Filesystem;
+            record.reason = "a copy of a volume that nobody used".into();
+            record.cut_at = self.host.now() * 1_000_000_000;
+            record.state = SnapshotState::Ready;
+            pool.backend.update_snapshot(&record)
+        });
+        match committed {
+            Ok(()) => Ok(self.snapshot(pool, &record)),
+            Err(Error::Stopping) => Err(Error::Stopping),
+            Err(first) => {
+                let made = [Prepared {
+                    pool: pool.clone(),
+                    record,
+                }];
+                Err(self.undo_snapshots(&made, first))
+            }
+        }
+    }
+
+    /// Gives a thick image blocks of its own again after a cut; tells how far it is.
+    pub(super) fn unshare(&self, pool: &Pool, volume: Uuid, size: u64) -> Result<()> {
+        let path = pool.backend.image_path(Image::Volume(volume));
+        let bytes = image_bytes(size);
+        let mut at = 0;
+        while at < bytes {
+            let length = SAVE.min(bytes - at);
+            let step = Effect::Unshare {
+                path: &path,
+                offset: at,
+                length,
+            };
+            self.host
+                .perform(&step)
+                .doing(|| format!("give volume {volume} blocks of its own"))?;
+            at += length;
+            tracing::info!(%volume, done = at, of = bytes, "giving a thick volume blocks of its own after its snapshot");
+        }
+        Ok(())
+    }
+
+    /// Bytes copied since the start.
+    pub fn copied(&self) -> u64 {
+        self.copied.load(Ordering::Relaxed)
+    }
+}
+
+/// For the counter in [`Driver`].
+pub(super) type Copied = AtomicU64;

@@ -1,0 +1,371 @@
+//! CreateVolume from a snapshot or a volume: lands where its source is, and is independent of it
+//! from its first moment.
+
+use std::sync::Arc;
+
+use super::capacity::{admit, minimum_size};
+use super::cutting::Source;
+use super::lock::{Guard, Key};
+use super::{CreateVolume, Driver, Pool, Volume};
+use crate::backend::Image;
+use crate::error::{Doing, Error, Result, chain};
+use crate::host::Effect;
+use crate::model::size::image_bytes;
+use crate::model::{
+    AccessType, Capability, FsType, SnapshotParameters, VolumeParameters,
+};
+use crate::record::{
+    ContentSource, CopyProgress, Formatted, FormattedAs, SnapshotRecord, VolumeRecord,
+};
+
+/// What a new volume begins with.
+pub(super) enum Content {
+    /// A snapshot; locked against its deletion.
+    Snapshot(Arc<Pool>, Box<SnapshotRecord>, Guard),
+    /// A volume, in use or not.
+    Volume(Box<Source>),
+}
+
+impl Content {
+    pub(super) fn pool(&self) -> &Arc<Pool> {
+        match self {
+            Content::Snapshot(pool, ..) => pool,
+            Content::Volume(source) => &source.pool,
+        }
+    }
+
+    fn size(&self) -> u64 {
+        match self {
+            Content::Snapshot(_, record, _) => record.size,
+            Content::Volume(source) => source.record.size,
+        }
+    }
+
+    fn block_size(&self) -> u32 {
+        match self {
+            Content::Snapshot(_, record, _) => record.block_size,
+            Content::Volume(source) => source.record.block_size,
+        }
+    }
+
+    fn formatted(&self) -> Option<&Formatted> {
+        match self {
+            Content::Snapshot(_, record, _) => record.formatted.as_ref(),
+            Content::Volume(source) => source.record.formatted.as_ref(),
+        }
+    }
+
+    fn image(&self) -> Image {
+        match self {
+            Content::Snapshot(_, record, _) => Image::Snapshot(record.uuid),
+            Content::Volume(source) => Image::Volume(source.id.uuid),
+        }
+    }
+}
+
+impl Driver {
+    /// The source of a new volume, which must exist.
+    pub(super) fn content(&self, source: &ContentSource) -> Result<Content> {
+        match source {
+            ContentSource::Snapshot(snapshot_id) => {
+                let (_, id, _) = self.find_snapshot(snapshot_id)?;
+                let lock = self.locks.acquire(Key::Snapshot(id.uuid))?;
+                let (pool, _, record) = self.find_snapshot(snapshot_id)?;
+                Ok(Content::Snapshot(pool, Box::new(record), lock))
+            }
+            ContentSource::Volume(volume_id) => {
+                Ok(Content::Volume(Box::new(self.source(volume_id)?)))
+            }
+        }
+    }
+
+    /// The size of a volume from a source: what was asked for, at least the source's.
+    pub(super) fn size_from(&self, request: &CreateVolume, content: &Content) -> Result<u64> {
+        let least = content.size().max(minimum_size(&request.capabilities));
+        let (required, limit) = (request.capacity.required, request.capacity.limit);
+        let size = required.max(least);
+        if limit != 0 && size > limit {
+            return Err(Error::OutOfRange {
+                field: "capacity_range.limit_bytes".into(),
+                problem: format!("{limit} is below the {least} bytes of the source"),
+            });
+        }
+        if required != 0 && required < content.size() {
+            return Err(Error::OutOfRange {
+                field: "capacity_range.required_bytes".into(),
+                problem: format!(
+                    "{required} is below the {} bytes of the source; ask for at least as much",
+                    content.size()
+                ),
+            });
+        }
+        Ok(size)
+    }
+
+    /// Completes the record of a volume by what it inherits; refuses a use that the content
+    /// doesn't fit.
+    pub(super) fn inherit(
+        &self,
+        record: VolumeRecord,
+        request: &CreateVolume,
+        content: &Content,
+    ) -> Result<VolumeRecord> {
+        let block_size = content.block_size();
+        if let Some(asked) = record.asked_block_size.filter(|asked| *asked != block_size) {
+            return Err(Error::invalid(
+                "parameters.blockSize",
+                format!("{asked} is not the source's {block_size}, which its content has to keep"),
+            ));
+        }
+        let formatted = content
+            .formatted()
+            .map(|formatted| fitting(formatted, &request.capabilities))
+            .transpose()?;
+        Ok(VolumeRecord {
+            block_size,
+            formatted,
+            content_source: request.content_source.clone(),
+            ..record
+        })
+    }
+
+    /// Makes the volume of a planned record, with the content. On an error nothing is left, or
+    /// it's [`Error::Undo`]; a crash leaves an intent, which a repeat or the next start ends.
+    pub(super) fn make_from(
+        &self,
+        pool: &Arc<Pool>,
+        record: VolumeRecord,
+        content: &Content,
+    ) -> Result<Volume> {
+        let shares = pool.id() == content.pool().id() && pool.backend.shares_blocks();
+        let made = match content {
+            _ if !shares => return self.copy_volume(pool, record, content),
+            Content::Snapshot(..) => self.filled(pool, &record, |target| {
+                let source = content.pool().backend.image_path(content.image());
+                let clone = Effect::CloneWhole {
+                    source: &source,
+                    target,
+                };
+                self.host
+                    .perform(&clone)
+                    .map(drop)
+                    .doing(|| format!("clone a snapshot into volume {}", record.uuid))
+            }),
+            Content::Volume(source) => self.clone_volume(pool, &record, source),
+        };
+        made.map(|record| self.volume(pool, &record))
+    }
+
+    /// A clone of a volume, in use or not, is a cut.
+    fn clone_volume(
+        &self,
+        pool: &Arc<Pool>,
+        record: &VolumeRecord,
+        source: &Source,
+    ) -> Result<VolumeRecord> {
+        let ids = [source.text.clone()];
+        let parameters = SnapshotParameters::default();
+        self.tries(&format!("volume {}", record.name), &parameters, |now| {
+            let (locks, sources) = self.lock_sources(&ids)?;
+            let uses = self.uses_of(&sources)?;
+            let mut locks = Some(locks);
+            self.filled(pool, record, |_| {
+                let copies = [Image::Volume(record.uuid)];
+                self.cut(&sources, &uses, &copies, now, &parameters)?;
+                // What follows takes long for thick volumes.
+                drop(locks.take());
+                Ok(())
+            })
+        })
+    }
+
+    /// A prepared volume, filled, given an identity of its own, completed.
+    fn filled(
+        &self,
+        pool: &Arc<Pool>,
+        record: &VolumeRecord,
+        fill: impl FnOnce(&std::path::Path) -> Result<()>,
+    ) -> Result<VolumeRecord> {
+        // A half-made one whose clean-up failed: it was never answered to anybody.
+        pool.backend.delete(record.uuid).map_err(Error::unseen)?;
+        self.prepare(pool, record)?;
+        let target = pool.backend.image_path(Image::Volume(record.uuid));
+        let made = fill(&target).and_then(|()| self.finish(pool, record));
+        made.map_err(|first| undo_volume(pool, record, first))
+    }
+
+    pub(super) fn prepare(&self, pool: &Arc<Pool>, record: &VolumeRecord) -> Result<()> {
+        pool.backend.prepare(record, &|space| {
+            admit(pool, space, record.allocation, 0, record.size)
+        })
+    }
+
+    /// From a filled image to a volume that can be answered.
+    pub(super) fn finish(&self, pool: &Pool, record: &VolumeRecord) -> Result<VolumeRecord> {
+        let doing = || format!("make volume {} from its source", record.uuid);
+        let image = pool.backend.image_path(Image::Volume(record.uuid));
+        // A clone takes its source's length.
+        let longer = Effect::Allocate {
+            path: &image,
+            size: image_bytes(record.size),
+            reserve: false,
+        };
+        self.host.perform(&longer).doing(doing)?;
+        let mut record = record.clone();
+        if let Some(formatted) = &mut record.formatted
+            && formatted.kind == FormattedAs::Btrfs
+            && formatted.complete
+        {
+            // Two of one fsid can't be mounted on one node. The image was never shown: a crash in
+            // the middle leaves an intent, which is made anew.
+            formatted.uuid = self.host.random_uuid();
+            let renew = Effect::RenewFsId {
+                image: &image,
+                uuid: formatted.uuid,
+            };
+            self.host.perform(&renew).doing(doing)?;
+        }
+        record.copy = None;
+        pool.backend.complete(&record)
+    }
+
+    /// Where a volume from a source goes: to its source, unless the class names another pool.
+    pub(super) fn pool_from(
+        &self,
+        parameters: &VolumeParameters,
+        content: &Content,
+    ) -> Result<Arc<Pool>> {
+        match &parameters.pool {
+            Some(name) => self.choose_pool(Some(name)),
+            None => Ok(content.pool().clone()),
+        }
+    }
+
+    /// Fills a volume from where blocks can't be shared. A repeat goes on where a stop or a crash
+    /// has cut it off, if the source has not been changed since.
+    fn copy_volume(
+        &self,
+        pool: &Arc<Pool>,
+        record: VolumeRecord,
+        content: &Content,
+    ) -> Result<Volume> {
+        let source = content.pool().backend.image_path(content.image());
+        let of_volume = match content {
+            Content::Snapshot(..) => None,
+            Content::Volume(source) => Some(source.as_ref()),
+        };
+        let copying = self.begin_copy(of_volume)?;
+        let modified = self.modified(&source)?;
+        let begun = pool.backend.volume(record.uuid)?.filter(|begun| {
+            begun.content_source == record.content_source
+                && begun.size == record.size
+                && begun.copy.is_some_and(|copy| copy.source_modified == modified)
+        });
+        let mut record = match begun {
+            Some(begun) => begun,
+            None => {
+                let mut record = record;
+                record.copy = Some(CopyProgress {
+                    copied: 0,
+                    source_modified: modified,
+                });
+                pool.backend.delete(record.uuid).map_err(Error::unseen)?;
+                self.prepare(pool, &record)?;
+                record
+            }
+        };
+        let target = pool.backend.image_path(Image::Volume(record.uuid));
+        let name = format!("volume {}", record.uuid);
+        let from = record.copy.map_or(0, |copy| copy.copied);
+        let bytes = image_bytes(content.size());
+        let copied = self.copy(&copying, &name, [&source, &target], from..bytes, |copied| {
+            record.copy = Some(CopyProgress {
+                copied,
+                source_modified: modified,
+            });
+            pool.backend.update(&record)
+        });
+        let done = copied
+            .and_then(|()| copying.finish())
+            .and_then(|()| self.finish(pool, &record));
+        match done {
+            Ok(record) => Ok(self.volume(pool, &record)),
+            // What is copied stays, for a repeat.
+            Err(Error::Stopping) => Err(Error::Stopping),
+            Err(first) => Err(undo_volume(pool, &record, first)),
+        }
+    }
+}
+
+/// Ends a volume that was prepared in vain.
+fn undo_volume(pool: &Pool, record: &VolumeRecord, first: Error) -> Error {
+    match pool.backend.delete(record.uuid) {
+        Ok(()) => first,
+        Err(undo) => Error::Undo {
+            first: Box::new(first),
+            undo: chain(&undo),
+        },
+    }
+}
+
+/// What the content counts as on the new volume. A file system may be looked at as a block
+/// device; a raw device's bytes are nothing that we could mount.
+fn fitting(formatted: &Formatted, capabilities: &[Capability]) -> Result<Formatted> {
+    let mut kinds = capabilities
+        .iter()
+        .map(|capability| &capability.access_type);
+    let refuse = |wanted: &str| {
+        Err(Error::invalid(
+            "volume_capabilities",
+            format!(
+                "{wanted} does not fit the source, which is {}",
+                formatted.kind.word()
+            ),
+        ))
+    };
+    let Some(fs) = formatted.kind.fs() else {
+        return match kinds.find(|kind| matches!(kind, AccessType::Mount { .. })) {
+            Some(_) => refuse("access type mount"),
+            None => Ok(formatted.clone()),
+        };
+    };
+    let other = |kind: &&AccessType| kind.fs().is_some_and(|wanted| wanted != fs);
+    let said = |kind: &AccessType| match kind {
+        AccessType::Mount {
+            fs_type: Some(fs), ..
+        } => Some(*fs),
+        AccessType::Mount { fs_type: None, .. } | AccessType::Block => None,
+    };
+    if let Some(wanted) = kinds.clone().find(other).and_then(said) {
+        return refuse(wanted.name());
+    }
+    if kinds.any(|kind| matches!(kind, AccessType::Block)) {
+        return Ok(Formatted {
+            kind: FormattedAs::Raw,
+            uuid: uuid::Uuid::nil(),
+            complete: true,
+        });
+    }
+    Ok(formatted.clone())
+}
+
+/// Options that a copy needs beside those of its caller: an xfs has its source's uuid, and both
+/// may be mounted on one node.
+pub(super) fn copy_options(record: &VolumeRecord, fs: FsType, given: &[String]) -> Vec<String> {
+    let mut options = given.to_vec();
+    if fs == FsType::Xfs
+        && record.content_source.is_some()
+        && !given.iter().any(|option| option == "nouuid")
+    {
+        options.push("nouuid".into());
+    }
+    options
+}
+
+/// For sentences about ids.
+pub(super) fn said(source: &ContentSource) -> String {
+    match source {
+        ContentSource::Snapshot(id) => format!("snapshot {id}"),
+        ContentSource::Volume(id) => format!("volume {id}"),
+    }
+}
