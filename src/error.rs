@@ -191,6 +191,32 @@ pub enum Error {
         /// The failed clean-up, as text.
         undo: String,
     },
+    /// An application could not be held still, or was not until the cut was made. Everything that
+    /// was done has been undone durably.
+    #[error("hook {hook} did not hold its application still: {reason}")]
+    QuiesceFailed {
+        /// The hook's name; several, joined by ", ".
+        hook: String,
+        /// What its program did.
+        reason: String,
+    },
+    /// A cut that was made can't be trusted, and has been thrown away, durably.
+    #[error("the cut is thrown away: {reason}")]
+    CutLost {
+        /// What is not proven.
+        reason: String,
+    },
+    /// All tries have failed, not long ago: applications are left alone for a while.
+    #[error("not tried again for {seconds} s, after {sets} failed calls, the last of them with")]
+    Paused {
+        /// Until the next try.
+        seconds: u64,
+        /// Calls that have failed, one after the other.
+        sets: u32,
+        /// What the last one was answered with.
+        #[source]
+        last: std::sync::Arc<Error>,
+    },
     /// The driver is stopping.
     #[error("the driver is stopping")]
     Stopping,

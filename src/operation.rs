@@ -6,7 +6,9 @@
 
 mod block;
 mod capacity;
+mod copying;
 mod create;
+mod cutting;
 mod delete;
 mod detach;
 mod ephemeral;
@@ -25,7 +27,9 @@ pub mod pool_admin;
 pub mod pool_make;
 mod publish;
 pub mod request;
+mod restore;
 mod snapshot;
+mod snapshot_list;
 mod stage;
 mod start;
 mod stats;
@@ -75,6 +79,8 @@ pub struct Driver {
     locks: Locks,
     in_flight: InFlight,
     formats: AtomicU64,
+    copies: copying::Copies,
+    copied: AtomicU64,
 }
 
 impl Driver {

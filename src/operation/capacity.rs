@@ -9,6 +9,7 @@ use crate::backend::PoolSpace;
 use crate::error::{Error, Result};
 use crate::model::size::{GRAIN, MIB, image_bytes};
 use crate::model::{Allocation, Capability};
+use crate::record::SnapshotRecord;
 
 /// Kept back for the pool's own metadata: maps of images, records, logs. 1/64 of a pool is what
 /// an xfs with all images fully fragmented into 64 KiB extents needs at 16 bytes each, 60 times.
@@ -55,6 +56,31 @@ pub(super) fn admit(
     Err(Error::OutOfSpace {
         pool: pool.definition.name.clone(),
         required: more,
+        available,
+    })
+}
+
+/// Judges a snapshot. A thin volume's shares its blocks, and needs room only for what is written
+/// back at the cut and for the maps; a thick one's un-shares the volume afterwards, and a copy
+/// fills blocks of its own: these need their full size now.
+pub(super) fn admit_snapshot(
+    pool: &Pool,
+    space: &PoolSpace,
+    record: &SnapshotRecord,
+) -> Result<()> {
+    let full = record.allocation == Allocation::Thick || !pool.backend.shares_blocks();
+    let required = if full {
+        image_bytes(record.size)
+    } else {
+        GRAIN
+    };
+    let available = reservable(space);
+    if required <= available {
+        return Ok(());
+    }
+    Err(Error::OutOfSpace {
+        pool: pool.definition.name.clone(),
+        required,
         available,
     })
 }

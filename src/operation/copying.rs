@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -143,10 +143,11 @@ impl Driver {
             .host
             .stat(image)
             .doing(|| "look at the source of a copy".into())?;
-        stat.map(|stat| stat.modified).ok_or_else(|| Error::Damaged {
-            path: image.to_path_buf(),
-            problem: "the image is missing".into(),
-        })
+        stat.map(|stat| stat.modified)
+            .ok_or_else(|| Error::Damaged {
+                path: image.to_path_buf(),
+                problem: "the image is missing".into(),
+            })
     }
 
     /// Copies a range of one image into another, at a bounded rate. `save` makes known durably
@@ -164,7 +165,10 @@ impl Driver {
         let (mut at, mut saved) = (range.start, range.start);
         while at < range.end {
             if copying.is_ended() {
-                return Err(copying.of.as_ref().map_or(Error::Stopping, |(volume, _)| ended(*volume)));
+                return Err(copying
+                    .of
+                    .as_ref()
+                    .map_or(Error::Stopping, |(volume, _)| ended(*volume)));
             }
             let stopping = self.in_flight.is_stopping();
             if stopping || at - saved >= SAVE {
@@ -188,7 +192,10 @@ impl Driver {
             at += length;
             self.copied.fetch_add(length, Ordering::Relaxed);
             let due = Duration::from_secs_f64((at - range.start) as f64 / RATE as f64);
-            std::thread::sleep(due.saturating_sub(began.elapsed()).min(Duration::from_secs(1)));
+            std::thread::sleep(
+                due.saturating_sub(began.elapsed())
+                    .min(Duration::from_secs(1)),
+            );
         }
         Ok(())
     }
@@ -207,7 +214,9 @@ impl Driver {
         let begun = pool.backend.snapshot(id.uuid)?.filter(|begun| {
             begun.source_incarnation == source.record.incarnation
                 && begun.size == source.record.size
-                && begun.copy.is_some_and(|copy| copy.source_modified == modified)
+                && begun
+                    .copy
+                    .is_some_and(|copy| copy.source_modified == modified)
         });
         let mut record = match begun {
             Some(begun) => begun,
@@ -218,7 +227,9 @@ impl Driver {
                     copied: 0,
                     source_modified: modified,
                 });
-                pool.backend.delete_snapshot(id.uuid).map_err(Error::unseen)?;
+                pool.backend
+                    .delete_snapshot(id.uuid)
+                    .map_err(Error::unseen)?;
                 pool.backend
                     .prepare_snapshot(&record, &|space| admit_snapshot(pool, space, &record))?;
                 record
@@ -283,6 +294,3 @@ impl Driver {
         self.copied.load(Ordering::Relaxed)
     }
 }
-
-/// For the counter in [`Driver`].
-pub(super) type Copied = AtomicU64;

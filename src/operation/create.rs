@@ -10,11 +10,12 @@ use uuid::Uuid;
 use super::capacity::{admit, minimum_size};
 use super::lock::Key;
 use super::pool::Pool;
+use super::restore::said;
 use super::{CreateVolume, Driver, Volume};
 use crate::error::{Error, Kind, Mismatch, Result};
 use crate::model::id::NameKind;
 use crate::model::{Allocation, Capability, VolumeId, VolumeParameters, Wipe, mkfs};
-use crate::record::{VolumeRecord, VolumeState};
+use crate::record::{ContentSource, VolumeRecord, VolumeState};
 
 impl Driver {
     /// CreateVolume. A crash leaves an intent, which the next start or a repeat ends.
@@ -34,12 +35,22 @@ impl Driver {
         if !request.requisite.is_empty() && !request.requisite.contains(&home) {
             return Err(Error::ElsewhereOnly { home });
         }
-        let pool = self.choose_pool(request.parameters.pool.as_deref())?;
+        let content = match &request.content_source {
+            Some(source) => Some(self.content(source)?),
+            None => None,
+        };
+        let pool = match &content {
+            Some(content) => self.pool_from(&request.parameters, content)?,
+            None => self.choose_pool(request.parameters.pool.as_deref())?,
+        };
         let id = VolumeId::of_name(pool.id(), NameKind::Volume, &request.name);
         let _volume = self.locks.acquire(Key::Volume(id.uuid))?;
-        let size = request
-            .capacity
-            .resolve(minimum_size(&request.capabilities))?;
+        let size = match &content {
+            Some(content) => self.size_from(request, content)?,
+            None => request
+                .capacity
+                .resolve(minimum_size(&request.capabilities))?,
+        };
         let record = VolumeRecord {
             capabilities: request.capabilities.clone(),
             ..self.plan(&pool, id, &request.name, size, &request.parameters)?
@@ -50,6 +61,10 @@ impl Driver {
             .filter_map(|capability| capability.access_type.fs())
         {
             mkfs::check("parameters", fs, &request.parameters.mkfs_options)?;
+        }
+        if let Some(content) = content {
+            let record = self.inherit(record, request, &content)?;
+            return self.make_from(&pool, record, &content);
         }
         // A half-made one whose clean-up failed: it was never answered to anybody.
         pool.backend.delete(id.uuid).map_err(Error::unseen)?;
@@ -166,6 +181,8 @@ impl Driver {
         }
         let block_size =
             |size: Option<u32>| size.map_or("of the pool".into(), |size| size.to_string());
+        let source =
+            |source: &Option<ContentSource>| source.as_ref().map_or("nothing".into(), said);
         let (wanted, pool) = (&request.parameters, &pool.definition.name);
         let capabilities = Capability::tell_apart(&record.capabilities, &request.capabilities);
         let fields = [
@@ -195,6 +212,11 @@ impl Driver {
                 wanted.wipe.word().into(),
             ),
             ("volume_capabilities", capabilities.0, capabilities.1),
+            (
+                "volume_content_source",
+                source(&record.content_source),
+                source(&request.content_source),
+            ),
         ];
         let mut fields = fields.into_iter();
         fields

@@ -4,7 +4,7 @@
 //! A try takes the locks of all its volumes, so that nobody stages, publishes, grows or deletes
 //! one meanwhile; between two tries they are free.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -79,10 +79,13 @@ impl Driver {
         };
         let name = found.device.path.display();
         if view.devices.len() > 1 || !found.whole {
-            return busy(format!("{name} stands on its image, and isn't a device of ours alone"));
+            return busy(format!(
+                "{name} stands on its image, and isn't a device of ours alone"
+            ));
         }
         let uses = view.uses();
-        let whole = |mount: &&usage::Seen<'_>| !usage::is_node(mount) && mount.root == Path::new("/");
+        let whole =
+            |mount: &&&crate::host::Mount| !usage::is_node(mount) && mount.root == Path::new("/");
         if let Some(mount) = uses.iter().find(|mount| whole(mount)) {
             let Some(fs) = FsType::ALL
                 .into_iter()
@@ -112,10 +115,18 @@ impl Driver {
     }
 
     /// What the cut needs of each volume; `copies` are the files that become their copies.
-    pub(super) fn members(&self, sources: &[Source], uses: &[Use], copies: &[Image]) -> Result<Vec<Member>> {
+    pub(super) fn members(
+        &self,
+        sources: &[Source],
+        uses: &[Use],
+        copies: &[Image],
+    ) -> Result<Vec<Member>> {
         let each = sources.iter().zip(uses).zip(copies);
         each.map(|((source, in_use), copy)| {
-            let path = source.pool.backend.image_path(Image::Volume(source.id.uuid));
+            let path = source
+                .pool
+                .backend
+                .image_path(Image::Volume(source.id.uuid));
             let stat = self
                 .host
                 .stat(&path)
@@ -197,7 +208,6 @@ impl Driver {
         parameters: &SnapshotParameters,
         mut once: impl FnMut(&Try<'_>) -> Result<T>,
     ) -> Result<T> {
-        self.refuse_in_pause(key)?;
         let (mut level, mut why) = (parameters.consistency, String::new());
         let mut failed = 0;
         loop {
@@ -205,7 +215,6 @@ impl Driver {
                 Err(error) if is_failed_try(&error) => error,
                 Err(error) => return Err(error),
                 Ok(done) => {
-                    self.forget_failures(key);
                     return Ok(done);
                 }
             };
@@ -215,14 +224,11 @@ impl Driver {
                     failed += 1;
                     self.wait(parameters.retry_interval)?;
                 }
-                OnQuiesceFailure::Degrade(lower)
-                    if lower < level && is_quiesce_failure(&error) =>
-                {
+                OnQuiesceFailure::Degrade(lower) if lower < level && is_quiesce_failure(&error) => {
                     why = format!("{level} was asked for: {}", chain(&error));
                     (level, failed) = (lower, 0);
                 }
                 OnQuiesceFailure::Degrade(_) | OnQuiesceFailure::Fail => {
-                    self.remember_failure(key, &error);
                     return Err(error);
                 }
             }
@@ -240,4 +246,13 @@ impl Driver {
         }
         Ok(())
     }
+}
+
+/// Whether a try was made and lost, so that another may win.
+fn is_failed_try(error: &Error) -> bool {
+    matches!(error, Error::QuiesceFailed { .. } | Error::CutLost { .. })
+}
+
+fn is_quiesce_failure(error: &Error) -> bool {
+    matches!(error, Error::QuiesceFailed { .. })
 }

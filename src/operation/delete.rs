@@ -14,6 +14,11 @@ impl Driver {
             return Ok(());
         };
         let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
+        if self.copies.has(id.uuid) {
+            return Err(Error::Pending {
+                what: format!("a copy of volume {volume_id}"),
+            });
+        }
         if let Some(record) = pool.backend.volume(id.uuid)? {
             self.refuse_if_used(&pool, &record, volume_id)?;
         }

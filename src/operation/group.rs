@@ -34,13 +34,17 @@ impl Driver {
             return self.group(id, &membership, found);
         }
         let ids = &request.source_volume_ids;
-        let made = self.tries(&format!("group {}", request.name), &request.parameters, |now| {
-            let (locks, sources) = self.lock_sources(ids)?;
-            let mut made = self.try_group(id, request, &sources, now)?;
-            drop(locks);
-            self.commit_snapshots(&mut made)?;
-            Ok(made)
-        })?;
+        let made = self.tries(
+            &format!("group {}", request.name),
+            &request.parameters,
+            |now| {
+                let (locks, sources) = self.lock_sources(ids)?;
+                let mut made = self.try_group(id, request, &sources, now)?;
+                drop(locks);
+                self.commit_snapshots(&mut made)?;
+                Ok(made)
+            },
+        )?;
         let snapshots: Vec<_> = made
             .iter()
             .map(|one| self.snapshot(&one.pool, &one.record))
@@ -73,7 +77,10 @@ impl Driver {
         };
         let membership = GroupMembership {
             id: id.0,
-            members: sources.iter().map(|source| of(source).to_string()).collect(),
+            members: sources
+                .iter()
+                .map(|source| of(source).to_string())
+                .collect(),
             sources: sources.iter().map(|source| source.id.to_string()).collect(),
         };
         let attempt = self.host.random_uuid();
@@ -102,7 +109,12 @@ impl Driver {
     }
 
     /// The answer for a group, in the order of its sources; an error if a member is missing.
-    fn group(&self, id: GroupId, membership: &GroupMembership, found: Vec<Member>) -> Result<Group> {
+    fn group(
+        &self,
+        id: GroupId,
+        membership: &GroupMembership,
+        found: Vec<Member>,
+    ) -> Result<Group> {
         let mut snapshots = Vec::new();
         for member in &membership.members {
             let (pool, _, record) = self.find_snapshot(member).map_err(|error| match error {

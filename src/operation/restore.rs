@@ -11,9 +11,7 @@ use crate::backend::Image;
 use crate::error::{Doing, Error, Result, chain};
 use crate::host::Effect;
 use crate::model::size::image_bytes;
-use crate::model::{
-    AccessType, Capability, FsType, SnapshotParameters, VolumeParameters,
-};
+use crate::model::{AccessType, Capability, FsType, SnapshotParameters, VolumeParameters};
 use crate::record::{
     ContentSource, CopyProgress, Formatted, FormattedAs, SnapshotRecord, VolumeRecord,
 };
@@ -21,7 +19,11 @@ use crate::record::{
 /// What a new volume begins with.
 pub(super) enum Content {
     /// A snapshot; locked against its deletion.
-    Snapshot(Arc<Pool>, Box<SnapshotRecord>, Guard),
+    Snapshot {
+        pool: Arc<Pool>,
+        record: Box<SnapshotRecord>,
+        _lock: Guard,
+    },
     /// A volume, in use or not.
     Volume(Box<Source>),
 }
@@ -29,35 +31,35 @@ pub(super) enum Content {
 impl Content {
     pub(super) fn pool(&self) -> &Arc<Pool> {
         match self {
-            Content::Snapshot(pool, ..) => pool,
+            Content::Snapshot { pool, .. } => pool,
             Content::Volume(source) => &source.pool,
         }
     }
 
     fn size(&self) -> u64 {
         match self {
-            Content::Snapshot(_, record, _) => record.size,
+            Content::Snapshot { record, .. } => record.size,
             Content::Volume(source) => source.record.size,
         }
     }
 
     fn block_size(&self) -> u32 {
         match self {
-            Content::Snapshot(_, record, _) => record.block_size,
+            Content::Snapshot { record, .. } => record.block_size,
             Content::Volume(source) => source.record.block_size,
         }
     }
 
     fn formatted(&self) -> Option<&Formatted> {
         match self {
-            Content::Snapshot(_, record, _) => record.formatted.as_ref(),
+            Content::Snapshot { record, .. } => record.formatted.as_ref(),
             Content::Volume(source) => source.record.formatted.as_ref(),
         }
     }
 
     fn image(&self) -> Image {
         match self {
-            Content::Snapshot(_, record, _) => Image::Snapshot(record.uuid),
+            Content::Snapshot { record, .. } => Image::Snapshot(record.uuid),
             Content::Volume(source) => Image::Volume(source.id.uuid),
         }
     }
@@ -71,7 +73,11 @@ impl Driver {
                 let (_, id, _) = self.find_snapshot(snapshot_id)?;
                 let lock = self.locks.acquire(Key::Snapshot(id.uuid))?;
                 let (pool, _, record) = self.find_snapshot(snapshot_id)?;
-                Ok(Content::Snapshot(pool, Box::new(record), lock))
+                Ok(Content::Snapshot {
+                    pool,
+                    record: Box::new(record),
+                    _lock: lock,
+                })
             }
             ContentSource::Volume(volume_id) => {
                 Ok(Content::Volume(Box::new(self.source(volume_id)?)))
@@ -140,7 +146,7 @@ impl Driver {
         let shares = pool.id() == content.pool().id() && pool.backend.shares_blocks();
         let made = match content {
             _ if !shares => return self.copy_volume(pool, record, content),
-            Content::Snapshot(..) => self.filled(pool, &record, |target| {
+            Content::Snapshot { .. } => self.filled(pool, &record, |target| {
                 let source = content.pool().backend.image_path(content.image());
                 let clone = Effect::CloneWhole {
                     source: &source,
@@ -251,7 +257,7 @@ impl Driver {
     ) -> Result<Volume> {
         let source = content.pool().backend.image_path(content.image());
         let of_volume = match content {
-            Content::Snapshot(..) => None,
+            Content::Snapshot { .. } => None,
             Content::Volume(source) => Some(source.as_ref()),
         };
         let copying = self.begin_copy(of_volume)?;
@@ -259,7 +265,9 @@ impl Driver {
         let begun = pool.backend.volume(record.uuid)?.filter(|begun| {
             begun.content_source == record.content_source
                 && begun.size == record.size
-                && begun.copy.is_some_and(|copy| copy.source_modified == modified)
+                && begun
+                    .copy
+                    .is_some_and(|copy| copy.source_modified == modified)
         });
         let mut record = match begun {
             Some(begun) => begun,

@@ -54,13 +54,16 @@ impl Driver {
                 });
             };
             let record = self.plan_snapshot(source, id, name, self.host.random_uuid());
-            let mut made = self.make_snapshots(&sources, &uses, vec![record], now, &request.parameters)?;
+            let mut made =
+                self.make_snapshots(&sources, &uses, vec![record], now, &request.parameters)?;
             // What follows takes long for thick volumes, and doesn't mind what is done to them.
             drop(locks);
             self.commit_snapshots(&mut made)?;
             Ok(made)
         })?;
-        let each = made.first().map(|one| self.snapshot(&one.pool, &one.record));
+        let each = made
+            .first()
+            .map(|one| self.snapshot(&one.pool, &one.record));
         each.ok_or_else(|| Error::Bug {
             invariant: "one source is one snapshot".into(),
         })
@@ -115,6 +118,8 @@ impl Driver {
             allocation: record.allocation,
             formatted: record.formatted.clone(),
             capabilities: record.capabilities.clone(),
+            wipe: record.wipe,
+            lineage: None,
             cut_at: 0,
             level: crate::model::Level::Crash,
             reason: String::new(),
@@ -209,7 +214,7 @@ impl Driver {
         }
         match one.pool.backend.volume(one.record.source)? {
             Some(volume) if volume.incarnation == one.record.source_incarnation => {
-                one.pool.backend.unshare(volume.uuid)
+                self.unshare(&one.pool, volume.uuid, volume.size)
             }
             Some(_) | None => Ok(()),
         }

@@ -9,6 +9,7 @@ use super::format::wanted_fs;
 use super::lock::Key;
 use super::pool::Pool;
 use super::publish::View;
+use super::restore::copy_options;
 use super::{Driver, StageVolume, usage};
 use crate::backend::{AttachMode, Attached};
 use crate::error::{Doing, Error, Kind, Mismatch, Result, chain};
@@ -23,6 +24,7 @@ impl Driver {
         let staging = self.caller_path("staging_target_path", &request.staging_path)?;
         let (pool, id, _) = self.find(&request.volume_id)?;
         let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
+        self.copies.end(id.uuid);
         // Read again: it may have been deleted before the lock was ours.
         let (_, _, record) = self.find(&request.volume_id)?;
         let Some(fs) = wanted_fs(&record, &request.capability) else {
@@ -81,7 +83,7 @@ impl Driver {
             device: &attached.device,
             target,
             fs,
-            options: &mount_flags,
+            options: &copy_options(record, fs, &mount_flags),
             read_only,
         };
         let mounted = self

@@ -57,12 +57,15 @@ impl Driver {
             locks: Locks::default(),
             in_flight: InFlight::default(),
             formats: std::sync::atomic::AtomicU64::new(0),
+            copies: super::copying::Copies::default(),
+            copied: std::sync::atomic::AtomicU64::new(0),
         };
         let mut states = Vec::new();
         for definition in &driver.settings.pools {
             states.push(driver.open_or_refuse(definition)?);
         }
         *driver.pools.write().unwrap_or_else(PoisonError::into_inner) = states;
+        driver.settle_groups();
         driver.remember()?;
         Ok(driver)
     }
@@ -101,6 +104,7 @@ impl Driver {
                 *slot = state;
             }
         }
+        self.settle_groups();
         if let Err(error) = self.remember() {
             tracing::error!(error = %chain(&error), "can't write the node record");
         }

@@ -46,6 +46,12 @@ pub fn code(rpc: Rpc, error: &Error) -> Code {
         Error::ElsewhereOnly { .. } => Code::ResourceExhausted,
         // The specification's own code for a token, although no retry helps.
         Error::BadToken { .. } => Code::Aborted,
+        // Final: nothing is left of the tries. The administrator has to look at the hook.
+        Error::QuiesceFailed { .. } => Code::FailedPrecondition,
+        // As final; only chance, or a machine too slow, was against it.
+        Error::CutLost { .. } => Code::Internal,
+        // What it was before.
+        Error::Paused { last, .. } => self::code(rpc, last),
         Error::Unreachable { .. } | Error::Stopping => Code::Unavailable,
         Error::Unsupported { .. } => Code::Unimplemented,
         // A record that can't be read may be that of a volume which an earlier try of the same

@@ -45,13 +45,16 @@ fn name_of(error: &Error) -> &'static str {
             HostCause::Errno(_) | HostCause::Tool { .. } | HostCause::Unexpected(_) => "Host",
         },
         Error::Undo { .. } => "Undo",
+        Error::QuiesceFailed { .. } => "Quiesce failed",
+        Error::CutLost { .. } => "Cut lost",
+        Error::Paused { .. } => "Paused",
         Error::Stopping => "Stopping",
         Error::Bug { .. } => "Bug",
     }
 }
 
 /// How many names [`name_of`] has.
-const NAMES: usize = 20;
+const NAMES: usize = 23;
 
 const VOLUME: &str = "5f0c...e1.8a27...3d";
 
@@ -190,6 +193,31 @@ fn conditions() -> Vec<Condition> {
                 undo: "remove /pool/volumes/8a27...3d: EIO".into(),
             },
             "Something is left, and the caller must not forget it: a repeat or the next start of the driver removes it.",
+        ),
+        of(
+            Error::QuiesceFailed {
+                hook: "orders-db".into(),
+                reason: "it ended with exit status: 2 before it said READY: FATAL: the database system is starting up".into(),
+            },
+            "No snapshot was made, in no try, and the class allows no lower level (`onQuiesceFailure`). The hook's program, or its application, is to be looked at. The snapshotter repeats, and meets \"paused\".",
+        ),
+        of(
+            Error::CutLost {
+                reason: format!("the file system of volume {VOLUME} was thawed before it was cut"),
+            },
+            "No snapshot was made: what was copied is not proven to be of one moment. If it happens again, raise `freezeTimeout`, or find who else thaws.",
+        ),
+        of(
+            Error::Paused {
+                seconds: 118,
+                sets: 2,
+                last: Error::QuiesceFailed {
+                    hook: "orders-db".into(),
+                    reason: "it did not say READY within 30 s".into(),
+                }
+                .into(),
+            },
+            "The recorded failure, with its own code: callers repeat for ever, and neither the application nor its file system is touched for 1, then 2, 4 ... 30 minutes. Another name is tried at once.",
         ),
         of(
             Error::Stopping,
