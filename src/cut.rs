@@ -9,7 +9,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::hook::{HookTarget, Hooks, NoHooks};
+pub use crate::hook::HookTarget;
+use crate::hook::{Hooks, NoHooks};
 use crate::host::memory::MemoryHost;
 use crate::host::{Device, FileId, Freezer, Host};
 use crate::model::{FsType, Level, SnapshotParameters};

@@ -179,53 +179,7 @@ impl Driver {
                 wanted: request.requisite.join(" or "),
             });
         }
-        let block_size =
-            |size: Option<u32>| size.map_or("of the pool".into(), |size| size.to_string());
-        let source =
-            |source: &Option<ContentSource>| source.as_ref().map_or("nothing".into(), said);
-        let (wanted, pool) = (&request.parameters, &pool.definition.name);
-        let capabilities = Capability::tell_apart(&record.capabilities, &request.capabilities);
-        let fields = [
-            (
-                "parameters.pool",
-                pool.clone(),
-                wanted.pool.as_ref().unwrap_or(pool).clone(),
-            ),
-            (
-                "parameters.allocation",
-                record.allocation.word().into(),
-                wanted.allocation.word().into(),
-            ),
-            (
-                "parameters.blockSize",
-                block_size(record.asked_block_size),
-                block_size(wanted.block_size),
-            ),
-            (
-                "parameters.mkfsOptions",
-                record.mkfs_options.join(" "),
-                wanted.mkfs_options.join(" "),
-            ),
-            (
-                "parameters.wipe",
-                record.created_wipe.word().into(),
-                wanted.wipe.word().into(),
-            ),
-            ("volume_capabilities", capabilities.0, capabilities.1),
-            (
-                "volume_content_source",
-                source(&record.content_source),
-                source(&request.content_source),
-            ),
-        ];
-        let mut fields = fields.into_iter();
-        fields
-            .find(|(_, found, wanted)| found != wanted)
-            .map(|(field, found, wanted)| Mismatch {
-                field,
-                found,
-                wanted,
-            })
+        differing(&pool.definition.name, record, request)
     }
 
     /// As answers tell it.
@@ -245,4 +199,53 @@ impl Driver {
     pub(super) fn ephemeral_uuid(pool: &Pool, name: &str) -> Uuid {
         VolumeId::of_name(pool.id(), NameKind::Ephemeral, name).uuid
     }
+}
+
+/// The first parameter that differs.
+fn differing(pool: &str, record: &VolumeRecord, request: &CreateVolume) -> Option<Mismatch> {
+    let block_size = |size: Option<u32>| size.map_or("of the pool".into(), |size| size.to_string());
+    let source = |source: &Option<ContentSource>| source.as_ref().map_or("nothing".into(), said);
+    let wanted = &request.parameters;
+    let capabilities = Capability::tell_apart(&record.capabilities, &request.capabilities);
+    let fields = [
+        (
+            "parameters.pool",
+            pool.to_string(),
+            wanted.pool.clone().unwrap_or(pool.to_string()),
+        ),
+        (
+            "parameters.allocation",
+            record.allocation.word().into(),
+            wanted.allocation.word().into(),
+        ),
+        (
+            "parameters.blockSize",
+            block_size(record.asked_block_size),
+            block_size(wanted.block_size),
+        ),
+        (
+            "parameters.mkfsOptions",
+            record.mkfs_options.join(" "),
+            wanted.mkfs_options.join(" "),
+        ),
+        (
+            "parameters.wipe",
+            record.created_wipe.word().into(),
+            wanted.wipe.word().into(),
+        ),
+        ("volume_capabilities", capabilities.0, capabilities.1),
+        (
+            "volume_content_source",
+            source(&record.content_source),
+            source(&request.content_source),
+        ),
+    ];
+    let mut fields = fields.into_iter();
+    fields
+        .find(|(_, found, wanted)| found != wanted)
+        .map(|(field, found, wanted)| Mismatch {
+            field,
+            found,
+            wanted,
+        })
 }

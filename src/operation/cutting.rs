@@ -12,9 +12,8 @@ use super::lock::{Guard, Key};
 use super::publish::View;
 use super::{Driver, Pool, usage};
 use crate::backend::Image;
-use crate::cut::{self, Member, Outcome, Use};
+use crate::cut::{self, HookTarget, Member, Outcome, Use};
 use crate::error::{Doing, Error, Result, chain};
-use crate::hook::HookTarget;
 use crate::model::{FsType, Level, OnQuiesceFailure, SnapshotParameters, VolumeId};
 use crate::record::VolumeRecord;
 
