@@ -16,14 +16,16 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal as unix_signal};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
-use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnixListenerStream;
+use tokio_stream::{Stream, StreamExt};
 use tonic::transport::Server;
 
 use crate::csi::controller_server::ControllerServer;
+use crate::csi::group_controller_server::GroupControllerServer;
 use crate::csi::identity_server::IdentityServer;
 use crate::csi::node_server::NodeServer;
 use crate::model::Alpha;
@@ -85,13 +87,6 @@ pub async fn serve(
     metrics.observe(driver.clone());
     let service = Service::new(driver.clone(), alpha);
     let (listener, file) = socket.into_parts();
-    let incoming = UnixListenerStream::new(listener).then(|accepted| async {
-        if let Err(error) = &accepted {
-            tracing::warn!(%error, "can't take a connection");
-            sleep(ACCEPT_PAUSE).await;
-        }
-        accepted
-    });
     let (stop, stopped) = oneshot::channel::<()>();
     let server = Server::builder()
         .layer(watch::Watch::new(metrics.clone()))
@@ -99,8 +94,11 @@ pub async fn serve(
         .add_service(
             ControllerServer::new(service.clone()).max_decoding_message_size(REQUEST_BYTES),
         )
+        .add_service(
+            GroupControllerServer::new(service.clone()).max_decoding_message_size(REQUEST_BYTES),
+        )
         .add_service(NodeServer::new(service).max_decoding_message_size(REQUEST_BYTES))
-        .serve_with_incoming_shutdown(incoming, async {
+        .serve_with_incoming_shutdown(connections(listener), async {
             // A sender that is dropped says it as well.
             let _ = stopped.await;
         });
@@ -139,6 +137,17 @@ pub async fn serve(
             Ok(())
         }
     }
+}
+
+/// Connections as they come.
+fn connections(listener: UnixListener) -> impl Stream<Item = io::Result<UnixStream>> {
+    UnixListenerStream::new(listener).then(|accepted| async {
+        if let Err(error) = &accepted {
+            tracing::warn!(%error, "can't take a connection");
+            sleep(ACCEPT_PAUSE).await;
+        }
+        accepted
+    })
 }
 
 /// Once nothing runs, a client that doesn't read has this long to take its last answers: an idle

@@ -5,6 +5,7 @@
 //! message of the answer. [`status`](mod@status) alone knows codes. Nothing is decided here.
 
 mod controller;
+mod group;
 mod identity;
 mod ids;
 mod node;
@@ -23,10 +24,11 @@ use crate::model::Alpha;
 use crate::operation::Driver;
 
 use ids::Ids;
+use request::Classed;
 pub use rpc::Rpc;
 pub use status::status;
 
-/// The services Identity, Controller and Node on one driver.
+/// The services Identity, Controller, GroupController and Node on one driver.
 #[derive(Clone)]
 pub struct Service {
     driver: Arc<Driver>,
@@ -40,6 +42,12 @@ impl Service {
     /// On a driver that has started.
     pub fn new(driver: Arc<Driver>, alpha: Alpha) -> Service {
         Service { driver, alpha }
+    }
+
+    /// Our topology key, where snapshots tell where they are.
+    fn snapshot_topology_key(&self) -> Option<String> {
+        let told = self.alpha.snapshot_topology;
+        told.then(|| self.driver.topology_key())
     }
 
     /// Hands a request that was understood to its operation. The work goes on when the caller
@@ -69,6 +77,17 @@ fn seen<M: Ids + Debug>(request: Request<M>) -> M {
     message.note();
     tracing::trace!(request = ?message, "asked");
     message
+}
+
+/// Tells of a slip in the class that a request is of, once a call.
+fn warned<T>(request: Classed<T>) -> T {
+    if request.slip {
+        tracing::warn!(
+            "parameters.deletionPolicy does nothing: it's a field of the class, beside its \
+             parameters; move it there"
+        );
+    }
+    request.args
 }
 
 /// Refuses a call that is alpha and not switched on.

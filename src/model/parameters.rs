@@ -1,7 +1,7 @@
 //! Parameters of a StorageClass, of a VolumeAttributesClass, and of an inline volume.
 //!
 //! An unknown key is refused by name, so that a typing error never becomes a silent default.
-//! `csi.storage.k8s.io/*` belongs to the sidecars and is passed over.
+//! `csi.storage.k8s.io/*` belongs to the sidecars and is passed over, but for the claim's name.
 
 use std::collections::BTreeMap;
 
@@ -13,6 +13,9 @@ use crate::error::Error;
 
 /// Keys with this prefix are the sidecars' own.
 pub const SIDECAR_PREFIX: &str = "csi.storage.k8s.io/";
+/// What the provisioner adds with `--extra-create-metadata`.
+const CLAIM_NAMESPACE: &str = "csi.storage.k8s.io/pvc/namespace";
+const CLAIM_NAME: &str = "csi.storage.k8s.io/pvc/name";
 
 /// How blocks of a volume come to be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,6 +75,9 @@ pub struct VolumeParameters {
     pub mkfs_options: Vec<String>,
     /// What delete does.
     pub wipe: Wipe,
+    /// `namespace/name` of the claim, if the provisioner names one. No attribute of the volume:
+    /// repeats that differ in it are the same.
+    pub claim: Option<String>,
 }
 
 /// What ControllerModifyVolume may change. `None` is "not said: leave it".
@@ -91,7 +97,9 @@ impl VolumeParameters {
         map: impl IntoIterator<Item = (&'a String, &'a String)>,
     ) -> Result<VolumeParameters, Error> {
         let mut parsed = VolumeParameters::default();
-        for (key, value) in sorted(map) {
+        let sorted = sorted(map);
+        parsed.claim = parse_claim(&sorted);
+        for (key, value) in sorted {
             match key {
                 "pool" => parsed.pool = Some(parse_pool(field, value)?),
                 "allocation" => parsed.allocation = parse_allocation(field, value)?,
@@ -157,7 +165,11 @@ impl EphemeralParameters {
             })?;
         Ok(EphemeralParameters {
             size,
-            volume: VolumeParameters::parse(FIELD, rest)?,
+            volume: VolumeParameters {
+                // Whoever writes a pod writes these attributes, and must not name another's claim.
+                claim: None,
+                ..VolumeParameters::parse(FIELD, rest)?
+            },
         })
     }
 }
@@ -169,6 +181,18 @@ fn sorted<'a>(
     map.into_iter()
         .map(|(key, value)| (key.as_str(), value.as_str()))
         .collect()
+}
+
+/// Names as Kubernetes has them, so that they can stand in patterns and logs; anything else is
+/// no claim.
+fn parse_claim(map: &BTreeMap<&str, &str>) -> Option<String> {
+    let (namespace, name) = (map.get(CLAIM_NAMESPACE)?, map.get(CLAIM_NAME)?);
+    // A name is a DNS subdomain, a namespace one label of it.
+    let plain = is_label(namespace)
+        && namespace.len() <= LABEL_BYTES
+        && name.split('.').all(is_label)
+        && name.len() <= SUBDOMAIN_BYTES;
+    plain.then(|| format!("{namespace}/{name}"))
 }
 
 fn unknown(field: &str, key: &str, known: &str) -> Error {
@@ -200,8 +224,17 @@ fn parse_pool(field: &str, value: &str) -> Result<String, Error> {
 
 /// A pool's name: a DNS label, so that it can stand in labels, metrics and file names.
 pub fn is_pool_name(name: &str) -> bool {
+    is_label(name) && name.len() <= LABEL_BYTES
+}
+
+/// RFC 1123's bounds, as Kubernetes checks them.
+const LABEL_BYTES: usize = 63;
+const SUBDOMAIN_BYTES: usize = 253;
+
+/// A DNS label of any length.
+fn is_label(name: &str) -> bool {
     let inner = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
-    (1..=63).contains(&name.len())
+    !name.is_empty()
         && name.bytes().all(|c| inner(c) || c == b'-')
         && !name.starts_with('-')
         && !name.ends_with('-')
@@ -265,6 +298,44 @@ mod tests {
         ]);
         let parsed = VolumeParameters::parse("parameters", &given).unwrap();
         assert_eq!(parsed.allocation, Allocation::Thick);
+    }
+
+    #[test]
+    fn a_claim_is_known_by_both_its_names_and_only_if_they_are_names() {
+        let claim = |namespace: &str, name: &str| {
+            let given = map(&[(CLAIM_NAMESPACE, namespace), (CLAIM_NAME, name)]);
+            VolumeParameters::parse("parameters", &given).unwrap().claim
+        };
+        assert_eq!(claim("shop", "data-db-0"), Some("shop/data-db-0".into()));
+        assert_eq!(claim("shop", "a.b-c.9"), Some("shop/a.b-c.9".into()));
+        for (namespace, name) in [
+            ("", "db"),
+            ("shop", ""),
+            ("a.b", "db"),
+            ("shop", "a/b"),
+            ("shop", "a..b"),
+            ("shop", "-a"),
+            ("shop", "Db"),
+            ("shop", "d\nb"),
+            ("shop", &"x".repeat(254)),
+            (&"x".repeat(64), "db"),
+        ] {
+            assert_eq!(claim(namespace, name), None, "{namespace:?} {name:?}");
+        }
+        let half = map(&[(CLAIM_NAME, "db")]);
+        let parsed = VolumeParameters::parse("parameters", &half).unwrap();
+        assert_eq!(parsed.claim, None);
+    }
+
+    #[test]
+    fn an_inline_volume_names_no_claim() {
+        let given = map(&[
+            (CLAIM_NAMESPACE, "shop"),
+            (CLAIM_NAME, "db"),
+            ("size", "1Gi"),
+        ]);
+        let parsed = EphemeralParameters::parse(&given).unwrap();
+        assert_eq!(parsed.volume.claim, None);
     }
 
     #[test]

@@ -129,7 +129,7 @@ impl Driver {
             last_stage: None,
             created_at: self.host.now(),
             content_source: None,
-            claim: None,
+            claim: parameters.claim.clone(),
             copy: None,
             lineage: None,
         })

@@ -12,8 +12,10 @@ use crate::csi::{
     ControllerListVolumeHealthResponse, ControllerModifyVolumeRequest,
     ControllerModifyVolumeResponse, ControllerPublishVolumeRequest,
     ControllerPublishVolumeResponse, ControllerUnpublishVolumeRequest,
-    ControllerUnpublishVolumeResponse, CreateVolumeRequest, CreateVolumeResponse,
+    ControllerUnpublishVolumeResponse, CreateSnapshotRequest, CreateSnapshotResponse,
+    CreateVolumeRequest, CreateVolumeResponse, DeleteSnapshotRequest, DeleteSnapshotResponse,
     DeleteVolumeRequest, DeleteVolumeResponse, GetCapacityRequest, GetCapacityResponse,
+    GetSnapshotRequest, GetSnapshotResponse, ListSnapshotsRequest, ListSnapshotsResponse,
     ListVolumesRequest, ListVolumesResponse, ValidateVolumeCapabilitiesRequest,
     ValidateVolumeCapabilitiesResponse,
 };
@@ -140,6 +142,65 @@ impl Controller for Service {
     ) -> Answer<ControllerGetCapabilitiesResponse> {
         seen(request);
         answer(reply::controller_capabilities(self.alpha))
+    }
+
+    async fn create_snapshot(
+        &self,
+        request: Request<CreateSnapshotRequest>,
+    ) -> Answer<CreateSnapshotResponse> {
+        let key = self.snapshot_topology_key();
+        let args = request::create_snapshot(&seen(request), key.as_deref()).map(super::warned);
+        let snapshot = self
+            .run(Rpc::CreateSnapshot, args, Driver::create_snapshot)
+            .await?;
+        ids::cut(&snapshot.id);
+        answer(CreateSnapshotResponse {
+            snapshot: Some(reply::snapshot(&snapshot, key.as_deref())),
+        })
+    }
+
+    async fn delete_snapshot(
+        &self,
+        request: Request<DeleteSnapshotRequest>,
+    ) -> Answer<DeleteSnapshotResponse> {
+        let args = request::delete_snapshot(&seen(request));
+        self.run(Rpc::DeleteSnapshot, args, |driver, id| {
+            driver.delete_snapshot(id)
+        })
+        .await?;
+        answer(DeleteSnapshotResponse {})
+    }
+
+    async fn list_snapshots(
+        &self,
+        request: Request<ListSnapshotsRequest>,
+    ) -> Answer<ListSnapshotsResponse> {
+        let args = request::list_snapshots(&seen(request));
+        let page = self
+            .run(Rpc::ListSnapshots, args, Driver::list_snapshots)
+            .await?;
+        answer(reply::snapshots(
+            page,
+            self.snapshot_topology_key().as_deref(),
+        ))
+    }
+
+    async fn get_snapshot(
+        &self,
+        request: Request<GetSnapshotRequest>,
+    ) -> Answer<GetSnapshotResponse> {
+        const RPC: Rpc = Rpc::GetSnapshot;
+        only_if(self.alpha.get_snapshot, RPC, "get-snapshot")?;
+        let args = request::get_snapshot(&seen(request));
+        let snapshot = self
+            .run(RPC, args, |driver, id| driver.get_snapshot(id))
+            .await?;
+        answer(GetSnapshotResponse {
+            snapshot: Some(reply::snapshot(
+                &snapshot,
+                self.snapshot_topology_key().as_deref(),
+            )),
+        })
     }
 
     async fn controller_expand_volume(

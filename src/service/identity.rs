@@ -29,7 +29,7 @@ impl Identity for Service {
         request: Request<GetPluginCapabilitiesRequest>,
     ) -> Answer<GetPluginCapabilitiesResponse> {
         seen(request);
-        answer(reply::plugin_capabilities())
+        answer(reply::plugin_capabilities(self.alpha))
     }
 
     async fn probe(&self, request: Request<ProbeRequest>) -> Answer<ProbeResponse> {

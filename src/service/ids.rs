@@ -3,7 +3,8 @@
 use tracing::Span;
 
 use crate::csi;
-use crate::model::VolumeId;
+use crate::csi::volume_content_source::Type as Source;
+use crate::model::{GroupId, SnapshotId, VolumeId};
 
 /// Fields of the span of a call that requests may fill. `server::watch` declares them.
 pub trait Ids {
@@ -26,10 +27,64 @@ pub(super) fn made(id: &VolumeId) {
     record("volume_id", &id.to_string());
 }
 
+/// As [`made`].
+pub(super) fn cut(id: &SnapshotId) {
+    record("snapshot_id", &id.to_string());
+}
+
+/// As [`made`].
+pub(super) fn grouped(id: GroupId) {
+    record("group_snapshot_id", &id.to_string());
+}
+
+/// Several, as one field.
+fn record_all(field: &'static str, ids: &[String]) {
+    // So many that the rest isn't shown anyway.
+    let shown = &ids[..ids.len().min(SHOWN_BYTES)];
+    record(field, &shown.join(" "));
+}
+
 /// `name` is the span's own in JSON.
 impl Ids for csi::CreateVolumeRequest {
     fn note(&self) {
         record("volume_name", &self.name);
+        match self
+            .volume_content_source
+            .as_ref()
+            .and_then(|source| source.r#type.as_ref())
+        {
+            Some(Source::Snapshot(source)) => record("source_snapshot_id", &source.snapshot_id),
+            Some(Source::Volume(source)) => record("source_volume_id", &source.volume_id),
+            None => {}
+        }
+    }
+}
+
+impl Ids for csi::CreateSnapshotRequest {
+    fn note(&self) {
+        record("snapshot_name", &self.name);
+        record("source_volume_id", &self.source_volume_id);
+    }
+}
+
+impl Ids for csi::CreateVolumeGroupSnapshotRequest {
+    fn note(&self) {
+        record("group_snapshot_name", &self.name);
+        record_all("source_volume_ids", &self.source_volume_ids);
+    }
+}
+
+impl Ids for csi::DeleteVolumeGroupSnapshotRequest {
+    fn note(&self) {
+        record("group_snapshot_id", &self.group_snapshot_id);
+        record_all("snapshot_ids", &self.snapshot_ids);
+    }
+}
+
+impl Ids for csi::GetVolumeGroupSnapshotRequest {
+    fn note(&self) {
+        record("group_snapshot_id", &self.group_snapshot_id);
+        record_all("snapshot_ids", &self.snapshot_ids);
     }
 }
 
@@ -59,6 +114,10 @@ ids! {
     ControllerGetVolumeRequest: volume_id;
     GetCapacityRequest: ;
     ControllerGetCapabilitiesRequest: ;
+    DeleteSnapshotRequest: snapshot_id;
+    ListSnapshotsRequest: snapshot_id source_volume_id;
+    GetSnapshotRequest: snapshot_id;
+    GroupControllerGetCapabilitiesRequest: ;
     ControllerExpandVolumeRequest: volume_id;
     ControllerModifyVolumeRequest: volume_id;
     NodeStageVolumeRequest: volume_id staging_target_path;

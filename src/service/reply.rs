@@ -1,5 +1,7 @@
 //! From the operations' answers to protobuf.
 
+mod snapshot;
+
 use crate::csi;
 use crate::csi::controller_service_capability::rpc::Type as ControllerCan;
 use crate::csi::node_get_storage_health_response::StorageBackendHealth;
@@ -14,26 +16,31 @@ use crate::operation::{
     Capacity, Finding, Severity, Stats, Usage, Volume, VolumeHealth, VolumePage,
 };
 
+pub(super) use snapshot::{group, group_capabilities, snapshot, snapshots};
+
 /// The protocol's signed number. No pool is larger than that.
 pub(super) fn bytes(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
-pub(super) fn plugin_capabilities() -> csi::GetPluginCapabilitiesResponse {
+pub(super) fn plugin_capabilities(alpha: Alpha) -> csi::GetPluginCapabilitiesResponse {
     use csi::plugin_capability::{Service, Type, VolumeExpansion};
     let service = |can: PluginCan| Type::Service(Service { r#type: can.into() });
     let expansion = VolumeExpansion {
         r#type: Expansion::Online.into(),
     };
-    let all = [
+    let mut all = vec![
         service(PluginCan::ControllerService),
         service(PluginCan::VolumeAccessibilityConstraints),
+        service(PluginCan::GroupControllerService),
         Type::VolumeExpansion(expansion),
     ];
+    if alpha.snapshot_topology {
+        all.push(service(PluginCan::SnapshotAccessibilityConstraints));
+    }
+    let capability = |can: Type| csi::PluginCapability { r#type: Some(can) };
     csi::GetPluginCapabilitiesResponse {
-        capabilities: all
-            .map(|can| csi::PluginCapability { r#type: Some(can) })
-            .into(),
+        capabilities: all.into_iter().map(capability).collect(),
     }
 }
 
@@ -45,12 +52,18 @@ pub(super) fn controller_capabilities(alpha: Alpha) -> csi::ControllerGetCapabil
         ControllerCan::PublishUnpublishVolume,
         ControllerCan::ListVolumes,
         ControllerCan::GetCapacity,
+        ControllerCan::CreateDeleteSnapshot,
+        ControllerCan::ListSnapshots,
+        ControllerCan::CloneVolume,
         ControllerCan::ExpandVolume,
         ControllerCan::ModifyVolume,
         ControllerCan::SingleNodeMultiWriter,
     ];
     if alpha.get_volume {
         all.push(ControllerCan::GetVolume);
+    }
+    if alpha.get_snapshot {
+        all.push(ControllerCan::GetSnapshot);
     }
     if alpha.health {
         all.extend([
@@ -105,6 +118,7 @@ fn volume(volume: &Volume, key: &str) -> csi::Volume {
     csi::Volume {
         capacity_bytes: bytes(volume.size),
         volume_id: volume.id.to_string(),
+        content_source: volume.content_source.as_ref().map(snapshot::content_source),
         accessible_topology: vec![topology(key, volume.home)],
         ..Default::default()
     }

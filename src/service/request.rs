@@ -9,6 +9,7 @@
 pub mod capability;
 pub mod controller;
 pub mod node;
+pub mod snapshot;
 
 use std::collections::HashMap;
 
@@ -20,6 +21,7 @@ use crate::operation::ListVolumes;
 
 pub use controller::*;
 pub use node::*;
+pub use snapshot::*;
 
 /// The specification's bound for strings that have none of their own.
 const STRING_BYTES: usize = 128;
@@ -121,12 +123,16 @@ fn segment(topology: &csi::Topology, key: &str) -> String {
 
 /// A page of a list.
 fn page(max_entries: i32, starting_token: &str) -> Result<ListVolumes> {
-    let bound = usize::try_from(max_entries).map_err(|_| {
+    Ok(ListVolumes {
+        max_entries: entries(max_entries)?,
+        starting_token: starting_token.to_string(),
+    })
+}
+
+/// At most so many of a list; 0 is no limit.
+fn entries(max_entries: i32) -> Result<usize> {
+    usize::try_from(max_entries).map_err(|_| {
         let problem = format!("{max_entries} is negative; give 0 for no limit, or a number");
         Error::invalid("max_entries", problem)
-    })?;
-    Ok(ListVolumes {
-        max_entries: bound,
-        starting_token: starting_token.to_string(),
     })
 }

@@ -1,13 +1,16 @@
 //! Whatever comes in: the parsers take it or refuse it, and say which field it was.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use proptest::prelude::*;
 use prost::Message;
 use slackwater::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use slackwater::csi::*;
 use slackwater::error::{Error, Result};
+use slackwater::operation::ContentSource;
 use slackwater::service::request;
+
+use crate::harness::{from_snapshot, from_volume};
 
 const KEY: &str = "topology.csi.slackwater.dev/home";
 
@@ -37,7 +40,8 @@ fn words() -> impl Strategy<Value = String> {
     prop_oneof![
         text(),
         prop::sample::select(vec![
-            "ext4", "xfs", "btrfs", "thin", "thick", "none", "zero", "1Gi"
+            "ext4", "xfs", "btrfs", "thin", "thick", "none", "zero", "1Gi", "crash", "fail", "10s",
+            "7"
         ])
         .prop_map(str::to_string),
     ]
@@ -54,6 +58,15 @@ fn maps() -> impl Strategy<Value = HashMap<String, String>> {
             "wipe",
             "size",
             KEY,
+            "consistency",
+            "onQuiesceFailure",
+            "freezeTimeout",
+            "retries",
+            "maxExtents",
+            "deletionPolicy",
+            "csi.storage.k8s.io/pvc/name",
+            "csi.storage.k8s.io/pvc/namespace",
+            "csi.storage.k8s.io/volumesnapshot/name",
             "csi.storage.k8s.io/ephemeral",
             "csi.storage.k8s.io/fstype",
         ])
@@ -97,7 +110,8 @@ prop_compose! {
         volume_capabilities in prop::collection::vec(capabilities(), 0..3),
         parameters in maps(),
         mutable_parameters in maps(),
-        topologies in prop::option::of(prop::collection::vec(maps(), 0..3)),
+        accessibility_requirements in topologies(),
+        volume_content_source in prop::option::of(sources()),
     ) -> CreateVolumeRequest {
         CreateVolumeRequest {
             name,
@@ -105,12 +119,38 @@ prop_compose! {
             volume_capabilities,
             parameters,
             mutable_parameters,
-            accessibility_requirements: topologies.map(|topologies| TopologyRequirement {
-                requisite: topologies.into_iter().map(|segments| Topology { segments }).collect(),
-                preferred: vec![],
-            }),
+            volume_content_source,
+            accessibility_requirements,
             ..Default::default()
         }
+    }
+}
+
+fn topologies() -> impl Strategy<Value = Option<TopologyRequirement>> {
+    let requirement = prop::collection::vec(maps(), 0..3).prop_map(|each| TopologyRequirement {
+        requisite: each
+            .into_iter()
+            .map(|segments| Topology { segments })
+            .collect(),
+        preferred: vec![],
+    });
+    prop::option::of(requirement)
+}
+
+fn sources() -> impl Strategy<Value = VolumeContentSource> {
+    let source = prop_oneof![
+        Just(None),
+        text().prop_map(|id| Some(from_snapshot(&id))),
+        text().prop_map(|id| Some(from_volume(&id))),
+    ];
+    source.prop_map(|r#type| VolumeContentSource { r#type })
+}
+
+fn source(given: volume_content_source::Type) -> ContentSource {
+    use volume_content_source::Type;
+    match given {
+        Type::Snapshot(source) => ContentSource::Snapshot(source.snapshot_id),
+        Type::Volume(source) => ContentSource::Volume(source.volume_id),
     }
 }
 
@@ -129,6 +169,55 @@ proptest! {
             prop_assert!(args.capacity.limit == 0 || args.capacity.required <= args.capacity.limit);
             let asked = given.accessibility_requirements.map_or(0, |r| r.requisite.len());
             prop_assert_eq!(args.requisite.len(), asked, "no topology gets lost");
+            let given = given.volume_content_source.map(|source| source.r#type.unwrap());
+            prop_assert_eq!(args.content_source, given.map(source), "no source gets lost");
+        }
+    }
+
+    #[test]
+    fn any_snapshot_is_understood_or_refused(
+        name in text(),
+        source_volume_id in text(),
+        parameters in maps(),
+        accessibility_requirements in topologies(),
+    ) {
+        let given = CreateSnapshotRequest {
+            name,
+            source_volume_id,
+            parameters,
+            accessibility_requirements,
+            ..Default::default()
+        };
+        let asked = given.accessibility_requirements.as_ref().map_or(0, |r| r.requisite.len());
+        let with = judged(request::create_snapshot(&given, Some(KEY)))?;
+        let without = judged(request::create_snapshot(&given, None))?;
+        prop_assert_eq!(with.is_some(), without.is_some());
+        if let (Some(with), Some(without)) = (with, without) {
+            prop_assert!((1..=128).contains(&with.args.name.len()));
+            prop_assert_eq!(&with.args.source_volume_id, &given.source_volume_id);
+            prop_assert_eq!(with.args.requisite.len(), asked, "no topology gets lost");
+            prop_assert!(without.args.requisite.is_empty());
+            prop_assert_eq!(with.slip, given.parameters.contains_key("deletionPolicy"));
+        }
+    }
+
+    #[test]
+    fn any_group_is_understood_or_refused(
+        name in text(),
+        source_volume_ids in prop::collection::vec(text(), 0..5),
+        parameters in maps(),
+    ) {
+        let given = CreateVolumeGroupSnapshotRequest {
+            name,
+            source_volume_ids,
+            parameters,
+            ..Default::default()
+        };
+        if let Some(request::Classed { args, .. }) = judged(request::create_group(&given))? {
+            prop_assert_eq!(&args.source_volume_ids, &given.source_volume_ids, "in their order");
+            let each: HashSet<_> = args.source_volume_ids.iter().collect();
+            prop_assert_eq!(each.len(), given.source_volume_ids.len(), "each once");
+            prop_assert!(!each.is_empty() && args.source_volume_ids.iter().all(|id| !id.is_empty()));
         }
     }
 
@@ -219,6 +308,11 @@ proptest! {
         judged(request::attach(&decoded(&bytes)))?;
         judged(request::validate(&decoded(&bytes)))?;
         judged(request::list_volumes(&decoded(&bytes)))?;
+        judged(request::create_snapshot(&decoded(&bytes), Some(KEY)))?;
+        judged(request::list_snapshots(&decoded(&bytes)))?;
+        judged(request::create_group(&decoded(&bytes)))?;
+        judged(request::delete_group(&decoded(&bytes)))?;
+        judged(request::get_group(&decoded(&bytes)))?;
         judged(request::expand_volume(&decoded(&bytes)))?;
         judged(request::modify_volume(&decoded(&bytes)))?;
         judged(request::stage(&decoded(&bytes)))?;

@@ -63,6 +63,10 @@ calls! {
     controller ControllerExpandVolume controller_expand_volume ControllerExpandVolumeRequest;
     controller ControllerGetVolume controller_get_volume ControllerGetVolumeRequest;
     controller ControllerModifyVolume controller_modify_volume ControllerModifyVolumeRequest;
+    groups GroupControllerGetCapabilities group_controller_get_capabilities GroupControllerGetCapabilitiesRequest;
+    groups CreateVolumeGroupSnapshot create_volume_group_snapshot CreateVolumeGroupSnapshotRequest;
+    groups DeleteVolumeGroupSnapshot delete_volume_group_snapshot DeleteVolumeGroupSnapshotRequest;
+    groups GetVolumeGroupSnapshot get_volume_group_snapshot GetVolumeGroupSnapshotRequest;
     node NodeStageVolume node_stage_volume NodeStageVolumeRequest;
     node NodeUnstageVolume node_unstage_volume NodeUnstageVolumeRequest;
     node NodePublishVolume node_publish_volume NodePublishVolumeRequest;

@@ -1,6 +1,5 @@
 //! What is offered, and that nothing else is served.
 
-use slackwater::csi::group_controller_client::GroupControllerClient;
 use slackwater::csi::snapshot_metadata_client::SnapshotMetadataClient;
 use slackwater::csi::*;
 use slackwater::model::Alpha;
@@ -61,6 +60,9 @@ async fn what_is_stable_is_offered_and_alpha_only_by_name() {
             "PUBLISH_UNPUBLISH_VOLUME",
             "LIST_VOLUMES",
             "GET_CAPACITY",
+            "CREATE_DELETE_SNAPSHOT",
+            "LIST_SNAPSHOTS",
+            "CLONE_VOLUME",
             "EXPAND_VOLUME",
             "MODIFY_VOLUME",
             "SINGLE_NODE_MULTI_WRITER",
@@ -80,8 +82,13 @@ async fn what_is_stable_is_offered_and_alpha_only_by_name() {
     let node = Node::with_alpha(all_alpha()).await;
     let (controller, on_node) = offered(&node).await;
     assert_eq!(
-        controller[7..],
-        ["GET_VOLUME", "GET_VOLUME_HEALTH", "LIST_VOLUME_HEALTH"]
+        controller[10..],
+        [
+            "GET_VOLUME",
+            "GET_SNAPSHOT",
+            "GET_VOLUME_HEALTH",
+            "LIST_VOLUME_HEALTH"
+        ]
     );
     assert_eq!(on_node[4..], ["GET_VOLUME_HEALTH", "GET_STORAGE_HEALTH"]);
     node.stop().await;
@@ -98,24 +105,56 @@ async fn the_driver_says_who_it_is() {
     let info = info.unwrap().into_inner();
     assert_eq!(info.name, "csi.slackwater.dev");
     assert_eq!(info.vendor_version, env!("CARGO_PKG_VERSION"));
-    let request = GetPluginCapabilitiesRequest {};
-    let can = node
-        .identity
-        .clone()
-        .get_plugin_capabilities(request)
-        .await
-        .unwrap();
-    let can = format!("{:?}", can.into_inner());
-    assert_eq!(can.matches("PluginCapability {").count(), 3);
-    for each in [
-        "ControllerService",
-        "VolumeAccessibilityConstraints",
-        "Online",
-    ] {
-        assert!(can.contains(each), "{can}");
-    }
     let probe = node.identity.clone().probe(ProbeRequest {}).await.unwrap();
     assert_eq!(probe.into_inner().ready, Some(true));
+    node.stop().await;
+}
+
+/// Services by their names, and how volumes grow.
+async fn plugin(node: &Node) -> Vec<String> {
+    use plugin_capability::Type;
+    let request = GetPluginCapabilitiesRequest {};
+    let answer = node.identity.clone().get_plugin_capabilities(request).await;
+    let all = answer.unwrap().into_inner().capabilities;
+    let name = |can: PluginCapability| match can.r#type.unwrap() {
+        Type::Service(service) => service.r#type().as_str_name().to_string(),
+        Type::VolumeExpansion(expansion) => expansion.r#type().as_str_name().to_string(),
+    };
+    all.into_iter().map(name).collect()
+}
+
+#[tokio::test]
+async fn the_plugin_has_its_services_and_where_snapshots_are_only_by_name() {
+    let stable = [
+        "CONTROLLER_SERVICE",
+        "VOLUME_ACCESSIBILITY_CONSTRAINTS",
+        "GROUP_CONTROLLER_SERVICE",
+        "ONLINE",
+    ];
+    let node = Node::start().await;
+    assert_eq!(plugin(&node).await, stable);
+    node.stop().await;
+    let node = Node::with_alpha("snapshot-topology".parse().unwrap()).await;
+    let can = plugin(&node).await;
+    assert_eq!(can[..4], stable);
+    assert_eq!(can[4..], ["SNAPSHOT_ACCESSIBILITY_CONSTRAINTS"]);
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn groups_are_made_deleted_and_got() {
+    use group_controller_service_capability::Type;
+    let node = Node::start().await;
+    let request = GroupControllerGetCapabilitiesRequest {};
+    let mut groups = node.groups.clone();
+    let answer = groups.group_controller_get_capabilities(request).await;
+    let can = answer.unwrap().into_inner().capabilities;
+    let name = |can: GroupControllerServiceCapability| {
+        let Type::Rpc(rpc) = can.r#type.unwrap();
+        rpc.r#type().as_str_name()
+    };
+    let can: Vec<_> = can.into_iter().map(name).collect();
+    assert_eq!(can, ["CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT"]);
     node.stop().await;
 }
 
@@ -187,23 +226,7 @@ async fn alpha_calls_without_their_flag_are_unimplemented_and_with_it_served() {
 #[tokio::test]
 async fn what_is_not_served_is_unimplemented_whatever_is_switched_on() {
     let node = Node::with_alpha(all_alpha()).await;
-    let calls: [Call; 4] = [
-        CreateSnapshotRequest::default().into(),
-        DeleteSnapshotRequest::default().into(),
-        ListSnapshotsRequest::default().into(),
-        GetSnapshotRequest::default().into(),
-    ];
-    for call in calls {
-        let status = call.clone().send(&node).await.unwrap_err();
-        assert_eq!(status.code(), Code::Unimplemented, "{call:?}");
-    }
     let channel = channel(node.path.clone());
-    let mut group = GroupControllerClient::new(channel.clone());
-    let status = group
-        .group_controller_get_capabilities(GroupControllerGetCapabilitiesRequest {})
-        .await
-        .unwrap_err();
-    assert_eq!(status.code(), Code::Unimplemented);
     let mut metadata = SnapshotMetadataClient::new(channel);
     let status = metadata
         .get_metadata_allocated(GetMetadataAllocatedRequest::default())

@@ -6,13 +6,15 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use slackwater::csi::controller_client::ControllerClient;
+use slackwater::csi::group_controller_client::GroupControllerClient;
 use slackwater::csi::identity_client::IdentityClient;
 use slackwater::csi::node_client::NodeClient;
 use slackwater::csi::volume_capability::access_mode::Mode;
 use slackwater::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
+use slackwater::csi::volume_content_source::{SnapshotSource, Type as Source, VolumeSource};
 use slackwater::csi::{
-    CapacityRange, CreateVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest, Volume,
-    VolumeCapability,
+    CapacityRange, CreateSnapshotRequest, CreateVolumeGroupSnapshotRequest, CreateVolumeRequest,
+    NodePublishVolumeRequest, NodeStageVolumeRequest, Volume, VolumeCapability,
 };
 use slackwater::cut::Seams;
 use slackwater::host::Host;
@@ -50,6 +52,7 @@ pub struct Node {
     pub path: PathBuf,
     pub identity: IdentityClient<Channel>,
     pub controller: ControllerClient<Channel>,
+    pub groups: GroupControllerClient<Channel>,
     pub node: NodeClient<Channel>,
     stop: oneshot::Sender<()>,
     served: JoinHandle<std::io::Result<()>>,
@@ -111,6 +114,7 @@ impl Node {
             path,
             identity: IdentityClient::new(channel.clone()),
             controller: ControllerClient::new(channel.clone()),
+            groups: GroupControllerClient::new(channel.clone()),
             node: NodeClient::new(channel),
             stop,
             served,
@@ -229,6 +233,34 @@ pub fn create(name: &str) -> CreateVolumeRequest {
         name: name.to_string(),
         capacity_range: at_least(GIB),
         volume_capabilities: vec![mount()],
+        ..Default::default()
+    }
+}
+
+pub fn snapshot(name: &str, source: &str) -> CreateSnapshotRequest {
+    CreateSnapshotRequest {
+        name: name.to_string(),
+        source_volume_id: source.to_string(),
+        ..Default::default()
+    }
+}
+
+pub fn from_snapshot(id: &str) -> Source {
+    Source::Snapshot(SnapshotSource {
+        snapshot_id: id.to_string(),
+    })
+}
+
+pub fn from_volume(id: &str) -> Source {
+    Source::Volume(VolumeSource {
+        volume_id: id.to_string(),
+    })
+}
+
+pub fn group(name: &str, sources: &[&str]) -> CreateVolumeGroupSnapshotRequest {
+    CreateVolumeGroupSnapshotRequest {
+        name: name.to_string(),
+        source_volume_ids: sources.iter().map(|id| id.to_string()).collect(),
         ..Default::default()
     }
 }

@@ -146,10 +146,9 @@ async fn calls_pools_and_devices_are_counted() {
 #[tokio::test]
 async fn an_unknown_method_is_counted_as_such() {
     let node = Node::start().await;
-    let mut client =
-        group_controller_client::GroupControllerClient::new(channel(node.path.clone()));
-    let request = GetVolumeGroupSnapshotRequest::default();
-    client.get_volume_group_snapshot(request).await.unwrap_err();
+    let request = GetSnapshotRequest::default();
+    let alpha = node.controller.clone().get_snapshot(request).await;
+    alpha.unwrap_err();
     let mut grpc = tonic::client::Grpc::new(channel(node.path.clone()));
     grpc.ready().await.unwrap();
     let path = http_path("/csi.v1.Node/Surprise");
@@ -161,7 +160,7 @@ async fn an_unknown_method_is_counted_as_such() {
     let text = scrape(&node).await;
     let of =
         |method| format!("slackwater_calls_total{{method=\"{method}\",code=\"UNIMPLEMENTED\"}}");
-    assert_eq!(value(&text, &of("GetVolumeGroupSnapshot")), 1.0);
+    assert_eq!(value(&text, &of("GetSnapshot")), 1.0);
     assert_eq!(value(&text, &of("unknown")), 1.0);
     node.stop().await;
 }

@@ -126,22 +126,51 @@ fn with_secrets(id: &str) -> Vec<Call> {
         NodeGetStorageHealthRequest { secrets: secrets() }.into(),
         CreateSnapshotRequest {
             secrets: secrets(),
-            ..Default::default()
+            parameters: map([("deletionPolicy", "Delete")]),
+            ..snapshot("snapshot-1", id)
+        }
+        .into(),
+        CreateSnapshotRequest {
+            secrets: secrets(),
+            ..snapshot("", id)
         }
         .into(),
         DeleteSnapshotRequest {
             secrets: secrets(),
-            ..Default::default()
+            snapshot_id: volume_id(),
         }
         .into(),
         ListSnapshotsRequest {
             secrets: secrets(),
+            source_volume_id: volume_id(),
             ..Default::default()
         }
         .into(),
         GetSnapshotRequest {
             secrets: secrets(),
-            ..Default::default()
+            snapshot_id: volume_id(),
+        }
+        .into(),
+        CreateVolumeGroupSnapshotRequest {
+            secrets: secrets(),
+            ..group("group-1", &[id])
+        }
+        .into(),
+        CreateVolumeGroupSnapshotRequest {
+            secrets: secrets(),
+            ..group("group-1", &[id, id])
+        }
+        .into(),
+        GetVolumeGroupSnapshotRequest {
+            secrets: secrets(),
+            group_snapshot_id: "some-group".into(),
+            snapshot_ids: vec![volume_id()],
+        }
+        .into(),
+        DeleteVolumeGroupSnapshotRequest {
+            secrets: secrets(),
+            group_snapshot_id: "some-group".into(),
+            snapshot_ids: vec![volume_id()],
         }
         .into(),
         DeleteVolumeRequest {
@@ -243,6 +272,129 @@ async fn a_call_is_one_line_with_its_ids_its_code_and_its_error() {
         (&"ERROR".into(), &"INTERNAL".into())
     );
     assert!(failed["error"].as_str().unwrap().contains("EIO"));
+}
+
+/// Also of a call that is refused, so that its objects can be found.
+#[tokio::test]
+async fn calls_about_snapshots_and_groups_have_their_ids_on_their_line() {
+    let log = Log::default();
+    let guard = log.capture(LogFormat::Json, "info");
+    let node = Node::start().await;
+    let none = |request: CreateVolumeRequest, source| CreateVolumeRequest {
+        capacity_range: at_least(-1),
+        volume_content_source: Some(VolumeContentSource {
+            r#type: Some(source),
+        }),
+        ..request
+    };
+    let calls: [(Call, &[(&str, &str)]); 8] = [
+        (
+            none(create("r"), from_snapshot("s")).into(),
+            &[("volume_name", "r"), ("source_snapshot_id", "s")],
+        ),
+        (
+            none(create("c"), from_volume("v")).into(),
+            &[("volume_name", "c"), ("source_volume_id", "v")],
+        ),
+        (
+            CreateSnapshotRequest {
+                parameters: map([("colour", "red")]),
+                ..snapshot("snap", "v")
+            }
+            .into(),
+            &[("snapshot_name", "snap"), ("source_volume_id", "v")],
+        ),
+        (
+            ListSnapshotsRequest {
+                max_entries: -1,
+                snapshot_id: "s".into(),
+                source_volume_id: "v".into(),
+                ..Default::default()
+            }
+            .into(),
+            &[("snapshot_id", "s"), ("source_volume_id", "v")],
+        ),
+        (
+            ListSnapshotsRequest {
+                starting_token: "no-token".into(),
+                snapshot_id: "s".into(),
+                ..Default::default()
+            }
+            .into(),
+            &[("snapshot_id", "s")],
+        ),
+        (
+            group("g", &["v", "w", "v"]).into(),
+            &[("group_snapshot_name", "g"), ("source_volume_ids", "v w v")],
+        ),
+        (
+            DeleteVolumeGroupSnapshotRequest {
+                snapshot_ids: vec!["s".into(), "t".into()],
+                ..Default::default()
+            }
+            .into(),
+            &[("snapshot_ids", "s t")],
+        ),
+        (
+            GetVolumeGroupSnapshotRequest {
+                group_snapshot_id: "no-group".into(),
+                snapshot_ids: vec!["s".into()],
+                ..Default::default()
+            }
+            .into(),
+            &[("group_snapshot_id", "no-group"), ("snapshot_ids", "s")],
+        ),
+    ];
+    let mut told = Vec::new();
+    for (call, ids) in calls {
+        told.push((call.rpc(), ids));
+        call.send(&node).await.unwrap_err();
+    }
+    node.stop().await;
+    drop(guard);
+    let text = log.text();
+    let lines: Vec<serde_json::Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .filter(|line: &serde_json::Value| line["span"]["method"].is_string())
+        .collect();
+    assert_eq!(lines.len(), told.len(), "{text}");
+    for (line, (rpc, ids)) in lines.iter().zip(told) {
+        assert_eq!(line["span"]["method"], rpc.name());
+        for (field, id) in ids {
+            assert_eq!(line["span"][field], *id, "{line}");
+        }
+    }
+}
+
+/// The upstream suite and many classes have it among the parameters.
+#[tokio::test]
+async fn a_deletion_policy_among_the_parameters_is_told_once_a_call() {
+    let log = Log::default();
+    let guard = log.capture(LogFormat::Text, "info");
+    let node = Node::start().await;
+    let slip = || map([("deletionPolicy", "Delete")]);
+    let calls: [Call; 2] = [
+        CreateSnapshotRequest {
+            parameters: slip(),
+            ..snapshot("s", "no-such-volume")
+        }
+        .into(),
+        CreateVolumeGroupSnapshotRequest {
+            parameters: slip(),
+            ..group("g", &["no-such-volume"])
+        }
+        .into(),
+    ];
+    for call in calls {
+        let status = call.send(&node).await.unwrap_err();
+        assert_ne!(status.code(), tonic::Code::InvalidArgument, "{status:?}");
+    }
+    node.stop().await;
+    drop(guard);
+    let text = log.text();
+    let warned = |line: &&str| line.contains("parameters.deletionPolicy does nothing");
+    assert_eq!(text.lines().filter(warned).count(), 2, "{text}");
 }
 
 #[tokio::test]

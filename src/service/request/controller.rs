@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::{
     NODE_ID_BYTES, bounded, bounded_context, bounded_map, capability, capacity_range, check_mkfs,
-    growth_range, name, page, required, segment,
+    growth_range, name, page, required, segment, snapshot::content_source,
 };
 use crate::csi;
 use crate::error::{Error, Result};
@@ -17,13 +17,7 @@ use crate::operation::{
 pub fn create_volume(request: &csi::CreateVolumeRequest, key: &str) -> Result<CreateVolume> {
     let name = name(&request.name)?;
     let capabilities = capability::for_one_volume(&request.volume_capabilities)?;
-    if request.volume_content_source.is_some() {
-        return Err(Error::invalid(
-            "volume_content_source",
-            "this driver makes empty volumes only: neither CREATE_DELETE_SNAPSHOT nor \
-             CLONE_VOLUME is among its capabilities; leave it out",
-        ));
-    }
+    let content_source = content_source(request.volume_content_source.as_ref())?;
     let parameters = class(&request.parameters, &request.mutable_parameters)?;
     check_mkfs(PARAMETERS, &parameters, &capabilities)?;
     let topologies = request.accessibility_requirements.iter();
@@ -36,7 +30,7 @@ pub fn create_volume(request: &csi::CreateVolumeRequest, key: &str) -> Result<Cr
             .flat_map(|requirement| &requirement.requisite)
             .map(|topology| segment(topology, key))
             .collect(),
-        content_source: None,
+        content_source,
     })
 }
 

@@ -2,6 +2,7 @@
 
 use slackwater::csi::volume_capability::access_mode::Mode;
 use slackwater::csi::volume_capability::{AccessMode, AccessType, MountVolume};
+use slackwater::csi::volume_content_source::Type as Source;
 use slackwater::csi::*;
 
 use crate::calls::Call;
@@ -13,6 +14,8 @@ pub type Case = (&'static str, Call);
 pub fn all() -> Vec<Case> {
     let mut all = creating();
     all.extend(controlling());
+    all.extend(cutting());
+    all.extend(grouping());
     all.extend(on_the_node());
     all
 }
@@ -46,7 +49,9 @@ fn creating() -> Vec<Case> {
         access_type: Some(AccessType::Mount(group)),
         ..mount()
     };
-    let source = VolumeContentSource::default();
+    let from = |source: Option<Source>| {
+        created(|r| r.volume_content_source = Some(VolumeContentSource { r#type: source }))
+    };
     vec![
         ("no name", created(|r| r.name.clear())),
         ("a name of 129 bytes", created(|r| r.name = "x".repeat(129))),
@@ -100,10 +105,9 @@ fn creating() -> Vec<Case> {
             created_as(mount_as("ext4", &["noatime"; 600])),
         ),
         ("a mount group", created_as(group)),
-        (
-            "a content source",
-            created(|r| r.volume_content_source = Some(source)),
-        ),
+        ("a source of no kind", from(None)),
+        ("a snapshot without an id", from(Some(from_snapshot("")))),
+        ("a volume without an id", from(Some(from_volume("")))),
         (
             "a negative size",
             created(|r| r.capacity_range = at_least(-1)),
@@ -290,6 +294,75 @@ fn controlling() -> Vec<Case> {
             }
             .into(),
         ),
+    ]
+}
+
+fn cutting() -> Vec<Case> {
+    let cut = |change: &dyn Fn(&mut CreateSnapshotRequest)| {
+        let mut request = snapshot("snapshot-1", ID);
+        change(&mut request);
+        Call::from(request)
+    };
+    let class = |key: &str, value: &str| cut(&|r| r.parameters = map([(key, value)]));
+    vec![
+        ("no name", cut(&|r| r.name.clear())),
+        ("a name of 129 bytes", cut(&|r| r.name = "x".repeat(129))),
+        ("a control character", cut(&|r| r.name = "a\u{0}b".into())),
+        ("no source", cut(&|r| r.source_volume_id.clear())),
+        ("an unknown parameter", class("freezetimeout", "1s")),
+        ("an unknown level", class("consistency", "total")),
+        ("an unknown way out", class("onQuiesceFailure", "retry")),
+        ("a freeze without an end", class("freezeTimeout", "0s")),
+        ("a freeze that is too long", class("freezeTimeout", "31s")),
+        ("a time without a unit", class("quiesceTimeout", "30")),
+        ("a negative number", class("retries", "-1")),
+        ("an unknown unit", class("retryInterval", "1h")),
+        ("an unknown share", class("sharedVolume", "some")),
+        ("no extents at all", class("maxExtents", "0")),
+        (
+            "more than 4 KiB of parameters",
+            class("csi.storage.k8s.io/volumesnapshot/name", &"x".repeat(5000)),
+        ),
+        ("no id", DeleteSnapshotRequest::default().into()),
+        (
+            "a negative bound",
+            ListSnapshotsRequest {
+                max_entries: -1,
+                ..Default::default()
+            }
+            .into(),
+        ),
+    ]
+}
+
+fn grouping() -> Vec<Case> {
+    let cut = |change: &dyn Fn(&mut CreateVolumeGroupSnapshotRequest)| {
+        let mut request = group("group-1", &[ID, "another"]);
+        change(&mut request);
+        Call::from(request)
+    };
+    vec![
+        ("no name", cut(&|r| r.name.clear())),
+        ("a name of 129 bytes", cut(&|r| r.name = "x".repeat(129))),
+        ("no sources", cut(&|r| r.source_volume_ids.clear())),
+        ("an empty source", cut(&|r| r.source_volume_ids[1].clear())),
+        (
+            "a source twice",
+            cut(&|r| r.source_volume_ids.push(ID.into())),
+        ),
+        (
+            "an unknown parameter",
+            cut(&|r| r.parameters = map([("quiesce", "1s")])),
+        ),
+        (
+            "more than 4 KiB of parameters",
+            cut(&|r| {
+                let key = "csi.storage.k8s.io/volumegroupsnapshot/name";
+                r.parameters = map([(key, "x".repeat(5000).as_str())]);
+            }),
+        ),
+        ("no id", DeleteVolumeGroupSnapshotRequest::default().into()),
+        ("no id", GetVolumeGroupSnapshotRequest::default().into()),
     ]
 }
 

@@ -1,0 +1,63 @@
+//! The GroupController service: snapshots of several volumes at one moment.
+
+use tonic::Request;
+
+use super::{Answer, Rpc, Service, answer, ids, reply, request, seen};
+use crate::csi::group_controller_server::GroupController;
+use crate::csi::{
+    CreateVolumeGroupSnapshotRequest, CreateVolumeGroupSnapshotResponse,
+    DeleteVolumeGroupSnapshotRequest, DeleteVolumeGroupSnapshotResponse,
+    GetVolumeGroupSnapshotRequest, GetVolumeGroupSnapshotResponse,
+    GroupControllerGetCapabilitiesRequest, GroupControllerGetCapabilitiesResponse,
+};
+use crate::operation::Driver;
+
+#[tonic::async_trait]
+impl GroupController for Service {
+    async fn group_controller_get_capabilities(
+        &self,
+        request: Request<GroupControllerGetCapabilitiesRequest>,
+    ) -> Answer<GroupControllerGetCapabilitiesResponse> {
+        seen(request);
+        answer(reply::group_capabilities())
+    }
+
+    async fn create_volume_group_snapshot(
+        &self,
+        request: Request<CreateVolumeGroupSnapshotRequest>,
+    ) -> Answer<CreateVolumeGroupSnapshotResponse> {
+        let args = request::create_group(&seen(request)).map(super::warned);
+        let group = self
+            .run(Rpc::CreateVolumeGroupSnapshot, args, Driver::create_group)
+            .await?;
+        ids::grouped(group.id);
+        let key = self.snapshot_topology_key();
+        answer(CreateVolumeGroupSnapshotResponse {
+            group_snapshot: Some(reply::group(&group, key.as_deref())),
+        })
+    }
+
+    async fn delete_volume_group_snapshot(
+        &self,
+        request: Request<DeleteVolumeGroupSnapshotRequest>,
+    ) -> Answer<DeleteVolumeGroupSnapshotResponse> {
+        let args = request::delete_group(&seen(request));
+        self.run(Rpc::DeleteVolumeGroupSnapshot, args, Driver::delete_group)
+            .await?;
+        answer(DeleteVolumeGroupSnapshotResponse {})
+    }
+
+    async fn get_volume_group_snapshot(
+        &self,
+        request: Request<GetVolumeGroupSnapshotRequest>,
+    ) -> Answer<GetVolumeGroupSnapshotResponse> {
+        let args = request::get_group(&seen(request));
+        let group = self
+            .run(Rpc::GetVolumeGroupSnapshot, args, Driver::get_group)
+            .await?;
+        let key = self.snapshot_topology_key();
+        answer(GetVolumeGroupSnapshotResponse {
+            group_snapshot: Some(reply::group(&group, key.as_deref())),
+        })
+    }
+}

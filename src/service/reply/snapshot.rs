@@ -1,0 +1,102 @@
+//! Answers about snapshots and groups of them.
+
+use prost_types::Timestamp;
+
+use super::{bytes, topology};
+use crate::csi;
+use crate::csi::group_controller_service_capability::rpc::Type as GroupCan;
+use crate::csi::volume_content_source::{SnapshotSource, Type as Source, VolumeSource};
+use crate::operation::{ContentSource, Group, Snapshot, SnapshotPage};
+
+pub(in crate::service) fn group_capabilities() -> csi::GroupControllerGetCapabilitiesResponse {
+    use csi::group_controller_service_capability::{Rpc, Type};
+    let can = GroupCan::CreateDeleteGetVolumeGroupSnapshot;
+    csi::GroupControllerGetCapabilitiesResponse {
+        capabilities: vec![csi::GroupControllerServiceCapability {
+            r#type: Some(Type::Rpc(Rpc { r#type: can.into() })),
+        }],
+    }
+}
+
+/// A snapshot that is told is cut, so it's ready. `key` is there where snapshots tell where they
+/// are.
+pub(in crate::service) fn snapshot(told: &Snapshot, key: Option<&str>) -> csi::Snapshot {
+    let group = told.group.map(|group| group.to_string());
+    csi::Snapshot {
+        size_bytes: bytes(told.size),
+        snapshot_id: told.id.to_string(),
+        source_volume_id: told.source_volume_id.to_string(),
+        creation_time: Some(time(told.cut_at)),
+        ready_to_use: true,
+        group_snapshot_id: group.unwrap_or_default(),
+        accessible_topology: key
+            .map(|key| topology(key, told.home))
+            .into_iter()
+            .collect(),
+    }
+}
+
+pub(in crate::service) fn snapshots(
+    page: SnapshotPage,
+    key: Option<&str>,
+) -> csi::ListSnapshotsResponse {
+    let entry = |listed: &Snapshot| csi::list_snapshots_response::Entry {
+        snapshot: Some(snapshot(listed, key)),
+    };
+    csi::ListSnapshotsResponse {
+        entries: page.snapshots.iter().map(entry).collect(),
+        next_token: page.next_token,
+    }
+}
+
+/// A group that is told is cut as one, so all of it is ready.
+pub(in crate::service) fn group(told: &Group, key: Option<&str>) -> csi::VolumeGroupSnapshot {
+    let members = told.snapshots.iter();
+    csi::VolumeGroupSnapshot {
+        group_snapshot_id: told.id.to_string(),
+        snapshots: members.map(|member| snapshot(member, key)).collect(),
+        creation_time: Some(time(told.cut_at)),
+        ready_to_use: true,
+    }
+}
+
+/// As it was asked for.
+pub(super) fn content_source(source: &ContentSource) -> csi::VolumeContentSource {
+    let source = match source {
+        ContentSource::Snapshot(id) => Source::Snapshot(SnapshotSource {
+            snapshot_id: id.clone(),
+        }),
+        ContentSource::Volume(id) => Source::Volume(VolumeSource {
+            volume_id: id.clone(),
+        }),
+    };
+    csi::VolumeContentSource {
+        r#type: Some(source),
+    }
+}
+
+const SECOND: u64 = 1_000_000_000;
+
+/// From nanoseconds since 1970; both parts fit whatever the number is.
+fn time(nanoseconds: u64) -> Timestamp {
+    Timestamp {
+        seconds: (nanoseconds / SECOND) as i64,
+        nanos: (nanoseconds % SECOND) as i32,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_moment_keeps_its_nanoseconds() {
+        for (nanoseconds, seconds, nanos) in [
+            (1_794_000_000_123_456_789, 1_794_000_000, 123_456_789),
+            (999_999_999, 0, 999_999_999),
+            (u64::MAX, 18_446_744_073, 709_551_615),
+        ] {
+            assert_eq!(time(nanoseconds), Timestamp { seconds, nanos });
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Requests about snapshots, groups of them, and what a volume is made from.
+
+use std::collections::HashMap;
+
+use super::{bounded_map, entries, name, required, segment};
+use crate::csi;
+use crate::csi::volume_content_source::Type as Given;
+use crate::error::{Error, Result};
+use crate::model::SnapshotParameters;
+use crate::operation::{
+    ContentSource, CreateGroup, CreateSnapshot, ListSnapshots as List, NamedGroup,
+};
+
+/// A request of a class, and what is to be told of that class.
+#[derive(Clone, Debug)]
+pub struct Classed<T> {
+    /// The request.
+    pub args: T,
+    /// `deletionPolicy` was among the parameters, where it means nothing.
+    pub slip: bool,
+}
+
+/// CreateSnapshot. `topology_key` is there where snapshots tell where they are: without, topologies
+/// are a field of a later protocol, and not looked at.
+pub fn create_snapshot(
+    request: &csi::CreateSnapshotRequest,
+    topology_key: Option<&str>,
+) -> Result<Classed<CreateSnapshot>> {
+    let name = name(&request.name)?;
+    let source_volume_id = required("source_volume_id", &request.source_volume_id)?.to_string();
+    let (parameters, slip) = parameters(&request.parameters)?;
+    let topologies = request.accessibility_requirements.iter();
+    let requisite = topology_key.map(|key| {
+        topologies
+            .flat_map(|requirement| &requirement.requisite)
+            .map(|topology| segment(topology, key))
+            .collect()
+    });
+    let args = CreateSnapshot {
+        name,
+        source_volume_id,
+        parameters,
+        requisite: requisite.unwrap_or_default(),
+    };
+    Ok(Classed { args, slip })
+}
+
+fn parameters(given: &HashMap<String, String>) -> Result<(SnapshotParameters, bool)> {
+    bounded_map("parameters", given)?;
+    SnapshotParameters::parse(given)
+}
+
+/// DeleteSnapshot.
+pub fn delete_snapshot(request: &csi::DeleteSnapshotRequest) -> Result<String> {
+    snapshot_id(&request.snapshot_id)
+}
+
+/// GetSnapshot.
+pub fn get_snapshot(request: &csi::GetSnapshotRequest) -> Result<String> {
+    snapshot_id(&request.snapshot_id)
+}
+
+/// Present, and any text, as a volume's.
+fn snapshot_id(id: &str) -> Result<String> {
+    required("snapshot_id", id).map(str::to_string)
+}
+
+/// ListSnapshots. Both filters may be given; what they name needn't exist.
+pub fn list_snapshots(request: &csi::ListSnapshotsRequest) -> Result<List> {
+    Ok(List {
+        max_entries: entries(request.max_entries)?,
+        starting_token: request.starting_token.clone(),
+        source_volume_id: request.source_volume_id.clone(),
+        snapshot_id: request.snapshot_id.clone(),
+    })
+}
+
+/// What a new volume begins with.
+pub(super) fn content_source(
+    given: Option<&csi::VolumeContentSource>,
+) -> Result<Option<ContentSource>> {
+    const FIELD: &str = "volume_content_source";
+    let Some(source) = given else {
+        return Ok(None);
+    };
+    let parsed = match &source.r#type {
+        Some(Given::Snapshot(source)) => {
+            let field = format!("{FIELD}.snapshot.snapshot_id");
+            ContentSource::Snapshot(required(&field, &source.snapshot_id)?.to_string())
+        }
+        Some(Given::Volume(source)) => {
+            let field = format!("{FIELD}.volume.volume_id");
+            ContentSource::Volume(required(&field, &source.volume_id)?.to_string())
+        }
+        None => {
+            return Err(Error::invalid(
+                FIELD,
+                "is neither a snapshot nor a volume; give one of them, or leave it out for an \
+                 empty volume",
+            ));
+        }
+    };
+    Ok(Some(parsed))
+}
+
+/// CreateVolumeGroupSnapshot.
+pub fn create_group(
+    request: &csi::CreateVolumeGroupSnapshotRequest,
+) -> Result<Classed<CreateGroup>> {
+    let name = name(&request.name)?;
+    let source_volume_ids = sources(&request.source_volume_ids)?;
+    let (parameters, slip) = parameters(&request.parameters)?;
+    let args = CreateGroup {
+        name,
+        source_volume_ids,
+        parameters,
+    };
+    Ok(Classed { args, slip })
+}
+
+/// At least one, none of them empty, each once.
+fn sources(ids: &[String]) -> Result<Vec<String>> {
+    const LIST: &str = "source_volume_ids";
+    if ids.is_empty() {
+        return Err(Error::invalid(LIST, "is missing; give at least one volume"));
+    }
+    let mut seen: HashMap<&str, usize> = HashMap::new();
+    for (i, id) in ids.iter().enumerate() {
+        let field = format!("{LIST}[{i}]");
+        if let Some(first) = seen.insert(required(&field, id)?, i) {
+            let problem = format!("{id:?} is {LIST}[{first}] already; give each volume once");
+            return Err(Error::invalid(field, problem));
+        }
+    }
+    Ok(ids.to_vec())
+}
+
+/// DeleteVolumeGroupSnapshot.
+pub fn delete_group(request: &csi::DeleteVolumeGroupSnapshotRequest) -> Result<NamedGroup> {
+    named(&request.group_snapshot_id, &request.snapshot_ids)
+}
+
+/// GetVolumeGroupSnapshot.
+pub fn get_group(request: &csi::GetVolumeGroupSnapshotRequest) -> Result<NamedGroup> {
+    named(&request.group_snapshot_id, &request.snapshot_ids)
+}
+
+/// A group's members are compared by the operation, which knows them.
+fn named(group_id: &str, snapshot_ids: &[String]) -> Result<NamedGroup> {
+    Ok(NamedGroup {
+        group_id: required("group_snapshot_id", group_id)?.to_string(),
+        snapshot_ids: snapshot_ids.to_vec(),
+    })
+}
