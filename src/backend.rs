@@ -21,9 +21,15 @@ pub struct PoolSpace {
     pub total: u64,
     /// Bytes that may still be filled.
     pub available: u64,
-    /// Bytes of blocks that volumes have.
+    /// Bytes of blocks that volumes have, shared ones counted in each.
     pub allocated: u64,
-    /// Bytes that volumes were promised: their sizes, thin and thick.
+    /// Bytes of blocks, at least, that volumes have and no snapshot: each counted once. Room for
+    /// what volumes are promised, beside what is available.
+    pub own: u64,
+    /// Bytes of blocks that snapshots have, shared ones counted in each.
+    pub snapshots: u64,
+    /// Bytes that volumes were promised: their sizes, thin and thick; and what copies of snapshots
+    /// that are being made will fill.
     pub promised: u64,
 }
 
@@ -146,11 +152,18 @@ pub trait Backend: Send + Sync + 'static {
     /// Makes a volume that is to be filled: intent recorded as `creating`, an image of its full
     /// length without blocks. Filled by effects on [`Backend::image_path`], then completed by
     /// [`Backend::complete`], or ended by [`Backend::delete`]. A crash leaves an intent (and with
-    /// `copy` in its record a copy that can go on).
+    /// `copy` in its record a copy that can go on). On an error nothing is left, or it's
+    /// [`crate::error::Error::Undo`]. What `content_source` names on this pool must exist.
     fn prepare(&self, record: &VolumeRecord, admit: Admit<'_>) -> Result<()>;
-    /// Syncs a filled image and records it as `ready`; reserves or un-shares all of it first if
-    /// it's thick.
+    /// Gives a filled image its full length, syncs it and records it as `ready`; reserves and
+    /// un-shares all of it first if it's thick. A clone of a thick volume is un-shared as well, so
+    /// that its source takes every write: `admit` must have seen that its size is free. After an
+    /// error the caller goes on, or calls [`Backend::delete`].
     fn complete(&self, record: &VolumeRecord) -> Result<VolumeRecord>;
+
+    /// Un-shares the first `bytes` of an image in steps, and says in the log how far it is. Beside
+    /// writers it's safe; a repeat is quick over what is done.
+    fn unshare(&self, image: Image, bytes: u64) -> Result<()>;
 
     /// A snapshot's record in any state; an error if there is one that can't be read.
     fn snapshot(&self, uuid: Uuid) -> Result<Option<SnapshotRecord>>;
@@ -160,8 +173,11 @@ pub trait Backend: Send + Sync + 'static {
     fn unready_snapshots(&self) -> Vec<SnapshotRecord>;
     /// Snapshots whose record can't be read, with the reason. They are read again first.
     fn damaged_snapshots(&self) -> Vec<(Uuid, String)>;
-    /// Makes an empty snapshot in the state of its record (`preparing`), with an empty image.
-    /// On an error nothing is left, or it's [`crate::error::Error::Undo`].
+    /// Number of snapshots that are ready.
+    fn count_snapshots(&self) -> u64;
+    /// Makes an empty snapshot in the state of its record (`preparing`), with an image as long as
+    /// its source's and without blocks. Of a thick volume it counts in full until it's ready. On an
+    /// error nothing is left, or it's [`crate::error::Error::Undo`].
     fn prepare_snapshot(&self, record: &SnapshotRecord, admit: Admit<'_>) -> Result<()>;
     /// fsync of a snapshot's image and directory: before its record may say `cut` or `ready`.
     fn sync_snapshot(&self, uuid: Uuid) -> Result<()>;

@@ -1,7 +1,7 @@
 //! How much may still be promised.
 //!
-//! What the pool's file system has left, and what volumes already fill, is the room for promises;
-//! sizes of volumes are promises. With overcommit 1 every promise can be kept, whatever else
+//! What the pool's file system has left, and what volumes already fill and no snapshot holds, is
+//! the room for promises; sizes of volumes are promises. With overcommit 1 every promise can be kept, whatever else
 //! lies on the same file system.
 
 use super::{AskCapacity, Capacity, Driver, Pool};
@@ -19,7 +19,7 @@ const HEADROOM_LEAST: u64 = 8 * MIB;
 
 /// Bytes that may still be promised: whole grains, so that what is answered can be asked for.
 pub(super) fn promisable(space: &PoolSpace, overcommit: f64) -> u64 {
-    let room = space.available.saturating_add(space.allocated);
+    let room = space.available.saturating_add(space.own);
     let headroom = (space.total / HEADROOM_SHARE).max(HEADROOM_LEAST);
     let promises = (room.saturating_sub(headroom) as f64 * overcommit) as u64;
     promises.saturating_sub(space.promised) / GRAIN * GRAIN
@@ -137,16 +137,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn at_overcommit_one_all_promises_fit_what_is_there(total in 0u64..1 << 50, available in 0u64..1 << 50, allocated in 0u64..1 << 50, promised in 0u64..1 << 50) {
-            let space = PoolSpace { total, available, allocated, promised };
+        fn at_overcommit_one_all_promises_fit_what_is_there(total in 0u64..1 << 50, available in 0u64..1 << 50, own in 0u64..1 << 50, promised in 0u64..1 << 50) {
+            let space = PoolSpace { total, available, own, promised, ..PoolSpace::default() };
             let more = promisable(&space, 1.0);
-            prop_assert!(more == 0 || promised + more <= available + allocated);
+            prop_assert!(more == 0 || promised + more <= available + own);
             prop_assert!(more.is_multiple_of(GRAIN));
         }
 
         #[test]
         fn a_larger_overcommit_never_offers_less(total in 0u64..1 << 50, available in 0u64..1 << 50, promised in 0u64..1 << 50, factor in 1.0f64..100.0) {
-            let space = PoolSpace { total, available, allocated: 0, promised };
+            let space = PoolSpace { total, available, promised, ..PoolSpace::default() };
             prop_assert!(promisable(&space, factor) >= promisable(&space, 1.0));
         }
     }

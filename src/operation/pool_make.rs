@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use crate::backend::file::{LOCK_FILE, POOL_FILE, TRASH, VOLUMES};
+use crate::backend::file::{LOCK_FILE, POOL_FILE, SNAPSHOTS, TRASH, VOLUMES};
 use crate::error::{Doing, Error, Result};
 use crate::host::{Effect, FileKind, Host};
 use crate::model::{HomeId, PoolId};
@@ -61,7 +61,7 @@ fn is_blank_entry(host: &dyn Host, path: &Path, name: &str) -> Result<bool> {
     Ok(match name {
         LOST_AND_FOUND => true,
         HALF_WRITTEN | LOCK_FILE => kind()?.is_none_or(|stat| stat.kind == FileKind::File),
-        VOLUMES | TRASH => {
+        VOLUMES | SNAPSHOTS | TRASH => {
             kind()?.is_none_or(|stat| stat.kind == FileKind::Dir)
                 && host
                     .list_dir(&entry)
@@ -166,7 +166,7 @@ pub fn make_pool(host: &dyn Host, name: &str, path: &Path, home: HomeId) -> Resu
         name: name.to_string(),
         created_at: host.now(),
     };
-    for part in [VOLUMES, TRASH] {
+    for part in [VOLUMES, SNAPSHOTS, TRASH] {
         let part = path.join(part);
         host.perform(&Effect::MakeDir { path: &part })
             .doing(|| format!("make pool {name}"))?;

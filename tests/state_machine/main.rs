@@ -294,7 +294,7 @@ impl Run {
         let nothing = left.mounted.is_empty()
             && left.loops == 0
             && left.targets.is_empty()
-            && files == ["lock", "pool.json", "trash", "volumes"];
+            && files == ["lock", "pool.json", "snapshots", "trash", "volumes"];
         if nothing {
             Ok(())
         } else {

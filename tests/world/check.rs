@@ -199,7 +199,7 @@ impl World {
         let nothing_left = left.mounted.is_empty()
             && left.targets.is_empty()
             && left.loops == 0
-            && files == ["lock", "pool.json", "trash", "volumes"];
+            && files == ["lock", "pool.json", "snapshots", "trash", "volumes"];
         match nothing_left {
             true => Ok(()),
             false => Err(format!("left at the end: {left:?} {files:?}")),

@@ -14,14 +14,19 @@ use crate::record::VolumeRecord;
 impl FileBackend {
     fn image_id(&self, uuid: Uuid) -> Result<Option<FileId>> {
         let image = self
+            .folder
             .host
-            .stat(&self.image_path(uuid))
+            .stat(&self.volumes.image(uuid))
             .doing(|| format!("find the image of volume {uuid}"))?;
         Ok(image.map(|image| image.id))
     }
 
     fn loops_on(&self, image: FileId) -> Result<Vec<LoopStatus>> {
-        let mut loops = self.host.loops().doing(|| "list loop devices".into())?;
+        let mut loops = self
+            .folder
+            .host
+            .loops()
+            .doing(|| "list loop devices".into())?;
         loops.retain(|found| found.backing == image);
         Ok(loops)
     }
@@ -41,16 +46,13 @@ impl FileBackend {
 
     pub(super) fn attach_image(&self, record: &VolumeRecord, mode: AttachMode) -> Result<Attached> {
         let uuid = record.uuid;
-        let path = self.image_path(uuid);
+        let path = self.volumes.image(uuid);
         let image = self
+            .folder
             .host
             .stat(&path)
             .doing(|| format!("find the image of volume {uuid}"))?;
-        let shown = self
-            .path
-            .join(super::VOLUMES)
-            .join(uuid.to_string())
-            .join(super::IMAGE);
+        let shown = self.volumes.shown(uuid, super::IMAGE);
         let Some(image) = image else {
             return Err(Error::Damaged {
                 path: shown,
@@ -86,7 +88,10 @@ impl FileBackend {
             let effect = Effect::ForbidDiscard {
                 number: hold.number,
             };
-            if let Err(error) = self.perform(effect, || format!("keep blocks of volume {uuid}")) {
+            if let Err(error) = self
+                .folder
+                .perform(effect, || format!("keep blocks of volume {uuid}"))
+            {
                 let device = hold.device();
                 drop(hold);
                 self.detach_image(uuid, &device)?;
@@ -114,7 +119,12 @@ impl FileBackend {
             read_only: mode.read_only,
         };
         let doing = || format!("attach volume {}", record.uuid);
-        match self.host.perform(&Effect::AttachLoop(spec)).doing(doing)? {
+        match self
+            .folder
+            .host
+            .perform(&Effect::AttachLoop(spec))
+            .doing(doing)?
+        {
             Done::Loop(hold) => Ok(hold),
             Done::Plain | Done::Cloned(_) => Err(Error::Bug {
                 invariant: "AttachLoop gives a loop device".into(),
@@ -154,6 +164,7 @@ impl FileBackend {
             ));
         }
         let held = self
+            .folder
             .host
             .hold_loop(found.number, image.id)
             .doing(|| format!("open {name}"))?;
@@ -167,9 +178,9 @@ impl FileBackend {
     /// A device that outlived its stage shows the image as long as it was then.
     fn catch_up(&self, hold: &LoopHold, name: &str, size: u64) -> Result<()> {
         let doing = || format!("let {name} show its whole image");
-        if self.host.device_bytes(&hold.device()).doing(doing)? < size {
+        if self.folder.host.device_bytes(&hold.device()).doing(doing)? < size {
             let number = hold.number;
-            self.perform(Effect::ResizeLoop { number }, doing)?;
+            self.folder.perform(Effect::ResizeLoop { number }, doing)?;
         }
         Ok(())
     }
@@ -189,7 +200,7 @@ impl FileBackend {
             number: found.number,
             backing,
         };
-        self.perform(effect, || {
+        self.folder.perform(effect, || {
             format!("detach {} of volume {uuid}", device.path.display())
         })
     }
@@ -201,7 +212,7 @@ impl FileBackend {
         }
         let number = nix::sys::stat::minor(device.rdev) as u32;
         let doing = || format!("renew {}", device.path.display());
-        self.perform(Effect::RenewLoop { number }, doing)
+        self.folder.perform(Effect::RenewLoop { number }, doing)
     }
 
     pub(super) fn resize_device(&self, uuid: Uuid, device: &Device) -> Result<()> {
@@ -219,6 +230,7 @@ impl FileBackend {
         };
         // Held meanwhile, so that the number can't come to stand for another image.
         let held = self
+            .folder
             .host
             .hold_loop(found.number, backing)
             .doing(|| format!("open {}", device.path.display()))?;
@@ -227,7 +239,7 @@ impl FileBackend {
                 what: format!("{} of volume {uuid}", device.path.display()),
             });
         };
-        self.perform(
+        self.folder.perform(
             Effect::ResizeLoop {
                 number: found.number,
             },

@@ -1,66 +1,31 @@
-//! Life of an image: made with an intent before and a completed record after, grown, deleted
-//! through the trash.
+//! Life of a volume's image: made with an intent before and a completed record after, filled,
+//! grown.
 
-use std::path::Path;
+use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
-use super::{Entry, FileBackend, IMAGE, Index, RECORD, TRASH, VOLUMES};
-use crate::backend::{Admit, Backend, PoolSpace};
-use crate::error::{Doing, Error, Result, chain};
+use super::FileBackend;
+use crate::backend::{Admit, Image};
+use crate::error::{Error, Kind, Result, chain};
 use crate::host::Effect;
-use crate::model::size::image_bytes;
-use crate::model::{Allocation, Wipe};
-use crate::record::{self, VolumeRecord, VolumeState};
+use crate::model::size::{MIB, image_bytes};
+use crate::model::{Allocation, VolumeId};
+use crate::record::{ContentSource, VolumeRecord, VolumeState};
+
+/// Un-shared at once: some tenths of a second, after which a stop or a progress line has its turn.
+const UNSHARE_STEP: u64 = 256 * MIB;
+/// How often long work says how far it is.
+const TELL_EVERY: Duration = Duration::from_secs(10);
 
 impl FileBackend {
-    /// Room, with what `index` promises.
-    pub(super) fn space_of(&self, index: &Index) -> Result<PoolSpace> {
-        self.measure(index, true)
-    }
-
-    /// Judges by what is known without a look at every image, and looks only if that refuses:
-    /// what images fill already makes the room for promises larger, never smaller.
-    pub(super) fn admit(&self, index: &Index, admit: Admit<'_>) -> Result<()> {
-        match admit(&self.measure(index, false)?) {
-            Ok(()) => Ok(()),
-            Err(_) => admit(&self.measure(index, true)?),
-        }
-    }
-
-    /// Without `each`, no image of a volume whose record says its size is looked at.
-    fn measure(&self, index: &Index, each: bool) -> Result<PoolSpace> {
-        let doing = || format!("measure pool {}", self.path.display());
-        let space = self.host.space(&self.root).doing(doing)?;
-        let look = |uuid: &Uuid| self.host.stat(&self.image_path(*uuid)).doing(doing);
-        let mut allocated = 0;
-        let mut promised = index.growing.values().sum::<u64>();
-        for (uuid, entry) in &index.entries {
-            let image = match entry {
-                Entry::Known(_) if !each => None,
-                Entry::Known(_) | Entry::Damaged(_) => look(uuid)?,
-            };
-            allocated += image.map_or(0, |image| image.allocated);
-            promised += match entry {
-                Entry::Known(record) => image_bytes(record.size),
-                // What can't be read is counted as long as its image is.
-                Entry::Damaged(_) => image.map_or(0, |image| image.size),
-            };
-        }
-        Ok(PoolSpace {
-            total: space.total,
-            available: space.available,
-            allocated,
-            promised,
-        })
-    }
-
-    /// Missing, too short, or a reserved one that has lost blocks.
+    /// Missing, too short, or a reserved one that has lost blocks. Shared blocks count as there:
+    /// a thick volume's are un-shared before its snapshot is answered.
     pub(super) fn judge_image(&self, record: &VolumeRecord) -> Result<Option<String>> {
-        let image = self
-            .host
-            .stat(&self.image_path(record.uuid))
-            .doing(|| format!("find the image of volume {}", record.uuid))?;
+        let path = self.volumes.image(record.uuid);
+        let image = self.folder.stat(&path, || {
+            format!("find the image of volume {}", record.uuid)
+        })?;
         let bytes = image_bytes(record.size);
         Ok(match image {
             None => Some("the image is missing".into()),
@@ -79,81 +44,193 @@ impl FileBackend {
 
     pub(super) fn create_image(
         &self,
+        record: VolumeRecord,
+        admit: Admit<'_>,
+    ) -> Result<VolumeRecord> {
+        let reserve = record.allocation == Allocation::Thick;
+        let mut record = self.begin_image(record, reserve, admit)?;
+        record.state = VolumeState::Ready;
+        let made = self.volumes.update(&record);
+        self.volumes.or_delete(record.uuid, made)?;
+        Ok(record)
+    }
+
+    pub(super) fn prepare_image(&self, record: &VolumeRecord, admit: Admit<'_>) -> Result<()> {
+        let record = VolumeRecord {
+            lineage: self.origin(record)?,
+            ..record.clone()
+        };
+        self.begin_image(record, false, admit).map(drop)
+    }
+
+    /// The lineage of what a copy is made from; none where it will share no blocks with it.
+    fn origin(&self, record: &VolumeRecord) -> Result<Option<Uuid>> {
+        let (kind, id, lineage) = match &record.content_source {
+            Some(ContentSource::Volume(id)) => match self.sharing(id) {
+                Some(source) => (
+                    Kind::Volume,
+                    id,
+                    self.volumes.get(source)?.map(|found| found.lineage()),
+                ),
+                None => return Ok(None),
+            },
+            Some(ContentSource::Snapshot(id)) => match self.sharing(id) {
+                Some(source) => (
+                    Kind::Snapshot,
+                    id,
+                    self.snapshots.get(source)?.map(|found| found.lineage()),
+                ),
+                None => return Ok(None),
+            },
+            None => return Ok(None),
+        };
+        let gone = || Error::NotFound {
+            kind,
+            id: id.clone(),
+        };
+        lineage.map(Some).ok_or_else(gone)
+    }
+
+    /// The uuid in an id, if what has it can share blocks with images of this pool.
+    fn sharing(&self, id: &str) -> Option<Uuid> {
+        let id = id.parse::<VolumeId>().ok()?;
+        (self.shares_blocks && id.pool == self.pool.id).then_some(id.uuid)
+    }
+
+    /// Everything up to the completed record; on an error nothing is left of it.
+    fn begin_image(
+        &self,
         mut record: VolumeRecord,
+        reserve: bool,
         admit: Admit<'_>,
     ) -> Result<VolumeRecord> {
         record.state = VolumeState::Creating;
-        {
-            let mut index = self.index();
-            self.admit(&index, admit)?;
-            index
-                .entries
-                .insert(record.uuid, Entry::Known(Box::new(record.clone())));
-        }
-        let made = self.make(&record).and_then(|()| {
-            record.state = VolumeState::Ready;
-            self.update(&record)
+        self.admit(admit, |_| self.volumes.remember(&record))?;
+        let made = self.volumes.begin(&record).and_then(|()| {
+            self.lengthen(&record, reserve)?;
+            match record.copy {
+                // A copy that goes on after a crash wants its image.
+                Some(_) => self.volumes.sync(record.uuid),
+                None => self.sync_image(&record),
+            }
         });
-        match made {
-            Ok(()) => Ok(record),
-            Err(first) => match self.delete_volume(record.uuid) {
-                Ok(()) => Err(first),
-                Err(undo) => Err(Error::Undo {
-                    first: Box::new(first),
-                    undo: chain(&undo),
-                }),
-            },
+        self.volumes.or_delete(record.uuid, made)?;
+        Ok(record)
+    }
+
+    fn lengthen(&self, record: &VolumeRecord, reserve: bool) -> Result<()> {
+        let image = Effect::Allocate {
+            path: &self.volumes.image(record.uuid),
+            size: image_bytes(record.size),
+            reserve,
+        };
+        self.folder
+            .perform(image, || format!("make volume {}", record.uuid))
+    }
+
+    fn sync_image(&self, record: &VolumeRecord) -> Result<()> {
+        let path = self.volumes.image(record.uuid);
+        self.folder.perform(Effect::SyncFile { path: &path }, || {
+            format!("sync volume {}", record.uuid)
+        })
+    }
+
+    /// The image is durable before the record says that it's complete.
+    pub(super) fn complete_image(&self, record: &VolumeRecord) -> Result<VolumeRecord> {
+        let lineage = self
+            .volumes
+            .get(record.uuid)?
+            .and_then(|prepared| prepared.lineage);
+        let thick = record.allocation == Allocation::Thick;
+        // A clone takes the length of its source.
+        self.lengthen(record, thick)?;
+        let apart = self.shares_blocks && (thick || self.is_of_thick(record)?);
+        if apart {
+            self.unshare_image(Image::Volume(record.uuid), image_bytes(record.size))?;
         }
+        self.volumes.sync(record.uuid)?;
+        let complete = VolumeRecord {
+            state: VolumeState::Ready,
+            copy: None,
+            lineage: lineage.filter(|_| !apart),
+            ..record.clone()
+        };
+        self.volumes.update(&complete)?;
+        Ok(complete)
     }
 
-    /// Everything up to the completed record. The image is durable before the record says so.
-    fn make(&self, record: &VolumeRecord) -> Result<()> {
-        let doing = || format!("make volume {}", record.uuid);
-        let (dir, image) = (self.dir(record.uuid), self.image_path(record.uuid));
-        self.perform(Effect::MakeDir { path: &dir }, doing)?;
-        self.perform(
-            Effect::SyncDir {
-                path: &self.root.join(VOLUMES),
-            },
-            doing,
-        )?;
-        record::store(self.host.as_ref(), &self.record_path(record.uuid), record)?;
-        let reserve = record.allocation == Allocation::Thick;
-        self.perform(
-            Effect::Allocate {
-                path: &image,
-                size: image_bytes(record.size),
-                reserve,
-            },
-            doing,
-        )?;
-        self.perform(Effect::SyncFile { path: &image }, doing)
+    /// Cloned from a thick volume itself: what both have, the thick one couldn't overwrite on a
+    /// full pool. A thick volume's snapshots share nothing with it any more.
+    fn is_of_thick(&self, record: &VolumeRecord) -> Result<bool> {
+        let Some(ContentSource::Volume(id)) = &record.content_source else {
+            return Ok(false);
+        };
+        let source = match self.sharing(id) {
+            Some(source) => self.volumes.get(source)?,
+            None => None,
+        };
+        Ok(source.is_some_and(|source| source.allocation == Allocation::Thick))
     }
 
-    pub(super) fn grow_image(&self, record: &VolumeRecord, size: u64) -> Result<VolumeRecord> {
+    /// In steps, so that it's seen how far it is.
+    pub(super) fn unshare_image(&self, image: Image, bytes: u64) -> Result<()> {
+        let path = self.image_of(image);
+        let mut told = Instant::now();
+        for offset in (0..bytes).step_by(UNSHARE_STEP as usize) {
+            if told.elapsed() >= TELL_EVERY {
+                told = Instant::now();
+                tracing::info!(pool = %self.pool.name, ?image, done = offset, of = bytes, "un-sharing blocks");
+            }
+            let step = Effect::Unshare {
+                path: &path,
+                offset,
+                length: UNSHARE_STEP.min(bytes - offset),
+            };
+            self.folder
+                .perform(step, || format!("un-share blocks of {image:?}"))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn grow_image(
+        &self,
+        record: &VolumeRecord,
+        size: u64,
+        admit: Admit<'_>,
+    ) -> Result<VolumeRecord> {
+        let more = image_bytes(size).saturating_sub(image_bytes(record.size));
+        self.admit(admit, |growing| {
+            growing.insert(record.uuid, more);
+        })?;
+        let grown = self.grow_admitted(record, size);
+        self.growing
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .remove(&record.uuid);
+        grown
+    }
+
+    fn grow_admitted(&self, record: &VolumeRecord, size: u64) -> Result<VolumeRecord> {
         let doing = || format!("grow volume {}", record.uuid);
-        let path = self.image_path(record.uuid);
-        let reserve = record.allocation == Allocation::Thick;
+        let path = self.volumes.image(record.uuid);
+        let longer = Effect::Allocate {
+            path: &path,
+            size: image_bytes(size),
+            reserve: record.allocation == Allocation::Thick,
+        };
         let longer = self
-            .perform(
-                Effect::Allocate {
-                    path: &path,
-                    size: image_bytes(size),
-                    reserve,
-                },
-                doing,
-            )
-            .and_then(|()| self.perform(Effect::SyncFile { path: &path }, doing));
+            .folder
+            .perform(longer, doing)
+            .and_then(|()| self.sync_image(record));
         if let Err(first) = longer {
+            let shorter = Effect::Shorten {
+                path: &path,
+                size: image_bytes(record.size),
+            };
             let undo = self
-                .perform(
-                    Effect::Shorten {
-                        path: &path,
-                        size: image_bytes(record.size),
-                    },
-                    doing,
-                )
-                .and_then(|()| self.perform(Effect::SyncFile { path: &path }, doing));
+                .folder
+                .perform(shorter, doing)
+                .and_then(|()| self.sync_image(record));
             return Err(match undo {
                 Ok(()) => first,
                 Err(undo) => Error::Undo {
@@ -168,99 +245,10 @@ impl FileBackend {
         };
         // Whether the new record is durable isn't known after an error, so the image stays long:
         // a repeat completes it, and a shorter image under a longer record would lose its tail.
-        self.update(&grown).map_err(|first| Error::Undo {
+        self.volumes.update(&grown).map_err(|first| Error::Undo {
             first: Box::new(first),
             undo: "the image is longer than its record says".into(),
         })?;
         Ok(grown)
-    }
-
-    /// One rename takes a volume out of sight; what follows can be repeated by anybody.
-    pub(super) fn delete_volume(&self, uuid: Uuid) -> Result<()> {
-        let doing = || format!("delete volume {uuid}");
-        let dir = self.dir(uuid);
-        if self.host.stat(&dir).doing(doing)?.is_some() {
-            let tag = self.host.random_uuid().simple().to_string();
-            let trash = self.root.join(TRASH).join(format!("{uuid}.{}", &tag[..8]));
-            let rename = Effect::Rename {
-                from: &dir,
-                to: &trash,
-            };
-            if let Err(error) = self.perform(rename, doing)
-                && self.host.stat(&dir).doing(doing)?.is_some()
-            {
-                return Err(error);
-            }
-        }
-        self.index().entries.remove(&uuid);
-        let prefix = format!("{uuid}.");
-        let names = self.list(TRASH)?;
-        let mut mine = names
-            .iter()
-            .filter(|name| name.starts_with(&prefix))
-            .peekable();
-        if mine.peek().is_none() {
-            return Ok(());
-        }
-        let ended = self
-            .sync_both()
-            .and_then(|()| mine.try_for_each(|name| self.empty_trash(name)));
-        // The volume is out of sight, its blocks are not free: not final, a repeat goes on.
-        ended.map_err(|first| Error::Undo {
-            undo: format!("blocks of volume {uuid} remain"),
-            first: Box::new(first),
-        })
-    }
-
-    /// Makes a rename between the two directories durable.
-    pub(super) fn sync_both(&self) -> Result<()> {
-        [TRASH, VOLUMES].iter().try_for_each(|folder| {
-            self.perform(
-                Effect::SyncDir {
-                    path: &self.root.join(folder),
-                },
-                || format!("sync {folder}"),
-            )
-        })
-    }
-
-    /// Ends one entry of the trash: wipes as its record says, frees the blocks, record last.
-    pub(super) fn empty_trash(&self, name: &str) -> Result<()> {
-        let doing = || format!("empty trash {name}");
-        let dir = self.root.join(TRASH).join(name);
-        let (image, record_path) = (dir.join(IMAGE), dir.join(RECORD));
-        if self.host.stat(&image).doing(doing)?.is_some() {
-            // An unreadable record can't ask for a wipe.
-            let wipe = match record::load::<VolumeRecord>(self.host.as_ref(), &record_path) {
-                Ok(Some(record)) => record.wipe,
-                Ok(None) | Err(_) => Wipe::None,
-            };
-            self.wipe(&image, wipe)?;
-            self.perform(Effect::RemoveFile { path: &image }, doing)?;
-        }
-        for file in self.host.list_dir(&dir).doing(doing)?.unwrap_or_default() {
-            self.perform(
-                Effect::RemoveFile {
-                    path: &dir.join(file),
-                },
-                doing,
-            )?;
-        }
-        self.perform(Effect::RemoveDir { path: &dir }, doing)?;
-        self.perform(
-            Effect::SyncDir {
-                path: &self.root.join(TRASH),
-            },
-            doing,
-        )
-    }
-
-    fn wipe(&self, image: &Path, wipe: Wipe) -> Result<()> {
-        let doing = || format!("wipe ({})", wipe.word());
-        match wipe {
-            Wipe::None => Ok(()),
-            Wipe::Zero => self.perform(Effect::Zero { path: image }, doing),
-            Wipe::Discard => self.perform(Effect::Discard { path: image }, doing),
-        }
     }
 }

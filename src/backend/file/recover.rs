@@ -1,14 +1,11 @@
-//! What a crash left: half-made volumes, trash, loop devices that nothing holds.
+//! What a crash left: half-made volumes and snapshots, trash, loop devices that nothing holds.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 
-use uuid::Uuid;
-
-use super::{Entry, FileBackend, TRASH, VOLUMES};
+use super::{FileBackend, TRASH};
 use crate::backend::Leftovers;
 use crate::error::{Doing, Result, chain};
 use crate::host::{Device, Effect, FileId};
-use crate::record::VolumeState;
 
 impl FileBackend {
     /// Runs before the first call is served. One thing that can't be ended doesn't hold up the
@@ -28,70 +25,54 @@ impl FileBackend {
             let (device, result) = self.free_loop(number);
             each(&device, &mut ended.loops, result);
         }
-        for uuid in self.half_made()? {
+        for uuid in self.volumes.abandoned()? {
             each(
                 &format!("half-made volume {uuid}"),
                 &mut ended.half_made,
-                self.delete_volume(uuid),
+                self.volumes.delete(uuid),
             );
         }
-        for name in self.list(TRASH)? {
-            let result = self.sync_both().and_then(|()| self.empty_trash(&name));
-            each(&format!("deleted volume {name}"), &mut ended.trash, result);
+        for uuid in self.snapshots.abandoned()? {
+            each(
+                &format!("half-made snapshot {uuid}"),
+                &mut ended.snapshots,
+                self.snapshots.delete(uuid),
+            );
+        }
+        for name in self.folder.list(TRASH)? {
+            let synced = self.folder.sync_all();
+            let result = synced.and_then(|()| self.folder.empty_trash(&name));
+            each(&format!("trash {name}"), &mut ended.trash, result);
         }
         Ok(ended)
-    }
-
-    /// Directories with nothing but an intent, or not even that: never answered to anybody.
-    fn half_made(&self) -> Result<Vec<Uuid>> {
-        let mut found = Vec::new();
-        for uuid in self
-            .list(VOLUMES)?
-            .iter()
-            .filter_map(|name| Uuid::try_parse(name).ok())
-        {
-            let half = match self.index().entries.get(&uuid) {
-                Some(Entry::Known(record)) => record.state == VolumeState::Creating,
-                Some(Entry::Damaged(_)) => false,
-                None => true,
-            };
-            if half {
-                found.push(uuid);
-            }
-        }
-        Ok(found)
     }
 
     /// Loops on images of this pool that are neither mounted, bound nor claimed.
     fn idle_loops(&self, in_use: &dyn Fn(&Device) -> bool) -> Result<Vec<(u32, FileId)>> {
         let doing = || "look at loop devices".to_string();
         let pool_device = self
+            .folder
             .host
-            .stat(&self.root.join(super::POOL_FILE))
+            .stat(&self.folder.root.join(super::POOL_FILE))
             .doing(doing)?
             .map(|stat| stat.id.device);
-        let mut loops = self.host.loops().doing(doing)?;
+        let mut loops = self.folder.host.loops().doing(doing)?;
         loops.retain(|found| Some(found.backing.device) == pool_device);
         if loops.is_empty() {
             return Ok(Vec::new());
         }
-        let mut images = HashMap::new();
-        for name in self
-            .list(VOLUMES)?
-            .iter()
-            .filter_map(|name| Uuid::try_parse(name).ok())
-        {
-            if let Some(image) = self.host.stat(&self.image_path(name)).doing(doing)? {
-                images.insert(image.id, name);
-            }
+        let mut images = HashSet::new();
+        let snapshots = self.snapshots.images()?;
+        for path in self.volumes.images()?.into_iter().chain(snapshots) {
+            images.extend(self.folder.stat(&path, doing)?.map(|image| image.id));
         }
         let mut idle = Vec::new();
         for found in loops
             .into_iter()
-            .filter(|found| images.contains_key(&found.backing))
+            .filter(|found| images.contains(&found.backing))
         {
             let device = Device::of_loop(found.number);
-            if !in_use(&device) && !self.host.is_claimed(&device).doing(doing)? {
+            if !in_use(&device) && !self.folder.host.is_claimed(&device).doing(doing)? {
                 idle.push((found.number, found.backing));
             }
         }
@@ -100,9 +81,11 @@ impl FileBackend {
 
     fn free_loop(&self, (number, backing): (u32, FileId)) -> (String, Result<()>) {
         let name = format!("loop device /dev/loop{number}");
-        let result = self.perform(Effect::DetachLoop { number, backing }, || {
-            format!("detach {name}")
-        });
+        let result = self
+            .folder
+            .perform(Effect::DetachLoop { number, backing }, || {
+                format!("detach {name}")
+            });
         (name, result)
     }
 }

@@ -1,0 +1,130 @@
+//! The pool's folder, by a pinned descriptor, and its trash.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use super::{IMAGE, RECORD, SNAPSHOTS, TRASH, VOLUMES};
+use crate::error::{Doing, Result};
+use crate::host::{Effect, FileStat, Host};
+use crate::model::Wipe;
+use crate::record::{self, Record, SnapshotRecord, VolumeRecord};
+
+/// The folder of a pool.
+pub(super) struct Folder {
+    pub(super) host: Arc<dyn Host>,
+    /// As configured; for people.
+    pub(super) path: PathBuf,
+    /// As pinned; for work.
+    pub(super) root: PathBuf,
+    /// Held from a wipe until its blocks are free. Blocks that two images share are overwritten
+    /// by the one that goes last, so the second must see that the first has gone.
+    wiping: Mutex<()>,
+}
+
+/// What is read of the record of a deleted volume or snapshot.
+#[derive(Serialize, Deserialize)]
+struct Deleted {
+    #[serde(default)]
+    wipe: Wipe,
+}
+
+impl Record for Deleted {
+    const VERSION: u32 = if VolumeRecord::VERSION > SnapshotRecord::VERSION {
+        VolumeRecord::VERSION
+    } else {
+        SnapshotRecord::VERSION
+    };
+    const WHAT: &'static str = "record of what is being deleted";
+}
+
+impl Folder {
+    pub(super) fn new(host: Arc<dyn Host>, path: PathBuf, root: PathBuf) -> Folder {
+        Folder {
+            host,
+            path,
+            root,
+            wiping: Mutex::new(()),
+        }
+    }
+
+    pub(super) fn perform(&self, effect: Effect<'_>, doing: impl FnOnce() -> String) -> Result<()> {
+        self.host.perform(&effect).map(drop).doing(doing)
+    }
+
+    /// Names within one of the pool's directories.
+    pub(super) fn list(&self, part: &str) -> Result<Vec<String>> {
+        let names = self.host.list_dir(&self.root.join(part));
+        Ok(names
+            .doing(|| format!("list {part} of pool {}", self.path.display()))?
+            .unwrap_or_default())
+    }
+
+    pub(super) fn stat(
+        &self,
+        path: &Path,
+        doing: impl FnOnce() -> String,
+    ) -> Result<Option<FileStat>> {
+        self.host.stat(path).doing(doing)
+    }
+
+    /// Makes the entries of one of the pool's directories durable.
+    pub(super) fn sync(&self, part: &str) -> Result<()> {
+        let path = self.root.join(part);
+        self.perform(Effect::SyncDir { path: &path }, || format!("sync {part}"))
+    }
+
+    /// Makes renames into the trash durable, wherever they came from.
+    pub(super) fn sync_all(&self) -> Result<()> {
+        self.sync(TRASH)?;
+        self.sync(VOLUMES)?;
+        // A pool of an earlier release has none until its first snapshot.
+        let snapshots = self.root.join(SNAPSHOTS);
+        match self.stat(&snapshots, || format!("find {SNAPSHOTS}"))? {
+            Some(_) => self.sync(SNAPSHOTS),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends one entry of the trash: wipes as its record says, frees the blocks, record last.
+    pub(super) fn empty_trash(&self, name: &str) -> Result<()> {
+        let doing = || format!("empty trash {name}");
+        let dir = self.root.join(TRASH).join(name);
+        let image = dir.join(IMAGE);
+        if self.stat(&image, doing)?.is_some() {
+            // An unreadable record can't ask for a wipe.
+            let wipe = match record::load::<Deleted>(self.host.as_ref(), &dir.join(RECORD)) {
+                Ok(Some(record)) => record.wipe,
+                Ok(None) | Err(_) => Wipe::None,
+            };
+            self.remove_image(&image, wipe)?;
+        }
+        for file in self.host.list_dir(&dir).doing(doing)?.unwrap_or_default() {
+            let path = dir.join(file);
+            self.perform(Effect::RemoveFile { path: &path }, doing)?;
+        }
+        self.perform(Effect::RemoveDir { path: &dir }, doing)?;
+        self.sync(TRASH)
+    }
+
+    fn remove_image(&self, image: &Path, wipe: Wipe) -> Result<()> {
+        let doing = || format!("wipe ({})", wipe.word());
+        let _alone = (wipe == Wipe::Zero)
+            .then(|| self.wiping.lock().unwrap_or_else(PoisonError::into_inner));
+        match wipe {
+            Wipe::None => {}
+            Wipe::Zero => {
+                self.perform(Effect::Zero { path: image }, doing)?;
+                // xfs frees the blocks of an unlinked file later, and they count as shared until
+                // then; those of a shortened one are free at once.
+                let size = 0;
+                self.perform(Effect::Shorten { path: image, size }, doing)?;
+            }
+            Wipe::Discard => self.perform(Effect::Discard { path: image }, doing)?,
+        }
+        self.perform(Effect::RemoveFile { path: image }, || {
+            "remove an image".into()
+        })
+    }
+}

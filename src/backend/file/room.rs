@@ -1,0 +1,237 @@
+//! Room of a pool: what is there, what is promised, and what volumes surely have for themselves.
+//!
+//! Where images share blocks, what a volume's image has may be a snapshot's as well, and then it's
+//! no room for the volume's promise: a write to it needs another block. Which blocks are shared
+//! only the maps of all images could say; [`own`] is a bound from below that needs one stat of
+//! each (docs/adr/0017).
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::PoisonError;
+
+use uuid::Uuid;
+
+use super::FileBackend;
+use super::shelf::{Entry, Shelved};
+use crate::backend::{Admit, PoolSpace};
+use crate::error::{Doing, Result};
+use crate::host::FileStat;
+use crate::model::Allocation;
+use crate::model::size::image_bytes;
+use crate::record::{SnapshotRecord, VolumeRecord};
+
+/// Bytes promised to growths that are running.
+pub(super) type Growing = HashMap<Uuid, u64>;
+
+/// What an image is, as far as sharing goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// A volume that may share all it has with whatever has its lineage.
+    Volume,
+    /// A copy that isn't complete: it may share with its source, also with a thick one.
+    Filling,
+    /// A thick volume: all it has is its own, but for copies and snapshots that are being made.
+    Thick,
+    /// A snapshot that was answered: what it shares with a thick volume was un-shared before.
+    Snapshot,
+    /// One that is being made.
+    Cutting,
+}
+
+/// One image.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    /// None where the record can't be read.
+    lineage: Option<Uuid>,
+    role: Role,
+    /// Bytes of its blocks, shared or not.
+    blocks: u64,
+}
+
+/// An image before it's looked at.
+struct Look {
+    path: PathBuf,
+    /// Its length, where a record says it.
+    bytes: Option<u64>,
+    lineage: Option<Uuid>,
+    role: Role,
+    /// A copy is being made, or a thick volume's snapshot: it will have all of its length.
+    to_be_filled: bool,
+}
+
+impl FileBackend {
+    /// Room now.
+    pub(super) fn measure_room(&self) -> Result<PoolSpace> {
+        let growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.measure(&growing, true)
+    }
+
+    /// Judges what takes room, and then has `taken` note it: one after another. Judges by what is
+    /// known without a look at every image, and looks only if that refuses: what images fill
+    /// already makes the room for promises larger, never smaller.
+    pub(super) fn admit(&self, admit: Admit<'_>, taken: impl FnOnce(&mut Growing)) -> Result<()> {
+        let mut growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        if admit(&self.measure(&growing, false)?).is_err() {
+            admit(&self.measure(&growing, true)?)?;
+        }
+        taken(&mut growing);
+        Ok(())
+    }
+
+    /// Without `each`, no image whose record says its size is looked at.
+    fn measure(&self, growing: &Growing, each: bool) -> Result<PoolSpace> {
+        let root = &self.folder.root;
+        let there = self.folder.host.space(root).doing(|| self.measuring())?;
+        let mut space = PoolSpace {
+            total: there.total,
+            available: there.available,
+            promised: growing.values().sum(),
+            ..PoolSpace::default()
+        };
+        let mut held = Vec::new();
+        let volumes = self
+            .volumes
+            .map(|uuid, entry| self.volume_look(uuid, entry));
+        for look in volumes {
+            let image = self.look(&look, each)?;
+            let blocks = image.map_or(0, |image| image.allocated);
+            space.allocated += blocks;
+            // What can't be read is counted as long as its image is.
+            let length = || image.map_or(0, |image| image.size);
+            space.promised += look.bytes.unwrap_or_else(length);
+            held.push(look.held(blocks));
+        }
+        let snapshots = self
+            .snapshots
+            .map(|uuid, entry| self.snapshot_look(uuid, entry));
+        for look in snapshots {
+            let blocks = self.look(&look, each)?.map_or(0, |image| image.allocated);
+            space.snapshots += blocks;
+            let wanted = look.bytes.filter(|_| look.to_be_filled).unwrap_or(0);
+            if self.shares_blocks {
+                held.push(look.held(blocks.max(wanted)));
+            } else {
+                space.promised += wanted.saturating_sub(blocks);
+            }
+        }
+        space.own = match (each, self.shares_blocks) {
+            (false, _) => 0,
+            (true, false) => space.allocated,
+            (true, true) => own(&held),
+        };
+        Ok(space)
+    }
+
+    fn measuring(&self) -> String {
+        format!("measure pool {}", self.folder.path.display())
+    }
+
+    fn look(&self, look: &Look, each: bool) -> Result<Option<FileStat>> {
+        match look.bytes {
+            Some(_) if !each => Ok(None),
+            Some(_) | None => self.folder.stat(&look.path, || self.measuring()),
+        }
+    }
+
+    fn volume_look(&self, uuid: Uuid, entry: &Entry<VolumeRecord>) -> Look {
+        let record = match entry {
+            Entry::Known(record) => Some(record),
+            Entry::Damaged(_) => None,
+        };
+        let role = match record {
+            Some(record) if !record.is_ready() => Role::Filling,
+            Some(record) if record.allocation == Allocation::Thick => Role::Thick,
+            Some(_) | None => Role::Volume,
+        };
+        Look {
+            path: self.volumes.image(uuid),
+            bytes: record.map(|record| image_bytes(record.size)),
+            lineage: record.map(|record| record.lineage()),
+            role,
+            to_be_filled: false,
+        }
+    }
+
+    fn snapshot_look(&self, uuid: Uuid, entry: &Entry<SnapshotRecord>) -> Look {
+        let record = match entry {
+            Entry::Known(record) => Some(record),
+            Entry::Damaged(_) => None,
+        };
+        let unready = record.is_some_and(|record| !record.is_ready());
+        let grows = |record: &SnapshotRecord| {
+            record.allocation == Allocation::Thick || record.copy.is_some()
+        };
+        Look {
+            path: self.snapshots.image(uuid),
+            bytes: record.map(|record| image_bytes(record.size)),
+            lineage: record.map(|record| record.lineage()),
+            role: if unready {
+                Role::Cutting
+            } else {
+                Role::Snapshot
+            },
+            to_be_filled: unready && record.is_some_and(|record| grows(record)),
+        }
+    }
+}
+
+impl Look {
+    fn held(&self, blocks: u64) -> Held {
+        Held {
+            lineage: self.lineage,
+            role: self.role,
+            blocks,
+        }
+    }
+}
+
+/// Blocks of one lineage.
+#[derive(Default)]
+struct Family {
+    /// The largest of the images that may share.
+    largest: u64,
+    filling: u64,
+    thick: u64,
+    snapshots: u64,
+    cutting: u64,
+}
+
+/// Bytes of blocks, at least, that volumes have and no snapshot: each counted once, however many
+/// volumes have it. Images of two lineages share nothing. Those of one have at least the blocks
+/// of the largest, and its snapshots at most the sum of theirs; a thick volume shares only with
+/// what is being made of it.
+fn own(held: &[Held]) -> u64 {
+    let mut families: BTreeMap<Uuid, Family> = BTreeMap::new();
+    // Snapshots of nobody knows what: they may have anybody's blocks.
+    let mut unknown = 0;
+    for image in held {
+        let blocks = image.blocks;
+        let Some(lineage) = image.lineage else {
+            unknown += match image.role {
+                Role::Snapshot | Role::Cutting => blocks,
+                // May share with anybody; nothing is made of it.
+                Role::Volume | Role::Filling | Role::Thick => 0,
+            };
+            continue;
+        };
+        let family = families.entry(lineage).or_default();
+        match image.role {
+            Role::Volume => family.largest = family.largest.max(blocks),
+            Role::Filling => {
+                family.largest = family.largest.max(blocks);
+                family.filling += blocks;
+            }
+            Role::Thick => family.thick += blocks,
+            Role::Snapshot => family.snapshots += blocks,
+            Role::Cutting => family.cutting += blocks,
+        }
+    }
+    let each = families.values().map(|family| {
+        let thin = family
+            .largest
+            .saturating_sub(family.snapshots + family.cutting);
+        let thick = family.thick.saturating_sub(family.filling + family.cutting);
+        thin + thick
+    });
+    each.sum::<u64>().saturating_sub(unknown)
+}

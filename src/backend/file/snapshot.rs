@@ -1,0 +1,55 @@
+//! A snapshot's image and record: made empty before the cut, which fills it.
+
+use super::FileBackend;
+use crate::backend::Admit;
+use crate::error::{Error, Kind, Result};
+use crate::host::Effect;
+use crate::model::size::image_bytes;
+use crate::record::SnapshotRecord;
+
+impl FileBackend {
+    /// Intent, then an image as long as its source's, without blocks.
+    pub(super) fn begin_snapshot(&self, record: &SnapshotRecord, admit: Admit<'_>) -> Result<()> {
+        let uuid = record.uuid;
+        let source = self.volumes.get(record.source)?;
+        let source = source.filter(|source| source.incarnation == record.source_incarnation);
+        let source = source.ok_or_else(|| Error::NotFound {
+            kind: Kind::Volume,
+            id: record.source.to_string(),
+        })?;
+        let record = SnapshotRecord {
+            lineage: source.lineage,
+            ..record.clone()
+        };
+        self.admit(admit, |_| self.snapshots.remember(&record))?;
+        let made = self.snapshots.begin(&record).and_then(|()| {
+            let doing = || format!("make snapshot {uuid}");
+            // One whose growth failed is longer than its record says.
+            let found = self
+                .folder
+                .stat(&self.volumes.image(record.source), doing)?
+                .map_or(0, |image| image.size);
+            let image = Effect::Allocate {
+                path: &self.snapshots.image(uuid),
+                size: found.max(image_bytes(record.size)),
+                reserve: false,
+            };
+            self.folder.perform(image, doing)?;
+            match record.copy {
+                // A copy that goes on after a crash wants its image.
+                Some(_) => self.snapshots.sync(uuid),
+                None => Ok(()),
+            }
+        });
+        self.snapshots.or_delete(uuid, made)
+    }
+
+    /// The lineage is the backend's: it stays whatever the caller's record says.
+    pub(super) fn rewrite_snapshot(&self, record: &SnapshotRecord) -> Result<()> {
+        let before = self.snapshots.get(record.uuid)?;
+        self.snapshots.update(&SnapshotRecord {
+            lineage: before.map_or(record.lineage, |before| before.lineage),
+            ..record.clone()
+        })
+    }
+}

@@ -1,0 +1,1 @@
+//! The file backend on a simulated host.
