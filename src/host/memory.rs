@@ -11,6 +11,7 @@
 //! of what was not synced. And since every change passes through [`super::Host::perform`], any of them
 //! can be made to fail or to be the last ([`MemoryHost::fail_effect`]).
 
+mod clones;
 mod content;
 mod disk;
 mod fault;
@@ -35,6 +36,7 @@ use crate::error::{HostCause, HostError};
 use crate::model::size::GIB;
 use disk::Ino;
 pub use fault::FaultMode;
+pub use freezer::STRANGE_TOKEN;
 use machine::{Machine, Process};
 pub use stranger::Held;
 
@@ -77,6 +79,11 @@ impl Default for MemoryOptions {
 }
 
 impl MemoryOptions {
+    /// Whether files of the pool's disk can share blocks.
+    fn shares_blocks(&self) -> bool {
+        matches!(self.ground.as_str(), "xfs" | "btrfs")
+    }
+
     /// What [`Host::check_path`] says.
     fn check(&self, path: &Path) -> std::result::Result<(), String> {
         if !path.is_absolute() {

@@ -72,6 +72,15 @@ impl Content {
         }
     }
 
+    /// What users have left.
+    pub(super) fn tokens(&self) -> &[u64] {
+        match &self.kind {
+            ContentKind::Fs(fs) => &fs.tokens,
+            ContentKind::Raw(tokens) => tokens,
+            ContentKind::Blank | ContentKind::Foreign(_) => &[],
+        }
+    }
+
     pub(super) fn fs(&self) -> Option<&FsContent> {
         match &self.kind {
             ContentKind::Fs(fs) => Some(fs),

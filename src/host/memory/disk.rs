@@ -5,7 +5,7 @@
 //! its last fsync (before that it is empty), a directory's entries as of the last fsync of the
 //! directory; a rename is one step, so fsync of either directory makes both ends of it durable.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use nix::errno::Errno;
 
@@ -47,13 +47,48 @@ pub(super) struct Data {
     /// Bytes of blocks reserved by fallocate.
     pub(super) reserved: u64,
     pub(super) content: Content,
+    /// Where the blocks of the content are, in order, from the image's first byte on. A place
+    /// that several images name is shared.
+    pub(super) map: Vec<u64>,
+    /// When it was changed last: a number that only grows.
+    pub(super) modified: u64,
+    /// Why this copy must never be served, if so.
+    pub(super) flaw: Option<&'static str>,
+    /// A copy by ranges that isn't finished.
+    pub(super) copying: Option<Copying>,
+}
+
+/// How far a copy by ranges has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Copying {
+    pub(super) source: Ino,
+    /// When the source had been changed last as it began; `None` if it didn't hold still.
+    pub(super) modified: Option<u64>,
+    /// All before this byte is copied.
+    pub(super) copied: u64,
 }
 
 impl Data {
-    /// Bytes of blocks on the pool.
+    /// Bytes of blocks on the pool, shared ones included: st_blocks.
     pub(super) fn allocated(&self) -> u64 {
-        let small = (self.bytes.len() as u64).next_multiple_of(BLOCK);
-        self.reserved.max(self.content.used()).max(small)
+        self.reserved.max(self.content.used()).max(self.small())
+    }
+
+    fn small(&self) -> u64 {
+        (self.bytes.len() as u64).next_multiple_of(BLOCK)
+    }
+
+    /// Bytes of blocks that hold no content of a device: they are never shared.
+    fn unmapped(&self) -> u64 {
+        let mapped = self.map.len() as u64 * BLOCK;
+        self.small() + self.reserved.saturating_sub(mapped)
+    }
+
+    /// Gives the content of a copy to this one: blocks shared, reserved ones left out.
+    pub(super) fn share(&mut self, source: &Data) {
+        self.content = source.content.clone();
+        self.map.clone_from(&source.map);
+        self.reserved = 0;
     }
 }
 
@@ -68,6 +103,10 @@ pub(super) struct Disk {
     nodes: BTreeMap<Ino, Node>,
     moves: Vec<Move>,
     next: Ino,
+    /// Blocks handed out so far; none is handed out twice.
+    placed: u64,
+    /// Changes of files so far.
+    changes: u64,
     /// Number of inodes at which it's worth looking for unreachable ones.
     collect_at: usize,
     pub(super) capacity: u64,
@@ -82,6 +121,8 @@ impl Disk {
             nodes: BTreeMap::from([(ROOT, Node::Dir(Dir::default()))]),
             moves: Vec::new(),
             next: 128,
+            placed: 0,
+            changes: 0,
             collect_at: 64,
             capacity,
         }
@@ -121,6 +162,59 @@ impl Disk {
             Some(Node::Dir(_)) => Err(Errno::EISDIR),
             None => Err(Errno::ENOENT),
         }
+    }
+
+    /// A file was changed: its content has a place for each of its blocks, the `rewritten` first
+    /// ones new ones.
+    pub(super) fn changed(&mut self, ino: Ino, rewritten: usize) -> Result<(), Errno> {
+        self.changes += 1;
+        let (changes, mut placed) = (self.changes, self.placed);
+        let data = &mut self.file_mut(ino)?.live;
+        data.modified = changes;
+        let blocks = (data.content.used() / BLOCK) as usize;
+        data.map.truncate(blocks);
+        let mut place = || {
+            placed += 1;
+            placed
+        };
+        data.map
+            .iter_mut()
+            .take(rewritten)
+            .for_each(|at| *at = place());
+        data.map.resize_with(blocks, place);
+        self.placed = placed;
+        Ok(())
+    }
+
+    /// Blocks of a file's content get new places.
+    pub(super) fn place_anew(&mut self, ino: Ino, blocks: &[usize]) -> Result<(), Errno> {
+        let mut placed = self.placed;
+        let map = &mut self.file_mut(ino)?.live.map;
+        for index in blocks {
+            if let Some(place) = map.get_mut(*index) {
+                placed += 1;
+                *place = placed;
+            }
+        }
+        self.placed = placed;
+        Ok(())
+    }
+
+    /// Where the blocks of those files are that can be reached; `open` as in [`Disk::used`].
+    pub(super) fn places(
+        &self,
+        open: impl IntoIterator<Item = Ino>,
+        wanted: impl Fn(Ino) -> bool,
+    ) -> HashSet<u64> {
+        let mut from: Vec<Ino> = open.into_iter().chain([ROOT]).collect();
+        let found = self
+            .reach(&mut from, false)
+            .into_iter()
+            .filter(|ino| wanted(*ino));
+        let files = found.filter_map(|ino| self.file(ino).ok());
+        files
+            .flat_map(|file| file.live.map.iter().copied())
+            .collect()
     }
 
     /// The inode of a name in a directory.
@@ -240,14 +334,20 @@ impl Disk {
         seen
     }
 
-    /// Bytes of blocks that files have; `open` are inodes that live without a name.
+    /// Bytes of blocks that files have, each block once; `open` are inodes that live without a
+    /// name.
     pub(super) fn used(&self, open: impl IntoIterator<Item = Ino>) -> u64 {
         let mut from: Vec<Ino> = open.into_iter().chain([ROOT]).collect();
         let files = self
             .reach(&mut from, false)
             .into_iter()
             .filter_map(|ino| self.file(ino).ok());
-        files.map(|file| file.live.allocated()).sum()
+        let (mut places, mut bytes) = (HashSet::<u64>::new(), 0);
+        for file in files {
+            bytes += file.live.unmapped();
+            places.extend(&file.live.map);
+        }
+        bytes + places.len() as u64 * BLOCK
     }
 
     /// Forgets inodes that nothing can reach any more, once they are enough for the trouble.

@@ -1,21 +1,30 @@
 //! The fault plan: which effects go wrong, and how.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use nix::errno::Errno;
+
+use super::machine::Machine;
+use super::{MemoryHost, dead};
+use crate::error::HostCause;
 
 /// How an effect goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultMode {
-    /// Refused: nothing was done.
+    /// Refused: nothing was done. (Of a clone, a copy or a new fsid, which take time, a part may
+    /// have been: the image is flawed.)
     Before(Errno),
     /// Done, and reported as failed: an fsync whose error is an older one, a program that is
     /// killed when it had finished.
     After(Errno),
-    /// The process dies before it.
+    /// The process dies before it, or in the middle of what takes time.
     CrashBefore,
     /// The process dies when it was done, before it could know.
     CrashAfter,
+    /// A stranger thaws whatever is frozen, writes [`super::STRANGE_TOKEN`] there, and then it's
+    /// done as usual.
+    Thaw,
 }
 
 /// Counts effects and says which go wrong.
@@ -70,5 +79,50 @@ impl Faults {
         self.log.push(described);
         let planned = self.planned.remove(&self.log.len());
         planned.or_else(|| self.always.get(name).copied().map(FaultMode::Before))
+    }
+}
+
+impl MemoryHost {
+    /// One effect, as the plan of faults has it. `cut_off` is what one that isn't done may leave
+    /// all the same; `close` ends what one that is done keeps open, when nobody hears of it.
+    pub(super) fn counted<T>(
+        &self,
+        name: &'static str,
+        subject: &Path,
+        cut_off: impl FnOnce(&mut Machine),
+        act: impl FnOnce(&mut Machine) -> Result<T, HostCause>,
+        close: impl FnOnce(&mut Machine, &T),
+    ) -> crate::host::Result<T> {
+        self.with(name, subject, |machine| {
+            let described = format!("{name} {}", subject.display());
+            let fault = machine.faults.next(name, described);
+            let late = match fault {
+                Some(FaultMode::Before(errno)) => {
+                    cut_off(machine);
+                    return Err(errno.into());
+                }
+                Some(FaultMode::CrashBefore) => {
+                    cut_off(machine);
+                    machine.kill(self.process);
+                    return Err(dead());
+                }
+                Some(FaultMode::Thaw) => {
+                    machine.thaw_by_stranger();
+                    None
+                }
+                Some(FaultMode::After(errno)) => Some(errno.into()),
+                Some(FaultMode::CrashAfter) => Some(dead()),
+                None => None,
+            };
+            let acted = act(machine);
+            if let (Ok(acted), Some(_)) = (&acted, &late) {
+                close(machine, acted);
+            }
+            if fault == Some(FaultMode::CrashAfter) {
+                machine.kill(self.process);
+            }
+            machine.settle();
+            late.map_or(acted, Err)
+        })
     }
 }

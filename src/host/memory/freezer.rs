@@ -1,26 +1,401 @@
 //! The simulated machine's own guard: it lives on when the driver's process dies, and thaws.
+//!
+//! Its steps are counted with the effects and go wrong by the same plan ("freeze_journal",
+//! "freeze_sync", "freeze", "thaw"). Time doesn't pass here: a deadline is hit when a test says so
+//! ([`MemoryHost::pass_deadline`]).
 
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::thread::ThreadId;
 
-use super::MemoryHost;
-use crate::error::HostError;
+use nix::errno::Errno;
+
+use super::loops::loop_number;
+use super::machine::{Machine, Opened, Opener, Process};
+use super::{Closes, Keep, MemoryHost};
+use crate::error::HostCause;
 use crate::host::freezer::{FreezeLimits, Journalled};
-use crate::host::{Freeze, FreezeMember, Freezer, Result};
+use crate::host::{Device, Effect, Freeze, FreezeMember, Freezer, Host, MountRoot, Result};
+use crate::model::FsType;
+
+/// What a stranger writes as soon as its thaw lets it.
+pub const STRANGE_TOKEN: u64 = u64::MAX - 1;
+
+/// Where errors say the guard is.
+const GUARD: &str = "guard";
+
+/// Who froze a file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Froze {
+    /// Somebody, by hand.
+    Stranger,
+    /// Our guard, for this session.
+    Session(u64),
+}
+
+/// The guard and its journal, which survives processes and not a boot.
+#[derive(Debug, Default)]
+pub(super) struct Guard {
+    sessions: BTreeMap<u64, Session>,
+    /// It dies with the process that it works for.
+    dies: bool,
+}
+
+impl Guard {
+    pub(super) fn forget(&mut self) {
+        self.sessions.clear();
+    }
+}
+
+#[derive(Debug)]
+struct Session {
+    owner: Process,
+    /// The thread that froze, while anything is frozen.
+    thread: Option<ThreadId>,
+    since: u64,
+    until: u64,
+    members: Vec<Member>,
+}
+
+#[derive(Clone, Debug)]
+struct Member {
+    volume_id: String,
+    number: u32,
+    /// Key of the root that the guard keeps open.
+    root: u64,
+}
+
+impl Machine {
+    /// A process died: its guard sees that and thaws, unless it died as well.
+    pub(super) fn orphan(&mut self, process: Process) {
+        let owned = |session: &Session| session.owner == process;
+        let ids: Vec<u64> = self.sessions_that(owned);
+        for id in ids {
+            match self.guard.dies {
+                false => drop(self.end_session(id)),
+                true => self.let_go(id),
+            }
+        }
+    }
+
+    fn sessions_that(&self, fits: impl Fn(&Session) -> bool) -> Vec<u64> {
+        let found = self
+            .guard
+            .sessions
+            .iter()
+            .filter(|(_, session)| fits(session));
+        found.map(|(id, _)| *id).collect()
+    }
+
+    /// Closes the roots of a session.
+    fn let_go(&mut self, id: u64) {
+        if let Some(session) = self.guard.sessions.get(&id) {
+            for member in &session.members {
+                self.openers.remove(&member.root);
+            }
+        }
+    }
+
+    /// Thaws a member of a session; whether it was frozen by it.
+    fn thaw_member(&mut self, id: u64, number: u32) -> bool {
+        let ours = self.frozen.get(&number) == Some(&Froze::Session(id));
+        if ours {
+            self.frozen.remove(&number);
+        }
+        ours
+    }
+
+    /// Thaws all of a session and takes it out of the journal; the volumes that were frozen.
+    fn end_session(&mut self, id: u64) -> Vec<String> {
+        self.let_go(id);
+        let Some(session) = self.guard.sessions.remove(&id) else {
+            return Vec::new();
+        };
+        let thawed = session.members.into_iter();
+        let thawed = thawed.filter(|member| self.thaw_member(id, member.number));
+        thawed.map(|member| member.volume_id).collect()
+    }
+
+    /// syncfs of all; the first error, when all have been tried.
+    fn sync_session(&mut self, numbers: &[u32]) -> std::result::Result<(), Errno> {
+        let mut all = Ok(());
+        for number in numbers {
+            all = all.and(self.write_back(*number));
+        }
+        all
+    }
+
+    /// FIFREEZE of all, or of none. It syncs, too, and says nothing of what found no room.
+    fn freeze_session(&mut self, id: u64, numbers: &[u32]) -> std::result::Result<(), Errno> {
+        if numbers
+            .iter()
+            .any(|number| self.frozen.contains_key(number))
+        {
+            return Err(Errno::EBUSY);
+        }
+        for number in numbers {
+            let _ = self.write_back(*number);
+            self.frozen.insert(*number, Froze::Session(id));
+        }
+        if let Some(session) = self.guard.sessions.get_mut(&id) {
+            session.thread = Some(std::thread::current().id());
+        }
+        Ok(())
+    }
+
+    /// A thread that has frozen something does nothing but to cut until it has thawed.
+    pub(super) fn watch_window(&mut self, process: Process, effect: &Effect<'_>) {
+        if matches!(
+            effect,
+            Effect::CloneWhole { .. } | Effect::CloneAhead { .. } | Effect::CloneRest { .. }
+        ) {
+            return;
+        }
+        let thread = std::thread::current().id();
+        let mine = |session: &Session| session.owner == process && session.thread == Some(thread);
+        let ids = self.sessions_that(mine);
+        let frozen = self.frozen.values();
+        let open = frozen.filter(|froze| matches!(froze, Froze::Session(id) if ids.contains(id)));
+        if open.count() > 0 {
+            self.violation(format!("{} between freeze and thaw", effect.name()));
+        }
+    }
+
+    /// A stranger thaws whatever is frozen, and whoever waited writes.
+    pub(super) fn thaw_by_stranger(&mut self) {
+        for number in std::mem::take(&mut self.frozen).into_keys() {
+            if let Some(found) = self
+                .supers
+                .get_mut(&number)
+                .filter(|found| !found.read_only)
+            {
+                found.dirty.push(STRANGE_TOKEN);
+            }
+            // Lost if there is no room, as any other write.
+            let _ = self.write_back(number);
+        }
+        self.settle();
+    }
+}
 
 impl Freezer for MemoryHost {
-    fn begin(&self, _members: Vec<FreezeMember>, _limits: FreezeLimits) -> Result<Box<dyn Freeze>> {
-        Err(HostError::unexpected(
-            "freeze",
-            Path::new("/"),
-            "not simulated",
-        ))
+    fn begin(&self, members: Vec<FreezeMember>, limits: FreezeLimits) -> Result<Box<dyn Freeze>> {
+        let now = self.now();
+        let session = self.step("freeze_journal", |machine| {
+            let mut known = Vec::new();
+            for member in &members {
+                let number = loop_number(&member.root.device).ok_or(Errno::ENOTBLK)?;
+                let keep: Option<&Keep> = member.root.keep.downcast_ref();
+                let opener = keep.and_then(|keep| match keep.closes {
+                    Closes::Opener(key) => machine.openers.get(&key),
+                    Closes::Pin(_) | Closes::Lock(..) => None,
+                });
+                let what = opener.ok_or(Errno::EBADF)?.what.clone();
+                let image = machine.dev(number)?.backing.id();
+                let fs = machine.supers.get(&number).map(|found| found.fs);
+                if fs != Some(member.fs) || image != member.image {
+                    return Err(other_file_system());
+                }
+                known.push((member.volume_id.clone(), number, what));
+            }
+            let mut held = Vec::new();
+            for (volume_id, number, what) in known {
+                let root = machine.fresh();
+                machine.openers.insert(
+                    root,
+                    Opener {
+                        process: None,
+                        what,
+                    },
+                );
+                held.push(Member {
+                    volume_id,
+                    number,
+                    root,
+                });
+            }
+            let id = machine.fresh();
+            let session = Session {
+                owner: self.process,
+                thread: None,
+                since: now,
+                until: now + limits.freeze.as_secs(),
+                members: held,
+            };
+            machine.guard.sessions.insert(id, session);
+            Ok(id)
+        })?;
+        let _roots = members.into_iter().map(|member| member.root).collect();
+        let host = self.clone();
+        Ok(Box::new(MemoryFreeze {
+            host,
+            session,
+            _roots,
+        }))
     }
 
     fn sweep(&self) -> Result<Vec<String>> {
-        Ok(Vec::new())
+        let left = self.look("read", Path::new(GUARD), |machine| {
+            let alive: Vec<Process> = machine.processes();
+            Ok(machine.sessions_that(|session| !alive.contains(&session.owner)))
+        })?;
+        let mut thawed = Vec::new();
+        for session in left {
+            thawed.extend(self.step("thaw", |machine| Ok(machine.end_session(session)))?);
+        }
+        self.with("look at", Path::new(GUARD), |machine| {
+            let sessions = &machine.guard.sessions;
+            let lost = |froze: &Froze| match froze {
+                Froze::Session(id) => !sessions.contains_key(id),
+                Froze::Stranger => false,
+            };
+            if machine.frozen.values().any(lost) {
+                machine.violation("frozen by us and in no journal".into());
+            }
+            Ok(())
+        })?;
+        Ok(thawed)
     }
 
     fn journalled(&self) -> Result<Vec<Journalled>> {
-        Ok(Vec::new())
+        self.look("read", Path::new(GUARD), |machine| {
+            let all = machine.guard.sessions.values().flat_map(|session| {
+                session.members.iter().map(|member| Journalled {
+                    volume_id: member.volume_id.clone(),
+                    device: Device::of_loop(member.number).path,
+                    owner: u32::try_from(session.owner).unwrap_or(u32::MAX),
+                    since: session.since,
+                    until: session.until,
+                    held: machine.is_alive(session.owner),
+                })
+            });
+            Ok(all.collect())
+        })
     }
+}
+
+/// File systems in the guard's hands.
+struct MemoryFreeze {
+    host: MemoryHost,
+    session: u64,
+    _roots: Vec<MountRoot>,
+}
+
+impl MemoryFreeze {
+    /// The loops of the session; an error once the guard has ended it.
+    fn numbers(&self, machine: &Machine) -> std::result::Result<Vec<u32>, HostCause> {
+        let session = machine.guard.sessions.get(&self.session);
+        let session =
+            session.ok_or_else(|| HostCause::Unexpected("the guard has ended it".into()))?;
+        Ok(session.members.iter().map(|member| member.number).collect())
+    }
+}
+
+impl Freeze for MemoryFreeze {
+    fn sync(&self) -> Result<()> {
+        self.host.step("freeze_sync", |machine| {
+            let numbers = self.numbers(machine)?;
+            Ok(machine.sync_session(&numbers)?)
+        })
+    }
+
+    fn freeze(&self) -> Result<()> {
+        let frozen = self.host.step("freeze", |machine| {
+            let numbers = self.numbers(machine)?;
+            Ok(machine.freeze_session(self.session, &numbers)?)
+        });
+        if frozen.is_err() {
+            let mut machine = self.host.lock();
+            if machine.is_alive(self.host.process) {
+                machine
+                    .frozen
+                    .retain(|_, froze| *froze != Froze::Session(self.session));
+            }
+        }
+        frozen
+    }
+
+    fn thaw(&self, member: usize) -> Result<bool> {
+        self.host.step("thaw", |machine| {
+            // A session that the guard has ended is thawed.
+            let Ok(numbers) = self.numbers(machine) else {
+                return Ok(false);
+            };
+            let number = *numbers.get(member).ok_or(Errno::EINVAL)?;
+            Ok(machine.thaw_member(self.session, number))
+        })
+    }
+}
+
+impl Drop for MemoryFreeze {
+    fn drop(&mut self) {
+        let mut machine = self.host.lock();
+        if machine.is_alive(self.host.process) {
+            machine.end_session(self.session);
+            machine.settle();
+        }
+    }
+}
+
+impl MemoryHost {
+    /// One step of the guard, counted as an effect.
+    fn step<T>(
+        &self,
+        name: &'static str,
+        act: impl FnOnce(&mut Machine) -> std::result::Result<T, HostCause>,
+    ) -> Result<T> {
+        self.counted(name, Path::new(GUARD), |_| {}, act, |_, _| {})
+    }
+
+    pub(super) fn open_root(
+        &self,
+        mount_point: &Path,
+        device: &Device,
+        fs: FsType,
+    ) -> Result<MountRoot> {
+        let key = self.look("open", mount_point, |machine| {
+            let mounted = machine.top(mount_point).ok_or(Errno::ENOENT)?;
+            let number = mounted.shown.fs().ok_or(Errno::ENOTDIR)?;
+            let what = Opened::OnMount(mounted.line.id);
+            let found = machine.supers.get(&number).map(|found| found.fs);
+            if Device::of_loop(number) != *device || found != Some(fs) {
+                return Err(other_file_system());
+            }
+            let key = machine.fresh();
+            let process = Some(self.process);
+            machine.openers.insert(key, Opener { process, what });
+            Ok(key)
+        })?;
+        Ok(MountRoot {
+            device: device.clone(),
+            keep: Box::new(self.keep(Closes::Opener(key))),
+        })
+    }
+
+    /// The guard dies with the process that it works for: what is frozen then stays so until the
+    /// next process sweeps.
+    pub fn let_guard_die(&self, dies: bool) {
+        self.lock().guard.dies = dies;
+    }
+
+    /// The deadline of all freezes: the guard thaws.
+    pub fn pass_deadline(&self) {
+        let mut machine = self.lock();
+        let froze = |froze: &Froze| matches!(froze, Froze::Session(_));
+        machine.frozen.retain(|_, by| !froze(by));
+        machine.settle();
+    }
+
+    /// Loops whose file system is frozen, with whether a stranger did it.
+    pub fn frozen(&self) -> Vec<(u32, bool)> {
+        let machine = self.lock();
+        let frozen = machine.frozen.iter();
+        frozen
+            .map(|(number, froze)| (*number, *froze == Froze::Stranger))
+            .collect()
+    }
+}
+
+fn other_file_system() -> HostCause {
+    HostCause::Unexpected("another file system is mounted there".into())
 }

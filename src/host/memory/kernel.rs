@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use uuid::Uuid;
 
+use super::disk::Data;
 use super::machine::Machine;
 use super::perform::Acted;
-use super::{Closes, EPOCH, FaultMode, MemoryHost, POOLS, dead, loops, perform};
-use crate::error::HostError;
+use super::{Closes, EPOCH, MemoryHost, POOLS, loops, perform};
 use crate::host::{Device, Done, Effect, FileId, FileKind, FileStat, Ground, Host, LoopHold};
 use crate::host::{Extent, MountRoot};
 use crate::host::{Kept, LoopStatus, Mount, Result, Signature, Space};
@@ -18,37 +18,26 @@ use crate::model::size::MIB;
 impl Host for MemoryHost {
     fn perform(&self, effect: &Effect<'_>) -> Result<Done> {
         let subject = perform::subject(effect);
-        let acted = self.with(effect.name(), &subject, |machine| {
-            let described = format!("{} {}", effect.name(), subject.display());
-            let fault = machine.faults.next(effect.name(), described);
-            match fault {
-                Some(FaultMode::Before(errno)) => return Err(errno.into()),
-                Some(FaultMode::CrashBefore) => {
-                    machine.kill(self.process);
-                    return Err(dead());
+        let acted = self.counted(
+            effect.name(),
+            &subject,
+            |machine| machine.cut_off(self.process, effect),
+            |machine| {
+                machine.watch_window(self.process, effect);
+                machine.act(self.process, effect)
+            },
+            |machine, acted| {
+                if let Acted::Loop { key, .. } = acted {
+                    machine.openers.remove(key);
                 }
-                Some(FaultMode::After(_) | FaultMode::CrashAfter) | None => {}
-            }
-            let acted = machine.act(self.process, effect);
-            let late = match fault {
-                Some(FaultMode::After(errno)) => Some(errno.into()),
-                Some(FaultMode::CrashAfter) => Some(dead()),
-                Some(FaultMode::Before(_) | FaultMode::CrashBefore) | None => None,
-            };
-            if let (Ok(Acted::Loop { key, .. }), Some(_)) = (&acted, &late) {
-                machine.openers.remove(key);
-            }
-            if fault == Some(FaultMode::CrashAfter) {
-                machine.kill(self.process);
-            }
-            machine.settle();
-            late.map_or(acted, Err)
-        })?;
+            },
+        )?;
         // Other threads get their turn between two effects.
         std::thread::yield_now();
         Ok(match acted {
             Acted::Plain => Done::Plain,
             Acted::Loop { number, key } => Done::Loop(self.hold(number, key)),
+            Acted::Cloned(extents) => Done::Cloned(extents),
         })
     }
 
@@ -93,36 +82,40 @@ impl Host for MemoryHost {
             let Some(ino) = machine.find(self.process, path)? else {
                 return Ok(None);
             };
-            let (kind, size, allocated) = match machine.disk.file(ino) {
-                Ok(file) => (FileKind::File, file.live.size, file.live.allocated()),
-                Err(_) => (FileKind::Dir, 0, 0),
-            };
+            let data = machine.disk.file(ino).ok().map(|file| &file.live);
             Ok(Some(FileStat {
                 id: Machine::image_id(ino),
-                kind,
-                size,
-                allocated,
+                kind: data.map_or(FileKind::Dir, |_| FileKind::File),
+                size: data.map_or(0, |data| data.size),
+                allocated: data.map_or(0, Data::allocated),
                 rdev: 0,
-                modified: 0,
+                modified: data.map_or(0, |data| EPOCH * 1_000_000_000 + data.modified),
             }))
         })
     }
 
-    fn extents(&self, path: &Path, _from: u64, _limit: usize) -> Result<Vec<Extent>> {
-        Err(HostError::unexpected("map", path, "not simulated"))
+    fn extents(&self, path: &Path, from: u64, limit: usize) -> Result<Vec<Extent>> {
+        self.look("map", path, |machine| {
+            let mut runs = machine.map(self.process, path)?;
+            runs.retain(|run| run.logical + run.length > from);
+            runs.truncate(limit);
+            Ok(runs)
+        })
     }
 
     fn extent_count(&self, path: &Path) -> Result<u64> {
-        Err(HostError::unexpected("map", path, "not simulated"))
+        self.look("map", path, |machine| {
+            Ok(machine.map(self.process, path)?.len() as u64)
+        })
     }
 
     fn open_mount_root(
         &self,
         mount_point: &Path,
-        _device: &Device,
-        _fs: FsType,
+        device: &Device,
+        fs: FsType,
     ) -> Result<MountRoot> {
-        Err(HostError::unexpected("open", mount_point, "not simulated"))
+        self.open_root(mount_point, device, fs)
     }
 
     fn space(&self, path: &Path) -> Result<Space> {
@@ -149,7 +142,7 @@ impl Host for MemoryHost {
                 mount_point: POOLS.into(),
                 sector: options.sector,
                 least_sector: options.sector,
-                shares_blocks: matches!(options.ground.as_str(), "xfs" | "btrfs"),
+                shares_blocks: options.shares_blocks(),
             })
         })
     }

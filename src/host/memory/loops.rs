@@ -125,6 +125,9 @@ impl Machine {
             }
             return Err(Errno::EBUSY.into());
         }
+        if let Some(flaw) = data.flaw {
+            self.violation(format!("{} is attached: {flaw}", spec.image.display()));
+        }
         let number = self.add_loop(LoopDev {
             backing: Backing::Image(ino),
             bytes,
@@ -234,6 +237,7 @@ impl Machine {
             return Err(refuse("No space left on device".into()));
         }
         data.content = fresh;
+        self.disk.changed(ino, usize::MAX)?;
         self.sync_loop(number);
         Ok(())
     }

@@ -9,6 +9,7 @@ use uuid::Uuid;
 use super::MemoryOptions;
 use super::disk::{Data, Disk, Ino, Node, ROOT, Slot};
 use super::fault::Faults;
+use super::freezer::{Froze, Guard};
 use super::loops::LoopDev;
 use super::mounts::{Mounted, Super};
 use crate::host::{FileId, NodeKind};
@@ -45,8 +46,9 @@ pub(super) struct Machine {
     pub(super) mounts: Vec<Mounted>,
     /// Mounted file systems, by loop.
     pub(super) supers: BTreeMap<u32, Super>,
-    /// Loops whose file system a stranger froze.
-    pub(super) frozen: BTreeSet<u32>,
+    /// Loops whose file system is frozen, and by whom.
+    pub(super) frozen: BTreeMap<u32, Froze>,
+    pub(super) guard: Guard,
     /// Callers' leaves, with their inodes.
     pub(super) targets: BTreeMap<PathBuf, (NodeKind, Ino)>,
     /// Callers' folders that their caller forgot to make.
@@ -71,7 +73,8 @@ impl Machine {
             loops: BTreeMap::new(),
             mounts: Vec::new(),
             supers: BTreeMap::new(),
-            frozen: BTreeSet::new(),
+            frozen: BTreeMap::new(),
+            guard: Guard::default(),
             targets: BTreeMap::new(),
             absent: BTreeSet::new(),
             pulled: BTreeMap::new(),
@@ -121,6 +124,10 @@ impl Machine {
         self.alive.contains(&process)
     }
 
+    pub(super) fn processes(&self) -> Vec<Process> {
+        self.alive.iter().copied().collect()
+    }
+
     /// The kernel closes what it had open; what only that kept is gone.
     pub(super) fn kill(&mut self, process: Process) {
         self.alive.remove(&process);
@@ -128,6 +135,7 @@ impl Machine {
             .retain(|_, opener| opener.process != Some(process));
         self.pins.retain(|_, (owner, _)| *owner != process);
         self.locks.retain(|_, owner| *owner != process);
+        self.orphan(process);
         self.settle();
     }
 
@@ -136,6 +144,11 @@ impl Machine {
         if power_loss {
             self.disk.lose_power();
         } else {
+            let mounted: Vec<u32> = self.supers.keys().copied().collect();
+            for number in mounted {
+                // What finds no room is lost, as at any other time.
+                let _ = self.write_back(number);
+            }
             self.disk.sync_all();
         }
         self.alive.clear();
@@ -145,6 +158,7 @@ impl Machine {
         self.mounts.clear();
         self.supers.clear();
         self.frozen.clear();
+        self.guard.forget();
         self.loops.clear();
         self.boot = self.uuid();
         self.mount_base();
@@ -162,11 +176,12 @@ impl Machine {
             .supers
             .keys()
             .copied()
-            .filter(|n| !mounted.contains(n) && !self.frozen.contains(n))
+            .filter(|n| !mounted.contains(n) && !self.frozen.contains_key(n))
             .collect();
         for number in ended {
+            // Nobody is left who could be told of what found no room.
+            let _ = self.write_back(number);
             self.supers.remove(&number);
-            self.sync_loop(number);
         }
         let idle: Vec<u32> = self
             .loops
@@ -182,7 +197,7 @@ impl Machine {
     }
 
     /// Inodes that live without a name.
-    fn open_inodes(&self) -> Vec<Ino> {
+    pub(super) fn open_inodes(&self) -> Vec<Ino> {
         let loops = self.loops.values().filter_map(|dev| dev.backing.image());
         loops
             .chain(self.pins.values().map(|(_, ino)| *ino))

@@ -45,6 +45,8 @@ pub(super) struct Super {
     pub(super) device: u64,
     pub(super) read_only: bool,
     pub(super) options: String,
+    /// Tokens that its users have written and that it has not written back: no part of the image.
+    pub(super) dirty: Vec<u64>,
 }
 
 /// st_dev of /dev.
@@ -207,8 +209,14 @@ impl Machine {
                 device,
                 read_only,
                 options: options.join(","),
+                dirty: Vec::new(),
             },
         );
+        if !read_only {
+            // Its log is recovered and its super block marked.
+            let ino = self.image_of(number)?;
+            self.disk.changed(ino, 0)?;
+        }
         Ok(())
     }
 

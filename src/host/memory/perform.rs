@@ -12,11 +12,13 @@ use crate::error::HostCause;
 use crate::host::{Device, Effect};
 use crate::model::FsType;
 
-/// What an effect gave: a loop device that is open now, with the key of its hold.
+/// What an effect gave: a loop device that is open now, with the key of its hold, or how many
+/// extents were cloned.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Acted {
     Plain,
     Loop { number: u32, key: u64 },
+    Cloned(u64),
 }
 
 /// What an effect is about.
@@ -91,9 +93,7 @@ impl Machine {
             | Effect::CloneRest { .. }
             | Effect::Unshare { .. }
             | Effect::CopyRange { .. }
-            | Effect::RenewFsId { .. } => {
-                return Err(HostCause::Unexpected("not simulated".into()));
-            }
+            | Effect::RenewFsId { .. } => return self.act_on_copy(process, effect),
             Effect::AttachLoop(spec) => {
                 let (number, key) = self.attach(process, spec)?;
                 return Ok(Acted::Loop { number, key });
@@ -132,7 +132,7 @@ impl Machine {
         Ok(Acted::Plain)
     }
 
-    fn must_find(&self, process: Process, path: &Path) -> Result<Ino, Errno> {
+    pub(super) fn must_find(&self, process: Process, path: &Path) -> Result<Ino, Errno> {
         self.find(process, path)?.ok_or(Errno::ENOENT)
     }
 
@@ -161,6 +161,7 @@ impl Machine {
             *data = super::disk::Data::default();
             return Err(Errno::ENOSPC.into());
         }
+        self.disk.changed(ino, 0)?;
         Ok(())
     }
 
@@ -216,6 +217,7 @@ impl Machine {
             }
             data.reserved = data.size;
         }
+        self.disk.changed(ino, 0)?;
         Ok(())
     }
 
@@ -231,6 +233,7 @@ impl Machine {
                 path.display()
             ));
         }
+        self.disk.changed(ino, 0)?;
         Ok(())
     }
 
@@ -254,6 +257,7 @@ impl Machine {
             used_before,
             ..Content::default()
         };
+        self.disk.changed(ino, 0)?;
         if keep_blocks {
             self.disk.sync_file(ino)?;
         }
@@ -282,7 +286,7 @@ impl Machine {
         {
             return Err(Errno::EROFS.into());
         }
-        if self.frozen.contains(&number) {
+        if self.frozen.contains_key(&number) {
             return Err(Errno::EBUSY.into());
         }
         let bytes = self.dev(number)?.bytes;

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use nix::errno::Errno;
 
+use super::freezer::Froze;
 use super::loops::{Backing, LoopDev};
 use super::machine::{Opened, Opener};
 use super::user::Answer;
@@ -87,22 +88,23 @@ impl MemoryHost {
     pub fn freeze(&self, mount_point: &Path) -> Answer<()> {
         let mut machine = self.lock();
         let (number, _) = machine.fs_at(mount_point)?;
-        machine.sync_loop(number);
-        machine
-            .frozen
-            .insert(number)
-            .then_some(())
-            .ok_or(Errno::EBUSY)
+        if machine.frozen.contains_key(&number) {
+            return Err(Errno::EBUSY);
+        }
+        // What finds no room is lost, and the freeze says nothing of it.
+        let _ = machine.write_back(number);
+        machine.frozen.insert(number, Froze::Stranger);
+        Ok(())
     }
 
-    /// Thaws it again; EINVAL if it isn't frozen.
+    /// Thaws it, whoever froze it; EINVAL if it isn't frozen.
     pub fn thaw(&self, mount_point: &Path) -> Answer<()> {
         let mut machine = self.lock();
         let (number, _) = machine.fs_at(mount_point)?;
         machine
             .frozen
             .remove(&number)
-            .then_some(())
+            .map(drop)
             .ok_or(Errno::EINVAL)
     }
 

@@ -1,5 +1,7 @@
 //! The simulation's own rules.
 
+mod clones;
+mod freezer;
 mod kernel;
 
 use std::path::Path;

@@ -7,7 +7,7 @@ use nix::errno::Errno;
 
 use super::MemoryHost;
 use super::content::ContentKind;
-use super::disk::Ino;
+use super::disk::{BLOCK, Ino};
 use super::machine::Machine;
 use super::mounts::Shown;
 
@@ -29,34 +29,45 @@ impl Machine {
         Ok((number, !mounted.line.is_read_only() && !of_super))
     }
 
-    /// Adds a token to whatever is on a device, if the pool has a block for it.
+    /// Adds a token to whatever is on a device, if the pool has blocks for it: one for the token,
+    /// and one for what names it, if that is shared.
     fn put_token(&mut self, number: u32, token: u64) -> Answer<()> {
         let ino = self.image_of(number)?;
-        let available = self.available();
         let bytes = self.dev(number)?.bytes;
+        let limit = self.disk.capacity.max(self.used());
         let data = self.data_mut(ino)?;
-        let mut changed = data.clone();
-        changed.content.used_before = true;
-        match &mut changed.content.kind {
-            ContentKind::Fs(fs) => {
-                fs.tokens.push(token);
-                if fs.used() > fs.bytes {
-                    return Err(Errno::ENOSPC);
-                }
-            }
+        let before = data.clone();
+        data.content.used_before = true;
+        match &mut data.content.kind {
+            ContentKind::Fs(fs) => fs.tokens.push(token),
             ContentKind::Raw(tokens) => tokens.push(token),
             ContentKind::Blank | ContentKind::Foreign(_) => {
-                changed.content.kind = ContentKind::Raw(vec![token]);
+                data.content.kind = ContentKind::Raw(vec![token]);
             }
         }
-        if changed.content.used() > bytes {
+        let room = data.content.fs().map_or(bytes, |fs| fs.bytes.min(bytes));
+        let fits = data.content.used() <= room;
+        // What was shared gets a place of its own when it's written; what wasn't stays.
+        let rewritten = usize::from(self.shares(ino, 0));
+        self.disk.changed(ino, rewritten)?;
+        if !fits || self.used() > limit {
+            *self.data_mut(ino)? = before;
             return Err(Errno::ENOSPC);
         }
-        if changed.allocated() > data.allocated() + available {
-            return Err(Errno::ENOSPC);
-        }
-        *data = changed;
         Ok(())
+    }
+
+    /// A mounted file system writes back what its users wrote. What finds no room is lost, and
+    /// that is said once.
+    pub(super) fn write_back(&mut self, number: u32) -> Answer<()> {
+        let dirty = self.supers.get_mut(&number);
+        let dirty = dirty.map_or(Vec::new(), |found| std::mem::take(&mut found.dirty));
+        let mut all = Ok(());
+        for token in dirty {
+            all = all.and(self.put_token(number, token));
+        }
+        self.sync_loop(number);
+        all
     }
 }
 
@@ -67,25 +78,33 @@ impl MemoryHost {
         self.sync(mount_point)
     }
 
-    /// The same without syncing: lost with the power.
+    /// The same without syncing: lost with the power, and in no copy of the image until the file
+    /// system writes it back. EAGAIN while it's frozen, where a real writer waits.
     pub fn write_unsynced(&self, mount_point: &Path, token: u64) -> Answer<()> {
         let mut machine = self.lock();
         let (number, writable) = machine.fs_at(mount_point)?;
         if !writable {
             return Err(Errno::EROFS);
         }
-        if machine.frozen.contains(&number) {
+        if machine.frozen.contains_key(&number) {
             return Err(Errno::EAGAIN);
         }
-        machine.put_token(number, token)
+        let fs = machine.content(number)?.fs().ok_or(Errno::EIO)?;
+        let (used, bytes) = (fs.used(), fs.bytes);
+        let found = machine.supers.get_mut(&number).ok_or(Errno::EIO)?;
+        found.dirty.push(token);
+        if used + found.dirty.len() as u64 * BLOCK > bytes {
+            found.dirty.pop();
+            return Err(Errno::ENOSPC);
+        }
+        Ok(())
     }
 
     /// syncfs.
     pub fn sync(&self, mount_point: &Path) -> Answer<()> {
         let mut machine = self.lock();
         let (number, _) = machine.fs_at(mount_point)?;
-        machine.sync_loop(number);
-        Ok(())
+        machine.write_back(number)
     }
 
     /// fstrim: blocks that hold nothing go back to the pool, unless the device forbids it.
@@ -104,12 +123,15 @@ impl MemoryHost {
     pub fn tokens(&self, mount_point: &Path) -> Answer<Vec<u64>> {
         let machine = self.lock();
         let (number, _) = machine.fs_at(mount_point)?;
-        Ok(machine
+        let mut tokens = machine
             .content(number)?
             .fs()
             .ok_or(Errno::EIO)?
             .tokens
-            .clone())
+            .clone();
+        let found = machine.supers.get(&number);
+        tokens.extend(found.into_iter().flat_map(|found| &found.dirty));
+        Ok(tokens)
     }
 
     /// Bytes of the file system at a path.
@@ -135,11 +157,7 @@ impl MemoryHost {
     pub fn block_tokens(&self, target: &Path) -> Answer<Vec<u64>> {
         let machine = self.lock();
         let number = machine.node_at(target)?;
-        Ok(match &machine.content(number)?.kind {
-            ContentKind::Raw(tokens) => tokens.clone(),
-            ContentKind::Fs(fs) => fs.tokens.clone(),
-            ContentKind::Blank | ContentKind::Foreign(_) => Vec::new(),
-        })
+        Ok(machine.content(number)?.tokens().to_vec())
     }
 
     /// Bytes of the block device at a path.
@@ -162,6 +180,7 @@ impl MemoryHost {
         let mut machine = self.lock();
         let ino = machine.image_at(image)?;
         machine.data_mut(ino)?.content.kind = ContentKind::Foreign(name.into());
+        machine.disk.changed(ino, 0)?;
         machine.disk.sync_file(ino)
     }
 

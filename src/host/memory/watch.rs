@@ -54,6 +54,22 @@ impl MemoryHost {
         self.lock().violations.clone()
     }
 
+    /// Why a copy must never be served, if so: it's torn, or not finished.
+    pub fn flaw(&self, image: &Path) -> Option<&'static str> {
+        let machine = self.lock();
+        let ino = machine.find(0, image).ok().flatten()?;
+        machine.disk.file(ino).ok()?.live.flaw
+    }
+
+    /// The numbers in a file system or of raw writes on an image, as the image has them: what a
+    /// mounted file system hasn't written back isn't there.
+    pub fn image_tokens(&self, image: &Path) -> Option<Vec<u64>> {
+        let machine = self.lock();
+        let ino = machine.find(0, image).ok().flatten()?;
+        let content = &machine.disk.file(ino).ok()?.live.content;
+        Some(content.tokens().to_vec())
+    }
+
     /// All files and directories below a folder, as paths relative to it.
     pub fn files_below(&self, folder: &Path) -> Vec<String> {
         let machine = self.lock();

@@ -1,0 +1,388 @@
+//! Copies of images: shared blocks, copies by ranges, and what makes a copy worthless.
+//!
+//! A copy takes what the image holds: what a mounted file system hasn't written back isn't in it.
+//! A copy that was made in pieces beside writers, was cut off, or isn't finished has a *flaw*, and
+//! to attach it or to copy from it is a violation.
+
+use std::collections::HashSet;
+use std::ops::Range;
+use std::path::Path;
+
+use nix::errno::Errno;
+use uuid::Uuid;
+
+use super::disk::{BLOCK, Copying, Data, Ino};
+use super::freezer::Froze;
+use super::machine::{Machine, Process};
+use super::mounts::Shown;
+use super::perform::Acted;
+use crate::error::HostCause;
+use crate::host::{Effect, Extent};
+use crate::model::FsType;
+
+const BESIDE_WRITERS: &str = "it was copied in pieces beside its writers";
+const CUT_OFF: &str = "what made it was cut off";
+const UNFINISHED: &str = "its copy isn't finished";
+
+/// Where reserved blocks of an image are said to be: far from all others, each image's elsewhere.
+const RESERVED_AT: u64 = 1 << 50;
+
+impl Machine {
+    /// The effects that copies are made by.
+    pub(super) fn act_on_copy(
+        &mut self,
+        process: Process,
+        effect: &Effect<'_>,
+    ) -> Result<Acted, HostCause> {
+        match effect {
+            Effect::CloneWhole { source, target } => self.clone_whole(process, source, target),
+            Effect::CloneAhead { source, target } => self.clone_ahead(process, source, target),
+            Effect::CloneRest { source, target } => self.clone_rest(process, source, target),
+            Effect::Unshare {
+                path,
+                offset,
+                length,
+            } => self.unshare(process, path, *offset, *length),
+            Effect::CopyRange {
+                source,
+                target,
+                offset,
+                length,
+            } => self.copy_range(process, source, target, *offset, *length),
+            Effect::RenewFsId { image, uuid } => self.renew_fs_id(process, image, *uuid),
+            other => Err(HostCause::Unexpected(format!(
+                "{} copies nothing",
+                other.name()
+            ))),
+        }
+    }
+
+    /// Whether nobody can change an image: every device on it is idle, read-only or frozen.
+    fn is_still(&self, ino: Ino) -> bool {
+        self.loops_on(ino).into_iter().all(|number| {
+            let Some(dev) = self.loops.get(&number).filter(|dev| !dev.read_only) else {
+                return true;
+            };
+            match self.supers.get(&number) {
+                Some(found) => found.read_only || self.frozen.contains_key(&number),
+                None => {
+                    let bound = |shown: Shown| shown == Shown::Node(number);
+                    !dev.strange && !self.mounts.iter().any(|mounted| bound(mounted.shown))
+                }
+            }
+        })
+    }
+
+    /// Whether our guard holds an image still at this moment.
+    fn is_frozen_by_us(&self, ino: Ino) -> bool {
+        let ours = |number| matches!(self.frozen.get(number), Some(Froze::Session(_)));
+        self.loops_on(ino).iter().any(ours)
+    }
+
+    /// Places of blocks that files other than this one have.
+    fn places_of_others(&self, ino: Ino) -> HashSet<u64> {
+        let open = self.open_inodes();
+        self.disk.places(open, |other| other != ino)
+    }
+
+    /// Whether the block of an image at an index is shared with another.
+    pub(super) fn shares(&self, ino: Ino, index: usize) -> bool {
+        let place = self
+            .disk
+            .file(ino)
+            .ok()
+            .and_then(|file| file.live.map.get(index));
+        place.is_some_and(|place| self.places_of_others(ino).contains(place))
+    }
+
+    /// The two inodes of a copy, which is watched.
+    fn ends(
+        &mut self,
+        process: Process,
+        source: &Path,
+        target: &Path,
+    ) -> Result<(Ino, Ino), Errno> {
+        let from = self.must_find(process, source)?;
+        let to = self.must_find(process, target)?;
+        let (flaw, size) = (
+            self.disk.file(from)?.live.flaw,
+            self.disk.file(from)?.live.size,
+        );
+        self.disk.file(to)?;
+        if let Some(flaw) = flaw {
+            self.violation(format!("{} is copied from: {flaw}", source.display()));
+        }
+        if !self.loops_on(to).is_empty() {
+            self.violation(format!(
+                "{} is overwritten while it's attached",
+                target.display()
+            ));
+        }
+        if from == to || size == 0 {
+            return Err(Errno::EINVAL);
+        }
+        Ok((from, to))
+    }
+
+    /// The two inodes of a clone, on a file system that can.
+    fn clone_ends(
+        &mut self,
+        process: Process,
+        source: &Path,
+        target: &Path,
+    ) -> Result<(Ino, Ino), Errno> {
+        if !self.options.shares_blocks() {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let ends = self.ends(process, source, target)?;
+        // The map of a clone needs room, too.
+        match self.available() < BLOCK {
+            true => Err(Errno::ENOSPC),
+            false => Ok(ends),
+        }
+    }
+
+    /// Everything that is in the image at this moment.
+    fn share(&mut self, from: Ino, to: Ino, flaw: Option<&'static str>) -> Result<u64, Errno> {
+        let source = self.disk.file(from)?.live.clone();
+        let cloned = runs(&source, from)
+            .iter()
+            .filter(|run| !run.unwritten)
+            .count() as u64;
+        let target = self.data_mut(to)?;
+        target.share(&source);
+        (target.size, target.flaw, target.copying) = (source.size, source.flaw.or(flaw), None);
+        self.disk.changed(to, 0)?;
+        Ok(cloned)
+    }
+
+    fn clone_whole(
+        &mut self,
+        process: Process,
+        source: &Path,
+        target: &Path,
+    ) -> Result<Acted, HostCause> {
+        let (from, to) = self.clone_ends(process, source, target)?;
+        Ok(Acted::Cloned(self.share(from, to, None)?))
+    }
+
+    fn clone_ahead(
+        &mut self,
+        process: Process,
+        source: &Path,
+        target: &Path,
+    ) -> Result<Acted, HostCause> {
+        let (from, to) = self.clone_ends(process, source, target)?;
+        self.same_length(from, to)?;
+        if self.is_frozen_by_us(from) {
+            self.violation(format!(
+                "{} is cloned ahead while it's frozen",
+                source.display()
+            ));
+        }
+        let flaw = (!self.is_still(from)).then_some(BESIDE_WRITERS);
+        Ok(Acted::Cloned(self.share(from, to, flaw)?))
+    }
+
+    fn clone_rest(
+        &mut self,
+        process: Process,
+        source: &Path,
+        target: &Path,
+    ) -> Result<Acted, HostCause> {
+        let (from, to) = self.clone_ends(process, source, target)?;
+        self.same_length(from, to)?;
+        let flaw = (!self.is_still(from)).then_some(BESIDE_WRITERS);
+        let before = self.disk.file(to)?.live.map.clone();
+        self.share(from, to, flaw)?;
+        let now = &self.disk.file(to)?.live.map;
+        let differs = |(index, place): (usize, &u64)| before.get(index) != Some(place);
+        let differing = now.iter().enumerate().filter(|block| differs(*block));
+        Ok(Acted::Cloned(differing.count() as u64))
+    }
+
+    fn same_length(&self, from: Ino, to: Ino) -> Result<(), Errno> {
+        let size = |ino| self.disk.file(ino).map(|file| file.live.size);
+        match size(from)? == size(to)? {
+            true => Ok(()),
+            false => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Ranges are to come from the first byte on, without gaps: each is whole blocks of the file's
+    /// own afterwards. All or nothing.
+    fn unshare(
+        &mut self,
+        process: Process,
+        path: &Path,
+        offset: u64,
+        length: u64,
+    ) -> Result<Acted, HostCause> {
+        let ino = self.must_find(process, path)?;
+        if !self.options.shares_blocks() {
+            return Err(Errno::EOPNOTSUPP.into());
+        }
+        let others = self.places_of_others(ino);
+        let limit = self.disk.capacity.max(self.used());
+        let before = self.disk.file(ino)?.live.clone();
+        let end = offset.saturating_add(length);
+        let blocks = within(before.map.len(), offset..end);
+        let shared: Vec<usize> = blocks
+            .filter(|index| others.contains(&before.map[*index]))
+            .collect();
+        self.disk.place_anew(ino, &shared)?;
+        let data = self.data_mut(ino)?;
+        if offset <= data.reserved.max(data.map.len() as u64 * BLOCK) {
+            data.reserved = data.reserved.max(end.min(data.size));
+        }
+        if self.used() > limit {
+            *self.data_mut(ino)? = before;
+            return Err(Errno::ENOSPC.into());
+        }
+        Ok(Acted::Plain)
+    }
+
+    fn copy_range(
+        &mut self,
+        process: Process,
+        source: &Path,
+        target: &Path,
+        offset: u64,
+        length: u64,
+    ) -> Result<Acted, HostCause> {
+        let (from, to) = self.ends(process, source, target)?;
+        if self.is_frozen_by_us(from) {
+            self.violation(format!("{} is copied while it's frozen", source.display()));
+        }
+        let original = self.disk.file(from)?.live.clone();
+        let modified = self.is_still(from).then_some(original.modified);
+        let limit = self.disk.capacity.max(self.used());
+        let before = self.disk.file(to)?.live.clone();
+        let end = offset.checked_add(length).ok_or(Errno::EINVAL)?;
+        if length == 0 || end > before.size {
+            return Err(Errno::EINVAL.into());
+        }
+        let anew = Copying {
+            source: from,
+            modified,
+            copied: 0,
+        };
+        let mut copying = before
+            .copying
+            .filter(|copying| offset > 0 && copying.source == from);
+        let copying = copying.get_or_insert(anew);
+        if copying.modified != modified {
+            copying.modified = None;
+        }
+        if offset <= copying.copied {
+            copying.copied = copying.copied.max(end);
+        }
+        let copying = *copying;
+        let complete = copying.copied >= original.size;
+        let data = self.data_mut(to)?;
+        data.copying = Some(copying);
+        data.flaw = match (complete, copying.modified) {
+            (false, _) => Some(UNFINISHED),
+            (true, None) => Some(BESIDE_WRITERS),
+            (true, Some(_)) => original.flaw,
+        };
+        if complete {
+            data.content = original.content;
+            data.map.clear();
+        }
+        self.disk.changed(to, 0)?;
+        if self.used() > limit {
+            *self.data_mut(to)? = before;
+            return Err(Errno::ENOSPC.into());
+        }
+        Ok(Acted::Plain)
+    }
+
+    fn renew_fs_id(
+        &mut self,
+        process: Process,
+        image: &Path,
+        uuid: Uuid,
+    ) -> Result<Acted, HostCause> {
+        let ino = self.must_find(process, image)?;
+        if !self.loops_on(ino).is_empty() {
+            self.violation(format!(
+                "{} gets a new fsid while it's attached",
+                image.display()
+            ));
+            return Err(Errno::EBUSY.into());
+        }
+        let data = self.data_mut(ino)?;
+        let flaw = data.flaw;
+        let found = data
+            .content
+            .fs_mut()
+            .filter(|found| found.fs == FsType::Btrfs);
+        found.ok_or(Errno::EINVAL)?.uuid = uuid;
+        if let Some(flaw) = flaw {
+            self.violation(format!("{} gets a new fsid: {flaw}", image.display()));
+        }
+        let rewritten = usize::from(self.shares(ino, 0));
+        self.disk.changed(ino, rewritten)?;
+        Ok(Acted::Plain)
+    }
+
+    /// An effect was refused, or its process died: one that takes time may have done a part.
+    pub(super) fn cut_off(&mut self, process: Process, effect: &Effect<'_>) {
+        let (path, flaw) = match effect {
+            Effect::CloneWhole { target, .. }
+            | Effect::CloneAhead { target, .. }
+            | Effect::CloneRest { target, .. } => (target, CUT_OFF),
+            Effect::CopyRange { target, .. } => (target, UNFINISHED),
+            Effect::RenewFsId { image, .. } => (image, CUT_OFF),
+            _ => return,
+        };
+        if let Ok(Some(ino)) = self.find(process, path)
+            && let Ok(data) = self.data_mut(ino)
+        {
+            data.flaw = Some(flaw);
+        }
+    }
+
+    /// The map of an image.
+    pub(super) fn map(&self, process: Process, path: &Path) -> Result<Vec<Extent>, HostCause> {
+        let ino = self.must_find(process, path)?;
+        Ok(runs(&self.disk.file(ino)?.live, ino))
+    }
+}
+
+/// Indices of the blocks that lie in a range of bytes.
+fn within(blocks: usize, bytes: Range<u64>) -> Range<usize> {
+    let first = (bytes.start / BLOCK).min(blocks as u64);
+    let last = bytes.end.div_ceil(BLOCK).clamp(first, blocks as u64);
+    first as usize..last as usize
+}
+
+/// The map of a file: the content's blocks from its first byte on, then what is only reserved.
+fn runs(data: &Data, ino: Ino) -> Vec<Extent> {
+    let mut runs: Vec<Extent> = Vec::new();
+    for (index, place) in data.map.iter().enumerate() {
+        let (logical, physical) = (index as u64 * BLOCK, place * BLOCK);
+        match runs.last_mut() {
+            Some(last) if last.physical + last.length == physical => last.length += BLOCK,
+            Some(_) | None => runs.push(Extent {
+                logical,
+                physical,
+                length: BLOCK,
+                unwritten: false,
+                opaque: false,
+            }),
+        }
+    }
+    let mapped = data.map.len() as u64 * BLOCK;
+    if data.reserved > mapped {
+        runs.push(Extent {
+            logical: mapped,
+            physical: RESERVED_AT + (ino << 40) + mapped,
+            length: data.reserved - mapped,
+            unwritten: true,
+            opaque: false,
+        });
+    }
+    runs
+}
