@@ -3,10 +3,18 @@
 //! One try is `quiesce -> sync and clone ahead -> freeze -> cut -> thaw -> release -> verdict`.
 //! Who prepares and commits the members' records, and tries again, is `operation`.
 
+pub mod coordinator;
+mod crew;
 pub mod guard;
+pub mod local;
+pub mod participant;
+pub mod pause;
+#[cfg(test)]
+mod tests;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::error::Result;
 pub use crate::hook::HookTarget;
@@ -56,10 +64,31 @@ pub struct Member {
 pub struct Outcome {
     /// The level.
     pub level: Level,
-    /// Why not a higher one.
+    /// Why not a higher one; empty for the highest.
     pub reason: String,
     /// When: nanoseconds since 1970, while all stood still.
     pub cut_at: u64,
+    /// What it took.
+    pub stats: CutStats,
+}
+
+/// What a cut took, for logs and metrics.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CutStats {
+    /// Until all hooks were ready, if any ran.
+    pub quiesce: Option<Duration>,
+    /// Writing back before the freeze, both times; the longest of all participants.
+    pub sync: Duration,
+    /// From the first freeze to the last thaw, if anything was frozen.
+    pub freeze: Option<Duration>,
+    /// Until all hooks had ended, if any ran.
+    pub release: Option<Duration>,
+    /// Extents cloned before the freeze, those of unused volumes included.
+    pub extents_ahead: u64,
+    /// Extents cloned while writers stood still.
+    pub extents_within: u64,
+    /// An application that was released, but not as it should be: the cut is good.
+    pub release_problem: Option<String>,
 }
 
 /// The three seams that a cut works through.
@@ -85,15 +114,32 @@ impl Seams {
     }
 }
 
-/// One try at `level`. On an error nothing is frozen or quiesced any more (or will be thawed and
-/// released without us), and the copies are worthless.
+/// One try at `level` over members of this node, whose volumes are locked.
+///
+/// On an error nothing is frozen or quiesced any more (or will be thawed and released without
+/// us), and the copies are worthless. [`Error::QuiesceFailed`] is what
+/// [`SnapshotParameters::on_quiesce_failure`] is about; [`Error::CutLost`] says that everything
+/// was done and isn't proven. Where `level` is `application` and no hook is configured, a class
+/// that allows a lower level gets it in the same try.
+///
+/// A crash of this process ends in thawed file systems (the guard) and released applications (the
+/// end of their stdin); the copies stay, prepared.
+///
+/// [`Error::QuiesceFailed`]: crate::error::Error::QuiesceFailed
+/// [`Error::CutLost`]: crate::error::Error::CutLost
 pub fn attempt(
-    _seams: &Seams,
-    _members: &[Member],
-    _level: Level,
-    _parameters: &SnapshotParameters,
+    seams: &Seams,
+    members: &[Member],
+    level: Level,
+    parameters: &SnapshotParameters,
 ) -> Result<Outcome> {
-    Err(crate::error::Error::Unsupported {
-        what: "a cut".into(),
-    })
+    let used = members.iter().filter(|member| member.in_use != Use::Quiet);
+    let targets: Vec<HookTarget> = used.map(|member| member.target.clone()).collect();
+    let local = local::Local::new(seams, members, parameters);
+    let wish = coordinator::Wish {
+        level,
+        parameters,
+        targets: &targets,
+    };
+    coordinator::run(seams, vec![Box::new(local)], &wish)
 }

@@ -34,9 +34,11 @@ pub trait Quiesced: Send {
     /// Whether every session still lives, and so still holds: an error names the one that doesn't.
     fn verify(&mut self) -> Result<()>;
 
-    /// Ends the sessions: end of file on their stdin, a grace period, then a kill. An error names
-    /// a session that failed to release by itself.
-    fn release(self: Box<Self>) -> Result<()>;
+    /// Ends the sessions: end of file on their stdin, a grace period, then a kill. All are ended
+    /// when it returns, whatever it returns. Text if one had to be killed: it held through the
+    /// cut, which is good all the same. An error ([`crate::error::Error::QuiesceFailed`]) if one
+    /// ended with a failure: that is how a session says that what it held was lost.
+    fn release(self: Box<Self>) -> Result<Option<String>>;
 }
 
 /// No hooks at all.
@@ -57,7 +59,7 @@ impl Quiesced for NoHooks {
         Ok(())
     }
 
-    fn release(self: Box<Self>) -> Result<()> {
-        Ok(())
+    fn release(self: Box<Self>) -> Result<Option<String>> {
+        Ok(None)
     }
 }

@@ -270,6 +270,10 @@ pub trait Host: Send + Sync + 'static {
     fn random_uuid(&self) -> Uuid;
     /// Seconds since 1970.
     fn now(&self) -> u64;
+    /// Nanoseconds since 1970.
+    fn now_nanos(&self) -> u64 {
+        self.now().saturating_mul(1_000_000_000)
+    }
     /// Name of what is missing, without which no volume works on this host, with the fix; empty
     /// if all is there.
     fn missing(&self) -> Vec<String>;

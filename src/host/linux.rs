@@ -264,6 +264,12 @@ impl Host for LinuxHost {
             .map_or(0, |since| since.as_secs())
     }
 
+    fn now_nanos(&self) -> u64 {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        // Enough until the year 2554.
+        since.map_or(0, |since| since.as_nanos() as u64)
+    }
+
     fn missing(&self) -> Vec<String> {
         missing::list()
     }

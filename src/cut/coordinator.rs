@@ -1,0 +1,298 @@
+//! The coordinator: one try of a cut over any number of participants.
+//!
+//! Between freeze and cut nothing happens but taking the time. Whatever goes wrong, first all
+//! members are thawed, then all applications are released, then it's told.
+
+use std::time::Instant;
+
+use super::crew::{Crew, Job};
+use super::participant::{Participant, Prepared, Readiness, Thawed};
+use super::{CutStats, Outcome, Seams};
+use crate::error::{Error, Result, chain};
+use crate::hook::{HookTarget, Quiesced};
+use crate::model::{Level, OnQuiesceFailure, SharedVolume, SnapshotParameters};
+
+/// What is to be reached.
+pub struct Wish<'a> {
+    /// The level.
+    pub level: Level,
+    /// The class.
+    pub parameters: &'a SnapshotParameters,
+    /// The members that somebody uses, of all participants: whose hooks are run.
+    pub targets: &'a [HookTarget],
+}
+
+/// What the class and the configured hooks make of the wish.
+#[derive(Debug, PartialEq, Eq)]
+struct Plan {
+    level: Level,
+    hooks: Vec<String>,
+    /// Why not a higher level.
+    reason: String,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Ready(Level),
+    Prepare,
+    Freeze,
+    Cut,
+}
+
+/// A participant's answer to a step.
+#[derive(Debug)]
+enum Answer {
+    Ready(Readiness),
+    Prepared(Prepared),
+    Frozen,
+    Thawed(Thawed),
+}
+
+type Participants = Crew<Step, Result<Answer>>;
+
+/// One try. On an error nothing is frozen or quiesced any more, as far as it's in the power of
+/// this process, and what was copied is worthless.
+pub fn run(
+    seams: &Seams,
+    participants: Vec<Box<dyn Participant>>,
+    wish: &Wish<'_>,
+) -> Result<Outcome> {
+    let plan = plan(seams, wish)?;
+    let mut crew = Crew::new(participants.into_iter().map(job).collect())?;
+    let ready = readiness(&mut crew, plan.level)?;
+    judge(&ready, &plan, wish.parameters)?;
+
+    let mut stats = CutStats::default();
+    let quiesced = quiesce(seams, &plan, wish.parameters, &mut stats)?;
+    // Declared after the sessions, so that a panic, too, thaws first and releases then.
+    let mut crew = crew;
+    let cut = stand_still(seams, &mut crew, &ready, &mut stats);
+    // Thawed, whatever became of the cut, before anybody is released.
+    drop(crew);
+    let (alive, released) = release(quiesced, cut.is_ok(), &mut stats);
+    let cut_at = cut?;
+    alive?;
+    released?;
+    let (level, reason) = reached(plan, &ready);
+    Ok(Outcome {
+        level,
+        reason,
+        cut_at,
+        stats,
+    })
+}
+
+fn job(mut participant: Box<dyn Participant>) -> Job<Step, Result<Answer>> {
+    Box::new(move |step| match step {
+        Step::Ready(level) => participant.ready(level).map(Answer::Ready),
+        Step::Prepare => participant.prepare().map(Answer::Prepared),
+        Step::Freeze => participant.freeze().map(|()| Answer::Frozen),
+        Step::Cut => participant.cut().map(Answer::Thawed),
+    })
+}
+
+/// Which hooks, and which level is left without any.
+fn plan(seams: &Seams, wish: &Wish<'_>) -> Result<Plan> {
+    let asked = |level: Level| Plan {
+        level,
+        hooks: Vec::new(),
+        reason: format!("{level} is what was asked for"),
+    };
+    let instead = |level: Level, reason: String| Plan {
+        level,
+        hooks: Vec::new(),
+        reason,
+    };
+    if wish.level < Level::Application {
+        return Ok(asked(wish.level));
+    }
+    if wish.targets.is_empty() {
+        let reason = "nobody uses the volume: there is no application to quiesce";
+        return Ok(instead(Level::Filesystem, reason.into()));
+    }
+    let shared = wish.parameters.shared_volume;
+    let hooks = seams.hooks.wanted(wish.targets, shared)?;
+    if !hooks.is_empty() {
+        return Ok(Plan {
+            level: Level::Application,
+            hooks,
+            reason: String::new(),
+        });
+    }
+    let everybody = seams.hooks.wanted(wish.targets, SharedVolume::All)?;
+    if !everybody.is_empty() {
+        let names = everybody.join(", ");
+        let reason = format!("several hooks share a volume, and all are skipped: {names}");
+        return Ok(instead(Level::Filesystem, reason));
+    }
+    let volumes: Vec<&str> = wish.targets.iter().map(|t| t.volume_id.as_str()).collect();
+    let volumes = format!("volume {}", volumes.join(", "));
+    match wish.parameters.on_quiesce_failure {
+        OnQuiesceFailure::Degrade(level) => Ok(instead(
+            level,
+            format!("no hook is configured for {volumes}"),
+        )),
+        OnQuiesceFailure::Fail => Err(Error::refused(
+            volumes,
+            "no hook is configured for it, and the class wants consistency: application; name the \
+             volume or its claim in a [[hook]], or let the class fall back by onQuiesceFailure",
+        )),
+    }
+}
+
+/// The sum of all participants.
+fn readiness(crew: &mut Participants, level: Level) -> Result<Readiness> {
+    let mut sum = Readiness::default();
+    for answer in all(crew, Step::Ready(level))? {
+        let Answer::Ready(one) = answer else {
+            return Err(out_of_step());
+        };
+        sum.in_use += one.in_use;
+        sum.raw += one.raw;
+        sum.frozen += one.frozen;
+        sum.stall = sum.stall.saturating_add(one.stall);
+        let pieces = |of: &Readiness| of.most_extents.as_ref().map_or(0, |(_, n)| *n);
+        if one.most_extents.is_some() && pieces(&one) >= pieces(&sum) {
+            sum.most_extents = one.most_extents;
+        }
+    }
+    Ok(sum)
+}
+
+/// What can't be cut as it should be is refused before anybody is quiesced.
+fn judge(ready: &Readiness, plan: &Plan, parameters: &SnapshotParameters) -> Result<()> {
+    if ready.in_use > 1 && ready.raw > 0 {
+        return Err(Error::refused(
+            "the group",
+            "a raw block volume that is published can't be cut together with other volumes in \
+             use: nothing holds its writers still; unpublish it, or leave it out",
+        ));
+    }
+    if ready.in_use > 1 && plan.level == Level::Crash {
+        return Err(Error::refused(
+            "the group",
+            "level crash freezes nothing, so volumes in use can't be cut at one moment; use \
+             consistency: filesystem",
+        ));
+    }
+    let most = parameters.freeze_timeout;
+    match &ready.most_extents {
+        Some((volume, extents)) if ready.stall > most => Err(Error::refused(
+            format!("volume {volume}"),
+            format!(
+                "its image is in {extents} pieces; with it the cut would hold writers for about \
+                 {} ms, longer than freezeTimeout ({} ms); raise that, or copy the volume into a \
+                 new one, which is in fewer",
+                ready.stall.as_millis(),
+                most.as_millis()
+            ),
+        )),
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn quiesce(
+    seams: &Seams,
+    plan: &Plan,
+    parameters: &SnapshotParameters,
+    stats: &mut CutStats,
+) -> Result<Option<Box<dyn Quiesced>>> {
+    if plan.hooks.is_empty() {
+        return Ok(None);
+    }
+    let begun = Instant::now();
+    let quiesced = seams.hooks.quiesce(&plan.hooks, parameters.quiesce_timeout);
+    stats.quiesce = Some(begun.elapsed());
+    quiesced.map(Some)
+}
+
+/// Clones ahead, freezes all, cuts all, thaws all. When it was.
+fn stand_still(
+    seams: &Seams,
+    crew: &mut Participants,
+    ready: &Readiness,
+    stats: &mut CutStats,
+) -> Result<u64> {
+    for answer in all(crew, Step::Prepare)? {
+        let Answer::Prepared(prepared) = answer else {
+            return Err(out_of_step());
+        };
+        stats.sync = stats.sync.max(prepared.sync);
+        stats.extents_ahead += prepared.extents;
+    }
+    let begun = Instant::now();
+    all(crew, Step::Freeze)?;
+    let cut_at = seams.host.now_nanos();
+    let cut = all(crew, Step::Cut);
+    stats.freeze = (ready.frozen > 0).then(|| begun.elapsed());
+    let mut lost = None;
+    for answer in cut? {
+        let Answer::Thawed(thawed) = answer else {
+            return Err(out_of_step());
+        };
+        stats.extents_within += thawed.extents;
+        lost = lost.or(thawed.lost);
+    }
+    match lost {
+        None => Ok(cut_at),
+        Some(reason) => Err(Error::CutLost { reason }),
+    }
+}
+
+/// Ends the sessions: whether they held through the cut, and whether they ended well.
+fn release(
+    quiesced: Option<Box<dyn Quiesced>>,
+    is_cut: bool,
+    stats: &mut CutStats,
+) -> (Result<()>, Result<()>) {
+    let Some(mut quiesced) = quiesced else {
+        return (Ok(()), Ok(()));
+    };
+    let begun = Instant::now();
+    let alive = if is_cut { quiesced.verify() } else { Ok(()) };
+    let released = quiesced.release();
+    stats.release = Some(begun.elapsed());
+    let released = match released {
+        Ok(problem) => {
+            if let Some(problem) = &problem {
+                tracing::warn!(problem, "an application was not released as it should be");
+            }
+            stats.release_problem = problem;
+            Ok(())
+        }
+        Err(error) => {
+            // Told here, because another error may be told in its place.
+            tracing::warn!(error = chain(&error), "a hook failed at its release");
+            Err(error)
+        }
+    };
+    (alive, released)
+}
+
+/// What was reached, and why no more.
+fn reached(plan: Plan, ready: &Readiness) -> (Level, String) {
+    if ready.raw > 0 && plan.level == Level::Filesystem {
+        let reason = "raw block device: cut in one moment, nothing could be frozen";
+        return (Level::Crash, reason.into());
+    }
+    (plan.level, plan.reason)
+}
+
+/// A step in all participants: the answers, or the first error once all have ended.
+fn all(crew: &mut Participants, step: Step) -> Result<Vec<Answer>> {
+    let answers = crew.all(step).into_iter();
+    let answers = answers.map(|answer| {
+        answer.unwrap_or_else(|| {
+            Err(Error::Bug {
+                invariant: "a participant of a cut ends without a panic".into(),
+            })
+        })
+    });
+    answers.collect()
+}
+
+fn out_of_step() -> Error {
+    Error::Bug {
+        invariant: "a participant answers the step that it was told".into(),
+    }
+}

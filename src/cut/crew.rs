@@ -1,0 +1,152 @@
+//! Workers that are made before anything stands still, and then do one step at a time, side by
+//! side.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::{Builder, JoinHandle};
+
+use crate::error::{Error, HostError, Result};
+
+/// What a worker does with a step.
+pub(super) type Job<S, A> = Box<dyn FnMut(S) -> A + Send>;
+
+/// Several jobs, the first in the caller's thread, each other one in a thread of its own: a crew
+/// of one costs no thread. Dropping it drops the jobs and waits until that has happened.
+pub(super) struct Crew<S, A> {
+    first: Option<Job<S, A>>,
+    others: Vec<Worker<S, A>>,
+}
+
+struct Worker<S, A> {
+    /// Taken when the worker is to end.
+    orders: Option<SyncSender<S>>,
+    answers: Receiver<Option<A>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<S: Copy + Send + 'static, A: Send + 'static> Crew<S, A> {
+    /// With its threads.
+    pub(super) fn new(jobs: Vec<Job<S, A>>) -> Result<Crew<S, A>> {
+        let mut jobs = jobs.into_iter();
+        let first = jobs.next();
+        let others = jobs.map(Worker::start).collect::<Result<_>>()?;
+        Ok(Crew { first, others })
+    }
+
+    /// The same step in all of them. The answers in the order of the jobs; `None` of one that
+    /// panicked, now or earlier: its job has been dropped then.
+    pub(super) fn all(&mut self, step: S) -> Vec<Option<A>> {
+        let mut answers = Vec::with_capacity(1 + self.others.len());
+        for worker in &self.others {
+            if let Some(orders) = &worker.orders {
+                // One that is gone shows by its missing answer.
+                let _ = orders.send(step);
+            }
+        }
+        answers.push(act(&mut self.first, step));
+        for worker in &self.others {
+            answers.push(worker.answers.recv().ok().flatten());
+        }
+        answers
+    }
+}
+
+/// Does a step; after a panic the job is no more.
+fn act<S, A>(job: &mut Option<Job<S, A>>, step: S) -> Option<A> {
+    let work = job.as_mut()?;
+    let answer = catch_unwind(AssertUnwindSafe(|| work(step))).ok();
+    if answer.is_none() {
+        *job = None;
+    }
+    answer
+}
+
+impl<S: Copy + Send + 'static, A: Send + 'static> Worker<S, A> {
+    fn start(job: Job<S, A>) -> Result<Worker<S, A>> {
+        let (orders, inbox) = sync_channel(1);
+        let (outbox, answers) = sync_channel(1);
+        let work = move || {
+            let mut job = Some(job);
+            while let Ok(step) = inbox.recv() {
+                if outbox.send(act(&mut job, step)).is_err() {
+                    break;
+                }
+            }
+        };
+        let thread = Builder::new().name("cut".into()).spawn(work);
+        let thread = thread.map_err(|error| Error::Host {
+            doing: "make the threads of a cut".into(),
+            source: HostError::io("start", "a thread", &error),
+        })?;
+        Ok(Worker {
+            orders: Some(orders),
+            answers,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl<S, A> Drop for Crew<S, A> {
+    fn drop(&mut self) {
+        self.first = None;
+        for worker in &mut self.others {
+            worker.orders = None;
+        }
+        for worker in &mut self.others {
+            if let Some(thread) = worker.thread.take() {
+                // Its panic, if any, has been told as a missing answer.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, Barrier};
+
+    #[test]
+    fn all_work_at_the_same_time_and_answer_in_order() {
+        let meet = Arc::new(Barrier::new(3));
+        let jobs = (0..3).map(|n| {
+            let meet = meet.clone();
+            let job: Job<usize, usize> = Box::new(move |step| {
+                meet.wait();
+                10 * step + n
+            });
+            job
+        });
+        let mut crew = Crew::new(jobs.collect()).unwrap();
+        assert_eq!(crew.all(1), [Some(10), Some(11), Some(12)]);
+        assert_eq!(crew.all(2), [Some(20), Some(21), Some(22)]);
+    }
+
+    #[test]
+    fn a_panic_ends_its_own_job_and_no_other() {
+        struct Ends(Arc<AtomicUsize>);
+        impl Drop for Ends {
+            fn drop(&mut self) {
+                self.0.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+        let ended = Arc::new(AtomicUsize::new(0));
+        let jobs = (0..4).map(|n| {
+            let ends = Ends(ended.clone());
+            let job: Job<usize, usize> = Box::new(move |step| {
+                let _held = &ends;
+                assert!(n % 2 == 1 || step < 2, "planned");
+                n
+            });
+            job
+        });
+        let mut crew = Crew::new(jobs.collect()).unwrap();
+        assert_eq!(crew.all(1), [Some(0), Some(1), Some(2), Some(3)]);
+        assert_eq!(crew.all(2), [None, Some(1), None, Some(3)]);
+        assert_eq!(ended.load(Ordering::SeqCst), 2, "those that panicked");
+        assert_eq!(crew.all(1), [None, Some(1), None, Some(3)]);
+        drop(crew);
+        assert_eq!(ended.load(Ordering::SeqCst), 4);
+    }
+}

@@ -1,0 +1,63 @@
+//! One node's share in a cut.
+
+use std::time::Duration;
+
+use crate::error::Result;
+use crate::model::Level;
+
+/// One node's members: of this process ([`super::local::Local`]), or those of another node's
+/// agent at the other end of a stream.
+///
+/// The coordinator calls `ready`, `prepare`, `freeze` and `cut`, each once and in this order, and
+/// each only after every participant has answered the one before: that is the whole proof of a
+/// group's consistency, no clock is compared. Dropping a participant, at any time, thaws what it
+/// has frozen.
+pub trait Participant: Send {
+    /// Looks whether a cut at `level` can be made, before anybody is quiesced. Changes nothing.
+    /// An error names what stands in its way, a limit of the class included.
+    fn ready(&mut self, level: Level) -> Result<Readiness>;
+
+    /// Everything that can be done while writers still run: writes back what is dirty, and clones
+    /// ahead. Members that nobody uses are cut here.
+    fn prepare(&mut self) -> Result<Prepared>;
+
+    /// Freezes every member that has a file system. All stand still when it returns; on an error
+    /// none does, or none soon.
+    fn freeze(&mut self) -> Result<()>;
+
+    /// Cuts every member, and thaws each right after its own cut, also after an error.
+    fn cut(&mut self) -> Result<Thawed>;
+}
+
+/// What a participant says of its members before a cut.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Readiness {
+    /// Members that somebody uses.
+    pub in_use: usize,
+    /// Of those, raw devices: nothing can hold them still.
+    pub raw: usize,
+    /// Of those, members that will be frozen.
+    pub frozen: usize,
+    /// About how long their writers will stand still for the clones alone, all of them in series.
+    pub stall: Duration,
+    /// The member in use whose image is in the most pieces: its volume's id, and how many.
+    pub most_extents: Option<(String, u64)>,
+}
+
+/// What was done ahead.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Prepared {
+    /// Time that writing back took.
+    pub sync: Duration,
+    /// Extents cloned.
+    pub extents: u64,
+}
+
+/// What a participant says after its cuts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Thawed {
+    /// Extents cloned while its members stood still.
+    pub extents: u64,
+    /// Nothing, if every member was still frozen when it was thawed; else which one wasn't.
+    pub lost: Option<String>,
+}

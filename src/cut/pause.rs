@@ -1,0 +1,163 @@
+//! What is remembered of cuts that failed, so that callers who repeat for ever don't disturb an
+//! application for ever.
+//!
+//! Only in memory: after a restart a name is tried at once, which is what an administrator who
+//! has mended a hook expects of a restart.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+
+/// After the first failure; doubled with each further one. In seconds.
+const FIRST: u64 = 60;
+/// In seconds.
+const LONGEST: u64 = 30 * 60;
+/// Names that are remembered. A node has far fewer snapshots that fail at a time; when it hasn't,
+/// the name whose pause ends first is forgotten.
+const NAMES: usize = 1024;
+
+/// Names whose last call failed.
+#[derive(Debug, Default)]
+pub struct Pauses {
+    names: BTreeMap<String, Pause>,
+}
+
+#[derive(Debug)]
+struct Pause {
+    /// Failed sets of tries, one after the other.
+    sets: u32,
+    last: Arc<Error>,
+    /// Seconds since 1970.
+    since: u64,
+}
+
+impl Pause {
+    /// In seconds.
+    fn length(&self) -> u64 {
+        let doublings = self.sets.saturating_sub(1).min(LONGEST.ilog2());
+        (FIRST << doublings).min(LONGEST)
+    }
+
+    fn until(&self) -> u64 {
+        self.since.saturating_add(self.length())
+    }
+
+    /// In seconds; 0 if it's over. A clock that was set back ends it as well.
+    fn left(&self, now: u64) -> u64 {
+        if now < self.since {
+            return 0;
+        }
+        self.until().saturating_sub(now)
+    }
+}
+
+impl Pauses {
+    /// Whether `name` may be tried now (seconds since 1970), or else the recorded failure as
+    /// [`Error::Paused`].
+    pub fn check(&self, name: &str, now: u64) -> Result<()> {
+        let paused = self.names.get(name).map(|pause| (pause, pause.left(now)));
+        match paused {
+            Some((pause, seconds)) if seconds > 0 => Err(Error::Paused {
+                seconds,
+                sets: pause.sets,
+                last: pause.last.clone(),
+            }),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// A whole set of tries of `name` has failed, just now. Gives the error back, to be answered.
+    pub fn failed(&mut self, name: &str, error: Error, now: u64) -> Arc<Error> {
+        let last = Arc::new(error);
+        let sets = self.names.get(name).map_or(0, |pause| pause.sets);
+        if sets == 0 && self.names.len() >= NAMES {
+            let first = self.names.iter().min_by_key(|(_, pause)| pause.until());
+            if let Some(first) = first.map(|(name, _)| name.clone()) {
+                self.names.remove(&first);
+            }
+        }
+        let pause = Pause {
+            sets: sets.saturating_add(1),
+            last: last.clone(),
+            since: now,
+        };
+        self.names.insert(name.into(), pause);
+        last
+    }
+
+    /// `name` has been cut, or is wanted no more.
+    pub fn forget(&mut self, name: &str) {
+        self.names.remove(name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::chain;
+    use proptest::prelude::*;
+
+    fn lost(n: u64) -> Error {
+        Error::CutLost {
+            reason: format!("reason {n}"),
+        }
+    }
+
+    fn left(pauses: &Pauses, name: &str, now: u64) -> u64 {
+        match pauses.check(name, now) {
+            Ok(()) => 0,
+            Err(Error::Paused { seconds, .. }) => seconds,
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn pauses_double_up_to_half_an_hour_and_a_success_ends_them() {
+        let mut pauses = Pauses::default();
+        let mut now = 1_000_000;
+        let mut minutes = Vec::new();
+        for n in 0..40 {
+            assert!(pauses.check("a", now).is_ok());
+            pauses.failed("a", lost(n), now);
+            let length = left(&pauses, "a", now);
+            assert_eq!(left(&pauses, "a", now + length - 1), 1);
+            minutes.push(length / 60);
+            now += length;
+        }
+        assert_eq!(minutes[..7], [1, 2, 4, 8, 16, 30, 30]);
+        assert_eq!(minutes[39], 30);
+        pauses.failed("a", lost(7), now);
+        assert!(pauses.check("b", now).is_ok(), "another name");
+        let error = pauses.check("a", now).unwrap_err();
+        assert_eq!(
+            chain(&error),
+            "not tried again for 1800 s, after 41 failed calls, the last of them with: the cut \
+             is thrown away: reason 7"
+        );
+        pauses.forget("a");
+        assert!(pauses.check("a", now).is_ok());
+        pauses.failed("a", lost(8), now);
+        assert_eq!(left(&pauses, "a", now), 60, "begins anew");
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_holds_nobody() {
+        let mut pauses = Pauses::default();
+        pauses.failed("a", lost(0), 5_000_000);
+        assert!(pauses.check("a", 4_999_999).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn it_never_grows_beyond_its_bound(names in prop::collection::vec(0..3000u32, 0..4000)) {
+            let mut pauses = Pauses::default();
+            for (now, name) in names.iter().enumerate() {
+                let (name, now) = (name.to_string(), now as u64);
+                pauses.failed(&name, lost(now), now);
+                prop_assert!(pauses.names.len() <= NAMES);
+                prop_assert!(pauses.check(&name, now).is_err(), "the newest is there");
+            }
+        }
+    }
+}

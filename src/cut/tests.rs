@@ -1,0 +1,1 @@
+//! Tests of a cut, on fakes that write down what happens.
