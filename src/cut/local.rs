@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::crew::{Crew, Job};
 use super::participant::{Participant, Prepared, Readiness, Thawed};
 use super::{Member, Seams, Use};
-use crate::error::{Doing, Error, Result};
+use crate::error::{Doing, Error, Result, chain};
 use crate::host::freezer::FreezeLimits;
 use crate::host::{Done, Effect, Freeze, FreezeMember, Freezer, Host, MountRoot};
 use crate::model::{Level, SnapshotParameters};
@@ -269,7 +269,9 @@ impl Participant for Local {
 
     fn freeze(&mut self) -> Result<()> {
         match &self.held {
-            Some(held) => held.freeze().doing(|| "freeze volumes".into()),
+            Some(held) => held.freeze().map_err(|error| Error::CutLost {
+                reason: format!("volumes could not be frozen: {}", chain(&error)),
+            }),
             None => Ok(()),
         }
     }
@@ -346,11 +348,15 @@ impl Lane {
             }
             let thawed = self.held.thaw(*slot);
             let volume = &member.target.volume_id;
-            match thawed.doing(|| format!("thaw volume {volume}")) {
-                Ok(true) => {}
-                Ok(false) => done.lost = done.lost.or_else(|| Some(thawed_early(volume))),
-                Err(error) => first = first.or(Some(error)),
-            }
+            let lost = match thawed {
+                Ok(true) => None,
+                Ok(false) => Some(thawed_early(volume)),
+                Err(error) => Some(format!(
+                    "nobody can say whether volume {volume} was still frozen: {}",
+                    chain(&error)
+                )),
+            };
+            done.lost = done.lost.or(lost);
             match cloned {
                 Ok(extents) => done.extents += extents,
                 Err(error) => first = first.or(Some(error)),

@@ -149,6 +149,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(8))]
         #[test]
         fn it_never_grows_beyond_its_bound(names in prop::collection::vec(0..3000u32, 0..4000)) {
             let mut pauses = Pauses::default();

@@ -1,1 +1,412 @@
 //! Tests of a cut, on fakes that write down what happens.
+
+mod fakes;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+
+use super::coordinator::{self, Wish};
+use super::participant::{Participant, Prepared, Readiness, Thawed};
+use super::*;
+use crate::error::{Error, chain};
+use crate::model::{OnQuiesceFailure, SharedVolume};
+use fakes::{Trouble, World, member, mounted, raw};
+
+fn application() -> SnapshotParameters {
+    SnapshotParameters {
+        consistency: Level::Application,
+        ..SnapshotParameters::default()
+    }
+}
+
+/// Two mounted volumes whose clones go in series, so that the order is always the same, and one
+/// that nobody uses.
+fn group() -> Vec<Member> {
+    let mut members = vec![mounted("a"), member("idle", Use::Quiet), mounted("b")];
+    for member in &mut members {
+        member.in_series = true;
+    }
+    members
+}
+
+/// An attempt that may panic; what it left is looked at by the caller.
+fn tried(world: &World, members: &[Member], level: Level) -> Result<Outcome, String> {
+    let parameters = application();
+    let attempt = || attempt(&world.seams(), members, level, &parameters);
+    match catch_unwind(AssertUnwindSafe(attempt)) {
+        Ok(done) => done.map_err(|error| chain(&error)),
+        Err(_) => Err("panic".into()),
+    }
+}
+
+#[test]
+fn the_order_is_quiesce_freeze_cut_thaw_release() {
+    let world = World::with_hooks(&["db"]);
+    let outcome = tried(&world, &group(), Level::Application).unwrap();
+    let wanted = [
+        "count a",
+        "root a",
+        "count idle",
+        "count b",
+        "root b",
+        "quiesce db",
+        "clone_whole idle",
+        "begin a b",
+        "sync",
+        "allocate a",
+        "clone_ahead a",
+        "allocate b",
+        "clone_ahead b",
+        "sync",
+        "clone_rest a",
+        "clone_rest b",
+        "freeze",
+        "clock",
+        "clone_rest a",
+        "thaw a",
+        "clone_rest b",
+        "thaw b",
+        "verify",
+        "release",
+    ];
+    assert_eq!(world.log(), wanted);
+    assert_eq!(outcome.level, Level::Application);
+    assert_eq!(outcome.reason, "");
+    assert_eq!(outcome.cut_at, fakes::CUT_AT);
+    let stats = outcome.stats;
+    assert_eq!((stats.extents_ahead, stats.extents_within), (5, 2));
+    assert!(stats.freeze.is_some() && stats.quiesce.is_some() && stats.release.is_some());
+    world.assert_still();
+}
+
+#[test]
+fn in_parallel_all_are_frozen_before_the_first_is_cut_and_thawed_after_their_own_cut() {
+    let world = World::default();
+    let members: Vec<_> = ["a", "b", "c", "d"].map(mounted).into();
+    tried(&world, &members, Level::Filesystem).unwrap();
+    let log = world.log();
+    let at = |event: &str| log.iter().rposition(|line| line == event).unwrap();
+    let frozen = at("freeze");
+    for name in ["a", "b", "c", "d"] {
+        let cut = at(&format!("clone_rest {name}"));
+        assert!(frozen < cut && cut < at(&format!("thaw {name}")), "{log:?}");
+    }
+    world.assert_still();
+}
+
+#[test]
+fn a_failure_at_any_step_leaves_nobody_quiesced_or_frozen() {
+    let good = World::with_hooks(&["db"]);
+    tried(&good, &group(), Level::Application).unwrap();
+    let steps = good.log().len();
+    for trouble in [Trouble::Error, Trouble::Panic] {
+        for step in 0..steps {
+            let world = World::with_hooks(&["db"]);
+            world.plan(step, trouble);
+            let done = tried(&world, &group(), Level::Application);
+            let log = world.log();
+            // A clock has no errors.
+            let is_harmless = log[step] == "clock" && trouble == Trouble::Error;
+            assert_eq!(done.is_ok(), is_harmless, "{trouble:?} at {step}: {log:?}");
+            world.assert_still();
+            let failed_at = &log[step];
+            let cuts = |log: &[String]| log.iter().filter(|l| *l == "clone_rest b").count();
+            if failed_at == "freeze" {
+                assert_eq!(cuts(&log), 1, "nothing is cut without a freeze");
+            }
+        }
+    }
+}
+
+#[test]
+fn after_a_failure_all_are_thawed_before_anybody_is_released() {
+    for trouble in [Trouble::Error, Trouble::Panic] {
+        for event in ["clock", "clone_rest a", "thaw a", "clone_rest b", "thaw b"] {
+            let good = World::with_hooks(&["db"]);
+            tried(&good, &group(), Level::Application).unwrap();
+            let step = good.log().iter().rposition(|line| line == event).unwrap();
+            let world = World::with_hooks(&["db"]);
+            world.plan(step, trouble);
+            let _ = tried(&world, &group(), Level::Application);
+            assert_eq!(
+                world.released_while_frozen(),
+                0,
+                "{event}: {:?}",
+                world.log()
+            );
+            world.assert_still();
+        }
+    }
+}
+
+#[test]
+fn a_thaw_that_came_early_loses_the_cut() {
+    let world = World::with_hooks(&["db"]);
+    let last = |world: &World, event: &str| {
+        tried(world, &group(), Level::Application).unwrap();
+        world.log().iter().rposition(|line| line == event).unwrap()
+    };
+    let step = last(&World::with_hooks(&["db"]), "thaw a");
+    world.plan(step, Trouble::Early);
+    let error = tried(&world, &group(), Level::Application).unwrap_err();
+    assert!(
+        error.contains("volume a was thawed before it was cut"),
+        "{error}"
+    );
+    assert!(world.log().contains(&"thaw b".into()), "{:?}", world.log());
+    world.assert_still();
+}
+
+#[test]
+fn a_session_that_died_in_the_window_loses_the_level() {
+    let world = World::with_hooks(&["db"]);
+    let step = {
+        let good = World::with_hooks(&["db"]);
+        tried(&good, &group(), Level::Application).unwrap();
+        good.log().iter().position(|line| line == "verify").unwrap()
+    };
+    world.plan(step, Trouble::Error);
+    let parameters = application();
+    let error = attempt(&world.seams(), &group(), Level::Application, &parameters).unwrap_err();
+    assert!(matches!(error, Error::QuiesceFailed { .. }), "{error:?}");
+    assert_eq!(world.log().last().unwrap(), "release");
+    world.assert_still();
+}
+
+#[test]
+fn a_session_that_had_to_be_killed_is_told_beside_a_good_cut() {
+    let world = World::with_hooks(&["db"]);
+    world.set_release_problem("db was killed");
+    let outcome = tried(&world, &group(), Level::Application).unwrap();
+    assert_eq!(outcome.level, Level::Application);
+    assert_eq!(
+        outcome.stats.release_problem.as_deref(),
+        Some("db was killed")
+    );
+}
+
+#[test]
+fn each_use_is_cut_in_its_own_way_and_gets_its_own_level() {
+    let level_of = |world: &World, members: &[Member], level| {
+        let outcome = tried(world, members, level).unwrap();
+        world.assert_still();
+        (outcome.level, outcome.reason)
+    };
+    let world = World::default();
+    let (level, reason) = level_of(&world, &[raw("r")], Level::Filesystem);
+    assert_eq!(level, Level::Crash);
+    assert!(reason.contains("raw block device"), "{reason}");
+    assert_eq!(world.log(), ["count r", "clock", "clone_whole r"]);
+
+    let world = World::with_hooks(&["db"]);
+    let (level, _) = level_of(&world, &[raw("r")], Level::Application);
+    assert_eq!(level, Level::Application);
+    let wanted = [
+        "count r",
+        "quiesce db",
+        "clock",
+        "clone_whole r",
+        "verify",
+        "release",
+    ];
+    assert_eq!(world.log(), wanted);
+
+    let world = World::default();
+    let (level, reason) = level_of(&world, &[mounted("m")], Level::Crash);
+    assert_eq!(
+        (level, reason.as_str()),
+        (Level::Crash, "crash is what was asked for")
+    );
+    assert_eq!(world.log(), ["count m", "clock", "clone_whole m"]);
+
+    let world = World::with_hooks(&["db"]);
+    let idle = [member("idle", Use::Quiet), member("other", Use::Quiet)];
+    let (level, reason) = level_of(&world, &idle, Level::Application);
+    assert_eq!(level, Level::Filesystem);
+    assert!(reason.contains("nobody uses"), "{reason}");
+    assert!(
+        !world
+            .log()
+            .iter()
+            .any(|line| line.contains("freeze") || line.contains("quiesce"))
+    );
+
+    let world = World::default();
+    let (level, _) = level_of(&world, &idle, Level::Crash);
+    assert_eq!(
+        level,
+        Level::Crash,
+        "several that nobody uses need no moment"
+    );
+}
+
+#[test]
+fn without_a_hook_application_is_refused_or_falls_back_as_the_class_says() {
+    let world = World::default();
+    let error = tried(&world, &[mounted("a")], Level::Application).unwrap_err();
+    assert!(error.contains("volume a: no hook is configured"), "{error}");
+    assert_eq!(world.log(), [""; 0], "nothing is touched");
+
+    let falls = SnapshotParameters {
+        on_quiesce_failure: OnQuiesceFailure::Degrade(Level::Filesystem),
+        ..application()
+    };
+    let outcome = attempt(&world.seams(), &[mounted("a")], Level::Application, &falls).unwrap();
+    assert_eq!(outcome.level, Level::Filesystem);
+    assert_eq!(outcome.reason, "no hook is configured for volume a");
+
+    let world = World::with_hooks(&["db", "web"]);
+    let skips = SnapshotParameters {
+        shared_volume: SharedVolume::Skip,
+        ..application()
+    };
+    let outcome = attempt(&world.seams(), &[mounted("a")], Level::Application, &skips).unwrap();
+    assert_eq!(outcome.level, Level::Filesystem);
+    assert!(
+        outcome.reason.contains("skipped: db, web"),
+        "{}",
+        outcome.reason
+    );
+    assert!(!world.log().iter().any(|line| line.starts_with("quiesce")));
+}
+
+#[test]
+fn what_has_no_barrier_or_too_many_pieces_is_refused_before_anybody_is_disturbed() {
+    let refuse = |members: &[Member], extents: u64, parameters: SnapshotParameters, words: &str| {
+        let world = World::with_hooks(&["db"]);
+        world.set_extents(extents);
+        let level = parameters.consistency;
+        let error = attempt(&world.seams(), members, level, &parameters).unwrap_err();
+        assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+        assert!(chain(&error).contains(words), "{error}");
+        let looks = |line: &String| line.starts_with("count") || line.starts_with("root");
+        assert!(world.log().iter().all(looks), "{:?}", world.log());
+        world.assert_still();
+    };
+    let crash = SnapshotParameters {
+        consistency: Level::Crash,
+        ..SnapshotParameters::default()
+    };
+    let two = [mounted("a"), mounted("b")];
+    refuse(
+        &[raw("r"), mounted("a")],
+        1,
+        application(),
+        "raw block volume",
+    );
+    refuse(&[raw("r"), raw("s")], 1, application(), "raw block volume");
+    refuse(&two, 1, crash.clone(), "level crash freezes nothing");
+    let few = SnapshotParameters {
+        max_extents: Some(9),
+        ..application()
+    };
+    refuse(
+        &two,
+        10,
+        few,
+        "volume a: its image is in 10 pieces, and the class allows 9 (maxExtents)",
+    );
+    let short = SnapshotParameters {
+        freeze_timeout: Duration::from_millis(100),
+        ..application()
+    };
+    // 2 us each, in both; 15 us in a whole clone.
+    refuse(
+        &two,
+        25_001,
+        short.clone(),
+        "longer than freezeTimeout (100 ms)",
+    );
+    let raw_and_short = SnapshotParameters {
+        consistency: Level::Filesystem,
+        ..short
+    };
+    refuse(
+        &[raw("r")],
+        6_667,
+        raw_and_short.clone(),
+        "volume r: its image is in 6667 pieces",
+    );
+    let world = World::default();
+    world.set_extents(6_666);
+    let seams = world.seams();
+    attempt(&seams, &[raw("r")], Level::Filesystem, &raw_and_short).unwrap();
+    world.set_extents(25_000);
+    attempt(&seams, &two, Level::Filesystem, &raw_and_short).unwrap();
+}
+
+/// A participant of another node.
+struct Far {
+    name: &'static str,
+    world: World,
+    meet: Arc<Barrier>,
+    fails: bool,
+}
+
+impl Participant for Far {
+    fn ready(&mut self, _level: Level) -> crate::error::Result<Readiness> {
+        Ok(Readiness {
+            in_use: 1,
+            frozen: 1,
+            ..Readiness::default()
+        })
+    }
+
+    fn prepare(&mut self) -> crate::error::Result<Prepared> {
+        // Would hang if participants were asked one after the other.
+        self.meet.wait();
+        Ok(Prepared::default())
+    }
+
+    fn freeze(&mut self) -> crate::error::Result<()> {
+        self.world.note(&format!("frozen {}", self.name));
+        match self.fails {
+            true => Err(Error::Stopping),
+            false => Ok(()),
+        }
+    }
+
+    fn cut(&mut self) -> crate::error::Result<Thawed> {
+        self.world.note(&format!("cut {}", self.name));
+        Ok(Thawed::default())
+    }
+}
+
+impl Drop for Far {
+    fn drop(&mut self) {
+        self.world.note(&format!("gone {}", self.name));
+    }
+}
+
+#[test]
+fn no_participant_cuts_before_all_have_frozen() {
+    for fails in [false, true] {
+        let world = World::with_hooks(&["db"]);
+        let meet = Arc::new(Barrier::new(3));
+        let participants = ["x", "y", "z"].map(|name| {
+            let far = Far {
+                name,
+                world: world.clone(),
+                meet: meet.clone(),
+                fails: fails && name == "y",
+            };
+            Box::new(far) as Box<dyn Participant>
+        });
+        let wish = Wish {
+            level: Level::Application,
+            parameters: &application(),
+            targets: &[mounted("a").target],
+        };
+        let done = coordinator::run(&world.seams(), participants.into(), &wish);
+        assert_eq!(done.is_err(), fails);
+        let log = world.log();
+        let first_cut = log.iter().position(|line| line.starts_with("cut"));
+        let last_frozen = log.iter().rposition(|line| line.starts_with("frozen"));
+        assert_eq!(first_cut.is_none(), fails, "{log:?}");
+        assert!(fails || first_cut > last_frozen, "{log:?}");
+        let gone = log.iter().rposition(|line| line.starts_with("gone"));
+        let released = log.iter().position(|line| line == "release");
+        assert!(gone < released, "{log:?}");
+    }
+}

@@ -157,6 +157,10 @@ impl Host for GatedHost {
     fn random_uuid(&self) -> Uuid {
         self.inner.random_uuid()
     }
+    fn now_nanos(&self) -> u64 {
+        self.inner.now_nanos()
+    }
+
     fn now(&self) -> u64 {
         self.inner.now()
     }

@@ -1,0 +1,393 @@
+//! A world of which everything that a cut does is written down, and where any of it can fail.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use uuid::Uuid;
+
+use crate::cut::{Member, Seams, Use};
+use crate::error::{Error, HostError};
+use crate::hook::{HookTarget, Hooks, Quiesced};
+use crate::host::freezer::{FreezeLimits, Journalled};
+use crate::host::{
+    Device, Done, Effect, Extent, FileId, FileKind, FileStat, Freeze, FreezeMember, Freezer,
+    Ground, Host, Kept, LoopHold, LoopStatus, Mount, MountRoot, Result, Signature, Space,
+};
+use crate::model::{FsType, SharedVolume};
+
+pub(super) const CUT_AT: u64 = 1_700_000_000_123_456_789;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trouble {
+    Error,
+    Panic,
+    /// Of a thaw: somebody was there before.
+    Early,
+}
+
+#[derive(Default)]
+struct State {
+    log: Vec<String>,
+    plan: Option<(usize, Trouble)>,
+    hooks: Vec<String>,
+    extents: u64,
+    release_problem: Option<String>,
+    frozen: BTreeSet<String>,
+    quiesced: bool,
+    released_while_frozen: usize,
+}
+
+#[derive(Clone, Default)]
+pub(super) struct World(Arc<Mutex<State>>);
+
+pub(super) fn member(name: &str, in_use: Use) -> Member {
+    Member {
+        target: HookTarget {
+            volume_id: name.into(),
+            claim: None,
+        },
+        source: PathBuf::from("/source").join(name),
+        image: FileId {
+            device: 1,
+            inode: 2,
+        },
+        copy: PathBuf::from("/copy").join(name),
+        in_use,
+        in_series: false,
+    }
+}
+
+pub(super) fn mounted(name: &str) -> Member {
+    let in_use = Use::Mounted {
+        device: Device::of_loop(7),
+        fs: FsType::Xfs,
+        mount_point: PathBuf::from("/mnt").join(name),
+    };
+    member(name, in_use)
+}
+
+pub(super) fn raw(name: &str) -> Member {
+    member(name, Use::Raw)
+}
+
+fn name(path: &Path) -> String {
+    path.file_name().unwrap().to_string_lossy().into_owned()
+}
+
+impl World {
+    pub(super) fn with_hooks(hooks: &[&str]) -> World {
+        let world = World::default();
+        world.state(|state| state.hooks = hooks.iter().map(|hook| hook.to_string()).collect());
+        world
+    }
+
+    pub(super) fn seams(&self) -> Seams {
+        let world = Arc::new(self.clone());
+        Seams {
+            host: world.clone(),
+            freezer: world.clone(),
+            hooks: world,
+        }
+    }
+
+    fn state<T>(&self, with: impl FnOnce(&mut State) -> T) -> T {
+        with(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn plan(&self, step: usize, trouble: Trouble) {
+        self.state(|state| state.plan = Some((step, trouble)));
+    }
+
+    pub(super) fn set_extents(&self, extents: u64) {
+        self.state(|state| state.extents = extents);
+    }
+
+    pub(super) fn set_release_problem(&self, problem: &str) {
+        self.state(|state| state.release_problem = Some(problem.into()));
+    }
+
+    pub(super) fn log(&self) -> Vec<String> {
+        self.state(|state| state.log.clone())
+    }
+
+    pub(super) fn released_while_frozen(&self) -> usize {
+        self.state(|state| state.released_while_frozen)
+    }
+
+    pub(super) fn assert_still(&self) {
+        self.state(|state| {
+            assert!(
+                state.frozen.is_empty(),
+                "{:?}: {:?}",
+                state.frozen,
+                state.log
+            );
+            assert!(!state.quiesced, "{:?}", state.log);
+        });
+    }
+
+    /// Writes an event down; `Some` if it is to go wrong.
+    pub(super) fn note(&self, event: &str) -> Option<Trouble> {
+        let trouble = self.state(|state| {
+            let now = state.log.len();
+            state.log.push(event.into());
+            state.plan.filter(|(step, _)| *step == now)
+        });
+        let trouble = trouble.map(|(_, trouble)| trouble);
+        assert!(trouble != Some(Trouble::Panic), "planned");
+        trouble
+    }
+
+    fn host_event(&self, event: &str) -> Result<()> {
+        match self.note(event) {
+            Some(Trouble::Error) => Err(HostError::errno("do", event, Errno::EIO)),
+            Some(Trouble::Panic | Trouble::Early) | None => Ok(()),
+        }
+    }
+
+    fn hook_event(&self, event: &str) -> crate::error::Result<()> {
+        self.host_event(event).map_err(|_| Error::QuiesceFailed {
+            hook: "db".into(),
+            reason: "planned".into(),
+        })
+    }
+
+    fn ended(&self) {
+        self.state(|state| {
+            if state.quiesced && !state.frozen.is_empty() {
+                state.released_while_frozen += 1;
+            }
+            state.quiesced = false;
+        });
+    }
+}
+
+impl Hooks for World {
+    fn wanted(
+        &self,
+        _targets: &[HookTarget],
+        shared: SharedVolume,
+    ) -> crate::error::Result<Vec<String>> {
+        let hooks = self.state(|state| state.hooks.clone());
+        Ok(match shared {
+            SharedVolume::Skip if hooks.len() > 1 => Vec::new(),
+            SharedVolume::All | SharedVolume::One | SharedVolume::Skip | SharedVolume::Fail => {
+                hooks
+            }
+        })
+    }
+
+    fn quiesce(
+        &self,
+        names: &[String],
+        _timeout: Duration,
+    ) -> crate::error::Result<Box<dyn Quiesced>> {
+        self.hook_event(&format!("quiesce {}", names.join(" ")))?;
+        self.state(|state| state.quiesced = true);
+        Ok(Box::new(Sessions(self.clone())))
+    }
+}
+
+struct Sessions(World);
+
+impl Quiesced for Sessions {
+    fn verify(&mut self) -> crate::error::Result<()> {
+        self.0.hook_event("verify")
+    }
+
+    fn release(self: Box<Self>) -> crate::error::Result<Option<String>> {
+        self.0.hook_event("release")?;
+        Ok(self.0.state(|state| state.release_problem.clone()))
+    }
+}
+
+impl Drop for Sessions {
+    fn drop(&mut self) {
+        self.0.ended();
+    }
+}
+
+impl Freezer for World {
+    fn begin(&self, members: Vec<FreezeMember>, _limits: FreezeLimits) -> Result<Box<dyn Freeze>> {
+        let names: Vec<String> = members.into_iter().map(|member| member.volume_id).collect();
+        self.host_event(&format!("begin {}", names.join(" ")))?;
+        Ok(Box::new(Frozen {
+            world: self.clone(),
+            names,
+        }))
+    }
+
+    fn sweep(&self) -> Result<Vec<String>> {
+        Ok(Vec::new())
+    }
+
+    fn journalled(&self) -> Result<Vec<Journalled>> {
+        Ok(Vec::new())
+    }
+}
+
+struct Frozen {
+    world: World,
+    names: Vec<String>,
+}
+
+impl Freeze for Frozen {
+    fn sync(&self) -> Result<()> {
+        self.world.host_event("sync")
+    }
+
+    fn freeze(&self) -> Result<()> {
+        self.world.host_event("freeze")?;
+        let names = self.names.iter().cloned();
+        self.world.state(|state| state.frozen.extend(names));
+        Ok(())
+    }
+
+    fn thaw(&self, member: usize) -> Result<bool> {
+        let name = &self.names[member];
+        let trouble = self.world.note(&format!("thaw {name}"));
+        match trouble {
+            Some(Trouble::Error) => Err(HostError::errno("thaw", name, Errno::EIO)),
+            Some(Trouble::Panic | Trouble::Early) | None => {
+                Ok(self.world.state(|state| state.frozen.remove(name)) && trouble.is_none())
+            }
+        }
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        self.world.state(|state| {
+            for name in &self.names {
+                state.frozen.remove(name);
+            }
+        });
+    }
+}
+
+fn none<T>(what: &'static str) -> Result<T> {
+    Err(HostError::unexpected(what, "/", "a cut doesn't need this"))
+}
+
+impl Host for World {
+    fn perform(&self, effect: &Effect<'_>) -> Result<Done> {
+        let path = match effect {
+            Effect::Allocate { path, .. } => path,
+            Effect::CloneWhole { target, .. }
+            | Effect::CloneAhead { target, .. }
+            | Effect::CloneRest { target, .. } => target,
+            other => return Err(HostError::unexpected("do", "/", other.name())),
+        };
+        self.host_event(&format!("{} {}", effect.name(), name(path)))?;
+        Ok(match effect {
+            Effect::Allocate { .. } => Done::Plain,
+            _ => Done::Cloned(1),
+        })
+    }
+
+    fn stat(&self, path: &Path) -> Result<Option<FileStat>> {
+        let _ = path;
+        Ok(Some(FileStat {
+            id: FileId {
+                device: 1,
+                inode: 2,
+            },
+            kind: FileKind::File,
+            size: 1 << 30,
+            allocated: 0,
+            rdev: 0,
+            modified: 0,
+        }))
+    }
+
+    fn extent_count(&self, path: &Path) -> Result<u64> {
+        self.host_event(&format!("count {}", name(path)))?;
+        Ok(self.state(|state| state.extents))
+    }
+
+    fn open_mount_root(
+        &self,
+        mount_point: &Path,
+        device: &Device,
+        _fs: FsType,
+    ) -> Result<MountRoot> {
+        self.host_event(&format!("root {}", name(mount_point)))?;
+        Ok(MountRoot {
+            device: device.clone(),
+            keep: Box::new(()),
+        })
+    }
+
+    fn now_nanos(&self) -> u64 {
+        self.note("clock");
+        CUT_AT
+    }
+
+    fn now(&self) -> u64 {
+        CUT_AT / 1_000_000_000
+    }
+
+    fn pin_dir(&self, _: &Path) -> Result<(PathBuf, Kept)> {
+        none("pin")
+    }
+    fn try_lock_file(&self, _: &Path) -> Result<Option<Kept>> {
+        none("lock")
+    }
+    fn read_file(&self, _: &Path) -> Result<Option<Vec<u8>>> {
+        none("read")
+    }
+    fn list_dir(&self, _: &Path) -> Result<Option<Vec<String>>> {
+        none("list")
+    }
+    fn space(&self, _: &Path) -> Result<Space> {
+        none("statfs")
+    }
+    fn ground(&self, _: &Path) -> Result<Ground> {
+        none("statfs")
+    }
+    fn extents(&self, _: &Path, _: u64, _: usize) -> Result<Vec<Extent>> {
+        none("map")
+    }
+    fn mounts(&self) -> Result<Vec<Mount>> {
+        none("list mounts")
+    }
+    fn loops(&self) -> Result<Vec<LoopStatus>> {
+        none("list loops")
+    }
+    fn hold_loop(&self, _: u32, _: FileId) -> Result<Option<LoopHold>> {
+        none("hold")
+    }
+    fn is_claimed(&self, _: &Device) -> Result<bool> {
+        none("open")
+    }
+    fn device_bytes(&self, _: &Device) -> Result<u64> {
+        none("measure")
+    }
+    fn signature(&self, _: &Device) -> Result<Signature> {
+        none("probe")
+    }
+    fn wants_growth(&self, _: &Device, _: &Path, _: FsType) -> Result<bool> {
+        none("measure")
+    }
+    fn check_path(&self, _: &Path) -> std::result::Result<(), String> {
+        Err("none".into())
+    }
+    fn stat_caller(&self, _: &Path) -> Result<Option<FileStat>> {
+        none("stat")
+    }
+    fn space_caller(&self, _: &Path) -> Result<Space> {
+        none("statfs")
+    }
+    fn boot_id(&self) -> Result<Uuid> {
+        none("read")
+    }
+    fn random_uuid(&self) -> Uuid {
+        Uuid::nil()
+    }
+    fn missing(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
