@@ -23,6 +23,7 @@ use crate::error;
 use crate::host::Host;
 use crate::host::linux::LinuxHost;
 use crate::model::PoolDefinition;
+use crate::operation::pool_image::own_folders;
 
 /// The command line was understood, and what it asks for can't be: sysexits.h's EX_USAGE.
 const BAD_CONFIG: u8 = 64;
@@ -286,7 +287,10 @@ fn sentence(error: &clap::Error) -> String {
     }
 }
 
-/// The kernel of this machine; mounts are made below these folders alone.
-fn real_host(allowed: &[PathBuf]) -> Arc<dyn Host> {
-    Arc::new(LinuxHost::new(allowed.to_vec()))
+/// The kernel of this machine; mounts are made below these folders, and in those of the pools'
+/// images.
+fn real_host(allowed: &[PathBuf], pools: &[PoolDefinition]) -> Arc<dyn Host> {
+    let host = LinuxHost::new(allowed.to_vec());
+    let own = own_folders(pools).into_iter();
+    Arc::new(own.fold(host, LinuxHost::with_own_folder))
 }

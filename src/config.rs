@@ -79,7 +79,7 @@ pub struct Given {
     #[arg(
         long,
         value_name = "POOL",
-        help = "A pool: NAME=file:/path[,init][,overcommit=N] or NAME=memory: (may be repeated)"
+        help = "A pool: NAME=file:/path[,init][,image=SIZE][,overcommit=N] or NAME=memory: (may be repeated)"
     )]
     #[serde(deserialize_with = "value::pools")]
     pub pool: Vec<PoolDefinition>,
@@ -308,6 +308,7 @@ mod tests {
             name = "b"
             place = "file:/disks/b"
             init = true
+            image = "200Gi"
             overcommit = 2
         "#;
         insta::assert_debug_snapshot!(file(text).finish().unwrap());

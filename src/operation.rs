@@ -24,6 +24,7 @@ mod modify;
 mod paths;
 mod pool;
 pub mod pool_admin;
+pub mod pool_image;
 pub mod pool_make;
 mod publish;
 pub mod request;

@@ -4,6 +4,7 @@
 //! old one, and the directory is fsynced: after a crash there is the old record or the new one.
 //! A newer version is refused, never overwritten; an older one is read with today's defaults.
 
+pub mod image;
 pub mod node;
 pub mod pool;
 pub mod snapshot;
@@ -17,6 +18,7 @@ use serde::de::DeserializeOwned;
 use crate::error::{Doing, Error, Result};
 use crate::host::{Effect, Host};
 
+pub use image::ImageRecord;
 pub use node::NodeRecord;
 pub use pool::PoolRecord;
 pub use snapshot::{CopyProgress, GroupMembership, SnapshotRecord, SnapshotState};

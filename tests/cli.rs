@@ -94,7 +94,7 @@ fn a_bad_command_line_is_one_sentence_and_exit_64() {
         format!("{serve} --allowed-path here"),
         format!("{serve} --pool b=file:/x"),
         format!("{serve} --pool a=memory:"),
-        format!("{serve} --pool b=file:/x,image=1Gi"),
+        format!("{serve} --pool b=file:/x,image=1Mi"),
         format!("{serve} --config /does/not/exist"),
         format!("{serve} --node-name n2"),
     ];

@@ -13,7 +13,7 @@ const PROGRAM_FOLDERS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
 /// Looks and tells. Exit 1 if a pool, or everything, can't work.
 pub(super) fn run(settled: Settled) -> Result<ExitCode, Failure> {
-    let host = real_host(&[]);
+    let host = real_host(&[], &settled.pools);
     let patient = Patient {
         pools: settled.pools,
         node_record: settled.node_record,

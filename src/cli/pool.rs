@@ -35,7 +35,7 @@ fn only_file(pool: &PoolDefinition) -> Result<(), Failure> {
 
 fn init(pool: &PoolDefinition, settled: &Settled) -> Result<ExitCode, Failure> {
     only_file(pool)?;
-    let host = real_host(&[]);
+    let host = real_host(&[], std::slice::from_ref(pool));
     let made = pool_admin::init(host.as_ref(), &settled.node_record, pool)?;
     for warning in &made.warnings {
         eprintln!("slackwater: pool {}: note: {warning}", pool.name);
@@ -69,7 +69,8 @@ fn adopt(text: &str, settled: &Settled) -> Result<ExitCode, Failure> {
     } else {
         None
     };
-    let host = real_host(&[]);
+    let given_too = given.iter().chain(&settled.pools);
+    let host = real_host(&[], &given_too.cloned().collect::<Vec<_>>());
     let pool = match given {
         Some(pool) => pool,
         None => find(text, settled, host.as_ref())?,
@@ -108,7 +109,7 @@ fn find(
     let node = pool_admin::load_node(host, &settled.node_record)?;
     let known = node.pools.values().find(|known| known.name == name);
     known
-        .and_then(|known| PoolDefinition::from_parts(name, &known.place, false, None).ok())
+        .and_then(|known| PoolDefinition::from_parts(name, &known.place, false, None, None).ok())
         .ok_or_else(|| {
             Failure::run(Error::refused(
                 format!("pool {name}"),
@@ -118,7 +119,7 @@ fn find(
 }
 
 fn forget(which: &str, settled: &Settled) -> Result<ExitCode, Failure> {
-    let host = real_host(&[]);
+    let host = real_host(&[], &settled.pools);
     let (id, known) = pool_admin::forget(host.as_ref(), &settled.node_record, which)?;
     if settled.json {
         print::json(&json!({ "id": id, "name": known.name, "place": known.place }));
@@ -132,7 +133,7 @@ fn forget(which: &str, settled: &Settled) -> Result<ExitCode, Failure> {
 }
 
 fn list(settled: &Settled) -> Result<ExitCode, Failure> {
-    let host = real_host(&[]);
+    let host = real_host(&[], &settled.pools);
     let entries = inventory::pools(host.as_ref(), &settled.node_record, &settled.pools)?;
     if settled.json {
         let rows: Vec<_> = entries

@@ -82,8 +82,11 @@ async fn run(config: Config) -> Result<(), Failure> {
         metrics,
         ..Options::default()
     };
-    server::serve(socket, Arc::new(driver), options, signal)
-        .await
+    let driver = Arc::new(driver);
+    let served = server::serve(socket, driver.clone(), options, signal).await;
+    let left = tokio::task::spawn_blocking(move || driver.leave()).await;
+    served
+        .and(left.map_err(std::io::Error::other))
         .map_err(Failure::run)
 }
 
@@ -97,7 +100,7 @@ fn open(config: Config) -> Result<Driver, Failure> {
         Seams::simulated(MemoryHost::with_options(options))
     } else {
         Seams {
-            host: real_host(&config.allowed_paths),
+            host: real_host(&config.allowed_paths, &config.pools),
             freezer: Arc::new(Guard::new(config.state_dir)),
             hooks: Arc::new(NoHooks),
         }

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 
 use super::{Failure, Place, print, real_host};
+use crate::model::VolumeId;
 use crate::model::size::Human;
-use crate::model::{PoolPlace, VolumeId};
 use crate::operation::inventory::{self, Inventory, PoolState, VolumeEntry};
 use crate::record::{FormattedAs, VolumeState};
 
@@ -14,15 +14,15 @@ use crate::record::{FormattedAs, VolumeState};
 /// pool or a record can't be read: the list isn't whole then.
 pub(super) fn run(place: Place) -> Result<ExitCode, Failure> {
     let settled = place.with_file()?;
-    let host = real_host(&[]);
+    let host = real_host(&[], &settled.pools);
     let mut whole = Inventory::default();
     let mut unread = Vec::new();
     for pool in inventory::pools(host.as_ref(), &settled.node_record, &settled.pools)? {
         if !pool.configured && !settled.pools.is_empty() || pool.state == PoolState::Forgotten {
             continue;
         }
-        let (Some(id), PoolState::Here | PoolState::OtherHome, Ok(PoolPlace::File { path })) =
-            (pool.id, &pool.state, pool.place.parse())
+        let (Some(id), PoolState::Here | PoolState::OtherHome, Some(path)) =
+            (pool.id, &pool.state, &pool.folder)
         else {
             unread.push(format!(
                 "pool {} at {}: {}",
@@ -32,7 +32,7 @@ pub(super) fn run(place: Place) -> Result<ExitCode, Failure> {
             ));
             continue;
         };
-        let found = inventory::volumes(host.as_ref(), &pool.name, id, &path)?;
+        let found = inventory::volumes(host.as_ref(), &pool.name, id, path)?;
         whole.volumes.extend(found.volumes);
         whole.damaged.extend(found.damaged);
     }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::BadConfig;
 use crate::model::PoolDefinition;
+use crate::model::size::parse_size;
 
 /// A key of the file whose text is parsed as its flag is.
 pub(super) fn one<'de, D, T>(from: D) -> Result<Option<T>, D::Error>
@@ -199,8 +200,31 @@ struct PoolTable {
     place: String,
     #[serde(default)]
     init: bool,
+    #[serde(default, deserialize_with = "size")]
+    image: Option<u64>,
     #[serde(default)]
     overcommit: Option<f64>,
+}
+
+/// A text with a unit, or a number of bytes.
+fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    struct Size;
+    impl Visitor<'_> for Size {
+        type Value = u64;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a size such as \"200Gi\", or a number of bytes")
+        }
+
+        fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<u64, E> {
+            parse_size(text).map_err(E::custom)
+        }
+
+        fn visit_i64<E: serde::de::Error>(self, bytes: i64) -> Result<u64, E> {
+            u64::try_from(bytes).map_err(|_| E::custom(format!("{bytes} is not a size")))
+        }
+    }
+    from.deserialize_any(Size).map(Some)
 }
 
 /// By hand, because an untagged enum doesn't say what is wrong within a table.
@@ -219,9 +243,15 @@ impl<'de> Visitor<'de> for PoolVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<PoolEntry, A::Error> {
         let table = PoolTable::deserialize(MapAccessDeserializer::new(map))?;
-        PoolDefinition::from_parts(&table.name, &table.place, table.init, table.overcommit)
-            .map(PoolEntry)
-            .map_err(A::Error::custom)
+        PoolDefinition::from_parts(
+            &table.name,
+            &table.place,
+            table.init,
+            table.image,
+            table.overcommit,
+        )
+        .map(PoolEntry)
+        .map_err(A::Error::custom)
     }
 }
 

@@ -9,8 +9,8 @@ use crate::host::{FileId, Host};
 use crate::model::size::Human;
 use crate::model::{PoolDefinition, PoolPlace};
 use crate::operation::inventory;
-use crate::operation::{pool_admin, pool_make};
-use crate::record::{NodeRecord, PoolRecord};
+use crate::operation::{pool_admin, pool_image, pool_make};
+use crate::record::{ImageRecord, NodeRecord, PoolRecord};
 
 /// Below this share of free room a warning is due.
 const LITTLE_ROOM_PERCENT: u64 = 10;
@@ -67,7 +67,8 @@ fn subject(pool: &PoolDefinition) -> String {
 
 fn file_pool(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &Path) -> Vec<Check> {
     let subject = subject(pool);
-    let found = match pool_make::look(host, path) {
+    let outer = path;
+    let (inner, found) = match pool_image::look_through(host, path) {
         Ok(found) => found,
         Err(error) => {
             return vec![Check::fail(
@@ -83,11 +84,14 @@ fn file_pool(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &P
             let error = pool_make::not_blank(path, &what);
             return vec![Check::fail(subject, chain(&error), "give another folder")];
         }
+        pool_make::Found::Image(record) => return vec![unmounted_image(pool, path, &record)],
         pool_make::Found::Blank | pool_make::Found::Missing => {
             return vec![not_made(host, node, pool, path)];
         }
     };
+    let path = inner.as_path();
     let mut checks = identity(node, pool, &record);
+    checks.extend(image(host, pool, outer));
     checks.extend(ground(host, pool, path));
     checks.push(room(host, pool, path));
     // Nothing is written to what belongs to another machine.
@@ -97,6 +101,70 @@ fn file_pool(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &P
     checks.push(server(host, pool, path));
     checks.extend(records(host, pool, path, &record));
     checks
+}
+
+/// What can be told of a pool that is looked into only while it's served, or from where it's
+/// mounted.
+fn unmounted_image(pool: &PoolDefinition, path: &Path, record: &ImageRecord) -> Check {
+    let subject = format!("{}: image", subject(pool));
+    if let Err(error) = pool_image::check_kind(pool, &pool_make::Found::Image(record.clone())) {
+        return Check::fail(subject, chain(&error), "see the definition");
+    }
+    if !record.formatted.complete {
+        return Check::ok(
+            subject,
+            "it was begun, and is made to its end by pool init or serve",
+        );
+    }
+    Check::ok(
+        subject,
+        format!(
+            "{} reserved in {}, not mounted here: look again while it's served, where it's served",
+            Human(record.size),
+            path.display()
+        ),
+    )
+}
+
+/// The image beneath a pool that is mounted: is all of it reserved?
+fn image(host: &dyn Host, pool: &PoolDefinition, outer: &Path) -> Option<Check> {
+    let subject = format!("{}: image", subject(pool));
+    let found = match pool_make::look(host, outer) {
+        Ok(pool_make::Found::Image(record)) => record,
+        Ok(_) => return None,
+        Err(error) => return Some(Check::fail(subject, chain(&error), "see to the disk")),
+    };
+    if let Err(error) = pool_image::check_kind(pool, &pool_make::Found::Image(found.clone())) {
+        return Some(Check::fail(subject, chain(&error), "see the definition"));
+    }
+    let file = host
+        .stat(&outer.join(pool_image::IMAGE_FILE))
+        .ok()
+        .flatten();
+    let reserved = file.map_or(0, |file| file.allocated);
+    if reserved < found.size {
+        return Some(Check::warn(
+            subject,
+            format!(
+                "{} of its {} are reserved: the disk can run full beneath it",
+                Human(reserved),
+                Human(found.size)
+            ),
+            "somebody has punched holes into pool.img: keep the disk from filling up, and move the volumes to a new pool",
+        ));
+    }
+    let wanted = pool.image.unwrap_or(found.size);
+    if wanted > found.size {
+        return Some(Check::warn(
+            subject,
+            format!("{}, and {} are asked for", Human(found.size), Human(wanted)),
+            "restart the driver, and see its log if that doesn't help",
+        ));
+    }
+    Some(Check::ok(
+        subject,
+        format!("{} of xfs, all of it reserved", Human(found.size)),
+    ))
 }
 
 fn not_made(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &Path) -> Check {
@@ -113,8 +181,13 @@ fn not_made(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &Pa
     }
     let nearest = path
         .ancestors()
-        .find(|folder| matches!(host.stat(folder), Ok(Some(_))));
-    if let Err(error) = pool_make::check_ground(host, nearest.unwrap_or(path)) {
+        .find(|folder| matches!(host.stat(folder), Ok(Some(_))))
+        .unwrap_or(path);
+    let checked = match pool.image {
+        Some(_) => pool_make::check_image_ground(host, nearest),
+        None => pool_make::check_ground(host, nearest),
+    };
+    if let Err(error) = checked {
         return Check::fail(subject, chain(&error), "give another folder");
     }
     if pool.init {
@@ -123,7 +196,7 @@ fn not_made(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &Pa
     Check::fail(
         subject,
         format!("no pool was made at {} yet", path.display()),
-        format!("slackwater pool init {}={}", pool.name, pool.place),
+        format!("slackwater pool init {}", pool.plainly()),
     )
 }
 
@@ -134,8 +207,8 @@ fn identity(node: &NodeRecord, pool: &PoolDefinition, record: &PoolRecord) -> Ve
             &subject,
             format!("its home is {}, this machine's is {home}", record.home),
             format!(
-                "if it is to stay here: slackwater pool adopt {}={}",
-                pool.name, pool.place
+                "if it is to stay here: slackwater pool adopt {}",
+                pool.plainly()
             ),
         ),
         Some(_) => Check::ok(&subject, format!("{}, home {}", record.id, record.home)),

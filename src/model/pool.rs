@@ -1,14 +1,16 @@
-//! How a pool is defined on the command line: `NAME=file:/path[,init][,overcommit=1]`.
+//! How a pool is defined on the command line:
+//! `NAME=file:/path[,init][,image=SIZE][,overcommit=1]`.
 //!
-//! The words of LVM pools and of `image=SIZE` belong to the grammar already; they are understood
-//! and refused, so that a definition never means something else than it says.
+//! The words of LVM pools belong to the grammar already; they are understood and refused, so that
+//! a definition never means something else than it says.
 
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
+use super::capability::FsType;
 use super::parameters::is_pool_name;
-use super::size;
+use super::size::{self, Human, image_bytes};
 
 /// One `--pool`.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,6 +21,9 @@ pub struct PoolDefinition {
     pub place: PoolPlace,
     /// Make it if nothing is there.
     pub init: bool,
+    /// The pool is an xfs in one reserved file of at least so many bytes in the folder: for file
+    /// systems that can't share blocks. A multiple of [`size::GRAIN`].
+    pub image: Option<u64>,
     /// How many times the pool may be promised to thin volumes.
     pub overcommit: f64,
 }
@@ -49,8 +54,12 @@ impl fmt::Display for PoolPlace {
 #[error("{0}")]
 pub struct NotAPool(String);
 
+/// What helps where a pool's file system can't share blocks between files: for refusals, after a
+/// semicolon.
+pub const WAY_OUT: &str = "xfs and btrfs can share blocks; on this disk, a pool with an xfs in one reserved file can as well: --pool NAME=file:/path/to/an/empty/folder,init,image=SIZE";
+
 /// The grammar, for sentences.
-const GRAMMAR: &str = "NAME=file:/path[,init][,overcommit=N] or NAME=memory:";
+const GRAMMAR: &str = "NAME=file:/path[,init][,image=SIZE][,overcommit=N] or NAME=memory:";
 /// Nobody promises more: at a thousand times the pool the number has lost its meaning.
 const MOST_OVERCOMMIT: f64 = 1000.0;
 
@@ -61,6 +70,7 @@ impl PoolDefinition {
         name: &str,
         place: &str,
         init: bool,
+        image: Option<u64>,
         overcommit: Option<f64>,
     ) -> Result<PoolDefinition, NotAPool> {
         let no = |problem: String| NotAPool(format!("pool {name:?}: {problem}"));
@@ -70,6 +80,10 @@ impl PoolDefinition {
             )));
         }
         let place = place.parse().map_err(|NotAPool(text)| no(text))?;
+        let image = image
+            .map(|bytes| check_image(&place, bytes))
+            .transpose()
+            .map_err(no)?;
         let overcommit = overcommit.unwrap_or(1.0);
         if !(1.0..=MOST_OVERCOMMIT).contains(&overcommit) {
             return Err(no(format!(
@@ -80,9 +94,40 @@ impl PoolDefinition {
             name: name.to_string(),
             place,
             init,
+            image,
             overcommit,
         })
     }
+}
+
+impl PoolDefinition {
+    /// What must be said to name it on a command line: for sentences.
+    pub fn plainly(&self) -> String {
+        let image = self
+            .image
+            .map_or(String::new(), |bytes| format!(",image={}", exactly(bytes)));
+        format!("{}={}{image}", self.name, self.place)
+    }
+}
+
+/// The bytes that an image of this size has.
+fn check_image(place: &PoolPlace, bytes: u64) -> Result<u64, String> {
+    if *place == PoolPlace::Memory {
+        return Err("image=SIZE is for pools in a folder: give file:/path".into());
+    }
+    let least = FsType::Xfs.minimum_bytes();
+    if bytes < least {
+        return Err(format!(
+            "image={bytes} is too small for an xfs; give at least {}",
+            Human(least)
+        ));
+    }
+    if bytes > size::MAX {
+        return Err(format!(
+            "image={bytes} is more than any file system can hold"
+        ));
+    }
+    Ok(image_bytes(bytes))
 }
 
 impl FromStr for PoolPlace {
@@ -141,6 +186,7 @@ impl FromStr for PoolDefinition {
         let mut words = rest.split(',');
         let place = words.next().unwrap_or_default();
         let mut init = false;
+        let mut image = None;
         let mut overcommit = None;
         for word in words {
             let twice = match word.split_once('=') {
@@ -148,10 +194,14 @@ impl FromStr for PoolDefinition {
                 Some(("overcommit", number)) => overcommit
                     .replace(parse_overcommit(number).map_err(no)?)
                     .is_some(),
-                Some(("image", bytes)) => return Err(no(refuse_image(bytes))),
+                Some(("image", bytes)) => {
+                    let bytes =
+                        size::parse_size(bytes).map_err(|error| no(format!("image: {error}")))?;
+                    image.replace(bytes).is_some()
+                }
                 _ => {
                     return Err(no(format!(
-                        "{word:?} is not known; known are init and overcommit=N, and a path with a comma can be given in the configuration file alone"
+                        "{word:?} is not known; known are init, image=SIZE and overcommit=N, and a path with a comma can be given in the configuration file alone"
                     )));
                 }
             };
@@ -159,7 +209,7 @@ impl FromStr for PoolDefinition {
                 return Err(no(format!("{word:?} is said twice")));
             }
         }
-        PoolDefinition::from_parts(name, place, init, overcommit)
+        PoolDefinition::from_parts(name, place, init, image, overcommit)
     }
 }
 
@@ -169,11 +219,14 @@ fn parse_overcommit(number: &str) -> Result<f64, String> {
         .map_err(|_| format!("overcommit={number} is not a number"))
 }
 
-fn refuse_image(bytes: &str) -> String {
-    match size::parse_size(bytes) {
-        Ok(_) => "image=SIZE is not in this release; give a folder on xfs instead".into(),
-        Err(error) => format!("image: {error}"),
-    }
+/// A size as it can be given: with the largest unit that leaves a whole number.
+fn exactly(bytes: u64) -> String {
+    let units = [(size::GIB, "Gi"), (size::MIB, "Mi"), (size::KIB, "Ki")];
+    let found = units.iter().find(|(unit, _)| bytes.is_multiple_of(*unit));
+    found.map_or_else(
+        || bytes.to_string(),
+        |(unit, name)| format!("{}{name}", bytes / unit),
+    )
 }
 
 impl fmt::Display for PoolDefinition {
@@ -181,6 +234,9 @@ impl fmt::Display for PoolDefinition {
         write!(f, "{}={}", self.name, self.place)?;
         if self.init {
             f.write_str(",init")?;
+        }
+        if let Some(bytes) = self.image {
+            write!(f, ",image={}", exactly(bytes))?;
         }
         if self.overcommit != 1.0 {
             write!(f, ",overcommit={}", self.overcommit)?;
@@ -252,8 +308,11 @@ mod tests {
             "a=file:/b,overcommit=NaN",
             "a=file:/b,overcommit=inf",
             "a=file:/b,overcommit=2,overcommit=3",
-            "a=file:/b,image=10Gi",
+            "a=file:/b,image=10Mi",
             "a=file:/b,image=ten",
+            "a=file:/b,image=5000000000000000000",
+            "a=file:/b,image=1Gi,image=1Gi",
+            "a=memory:,image=1Gi",
             "a=memory:/b",
             "a=lvm:vg",
             "a=lvm:vg/thin,init",
@@ -292,10 +351,11 @@ mod tests {
             name in "[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?",
             path in "(/[a-zA-Z0-9 =:._-]{1,12}){1,4}",
             init: bool,
+            image in proptest::option::of(300 * size::MIB..1 << 60),
             overcommit in 1.0f64..=1000.0,
         ) {
             prop_assume!(!path.split('/').any(|part| part == ".."));
-            let Ok(pool) = PoolDefinition::from_parts(&name, &format!("file:{path}"), init, Some(overcommit)) else {
+            let Ok(pool) = PoolDefinition::from_parts(&name, &format!("file:{path}"), init, image, Some(overcommit)) else {
                 // Only a path of dots alone is the root folder.
                 prop_assert!(path.chars().all(|c| c == '/' || c == '.'));
                 return Ok(());

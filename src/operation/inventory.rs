@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
 use super::pool_admin::load_node;
-use super::pool_make::{self, Found};
+use super::pool_image::look_through;
+use super::pool_make::Found;
 use crate::backend::file::VOLUMES;
 use crate::error::{Doing, Result, chain};
 use crate::host::Host;
@@ -23,6 +24,8 @@ pub struct PoolEntry {
     pub id: Option<PoolId>,
     /// Its home, if it's there.
     pub home: Option<HomeId>,
+    /// Where its files are, if it's there.
+    pub folder: Option<PathBuf>,
     /// Named on the command line or in the file.
     pub configured: bool,
     /// How it is.
@@ -85,6 +88,7 @@ pub fn pools(
                 place: known.place.clone(),
                 id: Some(*id),
                 home: None,
+                folder: None,
                 configured: false,
                 state: PoolState::Unreadable(error.to_string()),
             },
@@ -95,6 +99,7 @@ pub fn pools(
         place: known.place.clone(),
         id: Some(*id),
         home: None,
+        folder: None,
         configured: false,
         state: PoolState::Forgotten,
     }));
@@ -109,10 +114,12 @@ fn entry(
     configured: bool,
 ) -> PoolEntry {
     let known = super::pool_admin::known_at(node, place);
+    let mut folder = None;
     let (id, home, state) = match place {
         PoolPlace::Memory => (None, None, PoolState::Blank),
-        PoolPlace::File { path } => match pool_make::look(host, path) {
-            Ok(Found::Pool(found)) => {
+        PoolPlace::File { path } => match look_through(host, path) {
+            Ok((inner, Found::Pool(found))) => {
+                folder = Some(inner);
                 let is_ours = node.home.is_none_or(|home| home == found.home);
                 let state = if is_ours {
                     PoolState::Here
@@ -121,11 +128,16 @@ fn entry(
                 };
                 (Some(found.id), Some(found.home), state)
             }
-            Ok(Found::Blank | Found::Missing) if known.is_some() => {
+            Ok((_, Found::Blank | Found::Missing)) if known.is_some() => {
                 (known, None, PoolState::Absent)
             }
-            Ok(Found::Blank | Found::Missing) => (None, None, PoolState::Blank),
-            Ok(Found::Foreign(what)) => (known, None, PoolState::Unreadable(what)),
+            Ok((_, Found::Blank | Found::Missing)) => (None, None, PoolState::Blank),
+            Ok((_, Found::Image(_))) => (
+                known,
+                None,
+                PoolState::Unreadable("its image is not mounted here".into()),
+            ),
+            Ok((_, Found::Foreign(what))) => (known, None, PoolState::Unreadable(what)),
             Err(error) => (known, None, PoolState::Unreadable(chain(&error))),
         },
     };
@@ -134,6 +146,7 @@ fn entry(
         place: place.to_string(),
         id,
         home,
+        folder,
         configured,
         state,
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::Driver;
+use super::pool_image::OpenImage;
 use crate::backend::{Backend, Leftovers, PoolSpace};
 use crate::error::{Error, Result};
 use crate::model::{PoolDefinition, PoolId, VolumeId};
@@ -14,6 +15,8 @@ pub struct Pool {
     pub definition: PoolDefinition,
     /// Its storage.
     pub backend: Box<dyn Backend>,
+    /// The image that it lies on, if its definition says so.
+    pub image: Option<OpenImage>,
     /// What its start found and ended.
     pub leftovers: Leftovers,
 }

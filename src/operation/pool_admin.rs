@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use super::pool_image::{self, Inside};
 use super::pool_make::{self, Found};
 use crate::backend::file::{LOCK_FILE, POOL_FILE};
 use crate::error::{Doing, Error, Kind, Result};
@@ -37,27 +38,40 @@ pub struct Adopted {
 /// Makes a pool. A path where the node record knows a pool that isn't there is refused: an
 /// unmounted disk looks like an empty folder.
 pub fn init(host: &dyn Host, node_record: &Path, pool: &PoolDefinition) -> Result<Made> {
-    let path = folder(pool)?;
-    let mut node = load_node(host, node_record)?;
-    let found = pool_make::look(host, path)?;
-    if let Found::Foreign(what) = &found {
+    let node = load_node(host, node_record)?;
+    let inside = pool_image::enter(host, &node, pool, true)?;
+    let made = init_inside(host, node_record, node, pool, &inside);
+    inside.leave(host, pool);
+    made
+}
+
+fn init_inside(
+    host: &dyn Host,
+    node_record: &Path,
+    mut node: NodeRecord,
+    pool: &PoolDefinition,
+    inside: &Inside,
+) -> Result<Made> {
+    let path = inside.folder.as_path();
+    if let Found::Foreign(what) = &inside.found {
         return Err(pool_make::not_blank(path, what));
     }
     let home = machine_home(host, &node, &[])?;
-    if let Found::Pool(record) = &found {
+    if let Found::Pool(record) = &inside.found {
         if let Some(home) = home.filter(|home| *home != record.home) {
             return Err(other_home(pool, record, home));
         }
     } else if let Some(id) = known_as(&node, pool) {
         return Err(blank_but_known(pool, id));
     }
-    if found == Found::Missing {
+    if inside.found == Found::Missing {
         pool_make::make_folder(host, path)?;
     }
-    let warnings = pool_make::check_ground(host, path)?;
-    let (record, lock) = match found {
-        Found::Pool(record) => (record, None),
-        Found::Blank | Found::Missing | Found::Foreign(_) => {
+    let mut warnings = pool_make::check_ground(host, path)?;
+    warnings.extend(inside.warnings(host, pool)?);
+    let (record, lock) = match &inside.found {
+        Found::Pool(record) => (record.clone(), None),
+        Found::Blank | Found::Missing | Found::Foreign(_) | Found::Image(_) => {
             let lock = lock(host, pool, path)?;
             let home = home.unwrap_or_else(|| HomeId(host.random_uuid()));
             let record = pool_make::make_pool(host, &pool.name, path, home)?;
@@ -80,11 +94,25 @@ pub fn adopt(
     pool: &PoolDefinition,
     others: &[PoolDefinition],
 ) -> Result<Adopted> {
-    let path = folder(pool)?;
-    let mut node = load_node(host, node_record)?;
-    let mut record = match pool_make::look(host, path)? {
-        Found::Pool(record) => record,
-        Found::Blank | Found::Missing | Found::Foreign(_) => {
+    let node = load_node(host, node_record)?;
+    let inside = pool_image::enter(host, &node, pool, false)?;
+    let adopted = adopt_inside(host, node_record, node, pool, others, &inside);
+    inside.leave(host, pool);
+    adopted
+}
+
+fn adopt_inside(
+    host: &dyn Host,
+    node_record: &Path,
+    mut node: NodeRecord,
+    pool: &PoolDefinition,
+    others: &[PoolDefinition],
+    inside: &Inside,
+) -> Result<Adopted> {
+    let path = inside.folder.as_path();
+    let mut record = match &inside.found {
+        Found::Pool(record) => record.clone(),
+        Found::Blank | Found::Missing | Found::Foreign(_) | Found::Image(_) => {
             return Err(Error::refused(
                 format!("pool {}", pool.name),
                 format!(
@@ -153,16 +181,24 @@ pub fn forget(host: &dyn Host, node_record: &Path, which: &str) -> Result<(PoolI
         }
     };
     let known = node.pools[&id].clone();
-    if let Ok(PoolPlace::File { path }) = known.place.parse::<PoolPlace>()
-        && matches!(pool_make::look(host, &path)?, Found::Pool(found) if found.id == id)
-    {
-        return Err(Error::refused(
-            format!("pool {which}"),
-            format!(
-                "it is there, at {}; only a pool that won't come back is forgotten (unmount its disk, or empty the folder)",
-                path.display()
-            ),
-        ));
+    if let Ok(PoolPlace::File { path }) = known.place.parse::<PoolPlace>() {
+        let refuse = |what: &str| {
+            Err(Error::refused(
+                format!("pool {which}"),
+                format!(
+                    "{what}, at {}; only a pool that won't come back is forgotten (unmount its disk, or empty the folder)",
+                    path.display()
+                ),
+            ))
+        };
+        match pool_image::look_through(host, &path)? {
+            (_, Found::Pool(found)) if found.id == id => return refuse("it is there"),
+            // Whose it is, is told once it's mounted.
+            (_, Found::Image(_)) => {
+                return refuse("there is an image of a pool that is not mounted here");
+            }
+            (_, Found::Pool(_) | Found::Blank | Found::Missing | Found::Foreign(_)) => {}
+        }
     }
     node.pools.remove(&id);
     node.forgotten.insert(id, known.clone());
@@ -244,8 +280,9 @@ pub fn other_home(pool: &PoolDefinition, record: &PoolRecord, home: HomeId) -> E
     Error::refused(
         format!("pool {}", pool.name),
         format!(
-            "it belongs to another machine (home {}, this machine's is {home}); if it is to stay here: slackwater pool adopt {}={}",
-            record.home, pool.name, pool.place
+            "it belongs to another machine (home {}, this machine's is {home}); if it is to stay here: slackwater pool adopt {}",
+            record.home,
+            pool.plainly()
         ),
     )
 }
@@ -261,7 +298,7 @@ fn homes(host: &dyn Host, node: &NodeRecord, pools: &[PoolDefinition]) -> Result
     let mut homes = Vec::new();
     for place in places {
         if let PoolPlace::File { path } = place
-            && let Found::Pool(record) = pool_make::look(host, &path)?
+            && let (_, Found::Pool(record)) = pool_image::look_through(host, &path)?
             && seen.insert(record.home)
         {
             homes.push(record.home);

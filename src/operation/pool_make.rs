@@ -7,14 +7,18 @@
 
 use std::path::Path;
 
+use super::pool_image::IMAGE_RECORD;
 use crate::backend::file::{LOCK_FILE, POOL_FILE, SNAPSHOTS, TRASH, VOLUMES};
 use crate::error::{Doing, Error, Result};
 use crate::host::{Effect, FileKind, Host};
+use crate::model::pool::WAY_OUT;
 use crate::model::{HomeId, PoolId};
-use crate::record::{self, PoolRecord};
+use crate::record::{self, ImageRecord, PoolRecord};
 
 /// A pool record that was being written when a crash came.
 const HALF_WRITTEN: &str = "pool.json.new";
+/// The same of an image's record.
+const HALF_WRITTEN_IMAGE: &str = "image.json.new";
 /// mkfs.ext4 makes it; it says nothing about who owns the disk.
 const LOST_AND_FOUND: &str = "lost+found";
 
@@ -23,6 +27,8 @@ const LOST_AND_FOUND: &str = "lost+found";
 pub enum Found {
     /// A pool.
     Pool(PoolRecord),
+    /// A pool on an image, which is looked into once it's mounted.
+    Image(ImageRecord),
     /// An empty folder, or one in which a pool was being made.
     Blank,
     /// Nothing at all.
@@ -42,6 +48,9 @@ pub fn look(host: &dyn Host, path: &Path) -> Result<Found> {
     if let Some(record) = record::load::<PoolRecord>(host, &path.join(POOL_FILE))? {
         return Ok(Found::Pool(record));
     }
+    if let Some(record) = record::load::<ImageRecord>(host, &path.join(IMAGE_RECORD))? {
+        return Ok(Found::Image(record));
+    }
     for name in &names {
         if !is_blank_entry(host, path, name)? {
             return Ok(Found::Foreign(format!("it holds {name:?}")));
@@ -60,7 +69,9 @@ fn is_blank_entry(host: &dyn Host, path: &Path, name: &str) -> Result<bool> {
     };
     Ok(match name {
         LOST_AND_FOUND => true,
-        HALF_WRITTEN | LOCK_FILE => kind()?.is_none_or(|stat| stat.kind == FileKind::File),
+        HALF_WRITTEN | HALF_WRITTEN_IMAGE | LOCK_FILE => {
+            kind()?.is_none_or(|stat| stat.kind == FileKind::File)
+        }
         VOLUMES | SNAPSHOTS | TRASH => {
             kind()?.is_none_or(|stat| stat.kind == FileKind::Dir)
                 && host
@@ -130,7 +141,7 @@ pub fn check_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
         ),
         "ext4" | "ext3" | "ext2" => {
             warnings.push(format!(
-                "{name} can't share blocks between files: snapshots and clones will copy; xfs would not"
+                "{name} can't share blocks between files: snapshots are copies, made only while their volume is not in use; {WAY_OUT}"
             ));
         }
         _ => warnings.push(format!(
@@ -145,6 +156,28 @@ pub fn check_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
     Ok(warnings)
 }
 
+/// Whether a folder's file system can carry a pool's image: as [`check_ground`], and blocks that
+/// are reserved must be the ones that are written.
+pub fn check_image_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
+    check_ground(host, path)?;
+    let ground = host
+        .ground(path)
+        .doing(|| format!("find the file system of {}", path.display()))?;
+    if ground.fs_name == "btrfs" {
+        return Err(Error::refused(
+            path.display(),
+            "image= can't be kept on btrfs, which writes elsewhere even where blocks are reserved; it shares blocks by itself: take image= out",
+        ));
+    }
+    let needless = ground.shares_blocks.then(|| {
+        format!(
+            "{} can share blocks by itself: image= is not needed here",
+            ground.fs_name
+        )
+    });
+    Ok(needless.into_iter().collect())
+}
+
 /// Makes a pool in a blank folder, which is created if only itself is missing; what is a pool
 /// already is answered as it is. The caller knows that the path may be taken (node record), holds
 /// the pool's lock where others could act at the same time, and compares the home.
@@ -155,6 +188,7 @@ pub fn check_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
 pub fn make_pool(host: &dyn Host, name: &str, path: &Path, home: HomeId) -> Result<PoolRecord> {
     match look(host, path)? {
         Found::Pool(record) => return Ok(record),
+        Found::Image(_) => return Err(not_blank(path, "it holds an image")),
         Found::Foreign(what) => return Err(not_blank(path, &what)),
         Found::Missing => make_folder(host, path)?,
         Found::Blank => {}

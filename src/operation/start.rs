@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use super::pool::{Pool, PoolState};
+use super::pool_image::{self, OpenImage};
 use super::{Driver, InFlight, Locks, Settings, pool_make, usage};
 use crate::backend::Backend;
 use crate::backend::file::{FileBackend, Found};
@@ -25,7 +26,7 @@ fn memory_path(name: &str) -> PathBuf {
 }
 
 /// The folder of a definition.
-fn folder(definition: &PoolDefinition) -> PathBuf {
+pub(super) fn folder(definition: &PoolDefinition) -> PathBuf {
     match &definition.place {
         PoolPlace::File { path } => path.clone(),
         PoolPlace::Memory => memory_path(&definition.name),
@@ -39,11 +40,13 @@ impl Driver {
         let host = seams.host.clone();
         let mut record: NodeRecord =
             record::load(host.as_ref(), &settings.node_record)?.unwrap_or_default();
-        let homes = homes(host.as_ref(), &settings);
-        // Of two homes none is ours: all wait for `adopt`.
-        if record.home.is_none() && homes.len() < 2 {
-            let found = homes.first().copied();
-            record.home = Some(found.unwrap_or_else(|| HomeId(host.random_uuid())));
+        if record.home.is_none() {
+            let homes = homes(host.as_ref(), &settings);
+            // Of two homes none is ours: all wait for `adopt`.
+            if homes.len() < 2 {
+                let found = homes.first().copied();
+                record.home = Some(found.unwrap_or_else(|| HomeId(host.random_uuid())));
+            }
         }
         let nobodys_home = HomeId(host.random_uuid());
         let driver = Driver {
@@ -133,7 +136,12 @@ impl Driver {
     /// A pool that can't be read doesn't hold up the others; a bad definition does.
     fn open_or_refuse(&self, definition: &PoolDefinition) -> Result<PoolState> {
         match self.open_pool(definition) {
-            Err(error @ (Error::Damaged { .. } | Error::Host { .. })) => {
+            Err(
+                error @ (Error::Damaged { .. }
+                | Error::Host { .. }
+                | Error::Busy { .. }
+                | Error::Pending { .. }),
+            ) => {
                 let why = chain(&error);
                 tracing::error!(pool = %definition.name, "not served: {why}");
                 let id = self.known(definition).map(|(id, _)| id);
@@ -149,7 +157,7 @@ impl Driver {
 
     /// Opens one pool, or says why it isn't served.
     fn open_pool(&self, definition: &PoolDefinition) -> Result<PoolState> {
-        let path = folder(definition);
+        let outer = folder(definition);
         let refused = |id, why: String| {
             tracing::error!(pool = %definition.name, "not served: {why}");
             Ok(PoolState::Refused {
@@ -159,7 +167,11 @@ impl Driver {
             })
         };
         let known = self.known(definition);
-        match pool_make::look(self.host.as_ref(), &path)? {
+        let found = pool_make::look(self.host.as_ref(), &outer)?;
+        pool_image::check_kind(definition, &found)?;
+        let (image, found) = self.open_image(definition, found, known.is_none())?;
+        let path = image.as_ref().map_or(outer, |image| image.folder.clone());
+        match found {
             pool_make::Found::Pool(pool) if pool.home != self.home() => {
                 return refused(
                     Some(pool.id),
@@ -198,7 +210,7 @@ impl Driver {
         }
         match FileBackend::open(self.host.clone(), &path)? {
             Found::Pool(backend) => Ok(PoolState::Serving(Arc::new(
-                self.recover(definition, *backend)?,
+                self.recover(definition, *backend, image)?,
             ))),
             Found::Locked(_) => Err(Error::refused(
                 path.display(),
@@ -209,12 +221,18 @@ impl Driver {
     }
 
     /// Ends what a crash left on a pool, before its first call.
-    fn recover(&self, definition: &PoolDefinition, backend: FileBackend) -> Result<Pool> {
+    fn recover(
+        &self,
+        definition: &PoolDefinition,
+        backend: FileBackend,
+        image: Option<OpenImage>,
+    ) -> Result<Pool> {
         let mounts = self.mounts()?;
         let leftovers = backend.recover(&|device| !usage::of_device(&mounts, device).is_empty())?;
         let mut pool = Pool {
             definition: definition.clone(),
             backend: Box::new(backend),
+            image,
             leftovers,
         };
         pool.leftovers.ephemeral = self.end_stale_ephemerals(&pool)?;
@@ -317,9 +335,7 @@ fn homes(host: &dyn Host, settings: &Settings) -> BTreeSet<HomeId> {
     let mut homes = BTreeSet::new();
     for definition in &settings.pools {
         // One that can't be read says so when it's opened.
-        let pool = FileBackend::identify(host, &folder(definition))
-            .ok()
-            .flatten();
+        let pool = pool_image::identify(host, definition).ok().flatten();
         homes.extend(pool.map(|pool| pool.home));
     }
     homes
@@ -329,15 +345,15 @@ fn no_pool(definition: &PoolDefinition, path: &Path, found: &pool_make::Found) -
     let what = match found {
         pool_make::Found::Missing => "does not exist".to_string(),
         pool_make::Found::Foreign(what) => format!("is not a pool: {what}"),
-        pool_make::Found::Pool(_) | pool_make::Found::Blank => {
+        pool_make::Found::Pool(_) | pool_make::Found::Image(_) | pool_make::Found::Blank => {
             "is empty and was never a pool".to_string()
         }
     };
     Error::refused(
         path.display(),
         format!(
-            "{what}; if this is the right disk, run `slackwater pool init {}={}` once, or add `,init` to its definition",
-            definition.name, definition.place
+            "{what}; if this is the right disk, run `slackwater pool init {}` once, or add `,init` to its definition",
+            definition.plainly()
         ),
     )
 }

@@ -12,6 +12,7 @@ mod support;
 
 mod access;
 mod crowd;
+mod image_pool;
 mod life;
 mod pools;
 mod refusals;

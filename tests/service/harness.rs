@@ -166,6 +166,7 @@ pub fn pool(name: &str) -> PoolDefinition {
     PoolDefinition {
         name: name.to_string(),
         place: PoolPlace::Memory,
+        image: None,
         init: true,
         overcommit: 1.0,
     }

@@ -18,6 +18,7 @@ pub struct Server {
     child: Child,
     socket: PathBuf,
     log: PathBuf,
+    wrapper: Vec<String>,
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
 }
@@ -30,6 +31,13 @@ impl Server {
         server
     }
 
+    /// Starts one through a program that becomes it, and waits until it answers.
+    pub fn wrapped(scratch: &Scratch, wrapper: &[&str], pools: &[&str]) -> Server {
+        let server = Server::spawn_wrapped(scratch, wrapper, pools, &[], &[]);
+        server.wait_ready();
+        server
+    }
+
     /// Starts one with further arguments and environment, without waiting.
     pub fn spawn(
         scratch: &Scratch,
@@ -37,6 +45,17 @@ impl Server {
         more: &[&str],
         environment: &[(&str, &str)],
     ) -> Server {
+        Server::spawn_wrapped(scratch, &[], pools, more, environment)
+    }
+
+    fn spawn_wrapped(
+        scratch: &Scratch,
+        wrapper: &[&str],
+        pools: &[&str],
+        more: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Server {
+        let wrapper: Vec<String> = wrapper.iter().map(|word| word.to_string()).collect();
         let socket = scratch.dir("csi").join("csi.sock");
         let text = |path: &Path| path.to_str().unwrap().to_string();
         let mut arguments: Vec<String> =
@@ -65,11 +84,12 @@ impl Server {
             .map(|(k, v)| (k.to_string(), v.to_string()))
             .collect();
         let log = scratch.join("log");
-        let child = launch(&arguments, &environment, &log);
+        let child = launch(&wrapper, &arguments, &environment, &log);
         Server {
             child,
             socket,
             log,
+            wrapper,
             arguments,
             environment,
         }
@@ -140,7 +160,7 @@ impl Server {
             .iter()
             .map(|(k, v)| (k.to_string(), v.to_string()))
             .collect();
-        self.child = launch(&self.arguments, &self.environment, &self.log);
+        self.child = launch(&self.wrapper, &self.arguments, &self.environment, &self.log);
         self.wait_ready();
     }
 
@@ -150,14 +170,21 @@ impl Server {
     }
 }
 
-fn launch(arguments: &[String], environment: &[(String, String)], log: &Path) -> Child {
+fn launch(
+    wrapper: &[String],
+    arguments: &[String],
+    environment: &[(String, String)],
+    log: &Path,
+) -> Child {
     let file = std::fs::OpenOptions::new()
         .create(true)
         .append(true)
         .open(log)
         .unwrap();
-    let mut command = Command::new(binary());
+    let mut words = wrapper.iter().map(String::as_str).chain([binary()]);
+    let mut command = Command::new(words.next().unwrap_or(binary()));
     command
+        .args(words)
         .args(arguments)
         .envs(environment.iter().cloned())
         .env_remove("CSI_ENDPOINT");

@@ -51,6 +51,7 @@ pub fn settings() -> Settings {
         pools: vec![PoolDefinition {
             name: "default".into(),
             place: PoolPlace::File { path: POOL.into() },
+            image: None,
             init: true,
             overcommit: 1.0,
         }],

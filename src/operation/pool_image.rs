@@ -1,0 +1,270 @@
+//! A pool on an image: where a folder's file system can't share blocks (ext4), the pool is one
+//! fully reserved xfs in the folder, on a loop device of its own (`image=SIZE`).
+//!
+//! In the folder lie `image.json` (the record), `pool.img`, `lock`, and `mounted/`, where the xfs
+//! is mounted: everything else takes that for the pool's folder. Whoever opens an image holds its
+//! lock. Each step is found done or is done again, so that a crash at any of them is ended by the
+//! next opening:
+//!
+//! - the record says "begun" before there is a file, and "complete" after mkfs: an image that was
+//!   complete is never given to mkfs again;
+//! - the loop device is found by device and inode of the file, also when its mount was in a
+//!   namespace that is gone (the volumes' devices keep the super block alive, and mounting the
+//!   same device shows the same super block), and there is never a second one;
+//! - the loop device goes with its last mount, so that a crash leaves none.
+
+mod opening;
+mod served;
+
+use std::path::{Path, PathBuf};
+
+use super::pool_admin;
+use super::pool_make::{self, Found};
+use crate::backend::file::LOCK_FILE;
+use crate::error::{Doing, Error, Result, chain};
+use crate::host::{Device, Effect, FileStat, Host, Kept, LoopStatus};
+use crate::model::size::Human;
+use crate::model::{PoolDefinition, PoolPlace};
+use crate::record::NodeRecord;
+use opening::Opening;
+
+pub(super) use served::identify;
+
+/// Name of an image's record within the pool's folder.
+pub const IMAGE_RECORD: &str = "image.json";
+/// Name of the image.
+pub const IMAGE_FILE: &str = "pool.img";
+/// Name of the folder at which it's mounted.
+pub const MOUNT_POINT: &str = "mounted";
+
+/// An image that is mounted, locked by us for as long as this lives.
+#[derive(Debug)]
+pub struct OpenImage {
+    /// The pool's folder, within the image.
+    pub folder: PathBuf,
+    /// Its loop device.
+    pub device: Device,
+    /// What to know: a size that isn't served, and why.
+    pub warnings: Vec<String>,
+    /// Of the outer folder.
+    _lock: Kept,
+}
+
+/// Whether a definition and what lies at its path go together: one with `image=` and one without
+/// would each take the other's folder for something else.
+pub fn check_kind(pool: &PoolDefinition, found: &Found) -> Result<()> {
+    let refuse = |reason: String| Err(Error::refused(format!("pool {}", pool.name), reason));
+    match (pool.image, found) {
+        (None, Found::Image(record)) => refuse(format!(
+            "{} holds a pool on an image of {}; add image={}Mi to its definition",
+            pool.place,
+            Human(record.size),
+            record.size >> 20
+        )),
+        (Some(_), Found::Pool(_)) => refuse(format!(
+            "{} holds a pool without an image; take image= out of its definition (a pool can't be put on an image later)",
+            pool.place
+        )),
+        (Some(_), Found::Image(_) | Found::Blank | Found::Missing | Found::Foreign(_))
+        | (None, Found::Pool(_) | Found::Blank | Found::Missing | Found::Foreign(_)) => Ok(()),
+    }
+}
+
+/// The folder in which the pool at a path is to be found now, and what lies there: an image that
+/// is mounted here is looked into, one that isn't is told as [`Found::Image`]. Changes nothing.
+pub fn look_through(host: &dyn Host, path: &Path) -> Result<(PathBuf, Found)> {
+    let found = pool_make::look(host, path)?;
+    if matches!(found, Found::Image(_)) {
+        let folder = path.join(MOUNT_POINT);
+        let image = stat_image(host, path)?;
+        let shown = host
+            .stat(&folder)
+            .doing(|| format!("look at {}", folder.display()))?;
+        if let (Some(image), Some(shown)) = (image, shown)
+            && on(host, &image)?
+                .iter()
+                .any(|found| Device::of_loop(found.number).rdev == shown.id.device)
+        {
+            let inner = pool_make::look(host, &folder)?;
+            return Ok((folder, inner));
+        }
+    }
+    Ok((path.to_path_buf(), found))
+}
+
+/// Opens the image in a pool's folder, which exists: makes it if there is none (the caller knows
+/// that one may be made), ends what a crash left, grows it to what the definition says, and
+/// mounts it.
+///
+/// # Errors
+///
+/// [`Error::Refused`] where it can't be made, or another process has it; [`Error::Busy`] while a
+/// stranger holds image, device or mount point; [`Error::Damaged`] if the image isn't what its
+/// record says; a failure of the host. None of them loses or formats anything.
+pub fn open(host: &dyn Host, pool: &PoolDefinition, wanted: u64) -> Result<OpenImage> {
+    let path = pool_admin::folder(pool)?;
+    let lock = host
+        .try_lock_file(&path.join(LOCK_FILE))
+        .doing(|| format!("lock pool {}", pool.name))?
+        .ok_or_else(|| {
+            Error::refused(
+                path.display(),
+                "another slackwater process has this pool's image; stop it first",
+            )
+        })?;
+    let opening = Opening { host, pool, path };
+    let mut warnings = Vec::new();
+    let record = match opening.record()? {
+        Some(record) if record.formatted.complete => record,
+        begun => opening.begin(begun, wanted)?,
+    };
+    let (record, problem) = match record.formatted.complete {
+        true => opening.reserve_more(record, wanted)?,
+        false => (record, None),
+    };
+    if let Some(problem) = problem {
+        let size = Human(record.size);
+        warnings.push(format!("its image stays at {size}: {}", chain(&problem)));
+    }
+    if wanted < record.size {
+        warnings.push(format!(
+            "its image has {} and is never made smaller: {} is not heeded",
+            Human(record.size),
+            Human(wanted)
+        ));
+    }
+    let hold = opening.attach(&record)?;
+    let device = hold.device();
+    opening.format_once(record, &device)?;
+    let folder = opening.mount(&device)?;
+    if let Err(error) = opening.grow(&device, &folder) {
+        warnings.push(format!("its file system can't be grown: {}", chain(&error)));
+    }
+    for warning in &warnings {
+        tracing::warn!(pool = %pool.name, "{warning}");
+    }
+    Ok(OpenImage {
+        folder,
+        device,
+        warnings,
+        _lock: lock,
+    })
+}
+
+/// A pool's folder as an administrator's act finds it.
+#[derive(Debug)]
+pub struct Inside {
+    /// Where the pool is, or is to be made.
+    pub folder: PathBuf,
+    /// What lies there.
+    pub found: Found,
+    /// The image, if it was opened for the act.
+    image: Option<OpenImage>,
+}
+
+impl Inside {
+    /// What to know of the image and its ground.
+    pub fn warnings(&self, host: &dyn Host, pool: &PoolDefinition) -> Result<Vec<String>> {
+        if pool.image.is_none() {
+            return Ok(Vec::new());
+        }
+        let mut warnings = pool_make::check_image_ground(host, pool_admin::folder(pool)?)?;
+        let more = self.image.iter().flat_map(|image| image.warnings.clone());
+        warnings.extend(more);
+        Ok(warnings)
+    }
+
+    /// The act is done: what it has mounted is unmounted. What can't be is found by the next who
+    /// needs it.
+    pub fn leave(self, host: &dyn Host, pool: &PoolDefinition) {
+        if let Some(image) = self.image
+            && let Err(error) = close(host, image)
+        {
+            tracing::warn!(pool = %pool.name, error = %chain(&error), "can't unmount its image");
+        }
+    }
+}
+
+/// Looks into a pool's folder for an act. An image is opened if it isn't mounted here, and with
+/// `make` it's made, unless the node record misses a pool there.
+pub fn enter(
+    host: &dyn Host,
+    node: &NodeRecord,
+    pool: &PoolDefinition,
+    make: bool,
+) -> Result<Inside> {
+    let outer = pool_admin::folder(pool)?;
+    check_kind(pool, &pool_make::look(host, outer)?)?;
+    let (folder, found) = look_through(host, outer)?;
+    let size = match (pool.image, &found) {
+        (Some(size), Found::Image(_)) => size,
+        (Some(size), Found::Blank) if make && folder == *outer => size,
+        (Some(size), Found::Missing) if make => size,
+        _ => {
+            return Ok(Inside {
+                folder,
+                found,
+                image: None,
+            });
+        }
+    };
+    if !matches!(found, Found::Image(_))
+        && let Some(id) = pool_admin::known_as(node, pool)
+    {
+        return Err(pool_admin::blank_but_known(pool, id));
+    }
+    if found == Found::Missing {
+        pool_make::make_folder(host, outer)?;
+    }
+    let image = open(host, pool, size)?;
+    Ok(Inside {
+        found: pool_make::look(host, &image.folder)?,
+        folder: image.folder.clone(),
+        image: Some(image),
+    })
+}
+
+/// Unmounts an image that no volume uses; nothing of the pool may be open any more. One that is
+/// used stays as it is, and is found by the next start. `true` if it's gone.
+pub fn close(host: &dyn Host, image: OpenImage) -> Result<bool> {
+    let loops = host.loops().doing(|| "list loop devices".into())?;
+    if loops
+        .iter()
+        .any(|found| found.backing.device == image.device.rdev)
+    {
+        return Ok(false);
+    }
+    let target = image.folder.as_path();
+    let doing = || format!("unmount {}", target.display());
+    match host.perform(&Effect::Unmount { target }) {
+        Err(error) if error.code() == Some(nix::errno::Errno::EBUSY) => return Ok(false),
+        done => done.map(drop).doing(doing)?,
+    }
+    let number = nix::sys::stat::minor(image.device.rdev) as u32;
+    host.perform(&Effect::RenewLoop { number })
+        .map(drop)
+        .doing(|| format!("renew {}", image.device.path.display()))?;
+    Ok(true)
+}
+
+fn stat_image(host: &dyn Host, path: &Path) -> Result<Option<FileStat>> {
+    let image = path.join(IMAGE_FILE);
+    host.stat(&image)
+        .doing(|| format!("look at {}", image.display()))
+}
+
+/// The loop devices on an image.
+fn on(host: &dyn Host, image: &FileStat) -> Result<Vec<LoopStatus>> {
+    let mut loops = host.loops().doing(|| "list loop devices".into())?;
+    loops.retain(|found| found.backing == image.id);
+    Ok(loops)
+}
+
+/// The folders of images: their mounts are the driver's own.
+pub fn own_folders(pools: &[PoolDefinition]) -> Vec<PathBuf> {
+    let folder = |pool: &PoolDefinition| match &pool.place {
+        PoolPlace::File { path } => pool.image.map(|_| path.clone()),
+        PoolPlace::Memory => None,
+    };
+    pools.iter().filter_map(folder).collect()
+}

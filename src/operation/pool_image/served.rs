@@ -1,0 +1,91 @@
+//! Images of pools that are served: opened at the start, closed at the end of the process.
+
+use std::sync::{Arc, PoisonError};
+
+use super::{OpenImage, close, open};
+use crate::backend::file::FileBackend;
+use crate::error::{Result, chain};
+use crate::host::Host;
+use crate::model::PoolDefinition;
+use crate::operation::start::folder;
+use crate::operation::{Driver, Pool, PoolState, pool_make};
+use crate::record::PoolRecord;
+
+impl Driver {
+    /// Opens the image of a definition that has one, made before or to be made now; with what lies
+    /// in it, or at the path of a definition without.
+    pub(in crate::operation) fn open_image(
+        &self,
+        definition: &PoolDefinition,
+        found: pool_make::Found,
+        may_be_new: bool,
+    ) -> Result<(Option<OpenImage>, pool_make::Found)> {
+        let host = self.host.as_ref();
+        let Some(size) = definition.image else {
+            return Ok((None, found));
+        };
+        match found {
+            pool_make::Found::Image(_) => {}
+            pool_make::Found::Blank if definition.init && may_be_new => {}
+            pool_make::Found::Missing if definition.init && may_be_new => {
+                pool_make::make_folder(host, &folder(definition))?;
+            }
+            found => return Ok((None, found)),
+        }
+        let image = open(host, definition, size)?;
+        let found = pool_make::look(host, &image.folder)?;
+        Ok((Some(image), found))
+    }
+
+    /// At the end of the process, once nothing runs: unmounts the images that no volume uses. One
+    /// that is used stays, and is found by the next start.
+    pub fn leave(&self) {
+        if self.running() > 0 {
+            return;
+        }
+        let states =
+            std::mem::take(&mut *self.pools.write().unwrap_or_else(PoisonError::into_inner));
+        for state in states {
+            let PoolState::Serving(pool) = state else {
+                continue;
+            };
+            let Some(Pool {
+                backend,
+                image: Some(image),
+                definition,
+                ..
+            }) = Arc::into_inner(pool)
+            else {
+                continue;
+            };
+            // It has the folder open.
+            drop(backend);
+            let name = &definition.name;
+            match close(self.host.as_ref(), image) {
+                Ok(true) => tracing::info!(pool = %name, "its image is unmounted"),
+                Ok(false) => {
+                    tracing::info!(pool = %name, "its image is in use by volumes, and stays mounted");
+                }
+                Err(error) => {
+                    tracing::warn!(pool = %name, error = %chain(&error), "can't unmount its image");
+                }
+            }
+        }
+    }
+}
+
+/// Who a pool is that is there. An image is mounted for it, and found mounted when it's opened.
+pub(in crate::operation) fn identify(
+    host: &dyn Host,
+    definition: &PoolDefinition,
+) -> Result<Option<PoolRecord>> {
+    let path = folder(definition);
+    match (definition.image, pool_make::look(host, &path)?) {
+        (Some(size), pool_make::Found::Image(_)) => {
+            let image = open(host, definition, size)?;
+            FileBackend::identify(host, &image.folder)
+        }
+        (None, pool_make::Found::Pool(pool)) => Ok(Some(pool)),
+        _ => Ok(None),
+    }
+}

@@ -1,0 +1,553 @@
+//! Pools on an image: an ext4 disk, and on it one reserved xfs, which is the pool (`image=SIZE`).
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use nix::sys::signal::Signal;
+use tonic::Code;
+
+use super::support::disk::{loops_on, mounts_below};
+use super::support::{Client, Disk, Scratch, Server, binary, block, eventually, mount, run};
+use super::{GIB, MIB, check_pattern, refused, write_pattern};
+
+const DATA: usize = 1 << 20;
+
+/// An ext4 disk of 2 GiB.
+fn ext4(scratch: &Scratch) -> Disk {
+    Disk::new(scratch, "pool", "ext4", 2 * GIB)
+}
+
+fn definition(disk: &Disk, size: &str) -> String {
+    format!(
+        "default=file:{},init,image={size}",
+        disk.mount_point.display()
+    )
+}
+
+fn image(disk: &Disk) -> PathBuf {
+    disk.mount_point.join("pool.img")
+}
+
+fn mounted(disk: &Disk) -> PathBuf {
+    disk.mount_point.join("mounted")
+}
+
+/// Exactly one device stands on the image; which.
+#[track_caller]
+fn the_loop(disk: &Disk) -> String {
+    let loops = loops_on(&image(disk));
+    assert_eq!(loops.len(), 1, "one device on the image: {loops:?}");
+    loops[0].clone()
+}
+
+/// How often the image was formatted: the uuid of its file system is a new one each time.
+fn fs_uuid(disk: &Disk) -> String {
+    run(
+        "blkid",
+        &["-p", "-o", "value", "-s", "UUID", &the_loop(disk)],
+    )
+}
+
+#[track_caller]
+fn assert_reserved(disk: &Disk, bytes: u64) {
+    let found = std::fs::metadata(image(disk)).unwrap();
+    assert!(found.len() >= bytes, "{} of {bytes}", found.len());
+    assert!(
+        found.blocks() * 512 >= bytes,
+        "{} of {bytes} bytes are reserved",
+        found.blocks() * 512
+    );
+}
+
+fn unmounted(disk: &Disk) -> bool {
+    mounts_below(&mounted(disk)).is_empty() && loops_on(&image(disk)).is_empty()
+}
+
+async fn staged(client: &Client, scratch: &Scratch, name: &str, fs: &str) -> (String, PathBuf) {
+    let id = client
+        .create(name, 400 * MIB, mount(fs), &[])
+        .await
+        .unwrap();
+    let staging = scratch.dir(&format!("kubelet/{name}"));
+    client.stage(&id, &staging, mount(fs)).await.unwrap();
+    (id, staging)
+}
+
+#[tokio::test]
+async fn volumes_live_on_the_image_over_a_kill_and_a_stop() {
+    let scratch = Scratch::new();
+    let disk = ext4(&scratch);
+    let mut server = Server::start(&scratch, &[&definition(&disk, "1Gi")]);
+    let client = server.client();
+    let (device, uuid) = (the_loop(&disk), fs_uuid(&disk));
+    assert_reserved(&disk, GIB);
+    let (id, staging) = staged(&client, &scratch, "a", "ext4").await;
+    let target = scratch.join("kubelet/a.target");
+    client
+        .publish(&id, &staging, &target, mount("ext4"), false)
+        .await
+        .unwrap();
+    let raw = client.create("raw", 16 * MIB, block(), &[]).await.unwrap();
+    let node = scratch.join("kubelet/raw.target");
+    let raw_staging = scratch.dir("kubelet/raw");
+    client.stage(&raw, &raw_staging, block()).await.unwrap();
+    client
+        .publish(&raw, &raw_staging, &node, block(), false)
+        .await
+        .unwrap();
+    write_pattern(&target.join("before"), 1, DATA);
+
+    // Two levels deep, and past the page cache on both of them.
+    let direct = run("losetup", &["-l", "-n", "-O", "NAME,DIO,LOG-SEC"]);
+    let of = |name: &str| -> Vec<String> {
+        let line = direct
+            .lines()
+            .find(|line| line.starts_with(&format!("{name} ")));
+        line.unwrap().split_whitespace().map(String::from).collect()
+    };
+    assert_eq!(of(&device)[1..], ["1", "512"], "the image itself");
+    let volume = mounts_below(&staging)[0].source.clone();
+    assert_eq!(
+        of(volume.to_str().unwrap())[1..],
+        ["1", "4096"],
+        "a volume on an xfs that shares blocks"
+    );
+
+    server.restart();
+    assert_eq!(the_loop(&disk), device, "the same device");
+    assert_eq!(fs_uuid(&disk), uuid, "formatted once");
+    check_pattern(&target.join("before"), 1, DATA);
+    write_pattern(&target.join("after"), 2, DATA);
+
+    // A stop leaves what is in use.
+    server.signal(Signal::SIGTERM);
+    assert_eq!(server.wait(), Some(0));
+    assert_eq!(the_loop(&disk), device);
+    check_pattern(&target.join("after"), 2, DATA);
+    server.restart();
+    let client = server.client();
+    assert_eq!(the_loop(&disk), device);
+    client.unpublish(&raw, &node).await.unwrap();
+    client.unstage(&raw, &raw_staging).await.unwrap();
+    client.delete(&raw).await.unwrap();
+    client.unpublish(&id, &target).await.unwrap();
+    client.unstage(&id, &staging).await.unwrap();
+
+    // What isn't in use is unmounted, and found again with everything on it.
+    server.signal(Signal::SIGTERM);
+    assert_eq!(server.wait(), Some(0));
+    eventually("the image is unmounted", || unmounted(&disk));
+    assert_reserved(&disk, GIB);
+    server.restart();
+    let client = server.client();
+    client.stage(&id, &staging, mount("ext4")).await.unwrap();
+    check_pattern(&staging.join("before"), 1, DATA);
+    check_pattern(&staging.join("after"), 2, DATA);
+    run("fstrim", &[staging.to_str().unwrap()]);
+    client.unstage(&id, &staging).await.unwrap();
+    client.delete(&id).await.unwrap();
+    assert_eq!(fs_uuid(&disk), uuid, "formatted once");
+    assert_reserved(&disk, GIB);
+}
+
+#[tokio::test]
+async fn a_larger_value_grows_it_beneath_volumes_in_use_and_a_smaller_one_changes_nothing() {
+    let scratch = Scratch::new();
+    let disk = ext4(&scratch);
+    let mut server = Server::start(&scratch, &[&definition(&disk, "600Mi")]);
+    let client = server.client();
+    let uuid = fs_uuid(&disk);
+    let (id, staging) = staged(&client, &scratch, "a", "xfs").await;
+    write_pattern(&staging.join("data"), 1, DATA);
+    let before = client.capacity(&[]).await.unwrap();
+    server.kill();
+
+    let mut server = Server::start(&scratch, &[&definition(&disk, "1Gi")]);
+    let client = server.client();
+    assert_reserved(&disk, GIB);
+    let after = client.capacity(&[]).await.unwrap();
+    assert!(
+        after > before + 300 * MIB,
+        "the room is served: {before}, then {after}"
+    );
+    write_pattern(&staging.join("more"), 2, DATA);
+    server.kill();
+
+    let mut server = Server::start(&scratch, &[&definition(&disk, "600Mi")]);
+    assert!(server.log().contains("never made smaller"));
+    assert_eq!(server.client().capacity(&[]).await.unwrap(), after);
+    assert_reserved(&disk, GIB);
+    server.kill();
+
+    // More than the disk has: served as it is.
+    let server = Server::start(&scratch, &[&definition(&disk, "8Gi")]);
+    let client = server.client();
+    assert!(server.log().contains("does not fit"), "{}", server.log());
+    assert_eq!(std::fs::metadata(image(&disk)).unwrap().len(), GIB);
+    assert_eq!(fs_uuid(&disk), uuid, "formatted once");
+    check_pattern(&staging.join("data"), 1, DATA);
+    check_pattern(&staging.join("more"), 2, DATA);
+    client.unstage(&id, &staging).await.unwrap();
+    client.delete(&id).await.unwrap();
+}
+
+/// What `slackwater` says and does.
+fn slackwater(arguments: &[&str]) -> (Option<i32>, String) {
+    let output = Command::new(binary()).args(arguments).output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (
+        output.status.code(),
+        String::from_utf8_lossy(&said).into_owned(),
+    )
+}
+
+#[tokio::test]
+async fn init_makes_it_once_and_what_does_not_go_together_is_refused() {
+    let scratch = Scratch::new();
+    let disk = ext4(&scratch);
+    let record = scratch.join("node.json");
+    let place = format!("a=file:{}", disk.mount_point.display());
+    let act = |act: &str, pool: &str| {
+        slackwater(&["pool", act, "--node-record", record.to_str().unwrap(), pool])
+    };
+    let (code, said) = act("init", &format!("{place},image=3Gi"));
+    assert_eq!(code, Some(1));
+    assert!(
+        said.contains("does not fit") && said.contains("give at most"),
+        "{said}"
+    );
+    assert!(!image(&disk).exists(), "nothing is reserved");
+    let (code, said) = act("init", &format!("{place},image=400Mi"));
+    assert_eq!(code, Some(0), "{said}");
+    eventually("an act leaves no mount and no device", || unmounted(&disk));
+    assert_reserved(&disk, 400 * MIB);
+    let (code, said) = act("init", &format!("{place},image=400Mi"));
+    assert_eq!(
+        (code, said.contains("is there already")),
+        (Some(0), true),
+        "{said}"
+    );
+    let (code, said) = act("init", &place);
+    assert_eq!(
+        (code, said.contains("add image=400Mi")),
+        (Some(1), true),
+        "{said}"
+    );
+    let (code, said) = act("forget", "a");
+    assert_eq!(
+        (code, said.contains("image of a pool")),
+        (Some(1), true),
+        "{said}"
+    );
+
+    // Beside a driver: it has the image, and the acts look through its mount.
+    let server = Server::start(&scratch, &[&format!("{place},image=400Mi")]);
+    let (code, said) = act("init", &format!("{place},image=400Mi"));
+    assert_eq!(
+        (code, said.contains("is there already")),
+        (Some(0), true),
+        "{said}"
+    );
+    let pool = format!("{place},image=400Mi");
+    let list = ["--node-record", record.to_str().unwrap(), "--pool", &pool];
+    let (code, said) = slackwater(&[&["pool", "list"], &list[..]].concat());
+    assert_eq!((code, said.contains("here")), (Some(0), true), "{said}");
+    let (code, said) = slackwater(&[&["volumes"], &list[..]].concat());
+    assert_eq!(code, Some(0), "{said}");
+    let (code, said) = slackwater(&[&["doctor"], &list[..]].concat());
+    assert!(said.contains("all of it reserved"), "{code:?} {said}");
+    let (code, said) = act("forget", "a");
+    assert_eq!(
+        (code, said.contains("it is there")),
+        (Some(1), true),
+        "{said}"
+    );
+    let second = scratch.join("second");
+    std::fs::create_dir(&second).unwrap();
+    let socket = format!("unix://{}/csi.sock", second.display());
+    let (code, said) = slackwater(&[
+        "serve",
+        "--node-name",
+        "n",
+        "--endpoint",
+        &socket,
+        "--node-record",
+        record.to_str().unwrap(),
+        "--pool",
+        &pool,
+    ]);
+    assert_eq!(
+        (code, said.contains("another slackwater process")),
+        (Some(1), true),
+        "{said}"
+    );
+    the_loop(&disk);
+    drop(server);
+
+    // A pool without an image isn't put on one.
+    let plain = scratch.dir("plain");
+    std::fs::create_dir(plain.join("pool")).unwrap();
+    let other = Disk::new(&scratch, "other", "ext4", GIB);
+    let place = format!("b=file:{}", other.mount_point.display());
+    assert_eq!(act("init", &place).0, Some(0));
+    let (code, said) = act("init", &format!("{place},image=400Mi"));
+    assert_eq!(
+        (code, said.contains("take image= out")),
+        (Some(1), true),
+        "{said}"
+    );
+    assert!(!image(&other).exists());
+}
+
+#[tokio::test]
+async fn a_missing_disk_is_no_place_for_a_new_image() {
+    let scratch = Scratch::new();
+    let disk = ext4(&scratch);
+    let mut server = Server::start(&scratch, &[&definition(&disk, "400Mi")]);
+    let id = server
+        .client()
+        .create("a", 32 * MIB, mount("ext4"), &[])
+        .await
+        .unwrap();
+    server.signal(Signal::SIGTERM);
+    server.wait();
+    eventually("the image is unmounted", || unmounted(&disk));
+    disk.unmount();
+    server.restart();
+    let client = server.client();
+    let message = refused(client.delete(&id).await, Code::Unavailable);
+    assert!(message.contains("is its disk mounted?"), "{message}");
+    assert_eq!(std::fs::read_dir(&disk.mount_point).unwrap().count(), 0);
+    server.kill();
+    disk.mount();
+    server.restart();
+    server.client().delete(&id).await.unwrap();
+}
+
+/// Runs the driver in a mount namespace of its own, as a container has one: what is mounted below
+/// the kubelet's folder is seen outside, the pool's own mount isn't.
+fn in_a_container(scratch: &Scratch, disk: &Disk, pool: &str) -> Server {
+    let kubelet = scratch.dir("kubelet");
+    for words in [
+        vec![
+            "--bind",
+            kubelet.to_str().unwrap(),
+            kubelet.to_str().unwrap(),
+        ],
+        vec!["--make-shared", kubelet.to_str().unwrap()],
+    ] {
+        run("mount", &words);
+    }
+    let script = r#"mount --make-rslave "$1" && shift && exec "$@""#;
+    let wrapper = [
+        "unshare",
+        "--mount",
+        "--propagation",
+        "unchanged",
+        "sh",
+        "-c",
+        script,
+        "sh",
+        disk.mount_point.to_str().unwrap(),
+    ];
+    Server::wrapped(scratch, &wrapper, &[pool])
+}
+
+#[tokio::test]
+async fn a_container_that_dies_leaves_an_image_that_is_found_by_its_device() {
+    let scratch = Scratch::new();
+    let disk = ext4(&scratch);
+    let pool = definition(&disk, "1Gi");
+    let mut server = in_a_container(&scratch, &disk, &pool);
+    let client = server.client();
+    let (device, uuid) = (the_loop(&disk), fs_uuid(&disk));
+    let (id, staging) = staged(&client, &scratch, "a", "ext4").await;
+    write_pattern(&staging.join("before"), 1, DATA);
+    assert!(
+        mounts_below(&mounted(&disk)).is_empty(),
+        "the pool's own mount stays in the container"
+    );
+    server.kill();
+    assert_eq!(the_loop(&disk), device, "the volume keeps it alive");
+
+    // Outside, and in another container: the same device, the same super block.
+    let mut server = Server::start(&scratch, &[&pool]);
+    assert_eq!(the_loop(&disk), device);
+    let client = server.client();
+    check_pattern(&staging.join("before"), 1, DATA);
+    write_pattern(&staging.join("after"), 2, DATA);
+    let other = client
+        .create("b", 32 * MIB, mount("ext4"), &[])
+        .await
+        .unwrap();
+    server.signal(Signal::SIGTERM);
+    server.wait();
+    let mut server = Server::start(&scratch, &[&pool]);
+    assert_eq!(the_loop(&disk), device);
+    let client = server.client();
+    client.delete(&other).await.unwrap();
+    client.unstage(&id, &staging).await.unwrap();
+    client.stage(&id, &staging, mount("ext4")).await.unwrap();
+    check_pattern(&staging.join("after"), 2, DATA);
+    assert_eq!(fs_uuid(&disk), uuid, "formatted once");
+    client.unstage(&id, &staging).await.unwrap();
+    client.delete(&id).await.unwrap();
+    server.signal(Signal::SIGTERM);
+    server.wait();
+    eventually("the image is unmounted", || unmounted(&disk));
+}
+
+/// Runs an act with a fault at its n-th effect; whether it was reached.
+fn init_with(plan: &str, log: &Path, record: &Path, pool: &str) -> Option<i32> {
+    let _ = std::fs::remove_file(log);
+    Command::new(binary())
+        .args([
+            "pool",
+            "init",
+            "--node-record",
+            record.to_str().unwrap(),
+            pool,
+        ])
+        .env("SLACKWATER_FAULT", plan)
+        .env("SLACKWATER_FAULT_LOG", log)
+        .output()
+        .unwrap()
+        .status
+        .code()
+}
+
+#[tokio::test]
+#[cfg(feature = "fault")]
+async fn killed_or_failed_at_each_effect_of_the_making_it_is_made_once() {
+    let scratch = Scratch::new();
+    let disk = Disk::new(&scratch, "pool", "ext4", 2 * GIB);
+    let log = scratch.join("effects");
+    for mode in ["kill-before", "kill-after", "error:EIO", "error:ENOSPC"] {
+        for number in 1.. {
+            let case = format!("{number}:{mode}");
+            let record = scratch.join("node.json");
+            let pool = format!("a=file:{},image=320Mi", disk.mount_point.display());
+            let code = init_with(&case, &log, &record, &pool);
+            let loops = loops_on_if(&image(&disk));
+            assert!(loops.len() <= 1, "{case}: {loops:?}");
+            let was_complete = std::fs::read_to_string(disk.mount_point.join("image.json"))
+                .is_ok_and(|text| text.contains("\"complete\": true"));
+            let before = was_complete.then(|| offline_uuid(&disk));
+            if code == Some(0) {
+                // A fault in what doesn't matter is no failure; beyond the last effect none is met.
+                let effects = std::fs::read_to_string(&log).unwrap();
+                if effects.lines().count() < number {
+                    wipe(&disk, &record);
+                    break;
+                }
+            }
+            eventually("a repeat ends the work", || {
+                slackwater(&[
+                    "pool",
+                    "init",
+                    "--node-record",
+                    record.to_str().unwrap(),
+                    &pool,
+                ])
+                .0 == Some(0)
+            });
+            assert!(
+                before.is_none_or(|before| before == offline_uuid(&disk)),
+                "{case}: formatted twice"
+            );
+            assert_reserved(&disk, 320 * MIB);
+            eventually("nothing is left of the acts", || {
+                unmounted(&disk) || unmount_left(&disk)
+            });
+            wipe(&disk, &record);
+        }
+    }
+}
+
+fn loops_on_if(path: &Path) -> Vec<String> {
+    if path.exists() {
+        loops_on(path)
+    } else {
+        Vec::new()
+    }
+}
+
+/// Of the image itself: no device is needed.
+fn offline_uuid(disk: &Disk) -> String {
+    run(
+        "blkid",
+        &[
+            "-p",
+            "-o",
+            "value",
+            "-s",
+            "UUID",
+            image(disk).to_str().unwrap(),
+        ],
+    )
+}
+
+/// A killed act has left its mount, and the next one has found it and left it as it was.
+fn unmount_left(disk: &Disk) -> bool {
+    super::support::succeeds("umount", &[mounted(disk).to_str().unwrap()]);
+    unmounted(disk)
+}
+
+fn wipe(disk: &Disk, record: &Path) {
+    unmount_left(disk);
+    for name in ["image.json", "image.json.new", "pool.img", "lock"] {
+        let _ = std::fs::remove_file(disk.mount_point.join(name));
+    }
+    let _ = std::fs::remove_dir(mounted(disk));
+    let _ = std::fs::remove_file(record);
+}
+
+#[tokio::test]
+#[cfg(feature = "fault")]
+async fn killed_at_each_effect_of_a_start_with_growth_it_is_found_again() {
+    let scratch = Scratch::new();
+    let disk = ext4(&scratch);
+    let mut size = 400;
+    let mut server = Server::start(&scratch, &[&definition(&disk, "400Mi")]);
+    let uuid = fs_uuid(&disk);
+    let client = server.client();
+    let id = client
+        .create("a", 32 * MIB, mount("ext4"), &[])
+        .await
+        .unwrap();
+    let staging = scratch.dir("kubelet/a");
+    client.stage(&id, &staging, mount("ext4")).await.unwrap();
+    write_pattern(&staging.join("data"), 1, DATA);
+    for mode in ["kill-before", "kill-after"] {
+        for number in 1..=12 {
+            // Every second time nothing of the last boot is mounted any more.
+            if number % 2 == 0 {
+                server.client().unstage(&id, &staging).await.unwrap();
+                server.signal(Signal::SIGTERM);
+                server.wait();
+            }
+            server.kill();
+            size += 16;
+            let pool = definition(&disk, &format!("{size}Mi"));
+            let plan = format!("{number}:{mode}");
+            let mut faulty = Server::spawn(&scratch, &[&pool], &[], &[("SLACKWATER_FAULT", &plan)]);
+            // Beyond the last effect of the start it serves.
+            let socket = faulty.client();
+            while faulty.is_alive() && !socket.is_ready().await {}
+            faulty.kill();
+            let loops = loops_on(&image(&disk));
+            assert!(loops.len() <= 1, "{plan}: {loops:?}");
+            server = Server::start(&scratch, &[&pool]);
+            the_loop(&disk);
+            assert_eq!(fs_uuid(&disk), uuid, "{plan}: formatted once");
+            assert_reserved(&disk, size * MIB);
+            let client = server.client();
+            client.stage(&id, &staging, mount("ext4")).await.unwrap();
+            check_pattern(&staging.join("data"), 1, DATA);
+        }
+    }
+    let client = server.client();
+    client.unstage(&id, &staging).await.unwrap();
+    client.delete(&id).await.unwrap();
+}
