@@ -22,6 +22,7 @@ use crate::backend::Image;
 use crate::cut::Use;
 use crate::error::{Doing, Error, Result};
 use crate::host::Effect;
+use crate::model::pool::WAY_OUT;
 use crate::model::size::{MIB, image_bytes};
 use crate::model::{Level, SnapshotId};
 use crate::record::{CopyProgress, SnapshotState};
@@ -39,8 +40,8 @@ pub(super) fn no_sharing(pool: &Pool, volume_id: &str) -> Error {
     Error::refused(
         format!("volume {volume_id}"),
         format!(
-            "it is in use, and pool {} can't share blocks, so that a snapshot would be a copy of a volume that changes; unstage it first, or keep the pool on xfs or btrfs, or on an image (`--pool {}={},image=SIZE`)",
-            pool.definition.name, pool.definition.name, pool.definition.place
+            "it is in use, and pool {} can't share blocks, so that a snapshot would be a copy of a volume that changes; unstage it first; {WAY_OUT}",
+            pool.definition.name
         ),
     )
 }
