@@ -1,6 +1,6 @@
 //! A node under test: machine, driver, socket, and clients of every service.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -139,6 +139,12 @@ impl Node {
             served: self.served,
             _folder: self.folder,
         }
+    }
+
+    /// A file on the machine, as text.
+    pub fn driver_file(&self, path: &str) -> String {
+        let bytes = self.host.read_file(Path::new(path)).unwrap().unwrap();
+        String::from_utf8(bytes).unwrap()
     }
 
     pub async fn create(&self, name: &str) -> Volume {

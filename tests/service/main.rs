@@ -16,4 +16,5 @@ mod interrupted;
 mod lifecycle;
 mod refusals;
 mod secrets;
+mod snapshots;
 mod sockets;
