@@ -2,6 +2,7 @@
 
 mod document;
 mod node;
+mod snapshots;
 
 use std::path::Path;
 use std::sync::Arc;

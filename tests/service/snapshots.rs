@@ -9,11 +9,11 @@ use crate::harness::*;
 
 const SECOND_STAGING: &str = "/var/lib/kubelet/staging-2";
 
-fn restore(name: &str, snapshot_id: &str) -> CreateVolumeRequest {
+pub fn restore(name: &str, snapshot_id: &str) -> CreateVolumeRequest {
     made_from(name, from_snapshot(snapshot_id))
 }
 
-fn made_from(name: &str, source: volume_content_source::Type) -> CreateVolumeRequest {
+pub fn made_from(name: &str, source: volume_content_source::Type) -> CreateVolumeRequest {
     CreateVolumeRequest {
         volume_content_source: Some(VolumeContentSource {
             r#type: Some(source),
@@ -34,7 +34,7 @@ impl Node {
         answer.unwrap().into_inner().volume.unwrap()
     }
 
-    async fn group(&self, request: CreateVolumeGroupSnapshotRequest) -> VolumeGroupSnapshot {
+    pub async fn group(&self, request: CreateVolumeGroupSnapshotRequest) -> VolumeGroupSnapshot {
         let answer = self
             .groups
             .clone()
@@ -53,12 +53,12 @@ impl Node {
         (each.collect(), next_token)
     }
 
-    async fn snapshots(&self) -> Vec<Snapshot> {
+    pub async fn snapshots(&self) -> Vec<Snapshot> {
         self.page(ListSnapshotsRequest::default()).await.0
     }
 
     /// What users of a volume find on it.
-    async fn read(&self, volume_id: &str) -> Vec<u64> {
+    pub async fn read(&self, volume_id: &str) -> Vec<u64> {
         let mut kubelet = self.node.clone();
         let stage = NodeStageVolumeRequest {
             staging_target_path: SECOND_STAGING.into(),
