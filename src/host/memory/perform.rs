@@ -5,7 +5,7 @@ use std::path::Path;
 use nix::errno::Errno;
 
 use super::content::{Content, ContentKind};
-use super::disk::Ino;
+use super::disk::{Disk, Ino};
 use super::loops::loop_number;
 use super::machine::{Machine, Process};
 use crate::error::HostCause;
@@ -65,14 +65,8 @@ impl Machine {
         match effect {
             Effect::MakeDir { path } => self.make_dir(process, path)?,
             Effect::WriteFile { path, bytes } => self.write_file(process, path, bytes)?,
-            Effect::SyncFile { path } => {
-                let ino = self.must_find(process, path)?;
-                self.disk.sync_file(ino)?;
-            }
-            Effect::SyncDir { path } => {
-                let ino = self.must_find(process, path)?;
-                self.disk.sync_dir(ino)?;
-            }
+            Effect::SyncFile { path } => self.sync(process, path, Disk::sync_file)?,
+            Effect::SyncDir { path } => self.sync(process, path, Disk::sync_dir)?,
             Effect::Rename { from, to } => self.rename(process, from, to)?,
             Effect::RemoveFile { path } => self.remove_file(process, path)?,
             Effect::RemoveDir { path } => {
@@ -130,6 +124,16 @@ impl Machine {
             Effect::Unmount { target } => self.unmount(target)?,
         }
         Ok(Acted::Plain)
+    }
+
+    fn sync(
+        &mut self,
+        process: Process,
+        path: &Path,
+        sync: fn(&mut Disk, Ino) -> Result<(), Errno>,
+    ) -> Result<(), HostCause> {
+        let ino = self.must_find(process, path)?;
+        Ok(sync(&mut self.disk, ino)?)
     }
 
     pub(super) fn must_find(&self, process: Process, path: &Path) -> Result<Ino, Errno> {
