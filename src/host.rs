@@ -17,6 +17,7 @@ pub mod memory;
 pub mod mountinfo;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use uuid::Uuid;
 
@@ -273,6 +274,10 @@ pub trait Host: Send + Sync + 'static {
     /// Nanoseconds since 1970.
     fn now_nanos(&self) -> u64 {
         self.now().saturating_mul(1_000_000_000)
+    }
+    /// Lets time pass. On a simulated machine nobody really waits.
+    fn pause(&self, time: Duration) {
+        std::thread::sleep(time);
     }
     /// Name of what is missing, without which no volume works on this host, with the fix; empty
     /// if all is there.

@@ -193,10 +193,8 @@ impl Driver {
             at += length;
             self.copied.fetch_add(length, Ordering::Relaxed);
             let due = Duration::from_secs_f64((at - range.start) as f64 / RATE as f64);
-            std::thread::sleep(
-                due.saturating_sub(began.elapsed())
-                    .min(Duration::from_secs(1)),
-            );
+            let early = due.saturating_sub(began.elapsed());
+            self.host.pause(early.min(Duration::from_secs(1)));
         }
         Ok(())
     }

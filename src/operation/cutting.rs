@@ -6,7 +6,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::lock::{Guard, Key};
 use super::publish::View;
@@ -236,12 +236,14 @@ impl Driver {
 
     /// Sleeps, unless the driver stops.
     fn wait(&self, time: Duration) -> Result<()> {
-        let until = Instant::now() + time;
-        while Instant::now() < until {
+        let mut left = time;
+        while !left.is_zero() {
             if self.in_flight.is_stopping() {
                 return Err(Error::Stopping);
             }
-            std::thread::sleep(NAP.min(until.saturating_duration_since(Instant::now())));
+            let nap = NAP.min(left);
+            self.host.pause(nap);
+            left -= nap;
         }
         Ok(())
     }

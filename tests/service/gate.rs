@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 use slackwater::host::memory::MemoryHost;
 use slackwater::host::{
@@ -159,6 +160,10 @@ impl Host for GatedHost {
     }
     fn now_nanos(&self) -> u64 {
         self.inner.now_nanos()
+    }
+
+    fn pause(&self, time: Duration) {
+        self.inner.pause(time);
     }
 
     fn now(&self) -> u64 {

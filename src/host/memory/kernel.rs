@@ -1,6 +1,7 @@
 //! [`Host`] for a process of a simulated machine.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use uuid::Uuid;
@@ -232,14 +233,15 @@ impl Host for MemoryHost {
     }
 
     fn now(&self) -> u64 {
-        let machine = self.lock();
-        match machine.options.seed {
-            Some(_) => EPOCH + machine.faults.log.len() as u64,
-            None => {
-                let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-                since.map_or(0, |since| since.as_secs())
-            }
-        }
+        self.lock().now().as_secs()
+    }
+
+    fn now_nanos(&self) -> u64 {
+        u64::try_from(self.lock().now().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn pause(&self, time: Duration) {
+        self.pass_time(time);
     }
 
     fn missing(&self) -> Vec<String> {

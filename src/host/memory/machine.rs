@@ -2,16 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
 use uuid::Uuid;
 
-use super::MemoryOptions;
 use super::disk::{Data, Disk, Ino, Node, ROOT, Slot};
 use super::fault::Faults;
 use super::freezer::{Froze, Guard};
 use super::loops::LoopDev;
 use super::mounts::{Mounted, Super};
+use super::{EPOCH, MemoryOptions};
 use crate::host::{FileId, NodeKind};
 
 /// Number of a simulated process.
@@ -62,6 +63,8 @@ pub(super) struct Machine {
     pub(super) boot: Uuid,
     pub(super) faults: Faults,
     pub(super) violations: Vec<String>,
+    /// Time that was let pass.
+    pub(super) passed: Duration,
     serial: u64,
 }
 
@@ -85,12 +88,25 @@ impl Machine {
             boot: Uuid::nil(),
             faults: Faults::default(),
             violations: Vec::new(),
+            passed: Duration::ZERO,
             serial: 1000,
             options,
         };
         machine.boot = machine.uuid();
         machine.mount_base();
         machine
+    }
+
+    /// Since 1970. With a seed every effect takes a second, and nothing else any time.
+    pub(super) fn now(&self) -> Duration {
+        let now = match self.options.seed {
+            Some(_) => Duration::from_secs(EPOCH + self.faults.log.len() as u64),
+            None => {
+                let since = SystemTime::now().duration_since(UNIX_EPOCH);
+                since.unwrap_or_default()
+            }
+        };
+        now + self.passed
     }
 
     /// A number that this machine has not used.

@@ -1,6 +1,7 @@
 //! Watching a simulated machine, and planning its faults.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::errno::Errno;
 
@@ -8,6 +9,11 @@ use super::mounts::Shown;
 use super::{FaultMode, MemoryHost};
 
 impl MemoryHost {
+    /// Time passes on this machine; on others not.
+    pub fn pass_time(&self, time: Duration) {
+        self.lock().passed += time;
+    }
+
     /// Effects performed so far, refused ones included.
     pub fn effects(&self) -> usize {
         self.lock().faults.log.len()
