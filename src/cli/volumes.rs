@@ -1,4 +1,4 @@
-//! `slackwater volumes`: what is on the pools, read beside a running driver.
+//! `slackwater volumes`: volumes and snapshots on the pools, read beside a running driver.
 
 use std::process::ExitCode;
 
@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use super::{Failure, Place, print, real_host};
 use crate::model::VolumeId;
 use crate::model::size::Human;
-use crate::operation::inventory::{self, Inventory, PoolState, VolumeEntry};
-use crate::record::{FormattedAs, VolumeState};
+use crate::operation::inventory::{self, Inventory, PoolState, SnapshotEntry, VolumeEntry};
+use crate::record::{FormattedAs, SnapshotState, VolumeState};
 
 /// Lists the volumes of the configured pools, or of all that this machine has had. Exit 1 if a
 /// pool or a record can't be read: the list isn't whole then.
@@ -32,8 +32,9 @@ pub(super) fn run(place: Place) -> Result<ExitCode, Failure> {
             ));
             continue;
         };
-        let found = inventory::volumes(host.as_ref(), &pool.name, id, path)?;
+        let found = inventory::read(host.as_ref(), &pool.name, id, path)?;
         whole.volumes.extend(found.volumes);
+        whole.snapshots.extend(found.snapshots);
         whole.damaged.extend(found.damaged);
     }
     if settled.json {
@@ -43,6 +44,13 @@ pub(super) fn run(place: Place) -> Result<ExitCode, Failure> {
             ["ID", "NAME", "POOL", "SIZE", "USED", "AS", "STATE"],
             &whole.volumes.iter().map(row).collect::<Vec<_>>(),
         );
+        if !whole.snapshots.is_empty() {
+            println!();
+            print::table(
+                ["SNAPSHOT", "NAME", "POOL", "OF VOLUME", "SIZE", "LEVEL", "STATE"],
+                &whole.snapshots.iter().map(snapshot_row).collect::<Vec<_>>(),
+            );
+        }
     }
     for damaged in &whole.damaged {
         eprintln!(
@@ -105,6 +113,48 @@ fn row(entry: &VolumeEntry) -> [String; 7] {
     ]
 }
 
+fn snapshot_state(entry: &SnapshotEntry) -> &'static str {
+    match entry.record.state {
+        SnapshotState::Preparing => "preparing",
+        SnapshotState::Cut => "cut",
+        SnapshotState::Ready => "ready",
+    }
+}
+
+fn snapshot_ids(entry: &SnapshotEntry) -> [String; 2] {
+    let id = |uuid| VolumeId {
+        pool: entry.pool_id,
+        uuid,
+    };
+    [entry.record.uuid, entry.record.source].map(|uuid| id(uuid).to_string())
+}
+
+fn snapshot_row(entry: &SnapshotEntry) -> [String; 7] {
+    let [id, source] = snapshot_ids(entry);
+    [
+        id,
+        entry.record.name.escape_debug().to_string(),
+        entry.pool.clone(),
+        source,
+        Human(entry.record.size).to_string(),
+        entry.record.level.to_string(),
+        snapshot_state(entry).into(),
+    ]
+}
+
+fn snapshot_json(entry: &SnapshotEntry) -> Value {
+    let [id, source] = snapshot_ids(entry);
+    let record = &entry.record;
+    json!({
+        "id": id, "name": record.name, "pool": entry.pool, "state": snapshot_state(entry),
+        "source_volume_id": source, "size_bytes": record.size,
+        "allocated_bytes": entry.allocated, "cut_at_ns": record.cut_at,
+        "level": record.level.word(), "reason": record.reason,
+        "group_snapshot_id": record.group.as_ref().map(|group| group.id),
+        "copied_bytes": record.copy.map(|copy| copy.copied),
+    })
+}
+
 fn as_json(whole: &Inventory, unread: &[String]) -> Value {
     let volumes: Vec<Value> = whole
         .volumes
@@ -126,5 +176,6 @@ fn as_json(whole: &Inventory, unread: &[String]) -> Value {
         .iter()
         .map(|entry| json!({ "pool": entry.pool, "path": entry.path, "problem": entry.problem }))
         .collect();
-    json!({ "volumes": volumes, "damaged": damaged, "unread_pools": unread })
+    let snapshots: Vec<Value> = whole.snapshots.iter().map(snapshot_json).collect();
+    json!({ "volumes": volumes, "snapshots": snapshots, "damaged": damaged, "unread_pools": unread })
 }

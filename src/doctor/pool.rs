@@ -338,7 +338,7 @@ fn holder(locks: &str, file: FileId) -> Option<String> {
 
 fn records(host: &dyn Host, pool: &PoolDefinition, path: &Path, record: &PoolRecord) -> Vec<Check> {
     let subject = format!("{}: volumes", subject(pool));
-    match inventory::volumes(host, &pool.name, record.id, path) {
+    match inventory::read(host, &pool.name, record.id, path) {
         Ok(found) => {
             let count = Check::ok(
                 &subject,

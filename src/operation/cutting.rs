@@ -157,6 +157,7 @@ impl Driver {
         sources: &[Source],
         uses: &[Use],
         level: Level,
+        parameters: &SnapshotParameters,
     ) -> Result<()> {
         let used: Vec<_> = sources
             .iter()
@@ -166,11 +167,17 @@ impl Driver {
         if used.len() < 2 {
             return Ok(());
         }
+        let crash = |key: &str| {
+            Err(Error::invalid(
+                format!("parameters.{key}"),
+                "\"crash\" has no moment that several volumes in use share; give filesystem",
+            ))
+        };
         if level == Level::Crash {
-            return Err(Error::invalid(
-                "parameters.consistency",
-                "\"crash\" has no moment that several volumes in use share; give filesystem or application",
-            ));
+            return crash("consistency");
+        }
+        if parameters.on_quiesce_failure == OnQuiesceFailure::Degrade(Level::Crash) {
+            return crash("onQuiesceFailure");
         }
         match used.iter().find(|(_, in_use)| **in_use == Use::Raw) {
             None => Ok(()),

@@ -7,11 +7,11 @@ use uuid::Uuid;
 use super::pool_admin::load_node;
 use super::pool_image::look_through;
 use super::pool_make::Found;
-use crate::backend::file::VOLUMES;
+use crate::backend::file::{SNAPSHOTS, VOLUMES};
 use crate::error::{Doing, Result, chain};
 use crate::host::Host;
 use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace};
-use crate::record::{self, NodeRecord, VolumeRecord};
+use crate::record::{self, NodeRecord, Record, SnapshotRecord, VolumeRecord};
 
 /// A pool that is configured, or that this machine has had.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -165,61 +165,105 @@ pub struct VolumeEntry {
     pub allocated: u64,
 }
 
+/// A snapshot on a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SnapshotEntry {
+    /// The pool's name.
+    pub pool: String,
+    /// The pool's id.
+    pub pool_id: PoolId,
+    /// Its record.
+    pub record: SnapshotRecord,
+    /// Bytes of blocks that its image has, shared ones included.
+    pub allocated: u64,
+}
+
 /// A record that can't be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DamagedEntry {
     /// The pool's name.
     pub pool: String,
-    /// The volume's folder.
+    /// The folder of the volume or snapshot.
     pub path: PathBuf,
     /// Why.
     pub problem: String,
 }
 
-/// The volumes of one pool.
+/// What is on one pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inventory {
     /// In the order of uuids.
     pub volumes: Vec<VolumeEntry>,
+    /// The same.
+    pub snapshots: Vec<SnapshotEntry>,
     /// What can't be read.
     pub damaged: Vec<DamagedEntry>,
 }
 
-/// Reads the volumes of the pool in a folder. One that is deleted meanwhile is left out.
-pub fn volumes(host: &dyn Host, name: &str, pool_id: PoolId, path: &Path) -> Result<Inventory> {
-    let folder = path.join(VOLUMES);
-    let names = host
-        .list_dir(&folder)
-        .doing(|| format!("list the volumes of pool {name}"))?
-        .unwrap_or_default();
+/// Reads volumes and snapshots of the pool in a folder. What is deleted meanwhile is left out.
+pub fn read(host: &dyn Host, name: &str, pool_id: PoolId, path: &Path) -> Result<Inventory> {
     let mut inventory = Inventory::default();
+    let pool = || name.to_string();
+    let (volumes, damaged) = shelf(host, name, &path.join(VOLUMES), |one: &VolumeRecord| one.uuid)?;
+    inventory.damaged.extend(damaged);
+    inventory
+        .volumes
+        .extend(volumes.into_iter().map(|(record, allocated)| VolumeEntry {
+            pool: pool(),
+            pool_id,
+            record,
+            allocated,
+        }));
+    let (snapshots, damaged) =
+        shelf(host, name, &path.join(SNAPSHOTS), |one: &SnapshotRecord| one.uuid)?;
+    inventory.damaged.extend(damaged);
+    inventory
+        .snapshots
+        .extend(snapshots.into_iter().map(|(record, allocated)| SnapshotEntry {
+            pool: pool(),
+            pool_id,
+            record,
+            allocated,
+        }));
+    Ok(inventory)
+}
+
+/// Records with the bytes of their images, and what can't be read.
+type Shelf<R> = (Vec<(R, u64)>, Vec<DamagedEntry>);
+
+fn shelf<R: Record>(
+    host: &dyn Host,
+    pool: &str,
+    folder: &Path,
+    uuid: impl Fn(&R) -> Uuid,
+) -> Result<Shelf<R>> {
+    let names = host
+        .list_dir(folder)
+        .doing(|| format!("list {} of pool {pool}", folder.display()))?
+        .unwrap_or_default();
+    let (mut records, mut damaged) = (Vec::new(), Vec::new());
     for entry in names {
         let path = folder.join(&entry);
-        let read = read_volume(host, &path, &entry);
-        match read {
-            Ok(Some((record, allocated))) => inventory.volumes.push(VolumeEntry {
-                pool: name.to_string(),
-                pool_id,
-                record,
-                allocated,
-            }),
+        match read_one(host, &path, &entry, &uuid) {
+            Ok(Some(one)) => records.push(one),
             Ok(None) => {}
-            Err(problem) => inventory.damaged.push(DamagedEntry {
-                pool: name.to_string(),
+            Err(problem) => damaged.push(DamagedEntry {
+                pool: pool.to_string(),
                 path,
                 problem,
             }),
         }
     }
-    Ok(inventory)
+    Ok((records, damaged))
 }
 
-fn read_volume(
+fn read_one<R: Record>(
     host: &dyn Host,
     path: &Path,
     name: &str,
-) -> Result<Option<(VolumeRecord, u64)>, String> {
-    let record = record::load::<VolumeRecord>(host, &path.join("record.json"));
+    uuid: impl Fn(&R) -> Uuid,
+) -> Result<Option<(R, u64)>, String> {
+    let record = record::load::<R>(host, &path.join("record.json"));
     let Some(record) = record.map_err(|error| chain(&error))? else {
         return match host.list_dir(path).map_err(|error| chain(&error))? {
             // Deleted between two looks.
@@ -228,8 +272,8 @@ fn read_volume(
             Some(_) => Err("it has no record.json".into()),
         };
     };
-    if Uuid::try_parse(name) != Ok(record.uuid) {
-        return Err(format!("its record is of volume {}", record.uuid));
+    if Uuid::try_parse(name) != Ok(uuid(&record)) {
+        return Err(format!("its record is of {}", uuid(&record)));
     }
     let image = host
         .stat(&path.join("data.img"))

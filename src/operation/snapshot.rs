@@ -138,7 +138,7 @@ impl Driver {
         now: &Try<'_>,
         parameters: &crate::model::SnapshotParameters,
     ) -> Result<Vec<Prepared>> {
-        self.refuse_without_barrier(sources, uses, now.level)?;
+        self.refuse_without_barrier(sources, uses, now.level, parameters)?;
         let mut made: Vec<Prepared> = Vec::new();
         for (source, record) in sources.iter().zip(records) {
             let prepared = self.prepare_snapshot(&source.pool, &record);

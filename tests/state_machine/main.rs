@@ -228,7 +228,7 @@ impl Run {
         let loops = host.loops().map_err(|error| said(&error))?;
         let boot = host.boot_id().map_err(|error| said(&error))?;
         let pool = PoolId(Uuid::nil());
-        let found = inventory::volumes(host, "default", pool, Path::new(POOL))
+        let found = inventory::read(host, "default", pool, Path::new(POOL))
             .map_err(|error| said(&error))?;
         let mut seen = Seen::default();
         for record in found.volumes.into_iter().map(|found| found.record) {

@@ -16,7 +16,7 @@ use tonic::transport::{Channel, Endpoint, Uri};
 /// A client of one socket.
 #[derive(Clone)]
 pub struct Client {
-    channel: Channel,
+    pub(super) channel: Channel,
 }
 
 /// A mount capability; "" is the driver's default file system.

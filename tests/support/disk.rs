@@ -196,6 +196,14 @@ impl Disk {
         names
     }
 
+    /// Folders of snapshots on a pool that lies at its root.
+    pub fn snapshots(&self) -> Vec<PathBuf> {
+        let Ok(names) = std::fs::read_dir(self.mount_point.join("snapshots")) else {
+            return Vec::new();
+        };
+        names.map(|entry| entry.unwrap().path()).collect()
+    }
+
     /// What lies in the trash.
     pub fn trash(&self) -> Vec<PathBuf> {
         std::fs::read_dir(self.mount_point.join("trash"))

@@ -12,7 +12,9 @@
 
 pub mod client;
 pub mod disk;
+pub mod node;
 pub mod server;
+pub mod snapshots;
 
 pub use client::{Client, block, capability, mount};
 pub use disk::{Disk, Scratch};

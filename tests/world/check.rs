@@ -119,7 +119,7 @@ impl World {
         };
         let ids = driver.pool_status().into_iter().filter_map(|pool| pool.id);
         let volumes = ids.flat_map(|id| {
-            let found = inventory::volumes(&self.host, "default", id, Path::new(POOL));
+            let found = inventory::read(&self.host, "default", id, Path::new(POOL));
             found.map(|found| found.volumes).unwrap_or_default()
         });
         let records = volumes

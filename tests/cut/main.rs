@@ -1,0 +1,26 @@
+//! The consistent cut by the real driver on real disks: snapshots, groups, restores, clones, and
+//! the oracles that would see an inconsistent one. Needs root. `SLACKWATER_SOAK=1` makes the
+//! rounds many.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test says what it expects, and works on its own files"
+)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod groups;
+mod order;
+mod restores;
+
+pub use support::node::*;
+
+/// So many rounds, or many more in a soak.
+pub fn rounds(few: usize, many: usize) -> usize {
+    match std::env::var_os("SLACKWATER_SOAK") {
+        Some(_) => many,
+        None => few,
+    }
+}

@@ -1,0 +1,196 @@
+//! Write order: a counter goes from volume to volume, never synced. Cut at one moment, no volume
+//! is ahead of the one before it, and none is more than one behind.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use super::support::snapshots::{from_snapshot, members};
+use super::support::{Server, mount};
+use super::{GIB, Node, definition, rounds};
+
+/// Writers beside each other, each with files of its own.
+const WRITERS: usize = 2;
+/// xfs takes no less.
+const SIZE: u64 = GIB / 2;
+
+struct Volume {
+    id: String,
+    staging: PathBuf,
+    fs: &'static str,
+}
+
+struct Writers {
+    stop: Arc<AtomicBool>,
+    rounds: Arc<AtomicU64>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Writers {
+    fn start(volumes: &[Volume]) -> Writers {
+        let stop = Arc::new(AtomicBool::new(false));
+        let rounds = Arc::new(AtomicU64::new(0));
+        let threads = (0..WRITERS).map(|writer| {
+            let files: Vec<_> = volumes
+                .iter()
+                .map(|volume| {
+                    let path = volume.staging.join(format!("counter-{writer}"));
+                    let mut options = OpenOptions::new();
+                    options.write(true).create(true).truncate(false);
+                    let file = options.open(path).unwrap();
+                    file.write_all_at(&0u64.to_le_bytes(), 0).unwrap();
+                    file
+                })
+                .collect();
+            let (stop, rounds) = (stop.clone(), rounds.clone());
+            std::thread::spawn(move || {
+                let mut count = 0u64;
+                while !stop.load(Ordering::Relaxed) {
+                    count += 1;
+                    for file in &files {
+                        // Not synced: what is in the page cache is in the cut as well.
+                        file.write_all_at(&count.to_le_bytes(), 0).unwrap();
+                    }
+                    rounds.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        });
+        Writers {
+            threads: threads.collect(),
+            stop,
+            rounds,
+        }
+    }
+}
+
+impl Drop for Writers {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What restored volumes show, by writer and volume.
+async fn counters(node: &Node, volumes: &[Volume], snapshots: &[String]) -> Vec<Vec<u64>> {
+    let client = &node.client;
+    let mut found = vec![Vec::new(); WRITERS];
+    for (n, (volume, snapshot)) in volumes.iter().zip(snapshots).enumerate() {
+        let name = format!("restored-{n}");
+        let staging = node.staging(&name);
+        let capability = mount(volume.fs);
+        let source = from_snapshot(snapshot);
+        let restored = client
+            .create_from(&name, SIZE, capability.clone(), source, &[])
+            .await
+            .unwrap();
+        client
+            .stage(&restored.volume_id, &staging, capability)
+            .await
+            .unwrap();
+        for (writer, row) in found.iter_mut().enumerate() {
+            let bytes = std::fs::read(staging.join(format!("counter-{writer}"))).unwrap();
+            row.push(u64::from_le_bytes(bytes.try_into().unwrap()));
+        }
+        node.end(&restored.volume_id, &staging).await;
+    }
+    found
+}
+
+fn is_consistent(row: &[u64]) -> bool {
+    let (first, last) = (row[0], row[row.len() - 1]);
+    row.windows(2).all(|pair| pair[0] >= pair[1]) && first - last <= 1
+}
+
+/// Cuts `cuts` times under load; how many cuts were out of order.
+async fn violations(node: &Node, kinds: &[&'static str], cuts: usize) -> usize {
+    let mut volumes = Vec::new();
+    for (n, fs) in kinds.iter().enumerate() {
+        let name = format!("v{n}");
+        let staging = node.staging(&name);
+        let id = node.client.create(&name, SIZE, mount(fs), &[]).await;
+        let id = id.unwrap();
+        node.client.stage(&id, &staging, mount(fs)).await.unwrap();
+        volumes.push(Volume { id, staging, fs });
+    }
+    let ids: Vec<String> = volumes.iter().map(|volume| volume.id.clone()).collect();
+    let writers = Writers::start(&volumes);
+    let (mut wrong, mut last) = (0, 0);
+    for cut in 0..cuts {
+        let group = node.client.group(&format!("cut-{cut}"), &ids, &[]).await;
+        let group = group.unwrap_or_else(|status| panic!("{status}\n{}", node.server.log()));
+        let found = counters(node, &volumes, &members(&group)).await;
+        wrong += usize::from(!found.iter().all(|row| is_consistent(row)));
+        let writes = writers.rounds.load(Ordering::Relaxed);
+        assert!(writes > last, "the writers go on after each cut");
+        last = writes;
+        let members = members(&group);
+        let id = &group.group_snapshot_id;
+        node.client.delete_group(id, &members).await.unwrap();
+    }
+    drop(writers);
+    for volume in &volumes {
+        node.end(&volume.id, &volume.staging).await;
+    }
+    wrong
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_cut_of_two_volumes_is_out_of_order() {
+    let node = Node::new();
+    for kinds in [
+        ["ext4", "ext4"],
+        ["xfs", "xfs"],
+        ["btrfs", "btrfs"],
+        ["xfs", "ext4"],
+    ] {
+        let cuts = rounds(15, 1500);
+        assert_eq!(violations(&node, &kinds, cuts).await, 0, "{kinds:?}");
+    }
+    node.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_cut_of_four_volumes_is_out_of_order() {
+    let node = Node::new();
+    let cuts = rounds(30, 3000);
+    let kinds = ["ext4", "xfs", "btrfs", "ext4"];
+    assert_eq!(violations(&node, &kinds, cuts).await, 0);
+    node.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_cut_of_sixteen_volumes_is_out_of_order() {
+    let node = Node::on("xfs", 32 * GIB);
+    let cuts = rounds(8, 800);
+    assert_eq!(violations(&node, &["ext4"; 16], cuts).await, 0);
+    node.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_cut_on_a_btrfs_pool_is_out_of_order() {
+    let node = Node::on("btrfs", 16 * GIB);
+    let cuts = rounds(10, 500);
+    let kinds = ["ext4", "xfs", "btrfs"];
+    assert_eq!(violations(&node, &kinds, cuts).await, 0);
+    node.assert_nothing_left();
+}
+
+/// The oracle can see what it's for: the same writers, cut one after the other without a freeze.
+#[cfg(feature = "fault")]
+#[tokio::test(flavor = "multi_thread")]
+async fn cut_in_sequence_the_order_is_broken() {
+    let mut node = Node::new();
+    let pool = definition(&node.disk.mount_point);
+    node.server.kill();
+    let in_sequence = [("SLACKWATER_CUT_IN_SEQUENCE", "1")];
+    node.server = Server::spawn(&node.scratch, &[&pool], &[], &in_sequence);
+    node.server.wait_ready();
+    node.client = node.server.client();
+    assert_ne!(violations(&node, &["ext4"; 4], 10).await, 0);
+    node.assert_nothing_left();
+}

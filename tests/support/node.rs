@@ -1,0 +1,170 @@
+//! A node for tests: a driver with one pool on a disk of its own, and what is asked of them often.
+
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use super::{Client, Disk, Scratch, Server};
+use tonic::{Code, Status};
+
+/// One MiB.
+pub const MIB: u64 = 1 << 20;
+/// One GiB.
+pub const GIB: u64 = 1 << 30;
+
+/// A driver with one pool named `default`.
+pub struct Node {
+    /// The process.
+    pub server: Server,
+    /// A client of it.
+    pub client: Client,
+    /// The pool's disk.
+    pub disk: Disk,
+    /// Last: what the others stand on goes last.
+    pub scratch: Scratch,
+}
+
+impl Node {
+    /// On a disk of `size` bytes with a file system.
+    pub fn on(fs: &str, size: u64) -> Node {
+        let scratch = Scratch::new();
+        let disk = Disk::new(&scratch, "pool", fs, size);
+        let server = Server::start(&scratch, &[&definition(&disk.mount_point)]);
+        let client = server.client();
+        Node {
+            server,
+            client,
+            disk,
+            scratch,
+        }
+    }
+
+    /// On an xfs disk of 8 GiB, sparse.
+    #[expect(clippy::new_without_default, reason = "it starts a process")]
+    pub fn new() -> Node {
+        Node::on("xfs", 8 * GIB)
+    }
+
+    /// A path below the allowed folder; its parent exists.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.scratch.join("kubelet").join(name)
+    }
+
+    /// A staging path, made as the kubelet makes it.
+    pub fn staging(&self, name: &str) -> PathBuf {
+        let path = self.path(&format!("{name}.staging"));
+        std::fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    /// A new volume of 1 GiB, staged.
+    pub async fn staged(&self, name: &str, staging: &Path, fs: &str) -> String {
+        let id = self
+            .client
+            .create(name, GIB, super::mount(fs), &[])
+            .await
+            .unwrap();
+        self.client
+            .stage(&id, staging, super::mount(fs))
+            .await
+            .unwrap();
+        id
+    }
+
+    /// The end of a staged volume.
+    pub async fn end(&self, id: &str, staging: &Path) {
+        self.client.unstage(id, staging).await.unwrap();
+        self.client.delete(id).await.unwrap();
+    }
+
+    /// The image of the volume with this id.
+    pub fn image(&self, id: &str) -> PathBuf {
+        self.disk
+            .mount_point
+            .join("volumes")
+            .join(volume_uuid(id))
+            .join("data.img")
+    }
+
+    /// A device goes with its last opener, and whoever looks at all devices is one for a moment.
+    pub fn assert_no_device(&self, id: &str) {
+        let image = self.image(id);
+        super::eventually("no device stands on the image", || {
+            super::disk::loops_on(&image).is_empty()
+        });
+    }
+
+    /// Everything that must be so once all volumes are deleted.
+    pub fn assert_nothing_left(&self) {
+        assert_eq!(
+            self.disk.volumes(),
+            Vec::<PathBuf>::new(),
+            "no volume is left"
+        );
+        assert_eq!(
+            self.disk.snapshots(),
+            Vec::<PathBuf>::new(),
+            "no snapshot is left"
+        );
+        assert_eq!(self.disk.trash(), Vec::<PathBuf>::new(), "no trash is left");
+        let pool = self.disk.mount_point.clone();
+        super::eventually("no loop device is left", || {
+            super::disk::loops_below(&pool).is_empty()
+        });
+        let kubelet = self.scratch.join("kubelet");
+        assert_eq!(
+            super::disk::mounts_below(&kubelet),
+            Vec::new(),
+            "no mount is left"
+        );
+    }
+}
+
+/// `--pool` for a folder that may be made a pool.
+pub fn definition(path: &Path) -> String {
+    format!("default=file:{},init", path.display())
+}
+
+/// The volume's own part of an id.
+pub fn volume_uuid(id: &str) -> &str {
+    id.split_once('.').unwrap().1
+}
+
+/// Fails unless a call was refused with this code; the message.
+#[track_caller]
+pub fn refused<T: std::fmt::Debug>(answer: Result<T, Status>, code: Code) -> String {
+    let status = answer.expect_err("this is refused");
+    assert_eq!(status.code(), code, "{status:?}");
+    status.message().to_string()
+}
+
+/// Writes bytes that can be told from all others, and makes them durable.
+pub fn write_pattern(path: &Path, seed: u8, bytes: usize) {
+    let mut file = std::fs::OpenOptions::new()
+        .write(true)
+        .create(!path.exists())
+        .open(path)
+        .unwrap();
+    file.write_all(&pattern(seed, bytes)).unwrap();
+    file.sync_all().unwrap();
+}
+
+/// Checks what [`write_pattern`] wrote.
+#[track_caller]
+pub fn check_pattern(path: &Path, seed: u8, bytes: usize) {
+    let mut found = vec![0; bytes];
+    let mut file = std::fs::File::open(path).unwrap();
+    file.seek(SeekFrom::Start(0)).unwrap();
+    file.read_exact(&mut found).unwrap();
+    assert!(
+        found == pattern(seed, bytes),
+        "every acknowledged byte of {} is there",
+        path.display()
+    );
+}
+
+/// Not compressible to nothing, and different for each seed.
+pub fn pattern(seed: u8, bytes: usize) -> Vec<u8> {
+    (0..bytes)
+        .map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8 ^ seed)
+        .collect()
+}

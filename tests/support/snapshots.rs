@@ -1,0 +1,138 @@
+//! A CSI client's words about snapshots, groups and what is made from them.
+
+use std::collections::HashMap;
+
+use slackwater::csi::group_controller_client::GroupControllerClient;
+use slackwater::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
+use slackwater::csi::{self, CapacityRange, VolumeCapability, VolumeContentSource};
+use tonic::Status;
+use tonic::transport::Channel;
+
+use super::Client;
+
+fn map(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+    pairs
+        .iter()
+        .map(|(key, value)| (key.to_string(), value.to_string()))
+        .collect()
+}
+
+/// A snapshot as a source.
+pub fn from_snapshot(id: &str) -> VolumeContentSource {
+    let snapshot_id = id.to_string();
+    VolumeContentSource {
+        r#type: Some(Type::Snapshot(SnapshotSource { snapshot_id })),
+    }
+}
+
+/// A volume as a source.
+pub fn from_volume(id: &str) -> VolumeContentSource {
+    let volume_id = id.to_string();
+    VolumeContentSource {
+        r#type: Some(Type::Volume(VolumeSource { volume_id })),
+    }
+}
+
+impl Client {
+    /// The group controller's stub.
+    pub fn groups(&self) -> GroupControllerClient<Channel> {
+        GroupControllerClient::new(self.channel.clone())
+    }
+
+    /// CreateSnapshot.
+    pub async fn snapshot(
+        &self,
+        name: &str,
+        volume: &str,
+        parameters: &[(&str, &str)],
+    ) -> Result<csi::Snapshot, Status> {
+        let request = csi::CreateSnapshotRequest {
+            name: name.into(),
+            source_volume_id: volume.into(),
+            parameters: map(parameters),
+            ..Default::default()
+        };
+        let answer = self.controller().create_snapshot(request).await?;
+        Ok(answer.into_inner().snapshot.unwrap())
+    }
+
+    /// DeleteSnapshot.
+    pub async fn delete_snapshot(&self, id: &str) -> Result<(), Status> {
+        let request = csi::DeleteSnapshotRequest {
+            snapshot_id: id.into(),
+            ..Default::default()
+        };
+        self.controller().delete_snapshot(request).await.map(drop)
+    }
+
+    /// ListSnapshots: the ids; of one volume, if one is given.
+    pub async fn snapshots(&self, of: &str) -> Result<Vec<String>, Status> {
+        let request = csi::ListSnapshotsRequest {
+            source_volume_id: of.into(),
+            ..Default::default()
+        };
+        let page = self.controller().list_snapshots(request).await?;
+        let entries = page.into_inner().entries.into_iter();
+        Ok(entries
+            .map(|entry| entry.snapshot.unwrap().snapshot_id)
+            .collect())
+    }
+
+    /// CreateVolume from a source.
+    pub async fn create_from(
+        &self,
+        name: &str,
+        size: u64,
+        capability: VolumeCapability,
+        source: VolumeContentSource,
+        parameters: &[(&str, &str)],
+    ) -> Result<csi::Volume, Status> {
+        let request = csi::CreateVolumeRequest {
+            name: name.into(),
+            capacity_range: Some(CapacityRange {
+                required_bytes: size as i64,
+                limit_bytes: 0,
+            }),
+            volume_capabilities: vec![capability],
+            parameters: map(parameters),
+            volume_content_source: Some(source),
+            ..Default::default()
+        };
+        let answer = self.controller().create_volume(request).await?;
+        Ok(answer.into_inner().volume.unwrap())
+    }
+
+    /// CreateVolumeGroupSnapshot.
+    pub async fn group(
+        &self,
+        name: &str,
+        volumes: &[String],
+        parameters: &[(&str, &str)],
+    ) -> Result<csi::VolumeGroupSnapshot, Status> {
+        let request = csi::CreateVolumeGroupSnapshotRequest {
+            name: name.into(),
+            source_volume_ids: volumes.to_vec(),
+            parameters: map(parameters),
+            ..Default::default()
+        };
+        let answer = self.groups().create_volume_group_snapshot(request).await?;
+        Ok(answer.into_inner().group_snapshot.unwrap())
+    }
+
+    /// DeleteVolumeGroupSnapshot.
+    pub async fn delete_group(&self, id: &str, members: &[String]) -> Result<(), Status> {
+        let request = csi::DeleteVolumeGroupSnapshotRequest {
+            group_snapshot_id: id.into(),
+            snapshot_ids: members.to_vec(),
+            ..Default::default()
+        };
+        let mut groups = self.groups();
+        groups.delete_volume_group_snapshot(request).await.map(drop)
+    }
+}
+
+/// The ids of a group's members.
+pub fn members(group: &csi::VolumeGroupSnapshot) -> Vec<String> {
+    let each = group.snapshots.iter();
+    each.map(|snapshot| snapshot.snapshot_id.clone()).collect()
+}
