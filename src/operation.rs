@@ -8,6 +8,7 @@ mod block;
 mod capacity;
 mod copying;
 mod create;
+pub mod cut_counts;
 mod cutting;
 mod delete;
 mod detach;
@@ -42,11 +43,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use crate::cut::Seams;
+use crate::cut::pause::Pauses;
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::model::{HomeId, PoolDefinition};
 use crate::record::NodeRecord;
 
+pub use cut_counts::CutCounts;
 pub use detach::InFlight;
 pub use lock::{Key, Locks};
 pub use pool::{Pool, PoolState, PoolStatus};
@@ -82,6 +85,8 @@ pub struct Driver {
     formats: AtomicU64,
     copies: copying::Copies,
     copied: AtomicU64,
+    pauses: Mutex<Pauses>,
+    cuts: Mutex<CutCounts>,
 }
 
 impl Driver {

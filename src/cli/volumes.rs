@@ -47,7 +47,15 @@ pub(super) fn run(place: Place) -> Result<ExitCode, Failure> {
         if !whole.snapshots.is_empty() {
             println!();
             print::table(
-                ["SNAPSHOT", "NAME", "POOL", "OF VOLUME", "SIZE", "LEVEL", "STATE"],
+                [
+                    "SNAPSHOT",
+                    "NAME",
+                    "POOL",
+                    "OF VOLUME",
+                    "SIZE",
+                    "LEVEL",
+                    "STATE",
+                ],
                 &whole.snapshots.iter().map(snapshot_row).collect::<Vec<_>>(),
             );
         }

@@ -5,13 +5,14 @@
 //! one meanwhile; between two tries they are free.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::lock::{Guard, Key};
 use super::publish::View;
 use super::{Driver, Pool, usage};
 use crate::backend::Image;
+use crate::cut::pause::Pauses;
 use crate::cut::{self, HookTarget, Member, Outcome, Use};
 use crate::error::{Doing, Error, Result, chain};
 use crate::model::{FsType, Level, OnQuiesceFailure, SnapshotParameters, VolumeId};
@@ -198,7 +199,9 @@ impl Driver {
         parameters: &SnapshotParameters,
     ) -> Result<Outcome> {
         let members = self.members(sources, uses, copies)?;
-        let mut outcome = cut::attempt(&self.seams, &members, now.level, parameters)?;
+        let attempt = cut::attempt(&self.seams, &members, now.level, parameters);
+        self.count_cut(&attempt);
+        let mut outcome = attempt?;
         if !now.why.is_empty() {
             outcome.reason = now.why.to_string();
         }
@@ -214,6 +217,7 @@ impl Driver {
         parameters: &SnapshotParameters,
         mut once: impl FnMut(&Try<'_>) -> Result<T>,
     ) -> Result<T> {
+        self.pauses().check(key, self.host.now())?;
         let (mut level, mut why) = (parameters.consistency, String::new());
         let mut failed = 0;
         loop {
@@ -221,6 +225,7 @@ impl Driver {
                 Err(error) if is_failed_try(&error) => error,
                 Err(error) => return Err(error),
                 Ok(done) => {
+                    self.pauses().forget(key);
                     return Ok(done);
                 }
             };
@@ -235,10 +240,27 @@ impl Driver {
                     (level, failed) = (lower, 0);
                 }
                 OnQuiesceFailure::Degrade(_) | OnQuiesceFailure::Fail => {
-                    return Err(error);
+                    return self.give_up(key, error);
                 }
             }
         }
+    }
+
+    /// Remembers a set of tries that has failed; its error, with the pause that it begins.
+    fn give_up<T>(&self, key: &str, error: Error) -> Result<T> {
+        let now = self.host.now();
+        let mut pauses = self.pauses();
+        let last = pauses.failed(key, error, now);
+        pauses.check(key, now)?;
+        Err(Error::Paused {
+            seconds: 0,
+            sets: 1,
+            last,
+        })
+    }
+
+    fn pauses(&self) -> MutexGuard<'_, Pauses> {
+        self.pauses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sleeps, unless the driver stops.

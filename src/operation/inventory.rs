@@ -204,7 +204,9 @@ pub struct Inventory {
 pub fn read(host: &dyn Host, name: &str, pool_id: PoolId, path: &Path) -> Result<Inventory> {
     let mut inventory = Inventory::default();
     let pool = || name.to_string();
-    let (volumes, damaged) = shelf(host, name, &path.join(VOLUMES), |one: &VolumeRecord| one.uuid)?;
+    let (volumes, damaged) = shelf(host, name, &path.join(VOLUMES), |one: &VolumeRecord| {
+        one.uuid
+    })?;
     inventory.damaged.extend(damaged);
     inventory
         .volumes
@@ -214,17 +216,20 @@ pub fn read(host: &dyn Host, name: &str, pool_id: PoolId, path: &Path) -> Result
             record,
             allocated,
         }));
-    let (snapshots, damaged) =
-        shelf(host, name, &path.join(SNAPSHOTS), |one: &SnapshotRecord| one.uuid)?;
+    let (snapshots, damaged) = shelf(host, name, &path.join(SNAPSHOTS), |one: &SnapshotRecord| {
+        one.uuid
+    })?;
     inventory.damaged.extend(damaged);
-    inventory
-        .snapshots
-        .extend(snapshots.into_iter().map(|(record, allocated)| SnapshotEntry {
-            pool: pool(),
-            pool_id,
-            record,
-            allocated,
-        }));
+    inventory.snapshots.extend(
+        snapshots
+            .into_iter()
+            .map(|(record, allocated)| SnapshotEntry {
+                pool: pool(),
+                pool_id,
+                record,
+                allocated,
+            }),
+    );
     Ok(inventory)
 }
 

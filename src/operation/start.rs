@@ -62,6 +62,8 @@ impl Driver {
             formats: std::sync::atomic::AtomicU64::new(0),
             copies: super::copying::Copies::default(),
             copied: std::sync::atomic::AtomicU64::new(0),
+            pauses: Mutex::default(),
+            cuts: Mutex::default(),
         };
         let mut states = Vec::new();
         for definition in &driver.settings.pools {
