@@ -86,7 +86,7 @@ pub struct Driver {
     copies: copying::Copies,
     copied: AtomicU64,
     pauses: Mutex<Pauses>,
-    cuts: Mutex<CutCounts>,
+    cuts: CutCounts,
 }
 
 impl Driver {

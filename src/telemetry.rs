@@ -3,6 +3,7 @@
 //! Logs go to stderr alone: stdout belongs to commands, and the specification allows no other
 //! place. Nothing here ever sees a secret: a request is printed by its own redacting `Debug`.
 
+mod cuts;
 pub mod http;
 pub mod metrics;
 

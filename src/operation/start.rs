@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use super::pool::{Pool, PoolState};
 use super::pool_image::{self, OpenImage};
-use super::{Driver, InFlight, Locks, Settings, pool_make, usage};
+use super::{CutCounts, Driver, InFlight, Locks, Settings, pool_make, usage};
 use crate::backend::Backend;
 use crate::backend::file::{FileBackend, Found};
 use crate::cut::Seams;
@@ -63,7 +63,7 @@ impl Driver {
             copies: super::copying::Copies::default(),
             copied: std::sync::atomic::AtomicU64::new(0),
             pauses: Mutex::default(),
-            cuts: Mutex::default(),
+            cuts: CutCounts::default(),
         };
         let mut states = Vec::new();
         for definition in &driver.settings.pools {

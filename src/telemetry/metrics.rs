@@ -240,6 +240,7 @@ impl Collector for Storage {
             None,
             running,
         )?;
+        super::cuts::encode(encoder, driver)?;
         let seen = self.0.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(seen) = seen.clone() else {
             return Ok(());

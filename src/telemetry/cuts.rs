@@ -1,0 +1,96 @@
+//! Numbers of cuts: levels, failures, how long writers and applications stood still.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Unit;
+
+use crate::model::Level;
+use crate::operation::Driver;
+
+/// Writes them all.
+pub(super) fn encode(encoder: &mut DescriptorEncoder<'_>, driver: &Driver) -> fmt::Result {
+    let counts = driver.cut_counts();
+    let help = "Cuts that were proven good, by the level that they reached";
+    let mut metric = encoder.encode_descriptor("cuts", help, None, MetricType::Counter)?;
+    for level in [Level::Application, Level::Filesystem, Level::Crash] {
+        let value = ConstCounter::new(counts.reached(level));
+        value.encode(metric.encode_family(&[("level", level.word())])?)?;
+    }
+    let help = "Tries of a cut that came to nothing, by reason";
+    let mut metric = encoder.encode_descriptor("cut_failures", help, None, MetricType::Counter)?;
+    for (reason, count) in [
+        ("quiesce", &counts.quiesce_failed),
+        ("lost", &counts.lost),
+        ("other", &counts.failed),
+    ] {
+        let value = ConstCounter::new(load(count));
+        value.encode(metric.encode_family(&[("reason", reason)])?)?;
+    }
+    let help = "Extents cloned for cuts: ahead of the freeze, and within it";
+    let mut metric = encoder.encode_descriptor("cut_extents", help, None, MetricType::Counter)?;
+    for (when, count) in [
+        ("ahead", &counts.extents_ahead),
+        ("within", &counts.extents_within),
+    ] {
+        let value = ConstCounter::new(load(count));
+        value.encode(metric.encode_family(&[("when", when)])?)?;
+    }
+    counter(
+        encoder,
+        "release_problems",
+        "Applications that did not release by themselves after a cut",
+        load(&counts.release_problems),
+    )?;
+    let help = "Bytes copied where blocks can't be shared";
+    let metric =
+        encoder.encode_descriptor("copied", help, Some(&Unit::Bytes), MetricType::Counter)?;
+    ConstCounter::new(driver.copied()).encode(metric)?;
+    for (name, help, histogram) in [
+        (
+            "freeze_duration",
+            "From the first freeze of a cut to its last thaw",
+            &counts.freeze,
+        ),
+        (
+            "quiesce_duration",
+            "Until all hooks of a cut were ready",
+            &counts.quiesce,
+        ),
+        (
+            "sync_duration",
+            "Writing back before the freeze of a cut",
+            &counts.sync,
+        ),
+    ] {
+        let metric =
+            encoder.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)?;
+        histogram.encode(metric)?;
+    }
+    frozen(encoder, driver)
+}
+
+/// What is journalled now: read from the state folder, which is on a tmpfs.
+fn frozen(encoder: &mut DescriptorEncoder<'_>, driver: &Driver) -> fmt::Result {
+    let Ok(count) = driver.frozen() else {
+        return Ok(());
+    };
+    let help = "File systems that are frozen now, or about to be";
+    let metric = encoder.encode_descriptor("frozen", help, None, MetricType::Gauge)?;
+    #[expect(clippy::cast_precision_loss, reason = "metrics are floats")]
+    let value = ConstGauge::new(count as f64);
+    value.encode(metric)
+}
+
+fn counter(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> fmt::Result {
+    let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    ConstCounter::new(value).encode(metric)
+}
+
+fn load(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
