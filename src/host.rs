@@ -8,6 +8,7 @@
 //! Two implementations: [`linux::LinuxHost`], the only place with `unsafe`, with programs and
 //! with mount(2); and [`memory::MemoryHost`], a simulation with the same rules.
 
+pub mod difference;
 pub mod effect;
 #[cfg(feature = "fault")]
 mod fault;

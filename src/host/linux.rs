@@ -4,12 +4,15 @@
 //! crate's `unsafe`; `program` starts all of its programs; `mounts` makes all of its mounts.
 
 mod caller;
+mod clone;
 mod files;
 mod format;
+mod fsid;
 mod ground;
 mod growth;
 mod image;
 mod loop_device;
+mod map;
 mod missing;
 mod mounts;
 mod program;
@@ -95,18 +98,21 @@ impl LinuxHost {
             Effect::Shorten { path, size } => image::shorten(path, size),
             Effect::Zero { path } => image::zero(path),
             Effect::Discard { path } => image::discard(path),
-            Effect::CloneWhole { target, .. }
-            | Effect::CloneAhead { target, .. }
-            | Effect::CloneRest { target, .. } => {
-                return Err(HostError::unexpected("clone", target, "not yet"));
-            }
-            Effect::Unshare { path, .. } => Err(HostError::unexpected("unshare", path, "not yet")),
-            Effect::CopyRange { target, .. } => {
-                Err(HostError::unexpected("copy", target, "not yet"))
-            }
-            Effect::RenewFsId { image, .. } => {
-                Err(HostError::unexpected("renew", image, "not yet"))
-            }
+            Effect::CloneWhole { source, target } => return clone::whole(source, target),
+            Effect::CloneAhead { source, target } => return clone::ahead(source, target),
+            Effect::CloneRest { source, target } => return clone::rest(source, target),
+            Effect::Unshare {
+                path,
+                offset,
+                length,
+            } => clone::unshare(path, offset, length),
+            Effect::CopyRange {
+                source,
+                target,
+                offset,
+                length,
+            } => image::copy_range(source, target, offset, length),
+            Effect::RenewFsId { image, uuid } => fsid::renew(image, uuid),
             Effect::AttachLoop(ref spec) => return loop_device::attach(spec).map(Done::Loop),
             Effect::DetachLoop { number, backing } => loop_device::detach(number, backing),
             Effect::ResizeLoop { number } => loop_device::resize(number),
@@ -176,12 +182,12 @@ impl Host for LinuxHost {
         self.said(files::stat(path))
     }
 
-    fn extents(&self, path: &Path, _from: u64, _limit: usize) -> Result<Vec<Extent>> {
-        Err(HostError::unexpected("map", path, "not yet"))
+    fn extents(&self, path: &Path, from: u64, limit: usize) -> Result<Vec<Extent>> {
+        self.said(map::extents(path, from, limit))
     }
 
     fn extent_count(&self, path: &Path) -> Result<u64> {
-        Err(HostError::unexpected("map", path, "not yet"))
+        self.said(map::extent_count(path))
     }
 
     fn open_mount_root(

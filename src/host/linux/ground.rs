@@ -7,7 +7,7 @@ use std::path::Path;
 use nix::libc;
 
 use super::files::failed;
-use super::{mounts, sys};
+use super::{clone, mounts, sys};
 use crate::error::HostError;
 use crate::host::{Ground, Mount, Result};
 
@@ -27,8 +27,7 @@ pub(super) fn ground(path: &Path) -> Result<Ground> {
     Ok(Ground {
         sector: sector.max(least_sector),
         least_sector,
-        shares_blocks: matches!(mount.fs_name.as_str(), "btrfs")
-            || shared_blocks(&folder).is_some(),
+        shares_blocks: clone::trial(path),
         fs_name: mount.fs_name,
         mount_point: mount.mount_point,
     })

@@ -24,11 +24,11 @@ const FLUSH_EVERY: u64 = 256 << 20;
 /// How often a long wipe says how far it is.
 const TELL_EVERY: Duration = Duration::from_secs(10);
 
-fn offset(bytes: u64, path: &Path) -> Result<libc::off_t> {
+pub(super) fn offset(bytes: u64, path: &Path) -> Result<libc::off_t> {
     libc::off_t::try_from(bytes).map_err(|_| HostError::errno("size", path, Errno::EFBIG))
 }
 
-fn length(file: &File, path: &Path) -> Result<u64> {
+pub(super) fn length(file: &File, path: &Path) -> Result<u64> {
     Ok(file.metadata().map_err(failed("stat", path))?.len())
 }
 
@@ -108,7 +108,7 @@ pub(super) fn zero(path: &Path) -> Result<()> {
 
 /// The next extent with data at or after an offset. Reserved blocks that nobody wrote are holes
 /// here: they can't be read, so there is nothing of the volume in them.
-fn next_data(file: &File, at: u64, path: &Path) -> Result<Option<(u64, u64)>> {
+pub(super) fn next_data(file: &File, at: u64, path: &Path) -> Result<Option<(u64, u64)>> {
     let seek = |whence, from: u64| {
         lseek(file, offset(from, path)?, whence)
             .map(Some)
@@ -162,6 +162,41 @@ impl Wipe<'_> {
         }
         Ok(())
     }
+}
+
+/// Copies the data of a range; where the source has none, the target keeps what it has.
+pub(super) fn copy_range(source: &Path, target: &Path, start: u64, bytes: u64) -> Result<()> {
+    let from = open_existing(source, false)?;
+    let to = open_existing(target, true)?;
+    let end = start.saturating_add(bytes).min(length(&from, source)?);
+    let room = length(&to, target)?;
+    if end > room {
+        let what = format!("it has {room} bytes, {end} are to be there");
+        return Err(HostError::unexpected("copy to", target, what));
+    }
+    let mut buffer = vec![0; PIECE];
+    let mut at = start;
+    while at < end
+        && let Some((data, data_end)) = next_data(&from, at, source)?
+    {
+        let data_end = data_end.min(end);
+        at = data.max(start);
+        while at < data_end {
+            let piece = &mut buffer[..(data_end - at).min(PIECE as u64) as usize];
+            from.read_exact_at(piece, at)
+                .map_err(failed("read", source))?;
+            to.write_all_at(piece, at).map_err(failed("write", target))?;
+            at += piece.len() as u64;
+        }
+    }
+    // Advice, as above: a copy must not push out what volumes in use have in the cache.
+    let _ = posix_fadvise(
+        &from,
+        offset(start, source)?,
+        offset(bytes, source)?,
+        PosixFadviseAdvice::POSIX_FADV_DONTNEED,
+    );
+    Ok(())
 }
 
 pub(super) fn discard(path: &Path) -> Result<()> {

@@ -36,6 +36,10 @@ pub(super) const MKFS_BTRFS: Program = Program {
     name: "mkfs.btrfs",
     package: "btrfs-progs",
 };
+pub(super) const BTRFSTUNE: Program = Program {
+    name: "btrfstune",
+    package: "btrfs-progs",
+};
 pub(super) const BLKID: Program = Program {
     name: "blkid",
     package: "util-linux",

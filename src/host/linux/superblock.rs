@@ -1,5 +1,7 @@
 //! The few numbers that are wanted of a super block, read from the first MiB of a device. Pure.
 
+use uuid::Uuid;
+
 /// The super block of ext4, as far as growth needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ext4 {
@@ -119,6 +121,112 @@ impl Ext4 {
         };
         !self.sparse || group <= 1 || [3, 5, 7].into_iter().any(power_of)
     }
+}
+
+/// A super block of btrfs, as far as a new fsid needs it.
+pub(super) struct Btrfs {
+    bytes: Vec<u8>,
+}
+
+/// What the checksum of a super block says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Checksum {
+    /// It fits.
+    Good,
+    /// It doesn't.
+    Bad,
+    /// Of a kind that isn't computed here: not crc32c.
+    Foreign,
+}
+
+/// BTRFS_FEATURE_INCOMPAT_METADATA_UUID.
+const METADATA_UUID: u64 = 1 << 10;
+/// BTRFS_SUPER_FLAG_SEEDING, _CHANGING_FSID, _CHANGING_FSID_V2.
+const NOT_TO_BE_CHANGED: u64 = 1 << 32 | 1 << 35 | 1 << 36;
+
+impl Btrfs {
+    pub(super) const BYTES: usize = 4096;
+    const FSID: usize = 0x20;
+    const INCOMPAT: usize = 0xbc;
+    const METADATA: usize = 0x23b;
+
+    /// `None` if that's no super block of btrfs, or not of this place.
+    pub(super) fn read(bytes: Vec<u8>, place: u64) -> Option<Btrfs> {
+        let fits = bytes.len() == Btrfs::BYTES
+            && bytes.get(0x40..0x48)? == b"_BHRfS_M"
+            && le64(&bytes, 0x30)? == place;
+        fits.then_some(Btrfs { bytes })
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    pub(super) fn fsid(&self) -> Uuid {
+        Uuid::from_slice(&self.bytes[Btrfs::FSID..Btrfs::FSID + 16]).unwrap_or_default()
+    }
+
+    /// Whether what fsync wrote waits to be replayed.
+    pub(super) fn has_log(&self) -> bool {
+        self.number(0x60) != 0
+    }
+
+    fn number(&self, at: usize) -> u64 {
+        le64(&self.bytes, at).unwrap_or_default()
+    }
+
+    /// Why its fsid can't be changed, if so.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let devices = self.number(0x88);
+        if devices != 1 {
+            return Err(format!("the btrfs on it has {devices} devices"));
+        }
+        if self.number(0x38) & NOT_TO_BE_CHANGED != 0 {
+            return Err("its fsid is being changed, or it's a seed of others".into());
+        }
+        Ok(())
+    }
+
+    fn crc(&self) -> [u8; 4] {
+        crc32c(&self.bytes[Btrfs::FSID..]).to_le_bytes()
+    }
+
+    pub(super) fn checksum(&self) -> Checksum {
+        match le16(&self.bytes, 0xc4) {
+            Some(0) if self.bytes[..4] == self.crc() => Checksum::Good,
+            Some(0) => Checksum::Bad,
+            _ => Checksum::Foreign,
+        }
+    }
+
+    /// Gives it a new fsid; the first of all stays as the metadata's uuid.
+    pub(super) fn renew(&mut self, uuid: Uuid) {
+        let mut features = self.number(Btrfs::INCOMPAT);
+        if features & METADATA_UUID == 0 {
+            self.bytes
+                .copy_within(Btrfs::FSID..Btrfs::FSID + 16, Btrfs::METADATA);
+        }
+        features |= METADATA_UUID;
+        // With both the same the kernel wants the feature not to be there.
+        if self.bytes[Btrfs::METADATA..Btrfs::METADATA + 16] == *uuid.as_bytes() {
+            features &= !METADATA_UUID;
+            self.bytes[Btrfs::METADATA..Btrfs::METADATA + 16].fill(0);
+        }
+        self.bytes[Btrfs::INCOMPAT..Btrfs::INCOMPAT + 8].copy_from_slice(&features.to_le_bytes());
+        self.bytes[Btrfs::FSID..Btrfs::FSID + 16].copy_from_slice(uuid.as_bytes());
+        let crc = self.crc();
+        self.bytes[..4].copy_from_slice(&crc);
+    }
+}
+
+/// CRC-32C (Castagnoli), bit by bit: of three super blocks now and then.
+fn crc32c(bytes: &[u8]) -> u32 {
+    const POLYNOMIAL: u32 = 0x82f6_3b78;
+    !bytes.iter().fold(!0, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
+            (crc >> 1) ^ (POLYNOMIAL & (crc & 1).wrapping_neg())
+        })
+    })
 }
 
 #[cfg(test)]

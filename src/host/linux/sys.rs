@@ -15,6 +15,7 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::{request_code_none, request_code_read};
 
+pub mod blocks;
 pub mod fs;
 
 type Result<T> = std::result::Result<T, Errno>;

@@ -1,0 +1,124 @@
+//! Where the blocks of a file are (FIEMAP).
+
+use std::fs::File;
+use std::path::Path;
+
+use super::files::open_existing;
+use super::sys::blocks::{self, Map, Record};
+use crate::error::HostError;
+use crate::host::{Extent, Result};
+
+/// Addresses that say nothing of single blocks.
+const OPAQUE: u32 = blocks::UNKNOWN
+    | blocks::DELALLOC
+    | blocks::ENCODED
+    | blocks::ENCRYPTED
+    | blocks::NOT_ALIGNED
+    | blocks::INLINE
+    | blocks::TAIL;
+
+/// What has no address of its own at all: it's the same as nothing else, itself neither.
+const UNPLACED: u32 = blocks::UNKNOWN | blocks::DELALLOC | blocks::INLINE | blocks::TAIL;
+
+fn extent(record: &Record) -> Extent {
+    let is = |flags: u32| record.flags & flags != 0;
+    Extent {
+        logical: record.logical,
+        physical: if is(UNPLACED) { 0 } else { record.physical },
+        length: record.length,
+        unwritten: is(blocks::UNWRITTEN) && !is(OPAQUE),
+        opaque: is(OPAQUE),
+    }
+}
+
+/// The runs of an open file from an offset on, in pages of fixed size.
+pub(super) struct Runs<'a> {
+    file: &'a File,
+    path: &'a Path,
+    map: Box<Map>,
+    /// In the page: the next record, and how many there are.
+    next: usize,
+    got: usize,
+    /// Where the next page begins.
+    from: u64,
+    /// The last page is there.
+    last: bool,
+    /// Write back before the next page: only before the first, since those who compare maps in
+    /// earnest have stopped all writers, and for others it makes no difference.
+    sync: bool,
+    read: u64,
+}
+
+impl<'a> Runs<'a> {
+    pub(super) fn new(file: &'a File, path: &'a Path, from: u64) -> Runs<'a> {
+        Runs {
+            file,
+            path,
+            map: Map::new(),
+            next: 0,
+            got: 0,
+            from,
+            last: false,
+            sync: true,
+            read: 0,
+        }
+    }
+
+    /// How many runs have been given out.
+    pub(super) fn read(&self) -> u64 {
+        self.read
+    }
+
+    fn turn(&mut self) -> Result<()> {
+        let page = self
+            .map
+            .read(self.file, self.from, std::mem::take(&mut self.sync))
+            .map_err(|errno| HostError::errno("read the map of", self.path, errno))?;
+        (self.next, self.got) = (0, page.len());
+        let Some(record) = page.last() else {
+            self.last = true;
+            return Ok(());
+        };
+        let end = record.logical.saturating_add(record.length);
+        if end <= self.from {
+            let what = "its map goes backwards";
+            return Err(HostError::unexpected("read the map of", self.path, what));
+        }
+        self.last = record.flags & blocks::LAST != 0 || end == u64::MAX;
+        self.from = end;
+        Ok(())
+    }
+}
+
+impl Iterator for Runs<'_> {
+    type Item = Result<Extent>;
+
+    fn next(&mut self) -> Option<Result<Extent>> {
+        while self.next == self.got {
+            if self.last {
+                return None;
+            }
+            if let Err(error) = self.turn() {
+                (self.last, self.next, self.got) = (true, 0, 0);
+                return Some(Err(error));
+            }
+        }
+        let record = self.map.record(self.next)?;
+        self.next += 1;
+        self.read += 1;
+        Some(Ok(extent(record)))
+    }
+}
+
+pub(super) fn extents(path: &Path, from: u64, limit: usize) -> Result<Vec<Extent>> {
+    let file = open_existing(path, false)?;
+    Runs::new(&file, path, from).take(limit).collect()
+}
+
+pub(super) fn extent_count(path: &Path) -> Result<u64> {
+    count(&open_existing(path, false)?, path)
+}
+
+pub(super) fn count(file: &File, path: &Path) -> Result<u64> {
+    blocks::count(file).map_err(|errno| HostError::errno("count the extents of", path, errno))
+}
