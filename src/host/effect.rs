@@ -125,7 +125,8 @@ pub enum Effect<'a> {
         length: u64,
     },
     /// Gives the btrfs on an image that nobody has attached a new fsid, so that it can be mounted
-    /// beside the one it was copied from. A crash leaves an image that is not to be used.
+    /// beside the one it was copied from; what fsync wrote to its log stays. A crash leaves the old
+    /// fsid or the new one (with checksums other than crc32c, an image that is not to be used).
     RenewFsId {
         /// The image.
         image: &'a Path,
@@ -263,7 +264,7 @@ pub enum Done {
     Plain,
     /// AttachLoop: the device, kept open.
     Loop(LoopHold),
-    /// CloneWhole, CloneAhead, CloneRest: how many extents were cloned.
+    /// CloneWhole, CloneAhead: how many extents the copy has. CloneRest: how many ranges differed.
     Cloned(u64),
 }
 

@@ -15,6 +15,7 @@
 )]
 
 mod blocks;
+mod clones;
 #[cfg(feature = "fault")]
 mod fault;
 mod files;

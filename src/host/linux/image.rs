@@ -185,7 +185,8 @@ pub(super) fn copy_range(source: &Path, target: &Path, start: u64, bytes: u64) -
             let piece = &mut buffer[..(data_end - at).min(PIECE as u64) as usize];
             from.read_exact_at(piece, at)
                 .map_err(failed("read", source))?;
-            to.write_all_at(piece, at).map_err(failed("write", target))?;
+            to.write_all_at(piece, at)
+                .map_err(failed("write", target))?;
             at += piece.len() as u64;
         }
     }

@@ -46,7 +46,6 @@ pub(super) struct Runs<'a> {
     /// Write back before the next page: only before the first, since those who compare maps in
     /// earnest have stopped all writers, and for others it makes no difference.
     sync: bool,
-    read: u64,
 }
 
 impl<'a> Runs<'a> {
@@ -60,13 +59,7 @@ impl<'a> Runs<'a> {
             from,
             last: false,
             sync: true,
-            read: 0,
         }
-    }
-
-    /// How many runs have been given out.
-    pub(super) fn read(&self) -> u64 {
-        self.read
     }
 
     fn turn(&mut self) -> Result<()> {
@@ -105,7 +98,6 @@ impl Iterator for Runs<'_> {
         }
         let record = self.map.record(self.next)?;
         self.next += 1;
-        self.read += 1;
         Some(Ok(extent(record)))
     }
 }

@@ -232,6 +232,38 @@ fn crc32c(bytes: &[u8]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn crc32c_is_the_one_of_the_standard() {
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+        assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
+    }
+
+    #[test]
+    fn a_new_fsid_keeps_the_first_as_the_metadatas() {
+        let place = 65536u64;
+        let first = Uuid::from_u128(1);
+        let mut bytes = vec![0; Btrfs::BYTES];
+        bytes[0x20..0x30].copy_from_slice(first.as_bytes());
+        bytes[0x30..0x38].copy_from_slice(&place.to_le_bytes());
+        bytes[0x40..0x48].copy_from_slice(b"_BHRfS_M");
+        bytes[0x88] = 1;
+        assert!(Btrfs::read(bytes.clone(), 0).is_none());
+        let mut block = Btrfs::read(bytes, place).unwrap();
+        assert_eq!(block.checksum(), Checksum::Bad);
+        let first_metadata = |block: &Btrfs| block.bytes[0x23b..0x24b] == *first.as_bytes();
+        for n in [2, 3] {
+            block.renew(Uuid::from_u128(n));
+            assert_eq!(block.fsid(), Uuid::from_u128(n));
+            assert_eq!(block.checksum(), Checksum::Good);
+            assert!(first_metadata(&block) && block.number(0xbc) == METADATA_UUID);
+        }
+        block.renew(first);
+        assert!(!first_metadata(&block) && block.number(0xbc) == 0);
+        assert_eq!(block.check(), Ok(()));
+        block.bytes[0x88] = 2;
+        assert!(block.check().is_err());
+    }
     use proptest::prelude::*;
 
     fn plain() -> Ext4 {

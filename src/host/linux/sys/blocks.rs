@@ -133,12 +133,7 @@ pub fn clone_file(source: impl AsFd, target: impl AsFd) -> Result<()> {
 }
 
 /// FICLONERANGE at the same offset in both.
-pub fn clone_range(
-    source: impl AsFd,
-    target: impl AsFd,
-    offset: u64,
-    length: u64,
-) -> Result<()> {
+pub fn clone_range(source: impl AsFd, target: impl AsFd, offset: u64, length: u64) -> Result<()> {
     let mut range = CloneRange {
         source: source.as_fd().as_raw_fd().into(),
         offset,

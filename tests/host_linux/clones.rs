@@ -1,0 +1,476 @@
+//! Clones, copies and maps of images on pools that share blocks, and what says so.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{FallocateFlags, fallocate};
+use slackwater::host::{Done, Effect, Extent, Host};
+use slackwater::model::FsType;
+use slackwater::model::size::MIB;
+
+use super::scratch::{Image, Scratch, run, text, try_run};
+
+const SHARING: [FsType; 2] = [FsType::Xfs, FsType::Btrfs];
+const BLOCK: u64 = 4096;
+
+/// An empty file on the pool.
+fn empty(scratch: &Scratch, name: &str) -> PathBuf {
+    let path = scratch.pool.join(name);
+    fs::write(&path, b"").unwrap();
+    path
+}
+
+fn open(path: &Path) -> File {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .unwrap()
+}
+
+fn write(path: &Path, offset: u64, bytes: u64, with: u8) {
+    open(path)
+        .write_all_at(&vec![with; bytes as usize], offset)
+        .unwrap();
+}
+
+fn change(path: &Path, mode: FallocateFlags, offset: u64, bytes: u64) {
+    fallocate(open(path), mode, offset as i64, bytes as i64).unwrap();
+}
+
+fn punch(path: &Path, offset: u64, bytes: u64) {
+    let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    change(path, mode, offset, bytes);
+}
+
+fn reserve(path: &Path, offset: u64, bytes: u64) {
+    change(path, FallocateFlags::FALLOC_FL_KEEP_SIZE, offset, bytes);
+}
+
+/// Data, holes, reserved blocks, and an end that is within a block.
+fn motley(scratch: &Scratch, name: &str) -> Image {
+    let image = scratch.image(name, 40 * MIB);
+    let path = &image.path;
+    reserve(path, 30 * MIB, 20 * MIB);
+    for n in 0..200 {
+        write(path, n * 3 * BLOCK, BLOCK, n as u8 + 1);
+    }
+    write(path, 8 * MIB, 9 * MIB, 7);
+    punch(path, 12 * MIB, MIB);
+    write(path, 31 * MIB, MIB, 8);
+    write(path, 40 * MIB, 123, 9);
+    image
+}
+
+fn assert_same(left: &Path, right: &Path) {
+    let (left, right) = (fs::read(left).unwrap(), fs::read(right).unwrap());
+    assert_eq!(left.len(), right.len());
+    let differs = left
+        .iter()
+        .zip(&right)
+        .position(|(left, right)| left != right);
+    assert_eq!(differs, None, "first byte that differs");
+}
+
+fn cloned(done: Done) -> u64 {
+    match done {
+        Done::Cloned(count) => count,
+        Done::Plain | Done::Loop(_) => panic!("a clone says how much it cloned"),
+    }
+}
+
+fn rest(scratch: &Scratch, source: &Path, target: &Path) -> u64 {
+    cloned(scratch.done(&Effect::CloneRest { source, target }))
+}
+
+fn map(scratch: &Scratch, path: &Path) -> Vec<Extent> {
+    scratch.host.extents(path, 0, 100_000).unwrap()
+}
+
+/// Addresses of data, block by block.
+fn blocks(scratch: &Scratch, path: &Path) -> Vec<(u64, u64)> {
+    map(scratch, path)
+        .iter()
+        .filter(|run| !run.unwritten)
+        .flat_map(|run| {
+            let (logical, physical) = (run.logical, run.physical);
+            (0..run.length.div_ceil(BLOCK))
+                .map(move |n| (logical + n * BLOCK, physical + n * BLOCK))
+        })
+        .collect()
+}
+
+#[test]
+fn a_whole_clone_is_the_source_and_nothing_of_what_the_target_was() {
+    for fs in SHARING {
+        let scratch = Scratch::on(fs);
+        let source = motley(&scratch, "source").path;
+        let target = empty(&scratch, "target");
+        for before in [0, MIB, 60 * MIB] {
+            write(&target, 0, before, 0xff);
+            let effect = Effect::CloneWhole {
+                source: &source,
+                target: &target,
+            };
+            let extents = cloned(scratch.done(&effect));
+            assert!(extents >= 203, "{extents} on {fs}");
+            assert_eq!(extents, scratch.host.extent_count(&target).unwrap());
+            assert_same(&source, &target);
+        }
+        assert_eq!(blocks(&scratch, &source), blocks(&scratch, &target), "{fs}");
+        // They are two files all the same.
+        write(&target, 0, BLOCK, 0xee);
+        assert_eq!(fs::read(&source).unwrap()[0], 1);
+    }
+}
+
+#[test]
+fn a_clone_ahead_of_a_quiet_image_leaves_no_rest() {
+    for fs in SHARING {
+        let scratch = Scratch::on(fs);
+        let source = motley(&scratch, "source").path;
+        let target = empty(&scratch, "target");
+        write(&target, 0, 60 * MIB, 0xff);
+        let effect = Effect::CloneAhead {
+            source: &source,
+            target: &target,
+        };
+        assert!(cloned(scratch.done(&effect)) >= 200);
+        // Also where the source has reserved blocks, for which the copy has holes.
+        assert_eq!(rest(&scratch, &source, &target), 0, "{fs}");
+        assert_same(&source, &target);
+        let reserved = map(&scratch, &source).iter().any(|run| run.unwritten);
+        assert!(reserved, "then this shows nothing of reserved blocks");
+    }
+}
+
+#[test]
+fn the_rest_is_what_was_changed_on_either_side() {
+    for fs in SHARING {
+        let scratch = Scratch::on(fs);
+        let source = motley(&scratch, "source").path;
+        let target = empty(&scratch, "target");
+        let ahead = Effect::CloneAhead {
+            source: &source,
+            target: &target,
+        };
+        let changes: [(&str, &dyn Fn()); 9] = [
+            ("overwritten", &|| write(&source, 9 * MIB, 3 * BLOCK, 70)),
+            ("again, in place", &|| {
+                write(&source, 9 * MIB, 2 * BLOCK, 71)
+            }),
+            ("into a hole", &|| write(&source, 20 * MIB, BLOCK, 72)),
+            ("into reserved blocks", &|| {
+                write(&source, 35 * MIB, 9 * BLOCK, 73)
+            }),
+            ("punched", &|| punch(&source, 8 * MIB, 16 * BLOCK)),
+            ("reserved again", &|| reserve(&source, 8 * MIB, 8 * BLOCK)),
+            ("the last bytes", &|| write(&source, 40 * MIB, 100, 74)),
+            ("longer", &|| write(&source, 44 * MIB, 77, 75)),
+            ("the copy", &|| write(&target, 5 * MIB, BLOCK, 76)),
+        ];
+        scratch.done(&ahead);
+        for (what, change) in changes {
+            change();
+            let ranges = rest(&scratch, &source, &target);
+            match what {
+                "reserved again" => assert_eq!(ranges, 0, "{what} on {fs}"),
+                // The block that was the last is zeroed to its end in the copy, and so its own.
+                "longer" => assert!((1..=2).contains(&ranges), "{ranges} on {fs}"),
+                _ => assert_eq!(ranges, 1, "{what} on {fs}"),
+            }
+            assert_same(&source, &target);
+            assert_eq!(rest(&scratch, &source, &target), 0, "{what} on {fs}");
+        }
+        scratch.done(&Effect::Shorten {
+            path: &source,
+            size: 10 * MIB,
+        });
+        rest(&scratch, &source, &target);
+        assert_same(&source, &target);
+    }
+}
+
+#[test]
+fn an_image_is_never_cloned_onto_itself() {
+    let scratch = Scratch::new();
+    let source = &motley(&scratch, "source").path;
+    let before = fs::read(source).unwrap();
+    let target = source;
+    for effect in [
+        Effect::CloneWhole { source, target },
+        Effect::CloneAhead { source, target },
+        Effect::CloneRest { source, target },
+    ] {
+        let said = scratch.refused(&effect);
+        assert!(said.contains("onto itself"), "{said}");
+    }
+    assert!(fs::read(source).unwrap() == before);
+}
+
+#[test]
+fn a_map_in_pages_is_the_map() {
+    for fs in SHARING {
+        let scratch = Scratch::on(fs);
+        let source = motley(&scratch, "source").path;
+        let whole = map(&scratch, &source);
+        let mut pages = Vec::new();
+        let mut from = 0;
+        loop {
+            let page = scratch.host.extents(&source, from, 7).unwrap();
+            let Some(last) = page.last() else { break };
+            from = last.logical + last.length;
+            pages.extend(page);
+        }
+        assert_eq!(pages, whole, "{fs}");
+        assert!(
+            whole
+                .windows(2)
+                .all(|pair| pair[0].logical + pair[0].length <= pair[1].logical)
+        );
+        // From within a run on, that run is there.
+        let run = whole.iter().find(|run| run.length >= MIB).unwrap();
+        let page = scratch
+            .host
+            .extents(&source, run.logical + BLOCK, 1)
+            .unwrap();
+        assert_eq!(page[0].logical + page[0].length, run.logical + run.length);
+    }
+}
+
+#[test]
+fn unshared_blocks_are_the_images_own_and_allocated() {
+    let scratch = Scratch::new();
+    let source = motley(&scratch, "source").path;
+    let target = empty(&scratch, "target");
+    scratch.done(&Effect::CloneWhole {
+        source: &source,
+        target: &target,
+    });
+    let size = fs::metadata(&source).unwrap().len();
+    scratch.done(&Effect::Unshare {
+        path: &source,
+        offset: 0,
+        length: size,
+    });
+    assert_same(&source, &target);
+    let theirs: std::collections::BTreeSet<_> = blocks(&scratch, &target)
+        .into_iter()
+        .map(|(_, physical)| physical)
+        .collect();
+    let shared = blocks(&scratch, &source)
+        .into_iter()
+        .filter(|(_, physical)| theirs.contains(physical))
+        .count();
+    assert_eq!(shared, 0);
+    let allocated: u64 = map(&scratch, &source).iter().map(|run| run.length).sum();
+    assert!(allocated >= size, "{allocated} of {size}");
+}
+
+#[test]
+fn unsharing_on_a_full_pool_fails_cleanly() {
+    let scratch = Scratch::sized(FsType::Xfs, 320 * MIB);
+    let source = scratch.image("source", 100 * MIB).path;
+    write(&source, 0, 100 * MIB, 5);
+    let target = empty(&scratch, "target");
+    scratch.done(&Effect::CloneWhole {
+        source: &source,
+        target: &target,
+    });
+    let room = scratch.host.space(&scratch.pool).unwrap().available;
+    let filler = scratch.image("filler", MIB).path;
+    reserve(&filler, 0, room - 20 * MIB);
+    let effect = Effect::Unshare {
+        path: &source,
+        offset: 0,
+        length: 100 * MIB,
+    };
+    let error = scratch.perform(&effect).unwrap_err();
+    assert!(error.is_no_space(), "{error:?}");
+    assert_same(&source, &target);
+    scratch.done(&Effect::RemoveFile { path: &filler });
+    scratch.done(&effect);
+    assert_same(&source, &target);
+}
+
+#[test]
+fn btrfs_can_not_unshare_and_says_so() {
+    let scratch = Scratch::on(FsType::Btrfs);
+    let image = motley(&scratch, "source");
+    let said = scratch.refused(&Effect::Unshare {
+        path: &image.path,
+        offset: 0,
+        length: MIB,
+    });
+    assert!(said.contains("unshare the blocks of"), "{said}");
+}
+
+#[test]
+fn a_copied_range_has_the_data_and_the_holes_of_its_source() {
+    for fs in FsType::ALL {
+        let scratch = Scratch::on(fs);
+        let source = motley(&scratch, "source").path;
+        let size = fs::metadata(&source).unwrap().len();
+        let target = |name| {
+            let path = empty(&scratch, name);
+            open(&path).set_len(size).unwrap();
+            path
+        };
+        let copy = |target: &Path, offset, length| {
+            scratch.done(&Effect::CopyRange {
+                source: &source,
+                target,
+                offset,
+                length,
+            });
+        };
+        let (all, part) = (target("all"), target("part"));
+        // Before anybody has read it: reserved blocks whose zeros are cached count as data.
+        for piece in (0..size).step_by(3 << 20) {
+            copy(&all, piece, 3 << 20);
+        }
+        run("sync", &["--file-system", text(&scratch.pool)]);
+        let blocks = scratch.host.stat(&all).unwrap().unwrap().allocated;
+        assert!(blocks < 16 * MIB, "{blocks} on {fs}");
+        assert_same(&source, &all);
+        copy(&part, 8 * MIB + 100, 5 * MIB);
+        let (from, to) = (fs::read(&source).unwrap(), fs::read(&part).unwrap());
+        let (start, end) = ((8 * MIB + 100) as usize, (13 * MIB + 100) as usize);
+        assert!(from[start..end] == to[start..end], "{fs}");
+        assert!(to[..start].iter().all(|byte| *byte == 0), "{fs}");
+        assert!(to[end..].iter().all(|byte| *byte == 0), "{fs}");
+        let short = empty(&scratch, "short");
+        let said = scratch.refused(&Effect::CopyRange {
+            source: &source,
+            target: &short,
+            offset: 0,
+            length: MIB,
+        });
+        assert!(said.contains("0 bytes"), "{said}");
+    }
+}
+
+#[test]
+fn sharing_of_blocks_is_tried_and_leaves_no_trace() {
+    for fs in FsType::ALL {
+        let scratch = Scratch::on(fs);
+        let before = scratch.host.list_dir(&scratch.pool).unwrap();
+        let ground = scratch.host.ground(&scratch.pool).unwrap();
+        assert_eq!(ground.shares_blocks, fs != FsType::Ext4, "{fs}");
+        assert_eq!(scratch.host.list_dir(&scratch.pool).unwrap(), before);
+    }
+    let scratch = Scratch::new();
+    // An xfs of old, without reflink.
+    let disk = scratch.image("old", 512 * MIB);
+    run(
+        "mkfs.xfs",
+        &[
+            "-q",
+            "-m",
+            "reflink=0,rmapbt=0",
+            "-s",
+            "size=4096",
+            text(&disk.path),
+        ],
+    );
+    let hold = scratch.attach(&disk);
+    let target = scratch.target("old");
+    scratch.mount(&hold.device(), &target, FsType::Xfs, &[]);
+    assert!(!scratch.host.ground(&target).unwrap().shares_blocks);
+    scratch.unmount(&target);
+    assert!(
+        !scratch
+            .host
+            .ground(Path::new("/dev/shm"))
+            .unwrap()
+            .shares_blocks
+    );
+}
+
+/// A btrfs with files that were synced one by one: they are in its log, not yet in its trees.
+#[test]
+fn a_btrfs_with_a_new_fsid_is_mounted_beside_its_source_and_keeps_its_log() {
+    let scratch = Scratch::new();
+    let volume = scratch.volume("volume", FsType::Btrfs, 300 * MIB);
+    run("mount", &["-o", "remount,commit=600", text(&volume.target)]);
+    for n in 0..8 {
+        let path = volume.target.join(n.to_string());
+        fs::write(&path, vec![n; 8192]).unwrap();
+        File::open(&path).unwrap().sync_all().unwrap();
+    }
+    let copy = Image {
+        path: empty(&scratch, "copy"),
+        id: super::scratch::id_of(&scratch.pool.join("copy")),
+    };
+    scratch.done(&Effect::CloneWhole {
+        source: &volume.image.path,
+        target: &copy.path,
+    });
+    let log = |image: &Path| {
+        let super_block = run("btrfs", &["inspect-internal", "dump-super", text(image)]);
+        let line = super_block
+            .lines()
+            .find(|line| line.starts_with("log_root\t"));
+        line.unwrap().split_whitespace().last().unwrap() != "0"
+    };
+    assert!(log(&copy.path), "then this shows nothing of logs");
+    for turn in 0..2 {
+        let uuid = scratch.host.random_uuid();
+        for _ in 0..2 {
+            scratch.done(&Effect::RenewFsId {
+                image: &copy.path,
+                uuid,
+            });
+        }
+        run(
+            "btrfs",
+            &["inspect-internal", "dump-super", "-a", text(&copy.path)],
+        );
+        assert_eq!(log(&copy.path), turn == 0);
+        let hold = scratch.attach(&copy);
+        let device = hold.device();
+        let target = scratch.target("copy/mount");
+        scratch.mount(&device, &target, FsType::Btrfs, &[]);
+        for n in 0..8 {
+            assert!(fs::read(target.join(n.to_string())).unwrap() == vec![n; 8192]);
+        }
+        let said = run(
+            "blkid",
+            &["-p", "-o", "value", "-s", "UUID", text(&device.path)],
+        );
+        assert_eq!(said, uuid.to_string());
+        fs::write(target.join("more"), b"more").unwrap();
+        scratch.unmount(&target);
+        drop(hold);
+        super::scratch::eventually("the loop ends", || {
+            let loops = scratch.host.loops().unwrap();
+            !loops.iter().any(|status| status.backing == copy.id)
+        });
+        run("btrfs", &["check", "--force", text(&copy.path)]);
+    }
+}
+
+#[test]
+fn a_btrfs_with_other_checksums_gets_its_fsid_by_the_program_that_knows_them() {
+    let scratch = Scratch::new();
+    let image = scratch.image("image", 300 * MIB);
+    run("mkfs.btrfs", &["-q", "--csum", "xxhash", text(&image.path)]);
+    let uuid = scratch.host.random_uuid();
+    scratch.done(&Effect::RenewFsId {
+        image: &image.path,
+        uuid,
+    });
+    let said = run(
+        "blkid",
+        &["-p", "-o", "value", "-s", "UUID", text(&image.path)],
+    );
+    assert_eq!(said, uuid.to_string());
+    let xfs = scratch.image("xfs", 320 * MIB);
+    assert!(try_run("mkfs.xfs", &["-q", text(&xfs.path)]).is_ok());
+    let said = scratch.refused(&Effect::RenewFsId {
+        image: &xfs.path,
+        uuid,
+    });
+    assert!(said.contains("no btrfs"), "{said}");
+}
