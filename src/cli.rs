@@ -63,6 +63,9 @@ enum Command {
         /// A folder below which mounts are to be made (may be repeated) [default: /var/lib/kubelet]
         #[arg(long, value_name = "DIR")]
         allowed_path: Vec<Folder>,
+        /// The driver's folder for its journal of freezes [default: /run/slackwater/state]
+        #[arg(long, value_name = "DIR")]
+        state_dir: Option<Folder>,
     },
     /// List the volumes of pools, also beside a running driver
     Volumes {
@@ -157,6 +160,7 @@ impl Node {
             pools: given.pool,
             node_record: config::folder(given.node_record, config::NODE_RECORD),
             allowed_paths: config::allowed_paths(given.allowed_path),
+            state_dir: config::folder(given.state_dir, config::STATE_DIR),
             json: self.json,
         })
     }
@@ -164,13 +168,18 @@ impl Node {
 
 impl Place {
     fn with_file(self) -> Result<Settled, Failure> {
-        self.with(Vec::new())
+        self.with(Vec::new(), None)
     }
 
-    fn with(self, allowed_path: Vec<Folder>) -> Result<Settled, Failure> {
+    fn with(
+        self,
+        allowed_path: Vec<Folder>,
+        state_dir: Option<Folder>,
+    ) -> Result<Settled, Failure> {
         self.node.with_file(Given {
             pool: self.pool,
             allowed_path,
+            state_dir,
             ..Given::default()
         })
     }
@@ -182,6 +191,7 @@ struct Settled {
     pools: Vec<PoolDefinition>,
     node_record: PathBuf,
     allowed_paths: Vec<PathBuf>,
+    state_dir: PathBuf,
     json: bool,
 }
 
@@ -225,7 +235,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Doctor {
             place,
             allowed_path,
-        } => place.with(allowed_path).and_then(doctor::run),
+            state_dir,
+        } => place.with(allowed_path, state_dir).and_then(doctor::run),
         Command::Volumes { orphans: true, .. } => Err(BadConfig(
             "--orphans compares with the PersistentVolumes of a cluster and comes with the cluster release".into(),
         )

@@ -1,9 +1,10 @@
 //! `slackwater doctor`: what this host and its pools can and can't do.
 //!
-//! It looks, and changes nothing that lasts: a scratch image of its own is attached to a loop
-//! device and taken away again. A running driver isn't disturbed; no lock is taken. Checks make
+//! It looks, and changes nothing that lasts: scratch images of its own are attached to a loop
+//! device, one of them mounted and frozen, and taken away again. A running driver isn't disturbed; no lock is taken. Checks make
 //! [`Check`]s; only `Display` and JSON know how they look.
 
+mod freeze;
 mod kernel;
 mod pool;
 
@@ -13,7 +14,7 @@ use std::path::PathBuf;
 pub use kernel::effective_capabilities;
 use serde::Serialize;
 
-use crate::host::Host;
+use crate::host::{Freezer, Host};
 use crate::model::PoolDefinition;
 
 /// How good a thing is.
@@ -89,6 +90,8 @@ pub struct Patient {
     pub pools: Vec<PoolDefinition>,
     /// `--node-record`.
     pub node_record: PathBuf,
+    /// `--state-dir`.
+    pub state_dir: PathBuf,
     /// `--allowed-path`.
     pub allowed_paths: Vec<PathBuf>,
     /// Directories in which programs are looked for.
@@ -96,8 +99,9 @@ pub struct Patient {
 }
 
 /// Looks at everything, the machine first.
-pub fn examine(host: &dyn Host, patient: &Patient) -> Vec<Check> {
+pub fn examine(host: &dyn Host, freezer: &dyn Freezer, patient: &Patient) -> Vec<Check> {
     let mut checks = kernel::examine(host, patient);
+    checks.extend(freeze::examine(host, freezer, patient));
     checks.extend(pool::examine(host, patient));
     checks
 }

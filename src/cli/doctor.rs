@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use serde_json::json;
 
 use super::{Failure, Settled, print, real_host};
+use crate::cut::guard::Guard;
 use crate::doctor::{self, Patient};
 
 /// Where the driver looks for programs; never in `$PATH`.
@@ -13,14 +14,18 @@ const PROGRAM_FOLDERS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
 /// Looks and tells. Exit 1 if a pool, or everything, can't work.
 pub(super) fn run(settled: Settled) -> Result<ExitCode, Failure> {
-    let host = real_host(&[], &settled.pools);
+    // For the mount on which a freeze is tried.
+    let own = [settled.state_dir.clone()];
+    let host = real_host(&own, &settled.pools);
+    let guard = Guard::new(settled.state_dir.clone());
     let patient = Patient {
+        state_dir: settled.state_dir,
         pools: settled.pools,
         node_record: settled.node_record,
         allowed_paths: settled.allowed_paths,
         programs: PROGRAM_FOLDERS.map(PathBuf::from).to_vec(),
     };
-    let checks = doctor::examine(host.as_ref(), &patient);
+    let checks = doctor::examine(host.as_ref(), &guard, &patient);
     let is_ill = doctor::is_ill(&checks);
     if settled.json {
         print::json(&json!({ "ok": !is_ill, "checks": checks }));

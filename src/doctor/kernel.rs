@@ -99,13 +99,22 @@ fn capabilities(status: &str) -> Vec<Check> {
     ]
 }
 
+/// Whether this process may mount; `None` if that can't be told.
+pub(super) fn may_mount(host: &dyn Host) -> Option<bool> {
+    effective_capabilities(&text(host, "/proc/self/status"))
+        .map(|effective| effective & (1 << CAP_SYS_ADMIN) != 0)
+}
+
+/// Whether a program is in one of the folders.
+pub(super) fn is_there(host: &dyn Host, folders: &[PathBuf], program: &str) -> bool {
+    folders.iter().any(|folder| {
+        let found = host.stat(&folder.join(program));
+        matches!(found, Ok(Some(stat)) if stat.kind != FileKind::Dir)
+    })
+}
+
 fn programs(host: &dyn Host, folders: &[PathBuf]) -> Vec<Check> {
-    let is_there = |program: &str| {
-        folders.iter().any(|folder| {
-            let found = host.stat(&folder.join(program));
-            matches!(found, Ok(Some(stat)) if stat.kind != FileKind::Dir)
-        })
-    };
+    let is_there = |program: &str| is_there(host, folders, program);
     let (there, missing): (Vec<_>, Vec<_>) =
         PROGRAMS.into_iter().partition(|(name, ..)| is_there(name));
     let mut checks = Vec::new();

@@ -5,7 +5,8 @@ use std::path::Path;
 use super::{Check, Patient, kernel};
 use crate::backend::file::LOCK_FILE;
 use crate::error::chain;
-use crate::host::{FileId, Host};
+use crate::host::{FileId, Ground, Host};
+use crate::model::pool::WAY_OUT;
 use crate::model::size::Human;
 use crate::model::{PoolDefinition, PoolPlace};
 use crate::operation::inventory;
@@ -239,29 +240,43 @@ fn identity(node: &NodeRecord, pool: &PoolDefinition, record: &PoolRecord) -> Ve
 
 fn ground(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Vec<Check> {
     let subject = format!("{}: ground", subject(pool));
-    let fs = match (pool_make::check_ground(host, path), host.ground(path)) {
-        (Ok(warnings), Ok(fs)) => {
-            let warned = warnings
-                .into_iter()
-                .map(|warning| Check::warn(&subject, warning, "fine for trying it out"));
-            let checks: Vec<Check> = warned.collect();
-            if !checks.is_empty() {
-                return checks;
-            }
-            fs
-        }
+    let (warnings, fs) = match (pool_make::check_ground(host, path), host.ground(path)) {
+        (Ok(warnings), Ok(fs)) => (warnings, fs),
         (Err(error), _) => return vec![Check::fail(subject, chain(&error), "move the pool")],
         (_, Err(error)) => return vec![Check::fail(subject, chain(&error), "see to the disk")],
     };
-    vec![Check::ok(
-        subject,
-        format!(
-            "{} mounted at {}, blocks of {}",
-            fs.fs_name,
-            fs.mount_point.display(),
-            fs.sector
+    let mut checks: Vec<Check> = warnings
+        .into_iter()
+        .map(|warning| Check::warn(&subject, warning, "fine for trying it out"))
+        .collect();
+    if checks.is_empty() {
+        checks.push(Check::ok(
+            subject,
+            format!(
+                "{} mounted at {}, blocks of {}",
+                fs.fs_name,
+                fs.mount_point.display(),
+                fs.sector
+            ),
+        ));
+    }
+    checks.push(snapshots(pool, &fs));
+    checks
+}
+
+/// What snapshots cost on a pool.
+fn snapshots(pool: &PoolDefinition, ground: &Ground) -> Check {
+    let subject = format!("{}: snapshots", subject(pool));
+    match pool_make::without_sharing(ground) {
+        None => Check::ok(
+            subject,
+            format!(
+                "this {} shares blocks between files: they take no copy, also of volumes in use",
+                ground.fs_name
+            ),
         ),
-    )]
+        Some(what) => Check::warn(subject, what, WAY_OUT),
+    }
 }
 
 fn room(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Check {

@@ -3,15 +3,17 @@
 use std::path::Path;
 
 use super::*;
-use crate::host::memory::{MemoryHost, MemoryOptions};
+use crate::host::memory::{FaultMode, MemoryHost, MemoryOptions};
 use crate::operation::pool_admin;
 
+const STATE: &str = "/memory-run/state";
 const NODE: &str = "/var/lib/slackwater/node.json";
 
 fn machine(ground: &str) -> MemoryHost {
     let host = MemoryHost::with_options(MemoryOptions {
         seed: Some(1),
         ground: ground.into(),
+        allowed: vec!["/var/lib/kubelet".into(), STATE.into()],
         ..Default::default()
     });
     for folder in [
@@ -20,6 +22,7 @@ fn machine(ground: &str) -> MemoryHost {
         "/dev",
         "/usr/sbin",
         "/var/lib/kubelet",
+        STATE,
     ] {
         host.make_folder(Path::new(folder)).unwrap();
     }
@@ -45,6 +48,7 @@ fn patient(pools: &[&str]) -> Patient {
     Patient {
         pools: pools.iter().map(|text| text.parse().unwrap()).collect(),
         node_record: NODE.into(),
+        state_dir: STATE.into(),
         allowed_paths: vec!["/var/lib/kubelet".into()],
         programs: vec!["/usr/sbin".into()],
     }
@@ -60,7 +64,7 @@ fn a_machine_in_order() {
     let host = machine("xfs");
     let patient = patient(&["default=file:/memory/a"]);
     pool_admin::init(&host, Path::new(NODE), &patient.pools[0]).unwrap();
-    let checks = examine(&host, &patient);
+    let checks = examine(&host, &host, &patient);
     insta::assert_snapshot!(told(&checks));
     assert!(!is_ill(&checks));
     let left = host.files_below(Path::new("/memory/a"));
@@ -105,7 +109,7 @@ fn a_machine_with_each_trouble_of_pools() {
     host.make_folder(Path::new(volume)).unwrap();
     host.put_file(&Path::new(volume).join("record.json"), b"{}")
         .unwrap();
-    let checks = examine(&host, &patient);
+    let checks = examine(&host, &host, &patient);
     let of_pools: Vec<Check> = checks
         .into_iter()
         .filter(|check| check.subject.starts_with("pool"))
@@ -117,5 +121,43 @@ fn a_machine_with_each_trouble_of_pools() {
 #[test]
 fn a_machine_without_anything() {
     let host = MemoryHost::new();
-    insta::assert_snapshot!(told(&examine(&host, &patient(&[]))));
+    insta::assert_snapshot!(told(&examine(&host, &host, &patient(&[]))));
+}
+
+#[test]
+fn a_freeze_that_can_not_be_tried_to_its_end_leaves_nothing() {
+    for mode in [
+        FaultMode::Before(nix::errno::Errno::EIO),
+        FaultMode::After(nix::errno::Errno::EIO),
+    ] {
+        for number in 1.. {
+            let host = machine("xfs");
+            let (before, patient) = (host.effects(), patient(&[]));
+            host.fail_effect(number, mode);
+            let checks = examine(&host, &host, &patient);
+            if host.effects() - before < number {
+                assert!(number > 10, "each step was made to fail");
+                break;
+            }
+            let failed = host.effect_log()[before + number - 1].clone();
+            let told = checks
+                .iter()
+                .find(|check| check.subject == "freeze")
+                .unwrap();
+            assert!(host.journalled().unwrap().is_empty(), "{failed}");
+            assert!(
+                host.violations().is_empty(),
+                "{failed}: {:?}",
+                host.violations()
+            );
+            // A clean-up that is refused leaves what it was to remove, and is told.
+            let refused = matches!(mode, FaultMode::Before(_));
+            if refused && (failed.starts_with("unmount") || failed.starts_with("remove")) {
+                continue;
+            }
+            assert_eq!(host.loop_numbers(), [], "{failed}: {told}");
+            let left = host.files_below(Path::new(STATE));
+            assert_eq!(left, Vec::<String>::new(), "{failed}: {told}");
+        }
+    }
 }

@@ -11,6 +11,7 @@ use super::pool_make::{self, Found};
 use crate::backend::file::{LOCK_FILE, POOL_FILE};
 use crate::error::{Doing, Error, Kind, Result};
 use crate::host::{Effect, Host, Kept};
+use crate::model::pool::WAY_OUT;
 use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace};
 use crate::record::node::KnownPool;
 use crate::record::{self, NodeRecord, PoolRecord};
@@ -68,6 +69,11 @@ fn init_inside(
         pool_make::make_folder(host, path)?;
     }
     let mut warnings = pool_make::check_ground(host, path)?;
+    let ground = host
+        .ground(path)
+        .doing(|| format!("find the file system of {}", path.display()))?;
+    let without = pool_make::without_sharing(&ground);
+    warnings.extend(without.map(|what| format!("{what}; {WAY_OUT}")));
     warnings.extend(inside.warnings(host, pool)?);
     let (record, lock) = match &inside.found {
         Found::Pool(record) => (record.clone(), None),

@@ -10,8 +10,7 @@ use std::path::Path;
 use super::pool_image::IMAGE_RECORD;
 use crate::backend::file::{LOCK_FILE, POOL_FILE, SNAPSHOTS, TRASH, VOLUMES};
 use crate::error::{Doing, Error, Result};
-use crate::host::{Effect, FileKind, Host};
-use crate::model::pool::WAY_OUT;
+use crate::host::{Effect, FileKind, Ground, Host};
 use crate::model::{HomeId, PoolId};
 use crate::record::{self, ImageRecord, PoolRecord};
 
@@ -135,15 +134,10 @@ pub fn check_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
     }
     let mut warnings = Vec::new();
     match name {
-        "xfs" => {}
+        "xfs" | "ext4" | "ext3" | "ext2" => {}
         "btrfs" => warnings.push(
             "btrfs copies on write also within an image: thick volumes are refused here".into(),
         ),
-        "ext4" | "ext3" | "ext2" => {
-            warnings.push(format!(
-                "{name} can't share blocks between files: snapshots are copies, made only while their volume is not in use; {WAY_OUT}"
-            ));
-        }
         _ => warnings.push(format!(
             "{name} is not one of the file systems that pools are tested on (xfs, btrfs, ext4)"
         )),
@@ -154,6 +148,16 @@ pub fn check_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
         );
     }
     Ok(warnings)
+}
+
+/// What it means for a pool if its file system can't share blocks between files; `None` if it can.
+pub fn without_sharing(ground: &Ground) -> Option<String> {
+    (!ground.shares_blocks).then(|| {
+        format!(
+            "this {} can't share blocks between files: a snapshot is a copy, made only while its volume is not in use, and so is a clone",
+            ground.fs_name
+        )
+    })
 }
 
 /// Whether a folder's file system can carry a pool's image: as [`check_ground`], and blocks that

@@ -293,3 +293,49 @@ fn init_that_ends_at_any_effect_is_finished_by_a_repeat() {
         }
     }
 }
+
+#[test]
+fn an_image_that_can_not_be_made_is_refused_before_anything_is_reserved() {
+    let host = |ground: &str| {
+        MemoryHost::with_options(crate::host::memory::MemoryOptions {
+            ground: ground.into(),
+            ..Default::default()
+        })
+    };
+    let nothing = Vec::<String>::new();
+    let a = pool("a=file:/memory/a,image=200Gi");
+    for (ground, why) in [
+        ("ext4", "give at most image=102336Mi"),
+        ("btrfs", "shares blocks by itself"),
+    ] {
+        let host = host(ground);
+        let message = refusal(init(&host, node(), &a));
+        assert!(message.contains(why), "{message}");
+        let left = host.files_below(Path::new("/memory/a"));
+        assert!(left.iter().all(|name| name == "lock"), "{left:?}");
+        assert_eq!(host.files_below(Path::new("/var/lib/slackwater")), nothing);
+        // The folder still counts as blank.
+        init(&host, node(), &pool("a=file:/memory/a")).unwrap();
+    }
+}
+
+#[test]
+fn an_image_that_was_begun_is_no_pool_for_a_definition_without() {
+    let host = host_with(&["/memory/a"]);
+    let record = crate::record::ImageRecord {
+        size: 1 << 30,
+        block_size: 512,
+        formatted: crate::record::Formatted {
+            kind: crate::record::FormattedAs::Xfs,
+            uuid: uuid::Uuid::nil(),
+            complete: false,
+        },
+        created_at: 0,
+    };
+    record::store(&host, Path::new("/memory/a/image.json"), &record).unwrap();
+    let a = pool("a=file:/memory/a,init");
+    let message = refusal(init(&host, node(), &a));
+    assert!(message.contains("add image=1024Mi"), "{message}");
+    assert!(refusal(start(&host, std::slice::from_ref(&a)).map(drop)).contains("add image="));
+    assert!(refusal(adopt(&host, node(), &a, &[])).contains("add image="));
+}
