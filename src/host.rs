@@ -16,6 +16,7 @@ pub mod freezer;
 pub mod linux;
 pub mod memory;
 pub mod mountinfo;
+pub mod session;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -25,6 +26,7 @@ use uuid::Uuid;
 pub use effect::{Done, Effect, LoopSpec, MountSpec, NodeKind};
 pub use freezer::{Freeze, FreezeMember, Freezer, MountRoot};
 pub use mountinfo::Mount;
+pub use session::{Session, SessionSpec, SessionState};
 
 use crate::error::HostError;
 use crate::model::FsType;

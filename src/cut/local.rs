@@ -382,7 +382,7 @@ fn clone<'a>(
     let done = host.perform(&effect(&member.source, &member.copy));
     match done.doing(|| format!("cut volume {volume}"))? {
         Done::Cloned(extents) => Ok(extents),
-        Done::Plain | Done::Loop(_) => Err(Error::Bug {
+        Done::Plain | Done::Loop(_) | Done::Session(_) => Err(Error::Bug {
             invariant: "a clone tells its extents".into(),
         }),
     }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use uuid::Uuid;
 
-use super::{Device, FileId, LoopHold};
+use super::{Device, FileId, LoopHold, Session, SessionSpec};
 use crate::model::FsType;
 
 /// One change. Paths of a pool begin with what [`super::Host::pin_dir`] gave; those of callers
@@ -216,6 +216,8 @@ pub enum Effect<'a> {
         /// The caller's path.
         target: &'a Path,
     },
+    /// Starts a session; it isn't waited for. It ends by itself when this process does.
+    StartSession(SessionSpec<'a>),
 }
 
 /// How to attach an image.
@@ -266,6 +268,8 @@ pub enum Done {
     Loop(LoopHold),
     /// CloneWhole, CloneAhead: how many extents the copy has. CloneRest: how many ranges differed.
     Cloned(u64),
+    /// StartSession: the session.
+    Session(Box<dyn Session>),
 }
 
 impl Effect<'_> {
@@ -302,6 +306,7 @@ impl Effect<'_> {
             Effect::Bind { .. } => "bind",
             Effect::BindDevice { .. } => "bind_device",
             Effect::Unmount { .. } => "unmount",
+            Effect::StartSession(_) => "start_session",
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The real host: this kernel, its disks and its programs.
 //!
 //! One match over [`Effect`] that calls the rooms. Beside them lies `sys`, which has all of the
-//! crate's `unsafe`; `program` starts all of its programs; `mounts` makes all of its mounts.
+//! crate's `unsafe`; `program` starts its programs, and `session` those that an administrator
+//! names; `mounts` makes all of its mounts.
 
 mod caller;
 mod clone;
@@ -16,6 +17,7 @@ mod map;
 mod missing;
 mod mounts;
 mod program;
+mod session;
 mod superblock;
 mod sys;
 
@@ -143,6 +145,7 @@ impl LinuxHost {
             } => mounts::bind(folders, source, target, read_only),
             Effect::BindDevice { device, target } => mounts::bind_device(folders, device, target),
             Effect::Unmount { target } => mounts::unmount(folders, target),
+            Effect::StartSession(ref spec) => return session::start(spec),
         }
         .map(|()| Done::Plain)
     }

@@ -172,7 +172,9 @@ impl Scratch {
         };
         match self.done(&Effect::AttachLoop(spec)) {
             Done::Loop(hold) => hold,
-            Done::Plain | Done::Cloned(_) => panic!("an attached loop is handed over"),
+            Done::Plain | Done::Cloned(_) | Done::Session(_) => {
+                panic!("an attached loop is handed over")
+            }
         }
     }
 

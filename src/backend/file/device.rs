@@ -126,7 +126,7 @@ impl FileBackend {
             .doing(doing)?
         {
             Done::Loop(hold) => Ok(hold),
-            Done::Plain | Done::Cloned(_) => Err(Error::Bug {
+            Done::Plain | Done::Cloned(_) | Done::Session(_) => Err(Error::Bug {
                 invariant: "AttachLoop gives a loop device".into(),
             }),
         }

@@ -1,4 +1,4 @@
-//! Programs: the only place in the crate that starts one.
+//! Our programs: started here alone. (`session` starts those that an administrator names.)
 //!
 //! A program is looked for in four fixed folders, never in `$PATH`; it gets an empty environment,
 //! no standard input and no shell, and inherits no descriptor, since every one of ours is opened
@@ -12,7 +12,7 @@ use crate::error::{HostCause, HostError};
 use crate::host::Result;
 
 /// Where distributions put system programs.
-const FOLDERS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
+pub(super) const FOLDERS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
 /// More of a program's words doesn't fit into an error that people read.
 const SAID_CHARS: usize = 400;
@@ -109,7 +109,7 @@ impl Ended {
 }
 
 /// The first words of a program in one line: no control characters, no runs of blanks.
-fn speakable(text: &str) -> String {
+pub(super) fn speakable(text: &str) -> String {
     let plain: String = text
         .chars()
         .map(|c| if c.is_control() { ' ' } else { c })

@@ -10,13 +10,18 @@
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 use nix::errno::Errno;
 use nix::libc;
+use nix::unistd::{setgid, setgroups, setsid, setuid};
 use nix::{request_code_none, request_code_read};
 
 pub mod blocks;
 pub mod fs;
+
+use super::session::Account;
 
 type Result<T> = std::result::Result<T, Errno>;
 
@@ -194,6 +199,22 @@ pub fn mounts_changed(table: impl AsFd) -> bool {
     // SAFETY: one valid pollfd, and no waiting.
     let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
     ready > 0 && poll.revents & (libc::POLLPRI | libc::POLLERR) != 0
+}
+
+/// Has a program started in a session and process group of its own, as somebody else if wanted.
+pub fn start_apart(command: &mut Command, account: Option<Account>) {
+    let apart = move || {
+        setsid()?;
+        if let Some(account) = &account {
+            setgroups(&account.groups)?;
+            setgid(account.gid)?;
+            setuid(account.uid)?;
+        }
+        Ok(())
+    };
+    // SAFETY: runs between fork and exec: system calls alone, on memory that was filled before;
+    // nothing is allocated, no lock is taken.
+    unsafe { command.pre_exec(apart) };
 }
 
 fn new_fd(result: libc::c_long) -> Result<OwnedFd> {

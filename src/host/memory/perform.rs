@@ -53,6 +53,7 @@ pub(super) fn subject<'a>(effect: &'a Effect<'a>) -> std::borrow::Cow<'a, Path> 
         Effect::Bind { target, .. }
         | Effect::BindDevice { target, .. }
         | Effect::Unmount { target } => (*target).into(),
+        Effect::StartSession(spec) => spec.program.into(),
     }
 }
 
@@ -122,6 +123,9 @@ impl Machine {
             } => self.bind(source, target, *read_only)?,
             Effect::BindDevice { device, target } => self.bind_device(device, target)?,
             Effect::Unmount { target } => self.unmount(target)?,
+            Effect::StartSession(_) => {
+                return Err(HostCause::Unexpected("no programs are simulated".into()));
+            }
         }
         Ok(Acted::Plain)
     }

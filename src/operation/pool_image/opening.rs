@@ -230,7 +230,7 @@ impl Opening<'_> {
         let doing = || format!("attach the image of pool {}", self.pool.name);
         match self.host.perform(&Effect::AttachLoop(spec)).doing(doing)? {
             Done::Loop(hold) => Ok(hold),
-            Done::Plain | Done::Cloned(_) => Err(Error::Bug {
+            Done::Plain | Done::Cloned(_) | Done::Session(_) => Err(Error::Bug {
                 invariant: "AttachLoop gives a loop device".into(),
             }),
         }

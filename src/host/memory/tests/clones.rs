@@ -54,7 +54,7 @@ fn attach_copy(host: &MemoryHost) -> LoopHold {
     };
     match host.perform(&Effect::AttachLoop(spec)).unwrap() {
         Done::Loop(hold) => hold,
-        Done::Plain | Done::Cloned(_) => panic!("no loop"),
+        Done::Plain | Done::Cloned(_) | Done::Session(_) => panic!("no loop"),
     }
 }
 

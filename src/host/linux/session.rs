@@ -1,0 +1,262 @@
+//! Sessions as processes.
+//!
+//! std opens every pipe close-on-exec, and so are all our descriptors: neither the guard nor
+//! another session inherits the writing end of a session's stdin.
+
+use std::io::{ErrorKind, Read};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::signal::{Signal, killpg};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::{Gid, Pid, Uid, User, geteuid, getgrouplist};
+
+use super::program::{FOLDERS, speakable};
+use super::sys;
+use crate::error::HostError;
+use crate::host::session::{Session, SessionSpec, SessionState};
+use crate::host::{Done, Result};
+
+/// So much of its stderr is kept.
+const SAID_BYTES: usize = 4096;
+/// The longest line that may turn out to be READY, blanks included; longer ones are skipped.
+const LINE_BYTES: usize = 256;
+/// So much is read in one look: a program that never stops talking doesn't hold us up.
+const LOOK_BYTES: usize = 1 << 20;
+
+/// Whom a program is run as.
+pub(super) struct Account {
+    pub(super) uid: Uid,
+    pub(super) gid: Gid,
+    pub(super) groups: Vec<Gid>,
+}
+
+/// Starts one.
+pub(super) fn start(spec: &SessionSpec<'_>) -> Result<Done> {
+    let program = spec.program;
+    let user = spec.user.map(|name| find_user(name, program)).transpose()?;
+    let mut command = command(spec, user.as_ref());
+    let account = user.map(|user| account(&user, program)).transpose()?;
+    sys::start_apart(&mut command, account.flatten());
+    let mut child = command
+        .spawn()
+        .map_err(|error| HostError::io("start", program, &error))?;
+    let pid = Pid::from_raw(child.id() as i32);
+    let session = Process {
+        pid,
+        stdin: child.stdin.take(),
+        stdout: child.stdout.take(),
+        stderr: child.stderr.take(),
+        child: Some(child),
+        line: Vec::new(),
+        is_ready: false,
+        said: Vec::new(),
+        ended: None,
+    };
+    let pipes = [
+        session.stdout.as_ref().map(|pipe| pipe.as_fd()),
+        session.stderr.as_ref().map(|pipe| pipe.as_fd()),
+    ];
+    for pipe in pipes.into_iter().flatten() {
+        // Only our end: the program's has a file description of its own.
+        fcntl(pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
+            .map_err(|errno| HostError::errno("read from", program, errno))?;
+    }
+    Ok(Done::Session(Box::new(session)))
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "sessions are started here alone: an absolute path, an empty environment"
+)]
+fn command(spec: &SessionSpec<'_>, user: Option<&User>) -> Command {
+    let mut command = Command::new(spec.program);
+    command
+        .args(spec.arguments)
+        .env_clear()
+        .env("LANG", "C.UTF-8")
+        .env(
+            "PATH",
+            format!("/usr/local/sbin:/usr/local/bin:{}", FOLDERS.join(":")),
+        )
+        .env("SLACKWATER_HOOK", spec.name)
+        .env("SLACKWATER_SECONDS", spec.seconds.to_string())
+        .current_dir("/")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    if let Some(user) = user {
+        command
+            .env("USER", &user.name)
+            .env("LOGNAME", &user.name)
+            .env("HOME", &user.dir);
+    }
+    command
+}
+
+fn find_user(name: &str, program: &Path) -> Result<User> {
+    let found = User::from_name(name).map_err(|errno| HostError::errno("find", name, errno))?;
+    found.ok_or_else(|| {
+        let what = format!("user {name:?} does not exist on this machine");
+        HostError::unexpected("start", program, what)
+    })
+}
+
+/// What to become; nothing if that's who we are, and we may not set it anyway.
+fn account(user: &User, program: &Path) -> Result<Option<Account>> {
+    if !geteuid().is_root() && user.uid == geteuid() {
+        return Ok(None);
+    }
+    let name = std::ffi::CString::new(user.name.as_str())
+        .map_err(|_| HostError::errno("find the user of", program, Errno::EINVAL))?;
+    let groups = getgrouplist(&name, user.gid)
+        .map_err(|errno| HostError::errno("find the groups of", &user.name, errno))?;
+    Ok(Some(Account {
+        uid: user.uid,
+        gid: user.gid,
+        groups,
+    }))
+}
+
+#[derive(Debug)]
+struct Process {
+    /// Also of its process group. Ours until it's waited for.
+    pid: Pid,
+    /// `None` once its end has been waited for.
+    child: Option<Child>,
+    stdin: Option<ChildStdin>,
+    stdout: Option<ChildStdout>,
+    stderr: Option<ChildStderr>,
+    /// The line that it's in the middle of.
+    line: Vec<u8>,
+    is_ready: bool,
+    said: Vec<u8>,
+    ended: Option<(bool, String)>,
+}
+
+impl Process {
+    fn listen(&mut self) {
+        let (line, is_ready) = (&mut self.line, &mut self.is_ready);
+        drain(&mut self.stdout, |bytes| {
+            for byte in bytes {
+                if *byte == b'\n' {
+                    *is_ready |= line.trim_ascii() == b"READY";
+                    line.clear();
+                } else if line.len() < LINE_BYTES {
+                    line.push(*byte);
+                }
+            }
+        });
+        let said = &mut self.said;
+        drain(&mut self.stderr, |bytes| {
+            let room = SAID_BYTES.saturating_sub(said.len());
+            said.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        });
+    }
+
+    /// Whether it has ended; it isn't waited for, so its number stays its own.
+    fn has_ended(&mut self) -> bool {
+        if self.child.is_none() {
+            return false;
+        }
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        match waitid(Id::Pid(self.pid), flags) {
+            Ok(WaitStatus::StillAlive) | Err(Errno::EINTR) => false,
+            Ok(_) => true,
+            Err(errno) => {
+                // Its number may be another's already, so nothing is sent to it.
+                self.child = None;
+                self.ended = Some((false, format!("an end that is not known ({errno})")));
+                false
+            }
+        }
+    }
+
+    /// Takes its end, and ends what it has left in its group.
+    fn reap(&mut self) {
+        let Some(mut child) = self.child.take() else {
+            return;
+        };
+        // Before it's waited for: until then nobody else can have its number. ESRCH is well.
+        let _ = killpg(self.pid, Signal::SIGKILL);
+        self.ended = Some(match child.wait() {
+            Ok(status) => (status.success(), status.to_string()),
+            Err(error) => (false, format!("an end that is not known ({error})")),
+        });
+    }
+}
+
+impl Session for Process {
+    fn look(&mut self) -> SessionState {
+        // Its end first, its words then: what it said before its end is in the pipe.
+        let has_ended = self.has_ended();
+        self.listen();
+        if has_ended {
+            self.reap();
+        }
+        match &self.ended {
+            Some((success, status)) => SessionState::Ended {
+                was_ready: self.is_ready,
+                success: *success,
+                status: status.clone(),
+            },
+            None if self.is_ready => SessionState::Ready,
+            None => SessionState::Starting,
+        }
+    }
+
+    fn said(&self) -> String {
+        speakable(&String::from_utf8_lossy(&self.said))
+    }
+
+    fn let_go(&mut self) {
+        self.stdin = None;
+    }
+
+    fn end(&mut self, by_force: bool) {
+        if self.child.is_some() {
+            let signal = if by_force {
+                Signal::SIGKILL
+            } else {
+                Signal::SIGTERM
+            };
+            // One that has just ended is seen by the next look.
+            let _ = killpg(self.pid, signal);
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.stdin = None;
+        if self.has_ended() {
+            self.reap();
+        }
+        if let Some(mut child) = self.child.take() {
+            // Somebody has to take its end, whenever that is. Without a thread, our own end does.
+            let waiting = std::thread::Builder::new().name("session".into());
+            let _ = waiting.spawn(move || child.wait());
+        }
+    }
+}
+
+/// Reads what is there; a pipe at its end is closed.
+fn drain(pipe: &mut Option<impl Read>, mut take: impl FnMut(&[u8])) {
+    let mut piece = [0; 8192];
+    let mut read = 0;
+    while let Some(open) = pipe.as_mut().filter(|_| read < LOOK_BYTES) {
+        match open.read(&mut piece) {
+            Ok(0) => *pipe = None,
+            Ok(bytes) => {
+                take(&piece[..bytes]);
+                read += bytes;
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+            Err(_) => *pipe = None,
+        }
+    }
+}
