@@ -4,6 +4,7 @@
 //! the file; a flag that may be repeated replaces the file's whole list. What is wrong is told in
 //! one sentence that names the flag, or the file and its line.
 
+mod hook;
 mod value;
 
 use std::net::SocketAddr;
@@ -13,6 +14,7 @@ use serde::Deserialize;
 
 pub use value::{Address, DriverName, Endpoint, Folder, NodeName, Role};
 
+use crate::hook::HookDefinition;
 use crate::model::alpha::Alpha;
 use crate::model::{PoolDefinition, pool};
 use crate::telemetry::LogFormat;
@@ -47,6 +49,8 @@ pub struct Config {
     pub log_format: LogFormat,
     /// Alpha parts of CSI that are offered.
     pub alpha: Alpha,
+    /// What quiesces applications; names are unique.
+    pub hooks: Vec<HookDefinition>,
 }
 
 impl Config {
@@ -115,6 +119,10 @@ pub struct Given {
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     #[serde(deserialize_with = "value::many")]
     pub alpha: Vec<Alpha>,
+    /// Hooks; in the file alone.
+    #[arg(skip)]
+    #[serde(deserialize_with = "hook::hooks")]
+    pub hook: Vec<HookDefinition>,
 
     /// Of the cluster's roles.
     #[arg(long, hide = true)]
@@ -182,6 +190,7 @@ impl Given {
             metrics_address: self.metrics_address.or(file.metrics_address),
             log_format: self.log_format.or(file.log_format),
             alpha: list(self.alpha, file.alpha),
+            hook: list(self.hook, file.hook),
             agent_listen: self.agent_listen.or(file.agent_listen),
             agent: list(self.agent, file.agent),
             agent_service: self.agent_service.or(file.agent_service),
@@ -217,6 +226,7 @@ impl Given {
             ));
         }
         pool::check_together(&self.pool).map_err(|error| BadConfig(format!("--pool: {error}")))?;
+        hook::check_together(&self.hook)?;
         Ok(Config {
             endpoint,
             node_name: node_name.0,
@@ -228,6 +238,7 @@ impl Given {
             metrics_address: self.metrics_address.map(|address| address.0),
             log_format: self.log_format.unwrap_or_default(),
             alpha: self.alpha.into_iter().collect(),
+            hooks: self.hook,
         })
     }
 

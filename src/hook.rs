@@ -4,10 +4,16 @@
 //! releases, and exits; its own deadline releases it too. So the application is released whatever
 //! becomes of the driver.
 
+pub mod definition;
+pub mod glob;
+pub mod local;
+
 use std::time::Duration;
 
 use crate::error::Result;
 use crate::model::SharedVolume;
+pub use definition::{HookDefinition, HookParts};
+pub use local::LocalHooks;
 
 /// Whose hooks are wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +31,8 @@ pub trait Hooks: Send + Sync + 'static {
     fn wanted(&self, targets: &[HookTarget], shared: SharedVolume) -> Result<Vec<String>>;
 
     /// Starts the hooks of these names in parallel, and waits until each has said READY, for at
-    /// most `timeout` in all. On an error those that had started are released.
+    /// most `timeout` in all. On an error ([`crate::error::Error::QuiesceFailed`]) those that had
+    /// started are released. A crash of this process ends their stdin, and so releases them too.
     fn quiesce(&self, names: &[String], timeout: Duration) -> Result<Box<dyn Quiesced>>;
 }
 

@@ -13,7 +13,7 @@ use super::{Failure, real_host};
 use crate::config::{self, Config, Given};
 use crate::cut::Seams;
 use crate::cut::guard::Guard;
-use crate::hook::NoHooks;
+use crate::hook::LocalHooks;
 use crate::host::memory::{MemoryHost, MemoryOptions};
 use crate::operation::{Driver, Settings};
 use crate::server::{self, Options, Socket};
@@ -97,12 +97,18 @@ fn open(config: Config) -> Result<Driver, Failure> {
             allowed: config.allowed_paths,
             ..MemoryOptions::default()
         };
-        Seams::simulated(MemoryHost::with_options(options))
-    } else {
+        // Applications are real, also beside simulated volumes: as their tests want it.
+        let programs = real_host(&[], &[]);
         Seams {
-            host: real_host(&config.allowed_paths, &config.pools),
+            hooks: Arc::new(LocalHooks::new(config.hooks, programs)),
+            ..Seams::simulated(MemoryHost::with_options(options))
+        }
+    } else {
+        let host = real_host(&config.allowed_paths, &config.pools);
+        Seams {
+            hooks: Arc::new(LocalHooks::new(config.hooks, host.clone())),
+            host,
             freezer: Arc::new(Guard::new(config.state_dir)),
-            hooks: Arc::new(NoHooks),
         }
     };
     let settings = Settings {

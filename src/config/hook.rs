@@ -1,0 +1,122 @@
+//! `[[hook]]`: in the file alone, since a command has no good form as a flag.
+
+use std::collections::BTreeSet;
+
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+
+use super::BadConfig;
+use crate::hook::{HookDefinition, HookParts};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HookTable {
+    name: String,
+    command: Vec<String>,
+    #[serde(default)]
+    user: Option<String>,
+    #[serde(default)]
+    volume: Option<String>,
+    #[serde(default)]
+    pvc: Option<String>,
+    #[serde(default)]
+    timeout: Option<String>,
+}
+
+/// One table, whose errors get its line.
+struct HookEntry(HookDefinition);
+
+impl<'de> Deserialize<'de> for HookEntry {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<HookEntry, D::Error> {
+        let table = HookTable::deserialize(from)?;
+        let parts = HookParts {
+            name: table.name,
+            command: table.command,
+            user: table.user,
+            volume: table.volume,
+            pvc: table.pvc,
+            timeout: table.timeout,
+        };
+        HookDefinition::from_parts(parts)
+            .map(HookEntry)
+            .map_err(D::Error::custom)
+    }
+}
+
+/// `hook` of the file: an array of tables.
+pub(super) fn hooks<'de, D>(from: D) -> Result<Vec<HookDefinition>, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    let entries: Vec<HookEntry> = Vec::deserialize(from)?;
+    Ok(entries.into_iter().map(|HookEntry(hook)| hook).collect())
+}
+
+/// Names are how people know them, and what they are ordered by.
+pub(super) fn check_together(hooks: &[HookDefinition]) -> Result<(), BadConfig> {
+    let mut names = BTreeSet::new();
+    match hooks.iter().find(|hook| !names.insert(hook.name.as_str())) {
+        None => Ok(()),
+        Some(hook) => Err(BadConfig(format!(
+            "hook: two are named {}; give each its own name",
+            hook.name
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::super::{Given, parse_file};
+    use super::*;
+
+    const LEAST: &str =
+        "endpoint = \"unix:///x/csi.sock\"\nnode-name = \"n1\"\npool = [\"default=memory:\"]\n";
+
+    fn file(text: &str) -> Result<Given, BadConfig> {
+        parse_file(Path::new("c.toml"), &format!("{LEAST}{text}"))
+    }
+
+    #[test]
+    fn hooks_are_tables_of_the_file() {
+        let text = r#"
+            [[hook]]
+            name = "orders-db"
+            command = ["/usr/lib/hold", "{seconds}"]
+            user = "postgres"
+            pvc = "shop/db-*"
+            timeout = "20s"
+            [[hook]]
+            name = "all"
+            command = ["/bin/hold"]
+            volume = "*"
+        "#;
+        let hooks = file(text).unwrap().finish().unwrap().hooks;
+        assert_eq!(hooks.len(), 2);
+        assert_eq!(hooks[0].user.as_deref(), Some("postgres"));
+        assert_eq!(hooks[0].arguments(), ["20"]);
+        assert_eq!(hooks[1].name, "all");
+    }
+
+    #[test]
+    fn what_is_wrong_with_one_is_told_with_its_line() {
+        let hook = |lines: &str| format!("[[hook]]\nname = \"a\"\n{lines}");
+        for (text, words) in [
+            (hook("command = [\"/x\"]\n"), "neither volume nor pvc"),
+            (hook("volume = \"*\"\n"), "missing field `command`"),
+            (hook("command = [\"x\"]\nvolume = \"*\"\n"), "absolute path"),
+            (
+                hook("command = [\"/x\"]\nvolume = \"*\"\nshell = true"),
+                "unknown field `shell`",
+            ),
+        ] {
+            let BadConfig(error) = file(&text).err().unwrap();
+            assert!(error.contains(words), "{error}");
+            assert!(error.starts_with("c.toml, line "), "{error}");
+        }
+        let twice = hook("command = [\"/x\"]\nvolume = \"*\"\n").repeat(2);
+        let BadConfig(error) = file(&twice).unwrap().finish().unwrap_err();
+        assert_eq!(error, "hook: two are named a; give each its own name");
+    }
+}

@@ -1,0 +1,275 @@
+//! A hook as an administrator writes it down.
+
+use std::path::{Component, Path};
+use std::time::Duration;
+
+use super::HookTarget;
+use super::glob::Glob;
+use crate::model::snapshot::parse_duration;
+
+/// The session's own deadline, if nothing is said.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// As for `quiesceTimeout`: longer than any sidecar waits for the whole call.
+const MOST_TIMEOUT: Duration = Duration::from_secs(600);
+/// Stands in an argument for the timeout.
+const SECONDS: &str = "{seconds}";
+
+/// A hook of this machine: which volumes, and what holds their application still.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HookDefinition {
+    /// Its name: unique, for people; hooks of one volume are taken in the order of names.
+    pub name: String,
+    /// The program, absolute, and its arguments.
+    pub command: Vec<String>,
+    /// Who runs it; whoever runs the driver, if nobody is named.
+    pub user: Option<String>,
+    /// Which volumes.
+    pub whose: Whose,
+    /// The session's own deadline: after it the program is to release by itself. It's to say
+    /// READY within it as well.
+    pub timeout: Duration,
+}
+
+/// Which volumes a hook is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// By the volume's id.
+    Volume(Glob),
+    /// By its claim.
+    Claim {
+        /// The namespace, as it is.
+        namespace: String,
+        /// The claim's name.
+        name: Glob,
+    },
+}
+
+impl Whose {
+    /// Whether a volume is one of them. One whose claim isn't known is nobody's by claim.
+    pub fn matches(&self, target: &HookTarget) -> bool {
+        match self {
+            Whose::Volume(glob) => glob.matches(&target.volume_id),
+            Whose::Claim { namespace, name } => target
+                .claim
+                .as_deref()
+                .and_then(|claim| claim.split_once('/'))
+                .is_some_and(|(its, claim)| its == namespace && name.matches(claim)),
+        }
+    }
+}
+
+/// A hook's parts as texts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HookParts {
+    /// Its name.
+    pub name: String,
+    /// Program and arguments.
+    pub command: Vec<String>,
+    /// A user's name.
+    pub user: Option<String>,
+    /// A pattern of volume ids.
+    pub volume: Option<String>,
+    /// "namespace/pattern" of claims.
+    pub pvc: Option<String>,
+    /// Such as "30s".
+    pub timeout: Option<String>,
+}
+
+impl HookDefinition {
+    /// Checks the parts. An error is a sentence that names the part.
+    pub fn from_parts(parts: HookParts) -> Result<HookDefinition, String> {
+        let name = &parts.name;
+        check_name(name)?;
+        let problem = |text: String| format!("hook {name}: {text}");
+        check_command(&parts.command).map_err(problem)?;
+        if parts
+            .user
+            .as_deref()
+            .is_some_and(|user| user.is_empty() || has_control(user))
+        {
+            return Err(problem(
+                "user is empty or has a control character in it".into(),
+            ));
+        }
+        let whose = whose(parts.volume.as_deref(), parts.pvc.as_deref()).map_err(problem)?;
+        let timeout = timeout(parts.timeout.as_deref()).map_err(problem)?;
+        Ok(HookDefinition {
+            name: parts.name,
+            command: parts.command,
+            user: parts.user,
+            whose,
+            timeout,
+        })
+    }
+
+    /// The program.
+    pub fn program(&self) -> &Path {
+        Path::new(self.command.first().map_or("", String::as_str))
+    }
+
+    /// The deadline in whole seconds, rounded up.
+    pub fn seconds(&self) -> u64 {
+        self.timeout.as_secs() + u64::from(self.timeout.subsec_nanos() > 0)
+    }
+
+    /// The arguments, with the deadline in its place.
+    pub fn arguments(&self) -> Vec<String> {
+        let seconds = self.seconds().to_string();
+        let given = self.command.iter().skip(1);
+        given.map(|word| word.replace(SECONDS, &seconds)).collect()
+    }
+}
+
+fn has_control(text: &str) -> bool {
+    text.chars().any(char::is_control)
+}
+
+fn check_name(name: &str) -> Result<(), String> {
+    let plain = |c: u8| c.is_ascii_alphanumeric() || b"-._".contains(&c);
+    if (1..=63).contains(&name.len()) && name.bytes().all(plain) {
+        return Ok(());
+    }
+    Err(format!(
+        "hook: name {name:?} is not one; give 1 to 63 letters, digits, '-', '.' and '_'"
+    ))
+}
+
+fn check_command(command: &[String]) -> Result<(), String> {
+    let Some(program) = command.first() else {
+        return Err("command is empty; give the program and its arguments".into());
+    };
+    let path = Path::new(program);
+    let is_plain = path.components().all(|part| part != Component::ParentDir);
+    if !path.is_absolute() || !is_plain || path.file_name().is_none() {
+        return Err(format!(
+            "command begins with {program:?}; give the program's absolute path, without \"..\""
+        ));
+    }
+    if command.iter().any(|word| word.contains('\0')) {
+        return Err("command has a zero byte in it".into());
+    }
+    Ok(())
+}
+
+fn whose(volume: Option<&str>, pvc: Option<&str>) -> Result<Whose, String> {
+    match (volume, pvc) {
+        (Some(""), None) => Err("volume is empty; give a pattern of ids, or \"*\"".into()),
+        (Some(glob), None) => Ok(Whose::Volume(Glob::new(glob))),
+        (None, Some(pvc)) => match pvc.split_once('/') {
+            Some((namespace, name))
+                if !namespace.is_empty()
+                    && !name.is_empty()
+                    && !name.contains('/')
+                    && !namespace.contains(['*', '?']) =>
+            {
+                Ok(Whose::Claim {
+                    namespace: namespace.into(),
+                    name: Glob::new(name),
+                })
+            }
+            Some(_) | None => Err(format!(
+                "pvc {pvc:?} is not NAMESPACE/PATTERN; give one namespace as it is, and a name \
+                 in which '*' and '?' may stand"
+            )),
+        },
+        (None, None) => Err("neither volume nor pvc says whose it is; give one of them".into()),
+        (Some(_), Some(_)) => Err("both volume and pvc are given; give one of them".into()),
+    }
+}
+
+fn timeout(text: Option<&str>) -> Result<Duration, String> {
+    let Some(text) = text else {
+        return Ok(TIMEOUT);
+    };
+    let parsed = parse_duration(text).filter(|timeout| *timeout <= MOST_TIMEOUT);
+    parsed.ok_or_else(|| {
+        format!(
+            "timeout {text:?} is not one; give a time such as \"30s\", at most {}s",
+            MOST_TIMEOUT.as_secs()
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts() -> HookParts {
+        HookParts {
+            name: "orders-db".into(),
+            command: vec!["/bin/hold".into(), "--for={seconds}s".into(), "{x}".into()],
+            pvc: Some("shop/db-*".into()),
+            ..HookParts::default()
+        }
+    }
+
+    fn with(change: impl FnOnce(&mut HookParts)) -> Result<HookDefinition, String> {
+        let mut changed = parts();
+        change(&mut changed);
+        HookDefinition::from_parts(changed)
+    }
+
+    fn target(id: &str, claim: Option<&str>) -> HookTarget {
+        HookTarget {
+            volume_id: id.into(),
+            claim: claim.map(Into::into),
+        }
+    }
+
+    #[test]
+    fn a_hook_has_its_defaults_and_its_deadline_in_its_arguments() {
+        let hook = HookDefinition::from_parts(parts()).unwrap();
+        assert_eq!(hook.timeout, Duration::from_secs(30));
+        assert_eq!(hook.user, None);
+        assert_eq!(hook.program(), Path::new("/bin/hold"));
+        assert_eq!(hook.arguments(), ["--for=30s", "{x}"]);
+        let short = with(|hook| hook.timeout = Some("1500ms".into())).unwrap();
+        assert_eq!(short.arguments()[0], "--for=2s", "rounded up");
+    }
+
+    #[test]
+    fn what_is_wrong_is_one_sentence_that_names_the_part() {
+        type Change = fn(&mut HookParts);
+        let wrong: [(Change, &str); 15] = [
+            (|hook| hook.name.clear(), "name \"\""),
+            (|hook| hook.name = "a b".into(), "name \"a b\""),
+            (
+                |hook| hook.command.clear(),
+                "hook orders-db: command is empty",
+            ),
+            (|hook| hook.command = vec!["psql".into()], "absolute path"),
+            (|hook| hook.command = vec!["/".into()], "absolute path"),
+            (
+                |hook| hook.command = vec!["/a/../b".into()],
+                "absolute path",
+            ),
+            (|hook| hook.command.push("a\0".into()), "zero byte"),
+            (|hook| hook.user = Some(String::new()), "user is empty"),
+            (|hook| hook.pvc = None, "neither volume nor pvc"),
+            (|hook| hook.volume = Some("*".into()), "both volume and pvc"),
+            (|hook| hook.pvc = Some("db".into()), "NAMESPACE/PATTERN"),
+            (|hook| hook.pvc = Some("*/db".into()), "NAMESPACE/PATTERN"),
+            (|hook| hook.pvc = Some("a/b/c".into()), "NAMESPACE/PATTERN"),
+            (|hook| hook.timeout = Some("0s".into()), "timeout \"0s\""),
+            (|hook| hook.timeout = Some("601s".into()), "at most 600s"),
+        ];
+        for (change, words) in wrong {
+            let error = with(change).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
+        let none = with(|hook| (hook.pvc, hook.volume) = (None, Some(String::new())));
+        assert!(none.unwrap_err().contains("volume is empty"));
+    }
+
+    #[test]
+    fn volumes_are_chosen_by_id_or_by_claim() {
+        let by_claim = HookDefinition::from_parts(parts()).unwrap().whose;
+        assert!(by_claim.matches(&target("x", Some("shop/db-0"))));
+        assert!(!by_claim.matches(&target("x", Some("shop2/db-0"))));
+        assert!(!by_claim.matches(&target("x", Some("shop/web-0"))));
+        assert!(!by_claim.matches(&target("shop/db-0", None)));
+        let by_id = Whose::Volume(Glob::new("5f0c*.8a*"));
+        assert!(by_id.matches(&target("5f0c11.8a22", None)));
+        assert!(!by_id.matches(&target("5f0c11.9a22", None)));
+    }
+}
