@@ -202,6 +202,12 @@ async fn alpha_calls_without_their_flag_are_unimplemented_and_with_it_served() {
         volume_id: id.clone(),
     };
     assert!(gone(get.into()).await.contains(&id));
+    let cut = on.cut("s", &id).await.snapshot_id;
+    let get = GetSnapshotRequest {
+        snapshot_id: cut.clone(),
+        ..Default::default()
+    };
+    assert!(gone(get.into()).await.contains(&cut));
     let health = ControllerGetVolumeHealthRequest {
         volume_id: id.clone(),
         ..Default::default()

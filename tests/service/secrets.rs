@@ -367,6 +367,35 @@ async fn calls_about_snapshots_and_groups_have_their_ids_on_their_line() {
     }
 }
 
+/// What was made stands beside the name that it was asked for.
+#[tokio::test]
+async fn a_cut_is_told_with_the_ids_of_what_it_made() {
+    let log = Log::default();
+    let guard = log.capture(LogFormat::Json, "info");
+    let node = Node::start().await;
+    let id = node.create("v").await.volume_id;
+    let cut = node.cut("s", &id).await.snapshot_id;
+    let made = node.group(group("g", &[&id])).await.group_snapshot_id;
+    node.stop().await;
+    drop(guard);
+    let text = log.text();
+    let line = |method: &str| {
+        let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
+        let mut mine = lines.filter(|line: &serde_json::Value| {
+            line["span"]["method"] == method && line["code"].is_string()
+        });
+        mine.next().unwrap()
+    };
+    let snapshot = line("CreateSnapshot");
+    assert_eq!(snapshot["span"]["snapshot_name"], "s");
+    assert_eq!(snapshot["span"]["source_volume_id"], id.as_str());
+    assert_eq!(snapshot["span"]["snapshot_id"], cut.as_str());
+    let group = line("CreateVolumeGroupSnapshot");
+    assert_eq!(group["span"]["group_snapshot_name"], "g");
+    assert_eq!(group["span"]["source_volume_ids"], id.as_str());
+    assert_eq!(group["span"]["group_snapshot_id"], made.as_str());
+}
+
 /// The upstream suite and many classes have it among the parameters.
 #[tokio::test]
 async fn a_deletion_policy_among_the_parameters_is_told_once_a_call() {
