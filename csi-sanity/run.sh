@@ -208,6 +208,9 @@ test_volumes() {
     [ "$1" != btrfs ] || wipe=discard
     # A memory pool's mounts aren't in this machine's file tree, where the test looks.
     [ "$1" != memory ] || command+=(-ginkgo.skip 'NodeUnpublishVolume should remove target path')
+    # Upstream compares Go's messages with their inner fields, of which one that was sent has other
+    # values than one that came: no driver that tells where a snapshot is can pass.
+    [ "$2" = 5.5.0 ] || command+=(-ginkgo.skip 'creating a snapshot with accessibility requirements')
     mkdir -p "$log"
     rm -f "$log/report.json"
     # The report says what failed; the exit code has nothing to add.
