@@ -126,7 +126,8 @@ fn in_folder(host: &dyn Host, freezer: &dyn Freezer, state_dir: &Path) -> Result
     if is_mounted {
         return tried;
     }
-    let removed = perform(host, &Effect::RemoveFile { path: &image });
+    let removed = perform(host, &Effect::RemoveFile { path: &image })
+        .and_then(|()| perform(host, &Effect::RemoveDir { path: &folder }));
     let tried = tried?;
     removed.map(|()| tried)
 }

@@ -144,6 +144,14 @@ fn a_freeze_that_can_not_be_tried_to_its_end_leaves_nothing() {
                 .iter()
                 .find(|check| check.subject == "freeze")
                 .unwrap();
+            // What was journalled and reported as failed is swept by the next who starts.
+            let host = host.restart_process();
+            let is_journal = failed.starts_with("freeze_journal");
+            assert!(
+                host.journalled().unwrap().is_empty() || is_journal,
+                "{failed}"
+            );
+            host.sweep().unwrap();
             assert!(host.journalled().unwrap().is_empty(), "{failed}");
             assert!(
                 host.violations().is_empty(),
@@ -152,12 +160,16 @@ fn a_freeze_that_can_not_be_tried_to_its_end_leaves_nothing() {
             );
             // A clean-up that is refused leaves what it was to remove, and is told.
             let refused = matches!(mode, FaultMode::Before(_));
-            if refused && (failed.starts_with("unmount") || failed.starts_with("remove")) {
-                continue;
-            }
-            assert_eq!(host.loop_numbers(), [], "{failed}: {told}");
+            let is_clean_up = failed.starts_with("unmount") || failed.starts_with("remove");
+            // A guard that took the root and was not heard has it open until it notices.
+            let may_leave = refused && is_clean_up || is_journal;
             let left = host.files_below(Path::new(STATE));
-            assert_eq!(left, Vec::<String>::new(), "{failed}: {told}");
+            if may_leave && !left.is_empty() {
+                assert_eq!(told.level, Level::Warn, "{failed}: {told}");
+            } else {
+                assert_eq!(host.loop_numbers(), [], "{failed}: {told}");
+                assert_eq!(left, Vec::<String>::new(), "{failed}: {told}");
+            }
         }
     }
 }
