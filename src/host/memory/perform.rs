@@ -57,6 +57,10 @@ pub(super) fn subject<'a>(effect: &'a Effect<'a>) -> std::borrow::Cow<'a, Path> 
     }
 }
 
+fn no_programs() -> HostCause {
+    HostCause::Unexpected("no programs are simulated".into())
+}
+
 impl Machine {
     pub(super) fn act(
         &mut self,
@@ -123,9 +127,7 @@ impl Machine {
             } => self.bind(source, target, *read_only)?,
             Effect::BindDevice { device, target } => self.bind_device(device, target)?,
             Effect::Unmount { target } => self.unmount(target)?,
-            Effect::StartSession(_) => {
-                return Err(HostCause::Unexpected("no programs are simulated".into()));
-            }
+            Effect::StartSession(_) => return Err(no_programs()),
         }
         Ok(Acted::Plain)
     }

@@ -1,0 +1,72 @@
+//! The driver is killed while applications stand still.
+
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+
+use super::ground::*;
+
+const FOLDER: &str = "SLACKWATER_TEST_HOOKS";
+
+/// Killed and waited for at its end.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The driver of the test below: holds two sessions until it's killed.
+#[test]
+#[ignore = "is run by `a_driver_that_is_killed_releases`"]
+fn holds_until_it_is_killed() {
+    let Some(folder) = std::env::var_os(FOLDER) else {
+        return;
+    };
+    let folder = std::path::PathBuf::from(folder);
+    let hook = |name: &str| {
+        let program = folder.join(format!("{name}.sh"));
+        let parts = slackwater::hook::HookParts {
+            name: name.into(),
+            command: vec![program.to_str().unwrap().into()],
+            volume: Some("*".into()),
+            ..Default::default()
+        };
+        slackwater::hook::HookDefinition::from_parts(parts).unwrap()
+    };
+    let hooks = local(vec![hook("first"), hook("second")]);
+    let _held = quiesce(&hooks, &["first", "second"], LONG).unwrap();
+    std::fs::write(folder.join("held"), "").unwrap();
+    std::thread::sleep(LONG);
+}
+
+#[test]
+fn a_driver_that_is_killed_releases() {
+    let ground = Ground::new();
+    // The second one stays after the driver's end: if it had the writing end of the first one's
+    // stdin, the first would stay as well.
+    let first = "echo READY; cat > /dev/null; echo released >> first.log";
+    let second = "echo READY; cat > /dev/null; while [ ! -e go ]; do sleep 0.01; done; \
+                  echo released >> second.log";
+    ground.hook("first", first);
+    ground.hook("second", second);
+    let mut driver = Command::new(std::env::current_exe().unwrap());
+    driver
+        .args(["--exact", "death::holds_until_it_is_killed", "--ignored"])
+        .env(FOLDER, ground.path(""))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .process_group(0);
+    let mut driver = Killed(driver.spawn().unwrap());
+    until("the quiesce", || ground.path("held").exists());
+    assert_eq!(ground.lines("first.log"), [""; 0]);
+    driver.0.kill().unwrap();
+    driver.0.wait().unwrap();
+    until("the release", || ground.lines("first.log") == ["released"]);
+    assert_eq!(ground.lines("second.log"), [""; 0]);
+    ground.touch("go");
+    until("the other release", || {
+        ground.lines("second.log") == ["released"]
+    });
+}

@@ -1,0 +1,270 @@
+//! Hooks through the whole driver, on a simulated machine: the order, the level that is recorded,
+//! retries and falling back.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use slackwater::cut::Seams;
+use slackwater::error::{Error, Result};
+use slackwater::hook::HookDefinition;
+use slackwater::host::freezer::{FreezeLimits, Journalled};
+use slackwater::host::memory::MemoryHost;
+use slackwater::host::{Freeze, FreezeMember, Freezer};
+use slackwater::model::{Level, OnQuiesceFailure, SnapshotParameters};
+use slackwater::operation::{CreateSnapshot, Driver, Snapshot, StageVolume};
+
+use super::GOOD;
+use super::ground::*;
+use super::world::{How, create, settings, staging};
+
+/// The simulated guard, which writes into the log of the hooks.
+struct Noting {
+    inner: MemoryHost,
+    log: PathBuf,
+}
+
+struct NotingFreeze {
+    inner: Box<dyn Freeze>,
+    log: PathBuf,
+}
+
+fn note(log: &PathBuf, word: &str) {
+    let mut log = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(log)
+        .unwrap();
+    writeln!(log, "{word}").unwrap();
+}
+
+type HostResult<T> = slackwater::host::Result<T>;
+
+impl Freezer for Noting {
+    fn begin(
+        &self,
+        members: Vec<FreezeMember>,
+        limits: FreezeLimits,
+    ) -> HostResult<Box<dyn Freeze>> {
+        Ok(Box::new(NotingFreeze {
+            inner: self.inner.begin(members, limits)?,
+            log: self.log.clone(),
+        }))
+    }
+
+    fn sweep(&self) -> HostResult<Vec<String>> {
+        self.inner.sweep()
+    }
+
+    fn journalled(&self) -> HostResult<Vec<Journalled>> {
+        self.inner.journalled()
+    }
+}
+
+impl Freeze for NotingFreeze {
+    fn sync(&self) -> HostResult<()> {
+        self.inner.sync()
+    }
+
+    fn freeze(&self) -> HostResult<()> {
+        self.inner.freeze()?;
+        note(&self.log, "frozen");
+        Ok(())
+    }
+
+    fn thaw(&self, member: usize) -> HostResult<bool> {
+        note(&self.log, "thaw");
+        // One that ends in the window: the window lasts as long.
+        if let Ok(pid) = std::fs::read_to_string(self.log.with_file_name("ends")) {
+            until("its end", || !runs(&pid));
+        }
+        self.inner.thaw(member)
+    }
+}
+
+struct Node {
+    ground: Ground,
+    host: MemoryHost,
+    driver: Driver,
+    volume: String,
+}
+
+impl Node {
+    /// A driver with a staged volume.
+    fn start(hooks: impl FnOnce(&Ground) -> Vec<HookDefinition>) -> Node {
+        let ground = Ground::new();
+        let host = MemoryHost::new();
+        let seams = Seams {
+            hooks: Arc::new(local(hooks(&ground))),
+            freezer: Arc::new(Noting {
+                inner: host.clone(),
+                log: ground.path("log"),
+            }),
+            ..Seams::simulated(host.clone())
+        };
+        let driver = Driver::start(settings(), seams).unwrap();
+        let volume = driver.create_volume(&create("data", How::EXT4)).unwrap();
+        let volume = volume.id.to_string();
+        let staging_path = staging("data");
+        driver
+            .stage_volume(&StageVolume {
+                volume_id: volume.clone(),
+                staging_path: staging_path.to_str().unwrap().into(),
+                capability: How::EXT4.capability(),
+            })
+            .unwrap();
+        Node {
+            ground,
+            host,
+            driver,
+            volume,
+        }
+    }
+
+    fn snapshot(&self, name: &str, parameters: &SnapshotParameters) -> Result<Snapshot> {
+        self.driver.create_snapshot(&CreateSnapshot {
+            name: name.into(),
+            source_volume_id: self.volume.clone(),
+            parameters: parameters.clone(),
+            requisite: Vec::new(),
+        })
+    }
+
+    fn assert_clean(&self) {
+        assert_eq!(self.host.violations(), [""; 0]);
+        assert!(Freezer::journalled(&self.host).unwrap().is_empty());
+    }
+}
+
+fn application() -> SnapshotParameters {
+    SnapshotParameters {
+        consistency: Level::Application,
+        retry_interval: Duration::from_millis(1),
+        ..SnapshotParameters::default()
+    }
+}
+
+/// The reason of hook `db`'s failure, told with the pause that it began.
+fn failed_hook(error: &Error) -> &str {
+    match error {
+        Error::Paused { last, .. } => failed_hook(last),
+        Error::QuiesceFailed { hook, reason } if hook == "db" => reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_order_is_quiesce_freeze_thaw_release() {
+    let node = Node::start(|ground| vec![ground.hook("db", GOOD)]);
+    let snapshot = node.snapshot("s", &application()).unwrap();
+    assert_eq!(snapshot.level, Level::Application);
+    assert_eq!(snapshot.reason, "");
+    let order = ["quiesced", "frozen", "thaw", "released"];
+    assert_eq!(node.ground.lines("log"), order);
+    assert_eq!(node.snapshot("s", &application()).unwrap(), snapshot);
+    assert_eq!(node.ground.lines("log"), order, "a repeat disturbs nobody");
+    node.assert_clean();
+}
+
+#[test]
+fn a_lower_level_runs_no_hook() {
+    let node = Node::start(|ground| vec![ground.hook("db", GOOD)]);
+    let snapshot = node.snapshot("s", &SnapshotParameters::default()).unwrap();
+    assert_eq!(snapshot.level, Level::Filesystem);
+    assert_eq!(node.ground.lines("log"), ["frozen", "thaw"]);
+}
+
+#[test]
+fn a_hook_that_fails_is_tried_again() {
+    // Its third start is the first that works.
+    let body = format!("echo start >> starts; [ $(wc -l < starts) -ge 3 ] || exit 1; {GOOD}");
+    let node = Node::start(|ground| vec![ground.hook("db", &body)]);
+    let snapshot = node.snapshot("s", &application()).unwrap();
+    assert_eq!(snapshot.level, Level::Application);
+    assert_eq!(node.ground.lines("starts").len(), 3);
+    assert_eq!(
+        node.ground.lines("log"),
+        ["quiesced", "frozen", "thaw", "released"]
+    );
+    node.assert_clean();
+}
+
+#[test]
+fn a_hook_that_always_fails_leaves_no_snapshot_or_one_of_the_level_that_the_class_allows() {
+    let body = "echo start >> starts; echo no database >&2; exit 1";
+    let node = Node::start(|ground| vec![ground.hook("db", body)]);
+    let error = node.snapshot("s", &application()).unwrap_err();
+    assert!(failed_hook(&error).contains("no database"), "{error:?}");
+    assert_eq!(node.ground.lines("starts").len(), 3, "one try and two more");
+    let repeat = node.snapshot("s", &application()).unwrap_err();
+    assert!(failed_hook(&repeat).contains("no database"), "{repeat:?}");
+    assert_eq!(
+        node.ground.lines("starts").len(),
+        3,
+        "a repeat disturbs nobody"
+    );
+    assert_eq!(node.ground.lines("log"), [""; 0], "nothing was frozen");
+    for (level, frozen) in [(Level::Filesystem, 2), (Level::Crash, 0)] {
+        let node = Node::start(|ground| vec![ground.hook("db", body)]);
+        let falls = SnapshotParameters {
+            on_quiesce_failure: OnQuiesceFailure::Degrade(level),
+            ..application()
+        };
+        let snapshot = node.snapshot("s", &falls).unwrap();
+        assert_eq!(snapshot.level, level);
+        assert!(snapshot.reason.contains("hook db"), "{}", snapshot.reason);
+        assert!(
+            snapshot.reason.contains("no database"),
+            "{}",
+            snapshot.reason
+        );
+        assert_eq!(node.ground.lines("log").len(), frozen);
+        node.assert_clean();
+    }
+    node.assert_clean();
+}
+
+#[test]
+fn a_hook_that_dies_under_the_freeze_loses_the_level() {
+    let body = "echo $$ > ends; echo quiesced >> log; echo READY; \
+                while ! grep -q frozen log; do sleep 0.001; done; echo lost >&2; exit 0";
+    let node = Node::start(|ground| vec![ground.hook("db", body)]);
+    let parameters = SnapshotParameters {
+        retries: 0,
+        ..application()
+    };
+    let error = node.snapshot("s", &parameters).unwrap_err();
+    let reason = failed_hook(&error);
+    assert!(reason.contains("before the cut was made: lost"), "{reason}");
+    node.assert_clean();
+}
+
+#[test]
+fn a_hook_that_must_be_killed_costs_no_snapshot() {
+    let body = "echo READY; while :; do sleep 0.05; done";
+    let node = Node::start(|ground| vec![ground.hook("db", body)]);
+    let snapshot = node.snapshot("s", &application()).unwrap();
+    assert_eq!(snapshot.level, Level::Application);
+    node.assert_clean();
+}
+
+#[test]
+fn without_a_hook_there_is_no_application_level() {
+    let node = Node::start(|_| Vec::new());
+    let error = node.snapshot("s", &application()).unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+    let falls = SnapshotParameters {
+        on_quiesce_failure: OnQuiesceFailure::Degrade(Level::Filesystem),
+        ..application()
+    };
+    let snapshot = node.snapshot("s", &falls).unwrap();
+    assert_eq!(snapshot.level, Level::Filesystem);
+    assert!(
+        snapshot.reason.contains("no hook is configured"),
+        "{}",
+        snapshot.reason
+    );
+    node.assert_clean();
+}

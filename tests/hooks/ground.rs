@@ -1,0 +1,107 @@
+//! A folder with hooks in it: small programs that write down what they do.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use slackwater::error::{Result, chain};
+use slackwater::hook::{HookDefinition, HookParts, Hooks, LocalHooks, Quiesced};
+use slackwater::host::linux::LinuxHost;
+
+/// Nothing here takes as long, unless it hangs.
+pub const LONG: Duration = Duration::from_secs(60);
+/// Given to sessions that are to end themselves and won't.
+pub const GRACE: Duration = Duration::from_millis(300);
+
+/// A folder that anybody may write to, with an end.
+pub struct Ground(tempfile::TempDir);
+
+impl Ground {
+    pub fn new() -> Ground {
+        let folder = tempfile::Builder::new()
+            .prefix("slackwater-hooks-")
+            .tempdir()
+            .unwrap();
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o777)).unwrap();
+        Ground(folder)
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// A hook of this name for all volumes; `body` is a script that runs in the folder.
+    pub fn hook(&self, name: &str, body: &str) -> HookDefinition {
+        self.hook_of(name, body, |_| {})
+    }
+
+    pub fn hook_of(
+        &self,
+        name: &str,
+        body: &str,
+        change: impl FnOnce(&mut HookParts),
+    ) -> HookDefinition {
+        let program = self.path(&format!("{name}.sh"));
+        let text = format!("#!/bin/sh\ncd {}\n{body}\n", self.0.path().display());
+        fs::write(&program, text).unwrap();
+        fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+        let mut parts = HookParts {
+            name: name.into(),
+            command: vec![program.to_str().unwrap().into()],
+            volume: Some("*".into()),
+            ..HookParts::default()
+        };
+        change(&mut parts);
+        HookDefinition::from_parts(parts).unwrap()
+    }
+
+    /// What was written into a file of the folder; empty if there is none.
+    pub fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).unwrap_or_default()
+    }
+
+    pub fn lines(&self, name: &str) -> Vec<String> {
+        self.read(name).lines().map(Into::into).collect()
+    }
+
+    pub fn touch(&self, name: &str) {
+        fs::write(self.path(name), "").unwrap();
+    }
+}
+
+pub fn local(hooks: Vec<HookDefinition>) -> LocalHooks {
+    LocalHooks::new(hooks, Arc::new(LinuxHost::new(Vec::new()))).with_grace(GRACE)
+}
+
+/// Quiesces by hooks of these names.
+pub fn quiesce(hooks: &LocalHooks, names: &[&str], timeout: Duration) -> Result<Box<dyn Quiesced>> {
+    let names: Vec<String> = names.iter().map(|name| name.to_string()).collect();
+    hooks.quiesce(&names, timeout)
+}
+
+/// The text of an error.
+pub fn refused<T>(done: Result<T>) -> String {
+    match done {
+        Ok(_) => panic!("it should have failed"),
+        Err(error) => chain(&error),
+    }
+}
+
+pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < LONG, "{what} does not happen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether a process runs: one that has ended and was not waited for doesn't.
+pub fn runs(pid: &str) -> bool {
+    let status = fs::read_to_string(Path::new("/proc").join(pid.trim()).join("stat"));
+    status.is_ok_and(|status| {
+        let after = status.rsplit(')').next().unwrap_or_default();
+        !after.trim_start().starts_with('Z')
+    })
+}

@@ -1,0 +1,338 @@
+//! Hooks as real programs: how they quiesce, release, and misbehave; and what of it a cut, and
+//! the driver above it, make.
+
+mod death;
+mod driver;
+mod ground;
+#[path = "../world/mod.rs"]
+mod world;
+
+use std::fs;
+use std::time::Duration;
+
+use slackwater::error::Error;
+use slackwater::hook::{HookParts, HookTarget, Hooks};
+use slackwater::model::SharedVolume;
+
+use ground::*;
+
+/// Quiesces, holds until the end of its stdin, releases.
+pub const GOOD: &str = "echo quiesced >> log; echo READY; cat > /dev/null; echo released >> log";
+
+#[test]
+fn a_session_holds_from_ready_until_the_end_of_its_stdin() {
+    let ground = Ground::new();
+    let hooks = local(vec![ground.hook("a", GOOD)]);
+    let mut held = quiesce(&hooks, &["a"], LONG).unwrap();
+    assert_eq!(ground.lines("log"), ["quiesced"]);
+    held.verify().unwrap();
+    assert_eq!(held.release().unwrap(), None);
+    assert_eq!(ground.lines("log"), ["quiesced", "released"]);
+}
+
+#[test]
+fn sessions_run_side_by_side() {
+    let ground = Ground::new();
+    // Each is ready only once the other has been started.
+    let body = |own: &str, other: &str| {
+        format!("touch {own}; while [ ! -e {other} ]; do sleep 0.01; done; {GOOD}")
+    };
+    let hooks = local(vec![
+        ground.hook("a", &body("x", "y")),
+        ground.hook("b", &body("y", "x")),
+    ]);
+    let mut held = quiesce(&hooks, &["a", "b"], LONG).unwrap();
+    held.verify().unwrap();
+    assert_eq!(held.release().unwrap(), None);
+    assert_eq!(ground.read("log").matches("released").count(), 2);
+}
+
+#[test]
+fn a_session_that_is_dropped_is_released() {
+    let ground = Ground::new();
+    let hooks = local(vec![ground.hook("a", GOOD)]);
+    drop(quiesce(&hooks, &["a"], LONG).unwrap());
+    assert_eq!(ground.lines("log"), ["quiesced", "released"]);
+}
+
+#[test]
+fn a_program_sees_its_deadline_and_no_environment_but_ours() {
+    let ground = Ground::new();
+    let body = "echo \"$@\" > arguments; env | sort > environment; pwd -P > folder; \
+                ps -o pid=,pgid=,sid= -p $$ > ids; readlink /proc/$$/fd/* > open; \
+                echo READY; cat > /dev/null";
+    let hook = ground.hook_of("a", body, |parts: &mut HookParts| {
+        parts.timeout = Some("1500ms".into());
+        parts
+            .command
+            .extend(["--for={seconds}s".into(), "; echo $HOME".into()]);
+    });
+    // Something of ours that is open, and a session before it.
+    let _ours = fs::File::open("/proc/self/status").unwrap();
+    let other = local(vec![ground.hook("b", GOOD)]);
+    let _before = quiesce(&other, &["b"], LONG).unwrap();
+    quiesce(&local(vec![hook]), &["a"], LONG)
+        .unwrap()
+        .release()
+        .unwrap();
+    assert_eq!(ground.read("arguments"), "--for=2s ; echo $HOME\n");
+    let environment = ground.read("environment");
+    let names: Vec<_> = environment
+        .lines()
+        .filter_map(|line| line.split_once('='))
+        .collect();
+    let ours = [
+        "LANG",
+        "OLDPWD",
+        "PATH",
+        "PWD",
+        "SLACKWATER_HOOK",
+        "SLACKWATER_SECONDS",
+        "_",
+    ];
+    assert!(
+        names.iter().all(|(name, _)| ours.contains(name)),
+        "{environment}"
+    );
+    assert!(
+        environment.contains("SLACKWATER_HOOK=a\nSLACKWATER_SECONDS=2\n"),
+        "{environment}"
+    );
+    let ids: Vec<_> = ground
+        .read("ids")
+        .split_whitespace()
+        .map(String::from)
+        .collect();
+    assert_eq!(ids[0], ids[1], "its own process group");
+    assert_eq!(ids[0], ids[2], "its own session");
+    let open = ground.lines("open");
+    let pipes = open.iter().filter(|file| file.starts_with("pipe:")).count();
+    assert_eq!(pipes, 3, "{open:?}");
+    assert!(!open.iter().any(|file| file.contains("status")), "{open:?}");
+}
+
+#[test]
+fn one_that_ends_before_it_is_ready_fails_with_its_words_and_the_others_are_released() {
+    let ground = Ground::new();
+    let bad = "while [ \"$(cat log)\" != quiesced ]; do sleep 0.01; done; \
+               echo 'no  such\tdatabase' >&2; echo NOT READY; exit 3";
+    let hooks = local(vec![ground.hook("good", GOOD), ground.hook("bad", bad)]);
+    let error = refused(quiesce(&hooks, &["good", "bad"], LONG));
+    assert_eq!(
+        error,
+        "hook bad did not hold its application still: it ended with exit status: 3 before it \
+         said READY: no such database"
+    );
+    assert_eq!(ground.lines("log"), ["quiesced", "released"]);
+}
+
+#[test]
+fn one_that_never_says_ready_fails_at_the_timeout_and_is_told_so() {
+    let ground = Ground::new();
+    let silent = "echo waiting for a lock >&2; cat > /dev/null; echo released >> log";
+    let hook = ground.hook("a", silent);
+    let timeout = Duration::from_millis(200);
+    let error = refused(quiesce(&local(vec![hook.clone()]), &["a"], timeout));
+    assert!(
+        error.contains("did not say READY within 200 ms: waiting for a lock"),
+        "{error}"
+    );
+    assert_eq!(ground.lines("log"), ["released"]);
+    // Its own deadline holds as well: then it has released by itself.
+    let hook = ground.hook_of("b", silent, |parts| parts.timeout = Some("100ms".into()));
+    let error = refused(quiesce(&local(vec![hook]), &["b"], LONG));
+    assert!(error.contains("within 100 ms"), "{error}");
+}
+
+#[test]
+fn one_that_dies_while_it_is_to_hold_is_found() {
+    let ground = Ground::new();
+    let body = "echo READY; while [ ! -e die ]; do sleep 0.01; done; echo gone >&2; exit 0";
+    let hooks = local(vec![ground.hook("a", body)]);
+    let mut held = quiesce(&hooks, &["a"], LONG).unwrap();
+    held.verify().unwrap();
+    ground.touch("die");
+    until("its end", || held.verify().is_err());
+    let error = refused(held.verify());
+    assert!(error.contains("hook a"), "{error}");
+    assert!(
+        error.contains("ended with exit status: 0 before the cut was made: gone"),
+        "{error}"
+    );
+}
+
+#[test]
+fn one_that_says_at_its_release_that_it_failed_loses_the_level() {
+    let ground = Ground::new();
+    let body = "echo READY; cat > /dev/null; echo connection lost >&2; exit 2";
+    let hooks = local(vec![ground.hook("a", body)]);
+    let error = quiesce(&hooks, &["a"], LONG)
+        .unwrap()
+        .release()
+        .unwrap_err();
+    assert!(matches!(error, Error::QuiesceFailed { .. }), "{error:?}");
+    assert!(
+        error.to_string().contains(
+            "it ended with exit status: 2 when it was to release, so what it held may have been \
+             lost: connection lost"
+        ),
+        "{error}"
+    );
+}
+
+#[test]
+fn one_that_ignores_its_stdin_is_ended_with_all_that_it_started_and_the_cut_is_good() {
+    let ground = Ground::new();
+    // The second doesn't mind SIGTERM either.
+    let loops = "sleep 1000 & echo $$ $! > pids.$SLACKWATER_HOOK; echo READY; \
+                 while :; do sleep 0.05; done";
+    for (name, body, how) in [
+        ("polite", loops.to_string(), "was ended by SIGTERM"),
+        ("deaf", format!("trap '' TERM; {loops}"), "was killed"),
+    ] {
+        let hooks = local(vec![ground.hook(name, &body)]);
+        let mut held = quiesce(&hooks, &[name], LONG).unwrap();
+        held.verify().unwrap();
+        let told = held.release().unwrap().expect("it's told");
+        assert!(
+            told.contains(&format!("hook {name} did not end within 300 ms")),
+            "{told}"
+        );
+        assert!(told.ends_with(how), "{told}");
+        let pids = ground.read(&format!("pids.{name}"));
+        assert_eq!(pids.split_whitespace().count(), 2);
+        for pid in pids.split_whitespace() {
+            until("its end", || !runs(pid));
+        }
+    }
+}
+
+#[test]
+fn what_a_session_leaves_behind_in_its_group_is_ended() {
+    let ground = Ground::new();
+    let body = "sleep 1000 > /dev/null 2>&1 & echo $! > pid; echo READY; cat > /dev/null";
+    let hooks = local(vec![ground.hook("a", body)]);
+    let held = quiesce(&hooks, &["a"], LONG).unwrap();
+    let pid = ground.read("pid");
+    assert!(runs(&pid));
+    assert_eq!(held.release().unwrap(), None);
+    until("its end", || !runs(&pid));
+}
+
+#[test]
+fn ready_is_a_line_among_others_and_much_talk_holds_up_nobody() {
+    let ground = Ground::new();
+    let talk = "yes a line of a program that talks | head -c 300000";
+    let body = format!(
+        "{talk}; {talk} >&2; printf 'READY?\\nNOT READY\\nrea'; printf 'dy\\n  READY \\r\\n'; \
+         {talk}; {talk} >&2; cat > /dev/null; echo released >> log"
+    );
+    let hooks = local(vec![ground.hook("a", &body)]);
+    let held = quiesce(&hooks, &["a"], LONG).unwrap();
+    assert_eq!(held.release().unwrap(), None);
+    assert_eq!(ground.lines("log"), ["released"]);
+    // A line without its end is none.
+    let half = ground.hook("b", "printf READY; cat > /dev/null");
+    let error = refused(quiesce(
+        &local(vec![half]),
+        &["b"],
+        Duration::from_millis(300),
+    ));
+    assert!(error.contains("did not say READY"), "{error}");
+}
+
+#[test]
+fn a_program_or_user_that_is_not_there_is_named() {
+    let ground = Ground::new();
+    let mut hook = ground.hook("a", GOOD);
+    hook.command = vec!["/nowhere/hold".into()];
+    let error = refused(quiesce(&local(vec![hook]), &["a"], LONG));
+    assert!(error.contains("hook a"), "{error}");
+    assert!(error.contains("start /nowhere/hold: ENOENT"), "{error}");
+    let hook = ground.hook_of("b", GOOD, |parts| parts.user = Some("no-such-user".into()));
+    let error = refused(quiesce(&local(vec![hook]), &["b"], LONG));
+    assert!(
+        error.contains("user \"no-such-user\" does not exist on this machine"),
+        "{error}"
+    );
+    assert_eq!(ground.lines("log"), [""; 0], "nothing ran");
+}
+
+#[test]
+fn a_hook_runs_as_its_user_with_that_users_groups_alone() {
+    let ground = Ground::new();
+    let body = "id -u > uid; id -g > gid; id -G > groups; env > environment; echo READY; \
+                cat > /dev/null";
+    let hook = ground.hook_of("a", body, |parts| parts.user = Some("nobody".into()));
+    quiesce(&local(vec![hook]), &["a"], LONG)
+        .unwrap()
+        .release()
+        .unwrap();
+    let nobody = nix::unistd::User::from_name("nobody")
+        .unwrap()
+        .expect("every machine has one");
+    assert_eq!(ground.read("uid").trim(), nobody.uid.to_string());
+    assert_eq!(ground.read("gid").trim(), nobody.gid.to_string());
+    assert_eq!(
+        ground.read("groups").trim(),
+        nobody.gid.to_string(),
+        "none of root's"
+    );
+    let environment = ground.read("environment");
+    assert!(environment.contains("USER=nobody\n"), "{environment}");
+}
+
+fn target(id: &str, claim: &str) -> HookTarget {
+    HookTarget {
+        volume_id: id.into(),
+        claim: Some(claim.into()),
+    }
+}
+
+#[test]
+fn hooks_of_several_users_of_a_volume_are_chosen_by_the_class() {
+    let ground = Ground::new();
+    let of = |name: &str, pvc: &str| {
+        ground.hook_of(name, GOOD, |parts| {
+            (parts.volume, parts.pvc) = (None, Some(pvc.into()));
+        })
+    };
+    let hooks = local(vec![
+        of("web", "shop/data"),
+        of("db", "shop/*"),
+        of("other", "x/*"),
+    ]);
+    let data = target("1", "shop/data");
+    let logs = target("2", "shop/logs");
+    let wanted = |targets: &[HookTarget], shared| hooks.wanted(targets, shared).unwrap();
+    let both = [data.clone(), logs.clone()];
+    assert_eq!(
+        wanted(&both, SharedVolume::All),
+        ["db", "web"],
+        "each once, by name"
+    );
+    assert_eq!(wanted(&both[..1], SharedVolume::One), ["db"]);
+    assert_eq!(wanted(&both[..1], SharedVolume::Skip), [""; 0]);
+    assert_eq!(
+        wanted(&both, SharedVolume::Skip),
+        ["db"],
+        "it's the only one of volume 2"
+    );
+    assert_eq!(
+        wanted(&[target("3", "shop2/data")], SharedVolume::All),
+        [""; 0]
+    );
+    let error = hooks.wanted(&both, SharedVolume::Fail).unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+    assert!(
+        error
+            .to_string()
+            .contains("volume 1: several hooks are for it (db, web)"),
+        "{error}"
+    );
+    assert_eq!(
+        wanted(&both[1..], SharedVolume::Fail),
+        ["db"],
+        "one is not several"
+    );
+}
