@@ -47,7 +47,8 @@ fn a_driver_that_is_killed_releases() {
     // The second one stays after the driver's end: if it had the writing end of the first one's
     // stdin, the first would stay as well.
     let first = "echo READY; cat > /dev/null; echo released >> first.log";
-    let second = "echo READY; cat > /dev/null; while [ ! -e go ]; do sleep 0.01; done; \
+    let second = "echo READY; cat > /dev/null; n=0; while [ ! -e go ] && [ $n -lt 6000 ]; do \
+                  n=$((n + 1)); sleep 0.01; done; \
                   echo released >> second.log";
     ground.hook("first", first);
     ground.hook("second", second);
