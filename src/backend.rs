@@ -31,6 +31,9 @@ pub struct PoolSpace {
     /// Bytes that volumes were promised: their sizes, thin and thick; and what copies of snapshots
     /// that are being made will fill.
     pub promised: u64,
+    /// Of what is available, bytes that what is being made will surely fill: thick volumes, copies,
+    /// and snapshots of thick volumes.
+    pub claimed: u64,
 }
 
 /// A volume's device, kept attached while this lives.

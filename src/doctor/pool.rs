@@ -352,12 +352,13 @@ fn holder(locks: &str, file: FileId) -> Option<String> {
 }
 
 fn records(host: &dyn Host, pool: &PoolDefinition, path: &Path, record: &PoolRecord) -> Vec<Check> {
-    let subject = format!("{}: volumes", subject(pool));
+    let subject = format!("{}: records", subject(pool));
     match inventory::read(host, &pool.name, record.id, path) {
         Ok(found) => {
+            let (volumes, snapshots) = (found.volumes.len(), found.snapshots.len());
             let count = Check::ok(
                 &subject,
-                format!("{} with records in order", found.volumes.len()),
+                format!("{volumes} of volumes and {snapshots} of snapshots in order"),
             );
             let damaged = found.damaged.into_iter().map(|damaged| {
                 Check::warn(

@@ -109,6 +109,10 @@ fn a_machine_with_each_trouble_of_pools() {
     host.make_folder(Path::new(volume)).unwrap();
     host.put_file(&Path::new(volume).join("record.json"), b"{}")
         .unwrap();
+    let snapshot = "/memory/damaged/snapshots/00000000-0000-0000-0000-000000000002";
+    host.make_folder(Path::new(snapshot)).unwrap();
+    host.put_file(&Path::new(snapshot).join("data.img"), b"")
+        .unwrap();
     let checks = examine(&host, &host, &patient);
     let of_pools: Vec<Check> = checks
         .into_iter()

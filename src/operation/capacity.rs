@@ -25,10 +25,11 @@ pub(super) fn promisable(space: &PoolSpace, overcommit: f64) -> u64 {
     promises.saturating_sub(space.promised) / GRAIN * GRAIN
 }
 
-/// Bytes that can really be reserved now.
+/// Bytes that can really be reserved now, beside what is being made.
 fn reservable(space: &PoolSpace) -> u64 {
     let headroom = (space.total / HEADROOM_SHARE).max(HEADROOM_LEAST);
-    space.available.saturating_sub(headroom) / GRAIN * GRAIN
+    let taken = headroom.saturating_add(space.claimed);
+    space.available.saturating_sub(taken) / GRAIN * GRAIN
 }
 
 /// What a volume of this allocation could have.

@@ -267,27 +267,6 @@ impl Driver {
         }
     }
 
-    /// Gives a thick image blocks of its own again after a cut; tells how far it is.
-    pub(super) fn unshare(&self, pool: &Pool, volume: Uuid, size: u64) -> Result<()> {
-        let path = pool.backend.image_path(Image::Volume(volume));
-        let bytes = image_bytes(size);
-        let mut at = 0;
-        while at < bytes {
-            let length = SAVE.min(bytes - at);
-            let step = Effect::Unshare {
-                path: &path,
-                offset: at,
-                length,
-            };
-            self.host
-                .perform(&step)
-                .doing(|| format!("give volume {volume} blocks of its own"))?;
-            at += length;
-            tracing::info!(%volume, done = at, of = bytes, "giving a thick volume blocks of its own after its snapshot");
-        }
-        Ok(())
-    }
-
     /// Bytes copied since the start.
     pub fn copied(&self) -> u64 {
         self.copied.load(Ordering::Relaxed)

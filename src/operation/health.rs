@@ -103,7 +103,7 @@ fn pool_findings(pool: &Pool) -> Vec<Finding> {
         }),
         Ok(_) => {}
     }
-    let damaged = pool.backend.damaged();
+    let damaged = pool.damaged();
     if !damaged.is_empty() {
         findings.push(Finding {
             severity: Severity::Degraded,

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use uuid::Uuid;
+
 use super::Driver;
 use super::pool_image::OpenImage;
 use crate::backend::{Backend, Leftovers, PoolSpace};
@@ -25,6 +27,13 @@ impl Pool {
     /// Its id.
     pub fn id(&self) -> PoolId {
         self.backend.pool().id
+    }
+
+    /// Volumes and snapshots whose records can't be read.
+    pub(super) fn damaged(&self) -> Vec<(Uuid, String)> {
+        let mut damaged = self.backend.damaged();
+        damaged.extend(self.backend.damaged_snapshots());
+        damaged
     }
 
     /// Bytes that may still be promised, at this overcommit.
@@ -74,7 +83,9 @@ pub struct PoolStatus {
     pub space: Option<PoolSpace>,
     /// Number of volumes.
     pub volumes: u64,
-    /// Number of records that can't be read.
+    /// Number of snapshots.
+    pub snapshots: u64,
+    /// Number of records of volumes and snapshots that can't be read.
     pub damaged: u64,
     /// What its start found and ended.
     pub leftovers: Leftovers,
@@ -196,14 +207,15 @@ impl Driver {
     pub fn pool_status(&self) -> Vec<PoolStatus> {
         let status = |state: PoolState| match state {
             PoolState::Serving(pool) => PoolStatus {
-                // First: what can be read again counts as a volume.
-                damaged: pool.backend.damaged().len() as u64,
+                // First: what can be read again counts as a volume or snapshot.
+                damaged: pool.damaged().len() as u64,
                 name: pool.definition.name.clone(),
                 place: pool.definition.place.to_string(),
                 id: Some(pool.id()),
                 refusal: None,
                 space: pool.backend.space().ok(),
                 volumes: pool.backend.count(),
+                snapshots: pool.backend.count_snapshots(),
                 leftovers: pool.leftovers,
             },
             PoolState::Refused {
@@ -217,6 +229,7 @@ impl Driver {
                 refusal: Some(why),
                 space: None,
                 volumes: 0,
+                snapshots: 0,
                 damaged: 0,
                 leftovers: Leftovers::default(),
             },

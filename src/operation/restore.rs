@@ -11,7 +11,9 @@ use crate::backend::Image;
 use crate::error::{Doing, Error, Result, chain};
 use crate::host::Effect;
 use crate::model::size::image_bytes;
-use crate::model::{AccessType, Capability, FsType, SnapshotParameters, VolumeParameters};
+use crate::model::{
+    AccessType, Allocation, Capability, FsType, SnapshotParameters, VolumeParameters,
+};
 use crate::record::{
     ContentSource, CopyProgress, Formatted, FormattedAs, SnapshotRecord, VolumeRecord,
 };
@@ -201,8 +203,16 @@ impl Driver {
     }
 
     pub(super) fn prepare(&self, pool: &Arc<Pool>, record: &VolumeRecord) -> Result<()> {
+        let mut allocation = record.allocation;
+        if let Some(ContentSource::Volume(source)) = &record.content_source
+            && pool.backend.shares_blocks()
+            && self.find(source)?.2.allocation == Allocation::Thick
+        {
+            // In the end it shares no block with a thick one: all of them are needed now.
+            allocation = Allocation::Thick;
+        }
         pool.backend.prepare(record, &|space| {
-            admit(pool, space, record.allocation, 0, record.size)
+            admit(pool, space, allocation, 0, record.size)
         })
     }
 

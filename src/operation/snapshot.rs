@@ -16,6 +16,7 @@ use crate::backend::Image;
 use crate::cut::{Outcome, Use};
 use crate::error::{Error, Kind, Mismatch, Result, chain};
 use crate::model::id::NameKind;
+use crate::model::size::image_bytes;
 use crate::model::{Allocation, GroupId, SnapshotId, VolumeId};
 use crate::record::{SnapshotRecord, SnapshotState};
 
@@ -214,7 +215,8 @@ impl Driver {
         }
         match one.pool.backend.volume(one.record.source)? {
             Some(volume) if volume.incarnation == one.record.source_incarnation => {
-                self.unshare(&one.pool, volume.uuid, volume.size)
+                let image = Image::Volume(volume.uuid);
+                one.pool.backend.unshare(image, image_bytes(volume.size))
             }
             Some(_) | None => Ok(()),
         }

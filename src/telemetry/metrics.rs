@@ -171,7 +171,7 @@ type PoolGauge = (
     fn(&PoolStatus) -> Option<u64>,
 );
 
-const POOL_GAUGES: [PoolGauge; 7] = [
+const POOL_GAUGES: [PoolGauge; 10] = [
     (
         "pool_served",
         "1 if the pool is served, 0 if not",
@@ -180,6 +180,9 @@ const POOL_GAUGES: [PoolGauge; 7] = [
     ),
     ("pool_volumes", "Volumes of the pool", None, |pool| {
         Some(pool.volumes)
+    }),
+    ("pool_snapshots", "Snapshots of the pool", None, |pool| {
+        Some(pool.snapshots)
     }),
     (
         "pool_damaged_records",
@@ -204,6 +207,18 @@ const POOL_GAUGES: [PoolGauge; 7] = [
         "Bytes of blocks that volumes have",
         Some(Unit::Bytes),
         |pool| pool.space.map(|space| space.allocated),
+    ),
+    (
+        "pool_snapshots_allocated",
+        "Bytes of blocks that snapshots have, shared ones counted in each",
+        Some(Unit::Bytes),
+        |pool| pool.space.map(|space| space.snapshots),
+    ),
+    (
+        "pool_own",
+        "Bytes of blocks, at least, that volumes have and no snapshot",
+        Some(Unit::Bytes),
+        |pool| pool.space.map(|space| space.own),
     ),
     (
         "pool_promised",
@@ -297,6 +312,7 @@ fn encode_pools(encoder: &mut DescriptorEncoder<'_>, pools: &[PoolStatus]) -> fm
             ("trash", found.trash),
             ("loop", found.loops),
             ("ephemeral", found.ephemeral),
+            ("snapshot", found.snapshots),
         ] {
             #[expect(clippy::cast_precision_loss, reason = "metrics are floats")]
             let value = ConstGauge::new(count as f64);

@@ -55,7 +55,8 @@ struct Look {
     bytes: Option<u64>,
     lineage: Option<Uuid>,
     role: Role,
-    /// A copy is being made, or a thick volume's snapshot: it will have all of its length.
+    /// A copy or thick volume that is being made, or a thick one's snapshot: it takes blocks for
+    /// all of its length.
     to_be_filled: bool,
 }
 
@@ -99,6 +100,7 @@ impl FileBackend {
             // What can't be read is counted as long as its image is.
             let length = || image.map_or(0, |image| image.size);
             space.promised += look.bytes.unwrap_or_else(length);
+            space.claimed += self.claim(&look, blocks);
             held.push(look.held(blocks));
         }
         let snapshots = self
@@ -107,11 +109,12 @@ impl FileBackend {
         for look in snapshots {
             let blocks = self.look(&look, each)?.map_or(0, |image| image.allocated);
             space.snapshots += blocks;
-            let wanted = look.bytes.filter(|_| look.to_be_filled).unwrap_or(0);
+            let claim = self.claim(&look, blocks);
+            space.claimed += claim;
             if self.shares_blocks {
-                held.push(look.held(blocks.max(wanted)));
+                held.push(look.held(blocks.max(claim)));
             } else {
-                space.promised += wanted.saturating_sub(blocks);
+                space.promised += claim;
             }
         }
         space.own = match (each, self.shares_blocks) {
@@ -133,6 +136,14 @@ impl FileBackend {
         }
     }
 
+    /// What an image that is being made will still take. Blocks that are there may be shared, and
+    /// then another is taken for each.
+    fn claim(&self, look: &Look, blocks: u64) -> u64 {
+        let there = if self.shares_blocks { 0 } else { blocks };
+        let bytes = look.bytes.filter(|_| look.to_be_filled).unwrap_or(0);
+        bytes.saturating_sub(there)
+    }
+
     fn volume_look(&self, uuid: Uuid, entry: &Entry<VolumeRecord>) -> Look {
         let record = match entry {
             Entry::Known(record) => Some(record),
@@ -147,8 +158,11 @@ impl FileBackend {
             path: self.volumes.image(uuid),
             bytes: record.map(|record| image_bytes(record.size)),
             lineage: record.map(|record| record.lineage()),
+            to_be_filled: role == Role::Filling
+                && record.is_some_and(|record| {
+                    record.allocation == Allocation::Thick || record.copy.is_some()
+                }),
             role,
-            to_be_filled: false,
         }
     }
 
