@@ -221,7 +221,7 @@ async fn snapshots_are_listed_in_pages_and_by_what_they_are_of() {
 }
 
 /// Three volumes in use, so that there is a moment to be had.
-async fn three(node: &Node) -> Vec<String> {
+pub async fn three(node: &Node) -> Vec<String> {
     let mut ids = Vec::new();
     for i in 0..3_u64 {
         let id = node.create(&format!("pvc-{i}")).await.volume_id;

@@ -13,7 +13,7 @@ use super::{ELSEWHERE, refused};
 use crate::calls::Call;
 use crate::gate::GatedHost;
 use crate::harness::*;
-use crate::snapshots::{made_from, restore};
+use crate::snapshots::{made_from, restore, three};
 
 fn get(id: &str) -> GetSnapshotRequest {
     GetSnapshotRequest {
@@ -168,6 +168,55 @@ async fn groups() {
             .await
             .unwrap();
     }
+    node.stop().await;
+}
+
+/// Several volumes in use need a moment that all of them share.
+#[tokio::test]
+async fn groups_of_volumes_in_use() {
+    let node = Node::start().await;
+    let ids = three(&node).await;
+    let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+    let class = |pairs: [(&str, &str); 2]| CreateVolumeGroupSnapshotRequest {
+        parameters: map(pairs),
+        ..group("g", &ids)
+    };
+    let crash = class([("consistency", "crash"), ("retries", "0")]);
+    let field = "parameters.consistency";
+    refused(&node, crash.clone(), Code::InvalidArgument, field).await;
+    let way_out = class([
+        ("consistency", "application"),
+        ("onQuiesceFailure", "crash"),
+    ]);
+    let field = "parameters.onQuiesceFailure";
+    refused(&node, way_out, Code::InvalidArgument, field).await;
+
+    let raw = CreateVolumeRequest {
+        volume_capabilities: vec![block()],
+        ..create("raw")
+    };
+    let raw = node.make(raw).await.volume_id;
+    let stage = NodeStageVolumeRequest {
+        volume_capability: Some(block()),
+        ..stage(&raw)
+    };
+    Call::from(stage).send(&node).await.unwrap();
+    let publish = NodePublishVolumeRequest {
+        volume_capability: Some(block()),
+        ..publish(&raw, TARGET)
+    };
+    Call::from(publish).send(&node).await.unwrap();
+    let with_raw = group("g", &[ids[0], &raw]);
+    refused(&node, with_raw, Code::FailedPrecondition, &raw).await;
+    assert_eq!(node.snapshots().await, [], "nothing was changed");
+    // Alone it has a moment of its own, and so has one in use beside those that aren't.
+    node.cut("alone", &raw).await;
+    let quiet = node.create("quiet").await.volume_id;
+    let beside = CreateVolumeGroupSnapshotRequest {
+        source_volume_ids: vec![raw, quiet],
+        ..crash
+    };
+    node.group(beside).await;
     node.stop().await;
 }
 
