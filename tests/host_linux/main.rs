@@ -22,5 +22,6 @@ mod files;
 mod formats;
 mod loops;
 mod mounts;
+mod oracle;
 mod paths;
 mod scratch;

@@ -1,0 +1,329 @@
+//! A clone made ahead and put right behind a barrier, bit for bit, under writers of every kind.
+//!
+//! The writers hold a lock for reading around each act, and the barrier is its holding for writing:
+//! no write is under way at the block device, as under a freeze. With SLACKWATER_SOAK=1 there are
+//! thousands of rounds.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::RwLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::libc;
+use slackwater::host::{Done, Effect, Host};
+use slackwater::model::FsType;
+use slackwater::model::size::MIB;
+
+use super::scratch::{Image, Scratch, run};
+
+const BLOCK: u64 = 4096;
+const WRITERS: u64 = 3;
+
+/// How long, and how large: a small image, since most of a round is the comparison.
+#[derive(Clone, Copy)]
+struct Length {
+    rounds: u32,
+    size: u64,
+}
+
+const SHORT: Length = Length {
+    rounds: 150,
+    size: 2 * MIB,
+};
+/// Also with more than one piece of the clone ahead.
+const SOAK: Length = Length {
+    rounds: 2500,
+    size: 10 * MIB,
+};
+
+/// Where pages are cached on the way down.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    /// The loop writes past the pool's page cache.
+    direct_loop: bool,
+    /// The writers write past the device's.
+    direct_device: bool,
+}
+
+/// A page where direct writes may begin.
+#[derive(Clone, Copy)]
+#[repr(C, align(4096))]
+struct Page([u8; BLOCK as usize]);
+
+/// Enough for sixteen blocks.
+struct Pages(Box<[Page; 16]>);
+
+impl Pages {
+    fn new() -> Pages {
+        Pages(Box::new([Page([0; BLOCK as usize]); 16]))
+    }
+
+    /// Random words at the beginning, within and at the end of each block: all that a comparison
+    /// needs. The whole stays aligned, and is written block by block.
+    fn fill(&mut self, random: &mut Random) {
+        for Page(page) in self.0.iter_mut() {
+            for at in [0, 2000, 4088] {
+                page[at..at + 8].copy_from_slice(&random.next().to_ne_bytes());
+            }
+        }
+    }
+}
+
+/// xorshift: the same acts in the same order for a seed, whatever their interleaving.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+}
+
+/// What the writers write to.
+struct Stage<'a> {
+    scratch: &'a Scratch,
+    image: &'a Image,
+    number: u32,
+    source: File,
+    device: File,
+    gate: RwLock<()>,
+    /// Bytes that the device shows, and that it may come to show.
+    size: AtomicU64,
+    most: u64,
+    stop: AtomicBool,
+    acts: AtomicU64,
+}
+
+impl Stage<'_> {
+    fn write(&self, mut random: Random) {
+        let mut pages = Pages::new();
+        while !self.stop.load(Ordering::Relaxed) {
+            let open = self.gate.read().unwrap();
+            self.act(&mut random, &mut pages);
+            drop(open);
+            self.acts.fetch_add(1, Ordering::Relaxed);
+            if random.below(8) == 0 {
+                std::thread::sleep(Duration::from_micros(random.below(200)));
+            }
+        }
+    }
+
+    fn act(&self, random: &mut Random, pages: &mut Pages) {
+        let blocks = self.size.load(Ordering::Relaxed) / BLOCK;
+        let count = match random.below(4) {
+            0 => 1 + random.below(16),
+            _ => 1,
+        };
+        // A third goes to the same few blocks: unshared by the first, rewritten in place.
+        let first = match random.below(3) {
+            0 => random.below(64),
+            _ => random.below(blocks - count),
+        };
+        let (offset, bytes) = (first * BLOCK, count * BLOCK);
+        let range = |file: &File, mode| fallocate(file, mode, offset as i64, bytes as i64).unwrap();
+        let keep = FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        match random.below(100) {
+            0..=85 => {
+                pages.fill(random);
+                for n in 0..count {
+                    let Page(page) = &pages.0[n as usize];
+                    self.device.write_all_at(page, offset + n * BLOCK).unwrap();
+                }
+            }
+            // The loop makes of both what it makes of a discard and of zeroes: a hole, and
+            // blocks that are reserved.
+            86..=91 => range(&self.device, FallocateFlags::FALLOC_FL_PUNCH_HOLE | keep),
+            92..=95 => range(&self.device, FallocateFlags::FALLOC_FL_ZERO_RANGE | keep),
+            96 => self.device.sync_all().unwrap(),
+            97 => self.source.sync_data().unwrap(),
+            98 => range(&self.source, keep),
+            _ => self.lengthen(),
+        }
+    }
+
+    /// The image gets longer, and so does the device.
+    fn lengthen(&self) {
+        let size = self.size.load(Ordering::Relaxed);
+        if size >= self.most {
+            return;
+        }
+        self.scratch.done(&Effect::Allocate {
+            path: &self.image.path,
+            size: size + 64 * 1024,
+            reserve: size % (128 * 1024) == 0,
+        });
+        self.scratch.done(&Effect::ResizeLoop {
+            number: self.number,
+        });
+        self.size.fetch_max(size + 64 * 1024, Ordering::Relaxed);
+    }
+
+    /// One clone, made ahead; blocks that aren't the source's behind the barrier, once it has been
+    /// put right there, or without that.
+    fn round(&self, random: &mut Random, copy: &Path, way: Way, put_right: bool) -> usize {
+        let (source, target) = (self.image.path.as_path(), copy);
+        let pause = |most: u64, random: &mut Random| {
+            std::thread::sleep(Duration::from_micros(random.below(most)));
+        };
+        fs::write(target, b"").unwrap();
+        self.scratch.done(&Effect::CloneAhead { source, target });
+        pause(3000, random);
+        if random.below(2) == 0 {
+            self.scratch.done(&Effect::CloneRest { source, target });
+            pause(1000, random);
+        }
+        let closed = self.gate.write().unwrap();
+        if !way.direct_device {
+            // As a freeze does.
+            self.device.sync_all().unwrap();
+        }
+        if put_right {
+            match self.scratch.done(&Effect::CloneRest { source, target }) {
+                Done::Cloned(_) => {}
+                Done::Plain | Done::Loop(_) => panic!("a clone says how much it cloned"),
+            }
+        }
+        let (ours, theirs) = (fs::read(source).unwrap(), fs::read(target).unwrap());
+        drop(closed);
+        let differ = ours
+            .chunks(BLOCK as usize)
+            .zip(theirs.chunks(BLOCK as usize))
+            .filter(|(ours, theirs)| ours != theirs)
+            .count();
+        differ + ours.len().abs_diff(theirs.len())
+    }
+}
+
+/// By our own means also where it's buffered: they take care that no limit of another user's is
+/// left on the device.
+fn attach(scratch: &Scratch, image: &Image, direct: bool) -> u32 {
+    let number = scratch.attach_as(image, false, false).number;
+    if !direct {
+        run(
+            "losetup",
+            &["--direct-io=off", &format!("/dev/loop{number}")],
+        );
+    }
+    let loops = scratch.host.loops().unwrap();
+    let status = loops.iter().find(|status| status.number == number).unwrap();
+    assert_eq!(status.direct_io, direct);
+    number
+}
+
+/// Rounds in which the copy differed behind the barrier.
+fn bad_rounds(fs: FsType, way: Way, put_right: bool, length: Length) -> u32 {
+    let Length { rounds, size } = length;
+    let scratch = Scratch::on(fs);
+    let image = scratch.image("source", size);
+    // Half of it is reserved, half of it a hole.
+    let source = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&image.path)
+        .unwrap();
+    let keep = FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    fallocate(&source, keep, 0, (size / 2) as i64).unwrap();
+    let number = attach(&scratch, &image, way.direct_loop);
+    let node = format!("/dev/loop{number}");
+    let device = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(if way.direct_device { libc::O_DIRECT } else { 0 })
+        .open(&node)
+        .unwrap();
+    let stage = Stage {
+        scratch: &scratch,
+        image: &image,
+        number,
+        source,
+        device,
+        gate: RwLock::new(()),
+        size: AtomicU64::new(size),
+        most: 2 * size,
+        stop: AtomicBool::new(false),
+        acts: AtomicU64::new(0),
+    };
+    let copy = scratch.pool.join("copy");
+    let bad = std::thread::scope(|scope| {
+        for n in 1..=WRITERS {
+            let stage = &stage;
+            scope.spawn(move || stage.write(Random(n.wrapping_mul(0x9e37_79b9_7f4a_7c15))));
+        }
+        let _stop = Stop(&stage.stop);
+        let mut random = Random(7);
+        (0..rounds)
+            .filter(|_| stage.round(&mut random, &copy, way, put_right) > 0)
+            .count()
+    });
+    let acts = stage.acts.load(Ordering::Relaxed);
+    println!("{fs} {way:?}: {bad} of {rounds} rounds differ, {acts} acts");
+    assert!(acts > u64::from(rounds), "{acts} acts are no load");
+    bad as u32
+}
+
+/// Ends the writers, also when a round panics.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn every_copy_is_exact(fs: FsType, direct_loop: bool) {
+    let soak = std::env::var_os("SLACKWATER_SOAK").is_some_and(|value| value == "1");
+    let length = if soak { SOAK } else { SHORT };
+    for direct_device in [true, false] {
+        let way = Way {
+            direct_loop,
+            direct_device,
+        };
+        assert_eq!(bad_rounds(fs, way, true, length), 0, "{fs} {way:?}");
+    }
+}
+
+#[test]
+fn on_xfs_through_a_direct_loop_every_copy_is_exact() {
+    every_copy_is_exact(FsType::Xfs, true);
+}
+
+#[test]
+fn on_xfs_through_a_buffered_loop_every_copy_is_exact() {
+    every_copy_is_exact(FsType::Xfs, false);
+}
+
+#[test]
+fn on_btrfs_through_a_direct_loop_every_copy_is_exact() {
+    every_copy_is_exact(FsType::Btrfs, true);
+}
+
+#[test]
+fn on_btrfs_through_a_buffered_loop_every_copy_is_exact() {
+    every_copy_is_exact(FsType::Btrfs, false);
+}
+
+/// Else the tests above prove nothing.
+#[test]
+fn without_the_rest_behind_the_barrier_copies_differ() {
+    for fs in [FsType::Xfs, FsType::Btrfs] {
+        let way = Way {
+            direct_loop: true,
+            direct_device: true,
+        };
+        let length = Length {
+            rounds: 20,
+            ..SHORT
+        };
+        let bad = bad_rounds(fs, way, false, length);
+        assert!(bad > 5, "{bad} of 20 rounds on {fs}");
+    }
+}
