@@ -348,6 +348,17 @@ pub struct AskMetadata {
     pub starting_offset: u64,
     /// At most so many ranges.
     pub max_results: usize,
+    /// What earlier pages were of, if there were any.
+    pub of: Option<MetadataOf>,
+}
+
+/// Which snapshots a page is of: a deleted one's name, and with it its id, may have come again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MetadataOf {
+    /// Incarnation of the base.
+    pub base: Option<Uuid>,
+    /// Incarnation of the snapshot.
+    pub target: Uuid,
 }
 
 /// A part of the answer.
@@ -359,6 +370,8 @@ pub struct MetadataPage {
     pub ranges: Vec<(u64, u64)>,
     /// Where the next page begins; `None` at the end.
     pub next: Option<u64>,
+    /// To be handed back for the next page.
+    pub of: MetadataOf,
 }
 
 /// Who a deleted thing was; for logs.
