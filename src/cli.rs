@@ -4,13 +4,15 @@
 //! An error is told once, on stderr, in one line.
 
 mod doctor;
+mod frozen;
+mod guard;
 mod pool;
 mod print;
 mod serve;
 mod volumes;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -18,6 +20,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};
 
 use crate::config::{self, BadConfig, Folder, Given};
+use crate::cut::guard::Guard;
 use crate::demo;
 use crate::error;
 use crate::host::Host;
@@ -66,6 +69,30 @@ enum Command {
         /// The driver's folder for its journal of freezes [default: /run/slackwater/state]
         #[arg(long, value_name = "DIR")]
         state_dir: Option<Folder>,
+    },
+    /// List what is frozen for a cut, by whom and until when; end it
+    Frozen {
+        /// Thaw everything that is listed: cuts that are running fail
+        #[arg(long)]
+        thaw: bool,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        /// The driver's state folder [default: /run/slackwater/state]
+        #[arg(long, value_name = "DIR")]
+        state_dir: Option<Folder>,
+    },
+    /// The freeze guard: freezes for the driver, and thaws whatever becomes of it
+    Guard {
+        /// Where it listens for the driver
+        #[arg(long, value_name = "PATH")]
+        socket: Folder,
+        /// The driver's state folder
+        #[arg(long, value_name = "DIR")]
+        state_dir: Folder,
+        /// Stdin is a pipe of the driver that has started it: end with it
+        #[arg(long, hide = true)]
+        with_parent: bool,
     },
     /// List the volumes of pools, also beside a running driver
     Volumes {
@@ -237,6 +264,16 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             allowed_path,
             state_dir,
         } => place.with(allowed_path, state_dir).and_then(doctor::run),
+        Command::Frozen {
+            thaw,
+            json,
+            state_dir,
+        } => frozen::run(&config::folder(state_dir, config::STATE_DIR), thaw, json),
+        Command::Guard {
+            socket,
+            state_dir,
+            with_parent,
+        } => guard::run(socket.0, state_dir.0, with_parent),
         Command::Volumes { orphans: true, .. } => Err(BadConfig(
             "--orphans compares with the PersistentVolumes of a cluster and comes with the cluster release".into(),
         )
@@ -301,7 +338,20 @@ fn sentence(error: &clap::Error) -> String {
 /// The kernel of this machine; mounts are made below these folders, and in those of the pools'
 /// images.
 fn real_host(allowed: &[PathBuf], pools: &[PoolDefinition]) -> Arc<dyn Host> {
-    let host = LinuxHost::new(allowed.to_vec());
+    Arc::new(kernel(allowed, pools))
+}
+
+/// The same, also with the folder in which the guard's sweep mounts what is hidden.
+fn host_with_guard(
+    allowed: &[PathBuf],
+    pools: &[PoolDefinition],
+    state_dir: &Path,
+) -> Arc<dyn Host> {
+    let folder = Guard::private_folder(state_dir);
+    Arc::new(kernel(allowed, pools).with_own_folder(folder))
+}
+
+fn kernel(allowed: &[PathBuf], pools: &[PoolDefinition]) -> LinuxHost {
     let own = own_folders(pools).into_iter();
-    Arc::new(own.fold(host, LinuxHost::with_own_folder))
+    own.fold(LinuxHost::new(allowed.to_vec()), LinuxHost::with_own_folder)
 }

@@ -31,6 +31,20 @@ pub use session::{Session, SessionSpec, SessionState};
 use crate::error::HostError;
 use crate::model::FsType;
 
+/// A step that changes something and is no [`Effect`], since it can't be a value (those of a
+/// freeze session): counted, and made to fail, beside the effects.
+#[cfg(feature = "fault")]
+pub fn step<T>(name: &'static str, act: impl FnOnce() -> Result<T>) -> Result<T> {
+    fault::step(name, act)
+}
+
+/// A step that changes something and is no [`Effect`], since it can't be a value (those of a
+/// freeze session): counted, and made to fail, in a build for tests.
+#[cfg(not(feature = "fault"))]
+pub fn step<T>(_name: &'static str, act: impl FnOnce() -> Result<T>) -> Result<T> {
+    act()
+}
+
 /// Result of the host.
 pub type Result<T> = std::result::Result<T, HostError>;
 

@@ -17,7 +17,7 @@ pub(super) fn run(settled: Settled) -> Result<ExitCode, Failure> {
     // For the mount on which a freeze is tried.
     let own = [settled.state_dir.clone()];
     let host = real_host(&own, &settled.pools);
-    let guard = Guard::new(settled.state_dir.clone());
+    let guard = Guard::new(host.clone(), settled.state_dir.clone());
     let patient = Patient {
         state_dir: settled.state_dir,
         pools: settled.pools,

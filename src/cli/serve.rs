@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 
-use super::{Failure, real_host};
+use super::{Failure, host_with_guard, real_host};
 use crate::config::{self, Config, Given};
 use crate::cut::Seams;
 use crate::cut::guard::Guard;
@@ -104,11 +104,11 @@ fn open(config: Config) -> Result<Driver, Failure> {
             ..Seams::simulated(MemoryHost::with_options(options))
         }
     } else {
-        let host = real_host(&config.allowed_paths, &config.pools);
+        let host = host_with_guard(&config.allowed_paths, &config.pools, &config.state_dir);
         Seams {
             hooks: Arc::new(LocalHooks::new(config.hooks, host.clone())),
+            freezer: Arc::new(Guard::new(host.clone(), config.state_dir)),
             host,
-            freezer: Arc::new(Guard::new(config.state_dir)),
         }
     };
     let settings = Settings {

@@ -68,8 +68,13 @@ fn parse(text: &str) -> Option<(u64, Mode)> {
 
 /// Performs an effect, with the fault that is planned for its number.
 pub(super) fn around(effect: &Effect<'_>, act: impl FnOnce() -> Result<Done>) -> Result<Done> {
+    step(effect.name(), act)
+}
+
+/// The same for a step that is no [`Effect`]: it's counted and logged by its name.
+pub fn step<T>(name: &'static str, act: impl FnOnce() -> Result<T>) -> Result<T> {
     let plan = PLAN.get_or_init(from_environment);
-    let Some(number) = count(plan, effect.name()) else {
+    let Some(number) = count(plan, name) else {
         return act();
     };
     match plan.fault.filter(|(at, _)| *at == number) {
@@ -83,7 +88,7 @@ pub(super) fn around(effect: &Effect<'_>, act: impl FnOnce() -> Result<Done>) ->
             send(signal);
             done
         }
-        Some((_, Mode::Error(errno))) => Err(HostError::errno("fault at", effect.name(), errno)),
+        Some((_, Mode::Error(errno))) => Err(HostError::errno("fault at", name, errno)),
     }
 }
 

@@ -8,6 +8,7 @@ mod caller;
 mod clone;
 mod files;
 mod format;
+pub mod freeze;
 mod fsid;
 mod ground;
 mod growth;
@@ -17,6 +18,7 @@ mod map;
 mod missing;
 mod mounts;
 mod program;
+pub mod seqpacket;
 mod session;
 mod superblock;
 mod sys;
@@ -196,10 +198,10 @@ impl Host for LinuxHost {
     fn open_mount_root(
         &self,
         mount_point: &Path,
-        _device: &Device,
-        _fs: FsType,
+        device: &Device,
+        fs: FsType,
     ) -> Result<MountRoot> {
-        Err(HostError::unexpected("open", mount_point, "not yet"))
+        freeze::open_mount_root(mount_point, device, fs)
     }
 
     fn space(&self, path: &Path) -> Result<Space> {

@@ -33,11 +33,25 @@ pub(super) fn folder(definition: &PoolDefinition) -> PathBuf {
     }
 }
 
+/// Ends freezes that a crash has left. What can't be thawed now is tried again: the driver serves
+/// meanwhile.
+fn sweep(seams: &Seams) {
+    match seams.freezer.sweep() {
+        Ok(volumes) if volumes.is_empty() => {}
+        Ok(volumes) => tracing::warn!(?volumes, "thawed what a crash had left frozen"),
+        Err(error) => {
+            tracing::error!(error = %chain(&error), "can't end the freezes that a crash has left");
+        }
+    }
+}
+
 impl Driver {
     /// Opens the pools, takes their locks and ends what a crash left. A pool that can't be served
     /// doesn't hold up the others; a path that was never a pool, without `init`, is an error.
     pub fn start(settings: Settings, seams: Seams) -> Result<Driver> {
         let host = seams.host.clone();
+        // Before anything touches an image: a frozen one that was unmounted is hidden.
+        sweep(&seams);
         let mut record: NodeRecord =
             record::load(host.as_ref(), &settings.node_record)?.unwrap_or_default();
         if record.home.is_none() {
@@ -78,6 +92,7 @@ impl Driver {
     /// Looks again at the node record, which `pool forget` and `pool adopt` may have changed, and
     /// at pools that aren't served: a disk may have come back.
     pub fn look_again(&self) {
+        sweep(&self.seams);
         self.read_node_record();
         for state in self.states() {
             let PoolState::Refused {

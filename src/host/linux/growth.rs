@@ -137,6 +137,24 @@ fn xfs_blocks(device_bytes: u64, block_size: u64, ag_blocks: u64) -> u64 {
     }
 }
 
+/// Proves on the open root of a mount that its file system is the one on a device.
+pub(super) fn prove_root(
+    action: &'static str,
+    root: &File,
+    device: &Device,
+    mount_point: &Path,
+    fs: FsType,
+) -> Result<()> {
+    let proven = match fs {
+        FsType::Ext4 | FsType::Xfs => prove(root, device, mount_point),
+        FsType::Btrfs => fs_calls::btrfs_info(root)
+            .and_then(|info| Ok((info, fs_calls::btrfs_device(root, info.max_id)?)))
+            .map_err(|errno| HostError::errno(action, mount_point, errno))
+            .and_then(|(info, found)| prove_btrfs(&info, &found, device, mount_point)),
+    };
+    proven.map_err(|error| HostError { action, ..error })
+}
+
 fn prove(root: &File, device: &Device, mount_point: &Path) -> Result<()> {
     let found = root.metadata().map_err(failed("stat", mount_point))?;
     if found.dev() == device.rdev {

@@ -303,6 +303,58 @@ pub fn set_fs_option(context: impl AsFd, key: &CStr, value: Option<&CStr>) -> Re
     .map(drop)
 }
 
+/// A descriptor of a process, which stays its own when its number is given to another.
+pub fn open_process(pid: u32) -> Result<OwnedFd> {
+    // SAFETY: two numbers.
+    new_fd(unsafe { libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0) })
+}
+
+/// SIGKILL to the process of [`open_process`]; ESRCH if it has ended.
+pub fn kill_process(process: impl AsFd) -> Result<()> {
+    // SAFETY: an open descriptor, a signal's number, and no further words.
+    Errno::result(unsafe {
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            process.as_fd().as_raw_fd(),
+            libc::SIGKILL,
+            std::ptr::null::<libc::siginfo_t>(),
+            0,
+        )
+    })
+    .map(drop)
+}
+
+/// The next connection of a listening socket.
+pub fn accept(listener: impl AsFd) -> Result<OwnedFd> {
+    use nix::sys::socket::{SockFlag, accept4};
+    new_fd(accept4(listener.as_fd().as_raw_fd(), SockFlag::SOCK_CLOEXEC)?.into())
+}
+
+/// Receives one message with its descriptors, close-on-exec; at most `most` of them.
+pub fn receive_with_fds(
+    socket: impl AsFd,
+    bytes: &mut [u8],
+    most: usize,
+) -> Result<(usize, Vec<OwnedFd>)> {
+    use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+    let mut space = vec![0; (most + 4) * size_of::<libc::c_int>() + 64];
+    let mut parts = [io::IoSliceMut::new(bytes)];
+    let message = recvmsg::<()>(
+        socket.as_fd().as_raw_fd(),
+        &mut parts,
+        Some(&mut space),
+        MsgFlags::MSG_CMSG_CLOEXEC,
+    )?;
+    let mut received = Vec::new();
+    for control in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(fds) = control {
+            // SAFETY: the kernel has just given us these descriptors, each once.
+            received.extend(fds.iter().map(|fd| unsafe { OwnedFd::from_raw_fd(*fd) }));
+        }
+    }
+    Ok((message.bytes, received))
+}
+
 /// An error of the standard library as an errno.
 pub fn errno_of(error: &io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)

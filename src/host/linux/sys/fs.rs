@@ -1,4 +1,4 @@
-//! ioctls of file systems: trimming, and growing while mounted.
+//! ioctls of file systems: trimming, growing while mounted, freezing.
 
 use std::os::fd::AsFd;
 
@@ -125,6 +125,21 @@ pub fn xfs_grow(root: impl AsFd, blocks: u64, max_inode_percent: u32) -> Result<
     let request = request_code_write!(b'X', 110, size_of::<XfsGrow>());
     // SAFETY: XFS_IOC_FSGROWFSDATA reads an xfs_growfs_data.
     unsafe { ioctl_struct(root, request, &mut grow) }.map(drop)
+}
+
+/// FIFREEZE: writers block from here on, whoever they are. Not interruptible and without a limit;
+/// EBUSY if it's frozen already.
+pub fn freeze(file: impl AsFd) -> Result<()> {
+    let request = request_code_readwrite!(b'X', 119, size_of::<i32>());
+    // SAFETY: FIFREEZE takes no argument, whatever its number says.
+    unsafe { ioctl_struct(file, request, &mut 0i32) }.map(drop)
+}
+
+/// FITHAW; EINVAL if it isn't frozen.
+pub fn thaw(file: impl AsFd) -> Result<()> {
+    let request = request_code_readwrite!(b'X', 120, size_of::<i32>());
+    // SAFETY: FITHAW takes no argument, whatever its number says.
+    unsafe { ioctl_struct(file, request, &mut 0i32) }.map(drop)
 }
 
 /// Of a mounted btrfs: its devices and sector size.

@@ -1,0 +1,128 @@
+//! `slackwater frozen`: what is frozen for a cut, from the journal, beside a running driver.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use serde_json::{Value, json};
+
+use super::{Failure, host_with_guard, print};
+use crate::cut::guard::Guard;
+use crate::host::Freezer;
+use crate::host::freezer::Journalled;
+
+/// Lists what is journalled. With `thaw`, all of it is thawed, and what was frozen is listed; a
+/// cut that runs meanwhile sees it, and is thrown away.
+pub(super) fn run(state_dir: &Path, thaw: bool, json: bool) -> Result<ExitCode, Failure> {
+    let guard = Guard::new(
+        host_with_guard(&[], &[], state_dir),
+        state_dir.to_path_buf(),
+    );
+    if thaw {
+        let volumes = guard.thaw_all().map_err(Failure::run)?;
+        if json {
+            print::json(&json!({ "thawed": volumes }));
+        } else {
+            let rows: Vec<_> = volumes.into_iter().map(|volume| [volume]).collect();
+            print::table(["THAWED"], &rows);
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let journalled = guard.journalled().map_err(Failure::run)?;
+    if json {
+        let rows: Vec<_> = journalled.iter().map(as_json).collect();
+        print::json(&json!({ "frozen": rows }));
+    } else {
+        print::table(
+            ["VOLUME", "DEVICE", "OWNER", "SINCE", "UNTIL", "STATE"],
+            &journalled.iter().map(row).collect::<Vec<_>>(),
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Who thaws it: its owner and the guard, or the next sweep.
+fn state(entry: &Journalled) -> &'static str {
+    if entry.held { "held" } else { "orphaned" }
+}
+
+fn row(entry: &Journalled) -> [String; 6] {
+    [
+        entry.volume_id.clone(),
+        entry.device.display().to_string(),
+        entry.owner.to_string(),
+        time(entry.since),
+        time(entry.until),
+        state(entry).into(),
+    ]
+}
+
+fn as_json(entry: &Journalled) -> Value {
+    json!({
+        "volume": entry.volume_id, "device": entry.device, "owner_pid": entry.owner,
+        "since": entry.since, "until": entry.until, "state": state(entry),
+    })
+}
+
+/// Seconds since 1970 as date and time of day, UTC.
+fn time(seconds: u64) -> String {
+    // Days since 1970 as a date of the civil calendar: years begin in March, so that the leap day
+    // is their last; 146,097 days are 400 years.
+    let days = seconds / 86_400 + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let date = day - (153 * month + 2) / 5 + 1;
+    let (year, month) = match month {
+        0..10 => (era * 400 + year, month + 3),
+        _ => (era * 400 + year + 1, month - 9),
+    };
+    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{date:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_are_told_as_people_say_them() {
+        assert_eq!(time(0), "1970-01-01T00:00:00Z");
+        assert_eq!(time(951_782_400), "2000-02-29T00:00:00Z");
+        assert_eq!(time(1_709_251_199), "2024-02-29T23:59:59Z");
+        assert_eq!(time(1_709_251_200), "2024-03-01T00:00:00Z");
+        assert_eq!(time(4_102_444_799), "2099-12-31T23:59:59Z");
+    }
+
+    #[test]
+    fn who_holds_it_is_said() {
+        let mut entry = Journalled {
+            volume_id: "p.v".into(),
+            device: "/dev/loop7".into(),
+            owner: 12,
+            since: 60,
+            until: 70,
+            held: true,
+        };
+        assert_eq!(
+            row(&entry),
+            [
+                "p.v",
+                "/dev/loop7",
+                "12",
+                "1970-01-01T00:01:00Z",
+                "1970-01-01T00:01:10Z",
+                "held"
+            ]
+        );
+        entry.held = false;
+        let json = as_json(&entry);
+        assert_eq!(
+            json,
+            json!({
+                "volume": "p.v", "device": "/dev/loop7", "owner_pid": 12,
+                "since": 60, "until": 70, "state": "orphaned",
+            })
+        );
+    }
+}

@@ -1,0 +1,418 @@
+//! A freeze session, from the driver's side.
+//!
+//! A thread of its own, the keeper, reads what the guard says. It also knows what to do without
+//! the guard: when the connection ends before its time, or the guard is a second late, the keeper
+//! kills it, and thaws through our own descriptors. The journal entry is removed by the keeper
+//! alone, when everything is known to be thawed; in a session whose FIFREEZE hangs, that may be
+//! long after it was dropped.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use nix::errno::Errno;
+
+use super::journal::Own;
+use super::keeper;
+use super::protocol::Ask;
+use crate::error::{HostCause, HostError, chain};
+use crate::host::freezer::FreezeLimits;
+use crate::host::linux::freeze::Process;
+use crate::host::linux::seqpacket::Channel;
+use crate::host::{Freeze, Result, step};
+
+/// How late the guard may be before it's killed.
+pub(super) const LATE: Duration = Duration::from_secs(1);
+/// How long an answer may take beyond the moment at which the guard is killed: its end, and our
+/// own FITHAWs.
+const AFTERMATH: Duration = Duration::from_secs(3);
+/// How long a dropped session is waited for. In order it takes less than a millisecond.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// One file system.
+pub(super) struct Member {
+    pub(super) volume_id: String,
+    /// For errors.
+    pub(super) device: PathBuf,
+    pub(super) root: OwnedFd,
+}
+
+/// What the guard said of a member.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Answers {
+    pub(super) synced: Option<i32>,
+    pub(super) frozen: Option<i32>,
+    /// errno of the thaw, and whether it came unasked.
+    pub(super) thawed: Option<(i32, bool)>,
+}
+
+impl Answers {
+    /// Nothing of it is frozen by the guard, nor will be.
+    pub(super) fn is_settled(&self) -> bool {
+        self.thawed.is_some() || self.frozen.is_some_and(|errno| errno != 0)
+    }
+}
+
+/// Where a session stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Open,
+    Frozen,
+    /// A sync or the freeze failed: it can only be dropped.
+    Broken,
+}
+
+pub(super) struct State {
+    phase: Phase,
+    pub(super) answers: Vec<Answers>,
+    /// When the guard is late.
+    pub(super) late_at: Option<Instant>,
+    /// For which of these moments it was asked whether it's there.
+    pub(super) asked: Option<Instant>,
+    /// It has answered that.
+    pub(super) alive: bool,
+    /// The guard's answer to the hand-over.
+    pub(super) ready: Option<i32>,
+    /// The guard died, or was given up.
+    pub(super) lost: bool,
+    /// Dropped.
+    pub(super) closing: bool,
+    /// The keeper has ended.
+    pub(super) ended: bool,
+}
+
+/// What session and keeper share.
+pub(super) struct Shared {
+    pub(super) members: Vec<Member>,
+    pub(super) channel: Channel,
+    /// The guard's process, if it can be seen from here.
+    pub(super) guard: Option<Process>,
+    pub(super) journal: Mutex<Option<Own>>,
+    limits: FreezeLimits,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// File systems in the guard's hands.
+pub(super) struct Session(Arc<Shared>);
+
+impl Shared {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn tell(&self) {
+        self.changed.notify_all();
+    }
+
+    pub(super) fn journal(&self) -> MutexGuard<'_, Option<Own>> {
+        self.journal.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until something is known, or a moment comes.
+    fn wait<T>(&self, until: Instant, known: impl Fn(&State) -> Option<T>) -> Option<T> {
+        let mut state = self.state();
+        loop {
+            if let Some(found) = known(&state) {
+                return Some(found);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            state = self
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    fn error(&self, action: &'static str, at: usize, errno: i32) -> HostError {
+        let device = self.members[at].device.clone();
+        HostError::errno(action, device, Errno::from_raw(errno))
+    }
+
+    fn everything(&self) -> PathBuf {
+        self.members
+            .first()
+            .map(|member| member.device.clone())
+            .unwrap_or_default()
+    }
+
+    fn failure(&self, action: &'static str, what: &str) -> HostError {
+        HostError::unexpected(action, self.everything(), what)
+    }
+
+    fn ask(&self, action: &'static str, ask: Ask) -> Result<()> {
+        self.channel.send(&ask.encode()).map_err(|errno| {
+            self.failure(action, &format!("the freeze guard can't be told: {errno}"))
+        })
+    }
+}
+
+impl Session {
+    /// Hands everything over, and waits until the guard has it. `guard` was proven to be the
+    /// process at the other end.
+    pub(super) fn begin(
+        channel: Channel,
+        guard: Option<Process>,
+        members: Vec<Member>,
+        journal: Own,
+        limits: FreezeLimits,
+        patience: Duration,
+    ) -> Result<Session> {
+        let begin = Ask::Begin {
+            members: members.len() as u32,
+            freeze: limits.freeze,
+        };
+        let mut fds: Vec<_> = members.iter().map(|member| member.root.as_fd()).collect();
+        fds.push(journal.lock().as_fd());
+        let sent = step("guard_begin", || {
+            channel
+                .send_with_fds(&begin.encode(), &fds)
+                .map_err(|errno| HostError::errno("hand over to", "the freeze guard", errno))
+        });
+        if let Err(error) = sent {
+            journal.end();
+            return Err(error);
+        }
+        drop(fds);
+        let state = State {
+            phase: Phase::Open,
+            answers: vec![Answers::default(); members.len()],
+            late_at: None,
+            asked: None,
+            alive: false,
+            ready: None,
+            lost: false,
+            closing: false,
+            ended: false,
+        };
+        let shared = Arc::new(Shared {
+            members,
+            channel,
+            guard,
+            journal: Mutex::new(Some(journal)),
+            limits,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        });
+        let kept = shared.clone();
+        let keeper = thread::Builder::new().name("freeze-keeper".into());
+        if let Err(error) = keeper.spawn(move || keeper::keep(&kept)) {
+            if let Some(journal) = shared.journal().take() {
+                journal.end();
+            }
+            return Err(HostError::io(
+                "start a thread for",
+                "the freeze guard",
+                &error,
+            ));
+        }
+        let session = Session(shared);
+        let ready = session.0.wait(Instant::now() + patience, |state| {
+            state
+                .ready
+                .or_else(|| (state.lost || state.ended).then_some(-1))
+        });
+        match ready {
+            Some(0) => Ok(session),
+            Some(errno) if errno > 0 => {
+                let what = format!("the freeze guard refused: {}", Errno::from_raw(errno));
+                Err(session.0.failure("freeze", &what))
+            }
+            Some(_) => Err(session.0.failure("freeze", GONE)),
+            None => {
+                // Nothing is frozen: whoever is there isn't of use to anybody.
+                if let Some(guard) = &session.0.guard {
+                    let _ = guard.kill();
+                }
+                Err(session.0.failure("freeze", SILENT))
+            }
+        }
+    }
+
+    fn usable(&self, action: &'static str, wanted: Phase) -> Result<()> {
+        let state = self.0.state();
+        if state.lost || state.ended {
+            return Err(self.0.failure(action, GONE));
+        }
+        if state.phase != wanted {
+            let what = format!(
+                "the freeze session is {:?} and must be {wanted:?}",
+                state.phase
+            );
+            return Err(self.0.failure(action, &what));
+        }
+        Ok(())
+    }
+
+    fn broken(&self, error: HostError) -> HostError {
+        self.0.state().phase = Phase::Broken;
+        error
+    }
+
+    fn freeze_all(&self) -> Result<()> {
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        if let Some(journal) = self.0.journal().as_mut() {
+            let until = now + self.0.limits.freeze + Duration::from_millis(999);
+            journal.begin_freezing(now.as_secs(), until.as_secs())?;
+        }
+        let late_at = Instant::now() + self.0.limits.freeze + LATE;
+        {
+            let mut state = self.0.state();
+            state.phase = Phase::Frozen;
+            state.late_at = Some(late_at);
+        }
+        self.0.ask("freeze", Ask::Freeze)?;
+        let answer = self.0.wait(late_at, |state| {
+            let frozen = || state.answers.iter().map(|answers| answers.frozen);
+            if let Some((at, errno)) = first_failure(frozen()) {
+                return Some(Err(Some((at, errno))));
+            }
+            // The deadline may come while the last one is still on its way.
+            let early = state.answers.iter().any(|answers| answers.thawed.is_some());
+            if state.lost || state.ended || early {
+                return Some(Err(None));
+            }
+            frozen().all(|answer| answer.is_some()).then_some(Ok(()))
+        });
+        match answer {
+            Some(Ok(())) => Ok(()),
+            Some(Err(Some((at, errno)))) => {
+                self.settle(late_at);
+                Err(self.0.error("freeze", at, errno))
+            }
+            Some(Err(None)) => {
+                self.settle(late_at);
+                Err(self.0.failure("freeze", TOO_LATE))
+            }
+            None => Err(self.0.failure("freeze", TOO_LATE)),
+        }
+    }
+
+    /// Waits until the guard has thawed what it had frozen, if it can.
+    fn settle(&self, late_at: Instant) {
+        self.0.wait(late_at, |state| {
+            let settled = state.answers.iter().all(Answers::is_settled);
+            (settled || state.lost || state.ended).then_some(())
+        });
+    }
+
+    fn thaw_one(&self, at: usize) -> Result<bool> {
+        let known = |state: &State| state.answers[at].thawed;
+        let late_at = self.0.state().late_at.unwrap_or_else(Instant::now);
+        if known(&self.0.state()).is_none() {
+            // The keeper hears of the guard's end, too, and thaws. Not a word here: the log may
+            // lie on a frozen file system.
+            let _ = self.0.ask("thaw", Ask::Thaw(at as u32));
+        }
+        let answer = self.0.wait(late_at + AFTERMATH, |state| {
+            known(state).or_else(|| state.ended.then_some((0, true)))
+        });
+        match answer {
+            Some((0, early)) => Ok(!early),
+            Some((errno, _)) if errno == Errno::EINVAL as i32 => Ok(false),
+            Some((errno, _)) => Err(self.0.error("thaw", at, errno)),
+            None => Err(self.0.failure("thaw", "it hangs; it is tried again")),
+        }
+    }
+}
+
+const GONE: &str = "the freeze guard has ended; everything is thawed, or will be";
+const SILENT: &str = "the freeze guard does not answer; it was ended, and is started anew";
+const TOO_LATE: &str = "not all was frozen before the deadline; all is thawed again, or will be";
+
+/// Whether an error says that there was no guard to take over.
+pub(super) fn says_gone(error: &HostError) -> bool {
+    matches!(&error.cause, HostCause::Unexpected(what) if what == GONE || what == SILENT)
+}
+
+fn first_failure(answers: impl Iterator<Item = Option<i32>>) -> Option<(usize, i32)> {
+    answers
+        .enumerate()
+        .filter_map(|(at, answer)| Some((at, answer?)))
+        .find(|(_, errno)| *errno != 0)
+}
+
+impl Freeze for Session {
+    fn sync(&self) -> Result<()> {
+        self.usable("sync", Phase::Open)?;
+        let synced = step("guard_sync", || {
+            for answers in &mut self.0.state().answers {
+                answers.synced = None;
+            }
+            self.0.ask("sync", Ask::Sync)?;
+            let until = Instant::now() + self.0.limits.sync;
+            let answer = self.0.wait(until, |state| {
+                let synced = || state.answers.iter().map(|answers| answers.synced);
+                match first_failure(synced()) {
+                    Some((at, errno)) => Some(Err(Some((at, errno)))),
+                    None if state.lost || state.ended => Some(Err(None)),
+                    None => synced().all(|answer| answer.is_some()).then_some(Ok(())),
+                }
+            });
+            match answer {
+                Some(Ok(())) => Ok(()),
+                Some(Err(Some((at, errno)))) => Err(self.0.error("write back", at, errno)),
+                Some(Err(None)) => Err(self.0.failure("write back", GONE)),
+                None => Err(self.slow()),
+            }
+        });
+        synced.map_err(|error| self.broken(error))
+    }
+
+    fn freeze(&self) -> Result<()> {
+        self.usable("freeze", Phase::Open)?;
+        step("guard_freeze", || self.freeze_all()).map_err(|error| self.broken(error))
+    }
+
+    fn thaw(&self, member: usize) -> Result<bool> {
+        if member >= self.0.members.len() || self.0.state().phase != Phase::Frozen {
+            let what = format!("member {member} was not frozen by this session");
+            return Err(self.0.failure("thaw", &what));
+        }
+        step("guard_thaw", || self.thaw_one(member))
+    }
+}
+
+impl Session {
+    /// Names who isn't done.
+    fn slow(&self) -> HostError {
+        let state = self.0.state();
+        let slow = state
+            .answers
+            .iter()
+            .zip(&self.0.members)
+            .find(|(answers, _)| answers.synced.is_none());
+        let device = slow.map_or_else(|| self.0.everything(), |(_, member)| member.device.clone());
+        let what = format!(
+            "what is unwritten could not be written back within {:?}",
+            self.0.limits.sync
+        );
+        HostError::unexpected("write back", device, what)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.0.state().closing = true;
+        self.0.channel.finish();
+        let until = Instant::now() + FAREWELL;
+        if self
+            .0
+            .wait(until, |state| state.ended.then_some(()))
+            .is_none()
+        {
+            let error = self
+                .0
+                .failure("end a freeze of", "the guard is still at it");
+            tracing::warn!(error = %chain(&error), "a freeze session ends later");
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! The guard's own end at a step, for tests that kill or stop it there: only in a build with the
+//! feature `fault`, and only where `SLACKWATER_GUARD_FAULT=STEP:kill` or `STEP:stop` says so.
+//!
+//! Steps: accepted, begun, sync-before, sync-after, freeze-before, freeze-after, thaw-before,
+//! thaw-after, deadline, ended. The first thread that comes to it meets it, once.
+
+/// Nothing.
+#[cfg(not(feature = "fault"))]
+pub(super) fn at(_step: &'static str) {}
+
+/// Meets what is planned for a step.
+#[cfg(feature = "fault")]
+pub(super) fn at(step: &'static str) {
+    use nix::sys::signal::{Signal, raise};
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    static MET: AtomicBool = AtomicBool::new(false);
+    let Some((planned, signal)) = PLAN.get().and_then(Option::as_ref) else {
+        return;
+    };
+    if planned != step || MET.swap(true, Ordering::SeqCst) {
+        return;
+    }
+    let signal = match signal.as_str() {
+        "kill" => Signal::SIGKILL,
+        _ => Signal::SIGSTOP,
+    };
+    // A process may always signal itself.
+    let _ = raise(signal);
+}
+
+#[cfg(feature = "fault")]
+static PLAN: std::sync::OnceLock<Option<(String, String)>> = std::sync::OnceLock::new();
+
+/// Reads the plan, before anything is frozen.
+pub(super) fn prepare() {
+    #[cfg(feature = "fault")]
+    {
+        let text = std::env::var(crate::host::linux::freeze::GUARD_FAULT).unwrap_or_default();
+        let plan = text
+            .split_once(':')
+            .map(|(step, signal)| (step.into(), signal.into()));
+        let _ = PLAN.set(plan);
+    }
+}

@@ -1,0 +1,303 @@
+//! What is about to be frozen, written down before it is: `STATE/freezes/<uuid>.json`, with a
+//! lock file beside it.
+//!
+//! The lock is held through one open file, by the driver and by the guard, until neither can
+//! freeze any more: also by a guard that is being killed while a FIFREEZE of it hangs. So an
+//! entry whose lock is free can't become frozen again, and is removed once it's thawed.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::error::{Error, HostError, chain};
+use crate::host::freezer::Journalled;
+use crate::host::linux::freeze;
+use crate::host::{Device, Effect, FileId, FreezeMember, Host, Result};
+use crate::model::FsType;
+use crate::record::{self, Record};
+
+/// How often a lock is tried that somebody only looks at for a moment.
+const LOOKS: u32 = 5;
+/// Between two looks.
+const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_millis(5);
+
+/// One freeze session.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// The boot in which it was written: a later one has nothing frozen.
+    pub boot: Uuid,
+    /// Process of the driver.
+    pub owner: u32,
+    /// Seconds since 1970: when it was written, or, once `freezing`, when freezing began.
+    pub since: u64,
+    /// Seconds since 1970 when the guard thaws, rounded up; a guess before `freezing`.
+    pub until: u64,
+    /// FIFREEZE may have been called. Before, an entry that is held is nobody else's business.
+    pub freezing: bool,
+    /// The file systems.
+    pub members: Vec<EntryMember>,
+}
+
+/// One file system of an [`Entry`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EntryMember {
+    /// Id of its volume.
+    pub volume_id: String,
+    /// Its device's node.
+    pub device: PathBuf,
+    /// Its device's number.
+    pub rdev: u64,
+    /// st_dev of the image beneath.
+    pub image_device: u64,
+    /// Its inode.
+    pub image_inode: u64,
+    /// Name of the file system.
+    pub fs: FsType,
+}
+
+impl EntryMember {
+    /// Of a member of a session.
+    pub fn of(member: &FreezeMember) -> EntryMember {
+        EntryMember {
+            volume_id: member.volume_id.clone(),
+            device: member.root.device.path.clone(),
+            rdev: member.root.device.rdev,
+            image_device: member.image.device,
+            image_inode: member.image.inode,
+            fs: member.fs,
+        }
+    }
+
+    /// Its device.
+    pub fn device(&self) -> Device {
+        Device {
+            path: self.device.clone(),
+            rdev: self.rdev,
+        }
+    }
+
+    /// The image beneath.
+    pub fn image(&self) -> FileId {
+        FileId {
+            device: self.image_device,
+            inode: self.image_inode,
+        }
+    }
+}
+
+impl Record for Entry {
+    const VERSION: u32 = 1;
+    const WHAT: &'static str = "journal entry of a freeze";
+}
+
+/// The folder of the entries.
+#[derive(Clone)]
+pub struct Journal {
+    host: Arc<dyn Host>,
+    state_dir: PathBuf,
+}
+
+/// Whether somebody may still freeze what an entry names.
+pub enum Hold {
+    /// Driver or guard hold it.
+    Held,
+    /// Nobody does; the lock is ours as long as the file is open. (No file: it is gone.)
+    Free(Option<File>),
+}
+
+/// An entry of ours, and its lock.
+pub struct Own {
+    journal: Journal,
+    id: Uuid,
+    entry: Entry,
+    lock: File,
+}
+
+impl Journal {
+    /// In a state dir, which need not be there yet.
+    pub fn new(host: Arc<dyn Host>, state_dir: PathBuf) -> Journal {
+        Journal { host, state_dir }
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.state_dir.join("freezes")
+    }
+
+    fn entry_path(&self, id: Uuid) -> PathBuf {
+        self.folder().join(format!("{id}.json"))
+    }
+
+    fn lock_path(&self, id: Uuid) -> PathBuf {
+        self.folder().join(format!("{id}.lock"))
+    }
+
+    /// Makes state dir and folder.
+    pub fn make_folders(&self) -> Result<()> {
+        let parents: Vec<_> = self.state_dir.ancestors().collect();
+        for path in parents.iter().rev().filter(|path| path.parent().is_some()) {
+            // Only what is missing: above it there may be folders that we may not even make.
+            if !path.is_dir() {
+                self.host.perform(&Effect::MakeDir { path })?;
+            }
+        }
+        self.host
+            .perform(&Effect::MakeDir {
+                path: &self.folder(),
+            })
+            .map(drop)
+    }
+
+    /// Writes a new entry, locked by us. A crash leaves a lock file, or an entry of which nothing
+    /// is frozen; the next sweep removes both.
+    pub fn begin(&self, entry: Entry) -> Result<Own> {
+        self.make_folders()?;
+        loop {
+            let id = self.host.random_uuid();
+            let path = self.lock_path(id);
+            self.host.perform(&Effect::WriteFile {
+                path: &path,
+                bytes: b"",
+            })?;
+            // A sweep may take a lock file that nobody has locked yet for a left-over one.
+            let lock = match freeze::lock_shared_with_guard(&path) {
+                Err(error) if error.code() == Some(nix::errno::Errno::ENOENT) => continue,
+                other => other?,
+            };
+            let Some(lock) = lock.filter(|_| path.exists()) else {
+                continue;
+            };
+            let own = Own {
+                journal: self.clone(),
+                id,
+                entry,
+                lock,
+            };
+            own.write()?;
+            return Ok(own);
+        }
+    }
+
+    /// All entries that can be read, and the errors of the others.
+    pub fn entries(&self) -> Result<(Vec<(Uuid, Entry)>, Vec<HostError>)> {
+        let mut entries = Vec::new();
+        let mut errors = Vec::new();
+        for id in self.names(".json")? {
+            let path = self.entry_path(id);
+            match record::load::<Entry>(self.host.as_ref(), &path) {
+                Ok(Some(entry)) => entries.push((id, entry)),
+                // It ended meanwhile.
+                Ok(None) => {}
+                Err(error) => errors.push(HostError::unexpected("read", path, chain(&error))),
+            }
+        }
+        entries.sort_by_key(|(_, entry)| entry.since);
+        Ok((entries, errors))
+    }
+
+    fn names(&self, suffix: &str) -> Result<Vec<Uuid>> {
+        let names = self.host.list_dir(&self.folder())?.unwrap_or_default();
+        let ids = names.iter().filter_map(|name| name.strip_suffix(suffix));
+        Ok(ids.filter_map(|id| id.parse().ok()).collect())
+    }
+
+    /// What is journalled, a line for each file system.
+    pub fn journalled(&self) -> Result<Vec<Journalled>> {
+        let (entries, errors) = self.entries()?;
+        if let Some(error) = errors.into_iter().next() {
+            return Err(error);
+        }
+        let boot = self.host.boot_id()?;
+        let mut found = Vec::new();
+        for (id, entry) in entries.into_iter().filter(|(_, entry)| entry.boot == boot) {
+            let held = matches!(self.take(id)?, Hold::Held);
+            found.extend(entry.members.into_iter().map(|member| Journalled {
+                volume_id: member.volume_id,
+                device: member.device,
+                owner: entry.owner,
+                since: entry.since,
+                until: entry.until,
+                held,
+            }));
+        }
+        Ok(found)
+    }
+
+    /// Takes the lock of an entry that nobody holds any more.
+    pub fn take(&self, id: Uuid) -> Result<Hold> {
+        for _ in 0..LOOKS {
+            match freeze::lock_shared_with_guard(&self.lock_path(id)) {
+                Ok(Some(lock)) => return Ok(Hold::Free(Some(lock))),
+                Ok(None) => std::thread::sleep(LOOK_AGAIN),
+                Err(error) if error.code() == Some(nix::errno::Errno::ENOENT) => {
+                    return Ok(Hold::Free(None));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Hold::Held)
+    }
+
+    /// Removes an entry of which nothing is frozen.
+    pub fn remove(&self, id: Uuid) -> Result<()> {
+        let (entry, lock) = (self.entry_path(id), self.lock_path(id));
+        self.host.perform(&Effect::RemoveFile { path: &entry })?;
+        self.host
+            .perform(&Effect::RemoveFile { path: &lock })
+            .map(drop)
+    }
+
+    /// Removes what a crash while writing an entry left: lock files without one, entries half
+    /// written.
+    pub fn tidy(&self) -> Result<()> {
+        for id in self.names(".lock")? {
+            if self.entry_path(id).exists() {
+                continue;
+            }
+            let Hold::Free(_lock) = self.take(id)? else {
+                continue;
+            };
+            // Written since we looked?
+            if !self.entry_path(id).exists() {
+                let unfinished = self.folder().join(format!("{id}.json.new"));
+                self.host
+                    .perform(&Effect::RemoveFile { path: &unfinished })?;
+                self.remove(id)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Own {
+    fn write(&self) -> Result<()> {
+        let path = self.journal.entry_path(self.id);
+        record::store(self.journal.host.as_ref(), &path, &self.entry).map_err(|error| match error {
+            Error::Host { source, .. } => source,
+            other => HostError::unexpected("write", path, chain(&other)),
+        })
+    }
+
+    /// Writes down that freezing begins, and until when.
+    pub fn begin_freezing(&mut self, since: u64, until: u64) -> Result<()> {
+        self.entry.since = since;
+        self.entry.until = until;
+        self.entry.freezing = true;
+        self.write()
+    }
+
+    /// The open lock, for the guard.
+    pub fn lock(&self) -> &File {
+        &self.lock
+    }
+
+    /// Nothing of it is frozen any more, nor can be.
+    pub fn end(self) {
+        if let Err(error) = self.journal.remove(self.id) {
+            let path = self.journal.entry_path(self.id);
+            tracing::warn!(entry = %path.display(), error = %chain(&error), "the entry of a freeze that has ended stays until the next sweep");
+        }
+    }
+}

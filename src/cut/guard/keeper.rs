@@ -1,0 +1,266 @@
+//! Who keeps a session from the driver's side: reads the guard's answers, notices its end, ends it
+//! when it's late, and thaws in its place.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::client::{Answers, LATE, Shared};
+use super::protocol::{Ask, MESSAGE, Say, code};
+use crate::host::linux::freeze;
+
+/// How long the guard's end is waited for once it was killed. A thread of it that hangs in the
+/// kernel ends later.
+const END: Duration = Duration::from_secs(1);
+/// How long our own FITHAWs are waited for before the session goes on without their answer.
+const THAW: Duration = Duration::from_secs(1);
+/// How often a FITHAW that failed, or came before the guard's end, is repeated.
+const AGAIN: Duration = Duration::from_millis(200);
+/// Then the sweep goes on with what is journalled.
+const TRIES: u32 = 300;
+
+/// How listening ended.
+enum Ending {
+    /// In order: nothing is frozen any more.
+    Bye,
+    /// The connection ended before that.
+    Dead,
+    /// The guard is late.
+    Late,
+}
+
+/// Serves a session until all of it is thawed.
+pub(super) fn keep(shared: &Arc<Shared>) {
+    match listen(shared) {
+        Ending::Bye => finish(shared, all_thawed(shared)),
+        Ending::Dead => {
+            // The end of the connection is the end of all its threads, and of their FIFREEZEs.
+            let thawed = thaw_all(shared);
+            finish(shared, thawed);
+        }
+        Ending::Late => {
+            // Not a word before all is thawed: the log may lie on a frozen file system.
+            kill(shared);
+            let thawed = thaw_all(shared);
+            tracing::warn!("the freeze guard was late, and was killed");
+            finish(shared, thawed);
+        }
+    }
+}
+
+fn listen(shared: &Shared) -> Ending {
+    let mut bytes = [0; MESSAGE];
+    loop {
+        if is_late(shared) {
+            return Ending::Late;
+        }
+        if !readable(shared) {
+            continue;
+        }
+        match shared.channel.receive(&mut bytes) {
+            Ok(Some(())) => match Say::decode(&bytes) {
+                Some(Say::Bye) => return Ending::Bye,
+                Some(say) => note(shared, say),
+                None => return Ending::Late,
+            },
+            Ok(None) => return Ending::Dead,
+            Err(Errno::EAGAIN | Errno::EINTR) => {}
+            Err(_) => return Ending::Late,
+        }
+    }
+}
+
+/// Whether the guard isn't to be waited for any more. One that has a FIFREEZE that hangs, and has
+/// thawed everything else, must only show that it's there: it will thaw what comes out of it.
+fn is_late(shared: &Shared) -> bool {
+    let mut state = shared.state();
+    let Some(late_at) = state.late_at else {
+        return false;
+    };
+    // It's asked at the deadline, and must have answered when it's late.
+    let now = Instant::now();
+    let is_asked = state.asked.is_some_and(|asked| asked == late_at);
+    if now + LATE < late_at || state.answers.iter().all(Answers::is_settled) {
+        return false;
+    }
+    if !is_asked {
+        state.alive = false;
+        state.asked = Some(late_at);
+        drop(state);
+        return shared.channel.send(&Ask::Ping.encode()).is_err();
+    }
+    if now < late_at {
+        return false;
+    }
+    let is_frozen = |answers: &Answers| answers.frozen.is_some() && !answers.is_settled();
+    if state.answers.iter().any(is_frozen) || !state.alive {
+        // Its answers may be there, unread, since it's us who were stopped.
+        return !wait_for(shared.channel.as_fd(), Duration::ZERO);
+    }
+    state.late_at = Some(now + LATE);
+    false
+}
+
+/// Waits for a message, at most until the guard would be late, and never long: that moment may be
+/// set meanwhile.
+fn readable(shared: &Shared) -> bool {
+    const LOOK: Duration = Duration::from_millis(250);
+    let late_at = shared.state().late_at.filter(|at| *at > Instant::now());
+    let left = late_at.map_or(LOOK, |late_at| {
+        late_at.saturating_duration_since(Instant::now()).min(LOOK)
+    });
+    wait_for(shared.channel.as_fd(), left)
+}
+
+fn wait_for(fd: std::os::fd::BorrowedFd<'_>, left: Duration) -> bool {
+    let timeout = PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX);
+    let mut one = [PollFd::new(fd, PollFlags::POLLIN)];
+    poll(&mut one, timeout).is_ok() && one[0].any() == Some(true)
+}
+
+fn note(shared: &Shared, say: Say) {
+    let mut state = shared.state();
+    match say {
+        Say::Ready(errno) => state.ready = Some(errno),
+        Say::Synced(member, errno) => {
+            if let Some(answers) = state.answers.get_mut(member as usize) {
+                answers.synced = Some(errno);
+            }
+        }
+        Say::Frozen(member, errno) => {
+            if let Some(answers) = state.answers.get_mut(member as usize) {
+                answers.frozen = Some(errno);
+            }
+        }
+        Say::Thawed {
+            member,
+            errno,
+            early,
+        } => {
+            if let Some(answers) = state.answers.get_mut(member as usize) {
+                answers.thawed.get_or_insert((errno, early));
+            }
+        }
+        Say::Pong => state.alive = true,
+        Say::Bye => {}
+    }
+    drop(state);
+    shared.tell();
+}
+
+/// Whether the guard's last FITHAWs left nothing frozen.
+fn all_thawed(shared: &Shared) -> bool {
+    let state = shared.state();
+    state.answers.iter().all(|answers| match answers.thawed {
+        Some((errno, _)) => errno == 0 || errno == Errno::EINVAL as i32,
+        None => true,
+    })
+}
+
+/// Ends the guard, and waits for its end a little.
+fn kill(shared: &Shared) {
+    if let Some(guard) = &shared.guard {
+        let _ = guard.kill();
+        wait_for(guard.as_fd(), END);
+    }
+}
+
+/// Whether the guard can't freeze any more: then what FITHAW says is final.
+fn guard_has_ended(shared: &Shared) -> bool {
+    let mut bytes = [0; MESSAGE];
+    // Whatever it had said before its end doesn't matter any more.
+    while let Ok(Some(())) = shared.channel.receive(&mut bytes) {}
+    matches!(shared.channel.receive(&mut bytes), Ok(None))
+}
+
+/// Thaws everything by ourselves, each in a thread, since one may hang. True if all is thawed for
+/// good.
+fn thaw_all(shared: &Arc<Shared>) -> bool {
+    {
+        let mut state = shared.state();
+        state.lost = true;
+        if state.late_at.is_none() {
+            // It was never asked to freeze.
+            drop(state);
+            shared.tell();
+            return true;
+        }
+    }
+    let (done, answers) = channel();
+    let mut waited_for = 0;
+    for at in 0..shared.members.len() {
+        let (shared, done) = (shared.clone(), done.clone());
+        let builder = thread::Builder::new().name("thaw".into());
+        let thawing = builder.spawn(move || {
+            let thawed = thaw_one(&shared, at);
+            let _ = done.send(thawed);
+        });
+        match thawing {
+            Ok(_) => waited_for += 1,
+            Err(error) => tracing::error!(%error, "no thread to thaw with"),
+        }
+    }
+    drop(done);
+    shared.tell();
+    collect(shared, &answers, waited_for)
+}
+
+/// The session goes on after a while; the journal entry waits for the last answer.
+fn collect(shared: &Shared, answers: &Receiver<bool>, waited_for: usize) -> bool {
+    let until = Instant::now() + THAW;
+    let mut thawed = 0;
+    for _ in 0..waited_for {
+        let left = until.saturating_duration_since(Instant::now());
+        let answer = match answers.recv_timeout(left) {
+            Ok(answer) => Ok(answer),
+            Err(_) => {
+                shared.tell();
+                answers.recv()
+            }
+        };
+        thawed += usize::from(answer == Ok(true));
+    }
+    thawed == shared.members.len()
+}
+
+/// Thaws one until the guard has ended and the kernel says that it isn't frozen.
+fn thaw_one(shared: &Shared, at: usize) -> bool {
+    let member = &shared.members[at];
+    for _ in 0..TRIES {
+        // Asked before the FITHAW: what was frozen before its end is met by it.
+        let final_word = guard_has_ended(shared);
+        let errno = code(freeze::thaw(member.root.as_fd()));
+        let thawed = errno == 0 || errno == Errno::EINVAL as i32;
+        if thawed {
+            let mut state = shared.state();
+            state.answers[at].thawed.get_or_insert((0, true));
+            drop(state);
+            shared.tell();
+        }
+        if thawed && final_word {
+            return true;
+        }
+        thread::sleep(AGAIN);
+    }
+    tracing::error!(volume = %member.volume_id, device = %member.device.display(), "can't be thawed, or might still be frozen; the sweep goes on");
+    false
+}
+
+/// All threads are done: the entry goes if nothing is frozen.
+fn finish(shared: &Shared, thawed: bool) {
+    let journal = shared.journal().take();
+    match journal {
+        Some(journal) if thawed => journal.end(),
+        // Its lock is given back, and the sweep takes it over.
+        Some(_) | None => {}
+    }
+    let mut state = shared.state();
+    state.ended = true;
+    drop(state);
+    shared.tell();
+}

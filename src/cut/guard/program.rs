@@ -1,0 +1,168 @@
+//! `slackwater guard`: a socket, and a session for each connection.
+//!
+//! Without async and without logs. It is started by the driver when it's first needed, or by
+//! itself as a container of its own, and ends at SIGTERM, or once its parent is gone and no session
+//! is left. Threads of a frozen session never wait for what a new connection needs (memory,
+//! threads): those are made by others.
+
+use std::io::{PipeWriter, pipe};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+use super::journal::Journal;
+use super::sweep::Sweeper;
+use super::{fault, session};
+use crate::error::{HostError, chain};
+use crate::host::linux::freeze;
+use crate::host::linux::seqpacket::Listener;
+use crate::host::{Effect, Host, Kept, Result};
+
+/// How long the sweep at the start may hold up the first connection.
+const SWEEP: Duration = Duration::from_secs(3);
+/// How often it's looked whether the last session has ended, once no more come.
+const LOOK: u16 = 20;
+
+/// How it's called.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where it listens.
+    pub socket: PathBuf,
+    /// Journal and lock.
+    pub state_dir: PathBuf,
+    /// Stdin is a pipe from the driver that has started it; at its end it ends, too.
+    pub with_parent: bool,
+}
+
+/// Why it stops taking connections.
+enum End {
+    /// A signal: everything is thawed at once.
+    Signal,
+    /// The parent is gone, and so are its sessions. Those of another driver go on.
+    Parent,
+}
+
+/// Serves until it's told to end. If another guard of this state dir lives, it returns at once:
+/// one is enough.
+pub fn run(host: Arc<dyn Host>, options: &Options) -> Result<()> {
+    // Ctrl-C at the driver's terminal isn't meant for us. (It fails for who is a leader already.)
+    let _ = nix::unistd::setsid();
+    fault::prepare();
+    Journal::new(host.clone(), options.state_dir.clone()).make_folders()?;
+    let Some(lock) = host.try_lock_file(&options.state_dir.join("guard.lock"))? else {
+        return Ok(());
+    };
+    let signals = signals()?;
+    sweep(host.clone(), options);
+    let listener = Listener::bind(&options.socket)?;
+    freeze::stay_in_memory();
+    let (stop, stopped) = stop_line(options)?;
+    let mut sessions: Vec<JoinHandle<()>> = Vec::new();
+    let end = loop {
+        match wait(&listener, &signals, options.with_parent) {
+            Some(Some(end)) => break end,
+            Some(None) => {}
+            None => continue,
+        }
+        sessions.retain(|session| !session.is_finished());
+        let Ok(channel) = listener.accept() else {
+            continue;
+        };
+        let line = stopped.clone();
+        // Without a thread the connection is closed, and its driver says so.
+        if let Ok(session) =
+            thread::Builder::new().spawn(move || session::serve(channel, line.as_fd()))
+        {
+            sessions.push(session);
+        }
+    };
+    leave(host.as_ref(), options, (listener, lock))?;
+    drain(&signals, sessions, stop, matches!(end, End::Signal));
+    Ok(())
+}
+
+fn stop_line(options: &Options) -> Result<(PipeWriter, Arc<std::io::PipeReader>)> {
+    let (stopped, stop) =
+        pipe().map_err(|error| HostError::io("make a pipe for", &options.socket, &error))?;
+    Ok((stop, Arc::new(stopped)))
+}
+
+/// Signals come as bytes, and interrupt nothing.
+fn signals() -> Result<SignalFd> {
+    let mut set = SigSet::empty();
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        set.add(signal);
+    }
+    set.thread_block()
+        .and_then(|()| SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC))
+        .map_err(|errno| HostError::errno("wait for", "signals", errno))
+}
+
+/// What an earlier guard has left; in a thread, since a FITHAW may hang.
+fn sweep(host: Arc<dyn Host>, options: &Options) {
+    let state_dir = options.state_dir.clone();
+    let (done, wait) = std::sync::mpsc::channel();
+    let sweeping = thread::Builder::new().spawn(move || {
+        if let Err(error) = Sweeper::new(host, state_dir).sweep(false) {
+            eprintln!("slackwater: guard: {}", chain(&error));
+        }
+        let _ = done.send(());
+    });
+    if sweeping.is_ok() {
+        let _ = wait.recv_timeout(SWEEP);
+    }
+}
+
+/// Waits for a connection (`Some(None)`) or an end; `None` if interrupted.
+fn wait(listener: &Listener, signals: &SignalFd, with_parent: bool) -> Option<Option<End>> {
+    let stdin = std::io::stdin();
+    // POLLHUP alone, which needs no asking for: nobody ever writes there.
+    let parent: BorrowedFd<'_> = match with_parent {
+        true => stdin.as_fd(),
+        false => signals.as_fd(),
+    };
+    let mut ready = [
+        PollFd::new(signals.as_fd(), PollFlags::POLLIN),
+        PollFd::new(listener.as_fd(), PollFlags::POLLIN),
+        PollFd::new(parent, PollFlags::empty()),
+    ];
+    poll(&mut ready, PollTimeout::NONE).ok()?;
+    let is_ready = |at: usize| ready[at].any() == Some(true);
+    if is_ready(0) {
+        return Some(Some(End::Signal));
+    }
+    if is_ready(2) {
+        return Some(Some(End::Parent));
+    }
+    is_ready(1).then_some(None)
+}
+
+/// Makes room for another guard: first the socket goes, which is ours as long as the lock is.
+fn leave(host: &dyn Host, options: &Options, listening: (Listener, Kept)) -> Result<()> {
+    let removed = host.perform(&Effect::RemoveFile {
+        path: &options.socket,
+    });
+    drop(listening);
+    removed.map(drop)
+}
+
+/// Waits for the sessions to end. A signal thaws them all.
+fn drain(signals: &SignalFd, sessions: Vec<JoinHandle<()>>, stop: PipeWriter, at_once: bool) {
+    let mut stop = Some(stop).filter(|_| !at_once);
+    while sessions.iter().any(|session| !session.is_finished()) {
+        let mut ready = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+        let got = poll(&mut ready, PollTimeout::from(LOOK));
+        if got.is_ok() && ready[0].any() == Some(true) {
+            // Taken, or it would be there for ever.
+            let _ = signals.read_signal();
+            stop = None;
+        }
+    }
+    drop(stop);
+}

@@ -1,0 +1,203 @@
+//! What driver and guard say to each other: messages of one size, over a socket on which they go
+//! whole. One connection is one freeze session, and its end is the end of everything in it.
+//!
+//! Both ends are the same program, mostly; the version is for the moment of an update.
+
+use std::time::Duration;
+
+use nix::errno::Errno;
+
+pub use crate::host::linux::seqpacket::MESSAGE;
+
+/// Of this protocol.
+const VERSION: u32 = 1;
+
+/// File systems in one session: as many descriptors go over in one message (the kernel's
+/// SCM_MAX_FD is 253), and each costs the guard a thread.
+pub const MOST_MEMBERS: usize = 128;
+
+/// From the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// Comes first, with the roots of `members` file systems and the lock of the journal entry.
+    Begin {
+        /// How many.
+        members: u32,
+        /// From the first FIFREEZE until everything is thawed.
+        freeze: Duration,
+    },
+    /// syncfs of all.
+    Sync,
+    /// FIFREEZE of all.
+    Freeze,
+    /// FITHAW of one.
+    Thaw(u32),
+    /// Whether it's there: a FIFREEZE that hangs is no fault of the guard.
+    Ping,
+}
+
+/// From the guard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Say {
+    /// It has everything, and a thread for each member; or it can't (an errno).
+    Ready(i32),
+    /// syncfs of a member returned; errno or 0.
+    Synced(u32, i32),
+    /// FIFREEZE of a member returned; errno or 0.
+    Frozen(u32, i32),
+    /// A member isn't frozen by this session any more.
+    Thawed {
+        /// Which.
+        member: u32,
+        /// Of FITHAW, or 0.
+        errno: i32,
+        /// Not asked for in time: the deadline, the guard's end, another member's failure.
+        early: bool,
+    },
+    /// The answer to a ping.
+    Pong,
+    /// The session has ended in order: nothing of it is frozen, nor will be.
+    Bye,
+}
+
+fn message(words: [u32; 4], long: u64) -> [u8; MESSAGE] {
+    let mut bytes = [0; MESSAGE];
+    bytes[..4].copy_from_slice(&VERSION.to_le_bytes());
+    for (at, word) in words.iter().enumerate() {
+        bytes[4 + at * 4..8 + at * 4].copy_from_slice(&word.to_le_bytes());
+    }
+    bytes[24..].copy_from_slice(&long.to_le_bytes());
+    bytes
+}
+
+fn words(bytes: &[u8; MESSAGE]) -> Option<([u32; 4], u64)> {
+    let word =
+        |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    let long = u64::from(word(24)) | u64::from(word(28)) << 32;
+    (word(0) == VERSION).then(|| ([word(4), word(8), word(12), word(16)], long))
+}
+
+impl Ask {
+    /// As bytes.
+    pub fn encode(self) -> [u8; MESSAGE] {
+        match self {
+            Ask::Begin { members, freeze } => {
+                let nanos = u64::try_from(freeze.as_nanos()).unwrap_or(u64::MAX);
+                message([1, members, 0, 0], nanos)
+            }
+            Ask::Sync => message([2, 0, 0, 0], 0),
+            Ask::Freeze => message([3, 0, 0, 0], 0),
+            Ask::Thaw(member) => message([4, member, 0, 0], 0),
+            Ask::Ping => message([5, 0, 0, 0], 0),
+        }
+    }
+
+    /// `None` for what isn't one.
+    pub fn decode(bytes: &[u8; MESSAGE]) -> Option<Ask> {
+        let ([kind, member, ..], nanos) = words(bytes)?;
+        match kind {
+            1 => Some(Ask::Begin {
+                members: member,
+                freeze: Duration::from_nanos(nanos),
+            }),
+            2 => Some(Ask::Sync),
+            3 => Some(Ask::Freeze),
+            4 => Some(Ask::Thaw(member)),
+            5 => Some(Ask::Ping),
+            _ => None,
+        }
+    }
+}
+
+impl Say {
+    /// As bytes.
+    pub fn encode(self) -> [u8; MESSAGE] {
+        let code = |errno: i32| errno.unsigned_abs();
+        match self {
+            Say::Ready(errno) => message([1, 0, code(errno), 0], 0),
+            Say::Synced(member, errno) => message([2, member, code(errno), 0], 0),
+            Say::Frozen(member, errno) => message([3, member, code(errno), 0], 0),
+            Say::Thawed {
+                member,
+                errno,
+                early,
+            } => message([4, member, code(errno), u32::from(early)], 0),
+            Say::Pong => message([5, 0, 0, 0], 0),
+            Say::Bye => message([6, 0, 0, 0], 0),
+        }
+    }
+
+    /// `None` for what isn't one.
+    pub fn decode(bytes: &[u8; MESSAGE]) -> Option<Say> {
+        let ([kind, member, errno, early], _) = words(bytes)?;
+        let errno = i32::try_from(errno).ok()?;
+        match kind {
+            1 => Some(Say::Ready(errno)),
+            2 => Some(Say::Synced(member, errno)),
+            3 => Some(Say::Frozen(member, errno)),
+            4 => Some(Say::Thawed {
+                member,
+                errno,
+                early: early != 0,
+            }),
+            5 => Some(Say::Pong),
+            6 => Some(Say::Bye),
+            _ => None,
+        }
+    }
+}
+
+/// The errno of an answer of the kernel, 0 for success.
+pub fn code(answer: Result<(), Errno>) -> i32 {
+    answer.err().map_or(0, |errno| errno as i32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn asks() -> impl Strategy<Value = Ask> {
+        prop_oneof![
+            (any::<u32>(), any::<u64>()).prop_map(|(members, nanos)| Ask::Begin {
+                members,
+                freeze: Duration::from_nanos(nanos),
+            }),
+            Just(Ask::Sync),
+            Just(Ask::Freeze),
+            any::<u32>().prop_map(Ask::Thaw),
+            Just(Ask::Ping),
+        ]
+    }
+
+    fn says() -> impl Strategy<Value = Say> {
+        let errno = 0..4096i32;
+        prop_oneof![
+            errno.clone().prop_map(Say::Ready),
+            (any::<u32>(), errno.clone()).prop_map(|(member, errno)| Say::Synced(member, errno)),
+            (any::<u32>(), errno.clone()).prop_map(|(member, errno)| Say::Frozen(member, errno)),
+            (any::<u32>(), errno, any::<bool>()).prop_map(|(member, errno, early)| Say::Thawed {
+                member,
+                errno,
+                early,
+            }),
+            Just(Say::Pong),
+            Just(Say::Bye),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_said_arrives(ask in asks(), say in says()) {
+            prop_assert_eq!(Ask::decode(&ask.encode()), Some(ask));
+            prop_assert_eq!(Say::decode(&say.encode()), Some(say));
+        }
+
+        #[test]
+        fn what_is_no_message_is_refused(bytes in any::<[u8; MESSAGE]>()) {
+            let another_version = bytes[..4] != VERSION.to_le_bytes();
+            prop_assert!(!another_version || Ask::decode(&bytes).is_none());
+            prop_assert!(!another_version || Say::decode(&bytes).is_none());
+        }
+    }
+}

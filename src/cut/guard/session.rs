@@ -1,0 +1,370 @@
+//! One freeze session in the guard: who listens to the driver and to the clock, and a thread for
+//! each file system, which alone syncs, freezes and thaws it.
+//!
+//! The rules, by which this file is to be read:
+//! 1. All threads are there before the first FIFREEZE. From then until the last FITHAW nothing
+//!    here allocates, logs, or touches a file; waiting and waking are futexes, and answers are
+//!    sent without waiting.
+//! 2. Who froze thaws: a thread remembers that its FIFREEZE succeeded, and only then calls FITHAW.
+//!    So a stranger's freeze (EBUSY) is never ended.
+//! 3. `over` is set once and never cleared: by the deadline, the end of the connection, a signal,
+//!    or a failure of any member. From then on nothing is frozen any more; a thread that comes out
+//!    of a late FIFREEZE sees it and thaws at once. A member that hangs holds up nobody else.
+//! 4. The session ends when all its threads have. Until then the lock of the journal entry is held.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::fault;
+use super::protocol::{Ask, MESSAGE, MOST_MEMBERS, Say, code};
+use crate::host::linux::freeze;
+use crate::host::linux::seqpacket::Channel;
+
+/// A thread here calls three system calls; more stack would only be locked in memory.
+const STACK: usize = 128 << 10;
+
+/// A file system whose thaw fails stays frozen, and may let itself be thawed the next time; what
+/// doesn't, stays journalled.
+const THAW_TRIES: u32 = 20;
+/// Between two of them.
+const THAW_WAIT: Duration = Duration::from_millis(50);
+
+/// What a thread is to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    Wait,
+    Sync,
+    Freeze,
+    Thaw,
+}
+
+/// What the threads of a session share.
+struct Shared {
+    channel: Channel,
+    limit: Duration,
+    /// When everything is thawed; set before the first FIFREEZE.
+    deadline: OnceLock<Instant>,
+    over: AtomicBool,
+    members: Vec<Member>,
+}
+
+struct Member {
+    root: OwnedFd,
+    order: Mutex<Order>,
+    changed: Condvar,
+}
+
+impl Member {
+    fn order(&self) -> MutexGuard<'_, Order> {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shared {
+    /// Sent without waiting: a driver that doesn't read will meet the deadline.
+    fn say(&self, say: Say) {
+        let _ = self.channel.send(&say.encode());
+    }
+
+    fn is_over(&self) -> bool {
+        let late = self
+            .deadline
+            .get()
+            .is_some_and(|deadline| Instant::now() >= *deadline);
+        late || self.over.load(Ordering::SeqCst)
+    }
+
+    /// Ends it for all members, for good.
+    fn end(&self) {
+        self.over.store(true, Ordering::SeqCst);
+        for member in &self.members {
+            // With the lock: between a thread's look at `over` and its sleep nothing gets lost.
+            let _order = member.order();
+            member.changed.notify_one();
+        }
+    }
+
+    fn command(&self, member: &Member, order: Order) {
+        *member.order() = order;
+        member.changed.notify_one();
+    }
+
+    /// The next order; `None` once it's over and none is left.
+    fn next(&self, member: &Member) -> Option<Order> {
+        let mut order = member.order();
+        loop {
+            if *order != Order::Wait {
+                return Some(std::mem::replace(&mut *order, Order::Wait));
+            }
+            if self.over.load(Ordering::SeqCst) {
+                return None;
+            }
+            order = member
+                .changed
+                .wait(order)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// The life of a member's thread.
+fn attend(shared: &Shared, at: u32) {
+    let Some(member) = shared.members.get(at as usize) else {
+        return;
+    };
+    let mut frozen = false;
+    while let Some(order) = shared.next(member) {
+        match order {
+            Order::Wait => {}
+            Order::Sync => sync(shared, member, at),
+            Order::Freeze => frozen = freeze(shared, member, at),
+            Order::Thaw => {
+                thaw(shared, member, at, frozen, false);
+                frozen = false;
+            }
+        }
+        // One that failed ends it for all; one that returned late finds it ended.
+        if frozen && shared.is_over() {
+            thaw(shared, member, at, frozen, true);
+            frozen = false;
+        }
+    }
+    if frozen {
+        thaw(shared, member, at, frozen, true);
+    }
+}
+
+fn sync(shared: &Shared, member: &Member, at: u32) {
+    fault::at("sync-before");
+    let errno = code(freeze::sync(member.root.as_fd()));
+    fault::at("sync-after");
+    shared.say(Say::Synced(at, errno));
+}
+
+/// Whether it's frozen by us now.
+fn freeze(shared: &Shared, member: &Member, at: u32) -> bool {
+    fault::at("freeze-before");
+    let errno = match shared.is_over() {
+        true => Errno::ETIMEDOUT as i32,
+        false => code(freeze::freeze(member.root.as_fd())),
+    };
+    fault::at("freeze-after");
+    shared.say(Say::Frozen(at, errno));
+    if errno != 0 {
+        shared.end();
+    }
+    errno == 0
+}
+
+/// Thaws what is frozen by us; nothing is afterwards.
+fn thaw(shared: &Shared, member: &Member, at: u32, frozen: bool, unasked: bool) {
+    let early = unasked || !frozen || shared.is_over();
+    let mut errno = 0;
+    if frozen {
+        fault::at("thaw-before");
+        for _ in 0..THAW_TRIES {
+            errno = code(freeze::thaw(member.root.as_fd()));
+            if errno == 0 || errno == Errno::EINVAL as i32 {
+                break;
+            }
+            thread::sleep(THAW_WAIT);
+        }
+        fault::at("thaw-after");
+    }
+    shared.say(Say::Thawed {
+        member: at,
+        errno,
+        early,
+    });
+}
+
+/// Serves one connection to its end.
+pub(super) fn serve(channel: Channel, stop: BorrowedFd<'_>) {
+    fault::at("accepted");
+    // Only who may do it anyway is listened to; the mode of the socket says so already.
+    let ours = nix::unistd::geteuid().as_raw();
+    if !matches!(channel.peer(), Ok((_, user)) if user == 0 || user == ours) {
+        return;
+    }
+    let (shared, lock) = match receive(channel, stop) {
+        Ok(begun) => begun,
+        Err(None) => return,
+        Err(Some((channel, errno))) => {
+            let _ = channel.send(&Say::Ready(errno as i32).encode());
+            return;
+        }
+    };
+    let threads = match attendants(&shared) {
+        Ok(threads) => threads,
+        Err(errno) => {
+            shared.say(Say::Ready(errno as i32));
+            return;
+        }
+    };
+    fault::at("begun");
+    shared.say(Say::Ready(0));
+    listen(&shared, stop);
+    shared.end();
+    for thread in threads {
+        // It can't panic, and if it did, there would be nothing more to do.
+        let _ = thread.join();
+    }
+    fault::at("ended");
+    // The roots too are closed before the driver hears of the end: it may unmount then.
+    let Ok(shared) = Arc::try_unwrap(shared) else {
+        return;
+    };
+    drop(shared.members);
+    drop(lock);
+    let _ = shared.channel.send(&Say::Bye.encode());
+}
+
+/// The first message.
+#[expect(
+    clippy::type_complexity,
+    reason = "a refusal goes back through the channel it came from"
+)]
+fn receive(
+    channel: Channel,
+    stop: BorrowedFd<'_>,
+) -> Result<(Arc<Shared>, File), Option<(Channel, Errno)>> {
+    loop {
+        match wait(&channel, stop, None) {
+            (_, true) => return Err(None),
+            (true, false) => break,
+            // Interrupted.
+            (false, false) => {}
+        }
+    }
+    let mut bytes = [0; MESSAGE];
+    let fds = match channel.receive_with_fds(&mut bytes, MOST_MEMBERS + 1) {
+        Ok(Some(fds)) => fds,
+        Ok(None) => return Err(None),
+        Err(errno) => return Err(Some((channel, errno))),
+    };
+    let Some(Ask::Begin { members, freeze }) = Ask::decode(&bytes) else {
+        return Err(Some((channel, Errno::EPROTO)));
+    };
+    let members = members as usize;
+    if members == 0 || members > MOST_MEMBERS || fds.len() != members + 1 {
+        return Err(Some((channel, Errno::E2BIG)));
+    }
+    let mut fds = fds;
+    let Some(lock) = fds.pop() else {
+        return Err(Some((channel, Errno::EPROTO)));
+    };
+    let members = fds.into_iter().map(|root| Member {
+        root,
+        order: Mutex::new(Order::Wait),
+        changed: Condvar::new(),
+    });
+    let shared = Shared {
+        channel,
+        limit: freeze,
+        deadline: OnceLock::new(),
+        over: AtomicBool::new(false),
+        members: members.collect(),
+    };
+    Ok((Arc::new(shared), File::from(lock)))
+}
+
+fn attendants(shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>, Errno> {
+    let mut threads = Vec::with_capacity(shared.members.len());
+    for at in 0..shared.members.len() {
+        let theirs = shared.clone();
+        let at = at as u32;
+        let thread = thread::Builder::new()
+            .stack_size(STACK)
+            .spawn(move || attend(&theirs, at));
+        match thread {
+            Ok(thread) => threads.push(thread),
+            Err(_) => {
+                shared.end();
+                return Err(Errno::EAGAIN);
+            }
+        }
+    }
+    Ok(threads)
+}
+
+/// Listens until the driver has finished, or the program is to end.
+fn listen(shared: &Shared, stop: BorrowedFd<'_>) {
+    let mut bytes = [0; MESSAGE];
+    loop {
+        let deadline = shared.deadline.get().copied();
+        let pending = deadline.filter(|_| !shared.over.load(Ordering::SeqCst));
+        let (readable, stopped) = wait(&shared.channel, stop, pending);
+        if stopped {
+            return;
+        }
+        if pending.is_some_and(|deadline| Instant::now() >= deadline) {
+            fault::at("deadline");
+            shared.end();
+        }
+        if !readable {
+            continue;
+        }
+        match shared.channel.receive(&mut bytes) {
+            Ok(Some(())) => {}
+            Err(Errno::EAGAIN | Errno::EINTR) => continue,
+            // The driver has finished or is gone; what isn't a message comes from no driver.
+            Ok(None) | Err(_) => return,
+        }
+        match Ask::decode(&bytes) {
+            Some(Ask::Sync) => command_all(shared, Order::Sync),
+            Some(Ask::Freeze) => {
+                // The second one would be late in any case.
+                if shared.deadline.set(after(shared.limit)).is_err() {
+                    return;
+                }
+                command_all(shared, Order::Freeze);
+            }
+            Some(Ask::Thaw(member)) => match shared.members.get(member as usize) {
+                // Its thread may have ended already, having thawed.
+                Some(_) if shared.over.load(Ordering::SeqCst) => {}
+                Some(member) => shared.command(member, Order::Thaw),
+                None => return,
+            },
+            Some(Ask::Ping) => shared.say(Say::Pong),
+            Some(Ask::Begin { .. }) | None => return,
+        }
+    }
+}
+
+fn after(limit: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(limit).unwrap_or(now)
+}
+
+fn command_all(shared: &Shared, order: Order) {
+    for member in &shared.members {
+        shared.command(member, order);
+    }
+}
+
+/// Waits until the driver says something or ends, the program is to end, or a moment comes.
+fn wait(channel: &Channel, stop: BorrowedFd<'_>, until: Option<Instant>) -> (bool, bool) {
+    let timeout = match until {
+        None => PollTimeout::NONE,
+        Some(until) => {
+            let left = until.saturating_duration_since(Instant::now());
+            // A poll that is shorter by its rounding is only repeated.
+            PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX)
+        }
+    };
+    let mut both = [
+        PollFd::new(channel.as_fd(), PollFlags::POLLIN),
+        PollFd::new(stop, PollFlags::POLLIN),
+    ];
+    if poll(&mut both, timeout).is_err() {
+        return (false, false);
+    }
+    (both[0].any() == Some(true), both[1].any() == Some(true))
+}

@@ -1,0 +1,307 @@
+//! Thawing what is journalled and held by nobody any more, and only that.
+//!
+//! A file system is found by the number of its device in the mount table, and proven on its open
+//! root. One that was unmounted while frozen has no mount any more, but keeps its loop device: the
+//! same device is then mounted once more, in a folder of ours, which leads to the same frozen super
+//! block. A new loop device on the image would lead to a second one, and destroy the data.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::stat::{major, minor};
+use uuid::Uuid;
+
+use super::journal::{Entry, EntryMember, Hold, Journal};
+use crate::error::{HostError, chain};
+use crate::host::freezer::Journalled;
+use crate::host::linux::freeze;
+use crate::host::{Effect, Host, Kept, Mount, MountRoot, MountSpec, Result};
+use crate::model::FsType;
+
+/// A FITHAW takes less than a millisecond, or hangs for as long as a FIFREEZE does.
+const THAW: Duration = Duration::from_secs(2);
+/// So long after its deadline an entry is thawed although it's held, in seconds: driver and guard
+/// are both stopped then.
+const GRACE: u64 = 1;
+/// How long another sweep is waited for; it hangs no longer than a few [`THAW`].
+const TURN: Duration = Duration::from_secs(20);
+const TURN_LOOK: Duration = Duration::from_millis(20);
+/// Major number of loop devices.
+const LOOP_MAJOR: u64 = 7;
+/// What can be frozen and hidden needs no programs and devices for that moment.
+const OPTIONS: [&str; 3] = ["nosuid", "nodev", "noexec"];
+
+/// Sweeps one state dir.
+#[derive(Clone)]
+pub struct Sweeper {
+    host: Arc<dyn Host>,
+    state_dir: PathBuf,
+    journal: Journal,
+    /// Devices with a FITHAW that hangs.
+    hanging: Arc<Mutex<BTreeSet<u64>>>,
+}
+
+/// What became of one file system.
+enum Thawed {
+    /// It was frozen.
+    Now,
+    /// It wasn't, or is gone.
+    NotFrozen,
+}
+
+impl Sweeper {
+    /// Of a state dir.
+    pub fn new(host: Arc<dyn Host>, state_dir: PathBuf) -> Sweeper {
+        Sweeper {
+            journal: Journal::new(host.clone(), state_dir.clone()),
+            host,
+            state_dir,
+            hanging: Arc::default(),
+        }
+    }
+
+    /// The folder of private mounts: the host must know it as one of its own.
+    pub fn private_folder(state_dir: &Path) -> PathBuf {
+        state_dir.join("mnt")
+    }
+
+    /// What is journalled now.
+    pub fn journalled(&self) -> Result<Vec<Journalled>> {
+        self.journal.journalled()
+    }
+
+    /// Thaws what nobody holds, and what is past its deadline; with `all`, everything that is
+    /// journalled. The ids of the volumes that were frozen until now. An error is that of the
+    /// first that couldn't be thawed, after all others were.
+    pub fn sweep(&self, all: bool) -> Result<Vec<String>> {
+        let freezes = self.state_dir.join("freezes");
+        if self.host.stat(&freezes)?.is_none() {
+            return Ok(Vec::new());
+        }
+        let _turn = self.turn()?;
+        let boot = self.host.boot_id()?;
+        let (entries, mut errors) = self.journal.entries()?;
+        let mut thawed = Vec::new();
+        for (id, entry) in entries {
+            match self.settle(id, &entry, boot, all) {
+                Ok(volumes) => thawed.extend(volumes),
+                Err(error) => errors.push(error),
+            }
+        }
+        errors.extend(self.journal.tidy().err());
+        errors.extend(self.leave_private_mounts().err());
+        let mut errors = errors.into_iter();
+        let first = errors.next();
+        for error in errors {
+            tracing::error!(error = %chain(&error), "a journalled freeze can't be ended");
+        }
+        match first {
+            Some(error) => {
+                if !thawed.is_empty() {
+                    tracing::warn!(volumes = ?thawed, "thawed what a crash had left frozen");
+                }
+                Err(error)
+            }
+            None => Ok(thawed),
+        }
+    }
+
+    /// One sweep at a time, in all processes.
+    fn turn(&self) -> Result<Kept> {
+        let path = self.state_dir.join("sweep.lock");
+        let mut waited = Duration::ZERO;
+        loop {
+            if let Some(turn) = self.host.try_lock_file(&path)? {
+                return Ok(turn);
+            }
+            if waited >= TURN {
+                let what = "another process is sweeping for a long time";
+                return Err(HostError::unexpected("sweep", &self.state_dir, what));
+            }
+            thread::sleep(TURN_LOOK);
+            waited += TURN_LOOK;
+        }
+    }
+
+    fn settle(&self, id: Uuid, entry: &Entry, boot: Uuid, all: bool) -> Result<Vec<String>> {
+        if entry.boot != boot {
+            // A reboot has thawed it.
+            self.journal.remove(id)?;
+            return Ok(Vec::new());
+        }
+        let hold = self.journal.take(id)?;
+        let late = entry.freezing && self.host.now() > entry.until.saturating_add(GRACE);
+        let held = matches!(hold, Hold::Held);
+        if held && !late && !all {
+            return Ok(Vec::new());
+        }
+        let mut thawed = Vec::new();
+        let mut problem = None;
+        for member in &entry.members {
+            match self.thaw_in_time(member) {
+                Ok(Thawed::Now) => thawed.push(member.volume_id.clone()),
+                Ok(Thawed::NotFrozen) => {}
+                Err(error) => {
+                    tracing::error!(volume = %member.volume_id, error = %chain(&error), "can't thaw what is journalled as frozen");
+                    problem = Some(error);
+                }
+            }
+        }
+        match problem {
+            Some(error) if thawed.is_empty() => return Err(error),
+            // It stays journalled, and is tried again.
+            Some(_) => return Ok(thawed),
+            None => {}
+        }
+        // Who holds it may yet come out of a FIFREEZE that hangs.
+        if !held {
+            self.journal.remove(id)?;
+        }
+        Ok(thawed)
+    }
+
+    /// In a thread: it may hang, and is then looked at by the next sweep.
+    fn thaw_in_time(&self, member: &EntryMember) -> Result<Thawed> {
+        let hangs = || {
+            let what = "thawing hangs, as it does while a freeze of it hangs; is the pool beneath frozen or its disk stuck?";
+            Err(HostError::unexpected("thaw", &member.device, what))
+        };
+        if !self.begin_hanging(member.rdev) {
+            return hangs();
+        }
+        let (done, wait) = channel();
+        let (sweeper, mine) = (self.clone(), member.clone());
+        let spawned = thread::Builder::new().name("thaw".into()).spawn(move || {
+            let thawed = sweeper.thaw(&mine);
+            sweeper.end_hanging(mine.rdev);
+            let _ = done.send(thawed);
+        });
+        if let Err(error) = spawned {
+            self.end_hanging(member.rdev);
+            return Err(HostError::io("thaw", &member.device, &error));
+        }
+        wait.recv_timeout(THAW).unwrap_or_else(|_| hangs())
+    }
+
+    fn begin_hanging(&self, rdev: u64) -> bool {
+        let mut hanging = self.hanging.lock().unwrap_or_else(PoisonError::into_inner);
+        hanging.insert(rdev)
+    }
+
+    fn end_hanging(&self, rdev: u64) {
+        let mut hanging = self.hanging.lock().unwrap_or_else(PoisonError::into_inner);
+        hanging.remove(&rdev);
+    }
+
+    fn thaw(&self, member: &EntryMember) -> Result<Thawed> {
+        let device = member.device();
+        // While it's held open, a loop's number can't come to stand for another image.
+        let _hold = if major(member.rdev) == LOOP_MAJOR {
+            match self
+                .host
+                .hold_loop(minor(member.rdev) as u32, member.image())?
+            {
+                Some(hold) => Some(hold),
+                // A super block, frozen or not, keeps its loop device.
+                None => return Ok(Thawed::NotFrozen),
+            }
+        } else {
+            None
+        };
+        if let Some(root) = self.find_root(member)? {
+            return thaw_root(&root);
+        }
+        if !self.host.is_claimed(&device)? {
+            return Ok(Thawed::NotFrozen);
+        }
+        self.thaw_hidden(member)
+    }
+
+    /// The root of one of its mounts.
+    fn find_root(&self, member: &EntryMember) -> Result<Option<MountRoot>> {
+        let is_its = |mount: &&Mount| {
+            mount.fs_name == member.fs.name()
+                && match member.fs {
+                    FsType::Ext4 | FsType::Xfs => mount.device == member.rdev,
+                    // Its device number is anonymous; the proof comes with the open root.
+                    FsType::Btrfs => mount.source == member.device,
+                }
+        };
+        let mounts = self.host.mounts()?;
+        // A mount may be hidden by another one over it.
+        Ok(mounts.iter().filter(is_its).find_map(|mount| {
+            self.host
+                .open_mount_root(&mount.mount_point, &member.device(), member.fs)
+                .ok()
+        }))
+    }
+
+    /// Mounts the same device once more, and thaws it there. A crash leaves that mount, which the
+    /// next sweep finds and ends.
+    fn thaw_hidden(&self, member: &EntryMember) -> Result<Thawed> {
+        let folder = Sweeper::private_folder(&self.state_dir);
+        let target = folder.join(self.host.random_uuid().to_string());
+        self.host.perform(&Effect::MakeDir { path: &folder })?;
+        self.host.perform(&Effect::MakeDir { path: &target })?;
+        let device = member.device();
+        let options = OPTIONS.map(str::to_string);
+        let mount = |read_only| {
+            self.host.perform(&Effect::Mount(MountSpec {
+                device: &device,
+                target: &target,
+                fs: member.fs,
+                options: &options,
+                read_only,
+            }))
+        };
+        let thawed = match mount(false) {
+            // One that was mounted read-only can only be so again.
+            Err(error) if matches!(error.code(), Some(Errno::EBUSY | Errno::EROFS)) => mount(true),
+            other => other,
+        }
+        .and_then(|_| {
+            let root = self.host.open_mount_root(&target, &device, member.fs)?;
+            thaw_root(&root)
+        });
+        self.leave_private_mounts()?;
+        thawed
+    }
+
+    /// Ends private mounts, also those of an earlier crash.
+    fn leave_private_mounts(&self) -> Result<()> {
+        let folder = Sweeper::private_folder(&self.state_dir);
+        let Some(names) = self
+            .host
+            .list_dir(&folder)?
+            .filter(|names| !names.is_empty())
+        else {
+            return Ok(());
+        };
+        let mounts = self.host.mounts()?;
+        for name in names {
+            let path = folder.join(name);
+            for mount in mounts.iter().filter(|mount| mount.mount_point == path) {
+                self.host.perform(&Effect::Unmount {
+                    target: &mount.mount_point,
+                })?;
+            }
+            self.host.perform(&Effect::RemoveDir { path: &path })?;
+        }
+        Ok(())
+    }
+}
+
+fn thaw_root(root: &MountRoot) -> Result<Thawed> {
+    crate::host::step("sweep_thaw", || {
+        match freeze::thaw(freeze::root_fd(root)?) {
+            Ok(()) => Ok(Thawed::Now),
+            Err(Errno::EINVAL) => Ok(Thawed::NotFrozen),
+            Err(errno) => Err(HostError::errno("thaw", &root.device.path, errno)),
+        }
+    })
+}

@@ -1,0 +1,162 @@
+//! Sockets on which small messages go over whole, and with them descriptors: between the driver
+//! and its guard.
+//!
+//! Sending never waits, sending and receiving without descriptors allocates nothing, and all
+//! descriptors are close-on-exec.
+
+use std::fs::{Permissions, set_permissions};
+use std::io::IoSlice;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, Backlog, ControlMessage, MsgFlags, Shutdown, SockFlag, SockType, UnixAddr, bind,
+    connect, getsockopt, listen, recv, send, sendmsg, shutdown, socket, sockopt,
+};
+
+use super::sys;
+use crate::error::HostError;
+use crate::host::Result;
+
+/// Bytes of a message.
+pub const MESSAGE: usize = 32;
+
+/// Connections that wait while the guard starts threads for others.
+const BACKLOG: i32 = 64;
+
+/// A socket that others connect to.
+pub struct Listener(OwnedFd);
+
+/// One end of a connection.
+pub struct Channel(OwnedFd);
+
+fn address(path: &Path) -> Result<UnixAddr> {
+    UnixAddr::new(path).map_err(|errno| match errno {
+        Errno::ENAMETOOLONG => HostError::unexpected(
+            "name a socket",
+            path,
+            "the path of a unix socket has at most 107 bytes; give a shorter --state-dir",
+        ),
+        errno => HostError::errno("name a socket", path, errno),
+    })
+}
+
+fn new_socket(path: &Path) -> Result<OwnedFd> {
+    socket(
+        AddressFamily::Unix,
+        SockType::SeqPacket,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    )
+    .map_err(|errno| HostError::errno("make a socket for", path, errno))
+}
+
+impl Listener {
+    /// A new socket, mode 0600, in the place of one that nobody serves any more.
+    pub fn bind(path: &Path) -> Result<Listener> {
+        let failed = |errno| HostError::errno("listen on", path, errno);
+        let address = address(path)?;
+        let socket = new_socket(path)?;
+        super::files::remove_file(path)?;
+        bind(socket.as_raw_fd(), &address).map_err(failed)?;
+        set_permissions(path, Permissions::from_mode(0o600))
+            .map_err(super::files::failed("chmod", path))?;
+        Backlog::new(BACKLOG)
+            .and_then(|backlog| listen(&socket, backlog))
+            .map_err(failed)?;
+        Ok(Listener(socket))
+    }
+
+    /// The next connection.
+    pub fn accept(&self) -> std::result::Result<Channel, Errno> {
+        sys::accept(&self.0).map(Channel)
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Channel {
+    /// Connects; `None` if nobody listens there.
+    pub fn connect(path: &Path) -> Result<Option<Channel>> {
+        let address = address(path)?;
+        let socket = new_socket(path)?;
+        match connect(socket.as_raw_fd(), &address) {
+            Ok(()) => Ok(Some(Channel(socket))),
+            Err(Errno::ENOENT | Errno::ECONNREFUSED) => Ok(None),
+            Err(errno) => Err(HostError::errno("connect to", path, errno)),
+        }
+    }
+
+    /// Sends a message, without waiting: EAGAIN if the other end takes nothing.
+    pub fn send(&self, message: &[u8; MESSAGE]) -> std::result::Result<(), Errno> {
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        send(self.0.as_raw_fd(), message, flags).map(drop)
+    }
+
+    /// The same, with descriptors.
+    pub fn send_with_fds(
+        &self,
+        message: &[u8; MESSAGE],
+        fds: &[BorrowedFd<'_>],
+    ) -> std::result::Result<(), Errno> {
+        let raw: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        sendmsg::<()>(
+            self.0.as_raw_fd(),
+            &[IoSlice::new(message)],
+            &[ControlMessage::ScmRights(&raw)],
+            flags,
+            None,
+        )
+        .map(drop)
+    }
+
+    /// Receives a message that is there; `None` at the end. EAGAIN if none is there; what isn't
+    /// as long as a message is EBADMSG.
+    pub fn receive(&self, message: &mut [u8; MESSAGE]) -> std::result::Result<Option<()>, Errno> {
+        whole(recv(self.0.as_raw_fd(), message, MsgFlags::MSG_DONTWAIT))
+    }
+
+    /// The same, with the descriptors that came along, at most so many; it waits.
+    pub fn receive_with_fds(
+        &self,
+        message: &mut [u8; MESSAGE],
+        most: usize,
+    ) -> std::result::Result<Option<Vec<OwnedFd>>, Errno> {
+        let (length, fds) = sys::receive_with_fds(&self.0, message, most)?;
+        Ok(whole(Ok(length))?.map(|()| fds))
+    }
+
+    /// Process and user at the other end: of the one who connected, or who made the socket listen.
+    pub fn peer(&self) -> std::result::Result<(u32, u32), Errno> {
+        let found = getsockopt(&self.0, sockopt::PeerCredentials)?;
+        Ok((found.pid().unsigned_abs(), found.uid()))
+    }
+
+    /// Says that nothing more comes from here: the other end reads the end.
+    pub fn finish(&self) {
+        // The other end may be gone: then it knows.
+        let _ = shutdown(self.0.as_raw_fd(), Shutdown::Write);
+    }
+}
+
+fn whole(length: std::result::Result<usize, Errno>) -> std::result::Result<Option<()>, Errno> {
+    match length {
+        Ok(MESSAGE) => Ok(Some(())),
+        Ok(0) | Err(Errno::ECONNRESET) => Ok(None),
+        Ok(_) => Err(Errno::EBADMSG),
+        Err(errno) => Err(errno),
+    }
+}
