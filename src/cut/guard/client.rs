@@ -77,10 +77,23 @@ pub(super) struct State {
     pub(super) ready: Option<i32>,
     /// The guard died, or was given up.
     pub(super) lost: bool,
-    /// Dropped.
-    pub(super) closing: bool,
     /// The keeper has ended.
     pub(super) ended: bool,
+}
+
+impl State {
+    fn of(members: usize) -> State {
+        State {
+            phase: Phase::Open,
+            answers: vec![Answers::default(); members],
+            late_at: None,
+            asked: None,
+            alive: false,
+            ready: None,
+            lost: false,
+            ended: false,
+        }
+    }
 }
 
 /// What session and keeper share.
@@ -180,24 +193,13 @@ impl Session {
             return Err(error);
         }
         drop(fds);
-        let state = State {
-            phase: Phase::Open,
-            answers: vec![Answers::default(); members.len()],
-            late_at: None,
-            asked: None,
-            alive: false,
-            ready: None,
-            lost: false,
-            closing: false,
-            ended: false,
-        };
         let shared = Arc::new(Shared {
+            state: Mutex::new(State::of(members.len())),
             members,
             channel,
             guard,
             journal: Mutex::new(Some(journal)),
             limits,
-            state: Mutex::new(state),
             changed: Condvar::new(),
         });
         let kept = shared.clone();
@@ -401,7 +403,6 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.0.state().closing = true;
         self.0.channel.finish();
         let until = Instant::now() + FAREWELL;
         if self

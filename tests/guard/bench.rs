@@ -1,0 +1,237 @@
+//! What a test of the guard stands on: volumes, a guard of its own, and a look at what is frozen.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use slackwater::cut::guard::Guard;
+use slackwater::host::freezer::FreezeLimits;
+use slackwater::host::linux::{LinuxHost, freeze};
+use slackwater::host::{Freeze, FreezeMember, Freezer, Host};
+use slackwater::model::FsType;
+use slackwater::model::size::MIB;
+
+use crate::scratch::{Scratch, Volume, eventually, text};
+
+/// Generous: what must happen in about a second has this long.
+pub const PATIENCE: Duration = Duration::from_secs(40);
+
+/// A pool with mounted volumes, and a state dir.
+pub struct Bench {
+    pub state: PathBuf,
+    pub guard: Guard,
+    pub volumes: Vec<Volume>,
+    // After what is on it.
+    pub pool: Scratch,
+}
+
+pub fn limits(freeze: Duration) -> FreezeLimits {
+    FreezeLimits {
+        sync: Duration::from_secs(30),
+        freeze,
+    }
+}
+
+/// A limit that no test reaches by itself.
+pub fn long() -> FreezeLimits {
+    limits(Duration::from_secs(300))
+}
+
+pub fn size_of(fs: FsType) -> u64 {
+    match fs {
+        FsType::Ext4 => 64 * MIB,
+        FsType::Xfs => 320 * MIB,
+        FsType::Btrfs => 128 * MIB,
+    }
+}
+
+/// A guard of a state dir, in this process.
+pub fn guard_of(state: &Path) -> Guard {
+    let host = LinuxHost::new(Vec::new()).with_own_folder(Guard::private_folder(state));
+    Guard::new(Arc::new(host), state.to_path_buf())
+        .with_program(env!("CARGO_BIN_EXE_slackwater").into())
+}
+
+impl Bench {
+    pub fn new(kinds: &[FsType]) -> Bench {
+        let pool = Scratch::sized(FsType::Xfs, 2048 * MIB);
+        let state = pool.root.join("state");
+        let volumes = kinds
+            .iter()
+            .enumerate()
+            .map(|(at, fs)| pool.volume(&format!("v{at}"), *fs, size_of(*fs)))
+            .collect();
+        Bench {
+            guard: guard_of(&state),
+            state,
+            volumes,
+            pool,
+        }
+    }
+
+    pub fn members(&self, kinds: &[FsType]) -> Vec<FreezeMember> {
+        assert_eq!(kinds.len(), self.volumes.len());
+        self.volumes
+            .iter()
+            .zip(kinds)
+            .enumerate()
+            .map(|(at, (volume, fs))| member(&self.pool, &format!("v{at}"), volume, *fs))
+            .collect()
+    }
+
+    pub fn begin(&self, kinds: &[FsType], limits: FreezeLimits) -> Box<dyn Freeze> {
+        self.guard.begin(self.members(kinds), limits).unwrap()
+    }
+
+    /// The whole way to a frozen session.
+    pub fn frozen(&self, kinds: &[FsType], limits: FreezeLimits) -> Box<dyn Freeze> {
+        let session = self.begin(kinds, limits);
+        session.sync().unwrap();
+        session.freeze().unwrap();
+        session
+    }
+
+    /// Nothing is left in the journal.
+    pub fn journal_is_empty(&self) -> bool {
+        match fs::read_dir(self.state.join("freezes")) {
+            Ok(entries) => entries.count() == 0,
+            Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+        }
+    }
+
+    pub fn assert_all_thawed(&self) {
+        for volume in &self.volumes {
+            eventually_within("a writer goes on", || !is_frozen(&volume.target));
+        }
+        eventually_within("an empty journal", || self.journal_is_empty());
+    }
+
+    /// The pid of the guard that listens now.
+    pub fn guard_pid(&self) -> Option<u32> {
+        guards(&self.state).into_iter().next()
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        // A failed test may leave what nobody will thaw: the pool could not be taken apart.
+        for pid in guards(&self.state) {
+            signal(pid, nix::sys::signal::Signal::SIGKILL);
+        }
+        for volume in &self.volumes {
+            thaw(&volume.target);
+        }
+        thaw(&self.pool.pool);
+        // Their loop devices would stay open.
+        self.volumes.clear();
+    }
+}
+
+pub fn member(pool: &Scratch, id: &str, volume: &Volume, fs: FsType) -> FreezeMember {
+    let root = pool
+        .host
+        .open_mount_root(&volume.target, &volume.device, fs)
+        .unwrap();
+    FreezeMember {
+        volume_id: id.into(),
+        image: volume.image.id,
+        fs,
+        root,
+    }
+}
+
+/// FIFREEZE as a stranger does it.
+pub fn freeze_by_hand(folder: &Path) {
+    let root = File::open(folder).unwrap();
+    freeze::freeze(root.as_fd()).unwrap();
+}
+
+/// FITHAW as a stranger does it: whether it was frozen.
+pub fn thaw(folder: &Path) -> bool {
+    File::open(folder).is_ok_and(|root| freeze::thaw(root.as_fd()).is_ok())
+}
+
+/// Whether a writer is stopped, asked without changing that: a probe writes in a thread of its
+/// own, and goes on once it's thawed.
+pub fn is_frozen(folder: &Path) -> bool {
+    Write_::start(folder).is_stopped()
+}
+
+/// One write.
+pub struct Write_(Receiver<()>);
+
+impl Write_ {
+    pub fn start(folder: &Path) -> Write_ {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::SeqCst);
+        let path = folder.join(format!("probe-{number}"));
+        let (done, wait) = channel();
+        thread::spawn(move || {
+            // What is unmounted meanwhile can't be written either.
+            let _ = File::create(&path).and_then(|mut file| file.write_all(b"probe"));
+            let _ = fs::remove_file(&path);
+            let _ = done.send(());
+        });
+        Write_(wait)
+    }
+
+    /// Long enough that a writer which isn't stopped has ended, on a machine under load.
+    pub fn is_stopped(&self) -> bool {
+        self.0.recv_timeout(Duration::from_millis(400)).is_err()
+    }
+
+    /// It goes on.
+    pub fn goes_on(self) {
+        self.0
+            .recv_timeout(PATIENCE)
+            .expect("a writer goes on after the thaw");
+    }
+}
+
+pub fn eventually_within(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < PATIENCE, "never: {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Pids of the living guards of a state dir.
+pub fn guards(state: &Path) -> Vec<u32> {
+    let wanted = text(state);
+    let processes = fs::read_dir("/proc").unwrap();
+    processes
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok())
+        .filter(|pid| {
+            let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let words: Vec<_> = words.split(|c| *c == 0).collect();
+            words.get(1) == Some(&&b"guard"[..]) && words.contains(&wanted.as_bytes())
+        })
+        .collect()
+}
+
+pub fn signal(pid: u32, signal: nix::sys::signal::Signal) {
+    match nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid as i32), signal) {
+        Ok(()) | Err(Errno::ESRCH) => {}
+        Err(errno) => panic!("signal {pid}: {errno}"),
+    }
+}
+
+/// Waits until a process is stopped.
+pub fn await_stop(pid: u32) {
+    eventually("a stopped process", || {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit(')')
+            .next()
+            .unwrap_or_default()
+            .trim_start()
+            .starts_with(['T', 't'])
+    });
+}

@@ -1,0 +1,278 @@
+//! The window itself: who stands still, who may look in, and what the verdict says.
+
+use std::fs;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use slackwater::cut::guard::MOST_MEMBERS;
+use slackwater::host::Freezer;
+use slackwater::model::FsType::{self, Btrfs, Ext4, Xfs};
+
+use crate::bench::{
+    Bench, Write_, await_stop, eventually_within, freeze_by_hand, guard_of, guards, is_frozen,
+    limits, long, member, signal, thaw,
+};
+use crate::scratch::{said, text, try_run};
+
+const ALL: [FsType; 3] = [Ext4, Xfs, Btrfs];
+
+#[test]
+fn what_is_frozen_stands_still_until_its_own_thaw() {
+    let bench = Bench::new(&ALL);
+    let session = bench.begin(&ALL, long());
+    session.sync().unwrap();
+    session.sync().unwrap();
+    assert!(!is_frozen(&bench.volumes[0].target), "only prepared");
+    session.freeze().unwrap();
+    let writers: Vec<_> = bench
+        .volumes
+        .iter()
+        .map(|volume| Write_::start(&volume.target))
+        .collect();
+    assert!(writers.iter().all(Write_::is_stopped));
+    for (at, writer) in writers.into_iter().enumerate() {
+        assert!(writer.is_stopped(), "{at} waits for its own thaw");
+        assert!(session.thaw(at).unwrap(), "{at} was frozen all the time");
+        writer.goes_on();
+    }
+    assert!(!bench.journal_is_empty());
+    drop(session);
+    assert!(bench.journal_is_empty());
+    let again = bench.frozen(&ALL, long());
+    assert!(
+        (0..3).all(|at| again.thaw(at).unwrap()),
+        "the same guard serves again"
+    );
+    assert_eq!(guards(&bench.state).len(), 1);
+}
+
+#[test]
+fn many_at_once_are_thawed_from_several_threads() {
+    let kinds = [Ext4; 12];
+    let bench = Bench::new(&kinds);
+    let session = bench.frozen(&kinds, long());
+    let verdicts: Vec<bool> = std::thread::scope(|scope| {
+        let session = &session;
+        let threads: Vec<_> = (0..kinds.len())
+            .map(|at| scope.spawn(move || session.thaw(at).unwrap()))
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
+    });
+    assert_eq!(verdicts, vec![true; kinds.len()]);
+    drop(session);
+    bench.assert_all_thawed();
+}
+
+#[test]
+fn a_dropped_session_is_thawed() {
+    let bench = Bench::new(&[Ext4, Xfs]);
+    let session = bench.frozen(&[Ext4, Xfs], long());
+    let writer = Write_::start(&bench.volumes[1].target);
+    assert!(writer.is_stopped());
+    assert!(session.thaw(0).unwrap());
+    drop(session);
+    assert!(bench.journal_is_empty(), "all is known to be thawed");
+    writer.goes_on();
+    bench.assert_all_thawed();
+}
+
+#[test]
+fn a_strangers_thaw_is_noticed() {
+    let bench = Bench::new(&ALL);
+    let session = bench.frozen(&ALL, long());
+    assert!(thaw(&bench.volumes[1].target));
+    assert!(session.thaw(0).unwrap());
+    assert!(!session.thaw(1).unwrap(), "somebody thawed it early");
+    assert!(!session.thaw(1).unwrap(), "and it stays so");
+    assert!(session.thaw(2).unwrap());
+    drop(session);
+    bench.assert_all_thawed();
+}
+
+#[test]
+fn a_strangers_freeze_is_refused_and_left_alone() {
+    let bench = Bench::new(&[Ext4, Ext4]);
+    freeze_by_hand(&bench.volumes[1].target);
+    let session = bench.begin(&[Ext4, Ext4], long());
+    session.sync().unwrap();
+    let refused = said(&session.freeze().unwrap_err());
+    assert!(refused.contains("EBUSY"), "{refused}");
+    assert!(
+        refused.contains(text(&bench.volumes[1].device.path)),
+        "{refused}"
+    );
+    Write_::start(&bench.volumes[0].target).goes_on();
+    assert!(session.thaw(0).is_err() && session.freeze().is_err() && session.sync().is_err());
+    drop(session);
+    assert!(bench.journal_is_empty());
+    assert!(bench.guard.sweep().unwrap().is_empty());
+    assert!(
+        thaw(&bench.volumes[1].target),
+        "the stranger's freeze stayed"
+    );
+}
+
+#[test]
+fn at_the_deadline_the_guard_thaws_by_itself() {
+    let bench = Bench::new(&ALL);
+    let session = bench.frozen(&ALL, limits(Duration::from_millis(900)));
+    let writers: Vec<_> = bench
+        .volumes
+        .iter()
+        .map(|volume| Write_::start(&volume.target))
+        .collect();
+    writers.into_iter().for_each(Write_::goes_on);
+    for at in 0..ALL.len() {
+        assert!(!session.thaw(at).unwrap());
+    }
+    assert_eq!(
+        guards(&bench.state).len(),
+        1,
+        "it did what it should, and lives"
+    );
+    drop(session);
+    bench.assert_all_thawed();
+}
+
+#[test]
+fn nothing_can_be_unmounted_in_the_window() {
+    let bench = Bench::new(&ALL);
+    let session = bench.frozen(&ALL, long());
+    for volume in &bench.volumes {
+        let refused = try_run("umount", &[text(&volume.target)]).unwrap_err();
+        assert!(refused.contains("busy"), "{refused}");
+    }
+    for at in 0..ALL.len() {
+        assert!(session.thaw(at).unwrap());
+    }
+    drop(session);
+    for volume in &bench.volumes {
+        try_run("umount", &[text(&volume.target)]).unwrap();
+    }
+}
+
+#[test]
+fn a_guard_that_is_killed_or_stopped_in_the_window_is_replaced_by_our_own_hands() {
+    for (signal_sent, limit) in [(Signal::SIGKILL, 300), (Signal::SIGSTOP, 2)] {
+        let bench = Bench::new(&ALL);
+        let session = bench.frozen(&ALL, limits(Duration::from_secs(limit)));
+        let writers: Vec<_> = bench
+            .volumes
+            .iter()
+            .map(|volume| Write_::start(&volume.target))
+            .collect();
+        assert!(writers.iter().all(Write_::is_stopped));
+        let pid = bench.guard_pid().unwrap();
+        signal(pid, signal_sent);
+        writers.into_iter().for_each(Write_::goes_on);
+        for at in 0..ALL.len() {
+            assert!(!session.thaw(at).unwrap(), "{signal_sent}");
+        }
+        drop(session);
+        bench.assert_all_thawed();
+        eventually_within("its end", || !guards(&bench.state).contains(&pid));
+        let again = bench.frozen(&ALL, long());
+        assert!(
+            (0..3).all(|at| again.thaw(at).unwrap()),
+            "a new guard serves"
+        );
+    }
+}
+
+#[test]
+fn a_guard_that_is_told_to_end_thaws_first() {
+    let bench = Bench::new(&[Xfs]);
+    let session = bench.frozen(&[Xfs], long());
+    let writer = Write_::start(&bench.volumes[0].target);
+    assert!(writer.is_stopped());
+    let pid = bench.guard_pid().unwrap();
+    signal(pid, Signal::SIGTERM);
+    writer.goes_on();
+    assert!(!session.thaw(0).unwrap());
+    drop(session);
+    bench.assert_all_thawed();
+    eventually_within("its end", || !guards(&bench.state).contains(&pid));
+}
+
+#[test]
+fn a_guard_that_is_stopped_before_is_replaced_at_once() {
+    let bench = Bench::new(&[Ext4]);
+    drop(bench.begin(&[Ext4], long()));
+    let pid = bench.guard_pid().unwrap();
+    signal(pid, Signal::SIGSTOP);
+    await_stop(pid);
+    let session = bench.frozen(&[Ext4], long());
+    assert!(session.thaw(0).unwrap());
+    assert_ne!(bench.guard_pid(), Some(pid));
+}
+
+#[test]
+fn two_drivers_share_one_guard_and_outlive_each_other() {
+    let bench = Bench::new(&[Ext4, Ext4]);
+    let first = guard_of(&bench.state);
+    let of = |at: usize| vec![member(&bench.pool, "v", &bench.volumes[at], Ext4)];
+    let one = first.begin(of(0), long()).unwrap();
+    let two = bench.guard.begin(of(1), long()).unwrap();
+    let pid = bench.guard_pid();
+    assert_eq!(guards(&bench.state).len(), 1);
+    one.freeze().unwrap();
+    two.freeze().unwrap();
+    assert!(one.thaw(0).unwrap());
+    drop(one);
+    // The guard's parent is gone; the other driver's session goes on.
+    drop(first);
+    eventually_within("no more connections", || {
+        !bench.state.join("guard.sock").exists()
+    });
+    assert!(two.thaw(0).unwrap());
+    drop(two);
+    eventually_within("its end", || guards(&bench.state).is_empty());
+    let three = bench.guard.begin(of(0), long()).unwrap();
+    assert_ne!(bench.guard_pid(), pid);
+    three.freeze().unwrap();
+    assert!(three.thaw(0).unwrap());
+}
+
+#[test]
+fn what_can_not_be_is_refused_before() {
+    let bench = Bench::new(&[Ext4]);
+    let of = |count: usize| {
+        (0..count)
+            .map(|_| member(&bench.pool, "v", &bench.volumes[0], Ext4))
+            .collect::<Vec<_>>()
+    };
+    let refused = |count| match bench.guard.begin(of(count), long()) {
+        Ok(_) => panic!("{count} were not refused"),
+        Err(error) => said(&error),
+    };
+    assert!(refused(0).contains("between 1 and"));
+    assert!(refused(MOST_MEMBERS + 1).contains("between 1 and"));
+    assert!(refused(2).contains("named twice"));
+    assert!(
+        guards(&bench.state).is_empty(),
+        "nobody was started for that"
+    );
+    let session = bench.begin(&[Ext4], long());
+    assert!(session.thaw(0).is_err(), "before it's frozen");
+    session.freeze().unwrap();
+    assert!(session.thaw(1).is_err(), "nobody's number");
+    assert!(session.freeze().is_err(), "twice");
+    assert!(session.thaw(0).unwrap());
+    drop(session);
+
+    let file = bench.pool.root.join("file");
+    fs::write(&file, "").unwrap();
+    let nowhere = guard_of(&file.join("state"));
+    let error = nowhere.begin(of(1), long()).err().unwrap();
+    assert!(said(&error).contains(text(&file)), "{}", said(&error));
+    let deep = guard_of(&bench.pool.root.join("x".repeat(120)));
+    let error = deep.begin(of(1), long()).err().unwrap();
+    assert!(
+        said(&error).contains("shorter --state-dir"),
+        "{}",
+        said(&error)
+    );
+}
