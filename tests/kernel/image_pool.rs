@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use nix::sys::signal::Signal;
+use slackwater::csi;
 use tonic::Code;
 
 use super::support::disk::{loops_on, mounts_below};
@@ -591,4 +592,98 @@ async fn killed_at_each_effect_of_a_start_with_growth_it_is_found_again() {
     let client = server.client();
     client.unstage(&id, &staging).await.unwrap();
     client.delete(&id).await.unwrap();
+}
+
+async fn snapshot(client: &Client, id: &str, name: &str) -> Result<String, tonic::Status> {
+    let request = csi::CreateSnapshotRequest {
+        source_volume_id: id.into(),
+        name: name.into(),
+        parameters: [("consistency".to_string(), "crash".to_string())].into(),
+        ..Default::default()
+    };
+    let answer = client.controller().create_snapshot(request).await?;
+    let snapshot = answer.into_inner().snapshot.unwrap();
+    assert!(snapshot.ready_to_use);
+    Ok(snapshot.snapshot_id)
+}
+
+#[tokio::test]
+async fn a_node_whose_disk_is_ext4_has_snapshots_of_volumes_in_use() {
+    let scratch = Scratch::new();
+    let disk = ext4(&scratch);
+    let plain = scratch.dir("pool/plain");
+    let image_pool = scratch.dir("pool/image");
+    let pools = [
+        format!("plain=file:{},init", plain.display()),
+        format!("image=file:{},init,image=1Gi", image_pool.display()),
+    ];
+    let mut server = Server::start(&scratch, &[&pools[0], &pools[1]]);
+    let client = server.client();
+    let mut ids = Vec::new();
+    for pool in ["plain", "image"] {
+        let id = client
+            .create(pool, 64 * MIB, mount("ext4"), &[("pool", pool)])
+            .await
+            .unwrap();
+        let staging = scratch.dir(&format!("kubelet/{pool}"));
+        client.stage(&id, &staging, mount("ext4")).await.unwrap();
+        write_pattern(&staging.join("data"), 1, DATA);
+        ids.push((id, staging));
+    }
+    let message = refused(
+        snapshot(&client, &ids[0].0, "a").await,
+        Code::FailedPrecondition,
+    );
+    assert!(
+        message.contains("image=SIZE"),
+        "the way out is said: {message}"
+    );
+
+    let (id, staging) = &ids[1];
+    let taken = snapshot(&client, id, "b").await.unwrap();
+    write_pattern(&staging.join("data"), 2, DATA);
+    let request = csi::CreateVolumeRequest {
+        name: "restored".into(),
+        capacity_range: Some(csi::CapacityRange {
+            required_bytes: 64 << 20,
+            limit_bytes: 0,
+        }),
+        volume_capabilities: vec![mount("ext4")],
+        parameters: [("pool".to_string(), "image".to_string())].into(),
+        volume_content_source: Some(csi::VolumeContentSource {
+            r#type: Some(csi::volume_content_source::Type::Snapshot(
+                csi::volume_content_source::SnapshotSource {
+                    snapshot_id: taken.clone(),
+                },
+            )),
+        }),
+        ..Default::default()
+    };
+    let answer = client.controller().create_volume(request).await.unwrap();
+    let restored = answer.into_inner().volume.unwrap().volume_id;
+    let beside = scratch.dir("kubelet/restored");
+    client
+        .stage(&restored, &beside, mount("ext4"))
+        .await
+        .unwrap();
+    check_pattern(&beside.join("data"), 1, DATA);
+    check_pattern(&staging.join("data"), 2, DATA);
+
+    client.unstage(&restored, &beside).await.unwrap();
+    client.delete(&restored).await.unwrap();
+    let request = csi::DeleteSnapshotRequest {
+        snapshot_id: taken,
+        ..Default::default()
+    };
+    client.controller().delete_snapshot(request).await.unwrap();
+    for (id, staging) in &ids {
+        client.unstage(id, staging).await.unwrap();
+        client.delete(id).await.unwrap();
+    }
+    server.signal(Signal::SIGTERM);
+    assert_eq!(server.wait(), Some(0));
+    eventually("the image is unmounted", || {
+        loops_on(&image_pool.join("pool.img")).is_empty()
+    });
+    drop(disk);
 }
