@@ -68,7 +68,8 @@ pub enum Effect<'a> {
         /// Bytes.
         size: u64,
     },
-    /// Overwrites all blocks with zeros, durably.
+    /// Overwrites all blocks with zeros, durably, but for those that another file has as well: they
+    /// are the last one's to overwrite.
     Zero {
         /// The image.
         path: &'a Path,

@@ -202,3 +202,77 @@ fn discarding_gives_all_blocks_back() {
         });
     }
 }
+
+/// How many blocks of a disk's image begin with a word.
+fn blocks_with(scratch: &Scratch, word: &[u8]) -> usize {
+    run("sync", &["--file-system", text(&scratch.pool)]);
+    let disk = fs::File::open(scratch.root.join("disk.img")).unwrap();
+    let bytes = disk.metadata().unwrap().len();
+    let mut piece = vec![0; MIB as usize];
+    (0..bytes)
+        .step_by(MIB as usize)
+        .map(|at| {
+            disk.read_exact_at(&mut piece, at).unwrap();
+            let mut blocks = piece.chunks(4096);
+            let found = blocks.by_ref().filter(|block| block.starts_with(word));
+            found.count()
+        })
+        .sum()
+}
+
+#[test]
+fn what_two_images_share_is_zeroed_with_the_last_of_them() {
+    const BLOCKS: u64 = 2048;
+    let block = |word: &[u8]| [word, &[b'.'; 4096][word.len()..]].concat();
+    let (old, new) = (b"slackwater old", b"slackwater new");
+    for clone_first in [false, true] {
+        let scratch = Scratch::sized(FsType::Xfs, 400 * MIB);
+        let image = scratch.image("a", BLOCKS * 4096);
+        let clone = scratch.image("b", BLOCKS * 4096);
+        fs::write(&image.path, block(old).repeat(BLOCKS as usize)).unwrap();
+        scratch.done(&Effect::CloneWhole {
+            source: &image.path,
+            target: &clone.path,
+        });
+        let file = fs::OpenOptions::new()
+            .write(true)
+            .open(&image.path)
+            .unwrap();
+        for at in (0..BLOCKS).step_by(16) {
+            file.write_all_at(&block(new), at * 4096).unwrap();
+        }
+        drop(file);
+        assert_eq!(blocks_with(&scratch, old) as u64, BLOCKS);
+        assert_eq!(blocks_with(&scratch, new) as u64, BLOCKS / 16);
+
+        let [first, last] = match clone_first {
+            true => [&clone, &image],
+            false => [&image, &clone],
+        };
+        let other = fs::read(&last.path).unwrap();
+        let allocated = scratch.allocated(last);
+        scratch.done(&Effect::Zero { path: &first.path });
+        assert!(
+            fs::read(&last.path).unwrap() == other,
+            "the other one is whole"
+        );
+        assert!(scratch.allocated(last) <= allocated);
+        scratch.done(&Effect::Shorten {
+            path: &first.path,
+            size: 0,
+        });
+        let left = blocks_with(&scratch, if clone_first { old } else { new }) as u64;
+        // What the other had overwritten was the clone's alone.
+        let kept = if clone_first { BLOCKS - BLOCKS / 16 } else { 0 };
+        assert_eq!(left, kept, "the clone first: {clone_first}");
+
+        scratch.done(&Effect::Zero { path: &last.path });
+        for word in [old, new] {
+            assert_eq!(
+                blocks_with(&scratch, word),
+                0,
+                "the clone first: {clone_first}"
+            );
+        }
+    }
+}

@@ -12,7 +12,7 @@ use nix::libc;
 use nix::unistd::{Whence, ftruncate, lseek, syncfs};
 
 use super::files::{failed, open_existing};
-use super::sys;
+use super::{map, sys};
 use crate::error::HostError;
 use crate::host::Result;
 
@@ -86,7 +86,8 @@ pub(super) fn shorten(path: &Path, size: u64) -> Result<()> {
     Ok(())
 }
 
-/// Real writes over every extent that has data. FALLOC_FL_ZERO_RANGE would only mark them.
+/// Real writes over every extent that has data and is the file's own. FALLOC_FL_ZERO_RANGE would
+/// only mark them; what another file has as well would be written elsewhere, and is left to it.
 pub(super) fn zero(path: &Path) -> Result<()> {
     let file = open_existing(path, true)?;
     let size = length(&file, path)?;
@@ -98,12 +99,38 @@ pub(super) fn zero(path: &Path) -> Result<()> {
         unflushed: 0,
         told: Instant::now(),
     };
+    write_in_place(&file, path)?;
+    let mut shared = map::shared(&file, path)?.into_iter().peekable();
     let mut at = 0;
     while let Some((start, end)) = next_data(&file, at, path)? {
-        wipe.range(start, end)?;
-        at = end;
+        at = start;
+        while at < end {
+            while shared.next_if(|run| run.end <= at).is_some() {}
+            match shared.peek() {
+                Some(run) if run.start <= at => at = run.end.min(end),
+                Some(run) if run.start < end => {
+                    wipe.range(at, run.start)?;
+                    at = run.start;
+                }
+                Some(_) | None => {
+                    wipe.range(at, end)?;
+                    at = end;
+                }
+            }
+        }
     }
     wipe.flush(at)
+}
+
+/// Where blocks have been shared, xfs sets others aside for the writes to come, around each write
+/// and for minutes: a write goes there, though the block isn't shared any more.
+fn write_in_place(file: &File, path: &Path) -> Result<()> {
+    file.sync_data().map_err(failed("fsync", path))?;
+    match sys::fs::xfs_release_reserved(file) {
+        // Other file systems don't know it.
+        Ok(()) | Err(Errno::ENOTTY | Errno::EOPNOTSUPP | Errno::EINVAL) => Ok(()),
+        Err(errno) => Err(HostError::errno("free what is set aside for", path, errno)),
+    }
 }
 
 /// The next extent with data at or after an offset. Reserved blocks that nobody wrote are holes

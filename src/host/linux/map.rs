@@ -1,7 +1,10 @@
 //! Where the blocks of a file are (FIEMAP).
 
 use std::fs::File;
+use std::ops::Range;
 use std::path::Path;
+
+use nix::errno::Errno;
 
 use super::files::open_existing;
 use super::sys::blocks::{self, Map, Record};
@@ -87,6 +90,12 @@ impl Iterator for Runs<'_> {
     type Item = Result<Extent>;
 
     fn next(&mut self) -> Option<Result<Extent>> {
+        Some(self.record()?.map(|record| extent(&record)))
+    }
+}
+
+impl Runs<'_> {
+    fn record(&mut self) -> Option<Result<Record>> {
         while self.next == self.got {
             if self.last {
                 return None;
@@ -96,10 +105,28 @@ impl Iterator for Runs<'_> {
                 return Some(Err(error));
             }
         }
-        let record = self.map.record(self.next)?;
+        let record = *self.map.record(self.next)?;
         self.next += 1;
-        Some(Ok(extent(record)))
+        Some(Ok(record))
     }
+}
+
+/// The parts of a file whose blocks another file has as well, in order; written back first. None
+/// on a file system without maps: there files share nothing.
+pub(super) fn shared(file: &File, path: &Path) -> Result<Vec<Range<u64>>> {
+    let mut runs = Runs::new(file, path, 0);
+    let mut shared = Vec::new();
+    while let Some(record) = runs.record() {
+        match record {
+            Ok(record) if record.flags & blocks::SHARED != 0 => {
+                shared.push(record.logical..record.logical.saturating_add(record.length));
+            }
+            Ok(_) => {}
+            Err(error) if error.code() == Some(Errno::EOPNOTSUPP) => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(shared)
 }
 
 pub(super) fn extents(path: &Path, from: u64, limit: usize) -> Result<Vec<Extent>> {

@@ -41,6 +41,8 @@ pub const INLINE: u32 = 0x200;
 pub const TAIL: u32 = 0x400;
 /// Reserved, never written.
 pub const UNWRITTEN: u32 = 0x800;
+/// Another file has it as well.
+pub const SHARED: u32 = 0x2000;
 
 /// `struct fiemap`.
 #[repr(C)]

@@ -98,6 +98,38 @@ pub fn trim(file: impl AsFd) -> Result<u64> {
     Ok(range.len)
 }
 
+/// `struct xfs_fs_eofblocks`.
+#[repr(C)]
+struct XfsReserved {
+    version: u32,
+    flags: u32,
+    uid: u32,
+    gid: u32,
+    project: u32,
+    pad: u32,
+    least_size: u64,
+    pads: [u64; 12],
+}
+
+/// Has an xfs let go of blocks that it keeps beside its files for writes to come, and of those of
+/// files that were removed (XFS_IOC_FREE_EOFBLOCKS). Files must have been synced.
+pub fn xfs_release_reserved(file: impl AsFd) -> Result<()> {
+    let mut which = XfsReserved {
+        version: 1,
+        // XFS_EOF_FLAGS_SYNC
+        flags: 1,
+        uid: 0,
+        gid: 0,
+        project: 0,
+        pad: 0,
+        least_size: 0,
+        pads: [0; 12],
+    };
+    let request = request_code_read!(b'X', 58, size_of::<XfsReserved>());
+    // SAFETY: XFS_IOC_FREE_EOFBLOCKS reads an xfs_fs_eofblocks.
+    unsafe { ioctl_struct(file, request, &mut which) }.map(drop)
+}
+
 /// Grows a mounted ext4 to so many blocks.
 pub fn ext4_resize(root: impl AsFd, blocks: u64) -> Result<()> {
     let mut blocks = blocks;
