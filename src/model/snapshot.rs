@@ -126,7 +126,7 @@ impl SnapshotParameters {
                 "freezeTimeout" => parsed.freeze_timeout = duration(key, value, MOST_FREEZE)?,
                 "quiesceTimeout" => parsed.quiesce_timeout = duration(key, value, MOST_QUIESCE)?,
                 "retries" => {
-                    parsed.retries = number(key, value, 0, u64::from(MOST_RETRIES))? as u32
+                    parsed.retries = number(key, value, 0, u64::from(MOST_RETRIES))? as u32;
                 }
                 "retryInterval" => parsed.retry_interval = duration(key, value, MOST_INTERVAL)?,
                 "sharedVolume" => parsed.shared_volume = shared_volume(value)?,

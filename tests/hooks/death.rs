@@ -29,7 +29,7 @@ fn holds_until_it_is_killed() {
         let program = folder.join(format!("{name}.sh"));
         let parts = slackwater::hook::HookParts {
             name: name.into(),
-            command: vec![program.to_str().unwrap().into()],
+            command: script(&program),
             volume: Some("*".into()),
             ..Default::default()
         };

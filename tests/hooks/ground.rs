@@ -44,12 +44,11 @@ impl Ground {
         change: impl FnOnce(&mut HookParts),
     ) -> HookDefinition {
         let program = self.path(&format!("{name}.sh"));
-        let text = format!("#!/bin/sh\ncd {}\n{body}\n", self.0.path().display());
+        let text = format!("cd {}\n{body}\n", self.0.path().display());
         fs::write(&program, text).unwrap();
-        fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
         let mut parts = HookParts {
             name: name.into(),
-            command: vec![program.to_str().unwrap().into()],
+            command: script(&program),
             volume: Some("*".into()),
             ..HookParts::default()
         };
@@ -69,6 +68,12 @@ impl Ground {
     pub fn touch(&self, name: &str) {
         fs::write(self.path(name), "").unwrap();
     }
+}
+
+/// Read by a shell, not started itself: a file that another thread's child has still open for
+/// writing can't be started.
+pub fn script(path: &Path) -> Vec<String> {
+    vec!["/bin/sh".into(), path.to_str().unwrap().into()]
 }
 
 pub fn local(hooks: Vec<HookDefinition>) -> LocalHooks {
