@@ -2,7 +2,8 @@
 //!
 //! A session lives in a process group of its own, holds none of our descriptors, and nobody else
 //! holds the writing end of its stdin: so it sees the end of it when we let go, and also when
-//! this process ends, however it ends.
+//! this process ends, however it ends. Its words go nowhere then, which doesn't end it before it
+//! has released: SIGPIPE is ignored in it.
 
 use std::fmt;
 use std::path::Path;

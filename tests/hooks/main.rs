@@ -4,6 +4,10 @@
 mod death;
 mod driver;
 mod ground;
+#[cfg(feature = "fault")]
+mod kill;
+#[path = "../support/mod.rs"]
+mod support;
 #[path = "../world/mod.rs"]
 mod world;
 

@@ -15,6 +15,7 @@ use std::process::Command;
 
 use nix::errno::Errno;
 use nix::libc;
+use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::unistd::{setgid, setgroups, setsid, setuid};
 use nix::{request_code_none, request_code_read};
 
@@ -201,10 +202,13 @@ pub fn mounts_changed(table: impl AsFd) -> bool {
     ready > 0 && poll.revents & (libc::POLLPRI | libc::POLLERR) != 0
 }
 
-/// Has a program started in a session and process group of its own, as somebody else if wanted.
+/// Has a program started in a session and process group of its own, as somebody else if wanted,
+/// and with SIGPIPE ignored: nobody listening to it any more doesn't kill it.
 pub fn start_apart(command: &mut Command, account: Option<Account>) {
     let apart = move || {
         setsid()?;
+        // SAFETY: no handler is installed.
+        unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) }?;
         if let Some(account) = &account {
             setgroups(&account.groups)?;
             setgid(account.gid)?;
