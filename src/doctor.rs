@@ -1,8 +1,9 @@
 //! `slackwater doctor`: what this host and its pools can and can't do.
 //!
 //! It looks, and changes nothing that lasts: scratch images of its own are attached to a loop
-//! device, one of them mounted and frozen, and taken away again. A running driver isn't disturbed; no lock is taken. Checks make
-//! [`Check`]s; only `Display` and JSON know how they look.
+//! device, one of them mounted and frozen, and taken away again. Only the state dir stays where it
+//! was missing, with the guard's locks in it. A running driver isn't disturbed; no lock of a pool
+//! is taken. Checks make [`Check`]s; only `Display` and JSON know how they look.
 
 mod freeze;
 mod kernel;

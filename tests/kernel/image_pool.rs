@@ -286,7 +286,19 @@ async fn init_makes_it_once_and_what_does_not_go_together_is_refused() {
     assert_eq!((code, said.contains("here")), (Some(0), true), "{said}");
     let (code, said) = slackwater(&[&["volumes"], &list[..]].concat());
     assert_eq!(code, Some(0), "{said}");
-    let (code, said) = slackwater(&[&["doctor"], &list[..]].concat());
+    let state = scratch.join("state");
+    let doctor = ["doctor", "--state-dir", state.to_str().unwrap()];
+    let (code, said) = slackwater(&[&doctor, &list[..]].concat());
+    assert!(
+        said.contains("a throw-away ext4 was frozen and thawed by the guard"),
+        "{said}"
+    );
+    assert_eq!(
+        mounts_below(&state),
+        Vec::new(),
+        "the trial leaves no mount"
+    );
+    assert!(said.contains("shares blocks between files"), "{said}");
     assert!(said.contains("all of it reserved"), "{code:?} {said}");
     let (code, said) = act("forget", "a");
     assert_eq!(
