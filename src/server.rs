@@ -28,6 +28,7 @@ use crate::csi::controller_server::ControllerServer;
 use crate::csi::group_controller_server::GroupControllerServer;
 use crate::csi::identity_server::IdentityServer;
 use crate::csi::node_server::NodeServer;
+use crate::csi::snapshot_metadata_server::SnapshotMetadataServer;
 use crate::model::Alpha;
 use crate::operation::Driver;
 use crate::service::Service;
@@ -88,6 +89,9 @@ pub async fn serve(
     let service = Service::new(driver.clone(), alpha);
     let (listener, file) = socket.into_parts();
     let (stop, stopped) = oneshot::channel::<()>();
+    let metadata = alpha.snapshot_metadata.then(|| {
+        SnapshotMetadataServer::new(service.clone()).max_decoding_message_size(REQUEST_BYTES)
+    });
     let server = Server::builder()
         .layer(watch::Watch::new(metrics.clone()))
         .add_service(IdentityServer::new(service.clone()).max_decoding_message_size(REQUEST_BYTES))
@@ -97,6 +101,7 @@ pub async fn serve(
         .add_service(
             GroupControllerServer::new(service.clone()).max_decoding_message_size(REQUEST_BYTES),
         )
+        .add_optional_service(metadata)
         .add_service(NodeServer::new(service).max_decoding_message_size(REQUEST_BYTES))
         .serve_with_incoming_shutdown(connections(listener), async {
             // A sender that is dropped says it as well.

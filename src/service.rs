@@ -12,6 +12,7 @@ mod node;
 mod reply;
 pub mod request;
 mod rpc;
+mod snapshot_metadata;
 pub mod status;
 
 use std::fmt::Debug;
@@ -28,7 +29,7 @@ use request::Classed;
 pub use rpc::Rpc;
 pub use status::status;
 
-/// The services Identity, Controller, GroupController and Node on one driver.
+/// The services Identity, Controller, GroupController, SnapshotMetadata and Node on one driver.
 #[derive(Clone)]
 pub struct Service {
     driver: Arc<Driver>,

@@ -77,6 +77,8 @@ where
             source_volume_ids = Empty,
             source_snapshot_id = Empty,
             snapshot_ids = Empty,
+            base_snapshot_id = Empty,
+            target_snapshot_id = Empty,
             node_id = Empty,
             staging_target_path = Empty,
             target_path = Empty,

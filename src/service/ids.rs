@@ -117,6 +117,8 @@ ids! {
     DeleteSnapshotRequest: snapshot_id;
     ListSnapshotsRequest: snapshot_id source_volume_id;
     GetSnapshotRequest: snapshot_id;
+    GetMetadataAllocatedRequest: snapshot_id;
+    GetMetadataDeltaRequest: base_snapshot_id target_snapshot_id;
     GroupControllerGetCapabilitiesRequest: ;
     ControllerExpandVolumeRequest: volume_id;
     ControllerModifyVolumeRequest: volume_id;

@@ -38,6 +38,9 @@ pub(super) fn plugin_capabilities(alpha: Alpha) -> csi::GetPluginCapabilitiesRes
     if alpha.snapshot_topology {
         all.push(service(PluginCan::SnapshotAccessibilityConstraints));
     }
+    if alpha.snapshot_metadata {
+        all.push(service(PluginCan::SnapshotMetadataService));
+    }
     let capability = |can: Type| csi::PluginCapability { r#type: Some(can) };
     csi::GetPluginCapabilitiesResponse {
         capabilities: all.into_iter().map(capability).collect(),

@@ -8,6 +8,7 @@
 
 pub mod capability;
 pub mod controller;
+pub mod metadata;
 pub mod node;
 pub mod snapshot;
 

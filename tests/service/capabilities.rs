@@ -1,6 +1,5 @@
 //! What is offered, and that nothing else is served.
 
-use slackwater::csi::snapshot_metadata_client::SnapshotMetadataClient;
 use slackwater::csi::*;
 use slackwater::model::Alpha;
 use tonic::Code;
@@ -230,14 +229,19 @@ async fn alpha_calls_without_their_flag_are_unimplemented_and_with_it_served() {
 }
 
 #[tokio::test]
-async fn what_is_not_served_is_unimplemented_whatever_is_switched_on() {
-    let node = Node::with_alpha(all_alpha()).await;
-    let channel = channel(node.path.clone());
-    let mut metadata = SnapshotMetadataClient::new(channel);
-    let status = metadata
-        .get_metadata_allocated(GetMetadataAllocatedRequest::default())
-        .await
-        .unwrap_err();
-    assert_eq!(status.code(), Code::Unimplemented);
-    node.stop().await;
+async fn snapshot_metadata_is_a_service_of_its_own_and_alpha() {
+    for (alpha, code) in [
+        (Alpha::default(), Code::Unimplemented),
+        (all_alpha(), Code::InvalidArgument),
+    ] {
+        let node = Node::with_alpha(alpha).await;
+        let status = node
+            .metadata
+            .clone()
+            .get_metadata_allocated(GetMetadataAllocatedRequest::default())
+            .await
+            .unwrap_err();
+        assert_eq!(status.code(), code);
+        node.stop().await;
+    }
 }

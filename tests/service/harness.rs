@@ -9,6 +9,7 @@ use slackwater::csi::controller_client::ControllerClient;
 use slackwater::csi::group_controller_client::GroupControllerClient;
 use slackwater::csi::identity_client::IdentityClient;
 use slackwater::csi::node_client::NodeClient;
+use slackwater::csi::snapshot_metadata_client::SnapshotMetadataClient;
 use slackwater::csi::volume_capability::access_mode::Mode;
 use slackwater::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use slackwater::csi::volume_content_source::{SnapshotSource, Type as Source, VolumeSource};
@@ -53,6 +54,7 @@ pub struct Node {
     pub identity: IdentityClient<Channel>,
     pub controller: ControllerClient<Channel>,
     pub groups: GroupControllerClient<Channel>,
+    pub metadata: SnapshotMetadataClient<Channel>,
     pub node: NodeClient<Channel>,
     stop: oneshot::Sender<()>,
     served: JoinHandle<std::io::Result<()>>,
@@ -115,6 +117,7 @@ impl Node {
             identity: IdentityClient::new(channel.clone()),
             controller: ControllerClient::new(channel.clone()),
             groups: GroupControllerClient::new(channel.clone()),
+            metadata: SnapshotMetadataClient::new(channel.clone()),
             node: NodeClient::new(channel),
             stop,
             served,

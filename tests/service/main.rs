@@ -14,6 +14,7 @@ mod harness;
 mod http;
 mod interrupted;
 mod lifecycle;
+mod metadata;
 mod refusals;
 mod secrets;
 mod snapshots;

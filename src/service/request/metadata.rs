@@ -1,0 +1,66 @@
+//! Requests of SnapshotMetadata.
+
+use super::required;
+use crate::csi;
+use crate::error::{Error, Result};
+use crate::operation::AskMetadata;
+
+/// Ranges that are looked for at a time, and the most in one message: with at most 22 bytes each
+/// far below the 4 MiB that clients take.
+const PAGE: usize = 8192;
+
+/// What is asked for, and how it's to be cut into messages.
+#[derive(Clone, Debug)]
+pub struct Streamed {
+    /// The first page.
+    pub ask: AskMetadata,
+    /// Most ranges in one message.
+    pub in_message: usize,
+}
+
+/// GetMetadataAllocated.
+pub fn allocated(request: &csi::GetMetadataAllocatedRequest) -> Result<Streamed> {
+    let snapshot_id = required("snapshot_id", &request.snapshot_id)?;
+    streamed(
+        None,
+        snapshot_id,
+        request.starting_offset,
+        request.max_results,
+    )
+}
+
+/// GetMetadataDelta.
+pub fn delta(request: &csi::GetMetadataDeltaRequest) -> Result<Streamed> {
+    let base = required("base_snapshot_id", &request.base_snapshot_id)?;
+    let target = required("target_snapshot_id", &request.target_snapshot_id)?;
+    streamed(
+        Some(base),
+        target,
+        request.starting_offset,
+        request.max_results,
+    )
+}
+
+fn streamed(base: Option<&str>, id: &str, offset: i64, max_results: i32) -> Result<Streamed> {
+    let in_message = usize::try_from(max_results).map_err(|_| {
+        let problem = format!("is {max_results}; give 0 for any number, or more");
+        Error::invalid("max_results", problem)
+    })?;
+    let starting_offset = u64::try_from(offset).map_err(|_| Error::OutOfRange {
+        field: "starting_offset".into(),
+        problem: format!("{offset} is before the volume's beginning"),
+    })?;
+    Ok(Streamed {
+        ask: AskMetadata {
+            base_snapshot_id: base.map(str::to_string),
+            snapshot_id: id.to_string(),
+            starting_offset,
+            max_results: PAGE,
+            of: None,
+        },
+        in_message: match in_message {
+            0 => PAGE,
+            some => some.min(PAGE),
+        },
+    })
+}

@@ -1,0 +1,213 @@
+//! The SnapshotMetadata service: ranges of a snapshot, as a stream.
+//!
+//! The first page is looked up before the stream begins, so that what is wrong with a request is
+//! the call's own answer. The rest follows as fast as the caller takes it, a page at a time; when
+//! the caller goes away, nothing more is looked up. A stream ends with OK only after everything was
+//! sent, whatever happens to who fills it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use tokio::sync::mpsc;
+use tokio_stream::Stream;
+use tonic::codegen::BoxStream;
+use tonic::{Request, Status};
+use tracing::Instrument;
+
+use super::request::metadata::{self, Streamed};
+use super::{Answer, Rpc, Service, answer, seen, status};
+use crate::csi::snapshot_metadata_server::SnapshotMetadata;
+use crate::csi::{
+    BlockMetadata, BlockMetadataType, GetMetadataAllocatedRequest, GetMetadataAllocatedResponse,
+    GetMetadataDeltaRequest, GetMetadataDeltaResponse,
+};
+use crate::error::{Error, Result};
+use crate::operation::{AskMetadata, Driver, MetadataPage};
+
+/// Messages that wait for the caller; each may have some 100 KiB.
+const AHEAD: usize = 2;
+
+/// Messages of one stream.
+struct Messages<T> {
+    incoming: mpsc::Receiver<Sent<T>>,
+    rpc: Rpc,
+    ended: bool,
+}
+
+/// What is put into a stream.
+enum Sent<T> {
+    Message(T),
+    Failed(Status),
+    /// Everything was sent.
+    End,
+}
+
+impl<T> Stream for Messages<T> {
+    type Item = std::result::Result<T, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let sent = std::task::ready!(self.incoming.poll_recv(context));
+        self.ended = !matches!(sent, Some(Sent::Message(_)));
+        let cut_off = || {
+            let invariant = "a stream is filled to its end".into();
+            status(self.rpc, &Error::Bug { invariant })
+        };
+        Poll::Ready(match sent {
+            Some(Sent::Message(message)) => Some(Ok(message)),
+            Some(Sent::Failed(status)) => Some(Err(status)),
+            Some(Sent::End) => None,
+            None => Some(Err(cut_off())),
+        })
+    }
+}
+
+/// Fills a stream.
+struct Filler<T> {
+    driver: Arc<Driver>,
+    rpc: Rpc,
+    ask: AskMetadata,
+    in_message: usize,
+    message: fn(i64, Vec<BlockMetadata>) -> T,
+    to: mpsc::Sender<Sent<T>>,
+}
+
+impl<T> Filler<T> {
+    /// Until the end, a failure, or nobody listens.
+    async fn fill(mut self, first: MetadataPage) {
+        let mut page = first;
+        let mut sent = false;
+        loop {
+            for ranges in page.ranges.chunks(self.in_message) {
+                sent = true;
+                if !self.send(&page, ranges).await {
+                    return;
+                }
+            }
+            let Some(next) = page.next else { break };
+            self.ask.starting_offset = next;
+            self.ask.of = Some(page.of);
+            let ask = self.ask.clone();
+            let look = self
+                .driver
+                .detach(move |driver| driver.snapshot_metadata(&ask));
+            page = match look.await {
+                Ok(page) => page,
+                Err(error) => {
+                    let status = status(self.rpc, &error);
+                    tracing::warn!(error = status.message(), "the stream broke off");
+                    let _ = self.to.send(Sent::Failed(status)).await;
+                    return;
+                }
+            };
+        }
+        // The size is told also where there is nothing else to tell.
+        if sent || self.send(&page, &[]).await {
+            let _ = self.to.send(Sent::End).await;
+        }
+    }
+
+    /// False once nobody listens.
+    async fn send(&self, page: &MetadataPage, ranges: &[(u64, u64)]) -> bool {
+        let blocks = ranges.iter().map(|(offset, bytes)| BlockMetadata {
+            byte_offset: *offset as i64,
+            size_bytes: *bytes as i64,
+        });
+        let message = (self.message)(page.capacity as i64, blocks.collect());
+        self.to.send(Sent::Message(message)).await.is_ok()
+    }
+}
+
+impl Service {
+    async fn stream<T: Send + 'static>(
+        &self,
+        rpc: Rpc,
+        asked: Result<Streamed>,
+        message: fn(i64, Vec<BlockMetadata>) -> T,
+    ) -> Answer<BoxStream<T>> {
+        let Streamed { ask, in_message } = asked.map_err(|error| status(rpc, &error))?;
+        let first = self
+            .run(rpc, Ok(ask.clone()), Driver::snapshot_metadata)
+            .await?;
+        let (to, incoming) = mpsc::channel(AHEAD);
+        let filler = Filler {
+            driver: self.driver.clone(),
+            rpc,
+            ask,
+            in_message,
+            message,
+            to,
+        };
+        tokio::spawn(filler.fill(first).in_current_span());
+        answer(Box::pin(Messages {
+            incoming,
+            rpc,
+            ended: false,
+        }))
+    }
+}
+
+#[tonic::async_trait]
+impl SnapshotMetadata for Service {
+    async fn get_metadata_allocated(
+        &self,
+        request: Request<GetMetadataAllocatedRequest>,
+    ) -> Answer<BoxStream<GetMetadataAllocatedResponse>> {
+        let asked = metadata::allocated(&seen(request));
+        let message = |volume_capacity_bytes, block_metadata| GetMetadataAllocatedResponse {
+            block_metadata_type: BlockMetadataType::VariableLength.into(),
+            volume_capacity_bytes,
+            block_metadata,
+        };
+        self.stream(Rpc::GetMetadataAllocated, asked, message).await
+    }
+
+    async fn get_metadata_delta(
+        &self,
+        request: Request<GetMetadataDeltaRequest>,
+    ) -> Answer<BoxStream<GetMetadataDeltaResponse>> {
+        let asked = metadata::delta(&seen(request));
+        let message = |volume_capacity_bytes, block_metadata| GetMetadataDeltaResponse {
+            block_metadata_type: BlockMetadataType::VariableLength.into(),
+            volume_capacity_bytes,
+            block_metadata,
+        };
+        self.stream(Rpc::GetMetadataDelta, asked, message).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_stream::StreamExt;
+
+    use super::*;
+
+    /// What a stream says that was given this and then let go of.
+    async fn said(sent: Vec<Sent<u8>>) -> Vec<std::result::Result<u8, tonic::Code>> {
+        let (to, incoming) = mpsc::channel(8);
+        for each in sent {
+            assert!(to.send(each).await.is_ok());
+        }
+        drop(to);
+        let messages = Messages {
+            incoming,
+            rpc: Rpc::GetMetadataDelta,
+            ended: false,
+        };
+        let codes = messages.map(|item| item.map_err(|status| status.code()));
+        codes.collect().await
+    }
+
+    #[tokio::test]
+    async fn only_a_stream_that_was_filled_ends_well() {
+        assert_eq!(said(vec![Sent::Message(1), Sent::End]).await, [Ok(1)]);
+        let lost = Err(tonic::Code::Internal);
+        assert_eq!(said(vec![Sent::Message(1)]).await, [Ok(1), lost]);
+        assert_eq!(said(vec![]).await, [lost]);
+        let failed = Sent::Failed(Status::aborted("moved"));
+        assert_eq!(said(vec![failed]).await, [Err(tonic::Code::Aborted)]);
+    }
+}
