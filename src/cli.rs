@@ -59,6 +59,14 @@ enum Command {
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
     },
+    /// The demo's hook program
+    #[command(hide = true)]
+    DemoHook {
+        /// Where the demo's writers look
+        folder: PathBuf,
+        /// When it lets them go on by itself
+        seconds: u64,
+    },
     /// Tell what this host and its pools can and can't do; exit 1 if a pool can't work
     Doctor {
         #[command(flatten)]
@@ -258,6 +266,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let ending = match cli.command {
         Command::Serve(args) => serve::serve(args.config.as_deref(), args.given),
         Command::Pool(command) => pool::run(command),
+        Command::DemoHook { folder, seconds } => demo_hook(&folder, seconds),
         Command::Demo { keep, dir } => demo(&demo::Options { keep, dir }),
         Command::Doctor {
             place,
@@ -333,6 +342,11 @@ fn sentence(error: &clap::Error) -> String {
             plain.to_string()
         }
     }
+}
+
+fn demo_hook(folder: &std::path::Path, seconds: u64) -> Result<ExitCode, Failure> {
+    let held = demo::hook(folder, std::time::Duration::from_secs(seconds));
+    held.map(|()| ExitCode::SUCCESS).map_err(Failure::run)
 }
 
 /// The kernel of this machine; mounts are made below these folders, and in those of the pools'

@@ -2,7 +2,8 @@
 //!
 //! *Expected flow*: a sparse image becomes a pool on a loop device; the driver is started on it as
 //! a process of its own; over its socket, volumes of each kind are made, mounted, written, grown,
-//! taken down, mounted again, compared and deleted.
+//! taken down, mounted again, compared and deleted. At last three of them are cut at one moment
+//! under writers, and restored.
 //!
 //! *Guarantees*: everything lies in one folder and is taken down at the end, after an error and
 //! after a signal alike. Then it *looks* at loop devices, mounts, files and processes, and says
@@ -10,10 +11,12 @@
 
 mod client;
 mod ground;
+mod group;
 mod look;
 mod process;
 mod screen;
 mod script;
+mod tide;
 mod writer;
 
 use std::future::Future;
@@ -25,6 +28,7 @@ use crate::server;
 
 use client::Client;
 use ground::Ground;
+use group::Group;
 use process::Process;
 use screen::Screen;
 use script::Trial;
@@ -66,6 +70,11 @@ enum Ending {
     Done,
     Stopped,
     Failed(Failed),
+}
+
+/// The hook's program of the demo: holds its first writer still until its stdin ends.
+pub fn hook(folder: &Path, deadline: std::time::Duration) -> std::io::Result<()> {
+    tide::hook(folder, deadline)
 }
 
 /// Runs it; true if all went well and nothing is left.
@@ -154,17 +163,20 @@ struct Stage {
     process: Option<Process>,
     client: Option<Client>,
     trials: Vec<Trial>,
+    group: Group,
 }
 
 impl Stage {
     fn new(base: &Path) -> Result<Stage> {
         let ground = Ground::new(base)?;
         let trials = script::trials(&ground.callers());
+        let group = Group::new(&ground.callers(), &ground.signs());
         Ok(Stage {
             ground,
             process: None,
             client: None,
             trials,
+            group,
         })
     }
 
@@ -193,7 +205,7 @@ impl Stage {
                 trial.end(screen, client).await?;
             }
         }
-        Ok(())
+        self.group.play(screen, client).await
     }
 
     fn calls(&self) -> u64 {
@@ -204,6 +216,7 @@ impl Stage {
     /// left all the same.
     async fn strike(mut self, screen: &mut Screen) -> Vec<String> {
         if let Some(client) = &mut self.client {
+            self.group.take_down(client).await;
             for trial in &self.trials {
                 trial.take_down(client).await;
             }

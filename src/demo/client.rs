@@ -9,16 +9,19 @@ use tonic::{Response, Status};
 use super::process::Process;
 use super::{Failed, Result};
 use crate::csi::controller_client::ControllerClient;
+use crate::csi::group_controller_client::GroupControllerClient;
 use crate::csi::identity_client::IdentityClient;
 use crate::csi::node_client::NodeClient;
 use crate::csi::volume_capability::access_mode::Mode;
 use crate::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
+use crate::csi::volume_content_source::{SnapshotSource, Type};
 use crate::csi::{
     CapacityRange, ControllerExpandVolumeRequest, ControllerPublishVolumeRequest,
-    ControllerUnpublishVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest,
-    GetPluginInfoRequest, ListVolumesRequest, NodeExpandVolumeRequest, NodeGetVolumeStatsRequest,
+    ControllerUnpublishVolumeRequest, CreateVolumeGroupSnapshotRequest, CreateVolumeRequest,
+    DeleteVolumeGroupSnapshotRequest, DeleteVolumeRequest, GetPluginInfoRequest,
+    ListSnapshotsRequest, ListVolumesRequest, NodeExpandVolumeRequest, NodeGetVolumeStatsRequest,
     NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest,
-    NodeUnstageVolumeRequest, ProbeRequest, VolumeCapability, VolumeUsage,
+    NodeUnstageVolumeRequest, ProbeRequest, VolumeCapability, VolumeContentSource, VolumeUsage,
 };
 use crate::model::FsType;
 use crate::service::status::code_name;
@@ -44,6 +47,7 @@ pub(super) struct Client {
     identity: IdentityClient<Channel>,
     controller: ControllerClient<Channel>,
     node: NodeClient<Channel>,
+    groups: GroupControllerClient<Channel>,
     pub(super) calls: u64,
 }
 
@@ -94,7 +98,8 @@ impl Client {
                     let mut client = Client {
                         identity: IdentityClient::new(channel.clone()),
                         controller: ControllerClient::new(channel.clone()),
-                        node: NodeClient::new(channel),
+                        node: NodeClient::new(channel.clone()),
+                        groups: GroupControllerClient::new(channel),
                         calls: 0,
                     };
                     match client.is_ready().await {
@@ -153,6 +158,60 @@ impl Client {
         let made = self.answer("CreateVolume", answer)?.volume;
         made.map(|volume| volume.volume_id)
             .ok_or_else(|| Failed::new("CreateVolume", "the answer has no volume"))
+    }
+
+    /// CreateVolume from a snapshot; answers the id.
+    pub(super) async fn restore(
+        &mut self,
+        name: &str,
+        kind: FsType,
+        bytes: u64,
+        snapshot: &str,
+    ) -> Result<String> {
+        let snapshot_id = snapshot.to_string();
+        let request = CreateVolumeRequest {
+            name: name.into(),
+            capacity_range: at_least(bytes)?,
+            volume_capabilities: vec![capability(Some(kind))],
+            volume_content_source: Some(VolumeContentSource {
+                r#type: Some(Type::Snapshot(SnapshotSource { snapshot_id })),
+            }),
+            ..Default::default()
+        };
+        let answer = self.controller.create_volume(request).await;
+        let made = self.answer("CreateVolume", answer)?.volume;
+        made.map(|volume| volume.volume_id)
+            .ok_or_else(|| Failed::new("CreateVolume", "the answer has no volume"))
+    }
+
+    /// CreateVolumeGroupSnapshot with hooks; answers its id and its members'.
+    pub(super) async fn group(
+        &mut self,
+        name: &str,
+        volumes: Vec<String>,
+    ) -> Result<(String, Vec<String>)> {
+        let request = CreateVolumeGroupSnapshotRequest {
+            name: name.into(),
+            source_volume_ids: volumes,
+            parameters: [("consistency".to_string(), "application".to_string())].into(),
+            ..Default::default()
+        };
+        let answer = self.groups.create_volume_group_snapshot(request).await;
+        let made = self.answer("CreateVolumeGroupSnapshot", answer)?;
+        let made = made.group_snapshot.unwrap_or_default();
+        let members = made.snapshots.into_iter().map(|member| member.snapshot_id);
+        Ok((made.group_snapshot_id, members.collect()))
+    }
+
+    /// DeleteVolumeGroupSnapshot.
+    pub(super) async fn delete_group(&mut self, id: &str, members: Vec<String>) -> Result<()> {
+        let request = DeleteVolumeGroupSnapshotRequest {
+            group_snapshot_id: id.into(),
+            snapshot_ids: members,
+            ..Default::default()
+        };
+        let answer = self.groups.delete_volume_group_snapshot(request).await;
+        self.answer("DeleteVolumeGroupSnapshot", answer).map(drop)
     }
 
     /// ControllerPublish, NodeStage and NodePublish, as for a pod that starts.
@@ -268,6 +327,20 @@ impl Client {
         let Ok(list) = self.answer("ListVolumes", answer) else {
             return;
         };
+        let answer = self
+            .controller
+            .list_snapshots(ListSnapshotsRequest::default())
+            .await;
+        let snapshots = self.answer("ListSnapshots", answer).unwrap_or_default();
+        for snapshot in snapshots
+            .entries
+            .into_iter()
+            .filter_map(|entry| entry.snapshot)
+        {
+            let _ = self
+                .delete_group(&snapshot.group_snapshot_id, Vec::new())
+                .await;
+        }
         for volume in list.entries.into_iter().filter_map(|entry| entry.volume) {
             let _ = self.delete(&volume.volume_id).await;
         }

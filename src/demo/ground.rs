@@ -13,7 +13,7 @@ use crate::model::FsType;
 use crate::model::size::{GIB, Human, MIB};
 
 /// Sparse: only what the volumes hold is ever written.
-const POOL_BYTES: u64 = 3 * GIB;
+const POOL_BYTES: u64 = 6 * GIB;
 /// What that comes to, with the file systems' own share.
 const NEEDED_BYTES: u64 = 512 * MIB;
 /// An autoclear loop goes a moment after its last opener.
@@ -69,6 +69,27 @@ impl Ground {
         self.folder.join("kubelet")
     }
 
+    /// Where the demo's writers and its hook meet.
+    pub(super) fn signs(&self) -> PathBuf {
+        self.folder.join("signs")
+    }
+
+    fn config(&self) -> PathBuf {
+        self.folder.join("config.toml")
+    }
+
+    /// One hook, as an administrator would write it.
+    fn config_text(&self) -> Result<String> {
+        let program = std::env::current_exe().map_err(|error| Failed::of("find myself", &error))?;
+        let (program, signs) = (
+            program.display().to_string(),
+            self.signs().display().to_string(),
+        );
+        Ok(format!(
+            "[[hook]]\nname = \"demo\"\ncommand = [{program:?}, \"demo-hook\", {signs:?}, \"{{seconds}}\"]\nuser = \"root\"\nvolume = \"*\"\ntimeout = \"10s\"\n"
+        ))
+    }
+
     fn pool(&self) -> PathBuf {
         self.folder.join("pool")
     }
@@ -91,6 +112,7 @@ impl Ground {
         add("--pool", "demo=file:", &self.pool(), ",init");
         add("--allowed-path", "", &self.callers(), "");
         add("--node-record", "", &self.folder.join("node.json"), "");
+        add("--config", "", &self.config(), "");
         add("--state-dir", "", &self.folder.join("state"), "");
         arguments
     }
@@ -99,9 +121,15 @@ impl Ground {
     pub(super) fn raise(&mut self) -> Result<String> {
         let (image, pool) = (self.image_path(), self.pool());
         let failed = |error: HostError| Failed::of("make the pool", &error);
-        for path in [&self.folder, &self.callers(), &pool] {
+        for path in [&self.folder, &self.callers(), &self.signs(), &pool] {
             self.act(&Effect::MakeDir { path }).map_err(failed)?;
         }
+        let config = self.config_text()?;
+        self.act(&Effect::WriteFile {
+            path: &self.config(),
+            bytes: config.as_bytes(),
+        })
+        .map_err(failed)?;
         self.act(&Effect::Allocate {
             path: &image,
             size: POOL_BYTES,

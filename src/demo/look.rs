@@ -1,6 +1,5 @@
 //! Looking what is left, rather than believing that nothing is.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::ground::Ground;
@@ -26,16 +25,17 @@ fn look(ground: &Ground) -> Vec<String> {
     let loops = loops.map(|status| format!("loop device /dev/loop{}", status.number));
     let mounts = ground.mounts().into_iter();
     let mounts = mounts.map(|mount| format!("mount {}", mount.mount_point.display()));
-    let processes = drivers_on(&ground.socket()).into_iter();
+    let processes = processes_of(ground).into_iter();
     let processes = processes.map(|id| format!("process {id}"));
     let files = std::fs::symlink_metadata(&ground.folder).is_ok();
     let files = files.then(|| format!("files in {}", ground.folder.display()));
     loops.chain(mounts).chain(processes).chain(files).collect()
 }
 
-/// Processes that were told to serve on this socket.
-fn drivers_on(socket: &Path) -> Vec<String> {
-    let endpoint = format!("unix://{}", socket.display());
+/// Drivers, guards and hooks: processes that have been told of the demo's folder.
+fn processes_of(ground: &Ground) -> Vec<String> {
+    let folder = ground.folder.display().to_string();
+    let ours = [&b"serve"[..], b"guard", b"demo-hook"];
     let Ok(processes) = std::fs::read_dir("/proc") else {
         return vec!["that can't be told: /proc can't be read".into()];
     };
@@ -44,7 +44,8 @@ fn drivers_on(socket: &Path) -> Vec<String> {
         .filter(|process| {
             let words = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
             let mut words = words.split(|byte| *byte == 0).skip(1);
-            words.next() == Some(b"serve") && words.any(|word| word == endpoint.as_bytes())
+            let told = |word: &[u8]| String::from_utf8_lossy(word).contains(&folder);
+            words.next().is_some_and(|word| ours.contains(&word)) && words.any(told)
         })
         .map(|process| process.file_name().to_string_lossy().into_owned())
         .collect()

@@ -59,7 +59,7 @@ pub(super) fn trials(callers: &Path) -> Vec<Trial> {
 
 /// Number of steps in all.
 pub(super) fn steps() -> usize {
-    KINDS.len() * STEPS + AROUND
+    KINDS.len() * STEPS + AROUND + super::group::STEPS
 }
 
 impl Trial {

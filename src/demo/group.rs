@@ -1,0 +1,185 @@
+//! The real thing: three volumes under writers that write across them, one group snapshot with a
+//! hook, all three restored, and the proof that no write is out of order.
+
+use std::path::{Path, PathBuf};
+
+use super::client::{Client, Use};
+use super::screen::Screen;
+use super::tide::{self, Tide};
+use super::{Failed, Result};
+use crate::model::FsType;
+use crate::model::size::MIB;
+
+/// Steps, for the bar.
+pub(super) const STEPS: usize = 5;
+/// xfs has none below 300 MiB.
+const KINDS: [(FsType, u64); 3] = [
+    (FsType::Ext4, 256 * MIB),
+    (FsType::Xfs, 512 * MIB),
+    (FsType::Btrfs, 256 * MIB),
+];
+/// The hook finds the volumes by it: `volume = "*"` would do as well.
+const NAME: &str = "group";
+/// Counts that the writers should have done before the cut.
+const LEAST: u64 = 1000;
+
+struct Volume {
+    id: String,
+    kind: FsType,
+    staging: PathBuf,
+    target: PathBuf,
+}
+
+impl Volume {
+    fn used(&self) -> Use<'_> {
+        Use {
+            id: &self.id,
+            kind: Some(self.kind),
+            staging: &self.staging,
+            target: &self.target,
+        }
+    }
+}
+
+/// Everything of it that has to be taken down.
+pub(super) struct Group {
+    /// Stands for the kubelet's folder.
+    callers: PathBuf,
+    /// Where writers and hook meet.
+    signs: PathBuf,
+    tide: Option<Tide>,
+    volumes: Vec<Volume>,
+    restored: Vec<Volume>,
+    group: Option<(String, Vec<String>)>,
+}
+
+impl Group {
+    pub(super) fn new(callers: &Path, signs: &Path) -> Group {
+        Group {
+            callers: callers.to_path_buf(),
+            signs: signs.to_path_buf(),
+            tide: None,
+            volumes: Vec::new(),
+            restored: Vec::new(),
+            group: None,
+        }
+    }
+
+    pub(super) async fn play(&mut self, screen: &mut Screen, client: &mut Client) -> Result<()> {
+        screen
+            .step(NAME, "three volumes, writers across them", async {
+                for (kind, bytes) in KINDS {
+                    let name = format!("demo-group-{}", kind.name());
+                    let id = client.create(&name, Some(kind), bytes).await?;
+                    let volume = self.place(&name, id, kind)?;
+                    self.volumes.push(volume);
+                    up(&self.volumes, client).await?;
+                }
+                let roots = roots(&self.volumes);
+                let failed = |error| Failed::of("write", &error);
+                self.tide = Some(Tide::start(&roots, &self.signs).map_err(failed)?);
+                Ok("ext4, xfs and btrfs".into())
+            })
+            .await?;
+        self.cut(screen, client).await?;
+        screen
+            .step(NAME, "restore all three beside them", async {
+                let (_, snapshots) = self.group.clone().unwrap_or_default();
+                for ((kind, bytes), snapshot) in KINDS.into_iter().zip(snapshots) {
+                    let name = format!("demo-restored-{}", kind.name());
+                    let id = client.restore(&name, kind, bytes, &snapshot).await?;
+                    let volume = self.place(&name, id, kind)?;
+                    self.restored.push(volume);
+                    up(&self.restored, client).await?;
+                }
+                Ok(String::new())
+            })
+            .await?;
+        screen
+            .step(NAME, "no write is out of order", async {
+                tide::judge(&roots(&self.restored))
+                    .map_err(|sentence| Failed::new("compare", sentence))
+            })
+            .await?;
+        screen
+            .step(NAME, "take it all down, delete", async {
+                self.end(client).await?;
+                Ok(String::new())
+            })
+            .await
+    }
+
+    async fn cut(&mut self, screen: &mut Screen, client: &mut Client) -> Result<()> {
+        screen
+            .step(NAME, "quiesce, freeze, cut, thaw, release", async {
+                let Some(tide) = &self.tide else {
+                    return Err(Failed::new("cut", "nobody writes"));
+                };
+                while tide.counts() < LEAST {
+                    tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+                }
+                tide.forget_stall();
+                let ids = self.volumes.iter().map(|volume| volume.id.clone());
+                self.group = Some(client.group("demo-group", ids.collect()).await?);
+                let stall = tide.stall();
+                let counts = tide.counts();
+                while tide.counts() == counts {
+                    tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+                }
+                Ok(format!(
+                    "the writer stood still for {:.1} ms",
+                    stall.as_secs_f64() * 1000.0
+                ))
+            })
+            .await
+    }
+
+    fn place(&self, name: &str, id: String, kind: FsType) -> Result<Volume> {
+        let volume = Volume {
+            id,
+            kind,
+            staging: self.callers.join("staging").join(name),
+            target: self.callers.join("pods").join(name).join("volume"),
+        };
+        let parent = volume.target.parent().unwrap_or(&volume.target);
+        for folder in [&volume.staging, parent] {
+            std::fs::create_dir_all(folder).map_err(|error| Failed::of("make folders", &error))?;
+        }
+        Ok(volume)
+    }
+
+    async fn end(&mut self, client: &mut Client) -> Result<()> {
+        self.tide = None;
+        for volumes in [&mut self.restored, &mut self.volumes] {
+            while let Some(volume) = volumes.last() {
+                client.take_down(volume.used()).await?;
+                client.delete(&volume.id).await?;
+                volumes.pop();
+            }
+        }
+        if let Some((id, members)) = self.group.take() {
+            client.delete_group(&id, members).await?;
+        }
+        Ok(())
+    }
+
+    /// After an error or a signal: as far as it goes.
+    pub(super) async fn take_down(&mut self, client: &mut Client) {
+        self.tide = None;
+        for volume in self.restored.iter().chain(&self.volumes) {
+            let _ = client.take_down(volume.used()).await;
+        }
+    }
+}
+
+/// Brings up the last one.
+async fn up(volumes: &[Volume], client: &mut Client) -> Result<()> {
+    match volumes.last() {
+        Some(volume) => client.bring_up(volume.used()).await,
+        None => Ok(()),
+    }
+}
+
+fn roots(volumes: &[Volume]) -> Vec<PathBuf> {
+    volumes.iter().map(|volume| volume.target.clone()).collect()
+}

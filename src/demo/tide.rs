@@ -1,0 +1,189 @@
+//! Writers that write across several volumes, never synced, and what they see of a cut; and the
+//! hook that holds one of them still.
+//!
+//! Each writer counts, and puts its count onto one volume after the other. Cut at one moment, no
+//! volume is ahead of the one before it. The first writer stands still between two counts when
+//! it's asked to, as an application does: in a cut its counts are all the same.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Result, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// One that obeys the hook, and one that doesn't.
+const WRITERS: usize = 2;
+const POLL: Duration = Duration::from_millis(1);
+
+/// Writers at work; dropped, they end.
+pub(super) struct Tide {
+    stop: Arc<AtomicBool>,
+    /// Longest time between two acknowledged writes of the one that obeys nobody, in nanoseconds.
+    stall: Arc<AtomicU64>,
+    counts: Arc<AtomicU64>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Tide {
+    /// Starts them on the roots of the volumes; `folder` is where the hook asks.
+    pub(super) fn start(roots: &[PathBuf], folder: &Path) -> Result<Tide> {
+        let mut tide = Tide {
+            stop: Arc::default(),
+            stall: Arc::default(),
+            counts: Arc::default(),
+            threads: Vec::new(),
+        };
+        for writer in 0..WRITERS {
+            let files: Vec<File> = roots
+                .iter()
+                .map(|root| {
+                    let mut options = OpenOptions::new();
+                    let file = options.write(true).create(true).truncate(true);
+                    let file = file.open(root.join(name(writer)))?;
+                    file.write_all_at(&0u64.to_le_bytes(), 0)?;
+                    Ok(file)
+                })
+                .collect::<Result<_>>()?;
+            let (stop, stall, counts) =
+                (tide.stop.clone(), tide.stall.clone(), tide.counts.clone());
+            let asks = (writer == 0).then(|| Asked::new(folder));
+            tide.threads.push(thread::spawn(move || {
+                write(&files, &stop, &stall, &counts, asks.as_ref());
+            }));
+        }
+        Ok(tide)
+    }
+
+    /// Counts so far.
+    pub(super) fn counts(&self) -> u64 {
+        self.counts.load(Ordering::Relaxed)
+    }
+
+    /// Begins to measure the stall anew.
+    pub(super) fn forget_stall(&self) {
+        self.stall.store(0, Ordering::Relaxed);
+    }
+
+    /// The longest time between two acknowledged writes since then.
+    pub(super) fn stall(&self) -> Duration {
+        Duration::from_nanos(self.stall.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for Tide {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn name(writer: usize) -> String {
+    format!("counter-{writer}")
+}
+
+/// Counts until it's stopped, or a write fails: the comparison tells that.
+fn write(
+    files: &[File],
+    stop: &AtomicBool,
+    stall: &AtomicU64,
+    counts: &AtomicU64,
+    asked: Option<&Asked>,
+) {
+    let mut count = 0u64;
+    let mut last = Instant::now();
+    while !stop.load(Ordering::Relaxed) {
+        if let Some(asked) = asked {
+            asked.stand_still(stop);
+        }
+        count += 1;
+        for file in files {
+            if file.write_all_at(&count.to_le_bytes(), 0).is_err() {
+                return;
+            }
+            let now = Instant::now();
+            if asked.is_none() {
+                let gap = u64::try_from((now - last).as_nanos()).unwrap_or(u64::MAX);
+                stall.fetch_max(gap, Ordering::Relaxed);
+            }
+            last = now;
+        }
+        counts.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The signs between writer and hook: files in a folder.
+struct Asked {
+    still: PathBuf,
+    quiesce: PathBuf,
+}
+
+impl Asked {
+    fn new(folder: &Path) -> Asked {
+        Asked {
+            still: folder.join("still"),
+            quiesce: folder.join("quiesce"),
+        }
+    }
+
+    fn stand_still(&self, stop: &AtomicBool) {
+        if !self.quiesce.exists() {
+            return;
+        }
+        let _ = File::create(&self.still);
+        while self.quiesce.exists() && !stop.load(Ordering::Relaxed) {
+            thread::sleep(POLL);
+        }
+        let _ = std::fs::remove_file(&self.still);
+    }
+}
+
+/// What restored volumes show, one after the other: an error is a sentence.
+pub(super) fn judge(roots: &[PathBuf]) -> std::result::Result<String, String> {
+    let mut told = Vec::new();
+    for writer in 0..WRITERS {
+        let mut counts = Vec::new();
+        for root in roots {
+            let bytes =
+                std::fs::read(root.join(name(writer))).map_err(|error| error.to_string())?;
+            let bytes = bytes.try_into().map_err(|_| "a counter was cut short")?;
+            counts.push(u64::from_le_bytes(bytes));
+        }
+        let ordered = counts.windows(2).all(|pair| pair[0] >= pair[1]);
+        let spread = counts
+            .first()
+            .zip(counts.last())
+            .map_or(0, |(a, b)| a - (*b).min(*a));
+        let most = if writer == 0 { 0 } else { 1 };
+        if !ordered || spread > most {
+            return Err(format!("the counts {counts:?} are out of order"));
+        }
+        told.push(format!("{counts:?}"));
+    }
+    Ok(told.join(" and "))
+}
+
+/// The hook's program: asks the first writer to stand still, says so, and lets it go on when its
+/// stdin ends, or after its deadline.
+pub(super) fn hook(folder: &Path, deadline: Duration) -> Result<()> {
+    let asked = Asked::new(folder);
+    let begun = Instant::now();
+    File::create(&asked.quiesce)?;
+    while !asked.still.exists() && begun.elapsed() < deadline {
+        thread::sleep(POLL);
+    }
+    let release = asked.quiesce.clone();
+    thread::spawn(move || {
+        thread::sleep(deadline);
+        let _ = std::fs::remove_file(&release);
+        std::process::exit(1);
+    });
+    println!("READY");
+    std::io::stdout().flush()?;
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+    std::fs::remove_file(&asked.quiesce)
+}
