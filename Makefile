@@ -69,6 +69,10 @@ tests: ## cargo test, all of it, also those in the guest
 	@mkdir -p $(LOGS)
 	$(CARGO) test --locked --no-fail-fast --features fault $(RUNNER) 2>&1 | tee $(LOGS)/cargo.log
 
+.PHONY: soak
+soak: ## The oracles of cuts and clones, with their rounds in thousands (hours)
+	SLACKWATER_SOAK=1 $(CARGO) test --locked --no-fail-fast --features fault $(RUNNER) --test cut --test host_linux --test guard --test databases
+
 .PHONY: sanity
 sanity: ## csi-sanity, two releases, against the real binary on every kind of pool
 	@mkdir -p $(LOGS)

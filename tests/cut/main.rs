@@ -11,6 +11,8 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+#[cfg(feature = "fault")]
+mod crash;
 mod groups;
 mod order;
 mod restores;

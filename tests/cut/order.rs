@@ -17,20 +17,20 @@ const WRITERS: usize = 2;
 /// xfs takes no less.
 const SIZE: u64 = GIB / 2;
 
-struct Volume {
-    id: String,
-    staging: PathBuf,
+pub struct Volume {
+    pub id: String,
+    pub staging: PathBuf,
     fs: &'static str,
 }
 
-struct Writers {
+pub struct Writers {
     stop: Arc<AtomicBool>,
-    rounds: Arc<AtomicU64>,
+    pub rounds: Arc<AtomicU64>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Writers {
-    fn start(volumes: &[Volume]) -> Writers {
+    pub fn start(volumes: &[Volume]) -> Writers {
         let stop = Arc::new(AtomicBool::new(false));
         let rounds = Arc::new(AtomicU64::new(0));
         let threads = (0..WRITERS).map(|writer| {
@@ -76,7 +76,7 @@ impl Drop for Writers {
 }
 
 /// What restored volumes show, by writer and volume.
-async fn counters(node: &Node, volumes: &[Volume], snapshots: &[String]) -> Vec<Vec<u64>> {
+pub async fn counters(node: &Node, volumes: &[Volume], snapshots: &[String]) -> Vec<Vec<u64>> {
     let client = &node.client;
     let mut found = vec![Vec::new(); WRITERS];
     for (n, (volume, snapshot)) in volumes.iter().zip(snapshots).enumerate() {
@@ -101,13 +101,13 @@ async fn counters(node: &Node, volumes: &[Volume], snapshots: &[String]) -> Vec<
     found
 }
 
-fn is_consistent(row: &[u64]) -> bool {
+pub fn is_consistent(row: &[u64]) -> bool {
     let (first, last) = (row[0], row[row.len() - 1]);
     row.windows(2).all(|pair| pair[0] >= pair[1]) && first - last <= 1
 }
 
-/// Cuts `cuts` times under load; how many cuts were out of order.
-async fn violations(node: &Node, kinds: &[&'static str], cuts: usize) -> usize {
+/// Volumes of these kinds, staged.
+pub async fn staged(node: &Node, kinds: &[&'static str]) -> Vec<Volume> {
     let mut volumes = Vec::new();
     for (n, fs) in kinds.iter().enumerate() {
         let name = format!("v{n}");
@@ -117,6 +117,12 @@ async fn violations(node: &Node, kinds: &[&'static str], cuts: usize) -> usize {
         node.client.stage(&id, &staging, mount(fs)).await.unwrap();
         volumes.push(Volume { id, staging, fs });
     }
+    volumes
+}
+
+/// Cuts `cuts` times under load; how many cuts were out of order.
+async fn violations(node: &Node, kinds: &[&'static str], cuts: usize) -> usize {
+    let volumes = staged(node, kinds).await;
     let ids: Vec<String> = volumes.iter().map(|volume| volume.id.clone()).collect();
     let writers = Writers::start(&volumes);
     let (mut wrong, mut last) = (0, 0);

@@ -1,0 +1,225 @@
+//! The driver killed, or stopped, before and after each effect of a group's cut, of a restore and
+//! of their deletes, under writers. Nothing stays frozen; the same name asked for again gives a
+//! group that is consistent: never members of two tries.
+//!
+//! Effects are counted by the process itself, so a new one is swept without being listed.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use super::order::{Volume, Writers, counters, is_consistent, staged};
+use super::support::snapshots::{from_snapshot, members};
+use super::support::{eventually, mount};
+use super::{GIB, Node, rounds};
+
+/// Short, so that a stopped driver's freeze ends soon.
+const PARAMETERS: [(&str, &str); 2] = [("freezeTimeout", "500ms"), ("retries", "0")];
+/// Longer than any call takes here.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+struct Sweep {
+    node: Node,
+    volumes: Vec<Volume>,
+    ids: Vec<String>,
+    writers: Writers,
+    armed: bool,
+}
+
+impl Sweep {
+    async fn new() -> Sweep {
+        let node = Node::new();
+        let volumes = staged(&node, &["ext4", "xfs"]).await;
+        let ids = volumes.iter().map(|volume| volume.id.clone()).collect();
+        let writers = Writers::start(&volumes);
+        Sweep {
+            node,
+            volumes,
+            ids,
+            writers,
+            armed: false,
+        }
+    }
+
+    /// Starts the driver anew, with a fault at its n-th effect from now on.
+    fn arm(&mut self, fault: &str) {
+        let gate = self.node.scratch.join("gate");
+        let _ = std::fs::remove_file(&gate);
+        let path = gate.to_str().unwrap().to_string();
+        let environment = [
+            ("SLACKWATER_FAULT_AFTER", path.as_str()),
+            ("SLACKWATER_FAULT", fault),
+        ];
+        self.node.server.restart_with(&environment);
+        std::fs::write(gate, "").unwrap();
+        self.node.client = self.node.server.client();
+        self.armed = true;
+    }
+
+    /// Whether it was started anew since a fault was planned.
+    fn restarted(&self) -> bool {
+        !self.armed
+    }
+
+    fn disarm(&mut self) {
+        self.armed = false;
+        self.node.server.restart_with(&[]);
+        self.node.client = self.node.server.client();
+    }
+
+    /// The writers get on: no volume is frozen.
+    fn assert_flowing(&self, context: &str) {
+        let before = self.writers.rounds.load(Ordering::Relaxed);
+        eventually(&format!("{context}: the writers get on"), || {
+            self.writers.rounds.load(Ordering::Relaxed) > before + 10
+        });
+    }
+
+    /// All listed snapshots are whole groups.
+    async fn assert_none_or_all(&self, context: &str) {
+        let listed = self.node.client.snapshots("").await.unwrap().len();
+        assert!(
+            listed.is_multiple_of(self.ids.len()),
+            "{context}: {listed} are listed"
+        );
+    }
+
+    async fn end(self) {
+        drop(self.writers);
+        for volume in &self.volumes {
+            self.node.end(&volume.id, &volume.staging).await;
+        }
+        self.node.assert_nothing_left();
+    }
+}
+
+/// One fault in the cut of a group; false if the call has fewer effects.
+async fn cut_with(sweep: &mut Sweep, fault: &str, name: &str) -> bool {
+    sweep.arm(fault);
+    let client = sweep.node.client.clone();
+    let (ids, asked) = (sweep.ids.clone(), name.to_string());
+    let call = tokio::spawn(async move { client.group(&asked, &ids, &PARAMETERS).await });
+    if fault.contains("stop") {
+        // It is stopped, or it's done; either way nobody waits for it for ever.
+        sweep.assert_flowing(fault);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        sweep.assert_flowing(fault);
+        sweep.node.server.signal(Signal::SIGCONT);
+    }
+    let answer = tokio::time::timeout(PATIENCE, call).await;
+    let answer = answer
+        .unwrap_or_else(|_| panic!("{fault}: the call hangs"))
+        .unwrap();
+    let lived = sweep.node.server.is_alive();
+    sweep.assert_flowing(fault);
+    sweep.disarm();
+    sweep.assert_flowing(fault);
+    sweep.assert_none_or_all(fault).await;
+
+    let again = sweep.node.client.group(name, &sweep.ids, &PARAMETERS).await;
+    let group =
+        again.unwrap_or_else(|status| panic!("{fault}: {status}\n{}", sweep.node.server.log()));
+    if let Ok(first) = &answer {
+        assert_eq!(first, &group, "{fault}: an answer stays");
+    }
+    let snapshots = members(&group);
+    for row in counters(&sweep.node, &sweep.volumes, &snapshots).await {
+        assert!(is_consistent(&row), "{fault}: {row:?}");
+    }
+    let id = &group.group_snapshot_id;
+    sweep
+        .node
+        .client
+        .delete_group(id, &snapshots)
+        .await
+        .unwrap();
+    sweep.assert_none_or_all(fault).await;
+    assert_eq!(
+        sweep.node.disk.snapshots().len(),
+        0,
+        "{fault}: nothing is left"
+    );
+    !(lived && answer.is_ok())
+}
+
+/// Faults at each effect, until the call has no more; `step` leaves some out.
+async fn sweep_cut(mode: &str, step: usize) -> usize {
+    let mut sweep = Sweep::new().await;
+    let mut swept = 0;
+    for n in (1..).step_by(step) {
+        let fault = format!("{n}:{mode}");
+        if !cut_with(&mut sweep, &fault, &format!("g-{n}")).await {
+            break;
+        }
+        swept += 1;
+    }
+    sweep.end().await;
+    swept
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_killed_before_any_effect_of_a_cut_leaves_nothing_frozen_or_torn() {
+    assert!(sweep_cut("kill-before", 1).await > 20);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_killed_after_an_effect_of_a_cut_leaves_nothing_frozen_or_torn() {
+    let step = rounds(3, 1);
+    assert!(sweep_cut("kill-after", step).await > 20 / step);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_stopped_in_a_cut_holds_nobody_beyond_the_deadline() {
+    let step = rounds(4, 1);
+    let mut sweep = Sweep::new().await;
+    // A stopped driver goes on: what tells the end is the number of effects alone.
+    for n in (1..60).step_by(step) {
+        let fault = format!("{n}:stop-before");
+        cut_with(&mut sweep, &fault, &format!("g-{n}")).await;
+    }
+    sweep.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_killed_in_a_restore_or_a_delete_finishes_it_when_it_is_asked_again() {
+    let mut sweep = Sweep::new().await;
+    let volume = sweep.ids[1].clone();
+    let snapshot = sweep.node.client.snapshot("s", &volume, &[]).await.unwrap();
+    let snapshot = snapshot.snapshot_id;
+    let mut swept = 0;
+    for n in 1.. {
+        sweep.arm(&format!("{n}:kill-before"));
+        let source = from_snapshot(&snapshot);
+        let make = |client: super::support::Client| {
+            let source = source.clone();
+            async move {
+                client
+                    .create_from("r", GIB, mount("xfs"), source, &[])
+                    .await
+            }
+        };
+        let mut restored = make(sweep.node.client.clone()).await;
+        if restored.is_err() {
+            sweep.disarm();
+            restored = make(sweep.node.client.clone()).await;
+        }
+        let restored = restored.unwrap().volume_id;
+        let deleted = sweep.node.client.delete(&restored).await;
+        let lived = sweep.node.server.is_alive();
+        if deleted.is_err() {
+            sweep.disarm();
+            sweep.node.client.delete(&restored).await.unwrap();
+        }
+        assert_eq!(sweep.node.disk.volumes().len(), sweep.ids.len(), "{n}");
+        // Neither death nor restart: the fault is beyond the last effect.
+        if lived && deleted.is_ok() && !sweep.restarted() {
+            break;
+        }
+        swept += 1;
+    }
+    assert!(swept > 10, "{swept}");
+    sweep.disarm();
+    sweep.node.client.delete_snapshot(&snapshot).await.unwrap();
+    sweep.end().await;
+}
