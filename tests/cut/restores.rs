@@ -194,7 +194,7 @@ async fn what_does_not_fit_a_source_is_refused_by_name() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thick_volume_takes_every_write_after_a_snapshot_on_a_full_pool() {
-    let node = Node::on("xfs", 4 * GIB);
+    let node = Node::on("xfs", 5 * GIB / 2);
     let client = &node.client;
     let thick = [("allocation", "thick")];
     let staging = node.staging("v");
@@ -203,7 +203,7 @@ async fn a_thick_volume_takes_every_write_after_a_snapshot_on_a_full_pool() {
         .await
         .unwrap();
     client.stage(&id, &staging, mount("ext4")).await.unwrap();
-    write_pattern(&staging.join("data"), 1, 400 << 20);
+    write_pattern(&staging.join("data"), 1, 48 << 20);
     let snapshot = client.snapshot("s", &id, &[]).await.unwrap().snapshot_id;
     // Somebody else fills the pool to the last block.
     let filler = node.disk.mount_point.join("filler");
@@ -211,8 +211,8 @@ async fn a_thick_volume_takes_every_write_after_a_snapshot_on_a_full_pool() {
         "dd",
         &["if=/dev/zero", &format!("of={}", filler.display()), "bs=1M"],
     );
-    write_pattern(&staging.join("data"), 2, 400 << 20);
-    check_pattern(&staging.join("data"), 2, 400 << 20);
+    write_pattern(&staging.join("data"), 2, 48 << 20);
+    check_pattern(&staging.join("data"), 2, 48 << 20);
     // No room for another one: refused, and nothing is left of it.
     let said = client.snapshot("t", &id, &[]).await;
     refused(said, Code::ResourceExhausted);
