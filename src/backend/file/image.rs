@@ -50,7 +50,9 @@ impl FileBackend {
         let reserve = record.allocation == Allocation::Thick;
         let mut record = self.begin_image(record, reserve, admit)?;
         record.state = VolumeState::Ready;
-        let made = self.volumes.update(&record);
+        let made = self
+            .sync_image(&record)
+            .and_then(|()| self.volumes.update(&record));
         self.volumes.or_delete(record.uuid, made)?;
         Ok(record)
     }
@@ -111,7 +113,7 @@ impl FileBackend {
             match record.copy {
                 // A copy that goes on after a crash wants its image.
                 Some(_) => self.volumes.sync(record.uuid),
-                None => self.sync_image(&record),
+                None => Ok(()),
             }
         });
         self.volumes.or_delete(record.uuid, made)?;

@@ -1,1 +1,337 @@
-//! The file backend on a simulated host.
+//! The file backend on a simulated host: lives of volumes and snapshots, and the room they take.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::*;
+use crate::error::Error;
+use crate::host::Effect;
+use crate::host::memory::MemoryHost;
+use crate::model::size::{GIB, MIB};
+use crate::model::{Allocation, HomeId, Level, Wipe};
+use crate::operation::pool_make::make_pool;
+use crate::record::{ContentSource, CopyProgress, SnapshotState, VolumeState};
+
+const POOL: &str = "/memory/pool";
+const SIZE: u64 = 64 * MIB;
+
+fn open(host: &MemoryHost) -> FileBackend {
+    match FileBackend::open(Arc::new(host.clone()), Path::new(POOL)).unwrap() {
+        Found::Pool(backend) => *backend,
+        Found::Blank | Found::Locked(_) => panic!("the pool can be had"),
+    }
+}
+
+fn pool() -> (MemoryHost, FileBackend) {
+    let host = MemoryHost::with_capacity(4 * GIB);
+    make_pool(&host, "pool", Path::new(POOL), HomeId(Uuid::from_u128(1))).unwrap();
+    let backend = open(&host);
+    (host, backend)
+}
+
+fn volume(n: u128, allocation: Allocation) -> VolumeRecord {
+    VolumeRecord {
+        uuid: Uuid::from_u128(n),
+        name: n.to_string(),
+        incarnation: Uuid::from_u128(1000 + n),
+        state: VolumeState::Creating,
+        size: SIZE,
+        allocation,
+        block_size: 512,
+        asked_block_size: None,
+        mkfs_options: Vec::new(),
+        wipe: Wipe::None,
+        created_wipe: Wipe::None,
+        capabilities: Vec::new(),
+        formatted: None,
+        ephemeral: false,
+        last_stage: None,
+        created_at: 0,
+        content_source: None,
+        claim: None,
+        copy: None,
+        lineage: None,
+    }
+}
+
+fn snapshot(n: u128, of: &VolumeRecord) -> SnapshotRecord {
+    SnapshotRecord {
+        uuid: Uuid::from_u128(n),
+        name: n.to_string(),
+        incarnation: Uuid::from_u128(1000 + n),
+        state: SnapshotState::Preparing,
+        attempt: Uuid::from_u128(7),
+        source: of.uuid,
+        source_incarnation: of.incarnation,
+        size: of.size,
+        block_size: of.block_size,
+        allocation: of.allocation,
+        formatted: None,
+        capabilities: Vec::new(),
+        wipe: of.wipe,
+        cut_at: 0,
+        level: Level::Filesystem,
+        reason: String::new(),
+        group: None,
+        copy: None,
+        lineage: None,
+    }
+}
+
+fn any(_: &PoolSpace) -> Result<()> {
+    Ok(())
+}
+
+fn progress() -> Option<CopyProgress> {
+    Some(CopyProgress {
+        copied: 0,
+        source_modified: 1,
+    })
+}
+
+fn clone(host: &MemoryHost, backend: &FileBackend, from: Image, to: Image) {
+    let effect = Effect::CloneWhole {
+        source: &backend.image_path(from),
+        target: &backend.image_path(to),
+    };
+    host.perform(&effect).unwrap();
+}
+
+/// A snapshot that is ready.
+fn cut(host: &MemoryHost, backend: &FileBackend, n: u128, of: &VolumeRecord) -> SnapshotRecord {
+    let mut record = snapshot(n, of);
+    backend.prepare_snapshot(&record, &any).unwrap();
+    let (source, target) = (Image::Volume(of.uuid), Image::Snapshot(record.uuid));
+    clone(host, backend, source, target);
+    backend.sync_snapshot(record.uuid).unwrap();
+    if of.allocation == Allocation::Thick {
+        backend.unshare(source, of.size).unwrap();
+    }
+    record.state = SnapshotState::Ready;
+    backend.update_snapshot(&record).unwrap();
+    backend.snapshot(record.uuid).unwrap().unwrap()
+}
+
+fn restored(backend: &FileBackend, n: u128, allocation: Allocation, from: Image) -> VolumeRecord {
+    let id = |uuid: Uuid| format!("{}.{uuid}", backend.pool.id);
+    VolumeRecord {
+        content_source: Some(match from {
+            Image::Volume(uuid) => ContentSource::Volume(id(uuid)),
+            Image::Snapshot(uuid) => ContentSource::Snapshot(id(uuid)),
+        }),
+        ..volume(n, allocation)
+    }
+}
+
+/// A restore or clone that is ready.
+fn restore(
+    host: &MemoryHost,
+    backend: &FileBackend,
+    record: &VolumeRecord,
+    from: Image,
+) -> VolumeRecord {
+    backend.prepare(record, &any).unwrap();
+    clone(host, backend, from, Image::Volume(record.uuid));
+    backend.complete(record).unwrap()
+}
+
+#[test]
+fn a_volume_goes_and_its_snapshots_and_restores_stay() {
+    let (host, backend) = pool();
+    let source = backend.create(volume(1, Allocation::Thin), &any).unwrap();
+    let cut = cut(&host, &backend, 2, &source);
+    backend.delete(source.uuid).unwrap();
+    assert_eq!(backend.snapshots(None, 10), vec![cut.clone()]);
+    let image = Image::Snapshot(cut.uuid);
+    let wanted = restored(&backend, 3, Allocation::Thin, image);
+    let made = restore(&host, &backend, &wanted, image);
+    backend.delete_snapshot(cut.uuid).unwrap();
+    assert_eq!(backend.count_snapshots(), 0);
+    assert_eq!(backend.image_problem(&made).unwrap(), None);
+    // Of the first volume's blocks, though all between is gone.
+    assert_eq!(made.lineage(), source.incarnation);
+    drop(backend);
+    let backend = open(&host.restart_process());
+    assert_eq!(backend.volumes(None, 10), vec![made]);
+    assert_eq!(host.files_below(&Path::new(POOL).join(TRASH)), [""; 0]);
+}
+
+#[test]
+fn a_start_ends_what_nobody_goes_on_with_and_keeps_the_rest() {
+    let (host, backend) = pool();
+    let source = backend.create(volume(1, Allocation::Thin), &any).unwrap();
+    let mut cut_off = Vec::new();
+    for (n, state, copy) in [
+        (2, SnapshotState::Preparing, None),
+        (3, SnapshotState::Preparing, progress()),
+        (4, SnapshotState::Cut, None),
+    ] {
+        let mut record = SnapshotRecord {
+            copy,
+            ..snapshot(n, &source)
+        };
+        backend.prepare_snapshot(&record, &any).unwrap();
+        record.state = state;
+        backend.update_snapshot(&record).unwrap();
+        cut_off.push(record.uuid);
+    }
+    backend.prepare(&volume(5, Allocation::Thin), &any).unwrap();
+    let copied = VolumeRecord {
+        copy: progress(),
+        ..volume(6, Allocation::Thin)
+    };
+    backend.prepare(&copied, &any).unwrap();
+    drop(backend);
+
+    let host = host.reboot(true);
+    let backend = open(&host);
+    let ended = backend.recover(&|_| false).unwrap();
+    assert_eq!((ended.snapshots, ended.half_made), (1, 1));
+    let left: Vec<Uuid> = backend
+        .unready_snapshots()
+        .iter()
+        .map(|left| left.uuid)
+        .collect();
+    assert_eq!(left, cut_off[1..]);
+    assert!(backend.snapshots(None, 10).is_empty(), "none was answered");
+    assert_eq!(backend.volume(Uuid::from_u128(5)).unwrap(), None);
+    assert_eq!(backend.volume(copied.uuid).unwrap(), Some(copied.clone()));
+    let image = backend.image_path(Image::Volume(copied.uuid));
+    assert!(
+        host.stat(&image)
+            .is_ok_and(|image| image.is_some_and(|image| image.size == SIZE))
+    );
+}
+
+#[test]
+fn what_is_thick_or_made_of_thick_has_blocks_of_its_own() {
+    let (host, backend) = pool();
+    let thick = backend.create(volume(1, Allocation::Thick), &any).unwrap();
+    let before = backend.space().unwrap();
+    assert_eq!((before.own, before.allocated), (SIZE, SIZE));
+    let cut = cut(&host, &backend, 2, &thick);
+    for (n, allocation, from) in [
+        (3, Allocation::Thick, Image::Snapshot(cut.uuid)),
+        (4, Allocation::Thin, Image::Volume(thick.uuid)),
+    ] {
+        let wanted = restored(&backend, n, allocation, from);
+        let made = restore(&host, &backend, &wanted, from);
+        assert_eq!(made.lineage(), made.incarnation, "{n}");
+        assert_eq!(backend.image_problem(&made).unwrap(), None);
+    }
+    let log = host.effect_log();
+    for n in [1, 3, 4] {
+        let image = backend.image_path(Image::Volume(Uuid::from_u128(n)));
+        let image = image
+            .strip_prefix(&backend.folder.root)
+            .unwrap()
+            .display()
+            .to_string();
+        let done = log
+            .iter()
+            .any(|line| line.starts_with("unshare") && line.contains(&image));
+        assert!(done, "{image} in {log:#?}");
+    }
+}
+
+#[test]
+fn room_for_promises_shrinks_by_what_a_snapshot_holds() {
+    let (host, backend) = pool();
+    let filled = backend.create(volume(1, Allocation::Thick), &any).unwrap();
+    let thin = backend.create(volume(2, Allocation::Thin), &any).unwrap();
+    let room = |backend: &FileBackend| {
+        let space = backend.space().unwrap();
+        // But for the blocks of records.
+        let whole = (space.available + space.own).next_multiple_of(MIB);
+        (whole, space.promised, space.claimed)
+    };
+    let (whole, promised, _) = room(&backend);
+    assert_eq!(promised, 2 * SIZE);
+    // From its intent on, a thick volume's snapshot counts in full.
+    let mut record = snapshot(3, &filled);
+    backend.prepare_snapshot(&record, &any).unwrap();
+    assert_eq!(room(&backend), (whole - SIZE, promised, SIZE));
+    record.state = SnapshotState::Ready;
+    backend.update_snapshot(&record).unwrap();
+    assert_eq!(room(&backend), (whole, promised, 0));
+    cut(&host, &backend, 4, &thin);
+    assert_eq!(room(&backend), (whole, promised, 0), "nothing was written");
+    backend.delete_snapshot(record.uuid).unwrap();
+    assert_eq!(room(&backend), (whole, promised, 0));
+}
+
+#[test]
+fn what_is_refused_leaves_nothing() {
+    let (host, backend) = pool();
+    let source = backend.create(volume(1, Allocation::Thin), &any).unwrap();
+    let before = host.files_below(Path::new(POOL));
+    let full = |space: &PoolSpace| {
+        Err(Error::OutOfSpace {
+            pool: "pool".into(),
+            required: SIZE,
+            available: space.available,
+        })
+    };
+    assert!(
+        backend
+            .prepare_snapshot(&snapshot(2, &source), &full)
+            .is_err()
+    );
+    assert!(
+        backend
+            .prepare(&volume(3, Allocation::Thin), &full)
+            .is_err()
+    );
+    let elsewhere = SnapshotRecord {
+        source_incarnation: Uuid::from_u128(99),
+        ..snapshot(2, &source)
+    };
+    let error = backend.prepare_snapshot(&elsewhere, &any).unwrap_err();
+    assert!(matches!(error, Error::NotFound { .. }), "{error}");
+    let gone = Image::Snapshot(Uuid::from_u128(98));
+    let orphan = restored(&backend, 3, Allocation::Thin, gone);
+    let error = backend.prepare(&orphan, &any).unwrap_err();
+    assert!(matches!(error, Error::NotFound { .. }), "{error}");
+    assert_eq!(host.files_below(Path::new(POOL)), before);
+    assert_eq!(backend.unready_snapshots(), Vec::new());
+}
+
+#[test]
+fn a_pool_of_an_earlier_release_gets_its_directory_of_snapshots_durably() {
+    let (host, backend) = pool();
+    let folder = Path::new(POOL).join(SNAPSHOTS);
+    let root = Path::new(POOL);
+    host.perform(&Effect::RemoveDir { path: &folder }).unwrap();
+    host.perform(&Effect::SyncDir { path: root }).unwrap();
+    let source = backend.create(volume(1, Allocation::Thin), &any).unwrap();
+    // Made once before, and not durably.
+    host.perform(&Effect::MakeDir { path: &folder }).unwrap();
+    let made = cut(&host, &backend, 2, &source);
+    drop(backend);
+    let backend = open(&host.reboot(true));
+    assert_eq!(backend.snapshots(None, 10), vec![made]);
+}
+
+#[test]
+fn a_damaged_record_of_a_snapshot_is_told_and_nothing_else_is_held_up() {
+    let (host, backend) = pool();
+    let source = backend.create(volume(1, Allocation::Thin), &any).unwrap();
+    let (bad, good) = (
+        cut(&host, &backend, 2, &source),
+        cut(&host, &backend, 3, &source),
+    );
+    drop(backend);
+    let path = format!("{POOL}/{SNAPSHOTS}/{}/{RECORD}", bad.uuid);
+    host.put_file(Path::new(&path), b"{}").unwrap();
+    let backend = open(&host.restart_process());
+    assert_eq!(backend.recover(&|_| false).unwrap().total(), 0);
+    assert_eq!(backend.damaged_snapshots().len(), 1);
+    assert!(matches!(
+        backend.snapshot(bad.uuid),
+        Err(Error::Damaged { .. })
+    ));
+    assert_eq!(backend.snapshots(None, 10), vec![good]);
+    assert!(backend.space().is_ok());
+    backend.delete_snapshot(bad.uuid).unwrap();
+    assert!(backend.damaged_snapshots().is_empty());
+}
