@@ -17,5 +17,6 @@ mod life;
 mod pools;
 mod refusals;
 mod room;
+mod tracking;
 
 pub use support::node::*;

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use slackwater::csi::group_controller_client::GroupControllerClient;
+use slackwater::csi::snapshot_metadata_client::SnapshotMetadataClient;
 use slackwater::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
 use slackwater::csi::{self, CapacityRange, VolumeCapability, VolumeContentSource};
 use tonic::Status;
@@ -37,6 +38,11 @@ impl Client {
     /// The group controller's stub.
     pub fn groups(&self) -> GroupControllerClient<Channel> {
         GroupControllerClient::new(self.channel.clone())
+    }
+
+    /// The stub of change tracking.
+    pub fn metadata(&self) -> SnapshotMetadataClient<Channel> {
+        SnapshotMetadataClient::new(self.channel.clone())
     }
 
     /// CreateSnapshot.
