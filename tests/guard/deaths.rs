@@ -1,1 +1,221 @@
-//! x
+//! kill -9 and SIGSTOP of the guard and of the driver at each of their steps.
+
+use std::fs;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use slackwater::host::Freezer;
+use slackwater::host::freezer::FreezeLimits;
+use slackwater::model::FsType::{Ext4, Xfs};
+
+use crate::bench::{
+    Bench, Write_, await_stop, eventually_within, guards, is_frozen, limits, long, signal,
+};
+use crate::driver::{Driver, Task, was_killed};
+
+/// Steps of the guard, with what has been frozen by then in a session of the usual order.
+const STEPS: [&str; 9] = [
+    "accepted",
+    "begun",
+    "sync-before",
+    "sync-after",
+    "freeze-before",
+    "freeze-after",
+    "thaw-before",
+    "thaw-after",
+    "ended",
+];
+
+/// The driver goes through its whole session, whatever it meets, and ends; nothing is frozen then.
+fn session_with_a_guard_that(meets: &str) {
+    let kinds = [Ext4, Xfs];
+    let bench = Bench::new(&kinds);
+    let stops = meets.ends_with("stop");
+    // A killed one is noticed at once; a stopped one when it's late.
+    let limit = match stops {
+        true => FreezeLimits {
+            sync: Duration::from_secs(5),
+            freeze: Duration::from_secs(1),
+        },
+        false => long(),
+    };
+    let faults = [("SLACKWATER_GUARD_FAULT", meets)];
+    let mut driver = Driver::start(&bench, &kinds, &Task::Cut(limit), &faults);
+    driver.go_on();
+    let mut words = Vec::new();
+    while let Some(word) = driver.word() {
+        words.push(word);
+    }
+    driver.wait();
+    // At the last step all was thawed, and said so; in the others the cut is thrown away.
+    let is_proven = words.iter().any(|word| word == "[true, true]");
+    assert_eq!(is_proven, meets.starts_with("ended"), "{meets}: {words:?}");
+    for volume in &bench.volumes {
+        Write_::start(&volume.target).goes_on();
+    }
+    for pid in guards(&bench.state) {
+        // A stopped one that nobody needed any more is found by the next session.
+        signal(pid, Signal::SIGCONT);
+    }
+    eventually_within("no guard without a driver", || {
+        guards(&bench.state).is_empty()
+    });
+    bench.guard.sweep().unwrap();
+    bench.assert_all_thawed();
+    let session = bench.frozen(&kinds, crate::bench::long());
+    assert!(
+        session.thaw(0).unwrap() && session.thaw(1).unwrap(),
+        "{meets}"
+    );
+}
+
+#[test]
+fn a_guard_that_is_killed_at_any_step_leaves_nothing_frozen() {
+    for step in STEPS {
+        session_with_a_guard_that(&format!("{step}:kill"));
+    }
+}
+
+#[test]
+fn a_guard_that_is_stopped_at_any_step_leaves_nothing_frozen() {
+    for step in STEPS {
+        session_with_a_guard_that(&format!("{step}:stop"));
+    }
+}
+
+#[test]
+fn a_guard_that_is_killed_or_stopped_at_the_deadline_leaves_nothing_frozen() {
+    for act in ["kill", "stop"] {
+        let bench = Bench::new(&[Ext4]);
+        let meets = format!("deadline:{act}");
+        let faults = [("SLACKWATER_GUARD_FAULT", meets.as_str())];
+        let task = Task::Cut(limits(Duration::from_secs(1)));
+        let mut driver = Driver::start(&bench, &[Ext4], &task, &faults);
+        while driver.word().is_some_and(|word| word != "frozen") {}
+        Write_::start(&bench.volumes[0].target).goes_on();
+        driver.go_on();
+        assert_eq!(driver.word().as_deref(), Some("[false]"));
+        assert!(driver.wait().success());
+        bench.assert_all_thawed();
+    }
+}
+
+/// A driver that meets a fault at its n-th effect or step; `None` once it has fewer.
+fn driver_with(bench: &Bench, number: u32, mode: &str, task: &Task) -> Option<Driver> {
+    let fault = format!("{number}:{mode}");
+    let faults = [("SLACKWATER_FAULT", fault.as_str())];
+    let mut driver = Driver::start(bench, &[Ext4, Xfs], task, &faults);
+    driver.go_on();
+    if mode.starts_with("stop") {
+        let mut state = String::new();
+        eventually_within("a stop or an end", || {
+            let path = format!("/proc/{}/stat", driver.pid());
+            let stat = fs::read_to_string(path).unwrap_or_default();
+            state = stat
+                .rsplit(')')
+                .next()
+                .unwrap_or_default()
+                .trim_start()
+                .into();
+            state.starts_with(['T', 'Z'])
+        });
+        return state.starts_with('T').then_some(driver);
+    }
+    let status = driver.wait();
+    was_killed(status).then_some(driver)
+}
+
+fn each_step_of_the_driver(mode: &str) {
+    let kinds = [Ext4, Xfs];
+    let bench = Bench::new(&kinds);
+    let limit = if mode.starts_with("stop") {
+        limits(Duration::from_millis(700))
+    } else {
+        long()
+    };
+    let mut number = 1;
+    while let Some(mut driver) = driver_with(&bench, number, mode, &Task::Cut(limit)) {
+        // Its own guard thaws, at the end of the connection or at the deadline.
+        for volume in &bench.volumes {
+            Write_::start(&volume.target).goes_on();
+            assert!(!is_frozen(&volume.target), "{number}:{mode}");
+        }
+        driver.kill();
+        eventually_within("the guard's end", || guards(&bench.state).is_empty());
+        bench.guard.sweep().unwrap();
+        bench.assert_all_thawed();
+        number += 1;
+    }
+    assert!(number > 15, "only {number} effects and steps were met");
+    eventually_within("the last guard's end", || guards(&bench.state).is_empty());
+    bench.assert_all_thawed();
+}
+
+#[test]
+fn a_driver_that_is_killed_before_any_step_leaves_nothing_frozen() {
+    each_step_of_the_driver("kill-before");
+}
+
+#[test]
+fn a_driver_that_is_killed_after_any_step_leaves_nothing_frozen() {
+    each_step_of_the_driver("kill-after");
+}
+
+#[test]
+fn a_driver_that_is_stopped_after_any_step_leaves_nothing_frozen() {
+    each_step_of_the_driver("stop-after");
+}
+
+#[test]
+fn a_sweep_that_is_killed_at_any_step_is_finished_by_the_next() {
+    for mode in ["kill-before", "kill-after"] {
+        let kinds = [Ext4, Xfs];
+        let bench = Bench::new(&kinds);
+        let mut number = 1;
+        loop {
+            crate::hidden::leave_frozen(&bench, &kinds);
+            for volume in &bench.volumes {
+                crate::scratch::run("umount", &[crate::scratch::text(&volume.target)]);
+            }
+            let killed = driver_with(&bench, number, mode, &Task::Sweep).is_some();
+            bench.guard.sweep().unwrap();
+            crate::hidden::assert_free(&bench);
+            for (volume, fs) in bench.volumes.iter().zip(kinds) {
+                bench.pool.mount(&volume.device, &volume.target, fs, &[]);
+            }
+            bench.assert_all_thawed();
+            if !killed {
+                break;
+            }
+            number += 1;
+        }
+        assert!(number > 10, "only {number} effects and steps were met");
+    }
+}
+
+#[test]
+fn both_stopped_are_thawed_by_the_sweep_after_the_deadline() {
+    let bench = Bench::new(&[Ext4]);
+    let task = Task::Cut(limits(Duration::from_secs(2)));
+    let driver = Driver::start(&bench, &[Ext4], &task, &[]);
+    while driver.word().is_some_and(|word| word != "frozen") {}
+    let guard = bench.guard_pid().unwrap();
+    for pid in [guard, driver.pid()] {
+        signal(pid, Signal::SIGSTOP);
+        await_stop(pid);
+    }
+    let writer = Write_::start(&bench.volumes[0].target);
+    eventually_within("a sweep that thaws", || {
+        bench.guard.sweep().unwrap() == ["v0"]
+    });
+    writer.goes_on();
+    assert!(
+        !bench.journal_is_empty(),
+        "who holds it might freeze it yet"
+    );
+    signal(guard, Signal::SIGCONT);
+    drop(driver);
+    eventually_within("the guard's end", || guards(&bench.state).is_empty());
+    assert!(bench.guard.sweep().unwrap().is_empty());
+    bench.assert_all_thawed();
+}

@@ -1,1 +1,184 @@
-//! x
+//! A driver of a test's own: this program once more, which can be killed and stopped.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use slackwater::host::freezer::FreezeLimits;
+use slackwater::host::{Device, FileId, FreezeMember, Freezer, Host};
+use slackwater::model::FsType;
+
+use crate::bench::{Bench, PATIENCE, guard_of, signal};
+
+const PLAN: &str = "SLACKWATER_GUARD_TEST";
+
+/// What the other process does.
+pub enum Task {
+    /// A whole session; it waits for a word before it thaws.
+    Cut(FreezeLimits),
+    /// Only a sweep.
+    Sweep,
+}
+
+/// The other process. Killed when it's dropped.
+pub struct Driver {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    words: Receiver<String>,
+}
+
+impl Driver {
+    /// Starts it on the volumes of a bench, with further variables.
+    pub fn start(bench: &Bench, kinds: &[FsType], task: &Task, faults: &[(&str, &str)]) -> Driver {
+        let (what, limits) = match task {
+            Task::Cut(limits) => ("cut", *limits),
+            Task::Sweep => ("sweep", crate::bench::long()),
+        };
+        let members: Vec<Value> = bench
+            .volumes
+            .iter()
+            .zip(kinds)
+            .map(|(volume, fs)| {
+                json!({
+                    "mount": volume.target, "device": volume.device.path,
+                    "rdev": volume.device.rdev, "image_device": volume.image.id.device,
+                    "image_inode": volume.image.id.inode, "fs": fs,
+                })
+            })
+            .collect();
+        let plan = json!({
+            "state": bench.state, "task": what, "members": members,
+            "sync": limits.sync.as_millis() as u64, "freeze": limits.freeze.as_millis() as u64,
+        });
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--exact", "driver::the_driver", "--ignored", "--nocapture"])
+            .env(PLAN, plan.to_string())
+            .envs(faults.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        let (sender, words) = channel();
+        thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                // What the harness prints before a test stands on the same line.
+                if let Some((_, word)) = line.split_once("driver: ") {
+                    let _ = sender.send(word.to_string());
+                }
+            }
+        });
+        Driver {
+            stdin: child.stdin.take(),
+            child,
+            words,
+        }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its next word; `None` if it has ended.
+    pub fn word(&self) -> Option<String> {
+        self.word_within(PATIENCE).expect("a word of the driver")
+    }
+
+    pub fn word_within(&self, patience: Duration) -> Option<Option<String>> {
+        match self.words.recv_timeout(patience) {
+            Ok(word) => Some(Some(word)),
+            Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => Some(None),
+            Err(std::sync::mpsc::RecvTimeoutError::Timeout) => None,
+        }
+    }
+
+    /// It may thaw.
+    pub fn go_on(&mut self) {
+        drop(self.stdin.take());
+    }
+
+    pub fn kill(&mut self) {
+        signal(self.pid(), Signal::SIGKILL);
+        self.child.wait().unwrap();
+    }
+
+    /// Whether it was killed or stopped by the fault that it had, and not by its end.
+    pub fn wait(&mut self) -> ExitStatus {
+        self.child.wait().unwrap()
+    }
+}
+
+/// Whether it ended by SIGKILL.
+pub fn was_killed(status: ExitStatus) -> bool {
+    status.signal() == Some(Signal::SIGKILL as i32)
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn say(word: &str) {
+    let mut out = std::io::stdout();
+    writeln!(out, "driver: {word}").unwrap();
+    out.flush().unwrap();
+}
+
+#[test]
+#[ignore = "the other process of other tests"]
+fn the_driver() {
+    let plan: Value = serde_json::from_str(&std::env::var(PLAN).unwrap()).unwrap();
+    let path = |value: &Value| PathBuf::from(value.as_str().unwrap());
+    let guard = guard_of(&path(&plan["state"]));
+    if plan["task"] == "sweep" {
+        let swept = guard.sweep().map_err(|error| crate::scratch::said(&error));
+        say(&format!("{swept:?}"));
+        return;
+    }
+    let millis = |value: &Value| Duration::from_millis(value.as_u64().unwrap());
+    let limits = FreezeLimits {
+        sync: millis(&plan["sync"]),
+        freeze: millis(&plan["freeze"]),
+    };
+    let host = slackwater::host::linux::LinuxHost::new(Vec::new());
+    let members = plan["members"].as_array().unwrap();
+    let opened = members.iter().enumerate().map(|(at, value)| {
+        let fs: FsType = serde_json::from_value(value["fs"].clone()).unwrap();
+        let device = Device {
+            path: path(&value["device"]),
+            rdev: value["rdev"].as_u64().unwrap(),
+        };
+        FreezeMember {
+            volume_id: format!("v{at}"),
+            image: FileId {
+                device: value["image_device"].as_u64().unwrap(),
+                inode: value["image_inode"].as_u64().unwrap(),
+            },
+            fs,
+            root: host
+                .open_mount_root(Path::new(&path(&value["mount"])), &device, fs)
+                .unwrap(),
+        }
+    });
+    let session = guard.begin(opened.collect(), limits).unwrap();
+    say("begun");
+    session.sync().unwrap();
+    say("freezing");
+    session.freeze().unwrap();
+    say("frozen");
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    let verdicts: Vec<bool> = (0..members.len())
+        .map(|at| session.thaw(at).unwrap())
+        .collect();
+    say(&format!("{verdicts:?}"));
+    drop(session);
+    say("done");
+}

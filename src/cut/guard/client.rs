@@ -403,7 +403,9 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.0.channel.finish();
+        if self.0.ask("end", Ask::End).is_err() {
+            self.0.channel.finish();
+        }
         let until = Instant::now() + FAREWELL;
         if self
             .0

@@ -242,11 +242,13 @@ impl Journal {
 
     /// Removes an entry of which nothing is frozen.
     pub fn remove(&self, id: Uuid) -> Result<()> {
-        let (entry, lock) = (self.entry_path(id), self.lock_path(id));
-        self.host.perform(&Effect::RemoveFile { path: &entry })?;
-        self.host
-            .perform(&Effect::RemoveFile { path: &lock })
-            .map(drop)
+        let unfinished = self.folder().join(format!("{id}.json.new"));
+        for path in [unfinished, self.entry_path(id), self.lock_path(id)] {
+            if path.exists() {
+                self.host.perform(&Effect::RemoveFile { path: &path })?;
+            }
+        }
+        Ok(())
     }
 
     /// Removes what a crash while writing an entry left: lock files without one, entries half
@@ -261,9 +263,6 @@ impl Journal {
             };
             // Written since we looked?
             if !self.entry_path(id).exists() {
-                let unfinished = self.folder().join(format!("{id}.json.new"));
-                self.host
-                    .perform(&Effect::RemoveFile { path: &unfinished })?;
                 self.remove(id)?;
             }
         }

@@ -136,6 +136,9 @@ fn note(shared: &Shared, say: Say) {
             if let Some(answers) = state.answers.get_mut(member as usize) {
                 answers.frozen = Some(errno);
             }
+            // What comes out of a FIFREEZE that was late is thawed in the next moment.
+            let soon = Instant::now() + LATE;
+            state.late_at = state.late_at.map(|late_at| late_at.max(soon));
         }
         Say::Thawed {
             member,

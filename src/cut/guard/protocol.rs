@@ -34,6 +34,8 @@ pub enum Ask {
     Thaw(u32),
     /// Whether it's there: a FIFREEZE that hangs is no fault of the guard.
     Ping,
+    /// All is to be thawed, and the session to end; pings are answered until then.
+    End,
 }
 
 /// From the guard.
@@ -89,6 +91,7 @@ impl Ask {
             Ask::Freeze => message([3, 0, 0, 0], 0),
             Ask::Thaw(member) => message([4, member, 0, 0], 0),
             Ask::Ping => message([5, 0, 0, 0], 0),
+            Ask::End => message([6, 0, 0, 0], 0),
         }
     }
 
@@ -104,6 +107,7 @@ impl Ask {
             3 => Some(Ask::Freeze),
             4 => Some(Ask::Thaw(member)),
             5 => Some(Ask::Ping),
+            6 => Some(Ask::End),
             _ => None,
         }
     }
@@ -167,6 +171,7 @@ mod tests {
             Just(Ask::Freeze),
             any::<u32>().prop_map(Ask::Thaw),
             Just(Ask::Ping),
+            Just(Ask::End),
         ]
     }
 

@@ -36,6 +36,9 @@ const THAW_TRIES: u32 = 20;
 /// Between two of them.
 const THAW_WAIT: Duration = Duration::from_millis(50);
 
+/// How soon it's looked whether all threads have ended, and how much later each time.
+const LOOK: Duration = Duration::from_millis(1);
+
 /// What a thread is to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
@@ -210,7 +213,7 @@ pub(super) fn serve(channel: Channel, stop: BorrowedFd<'_>) {
     };
     fault::at("begun");
     shared.say(Say::Ready(0));
-    listen(&shared, stop);
+    listen(&shared, &threads, stop);
     shared.end();
     for thread in threads {
         // It can't panic, and if it did, there would be nothing more to do.
@@ -294,16 +297,23 @@ fn attendants(shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>, Errno> {
     Ok(threads)
 }
 
-/// Listens until the driver has finished, or the program is to end.
-fn listen(shared: &Shared, stop: BorrowedFd<'_>) {
+/// Listens until the session has ended, the driver is gone, or the program is to end.
+fn listen(shared: &Shared, threads: &[JoinHandle<()>], stop: BorrowedFd<'_>) {
     let mut bytes = [0; MESSAGE];
+    let mut looks = None;
     loop {
         let deadline = shared.deadline.get().copied();
         let pending = deadline.filter(|_| !shared.over.load(Ordering::SeqCst));
-        let (readable, stopped) = wait(&shared.channel, stop, pending);
+        // Once it's to end, the threads have mostly ended before anybody can look.
+        let look = looks.map(|looks: u32| after(LOOK.saturating_mul(looks.min(20))));
+        if look.is_some() && threads.iter().all(JoinHandle::is_finished) {
+            return;
+        }
+        let (readable, stopped) = wait(&shared.channel, stop, pending.or(look));
         if stopped {
             return;
         }
+        looks = looks.map(|looks| looks + 1);
         if pending.is_some_and(|deadline| Instant::now() >= deadline) {
             fault::at("deadline");
             shared.end();
@@ -333,6 +343,11 @@ fn listen(shared: &Shared, stop: BorrowedFd<'_>) {
                 None => return,
             },
             Some(Ask::Ping) => shared.say(Say::Pong),
+            Some(Ask::End) => {
+                shared.end();
+                looks = Some(0);
+                thread::yield_now();
+            }
             Some(Ask::Begin { .. }) | None => return,
         }
     }
