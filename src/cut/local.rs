@@ -45,6 +45,8 @@ pub struct Local {
     members: Arc<[Member]>,
     limits: FreezeLimits,
     max_extents: Option<u64>,
+    /// Of tests alone: see [`Local::one_by_one`].
+    in_sequence: bool,
     /// One for each member; made by `ready`.
     ways: Vec<Way>,
     /// Open roots of those that will be frozen, in the order of members.
@@ -74,6 +76,8 @@ impl Local {
                 freeze: parameters.freeze_timeout,
             },
             max_extents: parameters.max_extents,
+            in_sequence: cfg!(feature = "fault")
+                && std::env::var_os("SLACKWATER_CUT_IN_SEQUENCE").is_some(),
             ways: Vec::new(),
             roots: Vec::new(),
             lanes: None,
@@ -173,23 +177,38 @@ impl Local {
         Ok(begun.elapsed())
     }
 
-    /// Whether members are to be cut one after the other, unfrozen, as nobody should: so that
-    /// the tests of write order can prove that they would notice.
-    fn in_sequence() -> bool {
-        cfg!(feature = "fault") && std::env::var_os("SLACKWATER_CUT_IN_SEQUENCE").is_some()
+    /// Every member as if it were alone: frozen, cut and thawed before the next one is frozen.
+    /// What no driver should do with a group, and what the oracle of write order must notice.
+    fn one_by_one(&self) -> Result<Thawed> {
+        let mut sum = Thawed::default();
+        for member in self.members.iter() {
+            let mut alone = Local {
+                host: self.host.clone(),
+                freezer: self.freezer.clone(),
+                members: Arc::new([member.clone()]),
+                limits: self.limits,
+                max_extents: None,
+                in_sequence: false,
+                ways: Vec::new(),
+                roots: Vec::new(),
+                lanes: None,
+                held: None,
+            };
+            alone.ready(Level::Filesystem)?;
+            alone.prepare()?;
+            alone.freeze()?;
+            let thawed = alone.cut()?;
+            sum.extents += thawed.extents;
+            sum.lost = sum.lost.or(thawed.lost);
+        }
+        Ok(sum)
     }
 
     fn way(member: &Member, level: Level) -> Way {
         match (&member.in_use, level) {
             (Use::Quiet, _) => Way::Quiet,
             (Use::Raw, _) | (Use::Mounted { .. }, Level::Crash) => Way::Moment,
-            (Use::Mounted { .. }, Level::Filesystem | Level::Application) => {
-                if Local::in_sequence() {
-                    Way::Moment
-                } else {
-                    Way::Frozen
-                }
-            }
+            (Use::Mounted { .. }, Level::Filesystem | Level::Application) => Way::Frozen,
         }
     }
 
@@ -252,6 +271,9 @@ impl Participant for Local {
     }
 
     fn prepare(&mut self) -> Result<Prepared> {
+        if self.in_sequence {
+            return Ok(Prepared::default());
+        }
         let mut done = Prepared {
             extents: self.clone_whole(Way::Quiet)?,
             ..Prepared::default()
@@ -277,6 +299,9 @@ impl Participant for Local {
     }
 
     fn cut(&mut self) -> Result<Thawed> {
+        if self.in_sequence {
+            return self.one_by_one();
+        }
         let mut done = self.all(Step::Cut)?;
         done.extents += self.clone_whole(Way::Moment)?;
         Ok(done)
