@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::GOOD;
 use super::ground::Ground;
 use super::support::node::{GIB, definition};
-use super::support::{Client, Disk, Scratch, Server, block, eventually};
+use super::support::{Client, Disk, Scratch, Server, block, eventually, mount};
 
 /// More effects than a snapshot has: the sweep ends where none is left.
 const MOST: usize = 200;
@@ -119,7 +119,7 @@ async fn sweep(world: &mut World, volume: &str, mode: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_at_any_effect_it_releases_and_the_same_call_succeeds() {
+async fn killed_at_any_effect_with_a_raw_device_it_releases() {
     let mut world = World::new();
     let client = world.server.client();
     let volume = client.create("data", GIB / 2, block(), &[]).await.unwrap();
@@ -135,5 +135,30 @@ async fn killed_at_any_effect_it_releases_and_the_same_call_succeeds() {
     world.server.restart_with(&[]);
     let client = world.server.client();
     client.unpublish(&volume, &target).await.unwrap();
+    client.unstage(&volume, &staging).await.unwrap();
+}
+
+/// With the guard: what a death leaves frozen is thawed, or the repeat could not freeze.
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_at_any_effect_with_a_file_system_it_releases() {
+    let mut world = World::new();
+    let client = world.server.client();
+    let volume = client
+        .create("data", GIB / 2, mount("ext4"), &[])
+        .await
+        .unwrap();
+    let staging = world.scratch.dir("kubelet").join("staging");
+    std::fs::create_dir(&staging).unwrap();
+    client
+        .stage(&volume, &staging, mount("ext4"))
+        .await
+        .unwrap();
+    for mode in ["kill-before", "kill-after"] {
+        sweep(&mut world, &volume, mode).await;
+        // Not frozen, so it returns.
+        std::fs::write(staging.join(mode), "written").unwrap();
+    }
+    world.server.restart_with(&[]);
+    let client = world.server.client();
     client.unstage(&volume, &staging).await.unwrap();
 }
