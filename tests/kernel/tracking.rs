@@ -57,6 +57,7 @@ impl Random {
 
 /// A driver, and a raw block volume in use.
 struct Tracked {
+    pool: Pool,
     client: Client,
     volume: String,
     staging: PathBuf,
@@ -92,6 +93,7 @@ impl Tracked {
         let publish = client.publish(&volume, &staging, &device, block(), false);
         publish.await.unwrap();
         Tracked {
+            pool,
             client,
             volume,
             staging,
@@ -116,7 +118,7 @@ impl Tracked {
             let grown = self.client.expand_node(&self.volume, &self.device).await;
             grown.unwrap();
         }
-        act(&self.device, random, &mut touched);
+        act(self.pool, &self.device, random, &mut touched);
         let name = format!("s{n}");
         let cut = self
             .client
@@ -196,7 +198,7 @@ impl Tracked {
 }
 
 /// Writes, rewrites, holes and zeros at random places; synced only by chance.
-fn act(device: &Path, random: &mut Random, touched: &mut BTreeSet<u64>) {
+fn act(pool: Pool, device: &Path, random: &mut Random, touched: &mut BTreeSet<u64>) {
     let device = std::fs::OpenOptions::new()
         .read(true)
         .write(true)
@@ -213,7 +215,8 @@ fn act(device: &Path, random: &mut Random, touched: &mut BTreeSet<u64>) {
         };
         match random.below(10) {
             0 | 1 => range(FallocateFlags::FALLOC_FL_PUNCH_HOLE),
-            2 => range(FallocateFlags::FALLOC_FL_ZERO_RANGE),
+            // A file of btrfs with reserved blocks is never compressed again.
+            2 if pool != Pool::Compressed => range(FallocateFlags::FALLOC_FL_ZERO_RANGE),
             3 => device
                 .write_all_at(&vec![0; bytes as usize], offset)
                 .unwrap(),
