@@ -10,6 +10,20 @@ const FOLDER: &str = "SLACKWATER_TEST_HOOKS";
 /// Killed and waited for at its end.
 struct Killed(Child);
 
+impl Killed {
+    /// This program again, as the driver of hooks of a folder.
+    fn start(ground: &Ground) -> Killed {
+        let mut driver = Command::new(std::env::current_exe().unwrap());
+        driver
+            .args(["--exact", "death::holds_until_it_is_killed", "--ignored"])
+            .env(FOLDER, ground.path(""))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .process_group(0);
+        Killed(driver.spawn().unwrap())
+    }
+}
+
 impl Drop for Killed {
     fn drop(&mut self) {
         let _ = self.0.kill();
@@ -19,7 +33,7 @@ impl Drop for Killed {
 
 /// The driver of the test below: holds two sessions until it's killed.
 #[test]
-#[ignore = "is run by `a_driver_that_is_killed_releases`"]
+#[ignore = "is run by the tests below, as another process"]
 fn holds_until_it_is_killed() {
     let Some(folder) = std::env::var_os(FOLDER) else {
         return;
@@ -52,14 +66,7 @@ fn a_driver_that_is_killed_releases() {
                   echo released >> second.log";
     ground.hook("first", first);
     ground.hook("second", second);
-    let mut driver = Command::new(std::env::current_exe().unwrap());
-    driver
-        .args(["--exact", "death::holds_until_it_is_killed", "--ignored"])
-        .env(FOLDER, ground.path(""))
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .process_group(0);
-    let mut driver = Killed(driver.spawn().unwrap());
+    let mut driver = Killed::start(&ground);
     until("the quiesce", || ground.path("held").exists());
     assert_eq!(ground.lines("first.log"), [""; 0]);
     driver.0.kill().unwrap();
@@ -69,5 +76,24 @@ fn a_driver_that_is_killed_releases() {
     ground.touch("go");
     until("the other release", || {
         ground.lines("second.log") == ["released"]
+    });
+}
+
+/// It says READY to nobody, which doesn't end it before it has released.
+#[test]
+fn a_driver_that_is_killed_before_ready_releases() {
+    let ground = Ground::new();
+    let slow = "echo quiesced >> log; touch slow; n=0; \
+                while [ ! -e go ] && [ $n -lt 6000 ]; do n=$((n + 1)); sleep 0.01; done; \
+                echo READY; echo said >> log; cat > /dev/null; echo released >> log";
+    ground.hook("first", slow);
+    ground.hook("second", "echo READY; cat > /dev/null");
+    let mut driver = Killed::start(&ground);
+    until("the start", || ground.path("slow").exists());
+    driver.0.kill().unwrap();
+    driver.0.wait().unwrap();
+    ground.touch("go");
+    until("the release", || {
+        ground.lines("log") == ["quiesced", "said", "released"]
     });
 }
