@@ -101,9 +101,16 @@ async fn cut_with(sweep: &mut Sweep, fault: &str, name: &str) -> bool {
     let (ids, asked) = (sweep.ids.clone(), name.to_string());
     let call = tokio::spawn(async move { client.group(&asked, &ids, &PARAMETERS).await });
     if fault.contains("stop") {
-        // It is stopped, or it's done; either way nobody waits for it for ever.
-        sweep.assert_flowing(fault);
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        let stat = format!("/proc/{}/stat", sweep.node.server.pid());
+        let stopped = || {
+            let text = std::fs::read_to_string(&stat).unwrap_or_default();
+            text.rsplit(')')
+                .next()
+                .is_some_and(|rest| rest.trim_start().starts_with('T'))
+        };
+        eventually(&format!("{fault}: it is stopped, or done"), || {
+            stopped() || call.is_finished()
+        });
         sweep.assert_flowing(fault);
         sweep.node.server.signal(Signal::SIGCONT);
     }
