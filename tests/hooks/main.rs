@@ -1,6 +1,12 @@
 //! Hooks as real programs: how they quiesce, release, and misbehave; and what of it a cut, and
 //! the driver above it, make.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test says what it expects, and works on its own files"
+)]
+
 mod death;
 mod driver;
 mod ground;

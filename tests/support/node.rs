@@ -39,7 +39,7 @@ impl Node {
     }
 
     /// On an xfs disk of 8 GiB, sparse.
-    #[expect(clippy::new_without_default, reason = "it starts a process")]
+    #[allow(clippy::new_without_default, reason = "it starts a process")]
     pub fn new() -> Node {
         Node::on("xfs", 8 * GIB)
     }
