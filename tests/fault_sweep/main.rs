@@ -7,6 +7,7 @@
 //! left nothing; repeats must converge to the same answer and the same picture of the machine;
 //! nothing that a user synced may be lost; and led to its end, the volume must leave nothing.
 
+mod cuts;
 mod sweep;
 mod trial;
 #[path = "../world/mod.rs"]
@@ -24,6 +25,20 @@ fn sweep_repeat(before: &[Step], act: Step) {
 fn sweep(before: &[Step], act: Step) {
     let before = before.to_vec();
     Scenario { before, act }.sweep();
+}
+
+/// What was before, and then a call that is cut off by each of its effects in turn.
+fn cut_offs(before: &[Step], call: &Step) -> Vec<Vec<Step>> {
+    let mut world = World::after(before);
+    let effects = world.host.effects();
+    world.run(call).expect("a calm call");
+    let each = 1..=world.host.effects() - effects;
+    let cut_off = |n| {
+        let mut before = before.to_vec();
+        before.push(Step::CutOff(Box::new(call.clone()), n));
+        before
+    };
+    each.map(cut_off).collect()
 }
 
 const XFS: How = How::fs(FsType::Xfs);
@@ -239,12 +254,7 @@ fn start_with_what_a_crash_left() {
         ),
     ];
     for (before, call) in calls {
-        let mut world = World::after(&before);
-        let effects = world.host.effects();
-        world.run(&call).expect("a calm call");
-        for n in 1..=world.host.effects() - effects {
-            let mut before = before.clone();
-            before.push(Step::CutOff(Box::new(call.clone()), n));
+        for before in cut_offs(&before, &call) {
             sweep(&before, Step::Start);
         }
     }

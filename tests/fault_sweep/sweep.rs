@@ -18,6 +18,20 @@ const MODES: [FaultMode; 6] = [
 
 impl Scenario {
     pub fn sweep(&self) {
+        let (calm, mut failures) = self.single();
+        for n in 1..=calm.effects {
+            self.sweep_undo(&calm, n, &mut failures);
+        }
+        failures.assert_none(&self.act);
+    }
+
+    /// The same with one fault at a time: for calls of many effects.
+    pub fn sweep_once(&self) {
+        let (_, failures) = self.single();
+        failures.assert_none(&self.act);
+    }
+
+    fn single(&self) -> (Calm, Failures) {
         let calm = self.calm();
         let mut failures = Failures::default();
         self.all(&calm, &[Fault::Effects(Vec::new())], &mut failures);
@@ -28,7 +42,17 @@ impl Scenario {
             for mode in MODES {
                 self.all(&calm, &[Fault::Effects(vec![(n, mode)])], &mut failures);
             }
-            self.sweep_undo(&calm, n, &mut failures);
+        }
+        (calm, failures)
+    }
+
+    /// A stranger thaws before each effect in turn: what was cut then is never served.
+    pub fn sweep_thaws(&self) {
+        let calm = self.calm();
+        let mut failures = Failures::default();
+        for n in 1..=calm.effects {
+            let thaw = Fault::Effects(vec![(n, FaultMode::Thaw)]);
+            self.all(&calm, &[thaw], &mut failures);
         }
         failures.assert_none(&self.act);
     }

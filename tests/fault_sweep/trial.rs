@@ -1,6 +1,7 @@
 //! One trial: a call that goes wrong, what comes after, and what must hold then.
 
 use std::path::Path;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use slackwater::error::{Result, chain};
@@ -157,12 +158,19 @@ impl Scenario {
                 // Trash may come back: every start ends it before the first call.
                 let volumes = |picture: Picture| {
                     let mut files = picture.files;
-                    files.retain(|file| file.starts_with("volumes/"));
+                    files.retain(|file| !file.starts_with("trash/"));
                     files
                 };
                 let (now, then) = (volumes(world.picture()), volumes(before));
                 let durably = match self.act {
-                    Step::Create(..) | Step::PublishInline(..) if forgotten && now != then => {
+                    Step::Create(..)
+                    | Step::PublishInline(..)
+                    | Step::Snapshot(..)
+                    | Step::Restore(..)
+                    | Step::Clone(..)
+                    | Step::Group(..)
+                        if forgotten && now != then =>
+                    {
                         Err(format!("and a power loss: {now:?} instead of {then:?}"))
                     }
                     _ => Ok(()),
@@ -212,7 +220,13 @@ impl Scenario {
     pub fn nothing_left(&self, world: &World, before: &Picture) -> Result<(), String> {
         let now = world.picture();
         let wrong = match self.act {
-            Step::Create(..) | Step::PublishInline(..) | Step::Publish(..) => now.differs(before),
+            Step::Create(..)
+            | Step::PublishInline(..)
+            | Step::Publish(..)
+            | Step::Snapshot(..)
+            | Step::Restore(..)
+            | Step::Clone(..)
+            | Step::Group(..) => now.differs(before),
             Step::Stage(_) => now.differs(&Picture {
                 mounted: before.mounted.clone(),
                 loops: before.loops,
@@ -273,6 +287,8 @@ impl Scenario {
     }
 
     pub fn attempt(&self, world: &mut World, power_loss: bool) -> Result<String> {
+        // What is remembered of a failed cut is over.
+        world.host.pass_time(Duration::from_secs(3600));
         if self.act == Step::Start && world.is_up() {
             // What the process does by itself, every 10 seconds, about pools that aren't served.
             // Leftovers that it couldn't end wait for the next start.

@@ -109,10 +109,10 @@ impl World {
                 return Err(format!("{volume:?} has an image of {size:?} bytes"));
             }
         }
-        Ok(())
+        self.check_cuts(driver)
     }
 
-    /// What the records of lasting volumes say.
+    /// What the records of lasting volumes and of snapshots say.
     pub fn records(&self) -> Vec<String> {
         let Ok(driver) = self.driver() else {
             return Vec::new();
@@ -125,12 +125,11 @@ impl World {
         let records = volumes
             .map(|found| found.record)
             .filter(|record| !record.ephemeral && record.state == VolumeState::Ready);
-        records
-            .map(|record| {
-                let (size, wipe, formatted) = (record.size, record.wipe, record.formatted);
-                format!("{} {size} {wipe:?} {formatted:?}", record.uuid)
-            })
-            .collect()
+        let records = records.map(|record| {
+            let (size, wipe, formatted) = (record.size, record.wipe, record.formatted);
+            format!("{} {size} {wipe:?} {formatted:?}", record.uuid)
+        });
+        records.chain(self.snapshot_lines()).collect()
     }
 
     /// Whether every token that was synced is where it belongs; the volume is staged or published.
@@ -170,9 +169,9 @@ impl World {
     /// Leads every volume to its end, with all calls at their first try, and looks that nothing
     /// is left.
     pub fn finish(&mut self) -> std::result::Result<(), String> {
-        for (name, how) in std::mem::take(&mut self.unanswered) {
-            let created = self.run(&Step::Create(name, how));
-            created.map_err(|error| format!("in the end, create {name}: {}", chain(&error)))?;
+        for step in std::mem::take(&mut self.unanswered) {
+            let done = self.run(&step);
+            done.map_err(|error| format!("in the end, {step:?}: {}", chain(&error)))?;
         }
         let names: Vec<&'static str> = self.hows.keys().copied().collect();
         for name in names {
@@ -193,6 +192,7 @@ impl World {
                 .remove_leaf(&staging(name))
                 .map_err(|errno| format!("{name} is still staged: {errno}"))?;
         }
+        self.finish_cuts()?;
         self.check()?;
         let files = self.host.files_below(Path::new(POOL));
         let left = self.picture();

@@ -7,6 +7,7 @@
 )]
 
 pub mod check;
+pub mod cuts;
 mod step;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -66,10 +67,12 @@ pub struct World {
     /// Ids as answered, kept after a delete so that it can be repeated.
     pub ids: BTreeMap<&'static str, String>,
     pub hows: BTreeMap<&'static str, How>,
-    /// Creations whose answer nobody has heard: the caller will repeat them.
-    pub unanswered: BTreeMap<&'static str, How>,
+    /// Calls whose answer nobody has heard: the caller will repeat them.
+    pub unanswered: Vec<Step>,
     /// Tokens that a user has synced.
     pub tokens: BTreeMap<&'static str, BTreeSet<u64>>,
+    /// What must be in snapshots and clones.
+    pub cuts: cuts::Cuts,
 }
 
 impl World {
@@ -85,8 +88,9 @@ impl World {
             driver: None,
             ids: BTreeMap::new(),
             hows: BTreeMap::new(),
-            unanswered: BTreeMap::new(),
+            unanswered: Vec::new(),
             tokens: BTreeMap::new(),
+            cuts: cuts::Cuts::default(),
         }
     }
 
@@ -128,13 +132,26 @@ impl World {
                 self.write(name, *token);
                 return Ok(String::new());
             }
+            Step::WriteUnsynced(name, token) => {
+                let written = self.host.write_unsynced(&staging(name), *token);
+                written.expect("a user can write");
+                return Ok(String::new());
+            }
+            Step::GuardDies => {
+                self.host.let_guard_die(true);
+                return Ok(String::new());
+            }
             Step::CutOff(step, n) => {
                 self.host.fail_effect(*n, FaultMode::CrashAfter);
                 // Nobody hears the answer.
                 let _ = self.run(step);
                 match **step {
-                    Step::Create(name, how) => drop(self.unanswered.insert(name, how)),
                     Step::PublishInline(name, how) => drop(self.hows.insert(name, how)),
+                    Step::Create(..)
+                    | Step::Snapshot(..)
+                    | Step::Restore(..)
+                    | Step::Clone(..)
+                    | Step::Group(..) => self.unanswered.push((**step).clone()),
                     _ => {}
                 }
                 self.driver = None;
@@ -157,7 +174,9 @@ impl World {
             }
             _ => {}
         }
+        self.note(step);
         let answer = self.call(&*self.driver()?, step)?;
+        self.learn(step);
         match step {
             Step::PublishInline(name, how) => {
                 self.hows.insert(name, *how);
@@ -199,7 +218,7 @@ impl World {
         self.driver().is_ok_and(refused)
     }
 
-    fn id(&self, name: &str) -> String {
+    pub fn id(&self, name: &str) -> String {
         let derived = || {
             let status = self.driver().ok()?.pool_status();
             let pool = status.first()?.id?;

@@ -2,8 +2,8 @@
 
 use slackwater::error::{Error, Result};
 use slackwater::model::{
-    AccessMode, AccessType, Allocation, Capability, FsType, MutableParameters, VolumeParameters,
-    Wipe,
+    AccessMode, AccessType, Allocation, Capability, FsType, Level, MutableParameters,
+    VolumeParameters, Wipe,
 };
 use slackwater::operation::{
     Driver, ExpandNode, ExpandVolume, ModifyVolume, PublishEphemeral, PublishVolume, StageVolume,
@@ -91,6 +91,19 @@ pub enum Step {
     Unpublish(&'static str, u8),
     PublishInline(&'static str, How),
     UnpublishInline(&'static str),
+    /// A snapshot of this name, of a volume.
+    Snapshot(&'static str, &'static str, Level),
+    DeleteSnapshot(&'static str),
+    /// A volume from a snapshot, of so many bytes.
+    Restore(&'static str, &'static str, How, u64),
+    /// A volume from a volume.
+    Clone(&'static str, &'static str, How, u64),
+    Group(&'static str, &'static [&'static str]),
+    DeleteGroup(&'static str),
+    /// A user writes a token at the stage, and doesn't sync it.
+    WriteUnsynced(&'static str, u64),
+    /// From now on the guard dies with its process.
+    GuardDies,
     /// A user writes a token at the stage, or to the device published as 0, and syncs it.
     Write(&'static str, u64),
     /// The process is killed and starts again.
@@ -120,7 +133,14 @@ impl Step {
                 Rpc::NodePublishVolume
             }
             Step::Unpublish(..) | Step::UnpublishInline(_) => Rpc::NodeUnpublishVolume,
+            Step::Snapshot(..) => Rpc::CreateSnapshot,
+            Step::DeleteSnapshot(_) => Rpc::DeleteSnapshot,
+            Step::Restore(..) | Step::Clone(..) => Rpc::CreateVolume,
+            Step::Group(..) => Rpc::CreateVolumeGroupSnapshot,
+            Step::DeleteGroup(_) => Rpc::DeleteVolumeGroupSnapshot,
             Step::Write(..)
+            | Step::WriteUnsynced(..)
+            | Step::GuardDies
             | Step::Start
             | Step::LookAgain
             | Step::CutOff(..)
@@ -166,6 +186,12 @@ impl World {
                 driver.look_again();
                 self.serving()
             }
+            Step::Snapshot(..)
+            | Step::DeleteSnapshot(_)
+            | Step::Restore(..)
+            | Step::Clone(..)
+            | Step::Group(..)
+            | Step::DeleteGroup(_) => self.call_cut(driver, step),
             _ => self.call_node(driver, step),
         }
     }

@@ -181,7 +181,7 @@ impl Machine {
 impl Freezer for MemoryHost {
     fn begin(&self, members: Vec<FreezeMember>, limits: FreezeLimits) -> Result<Box<dyn Freeze>> {
         let now = self.now();
-        let session = self.step("freeze_journal", |machine| {
+        let act = |machine: &mut Machine| {
             let mut known = Vec::new();
             for member in &members {
                 let number = loop_number(&member.root.device).ok_or(Errno::ENOTBLK)?;
@@ -224,7 +224,10 @@ impl Freezer for MemoryHost {
             };
             machine.guard.sessions.insert(id, session);
             Ok(id)
-        })?;
+        };
+        // Nobody can hold on to a session that was refused: the guard ends it.
+        let ended = |machine: &mut Machine, id: &u64| drop(machine.end_session(*id));
+        let session = self.counted("freeze_journal", Path::new(GUARD), |_| {}, act, ended)?;
         let _roots = members.into_iter().map(|member| member.root).collect();
         let host = self.clone();
         Ok(Box::new(MemoryFreeze {
