@@ -164,7 +164,8 @@ pub trait Backend: Send + Sync + 'static {
     /// error the caller goes on, or calls [`Backend::delete`].
     fn complete(&self, record: &VolumeRecord) -> Result<VolumeRecord>;
 
-    /// Un-shares the first `bytes` of an image in steps, and says in the log how far it is. Beside
+    /// Un-shares the first `bytes` of an image in steps, durably, and says in the log how far it
+    /// is. Beside
     /// writers it's safe; a repeat is quick over what is done.
     fn unshare(&self, image: Image, bytes: u64) -> Result<()>;
 

@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 use super::{Admit, AttachMode, Attached, Backend, FoundDevice, Image, Leftovers, PoolSpace};
 use crate::error::{Doing, Result};
-use crate::host::{Device, Host, Kept};
+use crate::host::{Device, Effect, Host, Kept};
 use crate::record::{self, PoolRecord, SnapshotRecord, VolumeRecord};
 use folder::Folder;
 use room::Growing;
@@ -196,7 +196,12 @@ impl Backend for FileBackend {
     }
 
     fn unshare(&self, image: Image, bytes: u64) -> Result<()> {
-        self.unshare_image(image, bytes)
+        self.unshare_image(image, bytes)?;
+        // Until it's durable, a power loss brings the shared blocks back.
+        let path = self.image_of(image);
+        self.folder.perform(Effect::SyncFile { path: &path }, || {
+            format!("sync {image:?}")
+        })
     }
 
     fn snapshot(&self, uuid: Uuid) -> Result<Option<SnapshotRecord>> {

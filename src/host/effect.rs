@@ -88,7 +88,7 @@ pub enum Effect<'a> {
         target: &'a Path,
     },
     /// Clones an image in pieces of at most 8 MiB, between which its writers get on: torn, to be
-    /// put right by [`Effect::CloneRest`]. The target exists and is as long as the source.
+    /// put right by [`Effect::CloneRest`]. The target exists, and takes the source's length.
     CloneAhead {
         /// The image.
         source: &'a Path,

@@ -3,13 +3,14 @@
 //! A group is nothing but its members: each one's record names them all. They are cut together by
 //! one try, and committed by the first one's record.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use uuid::Uuid;
 
 use super::cutting::{Source, Try};
 use super::lock::{Guard, Key};
+use super::pool::Owner;
 use super::snapshot::Prepared;
 use super::{CreateGroup, Driver, Group, NamedGroup, Pool, PoolState};
 use crate::error::{Error, Kind, Mismatch, Result, chain};
@@ -145,24 +146,29 @@ impl Driver {
         if let Some(membership) = found.first().and_then(|(_, one)| one.group.as_ref()) {
             same_members(request, membership)?;
         }
-        // A member on a pool that isn't served now is not gone.
-        for member in &request.snapshot_ids {
-            self.owner(member)?;
-        }
-        if let Some((_, one)) = found.first()
-            && let Some(membership) = &one.group
-        {
-            for member in &membership.members {
-                self.owner(member)?;
+        let known = found.first().and_then(|(_, one)| one.group.as_ref());
+        let members = known.map(|membership| &membership.members);
+        let members = members.into_iter().flatten().chain(&request.snapshot_ids);
+        let group = id.0;
+        let mut ends = BTreeMap::new();
+        for member in members {
+            // One on a pool that isn't served now is not gone.
+            if let Owner::Pool(pool, id) = self.owner(member)? {
+                ends.insert(id, pool);
             }
         }
-        let _locks: Vec<Guard> = found
-            .iter()
-            .map(|(_, one)| self.locks.acquire(Key::Snapshot(one.uuid)))
+        let _locks: Vec<Guard> = ends
+            .keys()
+            .map(|id| self.locks.acquire(Key::Snapshot(id.uuid)))
             .collect::<Result<_>>()?;
-        found
-            .iter()
-            .try_for_each(|(pool, one)| pool.backend.delete_snapshot(one.uuid))
+        // Also those without a record: an earlier try may have left their blocks.
+        for (id, pool) in ends {
+            let record = pool.backend.snapshot(id.uuid)?;
+            if record.is_none_or(|record| record.group.is_some_and(|of| of.id == group)) {
+                pool.backend.delete_snapshot(id.uuid)?;
+            }
+        }
+        Ok(())
     }
 
     /// GetVolumeGroupSnapshot.

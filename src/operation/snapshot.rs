@@ -224,10 +224,11 @@ impl Driver {
 
     /// Deletes what a failed try has made.
     pub(super) fn undo_snapshots(&self, made: &[Prepared], first: Error) -> Error {
+        // The first one decides about its group: if it can't be deleted it may be committed, and
+        // the others are to follow it.
         let undone = made
             .iter()
-            .map(|one| one.pool.backend.delete_snapshot(one.record.uuid))
-            .fold(Ok(()), Result::and);
+            .try_for_each(|one| one.pool.backend.delete_snapshot(one.record.uuid));
         match undone {
             Ok(()) => first,
             Err(undo) => Error::Undo {

@@ -20,20 +20,6 @@ use crate::model::{HomeId, PoolDefinition, PoolPlace};
 use crate::record::node::KnownPool;
 use crate::record::{self, NodeRecord};
 
-/// Thaws what is journalled and held by nobody.
-fn sweep(seams: &Seams) {
-    match seams.freezer.sweep() {
-        Ok(thawed) if thawed.is_empty() => {}
-        Ok(thawed) => {
-            let volumes = thawed.join(", ");
-            tracing::warn!(volumes, "thawed what a crash had left frozen");
-        }
-        Err(error) => {
-            tracing::error!(error = %chain(&error), "can't thaw what a crash may have left frozen");
-        }
-    }
-}
-
 /// Where the simulated host has its pools.
 fn memory_path(name: &str) -> PathBuf {
     Path::new("/memory").join(name)
@@ -63,8 +49,6 @@ impl Driver {
     /// Opens the pools, takes their locks and ends what a crash left. A pool that can't be served
     /// doesn't hold up the others; a path that was never a pool, without `init`, is an error.
     pub fn start(settings: Settings, seams: Seams) -> Result<Driver> {
-        // What a crash has left frozen hangs whoever touches it.
-        sweep(&seams);
         let host = seams.host.clone();
         // Before anything touches an image: a frozen one that was unmounted is hidden.
         sweep(&seams);

@@ -38,6 +38,8 @@ pub struct Cuts {
     /// Names of single snapshots that may be there.
     snapshots: BTreeSet<&'static str>,
     groups: BTreeSet<&'static str>,
+    /// Ids of members, as they were or will be answered.
+    members: BTreeMap<&'static str, Vec<String>>,
     /// When those that were answered were cut, by id.
     cut_at: BTreeMap<String, u64>,
     /// What was wrong with an answer.
@@ -111,6 +113,8 @@ impl World {
             }
             Step::Group(name, volumes) => {
                 self.cuts.groups.insert(name);
+                let members = self.member_ids(name, volumes);
+                self.cuts.members.insert(name, members);
                 for volume in *volumes {
                     self.note_source(name, volume);
                 }
@@ -252,7 +256,7 @@ impl World {
             Step::DeleteGroup(name) => driver
                 .delete_group(&NamedGroup {
                     group_id: self.group_id(name),
-                    snapshot_ids: Vec::new(),
+                    snapshot_ids: self.cuts.members.get(name).cloned().unwrap_or_default(),
                 })
                 .map(done),
             other => panic!("{other:?} makes no cut"),

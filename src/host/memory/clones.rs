@@ -173,7 +173,6 @@ impl Machine {
         target: &Path,
     ) -> Result<Acted, HostCause> {
         let (from, to) = self.clone_ends(process, source, target)?;
-        self.same_length(from, to)?;
         if self.is_frozen_by_us(from) {
             self.violation(format!(
                 "{} is cloned ahead while it's frozen",
@@ -191,7 +190,6 @@ impl Machine {
         target: &Path,
     ) -> Result<Acted, HostCause> {
         let (from, to) = self.clone_ends(process, source, target)?;
-        self.same_length(from, to)?;
         let flaw = (!self.is_still(from)).then_some(BESIDE_WRITERS);
         let before = self.disk.file(to)?.live.map.clone();
         self.share(from, to, flaw)?;
@@ -199,14 +197,6 @@ impl Machine {
         let differs = |(index, place): (usize, &u64)| before.get(index) != Some(place);
         let differing = now.iter().enumerate().filter(|block| differs(*block));
         Ok(Acted::Cloned(differing.count() as u64))
-    }
-
-    fn same_length(&self, from: Ino, to: Ino) -> Result<(), Errno> {
-        let size = |ino| self.disk.file(ino).map(|file| file.live.size);
-        match size(from)? == size(to)? {
-            true => Ok(()),
-            false => Err(Errno::EINVAL),
-        }
     }
 
     /// Ranges are to come from the first byte on, without gaps: each is whole blocks of the file's
