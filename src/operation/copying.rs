@@ -123,7 +123,9 @@ impl Driver {
             return Ok(Copying { copies, of: None });
         };
         let _lock = self.locks.acquire(Key::Volume(source.id.uuid))?;
-        if self.use_of(source)? != Use::Quiet || self.staged_as_block(&source.record)?.is_some() {
+        if self.use_of(source).map_err(Error::unseen)? != Use::Quiet
+            || self.staged_as_block(&source.record)?.is_some()
+        {
             return Err(no_sharing(&source.pool, &source.text));
         }
         let flags = Arc::new(Flags::default());
@@ -209,7 +211,7 @@ impl Driver {
         let pool = &source.pool;
         let copying = self.begin_copy(Some(source))?;
         let image = pool.backend.image_path(Image::Volume(source.id.uuid));
-        let modified = self.modified(&image)?;
+        let modified = self.modified(&image).map_err(Error::unseen)?;
         let begun = pool.backend.snapshot(id.uuid)?.filter(|begun| {
             begun.source_incarnation == source.record.incarnation
                 && begun.size == source.record.size

@@ -271,7 +271,7 @@ impl Driver {
             Content::Volume(source) => Some(source.as_ref()),
         };
         let copying = self.begin_copy(of_volume)?;
-        let modified = self.modified(&source)?;
+        let modified = self.modified(&source).map_err(Error::unseen)?;
         let begun = pool.backend.volume(record.uuid)?.filter(|begun| {
             begun.content_source == record.content_source
                 && begun.size == record.size

@@ -94,7 +94,9 @@ impl Driver {
     }
 
     pub(super) fn uses_of(&self, sources: &[Source]) -> Result<Vec<Use>> {
-        sources.iter().map(|source| self.use_of(source)).collect()
+        let uses: Result<_> = sources.iter().map(|source| self.use_of(source)).collect();
+        // What an earlier try has left is ended after this look.
+        uses.map_err(Error::unseen)
     }
 
     /// The record of a new snapshot.
