@@ -182,7 +182,7 @@ fn start_with_what_a_crash_left_of_a_cut() {
         before.push(Step::GuardDies);
         for before in cut_offs(&before, &call) {
             let act = Step::Start;
-            Scenario { before, act }.sweep_once();
+            Scenario { before, act }.sweep_crashes();
         }
     }
 }

@@ -31,6 +31,18 @@ impl Scenario {
         failures.assert_none(&self.act);
     }
 
+    /// Nothing goes wrong, or the process dies after each effect in turn: for many calls.
+    pub fn sweep_crashes(&self) {
+        let calm = self.calm();
+        let mut failures = Failures::default();
+        self.all(&calm, &[Fault::Effects(Vec::new())], &mut failures);
+        for n in 1..=calm.effects {
+            let crash = Fault::Effects(vec![(n, FaultMode::CrashAfter)]);
+            self.all(&calm, &[crash], &mut failures);
+        }
+        failures.assert_none(&self.act);
+    }
+
     fn single(&self) -> (Calm, Failures) {
         let calm = self.calm();
         let mut failures = Failures::default();
