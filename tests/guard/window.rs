@@ -116,6 +116,26 @@ fn a_strangers_freeze_is_refused_and_left_alone() {
 }
 
 #[test]
+fn a_strangers_freeze_is_left_alone_by_who_thaws_for_a_dead_guard() {
+    for sent in [Signal::SIGKILL, Signal::SIGSTOP] {
+        let bench = Bench::new(&[Ext4, Ext4]);
+        freeze_by_hand(&bench.volumes[1].target);
+        let session = bench.begin(&[Ext4, Ext4], limits(Duration::from_secs(2)));
+        session.freeze().unwrap_err();
+        let pid = bench.guard_pid().unwrap();
+        signal(pid, sent);
+        drop(session);
+        signal(pid, Signal::SIGCONT);
+        eventually_within("an empty journal", || bench.journal_is_empty());
+        Write_::start(&bench.volumes[0].target).goes_on();
+        assert!(
+            thaw(&bench.volumes[1].target),
+            "the stranger's freeze stayed"
+        );
+    }
+}
+
+#[test]
 fn at_the_deadline_the_guard_thaws_by_itself() {
     let bench = Bench::new(&ALL);
     let session = bench.frozen(&ALL, limits(Duration::from_millis(900)));

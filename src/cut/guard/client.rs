@@ -9,7 +9,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
@@ -46,6 +46,8 @@ pub(super) struct Answers {
     pub(super) frozen: Option<i32>,
     /// errno of the thaw, and whether it came unasked.
     pub(super) thawed: Option<(i32, bool)>,
+    /// It was the guard's thaw, and it succeeded.
+    pub(super) by_guard: bool,
 }
 
 impl Answers {
@@ -109,7 +111,7 @@ pub(super) struct Shared {
 }
 
 /// File systems in the guard's hands.
-pub(super) struct Session(Arc<Shared>);
+pub(super) struct Session(Arc<Shared>, Option<JoinHandle<()>>);
 
 impl Shared {
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
@@ -204,17 +206,13 @@ impl Session {
         });
         let kept = shared.clone();
         let keeper = thread::Builder::new().name("freeze-keeper".into());
-        if let Err(error) = keeper.spawn(move || keeper::keep(&kept)) {
+        let keeper = keeper.spawn(move || keeper::keep(&kept)).map_err(|error| {
             if let Some(journal) = shared.journal().take() {
                 journal.end();
             }
-            return Err(HostError::io(
-                "start a thread for",
-                "the freeze guard",
-                &error,
-            ));
-        }
-        let session = Session(shared);
+            HostError::io("start a thread for", "the freeze guard", &error)
+        })?;
+        let session = Session(shared, Some(keeper));
         let ready = session.0.wait(Instant::now() + patience, |state| {
             state
                 .ready
@@ -416,6 +414,9 @@ impl Drop for Session {
                 .0
                 .failure("end a freeze of", "the guard is still at it");
             tracing::warn!(error = %chain(&error), "a freeze session ends later");
+        } else if let Some(keeper) = self.1.take() {
+            // With it the last copies of the roots are closed: what was cut can be unmounted.
+            let _ = keeper.join();
         }
     }
 }

@@ -100,6 +100,14 @@ pub struct Journal {
     state_dir: PathBuf,
 }
 
+/// What the folder holds.
+pub struct Entries {
+    /// By age.
+    pub entries: Vec<(Uuid, Entry)>,
+    /// Of those that can't be read.
+    pub errors: Vec<HostError>,
+}
+
 /// Whether somebody may still freeze what an entry names.
 pub enum Hold {
     /// Driver or guard hold it.
@@ -181,7 +189,7 @@ impl Journal {
     }
 
     /// All entries that can be read, and the errors of the others.
-    pub fn entries(&self) -> Result<(Vec<(Uuid, Entry)>, Vec<HostError>)> {
+    pub fn entries(&self) -> Result<Entries> {
         let mut entries = Vec::new();
         let mut errors = Vec::new();
         for id in self.names(".json")? {
@@ -194,7 +202,7 @@ impl Journal {
             }
         }
         entries.sort_by_key(|(_, entry)| entry.since);
-        Ok((entries, errors))
+        Ok(Entries { entries, errors })
     }
 
     fn names(&self, suffix: &str) -> Result<Vec<Uuid>> {
@@ -205,7 +213,7 @@ impl Journal {
 
     /// What is journalled, a line for each file system.
     pub fn journalled(&self) -> Result<Vec<Journalled>> {
-        let (entries, errors) = self.entries()?;
+        let Entries { entries, errors } = self.entries()?;
         if let Some(error) = errors.into_iter().next() {
             return Err(error);
         }

@@ -46,6 +46,7 @@ pub(super) fn keep(shared: &Arc<Shared>) {
         Ending::Late => {
             // Not a word before all is thawed: the log may lie on a frozen file system.
             kill(shared);
+            guard_has_ended(shared);
             let thawed = thaw_all(shared);
             tracing::warn!("the freeze guard was late, and was killed");
             finish(shared, thawed);
@@ -92,7 +93,9 @@ fn is_late(shared: &Shared) -> bool {
         state.alive = false;
         state.asked = Some(late_at);
         drop(state);
-        return shared.channel.send(&Ask::Ping.encode()).is_err();
+        // One that has ended in order has said so, which is read next.
+        let _ = shared.channel.send(&Ask::Ping.encode());
+        return false;
     }
     if now < late_at {
         return false;
@@ -147,6 +150,7 @@ fn note(shared: &Shared, say: Say) {
         } => {
             if let Some(answers) = state.answers.get_mut(member as usize) {
                 answers.thawed.get_or_insert((errno, early));
+                answers.by_guard = errno == 0 || errno == Errno::EINVAL as i32;
             }
         }
         Say::Pong => state.alive = true,
@@ -176,9 +180,18 @@ fn kill(shared: &Shared) {
 /// Whether the guard can't freeze any more: then what FITHAW says is final.
 fn guard_has_ended(shared: &Shared) -> bool {
     let mut bytes = [0; MESSAGE];
-    // Whatever it had said before its end doesn't matter any more.
-    while let Ok(Some(())) = shared.channel.receive(&mut bytes) {}
-    matches!(shared.channel.receive(&mut bytes), Ok(None))
+    loop {
+        match shared.channel.receive(&mut bytes) {
+            // What it had said before its end counts: whom it never froze, for one.
+            Ok(Some(())) => {
+                if let Some(say) = Say::decode(&bytes) {
+                    note(shared, say);
+                }
+            }
+            Ok(None) => return true,
+            Err(_) => return false,
+        }
+    }
 }
 
 /// Thaws everything by ourselves, each in a thread, since one may hang. True if all is thawed for
@@ -201,6 +214,8 @@ fn thaw_all(shared: &Arc<Shared>) -> bool {
         let builder = thread::Builder::new().name("thaw".into());
         let thawing = builder.spawn(move || {
             let thawed = thaw_one(&shared, at);
+            // The roots are closed before the session hears of it, and may be unmounted then.
+            drop(shared);
             let _ = done.send(thawed);
         });
         match thawing {
@@ -231,10 +246,21 @@ fn collect(shared: &Shared, answers: &Receiver<bool>, waited_for: usize) -> bool
     thawed == shared.members.len()
 }
 
+/// Whether the guard never froze it, or thawed it: what is frozen now is a stranger's.
+fn is_none_of_ours(shared: &Shared, at: usize) -> bool {
+    let answers = shared.state().answers[at];
+    let never = answers.frozen.is_some_and(|errno| errno != 0);
+    // `early` by our own hands comes with the guard's end, or is no proof.
+    never || answers.by_guard
+}
+
 /// Thaws one until the guard has ended and the kernel says that it isn't frozen.
 fn thaw_one(shared: &Shared, at: usize) -> bool {
     let member = &shared.members[at];
     for _ in 0..TRIES {
+        if is_none_of_ours(shared, at) {
+            return true;
+        }
         // Asked before the FITHAW: what was frozen before its end is met by it.
         let final_word = guard_has_ended(shared);
         let errno = code(freeze::thaw(member.root.as_fd()));

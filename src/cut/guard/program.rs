@@ -72,6 +72,8 @@ pub fn run(host: Arc<dyn Host>, options: &Options) -> Result<()> {
         }
         sessions.retain(|session| !session.is_finished());
         let Ok(channel) = listener.accept() else {
+            // Out of descriptors, perhaps, until a session ends.
+            thread::sleep(Duration::from_millis(u64::from(LOOK)));
             continue;
         };
         let line = stopped.clone();
@@ -82,9 +84,9 @@ pub fn run(host: Arc<dyn Host>, options: &Options) -> Result<()> {
             sessions.push(session);
         }
     };
-    leave(host.as_ref(), options, (listener, lock))?;
+    let left = leave(host.as_ref(), options, (listener, lock));
     drain(&signals, sessions, stop, matches!(end, End::Signal));
-    Ok(())
+    left
 }
 
 fn stop_line(options: &Options) -> Result<(PipeWriter, Arc<std::io::PipeReader>)> {

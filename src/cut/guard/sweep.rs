@@ -16,7 +16,7 @@ use nix::errno::Errno;
 use nix::sys::stat::{major, minor};
 use uuid::Uuid;
 
-use super::journal::{Entry, EntryMember, Hold, Journal};
+use super::journal::{Entries, Entry, EntryMember, Hold, Journal};
 use crate::error::{HostError, chain};
 use crate::host::freezer::Journalled;
 use crate::host::linux::freeze;
@@ -85,7 +85,10 @@ impl Sweeper {
         }
         let _turn = self.turn()?;
         let boot = self.host.boot_id()?;
-        let (entries, mut errors) = self.journal.entries()?;
+        let Entries {
+            entries,
+            mut errors,
+        } = self.journal.entries()?;
         let mut thawed = Vec::new();
         for (id, entry) in entries {
             match self.settle(id, &entry, boot, all) {

@@ -18,6 +18,7 @@ use std::thread;
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::mman::{MlockAllFlags, mlockall};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use super::files::failed;
 use super::{growth, sys};
@@ -63,10 +64,15 @@ pub fn thaw(root: BorrowedFd<'_>) -> std::result::Result<(), Errno> {
     sys::fs::thaw(root)
 }
 
-/// Keeps this process in memory, so that it can act while its disk can't; as far as permitted.
+/// Keeps this process in memory, so that it can act while its disk can't, and gives it all the
+/// descriptors that it may have; as far as permitted.
 pub fn stay_in_memory() {
     // Without the right to it, the guard works all the same, mostly.
     let _ = mlockall(MlockAllFlags::MCL_CURRENT | MlockAllFlags::MCL_FUTURE);
+    // Each file system of each session is a descriptor here.
+    if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
+    }
     let _ = OpenOptions::new()
         .write(true)
         .open("/proc/self/oom_score_adj")
