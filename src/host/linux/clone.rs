@@ -12,11 +12,11 @@ use nix::unistd::ftruncate;
 
 use super::files::{failed, open_existing};
 use super::image::{length, next_data, offset};
-use super::map::{self, Runs};
+use super::map::{self, ReadAhead, Runs};
 use super::sys::blocks::{clone_file, clone_range};
 use crate::error::HostError;
 use crate::host::difference::Differences;
-use crate::host::{Done, Result};
+use crate::host::{Done, Extent, Result};
 
 /// Writers of the source wait for a piece: at 4 KiB an extent and 15 us each, 30 ms at worst.
 const CLONE_PIECE: u64 = 8 << 20;
@@ -80,6 +80,34 @@ impl<'a> Pair<'a> {
     }
 }
 
+impl Pair<'_> {
+    /// Clones again what differs, as far as both maps say.
+    fn put_right(
+        &self,
+        ours: impl Iterator<Item = Result<Extent>>,
+        copy: impl Iterator<Item = Result<Extent>>,
+        size: u64,
+    ) -> Result<Done> {
+        let block = self.block()?;
+        let mut ranges = 0;
+        for range in Differences::new(ours, copy, 0, size.next_multiple_of(block)) {
+            let (start, end) = range?;
+            ranges += 1;
+            let mut at = start - start % block;
+            let end = end.next_multiple_of(block).min(size);
+            while at < end {
+                let next = (at + CLONE_PIECE).min(end);
+                if !self.range(at, next, size)? {
+                    let what = "its length changed while it was cloned";
+                    return Err(HostError::unexpected("clone", self.source_path, what));
+                }
+                at = next;
+            }
+        }
+        Ok(Done::Cloned(ranges))
+    }
+}
+
 pub(super) fn whole(source: &Path, target: &Path) -> Result<Done> {
     let pair = Pair::open(source, target)?;
     // FICLONE makes an empty target exactly as long as the source is at that moment; it would
@@ -132,28 +160,18 @@ pub(super) fn ahead(source: &Path, target: &Path) -> Result<Done> {
 /// defragmentation of the pool moves blocks, and their old place may be anybody's.
 pub(super) fn rest(source: &Path, target: &Path) -> Result<Done> {
     let pair = Pair::open(source, target)?;
-    let block = pair.block()?;
     let size = pair.fit()?;
-    let end = size.next_multiple_of(block);
-    let ours = Runs::new(&pair.source, source, 0);
-    let copy = Runs::new(&pair.target, target, 0);
-    let mut cloned = 0;
-    for range in Differences::new(ours, copy, 0, end) {
-        let (start, end) = range?;
-        let start = start - start % block;
-        cloned += 1;
-        let mut at = start;
-        let end = end.next_multiple_of(block).min(size);
-        while at < end {
-            let piece = (end - at).min(CLONE_PIECE);
-            if !pair.range(at, at + piece, size)? {
-                let what = "its length changed while it was cloned";
-                return Err(HostError::unexpected("clone", source, what));
-            }
-            at += piece;
-        }
+    let mut ours = Runs::new(&pair.source, source, 0);
+    let copy = || Runs::new(&pair.target, target, 0);
+    if !ours.is_long()? {
+        return pair.put_right(ours, copy(), size);
     }
-    Ok(Done::Cloned(cloned))
+    // Each map by a processor of its own. What is read ahead lies beyond all that has been
+    // compared, and only what has been compared is changed.
+    std::thread::scope(|scope| match ReadAhead::start(scope, copy()) {
+        Some(copy) => pair.put_right(ours, copy, size),
+        None => pair.put_right(ours, copy(), size),
+    })
 }
 
 /// Every block of the range gets a place of its own; a crash leaves some of them shared.
