@@ -187,6 +187,11 @@ impl Write_ {
         self.0.recv_timeout(Duration::from_millis(400)).is_err()
     }
 
+    /// Whether it has ended by now; asked once.
+    pub fn has_gone_on(&self) -> bool {
+        self.0.try_recv().is_ok()
+    }
+
     /// It goes on.
     pub fn goes_on(self) {
         self.0

@@ -296,3 +296,41 @@ fn what_can_not_be_is_refused_before() {
         said(&error)
     );
 }
+
+#[test]
+fn kills_at_any_moment_leave_nothing_frozen_and_no_false_verdict() {
+    let kinds = [Ext4, Xfs];
+    let bench = Bench::new(&kinds);
+    let mut proven = 0;
+    for round in 0..40u64 {
+        let Ok(session) = bench.guard.begin(bench.members(&kinds), long()) else {
+            panic!("round {round}: a guard comes up again, always");
+        };
+        let pid = bench.guard_pid();
+        let killer = std::thread::spawn(move || {
+            // From before the sync until long after the thaw.
+            std::thread::sleep(Duration::from_millis(round * 37 % 100));
+            pid.into_iter().for_each(|pid| signal(pid, Signal::SIGKILL));
+        });
+        let frozen = session.sync().and_then(|()| session.freeze());
+        if frozen.is_ok() {
+            let writer = Write_::start(&bench.volumes[1].target);
+            std::thread::sleep(Duration::from_millis(round % 4 * 10));
+            let went_on = writer.has_gone_on();
+            let verdict = session.thaw(1).unwrap();
+            assert!(
+                !(went_on && verdict),
+                "round {round}: it was not frozen to the end"
+            );
+            if !went_on {
+                writer.goes_on();
+            }
+            proven += u32::from(session.thaw(0).unwrap() && verdict);
+        }
+        drop(session);
+        killer.join().unwrap();
+        assert!(bench.journal_is_empty(), "round {round}");
+        assert!(!thaw(&bench.volumes[0].target) && !thaw(&bench.volumes[1].target));
+    }
+    assert!(proven > 0, "some must have come before the kill");
+}
