@@ -1,0 +1,216 @@
+//! Programs of databases: servers as an unprivileged user, clients that are talked to by lines,
+//! and writers that remember what was acknowledged. All are ended by id, also by a panic.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::support::Scratch;
+
+/// Nobody's id, as Debian and Ubuntu have it.
+pub const NOBODY: u32 = 65534;
+
+/// The first of these programs that there is; a test never goes on without.
+pub fn program(candidates: &[&str]) -> PathBuf {
+    let found = candidates.iter().map(Path::new).find(|path| path.exists());
+    let found = found.map(Path::to_path_buf);
+    found.unwrap_or_else(|| panic!("none of {candidates:?} is there: run deploy/deps test"))
+}
+
+/// A folder that belongs to nobody.
+pub fn folder(path: &Path) -> PathBuf {
+    std::fs::create_dir_all(path).unwrap();
+    std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+    path.to_path_buf()
+}
+
+/// Lets nobody through to what is below the scratch folder.
+pub fn open_to_nobody(scratch: &Scratch) {
+    let opened = std::fs::Permissions::from_mode(0o711);
+    std::fs::set_permissions(scratch.path(), opened).unwrap();
+    for above in scratch.path().ancestors().skip(1) {
+        let mode = std::fs::metadata(above).unwrap().mode();
+        assert!(
+            mode & 1 == 1,
+            "{} is closed to others, and databases refuse to run as root: chmod o+x it, or set TMPDIR",
+            above.display()
+        );
+    }
+}
+
+/// A command as nobody, in a folder, without our environment.
+pub fn as_nobody(program: &Path, folder: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.uid(NOBODY).gid(NOBODY).current_dir(folder);
+    command.env_clear().env("PATH", "/usr/bin:/bin:/usr/sbin");
+    command
+}
+
+/// A server.
+pub struct Daemon {
+    child: Child,
+    stop: Signal,
+    log: PathBuf,
+}
+
+impl Daemon {
+    /// Starts it; `stop` is the signal that ends it with all it has started.
+    pub fn start(mut command: Command, stop: Signal, log: &Path) -> Daemon {
+        let file = std::fs::File::create(log).unwrap();
+        let both = file.try_clone().unwrap();
+        command.stdin(Stdio::null()).stdout(file).stderr(both);
+        Daemon {
+            child: command.spawn().unwrap(),
+            stop,
+            log: log.to_path_buf(),
+        }
+    }
+
+    /// Whether it has ended by itself.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
+    /// What it has said.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let pid = Pid::from_raw(self.child.id() as i32);
+        let begun = std::time::Instant::now();
+        if self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
+            let _ = kill(pid, self.stop);
+        }
+        while self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
+            if begun.elapsed().as_secs() > 20 {
+                let _ = kill(pid, Signal::SIGKILL);
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        if std::thread::panicking() {
+            eprintln!("--- {} ---\n{}", self.log.display(), self.log());
+        }
+    }
+}
+
+/// A client that answers a line with a line.
+pub struct Client {
+    child: Child,
+    /// Nothing once no more will come.
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Client {
+    /// Starts it.
+    pub fn start(mut command: Command) -> Client {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+        Client {
+            input: child.stdin.take(),
+            output: BufReader::new(child.stdout.take().unwrap()),
+            child,
+        }
+    }
+
+    /// Says a line; the one that is answered, or nothing if the client has ended.
+    pub fn ask(&mut self, line: &str) -> Option<String> {
+        let input = self.input.as_mut()?;
+        input.write_all(format!("{line}\n").as_bytes()).ok()?;
+        let mut answer = String::new();
+        let read = self.output.read_line(&mut answer).ok()?;
+        (read > 0).then(|| answer.trim_end().to_string())
+    }
+
+    /// Says a single line, and no more will come; all that is answered, which may be nothing.
+    pub fn ask_once(mut self, line: &str) -> String {
+        let input = self.input.take();
+        let _ = input.unwrap().write_all(format!("{line}\n").as_bytes());
+        let mut answer = String::new();
+        let _ = self.output.read_to_string(&mut answer);
+        answer.trim_end().to_string()
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id() as i32)
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Writes 1, 2, 3 ... one after the other, each once the one before is acknowledged.
+pub struct Writer {
+    stop: Arc<AtomicBool>,
+    acknowledged: Arc<AtomicU64>,
+    client: Pid,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Writer {
+    /// Starts it. `line` is what the client is told to write a number; it must answer one line.
+    pub fn start(mut client: Client, line: impl Fn(u64) -> String + Send + 'static) -> Writer {
+        let stop = Arc::new(AtomicBool::new(false));
+        let acknowledged = Arc::new(AtomicU64::new(0));
+        let pid = client.pid();
+        let (stopped, count) = (stop.clone(), acknowledged.clone());
+        let thread = std::thread::spawn(move || {
+            for number in 1.. {
+                if stopped.load(Ordering::SeqCst) || client.ask(&line(number)).is_none() {
+                    break;
+                }
+                count.store(number, Ordering::SeqCst);
+            }
+        });
+        Writer {
+            stop,
+            acknowledged,
+            client: pid,
+            thread: Some(thread),
+        }
+    }
+
+    /// The last number that was acknowledged, and so all before it.
+    pub fn acknowledged(&self) -> u64 {
+        self.acknowledged.load(Ordering::SeqCst)
+    }
+
+    /// Waits until more is acknowledged than `count`.
+    pub fn goes_beyond(&self, count: u64) {
+        super::support::eventually("the writer goes on", || self.acknowledged() > count);
+    }
+
+    /// Ends it after the write that runs; the last number.
+    pub fn stop(mut self) -> u64 {
+        self.stop.store(true, Ordering::SeqCst);
+        self.thread.take().unwrap().join().unwrap();
+        self.acknowledged()
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        // In a panic the server may never answer again: the client ends, and with it the thread.
+        if let Some(thread) = self.thread.take() {
+            self.stop.store(true, Ordering::SeqCst);
+            let _ = kill(self.client, Signal::SIGKILL);
+            let _ = thread.join();
+        }
+    }
+}

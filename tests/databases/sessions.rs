@@ -1,0 +1,141 @@
+//! The sessions in deploy/examples/hooks, each with its real database and without a driver: what
+//! is held between READY and release, and that it's let go whatever happens.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Stdio};
+
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
+
+use super::engine::{Engine, Run};
+use super::process::{Writer, as_nobody, folder, open_to_nobody};
+use super::support::Scratch;
+
+/// The program of an engine's session.
+pub fn session(engine: Engine) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("deploy/examples/hooks")
+        .join(engine.name())
+}
+
+/// A session that runs, in a process group of its own.
+struct Session {
+    child: Child,
+    /// Its end is the session's.
+    stdin: Option<ChildStdin>,
+}
+
+impl Session {
+    /// Starts one with a deadline, and waits for its READY.
+    fn ready(run: &Run, engine: Engine, seconds: u32, scratch: &Scratch) -> Session {
+        // Nobody may not reach the sources.
+        let program = scratch.join(engine.name());
+        std::fs::copy(session(engine), &program).unwrap();
+        let mut command = as_nobody(&program, scratch.path());
+        command
+            .arg(seconds.to_string())
+            .args(run.words())
+            .process_group(0);
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdin = child.stdin.take();
+        let mut session = Session { child, stdin };
+        let mut line = String::new();
+        let output = session.child.stdout.take().unwrap();
+        BufReader::new(output).read_line(&mut line).unwrap();
+        assert_eq!(line, "READY\n", "{}", run.log());
+        session
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id() as i32)
+    }
+
+    /// How it ended. Its stdin stays open until then.
+    fn end(mut self) -> std::process::ExitStatus {
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
+            let _ = killpg(self.pid(), Signal::SIGKILL);
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Fails unless nothing is acknowledged any more: at most what was under way at `READY`.
+fn assert_held(writer: &Writer) -> u64 {
+    let before = writer.acknowledged();
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let after = writer.acknowledged();
+    assert!(
+        after <= before + 1,
+        "held at {before}, yet {after} are acknowledged"
+    );
+    after
+}
+
+fn sessions_of(engine: Engine) {
+    let scratch = Scratch::new();
+    open_to_nobody(&scratch);
+    let (data, run) = (
+        folder(&scratch.join("files")).join("data"),
+        scratch.join("run"),
+    );
+    engine.make(&data, &[]);
+    let server = engine.start(&data, &run, &[]).unwrap();
+    let writer = server.writer();
+    writer.goes_beyond(100);
+
+    // It ends when its stdin does, with success.
+    let mut session = Session::ready(&server, engine, 20, &scratch);
+    let held = assert_held(&writer);
+    drop(session.stdin.take());
+    assert!(session.end().success());
+    writer.goes_beyond(held + 100);
+
+    // Nobody ends it: it does so itself, and says that it failed.
+    let session = Session::ready(&server, engine, 2, &scratch);
+    let held = assert_held(&writer);
+    assert!(!session.end().success());
+    writer.goes_beyond(held + 100);
+
+    // It can't do anything any more: its server lets go.
+    let session = Session::ready(&server, engine, 2, &scratch);
+    killpg(session.pid(), Signal::SIGSTOP).unwrap();
+    let held = assert_held(&writer);
+    writer.goes_beyond(held + 100);
+    drop(session);
+
+    // It's killed, without a word: at once, or at the deadline.
+    let session = Session::ready(&server, engine, 2, &scratch);
+    let held = assert_held(&writer);
+    kill(session.pid(), Signal::SIGKILL).unwrap();
+    assert_eq!(session.end().signal(), Some(9));
+    writer.goes_beyond(held + 100);
+    let acknowledged = writer.stop();
+    assert_eq!(server.count(), acknowledged);
+}
+
+#[test]
+fn the_session_of_postgresql_holds_and_always_lets_go() {
+    sessions_of(Engine::PostgreSql);
+}
+
+#[test]
+fn the_session_of_mariadb_holds_and_always_lets_go() {
+    sessions_of(Engine::MariaDb);
+}
+
+#[test]
+fn the_session_of_redis_holds_and_always_lets_go() {
+    sessions_of(Engine::Redis { append_only: true });
+}
