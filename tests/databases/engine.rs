@@ -185,7 +185,7 @@ impl Run {
     /// A client that answers a line with a line.
     pub fn client(&self) -> Client {
         let (name, more): (_, &[&str]) = match self.engine {
-            Engine::PostgreSql => ("/usr/bin/psql", &["-XqAt"]),
+            Engine::PostgreSql => ("/usr/bin/psql", &["-XqAt", "--set=ON_ERROR_STOP=1"]),
             Engine::MariaDb => {
                 let more = &["--batch", "--skip-column-names", "--unbuffered"];
                 ("/usr/bin/mariadb", more)

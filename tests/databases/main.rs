@@ -13,6 +13,7 @@
 mod support;
 
 mod engine;
+mod hooks;
 
 mod postgresql;
 mod process;

@@ -14,21 +14,25 @@ use super::{Node, rounds};
 
 const MODES: [&str; 2] = ["wal", "delete"];
 
-/// A shell on the two databases of a mode.
-fn shell(mode: &str, main: &Path, other: &Path) -> Client {
+/// A shell on the two databases of a mode, unless SQLite refuses them. It ends at an error.
+fn shell(mode: &str, main: &Path, other: &Path) -> Option<Client> {
     let mut command = Command::new(program(&["/usr/bin/sqlite3"]));
-    command.arg("-batch").arg("-init").arg("/dev/null");
+    command
+        .arg("-batch")
+        .arg("-bail")
+        .arg("-init")
+        .arg("/dev/null");
     command.arg(main.join(format!("{mode}.db")));
     let mut client = Client::start(command);
     let other = other.join(format!("{mode}.db"));
     let attach = format!("ATTACH '{}' AS other; SELECT 'attached';", other.display());
-    assert_eq!(client.ask(&attach).as_deref(), Some("attached"));
-    client
+    let attached = client.ask(&attach)?;
+    (attached == "attached").then_some(client)
 }
 
 /// Makes the databases of a mode, and writes to them.
 fn writer(mode: &'static str, main: &Path, other: &Path) -> Writer {
-    let mut client = shell(mode, main, other);
+    let mut client = shell(mode, main, other).unwrap();
     for database in ["main", "other"] {
         let set = format!("PRAGMA {database}.journal_mode={mode};");
         assert_eq!(client.ask(&set).as_deref(), Some(mode));
@@ -55,7 +59,8 @@ fn writer(mode: &'static str, main: &Path, other: &Path) -> Writer {
 
 /// Checks the databases of a mode, in which `acknowledged` transactions must be; what is wrong.
 fn check(mode: &str, main: &Path, other: &Path, acknowledged: u64) -> Result<(), String> {
-    let mut client = shell(mode, main, other);
+    let shell = shell(mode, main, other);
+    let mut client = shell.ok_or_else(|| format!("{mode}: refused"))?;
     let mut counts = Vec::new();
     for database in ["main", "other"] {
         let mut ask = |line: String| client.ask(&line).unwrap_or_default();
