@@ -61,6 +61,7 @@ settled() {
 around() {
     local code=0 left folders_before
     work=$(mktemp --directory /tmp/slackwater-run.XXXX)
+    chmod 711 "$work" # databases, which refuse to run as root, pass through
     folders_before=$(default_folders | sort)
     TMPDIR=$work "$@" || code=$?
     left=$(settled rest "$folders_before")

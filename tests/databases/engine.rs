@@ -93,6 +93,8 @@ impl Engine {
                 let mut command = as_nobody(&postgresql("postgres"), run);
                 command.arg("-D").arg(data).arg("-k").arg(run);
                 command.args(["-c", "listen_addresses=", "-c", "shared_buffers=16MB"]);
+                // Else a start after a crash syncs every file by itself.
+                command.args(["-c", "recovery_init_sync_method=syncfs"]);
                 command
             }
             Engine::MariaDb => {

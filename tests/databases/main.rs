@@ -4,6 +4,7 @@
 //! cuts many.
 
 #![allow(
+    clippy::expect_used,
     clippy::unwrap_used,
     clippy::disallowed_methods,
     reason = "a test says what it expects, and works on its own files"
