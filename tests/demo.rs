@@ -35,6 +35,8 @@ fn root_the_demo_leaves_nothing_behind() {
     let told = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{told}");
     assert!(told.contains("nothing left behind"), "{told}");
+    assert!(told.contains("no write is out of order"), "{told}");
+    assert!(told.contains("the writer stood still for"), "{told}");
     assert!(!told.contains('\x1b'), "plain where nobody looks: {told}");
     assert_empty(&folder);
 }
@@ -48,6 +50,8 @@ fn root_a_demo_that_is_stopped_at_any_time_leaves_nothing_behind() {
         (30, Signal::SIGINT),
         (300, Signal::SIGTERM),
         (900, Signal::SIGINT),
+        (2500, Signal::SIGTERM),
+        (3500, Signal::SIGINT),
     ] {
         let folder = TempDir::with_prefix("slackwater-").unwrap();
         let mut child = demo(&folder).stdout(Stdio::piped()).spawn().unwrap();

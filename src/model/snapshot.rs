@@ -101,6 +101,36 @@ impl Default for SnapshotParameters {
     }
 }
 
+/// All of them, as a class would say them: one text for one meaning.
+impl fmt::Display for SnapshotParameters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let on_failure = match self.on_quiesce_failure {
+            OnQuiesceFailure::Fail => "fail",
+            OnQuiesceFailure::Degrade(level) => level.word(),
+        };
+        let shared = match self.shared_volume {
+            SharedVolume::All => "all",
+            SharedVolume::One => "one",
+            SharedVolume::Skip => "skip",
+            SharedVolume::Fail => "fail",
+        };
+        write!(
+            f,
+            "consistency={} onQuiesceFailure={on_failure} freezeTimeout={}ms quiesceTimeout={}ms \
+             retries={} retryInterval={}ms sharedVolume={shared}",
+            self.consistency,
+            self.freeze_timeout.as_millis(),
+            self.quiesce_timeout.as_millis(),
+            self.retries,
+            self.retry_interval.as_millis(),
+        )?;
+        match self.max_extents {
+            Some(most) => write!(f, " maxExtents={most}"),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Longer than any application should stand still, and far below the kernel's hung-task limit.
 const MOST_FREEZE: Duration = Duration::from_secs(30);
 /// Longer than any sidecar waits for the whole call.

@@ -12,7 +12,7 @@ use super::cutting::{Source, Try};
 use super::lock::{Guard, Key};
 use super::pool::Owner;
 use super::snapshot::Prepared;
-use super::{CreateGroup, Driver, Group, NamedGroup, Pool, PoolState};
+use super::{CreateGroup, Driver, Group, NamedGroup, Pool};
 use crate::error::{Error, Kind, Mismatch, Result, chain};
 use crate::model::id::NameKind;
 use crate::model::{GroupId, SnapshotId};
@@ -31,7 +31,7 @@ impl Driver {
         let found = self.members_of(id.0, SnapshotState::Ready);
         if let Some((_, one)) = found.first() {
             let membership = one.group.clone().unwrap_or_else(|| no_membership(id.0));
-            same_sources(request, &membership)?;
+            same_request(request, &membership)?;
             return self.group(id, &membership, found);
         }
         let ids = &request.source_volume_ids;
@@ -83,6 +83,7 @@ impl Driver {
                 .map(|source| of(source).to_string())
                 .collect(),
             sources: sources.iter().map(|source| source.id.to_string()).collect(),
+            asked: Some(request.parameters.to_string()),
         };
         let attempt = self.host.random_uuid();
         let records = sources.iter().map(|source| SnapshotRecord {
@@ -181,27 +182,12 @@ impl Driver {
         let found = self.members_of(id.0, SnapshotState::Ready);
         let membership = found.first().and_then(|(_, one)| one.group.clone());
         let Some(membership) = membership else {
-            self.refuse_unless_all_serve()?;
+            // "There is none" is only known where all pools have answered.
+            self.all_serving()?;
             return Err(absent());
         };
         same_members(request, &membership)?;
         self.group(id, &membership, found)
-    }
-
-    /// "There is none" is only known where all pools have answered.
-    fn refuse_unless_all_serve(&self) -> Result<()> {
-        for state in self.states() {
-            if let PoolState::Refused {
-                definition, why, ..
-            } = state
-            {
-                return Err(Error::Unreachable {
-                    what: format!("pool {}", definition.name),
-                    reason: why,
-                });
-            }
-        }
-        Ok(())
     }
 
     /// Ends or commits what a crash has left of groups, one after another: at start, and when a
@@ -255,23 +241,33 @@ fn no_membership(id: Uuid) -> GroupMembership {
         id,
         members: Vec::new(),
         sources: Vec::new(),
+        asked: None,
     }
 }
 
-fn same_sources(request: &CreateGroup, membership: &GroupMembership) -> Result<()> {
+/// A repeat must ask for the same volumes in the same way.
+fn same_request(request: &CreateGroup, membership: &GroupMembership) -> Result<()> {
+    let differs = |field, found: String, wanted: String| {
+        Err(Error::Exists {
+            kind: Kind::Group,
+            id: format!("{:?}", request.name),
+            mismatch: Mismatch {
+                field,
+                found,
+                wanted,
+            },
+        })
+    };
     let wanted: BTreeSet<_> = request.source_volume_ids.iter().collect();
-    if wanted == membership.sources.iter().collect() {
-        return Ok(());
+    if wanted != membership.sources.iter().collect() {
+        let (found, wanted) = (&membership.sources, &request.source_volume_ids);
+        return differs("source_volume_ids", found.join(", "), wanted.join(", "));
     }
-    Err(Error::Exists {
-        kind: Kind::Group,
-        id: format!("{:?}", request.name),
-        mismatch: Mismatch {
-            field: "source_volume_ids",
-            found: membership.sources.join(", "),
-            wanted: request.source_volume_ids.join(", "),
-        },
-    })
+    let asked = request.parameters.to_string();
+    match &membership.asked {
+        Some(found) if *found != asked => differs("parameters", found.clone(), asked),
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// Ids that are given must be the members', all of them; none given says nothing.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Attach, Driver, ListVolumes, Pool, PoolState, Validate, Volume, VolumePage};
+use super::{Attach, Driver, ListVolumes, Pool, Validate, Volume, VolumePage};
 use crate::error::{Error, Kind, Result};
 use crate::model::{VolumeId, Wipe};
 use crate::record::VolumeRecord;
@@ -42,20 +42,7 @@ impl Driver {
         } else {
             request.max_entries.min(PAGE)
         };
-        let mut pools = Vec::new();
-        for state in self.states() {
-            match state {
-                PoolState::Serving(pool) => pools.push(pool),
-                PoolState::Refused {
-                    definition, why, ..
-                } => {
-                    return Err(Error::Unreachable {
-                        what: format!("pool {}", definition.name),
-                        reason: why,
-                    });
-                }
-            }
-        }
+        let mut pools = self.all_serving()?;
         pools.sort_by_key(|pool| pool.id());
         let mut page = Vec::new();
         for pool in pools

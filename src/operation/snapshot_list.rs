@@ -7,7 +7,7 @@ use super::pool::Owner;
 use super::{Driver, ListSnapshots, Pool, PoolState, Snapshot, SnapshotPage};
 use crate::error::{Error, Result};
 use crate::model::SnapshotId;
-use crate::record::{SnapshotRecord, SnapshotState};
+use crate::record::SnapshotState;
 
 impl Driver {
     /// ListSnapshots, in the order of ids: all, those of one volume (which may be gone), or one.
@@ -24,9 +24,8 @@ impl Driver {
             0 => PAGE,
             entries => entries.min(PAGE),
         };
-        let mut snapshots = self.selected(request)?;
+        let mut snapshots = self.selected(request, after, limit + 1)?;
         snapshots.sort_by_key(|snapshot| snapshot.id);
-        snapshots.retain(|snapshot| after.is_none_or(|after| snapshot.id > after));
         let next = snapshots.len() > limit;
         snapshots.truncate(limit);
         let token = snapshots.last().filter(|_| next);
@@ -37,9 +36,15 @@ impl Driver {
         })
     }
 
-    /// All that the filters let through.
-    fn selected(&self, request: &ListSnapshots) -> Result<Vec<Snapshot>> {
+    /// What the filters let through after an id; more than `most` only if it's cut off later.
+    fn selected(
+        &self,
+        request: &ListSnapshots,
+        after: Option<SnapshotId>,
+        most: usize,
+    ) -> Result<Vec<Snapshot>> {
         let (of, one) = (&request.source_volume_id, &request.snapshot_id);
+        let later = |snapshot: &Snapshot| after.is_none_or(|after| snapshot.id > after);
         if !one.is_empty() {
             let Owner::Pool(pool, id) = self.owner(one)? else {
                 return Ok(Vec::new());
@@ -47,39 +52,45 @@ impl Driver {
             let found = pool.backend.snapshot(id.uuid)?;
             let found = found.filter(|record| record.state == SnapshotState::Ready);
             let snapshot = found.map(|record| self.snapshot(&pool, &record));
-            let wanted =
-                |snapshot: &Snapshot| of.is_empty() || snapshot.source_volume_id.to_string() == *of;
+            let wanted = |snapshot: &Snapshot| {
+                later(snapshot) && (of.is_empty() || snapshot.source_volume_id.to_string() == *of)
+            };
             return Ok(snapshot.into_iter().filter(wanted).collect());
         }
         if !of.is_empty() {
             let Owner::Pool(pool, id) = self.owner(of)? else {
                 return Ok(Vec::new());
             };
-            return Ok(self.of_pool(&pool, |record| record.source == id.uuid));
+            let all = pool.backend.snapshots(None, usize::MAX);
+            let mine = all.iter().filter(|record| record.source == id.uuid);
+            let mine = mine.map(|record| self.snapshot(&pool, record));
+            return Ok(mine.filter(later).collect());
         }
         let mut all = Vec::new();
-        for state in self.states() {
-            match state {
-                PoolState::Serving(pool) => all.extend(self.of_pool(&pool, |_| true)),
-                PoolState::Refused {
-                    definition, why, ..
-                } => {
-                    return Err(Error::Unreachable {
-                        what: format!("pool {}", definition.name),
-                        reason: why,
-                    });
-                }
-            }
+        for pool in self.all_serving()? {
+            // Of a pool before the token's nothing is wanted, of its own what comes later.
+            let from = match after {
+                Some(after) if pool.id() < after.pool => continue,
+                Some(after) if pool.id() == after.pool => Some(after.uuid),
+                Some(_) | None => None,
+            };
+            let records = pool.backend.snapshots(from, most);
+            all.extend(records.iter().map(|record| self.snapshot(&pool, record)));
         }
         Ok(all)
     }
 
-    fn of_pool(&self, pool: &Arc<Pool>, wanted: impl Fn(&SnapshotRecord) -> bool) -> Vec<Snapshot> {
-        let records = pool.backend.snapshots(None, usize::MAX);
-        records
-            .iter()
-            .filter(|record| wanted(record))
-            .map(|record| self.snapshot(pool, record))
-            .collect()
+    /// All pools, or an error if one of them isn't served: what it has isn't known then.
+    pub(super) fn all_serving(&self) -> Result<Vec<Arc<Pool>>> {
+        let each = self.states().into_iter().map(|state| match state {
+            PoolState::Serving(pool) => Ok(pool),
+            PoolState::Refused {
+                definition, why, ..
+            } => Err(Error::Unreachable {
+                what: format!("pool {}", definition.name),
+                reason: why,
+            }),
+        });
+        each.collect()
     }
 }

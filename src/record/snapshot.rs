@@ -95,6 +95,9 @@ pub struct GroupMembership {
     pub members: Vec<String>,
     /// Ids of all sources, in the order of the request.
     pub sources: Vec<String>,
+    /// The parameters that it was asked for with, for comparing repeats.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked: Option<String>,
 }
 
 /// How far a copy has come.

@@ -37,6 +37,8 @@ async fn a_group_has_one_moment_and_goes_as_a_whole() {
     );
     let said = client.group("g", &ids[..2], &[]).await;
     assert!(refused(said, Code::AlreadyExists).contains("source_volume_ids"));
+    let said = client.group("g", &ids, &[("retries", "1")]).await;
+    assert!(refused(said, Code::AlreadyExists).contains("parameters"));
     let members = members(&group);
     let mut listed = client.snapshots("").await.unwrap();
     listed.sort();
