@@ -67,7 +67,7 @@ impl<'a> Pair<'a> {
     fn block(&self) -> Result<u64> {
         let found = fstatvfs(&self.target)
             .map_err(|errno| HostError::errno("statfs", self.target_path, errno))?;
-        Ok(u64::from(found.block_size()).max(512))
+        Ok(found.block_size().max(512))
     }
 
     /// Clones a range of an image of `size` bytes. False: the source's end has moved meanwhile.
