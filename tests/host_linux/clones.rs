@@ -161,11 +161,11 @@ fn the_rest_is_what_was_changed_on_either_side() {
         let changes: [(&str, &dyn Fn()); 9] = [
             ("overwritten", &|| write(&source, 9 * MIB, 3 * BLOCK, 70)),
             ("again, in place", &|| {
-                write(&source, 9 * MIB, 2 * BLOCK, 71)
+                write(&source, 9 * MIB, 2 * BLOCK, 71);
             }),
             ("into a hole", &|| write(&source, 20 * MIB, BLOCK, 72)),
             ("into reserved blocks", &|| {
-                write(&source, 35 * MIB, 9 * BLOCK, 73)
+                write(&source, 35 * MIB, 9 * BLOCK, 73);
             }),
             ("punched", &|| punch(&source, 8 * MIB, 16 * BLOCK)),
             ("reserved again", &|| reserve(&source, 8 * MIB, 8 * BLOCK)),

@@ -159,7 +159,7 @@ impl Stage<'_> {
         self.scratch.done(&Effect::Allocate {
             path: &self.image.path,
             size: size + 64 * 1024,
-            reserve: size % (128 * 1024) == 0,
+            reserve: size.is_multiple_of(128 * 1024),
         });
         self.scratch.done(&Effect::ResizeLoop {
             number: self.number,
