@@ -240,3 +240,11 @@ pub fn await_stop(pid: u32) {
             .starts_with(['T', 't'])
     });
 }
+
+/// umount as a stranger does it. A program that another thread is just starting has our
+/// descriptors, until it is running: so a mount may be busy for a moment.
+pub fn unmount(folder: &Path) {
+    eventually_within("an unmounted folder", || {
+        crate::scratch::try_run("umount", &[text(folder)]).is_ok()
+    });
+}

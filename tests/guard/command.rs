@@ -118,7 +118,7 @@ fn a_guard_by_itself_lives_until_it_is_told_to_end() {
 fn a_driver_that_starts_thaws_before_it_opens_its_pools() {
     let bench = Bench::new(&[Xfs]);
     leave_frozen(&bench, &[Xfs]);
-    crate::scratch::run("umount", &[text(&bench.volumes[0].target)]);
+    crate::bench::unmount(&bench.volumes[0].target);
     let folder = bench.pool.root.join("of-the-driver");
     std::fs::create_dir(&folder).unwrap();
     crate::scratch::run("mount", &["--bind", text(&bench.pool.pool), text(&folder)]);

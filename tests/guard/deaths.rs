@@ -175,7 +175,7 @@ fn a_sweep_that_is_killed_at_any_step_is_finished_by_the_next() {
         loop {
             crate::hidden::leave_frozen(&bench, &kinds);
             for volume in &bench.volumes {
-                crate::scratch::run("umount", &[crate::scratch::text(&volume.target)]);
+                crate::bench::unmount(&volume.target);
             }
             let killed = driver_with(&bench, number, mode, &Task::Sweep).is_some();
             bench.guard.sweep().unwrap();

@@ -10,7 +10,6 @@ use crate::bench::{
     signal, thaw,
 };
 use crate::driver::{Driver, Task};
-use crate::scratch::{run, text};
 
 const ALL: [FsType; 3] = [Ext4, Xfs, Btrfs];
 
@@ -91,7 +90,7 @@ fn what_was_unmounted_while_frozen_is_thawed_through_its_own_loop() {
     }
     leave_frozen(&bench, &ALL);
     for volume in &bench.volumes {
-        run("umount", &[text(&volume.target)]);
+        crate::bench::unmount(&volume.target);
         assert!(
             bench.pool.host.is_claimed(&volume.device).unwrap(),
             "hidden, and frozen"
@@ -121,7 +120,7 @@ fn what_is_held_is_left_alone_and_what_is_gone_is_forgotten() {
     // Thawed by a stranger and unmounted; another image is on that loop device by now.
     leave_frozen(&bench, &[Ext4]);
     assert!(thaw(&bench.volumes[0].target));
-    run("umount", &[text(&bench.volumes[0].target)]);
+    crate::bench::unmount(&bench.volumes[0].target);
     assert!(bench.guard.sweep().unwrap().is_empty());
     assert_free(&bench);
 }

@@ -35,9 +35,9 @@ fn a_mount_that_went_or_was_replaced_is_refused() {
         run("mount", &["-t", "tmpfs", "none", text(&volume.target)]);
         let told = open(&bench, &volume.target, &volume.device, fs).unwrap_err();
         assert!(told.contains("freeze"), "{told}");
-        run("umount", &[text(&volume.target)]);
+        crate::bench::unmount(&volume.target);
         // It went: the folder is one of the host's own file system.
-        run("umount", &[text(&volume.target)]);
+        crate::bench::unmount(&volume.target);
         open(&bench, &volume.target, &volume.device, fs).unwrap_err();
         // A link to what would be right.
         bench.pool.mount(&volume.device, &volume.target, fs, &[]);

@@ -170,7 +170,7 @@ fn nothing_can_be_unmounted_in_the_window() {
     }
     drop(session);
     for volume in &bench.volumes {
-        try_run("umount", &[text(&volume.target)]).unwrap();
+        crate::bench::unmount(&volume.target);
     }
 }
 
