@@ -216,7 +216,10 @@ async fn a_thick_volume_takes_every_write_after_a_snapshot_on_a_full_pool() {
     // No room for another one: refused, and nothing is left of it.
     let said = client.snapshot("t", &id, &[]).await;
     refused(said, Code::ResourceExhausted);
-    assert_eq!(client.snapshots("").await.unwrap(), [snapshot.clone()]);
+    assert_eq!(
+        client.snapshots("").await.unwrap(),
+        std::slice::from_ref(&snapshot)
+    );
     std::fs::remove_file(filler).unwrap();
     client.delete_snapshot(&snapshot).await.unwrap();
     node.end(&id, &staging).await;

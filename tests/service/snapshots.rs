@@ -117,7 +117,7 @@ async fn a_snapshot_outlives_its_volume_and_a_restore_its_snapshot() {
     assert_ne!(cut.snapshot_id, id);
     // The same moment, however often it's asked for.
     assert_eq!(node.cut("snapshot-1", &id).await, cut);
-    assert_eq!(node.snapshots().await, [cut.clone()]);
+    assert_eq!(node.snapshots().await, std::slice::from_ref(&cut));
 
     let larger = CreateVolumeRequest {
         capacity_range: at_least(2 * GIB),
@@ -135,7 +135,7 @@ async fn a_snapshot_outlives_its_volume_and_a_restore_its_snapshot() {
     assert_eq!(node.read(&restored.volume_id).await, [1]);
 
     node.release_and_delete(&id).await;
-    assert_eq!(node.snapshots().await, [cut.clone()]);
+    assert_eq!(node.snapshots().await, std::slice::from_ref(&cut));
     let late = node.make(restore("pvc-3", &cut.snapshot_id)).await;
     assert_eq!(node.read(&late.volume_id).await, [1]);
     for _ in 0..2 {
@@ -348,8 +348,8 @@ async fn snapshots_say_where_they_are_only_if_that_is_switched_on() {
     assert_eq!(refused.unwrap_err().code(), Code::ResourceExhausted);
     let made = controller.create_snapshot(request(&here)).await.unwrap();
     let made = made.into_inner().snapshot.unwrap();
-    assert_eq!(made.accessible_topology, [here.clone()]);
-    assert_eq!(node.snapshots().await, [made.clone()]);
+    assert_eq!(made.accessible_topology, std::slice::from_ref(&here));
+    assert_eq!(node.snapshots().await, std::slice::from_ref(&made));
     let get = GetSnapshotRequest {
         snapshot_id: made.snapshot_id.clone(),
         ..Default::default()
