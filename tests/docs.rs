@@ -119,6 +119,27 @@ fn each_complaint_names_tests_that_exist_or_says_why_not() {
     assert!(wrong.is_empty(), "\n{}\n", wrong.join("\n"));
 }
 
+/// Sentences about databases are as good as the tests that they name.
+#[test]
+fn consistency_names_tests_that_exist() {
+    let page = read(&root().join("docs/consistency.md"));
+    let names = test_names();
+    let word = |word: &&str| word.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+    let long = |word: &&str| word.matches('_').count() >= 4;
+    let settings = ["idle_in_transaction_session_timeout"];
+    let named: Vec<_> = code(&page)
+        .filter(word)
+        .filter(long)
+        .filter(|word| !word.starts_with("slackwater_") && !settings.contains(word))
+        .collect();
+    assert!(named.len() > 40, "the names are found");
+    let wrong: Vec<_> = named
+        .iter()
+        .filter(|name| !names.contains(**name))
+        .collect();
+    assert!(wrong.is_empty(), "no tests are named {wrong:#?}");
+}
+
 #[test]
 fn the_finder_of_tests_finds_them() {
     let names = test_names();
@@ -152,6 +173,8 @@ fn help() -> String {
         &["pool", "list"],
         &["doctor"],
         &["volumes"],
+        &["frozen"],
+        &["guard"],
         &["demo"],
     ];
     commands.iter().map(|words| say(words)).collect()

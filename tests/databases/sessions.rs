@@ -98,6 +98,8 @@ fn sessions_of(engine: Engine) {
     // It ends when its stdin does, with success.
     let mut session = Session::ready(&server, engine, 20, &scratch);
     let held = assert_held(&writer);
+    // Reads go on.
+    assert!(server.count() >= held);
     drop(session.stdin.take());
     assert!(session.end().success());
     writer.goes_beyond(held + 100);
