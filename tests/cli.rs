@@ -141,7 +141,7 @@ fn a_bad_file_is_one_sentence_with_its_line() {
         "alpha = [\"helth\"]",
         "role = \"node\"",
         "node-name =",
-        "hook = []",
+        "hooks = []",
     ];
     let mut all = String::new();
     for text in files {
