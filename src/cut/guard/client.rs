@@ -333,11 +333,13 @@ pub(super) fn says_gone(error: &HostError) -> bool {
     matches!(&error.cause, HostCause::Unexpected(what) if what == GONE || what == SILENT)
 }
 
+/// The failure that the others follow from: who was only cancelled says nothing.
 fn first_failure(answers: impl Iterator<Item = Option<i32>>) -> Option<(usize, i32)> {
     answers
         .enumerate()
         .filter_map(|(at, answer)| Some((at, answer?)))
-        .find(|(_, errno)| *errno != 0)
+        .filter(|(_, errno)| *errno != 0)
+        .min_by_key(|(_, errno)| *errno == Errno::ECANCELED as i32)
 }
 
 impl Freeze for Session {
@@ -418,5 +420,20 @@ impl Drop for Session {
             // With it the last copies of the roots are closed: what was cut can be unmounted.
             let _ = keeper.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_failure_that_is_told_is_the_one_that_the_others_follow_from() {
+        let busy = Errno::EBUSY as i32;
+        let cancelled = Errno::ECANCELED as i32;
+        let told = |answers: &[Option<i32>]| first_failure(answers.iter().copied());
+        assert_eq!(told(&[Some(cancelled), None, Some(busy)]), Some((2, busy)));
+        assert_eq!(told(&[Some(0), Some(cancelled)]), Some((1, cancelled)));
+        assert_eq!(told(&[Some(0), None]), None);
     }
 }

@@ -76,12 +76,14 @@ impl Shared {
         let _ = self.channel.send(&say.encode());
     }
 
-    fn is_over(&self) -> bool {
-        let late = self
-            .deadline
+    fn is_late(&self) -> bool {
+        self.deadline
             .get()
-            .is_some_and(|deadline| Instant::now() >= *deadline);
-        late || self.over.load(Ordering::SeqCst)
+            .is_some_and(|deadline| Instant::now() >= *deadline)
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_late() || self.over.load(Ordering::SeqCst)
     }
 
     /// Ends it for all members, for good.
@@ -154,9 +156,11 @@ fn sync(shared: &Shared, member: &Member, at: u32) {
 /// Whether it's frozen by us now.
 fn freeze(shared: &Shared, member: &Member, at: u32) -> bool {
     fault::at("freeze-before");
-    let errno = match shared.is_over() {
-        true => Errno::ETIMEDOUT as i32,
-        false => code(freeze::freeze(member.root.as_fd())),
+    let errno = match (shared.is_late(), shared.is_over()) {
+        (true, _) => Errno::ETIMEDOUT as i32,
+        // Another one has failed, and has said so before.
+        (false, true) => Errno::ECANCELED as i32,
+        (false, false) => code(freeze::freeze(member.root.as_fd())),
     };
     fault::at("freeze-after");
     shared.say(Say::Frozen(at, errno));
