@@ -4,7 +4,8 @@
 //! Environment:
 //! - `SLACKWATER_FAULT=N:MODE`: at the N-th effect of this process, counted from 1, MODE is
 //!   `kill-before` or `kill-after` (SIGKILL to ourselves), `stop-before` or `stop-after` (SIGSTOP;
-//!   it goes on at SIGCONT), or `error:ENAME` (not performed, and refused with that errno).
+//!   it goes on at SIGCONT), or `error:ENAME` (not performed, and refused with that errno). In place
+//!   of N, the name of an effect is the first one of this name.
 //! - `SLACKWATER_FAULT_LOG=FILE`: appends `n name` for each effect that is begun.
 //! - `SLACKWATER_FAULT_AFTER=FILE`: effects are counted, and logged, only once FILE exists.
 //!
@@ -13,6 +14,7 @@
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use nix::errno::Errno;
@@ -28,20 +30,30 @@ enum Mode {
     Error(Errno),
 }
 
+/// Which effect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum At {
+    Number(u64),
+    First(String),
+}
+
 #[derive(Debug, Default)]
 struct Plan {
-    fault: Option<(u64, Mode)>,
+    fault: Option<(At, Mode)>,
     log: Option<PathBuf>,
     after: Option<PathBuf>,
 }
 
 static PLAN: OnceLock<Plan> = OnceLock::new();
 static COUNT: Mutex<u64> = Mutex::new(0);
+/// The effect that was named has come.
+static MET: AtomicBool = AtomicBool::new(false);
 
 fn from_environment() -> Plan {
     let path = |name| std::env::var_os(name).map(PathBuf::from);
     let fault = std::env::var("SLACKWATER_FAULT").ok().map(|text| {
-        parse(&text).unwrap_or_else(|| panic!("SLACKWATER_FAULT={text:?} is not N:MODE"))
+        parse(&text)
+            .unwrap_or_else(|| panic!("SLACKWATER_FAULT={text:?} is not N:MODE or NAME:MODE"))
     });
     Plan {
         fault,
@@ -50,8 +62,8 @@ fn from_environment() -> Plan {
     }
 }
 
-fn parse(text: &str) -> Option<(u64, Mode)> {
-    let (number, mode) = text.split_once(':')?;
+fn parse(text: &str) -> Option<(At, Mode)> {
+    let (at, mode) = text.split_once(':')?;
     let mode = match mode {
         "kill-before" => Mode::Before(Signal::SIGKILL),
         "kill-after" => Mode::After(Signal::SIGKILL),
@@ -63,7 +75,13 @@ fn parse(text: &str) -> Option<(u64, Mode)> {
         "error:EPERM" => Mode::Error(Errno::EPERM),
         _ => return None,
     };
-    Some((number.parse().ok().filter(|n| *n > 0)?, mode))
+    let at = match at.parse() {
+        Ok(0) => return None,
+        Ok(number) => At::Number(number),
+        Err(_) if at.starts_with(|c: char| c.is_ascii_lowercase()) => At::First(at.into()),
+        Err(_) => return None,
+    };
+    Some((at, mode))
 }
 
 /// Performs an effect, with the fault that is planned for its number.
@@ -77,18 +95,29 @@ pub fn step<T>(name: &'static str, act: impl FnOnce() -> Result<T>) -> Result<T>
     let Some(number) = count(plan, name) else {
         return act();
     };
-    match plan.fault.filter(|(at, _)| *at == number) {
+    let planned = plan
+        .fault
+        .as_ref()
+        .filter(|(at, _)| is_it(at, number, name));
+    match planned.map(|(_, mode)| *mode) {
         None => act(),
-        Some((_, Mode::Before(signal))) => {
+        Some(Mode::Before(signal)) => {
             send(signal);
             act()
         }
-        Some((_, Mode::After(signal))) => {
+        Some(Mode::After(signal)) => {
             let done = act();
             send(signal);
             done
         }
-        Some((_, Mode::Error(errno))) => Err(HostError::errno("fault at", name, errno)),
+        Some(Mode::Error(errno)) => Err(HostError::errno("fault at", name, errno)),
+    }
+}
+
+fn is_it(at: &At, number: u64, name: &str) -> bool {
+    match at {
+        At::Number(planned) => *planned == number,
+        At::First(planned) => planned == name && !MET.swap(true, Ordering::SeqCst),
     }
 }
 
@@ -122,17 +151,25 @@ mod tests {
     fn a_plan_is_a_number_and_a_known_mode() {
         assert_eq!(
             parse("3:kill-after"),
-            Some((3, Mode::After(Signal::SIGKILL)))
+            Some((At::Number(3), Mode::After(Signal::SIGKILL)))
         );
         assert_eq!(
             parse("1:error:ENOSPC"),
-            Some((1, Mode::Error(Errno::ENOSPC)))
+            Some((At::Number(1), Mode::Error(Errno::ENOSPC)))
+        );
+        assert_eq!(
+            parse("guard_freeze:stop-after"),
+            Some((
+                At::First("guard_freeze".into()),
+                Mode::After(Signal::SIGSTOP)
+            ))
         );
         for text in [
             "",
             "3",
             "0:kill-before",
-            "x:kill-before",
+            ":kill-before",
+            "-1:kill-before",
             "1:sleep",
             "1:error:E",
         ] {
