@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::capacity::{admit, minimum_size};
 use super::cutting::Source;
+use super::detach::CleanUp;
 use super::lock::{Guard, Key};
 use super::{CreateVolume, Driver, Pool, Volume};
 use crate::backend::Image;
@@ -317,6 +318,7 @@ impl Driver {
 
 /// Ends a volume that was prepared in vain.
 fn undo_volume(pool: &Pool, record: &VolumeRecord, first: Error) -> Error {
+    let _clean_up = CleanUp::after(&first);
     match pool.backend.delete(record.uuid) {
         Ok(()) => first,
         Err(undo) => Error::Undo {

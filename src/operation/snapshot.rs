@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use super::capacity::admit_snapshot;
 use super::cutting::{Source, Try};
+use super::detach::CleanUp;
 use super::lock::Key;
 use super::pool::Owner;
 use super::{CreateSnapshot, Driver, Pool, Snapshot};
@@ -226,6 +227,7 @@ impl Driver {
 
     /// Deletes what a failed try has made.
     pub(super) fn undo_snapshots(&self, made: &[Prepared], first: Error) -> Error {
+        let _clean_up = CleanUp::after(&first);
         // The first one decides about its group: if it can't be deleted it may be committed, and
         // the others are to follow it.
         let undone = made

@@ -14,8 +14,14 @@ mod support;
 #[cfg(feature = "fault")]
 mod crash;
 mod groups;
+#[cfg(feature = "fault")]
+mod held;
+#[cfg(feature = "fault")]
+mod hooks;
 mod order;
 mod restores;
+#[cfg(feature = "fault")]
+mod window;
 
 pub use support::node::*;
 

@@ -38,6 +38,58 @@ impl Node {
         }
     }
 
+    /// The same, with a configuration file, which is written in the scratch folder.
+    pub fn configured(
+        fs: &str,
+        size: u64,
+        config: impl FnOnce(&Scratch) -> String,
+        environment: &[(&str, &str)],
+    ) -> Node {
+        let scratch = Scratch::new();
+        let disk = Disk::new(&scratch, "pool", fs, size);
+        let file = scratch.join("slackwater.toml");
+        std::fs::write(&file, config(&scratch)).unwrap();
+        let more = ["--config", file.to_str().unwrap()];
+        let pool = definition(&disk.mount_point);
+        let server = Server::spawn(&scratch, &[&pool], &more, environment);
+        server.wait_ready();
+        let client = server.client();
+        Node {
+            server,
+            client,
+            disk,
+            scratch,
+        }
+    }
+
+    /// Kills the driver and starts it anew, with another environment.
+    pub fn restart_with(&mut self, environment: &[(&str, &str)]) {
+        self.server.restart_with(environment);
+        self.client = self.server.client();
+    }
+
+    /// What a command of the program prints with `--json`; `words` begin with its name.
+    pub fn told(&self, words: &[&str]) -> serde_json::Value {
+        let printed = super::run(super::binary(), &[words, &["--json"]].concat());
+        serde_json::from_str(&printed).unwrap()
+    }
+
+    /// `slackwater frozen --json`, beside the driver.
+    pub fn frozen(&self, more: &[&str]) -> serde_json::Value {
+        let state = self.scratch.join("state");
+        let words = ["frozen", "--state-dir", state.to_str().unwrap()];
+        self.told(&[&words, more].concat())
+    }
+
+    /// The snapshots of `slackwater volumes --json`.
+    pub fn snapshots_told(&self) -> Vec<serde_json::Value> {
+        let pool = format!("default=file:{}", self.disk.mount_point.display());
+        let record = self.scratch.join("node.json");
+        let record = record.to_str().unwrap();
+        let told = self.told(&["volumes", "--pool", &pool, "--node-record", record]);
+        told["snapshots"].as_array().unwrap().clone()
+    }
+
     /// On an xfs disk of 8 GiB, sparse.
     #[allow(clippy::new_without_default, reason = "it starts a process")]
     pub fn new() -> Node {

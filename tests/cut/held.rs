@@ -1,0 +1,145 @@
+//! A cut that is held in its middle, by stopping the driver or its guard at a step, and what must
+//! be undone when a test fails meanwhile.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::Node;
+use super::support::{binary, eventually, run, succeeds};
+
+/// Longer than any step takes here: only what hangs takes longer.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Restarts the driver, so that it stops, or is killed, at a step of what it does next.
+pub fn arm(node: &mut Node, fault: &str) {
+    let gate = node.scratch.join("gate");
+    let _ = std::fs::remove_file(&gate);
+    let path = gate.to_str().unwrap().to_string();
+    node.restart_with(&[
+        ("SLACKWATER_FAULT_AFTER", &path),
+        ("SLACKWATER_FAULT", fault),
+    ]);
+    std::fs::write(gate, "").unwrap();
+}
+
+/// Waits until the driver has stopped itself.
+pub fn await_stop(node: &Node) {
+    eventually("the driver has come to the step", || is_stopped(node));
+}
+
+/// Whether the driver has stopped itself.
+pub fn is_stopped(node: &Node) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", node.server.pid()));
+    let stat = stat.unwrap_or_default();
+    let after = stat.rsplit(')').next().unwrap_or_default();
+    after.trim_start().starts_with('T')
+}
+
+/// It goes on.
+pub fn go_on(node: &Node) {
+    node.server.signal(Signal::SIGCONT);
+}
+
+/// The end of a call, which is not to hang.
+pub async fn end_of<T>(call: tokio::task::JoinHandle<T>) -> T {
+    let ended = tokio::time::timeout(PATIENCE, call).await;
+    ended.expect("the call ends").unwrap()
+}
+
+/// What holds still is let go when this is dropped, also by a test that fails: else neither
+/// volume nor pool could be taken apart.
+pub struct Release {
+    state: PathBuf,
+    /// File systems that the test itself freezes.
+    folders: Vec<PathBuf>,
+}
+
+impl Release {
+    pub fn of(node: &Node) -> Release {
+        Release {
+            state: node.scratch.join("state"),
+            folders: Vec::new(),
+        }
+    }
+
+    /// Freezes a file system by hand.
+    pub fn freeze(&mut self, folder: &Path) {
+        self.folders.push(folder.to_path_buf());
+        run("fsfreeze", &["-f", folder.to_str().unwrap()]);
+    }
+
+    /// Thaws what was frozen by hand.
+    pub fn thaw(&mut self) {
+        for folder in self.folders.drain(..) {
+            run("fsfreeze", &["-u", folder.to_str().unwrap()]);
+        }
+    }
+
+    /// The guards of this driver.
+    fn guards(&self) -> Vec<i32> {
+        let state = self.state.to_str().unwrap();
+        let entries = std::fs::read_dir("/proc").unwrap().flatten();
+        let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let is_guard = |pid: &i32| {
+            let words = std::fs::read_to_string(format!("/proc/{pid}/cmdline"));
+            words.is_ok_and(|words| {
+                let mut words = words.split('\0');
+                words.any(|word| word == "guard") && words.any(|word| word == state)
+            })
+        };
+        numbers.filter(is_guard).collect()
+    }
+}
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        for folder in self.folders.drain(..) {
+            let _ = succeeds("fsfreeze", &["-u", folder.to_str().unwrap()]);
+        }
+        for guard in self.guards() {
+            let _ = kill(Pid::from_raw(guard), Signal::SIGKILL);
+        }
+        let state = self.state.to_str().unwrap();
+        let _ = succeeds(binary(), &["frozen", "--state-dir", state, "--thaw"]);
+    }
+}
+
+/// One write, by a thread of its own.
+pub struct Probe(Receiver<()>);
+
+impl Probe {
+    pub fn start(folder: &Path) -> Probe {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::SeqCst);
+        let path = folder.join(format!("probe-{number}"));
+        let (done, wait) = channel();
+        std::thread::spawn(move || {
+            let written =
+                std::fs::File::create(&path).and_then(|mut file| file.write_all(b"probe"));
+            if written.and_then(|()| std::fs::remove_file(&path)).is_ok() {
+                let _ = done.send(());
+            }
+        });
+        Probe(wait)
+    }
+
+    /// Long enough that a writer which isn't stopped has ended, on a machine under load.
+    pub fn is_stopped(&self) -> bool {
+        self.0.recv_timeout(Duration::from_millis(400)).is_err()
+    }
+
+    #[track_caller]
+    pub fn goes_on(self) {
+        let gone_on = self.0.recv_timeout(PATIENCE);
+        gone_on.expect("the writer goes on");
+    }
+}

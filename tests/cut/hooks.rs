@@ -1,0 +1,365 @@
+//! Hooks of a configuration file, over the real driver on real disks: the order, tries, levels
+//! that are fallen back to, several hooks of one volume, sessions that misbehave.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use tonic::Code;
+
+use super::held::{Probe, Release, await_stop, end_of, go_on};
+use super::support::{Scratch, eventually, mount};
+use super::{GIB, MIB, Node, refused};
+
+/// Each is named after the claim that it is for; `two` has two. `$0` is the script, whose name
+/// begins the names of its files.
+const HOOKS: [(&str, &str); 8] = [
+    ("good", GOOD),
+    // Its third start is the first that works.
+    (
+        "flaky",
+        "[ $(wc -l < $0.starts) -ge 3 ] || exit 1; echo READY; cat > /dev/null",
+    ),
+    ("mute", "cat > /dev/null; echo released >> $0.log"),
+    ("early", "echo no database >&2; exit 3"),
+    // Its shell ends by SIGTERM only after its child has.
+    (
+        "deaf",
+        "trap 'echo released >> $0.log; exit 0' TERM; echo READY; while :; do sleep 0.1; done",
+    ),
+    ("a-two", GOOD),
+    ("b-two", GOOD),
+    (
+        "mortal",
+        "echo $$ > $0.pid; echo READY; exec cat > /dev/null",
+    ),
+];
+const GOOD: &str =
+    "echo 0 quiesced >> effects; echo READY; cat > /dev/null; echo 0 released >> effects";
+
+/// Of all hooks.
+fn folder(scratch: &Scratch) -> PathBuf {
+    scratch.join("hooks")
+}
+
+fn config(scratch: &Scratch) -> String {
+    scratch.dir("hooks");
+    let mut text = String::new();
+    for (name, body) in HOOKS {
+        let program = folder(scratch).join(name);
+        let folder = folder(scratch);
+        let folder = folder.display();
+        std::fs::write(
+            &program,
+            format!("cd {folder}\ndate +%s%N >> $0.starts\n{body}\n"),
+        )
+        .unwrap();
+        let claim = name.rsplit('-').next().unwrap();
+        let command = ["/bin/sh", program.to_str().unwrap()];
+        text +=
+            &format!("[[hook]]\nname = \"{name}\"\ncommand = {command:?}\npvc = \"t/{claim}\"\n");
+    }
+    text
+}
+
+fn node(environment: &[(&str, &str)]) -> Node {
+    Node::configured("xfs", 8 * GIB, config, environment)
+}
+
+/// A file of a hook.
+fn file(node: &Node, name: &str) -> Vec<String> {
+    let text = std::fs::read_to_string(folder(&node.scratch).join(name)).unwrap_or_default();
+    text.lines().map(Into::into).collect()
+}
+
+fn starts(node: &Node, hook: &str) -> usize {
+    file(node, &format!("{hook}.starts")).len()
+}
+
+/// A staged volume of a claim.
+async fn volume(node: &Node, claim: &str) -> (String, PathBuf) {
+    let parameters = [
+        ("csi.storage.k8s.io/pvc/namespace", "t"),
+        ("csi.storage.k8s.io/pvc/name", claim),
+    ];
+    let created = node
+        .client
+        .create(claim, 64 * MIB, mount("ext4"), &parameters);
+    let id = created.await.unwrap();
+    let staging = node.staging(claim);
+    let staged = node.client.stage(&id, &staging, mount("ext4")).await;
+    staged.unwrap();
+    (id, staging)
+}
+
+/// A class of level application.
+fn class<'a>(more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+    let mut class = vec![
+        ("consistency", "application"),
+        ("retries", "0"),
+        ("retryInterval", "10ms"),
+    ];
+    for (key, value) in more {
+        class.retain(|(given, _)| given != key);
+        class.push((key, value));
+    }
+    class
+}
+
+/// What `slackwater volumes` says of a snapshot.
+fn told(node: &Node, name: &str) -> Value {
+    let all = node.snapshots_told();
+    let one = all.into_iter().find(|snapshot| snapshot["name"] == name);
+    one.unwrap_or_else(|| panic!("{name} is not listed"))
+}
+
+/// A snapshot that is made: its level, and why it isn't a higher one.
+async fn made(node: &Node, name: &str, volume: &str, more: &[(&str, &str)]) -> (String, String) {
+    let snapshot = node.client.snapshot(name, volume, &class(more)).await;
+    let snapshot = snapshot.unwrap_or_else(|status| panic!("{name}: {status}"));
+    let told = told(node, name);
+    assert_eq!(told["id"], snapshot.snapshot_id);
+    let deleted = node.client.delete_snapshot(&snapshot.snapshot_id).await;
+    deleted.unwrap();
+    let text = |key: &str| told[key].as_str().unwrap().to_string();
+    (text("level"), text("reason"))
+}
+
+async fn end(node: &Node, volumes: Vec<(String, PathBuf)>) {
+    for (id, staging) in volumes {
+        Probe::start(&staging).goes_on();
+        node.end(&id, &staging).await;
+    }
+    node.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_order_is_quiesce_freeze_cut_thaw_release_and_then_it_is_made_known() {
+    let mut node = node(&[]);
+    let one = volume(&node, "good").await;
+    let effects = folder(&node.scratch).join("effects");
+    node.restart_with(&[("SLACKWATER_FAULT_LOG", effects.to_str().unwrap())]);
+    let _ = std::fs::remove_file(&effects);
+    let (level, reason) = made(&node, "s", &one.0, &[]).await;
+    assert_eq!((level.as_str(), reason.as_str()), ("application", ""));
+    let order = file(&node, "effects");
+    let names: Vec<_> = order
+        .iter()
+        .filter_map(|line| Some(line.split_once(' ')?.1))
+        .collect();
+    let first = |name: &str| names.iter().position(|n| *n == name).expect(name);
+    let last = |name: &str| names.iter().rposition(|n| *n == name).expect(name);
+    for (before, after) in [
+        (first("start_session"), first("quiesced")),
+        (first("quiesced"), first("guard_sync")),
+        (last("guard_sync"), first("guard_freeze")),
+        (first("guard_freeze"), last("clone_rest")),
+        (last("clone_rest"), first("guard_thaw")),
+        (last("guard_thaw"), first("released")),
+    ] {
+        assert!(before < after, "{names:?}");
+    }
+    // In the window nothing but the cut; durable only after the thaw.
+    let window = &names[first("guard_freeze")..=last("guard_thaw")];
+    assert_eq!(window, ["guard_freeze", "clone_rest", "guard_thaw"]);
+    let released = &names[first("released")..];
+    assert!(released.contains(&"sync_file"), "{names:?}");
+    end(&node, vec![one]).await;
+}
+
+/// Fails until it's tried a third time.
+async fn tried_again(node: &Node, volume: &str) {
+    let more = [("retries", "2"), ("retryInterval", "300ms")];
+    let (level, _) = made(node, "flaky", volume, &more).await;
+    assert_eq!(level, "application");
+    let starts: Vec<u64> = file(node, "flaky.starts")
+        .iter()
+        .map(|nanos| nanos.parse().unwrap())
+        .collect();
+    assert_eq!(starts.len(), 3);
+    for pair in starts.windows(2) {
+        assert!(pair[1] - pair[0] >= 300_000_000, "{starts:?}: an interval");
+    }
+}
+
+/// Never says READY: told so at the timeout, remembered, and fallen back from.
+async fn never_ready(node: &Node, volume: &str) {
+    let more = [("retries", "1"), ("quiesceTimeout", "300ms")];
+    let client = &node.client;
+    for _ in 0..3 {
+        let said = client.snapshot("mute", volume, &class(&more)).await;
+        let said = refused(said, Code::FailedPrecondition);
+        assert!(
+            said.contains("mute") && said.contains("READY within 300 ms"),
+            "{said}"
+        );
+        assert!(said.contains("not tried again for"), "{said}");
+        assert_eq!(starts(node, "mute"), 2, "repeats disturb nobody");
+    }
+    assert_eq!(file(node, "mute.log").len(), 2, "released each time");
+    for level in ["filesystem", "crash"] {
+        let more = [("quiesceTimeout", "200ms"), ("onQuiesceFailure", level)];
+        let (reached, reason) = made(node, &format!("mute-{level}"), volume, &more).await;
+        assert_eq!(reached, level);
+        assert!(
+            reason.contains("application was asked for") && reason.contains("mute"),
+            "{reason}"
+        );
+    }
+}
+
+/// Ends before it's ready.
+async fn ends_early(node: &Node, volume: &str) {
+    let said = node.client.snapshot("early", volume, &class(&[])).await;
+    let said = refused(said, Code::FailedPrecondition);
+    assert!(said.contains("no database"), "its words are told: {said}");
+    // Another name is another set of tries, and a lower level needs no hook.
+    let said = node.client.snapshot("early-2", volume, &class(&[])).await;
+    refused(said, Code::FailedPrecondition);
+    assert_eq!(starts(node, "early"), 2);
+    let lower = [("consistency", "filesystem")];
+    let (level, _) = made(node, "early", volume, &lower).await;
+    assert_eq!(
+        level, "filesystem",
+        "the memory is of the name's last tries"
+    );
+}
+
+/// Doesn't look at its stdin: the cut is good, and it's ended.
+async fn deaf(node: &Node, volume: &str) {
+    let (level, _) = made(node, "deaf", volume, &[]).await;
+    assert_eq!(level, "application");
+    assert_eq!(file(node, "deaf.log"), ["released"]);
+    let log = node.server.log();
+    assert!(log.contains("hook deaf did not end within"), "{log}");
+}
+
+async fn shared(node: &Node, volume: &str) {
+    for (shared, a, b) in [("all", 1, 1), ("one", 2, 1), ("skip", 2, 1)] {
+        let more = [("sharedVolume", shared)];
+        let (level, reason) = made(node, &format!("two-{shared}"), volume, &more).await;
+        let counted = [starts(node, "a-two"), starts(node, "b-two")];
+        assert_eq!(counted, [a, b], "{shared}");
+        if shared == "skip" {
+            assert_eq!(level, "filesystem");
+            assert!(reason.contains("a-two, b-two"), "{reason}");
+        } else {
+            assert_eq!(level, "application", "{shared}");
+        }
+    }
+    let fail = class(&[("sharedVolume", "fail")]);
+    let said = node.client.snapshot("two-fail", volume, &fail).await;
+    assert!(refused(said, Code::FailedPrecondition).contains("a-two, b-two"));
+    assert_eq!([starts(node, "a-two"), starts(node, "b-two")], [2, 1]);
+}
+
+/// Nobody's hook.
+async fn without(node: &Node, volume: &str) {
+    let said = node.client.snapshot("none", volume, &class(&[])).await;
+    let said = refused(said, Code::FailedPrecondition);
+    assert!(said.contains("[[hook]]"), "the way out is told: {said}");
+    let falls = [("onQuiesceFailure", "filesystem")];
+    let (level, reason) = made(node, "none", volume, &falls).await;
+    assert_eq!(level, "filesystem");
+    assert!(reason.contains("no hook is configured"), "{reason}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_that_misbehave_are_told_tried_again_or_fallen_back_from() {
+    let node = node(&[]);
+    let mut volumes = Vec::new();
+    for claim in ["flaky", "mute", "early", "deaf", "two", "none"] {
+        volumes.push(volume(&node, claim).await);
+    }
+    let id = |n: usize| volumes[n].0.as_str();
+    tokio::join!(
+        tried_again(&node, id(0)),
+        never_ready(&node, id(1)),
+        ends_early(&node, id(2)),
+        deaf(&node, id(3)),
+        shared(&node, id(4)),
+        without(&node, id(5)),
+    );
+    end(&node, volumes).await;
+}
+
+fn kill_session(node: &Node) {
+    let pid = file(node, "mortal.pid").pop().unwrap().parse().unwrap();
+    let pid = nix::unistd::Pid::from_raw(pid);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+    let stat = Path::new("/proc").join(pid.to_string()).join("stat");
+    // Its parent, the driver, is stopped.
+    eventually("its end", || {
+        let stat = std::fs::read_to_string(&stat).unwrap_or_default();
+        stat.is_empty() || stat.contains(") Z ")
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_dies_in_the_window_costs_the_level_and_not_the_freeze() {
+    let mut node = node(&[]);
+    let one = volume(&node, "mortal").await;
+    for (name, more, level) in [
+        ("a", ("onQuiesceFailure", "fail"), None),
+        ("b", ("onQuiesceFailure", "filesystem"), Some("filesystem")),
+        ("c", ("retries", "1"), Some("application")),
+    ] {
+        node.restart_with(&[("SLACKWATER_FAULT", "guard_freeze:stop-after")]);
+        let release = Release::of(&node);
+        let begun = starts(&node, "mortal");
+        let (client, id) = (node.client.clone(), one.0.clone());
+        let call = tokio::spawn(async move {
+            let class = class(&[("freezeTimeout", "30s"), more]);
+            client.snapshot(name, &id, &class).await
+        });
+        await_stop(&node);
+        assert!(Probe::start(&one.1).is_stopped());
+        kill_session(&node);
+        go_on(&node);
+        let answer = end_of(call).await;
+        Probe::start(&one.1).goes_on();
+        drop(release);
+        let Some(level) = level else {
+            let said = refused(answer, Code::FailedPrecondition);
+            assert!(said.contains("before the cut was made"), "{said}");
+            assert!(node.disk.snapshots().is_empty());
+            continue;
+        };
+        let snapshot = answer.unwrap().snapshot_id;
+        let told = told(&node, name);
+        assert_eq!(told["level"], level, "{told}");
+        let again = usize::from(level == "application");
+        assert_eq!(starts(&node, "mortal"), begun + 1 + again);
+        node.client.delete_snapshot(&snapshot).await.unwrap();
+    }
+    node.restart_with(&[]);
+    end(&node, vec![one]).await;
+}
+
+/// Killed in the window: the session lets go by itself, the file system is thawed, and the call
+/// is answered when it's repeated.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_that_is_killed_in_the_window_releases_its_applications() {
+    let mut node = node(&[]);
+    let one = volume(&node, "good").await;
+    for step in ["guard_sync", "guard_freeze", "clone_rest", "guard_thaw"] {
+        let effects = folder(&node.scratch).join("effects");
+        let _ = std::fs::remove_file(&effects);
+        let fault = format!("{step}:kill-after");
+        node.restart_with(&[("SLACKWATER_FAULT", &fault)]);
+        let release = Release::of(&node);
+        let long = class(&[("freezeTimeout", "30s")]);
+        node.client.snapshot("s", &one.0, &long).await.unwrap_err();
+        assert!(!node.server.is_alive(), "{step}");
+        eventually("the session has released by itself", || {
+            file(&node, "effects") == ["0 quiesced", "0 released"]
+        });
+        // Nobody was there to thaw it but the guard.
+        Probe::start(&one.1).goes_on();
+        drop(release);
+        node.restart_with(&[]);
+        assert_eq!(node.snapshots_told().len(), 0, "{step}: nothing is listed");
+        let (level, _) = made(&node, "s", &one.0, &[]).await;
+        assert_eq!(level, "application", "{step}");
+    }
+    end(&node, vec![one]).await;
+}

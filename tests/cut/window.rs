@@ -1,0 +1,288 @@
+//! The window of a real cut: its members are left alone, what is frozen is told and can be
+//! thawed, and whoever thaws early loses the cut.
+
+use std::path::{Path, PathBuf};
+
+use tonic::{Code, Status};
+
+use super::held::{Probe, Release, arm, await_stop, end_of, go_on};
+use super::support::disk::mounts_below;
+use super::support::snapshots::from_snapshot;
+use super::support::{eventually, mount, run, succeeds};
+use super::{GIB, Node, refused};
+
+/// Longer than a test needs to look around in the window.
+const LONG: [(&str, &str); 2] = [("freezeTimeout", "30s"), ("retries", "0")];
+
+/// A volume that is staged and published.
+struct Used {
+    id: String,
+    fs: &'static str,
+    staging: PathBuf,
+    target: PathBuf,
+}
+
+async fn used(node: &Node, fs: &'static str) -> Used {
+    let (staging, target) = (node.staging(fs), node.path(&format!("{fs}.target")));
+    let id = node.staged(fs, &staging, fs).await;
+    let published = node
+        .client
+        .publish(&id, &staging, &target, mount(fs), false)
+        .await;
+    published.unwrap();
+    Used {
+        id,
+        fs,
+        staging,
+        target,
+    }
+}
+
+async fn end(node: &Node, volumes: Vec<Used>) {
+    for volume in volumes {
+        let unpublished = node.client.unpublish(&volume.id, &volume.target).await;
+        unpublished.unwrap();
+        node.end(&volume.id, &volume.staging).await;
+    }
+    node.assert_nothing_left();
+}
+
+/// Everything that could be done to a volume.
+async fn everything(node: &Node, volume: &Used) -> Vec<(&'static str, Result<(), Status>)> {
+    let (client, id, cap) = (&node.client, &volume.id, mount(volume.fs));
+    let elsewhere = node.path(&format!("{}.elsewhere", volume.fs));
+    let publish = client.publish(id, &volume.staging, &elsewhere, cap.clone(), false);
+    vec![
+        ("unpublish", client.unpublish(id, &volume.target).await),
+        ("unstage", client.unstage(id, &volume.staging).await),
+        ("expand", client.expand(id, 2 * GIB).await.map(drop)),
+        (
+            "node expand",
+            client.expand_node(id, &volume.target).await.map(drop),
+        ),
+        ("publish", publish.await),
+        ("stage", client.stage(id, &volume.staging, cap).await),
+        ("delete", client.delete(id).await),
+    ]
+}
+
+fn cannot_be_unmounted(path: &Path) {
+    assert!(
+        !succeeds("umount", &[path.to_str().unwrap()]),
+        "{} is held",
+        path.display()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn members_in_the_window_are_left_alone() {
+    let mut node = Node::new();
+    let mut volumes = Vec::new();
+    for fs in ["ext4", "xfs", "btrfs"] {
+        volumes.push(used(&node, fs).await);
+    }
+    // The guard stops when all are frozen, and the driver waits for it until the deadline.
+    node.restart_with(&[("SLACKWATER_GUARD_FAULT", "thaw-before:stop")]);
+    let release = Release::of(&node);
+    let ids: Vec<_> = volumes.iter().map(|volume| volume.id.clone()).collect();
+    let before = mounts_below(&node.scratch.join("kubelet"));
+    let client = node.client.clone();
+    let call = tokio::spawn(async move {
+        let short = [("freezeTimeout", "4s"), ("retries", "0")];
+        client.group("g", &ids, &short).await
+    });
+    eventually("all are frozen", || {
+        volumes
+            .iter()
+            .all(|volume| Probe::start(&volume.staging).is_stopped())
+    });
+    for volume in &volumes {
+        for (what, answer) in everything(&node, volume).await {
+            let status = answer.expect_err(what);
+            assert_eq!(status.code(), Code::Aborted, "{what}: {status}");
+        }
+        cannot_be_unmounted(&volume.staging);
+    }
+    let same = node.client.group("g", &[volumes[0].id.clone()], &[]).await;
+    refused(same, Code::Aborted);
+    let single = node.client.snapshot("s", &volumes[0].id, &[]).await;
+    refused(single, Code::Aborted);
+    let still: Vec<_> = volumes.iter().map(|v| Probe::start(&v.staging)).collect();
+    assert!(
+        !call.is_finished() && still.iter().all(Probe::is_stopped),
+        "all of that was said in the window"
+    );
+    let said = end_of(call).await.unwrap_err();
+    assert!(said.message().contains("thawed"), "{said}");
+    for writer in still {
+        writer.goes_on();
+    }
+    assert_eq!(
+        node.client.snapshots("").await.unwrap(),
+        Vec::<String>::new()
+    );
+    assert_eq!(mounts_below(&node.scratch.join("kubelet")), before);
+    for volume in &volumes {
+        let length = std::fs::metadata(node.image(&volume.id)).unwrap().len();
+        assert_eq!(length, GIB, "nothing has grown");
+    }
+    drop(release);
+    node.restart_with(&[]);
+    end(&node, volumes).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_frozen_is_listed_and_thawed_by_hand_and_the_cut_is_thrown_away() {
+    let mut node = Node::new();
+    let volume = used(&node, "xfs").await;
+    assert_eq!(node.frozen(&[])["frozen"].as_array().unwrap().len(), 0);
+    arm(&mut node, "guard_freeze:stop-after");
+    let release = Release::of(&node);
+    let (client, id) = (node.client.clone(), volume.id.clone());
+    let call = tokio::spawn(async move { client.snapshot("s", &id, &LONG).await });
+    await_stop(&node);
+    let writer = Probe::start(&volume.staging);
+    assert!(writer.is_stopped());
+    cannot_be_unmounted(&volume.staging);
+    let listed = node.frozen(&[]);
+    assert_eq!(listed["frozen"].as_array().unwrap().len(), 1, "{listed}");
+    let one = &listed["frozen"][0];
+    assert_eq!(one["volume"], volume.id);
+    assert_eq!(one["owner_pid"], node.server.pid().as_raw());
+    assert_eq!(one["state"], "held");
+    let seconds = one["until"].as_u64().unwrap() - one["since"].as_u64().unwrap();
+    assert!((30..=31).contains(&seconds), "{seconds}");
+    let thawed = node.frozen(&["--thaw"]);
+    assert_eq!(thawed["thawed"], serde_json::json!([volume.id]));
+    writer.goes_on();
+    go_on(&node);
+    let said = end_of(call).await.unwrap_err();
+    assert!(said.message().contains("somebody else"), "{said}");
+    assert_eq!(
+        node.client.snapshots("").await.unwrap(),
+        Vec::<String>::new()
+    );
+    eventually("nothing is journalled any more", || {
+        node.frozen(&[])["frozen"].as_array().unwrap().is_empty()
+    });
+
+    // Cut in order, it's listed with its level.
+    let snapshot = node.client.snapshot("t", &volume.id, &[]).await.unwrap();
+    let told = node.snapshots_told();
+    assert_eq!(told.len(), 1);
+    assert_eq!(told[0]["id"], snapshot.snapshot_id);
+    assert_eq!(told[0]["level"], "filesystem");
+    assert_eq!(told[0]["state"], "ready");
+    let deleted = node.client.delete_snapshot(&snapshot.snapshot_id).await;
+    deleted.unwrap();
+    drop(release);
+    end(&node, vec![volume]).await;
+}
+
+/// Somebody thaws in the window, and writes: that cut is never answered.
+async fn strangers_thaw(fs: &'static str, retries: &'static str) {
+    let mut node = Node::new();
+    let volume = used(&node, fs).await;
+    arm(&mut node, "guard_freeze:stop-after");
+    let release = Release::of(&node);
+    let (client, id) = (node.client.clone(), volume.id.clone());
+    let call = tokio::spawn(async move {
+        let class = [
+            ("freezeTimeout", "30s"),
+            ("retries", retries),
+            ("retryInterval", "10ms"),
+        ];
+        client.snapshot("s", &id, &class).await
+    });
+    await_stop(&node);
+    run("fsfreeze", &["-u", volume.staging.to_str().unwrap()]);
+    std::fs::write(volume.staging.join("later"), "in between").unwrap();
+    go_on(&node);
+    let answer = end_of(call).await;
+    Probe::start(&volume.staging).goes_on();
+    if retries == "0" {
+        answer.unwrap_err();
+        let listed = node.client.snapshots("").await.unwrap();
+        assert_eq!(listed, Vec::<String>::new());
+        assert_eq!(node.disk.snapshots().len(), 0);
+    } else {
+        // It's the second cut that is answered: it has what was written after the first freeze.
+        let snapshot = answer.unwrap().snapshot_id;
+        let source = from_snapshot(&snapshot);
+        let restored = node.client.create_from("r", GIB, mount(fs), source, &[]);
+        let restored = restored.await.unwrap().volume_id;
+        let place = node.staging("r");
+        node.client
+            .stage(&restored, &place, mount(fs))
+            .await
+            .unwrap();
+        let later = std::fs::read_to_string(place.join("later")).unwrap();
+        assert_eq!(later, "in between");
+        node.end(&restored, &place).await;
+        node.client.delete_snapshot(&snapshot).await.unwrap();
+    }
+    drop(release);
+    end(&node, vec![volume]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_strangers_thaw_in_the_window_is_never_a_snapshot() {
+    tokio::join!(strangers_thaw("xfs", "0"), strangers_thaw("btrfs", "1"));
+}
+
+/// The pool's own file system is frozen underneath, so that FIFREEZE doesn't return.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_freeze_that_hangs_holds_the_writer_no_longer_than_its_cause() {
+    let mut node = Node::new();
+    let volume = used(&node, "ext4").await;
+    arm(&mut node, "guard_freeze:stop-before");
+    let mut release = Release::of(&node);
+    let (client, id) = (node.client.clone(), volume.id.clone());
+    let call = tokio::spawn(async move {
+        let class = [("freezeTimeout", "1s"), ("retries", "0")];
+        client.snapshot("s", &id, &class).await
+    });
+    await_stop(&node);
+    // So that the freeze has something to write.
+    std::fs::write(volume.staging.join("loose"), "not written back").unwrap();
+    release.freeze(&node.disk.mount_point);
+    go_on(&node);
+    // What was prepared lies on the pool, and can't be removed: so the answer isn't final.
+    let said = refused(end_of(call).await, Code::Aborted);
+    assert!(said.contains("before the deadline"), "{said}");
+    let again = node.client.snapshot("s", &volume.id, &LONG).await;
+    refused(again, Code::Aborted);
+    let writer = Probe::start(&volume.staging);
+    assert!(writer.is_stopped(), "its cause lasts");
+    release.thaw();
+    writer.goes_on();
+    eventually("what was prepared is removed", || {
+        node.disk.snapshots().is_empty()
+    });
+    let snapshot = node.client.snapshot("t", &volume.id, &[]).await.unwrap();
+    assert_eq!(
+        node.client.snapshots("").await.unwrap(),
+        [snapshot.snapshot_id.clone()]
+    );
+    let deleted = node.client.delete_snapshot(&snapshot.snapshot_id).await;
+    deleted.unwrap();
+    drop(release);
+    end(&node, vec![volume]).await;
+}
+
+/// What is mounted over a staging path is not the volume.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_covers_a_staged_volume_is_never_frozen_in_its_place() {
+    let node = Node::new();
+    let volume = used(&node, "xfs").await;
+    let path = volume.staging.to_str().unwrap();
+    run("mount", &["-t", "tmpfs", "none", path]);
+    let said = node.client.snapshot("s", &volume.id, &[]).await;
+    Probe::start(&volume.staging).goes_on();
+    run("umount", &[path]);
+    assert!(said.unwrap_err().message().contains("mounted there"));
+    let listed = node.client.snapshots("").await.unwrap();
+    assert_eq!(listed, Vec::<String>::new());
+    Probe::start(&volume.staging).goes_on();
+    end(&node, vec![volume]).await;
+}
