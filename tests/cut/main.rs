@@ -12,6 +12,8 @@
 mod support;
 
 #[cfg(feature = "fault")]
+mod copies;
+#[cfg(feature = "fault")]
 mod crash;
 mod groups;
 #[cfg(feature = "fault")]
@@ -20,6 +22,8 @@ mod held;
 mod hooks;
 mod order;
 mod restores;
+#[cfg(feature = "fault")]
+mod room;
 #[cfg(feature = "fault")]
 mod window;
 

@@ -1,0 +1,240 @@
+//! Copies, where blocks can't be shared: of volumes that nobody uses, with a progress that
+//! outlives the driver, and into another pool of the same machine.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use tonic::Code;
+
+use super::held::end_of;
+use super::support::snapshots::{from_snapshot, from_volume};
+use super::support::{Disk, Scratch, Server, eventually, mount};
+use super::{GIB, MIB, Node, check_pattern, refused, write_pattern};
+
+const BYTES: usize = 8 << 20;
+/// At the rate of a copy it takes seconds.
+const SIZE: u64 = GIB;
+/// Where no more is needed than that it isn't over at once.
+const LESS: u64 = 512 * MIB;
+
+/// A volume with something in it that nobody uses any more.
+async fn filled(node: &Node, name: &str, size: u64) -> (String, PathBuf) {
+    let client = &node.client;
+    let id = client.create(name, size, mount("ext4"), &[]).await.unwrap();
+    let staging = node.staging(name);
+    client.stage(&id, &staging, mount("ext4")).await.unwrap();
+    write_pattern(&staging.join("first"), 1, BYTES);
+    // ext4 puts it into another group, far behind.
+    std::fs::create_dir(staging.join("folder")).unwrap();
+    write_pattern(&staging.join("folder/last"), 2, BYTES);
+    client.unstage(&id, &staging).await.unwrap();
+    (id, staging)
+}
+
+fn check_content(staging: &Path) {
+    check_pattern(&staging.join("first"), 1, BYTES);
+    check_pattern(&staging.join("folder/last"), 2, BYTES);
+}
+
+/// The one record in a folder of the pool that isn't ready.
+fn unready(folder: &Path) -> Option<Value> {
+    let entries = std::fs::read_dir(folder).ok()?.flatten();
+    let mut records = entries.filter_map(|entry| {
+        let text = std::fs::read_to_string(entry.path().join("record.json")).ok()?;
+        serde_json::from_str::<Value>(&text).ok()
+    });
+    records.find(|record| record["copy"].is_object())
+}
+
+fn copied(folder: &Path) -> Option<u64> {
+    unready(folder)?["copy"]["copied"].as_u64()
+}
+
+/// Restores a snapshot, and looks at what is in it.
+async fn check_snapshot(node: &Node, snapshot: &str) {
+    let client = &node.client;
+    let source = from_snapshot(snapshot);
+    let restored = client.create_from("check", SIZE, mount("ext4"), source, &[]);
+    let restored = restored.await.unwrap().volume_id;
+    let staging = node.staging("check");
+    let staged = client.stage(&restored, &staging, mount("ext4")).await;
+    staged.unwrap();
+    check_content(&staging);
+    node.end(&restored, &staging).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_goes_on_where_a_death_of_the_driver_has_cut_it_off() {
+    let mut node = Node::on("ext4", 12 * GIB);
+    let (id, staging) = filled(&node, "v", SIZE).await;
+    let snapshots = node.disk.mount_point.join("snapshots");
+    let call = |node: &Node| {
+        let (client, id) = (node.client.clone(), id.clone());
+        tokio::spawn(async move { client.snapshot("s", &id, &[]).await })
+    };
+    let first = call(&node);
+    eventually("a part of it is durable", || {
+        copied(&snapshots).is_some_and(|copied| copied > 0)
+    });
+    // While it runs, everybody else is told to come again, and nothing of it is shown.
+    let client = &node.client;
+    refused(client.snapshot("s", &id, &[]).await, Code::Aborted);
+    refused(client.snapshot("other", &id, &[]).await, Code::Aborted);
+    refused(client.delete(&id).await, Code::Aborted);
+    let source = from_volume(&id);
+    let clone = client.create_from("c", SIZE, mount("ext4"), source, &[]);
+    refused(clone.await, Code::Aborted);
+    assert_eq!(client.snapshots("").await.unwrap(), Vec::<String>::new());
+    assert_eq!(node.snapshots_told()[0]["state"], "preparing");
+    node.server.kill();
+    end_of(first).await.unwrap_err();
+    let at_death = copied(&snapshots).unwrap();
+    assert!((512 * MIB..SIZE).contains(&at_death), "{at_death}");
+
+    // A stop makes all of it durable, and tells nobody that it has failed for good.
+    node.restart_with(&[]);
+    let second = call(&node);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    node.server.signal(Signal::SIGTERM);
+    assert_eq!(node.server.wait(), Some(0));
+    refused(end_of(second).await, Code::Unavailable);
+    let at_stop = copied(&snapshots).unwrap();
+    assert!((at_death..SIZE).contains(&at_stop), "{at_death} {at_stop}");
+
+    node.restart_with(&[]);
+    let effects = node.scratch.join("effects");
+    node.restart_with(&[("SLACKWATER_FAULT_LOG", effects.to_str().unwrap())]);
+    let snapshot = end_of(call(&node)).await.unwrap().snapshot_id;
+    let effects = std::fs::read_to_string(effects).unwrap();
+    let steps = effects.lines().filter(|line| line.ends_with("copy_range"));
+    let expected = (SIZE - at_stop).div_ceil(16 * MIB);
+    assert_eq!(steps.count() as u64, expected, "only the rest was copied");
+    assert_eq!(copied(&snapshots), None);
+    node.client.delete(&id).await.unwrap();
+    check_snapshot(&node, &snapshot).await;
+    node.client.delete_snapshot(&snapshot).await.unwrap();
+    drop(staging);
+    node.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stage_of_its_source_ends_a_copy() {
+    let node = Node::on("ext4", 12 * GIB);
+    let (id, staging) = filled(&node, "v", LESS).await;
+    let client = &node.client;
+    for of_volume in [false, true] {
+        let (again, source) = (client.clone(), id.clone());
+        let call = tokio::spawn(async move {
+            if of_volume {
+                let source = from_volume(&source);
+                let clone = again.create_from("c", LESS, mount("ext4"), source, &[]);
+                return clone.await.map(|volume| volume.volume_id);
+            }
+            let snapshot = again.snapshot("s", &source, &[]).await;
+            snapshot.map(|snapshot| snapshot.snapshot_id)
+        });
+        let folder = if of_volume { "volumes" } else { "snapshots" };
+        eventually("it copies", || {
+            unready(&node.disk.mount_point.join(folder)).is_some()
+        });
+        client.stage(&id, &staging, mount("ext4")).await.unwrap();
+        let said = refused(end_of(call).await, Code::Aborted);
+        assert!(said.contains("ended the copy"), "{said}");
+        // In use, it's no longer a matter of trying again.
+        let said = client.snapshot("s", &id, &[]).await;
+        refused(said, Code::FailedPrecondition);
+        assert!(node.disk.snapshots().is_empty());
+        assert_eq!(client.list().await.unwrap(), std::slice::from_ref(&id));
+        check_content(&staging);
+        std::fs::write(staging.join("more"), "its user goes on").unwrap();
+        client.unstage(&id, &staging).await.unwrap();
+    }
+    client.delete(&id).await.unwrap();
+    node.assert_nothing_left();
+}
+
+/// What was copied of a volume that was changed since is worthless.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_of_a_volume_that_was_used_meanwhile_begins_anew() {
+    let mut node = Node::on("ext4", 8 * GIB);
+    let (id, staging) = filled(&node, "v", LESS).await;
+    let (client, of) = (node.client.clone(), id.clone());
+    let call = tokio::spawn(async move { client.snapshot("s", &of, &[]).await });
+    let snapshots = node.disk.mount_point.join("snapshots");
+    eventually("it copies", || unready(&snapshots).is_some());
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    node.server.signal(Signal::SIGTERM);
+    assert_eq!(node.server.wait(), Some(0));
+    end_of(call).await.unwrap_err();
+    assert!(copied(&snapshots).unwrap() > 0);
+    node.restart_with(&[]);
+    let client = &node.client;
+    client.stage(&id, &staging, mount("ext4")).await.unwrap();
+    write_pattern(&staging.join("first"), 7, BYTES);
+    client.unstage(&id, &staging).await.unwrap();
+    let snapshot = client.snapshot("s", &id, &[]).await.unwrap().snapshot_id;
+    let source = from_snapshot(&snapshot);
+    let restored = client.create_from("check", LESS, mount("ext4"), source, &[]);
+    let restored = restored.await.unwrap().volume_id;
+    let place = node.staging("check");
+    let staged = client.stage(&restored, &place, mount("ext4")).await;
+    staged.unwrap();
+    check_pattern(&place.join("first"), 7, BYTES);
+    check_pattern(&place.join("folder/last"), 2, BYTES);
+    node.end(&restored, &place).await;
+    client.delete_snapshot(&snapshot).await.unwrap();
+    client.delete(&id).await.unwrap();
+    node.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restore_or_clone_into_another_pool_is_a_copy() {
+    let scratch = Scratch::new();
+    let disk = Disk::new(&scratch, "pool", "xfs", 4 * GIB);
+    let other = Disk::new(&scratch, "other", "ext4", 4 * GIB);
+    let pools = [&disk, &other].map(|disk| {
+        let name = disk.mount_point.file_name().unwrap().to_str().unwrap();
+        let name = if name == "pool" { "default" } else { name };
+        format!("{name}=file:{},init", disk.mount_point.display())
+    });
+    let server = Server::start(&scratch, &[&pools[0], &pools[1]]);
+    let client = server.client();
+    let node = Node {
+        server,
+        client,
+        disk,
+        scratch,
+    };
+    let client = &node.client;
+    let (id, staging) = filled(&node, "v", LESS).await;
+    client.stage(&id, &staging, mount("ext4")).await.unwrap();
+    // Of a volume in use there is a snapshot; a clone of it into another pool would be a copy.
+    let snapshot = client.snapshot("s", &id, &[]).await.unwrap().snapshot_id;
+    let there = [("pool", "other")];
+    let clone = client.create_from("c", LESS, mount("ext4"), from_volume(&id), &there);
+    let said = refused(clone.await, Code::FailedPrecondition);
+    assert!(said.contains("in use"), "{said}");
+    write_pattern(&staging.join("first"), 9, BYTES);
+    client.unstage(&id, &staging).await.unwrap();
+    for (name, source, seed) in [
+        ("restored", from_snapshot(&snapshot), 1),
+        ("cloned", from_volume(&id), 9),
+    ] {
+        let made = client.create_from(name, LESS, mount("ext4"), source.clone(), &there);
+        let made = made.await.unwrap();
+        assert_eq!(made.content_source, Some(source));
+        assert_eq!(other.volumes().len(), 1, "{name} lies in the other pool");
+        let place = node.staging(name);
+        let staged = client.stage(&made.volume_id, &place, mount("ext4")).await;
+        staged.unwrap();
+        check_pattern(&place.join("first"), seed, BYTES);
+        check_pattern(&place.join("folder/last"), 2, BYTES);
+        node.end(&made.volume_id, &place).await;
+        assert!(other.volumes().is_empty() && other.trash().is_empty());
+    }
+    client.delete_snapshot(&snapshot).await.unwrap();
+    client.delete(&id).await.unwrap();
+    node.assert_nothing_left();
+}

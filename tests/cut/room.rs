@@ -1,0 +1,333 @@
+//! Pools that are full, really: what doesn't fit is refused before anybody is disturbed, what
+//! fails leaves nothing, and what was promised takes every write.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use tonic::Code;
+
+use super::held::{Probe, Release, arm, await_stop, end_of, go_on, is_stopped};
+use super::support::snapshots::{from_snapshot, from_volume};
+use super::support::{eventually, mount, run, succeeds};
+use super::{GIB, MIB, Node, pattern, refused, rounds};
+
+/// A stranger's file that takes all that a pool has left.
+struct Full(PathBuf);
+
+impl Full {
+    fn fill(node: &Node) -> Full {
+        let path = node.disk.mount_point.join("stranger");
+        let name = path.to_str().unwrap();
+        let (mut size, mut step) = (0, GIB);
+        // Reserved, not written: to the last block all the same.
+        while step >= 4096 {
+            let length = (size + step).to_string();
+            if succeeds("fallocate", &["-l", &length, name]) {
+                size += step;
+            } else {
+                step /= 2;
+            }
+        }
+        Full(path)
+    }
+}
+
+impl Drop for Full {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Writes a file in place, past the page cache, or tells the first error.
+fn overwrite(path: &Path, seed: u8, bytes: usize) -> std::io::Result<()> {
+    let file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .custom_flags(nix::libc::O_DSYNC)
+        .open(path)?;
+    for (at, piece) in pattern(seed, bytes).chunks(1 << 20).enumerate() {
+        file.write_all_at(piece, (at as u64) << 20)?;
+    }
+    file.sync_all()
+}
+
+#[track_caller]
+fn check(path: &Path, seed: u8, bytes: usize) {
+    run("sync", &["-f", path.to_str().unwrap()]);
+    super::check_pattern(path, seed, bytes);
+}
+
+const BYTES: usize = 48 << 20;
+const THICK: [(&str, &str); 1] = [("allocation", "thick")];
+
+async fn staged(
+    node: &Node,
+    name: &str,
+    size: u64,
+    fs: &str,
+    parameters: &[(&str, &str)],
+) -> (String, PathBuf) {
+    let id = node.client.create(name, size, mount(fs), parameters).await;
+    let (id, staging) = (id.unwrap(), node.staging(name));
+    node.client.stage(&id, &staging, mount(fs)).await.unwrap();
+    (id, staging)
+}
+
+/// Room that goes between the look at it and the write-back: syncfs fails, and with it the cut.
+async fn write_back_without_room(fs: &'static str) {
+    let mut node = Node::on("xfs", 2 * GIB);
+    let (id, staging) = staged(&node, "v", 400 * MIB, fs, &[]).await;
+    std::fs::write(staging.join("synced"), "long ago").unwrap();
+    run("sync", &["-f", staging.to_str().unwrap()]);
+    arm(&mut node, "guard_sync:stop-before");
+    let release = Release::of(&node);
+    let (client, of) = (node.client.clone(), id.clone());
+    let call = tokio::spawn(async move { client.snapshot("s", &of, &[("retries", "0")]).await });
+    await_stop(&node);
+    let full = Full::fill(&node);
+    std::fs::write(staging.join("loose"), pattern(1, 64 << 20)).unwrap();
+    go_on(&node);
+    let said = end_of(call).await.expect_err("not all of it was written");
+    assert_ne!(said.code(), Code::Ok);
+    let listed = node.client.snapshots("").await.unwrap();
+    assert_eq!(listed, Vec::<String>::new(), "{fs}: {said}");
+    assert!(node.disk.snapshots().is_empty(), "{fs}: nothing is left");
+    assert!(node.frozen(&[])["frozen"].as_array().unwrap().is_empty());
+    drop((full, release));
+    node.restart_with(&[]);
+    node.end(&id, &staging).await;
+    node.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_back_that_fails_on_a_full_pool_is_no_snapshot() {
+    for fs in ["xfs", "ext4", "btrfs"] {
+        write_back_without_room(fs).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_does_not_fit_is_refused_before_anybody_is_quiesced_and_leaves_nothing() {
+    let config = |scratch: &super::support::Scratch| {
+        let starts = scratch.join("starts");
+        let body = format!("echo start >> {}; echo READY; cat", starts.display());
+        let command = ["/bin/sh", "-c", &body];
+        format!("[[hook]]\nname = \"db\"\nvolume = \"*\"\ncommand = {command:?}\n")
+    };
+    let node = Node::configured("xfs", 2 * GIB, config, &[]);
+    let client = &node.client;
+    let (thick, staging) = staged(&node, "thick", GIB, "ext4", &THICK).await;
+    let class = [("consistency", "application")];
+    let no_room = |said: Result<_, tonic::Status>| {
+        let said = refused(said.map(|_: String| ()), Code::ResourceExhausted);
+        assert!(said.contains("pool default"), "{said}");
+        assert!(node.disk.snapshots().is_empty() && node.disk.trash().is_empty());
+        assert_eq!(node.disk.volumes().len(), 1);
+    };
+    let alone = client.snapshot("s", &thick, &class).await;
+    no_room(alone.map(|snapshot| snapshot.snapshot_id));
+    let ids = std::slice::from_ref(&thick);
+    let group = client.group("g", ids, &class).await;
+    no_room(group.map(|group| group.group_snapshot_id));
+    let clone = client.create_from("c", GIB, mount("ext4"), from_volume(&thick), &[]);
+    no_room(clone.await.map(|volume| volume.volume_id));
+    assert!(!node.scratch.join("starts").exists(), "nobody was quiesced");
+    Probe::start(&staging).goes_on();
+    node.end(&thick, &staging).await;
+
+    let (thin, staging) = staged(&node, "thin", GIB, "ext4", &[]).await;
+    let snapshot = client.snapshot("s", &thin, &class).await.unwrap();
+    let starts = std::fs::read_to_string(node.scratch.join("starts")).unwrap();
+    assert_eq!(starts.lines().count(), 1);
+    let source = from_snapshot(&snapshot.snapshot_id);
+    for parameters in [&THICK[..], &[]] {
+        // Promises that can't be kept: thick at any time, thin beside what is promised already.
+        let restored = client.create_from("r", 2 * GIB, mount("ext4"), source.clone(), parameters);
+        refused(restored.await, Code::ResourceExhausted);
+        assert_eq!((node.disk.volumes().len(), node.disk.trash().len()), (1, 0));
+    }
+    client.delete_snapshot(&snapshot.snapshot_id).await.unwrap();
+    node.end(&thin, &staging).await;
+    node.assert_nothing_left();
+}
+
+/// What is asked of a driver whose pool fills.
+#[derive(Clone)]
+enum Ask {
+    Cut { volume: String },
+    Restore { snapshot: String },
+}
+
+impl Ask {
+    async fn of(&self, client: &super::support::Client) -> Result<String, tonic::Status> {
+        match self {
+            Ask::Cut { volume } => {
+                let made = client.snapshot("s", volume, &[("retries", "0")]).await;
+                made.map(|snapshot| snapshot.snapshot_id)
+            }
+            Ask::Restore { snapshot } => {
+                let source = from_snapshot(snapshot);
+                let made = client.create_from("r", 400 * MIB, mount("btrfs"), source, &[]);
+                made.await.map(|volume| volume.volume_id)
+            }
+        }
+    }
+
+    async fn undo(&self, client: &super::support::Client, made: &str) {
+        let undone = match self {
+            Ask::Cut { .. } => client.delete_snapshot(made).await,
+            Ask::Restore { .. } => client.delete(made).await,
+        };
+        undone.unwrap();
+    }
+
+    /// How many there are, whether told or not.
+    fn there(&self, node: &Node) -> usize {
+        match self {
+            Ask::Cut { .. } => node.disk.snapshots().len(),
+            Ask::Restore { .. } => node.disk.volumes().len(),
+        }
+    }
+}
+
+/// The pool fills to the last block before one effect of a call, and has room again when the call
+/// is repeated. Whether the driver came to that effect, and whether the call failed by it.
+async fn full_at(node: &mut Node, n: usize, ask: &Ask, dirty: &Path) -> Option<bool> {
+    let before = ask.there(node);
+    arm(node, &format!("{n}:stop-before"));
+    let release = Release::of(node);
+    std::fs::write(dirty, pattern(n as u8, 2 << 20)).unwrap();
+    let (client, asked) = (node.client.clone(), ask.clone());
+    let call = tokio::spawn(async move { asked.of(&client).await });
+    eventually("it stops, or ends", || {
+        is_stopped(node) || call.is_finished()
+    });
+    let full = is_stopped(node).then(|| Full::fill(node));
+    go_on(node);
+    let answer = end_of(call).await;
+    let (met, failed) = (full.is_some(), answer.is_err());
+    if let Err(status) = &answer {
+        // Nothing is left, or the answer isn't final.
+        let is_clean = ask.there(node) == before || status.code() == Code::Aborted;
+        assert!(is_clean, "{n}: {status}\n{}", node.server.log());
+    }
+    drop((full, release));
+    let made = match answer {
+        Ok(made) => made,
+        Err(_) => {
+            // What has failed is remembered, but not over a restart.
+            node.restart_with(&[]);
+            let again = ask.of(&node.client).await;
+            again.unwrap_or_else(|status| panic!("{n}: {status}\n{}", node.server.log()))
+        }
+    };
+    assert_eq!(ask.there(node), before + 1, "{n}");
+    ask.undo(&node.client, &made).await;
+    assert_eq!(ask.there(node), before, "{n}");
+    met.then_some(failed)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_that_fills_at_any_step_of_a_cut_or_restore_leaves_all_or_nothing() {
+    let mut node = Node::on("xfs", 3 * GIB);
+    let (id, staging) = staged(&node, "v", 400 * MIB, "btrfs", &[]).await;
+    overwrite(&staging.join("data"), 1, 8 << 20).unwrap();
+    let snapshot = node.client.snapshot("kept", &id, &[]).await.unwrap();
+    let snapshot = snapshot.snapshot_id;
+    let (step, dirty) = (rounds(4, 1), staging.join("dirty"));
+    let volume = id.clone();
+    let restore = snapshot.clone();
+    for ask in [Ask::Cut { volume }, Ask::Restore { snapshot: restore }] {
+        let (mut met, mut failed) = (0, 0);
+        for n in (1..).step_by(step) {
+            match full_at(&mut node, n, &ask, &dirty).await {
+                None => break,
+                Some(has_failed) => failed += usize::from(has_failed),
+            }
+            met += 1;
+        }
+        assert!(met * step > 12 && failed > 0, "{met} met, {failed} failed");
+        check(&staging.join("data"), 1, 8 << 20);
+    }
+    node.restart_with(&[]);
+    node.client.delete_snapshot(&snapshot).await.unwrap();
+    node.end(&id, &staging).await;
+    node.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_shared_blocks_are_overwritten_on_a_full_pool_only_what_is_thin_fails() {
+    let node = Node::on("xfs", 3 * GIB);
+    let client = &node.client;
+    let (thin, of_thin) = staged(&node, "thin", 512 * MIB, "ext4", &[]).await;
+    let (thick, of_thick) = staged(&node, "thick", 512 * MIB, "xfs", &THICK).await;
+    for staging in [&of_thin, &of_thick] {
+        overwrite(&staging.join("data"), 1, BYTES).unwrap();
+    }
+    let ids = [thin.clone(), thick.clone()];
+    let group = client.group("g", &ids, &[]).await.unwrap();
+    let members = super::support::snapshots::members(&group);
+    let full = Full::fill(&node);
+    // Every block of these is shared with the snapshot, and there is no other one.
+    overwrite(&of_thin.join("data"), 2, BYTES).unwrap_err();
+    overwrite(&of_thick.join("data"), 2, BYTES).unwrap();
+    check(&of_thick.join("data"), 2, BYTES);
+    assert!(client.is_ready().await);
+    let said = client.snapshot("s", &thin, &[]).await;
+    refused(said, Code::ResourceExhausted);
+    drop(full);
+    // What was cut is as it was.
+    for (member, fs) in members.iter().zip(["ext4", "xfs"]) {
+        let source = from_snapshot(member);
+        let restored = client.create_from(fs, 512 * MIB, mount(fs), source, &[]);
+        let restored = restored.await.unwrap().volume_id;
+        let place = node.staging("restored");
+        client.stage(&restored, &place, mount(fs)).await.unwrap();
+        check(&place.join("data"), 1, BYTES);
+        node.end(&restored, &place).await;
+    }
+    let id = &group.group_snapshot_id;
+    client.delete_group(id, &members).await.unwrap();
+    node.end(&thin, &of_thin).await;
+    node.end(&thick, &of_thick).await;
+    node.assert_nothing_left();
+}
+
+/// The un-share that gives a thick volume blocks of its own is cut off by a death, or by a
+/// stranger who fills the pool: no snapshot, and the volume takes every write on a full pool.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thick_volume_takes_every_write_also_when_its_un_share_is_cut_off() {
+    let mut node = Node::on("xfs", 2 * GIB);
+    let (id, staging) = staged(&node, "v", 512 * MIB, "xfs", &THICK).await;
+    overwrite(&staging.join("data"), 1, BYTES).unwrap();
+    for (seed, fault) in [(2, "unshare:kill-before"), (3, "unshare:stop-before")] {
+        node.restart_with(&[("SLACKWATER_FAULT", fault)]);
+        let release = Release::of(&node);
+        let (client, of) = (node.client.clone(), id.clone());
+        let call = tokio::spawn(async move { client.snapshot("s", &of, &[]).await });
+        let full = if fault.contains("stop") {
+            await_stop(&node);
+            let full = Full::fill(&node);
+            go_on(&node);
+            refused(end_of(call).await, Code::ResourceExhausted);
+            full
+        } else {
+            end_of(call).await.unwrap_err();
+            assert_eq!(node.server.wait(), None, "it was killed");
+            node.restart_with(&[]);
+            Full::fill(&node)
+        };
+        assert!(node.disk.snapshots().is_empty(), "{fault}");
+        overwrite(&staging.join("data"), seed, BYTES).unwrap();
+        check(&staging.join("data"), seed, BYTES);
+        drop((full, release));
+    }
+    node.restart_with(&[]);
+    let snapshot = node.client.snapshot("s", &id, &[]).await.unwrap();
+    let deleted = node.client.delete_snapshot(&snapshot.snapshot_id).await;
+    deleted.unwrap();
+    node.end(&id, &staging).await;
+    node.assert_nothing_left();
+}
