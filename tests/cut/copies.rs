@@ -87,7 +87,9 @@ async fn a_copy_goes_on_where_a_death_of_the_driver_has_cut_it_off() {
     let clone = client.create_from("c", SIZE, mount("ext4"), source, &[]);
     refused(clone.await, Code::Aborted);
     assert_eq!(client.snapshots("").await.unwrap(), Vec::<String>::new());
-    assert_eq!(node.snapshots_told()[0]["state"], "preparing");
+    let told = &node.snapshots_told()[0];
+    assert_eq!(told["state"], "preparing");
+    assert!(told["copied_bytes"].as_u64().unwrap() > 0, "{told}");
     node.server.kill();
     end_of(first).await.unwrap_err();
     let at_death = copied(&snapshots).unwrap();
@@ -186,6 +188,44 @@ async fn a_copy_of_a_volume_that_was_used_meanwhile_begins_anew() {
     node.end(&restored, &place).await;
     client.delete_snapshot(&snapshot).await.unwrap();
     client.delete(&id).await.unwrap();
+    node.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clone_that_is_a_copy_goes_on_after_a_stop() {
+    let mut node = Node::on("ext4", 8 * GIB);
+    let (id, _) = filled(&node, "v", LESS).await;
+    let call = |node: &Node| {
+        let (client, source) = (node.client.clone(), from_volume(&id));
+        tokio::spawn(async move {
+            let clone = client.create_from("c", LESS, mount("ext4"), source, &[]);
+            clone.await
+        })
+    };
+    let volumes = node.disk.mount_point.join("volumes");
+    let first = call(&node);
+    eventually("it copies", || unready(&volumes).is_some());
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    node.server.signal(Signal::SIGTERM);
+    assert_eq!(node.server.wait(), Some(0));
+    end_of(first).await.unwrap_err();
+    let effects = node.scratch.join("effects");
+    node.restart_with(&[("SLACKWATER_FAULT_LOG", effects.to_str().unwrap())]);
+    let at_stop = copied(&volumes).expect("a start keeps what is copied");
+    assert!((1..LESS).contains(&at_stop), "{at_stop}");
+    let listed = node.client.list().await.unwrap();
+    assert_eq!(listed, std::slice::from_ref(&id), "it's no volume yet");
+    let clone = end_of(call(&node)).await.unwrap().volume_id;
+    let effects = std::fs::read_to_string(effects).unwrap();
+    let steps = effects.lines().filter(|line| line.ends_with("copy_range"));
+    let expected = (LESS - at_stop).div_ceil(16 * MIB);
+    assert_eq!(steps.count() as u64, expected, "only the rest was copied");
+    node.client.delete(&id).await.unwrap();
+    let place = node.staging("c");
+    let staged = node.client.stage(&clone, &place, mount("ext4")).await;
+    staged.unwrap();
+    check_content(&place);
+    node.end(&clone, &place).await;
     node.assert_nothing_left();
 }
 

@@ -167,7 +167,36 @@ async fn the_order_is_quiesce_freeze_cut_thaw_release_and_then_it_is_made_known(
     );
     let released = &names[first("released")..];
     assert!(released.contains(&"sync_file"), "{names:?}");
-    end(&node, vec![one]).await;
+    group_of_two(&node, one).await;
+}
+
+/// All applications of a group are held before the first file system is, until the last is not.
+async fn group_of_two(node: &Node, one: (String, PathBuf)) {
+    let two = volume(node, "two").await;
+    let effects = folder(&node.scratch).join("effects");
+    std::fs::remove_file(&effects).unwrap();
+    let ids = [one.0.clone(), two.0.clone()];
+    let group = node.client.group("g", &ids, &class(&[])).await.unwrap();
+    let order = file(node, "effects");
+    let places = |name: &str| -> Vec<usize> {
+        let named = |line: &String| line.split_once(' ').is_some_and(|(_, its)| its == name);
+        let places = order.iter().enumerate();
+        places.filter(|(_, l)| named(l)).map(|(at, _)| at).collect()
+    };
+    let (quiesced, released) = (places("quiesced"), places("released"));
+    assert_eq!((quiesced.len(), released.len()), (3, 3), "{order:?}");
+    let (frozen, thawed) = (places("guard_freeze"), places("guard_thaw"));
+    assert_eq!((frozen.len(), thawed.len()), (1, 2), "{order:?}");
+    assert!(
+        quiesced[2] < frozen[0] && thawed[1] < released[0],
+        "{order:?}"
+    );
+    let levels = node.snapshots_told();
+    assert!(levels.iter().all(|told| told["level"] == "application"));
+    let members = super::support::snapshots::members(&group);
+    let id = &group.group_snapshot_id;
+    node.client.delete_group(id, &members).await.unwrap();
+    end(node, vec![one, two]).await;
 }
 
 /// Fails until it's tried a third time.

@@ -341,3 +341,38 @@ async fn a_thick_volume_takes_every_write_also_when_its_un_share_is_cut_off() {
     node.end(&id, &staging).await;
     node.assert_nothing_left();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_whose_pool_fills_fails_and_leaves_nothing() {
+    let mut node = Node::on("ext4", GIB);
+    let (id, staging) = staged(&node, "v", 128 * MIB, "ext4", &[]).await;
+    overwrite(&staging.join("data"), 1, 64 << 20).unwrap();
+    node.client.unstage(&id, &staging).await.unwrap();
+    let volume = id.clone();
+    let clone = from_volume(&id);
+    for of_volume in [false, true] {
+        arm(&mut node, "copy_range:stop-before");
+        let release = Release::of(&node);
+        let (client, volume, source) = (node.client.clone(), volume.clone(), clone.clone());
+        let call = tokio::spawn(async move {
+            if of_volume {
+                let clone = client.create_from("c", 128 * MIB, mount("ext4"), source, &[]);
+                return clone.await.map(drop);
+            }
+            client.snapshot("s", &volume, &[]).await.map(drop)
+        });
+        await_stop(&node);
+        let full = Full::fill(&node);
+        go_on(&node);
+        refused(end_of(call).await, Code::ResourceExhausted);
+        let left = (node.disk.snapshots().len(), node.disk.volumes().len());
+        assert_eq!((left, node.disk.trash().len()), ((0, 1), 0));
+        drop((full, release));
+    }
+    node.restart_with(&[]);
+    let snapshot = node.client.snapshot("s", &id, &[]).await.unwrap();
+    let deleted = node.client.delete_snapshot(&snapshot.snapshot_id).await;
+    deleted.unwrap();
+    node.client.delete(&id).await.unwrap();
+    node.assert_nothing_left();
+}
