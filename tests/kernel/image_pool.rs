@@ -177,7 +177,9 @@ async fn a_larger_value_grows_it_beneath_volumes_in_use_and_a_smaller_one_change
 
     let mut server = Server::start(&scratch, &[&definition(&disk, "600Mi")]);
     assert!(server.log().contains("never made smaller"));
-    assert_eq!(server.client().capacity(&[]).await.unwrap(), after);
+    // What was written in between takes a few blocks.
+    let again = server.client().capacity(&[]).await.unwrap();
+    assert!(again.abs_diff(after) < 16 * MIB, "{after}, then {again}");
     assert_reserved(&disk, GIB);
     server.kill();
 
