@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
+use super::support::mount;
 use super::support::snapshots::{from_snapshot, members};
-use super::support::{Server, mount};
-use super::{GIB, Node, definition, rounds};
+use super::{GIB, Node, rounds};
 
 /// Writers beside each other, each with files of its own.
 const WRITERS: usize = 2;
@@ -191,10 +191,10 @@ async fn no_cut_on_a_btrfs_pool_is_out_of_order() {
 #[tokio::test(flavor = "multi_thread")]
 async fn cut_in_sequence_the_order_is_broken() {
     let mut node = Node::new();
-    let pool = definition(&node.disk.mount_point);
+    let pool = super::definition(&node.disk.mount_point);
     node.server.kill();
     let in_sequence = [("SLACKWATER_CUT_IN_SEQUENCE", "1")];
-    node.server = Server::spawn(&node.scratch, &[&pool], &[], &in_sequence);
+    node.server = super::support::Server::spawn(&node.scratch, &[&pool], &[], &in_sequence);
     node.server.wait_ready();
     node.client = node.server.client();
     assert_ne!(violations(&node, &["ext4"; 4], 5).await, 0);
