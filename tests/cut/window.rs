@@ -262,7 +262,7 @@ async fn a_freeze_that_hangs_holds_the_writer_no_longer_than_its_cause() {
     let snapshot = node.client.snapshot("t", &volume.id, &[]).await.unwrap();
     assert_eq!(
         node.client.snapshots("").await.unwrap(),
-        [snapshot.snapshot_id.clone()]
+        std::slice::from_ref(&snapshot.snapshot_id)
     );
     let deleted = node.client.delete_snapshot(&snapshot.snapshot_id).await;
     deleted.unwrap();
