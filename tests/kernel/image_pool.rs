@@ -444,6 +444,7 @@ async fn a_container_that_dies_leaves_an_image_that_is_found_by_its_device() {
 }
 
 /// Runs an act with a fault at its n-th effect; whether it was reached.
+#[cfg(feature = "fault")]
 fn init_with(plan: &str, log: &Path, record: &Path, pool: &str) -> Option<i32> {
     let _ = std::fs::remove_file(log);
     Command::new(binary())
@@ -510,6 +511,7 @@ async fn killed_or_failed_at_each_effect_of_the_making_it_is_made_once() {
     }
 }
 
+#[cfg(feature = "fault")]
 fn loops_on_if(path: &Path) -> Vec<String> {
     if path.exists() {
         loops_on(path)
@@ -519,6 +521,7 @@ fn loops_on_if(path: &Path) -> Vec<String> {
 }
 
 /// Of the image itself: no device is needed.
+#[cfg(feature = "fault")]
 fn offline_uuid(disk: &Disk) -> String {
     run(
         "blkid",
@@ -534,11 +537,13 @@ fn offline_uuid(disk: &Disk) -> String {
 }
 
 /// A killed act has left its mount, and the next one has found it and left it as it was.
+#[cfg(feature = "fault")]
 fn unmount_left(disk: &Disk) -> bool {
     super::support::succeeds("umount", &[mounted(disk).to_str().unwrap()]);
     unmounted(disk)
 }
 
+#[cfg(feature = "fault")]
 fn wipe(disk: &Disk, record: &Path) {
     unmount_left(disk);
     for name in ["image.json", "image.json.new", "pool.img", "lock"] {
