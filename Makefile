@@ -82,7 +82,7 @@ sanity: ## csi-sanity, two releases, against the real binary on every kind of po
 .PHONY: bench
 bench: ## Measure it, beside the same system calls by hand (docs/performance.md)
 	@deploy/deps bench
-	$(CARGO) bench --locked $(RUNNER) --bench calls --bench rest --bench io
+	$(CARGO) bench --locked $(RUNNER) --bench calls --bench cuts --bench rest --bench io
 
 .PHONY: fmt
 fmt: ## Format the sources

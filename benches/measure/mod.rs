@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each benchmark uses a part")]
 
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// The lower quartile, the median and the upper one.
 #[derive(Clone, Copy)]
@@ -79,6 +79,12 @@ pub fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
     let start = Instant::now();
     let result = work();
     (result, start.elapsed().as_secs_f64() * 1e3)
+}
+
+/// Nanoseconds since 1970.
+pub fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    u64::try_from(since.expect("after 1970").as_nanos()).expect("before 2554")
 }
 
 /// A number from the environment, to make a run shorter or longer.

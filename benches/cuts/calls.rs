@@ -1,0 +1,155 @@
+//! CreateSnapshot of a mounted volume that is clean, and a restore until it's staged.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use slackwater::model::FsType;
+
+use super::ground::{Ground, Volume};
+use super::hand::write_back;
+use super::measure::{Pairs, Spread, given, timed};
+use super::support::snapshots::from_snapshot;
+use super::support::{mount, run};
+
+const GIB: u64 = 1 << 30;
+const KINDS: [FsType; 3] = [FsType::Ext4, FsType::Xfs, FsType::Btrfs];
+/// A file system that was frozen just before freezes in a hundredth of the time: after a rest it
+/// takes what it takes of those who snapshot once an hour.
+const REST: Duration = Duration::from_millis(500);
+/// Driver, effects, the bare minimum, programs.
+const WAYS: usize = 4;
+
+type Times = [Vec<f64>; WAYS];
+
+pub fn measure() {
+    let rounds = given("ROUNDS", 20);
+    println!("\n{rounds} rounds; medians in ms, then of pairs the median and the quartiles\n");
+    println!(
+        "| | volume | driver | effects | bare | programs | driver / effects | undisturbed | driver - effects, ms | driver / programs |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|---|");
+    // A volume lives on a pool whose clones are its own kind's cheapest as well: xfs.
+    let ground = Ground::new("xfs", 64 * GIB);
+    for fs in KINDS {
+        let volume = ground.volume(&format!("source-{fs}"), fs.name(), GIB);
+        let (mut snapshots, mut restores) = (Times::default(), Times::default());
+        for round in 0..=rounds {
+            let (cut, restored) = one(&ground, &volume, fs, round);
+            // The first round warms up.
+            if round > 0 {
+                for way in 0..WAYS {
+                    snapshots[way].push(cut[way]);
+                    restores[way].push(restored[way]);
+                }
+            }
+        }
+        tell("snapshot", fs, &snapshots);
+        tell("restore, stage", fs, &restores);
+        ground.end(&volume);
+    }
+}
+
+/// All ways once, each round in another order: milliseconds of snapshots, and of restores from
+/// them.
+fn one(ground: &Ground, volume: &Volume, fs: FsType, round: usize) -> ([f64; WAYS], [f64; WAYS]) {
+    let name = |who: &str| format!("{who}-{fs}-{round}");
+    let (mut cut, mut restored) = ([0.0; WAYS], [f64::NAN; WAYS]);
+    let mut id = String::new();
+    let client = &ground.node.client;
+    let (image, mount_point) = (&volume.image, &volume.staging);
+    for turn in 0..WAYS {
+        let way = (round + turn) % WAYS;
+        write_back(mount_point);
+        std::thread::sleep(REST);
+        cut[way] = timed(|| match way {
+            0 => {
+                let name = name("driver");
+                let made = client.snapshot(&name, &volume.id, &[]);
+                let made = ground.runtime.block_on(made).expect("a snapshot");
+                id = made.snapshot_id;
+            }
+            1 => ground.hand.snapshot(&name("effects"), image, mount_point),
+            2 => ground.hand.bare_snapshot(&name("bare"), image, mount_point),
+            _ => ground
+                .programs
+                .snapshot(&name("programs"), image, mount_point),
+        })
+        .1;
+    }
+    let staging = |who: &str| -> PathBuf { ground.node.staging(&format!("{who}-{fs}-restored")) };
+    let mut volume_id = String::new();
+    for turn in 0..WAYS {
+        let way = (round + turn) % WAYS;
+        restored[way] = match way {
+            0 => {
+                let (staging, capability) = (staging("driver"), mount(fs.name()));
+                let source = from_snapshot(&id);
+                timed(|| {
+                    ground.runtime.block_on(async {
+                        let name = name("restored");
+                        let made = client.create_from(&name, GIB, capability.clone(), source, &[]);
+                        volume_id = made.await.expect("create").volume_id;
+                        let staged = client.stage(&volume_id, &staging, capability);
+                        staged.await.expect("stage");
+                    });
+                })
+                .1
+            }
+            1 => {
+                let staging = staging("effects");
+                let (to, from) = (name("restored"), name("effects"));
+                timed(|| ground.hand.restore(&to, &from, fs, &staging)).1
+            }
+            2 => f64::NAN,
+            _ => {
+                let staging = staging("programs");
+                let (to, from) = (name("restored"), name("programs"));
+                timed(|| ground.programs.restore(&to, &from, fs, &staging)).1
+            }
+        };
+    }
+    ground.runtime.block_on(async {
+        ground.node.end(&volume_id, &staging("driver")).await;
+        client.delete_snapshot(&id).await.expect("delete");
+    });
+    ground.hand.unstage(&staging("effects"));
+    ground.hand.delete(&name("restored"));
+    ground.hand.forget_snapshots();
+    ground
+        .programs
+        .unstage(&name("restored"), &staging("programs"));
+    for who in ["restored", "programs"] {
+        ground.programs.delete(&name(who));
+    }
+    run(
+        "sync",
+        &[
+            "--file-system",
+            &ground.node.disk.mount_point.to_string_lossy(),
+        ],
+    );
+    (cut, restored)
+}
+
+fn tell(call: &str, fs: FsType, times: &Times) {
+    let [driver, effects, bare, programs] = times;
+    let middle = |values: &Vec<f64>| match values.iter().any(|value| value.is_nan()) {
+        true => String::new(),
+        false => format!("{:.2}", Spread::of(values.iter().copied()).middle),
+    };
+    let pairs = |hand: &Vec<f64>| Pairs {
+        ours: driver.clone(),
+        hand: hand.clone(),
+    };
+    println!(
+        "| {call} | {fs} | {} | {} | {} | {} | {} | {:.2} | {} | {} |",
+        middle(driver),
+        middle(effects),
+        middle(bare),
+        middle(programs),
+        pairs(effects).ratio(),
+        pairs(effects).undisturbed(),
+        pairs(effects).more(),
+        pairs(programs).ratio(),
+    );
+}

@@ -1,0 +1,133 @@
+//! A driver with volumes, and one without a driver beside it on the same disk.
+
+use std::fs::OpenOptions;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::unistd::{Whence, lseek};
+use tokio::runtime::Runtime;
+
+use super::hand::{Hand, Programs};
+use super::stall;
+use super::support::node::{Node, volume_uuid};
+use super::support::{mount, run};
+
+const BLOCK: u64 = 4096;
+/// What punching and looking goes by.
+const PIECE: usize = 1 << 20;
+
+pub struct Ground {
+    pub runtime: Runtime,
+    pub hand: Hand,
+    pub programs: Programs,
+    /// Last: what stands on it goes first.
+    pub node: Node,
+}
+
+/// A mounted volume of the driver's.
+pub struct Volume {
+    pub id: String,
+    pub staging: PathBuf,
+    pub image: PathBuf,
+}
+
+impl Ground {
+    /// On a pool with a file system.
+    pub fn new(pool: &str, size: u64) -> Ground {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        // A client is made within a runtime.
+        let node = runtime.block_on(async { Node::on(pool, size) });
+        let beside = node.disk.mount_point.join("by-hand");
+        std::fs::create_dir(&beside).expect("a folder");
+        Ground {
+            runtime,
+            hand: Hand::new(beside.join("effects"), node.scratch.join("kubelet")),
+            programs: Programs::new(beside.join("programs")),
+            node,
+        }
+    }
+
+    /// A new one.
+    pub fn volume(&self, name: &str, fs: &str, size: u64) -> Volume {
+        let staging = self.node.staging(name);
+        let client = &self.node.client;
+        let id = self.runtime.block_on(async {
+            let id = client.create(name, size, mount(fs), &[]).await;
+            let id = id.expect("create");
+            client.stage(&id, &staging, mount(fs)).await.expect("stage");
+            id
+        });
+        let folder = self.node.disk.mount_point.join("volumes");
+        let image = folder.join(volume_uuid(&id)).join("data.img");
+        stall::make_file(&staging);
+        Volume { id, staging, image }
+    }
+
+    /// Its end.
+    pub fn end(&self, volume: &Volume) {
+        let (id, staging) = (&volume.id, &volume.staging);
+        self.runtime.block_on(self.node.end(id, staging));
+    }
+
+    /// Brings a volume's image into so many pieces more, without a change of what is in it: blocks
+    /// of zeros are punched out of a file that nobody writes to.
+    pub fn break_up(&self, volume: &Volume, fs: &str, pieces: u64) {
+        let path = volume.staging.join("broken");
+        let file = std::fs::File::create(path).expect("a file");
+        let zeros = vec![0; PIECE];
+        let bytes = 2 * BLOCK * pieces;
+        for at in (0..bytes).step_by(PIECE) {
+            file.write_all_at(&zeros, at).expect("room");
+        }
+        file.sync_all().expect("fsync");
+        drop(file);
+        let client = &self.node.client;
+        let (id, staging) = (&volume.id, &volume.staging);
+        self.runtime.block_on(async {
+            client.unstage(id, staging).await.expect("unstage");
+            punch(&volume.image, pieces);
+            let staged = client.stage(id, staging, mount(fs)).await;
+            staged.expect("stage");
+        });
+        // What reads the mount next shouldn't be what is measured.
+        run("sync", &["--file-system", staging.to_str().expect("plain")]);
+    }
+}
+
+/// Punches `count` blocks of zeros, each one between two that stay.
+fn punch(image: &Path, count: u64) {
+    let file = OpenOptions::new().read(true).write(true).open(image);
+    let file = file.expect("an image");
+    let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    let offset = |at: u64| i64::try_from(at).expect("no image is so long");
+    let seek = |at, whence| lseek(file.as_fd(), offset(at), whence).map(|at| at.cast_unsigned());
+    let (mut punched, mut at) = (0, 0);
+    let mut pair = vec![0; 2 * BLOCK as usize];
+    while punched < count {
+        let data = match seek(at, Whence::SeekData) {
+            Ok(data) => data.next_multiple_of(BLOCK),
+            Err(Errno::ENXIO) => break,
+            Err(error) => panic!("SEEK_DATA: {error}"),
+        };
+        let end = seek(data, Whence::SeekHole).expect("the end is a hole");
+        at = data;
+        while at + 2 * BLOCK <= end && punched < count {
+            file.read_exact_at(&mut pair, at).expect("a read");
+            if pair.iter().all(|byte| *byte == 0) {
+                let block = offset(at + BLOCK);
+                fallocate(&file, mode, block, offset(BLOCK)).expect("a hole");
+                punched += 1;
+            }
+            at += 2 * BLOCK;
+        }
+        at = at.max(end);
+    }
+    assert_eq!(punched, count, "there were zeros enough");
+    file.sync_all().expect("fsync");
+}

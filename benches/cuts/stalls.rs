@@ -1,0 +1,292 @@
+//! The longest time between two acknowledged writes around a cut, by the driver and by hand,
+//! against the number of volumes and of an image's pieces.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::ground::{Ground, Volume};
+use super::hand::Way;
+use super::measure::{Spread, given, now, timed};
+use super::pictures;
+use super::plot::{Line, Plot};
+use super::stall::{Load, Stall, Writers};
+use super::support::snapshots::members as members_of;
+
+const GIB: u64 = 1 << 30;
+const FS: &str = "ext4";
+/// So many volumes in a group.
+const MEMBERS: [usize; 5] = [1, 2, 4, 8, 16];
+/// An xfs takes less, too, but no less than this.
+const SMALL: u64 = GIB / 2;
+/// Of each busy member's image.
+const PIECES: u64 = 2_000;
+/// Of an image.
+const EXTENTS: [u64; 4] = [100, 1_000, 10_000, 100_000];
+/// Between two cuts: see `calls::REST`.
+const REST: Duration = Duration::from_millis(700);
+/// As long as a cut of the driver's, mostly.
+const NOTHING: Duration = Duration::from_millis(300);
+
+/// Who cuts.
+#[derive(Clone, Copy, PartialEq)]
+enum Who {
+    Nobody,
+    Driver,
+    Hand(Way),
+}
+
+/// One cut.
+#[derive(Clone, Copy, Default)]
+struct Cut {
+    stall: Stall,
+    /// Of all of it, ms.
+    took: f64,
+    /// The longest of the copies by hand, ms.
+    longest: f64,
+}
+
+fn cut(ground: &Ground, volumes: &[Volume], who: Who, load: Load, name: &str) -> Cut {
+    std::thread::sleep(REST);
+    let mount_points: Vec<&Path> = volumes.iter().map(|one| one.staging.as_path()).collect();
+    let writers = Writers::start(&mount_points, load);
+    let client = &ground.node.client;
+    let mut made = (String::new(), Vec::new());
+    let ((cut_at, longest), took) = timed(|| match who {
+        Who::Nobody => {
+            std::thread::sleep(NOTHING);
+            (0, 0.0)
+        }
+        Who::Hand(way) => {
+            let images: Vec<(&Path, &Path)> = volumes
+                .iter()
+                .map(|one| (one.image.as_path(), one.staging.as_path()))
+                .collect();
+            ground.hand.cut(&images, way)
+        }
+        Who::Driver => ground.runtime.block_on(async {
+            let time = match volumes {
+                [one] => {
+                    let snapshot = client.snapshot(name, &one.id, &[]).await;
+                    let snapshot = snapshot.expect("a snapshot");
+                    made.0 = snapshot.snapshot_id;
+                    snapshot.creation_time
+                }
+                _ => {
+                    let ids: Vec<String> = volumes.iter().map(|one| one.id.clone()).collect();
+                    let group = client.group(name, &ids, &[]).await.expect("a group");
+                    made = (group.group_snapshot_id.clone(), members_of(&group));
+                    group.creation_time
+                }
+            };
+            let time = time.expect("a time");
+            let nanos = time.seconds * 1_000_000_000 + i64::from(time.nanos);
+            (nanos.cast_unsigned(), 0.0)
+        }),
+    });
+    let stall = writers.stall(cut_at);
+    match who {
+        Who::Nobody => {}
+        Who::Hand(_) => ground.hand.forget_snapshots(),
+        Who::Driver => ground.runtime.block_on(async {
+            let gone = match volumes {
+                [_] => client.delete_snapshot(&made.0).await,
+                _ => client.delete_group(&made.0, &made.1).await,
+            };
+            gone.expect("delete");
+        }),
+    }
+    Cut {
+        stall,
+        took,
+        longest,
+    }
+}
+
+/// In turns: for each of those who cut, all its cuts.
+fn rounds(
+    ground: &Ground,
+    volumes: &[Volume],
+    all: &[Who],
+    load: Load,
+    rounds: usize,
+) -> Vec<Vec<Cut>> {
+    let mut cuts = vec![Vec::new(); all.len()];
+    for round in 0..=rounds {
+        for turn in 0..all.len() {
+            let at = (round + turn) % all.len();
+            let name = format!("{}-{round}-{}", volumes.len(), now());
+            let one = cut(ground, volumes, all[at], load, &name);
+            // The first round warms up.
+            if round > 0 {
+                cuts[at].push(one);
+            }
+        }
+    }
+    cuts
+}
+
+fn spread(cuts: &[Cut], of: impl Fn(&Cut) -> f64) -> Spread {
+    Spread::of(cuts.iter().map(of))
+}
+
+fn point(x: f64, spread: Spread) -> (f64, [f64; 3]) {
+    (x, [spread.low, spread.middle, spread.high])
+}
+
+fn line(name: &str) -> Line {
+    let (name, points) = (name.to_string(), Vec::new());
+    Line { name, points }
+}
+
+/// Of pairs, the quotient.
+fn ratio(ours: &[Cut], theirs: &[Cut], of: impl Fn(&Cut, &Cut) -> f64) -> Spread {
+    Spread::of(
+        ours.iter()
+            .zip(theirs)
+            .map(|(ours, theirs)| of(ours, theirs)),
+    )
+}
+
+pub fn members() {
+    let turns = given("ROUNDS", 7);
+    let ground = Ground::new("xfs", 64 * GIB);
+    let most = MEMBERS[MEMBERS.len() - 1];
+    let volumes: Vec<Volume> = (0..most)
+        .map(|n| ground.volume(&format!("member-{n}"), FS, SMALL))
+        .collect();
+    let whole = [Way::SideBySide, Way::InSequence].map(Who::Hand);
+    let all = [Who::Driver, whole[0], whole[1], Who::Nobody];
+    println!("\nstall of the writer that waits longest, ms: medians and quartiles of {turns}\n");
+    println!(
+        "| volumes | | driver, at the cut | any other moment | FICLONE side by side | one after the other | nobody cuts | longest FICLONE by hand | driver / that | the whole call |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|---|");
+    let mut alone = Vec::new();
+    for load in [Load::Idle, Load::Busy] {
+        let word = match load {
+            Load::Idle => "idle",
+            Load::Busy => {
+                for volume in &volumes {
+                    ground.break_up(volume, FS, PIECES);
+                }
+                "busy"
+            }
+        };
+        let mut lines = [
+            line("driver,|at the cut"),
+            line("driver,|any other moment"),
+            line("FICLONE side by side,|in one freeze"),
+            line("FICLONE in sequence,|in one freeze"),
+            line("nobody cuts"),
+        ];
+        for count in MEMBERS {
+            let cuts = rounds(&ground, &volumes[..count], &all, load, turns);
+            let [driver, aside, series, nobody] = &cuts[..] else {
+                unreachable!("as many as there are who cut");
+            };
+            let stall = |cut: &Cut| cut.stall.cut;
+            let other = |cut: &Cut| cut.stall.other;
+            let columns = [
+                spread(driver, stall),
+                spread(driver, other),
+                spread(aside, stall),
+                spread(series, stall),
+                spread(nobody, other),
+            ];
+            for (line, column) in lines.iter_mut().zip(columns) {
+                line.points.push(point(count as f64, column));
+            }
+            println!(
+                "| {count} | {word} | {} | {} | {} | {} | {} | {} | {} | {} |",
+                columns[0],
+                columns[1],
+                columns[2],
+                columns[3],
+                columns[4],
+                spread(aside, |cut| cut.longest),
+                ratio(driver, aside, |ours, theirs| ours.stall.cut
+                    / theirs.longest),
+                spread(driver, |cut| cut.took),
+            );
+            if load == Load::Idle && count == 1 {
+                alone = driver.clone();
+            }
+            if load == Load::Idle && count == most {
+                let times = ratio(driver, &alone, |ours, one| ours.stall.cut / one.stall.cut);
+                println!("| {most} idle / 1 idle | | {times} | | | | | | | |");
+            }
+        }
+        Plot {
+            title: &format!("What writers feel of a group snapshot ({word} volumes)"),
+            across: "volumes in the group",
+            up: "longest time between two writes, ms",
+            lines: lines.into(),
+            bounds: Vec::new(),
+        }
+        .save(&pictures().join(format!("stall-members-{word}.svg")));
+    }
+    volumes.iter().for_each(|volume| ground.end(volume));
+}
+
+pub fn extents() {
+    let turns = given("ROUNDS", 5);
+    let ground = Ground::new("xfs", 64 * GIB);
+    let all = [
+        Who::Driver,
+        Who::Hand(Way::InSequence),
+        Who::Hand(Way::Copy),
+        Who::Nobody,
+    ];
+    let mut lines = [
+        line("driver,|at the cut"),
+        line("driver,|any other moment"),
+        line("one FICLONE|in the freeze"),
+        line("frozen for a copy|of all blocks"),
+        line("nobody cuts"),
+    ];
+    println!("\nstall of a busy writer, ms: medians and quartiles of {turns}\n");
+    println!(
+        "| extents | driver, at the cut | any other moment | FICLONE in the freeze | frozen for the copy | nobody cuts | the whole call |"
+    );
+    println!("|---|---|---|---|---|---|---|");
+    for extents in EXTENTS {
+        let size = SMALL + 2 * 4096 * extents;
+        let volume = ground.volume(&format!("extents-{extents}"), FS, size);
+        ground.break_up(&volume, FS, extents);
+        let volumes = [volume];
+        let cuts = rounds(&ground, &volumes, &all, Load::Busy, turns);
+        let [driver, whole, copy, nobody] = &cuts[..] else {
+            unreachable!("as many as there are who cut");
+        };
+        let stall = |cut: &Cut| cut.stall.cut;
+        let other = |cut: &Cut| cut.stall.other;
+        let columns = [
+            spread(driver, stall),
+            spread(driver, other),
+            spread(whole, stall),
+            spread(copy, stall),
+            spread(nobody, other),
+        ];
+        for (line, column) in lines.iter_mut().zip(columns) {
+            line.points.push(point(extents as f64, column));
+        }
+        println!(
+            "| {extents} | {} | {} | {} | {} | {} | {} |",
+            columns[0],
+            columns[1],
+            columns[2],
+            columns[3],
+            columns[4],
+            spread(driver, |cut| cut.took),
+        );
+        volumes.iter().for_each(|volume| ground.end(volume));
+    }
+    Plot {
+        title: "What a writer feels of a snapshot",
+        across: "extents of the volume's image",
+        up: "longest time between two writes, ms",
+        lines: lines.into(),
+        bounds: vec![("300 ms", 300.0)],
+    }
+    .save(&pictures().join("stall-extents.svg"));
+}
