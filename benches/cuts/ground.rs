@@ -12,8 +12,8 @@ use tokio::runtime::Runtime;
 
 use super::hand::{Hand, Programs};
 use super::stall;
-use super::support::node::{Node, volume_uuid};
-use super::support::{mount, run};
+use super::support::node::{Node, definition, volume_uuid};
+use super::support::{Disk, Scratch, Server, mount, run};
 
 const BLOCK: u64 = 4096;
 /// What punching and looking goes by.
@@ -41,8 +41,23 @@ impl Ground {
             .enable_all()
             .build()
             .expect("a runtime");
+        let scratch = Scratch::new();
+        // As /run is: journals of freezes needn't outlive the machine's boot.
+        let state = scratch.dir("state");
+        run(
+            "mount",
+            &["-t", "tmpfs", "tmpfs", state.to_str().expect("plain")],
+        );
+        let disk = Disk::new(&scratch, "pool", pool, size);
+        let server = Server::start(&scratch, &[&definition(&disk.mount_point)]);
         // A client is made within a runtime.
-        let node = runtime.block_on(async { Node::on(pool, size) });
+        let client = runtime.block_on(async { server.client() });
+        let node = Node {
+            server,
+            client,
+            disk,
+            scratch,
+        };
         let beside = node.disk.mount_point.join("by-hand");
         std::fs::create_dir(&beside).expect("a folder");
         Ground {

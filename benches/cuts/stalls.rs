@@ -102,23 +102,25 @@ fn cut(ground: &Ground, volumes: &[Volume], who: Who, load: Load, name: &str) ->
     }
 }
 
-/// In turns: for each of those who cut, all its cuts.
+/// In turns: for each group, and each of those who cut, all its cuts.
 fn rounds(
     ground: &Ground,
-    volumes: &[Volume],
+    groups: &[&[Volume]],
     all: &[Who],
     load: Load,
     rounds: usize,
-) -> Vec<Vec<Cut>> {
-    let mut cuts = vec![Vec::new(); all.len()];
+) -> Vec<Vec<Vec<Cut>>> {
+    let mut cuts = vec![vec![Vec::new(); all.len()]; groups.len()];
     for round in 0..=rounds {
-        for turn in 0..all.len() {
-            let at = (round + turn) % all.len();
-            let name = format!("{}-{round}-{}", volumes.len(), now());
-            let one = cut(ground, volumes, all[at], load, &name);
-            // The first round warms up.
-            if round > 0 {
-                cuts[at].push(one);
+        for (volumes, cuts) in groups.iter().zip(&mut cuts) {
+            for turn in 0..all.len() {
+                let at = (round + turn) % all.len();
+                let name = format!("{}-{round}-{}", volumes.len(), now());
+                let one = cut(ground, volumes, all[at], load, &name);
+                // The first round warms up.
+                if round > 0 {
+                    cuts[at].push(one);
+                }
             }
         }
     }
@@ -161,7 +163,6 @@ pub fn members() {
         "| volumes | | driver, at the cut | any other moment | FICLONE side by side | one after the other | nobody cuts | longest FICLONE by hand | driver / that | the whole call |"
     );
     println!("|---|---|---|---|---|---|---|---|---|---|");
-    let mut alone = Vec::new();
     for load in [Load::Idle, Load::Busy] {
         let word = match load {
             Load::Idle => "idle",
@@ -179,8 +180,9 @@ pub fn members() {
             line("FICLONE in sequence,|in one freeze"),
             line("nobody cuts"),
         ];
-        for count in MEMBERS {
-            let cuts = rounds(&ground, &volumes[..count], &all, load, turns);
+        let groups = MEMBERS.map(|count| &volumes[..count]);
+        let groups = rounds(&ground, &groups, &all, load, turns);
+        for (count, cuts) in MEMBERS.into_iter().zip(&groups) {
             let [driver, aside, series, nobody] = &cuts[..] else {
                 unreachable!("as many as there are who cut");
             };
@@ -208,14 +210,18 @@ pub fn members() {
                     / theirs.longest),
                 spread(driver, |cut| cut.took),
             );
-            if load == Load::Idle && count == 1 {
-                alone = driver.clone();
-            }
-            if load == Load::Idle && count == most {
-                let times = ratio(driver, &alone, |ours, one| ours.stall.cut / one.stall.cut);
-                println!("| {most} idle / 1 idle | | {times} | | | | | | | |");
-            }
         }
+        // Of each round the largest group beside the single volume.
+        let times = |who: usize| {
+            let (all, one) = (&groups[MEMBERS.len() - 1][who], &groups[0][who]);
+            ratio(all, one, |all, one| all.stall.cut / one.stall.cut)
+        };
+        println!(
+            "| {most} / 1 | {word} | {} | | {} | {} | | | | |",
+            times(0),
+            times(1),
+            times(2)
+        );
         Plot {
             title: &format!("What writers feel of a group snapshot ({word} volumes)"),
             across: "volumes in the group",
@@ -254,8 +260,8 @@ pub fn extents() {
         let volume = ground.volume(&format!("extents-{extents}"), FS, size);
         ground.break_up(&volume, FS, extents);
         let volumes = [volume];
-        let cuts = rounds(&ground, &volumes, &all, Load::Busy, turns);
-        let [driver, whole, copy, nobody] = &cuts[..] else {
+        let cuts = rounds(&ground, &[&volumes], &all, Load::Busy, turns);
+        let [driver, whole, copy, nobody] = &cuts[0][..] else {
             unreachable!("as many as there are who cut");
         };
         let stall = |cut: &Cut| cut.stall.cut;
