@@ -5,6 +5,7 @@
 
 pub mod coordinator;
 mod crew;
+mod gate;
 pub mod guard;
 pub mod local;
 pub mod participant;

@@ -101,15 +101,6 @@ impl Writers {
                     continue;
                 }
                 let took = (until - from) as f64 / 1e6;
-                if std::env::var_os("SHOW").is_some() && took > 60.0 {
-                    let ms = |at: u64| (at as f64 - self.begun as f64) / 1e6;
-                    eprintln!(
-                        "gap {:.0}..{:.0} cut at {:.0}",
-                        ms(from),
-                        ms(until),
-                        ms(cut_at)
-                    );
-                }
                 let at = match (from..=until).contains(&cut_at) {
                     true => &mut stall.cut,
                     false => &mut stall.other,
