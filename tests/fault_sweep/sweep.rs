@@ -1,4 +1,6 @@
-//! Which trials there are: every effect and every look in every way, and what an undo adds.
+//! Which trials there are: every effect and every look in every way, and what an undo adds. By
+//! default a share of them, spread evenly: each scenario begins elsewhere, and the ways take turns
+//! from effect to effect. `SLACKWATER_SWEEP=full` has all of them.
 
 use nix::errno::Errno;
 use slackwater::host::memory::FaultMode;
@@ -15,6 +17,36 @@ const MODES: [FaultMode; 6] = [
     FaultMode::CrashBefore,
     FaultMode::CrashAfter,
 ];
+
+/// One in so many trials is made, unless all are asked for.
+const SHARE: usize = 7;
+
+/// Which trials are made.
+struct Sample {
+    share: usize,
+    /// Where this scenario begins.
+    from: usize,
+}
+
+impl Sample {
+    fn of(scenario: &Scenario) -> Sample {
+        let full = std::env::var_os("SLACKWATER_SWEEP").is_some_and(|value| value == "full");
+        let share = if full { 1 } else { SHARE };
+        let said = format!("{:?} {:?}", scenario.before, scenario.act);
+        let from = said.bytes().map(usize::from).sum();
+        Sample { share, from }
+    }
+
+    /// Which of so many.
+    fn of_all(&self, all: usize) -> Vec<usize> {
+        (1..=all).filter(|n| self.has(&[*n])).collect()
+    }
+
+    /// Whether a trial is made; `place` says which it is.
+    fn has(&self, place: &[usize]) -> bool {
+        (self.from + place.iter().sum::<usize>()).is_multiple_of(self.share)
+    }
+}
 
 impl Scenario {
     pub fn sweep(&self) {
@@ -34,9 +66,9 @@ impl Scenario {
     /// Nothing goes wrong, or the process dies after each effect in turn: for many calls.
     pub fn sweep_crashes(&self) {
         let calm = self.calm();
-        let mut failures = Failures::default();
+        let mut failures = Failures::of(self);
         self.all(&calm, &[Fault::Effects(Vec::new())], &mut failures);
-        for n in 1..=calm.effects {
+        for n in failures.sample.of_all(calm.effects) {
             let crash = Fault::Effects(vec![(n, FaultMode::CrashAfter)]);
             self.all(&calm, &[crash], &mut failures);
         }
@@ -45,14 +77,16 @@ impl Scenario {
 
     fn single(&self) -> (Calm, Failures) {
         let calm = self.calm();
-        let mut failures = Failures::default();
+        let mut failures = Failures::of(self);
         self.all(&calm, &[Fault::Effects(Vec::new())], &mut failures);
-        for n in 1..=calm.looks {
+        for n in failures.sample.of_all(calm.looks) {
             self.all(&calm, &[Fault::Look(n)], &mut failures);
         }
         for n in 1..=calm.effects {
-            for mode in MODES {
-                self.all(&calm, &[Fault::Effects(vec![(n, mode)])], &mut failures);
+            for (way, mode) in MODES.into_iter().enumerate() {
+                if failures.sample.has(&[n, way]) {
+                    self.all(&calm, &[Fault::Effects(vec![(n, mode)])], &mut failures);
+                }
             }
         }
         (calm, failures)
@@ -61,7 +95,7 @@ impl Scenario {
     /// A stranger thaws before each effect in turn: what was cut then is never served.
     pub fn sweep_thaws(&self) {
         let calm = self.calm();
-        let mut failures = Failures::default();
+        let mut failures = Failures::of(self);
         for n in 1..=calm.effects {
             let thaw = Fault::Effects(vec![(n, FaultMode::Thaw)]);
             self.all(&calm, &[thaw], &mut failures);
@@ -72,10 +106,17 @@ impl Scenario {
     /// The n-th effect fails, and then each that follows it.
     fn sweep_undo(&self, calm: &Calm, n: usize, failures: &mut Failures) {
         let first = (n, FaultMode::Before(Errno::EIO));
-        for second in [FaultMode::Before(Errno::EIO), FaultMode::CrashAfter] {
+        for (way, second) in [FaultMode::Before(Errno::EIO), FaultMode::CrashAfter]
+            .into_iter()
+            .enumerate()
+        {
             let pair = |after| [Fault::Effects(vec![first, (n + after, second)])];
             (1..)
-                .take_while(|after| self.all(calm, &pair(*after), failures))
+                .take_while(|after| {
+                    // What isn't tried isn't the end.
+                    !failures.sample.has(&[n, way, *after])
+                        || self.all(calm, &pair(*after), failures)
+                })
                 .for_each(drop);
         }
     }
@@ -84,16 +125,19 @@ impl Scenario {
     /// looks the same after the first call is tried once.
     pub fn sweep_repeat(&self) {
         let calm = self.calm();
-        let mut failures = Failures::default();
+        let mut failures = Failures::of(self);
         let mut seen = Vec::new();
         let eio = FaultMode::Before(Errno::EIO);
         for n in 1..=calm.effects {
             let cut_off = Fault::Effects(vec![(n, FaultMode::CrashAfter)]);
-            self.sweep_second(&calm, cut_off, &mut seen, &mut failures);
+            if failures.sample.has(&[n]) {
+                self.sweep_second(&calm, cut_off, &mut seen, &mut failures);
+            }
             let undone = |after| Fault::Effects(vec![(n, eio), (n + after, eio)]);
             (1..)
                 .take_while(|after| {
-                    self.sweep_second(&calm, undone(*after), &mut seen, &mut failures)
+                    !failures.sample.has(&[n, *after])
+                        || self.sweep_second(&calm, undone(*after), &mut seen, &mut failures)
                 })
                 .for_each(drop);
         }
@@ -119,11 +163,16 @@ impl Scenario {
         let eio = FaultMode::Before(Errno::EIO);
         let effect = |n| [first.clone(), Fault::Effects(vec![(n, eio)])];
         let look = |n| [first.clone(), Fault::Look(n)];
+        let among = seen.len();
         (1..)
-            .take_while(|n| self.all(calm, &effect(*n), failures))
+            .take_while(|n| {
+                !failures.sample.has(&[among, *n]) || self.all(calm, &effect(*n), failures)
+            })
             .for_each(drop);
         (1..)
-            .take_while(|n| self.all(calm, &look(*n), failures))
+            .take_while(|n| {
+                !failures.sample.has(&[among, *n]) || self.all(calm, &look(*n), failures)
+            })
             .for_each(drop);
         true
     }
@@ -172,13 +221,21 @@ impl Scenario {
 }
 
 /// What the trials have found: all of it, because one defect seldom comes alone.
-#[derive(Default)]
 struct Failures {
+    sample: Sample,
     trials: usize,
     found: Vec<String>,
 }
 
 impl Failures {
+    fn of(scenario: &Scenario) -> Failures {
+        Failures {
+            sample: Sample::of(scenario),
+            trials: 0,
+            found: Vec::new(),
+        }
+    }
+
     fn assert_none(&self, act: &Step) {
         let first: Vec<_> = self.found.iter().take(12).cloned().collect();
         let (found, trials) = (self.found.len(), self.trials);

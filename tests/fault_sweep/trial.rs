@@ -280,6 +280,9 @@ impl Scenario {
             return Err(wrong);
         }
         world.check()?;
+        if let Step::Group(name, volumes) = self.act {
+            world.check_order(name, volumes)?;
+        }
         match world.run(&self.act).map_err(|error| chain(&error)) {
             Ok(again) if again == answer => world.finish(),
             other => Err(format!("the next repeat says {other:?}")),

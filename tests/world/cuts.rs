@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::OnceLock;
 
 use slackwater::error::{Result, chain};
 use slackwater::host::memory::{MemoryHost, STRANGE_TOKEN};
@@ -33,6 +34,7 @@ struct Held {
 /// What must be in snapshots and clones.
 #[derive(Default)]
 pub struct Cuts {
+    pool: OnceLock<PoolId>,
     /// By request name and id of the source.
     held: BTreeMap<(String, String), Vec<Held>>,
     /// Names of single snapshots that may be there.
@@ -40,6 +42,8 @@ pub struct Cuts {
     groups: BTreeSet<&'static str>,
     /// Ids of members, as they were or will be answered.
     members: BTreeMap<&'static str, Vec<String>>,
+    /// By group: what strangers had written before into those of its sources that were mounted.
+    strange: BTreeMap<&'static str, BTreeMap<&'static str, usize>>,
     /// When those that were answered were cut, by id.
     cut_at: BTreeMap<String, u64>,
     /// What was wrong with an answer.
@@ -55,8 +59,13 @@ fn ours(tokens: Vec<u64>) -> Vec<u64> {
 }
 
 impl World {
-    fn pool_id(&self) -> Option<PoolId> {
-        self.driver().ok()?.pool_status().first()?.id
+    /// Asked for once: a status measures the pool.
+    pub(super) fn pool_id(&self) -> Option<PoolId> {
+        if let Some(known) = self.cuts.pool.get() {
+            return Some(*known);
+        }
+        let found = self.driver().ok()?.pool_status().first()?.id?;
+        Some(*self.cuts.pool.get_or_init(|| found))
     }
 
     pub fn snapshot_id(&self, name: &str) -> String {
@@ -114,6 +123,14 @@ impl World {
             Step::Group(name, volumes) => {
                 self.cuts.groups.insert(name);
                 let members = self.member_ids(name, volumes);
+                if !members.iter().any(|id| self.is_ready(id)) {
+                    let mounted = |volume: &&&str| self.host.tokens(&staging(volume)).is_ok();
+                    let strange = volumes.iter().filter(mounted);
+                    let strange = strange
+                        .map(|volume| (*volume, self.strange("volumes", &self.id(volume))))
+                        .collect();
+                    self.cuts.strange.insert(name, strange);
+                }
                 self.cuts.members.insert(name, members);
                 for volume in *volumes {
                     self.note_source(name, volume);
@@ -211,6 +228,11 @@ impl World {
         let path = format!("{POOL}/snapshots/{uuid}/record.json");
         let load = |host: &MemoryHost| record::load(host, Path::new(&path));
         self.host.aside(load).ok().flatten()
+    }
+
+    fn is_ready(&self, id: &str) -> bool {
+        let record = self.record_of(id);
+        record.is_some_and(|record| record.state == SnapshotState::Ready)
     }
 
     /// One of the calls of this file.
@@ -351,14 +373,30 @@ impl World {
         }
     }
 
-    /// Whether a stranger who thawed in the window has written into all members or into none.
+    /// What strangers had written into an image.
+    fn strange(&self, part: &str, id: &str) -> usize {
+        let tokens = self.image_tokens(part, id).into_iter();
+        tokens.filter(|token| *token == STRANGE_TOKEN).count()
+    }
+
+    /// Whether a stranger who thawed in the window has written into all members of a group that
+    /// were mounted, or into none.
     pub fn check_order(&self, group: &str, volumes: &[&str]) -> std::result::Result<(), String> {
-        let has = |id: &String| self.image_tokens("snapshots", id).contains(&STRANGE_TOKEN);
-        let written: Vec<bool> = self.member_ids(group, volumes).iter().map(has).collect();
-        match written.iter().all(|one| *one == written[0]) {
+        let Some(before) = self.cuts.strange.get(group) else {
+            return Err(format!("group {group} was never asked for"));
+        };
+        let ids = self.member_ids(group, volumes);
+        let members = volumes.iter().zip(&ids);
+        let written: Vec<usize> = members
+            .filter_map(|(volume, id)| {
+                let before = before.get(*volume)?;
+                Some(self.strange("snapshots", id).saturating_sub(*before))
+            })
+            .collect();
+        match written.windows(2).all(|two| two[0] == two[1]) {
             true => Ok(()),
             false => Err(format!(
-                "a write is in some members and not in others: {written:?}"
+                "writes are in some members of {group} and not in others: {written:?}"
             )),
         }
     }

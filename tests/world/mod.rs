@@ -83,6 +83,8 @@ impl World {
             seed: Some(1),
             ..MemoryOptions::default()
         });
+        // Calls come one at a time, unless a test says otherwise.
+        host.take_turns(false);
         World {
             host,
             driver: None,
@@ -219,11 +221,8 @@ impl World {
     }
 
     pub fn id(&self, name: &str) -> String {
-        let derived = || {
-            let status = self.driver().ok()?.pool_status();
-            let pool = status.first()?.id?;
-            Some(VolumeId::of_name(pool, NameKind::Volume, name).to_string())
-        };
+        let of = |pool| VolumeId::of_name(pool, NameKind::Volume, name).to_string();
+        let derived = || self.pool_id().map(of);
         let known = self.ids.get(name).cloned();
         known.or_else(derived).unwrap_or_else(|| name.into())
     }

@@ -328,7 +328,9 @@ impl Disk {
                 && let Some(Node::Dir(dir)) = self.nodes.get(&ino)
             {
                 from.extend(dir.live.values());
-                from.extend(dir.durable.values().filter(|_| with_durable));
+                if with_durable {
+                    from.extend(dir.durable.values());
+                }
             }
         }
         seen
@@ -342,11 +344,13 @@ impl Disk {
             .reach(&mut from, false)
             .into_iter()
             .filter_map(|ino| self.file(ino).ok());
-        let (mut places, mut bytes) = (HashSet::<u64>::new(), 0);
+        let (mut places, mut bytes) = (Vec::new(), 0);
         for file in files {
             bytes += file.live.unmapped();
-            places.extend(&file.live.map);
+            places.extend_from_slice(&file.live.map);
         }
+        places.sort_unstable();
+        places.dedup();
         bytes + places.len() as u64 * BLOCK
     }
 

@@ -63,6 +63,8 @@ pub(super) struct Machine {
     pub(super) boot: Uuid,
     pub(super) faults: Faults,
     pub(super) violations: Vec<String>,
+    /// Other threads get their turn between two effects.
+    pub(super) turns: bool,
     /// Time that was let pass.
     pub(super) passed: Duration,
     serial: u64,
@@ -88,6 +90,7 @@ impl Machine {
             boot: Uuid::nil(),
             faults: Faults::default(),
             violations: Vec::new(),
+            turns: true,
             passed: Duration::ZERO,
             serial: 1000,
             options,

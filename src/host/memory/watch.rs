@@ -14,6 +14,13 @@ impl MemoryHost {
         self.lock().passed += time;
     }
 
+    /// Whether other threads get their turn after each effect, as they do unless this is called.
+    /// Where calls come one at a time that gains nothing, and on a busy machine each turn that is
+    /// given away is a long one.
+    pub fn take_turns(&self, turns: bool) {
+        self.lock().turns = turns;
+    }
+
     /// Looks by which a test sees for itself: neither counted nor made to fail.
     pub fn aside<T>(&self, looks: impl FnOnce(&MemoryHost) -> T) -> T {
         self.lock().faults.aside = true;
