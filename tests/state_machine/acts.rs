@@ -3,13 +3,16 @@
 use nix::errno::Errno;
 use proptest::prelude::*;
 use slackwater::host::memory::FaultMode;
-use slackwater::model::{FsType, Wipe};
+use slackwater::model::{FsType, Level, Wipe};
 
 use crate::world::{How, SIZE, Step};
 
-/// Two are enough to be mixed up.
-pub const NAMES: [&str; 2] = ["a", "b"];
+/// Two are enough to be mixed up, and a third to be made of one of them.
+pub const NAMES: [&str; 3] = ["a", "b", "c"];
 pub const INLINE: [&str; 2] = ["x", "y"];
+pub const SNAPSHOTS: [&str; 2] = ["s", "t"];
+pub const GROUPS: [&str; 2] = ["g", "h"];
+const SOURCES: [&[&str]; 4] = [&["a", "b"], &["b", "c"], &["a", "b", "c"], &["c"]];
 
 /// What happens next.
 #[derive(Clone, Debug)]
@@ -21,8 +24,8 @@ pub enum Act {
     Fault(Step, usize, FaultMode, After),
     Restart,
     Reboot(bool),
-    /// Users write wherever they can.
-    Write,
+    /// Users write wherever they can, and sync it or not.
+    Write(bool),
 }
 
 /// What comes after a fault.
@@ -45,7 +48,31 @@ fn hows() -> impl Strategy<Value = How> {
     (how, wipe).prop_map(|(how, wipe)| how.wiped(wipe))
 }
 
+/// Snapshots, groups, and volumes made of them.
+fn cuts() -> impl Strategy<Value = Step> {
+    let name = || prop::sample::select(&NAMES[..]);
+    let snapshot = || prop::sample::select(&SNAPSHOTS[..]);
+    let group = || prop::sample::select(&GROUPS[..]);
+    let sources = prop::sample::select(&SOURCES[..]);
+    let level = prop_oneof![3 => Just(Level::Filesystem), 1 => Just(Level::Crash)];
+    prop_oneof![
+        5 => (snapshot(), name(), level)
+            .prop_map(|(snapshot, name, level)| Step::Snapshot(snapshot, name, level)),
+        2 => snapshot().prop_map(Step::DeleteSnapshot),
+        4 => (name(), snapshot(), hows(), 1..4u64)
+            .prop_map(|(name, of, how, times)| Step::Restore(name, of, how, SIZE * times)),
+        3 => (name(), name(), hows(), 1..4u64)
+            .prop_map(|(name, of, how, times)| Step::Clone(name, of, how, SIZE * times)),
+        4 => (group(), sources).prop_map(|(group, sources)| Step::Group(group, sources)),
+        2 => group().prop_map(Step::DeleteGroup),
+    ]
+}
+
 fn steps() -> impl Strategy<Value = Step> {
+    prop_oneof![3 => volumes(), 2 => cuts()]
+}
+
+fn volumes() -> impl Strategy<Value = Step> {
     let name = || prop::sample::select(&NAMES[..]);
     let inline = || prop::sample::select(&INLINE[..]);
     let n = || 0..2u8;
@@ -76,6 +103,7 @@ pub fn acts() -> impl Strategy<Value = Act> {
         Just(FaultMode::After(Errno::EIO)),
         Just(FaultMode::CrashBefore),
         Just(FaultMode::CrashAfter),
+        Just(FaultMode::Thaw),
     ];
     let after = prop_oneof![
         Just(After::Nothing),
@@ -85,10 +113,10 @@ pub fn acts() -> impl Strategy<Value = Act> {
     prop_oneof![
         12 => steps().prop_map(Act::Call),
         3 => (steps(), steps()).prop_map(|(one, other)| Act::Pair(one, other)),
-        4 => (steps(), 1..12usize, mode, after)
+        4 => (steps(), 1..24usize, mode, after)
             .prop_map(|(step, n, mode, after)| Act::Fault(step, n, mode, after)),
         1 => Just(Act::Restart),
         1 => any::<bool>().prop_map(Act::Reboot),
-        3 => Just(Act::Write),
+        4 => any::<bool>().prop_map(Act::Write),
     ]
 }

@@ -1,6 +1,9 @@
 //! Random calls against a simple model: repeats with equal and with other arguments, faults,
 //! crashes, restarts, reboots, power losses, and two callers at once.
 //!
+//! Among the calls are snapshots, groups, and volumes made of snapshots and of volumes; among the
+//! faults is a stranger who thaws and writes.
+//!
 //! After every call the answer is the model's, and so is all that can be seen; no invariant of
 //! the simulation is broken; every token that a user has synced is there. A call that was cut off
 //! has left every part of a volume either as it was or as it should become. Two calls at once
@@ -8,27 +11,25 @@
 //! In the end all is deleted, and nothing is left. `PROPTEST_CASES` sets the number of runs.
 
 mod acts;
+mod cuts;
 mod model;
+mod observe;
 #[path = "../world/mod.rs"]
 mod world;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Barrier;
+use std::time::Duration;
 
-use acts::{Act, After, INLINE, NAMES, acts};
-use model::{Face, Model, Seen};
+use acts::{Act, After, GROUPS, INLINE, NAMES, SNAPSHOTS, acts};
+use model::Model;
 use proptest::prelude::*;
 use slackwater::error::{Error, chain};
 use slackwater::host::memory::FaultMode;
-use slackwater::host::{Device, Host};
-use slackwater::model::PoolId;
-use slackwater::model::size::image_bytes;
-use slackwater::operation::inventory;
-use slackwater::record::{LastStage, VolumeState};
+use slackwater::model::size::GIB;
+use slackwater::record::FormattedAs;
 use slackwater::service::status;
 use tonic::Code;
-use uuid::Uuid;
 use world::{POOL, Step, World, staging, target};
 
 /// The world and what it should be.
@@ -42,6 +43,8 @@ type Verdict = Result<(), String>;
 
 impl Run {
     fn act(&mut self, act: &Act) -> Verdict {
+        // What is remembered of a failed cut is over.
+        self.world.host.pass_time(Duration::from_secs(3600));
         match act {
             Act::Call(step) => self.call(step)?,
             Act::Pair(one, other) => self.pair(one, other)?,
@@ -53,12 +56,18 @@ impl Run {
                 let now = self.observe()?;
                 self.model.adopt(&self.model.clone(), &now)?;
             }
-            Act::Write => self.write()?,
+            Act::Write(synced) => self.write(*synced)?,
         }
         self.world.check()?;
         let (now, expected) = (self.observe()?, self.model.seen());
         if !now.fits(&expected) {
             return Err(format!("{now:?} instead of {expected:?}"));
+        }
+        for (name, group) in &self.model.groups {
+            if group.is_whole() {
+                let sources: Vec<&str> = group.sources.iter().copied().collect();
+                self.world.check_order(name, &sources)?;
+            }
         }
         self.check_tokens()
     }
@@ -101,6 +110,9 @@ impl Run {
     /// Both at once, from two threads.
     fn pair(&mut self, one: &Step, other: &Step) -> Verdict {
         let driver = self.world.driver().map_err(|error| chain(&error))?;
+        self.world.note(one);
+        self.world.note(other);
+        self.world.host.take_turns(true);
         let world = &self.world;
         let together = Barrier::new(2);
         let call = |step: &Step| {
@@ -112,6 +124,7 @@ impl Run {
             let other = scope.spawn(|| call(other));
             [Some(call(one)), other.join().ok()]
         });
+        self.world.host.take_turns(false);
         let [Some(first), Some(second)] = answers else {
             return Err("a call panicked".into());
         };
@@ -126,10 +139,37 @@ impl Run {
             };
             if turns.iter().all(fits) && seen.fits(&model.seen()) {
                 self.model = model;
+                for (step, answer) in turns {
+                    self.told(step, answer);
+                }
                 return Ok(());
             }
         }
         Err(format!("{first:?} and {second:?} leave {seen:?}"))
+    }
+
+    /// What the caller learns of one of two calls: of what the other one has ended, nothing.
+    fn told(&mut self, step: &Step, answer: Result<(), Code>) {
+        let (is_there, makes) = match step {
+            Step::Snapshot(name, ..) => (self.model.snapshots.contains_key(name), true),
+            Step::DeleteSnapshot(name) => (self.model.snapshots.contains_key(name), false),
+            Step::Group(name, _) => (self.model.groups.contains_key(name), true),
+            Step::DeleteGroup(name) => (self.model.groups.contains_key(name), false),
+            Step::Restore(name, ..) | Step::Clone(name, ..) => {
+                (self.model.volumes.contains_key(name), true)
+            }
+            _ => return,
+        };
+        if answer.is_err() {
+            return;
+        }
+        if makes && is_there {
+            self.world.note(step);
+            self.world.learn(step);
+        } else if !makes && !is_there {
+            self.world.learn(step);
+        }
+        self.world.forget_unanswered();
     }
 
     fn fault(&mut self, step: &Step, n: usize, mode: FaultMode, after: After) -> Verdict {
@@ -156,6 +196,7 @@ impl Run {
                 self.start()?;
             }
         }
+        self.world.forget_unanswered();
         let now = self.observe()?;
         match &answer {
             Ok(_) => {
@@ -176,12 +217,29 @@ impl Run {
         Ok(())
     }
 
-    fn write(&mut self) -> Verdict {
+    fn write(&mut self, synced: bool) -> Verdict {
+        let host = &self.world.host;
         for (name, volume) in &mut self.model.volumes {
             self.next_token += 1;
-            if self.world.host.fs_bytes(&staging(name)).is_ok() {
-                let written = self.world.host.write_token(&staging(name), self.next_token);
-                written.map_err(|errno| format!("write to {name}: {errno}"))?;
+            let writable = volume
+                .face
+                .published
+                .iter()
+                .find(|(_, read_only)| !**read_only);
+            let written = if host.fs_bytes(&staging(name)).is_ok() {
+                match synced {
+                    true => host.write_token(&staging(name), self.next_token),
+                    false => host.write_unsynced(&staging(name), self.next_token),
+                }
+            } else if let (Some((n, _)), Some(FormattedAs::Raw)) = (writable, volume.face.formatted)
+            {
+                // A device is written to at once.
+                host.write_block_token(&target(name, *n), self.next_token)
+            } else {
+                continue;
+            };
+            written.map_err(|errno| format!("write to {name}: {errno}"))?;
+            if synced {
                 volume.tokens.insert(self.next_token);
             }
         }
@@ -209,8 +267,13 @@ impl Run {
             .inline
             .iter()
             .map(|(name, inline)| (*name, target(name, 0), &inline.tokens));
-        for (name, path, tokens) in staged.chain(inline) {
-            let Ok(found) = self.world.host.tokens(&path) else {
+        let published = self.model.volumes.iter().filter_map(|(name, volume)| {
+            let n = volume.face.published.keys().next()?;
+            Some((*name, target(name, *n), &volume.tokens))
+        });
+        for (name, path, tokens) in staged.chain(published).chain(inline) {
+            let found = self.world.host.tokens(&path);
+            let Ok(found) = found.or_else(|_| self.world.host.block_tokens(&path)) else {
                 continue;
             };
             if !tokens.iter().all(|token| found.contains(token)) {
@@ -218,60 +281,6 @@ impl Run {
             }
         }
         Ok(())
-    }
-
-    /// What can be seen, read past the driver.
-    fn observe(&self) -> Result<Seen, String> {
-        let host = &self.world.host;
-        let said = |error: &dyn std::error::Error| chain(error);
-        let mounts = host.mounts().map_err(|error| said(&error))?;
-        let loops = host.loops().map_err(|error| said(&error))?;
-        let boot = host.boot_id().map_err(|error| said(&error))?;
-        let pool = PoolId(Uuid::nil());
-        let found = inventory::read(host, "default", pool, Path::new(POOL))
-            .map_err(|error| said(&error))?;
-        let mut seen = Seen::default();
-        for record in found.volumes.into_iter().map(|found| found.record) {
-            if record.state != VolumeState::Ready {
-                continue;
-            }
-            let known = NAMES
-                .iter()
-                .chain(&INLINE)
-                .find(|name| **name == record.name);
-            let name = *known.ok_or_else(|| format!("a volume named {}", record.name))?;
-            let at = |path: &Path| mounts.iter().rev().find(|mount| mount.mount_point == path);
-            if record.ephemeral {
-                let mounted = at(&target(name, 0)).is_some();
-                seen.inline.insert(name, mounted);
-                continue;
-            }
-            let block = matches!(&record.last_stage, Some(LastStage { boot: Some(then), .. }) if *then == boot);
-            let mut published = BTreeMap::new();
-            for n in 0..2 {
-                if let Some(mount) = at(&target(name, n)) {
-                    let of = |number: u32| {
-                        Device::of_loop(number).path.file_name() == mount.root.file_name()
-                    };
-                    let device = loops.iter().find(|found| of(found.number));
-                    let read_only = device.map_or(mount.is_read_only(), |device| device.read_only);
-                    published.insert(n, read_only);
-                }
-            }
-            let formatted = record.formatted.filter(|formatted| formatted.complete);
-            let face = Face {
-                size: record.size,
-                wipe: record.wipe,
-                formatted: formatted.map(|formatted| formatted.kind),
-                staged: block || at(&staging(name)).is_some(),
-                grown: host
-                    .fs_bytes(&staging(name))
-                    .is_ok_and(|bytes| bytes >= image_bytes(record.size)),
-                published,
-            };
-            seen.volumes.insert(name, face);
-        }
-        Ok(seen)
     }
 
     /// Everything is led to its end, at the first try.
@@ -284,6 +293,8 @@ impl Run {
             steps.extend([Step::Unpublish(name, 0), Step::Unpublish(name, 1)]);
             steps.extend([Step::Unstage(name), Step::Delete(name)]);
         }
+        steps.extend(SNAPSHOTS.map(Step::DeleteSnapshot));
+        steps.extend(GROUPS.map(Step::DeleteGroup));
         for step in &steps {
             self.call(step)
                 .map_err(|why| format!("in the end, {step:?}: {why}"))?;
@@ -307,7 +318,14 @@ impl Run {
 fn makes(step: &Step) -> bool {
     matches!(
         step,
-        Step::Create(..) | Step::StageAs(..) | Step::PublishAs(..) | Step::PublishInline(..)
+        Step::Create(..)
+            | Step::StageAs(..)
+            | Step::PublishAs(..)
+            | Step::PublishInline(..)
+            | Step::Snapshot(..)
+            | Step::Restore(..)
+            | Step::Clone(..)
+            | Step::Group(..)
     )
 }
 
@@ -317,6 +335,8 @@ fn run(acts: &[Act]) -> Verdict {
         model: Model::default(),
         next_token: 0,
     };
+    // Room for all that may be promised.
+    run.world.host.set_capacity(64 * GIB);
     for (n, act) in acts.iter().enumerate() {
         run.act(act)
             .map_err(|why| format!("act {n}, {act:?}: {why}"))?;

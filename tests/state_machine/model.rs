@@ -7,15 +7,21 @@ use slackwater::model::Wipe;
 use slackwater::record::FormattedAs;
 use tonic::Code;
 
+use crate::cuts::{Cut, CutFace, Group, Source};
 use crate::world::{How, SIZE, Step};
 
 /// What can be seen of a volume from outside.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Face {
+    /// As it was created.
+    pub how: How,
+    pub source: Option<Source>,
     pub size: u64,
     pub wipe: Wipe,
     /// What it was completely formatted as.
     pub formatted: Option<FormattedAs>,
+    /// What a mkfs was begun as, and cut off.
+    pub begun: Option<FormattedAs>,
     pub staged: bool,
     /// Staged, with a file system that has the whole size.
     pub grown: bool,
@@ -23,15 +29,41 @@ pub struct Face {
     pub published: BTreeMap<u8, bool>,
 }
 
+impl Face {
+    /// Of a new one.
+    pub fn new(how: How, size: u64) -> Face {
+        Face {
+            how,
+            source: None,
+            size,
+            wipe: how.wipe,
+            formatted: None,
+            begun: None,
+            staged: false,
+            grown: false,
+            published: BTreeMap::new(),
+        }
+    }
+}
+
 /// A volume.
 #[derive(Clone, Debug)]
 pub struct Volume {
-    /// As it was created.
-    how: How,
-    face: Face,
+    pub face: Face,
     /// How it was staged last.
     capability: Option<How>,
     pub tokens: BTreeSet<u64>,
+}
+
+impl Volume {
+    /// One that was never staged.
+    pub fn new(face: Face, tokens: BTreeSet<u64>) -> Volume {
+        Volume {
+            face,
+            capability: None,
+            tokens,
+        }
+    }
 }
 
 /// Everything there is.
@@ -40,7 +72,11 @@ pub struct Model {
     pub volumes: BTreeMap<&'static str, Volume>,
     pub inline: BTreeMap<&'static str, Inline>,
     /// Volumes whose deletion was begun and never answered: a power loss may bring them back.
-    ghosts: BTreeMap<&'static str, Volume>,
+    pub ghosts: BTreeMap<&'static str, Volume>,
+    pub snapshots: BTreeMap<&'static str, Cut>,
+    pub ghost_snapshots: BTreeMap<&'static str, Cut>,
+    pub groups: BTreeMap<&'static str, Group>,
+    pub ghost_groups: BTreeMap<&'static str, Group>,
 }
 
 /// An inline volume.
@@ -56,6 +92,9 @@ pub struct Seen {
     pub volumes: BTreeMap<&'static str, Face>,
     /// Inline volumes, with whether they are mounted.
     pub inline: BTreeMap<&'static str, bool>,
+    pub snapshots: BTreeMap<&'static str, CutFace>,
+    /// Groups, of which some members may be gone.
+    pub groups: BTreeMap<&'static str, Group>,
 }
 
 impl Seen {
@@ -76,7 +115,7 @@ impl Seen {
         let unmarked = |seen: &Seen| {
             let mut seen = seen.clone();
             let faces = seen.volumes.values_mut();
-            faces.for_each(|face| (face.formatted, face.grown) = (None, false));
+            faces.for_each(|face| (face.formatted, face.begun, face.grown) = (None, None, false));
             seen
         };
         unmarked(self) == unmarked(other)
@@ -93,6 +132,12 @@ impl Model {
         Seen {
             volumes: self.volumes.iter().map(face).collect(),
             inline: self.mounted(),
+            snapshots: self
+                .snapshots
+                .iter()
+                .map(|(name, cut)| (*name, cut.face.clone()))
+                .collect(),
+            groups: self.groups.clone(),
         }
     }
 
@@ -159,6 +204,24 @@ impl Model {
                 self.inline.remove(name);
                 Ok(())
             }
+            Step::Snapshot(name, volume, _) => self.snapshot(name, volume),
+            Step::DeleteSnapshot(name) => {
+                self.snapshots.remove(name);
+                self.ghost_snapshots.remove(name);
+                Ok(())
+            }
+            Step::Restore(name, snapshot, how, size) => {
+                self.create_from(name, Source::Snapshot(snapshot), *how, *size)
+            }
+            Step::Clone(name, volume, how, size) => {
+                self.create_from(name, Source::Volume(volume), *how, *size)
+            }
+            Step::Group(name, sources) => self.group(name, sources),
+            Step::DeleteGroup(name) => {
+                self.groups.remove(name);
+                self.ghost_groups.remove(name);
+                Ok(())
+            }
             other => panic!("the model knows nothing of {other:?}"),
         }
     }
@@ -169,23 +232,10 @@ impl Model {
 
     fn create(&mut self, name: &'static str, how: How) -> Result<(), Code> {
         match self.volumes.get(name) {
-            Some(volume) if volume.how == how => Ok(()),
+            Some(Volume { face, .. }) if face.how == how && face.source.is_none() => Ok(()),
             Some(_) => Err(Code::AlreadyExists),
             None => {
-                let face = Face {
-                    size: SIZE,
-                    wipe: how.wipe,
-                    formatted: None,
-                    staged: false,
-                    grown: false,
-                    published: BTreeMap::new(),
-                };
-                let volume = Volume {
-                    how,
-                    face,
-                    capability: None,
-                    tokens: BTreeSet::new(),
-                };
+                let volume = Volume::new(Face::new(how, SIZE), BTreeSet::new());
                 self.volumes.insert(name, volume);
                 self.ghosts.remove(name);
                 Ok(())
@@ -217,7 +267,7 @@ impl Model {
         {
             return Err(Code::FailedPrecondition);
         }
-        face.formatted = Some(formatted_as(how));
+        (face.formatted, face.begun) = (Some(formatted_as(how)), None);
         face.staged = true;
         face.grown = how.fs.is_some();
         volume.capability = Some(how);
@@ -269,6 +319,8 @@ impl Model {
                 },
             }
         }
+        self.adopt_snapshots(after, now)?;
+        self.adopt_groups(after, now)?;
         let (before, then) = (self.mounted(), after.mounted());
         for name in before.keys().chain(then.keys()).chain(now.inline.keys()) {
             let is = now.inline.get(name);
@@ -302,11 +354,18 @@ impl Model {
             (Some(before), _) => before.capability,
             (None, then) => then.and_then(|then| then.capability),
         };
+        // Of those that were made in the same way it may be any.
+        let same =
+            |volume: &&&Volume| volume.face.how == face.how && volume.face.source == face.source;
+        let tokens = known
+            .iter()
+            .filter(same)
+            .map(|volume| volume.tokens.clone());
+        let tokens = tokens.reduce(|one, other| &one & &other);
         let adopted = Volume {
-            how: known[0].how,
             face: face.clone(),
             capability,
-            tokens: known[0].tokens.clone(),
+            tokens: tokens.unwrap_or_default(),
         };
         self.volumes.insert(name, adopted);
         Ok(())
@@ -317,7 +376,8 @@ impl Model {
 fn is_between(faces: &[&Face], now: &Face) -> bool {
     let any = |same: &dyn Fn(&Face) -> bool| faces.iter().any(|face| same(face));
     let targets = || faces.iter().flat_map(|face| face.published.keys());
-    any(&|face| face.size == now.size)
+    any(&|face| face.how == now.how && face.source == now.source)
+        && any(&|face| face.size == now.size)
         && any(&|face| face.wipe == now.wipe)
         && any(&|face| face.formatted == now.formatted)
         && any(&|face| face.staged == now.staged)

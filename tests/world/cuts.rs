@@ -20,7 +20,7 @@ use slackwater::operation::{
 };
 use slackwater::record::{self, ContentSource, SnapshotRecord, SnapshotState};
 
-use super::{How, POOL, Step, World, create, range, staging};
+use super::{How, POOL, Step, World, create, range, staging, target};
 
 /// What a source held at a try.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +29,15 @@ struct Held {
     written: Vec<u64>,
     /// What of it was in the image.
     synced: Vec<u64>,
+}
+
+/// What strangers wrote into the sources of a group.
+#[derive(Default)]
+struct Strange {
+    /// Number of their writes before the call that cut it.
+    before: BTreeMap<&'static str, usize>,
+    /// Those that they wrote into during that call; `None` before its end.
+    touched: Option<BTreeSet<&'static str>>,
 }
 
 /// What must be in snapshots and clones.
@@ -42,8 +51,8 @@ pub struct Cuts {
     groups: BTreeSet<&'static str>,
     /// Ids of members, as they were or will be answered.
     members: BTreeMap<&'static str, Vec<String>>,
-    /// By group: what strangers had written before into those of its sources that were mounted.
-    strange: BTreeMap<&'static str, BTreeMap<&'static str, usize>>,
+    /// By group.
+    strange: BTreeMap<&'static str, Strange>,
     /// When those that were answered were cut, by id.
     cut_at: BTreeMap<String, u64>,
     /// What was wrong with an answer.
@@ -84,7 +93,8 @@ impl World {
     /// What the users of a volume have written, and what its image has.
     fn holds(&self, volume: &str) -> Held {
         let synced = ours(self.image_tokens("volumes", &self.id(volume)));
-        let mounted = self.host.tokens(&staging(volume)).ok();
+        let places = [staging(volume), target(volume, 0), target(volume, 1)];
+        let mounted = places.iter().find_map(|at| self.host.tokens(at).ok());
         let written = mounted.map_or_else(|| synced.clone(), ours);
         Held { written, synced }
     }
@@ -103,18 +113,18 @@ impl World {
 
     fn note_source(&mut self, name: &str, volume: &str) {
         let held = self.holds(volume);
-        let tries = self
-            .cuts
-            .held
-            .entry((name.into(), self.id(volume)))
-            .or_default();
+        self.note_held((name.into(), self.id(volume)), held);
+    }
+
+    fn note_held(&mut self, key: (String, String), held: Held) {
+        let tries = self.cuts.held.entry(key).or_default();
         if !tries.contains(&held) {
             tries.push(held);
         }
     }
 
     /// Before a call.
-    pub(super) fn note(&mut self, step: &Step) {
+    pub fn note(&mut self, step: &Step) {
         match step {
             Step::Snapshot(name, volume, _) => {
                 self.cuts.snapshots.insert(name);
@@ -123,12 +133,14 @@ impl World {
             Step::Group(name, volumes) => {
                 self.cuts.groups.insert(name);
                 let members = self.member_ids(name, volumes);
-                if !members.iter().any(|id| self.is_ready(id)) {
-                    let mounted = |volume: &&&str| self.host.tokens(&staging(volume)).is_ok();
-                    let strange = volumes.iter().filter(mounted);
-                    let strange = strange
-                        .map(|volume| (*volume, self.strange("volumes", &self.id(volume))))
-                        .collect();
+                if !self.known_members(name).iter().any(|id| self.is_ready(id)) {
+                    let writes = |volume: &&'static str| {
+                        (*volume, self.strange("volumes", &self.id(volume)))
+                    };
+                    let strange = Strange {
+                        before: volumes.iter().map(writes).collect(),
+                        touched: None,
+                    };
                     self.cuts.strange.insert(name, strange);
                 }
                 self.cuts.members.insert(name, members);
@@ -137,18 +149,27 @@ impl World {
                 }
             }
             Step::Clone(name, volume, ..) => self.note_source(name, volume),
+            Step::Restore(name, snapshot, ..) => {
+                let id = self.snapshot_id(snapshot);
+                if self.is_ready(&id) {
+                    let written = ours(self.image_tokens("snapshots", &id));
+                    let synced = written.clone();
+                    self.note_held((name.to_string(), id), Held { written, synced });
+                }
+            }
             _ => {}
         }
     }
 
     /// After a call that was answered well.
-    pub(super) fn learn(&mut self, step: &Step) {
+    pub fn learn(&mut self, step: &Step) {
         match step {
             Step::Snapshot(name, ..) => {
                 let id = self.snapshot_id(name);
                 self.learn_time(&id);
             }
             Step::Group(name, volumes) => {
+                self.learn_strange(name);
                 for id in self.member_ids(name, volumes) {
                     self.learn_time(&id);
                 }
@@ -167,15 +188,14 @@ impl World {
                 self.cuts.held.retain(|(of, _), _| of != name);
             }
             Step::Restore(name, snapshot, how, _) => {
-                let expected = self.image_tokens("snapshots", &self.snapshot_id(snapshot));
-                self.learn_copy(name, *how, &[expected]);
+                let id = self.snapshot_id(snapshot);
+                self.learn_copy(name, *how, id);
             }
             Step::Clone(name, volume, how, _) => {
-                let key = (name.to_string(), self.id(volume));
-                let tries = self.cuts.held.get(&key).cloned().unwrap_or_default();
-                let expected: Vec<_> = tries.into_iter().map(|held| held.written).collect();
-                self.learn_copy(name, *how, &expected);
+                let id = self.id(volume);
+                self.learn_copy(name, *how, id);
             }
+            Step::Delete(name) => self.cuts.held.retain(|(of, _), _| of != name),
             _ => {}
         }
     }
@@ -195,14 +215,14 @@ impl World {
         }
     }
 
-    /// A new volume begins with one of these.
-    fn learn_copy(&mut self, name: &'static str, how: How, expected: &[Vec<u64>]) {
+    /// A new volume begins with what its source held at one of the tries.
+    fn learn_copy(&mut self, name: &'static str, how: How, source: String) {
+        let tries = self.cuts.held.get(&(name.to_string(), source)).cloned();
+        let tries = tries.unwrap_or_default().into_iter();
+        let expected: Vec<_> = tries.map(|held| held.written).collect();
         let id = self.id(name);
         let found = ours(self.image_tokens("volumes", &id));
-        if !expected
-            .iter()
-            .any(|tokens| found.starts_with(&ours(tokens.clone())))
-        {
+        if !expected.iter().any(|tokens| found.starts_with(tokens)) {
             let wrong = format!("{name} begins with {found:?} and not with one of {expected:?}");
             self.cuts.wrong.push(wrong);
         }
@@ -228,6 +248,25 @@ impl World {
         let path = format!("{POOL}/snapshots/{uuid}/record.json");
         let load = |host: &MemoryHost| record::load(host, Path::new(&path));
         self.host.aside(load).ok().flatten()
+    }
+
+    /// The members of a group: as they're listed, or else as they would be answered.
+    fn known_members(&self, group: &str) -> Vec<String> {
+        let id = self.group_id(group);
+        let records = self.snapshot_records().into_iter();
+        let mut listed = records
+            .filter(|record| record.state == SnapshotState::Ready)
+            .filter_map(|record| record.group)
+            .filter(|of| GroupId(of.id).to_string() == id);
+        let noted = || self.cuts.members.get(group).cloned().unwrap_or_default();
+        listed.next().map_or_else(noted, |of| of.members)
+    }
+
+    /// The caller begins anew with what it was never told the end of.
+    pub fn forget_unanswered(&mut self) {
+        let mut known = std::mem::take(&mut self.cuts.cut_at);
+        known.retain(|id, _| self.is_ready(id));
+        self.cuts.cut_at = known;
     }
 
     fn is_ready(&self, id: &str) -> bool {
@@ -278,7 +317,7 @@ impl World {
             Step::DeleteGroup(name) => driver
                 .delete_group(&NamedGroup {
                     group_id: self.group_id(name),
-                    snapshot_ids: self.cuts.members.get(name).cloned().unwrap_or_default(),
+                    snapshot_ids: self.known_members(name),
                 })
                 .map(done),
             other => panic!("{other:?} makes no cut"),
@@ -286,8 +325,9 @@ impl World {
     }
 
     /// Records of snapshots, as they are on the pool.
-    fn snapshot_records(&self) -> Vec<SnapshotRecord> {
-        let names = self.host.list_dir(Path::new(&format!("{POOL}/snapshots")));
+    pub fn snapshot_records(&self) -> Vec<SnapshotRecord> {
+        let folder = format!("{POOL}/snapshots");
+        let names = self.host.aside(|host| host.list_dir(Path::new(&folder)));
         let names = names.ok().flatten().unwrap_or_default();
         names
             .iter()
@@ -379,20 +419,42 @@ impl World {
         tokens.filter(|token| *token == STRANGE_TOKEN).count()
     }
 
-    /// Whether a stranger who thawed in the window has written into all members of a group that
-    /// were mounted, or into none.
+    /// After a call that may have cut a group: where strangers have written meanwhile.
+    pub fn learn_strange(&mut self, group: &str) {
+        let whole = self.known_members(group).iter().any(|id| self.is_ready(id));
+        let cut_off = !self.is_up();
+        let Some(strange) = self.cuts.strange.get(group) else {
+            return;
+        };
+        if strange.touched.is_some() || !(whole || cut_off) {
+            return;
+        }
+        let grown = |(volume, before): (&&'static str, &usize)| {
+            let now = self.strange("volumes", &self.id(volume));
+            // A call that is cut off has no stranger.
+            (now > *before && !cut_off).then_some(*volume)
+        };
+        let touched = strange.before.iter().filter_map(grown).collect();
+        if let Some(strange) = self.cuts.strange.get_mut(group) {
+            strange.touched = Some(touched);
+        }
+    }
+
+    /// Whether what a stranger wrote, who thawed in the window, is in all members of a group into
+    /// whose sources it was written, or in none.
     pub fn check_order(&self, group: &str, volumes: &[&str]) -> std::result::Result<(), String> {
-        let Some(before) = self.cuts.strange.get(group) else {
+        let Some(strange) = self.cuts.strange.get(group) else {
             return Err(format!("group {group} was never asked for"));
         };
+        let touched = strange.touched.clone().unwrap_or_default();
         let ids = self.member_ids(group, volumes);
         let members = volumes.iter().zip(&ids);
-        let written: Vec<usize> = members
-            .filter_map(|(volume, id)| {
-                let before = before.get(*volume)?;
-                Some(self.strange("snapshots", id).saturating_sub(*before))
-            })
-            .collect();
+        let members = members.filter(|(volume, _)| touched.contains(*volume));
+        let more = |(volume, id): (&&str, &String)| {
+            let before = strange.before.get(volume).copied().unwrap_or(0);
+            self.strange("snapshots", id).saturating_sub(before)
+        };
+        let written: Vec<usize> = members.map(more).collect();
         match written.windows(2).all(|two| two[0] == two[1]) {
             true => Ok(()),
             false => Err(format!(

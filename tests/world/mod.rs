@@ -177,7 +177,11 @@ impl World {
             _ => {}
         }
         self.note(step);
-        let answer = self.call(&*self.driver()?, step)?;
+        let answer = self.call(&*self.driver()?, step);
+        if let Step::Group(name, _) = step {
+            self.learn_strange(name);
+        }
+        let answer = answer?;
         self.learn(step);
         match step {
             Step::PublishInline(name, how) => {

@@ -1,0 +1,178 @@
+//! What can be seen of a world, read past the driver.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use slackwater::error::chain;
+use slackwater::host::{Device, Host};
+use slackwater::model::size::image_bytes;
+use slackwater::model::{AccessType, Allocation, Capability, PoolId, Wipe};
+use slackwater::operation::inventory;
+use slackwater::record::{
+    ContentSource, Formatted, FormattedAs, LastStage, SnapshotRecord, SnapshotState, VolumeState,
+};
+use uuid::Uuid;
+
+use crate::Run;
+use crate::acts::{GROUPS, INLINE, NAMES, SNAPSHOTS};
+use crate::cuts::{CutFace, Source};
+use crate::model::{Face, Seen};
+use crate::world::{How, POOL, staging, target};
+
+/// Complete, and begun.
+fn formatted_as(formatted: Option<&Formatted>) -> (Option<FormattedAs>, Option<FormattedAs>) {
+    match formatted {
+        Some(formatted) if formatted.complete => (Some(formatted.kind), None),
+        Some(formatted) => (None, Some(formatted.kind)),
+        None => (None, None),
+    }
+}
+
+fn how_of(capabilities: &[Capability], allocation: Allocation, wipe: Wipe) -> Result<How, String> {
+    let [capability] = capabilities else {
+        return Err(format!("a volume for {capabilities:?}"));
+    };
+    let fs = match &capability.access_type {
+        AccessType::Mount { fs_type, .. } => *fs_type,
+        AccessType::Block => None,
+    };
+    Ok(How {
+        fs,
+        allocation,
+        wipe,
+        read_only: false,
+    })
+}
+
+impl Run {
+    /// What can be seen, read past the driver.
+    pub fn observe(&self) -> Result<Seen, String> {
+        let host = &self.world.host;
+        let said = |error: &dyn std::error::Error| chain(error);
+        let mounts = host.mounts().map_err(|error| said(&error))?;
+        let loops = host.loops().map_err(|error| said(&error))?;
+        let boot = host.boot_id().map_err(|error| said(&error))?;
+        let pool = PoolId(Uuid::nil());
+        let found = inventory::read(host, "default", pool, Path::new(POOL))
+            .map_err(|error| said(&error))?;
+        let mut seen = Seen::default();
+        for record in found.volumes.into_iter().map(|found| found.record) {
+            if record.state != VolumeState::Ready {
+                continue;
+            }
+            let known = NAMES
+                .iter()
+                .chain(&INLINE)
+                .find(|name| **name == record.name);
+            let name = *known.ok_or_else(|| format!("a volume named {}", record.name))?;
+            let at = |path: &Path| mounts.iter().rev().find(|mount| mount.mount_point == path);
+            if record.ephemeral {
+                let mounted = at(&target(name, 0)).is_some();
+                seen.inline.insert(name, mounted);
+                continue;
+            }
+            let block = matches!(&record.last_stage, Some(LastStage { boot: Some(then), .. }) if *then == boot);
+            let mut published = BTreeMap::new();
+            for n in 0..2 {
+                if let Some(mount) = at(&target(name, n)) {
+                    let of = |number: u32| {
+                        Device::of_loop(number).path.file_name() == mount.root.file_name()
+                    };
+                    let device = loops.iter().find(|found| of(found.number));
+                    let read_only = device.map_or(mount.is_read_only(), |device| device.read_only);
+                    published.insert(n, read_only);
+                }
+            }
+            let (formatted, begun) = formatted_as(record.formatted.as_ref());
+            let face = Face {
+                how: how_of(&record.capabilities, record.allocation, record.created_wipe)?,
+                source: self.source_of(record.content_source.as_ref())?,
+                size: record.size,
+                wipe: record.wipe,
+                formatted,
+                begun,
+                staged: block || at(&staging(name)).is_some(),
+                grown: host
+                    .fs_bytes(&staging(name))
+                    .is_ok_and(|bytes| bytes >= image_bytes(record.size)),
+                published,
+            };
+            seen.volumes.insert(name, face);
+        }
+        self.observe_cuts(&mut seen)?;
+        Ok(seen)
+    }
+
+    fn source_of(&self, source: Option<&ContentSource>) -> Result<Option<Source>, String> {
+        let found = match source {
+            None => return Ok(None),
+            Some(ContentSource::Snapshot(id)) => SNAPSHOTS
+                .into_iter()
+                .find(|name| self.world.snapshot_id(name) == *id)
+                .map(Source::Snapshot),
+            Some(ContentSource::Volume(id)) => self.volume_named(id).map(Source::Volume),
+        };
+        let unknown = || format!("a volume made of {source:?}");
+        found.map(Some).ok_or_else(unknown)
+    }
+
+    fn volume_named(&self, id: &str) -> Option<&'static str> {
+        let ends = |name: &&'static str| self.world.id(name).ends_with(id);
+        NAMES.into_iter().find(ends)
+    }
+
+    /// Snapshots that are committed, or whose group is.
+    fn observe_cuts(&self, seen: &mut Seen) -> Result<(), String> {
+        let records = self.world.snapshot_records();
+        for record in &records {
+            let unknown = || format!("a snapshot that nobody asked for: {record:?}");
+            let source = self.volume_named(&record.source.to_string());
+            let (formatted, begun) = formatted_as(record.formatted.as_ref());
+            let face = CutFace {
+                source: source.ok_or_else(unknown)?,
+                size: record.size,
+                formatted,
+                begun,
+            };
+            let named =
+                |names: &[&'static str]| names.iter().copied().find(|name| *name == record.name);
+            if !is_committed(record, &records) {
+                continue;
+            }
+            let Some(membership) = &record.group else {
+                let name = named(&SNAPSHOTS).ok_or_else(unknown)?;
+                seen.snapshots.insert(name, face);
+                continue;
+            };
+            let group = seen
+                .groups
+                .entry(named(&GROUPS).ok_or_else(unknown)?)
+                .or_default();
+            group.members.insert(face.source, face);
+            for id in &membership.sources {
+                group
+                    .sources
+                    .insert(self.volume_named(id).ok_or_else(unknown)?);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A member that is cut is committed by the first one.
+fn is_committed(record: &SnapshotRecord, all: &[SnapshotRecord]) -> bool {
+    let lead = record
+        .group
+        .as_ref()
+        .and_then(|group| group.members.first());
+    let commits = |lead: &String| {
+        let same = |one: &&SnapshotRecord| lead.ends_with(&one.uuid.to_string());
+        let found = all.iter().find(same);
+        found.is_some_and(|one| one.state == SnapshotState::Ready && one.attempt == record.attempt)
+    };
+    match record.state {
+        SnapshotState::Ready => true,
+        SnapshotState::Cut => lead.is_some_and(commits),
+        SnapshotState::Preparing => false,
+    }
+}
