@@ -70,8 +70,8 @@ tests: ## cargo test, all of it, also those in the guest
 	$(CARGO) test --locked --no-fail-fast --features fault $(RUNNER) 2>&1 | tee $(LOGS)/cargo.log
 
 .PHONY: soak
-soak: ## The oracles of cuts and clones, with their rounds in thousands (hours)
-	SLACKWATER_SOAK=1 $(CARGO) test --locked --no-fail-fast --features fault $(RUNNER) --test cut --test host_linux --test guard --test databases
+soak: ## The oracles of cuts and clones, with their rounds in thousands, and every fault there is (hours)
+	SLACKWATER_SOAK=1 SLACKWATER_SWEEP=full PROPTEST_CASES=20000 $(CARGO) test --locked --no-fail-fast --features fault $(RUNNER) --test cut --test host_linux --test guard --test databases --test fault_sweep --test state_machine --test kill
 
 .PHONY: sanity
 sanity: ## csi-sanity, two releases, against the real binary on every kind of pool

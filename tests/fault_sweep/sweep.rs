@@ -19,7 +19,7 @@ const MODES: [FaultMode; 6] = [
 ];
 
 /// One in so many trials is made, unless all are asked for.
-const SHARE: usize = 5;
+const SHARE: usize = 2;
 
 /// Which trials are made.
 struct Sample {

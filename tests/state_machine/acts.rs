@@ -97,13 +97,34 @@ fn volumes() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// Nothing, or volumes that are in use already.
+pub fn prelude() -> impl Strategy<Value = Vec<Act>> {
+    let how = prop_oneof![
+        2 => Just(How::EXT4),
+        1 => Just(How::fs(FsType::Xfs)),
+        1 => Just(How::fs(FsType::Btrfs)),
+        1 => Just(How::THICK),
+    ];
+    let used = |hows: [How; 3]| {
+        let each = NAMES.into_iter().zip(hows);
+        let steps =
+            each.flat_map(|(name, how)| [Step::Create(name, how), Step::StageAs(name, how)]);
+        let mut acts: Vec<Act> = steps.map(Act::Call).collect();
+        acts.extend([Act::Write(true), Act::Write(false)]);
+        acts
+    };
+    prop_oneof![
+        Just(Vec::new()),
+        [how.clone(), how.clone(), how].prop_map(used),
+    ]
+}
+
 pub fn acts() -> impl Strategy<Value = Act> {
     let mode = prop_oneof![
         Just(FaultMode::Before(Errno::EIO)),
         Just(FaultMode::After(Errno::EIO)),
         Just(FaultMode::CrashBefore),
         Just(FaultMode::CrashAfter),
-        Just(FaultMode::Thaw),
     ];
     let after = prop_oneof![
         Just(After::Nothing),
@@ -115,6 +136,8 @@ pub fn acts() -> impl Strategy<Value = Act> {
         3 => (steps(), steps()).prop_map(|(one, other)| Act::Pair(one, other)),
         4 => (steps(), 1..24usize, mode, after)
             .prop_map(|(step, n, mode, after)| Act::Fault(step, n, mode, after)),
+        2 => (cuts(), 1..48usize)
+            .prop_map(|(step, n)| Act::Fault(step, n, FaultMode::Thaw, After::Nothing)),
         1 => Just(Act::Restart),
         1 => any::<bool>().prop_map(Act::Reboot),
         4 => any::<bool>().prop_map(Act::Write),

@@ -21,7 +21,7 @@ use std::path::Path;
 use std::sync::Barrier;
 use std::time::Duration;
 
-use acts::{Act, After, GROUPS, INLINE, NAMES, SNAPSHOTS, acts};
+use acts::{Act, After, GROUPS, INLINE, NAMES, SNAPSHOTS, acts, prelude};
 use model::Model;
 use proptest::prelude::*;
 use slackwater::error::{Error, chain};
@@ -348,7 +348,11 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_driver_does_what_the_model_does(acts in prop::collection::vec(acts(), 1..50)) {
+    fn the_driver_does_what_the_model_does(
+        prelude in prelude(),
+        acts in prop::collection::vec(acts(), 1..50),
+    ) {
+        let acts = [prelude, acts].concat();
         if let Err(why) = run(&acts) {
             return Err(TestCaseError::fail(why));
         }
