@@ -1,7 +1,9 @@
 //! Pools on an image: an ext4 disk, and on it one reserved xfs, which is the pool (`image=SIZE`).
 
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+#[cfg(feature = "fault")]
+use std::path::Path;
+use std::path::PathBuf;
 use std::process::Command;
 
 use nix::sys::signal::Signal;
