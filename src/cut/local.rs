@@ -28,9 +28,9 @@ const COMPARED: Duration = Duration::from_micros(2);
 /// What an extent costs within a whole clone: 14.5 us on xfs, 5 to 9 on btrfs.
 const CLONED: Duration = Duration::from_micros(15);
 
-/// Images that are cloned ahead at once. xfs holds a lock of one of its allocation groups for each
-/// extent, and mkfs makes four of these: more at once are hardly faster, and the writers of each
-/// wait for their pieces as many times longer (measured: 8 at once, 100 ms; 16, 2 s).
+/// Images that are cloned ahead at once. Clones on xfs wait for each other at the locks of its
+/// allocation groups, of which mkfs makes four: more at once are hardly faster, and the writers of
+/// each wait as many times longer for their pieces (8 at once: about 100 ms for each piece).
 const AHEAD_AT_ONCE: usize = 4;
 
 /// How a member is cut.
