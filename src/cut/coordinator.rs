@@ -37,6 +37,7 @@ enum Step {
     Prepare,
     Freeze,
     Cut,
+    Written,
 }
 
 /// A participant's answer to a step.
@@ -46,6 +47,7 @@ enum Answer {
     Prepared(Prepared),
     Frozen,
     Thawed(Thawed),
+    Written,
 }
 
 type Participants = Crew<Step, Result<Answer>>;
@@ -68,11 +70,15 @@ pub fn run(
     let mut crew = crew;
     let cut = stand_still(seams, &mut crew, &ready, &mut stats);
     // Thawed, whatever became of the cut, before anybody is released.
-    drop(crew);
+    let crew = cut.is_ok().then_some(crew);
     let (alive, released) = release(quiesced, cut.is_ok(), &mut stats);
     let cut_at = cut?;
     alive?;
     released?;
+    // Last, since it may take as long as writing back does.
+    if let Some(mut crew) = crew {
+        all(&mut crew, Step::Written)?;
+    }
     let (level, reason) = reached(plan, &ready);
     Ok(Outcome {
         level,
@@ -88,6 +94,7 @@ fn job(mut participant: Box<dyn Participant>) -> Job<Step, Result<Answer>> {
         Step::Prepare => participant.prepare().map(Answer::Prepared),
         Step::Freeze => participant.freeze().map(|()| Answer::Frozen),
         Step::Cut => participant.cut().map(Answer::Thawed),
+        Step::Written => participant.written().map(|()| Answer::Written),
     })
 }
 

@@ -314,6 +314,15 @@ impl Participant for Local {
         done.extents += self.clone_whole(Way::Moment)?;
         Ok(done)
     }
+
+    fn written(&mut self) -> Result<()> {
+        match &self.held {
+            Some(held) => held
+                .written()
+                .doing(|| "see that all was written back before the cut".into()),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Members whose clones are made one after the other.

@@ -8,7 +8,7 @@ use crate::model::Level;
 /// One node's members: of this process ([`super::local::Local`]), or those of another node's
 /// agent at the other end of a stream.
 ///
-/// The coordinator calls `ready`, `prepare`, `freeze` and `cut`, each once and in this order, and
+/// The coordinator calls `ready`, `prepare`, `freeze`, `cut` and `written`, each once and in this order, and
 /// each only after every participant has answered the one before: that is the whole proof of a
 /// group's consistency, no clock is compared. Dropping a participant, at any time, thaws what it
 /// has frozen.
@@ -27,6 +27,10 @@ pub trait Participant: Send {
 
     /// Cuts every member, and thaws each right after its own cut, also after an error.
     fn cut(&mut self) -> Result<Thawed>;
+
+    /// Whether all that was written before the cut is in it: what the freeze itself couldn't
+    /// write back is an error. Nobody stands still any more.
+    fn written(&mut self) -> Result<()>;
 }
 
 /// What a participant says of its members before a cut.

@@ -81,7 +81,8 @@ pub trait Freezer: Send + Sync + 'static {
 
 /// File systems in the guard's hands. Dropping it thaws them all.
 ///
-/// The order is `sync` (any number of times), `freeze`, one `thaw` for each member, `drop`.
+/// The order is `sync` (any number of times), `freeze`, one `thaw` for each member, `written`,
+/// `drop`.
 pub trait Freeze: Send + Sync {
     /// syncfs of all, in parallel. An error of one, or the end of the budget, is an error: what
     /// couldn't be written isn't in the cut.
@@ -95,4 +96,11 @@ pub trait Freeze: Send + Sync {
     /// [`Freeze::freeze`] returned consistent. False if somebody thawed it early: the deadline,
     /// the guard's end, a stranger. May be called from several threads for several members.
     fn thaw(&self, member: usize) -> Result<bool>;
+
+    /// Whether everything since the last [`Freeze::sync`] could be written back: FIFREEZE writes
+    /// back as well, and doesn't tell what it couldn't (a full pool). Asked after the last
+    /// [`Freeze::thaw`]; an error means that the cut may lack what was written before it. What
+    /// failed only afterwards is an error as well: the kernel doesn't tell them apart. Within the
+    /// budget of `sync`.
+    fn written(&self) -> Result<()>;
 }

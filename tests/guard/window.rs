@@ -92,6 +92,40 @@ fn a_strangers_thaw_is_noticed() {
     bench.assert_all_thawed();
 }
 
+/// FIFREEZE writes back what came after the last sync, and says that all is well.
+#[test]
+fn what_a_freeze_could_not_write_back_is_told_afterwards() {
+    let bench = Bench::new(&[Xfs]);
+    let session = bench.begin(&[Xfs], long());
+    session.sync().unwrap();
+    fill(&bench.pool.pool);
+    let data = bench.volumes[0].target.join("data");
+    // Into the page cache: the pool has no room for it.
+    std::fs::write(data, vec![7; 24 << 20]).unwrap();
+    session.freeze().unwrap();
+    assert!(session.thaw(0).unwrap(), "it was frozen all the time");
+    let error = said(&session.written().unwrap_err());
+    assert!(error.contains("write back"), "{error}");
+    drop(session);
+
+    let bench = Bench::new(&ALL);
+    let session = bench.frozen(&ALL, long());
+    for at in 0..ALL.len() {
+        assert!(session.thaw(at).unwrap());
+    }
+    session.written().unwrap();
+}
+
+/// To the last block.
+fn fill(folder: &std::path::Path) {
+    use std::io::Write;
+    for (name, piece) in [("fill", 1 << 20), ("more", 4096)] {
+        let mut file = std::fs::File::create(folder.join(name)).unwrap();
+        while file.write_all(&vec![0; piece]).is_ok() {}
+        let _ = file.sync_all();
+    }
+}
+
 #[test]
 fn a_strangers_freeze_is_refused_and_left_alone() {
     let bench = Bench::new(&[Ext4, Ext4]);

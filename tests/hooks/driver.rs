@@ -82,6 +82,10 @@ impl Freeze for NotingFreeze {
         }
         self.inner.thaw(member)
     }
+
+    fn written(&self) -> HostResult<()> {
+        self.inner.written()
+    }
 }
 
 struct Node {

@@ -8,6 +8,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -16,10 +17,10 @@ use nix::errno::Errno;
 
 use super::journal::Own;
 use super::keeper;
-use super::protocol::Ask;
+use super::protocol::{Ask, code};
 use crate::error::{HostCause, HostError, chain};
 use crate::host::freezer::FreezeLimits;
-use crate::host::linux::freeze::Process;
+use crate::host::linux::freeze::{self, Process};
 use crate::host::linux::seqpacket::Channel;
 use crate::host::{Freeze, Result, step};
 
@@ -381,9 +382,41 @@ impl Freeze for Session {
         }
         step("guard_thaw", || self.thaw_one(member))
     }
+
+    fn written(&self) -> Result<()> {
+        step("guard_written", || self.written_back())
+    }
 }
 
 impl Session {
+    /// By our own copies of the descriptors: one open file with the guard's, so that the kernel
+    /// tells what has failed since the guard's last syncfs. Each in a thread, since it may hang.
+    fn written_back(&self) -> Result<()> {
+        let (done, answers) = channel();
+        let members = &self.0.members;
+        for (at, member) in members.iter().enumerate() {
+            let failed = |error| HostError::io("write back", &member.device, &error);
+            let (root, done) = (member.root.try_clone().map_err(failed)?, done.clone());
+            let syncing = thread::Builder::new().name("write-back".into());
+            let synced = syncing.spawn(move || {
+                let errno = code(freeze::sync(root.as_fd()));
+                drop(root);
+                let _ = done.send((at, errno));
+            });
+            synced.map_err(failed)?;
+        }
+        let until = Instant::now() + self.0.limits.sync;
+        for _ in members {
+            let left = until.saturating_duration_since(Instant::now());
+            match answers.recv_timeout(left) {
+                Ok((_, 0)) => {}
+                Ok((at, errno)) => return Err(self.0.error("write back", at, errno)),
+                Err(_) => return Err(self.slow()),
+            }
+        }
+        Ok(())
+    }
+
     /// Names who isn't done.
     fn slow(&self) -> HostError {
         let state = self.0.state();

@@ -256,6 +256,10 @@ impl Freeze for Frozen {
             }
         }
     }
+
+    fn written(&self) -> Result<()> {
+        self.world.host_event("written")
+    }
 }
 
 impl Drop for Frozen {

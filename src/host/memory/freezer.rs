@@ -1,7 +1,7 @@
 //! The simulated machine's own guard: it lives on when the driver's process dies, and thaws.
 //!
 //! Its steps are counted with the effects and go wrong by the same plan ("freeze_journal",
-//! "freeze_sync", "freeze", "thaw"). Time doesn't pass here: a deadline is hit when a test says so
+//! "freeze_sync", "freeze", "thaw", "freeze_written"). Time doesn't pass here: a deadline is hit when a test says so
 //! ([`MemoryHost::pass_deadline`]).
 
 use std::collections::BTreeMap;
@@ -55,6 +55,8 @@ struct Session {
     since: u64,
     until: u64,
     members: Vec<Member>,
+    /// What found no room when freezing wrote back.
+    unwritten: Option<Errno>,
 }
 
 #[derive(Clone, Debug)]
@@ -134,8 +136,11 @@ impl Machine {
             return Err(Errno::EBUSY);
         }
         for number in numbers {
-            let _ = self.write_back(*number);
+            let unwritten = self.write_back(*number).err();
             self.frozen.insert(*number, Froze::Session(id));
+            if let Some(session) = self.guard.sessions.get_mut(&id) {
+                session.unwritten = session.unwritten.or(unwritten);
+            }
         }
         if let Some(session) = self.guard.sessions.get_mut(&id) {
             session.thread = Some(std::thread::current().id());
@@ -221,6 +226,7 @@ impl Freezer for MemoryHost {
                 since: now,
                 until: now + limits.freeze.as_secs(),
                 members: held,
+                unwritten: None,
             };
             machine.guard.sessions.insert(id, session);
             Ok(id)
@@ -326,6 +332,16 @@ impl Freeze for MemoryFreeze {
             };
             let number = *numbers.get(member).ok_or(Errno::EINVAL)?;
             Ok(machine.thaw_member(self.session, number))
+        })
+    }
+
+    fn written(&self) -> Result<()> {
+        self.host.step("freeze_written", |machine| {
+            let session = machine.guard.sessions.get(&self.session);
+            match session.and_then(|session| session.unwritten) {
+                Some(errno) => Err(errno.into()),
+                None => Ok(()),
+            }
         })
     }
 }
