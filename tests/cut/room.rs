@@ -140,6 +140,7 @@ async fn what_does_not_fit_is_refused_before_anybody_is_quiesced_and_leaves_noth
     assert!(!node.scratch.join("starts").exists(), "nobody was quiesced");
     Probe::start(&staging).goes_on();
     node.end(&thick, &staging).await;
+    await_room(client, GIB).await;
 
     let (thin, staging) = staged(&node, "thin", GIB, "ext4", &[]).await;
     let snapshot = client.snapshot("s", &thin, &class).await.unwrap();
@@ -155,6 +156,15 @@ async fn what_does_not_fit_is_refused_before_anybody_is_quiesced_and_leaves_noth
     client.delete_snapshot(&snapshot.snapshot_id).await.unwrap();
     node.end(&thin, &staging).await;
     node.assert_nothing_left();
+}
+
+/// xfs frees the blocks of what was deleted a moment later.
+async fn await_room(client: &super::support::Client, bytes: u64) {
+    let begun = std::time::Instant::now();
+    while client.capacity(&[]).await.unwrap() < bytes {
+        assert!(begun.elapsed().as_secs() < 30, "the room comes back");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
 }
 
 /// What is asked of a driver whose pool fills.
