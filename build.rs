@@ -1,4 +1,5 @@
-//! Generates the CSI messages and services from `proto/csi.proto`, without protoc.
+//! Generates the CSI messages and services from `proto/csi.proto`, and those between router and
+//! agents from `proto/agent.proto`, without protoc.
 //!
 //! prost's derived `Debug` prints secrets. So every message with a field that the interface marks
 //! `csi_secret`, with a `volume_context` (the kubelet may put a token in there) or with
@@ -18,6 +19,7 @@ use std::{env, fs};
 use prost_reflect::{DescriptorPool, FieldDescriptor, MessageDescriptor, Value};
 
 const PROTO: &str = "csi.proto";
+const AGENT_PROTO: &str = "agent.proto";
 const PACKAGE: &str = "csi.v1";
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -48,6 +50,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         out.join("csi.descriptor.bin"),
         compiler.encode_file_descriptor_set(),
     )?;
+
+    let mut agent = protox::Compiler::new(["proto"])?;
+    agent.include_imports(true).open_file(AGENT_PROTO)?;
+    tonic_prost_build::configure()
+        .generate_default_stubs(true)
+        .compile_fds(agent.file_descriptor_set())?;
     Ok(())
 }
 

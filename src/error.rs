@@ -217,6 +217,14 @@ pub enum Error {
         #[source]
         last: std::sync::Arc<Error>,
     },
+    /// What an agent has answered, passed on as it is: its code was chosen for the same caller.
+    #[error("{message}")]
+    Answered {
+        /// The gRPC code.
+        code: i32,
+        /// The agent's sentence.
+        message: String,
+    },
     /// The driver is stopping.
     #[error("the driver is stopping")]
     Stopping,

@@ -1,5 +1,6 @@
 //! Slackwater: a CSI driver for the disks a node already has.
 
+pub mod agent;
 pub mod backend;
 pub mod cli;
 pub mod config;
@@ -13,6 +14,8 @@ pub mod host;
 pub mod model;
 pub mod operation;
 pub mod record;
+pub mod router;
 pub mod server;
 pub mod service;
 pub mod telemetry;
+pub mod tls;

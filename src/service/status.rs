@@ -53,6 +53,7 @@ pub fn code(rpc: Rpc, error: &Error) -> Code {
         // What it was before.
         Error::Paused { last, .. } => self::code(rpc, last),
         Error::Unreachable { .. } | Error::Stopping => Code::Unavailable,
+        Error::Answered { code, .. } => Code::from_i32(*code),
         Error::Unsupported { .. } => Code::Unimplemented,
         // A record that can't be read may be that of a volume which an earlier try of the same
         // call has made, or has staged: its storage is there, so a final code would have it

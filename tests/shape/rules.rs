@@ -16,6 +16,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("error", &[]),
     ("model", &["error"]),
     ("csi", &[]),
+    ("agent", &[]),
+    ("tls", &["error"]),
     ("host", &["model", "error"]),
     ("record", &["host", "model", "error"]),
     ("backend", &["host", "record", "model", "error"]),
@@ -31,9 +33,25 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("telemetry", &["operation", "model", "error"]),
     (
         "service",
-        &["operation", "telemetry", "csi", "model", "error"],
+        &["operation", "telemetry", "agent", "csi", "model", "error"],
     ),
-    ("router", &["cut", "telemetry", "csi", "model", "error"]),
+    // `service` for the table of codes and the parsing of requests, `operation` for what they
+    // parse to.
+    (
+        "router",
+        &[
+            "service",
+            "operation",
+            "cut",
+            "hook",
+            "telemetry",
+            "agent",
+            "tls",
+            "csi",
+            "model",
+            "error",
+        ],
+    ),
     (
         "server",
         &[
@@ -41,6 +59,8 @@ const ARROWS: &[(&str, &[&str])] = &[
             "router",
             "operation",
             "telemetry",
+            "agent",
+            "tls",
             "csi",
             "model",
             "error",
@@ -52,7 +72,7 @@ const ARROWS: &[(&str, &[&str])] = &[
 const WORDS: &[(&[&str], &[&str], &str)] = &[
     (
         &["tonic"],
-        &["service", "router", "server", "csi", "main", "demo"],
+        &["service", "router", "server", "csi", "agent", "main", "demo"],
         "the protocol ends at the edge",
     ),
     (

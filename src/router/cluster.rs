@@ -1,0 +1,98 @@
+//! What the router asks of the cluster that it's in: a seam, so that everything else is proven
+//! without one.
+
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::hook::{Hooks, NoHooks};
+use crate::model::PoolId;
+
+/// Kind of an event's object.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum About {
+    /// A claim, "namespace/name".
+    Claim(String),
+    /// A VolumeSnapshot, "namespace/name".
+    Snapshot(String),
+    /// A VolumeGroupSnapshot, "namespace/name".
+    Group(String),
+    /// A node.
+    Node(String),
+    /// A pool's object.
+    Pool(PoolId),
+}
+
+/// A cluster. Answers come from memory that follows the API server, and may be a moment old.
+#[tonic::async_trait]
+pub trait Cluster: Send + Sync + 'static {
+    /// The node that the scheduler has chosen for a claim, "namespace/name"; none if it hasn't,
+    /// or there is no such claim. An error if it can't be known now.
+    async fn selected_node(&self, claim: &str) -> Result<Option<String>>;
+
+    /// Whether there is a Node object of this name. An error if it can't be known now.
+    async fn has_node(&self, node: &str) -> Result<bool>;
+
+    /// The claim, "namespace/name", of a volume.
+    fn claim_of(&self, volume_id: &str) -> Option<String>;
+
+    /// Whether an administrator has marked a pool as lost.
+    fn is_lost(&self, pool: PoolId) -> bool;
+
+    /// Pools that this cluster has had, whether or not an agent shows them now, with the node and
+    /// home that they were last seen at.
+    fn known_pools(&self) -> Vec<KnownPool>;
+
+    /// Tells people something, by an event on an object. Never fails and never waits.
+    fn tell(&self, about: &About, is_warning: bool, reason: &'static str, message: String);
+
+    /// Hooks of the pods that use volumes.
+    fn hooks(&self) -> Arc<dyn Hooks>;
+}
+
+/// A pool as the cluster remembers it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KnownPool {
+    /// Its id.
+    pub id: PoolId,
+    /// Its name in its agent's configuration.
+    pub name: String,
+    /// The node that showed it last.
+    pub node: String,
+    /// Its topology value.
+    pub home: String,
+    /// Marked as lost.
+    pub lost: bool,
+}
+
+/// No cluster: agents are given by address, nobody is told anything.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoCluster;
+
+#[tonic::async_trait]
+impl Cluster for NoCluster {
+    async fn selected_node(&self, _claim: &str) -> Result<Option<String>> {
+        Ok(None)
+    }
+
+    async fn has_node(&self, _node: &str) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn claim_of(&self, _volume_id: &str) -> Option<String> {
+        None
+    }
+
+    fn is_lost(&self, _pool: PoolId) -> bool {
+        false
+    }
+
+    fn known_pools(&self) -> Vec<KnownPool> {
+        Vec::new()
+    }
+
+    fn tell(&self, _about: &About, _is_warning: bool, _reason: &'static str, _message: String) {}
+
+    fn hooks(&self) -> Arc<dyn Hooks> {
+        Arc::new(NoHooks)
+    }
+}
