@@ -48,13 +48,14 @@ fn name_of(error: &Error) -> &'static str {
         Error::QuiesceFailed { .. } => "Quiesce failed",
         Error::CutLost { .. } => "Cut lost",
         Error::Paused { .. } => "Paused",
+        Error::Answered { .. } => "Answered",
         Error::Stopping => "Stopping",
         Error::Bug { .. } => "Bug",
     }
 }
 
 /// How many names [`name_of`] has.
-const NAMES: usize = 23;
+const NAMES: usize = 24;
 
 const VOLUME: &str = "5f0c...e1.8a27...3d";
 
@@ -218,6 +219,13 @@ fn conditions() -> Vec<Condition> {
                 .into(),
             },
             "The recorded failure, with its own code: callers repeat for ever, and neither the application nor its file system is touched for 1, then 2, 4 ... 30 minutes. Another name is tried at once.",
+        ),
+        of(
+            Error::Answered {
+                code: Code::ResourceExhausted as i32,
+                message: "pool default has 0 bytes available, 1073741824 are needed".into(),
+            },
+            "What the agent of a node has answered to the cluster's router, which passes sentence and code on as they are; here a full pool.",
         ),
         of(
             Error::Stopping,
