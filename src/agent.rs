@@ -5,10 +5,7 @@
 
 pub use generated::*;
 
-#[expect(
-    missing_docs,
-    reason = "generated; proto/agent.proto documents it"
-)]
+#[expect(missing_docs, reason = "generated; proto/agent.proto documents it")]
 #[allow(clippy::all, reason = "generated")]
 mod generated {
     tonic::include_proto!("slackwater.agent.v1");

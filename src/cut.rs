@@ -1,17 +1,21 @@
 //! The consistent cut: one coordinator, participants, and the guard who alone freezes.
 //!
 //! One try is `quiesce -> sync and clone ahead -> freeze -> cut -> thaw -> release -> verdict`.
-//! Who prepares and commits the members' records, and tries again, is `operation`.
+//! Who prepares and commits the members' records is `operation`; across nodes the router
+//! coordinates, with a stream to each agent as its participant.
 
+pub mod barrier;
 pub mod coordinator;
 mod crew;
 mod gate;
 pub mod guard;
+mod halt;
 pub mod local;
 pub mod participant;
 pub mod pause;
 #[cfg(test)]
 mod tests;
+pub mod tries;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,6 +27,9 @@ use crate::hook::{Hooks, NoHooks};
 use crate::host::memory::MemoryHost;
 use crate::host::{Device, FileId, Freezer, Host};
 use crate::model::{FsType, Level, SnapshotParameters};
+
+pub use halt::Halt;
+pub use tries::Try;
 
 /// How a member is used while it's cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,5 +149,9 @@ pub fn attempt(
         parameters,
         targets: &targets,
     };
-    coordinator::run(seams, vec![Box::new(local)], &wish)
+    let means = coordinator::Means {
+        hooks: seams.hooks.as_ref(),
+        now_nanos: &|| seams.host.now_nanos(),
+    };
+    coordinator::run(&means, vec![Box::new(local)], &wish)
 }

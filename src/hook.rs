@@ -34,6 +34,11 @@ pub trait Hooks: Send + Sync + 'static {
     /// most `timeout` in all. On an error ([`crate::error::Error::QuiesceFailed`]) those that had
     /// started are released. A crash of this process ends their stdin, and so releases them too.
     fn quiesce(&self, names: &[String], timeout: Duration) -> Result<Box<dyn Quiesced>>;
+
+    /// How somebody who has none gets one, for the sentence of a refusal.
+    fn how(&self) -> &'static str {
+        "name the volume or its claim in a [[hook]]"
+    }
 }
 
 /// Applications that stand still. Dropping it releases them all.

@@ -30,6 +30,9 @@ pub mod pool_make;
 mod publish;
 pub mod request;
 mod restore;
+mod session;
+mod settle;
+mod share;
 mod snapshot;
 mod snapshot_list;
 mod stage;
@@ -51,9 +54,17 @@ use crate::record::NodeRecord;
 
 pub use cut_counts::CutCounts;
 pub use detach::InFlight;
+pub use group::{same_members, same_request};
 pub use lock::{Key, Locks};
 pub use pool::{Pool, PoolState, PoolStatus};
 pub use request::*;
+pub use session::{BeginShare, Coordinator, ShareAnswer, ShareStep};
+pub use settle::{GroupHere, GroupMember, Verdict};
+pub use share::Kept;
+
+pub use crate::cut::Halt;
+pub use crate::cut::barrier::Used;
+pub use crate::record::SnapshotState;
 
 /// What the operations need to know of the configuration.
 #[derive(Clone, Debug)]

@@ -7,9 +7,9 @@ use std::time::Instant;
 
 use super::crew::{Crew, Job};
 use super::participant::{Participant, Prepared, Readiness, Thawed};
-use super::{CutStats, Outcome, Seams};
+use super::{CutStats, Outcome};
 use crate::error::{Error, Result, chain};
-use crate::hook::{HookTarget, Quiesced};
+use crate::hook::{HookTarget, Hooks, Quiesced};
 use crate::model::{Level, OnQuiesceFailure, SharedVolume, SnapshotParameters};
 
 /// What is to be reached.
@@ -20,6 +20,14 @@ pub struct Wish<'a> {
     pub parameters: &'a SnapshotParameters,
     /// The members that somebody uses, of all participants: whose hooks are run.
     pub targets: &'a [HookTarget],
+}
+
+/// What a coordinator has of its own, wherever its participants are.
+pub struct Means<'a> {
+    /// Who quiesces.
+    pub hooks: &'a dyn Hooks,
+    /// Nanoseconds since 1970.
+    pub now_nanos: &'a dyn Fn() -> u64,
 }
 
 /// What the class and the configured hooks make of the wish.
@@ -55,20 +63,20 @@ type Participants = Crew<Step, Result<Answer>>;
 /// One try. On an error nothing is frozen or quiesced any more, as far as it's in the power of
 /// this process, and what was copied is worthless.
 pub fn run(
-    seams: &Seams,
+    means: &Means<'_>,
     participants: Vec<Box<dyn Participant>>,
     wish: &Wish<'_>,
 ) -> Result<Outcome> {
-    let plan = plan(seams, wish)?;
+    let plan = plan(means.hooks, wish)?;
     let mut crew = Crew::new(participants.into_iter().map(job).collect())?;
     let ready = readiness(&mut crew, plan.level)?;
     judge(&ready, &plan, wish.parameters)?;
 
     let mut stats = CutStats::default();
-    let quiesced = quiesce(seams, &plan, wish.parameters, &mut stats)?;
+    let quiesced = quiesce(means.hooks, &plan, wish.parameters, &mut stats)?;
     // Declared after the sessions, so that a panic, too, thaws first and releases then.
     let mut crew = crew;
-    let cut = stand_still(seams, &mut crew, &ready, &mut stats);
+    let cut = stand_still(means.now_nanos, &mut crew, &ready, &mut stats);
     // Thawed, whatever became of the cut, before anybody is released.
     let crew = cut.is_ok().then_some(crew);
     let (alive, released) = release(quiesced, cut.is_ok(), &mut stats);
@@ -99,7 +107,7 @@ fn job(mut participant: Box<dyn Participant>) -> Job<Step, Result<Answer>> {
 }
 
 /// Which hooks, and which level is left without any.
-fn plan(seams: &Seams, wish: &Wish<'_>) -> Result<Plan> {
+fn plan(hooks: &dyn Hooks, wish: &Wish<'_>) -> Result<Plan> {
     let asked = |level: Level| Plan {
         level,
         hooks: Vec::new(),
@@ -118,15 +126,15 @@ fn plan(seams: &Seams, wish: &Wish<'_>) -> Result<Plan> {
         return Ok(instead(Level::Filesystem, reason.into()));
     }
     let shared = wish.parameters.shared_volume;
-    let hooks = seams.hooks.wanted(wish.targets, shared)?;
-    if !hooks.is_empty() {
+    let wanted = hooks.wanted(wish.targets, shared)?;
+    if !wanted.is_empty() {
         return Ok(Plan {
             level: Level::Application,
-            hooks,
+            hooks: wanted,
             reason: String::new(),
         });
     }
-    let everybody = seams.hooks.wanted(wish.targets, SharedVolume::All)?;
+    let everybody = hooks.wanted(wish.targets, SharedVolume::All)?;
     if !everybody.is_empty() {
         let names = everybody.join(", ");
         let reason = format!("several hooks share a volume, and all are skipped: {names}");
@@ -141,8 +149,11 @@ fn plan(seams: &Seams, wish: &Wish<'_>) -> Result<Plan> {
         )),
         OnQuiesceFailure::Fail => Err(Error::refused(
             volumes,
-            "no hook is configured for it, and the class wants consistency: application; name the \
-             volume or its claim in a [[hook]], or let the class fall back by onQuiesceFailure",
+            format!(
+                "no hook is configured for it, and the class wants consistency: application; {}, \
+                 or let the class fall back by onQuiesceFailure",
+                hooks.how()
+            ),
         )),
     }
 }
@@ -199,7 +210,7 @@ fn judge(ready: &Readiness, plan: &Plan, parameters: &SnapshotParameters) -> Res
 }
 
 fn quiesce(
-    seams: &Seams,
+    hooks: &dyn Hooks,
     plan: &Plan,
     parameters: &SnapshotParameters,
     stats: &mut CutStats,
@@ -208,14 +219,14 @@ fn quiesce(
         return Ok(None);
     }
     let begun = Instant::now();
-    let quiesced = seams.hooks.quiesce(&plan.hooks, parameters.quiesce_timeout);
+    let quiesced = hooks.quiesce(&plan.hooks, parameters.quiesce_timeout);
     stats.quiesce = Some(begun.elapsed());
     quiesced.map(Some)
 }
 
 /// Clones ahead, freezes all, cuts all, thaws all. When it was.
 fn stand_still(
-    seams: &Seams,
+    now_nanos: &dyn Fn() -> u64,
     crew: &mut Participants,
     ready: &Readiness,
     stats: &mut CutStats,
@@ -229,7 +240,7 @@ fn stand_still(
     }
     let begun = Instant::now();
     all(crew, Step::Freeze)?;
-    let cut_at = seams.host.now_nanos();
+    let cut_at = now_nanos();
     let cut = all(crew, Step::Cut);
     stats.freeze = (ready.frozen > 0).then(|| begun.elapsed());
     let mut lost = None;

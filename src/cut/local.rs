@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::crew::{Crew, Job};
 use super::gate::Gate;
 use super::participant::{Participant, Prepared, Readiness, Thawed};
-use super::{Member, Seams, Use};
+use super::{Halt, Member, Seams, Use};
 use crate::error::{Doing, Error, Result, chain};
 use crate::host::freezer::FreezeLimits;
 use crate::host::{Done, Effect, Freeze, FreezeMember, Freezer, Host, MountRoot};
@@ -60,6 +60,7 @@ pub struct Local {
     /// Dropped before `held`, which its lanes share: the last of them thaws.
     lanes: Option<Crew<Step, Result<Thawed>>>,
     held: Option<Arc<dyn Freeze>>,
+    halt: Halt,
 }
 
 /// What the lanes do.
@@ -88,7 +89,15 @@ impl Local {
             roots: Vec::new(),
             lanes: None,
             held: None,
+            halt: Halt::default(),
         }
+    }
+
+    /// With a halt that ends it from another thread.
+    #[must_use]
+    pub fn halted_by(mut self, halt: &Halt) -> Local {
+        self.halt = halt.clone();
+        self
     }
 
     fn of_way(&self, way: Way) -> impl Iterator<Item = (usize, &Member)> {
@@ -143,6 +152,7 @@ impl Local {
         let held = self.freezer.begin(members, self.limits);
         let held: Arc<dyn Freeze> = held.doing(|| "hand volumes to the guard".into())?.into();
         self.held = Some(held.clone());
+        self.halt.watch(&held)?;
         let failed = Arc::new(AtomicBool::new(false));
         let ahead = Arc::new(Gate::new(AHEAD_AT_ONCE));
         let jobs = lanes.into_iter().map(|members| {
@@ -201,6 +211,7 @@ impl Local {
                 roots: Vec::new(),
                 lanes: None,
                 held: None,
+                halt: self.halt.clone(),
             };
             alone.ready(Level::Filesystem)?;
             alone.prepare()?;

@@ -403,7 +403,11 @@ fn no_participant_cuts_before_all_have_frozen() {
             parameters: &application(),
             targets: &[mounted("a").target],
         };
-        let done = coordinator::run(&world.seams(), participants.into(), &wish);
+        let means = coordinator::Means {
+            hooks: &world,
+            now_nanos: &|| fakes::CUT_AT,
+        };
+        let done = coordinator::run(&means, participants.into(), &wish);
         assert_eq!(done.is_err(), fails);
         let log = world.log();
         let first_cut = log.iter().position(|line| line.starts_with("cut"));

@@ -103,4 +103,9 @@ pub trait Freeze: Send + Sync {
     /// failed only afterwards is an error as well: the kernel doesn't tell them apart. Within the
     /// budget of `sync`.
     fn written(&self) -> Result<()>;
+
+    /// Thaws all at once, whatever another thread does with it just now: that ends with an error,
+    /// or with a [`Freeze::thaw`] that says false. It can only be dropped then. Doesn't wait: a
+    /// FIFREEZE that hangs is thawed when it returns.
+    fn give_up(&self);
 }

@@ -35,6 +35,15 @@ impl Level {
     }
 }
 
+impl Level {
+    /// The level of a word in a class.
+    pub fn of_word(word: &str) -> Option<Level> {
+        [Level::Filesystem, Level::Application, Level::Crash]
+            .into_iter()
+            .find(|level| level.word() == word)
+    }
+}
+
 impl fmt::Display for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.word())
@@ -183,9 +192,7 @@ fn bad(key: &str, value: &str, right: &str) -> Error {
 }
 
 fn consistency(value: &str) -> Result<Level, Error> {
-    [Level::Filesystem, Level::Application, Level::Crash]
-        .into_iter()
-        .find(|level| level.word() == value)
+    Level::of_word(value)
         .ok_or_else(|| bad("consistency", value, "filesystem, application or crash"))
 }
 

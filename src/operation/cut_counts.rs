@@ -64,6 +64,29 @@ impl CutCounts {
         self.levels[level as usize].load(Ordering::Relaxed)
     }
 
+    /// Counts one try, and tells what it took.
+    pub fn count(&self, attempt: &Result<Outcome>) {
+        self.add(attempt);
+        let Ok(outcome) = attempt else { return };
+        let ms = |time: Option<Duration>| time.map_or(0, |time| time.as_millis() as u64);
+        let stats = &outcome.stats;
+        if let Some(problem) = &stats.release_problem {
+            tracing::warn!(
+                "the cut is good, but an application was not released as it should be: {problem}"
+            );
+        }
+        tracing::info!(
+            level = %outcome.level,
+            reason = %outcome.reason,
+            freeze_ms = ms(stats.freeze),
+            quiesce_ms = ms(stats.quiesce),
+            sync_ms = ms(Some(stats.sync)),
+            extents_ahead = stats.extents_ahead,
+            extents_within = stats.extents_within,
+            "cut"
+        );
+    }
+
     fn add(&self, attempt: &Result<Outcome>) {
         let add = |counter: &AtomicU64, more: u64| {
             counter.fetch_add(more, Ordering::Relaxed);
@@ -105,28 +128,5 @@ impl Driver {
         Ok(journalled
             .doing(|| "read the journal of freezes".into())?
             .len())
-    }
-
-    /// Counts one try, and tells what it took.
-    pub(super) fn count_cut(&self, attempt: &Result<Outcome>) {
-        self.cuts.add(attempt);
-        let Ok(outcome) = attempt else { return };
-        let ms = |time: Option<Duration>| time.map_or(0, |time| time.as_millis() as u64);
-        let stats = &outcome.stats;
-        if let Some(problem) = &stats.release_problem {
-            tracing::warn!(
-                "the cut is good, but an application was not released as it should be: {problem}"
-            );
-        }
-        tracing::info!(
-            level = %outcome.level,
-            reason = %outcome.reason,
-            freeze_ms = ms(stats.freeze),
-            quiesce_ms = ms(stats.quiesce),
-            sync_ms = ms(Some(stats.sync)),
-            extents_ahead = stats.extents_ahead,
-            extents_within = stats.extents_within,
-            "cut"
-        );
     }
 }

@@ -5,17 +5,18 @@
 //! one meanwhile; between two tries they are free.
 
 use std::path::Path;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::lock::{Guard, Key};
 use super::publish::View;
 use super::{Driver, Pool, usage};
 use crate::backend::Image;
-use crate::cut::pause::Pauses;
-use crate::cut::{self, HookTarget, Member, Outcome, Use};
-use crate::error::{Doing, Error, Result, chain};
-use crate::model::{FsType, Level, OnQuiesceFailure, SnapshotParameters, VolumeId};
+use crate::cut::barrier::Used;
+use crate::cut::tries::{self, Clock};
+use crate::cut::{self, HookTarget, Member, Outcome, Try, Use};
+use crate::error::{Doing, Error, Result};
+use crate::model::{FsType, SnapshotParameters, VolumeId};
 use crate::record::VolumeRecord;
 
 /// How often a stop of the driver is looked for while a retry waits.
@@ -28,14 +29,6 @@ pub(super) struct Source {
     pub(super) pool: Arc<Pool>,
     pub(super) id: VolumeId,
     pub(super) record: VolumeRecord,
-}
-
-/// How a cut is tried now.
-pub(super) struct Try<'a> {
-    /// The level of this try.
-    pub(super) level: Level,
-    /// Why it's lower than what was asked for; empty if it isn't.
-    pub(super) why: &'a str,
 }
 
 impl Driver {
@@ -152,55 +145,15 @@ impl Driver {
         .collect()
     }
 
-    /// Several volumes in use need a moment at which all stand still.
-    pub(super) fn refuse_without_barrier(
-        &self,
-        sources: &[Source],
-        uses: &[Use],
-        level: Level,
-        parameters: &SnapshotParameters,
-    ) -> Result<()> {
-        let used: Vec<_> = sources
-            .iter()
-            .zip(uses)
-            .filter(|(_, in_use)| **in_use != Use::Quiet)
-            .collect();
-        if used.len() < 2 {
-            return Ok(());
-        }
-        let crash = |key: &str| {
-            Err(Error::invalid(
-                format!("parameters.{key}"),
-                "\"crash\" has no moment that several volumes in use share; give filesystem",
-            ))
-        };
-        if level == Level::Crash {
-            return crash("consistency");
-        }
-        if parameters.on_quiesce_failure == OnQuiesceFailure::Degrade(Level::Crash) {
-            return crash("onQuiesceFailure");
-        }
-        match used.iter().find(|(_, in_use)| **in_use == Use::Raw) {
-            None => Ok(()),
-            Some((source, _)) => Err(Error::refused(
-                format!("volume {}", source.text),
-                "it is published as a raw block device, which can't be made to stand still together with other volumes in use; snapshot it alone, or unpublish it first",
-            )),
-        }
-    }
-
     /// Cuts, on prepared copies, with the sources' locks held.
     pub(super) fn cut(
         &self,
-        sources: &[Source],
-        uses: &[Use],
-        copies: &[Image],
+        members: &[Member],
         now: &Try<'_>,
         parameters: &SnapshotParameters,
     ) -> Result<Outcome> {
-        let members = self.members(sources, uses, copies)?;
-        let attempt = cut::attempt(&self.seams, &members, now.level, parameters);
-        self.count_cut(&attempt);
+        let attempt = cut::attempt(&self.seams, members, now.level, parameters);
+        self.cuts.count(&attempt);
         let mut outcome = attempt?;
         if !now.why.is_empty() {
             outcome.reason = now.why.to_string();
@@ -208,62 +161,22 @@ impl Driver {
         Ok(outcome)
     }
 
-    /// Tries a cut as often as its class says, then at the lower level that it allows. A set of
-    /// tries that has failed is remembered under `key`: until its pause is over, a repeat gets
-    /// the same failure, and nobody is disturbed.
+    /// Tries a cut as its class says ([`tries::tries`]).
     pub(super) fn tries<T>(
         &self,
         key: &str,
         parameters: &SnapshotParameters,
-        mut once: impl FnMut(&Try<'_>) -> Result<T>,
+        once: impl FnMut(&Try<'_>) -> Result<T>,
     ) -> Result<T> {
-        self.pauses().check(key, self.host.now())?;
-        let (mut level, mut why) = (parameters.consistency, String::new());
-        let mut failed = 0;
-        loop {
-            let error = match once(&Try { level, why: &why }) {
-                Err(error) if is_failed_try(&error) => error,
-                Err(error) => return Err(error),
-                Ok(done) => {
-                    self.pauses().forget(key);
-                    return Ok(done);
-                }
-            };
-            tracing::warn!(name = key, level = %level, failed = failed + 1, error = %chain(&error), "a try of a cut has failed");
-            match parameters.on_quiesce_failure {
-                _ if failed < parameters.retries => {
-                    failed += 1;
-                    self.wait(parameters.retry_interval)?;
-                }
-                OnQuiesceFailure::Degrade(lower) if lower < level && is_quiesce_failure(&error) => {
-                    why = format!("{level} was asked for: {}", chain(&error));
-                    (level, failed) = (lower, 0);
-                }
-                OnQuiesceFailure::Degrade(_) | OnQuiesceFailure::Fail => {
-                    return self.give_up(key, error);
-                }
-            }
-        }
+        tries::tries(self, &self.pauses, key, parameters, once)
+    }
+}
+
+impl Clock for Driver {
+    fn now(&self) -> u64 {
+        self.host.now()
     }
 
-    /// Remembers a set of tries that has failed; its error, with the pause that it begins.
-    fn give_up<T>(&self, key: &str, error: Error) -> Result<T> {
-        let now = self.host.now();
-        let mut pauses = self.pauses();
-        let last = pauses.failed(key, error, now);
-        pauses.check(key, now)?;
-        Err(Error::Paused {
-            seconds: 0,
-            sets: 1,
-            last,
-        })
-    }
-
-    fn pauses(&self) -> MutexGuard<'_, Pauses> {
-        self.pauses.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Sleeps, unless the driver stops.
     fn wait(&self, time: Duration) -> Result<()> {
         let mut left = time;
         while !left.is_zero() {
@@ -278,11 +191,11 @@ impl Driver {
     }
 }
 
-/// Whether a try was made and lost, so that another may win.
-fn is_failed_try(error: &Error) -> bool {
-    matches!(error, Error::QuiesceFailed { .. } | Error::CutLost { .. })
-}
-
-fn is_quiesce_failure(error: &Error) -> bool {
-    matches!(error, Error::QuiesceFailed { .. })
+/// A member, if somebody uses it.
+pub(super) fn used(member: &Member) -> Option<Used> {
+    (member.in_use != Use::Quiet).then(|| Used {
+        volume_id: member.target.volume_id.clone(),
+        claim: member.target.claim.clone(),
+        raw: member.in_use == Use::Raw,
+    })
 }

@@ -8,18 +8,17 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::cutting::{Source, Try};
+use super::cutting::Source;
 use super::lock::{Guard, Key};
 use super::pool::Owner;
-use super::snapshot::Prepared;
 use super::{CreateGroup, Driver, Group, NamedGroup, Pool};
-use crate::error::{Error, Kind, Mismatch, Result, chain};
+use crate::error::{Error, Kind, Mismatch, Result};
 use crate::model::id::NameKind;
-use crate::model::{GroupId, SnapshotId};
+use crate::model::{GroupId, SnapshotId, SnapshotParameters, VolumeId};
 use crate::record::{GroupMembership, SnapshotRecord, SnapshotState};
 
 /// A member that is there.
-type Member = (Arc<Pool>, SnapshotRecord);
+pub(super) type Member = (Arc<Pool>, SnapshotRecord);
 
 impl Driver {
     /// CreateVolumeGroupSnapshot: all members at one moment, or none. A crash leaves members that
@@ -39,11 +38,13 @@ impl Driver {
             &format!("group {}", request.name),
             &request.parameters,
             |now| {
-                let (locks, sources) = self.lock_sources(ids)?;
-                let mut made = self.try_group(id, request, &sources, now)?;
-                drop(locks);
-                self.commit_snapshots(&mut made)?;
-                Ok(made)
+                let membership = membership(id, &sources(ids)?, &request.parameters);
+                let attempt = self.host.random_uuid();
+                let plan = |source: &Source| {
+                    self.plan_member(source, id, &request.name, &membership, attempt)
+                };
+                let share = self.begin_share(ids, now.level, &request.parameters, plan)?;
+                self.make(share, now, &request.parameters)
             },
         )?;
         let snapshots: Vec<_> = made
@@ -58,43 +59,23 @@ impl Driver {
         })
     }
 
-    fn try_group(
+    /// The record of a new member.
+    pub(super) fn plan_member(
         &self,
-        id: GroupId,
-        request: &CreateGroup,
-        sources: &[Source],
-        now: &Try<'_>,
-    ) -> Result<Vec<Prepared>> {
-        if let Some(source) = sources
-            .iter()
-            .find(|source| !source.pool.backend.shares_blocks())
-        {
-            return Err(super::copying::no_sharing(&source.pool, &source.text));
-        }
-        let uses = self.uses_of(sources)?;
-        let of = |source: &Source| {
-            let name = format!("{id}\n{}", source.id);
-            SnapshotId::of_name(source.pool.id(), NameKind::Member, &name)
-        };
-        let membership = GroupMembership {
-            id: id.0,
-            members: sources
-                .iter()
-                .map(|source| of(source).to_string())
-                .collect(),
-            sources: sources.iter().map(|source| source.id.to_string()).collect(),
-            asked: Some(request.parameters.to_string()),
-        };
-        let attempt = self.host.random_uuid();
-        let records = sources.iter().map(|source| SnapshotRecord {
+        source: &Source,
+        group: GroupId,
+        name: &str,
+        membership: &GroupMembership,
+        attempt: Uuid,
+    ) -> SnapshotRecord {
+        SnapshotRecord {
             group: Some(membership.clone()),
-            ..self.plan_snapshot(source, of(source), &request.name, attempt)
-        });
-        self.make_snapshots(sources, &uses, records.collect(), now, &request.parameters)
+            ..self.plan_snapshot(source, member_of(group, source.id), name, attempt)
+        }
     }
 
     /// Members of a group on the pools that are served.
-    fn members_of(&self, group: Uuid, state: SnapshotState) -> Vec<Member> {
+    pub(super) fn members_of(&self, group: Uuid, state: SnapshotState) -> Vec<Member> {
         let is_member = |record: &SnapshotRecord| {
             record.state == state && record.group.as_ref().is_some_and(|of| of.id == group)
         };
@@ -150,7 +131,15 @@ impl Driver {
         let known = found.first().and_then(|(_, one)| one.group.as_ref());
         let members = known.map(|membership| &membership.members);
         let members = members.into_iter().flatten().chain(&request.snapshot_ids);
-        let group = id.0;
+        self.end_members(id.0, members)
+    }
+
+    /// Deletes members, also those without a record: an earlier try may have left their blocks.
+    pub(super) fn end_members<'a>(
+        &self,
+        group: Uuid,
+        members: impl Iterator<Item = &'a String>,
+    ) -> Result<()> {
         let mut ends = BTreeMap::new();
         for member in members {
             // One on a pool that isn't served now is not gone.
@@ -162,7 +151,6 @@ impl Driver {
             .keys()
             .map(|id| self.locks.acquire(Key::Snapshot(id.uuid)))
             .collect::<Result<_>>()?;
-        // Also those without a record: an earlier try may have left their blocks.
         for (id, pool) in ends {
             let record = pool.backend.snapshot(id.uuid)?;
             if record.is_none_or(|record| record.group.is_some_and(|of| of.id == group)) {
@@ -189,49 +177,34 @@ impl Driver {
         same_members(request, &membership)?;
         self.group(id, &membership, found)
     }
+}
 
-    /// Ends or commits what a crash has left of groups, one after another: at start, and when a
-    /// pool has come back. Groups that are being made are left alone.
-    pub(super) fn settle_groups(&self) {
-        let mut groups = BTreeSet::new();
-        for pool in self.serving() {
-            let records = pool.backend.unready_snapshots();
-            groups.extend(records.into_iter().filter_map(|one| Some(one.group?.id)));
-        }
-        for group in groups {
-            let Ok(_lock) = self.locks.acquire(Key::Group(group)) else {
-                continue;
-            };
-            if let Err(error) = self.settle_group(group) {
-                tracing::error!(%group, error = %chain(&error), "can't settle a group snapshot that a crash has left");
-            }
-        }
-    }
+/// Ids of volumes; of what isn't one there is none.
+fn sources(ids: &[String]) -> Result<Vec<VolumeId>> {
+    let parsed = ids
+        .iter()
+        .map(|id| id.parse().map_err(|_| Error::no_volume(id)));
+    parsed.collect()
+}
 
-    /// Members that are cut follow the first one: committed if it is, by the same try, and
-    /// deleted if not. Nothing is done while the first one's pool isn't served.
-    fn settle_group(&self, group: Uuid) -> Result<()> {
-        for state in [SnapshotState::Cut, SnapshotState::Preparing] {
-            for (pool, mut record) in self.members_of(group, state) {
-                let lead = record.group.as_ref().and_then(|of| of.members.first());
-                let committed = match lead.map(|lead| self.find_snapshot(lead)) {
-                    Some(Ok((_, _, lead))) => {
-                        lead.attempt == record.attempt && state == SnapshotState::Cut
-                    }
-                    Some(Err(Error::NotFound { .. })) | None => false,
-                    Some(Err(error)) => return Err(error),
-                };
-                if committed {
-                    record.state = SnapshotState::Ready;
-                    pool.backend.update_snapshot(&record)?;
-                } else {
-                    pool.backend
-                        .delete_snapshot(record.uuid)
-                        .map_err(Error::unseen)?;
-                }
-            }
-        }
-        Ok(())
+/// The id of a volume's member of a group.
+fn member_of(group: GroupId, source: VolumeId) -> SnapshotId {
+    let name = format!("{group}\n{source}");
+    SnapshotId::of_name(source.pool, NameKind::Member, &name)
+}
+
+/// What each member of a new group is told of it; the same on every node.
+pub(super) fn membership(
+    group: GroupId,
+    sources: &[VolumeId],
+    parameters: &SnapshotParameters,
+) -> GroupMembership {
+    let members = sources.iter().map(|source| member_of(group, *source));
+    GroupMembership {
+        id: group.0,
+        members: members.map(|member| member.to_string()).collect(),
+        sources: sources.iter().map(VolumeId::to_string).collect(),
+        asked: Some(parameters.to_string()),
     }
 }
 
@@ -246,7 +219,7 @@ fn no_membership(id: Uuid) -> GroupMembership {
 }
 
 /// A repeat must ask for the same volumes in the same way.
-fn same_request(request: &CreateGroup, membership: &GroupMembership) -> Result<()> {
+pub fn same_request(request: &CreateGroup, membership: &GroupMembership) -> Result<()> {
     let differs = |field, found: String, wanted: String| {
         Err(Error::Exists {
             kind: Kind::Group,
@@ -271,7 +244,7 @@ fn same_request(request: &CreateGroup, membership: &GroupMembership) -> Result<(
 }
 
 /// Ids that are given must be the members', all of them; none given says nothing.
-fn same_members(request: &NamedGroup, membership: &GroupMembership) -> Result<()> {
+pub fn same_members(request: &NamedGroup, membership: &GroupMembership) -> Result<()> {
     let given: BTreeSet<_> = request.snapshot_ids.iter().collect();
     if given.is_empty() || given == membership.members.iter().collect() {
         return Ok(());

@@ -180,7 +180,8 @@ impl Driver {
             let mut locks = Some(locks);
             self.filled(pool, record, |_| {
                 let copies = [Image::Volume(record.uuid)];
-                self.cut(&sources, &uses, &copies, now, &parameters)?;
+                let members = self.members(&sources, &uses, &copies)?;
+                self.cut(&members, now, &parameters)?;
                 // What follows takes long for thick volumes.
                 drop(locks.take());
                 Ok(())

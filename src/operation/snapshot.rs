@@ -7,18 +7,14 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::capacity::admit_snapshot;
-use super::cutting::{Source, Try};
-use super::detach::CleanUp;
+use super::cutting::Source;
 use super::lock::Key;
 use super::pool::Owner;
 use super::{CreateSnapshot, Driver, Pool, Snapshot};
-use crate::backend::Image;
-use crate::cut::{Outcome, Use};
-use crate::error::{Error, Kind, Mismatch, Result, chain};
+use crate::cut::Use;
+use crate::error::{Error, Kind, Mismatch, Result};
 use crate::model::id::NameKind;
-use crate::model::size::image_bytes;
-use crate::model::{Allocation, GroupId, SnapshotId, VolumeId};
+use crate::model::{GroupId, SnapshotId, VolumeId};
 use crate::record::{SnapshotRecord, SnapshotState};
 
 /// A snapshot that is being made, and its source.
@@ -37,10 +33,7 @@ impl Driver {
             return self.same_source(&pool, &record, request);
         }
         let source = self.source(&request.source_volume_id)?;
-        let home = self.home().to_string();
-        if !request.requisite.is_empty() && !request.requisite.contains(&home) {
-            return Err(Error::ElsewhereOnly { home });
-        }
+        self.check_requisite(&request.requisite)?;
         let id = SnapshotId::of_name(source.pool.id(), NameKind::Snapshot, name);
         let _snapshot = self.locks.acquire(Key::Snapshot(id.uuid))?;
         if !source.pool.backend.shares_blocks() {
@@ -48,20 +41,10 @@ impl Driver {
         }
         let ids = [request.source_volume_id.clone()];
         let made = self.tries(&format!("snapshot {name}"), &request.parameters, |now| {
-            let (locks, sources) = self.lock_sources(&ids)?;
-            let uses = self.uses_of(&sources)?;
-            let Some(source) = sources.first() else {
-                return Err(Error::Bug {
-                    invariant: "one id is one source".into(),
-                });
-            };
-            let record = self.plan_snapshot(source, id, name, self.host.random_uuid());
-            let mut made =
-                self.make_snapshots(&sources, &uses, vec![record], now, &request.parameters)?;
-            // What follows takes long for thick volumes, and doesn't mind what is done to them.
-            drop(locks);
-            self.commit_snapshots(&mut made)?;
-            Ok(made)
+            let attempt = self.host.random_uuid();
+            let plan = |source: &Source| self.plan_snapshot(source, id, name, attempt);
+            let share = self.begin_share(&ids, now.level, &request.parameters, plan)?;
+            self.make(share, now, &request.parameters)
         })?;
         let each = made
             .first()
@@ -69,6 +52,15 @@ impl Driver {
         each.ok_or_else(|| Error::Bug {
             invariant: "one source is one snapshot".into(),
         })
+    }
+
+    /// A snapshot is where its volume is.
+    pub(super) fn check_requisite(&self, requisite: &[String]) -> Result<()> {
+        let home = self.home().to_string();
+        match requisite.is_empty() || requisite.contains(&home) {
+            true => Ok(()),
+            false => Err(Error::ElsewhereOnly { home }),
+        }
     }
 
     /// The answer to a repeat, unless it's of another volume.
@@ -132,118 +124,11 @@ impl Driver {
         }
     }
 
-    /// One try: prepares the snapshots, cuts them together, and makes them durable; not committed.
-    /// On an error none is left.
-    pub(super) fn make_snapshots(
-        &self,
-        sources: &[Source],
-        uses: &[Use],
-        records: Vec<SnapshotRecord>,
-        now: &Try<'_>,
-        parameters: &crate::model::SnapshotParameters,
-    ) -> Result<Vec<Prepared>> {
-        self.refuse_without_barrier(sources, uses, now.level, parameters)?;
-        let mut made: Vec<Prepared> = Vec::new();
-        for (source, record) in sources.iter().zip(records) {
-            let prepared = self.prepare_snapshot(&source.pool, &record);
-            if let Err(first) = prepared {
-                return Err(self.undo_snapshots(&made, first));
-            }
-            let pool = source.pool.clone();
-            made.push(Prepared { pool, record });
-        }
-        let copies: Vec<_> = made
-            .iter()
-            .map(|one| Image::Snapshot(one.record.uuid))
-            .collect();
-        let cut = self
-            .cut(sources, uses, &copies, now, parameters)
-            .and_then(|outcome| self.keep_cut(&mut made, &outcome));
-        match cut {
-            Ok(()) => Ok(made),
-            Err(first) => Err(self.undo_snapshots(&made, first)),
-        }
-    }
-
-    fn prepare_snapshot(&self, pool: &Pool, record: &SnapshotRecord) -> Result<()> {
-        // One that an earlier try has left, whose clean-up failed: it was never answered.
-        pool.backend
-            .delete_snapshot(record.uuid)
-            .map_err(Error::unseen)?;
-        pool.backend
-            .prepare_snapshot(record, &|space| admit_snapshot(pool, space, record))
-    }
-
-    /// Makes what was cut durable, image first. A single one stays `preparing` until it's
-    /// committed; members of a group are `cut` from now on.
-    fn keep_cut(&self, made: &mut [Prepared], outcome: &Outcome) -> Result<()> {
-        for one in made {
-            one.pool.backend.sync_snapshot(one.record.uuid)?;
-            one.record.cut_at = outcome.cut_at;
-            one.record.level = outcome.level;
-            one.record.reason = outcome.reason.clone();
-            if one.record.group.is_some() {
-                one.record.state = SnapshotState::Cut;
-                one.pool.backend.update_snapshot(&one.record)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Commits: the first one's record decides for a group, so that after a crash the others are
-    /// rolled forward with it, or all back. On an error before that none is left.
-    pub(super) fn commit_snapshots(&self, made: &mut [Prepared]) -> Result<()> {
-        let unshared = made.iter().try_for_each(|one| self.unshare_source(one));
-        let first = unshared.and_then(|()| match made.first_mut() {
-            Some(first) => ready(first),
-            None => Ok(()),
-        });
-        if let Err(first) = first {
-            return Err(self.undo_snapshots(made, first));
-        }
-        // From here on it's committed: what fails is finished by a repeat or the next start.
-        made.iter_mut().skip(1).try_for_each(|one| {
-            ready(one).map_err(|first| Error::Undo {
-                first: Box::new(first),
-                undo: "a member of the group is not committed yet".into(),
-            })
-        })
-    }
-
-    /// A thick volume has blocks of its own again before its snapshot is answered, so that it
-    /// takes every write on a full pool. It may be used, grown and even deleted meanwhile.
-    fn unshare_source(&self, one: &Prepared) -> Result<()> {
-        if one.record.allocation != Allocation::Thick {
-            return Ok(());
-        }
-        match one.pool.backend.volume(one.record.source)? {
-            Some(volume) if volume.incarnation == one.record.source_incarnation => {
-                let image = Image::Volume(volume.uuid);
-                one.pool.backend.unshare(image, image_bytes(volume.size))
-            }
-            Some(_) | None => Ok(()),
-        }
-    }
-
-    /// Deletes what a failed try has made.
-    pub(super) fn undo_snapshots(&self, made: &[Prepared], first: Error) -> Error {
-        let _clean_up = CleanUp::after(&first);
-        // The first one decides about its group: if it can't be deleted it may be committed, and
-        // the others are to follow it.
-        let undone = made
-            .iter()
-            .try_for_each(|one| one.pool.backend.delete_snapshot(one.record.uuid));
-        match undone {
-            Ok(()) => first,
-            Err(undo) => Error::Undo {
-                first: Box::new(first),
-                undo: chain(&undo),
-            },
-        }
-    }
-
     /// The snapshot of a name, wherever on this machine it is.
-    fn find_snapshot_name(&self, name: &str) -> Result<Option<(Arc<Pool>, SnapshotRecord)>> {
+    pub(super) fn find_snapshot_name(
+        &self,
+        name: &str,
+    ) -> Result<Option<(Arc<Pool>, SnapshotRecord)>> {
         for pool in self.serving() {
             let id = SnapshotId::of_name(pool.id(), NameKind::Snapshot, name);
             if let Some(record) = pool
@@ -321,10 +206,4 @@ impl Driver {
             home: self.home(),
         }
     }
-}
-
-/// Commits one.
-fn ready(one: &mut Prepared) -> Result<()> {
-    one.record.state = SnapshotState::Ready;
-    one.pool.backend.update_snapshot(&one.record)
 }

@@ -86,6 +86,10 @@ impl Freeze for NotingFreeze {
     fn written(&self) -> HostResult<()> {
         self.inner.written()
     }
+
+    fn give_up(&self) {
+        self.inner.give_up();
+    }
 }
 
 struct Node {

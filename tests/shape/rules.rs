@@ -72,7 +72,9 @@ const ARROWS: &[(&str, &[&str])] = &[
 const WORDS: &[(&[&str], &[&str], &str)] = &[
     (
         &["tonic"],
-        &["service", "router", "server", "csi", "agent", "main", "demo"],
+        &[
+            "service", "router", "server", "csi", "agent", "main", "demo",
+        ],
         "the protocol ends at the edge",
     ),
     (

@@ -386,6 +386,15 @@ impl Freeze for Session {
     fn written(&self) -> Result<()> {
         step("guard_written", || self.written_back())
     }
+
+    fn give_up(&self) {
+        // Who waits for the guard waits no longer; the keeper goes on until all is thawed.
+        self.0.state().lost = true;
+        self.0.tell();
+        if self.0.ask("end", Ask::End).is_err() {
+            self.0.channel.finish();
+        }
+    }
 }
 
 impl Session {

@@ -260,15 +260,19 @@ impl Freeze for Frozen {
     fn written(&self) -> Result<()> {
         self.world.host_event("written")
     }
-}
 
-impl Drop for Frozen {
-    fn drop(&mut self) {
+    fn give_up(&self) {
         self.world.state(|state| {
             for name in &self.names {
                 state.frozen.remove(name);
             }
         });
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        self.give_up();
     }
 }
 

@@ -344,15 +344,19 @@ impl Freeze for MemoryFreeze {
             }
         })
     }
-}
 
-impl Drop for MemoryFreeze {
-    fn drop(&mut self) {
+    fn give_up(&self) {
         let mut machine = self.host.lock();
         if machine.is_alive(self.host.process) {
             machine.end_session(self.session);
             machine.settle();
         }
+    }
+}
+
+impl Drop for MemoryFreeze {
+    fn drop(&mut self) {
+        self.give_up();
     }
 }
 

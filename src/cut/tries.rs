@@ -1,0 +1,202 @@
+//! The tries of a cut: as often as its class says, then at the lower level that it allows, then
+//! not again for a while. Of one node and of a cluster alike.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::pause::Pauses;
+use crate::error::{Error, Result, chain};
+use crate::model::{Level, OnQuiesceFailure, SnapshotParameters};
+
+/// How a cut is tried now.
+pub struct Try<'a> {
+    /// The level of this try.
+    pub level: Level,
+    /// Why it's lower than what was asked for; empty if it isn't.
+    pub why: &'a str,
+}
+
+/// Time, for whoever tries.
+pub trait Clock {
+    /// Seconds since 1970.
+    fn now(&self) -> u64;
+    /// Sleeps. [`Error::Stopping`] if the program is to stop meanwhile.
+    fn wait(&self, time: Duration) -> Result<()>;
+}
+
+/// Tries as often as the class says, then at the lower level that it allows. A set of tries that
+/// has failed is remembered under `key`: until its pause is over, a repeat gets the same failure
+/// as [`Error::Paused`], and nobody is disturbed. Other errors than those of a try end it at once.
+pub fn tries<T>(
+    clock: &dyn Clock,
+    pauses: &Mutex<Pauses>,
+    key: &str,
+    parameters: &SnapshotParameters,
+    mut once: impl FnMut(&Try<'_>) -> Result<T>,
+) -> Result<T> {
+    locked(pauses).check(key, clock.now())?;
+    let (mut level, mut why) = (parameters.consistency, String::new());
+    let mut failed = 0;
+    loop {
+        let error = match once(&Try { level, why: &why }) {
+            Err(error) if is_failed_try(&error) => error,
+            Err(error) => return Err(error),
+            Ok(done) => {
+                locked(pauses).forget(key);
+                return Ok(done);
+            }
+        };
+        tracing::warn!(name = key, level = %level, failed = failed + 1, error = %chain(&error), "a try of a cut has failed");
+        match parameters.on_quiesce_failure {
+            _ if failed < parameters.retries => {
+                failed += 1;
+                clock.wait(parameters.retry_interval)?;
+            }
+            OnQuiesceFailure::Degrade(lower) if lower < level && is_quiesce_failure(&error) => {
+                why = format!("{level} was asked for: {}", chain(&error));
+                (level, failed) = (lower, 0);
+            }
+            OnQuiesceFailure::Degrade(_) | OnQuiesceFailure::Fail => {
+                return give_up(clock, pauses, key, error);
+            }
+        }
+    }
+}
+
+/// Remembers a set of tries that has failed; its error, with the pause that it begins.
+fn give_up<T>(clock: &dyn Clock, pauses: &Mutex<Pauses>, key: &str, error: Error) -> Result<T> {
+    let now = clock.now();
+    let mut pauses = locked(pauses);
+    let last = pauses.failed(key, error, now);
+    pauses.check(key, now)?;
+    Err(Error::Paused {
+        seconds: 0,
+        sets: 1,
+        last,
+    })
+}
+
+fn locked(pauses: &Mutex<Pauses>) -> MutexGuard<'_, Pauses> {
+    pauses.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether a try was made and lost, so that another may win.
+fn is_failed_try(error: &Error) -> bool {
+    matches!(error, Error::QuiesceFailed { .. } | Error::CutLost { .. })
+}
+
+fn is_quiesce_failure(error: &Error) -> bool {
+    matches!(error, Error::QuiesceFailed { .. })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Nobody waits for it.
+    #[derive(Default)]
+    struct Hand(Cell<u64>);
+
+    impl Clock for Hand {
+        fn now(&self) -> u64 {
+            self.0.get()
+        }
+
+        fn wait(&self, time: Duration) -> Result<()> {
+            self.0.set(self.0.get() + time.as_secs());
+            Ok(())
+        }
+    }
+
+    fn failed(kind: &str) -> Error {
+        match kind {
+            "lost" => Error::CutLost {
+                reason: "planned".into(),
+            },
+            "quiesce" => Error::QuiesceFailed {
+                hook: "db".into(),
+                reason: "planned".into(),
+            },
+            _ => Error::Stopping,
+        }
+    }
+
+    fn class(on_quiesce_failure: OnQuiesceFailure) -> SnapshotParameters {
+        SnapshotParameters {
+            consistency: Level::Application,
+            on_quiesce_failure,
+            ..SnapshotParameters::default()
+        }
+    }
+
+    /// Tries that all fail in one way: their levels, and the end.
+    fn all_fail(parameters: &SnapshotParameters, kind: &str) -> (Vec<Level>, Error, u64) {
+        let (clock, pauses) = (Hand::default(), Mutex::default());
+        let mut levels = Vec::new();
+        let done = tries::<()>(&clock, &pauses, "group g", parameters, |now| {
+            levels.push(now.level);
+            Err(failed(kind))
+        });
+        (levels, done.unwrap_err(), clock.now())
+    }
+
+    #[test]
+    fn tries_are_as_many_as_the_class_says_at_each_level_that_it_allows() {
+        let (app, fs) = (Level::Application, Level::Filesystem);
+        let (levels, error, took) = all_fail(&class(OnQuiesceFailure::Fail), "quiesce");
+        assert_eq!(levels, [app; 3]);
+        assert!(matches!(error, Error::Paused { sets: 1, .. }), "{error:?}");
+        assert_eq!(took, 10, "two intervals of 5 s");
+        let degrade = class(OnQuiesceFailure::Degrade(fs));
+        let (levels, ..) = all_fail(&degrade, "quiesce");
+        assert_eq!(levels, [app, app, app, fs, fs, fs]);
+        let (levels, ..) = all_fail(&degrade, "lost");
+        assert_eq!(levels, [app; 3], "a lower level freezes as well");
+        let (levels, error, _) = all_fail(&degrade, "other");
+        assert_eq!(levels, [app]);
+        assert!(matches!(error, Error::Stopping), "no pause: {error:?}");
+    }
+
+    #[test]
+    fn a_name_that_has_failed_is_left_alone_for_a_while_and_a_success_forgets_it() {
+        let (clock, pauses) = (Hand::default(), Mutex::default());
+        let parameters = class(OnQuiesceFailure::Fail);
+        let asked = Cell::new(0);
+        let call = |works: bool| {
+            tries(&clock, &pauses, "group g", &parameters, |now| {
+                asked.set(asked.get() + 1);
+                match works {
+                    true => Ok(now.why.to_string()),
+                    false => Err(failed("lost")),
+                }
+            })
+        };
+        assert!(call(false).is_err());
+        assert_eq!(asked.get(), 3);
+        let error = call(true).unwrap_err();
+        assert!(matches!(error, Error::Paused { .. }), "{error:?}");
+        assert_eq!(asked.get(), 3, "nobody was disturbed");
+        clock.wait(Duration::from_secs(60)).unwrap();
+        assert_eq!(call(true).unwrap(), "");
+        assert!(call(true).is_ok(), "forgotten");
+    }
+
+    #[test]
+    fn what_is_reached_instead_says_why() {
+        let (clock, pauses) = (Hand::default(), Mutex::default());
+        let parameters = class(OnQuiesceFailure::Degrade(Level::Filesystem));
+        let done = tries(&clock, &pauses, "group g", &parameters, |now| {
+            match now.level {
+                Level::Application => Err(failed("quiesce")),
+                Level::Filesystem | Level::Crash => Ok(now.why.to_string()),
+            }
+        });
+        let why = done.unwrap();
+        assert!(
+            why.starts_with("application was asked for: hook db"),
+            "{why}"
+        );
+    }
+}

@@ -1,0 +1,249 @@
+//! A share that is driven from outside: the agent's end of a cut across nodes.
+//!
+//! Steps come one at a time, each once and in order. When they end before the commit, whatever
+//! the reason, everything is thawed and what was made is deleted; but for members of a group that
+//! were kept where another node decides: these are in doubt until somebody settles them.
+
+use uuid::Uuid;
+
+use super::Driver;
+use super::cutting::Source;
+use super::group::membership;
+use super::lock::{Guard, Key};
+use super::share::{Kept, Share};
+use crate::cut::Halt;
+use crate::cut::barrier::Used;
+use crate::cut::local::Local;
+use crate::cut::participant::{Participant, Prepared, Readiness, Thawed};
+use crate::error::{Error, Result};
+use crate::model::id::NameKind;
+use crate::model::{GroupId, Level, SnapshotId, SnapshotParameters, VolumeId};
+use crate::record::SnapshotState;
+
+/// What a share begins with.
+#[derive(Clone, Debug)]
+pub struct BeginShare {
+    /// Request name of the snapshot or group.
+    pub name: String,
+    /// `None` for a single snapshot.
+    pub group: Option<GroupId>,
+    /// This try.
+    pub attempt: Uuid,
+    /// The class.
+    pub parameters: SnapshotParameters,
+    /// This node's volumes, each once; one for a single snapshot.
+    pub volume_ids: Vec<String>,
+    /// All of the group, in the order of its request.
+    pub all_volumes: Vec<VolumeId>,
+    /// Of this try.
+    pub level: Level,
+    /// As in [`super::CreateSnapshot::requisite`].
+    pub requisite: Vec<String>,
+}
+
+/// A step, after the beginning.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ShareStep {
+    /// [`Participant::ready`].
+    Ready(Level),
+    /// [`Participant::prepare`].
+    Prepare,
+    /// [`Participant::freeze`].
+    Freeze,
+    /// [`Participant::cut`].
+    Cut,
+    /// [`Participant::written`].
+    Written,
+    /// Makes it durable, not committed.
+    Keep(Kept),
+    /// Commits.
+    Commit,
+}
+
+/// The answer to a step that was done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ShareAnswer {
+    /// The members are prepared; those that somebody uses.
+    Begun(Vec<Used>),
+    /// Nothing is to be cut, and it's over: CreateSnapshot alone answers, by the snapshot that
+    /// there is or by a copy.
+    Plain,
+    /// To `ready`.
+    Ready(Readiness),
+    /// To `prepare`.
+    Prepared(Prepared),
+    /// To `freeze`.
+    Frozen,
+    /// To `cut`.
+    Thawed(Thawed),
+    /// To `written`.
+    Written,
+    /// To `keep`.
+    Kept,
+    /// To `commit`.
+    Committed,
+}
+
+/// Whoever drives a share.
+pub trait Coordinator {
+    /// The next step; `None` once none will come.
+    fn next(&mut self) -> Option<ShareStep>;
+    /// Is told an answer. One that has gone shows by the next step.
+    fn tell(&mut self, answer: ShareAnswer);
+}
+
+impl Driver {
+    /// Serves a share to its end. `halt` thaws it from another thread, once the coordinator is
+    /// known to have gone.
+    ///
+    /// On an error nothing is frozen, and nothing is left (or it's [`Error::Undo`]). A crash of
+    /// this process leaves what the end of the steps at this point would, once it's started again.
+    pub fn serve_share(
+        &self,
+        begin: &BeginShare,
+        halt: &Halt,
+        coordinator: &mut dyn Coordinator,
+    ) -> Result<()> {
+        let _name = match begin.group {
+            Some(group) => self.lock_group(group)?,
+            None => match self.lock_single(begin)? {
+                Some(locks) => locks,
+                None => {
+                    coordinator.tell(ShareAnswer::Plain);
+                    return Ok(());
+                }
+            },
+        };
+        let whole = begin
+            .group
+            .map(|group| membership(group, &begin.all_volumes, &begin.parameters));
+        let plan = |source: &Source| match (begin.group, &whole) {
+            (Some(group), Some(whole)) => {
+                self.plan_member(source, group, &begin.name, whole, begin.attempt)
+            }
+            _ => {
+                let id = SnapshotId::of_name(source.id.pool, NameKind::Snapshot, &begin.name);
+                self.plan_snapshot(source, id, &begin.name, begin.attempt)
+            }
+        };
+        let parameters = &begin.parameters;
+        let mut share = self.begin_share(&begin.volume_ids, begin.level, parameters, plan)?;
+        coordinator.tell(ShareAnswer::Begun(share.used()));
+
+        let local = Local::new(&self.seams, &share.members, parameters).halted_by(halt);
+        match stand_still(Box::new(local), coordinator) {
+            Ok(Some(kept)) => self.end_share(&mut share, &kept, coordinator),
+            Ok(None) => self.undone(&share),
+            Err(first) => Err(self.undo_share(&share, first)),
+        }
+    }
+
+    /// Of a group that has nothing here yet. What is in doubt, or committed by another try, must
+    /// be seen by whoever coordinates before it's begun again.
+    fn lock_group(&self, group: GroupId) -> Result<Vec<Guard>> {
+        let lock = self.locks.acquire(Key::Group(group.0))?;
+        let states = [SnapshotState::Ready, SnapshotState::Cut];
+        let mut found = states
+            .into_iter()
+            .flat_map(|state| self.members_of(group.0, state));
+        match found.next() {
+            None => Ok(vec![lock]),
+            Some(_) => Err(Error::Pending {
+                what: format!("group snapshot {group}, of which an earlier call has left members,"),
+            }),
+        }
+    }
+
+    /// Of a single snapshot; `None` where there is nothing to cut.
+    fn lock_single(&self, begin: &BeginShare) -> Result<Option<Vec<Guard>>> {
+        let name = &begin.name;
+        let by_name = self.locks.acquire(Key::SnapshotName(name.clone()))?;
+        let [volume_id] = begin.volume_ids.as_slice() else {
+            return Err(Error::invalid(
+                "source_volume_ids",
+                "must be one volume where there is no group_id",
+            ));
+        };
+        if self.find_snapshot_name(name)?.is_some() {
+            return Ok(None);
+        }
+        let source = self.source(volume_id)?;
+        self.check_requisite(&begin.requisite)?;
+        if !source.pool.backend.shares_blocks() {
+            return Ok(None);
+        }
+        let id = SnapshotId::of_name(source.pool.id(), NameKind::Snapshot, name);
+        Ok(Some(vec![
+            by_name,
+            self.locks.acquire(Key::Snapshot(id.uuid))?,
+        ]))
+    }
+
+    /// From a cut that is proven good to its commit.
+    fn end_share(
+        &self,
+        share: &mut Share,
+        kept: &Kept,
+        coordinator: &mut dyn Coordinator,
+    ) -> Result<()> {
+        if let Err(first) = self.keep_share(share, kept) {
+            return Err(self.undo_share(share, first));
+        }
+        coordinator.tell(ShareAnswer::Kept);
+        match coordinator.next() {
+            Some(ShareStep::Commit) => {
+                self.commit_share(share)?;
+                coordinator.tell(ShareAnswer::Committed);
+                Ok(())
+            }
+            // Nobody else can commit it any more.
+            None if share.decides() => self.undone(share),
+            None => Ok(()),
+            Some(_) if share.decides() => Err(self.undo_share(share, out_of_order())),
+            Some(_) => Err(out_of_order()),
+        }
+    }
+
+    /// Deletes what was made, because the steps have ended.
+    fn undone(&self, share: &Share) -> Result<()> {
+        match self.undo_share(share, Error::Stopping) {
+            Error::Stopping => Ok(()),
+            undo => Err(undo),
+        }
+    }
+}
+
+/// The steps of a cut, one at a time, until it's to be kept; `None` if they end before. Nothing is
+/// frozen afterwards.
+fn stand_still(
+    mut local: Box<dyn Participant>,
+    coordinator: &mut dyn Coordinator,
+) -> Result<Option<Kept>> {
+    for at in 0.. {
+        let answer = match (at, coordinator.next()) {
+            (_, None) => return Ok(None),
+            (0, Some(ShareStep::Ready(level))) => ShareAnswer::Ready(local.ready(level)?),
+            (1, Some(ShareStep::Prepare)) => ShareAnswer::Prepared(local.prepare()?),
+            (2, Some(ShareStep::Freeze)) => {
+                local.freeze()?;
+                ShareAnswer::Frozen
+            }
+            (3, Some(ShareStep::Cut)) => ShareAnswer::Thawed(local.cut()?),
+            (4, Some(ShareStep::Written)) => {
+                local.written()?;
+                ShareAnswer::Written
+            }
+            (5, Some(ShareStep::Keep(kept))) => return Ok(Some(kept)),
+            (_, Some(_)) => return Err(out_of_order()),
+        };
+        coordinator.tell(answer);
+    }
+    Ok(None)
+}
+
+fn out_of_order() -> Error {
+    Error::invalid(
+        "step",
+        "is out of order: begin, ready, prepare, freeze, cut, written, keep, commit",
+    )
+}

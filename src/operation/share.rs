@@ -1,0 +1,234 @@
+//! One node's share in one try of a cut: its members prepared, kept, committed, or undone.
+//!
+//! A try takes the locks of all its volumes, so that nobody stages, publishes, grows or deletes
+//! one meanwhile. What a share has made is in no list until it's committed. In role `all` the one
+//! share is cut by this process; in a cluster the router coordinates several, each driven by a
+//! stream ([`super::session`]).
+
+use super::Driver;
+use super::capacity::admit_snapshot;
+use super::copying::no_sharing;
+use super::cutting::{Source, used};
+use super::detach::CleanUp;
+use super::lock::Guard;
+use super::snapshot::Prepared;
+use crate::backend::Image;
+use crate::cut::barrier::{self, Used};
+use crate::cut::{Member, Outcome, Try};
+use crate::error::{Error, Result, chain};
+use crate::model::size::image_bytes;
+use crate::model::{Allocation, Level, SnapshotId, SnapshotParameters};
+use crate::record::{SnapshotRecord, SnapshotState};
+
+/// Members of one node and one try. Their volumes are locked until all are kept.
+pub(super) struct Share {
+    pub(super) made: Vec<Prepared>,
+    pub(super) members: Vec<Member>,
+    locks: Vec<Guard>,
+}
+
+/// What is known of a cut that was proven good: the same for all its members.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// Nanoseconds since 1970.
+    pub cut_at: u64,
+    /// What it reached.
+    pub level: Level,
+    /// Why not more.
+    pub reason: String,
+}
+
+impl From<Outcome> for Kept {
+    fn from(outcome: Outcome) -> Kept {
+        Kept {
+            cut_at: outcome.cut_at,
+            level: outcome.level,
+            reason: outcome.reason,
+        }
+    }
+}
+
+impl Share {
+    /// Its members that somebody uses.
+    pub(super) fn used(&self) -> Vec<Used> {
+        self.members.iter().filter_map(used).collect()
+    }
+
+    /// The one that decides about all others: of a group its first member, which may be another
+    /// node's.
+    fn lead(&self) -> Option<usize> {
+        let leads = |one: &Prepared| match &one.record.group {
+            None => true,
+            Some(group) => {
+                let pool = one.pool.id();
+                let uuid = one.record.uuid;
+                group.members.first() == Some(&SnapshotId { pool, uuid }.to_string())
+            }
+        };
+        self.made.iter().position(leads)
+    }
+
+    /// Whether this node alone decides whether the try is committed.
+    pub(super) fn decides(&self) -> bool {
+        self.lead().is_some()
+    }
+}
+
+impl Driver {
+    /// Locks the volumes, and prepares a member of each, as `plan` has it. On an error nothing is
+    /// left, or it's [`Error::Undo`]; a crash leaves members that the next start ends.
+    pub(super) fn begin_share(
+        &self,
+        volume_ids: &[String],
+        level: Level,
+        parameters: &SnapshotParameters,
+        plan: impl Fn(&Source) -> SnapshotRecord,
+    ) -> Result<Share> {
+        let (locks, sources) = self.lock_sources(volume_ids)?;
+        let copies = |source: &&Source| !source.pool.backend.shares_blocks();
+        if let Some(source) = sources.iter().find(copies) {
+            return Err(no_sharing(&source.pool, &source.text));
+        }
+        let uses = self.uses_of(&sources)?;
+        let mut share = Share {
+            made: Vec::new(),
+            members: Vec::new(),
+            locks,
+        };
+        let planned: Vec<SnapshotRecord> = sources.iter().map(plan).collect();
+        let copies: Vec<Image> = planned
+            .iter()
+            .map(|one| Image::Snapshot(one.uuid))
+            .collect();
+        // What an earlier try has left is ended after this look.
+        let members = self.members(&sources, &uses, &copies);
+        share.members = members.map_err(Error::unseen)?;
+        barrier::refuse_without(&share.used(), level, parameters)?;
+        for (source, record) in sources.iter().zip(planned) {
+            if let Err(first) = self.prepare_snapshot(&source.pool, &record) {
+                return Err(self.undo_share(&share, first));
+            }
+            let pool = source.pool.clone();
+            share.made.push(Prepared { pool, record });
+        }
+        Ok(share)
+    }
+
+    fn prepare_snapshot(&self, pool: &super::Pool, record: &SnapshotRecord) -> Result<()> {
+        // One that an earlier try has left, whose clean-up failed: it was never answered.
+        pool.backend
+            .delete_snapshot(record.uuid)
+            .map_err(Error::unseen)?;
+        pool.backend
+            .prepare_snapshot(record, &|space| admit_snapshot(pool, space, record))
+    }
+
+    /// The rest of a try of which this process has all members: cut, kept, committed. On an error
+    /// none is left, or it's [`Error::Undo`].
+    pub(super) fn make(
+        &self,
+        mut share: Share,
+        now: &Try<'_>,
+        parameters: &SnapshotParameters,
+    ) -> Result<Vec<Prepared>> {
+        let cut = self.cut(&share.members, now, parameters);
+        let kept = cut.and_then(|outcome| self.keep_share(&mut share, &outcome.into()));
+        if let Err(first) = kept {
+            return Err(self.undo_share(&share, first));
+        }
+        self.commit_share(&mut share)?;
+        Ok(share.made)
+    }
+
+    /// Makes what was cut durable, image first, and gives the volumes back. A single one stays
+    /// `preparing` until it's committed; members of a group are `cut` from now on. After an error
+    /// the caller undoes it.
+    pub(super) fn keep_share(&self, share: &mut Share, kept: &Kept) -> Result<()> {
+        for one in &mut share.made {
+            one.pool.backend.sync_snapshot(one.record.uuid)?;
+            one.record.cut_at = kept.cut_at;
+            one.record.level = kept.level;
+            one.record.reason = kept.reason.clone();
+            if one.record.group.is_some() {
+                one.record.state = SnapshotState::Cut;
+                one.pool.backend.update_snapshot(&one.record)?;
+            }
+        }
+        // What follows takes long for thick volumes, and doesn't mind what is done to them.
+        share.locks.clear();
+        share
+            .made
+            .iter()
+            .try_for_each(|one| self.unshare_source(one))
+    }
+
+    /// Commits: the first member's record decides for a group, so that after a crash the others
+    /// are rolled forward with it, or all back. On an error before that none of this node is left.
+    pub(super) fn commit_share(&self, share: &mut Share) -> Result<()> {
+        let lead = share.lead();
+        if let Some(one) = lead.and_then(|at| share.made.get_mut(at))
+            && let Err(first) = ready(one)
+        {
+            return Err(self.undo_share(share, first));
+        }
+        // It's committed: what fails is finished by a repeat or the next start.
+        let others = share.made.iter_mut().enumerate();
+        let mut others = others.filter(|(at, _)| Some(*at) != lead);
+        others.try_for_each(|(_, one)| {
+            ready(one).map_err(|first| Error::Undo {
+                first: Box::new(first),
+                undo: "a member of the group is not committed yet".into(),
+            })
+        })
+    }
+
+    /// A thick volume has blocks of its own again before its snapshot is answered, so that it
+    /// takes every write on a full pool. It may be used, grown and even deleted meanwhile.
+    fn unshare_source(&self, one: &Prepared) -> Result<()> {
+        if one.record.allocation != Allocation::Thick {
+            return Ok(());
+        }
+        match one.pool.backend.volume(one.record.source)? {
+            Some(volume) if volume.incarnation == one.record.source_incarnation => {
+                let image = Image::Volume(volume.uuid);
+                one.pool.backend.unshare(image, image_bytes(volume.size))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Deletes what a try has made.
+    pub(super) fn undo_share(&self, share: &Share, first: Error) -> Error {
+        // The first one decides about its group: if it can't be deleted it may be committed, and
+        // the others are to follow it.
+        let lead = share.lead();
+        let leads = lead.and_then(|at| share.made.get(at)).into_iter();
+        let others = share.made.iter().enumerate();
+        let others = others.filter(|(at, _)| Some(*at) != lead);
+        self.undo_snapshots(leads.chain(others.map(|(_, one)| one)), first)
+    }
+
+    /// Deletes snapshots that were made in vain, in this order.
+    pub(super) fn undo_snapshots<'a>(
+        &self,
+        made: impl IntoIterator<Item = &'a Prepared>,
+        first: Error,
+    ) -> Error {
+        let _clean_up = CleanUp::after(&first);
+        let mut made = made.into_iter();
+        let undone = made.try_for_each(|one| one.pool.backend.delete_snapshot(one.record.uuid));
+        match undone {
+            Ok(()) => first,
+            Err(undo) => Error::Undo {
+                first: Box::new(first),
+                undo: chain(&undo),
+            },
+        }
+    }
+}
+
+/// Commits one.
+fn ready(one: &mut Prepared) -> Result<()> {
+    one.record.state = SnapshotState::Ready;
+    one.pool.backend.update_snapshot(&one.record)
+}
