@@ -1,6 +1,22 @@
-# The driver's image: docker build -t slackwater .
+# The driver's image.
+#
+#   docker build -t slackwater .                            builds the program too
+#   docker build -t slackwater --target prebuilt -f Dockerfile target/release
+#                                                           takes the one that cargo has built
 ARG BUILD_IMAGE=docker.io/library/rust:1.95-slim-trixie
 ARG BASE_IMAGE=docker.io/library/debian:trixie-slim
+
+# What it starts, and nothing else: mkfs.ext4, mkfs.xfs, mkfs.btrfs, and blkid of util-linux.
+FROM ${BASE_IMAGE} AS base
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends e2fsprogs xfsprogs btrfs-progs util-linux \
+    && rm -rf /var/lib/apt/lists/*
+ENTRYPOINT ["/usr/local/bin/slackwater"]
+CMD ["serve"]
+
+# The base must be as new as what the program was linked with.
+FROM base AS prebuilt
+COPY slackwater /usr/local/bin/slackwater
 
 FROM ${BUILD_IMAGE} AS build
 WORKDIR /src
@@ -9,11 +25,5 @@ COPY proto proto
 COPY src src
 RUN cargo build --release --locked --bin slackwater
 
-# What it starts, and nothing else: mkfs.ext4, mkfs.xfs, mkfs.btrfs, and blkid of util-linux.
-FROM ${BASE_IMAGE}
-RUN apt-get update \
-    && apt-get install --yes --no-install-recommends e2fsprogs xfsprogs btrfs-progs util-linux \
-    && rm -rf /var/lib/apt/lists/*
+FROM base
 COPY --from=build /src/target/release/slackwater /usr/local/bin/slackwater
-ENTRYPOINT ["/usr/local/bin/slackwater"]
-CMD ["serve"]

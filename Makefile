@@ -84,6 +84,33 @@ bench: ## Measure it, beside the same system calls by hand (docs/performance.md)
 	@deploy/deps bench
 	$(CARGO) bench --locked $(RUNNER) --bench calls --bench cuts --bench rest --bench io
 
+.PHONY: image
+image: ## The driver's image as an archive, target/slackwater-image.tar (root; no Docker needed)
+	$(CARGO) build --release --locked
+	@$(AS_ROOT) deploy/image/build
+
+NODES := 2
+.PHONY: cluster
+cluster: image ## A Kubernetes of NODES=2 nodes on this machine, with the driver installed (root; the first build takes half an hour)
+	@$(AS_ROOT) tests/cluster/up --nodes $(NODES) >/dev/null
+	@$(AS_ROOT) tests/cluster/install
+	@$(AS_ROOT) tests/cluster/up --say
+
+.PHONY: cluster-down
+cluster-down: ## End that Kubernetes, and remove all of it but the cache of builds
+	@$(AS_ROOT) tests/cluster/down
+
+.PHONY: e2e
+e2e: ## End-to-end tests in the cluster of `make cluster` (SUITES="lifecycle groups")
+	@$(AS_ROOT) tests/e2e/run $(SUITES)
+
+.PHONY: e2e-if-warm
+e2e-if-warm: # for `make test`: on one node, and only where the cluster is built already
+	@if tests/cluster/build --is-warm; then \
+		$(MAKE) cluster NODES=1 && { code=0; $(AS_ROOT) tests/e2e/run lifecycle groups 2>&1 | tee $(LOGS)/e2e.log || code=$$?; \
+		$(MAKE) cluster-down; exit $$code; }; \
+	else echo "end-to-end tests are left out: no cluster is built here (make cluster, half an hour; then this runs them)" | tee $(LOGS)/e2e.log; fi
+
 .PHONY: fmt
 fmt: ## Format the sources
 	$(CARGO) fmt

@@ -1,0 +1,97 @@
+{{/* Names of objects begin with this. */}}
+{{- define "slackwater.name" -}}
+{{- if contains "slackwater" .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}{{ else }}{{ printf "%s-slackwater" .Release.Name | trunc 40 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{- define "slackwater.selector" -}}
+app.kubernetes.io/name: slackwater
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "slackwater.labels" -}}
+{{ include "slackwater.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{- define "slackwater.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{/* Service account of the pods that have the sidecars. */}}
+{{- define "slackwater.controllerAccount" -}}
+{{ include "slackwater.name" . }}-{{ ternary "node" "controller" .Values.singleNode }}
+{{- end }}
+
+{{/* "true" or nothing: whether snapshots, groups are on. */}}
+{{- define "slackwater.snapshots" -}}
+{{- if or (eq (toString .Values.snapshots) "true") (and (eq (toString .Values.snapshots) "auto") (.Capabilities.APIVersions.Has "snapshot.storage.k8s.io/v1")) }}true{{ end }}
+{{- end }}
+{{- define "slackwater.groups" -}}
+{{- if include "slackwater.snapshots" . }}
+{{- if or (eq (toString .Values.groupSnapshots) "true") (and (eq (toString .Values.groupSnapshots) "auto") (include "slackwater.groupsVersion" .)) }}true{{ end }}
+{{- end }}
+{{- end }}
+{{/* The newest version of the groups' CRDs that the cluster has. */}}
+{{- define "slackwater.groupsVersion" -}}
+{{- $found := "" }}
+{{- range list "v1beta1" "v1beta2" "v1" }}
+{{- if $.Capabilities.APIVersions.Has (printf "groupsnapshot.storage.k8s.io/%s" .) }}{{ $found = . }}{{ end }}
+{{- end }}{{ $found }}
+{{- end }}
+
+{{/* A container that needs nothing but its socket. */}}
+{{- define "slackwater.confined" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{/* Arguments that driver and router share. */}}
+{{- define "slackwater.arguments" -}}
+- --driver-name={{ .Values.driverName }}
+- --log-format={{ .Values.logFormat }}
+- --metrics-address={{ .Values.metrics.address }}:{{ .Values.metrics.port }}
+{{- with .Values.alpha }}
+- --alpha={{ join "," . }}
+{{- end }}
+{{- end }}
+
+{{/* One pool as the driver's argument. */}}
+{{- define "slackwater.pool" -}}
+{{ .name }}=file:{{ .path }}{{ if .init }},init{{ end }}{{ with .image }},image={{ . }}{{ end }}{{ with .overcommit }}{{ if ne (toString .) "1" }},overcommit={{ . }}{{ end }}{{ end }}
+{{- end }}
+
+{{/* The stock sidecars beside a socket: of the router, or of the one node. */}}
+{{- define "slackwater.sidecars" -}}
+{{- $common := list "--csi-address=/csi/csi.sock" "--leader-election" "--leader-election-namespace=$(NAMESPACE)" (printf "--v=%v" .Values.sidecars.verbosity) }}
+{{- $sidecars := list (dict "name" "provisioner" "args" (list "--strict-topology=false" "--immediate-topology=true" "--enable-capacity" (printf "--capacity-ownerref-level=%d" (ternary 1 2 .Values.singleNode)) "--capacity-threads=4" "--extra-create-metadata" "--timeout=60s")) }}
+{{- if .Values.csiDriver.attach }}
+{{- $sidecars = append $sidecars (dict "name" "attacher" "args" (list "--timeout=60s")) }}
+{{- end }}
+{{- $sidecars = append $sidecars (dict "name" "resizer" "args" (list "--timeout=60s" "--handle-volume-inuse-error=false")) }}
+{{- if include "slackwater.snapshots" . }}
+{{- $args := list "--timeout=180s" "--retry-interval-max=1m" "--extra-create-metadata" }}
+{{- if include "slackwater.groups" . }}{{ $args = append $args "--feature-gates=CSIVolumeGroupSnapshot=true" }}{{ end }}
+{{- $sidecars = append $sidecars (dict "name" "snapshotter" "args" $args) }}
+{{- end }}
+{{- range $sidecars }}
+- name: {{ .name }}
+  image: {{ (index $.Values.sidecars .name).image }}
+  imagePullPolicy: {{ $.Values.image.pullPolicy }}
+  args:
+    {{- range concat $common .args }}
+    - {{ . }}
+    {{- end }}
+  env:
+    - {name: NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
+    - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+    - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+  securityContext: {{- include "slackwater.confined" $ | nindent 4 }}
+  resources: {{- toYaml $.Values.sidecars.resources | nindent 4 }}
+  volumeMounts:
+    - {name: socket, mountPath: /csi}
+{{- end }}
+{{- end }}

@@ -1,0 +1,88 @@
+# Group snapshots, and hooks in pods.
+# shellcheck shell=bash
+
+group() { # NAME LABEL_VALUE [CLASS]
+    apply <<END
+apiVersion: groupsnapshot.storage.k8s.io/$(groups_version)
+kind: VolumeGroupSnapshot
+metadata: {name: $1}
+spec: {volumeGroupSnapshotClassName: ${3:-slackwater}, source: {selector: {matchLabels: {set: $2}}}}
+END
+    until_field "volumegroupsnapshot/$1" .status.readyToUse true
+}
+groups_version() { kubectl api-versions | sed -n 's/^groupsnapshot.storage.k8s.io.//p' | sort | tail -1; }
+
+# Restores each member of a group: of claim X a claim restored-X.
+restore_members() { # GROUP SIZE CLAIM...
+    local of=$1 size=$2 name snap
+    shift 2
+    for name; do
+        snap=$(members "$of" | awk -v claim="$name" '$2 == claim {print $1}')
+        [ -n "$snap" ] || fail "no member of $of is of $name: $(members "$of")" || return 1
+        claim "restored-$name" "$size" "$(get "pvc/$name" .spec.storageClassName)" "VolumeSnapshot/$snap"
+    done
+}
+# The members of a group: name, claim, time.
+members() {
+    k get volumesnapshots -o "jsonpath={range .items[?(@.status.volumeGroupSnapshotName==\"$1\")]}{.metadata.name} {.spec.source.persistentVolumeClaimName} {.status.creationTime}{\"\\n\"}{end}"
+}
+
+# All members of one instant: one writer wrote each number to a, then to b; so b never has one that
+# a lacks, and each log has no gap.
+in_order() { # POD FILE_A FILE_B
+    local a b
+    a=$(inside "$1" "tail -n 1 $2") b=$(inside "$1" "tail -n 1 $3")
+    for file in "$2" "$3"; do
+        inside "$1" "awk 'NR != \$1 {print \"line\", NR, \"is\", \$1; exit 1}' $file" || fail "$file has a gap" || return 1
+    done
+    [ "$a" -gt 10 ] || fail "only $a writes in the cut" || return 1
+    [ "$a" = "$b" ] || [ "$a" = $((b + 1)) ] || fail "a has $a, b has $b: not one instant" || return 1
+    note "the cut has writes 1 to $a in a, 1 to $b in b"
+}
+
+test_a_group_on_one_node_under_load() {
+    LABELS='set: one' claim a 200Mi
+    LABELS='set: one' claim b 200Mi
+    pod writer -c 'i=0; while :; do i=$((i+1)); echo $i >> /a/log; echo $i >> /b/log; done' a:/a b:/b
+    ready pod/writer
+    local round
+    for round in 1 2 3; do
+        group "group-$round" one
+        note "level: $(k get events --field-selector "involvedObject.name=group-$round" -o jsonpath='{.items[*].message}')"
+    done
+    restore_members group-2 200Mi a b
+    pod reader restored-a:/a restored-b:/b
+    ready pod/reader
+    in_order reader /a/log /b/log
+    is "creation times of the members" "$(members group-2 | awk '{print $3}' | sort -u | wc -l)" 1
+    gone volumegroupsnapshot --all
+    is "members after their group" "$(k get volumesnapshots -o name | wc -l)" 0
+}
+
+test_a_group_across_two_nodes_under_load() {
+    [ "$(nodes)" -ge 2 ] || { note "one node alone"; exit 77; }
+    LABELS='set: two' claim a 200Mi
+    LABELS='set: two' claim b 200Mi
+    # b's pod writes what a's pod sends, and answers; a's pod then sends the next.
+    pod far -n node-2 -c 'nc -lk -p 7000 -e sh -c "while read i; do echo \$i >> /b/log; echo \$i; done"' b:/b
+    ready pod/far
+    local ip
+    ip=$(get pod/far .status.podIP)
+    pod near -n node-1 -c "mkfifo /tmp/to /tmp/from; nc $ip 7000 < /tmp/to > /tmp/from & exec 3> /tmp/to 4< /tmp/from; i=0; while :; do i=\$((i+1)); echo \$i >> /a/log; echo \$i >&3; read j <&4 || exit; done" a:/a
+    ready pod/near
+    eventually 30 inside far '[ $(wc -l < /b/log) -gt 20 ]'
+    local round
+    for round in 1 2 3; do group "group-$round" two; done
+    restore_members group-3 200Mi a b
+    pod reader-a -n node-1 restored-a:/a
+    pod reader-b -n node-2 restored-b:/b
+    ready pod/reader-a pod/reader-b
+    local a b
+    a=$(inside reader-a 'tail -n 1 /a/log') b=$(inside reader-b 'tail -n 1 /b/log')
+    [ "$a" -gt 10 ] || fail "only $a writes in the cut" || return 1
+    [ "$a" = "$b" ] || [ "$a" = $((b + 1)) ] || fail "a has $a, b has $b: not one instant" || return 1
+    inside reader-a "awk 'NR != \$1 {exit 1}' /a/log" && inside reader-b "awk 'NR != \$1 {exit 1}' /b/log" || fail "a gap" || return 1
+    note "the cut has writes 1 to $a on node-1, 1 to $b on node-2"
+    # Both still write: nothing stayed frozen.
+    eventually 30 inside far "[ \$(wc -l < /b/log) -gt $((b + 20)) ]"
+}

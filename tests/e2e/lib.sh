@@ -1,0 +1,172 @@
+# Words that the tests share; sourced, not run. Nothing here decides what is right: tests do, with
+# `is`, `has` and the exit codes of kubectl.
+# shellcheck shell=bash
+set -euo pipefail
+
+E2E=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+CLUSTER=$E2E/../cluster
+LOGS=${E2E_LOGS:-$E2E/../../target/e2e-logs}
+CACHE=${CLUSTER_CACHE:-$HOME/.cache/slackwater-cluster}
+STATE=${CLUSTER_STATE:-$CACHE/state}
+export KUBECONFIG=${KUBECONFIG:-$STATE/kubeconfig} PATH=$CACHE/bin:$PATH:/usr/sbin:/sbin
+DRIVER=csi.slackwater.dev
+SYSTEM=slackwater # the namespace of the driver's pods
+# So long something may take that ends by itself; only what hangs needs it.
+WAIT=${E2E_WAIT:-180s}
+
+note() { printf '       %s\n' "$*"; }
+fail() { printf '       FAILED: %s\n' "$*"; return 1; }
+
+# is WHAT GOT EXPECTED
+is() {
+    [ "$2" = "$3" ] || fail "$1 is '$2', expected '$3'" || return 1
+    note "$1: $2"
+}
+# has WHAT TEXT PART
+has() {
+    [[ $2 == *"$3"* ]] || fail "$1 is '$2', expected '...$3...'" || return 1
+    note "$1: ...$3..."
+}
+# eventually SECONDS COMMAND...: until it succeeds
+eventually() {
+    local end=$((SECONDS + $1))
+    shift
+    until "$@" >/dev/null 2>&1; do
+        [ "$SECONDS" -lt "$end" ] || { "$@"; return; }
+        sleep 1
+    done
+}
+
+k() { kubectl --namespace "$NS" "$@"; }
+apply() { k apply -f - >/dev/null; }
+get() { k get "$1" -o "jsonpath={$2}"; }
+ready() { k wait --for=condition=Ready --timeout="$WAIT" "$@" >/dev/null; }
+gone() { k delete --wait --timeout="$WAIT" "$@" >/dev/null; }
+until_field() { k wait --for="jsonpath={$2}=$3" --timeout="$WAIT" "$1" >/dev/null; } # OBJECT FIELD VALUE
+inside() { k exec "$1" -- sh -c "$2"; } # POD SCRIPT
+nodes() { kubectl get nodes -o name | wc -l; }
+pool_of() { node "$1" sh -c "ls /var/lib/slackwater/pool/$2" 2>/dev/null; }
+# node N COMMAND...: in the namespaces of a node
+node() { "$CLUSTER/node" exec "$@"; }
+number_of() { echo "${1##*-}"; } # node-2 -> 2
+node_of() { get "pod/$1" .spec.nodeName; }
+
+# claim NAME SIZE [CLASS] [SOURCE_KIND/NAME]; labels in LABELS, modes in ACCESS and MODE
+claim() {
+    local source=
+    case ${4:-} in
+    VolumeSnapshot/*) source="dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: ${4#*/}}" ;;
+    PersistentVolumeClaim/*) source="dataSource: {kind: PersistentVolumeClaim, name: ${4#*/}}" ;;
+    esac
+    apply <<END
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: $1, labels: {${LABELS:-e2e: "yes"}}}
+spec:
+  storageClassName: ${3:-slackwater}
+  accessModes: [${ACCESS:-ReadWriteOnce}]
+  volumeMode: ${MODE:-Filesystem}
+  resources: {requests: {storage: $2}}
+  $source
+END
+}
+
+# pod NAME [-n NODE] [-c COMMAND] CLAIM:/PATH...: a path below /dev is a raw block volume. The text
+# in ANNOTATIONS becomes the pod's.
+pod() {
+    local name=$1 select='' command='sleep 100000' mounts='' devices='' volumes='' n=0
+    shift
+    while [ $# -gt 0 ]; do
+        case $1 in
+        -n) select="nodeSelector: {kubernetes.io/hostname: $2}"; shift ;;
+        -c) command=$2; shift ;;
+        *:/dev/*) devices+="{name: v$n, devicePath: ${1#*:}}, " ;;
+        *) mounts+="{name: v$n, mountPath: ${1#*:}}, " ;;
+        esac
+        case $1 in *:/*) volumes+="{name: v$n, persistentVolumeClaim: {claimName: ${1%%:*}}}, "; n=$((n + 1)) ;; esac
+        shift
+    done
+    apply <<END
+apiVersion: v1
+kind: Pod
+metadata: {name: $name, annotations: {${ANNOTATIONS:-}}}
+spec:
+  terminationGracePeriodSeconds: 1
+  $select
+  containers:
+  - name: main
+    image: docker.io/library/busybox:1.35.0
+    command: [sh, -c, "trap exit TERM; ($(sed 's/[\\"]/\\&/g' <<<"$command")) & wait"]
+    volumeMounts: [${mounts%, }]
+    volumeDevices: [${devices%, }]
+  volumes: [${volumes%, }]
+END
+}
+
+# class NAME KEY VALUE...: a StorageClass; deleted by the run's end
+class() {
+    local name=$1 parameters=''
+    shift
+    while [ $# -gt 0 ]; do parameters+="$1: \"$2\", "; shift 2; done
+    kubectl apply -f - >/dev/null <<END
+apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata: {name: $name, labels: {slackwater-e2e: "yes"}}
+provisioner: $DRIVER
+allowVolumeExpansion: true
+volumeBindingMode: WaitForFirstConsumer
+parameters: {${parameters%, }}
+END
+}
+
+# snapshot NAME CLAIM: made, and ready
+snapshot() {
+    apply <<END
+apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshot
+metadata: {name: $1}
+spec: {volumeSnapshotClassName: slackwater, source: {persistentVolumeClaimName: $2}}
+END
+    until_field "volumesnapshot/$1" .status.readyToUse true
+}
+
+# Nothing of the driver's is left: objects, records, files, devices, freezes.
+nothing_left() {
+    eventually 120 no_objects || return 1
+    local n
+    for n in $("$CLUSTER/node" list | awk '$3 != "stopped" {print $1}'); do
+        eventually 60 bare "$(number_of "$n")" || return 1
+    done
+    note "no PersistentVolume, VolumeSnapshotContent, VolumeAttachment; no file on any pool, no loop device on one, nothing journalled as frozen"
+}
+no_objects() {
+    local left
+    left=$(kubectl get pv,volumesnapshotcontents,volumegroupsnapshotcontents,volumeattachments -o name 2>/dev/null) || return 1
+    [ -z "$left" ] || fail "left: $left"
+}
+bare() {
+    local left
+    left=$(node "$1" sh -c '
+        cd /var/lib/slackwater/pool && find volumes snapshots trash -mindepth 1 2>/dev/null
+        own=$(stat -c %d .)
+        losetup --noheadings --raw --output NAME,BACK-FILE | grep " /var/lib/slackwater/pool/" || true
+        find /run/slackwater/state/freezes -type f 2>/dev/null || true')
+    [ -z "$left" ] || fail "left on node $1: $left"
+}
+
+# What a person would look at, into a folder: after a failure.
+collect() {
+    local into=$1 n pod
+    mkdir -p "$into"
+    kubectl get pods,pvc,volumesnapshots,volumegroupsnapshots,events -A -o wide >"$into/objects.txt" 2>&1 || :
+    kubectl get pv,volumesnapshotcontents,volumegroupsnapshotcontents,volumeattachments,csinodes,nodes,csistoragecapacities,pools -A -o yaml >"$into/objects.yaml" 2>&1 || :
+    kubectl -n "$NS" describe pods,pvc,volumesnapshots,volumegroupsnapshots >"$into/describe.txt" 2>&1 || :
+    for pod in $(kubectl -n $SYSTEM get pods -o name); do
+        kubectl -n $SYSTEM logs "$pod" --all-containers --prefix --tail=3000 >"$into/${pod#pod/}.log" 2>&1 || :
+        kubectl -n $SYSTEM logs "$pod" --all-containers --prefix --previous --tail=500 >"$into/${pod#pod/}.previous.log" 2>/dev/null || :
+    done
+    for n in $("$CLUSTER/node" list | awk '$3 != "stopped" {print $1}'); do
+        node "$(number_of "$n")" sh -c 'losetup --list; cat /proc/self/mountinfo; find /var/lib/slackwater' >"$into/$n.txt" 2>&1 || :
+    done
+    note "logs: $into"
+}
