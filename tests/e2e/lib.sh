@@ -80,10 +80,15 @@ pod() {
         case $1 in
         -n) select="nodeSelector: {kubernetes.io/hostname: $2}"; shift ;;
         -c) command=$2; shift ;;
-        *:/dev/*) devices+="{name: v$n, devicePath: ${1#*:}}, " ;;
-        *) mounts+="{name: v$n, mountPath: ${1#*:}}, " ;;
+        *)
+            case $1 in
+            *:/dev/*) devices+="{name: v$n, devicePath: ${1#*:}}, " ;;
+            *) mounts+="{name: v$n, mountPath: ${1#*:}}, " ;;
+            esac
+            volumes+="{name: v$n, persistentVolumeClaim: {claimName: ${1%%:*}}}, "
+            n=$((n + 1))
+            ;;
         esac
-        case $1 in *:/*) volumes+="{name: v$n, persistentVolumeClaim: {claimName: ${1%%:*}}}, "; n=$((n + 1)) ;; esac
         shift
     done
     apply <<END

@@ -1,0 +1,176 @@
+//! The chart renders to what was looked at, refuses what isn't a value, and gives containers no right
+//! that the page on installation doesn't name. Rendering needs helm: on the path, or in the cache of
+//! tests/cluster. Without it only what needs no rendering is looked at, and said.
+
+#![allow(clippy::disallowed_methods, reason = "a test starts programs")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn chart() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/chart")
+}
+
+fn read(file: &str) -> String {
+    let path = chart().join(file);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// `helm`, if this machine has it.
+fn helm(words: &[&str]) -> Option<Output> {
+    let home = std::env::var("HOME").unwrap_or_default();
+    let cached = format!("{home}/.cache/slackwater-cluster/bin/helm");
+    let program = ["helm", &cached]
+        .into_iter()
+        .find(|program| Command::new(program).arg("version").output().is_ok())?;
+    Some(Command::new(program).args(words).output().expect("helm starts"))
+}
+
+/// What the chart renders to with these words.
+fn rendered(words: &[&str]) -> Option<Output> {
+    let chart = chart().to_string_lossy().into_owned();
+    let snapshots = [
+        "snapshot.storage.k8s.io/v1",
+        "groupsnapshot.storage.k8s.io/v1beta2",
+    ];
+    let mut all = vec!["template", "slackwater", &chart, "--namespace", "slackwater"];
+    for version in &snapshots {
+        all.extend(["--api-versions", version]);
+    }
+    all.extend(words);
+    helm(&all)
+}
+
+/// Cases: a name and the words.
+const CASES: [(&str, &[&str]); 3] = [
+    ("defaults", &[]),
+    ("single_node", &["--set", "singleNode=true"]),
+    (
+        "everything",
+        &[
+            "--set=hooks.namespaces={shop,bank}",
+            "--set=metrics.serviceMonitor.create=true",
+            "--set=metrics.prometheusRule.create=true",
+            "--set=pools[0].name=fast,pools[0].path=/disks/fast,pools[0].image=20Gi,pools[0].overcommit=2,pools[0].init=true",
+            "--set=csiDriver.attach=false",
+            "--set=alpha={health,get-volume}",
+            "--set=storageClass.parameters.csi\\.storage\\.k8s\\.io/fstype=xfs",
+        ],
+    ),
+];
+
+#[test]
+fn the_chart_renders_to_what_was_looked_at() {
+    for (name, words) in CASES {
+        let Some(output) = rendered(words) else {
+            eprintln!("left out: there is no helm here");
+            return;
+        };
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{name}: {error}");
+        let text = String::from_utf8(output.stdout).expect("text");
+        insta::assert_snapshot!(name, text);
+    }
+}
+
+#[test]
+fn a_key_that_is_no_value_is_refused() {
+    for words in [
+        ["--set", "storageclass.name=x"],
+        ["--set", "pools[0].path=relative"],
+        ["--set", "node.agentPort=0"],
+    ] {
+        let Some(output) = rendered(&words) else {
+            eprintln!("left out: there is no helm here");
+            return;
+        };
+        assert!(!output.status.success(), "{words:?} is taken");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(error.contains("schema"), "{words:?}: {error}");
+    }
+}
+
+/// Keys of values.yaml with what stands before them: an indented key belongs to the one above.
+fn values() -> Vec<(String, bool)> {
+    let mut path: Vec<(usize, String)> = Vec::new();
+    let mut explained = false;
+    let mut found = Vec::new();
+    for line in read("values.yaml").lines() {
+        let text = line.trim_start();
+        if text.starts_with('#') {
+            explained = true;
+            continue;
+        }
+        let indent = line.len() - text.len();
+        let key: String = text.chars().take_while(|c| c.is_alphanumeric()).collect();
+        if !key.is_empty() && text[key.len()..].starts_with(':') {
+            path.retain(|(other, _)| *other < indent);
+            path.push((indent, key));
+            let names: Vec<_> = path.iter().map(|(_, key)| key.as_str()).collect();
+            found.push((names.join("."), explained));
+        }
+        explained = false;
+    }
+    found
+}
+
+#[test]
+fn every_group_of_values_is_explained_and_known_to_the_schema() {
+    let schema = read("values.schema.json");
+    let schema: serde_json::Value = serde_json::from_str(&schema).expect("JSON");
+    let known = schema["properties"].as_object().expect("properties");
+    let mut tops = BTreeSet::new();
+    let mut unexplained = Vec::new();
+    for (path, explained) in values() {
+        let top = path.split('.').next().expect("a first").to_string();
+        if !path.contains('.') && !explained {
+            unexplained.push(path);
+        }
+        tops.insert(top);
+    }
+    assert!(tops.len() > 15, "the values are found: {tops:?}");
+    assert!(unexplained.is_empty(), "without a sentence: {unexplained:?}");
+    for top in &tops {
+        assert!(known.contains_key(top), "{top} isn't in values.schema.json");
+    }
+    for key in known.keys().filter(|key| *key != "global") {
+        assert!(tops.contains(key), "{key} isn't in values.yaml");
+    }
+}
+
+/// Who is privileged, by the name of the container.
+#[test]
+fn only_the_driver_and_its_guard_are_privileged() {
+    for (name, words) in CASES {
+        let Some(output) = rendered(words) else {
+            eprintln!("left out: there is no helm here");
+            return;
+        };
+        let text = String::from_utf8(output.stdout).expect("text");
+        let mut container = "";
+        let mut privileged = BTreeSet::new();
+        let mut confined = BTreeSet::new();
+        let mut all = BTreeSet::new();
+        for line in text.lines() {
+            let trimmed = line.trim_start();
+            if let Some(found) = trimmed.strip_prefix("- name: ") {
+                container = found;
+            }
+            if trimmed.starts_with("image: ") {
+                all.insert(container);
+            }
+            if trimmed.contains("privileged: true") {
+                privileged.insert(container);
+                assert!(trimmed.contains("readOnlyRootFilesystem: true"), "{name}: {container}");
+            }
+            if trimmed.contains("capabilities: {drop: [ALL]}") {
+                confined.insert(container);
+            }
+        }
+        assert_eq!(privileged, BTreeSet::from(["driver", "guard"]), "{name}");
+        assert_eq!(&all - &privileged, confined, "{name}");
+        assert!(all.len() >= 7, "{name}: {all:?}");
+    }
+}
