@@ -201,6 +201,8 @@ fn about_the_program(text: &str) -> String {
     let others = [
         "cargo ",
         "docker ",
+        "helm ",
+        "kubectl ",
         "apt-get ",
         "systemctl ",
         "losetup ",

@@ -3,7 +3,7 @@
 set -euo pipefail
 
 LAB=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-CACHE=${CLUSTER_CACHE:-$HOME/.cache/slackwater-cluster}# what was built: reused
+CACHE=${CLUSTER_CACHE:-$HOME/.cache/slackwater-cluster}  # what was built: used again
 STATE=${CLUSTER_STATE:-$CACHE/state}              # the running cluster: removed by down
 NET=${CLUSTER_NET:-10.199.0}                      # first three bytes of the nodes' /24
 POD_NET=${CLUSTER_POD_NET:-10.244}                # pods of node N: $POD_NET.N.0/24
