@@ -25,7 +25,12 @@ fn helm(words: &[&str]) -> Option<Output> {
     let program = ["helm", &cached]
         .into_iter()
         .find(|program| Command::new(program).arg("version").output().is_ok())?;
-    Some(Command::new(program).args(words).output().expect("helm starts"))
+    Some(
+        Command::new(program)
+            .args(words)
+            .output()
+            .expect("helm starts"),
+    )
 }
 
 /// What the chart renders to with these words.
@@ -35,7 +40,13 @@ fn rendered(words: &[&str]) -> Option<Output> {
         "snapshot.storage.k8s.io/v1",
         "groupsnapshot.storage.k8s.io/v1beta2",
     ];
-    let mut all = vec!["template", "slackwater", &chart, "--namespace", "slackwater"];
+    let mut all = vec![
+        "template",
+        "slackwater",
+        &chart,
+        "--namespace",
+        "slackwater",
+    ];
     for version in &snapshots {
         all.extend(["--api-versions", version]);
     }
@@ -131,7 +142,10 @@ fn every_group_of_values_is_explained_and_known_to_the_schema() {
         tops.insert(top);
     }
     assert!(tops.len() > 15, "the values are found: {tops:?}");
-    assert!(unexplained.is_empty(), "without a sentence: {unexplained:?}");
+    assert!(
+        unexplained.is_empty(),
+        "without a sentence: {unexplained:?}"
+    );
     for top in &tops {
         assert!(known.contains_key(top), "{top} isn't in values.schema.json");
     }
@@ -163,7 +177,10 @@ fn only_the_driver_and_its_guard_are_privileged() {
             }
             if trimmed.contains("privileged: true") {
                 privileged.insert(container);
-                assert!(trimmed.contains("readOnlyRootFilesystem: true"), "{name}: {container}");
+                assert!(
+                    trimmed.contains("readOnlyRootFilesystem: true"),
+                    "{name}: {container}"
+                );
             }
             if trimmed.contains("capabilities: {drop: [ALL]}") {
                 confined.insert(container);
