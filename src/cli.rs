@@ -3,6 +3,7 @@
 //! 0 is done (or stopped by a signal), 64 a bad command line or configuration, 1 everything else.
 //! An error is told once, on stderr, in one line.
 
+mod certificates;
 mod doctor;
 mod frozen;
 mod guard;
@@ -45,7 +46,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve CSI on a unix socket until a signal comes
+    /// Serve CSI until a signal comes: one node alone, or a node or the controller of a cluster
     Serve(Box<ServeArgs>),
     /// Make, adopt, forget and list pools
     #[command(subcommand, disable_help_subcommand = true)]
@@ -102,6 +103,8 @@ enum Command {
         #[arg(long, hide = true)]
         with_parent: bool,
     },
+    /// Make certificates for a cluster's controller and nodes
+    Certificates(certificates::Wish),
     /// List the volumes of pools, also beside a running driver
     Volumes {
         #[command(flatten)]
@@ -283,6 +286,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             state_dir,
             with_parent,
         } => guard::run(socket.0, state_dir.0, with_parent),
+        Command::Certificates(wish) => certificates::run(&wish),
         Command::Volumes { orphans: true, .. } => Err(BadConfig(
             "--orphans compares with the PersistentVolumes of a cluster and comes with the cluster release".into(),
         )

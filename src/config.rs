@@ -5,18 +5,19 @@
 //! one sentence that names the flag, or the file and its line.
 
 mod hook;
+mod role;
 mod value;
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-pub use value::{Address, DriverName, Endpoint, Folder, NodeName, Role};
+pub use role::{AgentConfig, Agents, Config, ControllerConfig, NodeConfig, RoleConfig};
+pub use value::{Address, AgentAddress, DriverName, Endpoint, Folder, NodeName, Role, ServiceName};
 
 use crate::hook::HookDefinition;
+use crate::model::PoolDefinition;
 use crate::model::alpha::Alpha;
-use crate::model::{PoolDefinition, pool};
 use crate::telemetry::LogFormat;
 
 /// Where the node record is if nothing is said: on the machine's own disk.
@@ -25,42 +26,6 @@ pub const NODE_RECORD: &str = "/var/lib/slackwater/node.json";
 pub const STATE_DIR: &str = "/run/slackwater/state";
 /// Below which mounts are made if nothing is said: the kubelet's folder.
 pub const ALLOWED_PATH: &str = "/var/lib/kubelet";
-
-/// What `serve` runs with.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Config {
-    /// The CSI socket.
-    pub endpoint: Endpoint,
-    /// Name of this node, also its CSI node id.
-    pub node_name: String,
-    /// Name of the driver.
-    pub driver_name: String,
-    /// Pools in the order given; at least one.
-    pub pools: Vec<PoolDefinition>,
-    /// What must survive a process but not a reboot.
-    pub state_dir: PathBuf,
-    /// The node's record of its pools.
-    pub node_record: PathBuf,
-    /// Callers' paths lie below one of these.
-    pub allowed_paths: Vec<PathBuf>,
-    /// Where metrics are served; nowhere if nothing is said.
-    pub metrics_address: Option<SocketAddr>,
-    /// How logs are written.
-    pub log_format: LogFormat,
-    /// Alpha parts of CSI that are offered.
-    pub alpha: Alpha,
-    /// What quiesces applications; names are unique.
-    pub hooks: Vec<HookDefinition>,
-}
-
-impl Config {
-    /// Whether the pools are simulated (then all are).
-    pub fn is_simulated(&self) -> bool {
-        self.pools
-            .iter()
-            .any(|pool| pool.place == crate::model::PoolPlace::Memory)
-    }
-}
 
 /// Why a configuration is bad: one sentence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -87,7 +52,7 @@ pub struct Given {
     )]
     #[serde(deserialize_with = "value::pools")]
     pub pool: Vec<PoolDefinition>,
-    /// What this process is: all (one node, every CSI service)
+    /// What this process is: all (one node alone), node or controller (of a cluster) [default: all]
     #[arg(long, value_name = "ROLE")]
     #[serde(deserialize_with = "value::one")]
     pub role: Option<Role>,
@@ -124,24 +89,30 @@ pub struct Given {
     #[serde(deserialize_with = "hook::hooks")]
     pub hook: Vec<HookDefinition>,
 
-    /// Of the cluster's roles.
-    #[arg(long, hide = true)]
-    pub agent_listen: Option<String>,
-    /// Of the cluster's roles.
-    #[arg(long, hide = true)]
-    pub agent: Vec<String>,
-    /// Of the cluster's roles.
-    #[arg(long, hide = true)]
-    pub agent_service: Option<String>,
-    /// Of the cluster's roles.
-    #[arg(long, hide = true)]
-    pub tls_cert: Option<String>,
-    /// Of the cluster's roles.
-    #[arg(long, hide = true)]
-    pub tls_key: Option<String>,
-    /// Of the cluster's roles.
-    #[arg(long, hide = true)]
-    pub tls_ca: Option<String>,
+    /// Role node: where the controller reaches this node's agent, such as 0.0.0.0:9820
+    #[arg(long, value_name = "ADDR:PORT")]
+    #[serde(deserialize_with = "value::one")]
+    pub agent_listen: Option<Address>,
+    /// Role controller: an agent (may be repeated)
+    #[arg(long, value_name = "NODE=ADDR:PORT")]
+    #[serde(deserialize_with = "value::many")]
+    pub agent: Vec<AgentAddress>,
+    /// Role controller: the headless Service whose endpoints are the agents
+    #[arg(long, value_name = "NAMESPACE/NAME")]
+    #[serde(deserialize_with = "value::one")]
+    pub agent_service: Option<ServiceName>,
+    /// Roles node and controller: our certificate, in PEM; read again when it changes
+    #[arg(long, value_name = "FILE")]
+    #[serde(deserialize_with = "value::one")]
+    pub tls_cert: Option<Folder>,
+    /// Roles node and controller: its key, in PEM
+    #[arg(long, value_name = "FILE")]
+    #[serde(deserialize_with = "value::one")]
+    pub tls_key: Option<Folder>,
+    /// Roles node and controller: the authorities of the other end's certificates, in PEM
+    #[arg(long, value_name = "FILE")]
+    #[serde(deserialize_with = "value::one")]
+    pub tls_ca: Option<Folder>,
 }
 
 /// Reads a configuration file.
@@ -209,63 +180,6 @@ impl Given {
         }
         Ok(self)
     }
-
-    /// The whole, checked.
-    pub fn finish(self) -> Result<Config, BadConfig> {
-        self.refuse_cluster()?;
-        let missing = |what: &str| BadConfig(format!("{what} is missing"));
-        let endpoint = self.endpoint.ok_or_else(|| {
-            missing("--endpoint (or CSI_ENDPOINT), such as unix:///run/slackwater/csi/csi.sock,")
-        })?;
-        let node_name = self
-            .node_name
-            .ok_or_else(|| missing("--node-name, the name of this node,"))?;
-        if self.pool.is_empty() {
-            return Err(missing(
-                "--pool, such as default=file:/var/lib/slackwater/pool,",
-            ));
-        }
-        pool::check_together(&self.pool).map_err(|error| BadConfig(format!("--pool: {error}")))?;
-        hook::check_together(&self.hook)?;
-        Ok(Config {
-            endpoint,
-            node_name: node_name.0,
-            driver_name: self.driver_name.unwrap_or_default().0,
-            pools: self.pool,
-            state_dir: folder(self.state_dir, STATE_DIR),
-            node_record: folder(self.node_record, NODE_RECORD),
-            allowed_paths: allowed_paths(self.allowed_path),
-            metrics_address: self.metrics_address.map(|address| address.0),
-            log_format: self.log_format.unwrap_or_default(),
-            alpha: self.alpha.into_iter().collect(),
-            hooks: self.hook,
-        })
-    }
-
-    /// The cluster's roles are part of the command line already, so that scripts don't change.
-    fn refuse_cluster(&self) -> Result<(), BadConfig> {
-        let flags = [
-            ("--agent-listen", self.agent_listen.is_some()),
-            ("--agent", !self.agent.is_empty()),
-            ("--agent-service", self.agent_service.is_some()),
-            ("--tls-cert", self.tls_cert.is_some()),
-            ("--tls-key", self.tls_key.is_some()),
-            ("--tls-ca", self.tls_ca.is_some()),
-        ];
-        let given = match self.role {
-            Some(Role::Node) => Some("--role node"),
-            Some(Role::Controller) => Some("--role controller"),
-            Some(Role::All) | None => flags
-                .iter()
-                .find(|(_, is_given)| *is_given)
-                .map(|(flag, _)| *flag),
-        };
-        given.map_or(Ok(()), |flag| {
-            Err(BadConfig(format!(
-                "{flag} comes with the cluster release; this one serves --role all, one node"
-            )))
-        })
-    }
 }
 
 /// `--node-record`, or its default.
@@ -326,15 +240,28 @@ mod tests {
     }
 
     #[test]
+    fn every_key_of_the_clusters_roles_is_taken() {
+        let tls = "tls-cert = \"/t/tls.crt\"\ntls-key = \"/t/tls.key\"\ntls-ca = \"/t/ca.crt\"\n";
+        let node = format!("{LEAST}{tls}role = \"node\"\nagent-listen = \"0.0.0.0:9820\"");
+        let controller = format!("endpoint = \"unix:///x/csi.sock\"\n{tls}role = \"controller\"\n");
+        let agents = format!("{controller}agent = [\"n1=10.0.0.1:9820\", \"n2=[::1]:1\"]");
+        let service = format!("{controller}agent-service = \"slackwater/agents\"");
+        insta::assert_debug_snapshot!(
+            [node, agents, service].map(|text| file(&text).finish().unwrap())
+        );
+    }
+
+    #[test]
     fn a_flag_wins_and_one_that_may_be_repeated_replaces_the_list() {
         let flags = file("node-name = \"n2\"\npool = [\"b=file:/b\"]\nallowed-path = [\"/b\"]");
         let text = format!("{LEAST}allowed-path = [\"/a\", \"/c\"]\ndriver-name = \"a.b\"");
         let config = flags.over(file(&text)).finish().unwrap();
-        assert_eq!(config.node_name, "n2");
         assert_eq!(config.driver_name, "a.b");
-        assert_eq!(config.pools, ["b=file:/b".parse().unwrap()]);
-        assert_eq!(config.allowed_paths, [PathBuf::from("/b")]);
-        assert!(!config.is_simulated());
+        let node = config.node().unwrap();
+        assert_eq!(node.name, "n2");
+        assert_eq!(node.pools, ["b=file:/b".parse().unwrap()]);
+        assert_eq!(node.allowed_paths, [PathBuf::from("/b")]);
+        assert!(!node.is_simulated());
     }
 
     proptest! {

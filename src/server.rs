@@ -1,12 +1,15 @@
-//! The socket: bound for this driver alone, served until told to stop, and then left clean.
+//! What is listened on: the unix socket of kubelet or sidecars, and an agent's address; served
+//! until told to stop, and then left clean.
 //!
-//! *Expected flow*: [`Socket::bind`], then [`serve`] with [`signal`] as its shutdown.
+//! *Expected flow*: [`Socket::bind`], then [`serve`] or [`serve_node`] with [`signal`] as its
+//! shutdown.
 //!
-//! *Guarantees*: nobody but root can connect, from the first moment. A socket that another
-//! process answers on is left to it. After the shutdown no new connection is taken, operations
-//! that run have [`DRAIN`] to finish, the socket's file is gone, and no other file was ever
-//! beside it.
+//! *Guarantees*: nobody but root can connect to the socket, from the first moment, and nobody but
+//! the router to an agent. A socket that another process answers on is left to it. After the
+//! shutdown no new connection is taken, operations that run have [`DRAIN`] to finish, the socket's
+//! file is gone, and no other file was ever beside it.
 
+mod secured;
 mod socket;
 mod watch;
 
@@ -16,13 +19,14 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal as unix_signal};
-use tokio::sync::oneshot;
+use tokio::sync::watch::{Receiver, Sender, channel};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::transport::Server;
+use tower::layer::util::{Identity, Stack};
 
 use crate::csi::controller_server::ControllerServer;
 use crate::csi::group_controller_server::GroupControllerServer;
@@ -33,7 +37,9 @@ use crate::model::Alpha;
 use crate::operation::Driver;
 use crate::service::Service;
 use crate::telemetry::Metrics;
+use crate::tls::{Credentials, PING_EVERY, PING_PATIENCE};
 
+pub use secured::listen;
 pub use socket::{BindError, Socket};
 
 /// How long running operations may take to end after a shutdown, unless said: the kubelet's
@@ -47,6 +53,16 @@ const LOOK_AGAIN: Duration = Duration::from_secs(10);
 /// Largest request. Maps are bounded to 4 KiB, but a topology requirement of a large cluster has
 /// some hundred bytes for each node.
 const REQUEST_BYTES: usize = 4 << 20;
+
+/// Calls of the router at a time, the streams of cuts among them; more wait for their turn.
+const STREAMS: u32 = 1024;
+
+/// A service that takes requests of [`REQUEST_BYTES`].
+macro_rules! sized {
+    ($server:ident, $service:expr) => {
+        $server::new($service.clone()).max_decoding_message_size(REQUEST_BYTES)
+    };
+}
 
 /// After a connection that can't be taken (no descriptors left, mostly).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -72,6 +88,14 @@ impl Default for Options {
     }
 }
 
+/// Where a node's agent is reached, by the router alone.
+pub struct Endpoint {
+    /// Of [`listen`].
+    pub listener: TcpListener,
+    /// Our certificate, and who is trusted.
+    pub credentials: Arc<Credentials>,
+}
+
 /// Serves every CSI service of one node until `shutdown`, and then ends as the module says. The
 /// error is one of the transport.
 pub async fn serve(
@@ -80,39 +104,115 @@ pub async fn serve(
     options: Options,
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    let Options {
-        alpha,
+    let service = Service::new(driver.clone(), options.alpha);
+    let life = Life::new(socket, &options);
+    let server = builder(&options.metrics)
+        .add_service(sized!(IdentityServer, service))
+        .add_service(sized!(ControllerServer, service))
+        .add_service(sized!(GroupControllerServer, service))
+        .add_optional_service(
+            (options.alpha.snapshot_metadata).then(|| sized!(SnapshotMetadataServer, service)),
+        )
+        .add_service(sized!(NodeServer, service))
+        .serve_with_incoming_shutdown(connections(life.listener), ended(&life.stop));
+    live(server, life.ending, driver, shutdown).await
+}
+
+/// Serves a node of a cluster: the kubelet's calls on the socket, the router's at the endpoint.
+/// Both end together, as the module says.
+pub async fn serve_node(
+    socket: Socket,
+    endpoint: Endpoint,
+    driver: Arc<Driver>,
+    options: Options,
+    shutdown: impl Future<Output = ()>,
+) -> io::Result<()> {
+    let service = Service::new(driver.clone(), options.alpha);
+    let life = Life::new(socket, &options);
+    let kubelet = builder(&options.metrics)
+        .add_service(sized!(IdentityServer, service))
+        .add_service(sized!(NodeServer, service))
+        .serve_with_incoming_shutdown(connections(life.listener), ended(&life.stop));
+    let address = endpoint.listener.local_addr()?;
+    let router = builder(&options.metrics)
+        // A freeze ends with the router's stream: so its end must be noticed.
+        .http2_keepalive_interval(Some(PING_EVERY))
+        .http2_keepalive_timeout(Some(PING_PATIENCE))
+        .max_concurrent_streams(Some(STREAMS))
+        .add_service(sized!(IdentityServer, service))
+        .add_service(sized!(ControllerServer, service))
+        .add_service(sized!(GroupControllerServer, service))
+        .add_optional_service(
+            (options.alpha.snapshot_metadata).then(|| sized!(SnapshotMetadataServer, service)),
+        )
+        .serve_with_incoming_shutdown(secured::connections(endpoint), ended(&life.stop));
+    tracing::info!(%address, "the agent listens");
+    let both = async { tokio::try_join!(kubelet, router).map(drop) };
+    live(both, life.ending, driver, shutdown).await
+}
+
+/// What a server begins with.
+struct Life {
+    listener: UnixListener,
+    stop: Receiver<()>,
+    ending: Ending,
+}
+
+/// What its end needs.
+struct Ending {
+    file: socket::SocketFile,
+    stop: Sender<()>,
+    metrics: Arc<Metrics>,
+    drain: Duration,
+}
+
+impl Life {
+    fn new(socket: Socket, options: &Options) -> Life {
+        let (listener, file) = socket.into_parts();
+        let (tell, stop) = channel(());
+        let ending = Ending {
+            file,
+            stop: tell,
+            metrics: options.metrics.clone(),
+            drain: options.drain,
+        };
+        Life {
+            listener,
+            stop,
+            ending,
+        }
+    }
+}
+
+/// Until there's nobody any more who could say something else.
+fn ended(stop: &Receiver<()>) -> impl Future<Output = ()> + use<> {
+    let mut stop = stop.clone();
+    async move { while stop.changed().await.is_ok() {} }
+}
+
+fn builder(metrics: &Arc<Metrics>) -> Server<Stack<watch::Watch, Identity>> {
+    Server::builder().layer(watch::Watch::new(metrics.clone()))
+}
+
+/// Serves until the shutdown, and ends in order.
+async fn live(
+    servers: impl Future<Output = Result<(), tonic::transport::Error>>,
+    ending: Ending,
+    driver: Arc<Driver>,
+    shutdown: impl Future<Output = ()>,
+) -> io::Result<()> {
+    let Ending {
+        file,
+        stop,
         metrics,
         drain,
-    } = options;
+    } = ending;
+    let mut servers = pin!(servers);
     metrics.observe(driver.clone());
-    let service = Service::new(driver.clone(), alpha);
-    let (listener, file) = socket.into_parts();
-    let (stop, stopped) = oneshot::channel::<()>();
-    let metadata = alpha.snapshot_metadata.then(|| {
-        SnapshotMetadataServer::new(service.clone()).max_decoding_message_size(REQUEST_BYTES)
-    });
-    let server = Server::builder()
-        .layer(watch::Watch::new(metrics.clone()))
-        .add_service(IdentityServer::new(service.clone()).max_decoding_message_size(REQUEST_BYTES))
-        .add_service(
-            ControllerServer::new(service.clone()).max_decoding_message_size(REQUEST_BYTES),
-        )
-        .add_service(
-            GroupControllerServer::new(service.clone()).max_decoding_message_size(REQUEST_BYTES),
-        )
-        .add_optional_service(metadata)
-        .add_service(NodeServer::new(service).max_decoding_message_size(REQUEST_BYTES))
-        .serve_with_incoming_shutdown(connections(listener), async {
-            // A sender that is dropped says it as well.
-            let _ = stopped.await;
-        });
-    let mut server = pin!(server);
-
     metrics.readiness().set(true);
     tracing::info!(endpoint = %file.path().display(), "serving");
     let ended = tokio::select! {
-        ended = &mut server => Some(ended),
+        ended = &mut servers => Some(ended),
         () = look_again(&driver) => None,
         () = shutdown => None,
     };
@@ -124,9 +224,9 @@ pub async fn serve(
 
     tracing::info!(operations = driver.running(), "stopping");
     let deadline = Instant::now() + drain;
-    let _ = stop.send(());
+    drop(stop);
     let drained = tokio::select! {
-        ended = async { let ended = server.await; idle(&driver).await; ended } => Some(ended),
+        ended = async { let ended = servers.await; idle(&driver).await; ended } => Some(ended),
         () = async { idle(&driver).await; sleep(FAREWELL).await } => Some(Ok(())),
         () = sleep_until(deadline) => None,
     };

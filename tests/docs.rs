@@ -175,6 +175,7 @@ fn help() -> String {
         &["volumes"],
         &["frozen"],
         &["guard"],
+        &["certificates"],
         &["demo"],
     ];
     commands.iter().map(|words| say(words)).collect()
@@ -254,7 +255,7 @@ fn the_shipped_configuration_is_one() {
         .expect("it is complete but for the node's name");
     let unit = read(&root().join("deploy/slackwater.service"));
     assert!(unit.contains("--node-name %H") && unit.contains("Restart=always"));
-    for pool in whole.pools {
+    for pool in &whole.node().expect("a node").pools {
         let place = pool.place.to_string();
         let folder = place.trim_start_matches("file:");
         assert!(

@@ -1,6 +1,8 @@
-//! `slackwater serve`: host, driver, socket, until a signal comes.
+//! `slackwater serve`: host, driver or router, sockets, until a signal comes.
 
 use std::fs::DirBuilder;
+use std::io;
+use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::process::ExitCode;
@@ -10,14 +12,16 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
 use super::{Failure, host_with_guard, real_host};
-use crate::config::{self, Config, Given};
+use crate::config::{self, AgentConfig, BadConfig, Config, Given, NodeConfig, RoleConfig};
 use crate::cut::Seams;
 use crate::cut::guard::Guard;
-use crate::hook::LocalHooks;
+use crate::error::chain;
+use crate::hook::{HookDefinition, LocalHooks};
 use crate::host::memory::{MemoryHost, MemoryOptions};
 use crate::operation::{Driver, Settings};
-use crate::server::{self, Options, Socket};
+use crate::server::{self, Endpoint, Options, Socket};
 use crate::telemetry::{self, Metrics, http};
+use crate::tls::{Credentials, Files, Name};
 
 /// Frames of one node's sidecars and kubelet: one thread would do, a second one keeps answering
 /// while the first is at work.
@@ -37,7 +41,7 @@ pub(super) fn serve(file: Option<&Path>, flags: Given) -> Result<ExitCode, Failu
     let config = given.finish()?;
     telemetry::init(config.log_format, None).map_err(|error| {
         // Only RUST_LOG can be wrong here.
-        config::BadConfig(config::one_line(&error.to_string()))
+        BadConfig(config::one_line(&error.to_string()))
     })?;
     let runtime = runtime().map_err(Failure::run)?;
     let ending = runtime.block_on(run(config));
@@ -46,7 +50,7 @@ pub(super) fn serve(file: Option<&Path>, flags: Given) -> Result<ExitCode, Failu
     ending.map(|()| ExitCode::SUCCESS)
 }
 
-fn runtime() -> std::io::Result<Runtime> {
+fn runtime() -> io::Result<Runtime> {
     Builder::new_multi_thread()
         .worker_threads(WORKERS)
         .max_blocking_threads(BLOCKING)
@@ -58,66 +62,132 @@ fn runtime() -> std::io::Result<Runtime> {
 async fn run(config: Config) -> Result<(), Failure> {
     // From here on a signal is an orderly end, also one that comes while pools are opened.
     let signal = server::signal().map_err(Failure::run)?;
-    let metrics = Arc::new(Metrics::new());
+    let options = Options {
+        alpha: config.alpha,
+        metrics: Arc::new(Metrics::new()),
+        ..Options::default()
+    };
     let (_ended, end) = tokio::sync::oneshot::channel::<()>();
     if let Some(address) = config.metrics_address {
-        let listener = http::listen(address).await.map_err(|error| {
-            let doing = format!("serve metrics on {address}: {error}");
-            Failure::run(std::io::Error::new(error.kind(), doing))
-        })?;
+        let listener = http::listen(address).await;
+        let listener = listener.map_err(|error| failed("serve metrics on", address, error))?;
         let ended = async {
             // A sender that is dropped says it.
             let _ = end.await;
         };
-        tokio::spawn(http::serve(listener, metrics.clone(), ended));
+        tokio::spawn(http::serve(listener, options.metrics.clone(), ended));
     }
-    let alpha = config.alpha;
-    let endpoint = config.endpoint.clone();
-    let opening = tokio::task::spawn_blocking(move || open(config));
-    let driver = opening.await.map_err(Failure::run)??;
-    make_parent(&endpoint.0)?;
-    let socket = Socket::bind(&endpoint.0).map_err(Failure::run)?;
-    let options = Options {
-        alpha,
-        metrics,
-        ..Options::default()
-    };
-    let driver = Arc::new(driver);
-    let served = server::serve(socket, driver.clone(), options, signal).await;
+    let endpoint = config.endpoint.0;
+    match config.role {
+        RoleConfig::All { node, hooks } => {
+            let driver = start(config.driver_name, node, Some(hooks)).await?;
+            let socket = bind(&endpoint)?;
+            leave(
+                &driver,
+                server::serve(socket, driver.clone(), options, signal),
+            )
+            .await
+        }
+        RoleConfig::Node { node, agent } => {
+            let AgentConfig { listen, name, tls } = agent;
+            let credentials = credentials(name, tls)?;
+            let driver = start(config.driver_name, node, None).await?;
+            let listener = server::listen(listen).await;
+            let endpoint_of_agent = Endpoint {
+                listener: listener.map_err(|error| failed("listen on", listen, error))?,
+                credentials,
+            };
+            let socket = bind(&endpoint)?;
+            let served =
+                server::serve_node(socket, endpoint_of_agent, driver.clone(), options, signal);
+            leave(&driver, served).await
+        }
+        RoleConfig::Controller(_) => Err(Failure::run(io::Error::other("no router yet"))),
+    }
+}
+
+/// Serves, and then leaves the driver's pools, whatever it ended with.
+async fn leave(
+    driver: &Arc<Driver>,
+    served: impl Future<Output = io::Result<()>>,
+) -> Result<(), Failure> {
+    let served = served.await;
+    let driver = driver.clone();
     let left = tokio::task::spawn_blocking(move || driver.leave()).await;
     served
-        .and(left.map_err(std::io::Error::other))
+        .and(left.map_err(io::Error::other))
         .map_err(Failure::run)
 }
 
-/// The driver on its host.
-fn open(config: Config) -> Result<Driver, Failure> {
-    let seams = if config.is_simulated() {
+/// The driver, off the async threads.
+async fn start(
+    driver_name: String,
+    node: NodeConfig,
+    hooks: Option<Vec<HookDefinition>>,
+) -> Result<Arc<Driver>, Failure> {
+    let opening = tokio::task::spawn_blocking(move || open(driver_name, node, hooks));
+    opening.await.map_err(Failure::run)?.map(Arc::new)
+}
+
+/// The driver on its host. Without hooks it's a node of a cluster: its guard is a container beside
+/// it, and applications are quiesced from the router.
+fn open(
+    driver_name: String,
+    node: NodeConfig,
+    hooks: Option<Vec<HookDefinition>>,
+) -> Result<Driver, Failure> {
+    let is_alone = hooks.is_some();
+    let hooks = hooks.unwrap_or_default();
+    let seams = if node.is_simulated() {
         let options = MemoryOptions {
-            allowed: config.allowed_paths,
+            allowed: node.allowed_paths,
             ..MemoryOptions::default()
         };
         // Applications are real, also beside simulated volumes: as their tests want it.
         let programs = real_host(&[], &[]);
         Seams {
-            hooks: Arc::new(LocalHooks::new(config.hooks, programs)),
+            hooks: Arc::new(LocalHooks::new(hooks, programs)),
             ..Seams::simulated(MemoryHost::with_options(options))
         }
     } else {
-        let host = host_with_guard(&config.allowed_paths, &config.pools, &config.state_dir);
+        let host = host_with_guard(&node.allowed_paths, &node.pools, &node.state_dir);
+        let guard = Guard::new(host.clone(), node.state_dir);
         Seams {
-            hooks: Arc::new(LocalHooks::new(config.hooks, host.clone())),
-            freezer: Arc::new(Guard::new(host.clone(), config.state_dir)),
+            hooks: Arc::new(LocalHooks::new(hooks, host.clone())),
+            freezer: Arc::new(if is_alone {
+                guard
+            } else {
+                guard.started_by_others()
+            }),
             host,
         }
     };
     let settings = Settings {
-        node_name: config.node_name,
-        driver_name: config.driver_name,
-        pools: config.pools,
-        node_record: config.node_record,
+        node_name: node.name,
+        driver_name,
+        pools: node.pools,
+        node_record: node.node_record,
     };
     Ok(Driver::start(settings, seams)?)
+}
+
+/// What is wrong with certificates at the start is bad configuration; later the last good ones
+/// stay.
+fn credentials(name: Name, files: Files) -> Result<Arc<Credentials>, Failure> {
+    let read = Credentials::of_files(name, files);
+    let read =
+        read.map_err(|error| BadConfig(config::one_line(&format!("--tls-*: {}", chain(&error)))))?;
+    Ok(Arc::new(read))
+}
+
+fn failed(doing: &str, address: SocketAddr, error: io::Error) -> Failure {
+    let text = format!("{doing} {address}: {error}");
+    Failure::run(io::Error::new(error.kind(), text))
+}
+
+fn bind(endpoint: &Path) -> Result<Socket, Failure> {
+    make_parent(endpoint)?;
+    Socket::bind(endpoint).map_err(Failure::run)
 }
 
 /// The folder of the socket; nothing else ever lies in it.
@@ -128,6 +198,6 @@ fn make_parent(socket: &Path) -> Result<(), Failure> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(parent);
     made.map_err(|error| {
         let doing = format!("make the folder {}: {error}", parent.display());
-        Failure::run(std::io::Error::new(error.kind(), doing))
+        Failure::run(io::Error::new(error.kind(), doing))
     })
 }

@@ -68,7 +68,7 @@ pub(super) fn check_together(hooks: &[HookDefinition]) -> Result<(), BadConfig> 
 mod tests {
     use std::path::Path;
 
-    use super::super::{Given, parse_file};
+    use super::super::{Given, RoleConfig, parse_file};
     use super::*;
 
     const LEAST: &str =
@@ -92,7 +92,9 @@ mod tests {
             command = ["/bin/hold"]
             volume = "*"
         "#;
-        let hooks = file(text).unwrap().finish().unwrap().hooks;
+        let RoleConfig::All { hooks, .. } = file(text).unwrap().finish().unwrap().role else {
+            panic!("one node");
+        };
         assert_eq!(hooks.len(), 2);
         assert_eq!(hooks[0].user.as_deref(), Some("postgres"));
         assert_eq!(hooks[0].arguments(), ["20"]);

@@ -179,7 +179,75 @@ impl FromStr for Role {
             "all" => Ok(Role::All),
             "node" => Ok(Role::Node),
             "controller" => Ok(Role::Controller),
-            _ => Err(BadConfig(format!("{text:?} is not a role; give all"))),
+            _ => Err(BadConfig(format!(
+                "{text:?} is not a role; give all, node or controller"
+            ))),
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Role::All => "all",
+            Role::Node => "node",
+            Role::Controller => "controller",
+        })
+    }
+}
+
+/// An agent and where it is: `NODE=ADDR:PORT`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AgentAddress {
+    /// Name of its node, which its certificate must have.
+    pub node: String,
+    /// Where it listens.
+    pub address: SocketAddr,
+}
+
+impl FromStr for AgentAddress {
+    type Err = BadConfig;
+
+    fn from_str(text: &str) -> Result<AgentAddress, BadConfig> {
+        let Some((node, address)) = text.split_once('=') else {
+            return Err(BadConfig(format!(
+                "{text:?} is not an agent; give NODE=ADDR:PORT, such as node-1=10.0.0.1:9820"
+            )));
+        };
+        let NodeName(node) = node.parse()?;
+        let Address(address) = address.parse()?;
+        Ok(AgentAddress { node, address })
+    }
+}
+
+/// A Service of Kubernetes: `NAMESPACE/NAME`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceName {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl FromStr for ServiceName {
+    type Err = BadConfig;
+
+    fn from_str(text: &str) -> Result<ServiceName, BadConfig> {
+        let inner = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-';
+        let is_label = |label: &str| {
+            (1..=63).contains(&label.len())
+                && label.bytes().all(inner)
+                && !label.starts_with('-')
+                && !label.ends_with('-')
+        };
+        match text.split_once('/') {
+            Some((namespace, name)) if is_label(namespace) && is_label(name) => Ok(ServiceName {
+                namespace: namespace.into(),
+                name: name.into(),
+            }),
+            Some(_) | None => Err(BadConfig(format!(
+                "{text:?} is not a Service; give NAMESPACE/NAME"
+            ))),
         }
     }
 }

@@ -37,6 +37,7 @@ use crate::host::{Freeze, FreezeMember, Freezer, Host, Result};
 use client::{Member, Session};
 use journal::{Entry, EntryMember, Journal, Own};
 pub use protocol::MOST_MEMBERS;
+use protocol::{Ask, MESSAGE};
 use sweep::Sweeper;
 
 /// Name of the socket in the state dir.
@@ -49,12 +50,28 @@ const LOOK: Duration = Duration::from_millis(5);
 const START_AGAIN: Duration = Duration::from_millis(200);
 /// And one that lives, and isn't found, gets company after this.
 const START_ANOTHER: Duration = Duration::from_secs(4);
+/// How long a guard that others start may be away, its container's restart included.
+const AWAY: Duration = Duration::from_secs(3);
+/// How long a guard that others have started may take to say that it's there.
+const PONG: Duration = Duration::from_secs(1);
+
+/// Who starts the guard.
+enum Starter {
+    /// The driver, when it's needed: another program than this very one in tests.
+    Ourselves(Option<PathBuf>),
+    /// A supervisor: in a cluster it's a container beside the driver's.
+    Others,
+}
 
 /// The guard, as the driver sees it: started when it's needed, and killed when it's late.
+///
+/// One that others have started may be out of reach, in another pid namespace. Then the driver
+/// can't end it, and thaws until the guard's connection has ended, or for a minute; after that the
+/// sweeps do.
 pub struct Guard {
     host: Arc<dyn Host>,
     state_dir: PathBuf,
-    program: Option<PathBuf>,
+    starter: Starter,
     /// The guards that we have started.
     started: Mutex<Vec<Started>>,
     sweeper: Sweeper,
@@ -68,15 +85,22 @@ impl Guard {
             sweeper: Sweeper::new(host.clone(), state_dir.clone()),
             host,
             state_dir,
-            program: None,
+            starter: Starter::Ourselves(None),
             started: Mutex::default(),
         }
+    }
+
+    /// One that is started by others, with the same `--state-dir`, and is only ever asked.
+    #[must_use]
+    pub fn started_by_others(mut self) -> Guard {
+        self.starter = Starter::Others;
+        self
     }
 
     /// With another program than this very one: tests are no guards.
     #[must_use]
     pub fn with_program(mut self, program: PathBuf) -> Guard {
-        self.program = Some(program);
+        self.starter = Starter::Ourselves(Some(program));
         self
     }
 
@@ -90,9 +114,17 @@ impl Guard {
         self.sweeper.sweep(true)
     }
 
+    fn socket(&self) -> PathBuf {
+        self.state_dir.join(SOCKET)
+    }
+
     /// A connection to a living guard, which is started if there is none.
     fn connect(&self, until: Instant) -> Result<(Channel, Option<Process>)> {
-        let socket = self.state_dir.join(SOCKET);
+        let socket = self.socket();
+        let program = match &self.starter {
+            Starter::Ourselves(program) => program.as_deref(),
+            Starter::Others => return self.find(until),
+        };
         let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
         let mut last_start = None;
         loop {
@@ -112,9 +144,25 @@ impl Guard {
                 false => START_ANOTHER,
             };
             if last_start.is_none_or(|at: Instant| now.duration_since(at) >= pause) {
-                let program = self.program.as_deref();
                 started.push(freeze::start_guard(program, &socket, &self.state_dir)?);
                 last_start = Some(now);
+            }
+            thread::sleep(LOOK);
+        }
+    }
+
+    /// A connection to the guard that others have started.
+    fn find(&self, until: Instant) -> Result<(Channel, Option<Process>)> {
+        let socket = self.socket();
+        let until = until.min(Instant::now() + AWAY);
+        loop {
+            if let Some(channel) = Channel::connect(&socket)?
+                && let Some(guard) = prove(&channel)
+            {
+                return Ok((channel, guard));
+            }
+            if Instant::now() >= until {
+                return Err(HostError::unexpected("ask", &socket, NOBODY));
             }
             thread::sleep(LOOK);
         }
@@ -147,6 +195,20 @@ impl Guard {
     }
 }
 
+const NOBODY: &str = "the freeze guard does not answer; does its container run, as `slackwater guard` with the same --state-dir?";
+
+/// Whether a guard says that it's there.
+fn answers(channel: &Channel) -> bool {
+    if channel.send(&Ask::Ping.encode()).is_err() {
+        return false;
+    }
+    let timeout = PollTimeout::try_from(PONG).unwrap_or(PollTimeout::MAX);
+    let mut one = [PollFd::new(channel.as_fd(), PollFlags::POLLIN)];
+    // One of an older release refuses the question, and so is there as well.
+    let answered = poll(&mut one, timeout).is_ok() && one[0].any() == Some(true);
+    answered && matches!(channel.receive(&mut [0; MESSAGE]), Ok(Some(())))
+}
+
 /// The process at the other end, if it can be seen from here; `None` if it's gone.
 ///
 /// The number is that of who made the socket listen. It may have been given to another process
@@ -161,6 +223,17 @@ fn prove(channel: &Channel) -> Option<Option<Process>> {
 }
 
 impl Freezer for Guard {
+    fn ready(&self) -> Result<()> {
+        if matches!(self.starter, Starter::Ourselves(_)) {
+            return Ok(());
+        }
+        let socket = self.socket();
+        match Channel::connect(&socket)? {
+            Some(channel) if answers(&channel) => Ok(()),
+            Some(_) | None => Err(HostError::unexpected("ask", &socket, NOBODY)),
+        }
+    }
+
     fn begin(&self, members: Vec<FreezeMember>, limits: FreezeLimits) -> Result<Box<dyn Freeze>> {
         let refused = |what: String| Err(HostError::unexpected("freeze", &self.state_dir, what));
         if members.is_empty() || members.len() > MOST_MEMBERS {
@@ -182,7 +255,7 @@ impl Freezer for Guard {
                 Ok(session) => return Ok(Box::new(session)),
                 // Nothing is frozen yet: another guard is as good.
                 Err(error) if is_gone(&error) && Instant::now() < until => {
-                    tracing::warn!(error = %crate::error::chain(&error), "another freeze guard is started");
+                    tracing::warn!(error = %crate::error::chain(&error), "another freeze guard is looked for");
                 }
                 Err(error) => return Err(error),
             }

@@ -286,6 +286,13 @@ impl Participant for Local {
                     .push(root.doing(|| format!("open the file system of volume {volume}"))?);
             }
         }
+        if !self.roots.is_empty() {
+            // Before an application is quiesced in vain.
+            self.freezer.ready().map_err(|error| Error::Unreachable {
+                what: "a cut of volumes in use".into(),
+                reason: chain(&error),
+            })?;
+        }
         Ok(ready)
     }
 

@@ -66,6 +66,12 @@ pub struct Journalled {
 
 /// Who freezes.
 pub trait Freezer: Send + Sync + 'static {
+    /// Whether a guard would take something now, or can be started. Asked before an application
+    /// is quiesced for a freeze, and it says nothing about the next moment. Takes a second at most.
+    fn ready(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Hands file systems to the guard, which is started if it isn't there, after they were
     /// written into the journal. Nothing is frozen yet.
     fn begin(&self, members: Vec<FreezeMember>, limits: FreezeLimits) -> Result<Box<dyn Freeze>>;

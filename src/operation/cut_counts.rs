@@ -129,4 +129,10 @@ impl Driver {
             .doing(|| "read the journal of freezes".into())?
             .len())
     }
+
+    /// Whether the freeze guard answers, or can be started: without it nothing is frozen, and so
+    /// no volume in use is cut. Takes a second at most.
+    pub fn guard_alive(&self) -> bool {
+        self.seams.freezer.ready().is_ok()
+    }
 }

@@ -92,6 +92,7 @@ const WORDS: &[(&[&str], &[&str], &str)] = &[
             "cut",
             "hook",
             "server",
+            "tls",
             "telemetry",
             "main",
             "cli",

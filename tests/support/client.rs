@@ -64,6 +64,11 @@ impl Client {
         Client { channel }
     }
 
+    /// Over a channel of the caller's.
+    pub fn over(channel: Channel) -> Client {
+        Client { channel }
+    }
+
     /// The controller's stub.
     pub fn controller(&self) -> ControllerClient<Channel> {
         ControllerClient::new(self.channel.clone())

@@ -48,7 +48,8 @@ impl Server {
         Server::spawn_wrapped(scratch, &[], pools, more, environment)
     }
 
-    fn spawn_wrapped(
+    /// The same, through a program that becomes it.
+    pub fn spawn_wrapped(
         scratch: &Scratch,
         wrapper: &[&str],
         pools: &[&str],

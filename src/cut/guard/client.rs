@@ -226,13 +226,14 @@ impl Session {
                 Err(session.0.failure("freeze", &what))
             }
             Some(_) => Err(session.0.failure("freeze", GONE)),
-            None => {
-                // Nothing is frozen: whoever is there isn't of use to anybody.
-                if let Some(guard) = &session.0.guard {
+            // Nothing is frozen: whoever is there isn't of use to anybody.
+            None => match &session.0.guard {
+                Some(guard) => {
                     let _ = guard.kill();
+                    Err(session.0.failure("freeze", SILENT))
                 }
-                Err(session.0.failure("freeze", SILENT))
-            }
+                None => Err(session.0.failure("freeze", STUCK)),
+            },
         }
     }
 
@@ -327,6 +328,7 @@ impl Session {
 
 const GONE: &str = "the freeze guard has ended; everything is thawed, or will be";
 const SILENT: &str = "the freeze guard does not answer; it was ended, and is started anew";
+const STUCK: &str = "the freeze guard does not answer, and can't be ended from here";
 const TOO_LATE: &str = "not all was frozen before the deadline; all is thawed again, or will be";
 
 /// Whether an error says that there was no guard to take over.

@@ -48,7 +48,8 @@ pub(super) fn keep(shared: &Arc<Shared>) {
             kill(shared);
             guard_has_ended(shared);
             let thawed = thaw_all(shared);
-            tracing::warn!("the freeze guard was late, and was killed");
+            let killed = shared.guard.is_some();
+            tracing::warn!(killed, "the freeze guard was late, and was given up");
             finish(shared, thawed);
         }
     }
@@ -169,7 +170,7 @@ fn all_thawed(shared: &Shared) -> bool {
     })
 }
 
-/// Ends the guard, and waits for its end a little.
+/// Ends the guard, and waits for its end a little. One of another pid namespace can't be ended.
 fn kill(shared: &Shared) {
     if let Some(guard) = &shared.guard {
         let _ = guard.kill();

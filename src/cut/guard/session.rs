@@ -242,22 +242,27 @@ fn receive(
     channel: Channel,
     stop: BorrowedFd<'_>,
 ) -> Result<(Arc<Shared>, File), Option<(Channel, Errno)>> {
-    loop {
+    let mut bytes = [0; MESSAGE];
+    let (members, freeze, fds) = loop {
         match wait(&channel, stop, None) {
             (_, true) => return Err(None),
-            (true, false) => break,
+            (true, false) => {}
             // Interrupted.
-            (false, false) => {}
+            (false, false) => continue,
         }
-    }
-    let mut bytes = [0; MESSAGE];
-    let fds = match channel.receive_with_fds(&mut bytes, MOST_MEMBERS + 1) {
-        Ok(Some(fds)) => fds,
-        Ok(None) => return Err(None),
-        Err(errno) => return Err(Some((channel, errno))),
-    };
-    let Some(Ask::Begin { members, freeze }) = Ask::decode(&bytes) else {
-        return Err(Some((channel, Errno::EPROTO)));
+        let fds = match channel.receive_with_fds(&mut bytes, MOST_MEMBERS + 1) {
+            Ok(Some(fds)) => fds,
+            Ok(None) => return Err(None),
+            Err(errno) => return Err(Some((channel, errno))),
+        };
+        match Ask::decode(&bytes) {
+            Some(Ask::Begin { members, freeze }) => break (members, freeze, fds),
+            // Somebody who only wants to know whether we're there.
+            Some(Ask::Ping) if fds.is_empty() => {
+                let _ = channel.send(&Say::Pong.encode());
+            }
+            Some(_) | None => return Err(Some((channel, Errno::EPROTO))),
+        }
     };
     let members = members as usize;
     if members == 0 || members > MOST_MEMBERS || fds.len() != members + 1 {

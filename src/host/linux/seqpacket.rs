@@ -43,11 +43,11 @@ fn address(path: &Path) -> Result<UnixAddr> {
     })
 }
 
-fn new_socket(path: &Path) -> Result<OwnedFd> {
+fn new_socket(path: &Path, flags: SockFlag) -> Result<OwnedFd> {
     socket(
         AddressFamily::Unix,
         SockType::SeqPacket,
-        SockFlag::SOCK_CLOEXEC,
+        SockFlag::SOCK_CLOEXEC | flags,
         None,
     )
     .map_err(|errno| HostError::errno("make a socket for", path, errno))
@@ -58,7 +58,7 @@ impl Listener {
     pub fn bind(path: &Path) -> Result<Listener> {
         let failed = |errno| HostError::errno("listen on", path, errno);
         let address = address(path)?;
-        let socket = new_socket(path)?;
+        let socket = new_socket(path, SockFlag::empty())?;
         super::files::remove_file(path)?;
         bind(socket.as_raw_fd(), &address).map_err(failed)?;
         set_permissions(path, Permissions::from_mode(0o600))
@@ -88,13 +88,14 @@ impl AsFd for Channel {
 }
 
 impl Channel {
-    /// Connects; `None` if nobody listens there.
+    /// Connects, without waiting; `None` if nobody listens there, or takes connections. It only
+    /// sends and receives without waiting, too.
     pub fn connect(path: &Path) -> Result<Option<Channel>> {
         let address = address(path)?;
-        let socket = new_socket(path)?;
+        let socket = new_socket(path, SockFlag::SOCK_NONBLOCK)?;
         match connect(socket.as_raw_fd(), &address) {
             Ok(()) => Ok(Some(Channel(socket))),
-            Err(Errno::ENOENT | Errno::ECONNREFUSED) => Ok(None),
+            Err(Errno::ENOENT | Errno::ECONNREFUSED | Errno::EAGAIN) => Ok(None),
             Err(errno) => Err(HostError::errno("connect to", path, errno)),
         }
     }

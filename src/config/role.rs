@@ -1,0 +1,299 @@
+//! What each role needs, and what it has no use for: from [`Given`] to a [`Config`].
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use super::{
+    AgentAddress, BadConfig, Endpoint, Given, NODE_RECORD, Role, STATE_DIR, ServiceName,
+    allowed_paths, folder, hook,
+};
+use crate::hook::HookDefinition;
+use crate::model::alpha::Alpha;
+use crate::model::{PoolDefinition, PoolPlace, pool};
+use crate::telemetry::LogFormat;
+use crate::tls::{Files, Name};
+
+/// What `serve` runs with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// The CSI socket.
+    pub endpoint: Endpoint,
+    /// Name of the driver.
+    pub driver_name: String,
+    /// Where metrics are served; nowhere if nothing is said.
+    pub metrics_address: Option<SocketAddr>,
+    /// How logs are written.
+    pub log_format: LogFormat,
+    /// Alpha parts of CSI that are offered.
+    pub alpha: Alpha,
+    /// What this process is.
+    pub role: RoleConfig,
+}
+
+/// What this process is, and what only that needs.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RoleConfig {
+    /// One node alone.
+    All {
+        /// Its storage.
+        node: NodeConfig,
+        /// What quiesces applications; names are unique.
+        hooks: Vec<HookDefinition>,
+    },
+    /// A node of a cluster.
+    Node {
+        /// Its storage.
+        node: NodeConfig,
+        /// Where the router reaches it.
+        agent: AgentConfig,
+    },
+    /// The cluster's controller.
+    Controller(ControllerConfig),
+}
+
+/// A machine with pools.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeConfig {
+    /// Name of this node, also its CSI node id.
+    pub name: String,
+    /// Pools in the order given; at least one.
+    pub pools: Vec<PoolDefinition>,
+    /// What must survive a process but not a reboot.
+    pub state_dir: PathBuf,
+    /// The node's record of its pools.
+    pub node_record: PathBuf,
+    /// Callers' paths lie below one of these.
+    pub allowed_paths: Vec<PathBuf>,
+}
+
+impl NodeConfig {
+    /// Whether the pools are simulated (then all are).
+    pub fn is_simulated(&self) -> bool {
+        self.pools
+            .iter()
+            .any(|pool| pool.place == PoolPlace::Memory)
+    }
+}
+
+/// The endpoint of a node's agent.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AgentConfig {
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// What its certificate must say.
+    pub name: Name,
+    /// Its certificates.
+    pub tls: Files,
+}
+
+/// A router.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ControllerConfig {
+    /// Where it finds agents.
+    pub agents: Agents,
+    /// Its certificates. `None`, with a Service alone: it makes those of the cluster itself.
+    pub tls: Option<Files>,
+}
+
+/// Where a router finds agents.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Agents {
+    /// At these addresses; at least one, and each node once.
+    At(Vec<AgentAddress>),
+    /// Behind the endpoints of a headless Service.
+    Of(ServiceName),
+}
+
+impl Config {
+    /// The storage of this process; a controller has none.
+    pub fn node(&self) -> Option<&NodeConfig> {
+        match &self.role {
+            RoleConfig::All { node, .. } | RoleConfig::Node { node, .. } => Some(node),
+            RoleConfig::Controller(_) => None,
+        }
+    }
+}
+
+fn missing(what: &str) -> BadConfig {
+    BadConfig(format!("{what} is missing"))
+}
+
+/// What has a use in some roles alone: the flag, whether it's given, the roles, and why no others.
+type Use = (&'static str, bool, &'static [Role], &'static str);
+
+impl Given {
+    /// The whole, checked.
+    pub fn finish(self) -> Result<Config, BadConfig> {
+        let role = self.role.unwrap_or(Role::All);
+        self.refuse_what_has_no_use(role)?;
+        let endpoint = self.endpoint.clone().ok_or_else(|| {
+            missing("--endpoint (or CSI_ENDPOINT), such as unix:///run/slackwater/csi/csi.sock,")
+        })?;
+        Ok(Config {
+            endpoint,
+            driver_name: self.driver_name.clone().unwrap_or_default().0,
+            metrics_address: self.metrics_address.map(|address| address.0),
+            log_format: self.log_format.unwrap_or_default(),
+            alpha: self.alpha.iter().copied().collect(),
+            role: match role {
+                Role::All => self.all()?,
+                Role::Node => self.node()?,
+                Role::Controller => self.controller()?,
+            },
+        })
+    }
+
+    fn uses(&self) -> [Use; 12] {
+        const STORAGE: &[Role] = &[Role::All, Role::Node];
+        const ALL: &[Role] = &[Role::All];
+        const NODE: &[Role] = &[Role::Node];
+        const CONTROLLER: &[Role] = &[Role::Controller];
+        const CLUSTER: &[Role] = &[Role::Node, Role::Controller];
+        let no_storage = "a controller owns no storage, and serves none of the kubelet's calls";
+        let listens = "the agent of a node alone is asked by a router";
+        let asks = "a router alone asks agents";
+        let talks = "one node alone talks to nobody over the network";
+        [
+            ("--node-name", self.node_name.is_some(), STORAGE, no_storage),
+            ("--pool", !self.pool.is_empty(), STORAGE, no_storage),
+            ("--state-dir", self.state_dir.is_some(), STORAGE, no_storage),
+            (
+                "--node-record",
+                self.node_record.is_some(),
+                STORAGE,
+                no_storage,
+            ),
+            (
+                "--allowed-path",
+                !self.allowed_path.is_empty(),
+                STORAGE,
+                no_storage,
+            ),
+            (
+                "[[hook]]",
+                !self.hook.is_empty(),
+                ALL,
+                "in a cluster hooks run in pods, as their annotations say",
+            ),
+            ("--agent-listen", self.agent_listen.is_some(), NODE, listens),
+            ("--agent", !self.agent.is_empty(), CONTROLLER, asks),
+            (
+                "--agent-service",
+                self.agent_service.is_some(),
+                CONTROLLER,
+                asks,
+            ),
+            ("--tls-cert", self.tls_cert.is_some(), CLUSTER, talks),
+            ("--tls-key", self.tls_key.is_some(), CLUSTER, talks),
+            ("--tls-ca", self.tls_ca.is_some(), CLUSTER, talks),
+        ]
+    }
+
+    fn refuse_what_has_no_use(&self, role: Role) -> Result<(), BadConfig> {
+        let uses = self.uses().into_iter();
+        let mut without = uses.filter(|(_, given, roles, _)| *given && !roles.contains(&role));
+        match without.next() {
+            None => Ok(()),
+            Some((flag, _, roles, why)) => {
+                let roles: Vec<_> = roles.iter().map(|role| format!("--role {role}")).collect();
+                let roles = roles.join(" and ");
+                Err(BadConfig(format!(
+                    "{flag} is for {roles}, not for --role {role}: {why}"
+                )))
+            }
+        }
+    }
+
+    fn all(self) -> Result<RoleConfig, BadConfig> {
+        hook::check_together(&self.hook)?;
+        let hooks = self.hook.clone();
+        let node = self.storage()?;
+        Ok(RoleConfig::All { node, hooks })
+    }
+
+    fn node(self) -> Result<RoleConfig, BadConfig> {
+        let listen = self.agent_listen.ok_or_else(|| {
+            missing("--agent-listen, where the controller reaches this node, such as 0.0.0.0:9820,")
+        });
+        let tls = self.tls();
+        let node = self.storage()?;
+        let (listen, tls) = (listen?.0, tls?);
+        let name = Name::node(&node.name);
+        let name = name.map_err(|error| BadConfig(format!("--node-name: {error}")))?;
+        let agent = AgentConfig { listen, name, tls };
+        Ok(RoleConfig::Node { node, agent })
+    }
+
+    fn controller(self) -> Result<RoleConfig, BadConfig> {
+        let makes_its_own = self.agent_service.is_some()
+            && self.tls_cert.is_none()
+            && self.tls_key.is_none()
+            && self.tls_ca.is_none();
+        let tls = if makes_its_own {
+            None
+        } else {
+            Some(self.tls())
+        };
+        let agents = match (self.agent_service, self.agent) {
+            (Some(service), given) if given.is_empty() => Agents::Of(service),
+            (None, given) if !given.is_empty() => Agents::At(each_once(given)?),
+            (None, _) => {
+                return Err(missing(
+                    "--agent-service, such as slackwater/slackwater-agents, or --agent, such as node-1=10.0.0.1:9820,",
+                ));
+            }
+            (Some(_), _) => {
+                return Err(BadConfig(
+                    "--agent and --agent-service are given; agents are found in one way, give one of them".into(),
+                ));
+            }
+        };
+        let tls = tls.transpose()?;
+        Ok(RoleConfig::Controller(ControllerConfig { agents, tls }))
+    }
+
+    fn storage(self) -> Result<NodeConfig, BadConfig> {
+        let name = self
+            .node_name
+            .ok_or_else(|| missing("--node-name, the name of this node,"))?;
+        if self.pool.is_empty() {
+            return Err(missing(
+                "--pool, such as default=file:/var/lib/slackwater/pool,",
+            ));
+        }
+        pool::check_together(&self.pool).map_err(|error| BadConfig(format!("--pool: {error}")))?;
+        Ok(NodeConfig {
+            name: name.0,
+            pools: self.pool,
+            state_dir: folder(self.state_dir, STATE_DIR),
+            node_record: folder(self.node_record, NODE_RECORD),
+            allowed_paths: allowed_paths(self.allowed_path),
+        })
+    }
+
+    fn tls(&self) -> Result<Files, BadConfig> {
+        let file = |given: &Option<super::Folder>, what: &str| {
+            let path = given.clone().map(|file| file.0);
+            path.ok_or_else(|| missing(&format!("{what}, a file in PEM,")))
+        };
+        Ok(Files {
+            certificate: file(&self.tls_cert, "--tls-cert")?,
+            key: file(&self.tls_key, "--tls-key")?,
+            authorities: file(&self.tls_ca, "--tls-ca")?,
+        })
+    }
+}
+
+/// Two addresses of one node would be two agents with the same pools.
+fn each_once(agents: Vec<AgentAddress>) -> Result<Vec<AgentAddress>, BadConfig> {
+    let mut nodes = BTreeSet::new();
+    for agent in &agents {
+        let node = &agent.node;
+        Name::node(node).map_err(|error| BadConfig(format!("--agent: {error}")))?;
+        if !nodes.insert(node.as_str()) {
+            return Err(BadConfig(format!("--agent: node {node} is given twice")));
+        }
+    }
+    Ok(agents)
+}

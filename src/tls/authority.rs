@@ -1,0 +1,135 @@
+//! Makes an authority and certificates, where neither cert-manager nor anybody else does.
+//!
+//! Keys are of the curve P-256. An authority's name is made of its key, so that who meets an
+//! unknown one says so. During a change both are trusted, the old one and the new one.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, date_time_ymd,
+};
+
+use super::{Bundle, Name, TlsError};
+
+/// How much earlier than now a certificate is valid from: clocks of two machines differ.
+const CLOCKS: Duration = Duration::from_secs(3600);
+
+/// From when until when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Validity {
+    /// The first moment.
+    pub from: SystemTime,
+    /// The last moment.
+    pub until: SystemTime,
+}
+
+impl Validity {
+    /// For so long, and from an hour ago.
+    pub fn from_now(length: Duration) -> Validity {
+        let now = SystemTime::now();
+        Validity {
+            from: now - CLOCKS,
+            until: now + length,
+        }
+    }
+}
+
+/// Who signs.
+pub struct Authority {
+    certificate: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    /// A new one.
+    pub fn new(validity: Validity) -> Result<Authority, TlsError> {
+        let make = || {
+            let key = KeyPair::generate()?;
+            let mut params = parameters(&key)?;
+            limit(&mut params, validity);
+            let certificate = params.self_signed(&key)?;
+            Ok((certificate.pem(), Issuer::new(params, key)))
+        };
+        let (certificate, issuer) = make().map_err(failed("an authority"))?;
+        Ok(Authority {
+            certificate,
+            issuer,
+        })
+    }
+
+    /// One that was made here earlier: its certificate and its key, as PEM.
+    pub fn from_pem(certificate: &str, key: &str) -> Result<Authority, TlsError> {
+        let read = || {
+            let key = KeyPair::from_pem(key)?;
+            let params = parameters(&key)?;
+            Ok((key, params))
+        };
+        let (key, params) = read().map_err(failed("an authority"))?;
+        Ok(Authority {
+            certificate: certificate.to_string(),
+            issuer: Issuer::new(params, key),
+        })
+    }
+
+    /// Its certificate, as PEM.
+    pub fn certificate(&self) -> &str {
+        &self.certificate
+    }
+
+    /// Its key, as PEM: a secret.
+    pub fn key(&self) -> String {
+        self.issuer.key().serialize_pem()
+    }
+
+    /// A certificate with a key of its own, for both ends of a connection. This authority alone is
+    /// trusted in the bundle.
+    pub fn issue(&self, name: &Name, validity: Validity) -> Result<Bundle, TlsError> {
+        let make = || {
+            let key = KeyPair::generate()?;
+            let mut params = CertificateParams::new(vec![name.to_string()])?;
+            params.distinguished_name = rcgen::DistinguishedName::new();
+            params.use_authority_key_identifier_extension = true;
+            params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+            params.extended_key_usages = vec![
+                ExtendedKeyUsagePurpose::ServerAuth,
+                ExtendedKeyUsagePurpose::ClientAuth,
+            ];
+            limit(&mut params, validity);
+            let certificate = params.signed_by(&key, &self.issuer)?;
+            Ok((certificate.pem(), key.serialize_pem()))
+        };
+        let (certificate, key) = make().map_err(failed(&name.to_string()))?;
+        Ok(Bundle {
+            certificate: certificate.into_bytes(),
+            key: key.into_bytes(),
+            authorities: self.certificate.clone().into_bytes(),
+        })
+    }
+}
+
+/// What an authority is made of, beside its dates: the same whenever it's made of this key.
+fn parameters(key: &KeyPair) -> Result<CertificateParams, rcgen::Error> {
+    let mut params = CertificateParams::new(Vec::new())?;
+    let id: String = (params.key_identifier(key).iter().take(8))
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    let name = format!("slackwater {id}");
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    Ok(params)
+}
+
+fn limit(params: &mut CertificateParams, validity: Validity) {
+    let since_1970 = |time: SystemTime| time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let whole = |time| Duration::from_secs(since_1970(time).as_secs());
+    params.not_before = date_time_ymd(1970, 1, 1) + whole(validity.from);
+    params.not_after = date_time_ymd(1970, 1, 1) + whole(validity.until);
+}
+
+fn failed(name: &str) -> impl FnOnce(rcgen::Error) -> TlsError {
+    let name = name.to_string();
+    move |source| TlsError::Make { name, source }
+}

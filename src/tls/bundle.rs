@@ -1,0 +1,125 @@
+//! A certificate, its key and the authorities that are trusted, as PEM.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::{self, RootCertStore};
+
+use super::TlsError;
+
+/// Where a bundle is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Files {
+    /// Our certificate, with those between it and the authority.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+    /// The authorities that the other end's certificate may come from; several while they change.
+    pub authorities: PathBuf,
+}
+
+/// The text of the three.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Bundle {
+    /// As [`Files::certificate`].
+    pub certificate: Vec<u8>,
+    /// As [`Files::key`].
+    pub key: Vec<u8>,
+    /// As [`Files::authorities`].
+    pub authorities: Vec<u8>,
+}
+
+/// What the parts of a bundle are called in errors.
+#[derive(Clone, Debug)]
+pub(super) struct Places {
+    pub(super) certificate: String,
+    pub(super) key: String,
+    pub(super) authorities: String,
+}
+
+impl Files {
+    /// Reads all three. They may be of two generations if they change meanwhile.
+    pub fn read(&self) -> Result<Bundle, TlsError> {
+        Ok(Bundle {
+            certificate: read(&self.certificate)?,
+            key: read(&self.key)?,
+            authorities: read(&self.authorities)?,
+        })
+    }
+
+    pub(super) fn places(&self) -> Places {
+        Places {
+            certificate: self.certificate.display().to_string(),
+            key: self.key.display().to_string(),
+            authorities: self.authorities.display().to_string(),
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
+    std::fs::read(path).map_err(|source| TlsError::Read {
+        path: path.to_path_buf(),
+        source,
+    })
+}
+
+impl Places {
+    /// Of a bundle that came from no files.
+    pub(super) fn nowhere() -> Places {
+        Places {
+            certificate: "the certificate".into(),
+            key: "the key".into(),
+            authorities: "the list of authorities".into(),
+        }
+    }
+}
+
+impl Bundle {
+    pub(super) fn chain(&self, places: &Places) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+        certificates(&self.certificate, &places.certificate)
+    }
+
+    pub(super) fn key(&self, places: &Places) -> Result<PrivateKeyDer<'static>, TlsError> {
+        // What is wrong with it isn't told: it might be a part of it.
+        PrivateKeyDer::from_pem_slice(&self.key).map_err(|_| TlsError::Nothing {
+            place: places.key.clone(),
+            what: "private key in PEM (PKCS #8, SEC 1 or PKCS #1)",
+        })
+    }
+
+    pub(super) fn roots(&self, places: &Places) -> Result<RootCertStore, TlsError> {
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates(&self.authorities, &places.authorities)? {
+            let added = roots.add(certificate);
+            added.map_err(|source| rejected(&places.authorities, source))?;
+        }
+        Ok(roots)
+    }
+}
+
+impl fmt::Debug for Bundle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bundle").finish_non_exhaustive()
+    }
+}
+
+fn certificates(pem: &[u8], place: &str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    match found {
+        Ok(found) if !found.is_empty() => Ok(found),
+        // Half of one is as good as none.
+        Ok(_) | Err(_) => Err(TlsError::Nothing {
+            place: place.to_string(),
+            what: "certificate in PEM",
+        }),
+    }
+}
+
+pub(super) fn rejected(place: &str, source: rustls::Error) -> TlsError {
+    TlsError::Rejected {
+        place: place.to_string(),
+        source,
+    }
+}

@@ -1,0 +1,296 @@
+//! Both ends over a real connection of this machine.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use http::Uri;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{sleep, timeout};
+use tokio_stream::StreamExt;
+use tower::Service;
+
+use super::authority::{Authority, Validity};
+use super::*;
+use crate::error::chain;
+
+const HOUR: Duration = Duration::from_secs(3600);
+/// Only a hang reaches it.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn authority() -> Authority {
+    Authority::new(Validity::from_now(HOUR)).unwrap()
+}
+
+fn node() -> Name {
+    Name::node("n1").unwrap()
+}
+
+fn controller() -> Name {
+    Name::controller().unwrap()
+}
+
+fn issue(authority: &Authority, name: &Name) -> Bundle {
+    authority.issue(name, Validity::from_now(HOUR)).unwrap()
+}
+
+fn credentials(own: Name, bundle: Bundle) -> Arc<Credentials> {
+    Arc::new(Credentials::of_bundle(own, bundle).unwrap())
+}
+
+/// An agent that answers each byte with itself.
+async fn agent(credentials: Arc<Credentials>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut incoming = Incoming::new(listener, credentials);
+    tokio::spawn(async move {
+        while let Some(Ok(mut secured)) = incoming.next().await {
+            tokio::spawn(async move {
+                let mut byte = [0];
+                while secured.read_exact(&mut byte).await.is_ok() {
+                    secured.write_all(&byte).await.unwrap();
+                }
+            });
+        }
+    });
+    address
+}
+
+/// A connection on which a byte went to and fro.
+async fn reached(
+    credentials: &Arc<Credentials>,
+    name: Name,
+    address: SocketAddr,
+) -> std::io::Result<Connection> {
+    let mut connector = Connector::new(credentials.clone(), name, address);
+    let mut connection = connector.call(Uri::from_static("http://agent")).await?;
+    echo(&mut connection).await?;
+    Ok(connection)
+}
+
+async fn echo(connection: &mut Connection) -> std::io::Result<()> {
+    let secured = connection.inner_mut();
+    secured.write_all(b"x").await?;
+    timeout(PATIENCE, secured.read_exact(&mut [0]))
+        .await
+        .unwrap()
+        .map(drop)
+}
+
+fn refusal(outcome: std::io::Result<Connection>) -> String {
+    outcome
+        .err()
+        .map_or_else(String::new, |error| chain(&error))
+}
+
+#[tokio::test]
+async fn the_router_reaches_an_agent_and_nobody_else_does() {
+    let (ours, other) = (authority(), authority());
+    let agents = credentials(node(), issue(&ours, &node()));
+    let address = agent(agents.clone()).await;
+    let router = credentials(controller(), issue(&ours, &controller()));
+    reached(&router, node(), address).await.unwrap();
+
+    let elsewhere = Name::node("n2").unwrap();
+    let said = refusal(reached(&router, elsewhere, address).await);
+    assert!(said.contains("not valid for name \"node.n2"), "{said}");
+
+    // A node's own certificate is good for nothing here.
+    let said = refusal(reached(&agents, node(), address).await);
+    assert!(said.contains("BadCertificate"), "{said}");
+
+    let mut bundle = issue(&other, &controller());
+    bundle.authorities = ours.certificate().into();
+    let stranger = credentials(controller(), bundle);
+    let said = refusal(reached(&stranger, node(), address).await);
+    assert!(said.contains("UnknownCA"), "{said}");
+
+    let past = Validity {
+        from: SystemTime::now() - 2 * HOUR,
+        until: SystemTime::now() - HOUR,
+    };
+    let late = credentials(controller(), ours.issue(&controller(), past).unwrap());
+    let said = refusal(reached(&late, node(), address).await);
+    assert!(said.contains("CertificateExpired"), "{said}");
+
+    // An agent that the router can't trust isn't told anything.
+    let impostor = agent(credentials(node(), issue(&other, &node()))).await;
+    let said = refusal(reached(&router, node(), impostor).await);
+    assert!(said.contains("UnknownIssuer"), "{said}");
+
+    let mut plain = TcpStream::connect(address).await.unwrap();
+    plain
+        .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        .await
+        .unwrap();
+    let mut answer = Vec::new();
+    let read = timeout(PATIENCE, plain.read_to_end(&mut answer))
+        .await
+        .unwrap();
+    assert!(
+        read.is_err() || answer.first() == Some(&21),
+        "an alert: {answer:?}"
+    );
+}
+
+#[tokio::test]
+async fn handshakes_that_never_end_hold_up_nobody() {
+    let ours = authority();
+    let address = agent(credentials(node(), issue(&ours, &node()))).await;
+    let mut idle = Vec::new();
+    for _ in 0..200 {
+        idle.push(TcpStream::connect(address).await.unwrap());
+    }
+    let router = credentials(controller(), issue(&ours, &controller()));
+    let reach = reached(&router, node(), address);
+    timeout(PATIENCE, reach).await.unwrap().unwrap();
+}
+
+fn files(folder: &Path) -> Files {
+    Files {
+        certificate: folder.join("tls.crt"),
+        key: folder.join("tls.key"),
+        authorities: folder.join("ca.crt"),
+    }
+}
+
+fn put(path: &Path, text: &[u8]) {
+    let mut file = std::fs::File::create(path).unwrap();
+    file.write_all(text).unwrap();
+}
+
+fn put_all(files: &Files, bundle: &Bundle) {
+    put(&files.certificate, &bundle.certificate);
+    put(&files.key, &bundle.key);
+    put(&files.authorities, &bundle.authorities);
+}
+
+/// Until files are looked at again.
+async fn later() {
+    sleep(Duration::from_millis(1100)).await;
+}
+
+#[tokio::test]
+async fn files_that_change_are_used_for_new_connections_and_bad_ones_never() {
+    let folder = TempDir::with_prefix("slackwater-").unwrap();
+    let (old, new) = (authority(), authority());
+    let files = files(folder.path());
+    put_all(&files, &issue(&old, &node()));
+    let agents = Arc::new(Credentials::of_files(node(), files.clone()).unwrap());
+    let address = agent(agents.clone()).await;
+    let router = credentials(controller(), issue(&old, &controller()));
+    let mut standing = reached(&router, node(), address).await.unwrap();
+
+    // Half written: the certificate is there, its key isn't yet.
+    let next = issue(&new, &node());
+    put(&files.certificate, &next.certificate);
+    later().await;
+    reached(&router, node(), address).await.unwrap();
+    put(&files.key, &next.key[..next.key.len() / 2]);
+    later().await;
+    reached(&router, node(), address).await.unwrap();
+    // Of another node.
+    put_all(&files, &issue(&new, &Name::node("n2").unwrap()));
+    later().await;
+    reached(&router, node(), address).await.unwrap();
+    std::fs::remove_file(&files.authorities).unwrap();
+    later().await;
+    reached(&router, node(), address).await.unwrap();
+
+    put_all(&files, &next);
+    later().await;
+    let said = refusal(reached(&router, node(), address).await);
+    assert!(said.contains("UnknownIssuer"), "{said}");
+    router.replace(issue(&new, &controller())).unwrap();
+    reached(&router, node(), address).await.unwrap();
+    echo(&mut standing).await.unwrap();
+}
+
+#[tokio::test]
+async fn authorities_that_overlap_are_changed_without_a_gap() {
+    let (old, new) = (authority(), authority());
+    let both = [old.certificate(), new.certificate()].concat();
+    let of = |authority: &Authority, name: &Name| Bundle {
+        authorities: both.clone().into(),
+        ..issue(authority, name)
+    };
+    let agents = credentials(node(), issue(&old, &node()));
+    let address = agent(agents.clone()).await;
+    let router = credentials(controller(), issue(&old, &controller()));
+    for (agents_own, routers_own) in [(&old, &old), (&old, &new), (&new, &new)] {
+        router.replace(of(&old, &controller())).unwrap();
+        agents.replace(of(agents_own, &node())).unwrap();
+        reached(&router, node(), address).await.unwrap();
+        router.replace(of(routers_own, &controller())).unwrap();
+        reached(&router, node(), address).await.unwrap();
+    }
+    router.replace(issue(&new, &controller())).unwrap();
+    agents.replace(issue(&new, &node())).unwrap();
+    reached(&router, node(), address).await.unwrap();
+}
+
+#[test]
+fn an_authority_is_the_same_after_it_was_read_again() {
+    let ours = authority();
+    let again = Authority::from_pem(ours.certificate(), &ours.key()).unwrap();
+    let until = SystemTime::now() + 5 * HOUR;
+    let validity = Validity {
+        from: SystemTime::now(),
+        until,
+    };
+    let bundle = again.issue(&node(), validity).unwrap();
+    let credentials = Credentials::of_bundle(node(), bundle).unwrap();
+    let seconds = until.duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    assert_eq!(credentials.expires(), Some(seconds.as_secs()));
+}
+
+#[test]
+fn what_is_wrong_is_told_by_its_file_and_without_the_key() {
+    let folder = TempDir::with_prefix("slackwater-").unwrap();
+    let ours = authority();
+    let good = issue(&ours, &node());
+    let files = files(folder.path());
+    let told = |bundle: &Bundle| {
+        put_all(&files, bundle);
+        let error = Credentials::of_files(node(), files.clone()).unwrap_err();
+        chain(&error).replace(folder.path().to_str().unwrap(), "DIR")
+    };
+    let with = |change: fn(&mut Bundle)| {
+        let mut bundle = good.clone();
+        change(&mut bundle);
+        bundle
+    };
+    let key_of_another = Bundle {
+        key: issue(&ours, &node()).key,
+        ..good.clone()
+    };
+    let all = [
+        told(&with(|bundle| bundle.certificate.clear())),
+        told(&with(|bundle| bundle.certificate.truncate(100))),
+        told(&with(|bundle| bundle.key.truncate(100))),
+        told(&with(|bundle| bundle.key = bundle.certificate.clone())),
+        told(&with(|bundle| bundle.authorities.clear())),
+        told(&key_of_another),
+        told(&issue(&ours, &controller())),
+    ];
+    insta::assert_snapshot!(all.join("\n"));
+    std::fs::remove_file(&files.key).unwrap();
+    let error = Credentials::of_files(node(), files.clone()).unwrap_err();
+    assert!(chain(&error).contains("tls.key: No such file"), "{error}");
+    assert_eq!(format!("{good:?}"), "Bundle { .. }");
+}
+
+#[test]
+fn names_of_nodes_are_names_in_certificates_or_refused() {
+    for good in ["n1", "N_1", "ip-10-0-0-1.eu.internal", "1"] {
+        let name = Name::node(good).unwrap();
+        assert_eq!(name.to_string(), format!("node.{good}.slackwater"));
+    }
+    for bad in ["", "a..b", "a b", "a-.b", &"x".repeat(64), "1.2.3.4\0"] {
+        assert!(Name::node(bad).is_err(), "{bad:?}");
+    }
+}

@@ -1,0 +1,94 @@
+//! `slackwater certificates`, and what is said of certificates that can't be used.
+
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Output};
+
+use slackwater::tls::Files;
+
+use crate::ground::*;
+use crate::support::{Scratch, Server, binary};
+
+fn certificates(scratch: &Scratch, more: &[&str]) -> Output {
+    let out = scratch.join("made");
+    Command::new(binary())
+        .args(["certificates", "--out", out.to_str().unwrap()])
+        .args(more)
+        .output()
+        .unwrap()
+}
+
+fn bundle(scratch: &Scratch, stem: &str) -> slackwater::tls::Bundle {
+    let path = |name: String| scratch.join("made").join(name);
+    let files = Files {
+        certificate: path(format!("{stem}.crt")),
+        key: path(format!("{stem}.key")),
+        authorities: path("ca.crt".into()),
+    };
+    files.read().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_command_makes_is_all_that_a_cluster_needs() {
+    let scratch = Scratch::new();
+    let made = certificates(&scratch, &["--node", NODE]);
+    assert!(made.status.success(), "{made:?}");
+    let all = [
+        "ca.crt",
+        "ca.key",
+        "controller.crt",
+        "controller.key",
+        "node-node-1.crt",
+        "node-node-1.key",
+    ];
+    let folder = scratch.join("made");
+    assert_eq!(names(&folder), all);
+    for name in all {
+        let mode = std::fs::metadata(folder.join(name))
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o777, 0o600, "{name}");
+    }
+
+    let again = certificates(&scratch, &["--node", NODE]);
+    assert_eq!(again.status.code(), Some(1));
+    let said = String::from_utf8(again.stderr).unwrap();
+    assert!(said.contains("nothing is written over it"), "{said}");
+
+    // A node that comes later has the same authority.
+    let before = bundle(&scratch, "controller");
+    assert!(certificates(&scratch, &["--node", "n2"]).status.success());
+    assert_eq!(bundle(&scratch, "controller"), before);
+    assert_eq!(names(&folder).len(), 8);
+
+    let certificates = Certificates::new(&scratch, &bundle(&scratch, "node-node-1"));
+    let server = agent(&scratch, &certificates);
+    let router = credentials(controller(), before);
+    client(&router, address(&server)).list().await.unwrap();
+}
+
+#[test]
+fn certificates_that_cannot_be_used_are_one_sentence_and_exit_64() {
+    let ours = authority();
+    let scratch = Scratch::new();
+    let certificates = Certificates::new(&scratch, &issue(&ours, &controller()));
+    let told = || {
+        let _ = std::fs::remove_file(scratch.join("log"));
+        let mut server = Server::spawn(
+            &scratch,
+            &["default=memory:"],
+            &words(&flags(&certificates)),
+            &[],
+        );
+        assert_eq!(server.wait(), Some(64));
+        let said = server.log();
+        assert_eq!(said.lines().count(), 1, "{said}");
+        said.replace(scratch.path().to_str().unwrap(), "DIR")
+    };
+    let of_another = told();
+    std::fs::write(certificates.path("tls.key"), "secret").unwrap();
+    let no_key = told();
+    std::fs::remove_file(certificates.path("ca.crt")).unwrap();
+    let no_file = told();
+    insta::assert_snapshot!([of_another, no_key, no_file].concat());
+}

@@ -1,0 +1,179 @@
+//! An agent's endpoint: whom it takes calls from, with which certificates, and its end.
+
+use std::net::TcpStream;
+use std::time::{Duration, SystemTime};
+
+use nix::sys::signal::Signal;
+use slackwater::csi;
+use slackwater::tls::Bundle;
+use slackwater::tls::authority::Validity;
+use tonic::Code;
+
+use crate::ground::*;
+use crate::support::{Client, Scratch, mount};
+
+const MIB: u64 = 1 << 20;
+
+/// What a call of a client that isn't the router ends with.
+async fn refusal(client: &Client) -> String {
+    let status = client.list().await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+    let mut text = status.message().to_string();
+    let mut next = std::error::Error::source(&status);
+    while let Some(source) = next {
+        text.push_str(&format!(": {source}"));
+        next = source.source();
+    }
+    text
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_takes_calls_from_the_router_alone() {
+    let scratch = Scratch::new();
+    let (ours, other) = (authority(), authority());
+    let certificates = Certificates::new(&scratch, &issue(&ours, &node()));
+    let server = agent(&scratch, &certificates);
+    let at = address(&server);
+
+    let router = client(&credentials(controller(), issue(&ours, &controller())), at);
+    let id = router
+        .create("v1", 8 * MIB, mount("ext4"), &[])
+        .await
+        .unwrap();
+    assert_eq!(router.list().await.unwrap(), [id.as_str()]);
+    assert!(
+        router
+            .groups()
+            .group_controller_get_capabilities(csi::GroupControllerGetCapabilitiesRequest {})
+            .await
+            .is_ok()
+    );
+
+    let of_node = client(&credentials(node(), issue(&ours, &node())), at);
+    let said = refusal(&of_node).await;
+    assert!(said.contains("BadCertificate"), "{said}");
+    let stranger = Bundle {
+        authorities: ours.certificate().into(),
+        ..issue(&other, &controller())
+    };
+    let said = refusal(&client(&credentials(controller(), stranger), at)).await;
+    assert!(said.contains("UnknownCA"), "{said}");
+    let past = Validity {
+        from: SystemTime::now() - 2 * HOUR,
+        until: SystemTime::now() - HOUR,
+    };
+    let expired = ours.issue(&controller(), past).unwrap();
+    let said = refusal(&client(&credentials(controller(), expired), at)).await;
+    assert!(said.contains("CertificateExpired"), "{said}");
+    let plain = tonic::transport::Endpoint::from_shared(format!("http://{at}")).unwrap();
+    refusal(&Client::over(plain.connect_lazy())).await;
+
+    // The volume is there all the same, and each refusal was told with its reason.
+    assert_eq!(router.list().await.unwrap(), [id.as_str()]);
+    let log = server.log();
+    assert!(log.matches("a connection is refused").count() >= 4, "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kubelet_and_router_have_each_their_own_calls() {
+    let scratch = Scratch::new();
+    let ours = authority();
+    let certificates = Certificates::new(&scratch, &issue(&ours, &node()));
+    let server = agent(&scratch, &certificates);
+    let at = address(&server);
+    let kubelet = server.client();
+    let router = client(&credentials(controller(), issue(&ours, &controller())), at);
+
+    let info = kubelet.node().node_get_info(csi::NodeGetInfoRequest {});
+    assert_eq!(info.await.unwrap().into_inner().node_id, NODE);
+    let refused = kubelet.list().await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unimplemented);
+    let refused = router
+        .node()
+        .node_get_info(csi::NodeGetInfoRequest {})
+        .await;
+    assert_eq!(refused.unwrap_err().code(), Code::Unimplemented);
+
+    let info = |client: &Client| {
+        let mut identity = client.identity();
+        async move {
+            let info = identity.get_plugin_info(csi::GetPluginInfoRequest {}).await;
+            info.unwrap().into_inner().name
+        }
+    };
+    assert_eq!(info(&kubelet).await, info(&router).await);
+    assert!(kubelet.is_ready().await && router.is_ready().await);
+
+    // What the router makes the kubelet can use.
+    let id = router
+        .create("v1", 8 * MIB, mount("ext4"), &[])
+        .await
+        .unwrap();
+    let staging = scratch.dir("kubelet").join("staging");
+    kubelet.stage(&id, &staging, mount("ext4")).await.unwrap();
+    let held = router.delete(&id).await.unwrap_err();
+    assert_eq!(held.code(), Code::FailedPrecondition);
+    kubelet.unstage(&id, &staging).await.unwrap();
+    router.delete(&id).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn certificates_that_change_are_for_new_connections() {
+    let scratch = Scratch::new();
+    let (old, new) = (authority(), authority());
+    let certificates = Certificates::new(&scratch, &issue(&old, &node()));
+    let server = agent(&scratch, &certificates);
+    let at = address(&server);
+    let of_old = credentials(controller(), issue(&old, &controller()));
+    let of_new = credentials(controller(), issue(&new, &controller()));
+    let standing = client(&of_old, at);
+    standing.list().await.unwrap();
+
+    let later = || tokio::time::sleep(Duration::from_millis(1200));
+    let key = certificates.path("tls.key");
+    let next = issue(&new, &node());
+    std::fs::write(&key, &next.key[..next.key.len() / 2]).unwrap();
+    later().await;
+    client(&of_old, at).list().await.unwrap();
+    assert!(server.log().contains("the last good ones stay"));
+
+    certificates.put(&next);
+    later().await;
+    client(&of_new, at).list().await.unwrap();
+    refusal(&client(&of_old, at)).await;
+    standing.list().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_never_ends_its_handshake_holds_up_nobody() {
+    let scratch = Scratch::new();
+    let ours = authority();
+    let certificates = Certificates::new(&scratch, &issue(&ours, &node()));
+    let server = agent(&scratch, &certificates);
+    let at = address(&server);
+    let idle: Vec<_> = (0..300).map(|_| TcpStream::connect(at).unwrap()).collect();
+    let router = client(&credentials(controller(), issue(&ours, &controller())), at);
+    let listed = tokio::time::timeout(Duration::from_secs(30), router.list());
+    listed.await.expect("an answer").unwrap();
+    drop(idle);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_ends_both_and_nothing_lies_beside_the_socket() {
+    let scratch = Scratch::new();
+    let ours = authority();
+    let certificates = Certificates::new(&scratch, &issue(&ours, &node()));
+    let mut server = agent(&scratch, &certificates);
+    let at = address(&server);
+    let router = client(&credentials(controller(), issue(&ours, &controller())), at);
+    router.list().await.unwrap();
+    let folder = server.socket().parent().unwrap().to_path_buf();
+    assert_eq!(names(&folder), ["csi.sock"]);
+    // Neither an idle connection nor one that never says a word holds it up.
+    let silent = TcpStream::connect(at).unwrap();
+    server.signal(Signal::SIGTERM);
+    assert_eq!(server.wait(), Some(0));
+    assert_eq!(names(&folder), [""; 0]);
+    assert!(TcpStream::connect(at).is_err(), "nobody listens any more");
+    drop(silent);
+}
