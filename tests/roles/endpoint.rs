@@ -84,8 +84,9 @@ async fn kubelet_and_router_have_each_their_own_calls() {
     let kubelet = server.client();
     let router = client(&credentials(controller(), issue(&ours, &controller())), at);
 
-    let info = kubelet.node().node_get_info(csi::NodeGetInfoRequest {});
-    assert_eq!(info.await.unwrap().into_inner().node_id, NODE);
+    let mut of_node = kubelet.node();
+    let info = of_node.node_get_info(csi::NodeGetInfoRequest {}).await;
+    assert_eq!(info.unwrap().into_inner().node_id, NODE);
     let refused = kubelet.list().await.unwrap_err();
     assert_eq!(refused.code(), Code::Unimplemented);
     let refused = router
