@@ -7,6 +7,8 @@
 pub mod definition;
 pub mod glob;
 pub mod local;
+pub mod pod;
+mod session;
 
 use std::time::Duration;
 
@@ -14,6 +16,7 @@ use crate::error::Result;
 use crate::model::SharedVolume;
 pub use definition::{HookDefinition, HookParts};
 pub use local::LocalHooks;
+pub use pod::PodHooks;
 
 /// Whose hooks are wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]

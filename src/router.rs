@@ -6,3 +6,4 @@
 //! ([`crate::cut::coordinator`]), with a stream to each agent as its participant.
 
 pub mod cluster;
+pub mod kube;

@@ -109,15 +109,25 @@ impl HookDefinition {
 
     /// The deadline in whole seconds, rounded up.
     pub fn seconds(&self) -> u64 {
-        self.timeout.as_secs() + u64::from(self.timeout.subsec_nanos() > 0)
+        seconds(self.timeout)
     }
 
     /// The arguments, with the deadline in its place.
     pub fn arguments(&self) -> Vec<String> {
-        let seconds = self.seconds().to_string();
-        let given = self.command.iter().skip(1);
-        given.map(|word| word.replace(SECONDS, &seconds)).collect()
+        filled(self.command.get(1..).unwrap_or_default(), self.timeout)
     }
+}
+
+/// A deadline in whole seconds, rounded up.
+fn seconds(timeout: Duration) -> u64 {
+    timeout.as_secs() + u64::from(timeout.subsec_nanos() > 0)
+}
+
+/// Words with the deadline in its place.
+pub(super) fn filled(words: &[String], timeout: Duration) -> Vec<String> {
+    let seconds = seconds(timeout).to_string();
+    let each = words.iter();
+    each.map(|word| word.replace(SECONDS, &seconds)).collect()
 }
 
 fn has_control(text: &str) -> bool {
@@ -177,7 +187,8 @@ fn whose(volume: Option<&str>, pvc: Option<&str>) -> Result<Whose, String> {
     }
 }
 
-fn timeout(text: Option<&str>) -> Result<Duration, String> {
+/// A session's deadline as a text; the usual one if nothing is said.
+pub(super) fn timeout(text: Option<&str>) -> Result<Duration, String> {
     let Some(text) = text else {
         return Ok(TIMEOUT);
     };

@@ -41,6 +41,65 @@ pub enum SessionState {
     },
 }
 
+/// So much of a session's stderr is kept.
+const SAID_BYTES: usize = 4096;
+/// The longest line that may turn out to be READY, blanks included; longer ones are skipped.
+const LINE_BYTES: usize = 256;
+/// More of a program's words doesn't fit into an error that people read.
+const SAID_CHARS: usize = 400;
+
+/// What a session has said so far, wherever it runs.
+#[derive(Debug, Default)]
+pub struct Heard {
+    /// The line that it's in the middle of.
+    line: Vec<u8>,
+    is_ready: bool,
+    said: Vec<u8>,
+}
+
+impl Heard {
+    /// Takes what came from its stdout.
+    pub fn stdout(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            if *byte == b'\n' {
+                self.is_ready |= self.line.trim_ascii() == b"READY";
+                self.line.clear();
+            } else if self.line.len() < LINE_BYTES {
+                self.line.push(*byte);
+            }
+        }
+    }
+
+    /// Takes what came from its stderr.
+    pub fn stderr(&mut self, bytes: &[u8]) {
+        let room = SAID_BYTES.saturating_sub(self.said.len());
+        self.said.extend_from_slice(&bytes[..bytes.len().min(room)]);
+    }
+
+    /// Whether it has said READY.
+    pub fn is_ready(&self) -> bool {
+        self.is_ready
+    }
+
+    /// The first words of its stderr, in one line.
+    pub fn said(&self) -> String {
+        speakable(&String::from_utf8_lossy(&self.said))
+    }
+}
+
+/// The first words of a program in one line: no control characters, no runs of blanks.
+pub fn speakable(text: &str) -> String {
+    let plain: String = text
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect();
+    let line = plain.split_whitespace().collect::<Vec<_>>().join(" ");
+    match line.char_indices().nth(SAID_CHARS) {
+        Some((end, _)) => format!("{}...", &line[..end]),
+        None => line,
+    }
+}
+
 /// A session. Dropping it ends its stdin and leaves it to itself.
 pub trait Session: Send + fmt::Debug {
     /// Where it is now; never waits. What it has written is read meanwhile, so that it isn't held
@@ -55,4 +114,32 @@ pub trait Session: Send + fmt::Debug {
 
     /// SIGTERM, or by force SIGKILL, to it and to all that it has started; nothing if it's over.
     fn end(&mut self, by_force: bool);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_a_program_said_is_one_short_line(text in any::<String>()) {
+            let said = speakable(&text);
+            prop_assert!(said.chars().count() <= SAID_CHARS + 3);
+            prop_assert!(!said.chars().any(char::is_control));
+        }
+
+        #[test]
+        fn ready_is_heard_however_it_is_cut_up(cuts in prop::collection::vec(1usize..5, 0..20)) {
+            let text = b"hello\nnot READY\n READY \r\nmore";
+            let mut heard = Heard::default();
+            let mut at = 0;
+            for cut in cuts {
+                let end = (at + cut).min(text.len());
+                heard.stdout(&text[at..end]);
+                at = end;
+                prop_assert_eq!(heard.is_ready(), at >= 25, "{}", at);
+            }
+        }
+    }
 }

@@ -42,6 +42,9 @@ pub trait Cluster: Send + Sync + 'static {
     /// home that they were last seen at.
     fn known_pools(&self) -> Vec<KnownPool>;
 
+    /// Whether this router is the one that does what must be done by one; never two at once.
+    fn is_leader(&self) -> bool;
+
     /// Tells people something, by an event on an object. Never fails and never waits.
     fn tell(&self, about: &About, is_warning: bool, reason: &'static str, message: String);
 
@@ -88,6 +91,10 @@ impl Cluster for NoCluster {
 
     fn known_pools(&self) -> Vec<KnownPool> {
         Vec::new()
+    }
+
+    fn is_leader(&self) -> bool {
+        true
     }
 
     fn tell(&self, _about: &About, _is_warning: bool, _reason: &'static str, _message: String) {}

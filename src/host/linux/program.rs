@@ -10,12 +10,10 @@ use std::process::{Command, ExitStatus, Stdio};
 
 use crate::error::{HostCause, HostError};
 use crate::host::Result;
+use crate::host::session::speakable;
 
 /// Where distributions put system programs.
 pub(super) const FOLDERS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
-
-/// More of a program's words doesn't fit into an error that people read.
-const SAID_CHARS: usize = 400;
 
 /// A program and what to install to have it.
 #[derive(Clone, Copy, Debug)]
@@ -108,23 +106,9 @@ impl Ended {
     }
 }
 
-/// The first words of a program in one line: no control characters, no runs of blanks.
-pub(super) fn speakable(text: &str) -> String {
-    let plain: String = text
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect();
-    let line = plain.split_whitespace().collect::<Vec<_>>().join(" ");
-    match line.char_indices().nth(SAID_CHARS) {
-        Some((end, _)) => format!("{}...", &line[..end]),
-        None => line,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
     #[test]
     fn a_program_that_is_not_there_is_named_with_its_package() {
@@ -150,14 +134,5 @@ mod tests {
         let mut lines: Vec<_> = ended.stdout.lines().collect();
         lines.sort_unstable();
         assert_eq!(lines, ["LC_ALL=C", "PATH=/usr/sbin:/sbin:/usr/bin:/bin"]);
-    }
-
-    proptest! {
-        #[test]
-        fn what_a_program_said_is_one_short_line(text in any::<String>()) {
-            let said = speakable(&text);
-            prop_assert!(said.chars().count() <= SAID_CHARS + 3);
-            prop_assert!(!said.chars().any(char::is_control));
-        }
     }
 }

@@ -14,16 +14,12 @@ use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::{Gid, Pid, Uid, User, geteuid, getgrouplist};
 
-use super::program::{FOLDERS, speakable};
+use super::program::FOLDERS;
 use super::sys;
 use crate::error::HostError;
-use crate::host::session::{Session, SessionSpec, SessionState};
+use crate::host::session::{Heard, Session, SessionSpec, SessionState};
 use crate::host::{Done, Result};
 
-/// So much of its stderr is kept.
-const SAID_BYTES: usize = 4096;
-/// The longest line that may turn out to be READY, blanks included; longer ones are skipped.
-const LINE_BYTES: usize = 256;
 /// So much is read in one look: a program that never stops talking doesn't hold us up.
 const LOOK_BYTES: usize = 1 << 20;
 
@@ -51,9 +47,7 @@ pub(super) fn start(spec: &SessionSpec<'_>) -> Result<Done> {
         stdout: child.stdout.take(),
         stderr: child.stderr.take(),
         child: Some(child),
-        line: Vec::new(),
-        is_ready: false,
-        said: Vec::new(),
+        heard: Heard::default(),
         ended: None,
     };
     let pipes = [
@@ -130,31 +124,15 @@ struct Process {
     stdin: Option<ChildStdin>,
     stdout: Option<ChildStdout>,
     stderr: Option<ChildStderr>,
-    /// The line that it's in the middle of.
-    line: Vec<u8>,
-    is_ready: bool,
-    said: Vec<u8>,
+    heard: Heard,
     ended: Option<(bool, String)>,
 }
 
 impl Process {
     fn listen(&mut self) {
-        let (line, is_ready) = (&mut self.line, &mut self.is_ready);
-        drain(&mut self.stdout, |bytes| {
-            for byte in bytes {
-                if *byte == b'\n' {
-                    *is_ready |= line.trim_ascii() == b"READY";
-                    line.clear();
-                } else if line.len() < LINE_BYTES {
-                    line.push(*byte);
-                }
-            }
-        });
-        let said = &mut self.said;
-        drain(&mut self.stderr, |bytes| {
-            let room = SAID_BYTES.saturating_sub(said.len());
-            said.extend_from_slice(&bytes[..bytes.len().min(room)]);
-        });
+        let heard = &mut self.heard;
+        drain(&mut self.stdout, |bytes| heard.stdout(bytes));
+        drain(&mut self.stderr, |bytes| heard.stderr(bytes));
     }
 
     /// Whether it has ended; it isn't waited for, so its number stays its own.
@@ -199,17 +177,17 @@ impl Session for Process {
         }
         match &self.ended {
             Some((success, status)) => SessionState::Ended {
-                was_ready: self.is_ready,
+                was_ready: self.heard.is_ready(),
                 success: *success,
                 status: status.clone(),
             },
-            None if self.is_ready => SessionState::Ready,
+            None if self.heard.is_ready() => SessionState::Ready,
             None => SessionState::Starting,
         }
     }
 
     fn said(&self) -> String {
-        speakable(&String::from_utf8_lossy(&self.said))
+        self.heard.said()
     }
 
     fn let_go(&mut self) {

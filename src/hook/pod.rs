@@ -1,0 +1,234 @@
+//! Hooks of pods: an exec in a container of the pod that uses the volume, as the annotations of
+//! that pod say. Who can write them can run programs there anyway; so nothing is ever taken from
+//! a class or a claim, which may only say `skip`.
+//!
+//! It's allowed by namespace: who owns one binds the ClusterRole [`ROLE`] in it.
+
+mod annotation;
+mod exec;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use ::kube::api::{Api, ListParams};
+use ::kube::{Client, Error as KubeError, ResourceExt};
+use futures_util::future::join_all;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use tokio::runtime::Handle;
+
+use super::session::{Running, Sessions, shared_by};
+use super::{HookTarget, Hooks, Quiesced};
+use crate::error::{Error, Result, chain};
+use crate::model::SharedVolume;
+use annotation::PodHook;
+
+/// What a namespace's owner binds to the router's service account: to list pods, and exec.
+pub const ROLE: &str = "slackwater-hooks";
+
+/// Between the end of a session's stdin and giving it up. Longer than on the same machine: API
+/// server, kubelet and container runtime are between.
+const GRACE: Duration = Duration::from_secs(20);
+/// The API server has so long for a look at pods.
+const LOOK: Duration = Duration::from_secs(20);
+
+/// Hooks by exec.
+pub struct PodHooks {
+    client: Client,
+    /// Where its requests are driven: callers are blocking threads.
+    runtime: Handle,
+    grace: Duration,
+}
+
+/// A hook that was found, and the pod that it's in.
+struct Found {
+    namespace: String,
+    pod: String,
+    hook: PodHook,
+}
+
+impl Found {
+    fn name(&self) -> String {
+        format!("{}/{}/{}", self.namespace, self.pod, self.hook.container)
+    }
+}
+
+impl PodHooks {
+    /// Must be made within a runtime.
+    pub fn new(client: Client) -> PodHooks {
+        PodHooks {
+            client,
+            runtime: Handle::current(),
+            grace: GRACE,
+        }
+    }
+
+    /// With another time between the end of a session's stdin and giving it up, 20 s otherwise.
+    #[must_use]
+    pub fn with_grace(mut self, grace: Duration) -> PodHooks {
+        self.grace = grace;
+        self
+    }
+
+    /// Waits for an answer, on a thread that may block.
+    fn ask<T>(
+        &self,
+        namespace: &str,
+        what: &str,
+        answer: impl Future<Output = Result<T, KubeError>>,
+    ) -> Result<T> {
+        let answer = self
+            .runtime
+            .block_on(async { tokio::time::timeout(LOOK, answer).await });
+        let reason = match answer {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(error)) if is_forbidden(&error) => forbidden(what, namespace),
+            Ok(Err(error)) => format!("{what} failed: {}", chain(&error)),
+            Err(_) => format!("{what} took longer than {} s", LOOK.as_secs()),
+        };
+        Err(Error::QuiesceFailed {
+            hook: format!("of namespace {namespace}"),
+            reason,
+        })
+    }
+
+    /// The running pods of a namespace.
+    fn pods(&self, namespace: &str) -> Result<Vec<Pod>> {
+        let api = Api::<Pod>::namespaced(self.client.clone(), namespace);
+        let running = ListParams::default().fields("status.phase=Running");
+        let what = "listing its pods";
+        let pods = self.ask(namespace, what, async { api.list(&running).await })?;
+        Ok(pods.items)
+    }
+
+    /// Whether a claim says that its pods' hooks aren't run for it.
+    fn is_skipped(&self, namespace: &str, claim: &str) -> Result<bool> {
+        let api = Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), namespace);
+        let what = format!("reading claim {claim}");
+        let found = self.ask(namespace, &what, async { api.get_opt(claim).await })?;
+        let Some(found) = found else {
+            return Ok(false);
+        };
+        annotation::says_skip(found.annotations()).map_err(|problem| Error::QuiesceFailed {
+            hook: format!("of claim {namespace}/{claim}"),
+            reason: problem,
+        })
+    }
+
+    /// The hook of a name, as its pod's annotations say now.
+    fn find(&self, name: &str) -> Result<Found> {
+        let mut parts = name.splitn(3, '/');
+        let (Some(namespace), Some(pod), Some(container)) =
+            (parts.next(), parts.next(), parts.next())
+        else {
+            return Err(Error::Bug {
+                invariant: format!("hook {name} is one of those that were found"),
+            });
+        };
+        let failed = |reason: String| Error::QuiesceFailed {
+            hook: name.into(),
+            reason,
+        };
+        let api = Api::<Pod>::namespaced(self.client.clone(), namespace);
+        let what = format!("reading pod {pod}");
+        let now = self.ask(namespace, &what, async { api.get_opt(pod).await })?;
+        let now = now.ok_or_else(|| failed("its pod is gone".into()))?;
+        match PodHook::of(&now).map_err(failed)? {
+            Some(hook) if hook.container == container => Ok(Found {
+                namespace: namespace.into(),
+                pod: pod.into(),
+                hook,
+            }),
+            Some(_) | None => Err(failed(
+                "its pod's annotations have changed; try again".into(),
+            )),
+        }
+    }
+}
+
+impl Hooks for PodHooks {
+    fn wanted(&self, targets: &[HookTarget], shared: SharedVolume) -> Result<Vec<String>> {
+        let mut pods: BTreeMap<&str, Vec<Pod>> = BTreeMap::new();
+        let mut wanted = BTreeSet::new();
+        for target in targets {
+            let claim = target
+                .claim
+                .as_deref()
+                .and_then(|claim| claim.split_once('/'));
+            let Some((namespace, claim)) = claim else {
+                continue;
+            };
+            if !pods.contains_key(namespace) {
+                pods.insert(namespace, self.pods(namespace)?);
+            }
+            let its = hooks_of(namespace, claim, &pods[namespace])?;
+            if its.is_empty() || self.is_skipped(namespace, claim)? {
+                continue;
+            }
+            wanted.extend(shared_by(&target.volume_id, its, shared)?);
+        }
+        Ok(wanted.into_iter().collect())
+    }
+
+    fn quiesce(&self, names: &[String], timeout: Duration) -> Result<Box<dyn Quiesced>> {
+        let begun = Instant::now();
+        let found: Vec<Found> = names
+            .iter()
+            .map(|name| self.find(name))
+            .collect::<Result<_>>()?;
+        let starts = found.iter().map(|found| {
+            let limit = timeout
+                .min(found.hook.timeout)
+                .saturating_sub(begun.elapsed());
+            exec::start(&self.client, found, limit)
+        });
+        let started = self.runtime.block_on(join_all(starts));
+        // Those that have started are released with `sessions` when another one couldn't.
+        let mut sessions = Sessions::new(self.grace);
+        let mut refused = None;
+        for (found, session) in found.iter().zip(started) {
+            match session {
+                Ok(session) => sessions.running.push(Running {
+                    name: found.name(),
+                    timeout: found.hook.timeout,
+                    is_here: false,
+                    session: Box::new(session),
+                }),
+                Err(error) => refused = refused.or(Some(error)),
+            }
+        }
+        match refused {
+            Some(error) => Err(error),
+            None => sessions.ready(begun, timeout),
+        }
+    }
+}
+
+/// Names of the hooks of the pods that use a claim, in their order.
+fn hooks_of(namespace: &str, claim: &str, pods: &[Pod]) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for pod in pods.iter().filter(|pod| annotation::uses(pod, claim)) {
+        let name = pod.name_any();
+        let hook = PodHook::of(pod).map_err(|reason| Error::QuiesceFailed {
+            hook: format!("of pod {namespace}/{name}"),
+            reason,
+        })?;
+        if let Some(hook) = hook {
+            names.push(format!("{namespace}/{name}/{}", hook.container));
+        }
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+fn is_forbidden(error: &KubeError) -> bool {
+    matches!(error, KubeError::Api(status) if status.is_forbidden())
+}
+
+/// What to do about a refusal.
+fn forbidden(what: &str, namespace: &str) -> String {
+    format!(
+        "{what} is forbidden to the driver's controller; who owns namespace {namespace} allows it \
+         by a RoleBinding to ClusterRole {ROLE} there, or the chart does by hooks.namespaces"
+    )
+}

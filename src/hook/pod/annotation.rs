@@ -1,0 +1,135 @@
+//! What annotations say about hooks.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use ::kube::ResourceExt;
+use k8s_openapi::api::core::v1::{Pod, PodSpec};
+
+use crate::hook::definition::{filled, timeout};
+
+/// The program and its arguments: a JSON array of words.
+const SESSION: &str = "hooks.slackwater.dev/session";
+/// The container that it's started in; the first one if nothing is said.
+const CONTAINER: &str = "hooks.slackwater.dev/container";
+/// The session's own deadline, such as "30s".
+const TIMEOUT: &str = "hooks.slackwater.dev/timeout";
+/// "true": as if there were no hook. On a pod or a claim.
+const SKIP: &str = "hooks.slackwater.dev/skip";
+/// What all of them begin with.
+const PREFIX: &str = "hooks.slackwater.dev/";
+
+/// A pod's hook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct PodHook {
+    /// Where it's started.
+    pub(super) container: String,
+    /// Program and arguments, with the deadline in its place.
+    pub(super) command: Vec<String>,
+    /// The session's own deadline.
+    pub(super) timeout: Duration,
+}
+
+impl PodHook {
+    /// The hook of a pod, if it has one. An error is a sentence that names the annotation.
+    pub(super) fn of(pod: &Pod) -> Result<Option<PodHook>, String> {
+        let said = pod.annotations();
+        for name in said.keys().filter(|name| name.starts_with(PREFIX)) {
+            if ![SESSION, CONTAINER, TIMEOUT, SKIP].contains(&name.as_str()) {
+                return Err(format!(
+                    "annotation {name} is unknown; there are {SESSION}, {CONTAINER}, {TIMEOUT} \
+                     and {SKIP}"
+                ));
+            }
+        }
+        if says_skip(said)? {
+            return Ok(None);
+        }
+        let Some(session) = said.get(SESSION) else {
+            return Ok(None);
+        };
+        let words = words(session)?;
+        let deadline = timeout(said.get(TIMEOUT).map(String::as_str))
+            .map_err(|problem| format!("annotation {TIMEOUT}: {problem}"))?;
+        Ok(Some(PodHook {
+            container: container(pod, said.get(CONTAINER).map(String::as_str))?,
+            command: filled(&words, deadline),
+            timeout: deadline,
+        }))
+    }
+}
+
+/// Whether annotations say `skip`.
+pub(super) fn says_skip(said: &BTreeMap<String, String>) -> Result<bool, String> {
+    match said.get(SKIP).map(String::as_str) {
+        None | Some("false") => Ok(false),
+        Some("true") => Ok(true),
+        Some(other) => Err(format!(
+            "annotation {SKIP} is {other:?}; give \"true\" or \"false\""
+        )),
+    }
+}
+
+fn words(session: &str) -> Result<Vec<String>, String> {
+    let wrong = |problem: &str| {
+        Err(format!(
+            "annotation {SESSION} {problem}; give a JSON array of words, such as \
+             [\"/bin/hold\", \"--seconds={{seconds}}\"]"
+        ))
+    };
+    let Ok(words) = serde_json::from_str::<Vec<String>>(session) else {
+        return wrong("is not a JSON array of texts");
+    };
+    match words.first() {
+        None => wrong("has no program in it"),
+        Some(program) if program.trim().is_empty() => wrong("has an empty program"),
+        Some(_) if words.iter().any(|word| word.contains('\0')) => {
+            wrong("has a zero byte in a word")
+        }
+        Some(_) => Ok(words),
+    }
+}
+
+/// The container of a name, or the first; also of one that is started before the others and
+/// stays.
+fn container(pod: &Pod, wanted: Option<&str>) -> Result<String, String> {
+    let spec = pod.spec.as_ref();
+    let names: Vec<&str> = spec.map(containers).unwrap_or_default();
+    match (wanted, names.first()) {
+        (Some(wanted), _) if names.contains(&wanted) => Ok(wanted.into()),
+        (Some(wanted), _) => Err(format!(
+            "annotation {CONTAINER} names {wanted:?}; the pod has {}",
+            names.join(", ")
+        )),
+        (None, Some(first)) => Ok((*first).into()),
+        (None, None) => Err("the pod has no container".into()),
+    }
+}
+
+fn containers(spec: &PodSpec) -> Vec<&str> {
+    let stays = |init: &&k8s_openapi::api::core::v1::Container| {
+        init.restart_policy.as_deref() == Some("Always")
+    };
+    let early = spec.init_containers.iter().flatten().filter(stays);
+    let all = spec.containers.iter().chain(early);
+    all.map(|container| container.name.as_str()).collect()
+}
+
+/// Whether a pod runs and uses a claim, by its name or as a volume of its own.
+pub(super) fn uses(pod: &Pod, claim: &str) -> bool {
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
+    if phase != Some("Running") {
+        return false;
+    }
+    let volumes = pod.spec.iter().filter_map(|spec| spec.volumes.as_ref());
+    volumes.flatten().any(|volume| {
+        if let Some(source) = &volume.persistent_volume_claim {
+            return source.claim_name == claim;
+        }
+        // A generic ephemeral volume's claim is named after its pod.
+        volume.ephemeral.is_some() && format!("{}-{}", pod.name_any(), volume.name) == claim
+    })
+}

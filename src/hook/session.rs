@@ -1,0 +1,246 @@
+//! Sessions that hold applications still, wherever they run: when all are ready, whether they
+//! live, and their end.
+
+use std::time::{Duration, Instant};
+
+use super::Quiesced;
+use crate::error::{Error, Result};
+use crate::host::{Session, SessionState};
+use crate::model::SharedVolume;
+
+/// Between the end of a session's stdin and SIGTERM: an application that has stood still needs a
+/// moment to get going, and then its client to say goodbye.
+pub(super) const GRACE: Duration = Duration::from_secs(10);
+/// Between SIGTERM and SIGKILL, and after that until it's given up.
+const LAST_GRACE: Duration = Duration::from_secs(2);
+/// Between two looks at sessions that aren't there yet: short beside starting a program.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// Which of a volume's hooks are run, in their order.
+pub(super) fn shared_by<T: AsRef<str>>(
+    volume_id: &str,
+    its: Vec<T>,
+    shared: SharedVolume,
+) -> Result<Vec<T>> {
+    if its.len() < 2 {
+        return Ok(its);
+    }
+    match shared {
+        SharedVolume::All => Ok(its),
+        SharedVolume::One => Ok(its.into_iter().take(1).collect()),
+        SharedVolume::Skip => Ok(Vec::new()),
+        SharedVolume::Fail => {
+            let names: Vec<&str> = its.iter().map(AsRef::as_ref).collect();
+            Err(Error::refused(
+                format!("volume {volume_id}"),
+                format!(
+                    "several hooks are for it ({}), and the class has sharedVolume: fail; leave \
+                     one, or choose all, one or skip",
+                    names.join(", ")
+                ),
+            ))
+        }
+    }
+}
+
+/// One that was started.
+pub(super) struct Running {
+    /// Its hook's name.
+    pub(super) name: String,
+    /// Its own deadline.
+    pub(super) timeout: Duration,
+    /// A process of this machine, whose life is certain. Of others only an orderly end is proof
+    /// that they had held.
+    pub(super) is_here: bool,
+    /// Itself.
+    pub(super) session: Box<dyn Session>,
+}
+
+impl Running {
+    fn failed(&self, reason: String) -> Error {
+        let said = self.session.said();
+        let reason = match said.as_str() {
+            "" => reason,
+            said => format!("{reason}: {said}"),
+        };
+        Error::QuiesceFailed {
+            hook: self.name.clone(),
+            reason,
+        }
+    }
+}
+
+/// Sessions that were started. Dropping them releases them, and waits for that.
+pub(super) struct Sessions {
+    /// In the order of their start.
+    pub(super) running: Vec<Running>,
+    grace: Duration,
+}
+
+impl Sessions {
+    /// None yet; each gets `grace` between the end of its stdin and SIGTERM.
+    pub(super) fn new(grace: Duration) -> Sessions {
+        Sessions {
+            running: Vec::new(),
+            grace,
+        }
+    }
+
+    /// Waits until all have said READY, for at most `timeout` since `begun`.
+    pub(super) fn ready(mut self, begun: Instant, timeout: Duration) -> Result<Box<dyn Quiesced>> {
+        while !self.are_ready(begun.elapsed(), timeout)? {
+            std::thread::sleep(LOOK_EVERY);
+        }
+        Ok(Box::new(self))
+    }
+
+    /// Whether all have said READY; `waited` since the first was started.
+    fn are_ready(&mut self, waited: Duration, timeout: Duration) -> Result<bool> {
+        let mut all = true;
+        for running in &mut self.running {
+            let state = running.session.look();
+            let limit = timeout.min(running.timeout);
+            match state {
+                SessionState::Ready => {}
+                SessionState::Starting if waited < limit => all = false,
+                SessionState::Starting => {
+                    let limit = limit.as_millis();
+                    return Err(running.failed(format!("it did not say READY within {limit} ms")));
+                }
+                SessionState::Ended {
+                    was_ready, status, ..
+                } => {
+                    let before = if was_ready {
+                        "before all others were ready"
+                    } else {
+                        "before it said READY"
+                    };
+                    return Err(running.failed(format!("it ended with {status} {before}")));
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// Waits for all ends; whether all have come.
+    fn ended_within(&mut self, time: Duration) -> bool {
+        let until = Instant::now() + time;
+        loop {
+            let ended = |running: &mut Running| {
+                matches!(running.session.look(), SessionState::Ended { .. })
+            };
+            // Each is looked at: its pipes are emptied by that.
+            let left = self
+                .running
+                .iter_mut()
+                .filter_map(|r| (!ended(r)).then_some(()));
+            if left.count() == 0 {
+                return true;
+            }
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Those that haven't ended, which are sent a signal.
+    fn signal(&mut self, by_force: bool) -> Vec<String> {
+        let mut names = Vec::new();
+        for running in &mut self.running {
+            if !matches!(running.session.look(), SessionState::Ended { .. }) {
+                running.session.end(by_force);
+                names.push(running.name.clone());
+            }
+        }
+        names
+    }
+
+    /// Ends them all. Names of those that had to be told by a signal, and how that went.
+    fn end(&mut self) -> (Vec<String>, &'static str) {
+        for running in &mut self.running {
+            running.session.let_go();
+        }
+        if self.ended_within(self.grace) {
+            return (Vec::new(), "");
+        }
+        let signalled = self.signal(false);
+        if self.ended_within(LAST_GRACE) {
+            return (signalled, "was ended by SIGTERM");
+        }
+        self.signal(true);
+        if self.ended_within(LAST_GRACE) {
+            return (signalled, "was killed");
+        }
+        (signalled, "was killed, and has not ended yet")
+    }
+}
+
+impl Quiesced for Sessions {
+    fn verify(&mut self) -> Result<()> {
+        for running in &mut self.running {
+            match running.session.look() {
+                SessionState::Ready => {}
+                SessionState::Starting => {
+                    return Err(Error::Bug {
+                        invariant: "a session that was ready stays so".into(),
+                    });
+                }
+                SessionState::Ended { status, .. } => {
+                    let reason = format!("it ended with {status} before the cut was made");
+                    return Err(running.failed(reason));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn release(mut self: Box<Self>) -> Result<Option<String>> {
+        let (signalled, how) = self.end();
+        let running = std::mem::take(&mut self.running);
+        for mut running in running {
+            let SessionState::Ended {
+                success: false,
+                status,
+                ..
+            } = running.session.look()
+            else {
+                continue;
+            };
+            if !running.is_here && signalled.contains(&running.name) {
+                let reason = format!(
+                    "it did not end within {} ms after the end of its stdin, so it isn't known \
+                     whether it had held",
+                    self.grace.as_millis()
+                );
+                return Err(running.failed(reason));
+            }
+            if !signalled.contains(&running.name) {
+                let reason = format!(
+                    "it ended with {status} when it was to release, so what it held may have \
+                     been lost"
+                );
+                return Err(running.failed(reason));
+            }
+        }
+        Ok((!signalled.is_empty()).then(|| {
+            let names = signalled.join(", ");
+            format!(
+                "hook {names} did not end within {} ms after the end of its stdin, and {how}",
+                self.grace.as_millis()
+            )
+        }))
+    }
+}
+
+impl Drop for Sessions {
+    fn drop(&mut self) {
+        if !self.running.is_empty() {
+            let (signalled, how) = self.end();
+            if !signalled.is_empty() {
+                let hooks = signalled.join(", ");
+                tracing::warn!(hooks, how, "a hook did not release by itself");
+            }
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Where agents are: the EndpointSlices of their headless Service.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
+
+/// The port of this name, or the only one.
+const PORT: &str = "agent";
+
+/// An address in a slice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct At {
+    node: String,
+    address: SocketAddr,
+    is_ready: bool,
+    is_leaving: bool,
+}
+
+/// What a slice says. Addresses that name no node are nobody's.
+pub(super) fn read(slice: &EndpointSlice) -> Vec<At> {
+    let ports: Vec<_> = slice.ports.iter().flatten().collect();
+    let named = ports.iter().find(|port| port.name.as_deref() == Some(PORT));
+    let port = match (named, ports.as_slice()) {
+        (Some(port), _) => port.port,
+        (None, [only]) => only.port,
+        (None, _) => None,
+    };
+    let Some(port) = port.and_then(|port| u16::try_from(port).ok()) else {
+        return Vec::new();
+    };
+    let each = slice.endpoints.iter();
+    each.filter_map(|endpoint| at(endpoint, port)).collect()
+}
+
+fn at(endpoint: &Endpoint, port: u16) -> Option<At> {
+    let address: IpAddr = endpoint.addresses.first()?.parse().ok()?;
+    let conditions = endpoint.conditions.as_ref();
+    Some(At {
+        node: endpoint.node_name.clone()?,
+        address: SocketAddr::new(address, port),
+        // Absent means ready, says the API.
+        is_ready: conditions.and_then(|c| c.ready).unwrap_or(true),
+        is_leaving: conditions.and_then(|c| c.terminating).unwrap_or(false),
+    })
+}
+
+/// One address a node, out of all slices. Of several, while a pod takes over from another: one
+/// that isn't leaving, one that is ready.
+pub(super) fn by_node<'a>(
+    slices: impl Iterator<Item = &'a Vec<At>>,
+) -> BTreeMap<String, SocketAddr> {
+    let mut best: BTreeMap<&str, &At> = BTreeMap::new();
+    for at in slices.flatten() {
+        let rank = |at: &At| (!at.is_leaving, at.is_ready, at.address);
+        let kept = best.entry(at.node.as_str()).or_insert(at);
+        if rank(at) > rank(kept) {
+            *kept = at;
+        }
+    }
+    let all = best.into_iter();
+    all.map(|(node, at)| (node.to_string(), at.address))
+        .collect()
+}

@@ -1,0 +1,341 @@
+//! What agents report becomes the status of Pool objects: pure, from what is in memory.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+
+use super::pool::{Health, Pool, PoolStatus};
+use crate::agent::{DescribeResponse, Pool as Shown};
+use crate::model::PoolId;
+
+/// An agent is silent for so long before its pools are called unreachable: one that is restarted
+/// is back sooner.
+const SILENCE: SignedDuration = SignedDuration::from_secs(30);
+/// Numbers that go up and down are written no more often.
+const COARSE: SignedDuration = SignedDuration::from_secs(60);
+
+/// What an agent has said last.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Its node.
+    pub node: String,
+    /// Its last answer, and when it came.
+    pub seen: Option<(Timestamp, Arc<DescribeResponse>)>,
+    /// Why it can't be reached now; `None` if it can.
+    pub problem: Option<String>,
+}
+
+impl Report {
+    /// Its answer, if it can be reached, or could just now.
+    fn fresh(&self, now: Timestamp) -> Option<(Timestamp, &DescribeResponse)> {
+        let (at, answer) = self.seen.as_ref()?;
+        let fresh = self.problem.is_none() || now.duration_since(*at) < SILENCE;
+        fresh.then_some((*at, answer.as_ref()))
+    }
+
+    /// The home that it tells, if it can be reached and has one.
+    pub(super) fn home(&self, now: Timestamp) -> Option<&str> {
+        let (_, answer) = self.fresh(now)?;
+        Some(answer.home.as_str()).filter(|home| !home.is_empty())
+    }
+}
+
+/// What is in memory, and what follows from it.
+pub struct Picture<'a> {
+    /// All agents.
+    pub reports: &'a [Report],
+    /// All Pool objects of this driver.
+    pub pools: &'a BTreeMap<PoolId, Pool>,
+    /// Names of all Node objects.
+    pub nodes: &'a BTreeSet<String>,
+    /// Mark a pool as lost after its node and its agent have been gone for so long.
+    pub lost_after: Option<Duration>,
+    /// When this router began to lead: agents that it hasn't heard of yet may be well.
+    pub leads_since: Timestamp,
+    /// Now.
+    pub now: Timestamp,
+}
+
+/// What is to be written about a pool.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Change {
+    /// The pool.
+    pub id: PoolId,
+    /// It has no object yet.
+    pub is_new: bool,
+    /// Its new status.
+    pub status: PoolStatus,
+    /// It's to be marked as lost, for this reason.
+    pub lose: Option<String>,
+    /// Its health was another before: tell people.
+    pub turned: bool,
+}
+
+impl Picture<'_> {
+    /// What is to be written now: nothing that says the same as what is there.
+    pub fn changes(&self) -> Vec<Change> {
+        let mut shown: BTreeMap<PoolId, Vec<Sight<'_>>> = BTreeMap::new();
+        for report in self.reports {
+            let Some((at, answer)) = report.fresh(self.now) else {
+                continue;
+            };
+            for pool in &answer.pools {
+                if let Ok(id) = pool.id.parse() {
+                    shown
+                        .entry(id)
+                        .or_default()
+                        .push(Sight { at, answer, pool });
+                }
+            }
+        }
+        let all: BTreeSet<PoolId> = self.pools.keys().chain(shown.keys()).copied().collect();
+        let each = all.into_iter().filter_map(|id| {
+            let before = self.pools.get(&id);
+            let by = shown.get(&id).map(Vec::as_slice).unwrap_or_default();
+            // One that forgets it shows nothing.
+            let shows: Vec<_> = by.iter().filter(|sight| !sight.pool.forgotten).collect();
+            let mut status = match shows.first().copied().or(by.first()) {
+                Some(sight) => sight.status(),
+                None => self.unseen(before?)?,
+            };
+            if shows.len() > 1 {
+                status.health = Health::Conflict;
+                let nodes: Vec<_> = shows
+                    .iter()
+                    .map(|one| one.answer.node_name.as_str())
+                    .collect();
+                status.message = format!(
+                    "nodes {} show this pool, so no call goes to either; take it away from all \
+                     but one",
+                    nodes.join(" and ")
+                );
+            }
+            self.finish(id, before, status, !shows.is_empty())
+        });
+        each.collect()
+    }
+
+    /// A pool that no agent shows: as it was last seen. Nothing while that may be too early.
+    fn unseen(&self, before: &Pool) -> Option<PoolStatus> {
+        let mut status = before.status.clone()?;
+        let its = self
+            .reports
+            .iter()
+            .find(|report| report.node == status.node);
+        let since_start = self.now.duration_since(self.leads_since);
+        status.health = Health::Unreachable;
+        status.message = match its {
+            Some(Report {
+                problem: Some(problem),
+                seen,
+                ..
+            }) => {
+                if seen.is_none() && since_start < SILENCE {
+                    return None;
+                }
+                if let Some((at, _)) = seen {
+                    let at = whole(*at);
+                    status.last_seen = status.last_seen.max(Some(at));
+                }
+                format!(
+                    "the agent of node {} can't be reached: {problem}",
+                    status.node
+                )
+            }
+            Some(Report { seen: None, .. }) => return None,
+            Some(Report { seen: Some(_), .. }) => format!(
+                "the agent of node {} answers, and doesn't show this pool; is its disk there?",
+                status.node
+            ),
+            None if since_start < SILENCE => return None,
+            None => format!("there is no agent on node {}", status.node),
+        };
+        Some(status)
+    }
+
+    /// What doesn't come from agents; nothing if all is as it was.
+    fn finish(
+        &self,
+        id: PoolId,
+        before: Option<&Pool>,
+        mut status: PoolStatus,
+        is_shown: bool,
+    ) -> Option<Change> {
+        let old = before.and_then(|pool| pool.status.as_ref());
+        status.node_gone_since = match self.nodes.contains(&status.node) {
+            true => None,
+            false => {
+                let before = old.and_then(|old| old.node_gone_since.clone());
+                before.or(Some(whole(self.now)))
+            }
+        };
+        let mut lost = before.is_some_and(|pool| pool.spec.lost);
+        let lose = (!lost).then(|| self.is_to_be_lost(&status)).flatten();
+        lost |= lose.is_some();
+        match (lost, is_shown && status.health != Health::Forgotten) {
+            (true, true) => {
+                status.health = Health::Quarantined;
+                status.message = format!(
+                    "it's marked as lost, and node {} shows it: nothing is done with it until \
+                     somebody takes the mark away (spec.lost: false), or the disk",
+                    status.node
+                );
+            }
+            (true, false) => {
+                status.health = Health::Lost;
+                status.message = "it's marked as lost: its volumes count as deleted".into();
+            }
+            (false, _) => {}
+        }
+        let turned = old.is_none_or(|old| old.health != status.health);
+        status.since = match old {
+            Some(old) if !turned => old.since.clone(),
+            Some(_) | None => Some(whole(self.now)),
+        };
+        let change = Change {
+            id,
+            is_new: before.is_none(),
+            turned: turned && !(old.is_none() && status.health == Health::Healthy),
+            lose,
+            status,
+        };
+        self.is_worth_it(old, &change).then_some(change)
+    }
+
+    /// Why the policy takes it for lost.
+    fn is_to_be_lost(&self, status: &PoolStatus) -> Option<String> {
+        let after = SignedDuration::try_from(self.lost_after?).ok()?;
+        let gone = |since: &Option<Time>| {
+            let since = since.as_ref()?;
+            Some(self.now.duration_since(since.0) >= after)
+        };
+        let both = gone(&status.node_gone_since)? && gone(&status.last_seen)?;
+        (both && status.health == Health::Unreachable).then(|| {
+            format!(
+                "node {} and its agent have been gone for {} hours",
+                status.node,
+                after.as_hours()
+            )
+        })
+    }
+
+    /// What changes by itself all the time is written once a minute at most, and `lastSeen` alone
+    /// once a minute too: it's what tells people that somebody looks.
+    fn is_worth_it(&self, old: Option<&PoolStatus>, change: &Change) -> bool {
+        let Some(old) = old else {
+            return true;
+        };
+        let steady = |status: &PoolStatus| PoolStatus {
+            capacity: String::new(),
+            available: String::new(),
+            available_bytes: 0,
+            promised_bytes: 0,
+            volumes: 0,
+            snapshots: 0,
+            last_seen: None,
+            ..status.clone()
+        };
+        if change.lose.is_some() || steady(old) != steady(&change.status) {
+            return true;
+        }
+        let since = old
+            .last_seen
+            .as_ref()
+            .map(|seen| self.now.duration_since(seen.0));
+        old != &change.status && since.is_none_or(|since| since >= COARSE)
+    }
+}
+
+/// To the second, as the API keeps it: so that what is read back is what was written.
+fn whole(at: Timestamp) -> Time {
+    Time(Timestamp::from_second(at.as_second()).unwrap_or(at))
+}
+
+/// A pool that an agent shows.
+struct Sight<'a> {
+    at: Timestamp,
+    answer: &'a DescribeResponse,
+    pool: &'a Shown,
+}
+
+impl Sight<'_> {
+    fn status(&self) -> PoolStatus {
+        let Sight { at, answer, pool } = *self;
+        let (health, message) = health(answer, pool);
+        let kind = pool.place.split(':').next().unwrap_or_default();
+        PoolStatus {
+            node: answer.node_name.clone(),
+            home: answer.home.clone(),
+            name: pool.name.clone(),
+            kind: kind.into(),
+            place: pool.place.clone(),
+            capacity: bytes(pool.total_bytes),
+            available: bytes(pool.available_bytes),
+            total_bytes: pool.total_bytes,
+            available_bytes: pool.available_bytes,
+            promised_bytes: pool.promised_bytes,
+            volumes: pool.volumes,
+            snapshots: pool.snapshots,
+            health,
+            message,
+            since: None,
+            agent_version: answer.version.clone(),
+            last_seen: Some(whole(at)),
+            node_gone_since: None,
+        }
+    }
+}
+
+fn health(answer: &DescribeResponse, pool: &Shown) -> (Health, String) {
+    if pool.forgotten {
+        let message = "the record of its node forgets it: its volumes count as deleted";
+        return (Health::Forgotten, message.into());
+    }
+    if !pool.refusal.is_empty() {
+        return (Health::NotServed, pool.refusal.clone());
+    }
+    if answer.home.is_empty() {
+        return (Health::NotServed, answer.home_problem.clone());
+    }
+    let mut wrong = Vec::new();
+    if pool.damaged > 0 {
+        wrong.push(format!("{} of its records can't be read", pool.damaged));
+    }
+    if !answer.guard_alive {
+        wrong.push("the freeze guard of its node doesn't answer".into());
+    }
+    wrong.extend(answer.missing.iter().cloned());
+    match wrong.is_empty() {
+        true => (Health::Healthy, String::new()),
+        false => (Health::Degraded, wrong.join("; ")),
+    }
+}
+
+/// Bytes in three digits, as quantities of Kubernetes are written.
+fn bytes(bytes: i64) -> String {
+    let units = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+    let mut value = bytes.max(0) as f64;
+    let mut unit = 0;
+    while value >= 999.5 && unit + 1 < units.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let digits = match value {
+        _ if unit == 0 => 0,
+        value if value < 9.995 => 2,
+        value if value < 99.95 => 1,
+        _ => 0,
+    };
+    let text = format!("{value:.digits$}");
+    let text = match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.'),
+        false => &text,
+    };
+    format!("{text}{}", units[unit])
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,310 @@
+//! Pictures of a cluster, as times pass.
+
+use super::*;
+
+const DRIVER: &str = "csi.example";
+
+struct Sky {
+    now: i64,
+    reports: Vec<Report>,
+    pools: BTreeMap<PoolId, Pool>,
+    nodes: BTreeSet<String>,
+    lost_after: Option<Duration>,
+}
+
+fn time(seconds: i64) -> Timestamp {
+    Timestamp::from_second(1_700_000_000 + seconds).unwrap()
+}
+
+fn id(n: u128) -> PoolId {
+    uuid::Uuid::from_u128(n).to_string().parse().unwrap()
+}
+
+fn shown(n: u128) -> Shown {
+    Shown {
+        name: "default".into(),
+        place: "file:/pool".into(),
+        id: id(n).to_string(),
+        total_bytes: 100 << 30,
+        available_bytes: 40 << 30,
+        volumes: 3,
+        ..Shown::default()
+    }
+}
+
+impl Sky {
+    fn new() -> Sky {
+        Sky {
+            now: 0,
+            reports: Vec::new(),
+            pools: BTreeMap::new(),
+            nodes: ["a".to_string(), "b".into()].into(),
+            lost_after: None,
+        }
+    }
+
+    /// The agent of a node says this now.
+    fn says(&mut self, node: &str, pools: Vec<Shown>) {
+        let answer = DescribeResponse {
+            node_name: node.into(),
+            home: format!("home-of-{node}"),
+            version: "1".into(),
+            guard_alive: true,
+            pools,
+            ..DescribeResponse::default()
+        };
+        self.reports.retain(|report| report.node != node);
+        self.reports.push(Report {
+            node: node.into(),
+            seen: Some((time(self.now), Arc::new(answer))),
+            problem: None,
+        });
+    }
+
+    fn is_silent(&mut self, node: &str) {
+        for report in &mut self.reports {
+            if report.node == node {
+                report.problem = Some("connection refused".into());
+            }
+        }
+    }
+
+    fn changes(&self) -> Vec<Change> {
+        let picture = Picture {
+            reports: &self.reports,
+            pools: &self.pools,
+            nodes: &self.nodes,
+            lost_after: self.lost_after,
+            leads_since: time(0),
+            now: time(self.now),
+        };
+        picture.changes()
+    }
+
+    /// Writes what is to be written, through JSON as the API does.
+    fn write(&mut self) -> Vec<Change> {
+        let changes = self.changes();
+        for change in &changes {
+            let fresh = || Pool::new(change.id, DRIVER);
+            let pool = self.pools.entry(change.id).or_insert_with(fresh);
+            let status = serde_json::to_value(&change.status).unwrap();
+            pool.status = Some(serde_json::from_value(status).unwrap());
+            pool.spec.lost |= change.lose.is_some();
+        }
+        assert_eq!(self.changes(), [], "what is written is not written again");
+        changes
+    }
+
+    fn status(&self, n: u128) -> &PoolStatus {
+        self.pools[&id(n)].status.as_ref().unwrap()
+    }
+}
+
+#[test]
+fn a_pool_gets_an_object_and_nothing_is_written_twice() {
+    let mut sky = Sky::new();
+    sky.says("a", vec![shown(1)]);
+    let changes = sky.write();
+    assert!(changes[0].is_new && !changes[0].turned, "{changes:?}");
+    let status = sky.status(1);
+    assert_eq!((status.node.as_str(), status.kind.as_str()), ("a", "file"));
+    assert_eq!(
+        (status.capacity.as_str(), status.available.as_str()),
+        ("100Gi", "40Gi")
+    );
+    assert_eq!(status.health, Health::Healthy);
+    // Numbers that go up and down wait for a minute; health doesn't.
+    sky.now = 59;
+    let mut less = shown(1);
+    less.available_bytes = 1;
+    sky.says("a", vec![less.clone()]);
+    assert_eq!(sky.changes(), []);
+    sky.now = 60;
+    sky.says("a", vec![less.clone()]);
+    assert_eq!(sky.write().len(), 1);
+    assert_eq!(sky.status(1).last_seen, Some(Time(time(60))));
+    sky.now = 65;
+    less.refusal = "is its disk mounted?".into();
+    sky.says("a", vec![less]);
+    let changes = sky.write();
+    assert!(changes[0].turned && !changes[0].is_new);
+    assert_eq!(sky.status(1).health, Health::NotServed);
+    assert_eq!(sky.status(1).since, Some(Time(time(65))));
+}
+
+#[test]
+fn an_agent_that_is_gone_leaves_its_pools_as_they_were_seen() {
+    let mut sky = Sky::new();
+    sky.says("a", vec![shown(1)]);
+    sky.write();
+    sky.now = 20;
+    sky.is_silent("a");
+    assert_eq!(sky.changes(), [], "it may be restarted");
+    sky.now = 40;
+    let changes = sky.write();
+    assert!(changes[0].turned);
+    let status = sky.status(1);
+    assert_eq!(status.health, Health::Unreachable);
+    assert!(
+        status.message.contains("connection refused"),
+        "{}",
+        status.message
+    );
+    assert_eq!(
+        status.last_seen,
+        Some(Time(time(0))),
+        "when it was heard of"
+    );
+    assert_eq!(
+        (status.since.clone(), status.volumes),
+        (Some(Time(time(40))), 3)
+    );
+    for later in [100, 10_000] {
+        sky.now = later;
+        assert_eq!(sky.changes(), [], "nothing more is to be said");
+    }
+    sky.says("a", vec![shown(1)]);
+    assert!(sky.write()[0].turned, "its return is told");
+    // An agent that answers and shows it no longer.
+    sky.says("a", vec![]);
+    sky.write();
+    assert_eq!(sky.status(1).health, Health::Unreachable);
+    assert!(sky.status(1).message.contains("is its disk there?"));
+}
+
+#[test]
+fn a_new_leader_does_not_take_those_it_has_not_asked_for_gone() {
+    let mut sky = Sky::new();
+    sky.says("a", vec![shown(1)]);
+    sky.write();
+    sky.reports.clear();
+    sky.now = 29;
+    assert_eq!(sky.changes(), []);
+    sky.now = 30;
+    sky.write();
+    assert!(sky.status(1).message.contains("no agent on node a"));
+}
+
+#[test]
+fn a_lost_pool_that_returns_is_quarantined() {
+    let mut sky = Sky::new();
+    sky.says("a", vec![shown(1)]);
+    sky.write();
+    sky.says("a", vec![]);
+    sky.pools.get_mut(&id(1)).unwrap().spec.lost = true;
+    sky.write();
+    assert_eq!(sky.status(1).health, Health::Lost);
+    sky.says("b", vec![shown(1)]);
+    assert!(sky.write()[0].turned);
+    assert_eq!(sky.status(1).health, Health::Quarantined);
+    assert!(sky.status(1).message.contains("node b shows it"));
+    sky.pools.get_mut(&id(1)).unwrap().spec.lost = false;
+    sky.write();
+    assert_eq!(sky.status(1).health, Health::Healthy);
+    assert_eq!(sky.status(1).node, "b");
+}
+
+#[test]
+fn two_that_show_the_same_pool_are_both_named() {
+    let mut sky = Sky::new();
+    sky.says("a", vec![shown(1)]);
+    sky.says("b", vec![shown(1), shown(2)]);
+    sky.write();
+    assert_eq!(sky.status(1).health, Health::Conflict);
+    assert!(sky.status(1).message.contains("nodes a and b"));
+    assert_eq!(sky.status(2).health, Health::Healthy);
+    // A node whose record forgets it doesn't show it.
+    let mut forgotten = shown(1);
+    forgotten.forgotten = true;
+    sky.says("a", vec![forgotten.clone()]);
+    sky.write();
+    assert_eq!(
+        (sky.status(1).health, sky.status(1).node.as_str()),
+        (Health::Healthy, "b")
+    );
+    sky.says("b", vec![]);
+    sky.write();
+    assert_eq!(sky.status(1).health, Health::Forgotten);
+}
+
+#[test]
+fn the_policy_needs_both_gone_for_its_time() {
+    let hour = 3600;
+    let mut sky = Sky::new();
+    sky.lost_after = Some(Duration::from_secs(2 * 3600));
+    sky.says("a", vec![shown(1)]);
+    sky.write();
+    sky.is_silent("a");
+    sky.now = 5 * hour;
+    sky.write();
+    assert!(!sky.pools[&id(1)].spec.lost, "its Node is there");
+    sky.nodes.remove("a");
+    sky.write();
+    assert_eq!(sky.status(1).node_gone_since, Some(Time(time(5 * hour))));
+    sky.now = 7 * hour - 1;
+    assert_eq!(sky.changes(), []);
+    sky.nodes.insert("a".into());
+    sky.write();
+    assert_eq!(sky.status(1).node_gone_since, None, "it's counted anew");
+    sky.nodes.remove("a");
+    sky.write();
+    sky.now = 9 * hour - 1;
+    let changes = sky.write();
+    let reason = changes[0].lose.as_deref().unwrap();
+    assert!(
+        reason.contains("node a") && reason.contains("2 hours"),
+        "{reason}"
+    );
+    assert_eq!(sky.status(1).health, Health::Lost);
+    // Without the policy nothing is ever taken for lost.
+    let mut sky = Sky::new();
+    sky.says("a", vec![shown(1)]);
+    sky.write();
+    sky.is_silent("a");
+    sky.nodes.clear();
+    for day in 1..100 {
+        sky.now = day * 24 * hour;
+        sky.write();
+    }
+    assert!(!sky.pools[&id(1)].spec.lost);
+}
+
+#[test]
+fn bytes_are_written_in_three_digits() {
+    let cases = [
+        (0, "0"),
+        (-5, "0"),
+        (999, "999"),
+        (1000, "0.98Ki"),
+        (1536, "1.5Ki"),
+        (100 << 30, "100Gi"),
+        ((93 << 30) + (1 << 29), "93.5Gi"),
+        (1000 << 30, "0.98Ti"),
+        (i64::MAX, "8Ei"),
+    ];
+    for (value, text) in cases {
+        assert_eq!(bytes(value), text, "{value}");
+    }
+}
+
+#[test]
+fn every_word_of_health_is_read_back() {
+    let all = [
+        Health::Unknown,
+        Health::Healthy,
+        Health::Degraded,
+        Health::NotServed,
+        Health::Unreachable,
+        Health::Conflict,
+        Health::Forgotten,
+        Health::Lost,
+        Health::Quarantined,
+    ];
+    for health in all {
+        let text = serde_json::to_value(health).unwrap();
+        assert_eq!(text, health.word());
+        assert_eq!(serde_json::from_value::<Health>(text).unwrap(), health);
+    }
+    let later = serde_json::from_value::<Health>("Sleeping".into()).unwrap();
+    assert_eq!(later, Health::Other, "a later release's word is no error");
+}

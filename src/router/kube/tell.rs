@@ -1,0 +1,363 @@
+//! Events: what people read below `kubectl describe`.
+//!
+//! They go through a bounded queue: nobody who tells something waits for the API server, and what
+//! doesn't fit is counted, not sent. The same words about the same object are one event, which
+//! counts how often, and is sent at most once a minute.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use ::kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
+use ::kube::core::{ApiResource, GroupVersionKind, PartialObjectMeta};
+use ::kube::{Client, Error as KubeError};
+use k8s_openapi::api::core::v1::{Node, ObjectReference, PersistentVolumeClaim};
+use k8s_openapi::api::events::v1::{Event, EventSeries};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
+use tokio::sync::mpsc;
+
+use super::pool::Pool;
+use crate::error::chain;
+use crate::router::cluster::About;
+
+/// So many wait for the API server: more than a cut over many volumes tells at once.
+const WAITING: usize = 512;
+/// The same words about the same object aren't sent more often.
+const EVERY: Duration = Duration::from_secs(60);
+/// After so long the same words are a new event: the API server forgets them after an hour.
+const NEW_AFTER: Duration = Duration::from_secs(30 * 60);
+/// An API server that doesn't answer is tried again after these.
+const RETRIES: [Duration; 4] = [
+    Duration::from_secs(1),
+    Duration::from_secs(5),
+    Duration::from_secs(20),
+    Duration::from_secs(60),
+];
+/// A request that takes longer is given up.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The API server refuses longer ones.
+const NOTE_BYTES: usize = 1024;
+/// Events about objects of no namespace lie here.
+const NOWHERE: &str = "default";
+
+/// Something to tell.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Words {
+    pub(super) about: About,
+    pub(super) is_warning: bool,
+    pub(super) reason: &'static str,
+    pub(super) message: String,
+}
+
+/// The near end of the queue.
+pub struct Teller {
+    queue: mpsc::Sender<Words>,
+    dropped: Arc<AtomicU64>,
+}
+
+/// The far end.
+pub(super) struct Queue {
+    words: mpsc::Receiver<Words>,
+    dropped: Arc<AtomicU64>,
+}
+
+/// Both ends.
+pub(super) fn queue() -> (Teller, Queue) {
+    let (queue, words) = mpsc::channel(WAITING);
+    let dropped = Arc::<AtomicU64>::default();
+    let teller = Teller {
+        queue,
+        dropped: Arc::clone(&dropped),
+    };
+    (teller, Queue { words, dropped })
+}
+
+impl Teller {
+    /// Never waits.
+    pub(super) fn tell(&self, words: Words) {
+        if self.queue.try_send(words).is_err() {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Events that nobody was told.
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+}
+
+/// Which words were told when, and how often.
+#[derive(Default)]
+pub(super) struct Memory(HashMap<Words, Told>);
+
+/// An event that was sent.
+#[derive(Clone, Debug)]
+struct Told {
+    /// Its name, and its namespace; none while it couldn't be sent.
+    event: Option<(String, String)>,
+    first: Instant,
+    last: Instant,
+    count: i32,
+}
+
+/// What is to be done about words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Act {
+    /// Nothing but counting.
+    Count,
+    /// A new event.
+    Create,
+    /// An event of this name and namespace gets this count.
+    Repeat(String, String, i32),
+}
+
+impl Memory {
+    /// What is to be done about words that come now.
+    pub(super) fn act(&mut self, words: &Words, now: Instant) -> Act {
+        self.0
+            .retain(|_, told| now.duration_since(told.first) < NEW_AFTER);
+        let Some(told) = self.0.get_mut(words) else {
+            let told = Told {
+                event: None,
+                first: now,
+                last: now,
+                count: 1,
+            };
+            self.0.insert(words.clone(), told);
+            return Act::Create;
+        };
+        told.count += 1;
+        if now.duration_since(told.last) < EVERY {
+            return Act::Count;
+        }
+        told.last = now;
+        match &told.event {
+            Some((name, namespace)) => Act::Repeat(name.clone(), namespace.clone(), told.count),
+            None => Act::Create,
+        }
+    }
+
+    fn created(&mut self, words: &Words, name: String, namespace: String) {
+        if let Some(told) = self.0.get_mut(words) {
+            told.event = Some((name, namespace));
+        }
+    }
+}
+
+/// Sends what comes, for ever.
+pub(super) async fn send(client: Client, driver: String, me: String, mut queue: Queue) {
+    let mut memory = Memory::default();
+    while let Some(words) = queue.words.recv().await {
+        let act = memory.act(&words, Instant::now());
+        let mut pauses = RETRIES.iter();
+        loop {
+            let sent = one(&client, (&driver, &me), &words, &act);
+            let error = match tokio::time::timeout(PATIENCE, sent).await {
+                Ok(Ok(created)) => {
+                    if let Some((name, namespace)) = created {
+                        memory.created(&words, name, namespace);
+                    }
+                    break;
+                }
+                Ok(Err(KubeError::Api(status))) if status.code < 500 && status.code != 429 => {
+                    // No such object, a namespace that ends, or not allowed: said again later.
+                    tracing::debug!(?words, error = status.message, "an event was refused");
+                    queue.dropped.fetch_add(1, Ordering::Relaxed);
+                    break;
+                }
+                Ok(Err(error)) => chain(&error),
+                Err(_) => "no answer".into(),
+            };
+            let Some(pause) = pauses.next() else {
+                tracing::warn!(?words, error, "an event could not be sent");
+                queue.dropped.fetch_add(1, Ordering::Relaxed);
+                break;
+            };
+            tokio::time::sleep(*pause).await;
+        }
+    }
+}
+
+/// Name and namespace of an event that was created.
+async fn one(
+    client: &Client,
+    (driver, me): (&str, &str),
+    words: &Words,
+    act: &Act,
+) -> Result<Option<(String, String)>, KubeError> {
+    match act {
+        Act::Count => Ok(None),
+        Act::Repeat(name, namespace, count) => {
+            let series = EventSeries {
+                count: *count,
+                last_observed_time: MicroTime(Timestamp::now()),
+            };
+            let patch = Patch::Merge(serde_json::json!({ "series": series }));
+            let api = Api::<Event>::namespaced(client.clone(), namespace);
+            api.patch(name, &PatchParams::default(), &patch).await?;
+            Ok(None)
+        }
+        Act::Create => {
+            let object = reference(client, &words.about).await?;
+            let namespace = object.namespace.clone().unwrap_or_else(|| NOWHERE.into());
+            let event = event(words, object, driver, me);
+            let api = Api::<Event>::namespaced(client.clone(), &namespace);
+            let created = api.create(&PostParams::default(), &event).await?;
+            let name = created.metadata.name.unwrap_or_default();
+            Ok(Some((name, namespace)))
+        }
+    }
+}
+
+fn event(words: &Words, object: ObjectReference, driver: &str, me: &str) -> Event {
+    let namespace = object.namespace.clone().unwrap_or_else(|| NOWHERE.into());
+    let type_ = if words.is_warning {
+        "Warning"
+    } else {
+        "Normal"
+    };
+    let stem: String = object
+        .name
+        .as_deref()
+        .unwrap_or_default()
+        .chars()
+        .take(200)
+        .collect();
+    Event {
+        metadata: ::kube::api::ObjectMeta {
+            name: Some(format!("{stem}.{}", uuid::Uuid::new_v4().simple())),
+            namespace: Some(namespace),
+            ..Default::default()
+        },
+        action: Some(words.reason.into()),
+        reason: Some(words.reason.into()),
+        note: Some(cut(&words.message, NOTE_BYTES)),
+        type_: Some(type_.into()),
+        event_time: Some(MicroTime(Timestamp::now())),
+        regarding: Some(object),
+        reporting_controller: Some(driver.into()),
+        reporting_instance: Some(me.into()),
+        ..Event::default()
+    }
+}
+
+/// At most so many bytes, whole characters.
+fn cut(text: &str, bytes: usize) -> String {
+    if text.len() <= bytes {
+        return text.into();
+    }
+    let room = bytes - "...".len();
+    let end = (0..=room).rev().find(|at| text.is_char_boundary(*at));
+    format!("{}...", &text[..end.unwrap_or(0)])
+}
+
+/// The object as an event names it: with its UID, without which `kubectl describe` doesn't show
+/// the event.
+async fn reference(client: &Client, about: &About) -> Result<ObjectReference, KubeError> {
+    let (api_version, kind) = match about {
+        About::Claim(_) => ("v1", "PersistentVolumeClaim"),
+        About::Snapshot(_) => ("snapshot.storage.k8s.io/v1", "VolumeSnapshot"),
+        About::Group(_) => (
+            "groupsnapshot.storage.k8s.io/v1beta1",
+            "VolumeGroupSnapshot",
+        ),
+        About::Node(_) => ("v1", "Node"),
+        About::Pool(_) => ("slackwater.dev/v1alpha1", "Pool"),
+    };
+    let (namespace, name) = match about {
+        About::Claim(path) | About::Snapshot(path) | About::Group(path) => {
+            path.split_once('/').unwrap_or(("", path))
+        }
+        About::Node(name) => ("", name.as_str()),
+        About::Pool(id) => ("", &*id.to_string()),
+    };
+    let meta = match about {
+        About::Claim(_) => {
+            type Claim = PartialObjectMeta<PersistentVolumeClaim>;
+            Api::<Claim>::namespaced(client.clone(), namespace)
+                .get(name)
+                .await?
+                .metadata
+        }
+        About::Node(_) => {
+            Api::<PartialObjectMeta<Node>>::all(client.clone())
+                .get(name)
+                .await?
+                .metadata
+        }
+        About::Pool(_) => {
+            Api::<PartialObjectMeta<Pool>>::all(client.clone())
+                .get(name)
+                .await?
+                .metadata
+        }
+        About::Snapshot(_) | About::Group(_) => {
+            let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+            let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+            type Any = PartialObjectMeta<DynamicObject>;
+            let api = Api::<Any>::namespaced_with(client.clone(), namespace, &resource);
+            api.get(name).await?.metadata
+        }
+    };
+    Ok(ObjectReference {
+        api_version: Some(api_version.into()),
+        kind: Some(kind.into()),
+        name: Some(name.into()),
+        namespace: Some(namespace).filter(|n| !n.is_empty()).map(Into::into),
+        uid: meta.uid,
+        ..ObjectReference::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(message: &str) -> Words {
+        Words {
+            about: About::Claim("shop/db".into()),
+            is_warning: true,
+            reason: "NoRoom",
+            message: message.into(),
+        }
+    }
+
+    #[test]
+    fn the_same_words_are_one_event_and_told_once_a_minute() {
+        let mut memory = Memory::default();
+        let begun = Instant::now();
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        assert_eq!(memory.act(&words("a"), at(0)), Act::Create);
+        memory.created(&words("a"), "db.1".into(), "shop".into());
+        assert_eq!(memory.act(&words("b"), at(0)), Act::Create, "other words");
+        for second in 1..60 {
+            assert_eq!(memory.act(&words("a"), at(second)), Act::Count);
+        }
+        let repeat = Act::Repeat("db.1".into(), "shop".into(), 61);
+        assert_eq!(memory.act(&words("a"), at(60)), repeat);
+        assert_eq!(memory.act(&words("a"), at(61)), Act::Count);
+        // What couldn't be sent is tried anew, not more often.
+        assert_eq!(memory.act(&words("b"), at(30)), Act::Count);
+        assert_eq!(memory.act(&words("b"), at(60)), Act::Create);
+        assert_eq!(memory.act(&words("a"), at(60 * 60)), Act::Create);
+        assert_eq!(memory.0.len(), 1, "what is old is forgotten");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_counted_and_nobody_waits() {
+        let (teller, _queue) = queue();
+        for n in 0..WAITING + 3 {
+            teller.tell(words(&n.to_string()));
+        }
+        assert_eq!(teller.dropped(), 3);
+    }
+
+    #[test]
+    fn long_words_are_cut_between_characters() {
+        assert_eq!(cut("short", 8), "short");
+        assert_eq!(cut("ääääää", 8), "ää...");
+        assert_eq!(cut(&"x".repeat(2000), NOTE_BYTES).len(), NOTE_BYTES);
+    }
+}

@@ -1,0 +1,121 @@
+//! PersistentVolumes of this driver: whose claim a volume is, and which homes are referred to.
+
+use std::collections::BTreeMap;
+use std::sync::{PoisonError, RwLock};
+
+use ::kube::runtime::watcher::Event;
+use k8s_openapi::api::core::v1::PersistentVolume;
+
+use super::follow::Kept;
+
+/// What is kept of a PersistentVolume: 20,000 of them are a few MB.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Volume {
+    handle: String,
+    claim: Option<String>,
+    homes: Vec<String>,
+}
+
+/// All of this driver's.
+#[derive(Debug)]
+pub struct Volumes {
+    driver: String,
+    topology_key: String,
+    kept: RwLock<Index>,
+}
+
+#[derive(Debug, Default)]
+struct Index {
+    by_name: Kept<Volume>,
+    /// Names by volume handle.
+    names: BTreeMap<String, String>,
+}
+
+impl Volumes {
+    /// None yet.
+    pub fn new(driver: &str, topology_key: &str) -> Volumes {
+        Volumes {
+            driver: driver.into(),
+            topology_key: topology_key.into(),
+            kept: RwLock::default(),
+        }
+    }
+
+    /// Takes a change.
+    pub fn take(&self, event: Event<PersistentVolume>) {
+        let mut kept = self.kept.write().unwrap_or_else(PoisonError::into_inner);
+        let kept = &mut *kept;
+        match &event {
+            Event::Apply(volume) | Event::Delete(volume) => {
+                let name = volume.metadata.name.as_deref().unwrap_or_default();
+                if let Some(before) = kept.by_name.now().get(name) {
+                    kept.names.remove(&before.handle);
+                }
+                if let (Event::Apply(_), Some(now)) = (&event, self.read(volume)) {
+                    kept.names.insert(now.handle, name.into());
+                }
+                kept.by_name.take(event, |volume| self.read(&volume));
+            }
+            Event::Init | Event::InitApply(_) => {
+                kept.by_name.take(event, |volume| self.read(&volume));
+            }
+            Event::InitDone => {
+                kept.by_name.take(event, |volume| self.read(&volume));
+                let all = kept.by_name.now().iter();
+                kept.names = all
+                    .map(|(name, volume)| (volume.handle.clone(), name.clone()))
+                    .collect();
+            }
+        }
+    }
+
+    fn read(&self, volume: &PersistentVolume) -> Option<Volume> {
+        let spec = volume.spec.as_ref()?;
+        let csi = spec.csi.as_ref().filter(|csi| csi.driver == self.driver)?;
+        let claim = spec.claim_ref.as_ref().and_then(|claim| {
+            Some(format!(
+                "{}/{}",
+                claim.namespace.as_ref()?,
+                claim.name.as_ref()?
+            ))
+        });
+        let required = spec
+            .node_affinity
+            .as_ref()
+            .and_then(|all| all.required.as_ref());
+        let terms = required
+            .iter()
+            .flat_map(|required| &required.node_selector_terms);
+        let asked = terms.flat_map(|term| term.match_expressions.iter().flatten());
+        let homes = asked
+            .filter(|asked| asked.key == self.topology_key)
+            .flat_map(|asked| asked.values.iter().flatten().cloned())
+            .collect();
+        Some(Volume {
+            handle: csi.volume_handle.clone(),
+            claim,
+            homes,
+        })
+    }
+
+    /// "namespace/name" of the claim that a volume is bound to.
+    pub fn claim_of(&self, handle: &str) -> Option<String> {
+        let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
+        let name = kept.names.get(handle)?;
+        kept.by_name.now().get(name)?.claim.clone()
+    }
+
+    /// Whether a PersistentVolume names this volume.
+    pub fn names(&self, handle: &str) -> bool {
+        let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
+        kept.names.contains_key(handle)
+    }
+
+    /// How many PersistentVolumes may only be used at a home.
+    pub fn at_home(&self, home: &str) -> usize {
+        let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
+        let all = kept.by_name.now().values();
+        all.filter(|volume| volume.homes.iter().any(|its| its == home))
+            .count()
+    }
+}

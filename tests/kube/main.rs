@@ -1,0 +1,13 @@
+//! What talks to the Kubernetes API: hooks by exec against a server that speaks the kubelet's
+//! protocol, and the rest against a real kube-apiserver where the laboratory's programs are.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test says what it expects, and works on its own files"
+)]
+
+mod hooks;
+mod kubelet;
+#[path = "../support/mod.rs"]
+mod support;
