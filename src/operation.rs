@@ -11,6 +11,7 @@ mod create;
 pub mod cut_counts;
 mod cutting;
 mod delete;
+mod describe;
 mod detach;
 mod ephemeral;
 mod expand;
@@ -53,8 +54,10 @@ use crate::model::{HomeId, PoolDefinition};
 use crate::record::NodeRecord;
 
 pub use cut_counts::CutCounts;
+pub use describe::{Description, Forgotten, Named};
 pub use detach::InFlight;
 pub use group::{same_members, same_request};
+pub use list::PAGE as MOST_LISTED;
 pub use lock::{Key, Locks};
 pub use pool::{Pool, PoolState, PoolStatus};
 pub use request::*;

@@ -4,6 +4,86 @@
 //! request on, and merges what several have to say. An agent that can't be reached is
 //! UNAVAILABLE by its name, never "not found". Cuts over several volumes are coordinated here
 //! ([`crate::cut::coordinator`]), with a stream to each agent as its participant.
+//!
+//! | room | what |
+//! |---|---|
+//! | `agents` | who the agents are, what each said last, and how it's asked |
+//! | `route` | from an id to the agent that serves its pool |
+//! | `call` | one call: its deadline, and whom it asks |
+//! | `place`, `find` | where a new volume goes, where a name is |
+//! | `attach`, `snapshot` | whose node it is, whose name |
+//! | `list`, `lists`, `capacity` | what is put together of the answers of all |
+//! | `controller`, `identity`, `metadata` | the services |
+//! | `cluster` | what is asked of the cluster around, as a seam |
 
+pub mod agents;
+mod attach;
+mod call;
+mod capacity;
 pub mod cluster;
 pub mod kube;
+mod controller;
+mod find;
+mod identity;
+mod list;
+mod lists;
+mod metadata;
+mod place;
+mod route;
+mod snapshot;
+mod view;
+
+use std::sync::Arc;
+
+use crate::model::Alpha;
+use crate::telemetry::Metrics;
+pub use agents::{Agent, Agents, Dial};
+pub use cluster::{Cluster, NoCluster};
+
+/// What a router needs beside agents and a cluster.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// `--driver-name`: an agent of another driver is not asked.
+    pub driver_name: String,
+    /// Alpha parts to serve; the agents' own `--alpha` should have the same.
+    pub alpha: Alpha,
+    /// Where calls are counted.
+    pub metrics: Arc<Metrics>,
+}
+
+/// The services Identity, Controller, GroupController and SnapshotMetadata of a whole cluster.
+/// Clones are one router.
+#[derive(Clone)]
+pub struct Router {
+    agents: Arc<Agents>,
+    cluster: Arc<dyn Cluster>,
+    options: Arc<Options>,
+}
+
+impl Router {
+    /// Of these agents. It keeps nothing: any number of routers may serve the same agents.
+    pub fn new(agents: Arc<Agents>, cluster: Arc<dyn Cluster>, options: Options) -> Router {
+        let view = view::View(agents.clone());
+        options.metrics.router().observe(Arc::new(view));
+        Router {
+            agents,
+            cluster,
+            options: Arc::new(options),
+        }
+    }
+
+    /// Whom it asks.
+    pub fn agents(&self) -> &Arc<Agents> {
+        &self.agents
+    }
+
+    /// The cluster around.
+    pub fn cluster(&self) -> &Arc<dyn Cluster> {
+        &self.cluster
+    }
+
+    /// The one topology key.
+    pub fn topology_key(&self) -> String {
+        format!("topology.{}/home", self.options.driver_name)
+    }
+}

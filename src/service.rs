@@ -4,12 +4,13 @@
 //! operation of the [`Driver`] does the work, detached from the caller, and [`reply`] makes a
 //! message of the answer. [`status`](mod@status) alone knows codes. Nothing is decided here.
 
+mod agent;
 mod controller;
 mod group;
 mod identity;
-mod ids;
+pub(crate) mod ids;
 mod node;
-mod reply;
+pub(crate) mod reply;
 pub mod request;
 mod rpc;
 mod snapshot_metadata;
@@ -26,23 +27,31 @@ use crate::operation::Driver;
 
 use ids::Ids;
 use request::Classed;
+pub use request::ONLY_POOL;
 pub use rpc::Rpc;
 pub use status::status;
 
-/// The services Identity, Controller, GroupController, SnapshotMetadata and Node on one driver.
+/// The services Identity, Controller, GroupController, SnapshotMetadata, Node and Agent on one
+/// driver.
 #[derive(Clone)]
 pub struct Service {
     driver: Arc<Driver>,
     alpha: Alpha,
+    looks: agent::Looks,
 }
 
 /// What a call gives to tonic.
-type Answer<T> = std::result::Result<Response<T>, Status>;
+pub(crate) type Answer<T> = std::result::Result<Response<T>, Status>;
 
 impl Service {
     /// On a driver that has started.
     pub fn new(driver: Arc<Driver>, alpha: Alpha) -> Service {
-        Service { driver, alpha }
+        let looks = agent::Looks::default();
+        Service {
+            driver,
+            alpha,
+            looks,
+        }
     }
 
     /// Our topology key, where snapshots tell where they are.
@@ -73,7 +82,7 @@ impl Service {
 
 /// The message of a request: its ids go to the line that is logged of the call, the message
 /// itself, without its secrets, to who asks for traces.
-fn seen<M: Ids + Debug>(request: Request<M>) -> M {
+pub(crate) fn seen<M: Ids + Debug>(request: Request<M>) -> M {
     let message = request.into_inner();
     message.note();
     tracing::trace!(request = ?message, "asked");
@@ -92,7 +101,7 @@ fn warned<T>(request: Classed<T>) -> T {
 }
 
 /// Refuses a call that is alpha and not switched on.
-fn only_if(served: bool, rpc: Rpc, name: &str) -> std::result::Result<(), Status> {
+pub(crate) fn only_if(served: bool, rpc: Rpc, name: &str) -> std::result::Result<(), Status> {
     if served {
         return Ok(());
     }

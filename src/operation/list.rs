@@ -42,7 +42,7 @@ impl Driver {
         } else {
             request.max_entries.min(PAGE)
         };
-        let mut pools = self.all_serving()?;
+        let mut pools = self.to_list(request.pool)?;
         pools.sort_by_key(|pool| pool.id());
         let mut page = Vec::new();
         for pool in pools

@@ -65,6 +65,12 @@ impl Locks {
         }
     }
 
+    /// Whether somebody has a lock now.
+    pub fn is_held(&self, key: &Key) -> bool {
+        let held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        held.contains(key)
+    }
+
     /// Number of locks held.
     pub fn held(&self) -> usize {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).len()

@@ -81,6 +81,8 @@ pub struct PoolStatus {
     pub refusal: Option<String>,
     /// Room, if it's served and could be measured.
     pub space: Option<PoolSpace>,
+    /// Bytes that may still be promised, if that is known.
+    pub promisable: Option<u64>,
     /// Number of volumes.
     pub volumes: u64,
     /// Number of snapshots.
@@ -123,16 +125,24 @@ impl Driver {
         let Ok(id) = volume_id.parse::<VolumeId>() else {
             return Ok(Owner::Nobody);
         };
+        Ok(match self.pool(id.pool)? {
+            Some(pool) => Owner::Pool(pool, id),
+            None => Owner::Nobody,
+        })
+    }
+
+    /// A pool that is served; `None` only if it was forgotten.
+    pub(super) fn pool(&self, wanted: PoolId) -> Result<Option<Arc<Pool>>> {
         for state in self.states() {
             match state {
-                PoolState::Serving(pool) if pool.id() == id.pool => {
-                    return Ok(Owner::Pool(pool, id));
+                PoolState::Serving(pool) if pool.id() == wanted => {
+                    return Ok(Some(pool));
                 }
                 PoolState::Refused {
                     id: Some(pool),
                     why,
                     definition,
-                } if pool == id.pool => {
+                } if pool == wanted => {
                     return Err(Error::Unreachable {
                         what: format!("pool {} ({pool})", definition.name),
                         reason: why,
@@ -141,11 +151,11 @@ impl Driver {
                 PoolState::Serving(_) | PoolState::Refused { .. } => {}
             }
         }
-        if self.node_record().forgotten.contains_key(&id.pool) {
-            return Ok(Owner::Nobody);
+        if self.node_record().forgotten.contains_key(&wanted) {
+            return Ok(None);
         }
         Err(Error::Unreachable {
-            what: format!("pool {}", id.pool),
+            what: format!("pool {wanted}"),
             reason: "no pool of this node has this id; mount its disk and configure it, or end it with `slackwater pool forget`".into(),
         })
     }
@@ -206,18 +216,22 @@ impl Driver {
     /// Every configured pool as it is now.
     pub fn pool_status(&self) -> Vec<PoolStatus> {
         let status = |state: PoolState| match state {
-            PoolState::Serving(pool) => PoolStatus {
-                // First: what can be read again counts as a volume or snapshot.
-                damaged: pool.damaged().len() as u64,
-                name: pool.definition.name.clone(),
-                place: pool.definition.place.to_string(),
-                id: Some(pool.id()),
-                refusal: None,
-                space: pool.backend.space().ok(),
-                volumes: pool.backend.count(),
-                snapshots: pool.backend.count_snapshots(),
-                leftovers: pool.leftovers,
-            },
+            PoolState::Serving(pool) => {
+                let space = pool.backend.space().ok();
+                PoolStatus {
+                    // First: what can be read again counts as a volume or snapshot.
+                    damaged: pool.damaged().len() as u64,
+                    name: pool.definition.name.clone(),
+                    place: pool.definition.place.to_string(),
+                    id: Some(pool.id()),
+                    refusal: None,
+                    promisable: space.as_ref().map(|space| pool.promisable(space)),
+                    space,
+                    volumes: pool.backend.count(),
+                    snapshots: pool.backend.count_snapshots(),
+                    leftovers: pool.leftovers,
+                }
+            }
             PoolState::Refused {
                 definition,
                 id,
@@ -228,6 +242,7 @@ impl Driver {
                 id,
                 refusal: Some(why),
                 space: None,
+                promisable: None,
                 volumes: 0,
                 snapshots: 0,
                 damaged: 0,

@@ -3,7 +3,7 @@
 use uuid::Uuid;
 
 use crate::model::{
-    Capability, CapacityRange, GroupId, HomeId, Level, MutableParameters, SnapshotId,
+    Capability, CapacityRange, GroupId, HomeId, Level, MutableParameters, PoolId, SnapshotId,
     SnapshotParameters, VolumeId, VolumeParameters,
 };
 pub use crate::record::ContentSource;
@@ -72,6 +72,8 @@ pub struct ListVolumes {
     pub max_entries: usize,
     /// Empty or a `next_token`.
     pub starting_token: String,
+    /// Only those of this pool; the router asks so.
+    pub pool: Option<PoolId>,
 }
 
 /// A page.
@@ -295,6 +297,8 @@ pub struct ListSnapshots {
     pub source_volume_id: String,
     /// Only this one, if not empty.
     pub snapshot_id: String,
+    /// As in [`ListVolumes::pool`], where neither of them is given.
+    pub pool: Option<PoolId>,
 }
 
 /// A page.

@@ -6,7 +6,7 @@ use super::list::PAGE;
 use super::pool::Owner;
 use super::{Driver, ListSnapshots, Pool, PoolState, Snapshot, SnapshotPage};
 use crate::error::{Error, Result};
-use crate::model::SnapshotId;
+use crate::model::{PoolId, SnapshotId};
 use crate::record::SnapshotState;
 
 impl Driver {
@@ -67,7 +67,7 @@ impl Driver {
             return Ok(mine.filter(later).collect());
         }
         let mut all = Vec::new();
-        for pool in self.all_serving()? {
+        for pool in self.to_list(request.pool)? {
             // Of a pool before the token's nothing is wanted, of its own what comes later.
             let from = match after {
                 Some(after) if pool.id() < after.pool => continue,
@@ -78,6 +78,14 @@ impl Driver {
             all.extend(records.iter().map(|record| self.snapshot(&pool, record)));
         }
         Ok(all)
+    }
+
+    /// The pools of a list: the one that is asked for, or all.
+    pub(super) fn to_list(&self, only: Option<PoolId>) -> Result<Vec<Arc<Pool>>> {
+        let Some(only) = only else {
+            return self.all_serving();
+        };
+        self.pool(only).map(|pool| pool.into_iter().collect())
     }
 
     /// All pools, or an error if one of them isn't served: what it has isn't known then.

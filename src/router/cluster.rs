@@ -32,6 +32,11 @@ pub trait Cluster: Send + Sync + 'static {
     /// Whether there is a Node object of this name. An error if it can't be known now.
     async fn has_node(&self, node: &str) -> Result<bool>;
 
+    /// Whether [`Cluster::has_node`] knows of nodes at all; else only those of agents are known.
+    fn knows_nodes(&self) -> bool {
+        true
+    }
+
     /// The claim, "namespace/name", of a volume.
     fn claim_of(&self, volume_id: &str) -> Option<String>;
 
@@ -79,6 +84,10 @@ impl Cluster for NoCluster {
 
     async fn has_node(&self, _node: &str) -> Result<bool> {
         Ok(true)
+    }
+
+    fn knows_nodes(&self) -> bool {
+        false
     }
 
     fn claim_of(&self, _volume_id: &str) -> Option<String> {

@@ -19,7 +19,7 @@ use crate::csi::{
     ListVolumesRequest, ListVolumesResponse, ValidateVolumeCapabilitiesRequest,
     ValidateVolumeCapabilitiesResponse,
 };
-use crate::operation::{Capacity, Driver};
+use crate::operation::{Capacity, Driver, ListSnapshots, ListVolumes};
 
 #[tonic::async_trait]
 impl Controller for Service {
@@ -87,7 +87,14 @@ impl Controller for Service {
         &self,
         request: Request<ListVolumesRequest>,
     ) -> Answer<ListVolumesResponse> {
+        let pool = request::only_pool(request.metadata());
         let args = request::list_volumes(&seen(request));
+        let args = args.and_then(|args| {
+            Ok(ListVolumes {
+                pool: pool?,
+                ..args
+            })
+        });
         let page = self
             .run(Rpc::ListVolumes, args, Driver::list_volumes)
             .await?;
@@ -100,7 +107,14 @@ impl Controller for Service {
     ) -> Answer<ControllerListVolumeHealthResponse> {
         const RPC: Rpc = Rpc::ControllerListVolumeHealth;
         only_if(self.alpha.health, RPC, "health")?;
+        let pool = request::only_pool(request.metadata());
         let args = request::list_health(&seen(request));
+        let args = args.and_then(|args| {
+            Ok(ListVolumes {
+                pool: pool?,
+                ..args
+            })
+        });
         let (entries, next_token) = self.run(RPC, args, Driver::list_volume_health).await?;
         answer(ControllerListVolumeHealthResponse {
             entries: entries.into_iter().map(reply::volume_health).collect(),
@@ -175,7 +189,14 @@ impl Controller for Service {
         &self,
         request: Request<ListSnapshotsRequest>,
     ) -> Answer<ListSnapshotsResponse> {
+        let pool = request::only_pool(request.metadata());
         let args = request::list_snapshots(&seen(request));
+        let args = args.and_then(|args| {
+            Ok(ListSnapshots {
+                pool: pool?,
+                ..args
+            })
+        });
         let page = self
             .run(Rpc::ListSnapshots, args, Driver::list_snapshots)
             .await?;

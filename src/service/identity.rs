@@ -17,11 +17,8 @@ impl Identity for Service {
         request: Request<GetPluginInfoRequest>,
     ) -> Answer<GetPluginInfoResponse> {
         seen(request);
-        answer(GetPluginInfoResponse {
-            name: self.driver.settings().driver_name.clone(),
-            vendor_version: env!("CARGO_PKG_VERSION").to_string(),
-            manifest: [("csi".to_string(), "1.13.0".to_string())].into(),
-        })
+        let name = self.driver.settings().driver_name.clone();
+        answer(reply::plugin_info(name))
     }
 
     async fn get_plugin_capabilities(

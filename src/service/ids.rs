@@ -15,7 +15,8 @@ pub trait Ids {
 /// A line shows so much of a text that may be as long as a request.
 const SHOWN_BYTES: usize = 256;
 
-fn record(field: &'static str, text: &str) {
+/// Puts a text into a field of the current span.
+pub(crate) fn record(field: &'static str, text: &str) {
     if !text.is_empty() {
         let shown = &text[..text.floor_char_boundary(SHOWN_BYTES)];
         Span::current().record(field, shown);

@@ -16,14 +16,23 @@ use crate::operation::{
     Capacity, Finding, Severity, Stats, Usage, Volume, VolumeHealth, VolumePage,
 };
 
-pub(super) use snapshot::{group, group_capabilities, snapshot, snapshots};
+pub(crate) use snapshot::group_capabilities;
+pub(super) use snapshot::{group, snapshot, snapshots};
 
 /// The protocol's signed number. No pool is larger than that.
 pub(super) fn bytes(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
-pub(super) fn plugin_capabilities(alpha: Alpha) -> csi::GetPluginCapabilitiesResponse {
+pub(crate) fn plugin_info(name: String) -> csi::GetPluginInfoResponse {
+    csi::GetPluginInfoResponse {
+        name,
+        vendor_version: env!("CARGO_PKG_VERSION").to_string(),
+        manifest: [("csi".to_string(), "1.13.0".to_string())].into(),
+    }
+}
+
+pub(crate) fn plugin_capabilities(alpha: Alpha) -> csi::GetPluginCapabilitiesResponse {
     use csi::plugin_capability::{Service, Type, VolumeExpansion};
     let service = |can: PluginCan| Type::Service(Service { r#type: can.into() });
     let expansion = VolumeExpansion {
@@ -48,7 +57,7 @@ pub(super) fn plugin_capabilities(alpha: Alpha) -> csi::GetPluginCapabilitiesRes
 }
 
 /// PUBLISH_READONLY, LIST_VOLUMES_PUBLISHED_NODES: deliberately absent, as attach keeps no state.
-pub(super) fn controller_capabilities(alpha: Alpha) -> csi::ControllerGetCapabilitiesResponse {
+pub(crate) fn controller_capabilities(alpha: Alpha) -> csi::ControllerGetCapabilitiesResponse {
     use csi::controller_service_capability::{Rpc, Type};
     let mut all = vec![
         ControllerCan::CreateDeleteVolume,
@@ -174,7 +183,7 @@ pub(super) fn validated(
     }
 }
 
-pub(super) fn capacity(capacity: Capacity) -> csi::GetCapacityResponse {
+pub(crate) fn capacity(capacity: Capacity) -> csi::GetCapacityResponse {
     csi::GetCapacityResponse {
         available_capacity: bytes(capacity.available),
         maximum_volume_size: Some(bytes(capacity.maximum)),

@@ -14,10 +14,12 @@ pub mod snapshot;
 
 use std::collections::HashMap;
 
+use tonic::metadata::MetadataMap;
+
 use crate::csi;
 use crate::error::{Error, Result};
 use crate::model::parameters::SIDECAR_PREFIX;
-use crate::model::{Capability, CapacityRange, VolumeParameters, mkfs};
+use crate::model::{Capability, CapacityRange, PoolId, VolumeParameters, mkfs};
 use crate::operation::ListVolumes;
 
 pub use controller::*;
@@ -118,8 +120,23 @@ fn check_mkfs(
 }
 
 /// The value of our topology key; of a topology without it, one that no home has.
-fn segment(topology: &csi::Topology, key: &str) -> String {
+pub fn segment(topology: &csi::Topology, key: &str) -> String {
     topology.segments.get(key).cloned().unwrap_or_default()
+}
+
+/// How the router asks for the list of one pool.
+pub const ONLY_POOL: &str = "slackwater-pool";
+
+/// The pool whose list the router asks for; none for everybody else.
+pub fn only_pool(metadata: &MetadataMap) -> Result<Option<PoolId>> {
+    let Some(given) = metadata.get(ONLY_POOL) else {
+        return Ok(None);
+    };
+    let parsed = given.to_str().ok().and_then(|text| text.parse().ok());
+    match parsed {
+        Some(pool) => Ok(Some(pool)),
+        None => Err(Error::invalid(ONLY_POOL, "is not the id of a pool")),
+    }
 }
 
 /// A page of a list.
@@ -127,6 +144,7 @@ fn page(max_entries: i32, starting_token: &str) -> Result<ListVolumes> {
     Ok(ListVolumes {
         max_entries: entries(max_entries)?,
         starting_token: starting_token.to_string(),
+        pool: None,
     })
 }
 

@@ -116,6 +116,7 @@ async fn metrics_page(metrics: Arc<Metrics>) -> Response<Full<Bytes>> {
 }
 
 async fn readiness(metrics: Arc<Metrics>) -> Response<Full<Bytes>> {
+    let router = metrics.router().view();
     let reasons = match metrics.driver() {
         Some(driver) if metrics.readiness().get() => {
             let driver = driver.clone();
@@ -125,6 +126,9 @@ async fn readiness(metrics: Arc<Metrics>) -> Response<Full<Bytes>> {
                 Ok(Err(_)) => vec!["the look at this host failed".to_string()],
                 Err(_) => vec!["this host doesn't answer in time".to_string()],
             }
+        }
+        None if metrics.readiness().get() && router.is_some() => {
+            router.map(|router| router.missing()).unwrap_or_default()
         }
         _ => vec!["calls aren't served (yet, or any more)".to_string()],
     };

@@ -19,6 +19,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::http::Readiness;
+use super::router::RouterCounts;
 use crate::operation::{Driver, PoolStatus};
 
 /// Upper ends of the latency buckets in seconds: most calls take milliseconds, and callers give
@@ -43,6 +44,7 @@ pub struct Metrics {
     registry: Registry,
     calls: Family<CallLabels, Counter>,
     durations: Family<MethodLabel, Histogram, fn() -> Histogram>,
+    router: RouterCounts,
     shared: Arc<Shared>,
 }
 
@@ -86,12 +88,14 @@ impl Metrics {
             Unit::Seconds,
             durations.clone(),
         );
+        let router = RouterCounts::register(&mut registry);
         let shared = Arc::new(Shared::default());
         registry.register_collector(Box::new(Storage(shared.clone())));
         Metrics {
             registry,
             calls,
             durations,
+            router,
             shared,
         }
     }
@@ -104,6 +108,11 @@ impl Metrics {
     /// The driver that is observed.
     pub fn driver(&self) -> Option<&Arc<Driver>> {
         self.shared.driver.get()
+    }
+
+    /// What a router counts; nothing of it is shown where there is none.
+    pub fn router(&self) -> &RouterCounts {
+        &self.router
     }
 
     /// Whether calls are taken.

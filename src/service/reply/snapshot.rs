@@ -8,7 +8,7 @@ use crate::csi::group_controller_service_capability::rpc::Type as GroupCan;
 use crate::csi::volume_content_source::{SnapshotSource, Type as Source, VolumeSource};
 use crate::operation::{ContentSource, Group, Snapshot, SnapshotPage};
 
-pub(in crate::service) fn group_capabilities() -> csi::GroupControllerGetCapabilitiesResponse {
+pub(crate) fn group_capabilities() -> csi::GroupControllerGetCapabilitiesResponse {
     use csi::group_controller_service_capability::{Rpc, Type};
     let can = GroupCan::CreateDeleteGetVolumeGroupSnapshot;
     csi::GroupControllerGetCapabilitiesResponse {

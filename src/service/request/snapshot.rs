@@ -72,6 +72,7 @@ pub fn list_snapshots(request: &csi::ListSnapshotsRequest) -> Result<List> {
         starting_token: request.starting_token.clone(),
         source_volume_id: request.source_volume_id.clone(),
         snapshot_id: request.snapshot_id.clone(),
+        pool: None,
     })
 }
 

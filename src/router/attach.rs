@@ -1,0 +1,60 @@
+//! ControllerPublishVolume: whether a volume is on the node that is to have it.
+
+use tonic::Code;
+
+use super::Router;
+use super::call::Call;
+use super::route::{Owner, absent};
+use crate::csi::{ControllerPublishVolumeRequest, ControllerPublishVolumeResponse};
+use crate::error::{Error, Kind, Result};
+use crate::service::request;
+
+impl Router {
+    /// Checked by the agent that has the volume. A volume that exists and isn't on the node is
+    /// FAILED_PRECONDITION, a node that doesn't exist NOT_FOUND.
+    pub(super) async fn attach(
+        &self,
+        call: &Call<'_>,
+        mut message: ControllerPublishVolumeRequest,
+    ) -> Result<ControllerPublishVolumeResponse> {
+        let asked = request::attach(&message)?;
+        let agent = match self.owner(&asked.volume_id).await? {
+            Owner::Agent(agent) => agent,
+            Owner::Nowhere(why) => {
+                return Err(absent(call.rpc(), Kind::Volume, &asked.volume_id, why));
+            }
+        };
+        // The agent knows itself alone: it says whether the volume is there, for its own node.
+        message.node_id = agent.node().to_string();
+        let attached = call
+            .forward(&agent, message, |mut client, request| async move {
+                client.controller_publish_volume(request).await
+            })
+            .await?;
+        if asked.node_id == agent.node() {
+            return Ok(attached);
+        }
+        if !self.knows_node(&asked.node_id).await? {
+            return Err(Error::NotFound {
+                kind: Kind::Node,
+                id: asked.node_id,
+            });
+        }
+        Err(Error::Answered {
+            code: Code::FailedPrecondition as i32,
+            message: format!(
+                "volume {} is on node {}, and can't be had on node {}",
+                asked.volume_id,
+                agent.node(),
+                asked.node_id
+            ),
+        })
+    }
+
+    async fn knows_node(&self, node: &str) -> Result<bool> {
+        if self.agents.of_node(node).is_some() {
+            return Ok(true);
+        }
+        Ok(self.cluster.knows_nodes() && self.cluster.has_node(node).await?)
+    }
+}

@@ -1,0 +1,81 @@
+//! GetCapacity: of one home, or of all together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::time::timeout;
+
+use super::Router;
+use super::agents::Agent;
+use super::call::Call;
+use crate::csi::{GetCapacityRequest, GetCapacityResponse};
+use crate::error::{Error, Result};
+use crate::operation::Capacity;
+use crate::service::{reply, request};
+
+/// An agent that takes longer has nothing: whoever asks is asking for all nodes in turn.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+impl Router {
+    /// What can be had; 0, at once, of what can't be reached, is marked as lost, or isn't known.
+    pub(super) async fn capacity(
+        &self,
+        call: &Call<'_>,
+        message: GetCapacityRequest,
+    ) -> Result<GetCapacityResponse> {
+        let mut sum = reply::capacity(Capacity::default());
+        let Some(asked) = request::capacity(&message, &self.topology_key())? else {
+            return Ok(sum);
+        };
+        // Who knows nothing yet must not say 0: sidecars write that down for a minute.
+        self.agents.all_asked()?;
+        let class = asked.parameters.pool.as_deref();
+        let mut agents = match &asked.topology {
+            Some(home) => self.agents.of_home(home),
+            None => self.agents.all(),
+        };
+        agents.retain(|agent| agent.check().is_ok());
+        if self.is_known_class(class) {
+            agents.retain(|agent| self.usable_pool(agent, class).is_some());
+        } else {
+            // Any agent says what is wrong with it.
+            agents.truncate(1);
+        }
+        let each = agents
+            .iter()
+            .map(|agent| timeout(PATIENCE, self.ask_capacity(call, agent, message.clone())));
+        for answer in join_all(each).await {
+            match answer {
+                Ok(Ok(answer)) => add(&mut sum, &answer),
+                Ok(Err(Error::Unreachable { .. })) | Err(_) => {}
+                Ok(Err(error)) => return Err(error),
+            }
+        }
+        Ok(sum)
+    }
+
+    async fn ask_capacity(
+        &self,
+        call: &Call<'_>,
+        agent: &Arc<Agent>,
+        message: GetCapacityRequest,
+    ) -> Result<GetCapacityResponse> {
+        call.forward(agent, message, |mut client, request| async move {
+            client.get_capacity(request).await
+        })
+        .await
+    }
+}
+
+/// Room is added up, the largest volume is the largest of all, and the smallest the smallest.
+fn add(sum: &mut GetCapacityResponse, more: &GetCapacityResponse) {
+    sum.available_capacity = sum
+        .available_capacity
+        .saturating_add(more.available_capacity);
+    sum.maximum_volume_size = sum.maximum_volume_size.max(more.maximum_volume_size);
+    sum.minimum_volume_size = match (sum.minimum_volume_size, more.minimum_volume_size) {
+        (Some(one), Some(other)) => Some(one.min(other)),
+        (one, other) => one.or(other),
+    };
+}

@@ -1,0 +1,297 @@
+//! The Controller service of a cluster: each call about one object goes to the agent that has it.
+//!
+//! A request is looked through as a node does it, so that what is wrong with it is said without
+//! asking anybody, and then passed on as it came.
+
+use std::future::Future;
+
+use tonic::transport::Channel;
+use tonic::{Request, Response, Status};
+
+use super::Router;
+use super::call::Call;
+use super::route::{Owner, absent};
+use crate::csi::controller_client::ControllerClient;
+use crate::csi::controller_server::Controller;
+use crate::csi::{
+    ControllerExpandVolumeRequest, ControllerExpandVolumeResponse,
+    ControllerGetCapabilitiesRequest, ControllerGetCapabilitiesResponse,
+    ControllerGetVolumeHealthRequest, ControllerGetVolumeHealthResponse,
+    ControllerGetVolumeRequest, ControllerGetVolumeResponse, ControllerListVolumeHealthRequest,
+    ControllerListVolumeHealthResponse, ControllerModifyVolumeRequest,
+    ControllerModifyVolumeResponse, ControllerPublishVolumeRequest,
+    ControllerPublishVolumeResponse, ControllerUnpublishVolumeRequest,
+    ControllerUnpublishVolumeResponse, CreateSnapshotRequest, CreateSnapshotResponse,
+    CreateVolumeRequest, CreateVolumeResponse, DeleteSnapshotRequest, DeleteSnapshotResponse,
+    DeleteVolumeRequest, DeleteVolumeResponse, GetCapacityRequest, GetCapacityResponse,
+    GetSnapshotRequest, GetSnapshotResponse, ListSnapshotsRequest, ListSnapshotsResponse,
+    ListVolumesRequest, ListVolumesResponse, ValidateVolumeCapabilitiesRequest,
+    ValidateVolumeCapabilitiesResponse,
+};
+use crate::error::{Kind, Result};
+use crate::service::{Answer, Rpc, ids, only_if, reply, request, seen};
+
+type Client = ControllerClient<Channel>;
+
+impl Router {
+    /// Forwards a call about one object to the agent that has it.
+    async fn one<M, A, W>(
+        &self,
+        call: &Call<'_>,
+        kind: Kind,
+        id: &str,
+        message: M,
+        ask: impl FnOnce(Client, Request<M>) -> W,
+    ) -> Result<A>
+    where
+        W: Future<Output = std::result::Result<Response<A>, Status>>,
+    {
+        match self.owner(id).await? {
+            Owner::Agent(agent) => call.forward(&agent, message, ask).await,
+            Owner::Nowhere(why) => Err(absent(call.rpc(), kind, id, why)),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Controller for Router {
+    async fn create_volume(
+        &self,
+        request: Request<CreateVolumeRequest>,
+    ) -> Answer<CreateVolumeResponse> {
+        let call = self.call(Rpc::CreateVolume, &request);
+        let made = self.place(&call, seen(request)).await;
+        if let Ok(CreateVolumeResponse { volume: Some(made) }) = &made {
+            ids::record("volume_id", &made.volume_id);
+        }
+        call.answer(made)
+    }
+
+    /// What leads nowhere is deleted.
+    async fn delete_volume(
+        &self,
+        request: Request<DeleteVolumeRequest>,
+    ) -> Answer<DeleteVolumeResponse> {
+        let call = self.call(Rpc::DeleteVolume, &request);
+        let message = seen(request);
+        let deleted = async {
+            let id = request::delete_volume(&message)?;
+            match self.owner(&id).await? {
+                Owner::Agent(agent) => {
+                    let ask = |mut client: Client, request| async move {
+                        client.delete_volume(request).await
+                    };
+                    call.forward(&agent, message, ask).await
+                }
+                Owner::Nowhere(_) => Ok(DeleteVolumeResponse {}),
+            }
+        };
+        call.answer(deleted.await)
+    }
+
+    async fn controller_publish_volume(
+        &self,
+        request: Request<ControllerPublishVolumeRequest>,
+    ) -> Answer<ControllerPublishVolumeResponse> {
+        let call = self.call(Rpc::ControllerPublishVolume, &request);
+        let attached = self.attach(&call, seen(request)).await;
+        call.answer(attached)
+    }
+
+    /// Nothing is kept of an attach: a detach never waits for anybody.
+    async fn controller_unpublish_volume(
+        &self,
+        request: Request<ControllerUnpublishVolumeRequest>,
+    ) -> Answer<ControllerUnpublishVolumeResponse> {
+        let call = self.call(Rpc::ControllerUnpublishVolume, &request);
+        let detached = request::detach(&seen(request));
+        call.answer(detached.map(|()| ControllerUnpublishVolumeResponse {}))
+    }
+
+    async fn list_volumes(
+        &self,
+        request: Request<ListVolumesRequest>,
+    ) -> Answer<ListVolumesResponse> {
+        let call = self.call(Rpc::ListVolumes, &request);
+        let listed = self.list_volumes_of_all(&call, &seen(request)).await;
+        call.answer(listed)
+    }
+
+    async fn controller_list_volume_health(
+        &self,
+        request: Request<ControllerListVolumeHealthRequest>,
+    ) -> Answer<ControllerListVolumeHealthResponse> {
+        let call = self.call(Rpc::ControllerListVolumeHealth, &request);
+        only_if(self.options.alpha.health, call.rpc(), "health")?;
+        let listed = self.list_health_of_all(&call, &seen(request)).await;
+        call.answer(listed)
+    }
+
+    async fn get_capacity(
+        &self,
+        request: Request<GetCapacityRequest>,
+    ) -> Answer<GetCapacityResponse> {
+        let call = self.call(Rpc::GetCapacity, &request);
+        let capacity = self.capacity(&call, seen(request)).await;
+        call.answer(capacity)
+    }
+
+    async fn controller_get_capabilities(
+        &self,
+        request: Request<ControllerGetCapabilitiesRequest>,
+    ) -> Answer<ControllerGetCapabilitiesResponse> {
+        seen(request);
+        let alpha = self.options.alpha;
+        Ok(Response::new(reply::controller_capabilities(alpha)))
+    }
+
+    async fn create_snapshot(
+        &self,
+        request: Request<CreateSnapshotRequest>,
+    ) -> Answer<CreateSnapshotResponse> {
+        let call = self.call(Rpc::CreateSnapshot, &request);
+        let made = self.snapshot(&call, seen(request)).await;
+        if let Ok(CreateSnapshotResponse {
+            snapshot: Some(made),
+        }) = &made
+        {
+            ids::record("snapshot_id", &made.snapshot_id);
+        }
+        call.answer(made)
+    }
+
+    /// What leads nowhere is deleted.
+    async fn delete_snapshot(
+        &self,
+        request: Request<DeleteSnapshotRequest>,
+    ) -> Answer<DeleteSnapshotResponse> {
+        let call = self.call(Rpc::DeleteSnapshot, &request);
+        let message = seen(request);
+        let deleted = async {
+            let id = request::delete_snapshot(&message)?;
+            match self.owner(&id).await? {
+                Owner::Agent(agent) => {
+                    let ask = |mut client: Client, request| async move {
+                        client.delete_snapshot(request).await
+                    };
+                    call.forward(&agent, message, ask).await
+                }
+                Owner::Nowhere(_) => Ok(DeleteSnapshotResponse {}),
+            }
+        };
+        call.answer(deleted.await)
+    }
+
+    async fn list_snapshots(
+        &self,
+        request: Request<ListSnapshotsRequest>,
+    ) -> Answer<ListSnapshotsResponse> {
+        let call = self.call(Rpc::ListSnapshots, &request);
+        let listed = self.list_snapshots_of_all(&call, seen(request)).await;
+        call.answer(listed)
+    }
+
+    async fn validate_volume_capabilities(
+        &self,
+        request: Request<ValidateVolumeCapabilitiesRequest>,
+    ) -> Answer<ValidateVolumeCapabilitiesResponse> {
+        let call = self.call(Rpc::ValidateVolumeCapabilities, &request);
+        let message = seen(request);
+        let answered = async {
+            request::validate(&message)?;
+            let id = message.volume_id.clone();
+            let ask = |mut client: Client, request| async move {
+                client.validate_volume_capabilities(request).await
+            };
+            self.one(&call, Kind::Volume, &id, message, ask).await
+        };
+        call.answer(answered.await)
+    }
+
+    async fn controller_expand_volume(
+        &self,
+        request: Request<ControllerExpandVolumeRequest>,
+    ) -> Answer<ControllerExpandVolumeResponse> {
+        let call = self.call(Rpc::ControllerExpandVolume, &request);
+        let message = seen(request);
+        let answered = async {
+            request::expand_volume(&message)?;
+            let id = message.volume_id.clone();
+            let ask = |mut client: Client, request| async move {
+                client.controller_expand_volume(request).await
+            };
+            self.one(&call, Kind::Volume, &id, message, ask).await
+        };
+        call.answer(answered.await)
+    }
+
+    async fn controller_modify_volume(
+        &self,
+        request: Request<ControllerModifyVolumeRequest>,
+    ) -> Answer<ControllerModifyVolumeResponse> {
+        let call = self.call(Rpc::ControllerModifyVolume, &request);
+        let message = seen(request);
+        let answered = async {
+            request::modify_volume(&message)?;
+            let id = message.volume_id.clone();
+            let ask = |mut client: Client, request| async move {
+                client.controller_modify_volume(request).await
+            };
+            self.one(&call, Kind::Volume, &id, message, ask).await
+        };
+        call.answer(answered.await)
+    }
+
+    async fn controller_get_volume(
+        &self,
+        request: Request<ControllerGetVolumeRequest>,
+    ) -> Answer<ControllerGetVolumeResponse> {
+        let call = self.call(Rpc::ControllerGetVolume, &request);
+        only_if(self.options.alpha.get_volume, call.rpc(), "get-volume")?;
+        let message = seen(request);
+        let answered = async {
+            request::get_volume(&message)?;
+            let id = message.volume_id.clone();
+            let ask = |mut client: Client, request| async move {
+                client.controller_get_volume(request).await
+            };
+            self.one(&call, Kind::Volume, &id, message, ask).await
+        };
+        call.answer(answered.await)
+    }
+
+    async fn controller_get_volume_health(
+        &self,
+        request: Request<ControllerGetVolumeHealthRequest>,
+    ) -> Answer<ControllerGetVolumeHealthResponse> {
+        let call = self.call(Rpc::ControllerGetVolumeHealth, &request);
+        only_if(self.options.alpha.health, call.rpc(), "health")?;
+        let message = seen(request);
+        let answered = async {
+            request::get_health(&message)?;
+            let id = message.volume_id.clone();
+            let ask = |mut client: Client, request| async move {
+                client.controller_get_volume_health(request).await
+            };
+            self.one(&call, Kind::Volume, &id, message, ask).await
+        };
+        call.answer(answered.await)
+    }
+
+    async fn get_snapshot(
+        &self,
+        request: Request<GetSnapshotRequest>,
+    ) -> Answer<GetSnapshotResponse> {
+        let call = self.call(Rpc::GetSnapshot, &request);
+        only_if(self.options.alpha.get_snapshot, call.rpc(), "get-snapshot")?;
+        let message = seen(request);
+        let answered = async {
+            request::get_snapshot(&message)?;
+            let id = message.snapshot_id.clone();
+            let ask =
+                |mut client: Client, request| async move { client.get_snapshot(request).await };
+            self.one(&call, Kind::Snapshot, &id, message, ask).await
+        };
+        call.answer(answered.await)
+    }
+}

@@ -1,0 +1,39 @@
+//! What a request name has become on an agent.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use super::Router;
+use super::agents::Agent;
+use super::call::Call;
+use crate::agent::FindRequest;
+use crate::error::Result;
+use crate::model::VolumeId;
+
+/// Agents that are asked for a name at a time.
+pub(super) const AT_ONCE: usize = 64;
+/// How long an agent may take to look a name up: who hangs is as one that can't be reached.
+const LOOK_UP: Duration = Duration::from_secs(5);
+
+impl Router {
+    /// The id that a name has on an agent; what is on a lost pool doesn't count.
+    pub(super) async fn find(
+        &self,
+        call: &Call<'_>,
+        agent: Arc<Agent>,
+        question: FindRequest,
+    ) -> Result<Option<VolumeId>> {
+        agent.reachable().await?;
+        let mut client = agent.client().await?;
+        let question = call.request(question)?;
+        let Ok(answer) = timeout(LOOK_UP, client.find(question)).await else {
+            let problem = format!("it doesn't look a name up within {} s", LOOK_UP.as_secs());
+            return Err(agent.unreachable(&problem));
+        };
+        let found = answer.map_err(|status| agent.error(&status))?.into_inner();
+        let id = found.id.parse::<VolumeId>().ok();
+        Ok(id.filter(|id| !self.cluster.is_lost(id.pool)))
+    }
+}

@@ -1,0 +1,42 @@
+//! Who this driver is, and whether it can work.
+
+use tonic::{Request, Response};
+
+use super::Router;
+use crate::csi::identity_server::Identity;
+use crate::csi::{
+    GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest,
+    GetPluginInfoResponse, ProbeRequest, ProbeResponse,
+};
+use crate::service::{Answer, reply, seen};
+
+#[tonic::async_trait]
+impl Identity for Router {
+    async fn get_plugin_info(
+        &self,
+        request: Request<GetPluginInfoRequest>,
+    ) -> Answer<GetPluginInfoResponse> {
+        seen(request);
+        Ok(Response::new(reply::plugin_info(
+            self.options.driver_name.clone(),
+        )))
+    }
+
+    async fn get_plugin_capabilities(
+        &self,
+        request: Request<GetPluginCapabilitiesRequest>,
+    ) -> Answer<GetPluginCapabilitiesResponse> {
+        seen(request);
+        Ok(Response::new(reply::plugin_capabilities(
+            self.options.alpha,
+        )))
+    }
+
+    /// Not ready until each agent has answered or failed once: before that, nobody knows which
+    /// pools there are. An agent that is away doesn't make a cluster unready.
+    async fn probe(&self, request: Request<ProbeRequest>) -> Answer<ProbeResponse> {
+        seen(request);
+        let ready = self.agents.all_asked().is_ok();
+        Ok(Response::new(ProbeResponse { ready: Some(ready) }))
+    }
+}

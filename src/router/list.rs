@@ -1,0 +1,213 @@
+//! Lists of everything, put together of what each agent has.
+//!
+//! Ids are in the order of their pools first, so a page is made of some pools only, one after the
+//! other, each asked of its agent by itself. Who isn't asked for a page must at least have
+//! answered not long ago.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::Arc;
+
+use super::Router;
+use super::agents::Agent;
+use super::call::Call;
+use crate::error::{Error, Result};
+use crate::model::{PoolId, VolumeId};
+use crate::operation::MOST_LISTED;
+use crate::service::ONLY_POOL;
+use futures_util::future::try_join_all;
+
+/// Agents that are asked at a time for one page.
+const AT_ONCE: usize = 32;
+
+/// One page of what an agent has.
+pub(super) struct Part<T> {
+    /// In the order of ids.
+    pub(super) entries: Vec<T>,
+    /// Empty at the end.
+    pub(super) next_token: String,
+}
+
+/// What is wanted of a list.
+pub(super) struct Wanted {
+    after: Option<VolumeId>,
+    limit: usize,
+}
+
+impl Wanted {
+    /// As a request says it.
+    pub(super) fn new(max_entries: usize, starting_token: &str) -> Result<Wanted> {
+        let after = match starting_token {
+            "" => None,
+            token => Some(token.parse().map_err(|_| Error::BadToken {
+                token: token.to_string(),
+            })?),
+        };
+        let limit = match max_entries {
+            0 => MOST_LISTED,
+            some => some.min(MOST_LISTED),
+        };
+        Ok(Wanted { after, limit })
+    }
+}
+
+/// A pool to be listed.
+struct Listed {
+    pool: PoolId,
+    agent: Arc<Agent>,
+    /// So many entries it may have: only a guess at how many pools make a page.
+    guess: usize,
+}
+
+/// What an agent is asked for.
+pub(super) struct Ask {
+    /// At most so many.
+    pub(super) max_entries: i32,
+    /// Begins after it.
+    pub(super) starting_token: String,
+    /// Of this pool alone: the agent says so if it hasn't got it any more.
+    pub(super) pool: PoolId,
+}
+
+impl Router {
+    /// A page of all agents' entries, and the token of the next one. An error unless every pool
+    /// that isn't lost is there.
+    pub(super) async fn list<T, W>(
+        &self,
+        wanted: &Wanted,
+        id: impl Fn(&T) -> String,
+        ask: impl Fn(Arc<Agent>, Ask) -> W,
+    ) -> Result<(Vec<T>, String)>
+    where
+        W: Future<Output = Result<Part<T>>>,
+    {
+        let pools = self.all_pools().await?;
+        let from = |listed: &&Listed| wanted.after.is_none_or(|after| listed.pool >= after.pool);
+        let mut pools = pools.iter().filter(from).peekable();
+        let mut page: Vec<T> = Vec::new();
+        // One more than is wanted, to see whether there is a next page.
+        while page.len() <= wanted.limit && pools.peek().is_some() {
+            let most = wanted.limit + 1 - page.len();
+            let mut batch = Vec::new();
+            let mut guess = 0;
+            while batch.len() < AT_ONCE && guess < most {
+                let Some(next) = pools.next() else { break };
+                guess += next.guess;
+                batch.push(next);
+            }
+            let asked = batch
+                .iter()
+                .map(|listed| list_pool(listed, wanted.after, most, &ask));
+            for part in try_join_all(asked).await? {
+                page.extend(part);
+                if page.len() > wanted.limit {
+                    break;
+                }
+            }
+        }
+        let more = page.len() > wanted.limit;
+        page.truncate(wanted.limit);
+        let token = page.last().filter(|_| more).map(&id);
+        Ok((page, token.unwrap_or_default()))
+    }
+
+    /// Every pool that there is, in the order of their ids, each with its agent; an error that says
+    /// what is missing. Lost ones are left out.
+    async fn all_pools(&self) -> Result<Vec<Listed>> {
+        self.agents.all_asked()?;
+        let mut agents = self.agents.all();
+        agents.retain(|agent| !self.is_written_off(agent));
+        // In parallel: several may be away.
+        try_join_all(agents.iter().map(|agent| agent.reachable())).await?;
+        let mut pools = BTreeMap::<PoolId, Vec<_>>::new();
+        for agent in &agents {
+            for shown in agent.seen().pools.iter() {
+                let having = pools.entry(shown.id).or_default();
+                having.push((agent.clone(), shown.clone()));
+            }
+        }
+        for known in self.cluster.known_pools() {
+            if !known.lost && !self.cluster.is_lost(known.id) && !pools.contains_key(&known.id) {
+                return Err(self.nobody_shows(known.id));
+            }
+        }
+        let mut listed = Vec::new();
+        for (pool, showing) in pools {
+            let forgotten = showing.iter().all(|(_, shown)| shown.forgotten);
+            if forgotten || self.cluster.is_lost(pool) {
+                continue;
+            }
+            if let Some(agent) = self.the_one(pool, &showing)? {
+                let guess = guess(&agent, pool);
+                listed.push(Listed { pool, agent, guess });
+            }
+        }
+        // Also an agent without a pool whose id it knows may have one that isn't served.
+        for agent in &agents {
+            if let Some(problem) = unseen_pool(agent) {
+                return Err(agent.unreachable(&problem));
+            }
+        }
+        Ok(listed)
+    }
+}
+
+/// Entries of one pool, at most so many.
+async fn list_pool<T, W>(
+    listed: &Listed,
+    after: Option<VolumeId>,
+    most: usize,
+    ask: impl Fn(Arc<Agent>, Ask) -> W,
+) -> Result<Vec<T>>
+where
+    W: Future<Output = Result<Part<T>>>,
+{
+    let after = after.filter(|after| after.pool == listed.pool);
+    let mut token = after.map(|after| after.to_string()).unwrap_or_default();
+    let mut entries = Vec::new();
+    while entries.len() < most {
+        let left = most - entries.len();
+        let question = Ask {
+            max_entries: i32::try_from(left).unwrap_or(i32::MAX),
+            starting_token: token,
+            pool: listed.pool,
+        };
+        let part = ask(listed.agent.clone(), question).await?;
+        entries.extend(part.entries);
+        if part.next_token.is_empty() {
+            break;
+        }
+        token = part.next_token;
+    }
+    Ok(entries)
+}
+
+/// Entries that a pool had not long ago; at least one, as it may have more by now.
+fn guess(agent: &Agent, pool: PoolId) -> usize {
+    let told = agent.seen().told;
+    let pools = told.iter().flat_map(|told| &told.pools);
+    let mut found = pools.filter(|told| told.id == pool.to_string());
+    let count = found
+        .next()
+        .map_or(0, |told| told.volumes.max(told.snapshots));
+    usize::try_from(count).unwrap_or(0).max(1)
+}
+
+/// A configured pool that isn't served and whose id nobody knows.
+fn unseen_pool(agent: &Agent) -> Option<String> {
+    let told = agent.seen().told?;
+    let unseen = told.pools.iter().find(|pool| pool.id.is_empty())?;
+    Some(format!(
+        "its pool {} is not served: {}",
+        unseen.name, unseen.refusal
+    ))
+}
+
+/// A question for the list of one pool.
+pub(super) fn of_pool<M>(call: &Call<'_>, message: M, ask: &Ask) -> Result<tonic::Request<M>> {
+    let mut request = call.request(message)?;
+    if let Ok(pool) = ask.pool.to_string().parse() {
+        request.metadata_mut().insert(ONLY_POOL, pool);
+    }
+    Ok(request)
+}

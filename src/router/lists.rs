@@ -1,0 +1,150 @@
+//! ListVolumes, ListSnapshots, ControllerListVolumeHealth of a whole cluster.
+
+use tonic::transport::Channel;
+
+use super::Router;
+use super::call::Call;
+use super::list::{Part, Wanted, of_pool};
+use super::route::Owner;
+use crate::csi::controller_client::ControllerClient;
+use crate::csi::{
+    ControllerListVolumeHealthRequest, ControllerListVolumeHealthResponse, ListSnapshotsRequest,
+    ListSnapshotsResponse, ListVolumesRequest, ListVolumesResponse, VolumeHealth,
+    list_snapshots_response, list_volumes_response,
+};
+use crate::error::Result;
+use crate::service::request;
+
+type Client = ControllerClient<Channel>;
+
+impl Router {
+    pub(super) async fn list_volumes_of_all(
+        &self,
+        call: &Call<'_>,
+        message: &ListVolumesRequest,
+    ) -> Result<ListVolumesResponse> {
+        let asked = request::list_volumes(message)?;
+        let wanted = Wanted::new(asked.max_entries, &asked.starting_token)?;
+        let id = |entry: &list_volumes_response::Entry| {
+            let volume = entry.volume.as_ref();
+            volume
+                .map(|volume| volume.volume_id.clone())
+                .unwrap_or_default()
+        };
+        let (entries, next_token) = self
+            .list(&wanted, id, |agent, ask| async move {
+                let mut client: Client = agent.controller().await?;
+                let question = ListVolumesRequest {
+                    max_entries: ask.max_entries,
+                    starting_token: ask.starting_token.clone(),
+                };
+                let question = of_pool(call, question, &ask)?;
+                let answer = call.ask(&agent, client.list_volumes(question)).await?;
+                let ListVolumesResponse {
+                    entries,
+                    next_token,
+                } = answer.into_inner();
+                Ok(Part {
+                    entries,
+                    next_token,
+                })
+            })
+            .await?;
+        Ok(ListVolumesResponse {
+            entries,
+            next_token,
+        })
+    }
+
+    pub(super) async fn list_health_of_all(
+        &self,
+        call: &Call<'_>,
+        message: &ControllerListVolumeHealthRequest,
+    ) -> Result<ControllerListVolumeHealthResponse> {
+        let asked = request::list_health(message)?;
+        let wanted = Wanted::new(asked.max_entries, &asked.starting_token)?;
+        let id = |entry: &VolumeHealth| entry.volume_id.clone();
+        let secrets = &message.secrets;
+        let (entries, next_token) = self
+            .list(&wanted, id, |agent, ask| async move {
+                let mut client: Client = agent.controller().await?;
+                let question = ControllerListVolumeHealthRequest {
+                    max_entries: ask.max_entries,
+                    starting_token: ask.starting_token.clone(),
+                    secrets: secrets.clone(),
+                };
+                let question = of_pool(call, question, &ask)?;
+                let answer = client.controller_list_volume_health(question);
+                let answer = call.ask(&agent, answer).await?.into_inner();
+                let ControllerListVolumeHealthResponse {
+                    entries,
+                    next_token,
+                } = answer;
+                Ok(Part {
+                    entries,
+                    next_token,
+                })
+            })
+            .await?;
+        Ok(ControllerListVolumeHealthResponse {
+            entries,
+            next_token,
+        })
+    }
+
+    /// By id or by source only the agent that has it is asked, and an id that leads nowhere has
+    /// none.
+    pub(super) async fn list_snapshots_of_all(
+        &self,
+        call: &Call<'_>,
+        message: ListSnapshotsRequest,
+    ) -> Result<ListSnapshotsResponse> {
+        let asked = request::list_snapshots(&message)?;
+        let wanted = Wanted::new(asked.max_entries, &asked.starting_token)?;
+        for filter in [&asked.snapshot_id, &asked.source_volume_id] {
+            if filter.is_empty() {
+                continue;
+            }
+            return match self.owner(filter).await? {
+                Owner::Agent(agent) => {
+                    let ask = |mut client: Client, request| async move {
+                        client.list_snapshots(request).await
+                    };
+                    call.forward(&agent, message, ask).await
+                }
+                Owner::Nowhere(_) => Ok(ListSnapshotsResponse::default()),
+            };
+        }
+        let id = |entry: &list_snapshots_response::Entry| {
+            let snapshot = entry.snapshot.as_ref();
+            let id = snapshot.map(|snapshot| snapshot.snapshot_id.clone());
+            id.unwrap_or_default()
+        };
+        let secrets = &message.secrets;
+        let (entries, next_token) = self
+            .list(&wanted, id, |agent, ask| async move {
+                let mut client: Client = agent.controller().await?;
+                let question = ListSnapshotsRequest {
+                    max_entries: ask.max_entries,
+                    starting_token: ask.starting_token.clone(),
+                    secrets: secrets.clone(),
+                    ..ListSnapshotsRequest::default()
+                };
+                let question = of_pool(call, question, &ask)?;
+                let answer = call.ask(&agent, client.list_snapshots(question)).await?;
+                let ListSnapshotsResponse {
+                    entries,
+                    next_token,
+                } = answer.into_inner();
+                Ok(Part {
+                    entries,
+                    next_token,
+                })
+            })
+            .await?;
+        Ok(ListSnapshotsResponse {
+            entries,
+            next_token,
+        })
+    }
+}

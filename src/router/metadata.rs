@@ -1,0 +1,103 @@
+//! The SnapshotMetadata service of a cluster: streams of agents, passed on as fast as the caller
+//! takes them.
+
+use tokio_stream::{Stream, StreamExt};
+use tonic::codegen::BoxStream;
+use tonic::{Request, Streaming};
+
+use std::sync::Arc;
+
+use super::Router;
+use super::agents::Agent;
+use super::call::Call;
+use super::route::{Owner, absent};
+use crate::csi::snapshot_metadata_server::SnapshotMetadata;
+use crate::csi::{
+    GetMetadataAllocatedRequest, GetMetadataAllocatedResponse, GetMetadataDeltaRequest,
+    GetMetadataDeltaResponse,
+};
+use crate::error::{Kind, Result};
+use crate::service::{Answer, Rpc, only_if, request, seen, status};
+
+#[tonic::async_trait]
+impl SnapshotMetadata for Router {
+    async fn get_metadata_allocated(
+        &self,
+        request: Request<GetMetadataAllocatedRequest>,
+    ) -> Answer<BoxStream<GetMetadataAllocatedResponse>> {
+        let call = self.call(Rpc::GetMetadataAllocated, &request);
+        self.serves_metadata(&call)?;
+        let message = seen(request);
+        let stream = async {
+            request::metadata::allocated(&message)?;
+            let agent = self.of_snapshot(&call, &message.snapshot_id).await?;
+            let mut client = agent.metadata().await?;
+            let question = call.request(message)?;
+            let stream = call
+                .ask(&agent, client.get_metadata_allocated(question))
+                .await?;
+            Ok(passed_on(call.rpc(), agent, stream.into_inner()))
+        };
+        call.answer(stream.await)
+    }
+
+    /// Snapshots of one volume are on one pool: whether they are is the agent's to say.
+    async fn get_metadata_delta(
+        &self,
+        request: Request<GetMetadataDeltaRequest>,
+    ) -> Answer<BoxStream<GetMetadataDeltaResponse>> {
+        let call = self.call(Rpc::GetMetadataDelta, &request);
+        self.serves_metadata(&call)?;
+        let message = seen(request);
+        let stream = async {
+            request::metadata::delta(&message)?;
+            self.of_snapshot(&call, &message.base_snapshot_id).await?;
+            let agent = self.of_snapshot(&call, &message.target_snapshot_id).await?;
+            let mut client = agent.metadata().await?;
+            let question = call.request(message)?;
+            let stream = call
+                .ask(&agent, client.get_metadata_delta(question))
+                .await?;
+            Ok(passed_on(call.rpc(), agent, stream.into_inner()))
+        };
+        call.answer(stream.await)
+    }
+}
+
+impl Router {
+    fn serves_metadata(&self, call: &Call<'_>) -> std::result::Result<(), tonic::Status> {
+        let served = self.options.alpha.snapshot_metadata;
+        only_if(served, call.rpc(), "snapshot-metadata")
+    }
+
+    /// The agent of a snapshot.
+    async fn of_snapshot(&self, call: &Call<'_>, id: &str) -> Result<Arc<Agent>> {
+        match self.owner(id).await? {
+            Owner::Agent(agent) => Ok(agent),
+            Owner::Nowhere(why) => Err(absent(call.rpc(), Kind::Snapshot, id, why)),
+        }
+    }
+}
+
+/// The same messages. Nothing is read ahead: a caller that doesn't read stops the agent. One whose
+/// connection breaks ends with an error.
+fn passed_on<T: Send + 'static>(rpc: Rpc, agent: Arc<Agent>, stream: Streaming<T>) -> BoxStream<T> {
+    let stream = stream.map(move |message| {
+        message.map_err(|broken| {
+            let status = status(rpc, &agent.error(&broken));
+            tracing::warn!(
+                node = agent.node(),
+                error = status.message(),
+                "the stream broke off"
+            );
+            status
+        })
+    });
+    boxed(stream)
+}
+
+fn boxed<T>(
+    stream: impl Stream<Item = std::result::Result<T, tonic::Status>> + Send + 'static,
+) -> BoxStream<T> {
+    Box::pin(stream)
+}

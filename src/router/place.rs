@@ -1,0 +1,302 @@
+//! Where a new volume goes.
+//!
+//! A restore or clone goes where its source is, whatever node was preferred: the answer's topology
+//! says so, and the pod follows. A volume whose claim has a selected node goes there or nowhere,
+//! so that the scheduler decides. Any other is looked up by its name first, on every node where it
+//! could be, and then tried on one node after another, going on only after a definite no.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use futures_util::StreamExt;
+use tonic::Code;
+use uuid::Uuid;
+
+use super::Router;
+use super::agents::Agent;
+use super::call::Call;
+use super::find::AT_ONCE;
+use super::route::{Owner, absent};
+use crate::agent::FindRequest;
+use crate::agent::find_request::Kind as Found;
+use crate::csi::{CreateVolumeRequest, CreateVolumeResponse};
+use crate::error::{Error, Kind, Result};
+use crate::operation::{ContentSource, CreateVolume};
+use crate::service::{request, status};
+
+/// What provisioner puts among the parameters with `--extra-create-metadata`.
+const CLAIM_NAMESPACE: &str = "csi.storage.k8s.io/pvc/namespace";
+const CLAIM_NAME: &str = "csi.storage.k8s.io/pvc/name";
+
+/// What one node said to a new volume.
+enum Tried {
+    /// It's made.
+    Made(CreateVolumeResponse),
+    /// Definitely not here, and nothing of it is: why.
+    No(String),
+}
+
+impl Router {
+    /// CreateVolume. One name never gets two volumes.
+    pub(super) async fn place(
+        &self,
+        call: &Call<'_>,
+        message: CreateVolumeRequest,
+    ) -> Result<CreateVolumeResponse> {
+        let key = self.topology_key();
+        let asked = request::create_volume(&message, &key)?;
+        if let Some(source) = &asked.content_source {
+            let (kind, id) = match source {
+                ContentSource::Snapshot(id) => (Kind::Snapshot, id),
+                ContentSource::Volume(id) => (Kind::Volume, id),
+            };
+            return match self.owner(id).await? {
+                Owner::Agent(agent) => create(call, &agent, message).await,
+                Owner::Nowhere(why) => Err(absent(call.rpc(), kind, id, why)),
+            };
+        }
+        self.agents.all_asked()?;
+        let homes = homes(&message, &asked, &key);
+        if let Some(node) = self.selected(&message).await?
+            && let Some(home) = homes.first()
+        {
+            self.must_exist(&node).await?;
+            return match self.try_home(call, &message, &asked, home).await? {
+                Tried::Made(made) => Ok(made),
+                Tried::No(why) => Err(exhausted(&[why])),
+            };
+        }
+        let mut candidates = self.agents.all();
+        candidates.retain(|agent| self.could_have(agent, &homes));
+        if let Some(agent) = self.having(call, &asked, &candidates, &homes).await? {
+            return create(call, &agent, message).await;
+        }
+        let homes = match homes.is_empty() {
+            true => self.rendezvous(&asked.name),
+            false => homes,
+        };
+        let mut noes = Vec::new();
+        for home in &homes {
+            match self.try_home(call, &message, &asked, home).await? {
+                Tried::Made(made) => return Ok(made),
+                Tried::No(why) => noes.push(why),
+            }
+        }
+        Err(exhausted(&noes))
+    }
+
+    /// The node that was chosen for the claim of a volume.
+    async fn selected(&self, message: &CreateVolumeRequest) -> Result<Option<String>> {
+        let parameters = &message.parameters;
+        match (parameters.get(CLAIM_NAMESPACE), parameters.get(CLAIM_NAME)) {
+            (Some(namespace), Some(name)) => {
+                let claim = format!("{namespace}/{name}");
+                self.cluster.selected_node(&claim).await
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// A node that is gone from the cluster takes no new volumes, though its agent may still
+    /// answer: with this code the scheduler chooses again.
+    async fn must_exist(&self, node: &str) -> Result<()> {
+        match self.cluster.has_node(node).await? {
+            true => Ok(()),
+            false => Err(exhausted(&[gone(node)])),
+        }
+    }
+
+    /// Makes a volume on the node of a home, if it can be had there.
+    async fn try_home(
+        &self,
+        call: &Call<'_>,
+        message: &CreateVolumeRequest,
+        asked: &CreateVolume,
+        home: &str,
+    ) -> Result<Tried> {
+        let agent = match self.agents.of_home(home).as_slice() {
+            [] => return self.unknown_home(home),
+            [agent] => agent.clone(),
+            [first, second, ..] => {
+                return Err(Error::Unreachable {
+                    what: format!("the home {home}"),
+                    reason: format!(
+                        "the agents of nodes {} and {} both have it",
+                        first.node(),
+                        second.node()
+                    ),
+                });
+            }
+        };
+        if !self.cluster.has_node(agent.node()).await? {
+            return Ok(Tried::No(gone(agent.node())));
+        }
+        if self.is_written_off(&agent) {
+            let node = agent.node();
+            return Ok(Tried::No(format!(
+                "the pools of node {node} are marked as lost"
+            )));
+        }
+        agent.reachable().await?;
+        let class = asked.parameters.pool.as_deref();
+        if self.usable_pool(&agent, class).is_none() && self.is_known_class(class) {
+            let pool = class.unwrap_or("default");
+            let node = agent.node();
+            return Ok(Tried::No(format!("node {node} has no pool {pool} to use")));
+        }
+        match create(call, &agent, message.clone()).await {
+            Ok(made) => Ok(Tried::Made(made)),
+            Err(error) => {
+                let status = status(call.rpc(), &error);
+                match status.code() {
+                    Code::ResourceExhausted => {
+                        let (node, why) = (agent.node(), status.message());
+                        Ok(Tried::No(format!("node {node}: {why}")))
+                    }
+                    _ => Err(error),
+                }
+            }
+        }
+    }
+
+    /// A home that no agent has: of one that has never answered it may be.
+    fn unknown_home(&self, home: &str) -> Result<Tried> {
+        let known = self.cluster.known_pools();
+        let mut of_home = known.iter().filter(|pool| pool.home == home);
+        if let Some(pool) = of_home.find(|pool| !pool.lost && !self.cluster.is_lost(pool.id)) {
+            return Err(self.nobody_shows(pool.id));
+        }
+        let agents = self.agents.all();
+        let silent = agents.iter().find(|agent| agent.seen().told.is_none());
+        if let Some(agent) = silent {
+            agent.check()?;
+        }
+        Ok(Tried::No(format!("no node has the home {home}")))
+    }
+
+    /// Whether a volume of one of these homes (none given: of any) could be on an agent: what has
+    /// never answered may have any home.
+    fn could_have(&self, agent: &Agent, homes: &[String]) -> bool {
+        let home = agent.home();
+        let is_meant = homes.is_empty() || home.is_empty() || homes.contains(&home);
+        is_meant && !self.is_written_off(agent)
+    }
+
+    /// Whether all that an agent has shown is marked as lost.
+    pub(super) fn is_written_off(&self, agent: &Agent) -> bool {
+        let pools = agent.seen().pools;
+        let mut shown = pools.iter().filter(|shown| !shown.forgotten).peekable();
+        shown.peek().is_some() && shown.all(|shown| self.cluster.is_lost(shown.id))
+    }
+
+    /// The agent that has a volume of this name already. An error if it can't be known: somebody
+    /// who could have it can't be asked.
+    async fn having(
+        &self,
+        call: &Call<'_>,
+        asked: &CreateVolume,
+        candidates: &[Arc<Agent>],
+        homes: &[String],
+    ) -> Result<Option<Arc<Agent>>> {
+        let question = || FindRequest {
+            kind: Found::Volume.into(),
+            name: asked.name.clone(),
+            pool: asked.parameters.pool.clone().unwrap_or_default(),
+        };
+        let looks = candidates.to_vec().into_iter().map(|agent| {
+            let question = question();
+            async move { (self.find(call, agent.clone(), question).await, agent) }
+        });
+        let mut looks = futures_util::stream::iter(looks).buffer_unordered(AT_ONCE);
+        let mut unknown = None;
+        while let Some((found, agent)) = looks.next().await {
+            match found {
+                Ok(Some(_)) => return Ok(Some(agent)),
+                Ok(None) => {}
+                Err(error) => unknown = Some(error),
+            }
+        }
+        if let Some(error) = unknown {
+            return Err(error);
+        }
+        // Pools that were there, and aren't now.
+        let gone = self.cluster.known_pools().into_iter().find(|pool| {
+            let is_lost = pool.lost || self.cluster.is_lost(pool.id);
+            let is_shown = || !self.agents.showing(pool.id).is_empty();
+            let class = asked.parameters.pool.as_ref();
+            let is_meant = class.is_none_or(|class| *class == pool.name)
+                && (homes.is_empty() || homes.contains(&pool.home));
+            !is_lost && is_meant && !is_shown()
+        });
+        gone.map_or(Ok(None), |pool| Err(self.nobody_shows(pool.id)))
+    }
+
+    /// All homes in the order of a hash of home and name: the same for each try and each router,
+    /// however many nodes come and go.
+    fn rendezvous(&self, name: &str) -> Vec<String> {
+        let homes: BTreeSet<String> = self.agents.all().iter().map(|agent| agent.home()).collect();
+        let mut ranked: Vec<_> = homes
+            .into_iter()
+            .filter(|home| !home.is_empty())
+            .map(|home| {
+                let rank = Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("{home}\n{name}").as_bytes());
+                (rank, home)
+            })
+            .collect();
+        ranked.sort();
+        ranked.into_iter().map(|(_, home)| home).collect()
+    }
+
+    /// The pool that a class means on an agent, if volumes may be made there.
+    pub(super) fn usable_pool(&self, agent: &Agent, class: Option<&str>) -> Option<String> {
+        let pool = agent.meant(class)?;
+        let id = pool.id.parse();
+        let is_lost = id.is_ok_and(|id| self.cluster.is_lost(id));
+        (!is_lost).then_some(pool.name)
+    }
+
+    /// Whether any agent has a pool that a class means.
+    pub(super) fn is_known_class(&self, class: Option<&str>) -> bool {
+        let agents = self.agents.all();
+        agents.iter().any(|agent| agent.meant(class).is_some())
+    }
+}
+
+/// Homes in the order in which they're wanted, each once: preferred ones, then all that are allowed.
+/// None given is "anywhere".
+fn homes(message: &CreateVolumeRequest, asked: &CreateVolume, key: &str) -> Vec<String> {
+    let preferred = message.accessibility_requirements.iter();
+    let preferred = preferred
+        .flat_map(|requirement| &requirement.preferred)
+        .map(|topology| request::segment(topology, key));
+    let mut seen = BTreeSet::new();
+    let all = preferred.chain(asked.requisite.iter().cloned());
+    all.filter(|home| seen.insert(home.clone())).collect()
+}
+
+async fn create(
+    call: &Call<'_>,
+    agent: &Agent,
+    message: CreateVolumeRequest,
+) -> Result<CreateVolumeResponse> {
+    call.forward(agent, message, |mut client, request| async move {
+        client.create_volume(request).await
+    })
+    .await
+}
+
+fn gone(node: &str) -> String {
+    format!("node {node} is not in the cluster any more")
+}
+
+/// The scheduler is to choose again.
+fn exhausted(noes: &[String]) -> Error {
+    let message = match noes {
+        [] => "no node is known that could have it".to_string(),
+        noes => noes.join("; "),
+    };
+    Error::Answered {
+        code: Code::ResourceExhausted as i32,
+        message,
+    }
+}

@@ -1,0 +1,169 @@
+//! From an id to the agent that serves its pool.
+
+use std::sync::Arc;
+
+use tonic::Code;
+
+use super::Router;
+use super::agents::{Agent, ShownPool};
+use super::cluster::KnownPool;
+use crate::error::{Error, Kind, Result};
+use crate::model::{PoolId, VolumeId};
+use crate::service::Rpc;
+
+/// Where a pool's ids lead.
+#[derive(Clone)]
+pub(super) enum Route {
+    /// To this agent, which has answered not long ago.
+    Agent(Arc<Agent>),
+    /// Nowhere any more, because an administrator says so. The pool for people.
+    Lost(String),
+}
+
+/// Why an id leads nowhere.
+pub(super) enum Nowhere {
+    /// It's none of ours.
+    NotAnId,
+    /// Its pool is marked as lost. The pool for people.
+    Lost(String),
+}
+
+/// Where an id leads.
+pub(super) enum Owner {
+    /// To this agent.
+    Agent(Arc<Agent>),
+    /// Nowhere, for good.
+    Nowhere(Nowhere),
+}
+
+impl Router {
+    /// Where the id of a volume or snapshot leads.
+    pub(super) async fn owner(&self, id: &str) -> Result<Owner> {
+        let Ok(parsed) = id.parse::<VolumeId>() else {
+            return Ok(Owner::Nowhere(Nowhere::NotAnId));
+        };
+        Ok(match self.route(parsed.pool).await? {
+            Route::Agent(agent) => Owner::Agent(agent),
+            Route::Lost(pool) => Owner::Nowhere(Nowhere::Lost(pool)),
+        })
+    }
+
+    /// Where a pool's ids lead. For a pool that nobody shows all agents are asked again; then it's
+    /// an error that names who had it last. Never "nowhere".
+    pub(super) async fn route(&self, pool: PoolId) -> Result<Route> {
+        if self.cluster.is_lost(pool) {
+            return Ok(Route::Lost(self.in_words(pool)));
+        }
+        let mut showing = self.agents.showing(pool);
+        if showing.is_empty() {
+            self.agents.ask_all().await;
+            showing = self.agents.showing(pool);
+        }
+        let Some(agent) = self.the_one(pool, &showing)? else {
+            self.agents.all_asked()?;
+            return Err(self.nobody_shows(pool));
+        };
+        agent
+            .reachable()
+            .await
+            .map_err(|error| self.behind(pool, &error))?;
+        Ok(Route::Agent(agent))
+    }
+
+    /// The agent that serves a pool. A lost pool is an error that is final.
+    pub async fn agent_of(&self, pool: PoolId) -> Result<Arc<Agent>> {
+        match self.route(pool).await? {
+            Route::Agent(agent) => Ok(agent),
+            Route::Lost(pool) => Err(lost(&pool)),
+        }
+    }
+
+    /// Who of those that show a pool has it: who serves it; else who is about to; else who has
+    /// forgotten it, and knows that its ids lead nowhere. Two of a kind are an error, as nobody
+    /// knows whose disk is the right one.
+    pub(super) fn the_one(
+        &self,
+        pool: PoolId,
+        showing: &[(Arc<Agent>, ShownPool)],
+    ) -> Result<Option<Arc<Agent>>> {
+        let ranks: [fn(&ShownPool) -> bool; 2] = [|shown| shown.served, |shown| !shown.forgotten];
+        for rank in ranks {
+            let mut having = showing.iter().filter(|(_, shown)| rank(shown));
+            match (having.next(), having.next()) {
+                (Some((first, _)), Some((second, _))) => {
+                    let (first, second) = (first.node(), second.node());
+                    return Err(Error::Unreachable {
+                        what: self.in_words(pool),
+                        reason: format!(
+                            "the agents of nodes {first} and {second} both show it; end one of \
+                             them, and look which of the disks is the copy"
+                        ),
+                    });
+                }
+                (Some((one, _)), None) => return Ok(Some(one.clone())),
+                (None, _) => {}
+            }
+        }
+        Ok(showing.first().map(|(agent, _)| agent.clone()))
+    }
+
+    /// A pool for people.
+    pub(super) fn in_words(&self, pool: PoolId) -> String {
+        match self.known(pool) {
+            Some(known) => format!("pool {} of node {} ({pool})", known.name, known.node),
+            None => format!("pool {pool}"),
+        }
+    }
+
+    fn known(&self, pool: PoolId) -> Option<KnownPool> {
+        let known = self.cluster.known_pools();
+        known.into_iter().find(|known| known.id == pool)
+    }
+
+    /// The error of a pool whose agent has this one.
+    pub(super) fn behind(&self, pool: PoolId, error: &Error) -> Error {
+        Error::Unreachable {
+            what: self.in_words(pool),
+            reason: error.to_string(),
+        }
+    }
+
+    pub(super) fn nobody_shows(&self, pool: PoolId) -> Error {
+        let reason = match self.known(pool) {
+            Some(known) => format!(
+                "no agent shows it, and node {} did last; bring its disk back, or mark the pool \
+                 as lost",
+                known.node
+            ),
+            None => "no agent shows it".into(),
+        };
+        Error::Unreachable {
+            what: self.in_words(pool),
+            reason,
+        }
+    }
+}
+
+/// What is final about making something of what was on a lost pool.
+pub(super) fn lost(pool: &str) -> Error {
+    Error::refused(pool, "it's marked as lost, with everything that was on it")
+}
+
+/// What a call about one object answers where its id leads nowhere.
+pub(super) fn absent(rpc: Rpc, kind: Kind, id: &str, why: Nowhere) -> Error {
+    match why {
+        Nowhere::NotAnId => Error::NotFound {
+            kind,
+            id: id.to_string(),
+        },
+        // Something is to be made of it: nothing was, and nothing will be.
+        Nowhere::Lost(pool) if matches!(rpc, Rpc::CreateVolume | Rpc::CreateSnapshot) => {
+            lost(&pool)
+        }
+        // Growth and changes are given up at this code.
+        Nowhere::Lost(pool) => Error::Answered {
+            code: Code::NotFound as i32,
+            message: format!("{kind} {id} does not exist any more: {pool} is marked as lost"),
+        },
+    }
+}

@@ -1,0 +1,87 @@
+//! CreateSnapshot: by the agent of the volume.
+
+use std::sync::Arc;
+
+use futures_util::StreamExt;
+use tonic::Code;
+
+use super::Router;
+use super::agents::Agent;
+use super::call::Call;
+use super::find::AT_ONCE;
+use super::route::{Owner, absent};
+use crate::agent::FindRequest;
+use crate::agent::find_request::Kind as Found;
+use crate::csi::{CreateSnapshotRequest, CreateSnapshotResponse};
+use crate::error::{Error, Kind, Result};
+use crate::service::request;
+
+/// What csi-snapshotter puts among the parameters with `--extra-create-metadata`: its names are
+/// made of a UUID, and never come again for another volume.
+const CONTENT_NAME: &str = "csi.storage.k8s.io/volumesnapshotcontent/name";
+
+impl Router {
+    /// CreateSnapshot. A name exists at most once on the agent of its source; whether it exists on
+    /// another one, of another volume, is looked up unless Kubernetes made the name.
+    pub(super) async fn snapshot(
+        &self,
+        call: &Call<'_>,
+        message: CreateSnapshotRequest,
+    ) -> Result<CreateSnapshotResponse> {
+        let key = self
+            .options
+            .alpha
+            .snapshot_topology
+            .then(|| self.topology_key());
+        let asked = request::create_snapshot(&message, key.as_deref())?.args;
+        let source = &asked.source_volume_id;
+        let agent = match self.owner(source).await? {
+            Owner::Agent(agent) => agent,
+            Owner::Nowhere(why) => return Err(absent(call.rpc(), Kind::Volume, source, why)),
+        };
+        if !message.parameters.contains_key(CONTENT_NAME) {
+            self.name_is_free(call, &asked.name, source, &agent).await?;
+        }
+        call.forward(&agent, message, |mut client, request| async move {
+            client.create_snapshot(request).await
+        })
+        .await
+    }
+
+    /// An error if another agent than the source's has a snapshot of this name, or may have one.
+    async fn name_is_free(
+        &self,
+        call: &Call<'_>,
+        name: &str,
+        source: &str,
+        owner: &Arc<Agent>,
+    ) -> Result<()> {
+        let mut others = self.agents.all();
+        others.retain(|agent| !Arc::ptr_eq(agent, owner) && !self.is_written_off(agent));
+        let looks = others.into_iter().map(|agent| {
+            let question = FindRequest {
+                kind: Found::Snapshot.into(),
+                name: name.to_string(),
+                pool: String::new(),
+            };
+            self.find(call, agent, question)
+        });
+        let mut looks = futures_util::stream::iter(looks).buffer_unordered(AT_ONCE);
+        let mut unknown = None;
+        while let Some(found) = looks.next().await {
+            match found {
+                Ok(None) => {}
+                Ok(Some(id)) => {
+                    return Err(Error::Answered {
+                        code: Code::AlreadyExists as i32,
+                        message: format!(
+                            "snapshot {name:?} exists as {id}, of another volume than {source}"
+                        ),
+                    });
+                }
+                Err(error) => unknown = Some(error),
+            }
+        }
+        unknown.map_or(Ok(()), Err)
+    }
+}

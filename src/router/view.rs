@@ -1,0 +1,29 @@
+//! What a router shows of its agents, for metrics and readiness.
+
+use std::sync::Arc;
+
+use super::agents::Agents;
+use crate::telemetry::router::{AgentStatus, RouterView};
+
+/// Agents, as metrics show them.
+pub(super) struct View(pub(super) Arc<Agents>);
+
+impl RouterView for View {
+    fn agents(&self) -> Vec<AgentStatus> {
+        let each = self.0.all().into_iter().map(|agent| {
+            let seen = agent.seen();
+            AgentStatus {
+                node: agent.node().to_string(),
+                up: seen.is_reachable(),
+                silent: seen.answered.map(|at| at.elapsed()),
+                pools: seen.pools.iter().filter(|pool| pool.served).count() as u64,
+            }
+        });
+        each.collect()
+    }
+
+    fn missing(&self) -> Vec<String> {
+        let asked = self.0.all_asked().err();
+        asked.iter().map(|error| error.to_string()).collect()
+    }
+}

@@ -1,0 +1,126 @@
+//! Describe and Find.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tonic::Status;
+
+use crate::agent::find_request::Kind;
+use crate::agent::{DescribeResponse, FindRequest, FindResponse, Pool};
+use crate::error::Error;
+use crate::operation::{Description, Driver, Forgotten, Named, PoolStatus};
+use crate::service::reply::bytes;
+use crate::service::{Rpc, Service, status};
+
+/// A look at the pools takes milliseconds, unless a disk hangs. The router waits for twice as long.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Looks at this node. A disk that hangs makes what is told old; it holds up one thread, however
+/// often the router asks.
+#[derive(Clone, Default)]
+pub(in crate::service) struct Looks {
+    last: Arc<Mutex<Option<Arc<Description>>>>,
+    looking: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Looks {
+    fn last(&self) -> std::sync::MutexGuard<'_, Option<Arc<Description>>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A new look, or the last one if it takes too long.
+    async fn look(&self, driver: Arc<Driver>) -> Option<Arc<Description>> {
+        let looks = self.clone();
+        let look = async {
+            let looking = looks.looking.clone().lock_owned().await;
+            let look = tokio::task::spawn_blocking(move || {
+                let _looking = looking;
+                let seen = Arc::new(driver.describe());
+                *looks.last() = Some(seen.clone());
+                seen
+            });
+            look.await.ok()
+        };
+        match tokio::time::timeout(PATIENCE, look).await {
+            Ok(Some(seen)) => Some(seen),
+            Ok(None) | Err(_) => self.last().clone(),
+        }
+    }
+}
+
+impl Service {
+    pub(super) async fn described(&self) -> Result<DescribeResponse, Status> {
+        let Some(seen) = self.looks.look(self.driver.clone()).await else {
+            let hangs = Error::Unreachable {
+                what: "this node".into(),
+                reason: "the look at its pools takes too long; a disk hangs".into(),
+            };
+            return Err(status(Rpc::Probe, &hangs));
+        };
+        let settings = self.driver.settings();
+        let (home, home_problem) = match &seen.home {
+            Ok(home) => (home.to_string(), String::new()),
+            Err(problem) => (String::new(), problem.clone()),
+        };
+        let forgotten = seen.forgotten.iter().map(forgotten);
+        let groups = seen.unsettled_groups.iter();
+        Ok(DescribeResponse {
+            node_name: settings.node_name.clone(),
+            driver_name: settings.driver_name.clone(),
+            version: env!("CARGO_PKG_VERSION").to_string(),
+            home,
+            home_problem,
+            pools: seen.pools.iter().map(pool).chain(forgotten).collect(),
+            missing: seen.missing.clone(),
+            unsettled_groups: groups.map(|group| group.hyphenated().to_string()).collect(),
+            guard_alive: seen.guard,
+        })
+    }
+
+    pub(super) async fn found(&self, request: FindRequest) -> Result<FindResponse, Status> {
+        let FindRequest { name, pool, .. } = &request;
+        let named = match request.kind() {
+            Kind::Volume => Ok(Named::Volume((!pool.is_empty()).then(|| pool.clone()))),
+            Kind::Snapshot => Ok(Named::Snapshot),
+            Kind::Unknown => Err(Error::invalid("kind", "is none that this agent knows")),
+        };
+        let name = name.clone();
+        let found = self
+            .run(Rpc::CreateVolume, named, move |driver, named| {
+                driver.find_named(named, &name)
+            })
+            .await?;
+        Ok(FindResponse {
+            id: found.map(|id| id.to_string()).unwrap_or_default(),
+        })
+    }
+}
+
+fn pool(status: &PoolStatus) -> Pool {
+    let space = status.space.unwrap_or_default();
+    Pool {
+        name: status.name.clone(),
+        place: status.place.clone(),
+        id: status.id.map(|id| id.to_string()).unwrap_or_default(),
+        refusal: status.refusal.clone().unwrap_or_default(),
+        total_bytes: bytes(space.total),
+        available_bytes: bytes(space.available),
+        promised_bytes: bytes(space.promised),
+        promisable_bytes: bytes(status.promisable.unwrap_or(0)),
+        volumes: bytes(status.volumes),
+        snapshots: bytes(status.snapshots),
+        damaged: bytes(status.damaged),
+        forgotten: false,
+    }
+}
+
+fn forgotten(had: &Forgotten) -> Pool {
+    Pool {
+        name: had.name.clone(),
+        place: had.place.clone(),
+        id: had.id.to_string(),
+        refusal: "it was forgotten".into(),
+        forgotten: true,
+        ..Pool::default()
+    }
+}

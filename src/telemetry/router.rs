@@ -1,0 +1,151 @@
+//! Numbers of a router: its agents, and the calls that it forwards.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+/// Upper ends of the buckets of the time that a router adds, in seconds: mostly it's a fraction of
+/// a millisecond.
+const BUCKETS: [f64; 10] = [
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.1, 1.0, 10.0,
+];
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Labels {
+    agent: String,
+    code: &'static str,
+}
+
+/// An agent as a router sees it now.
+#[derive(Clone, Debug)]
+pub struct AgentStatus {
+    /// Its node's name.
+    pub node: String,
+    /// Whether it answered when it was asked last.
+    pub up: bool,
+    /// Since its last answer, if there was one.
+    pub silent: Option<Duration>,
+    /// Pools that it serves.
+    pub pools: u64,
+}
+
+/// What is asked of a router at each scrape.
+pub trait RouterView: Send + Sync + 'static {
+    /// Each of its agents.
+    fn agents(&self) -> Vec<AgentStatus>;
+    /// Why it can't take calls yet; empty if it can.
+    fn missing(&self) -> Vec<String>;
+}
+
+/// What a router counts.
+#[derive(Clone)]
+pub struct RouterCounts {
+    forwarded: Family<Labels, Counter>,
+    added: Histogram,
+    view: Arc<OnceLock<Arc<dyn RouterView>>>,
+}
+
+impl RouterCounts {
+    pub(super) fn register(registry: &mut Registry) -> RouterCounts {
+        let counts = RouterCounts {
+            forwarded: Family::default(),
+            added: Histogram::new(BUCKETS),
+            view: Arc::default(),
+        };
+        registry.register_collector(Box::new(counts.clone()));
+        counts
+    }
+
+    /// From now on the agents of this router are shown, and calls count. The first one stays.
+    pub fn observe(&self, view: Arc<dyn RouterView>) {
+        let _ = self.view.set(view);
+    }
+
+    /// The router that is observed.
+    pub fn view(&self) -> Option<&Arc<dyn RouterView>> {
+        self.view.get()
+    }
+
+    /// An agent has answered, with this code.
+    pub fn forwarded(&self, agent: &str, code: &'static str) {
+        let agent = agent.to_string();
+        self.forwarded.get_or_create(&Labels { agent, code }).inc();
+    }
+
+    /// A call that was forwarded to one agent took so much longer than that agent.
+    pub fn added(&self, time: Duration) {
+        self.added.observe(time.as_secs_f64());
+    }
+}
+
+impl fmt::Debug for RouterCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RouterCounts")
+    }
+}
+
+/// A number of one agent: name, help, unit, and where it is.
+type AgentGauge = (
+    &'static str,
+    &'static str,
+    Option<Unit>,
+    fn(&AgentStatus) -> Option<f64>,
+);
+
+#[expect(clippy::cast_precision_loss, reason = "metrics are floats")]
+const AGENT_GAUGES: [AgentGauge; 3] = [
+    (
+        "agent_up",
+        "1 if the agent answered when it was asked last, 0 if not",
+        None,
+        |agent| Some(f64::from(u8::from(agent.up))),
+    ),
+    (
+        "agent_silent",
+        "Since the agent's last answer",
+        Some(Unit::Seconds),
+        |agent| agent.silent.map(|silent| silent.as_secs_f64()),
+    ),
+    (
+        "agent_pools",
+        "Pools that the agent serves, as it said last",
+        None,
+        |agent| Some(agent.pools as f64),
+    ),
+];
+
+impl Collector for RouterCounts {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let Some(view) = self.view.get() else {
+            return Ok(());
+        };
+        let agents = view.agents();
+        for (name, help, unit, value) in AGENT_GAUGES {
+            let mut metric =
+                encoder.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
+            for agent in &agents {
+                let Some(value) = value(agent) else { continue };
+                let labels = [("agent", agent.node.as_str())];
+                ConstGauge::new(value).encode(metric.encode_family(&labels)?)?;
+            }
+        }
+        let help = "Answers of agents to forwarded calls";
+        let metric =
+            encoder.encode_descriptor("forwarded_calls", help, None, MetricType::Counter)?;
+        self.forwarded.encode(metric)?;
+        let help = "What calls forwarded to one agent took beside it";
+        let unit = Some(&Unit::Seconds);
+        let metric =
+            encoder.encode_descriptor("router_added", help, unit, MetricType::Histogram)?;
+        self.added.encode(metric)
+    }
+}
