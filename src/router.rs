@@ -14,17 +14,17 @@
 //! | `attach`, `snapshot` | whose node it is, whose name |
 //! | `list`, `lists`, `capacity` | what is put together of the answers of all |
 //! | `controller`, `identity`, `metadata` | the services |
-//! | `cluster` | what is asked of the cluster around, as a seam |
+//! | `cluster`, `kube` | what is asked of the cluster around, as a seam; and that cluster |
 
 pub mod agents;
 mod attach;
 mod call;
 mod capacity;
 pub mod cluster;
-pub mod kube;
 mod controller;
 mod find;
 mod identity;
+pub mod kube;
 mod list;
 mod lists;
 mod metadata;
