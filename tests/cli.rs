@@ -56,6 +56,8 @@ fn told(line: &str) -> String {
 #[test]
 fn a_bad_command_line_is_one_sentence_and_exit_64() {
     let serve = "serve --endpoint unix:///x/csi.sock --node-name n1 --pool a=memory:";
+    let controller = "serve --endpoint unix:///x/csi.sock --role controller";
+    let tls = "--tls-cert /does/not/exist --tls-key /x --tls-ca /x";
     let lines = [
         String::new(),
         "serve".into(),
@@ -83,11 +85,42 @@ fn a_bad_command_line_is_one_sentence_and_exit_64() {
         "serve --node-name n1.".into(),
         format!("serve --node-name {}", "n".repeat(254)),
         format!("{serve} --bogus"),
-        format!("{serve} --role node"),
-        format!("{serve} --role controller"),
         format!("{serve} --role king"),
         format!("{serve} --agent n=1.2.3.4:5"),
+        format!("{serve} --agent-service a/b"),
+        format!("{serve} --agent-listen 0.0.0.0:1"),
         format!("{serve} --tls-cert /x"),
+        format!("{serve} --role node"),
+        format!("{serve} --role node --agent-listen here"),
+        format!("{serve} --role node --agent-listen 0.0.0.0:1"),
+        format!("{serve} --role node --agent-listen 0.0.0.0:1 --tls-cert /x --tls-key /y"),
+        format!("{serve} --role node --agent-listen 0.0.0.0:1 {tls}"),
+        format!("{serve} --role node --agent n=1.2.3.4:5"),
+        format!(
+            "{serve} --role node --node-name {} --agent-listen 0.0.0.0:1 {tls}",
+            "n".repeat(64)
+        )
+        .replace("--node-name n1 ", ""),
+        format!("{serve} --role controller"),
+        controller.into(),
+        format!("{controller} --pool a=memory:"),
+        format!("{controller} --allowed-path /x"),
+        format!("{controller} --state-dir /x"),
+        format!("{controller} --node-record /x"),
+        format!("{controller} --agent-listen 0.0.0.0:1"),
+        format!("{controller} --agent n"),
+        format!("{controller} --agent n=here"),
+        format!("{controller} --agent n.=1.2.3.4:5"),
+        format!("{controller} --agent n=1.2.3.4:5"),
+        format!("{controller} --agent n=1.2.3.4:5 --agent n=1.2.3.4:6 {tls}"),
+        format!("{controller} --agent n=1.2.3.4:5 --agent-service a/b {tls}"),
+        format!("{controller} --agent-service a"),
+        format!("{controller} --agent-service A/b"),
+        format!("{controller} --agent-service a/b --tls-cert /x"),
+        format!("{controller} --agent n=1.2.3.4:5 {tls}"),
+        "certificates".into(),
+        "certificates --out /x --node a..b".into(),
+        "certificates --out /x --days 0".into(),
         format!("{serve} --driver-name 1.2"),
         format!("{serve} --driver-name a"),
         format!("{serve} --alpha health,helth"),
@@ -107,7 +140,13 @@ fn a_bad_command_line_is_one_sentence_and_exit_64() {
 
 #[test]
 fn help_and_version_are_no_errors() {
-    let lines = ["--help", "serve --help", "pool --help", "pool init --help"];
+    let lines = [
+        "--help",
+        "serve --help",
+        "pool --help",
+        "pool init --help",
+        "certificates --help",
+    ];
     let mut all = String::new();
     for line in lines {
         let output = run(&line.split(' ').collect::<Vec<_>>());
@@ -140,6 +179,10 @@ fn a_bad_file_is_one_sentence_with_its_line() {
         "pool = [\"a=file:/x\"]\n[[pool]]\nname = \"b\"",
         "alpha = [\"helth\"]",
         "role = \"node\"",
+        "role = \"king\"",
+        "role = \"controller\"\nendpoint = \"unix:///x.sock\"\nagent = \"n=1.2.3.4:5\"",
+        "role = \"controller\"\nendpoint = \"unix:///x.sock\"\nagent-service = \"a\"",
+        "role = \"node\"\n[[hook]]\nname = \"a\"\ncommand = [\"/x\"]\nvolume = \"*\"",
         "node-name =",
         "hooks = []",
     ];

@@ -120,7 +120,7 @@ impl Credentials {
         let mut problem = None;
         for _ in 0..2 {
             let read = match files.read() {
-                Ok(read) if read == state.seen => return,
+                Ok(read) if read == state.seen => break,
                 Ok(read) => read,
                 Err(error) => {
                     problem = Some(error);

@@ -1,7 +1,7 @@
 //! The end that dials: an agent at an address, proven by its node's name.
 
 use std::future::Future;
-use std::io;
+use std::io::{self, Cursor};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 
 use http::Uri;
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncReadExt, Chain, Join, ReadHalf, WriteHalf, join, split};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -16,8 +17,10 @@ use tower::Service;
 
 use super::{Credentials, Name};
 
-/// A connection to an agent that has proven its node's name.
-pub type Connection = TokioIo<TlsStream<TcpStream>>;
+type Secured = TlsStream<TcpStream>;
+
+/// A connection to an agent that has proven its node's name, and has taken our certificate.
+pub type Connection = TokioIo<Join<Chain<Cursor<[u8; 1]>, ReadHalf<Secured>>, WriteHalf<Secured>>>;
 
 /// Dials one agent, whatever URI it's asked for. It has no timeout of its own
 /// ([`super::DIAL_PATIENCE`]).
@@ -43,8 +46,13 @@ impl Connector {
         // Without it requests of a few bytes would wait for the other end's acknowledgement.
         let _ = stream.set_nodelay(true);
         let connector = TlsConnector::from(self.credentials.now().client.clone());
-        let secured = connector.connect(self.name.0, stream).await?;
-        Ok(TokioIo::new(secured))
+        let mut secured = connector.connect(self.name.0, stream).await?;
+        // In TLS 1.3 we're done before the agent has seen our certificate. HTTP/2 has it speak
+        // first: its first byte, or its refusal, is waited for, so that a refusal is the error of
+        // dialling and not of some call.
+        let first = secured.read_u8().await?;
+        let (read, write) = split(secured);
+        Ok(TokioIo::new(join(Cursor::new([first]).chain(read), write)))
     }
 }
 

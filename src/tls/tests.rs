@@ -50,7 +50,9 @@ async fn agent(credentials: Arc<Credentials>) -> SocketAddr {
     tokio::spawn(async move {
         while let Some(Ok(mut secured)) = incoming.next().await {
             tokio::spawn(async move {
-                let mut byte = [0];
+                // As HTTP/2 does, it speaks first.
+                let mut byte = [b'!'];
+                secured.write_all(&byte).await.unwrap();
                 while secured.read_exact(&mut byte).await.is_ok() {
                     secured.write_all(&byte).await.unwrap();
                 }
@@ -68,6 +70,7 @@ async fn reached(
 ) -> std::io::Result<Connection> {
     let mut connector = Connector::new(credentials.clone(), name, address);
     let mut connection = connector.call(Uri::from_static("http://agent")).await?;
+    assert_eq!(connection.inner_mut().read_u8().await?, b'!');
     echo(&mut connection).await?;
     Ok(connection)
 }
