@@ -9,6 +9,7 @@ mod frozen;
 mod guard;
 mod pool;
 mod print;
+mod router;
 mod serve;
 mod volumes;
 

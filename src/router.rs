@@ -7,7 +7,7 @@
 //!
 //! | room | what |
 //! |---|---|
-//! | `agents` | who the agents are, what each said last, and how it's asked |
+//! | `agents`, `dial` | who the agents are, what each said last, and how it's asked and reached |
 //! | `route` | from an id to the agent that serves its pool |
 //! | `call` | one call: its deadline, and whom it asks |
 //! | `place`, `find` | where a new volume goes, where a name is |
@@ -22,6 +22,7 @@ mod call;
 mod capacity;
 pub mod cluster;
 mod controller;
+mod dial;
 mod find;
 mod identity;
 pub mod kube;
@@ -39,6 +40,7 @@ use crate::model::Alpha;
 use crate::telemetry::Metrics;
 pub use agents::{Agent, Agents, Dial};
 pub use cluster::{Cluster, NoCluster};
+pub use dial::TlsDial;
 
 /// What a router needs beside agents and a cluster.
 #[derive(Clone, Debug)]

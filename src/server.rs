@@ -1,7 +1,7 @@
 //! What is listened on: the unix socket of kubelet or sidecars, and an agent's address; served
 //! until told to stop, and then left clean.
 //!
-//! *Expected flow*: [`Socket::bind`], then [`serve`] or [`serve_node`] with [`signal`] as its
+//! *Expected flow*: [`Socket::bind`], then [`serve`], [`serve_node`] or [`serve_router`] with [`signal`] as its
 //! shutdown.
 //!
 //! *Guarantees*: nobody but root can connect to the socket, from the first moment, and nobody but
@@ -12,6 +12,7 @@
 mod secured;
 mod socket;
 mod watch;
+mod work;
 
 use std::future::Future;
 use std::io;
@@ -22,12 +23,13 @@ use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal as unix_signal};
 use tokio::sync::watch::{Receiver, Sender, channel};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::transport::Server;
 use tower::layer::util::{Identity, Stack};
 
+use crate::agent::agent_server::AgentServer;
 use crate::csi::controller_server::ControllerServer;
 use crate::csi::group_controller_server::GroupControllerServer;
 use crate::csi::identity_server::IdentityServer;
@@ -35,20 +37,18 @@ use crate::csi::node_server::NodeServer;
 use crate::csi::snapshot_metadata_server::SnapshotMetadataServer;
 use crate::model::Alpha;
 use crate::operation::Driver;
+use crate::router::Router;
 use crate::service::Service;
 use crate::telemetry::Metrics;
 use crate::tls::{Credentials, PING_EVERY, PING_PATIENCE};
 
 pub use secured::listen;
 pub use socket::{BindError, Socket};
+use work::{Calls, Work};
 
 /// How long running operations may take to end after a shutdown, unless said: the kubelet's
 /// default grace period is 30 s. What isn't done by then is found and finished by the next start.
 pub const DRAIN: Duration = Duration::from_secs(25);
-
-/// How often pools that aren't served are looked at again: a disk that is mounted late should
-/// not need a restart.
-const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
 /// Largest request. Maps are bounded to 4 KiB, but a topology requirement of a large cluster has
 /// some hundred bytes for each node.
@@ -106,7 +106,7 @@ pub async fn serve(
 ) -> io::Result<()> {
     let service = Service::new(driver.clone(), options.alpha);
     let life = Life::new(socket, &options);
-    let server = builder(&options.metrics)
+    let server = builder(&options.metrics, &life.calls)
         .add_service(sized!(IdentityServer, service))
         .add_service(sized!(ControllerServer, service))
         .add_service(sized!(GroupControllerServer, service))
@@ -115,7 +115,7 @@ pub async fn serve(
         )
         .add_service(sized!(NodeServer, service))
         .serve_with_incoming_shutdown(connections(life.listener), ended(&life.stop));
-    live(server, life.ending, driver, shutdown).await
+    live(server, life.ending, Work::Driver(driver), shutdown).await
 }
 
 /// Serves a node of a cluster: the kubelet's calls on the socket, the router's at the endpoint.
@@ -129,12 +129,12 @@ pub async fn serve_node(
 ) -> io::Result<()> {
     let service = Service::new(driver.clone(), options.alpha);
     let life = Life::new(socket, &options);
-    let kubelet = builder(&options.metrics)
+    let kubelet = builder(&options.metrics, &life.calls)
         .add_service(sized!(IdentityServer, service))
         .add_service(sized!(NodeServer, service))
         .serve_with_incoming_shutdown(connections(life.listener), ended(&life.stop));
     let address = endpoint.listener.local_addr()?;
-    let router = builder(&options.metrics)
+    let router = builder(&options.metrics, &life.calls)
         // A freeze ends with the router's stream: so its end must be noticed.
         .http2_keepalive_interval(Some(PING_EVERY))
         .http2_keepalive_timeout(Some(PING_PATIENCE))
@@ -145,16 +145,36 @@ pub async fn serve_node(
         .add_optional_service(
             (options.alpha.snapshot_metadata).then(|| sized!(SnapshotMetadataServer, service)),
         )
+        .add_service(sized!(AgentServer, service))
         .serve_with_incoming_shutdown(secured::connections(endpoint), ended(&life.stop));
     tracing::info!(%address, "the agent listens");
     let both = async { tokio::try_join!(kubelet, router).map(drop) };
-    live(both, life.ending, driver, shutdown).await
+    live(both, life.ending, Work::Driver(driver), shutdown).await
+}
+
+/// Serves a whole cluster to the sidecars, by a router, and ends as the module says.
+pub async fn serve_router(
+    socket: Socket,
+    router: Router,
+    options: Options,
+    shutdown: impl Future<Output = ()>,
+) -> io::Result<()> {
+    let life = Life::new(socket, &options);
+    let server = builder(&options.metrics, &life.calls)
+        .add_service(sized!(IdentityServer, router))
+        .add_service(sized!(ControllerServer, router))
+        .add_optional_service(
+            (options.alpha.snapshot_metadata).then(|| sized!(SnapshotMetadataServer, router)),
+        )
+        .serve_with_incoming_shutdown(connections(life.listener), ended(&life.stop));
+    live(server, life.ending, Work::Router(life.calls), shutdown).await
 }
 
 /// What a server begins with.
 struct Life {
     listener: UnixListener,
     stop: Receiver<()>,
+    calls: Calls,
     ending: Ending,
 }
 
@@ -179,6 +199,7 @@ impl Life {
         Life {
             listener,
             stop,
+            calls: Calls::default(),
             ending,
         }
     }
@@ -190,15 +211,15 @@ fn ended(stop: &Receiver<()>) -> impl Future<Output = ()> + use<> {
     async move { while stop.changed().await.is_ok() {} }
 }
 
-fn builder(metrics: &Arc<Metrics>) -> Server<Stack<watch::Watch, Identity>> {
-    Server::builder().layer(watch::Watch::new(metrics.clone()))
+fn builder(metrics: &Arc<Metrics>, calls: &Calls) -> Server<Stack<watch::Watch, Identity>> {
+    Server::builder().layer(watch::Watch::new(metrics.clone(), calls.clone()))
 }
 
 /// Serves until the shutdown, and ends in order.
 async fn live(
     servers: impl Future<Output = Result<(), tonic::transport::Error>>,
     ending: Ending,
-    driver: Arc<Driver>,
+    work: Work,
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
     let Ending {
@@ -208,33 +229,33 @@ async fn live(
         drain,
     } = ending;
     let mut servers = pin!(servers);
-    metrics.observe(driver.clone());
+    work.observe(&metrics);
     metrics.readiness().set(true);
     tracing::info!(endpoint = %file.path().display(), "serving");
     let ended = tokio::select! {
         ended = &mut servers => Some(ended),
-        () = look_again(&driver) => None,
+        () = work.look_again() => None,
         () = shutdown => None,
     };
     metrics.readiness().set(false);
-    driver.stop();
+    work.stop();
     if let Some(ended) = ended {
         return ended.map_err(io::Error::other);
     }
 
-    tracing::info!(operations = driver.running(), "stopping");
+    tracing::info!(operations = work.running(), "stopping");
     let deadline = Instant::now() + drain;
     drop(stop);
     let drained = tokio::select! {
-        ended = async { let ended = servers.await; idle(&driver).await; ended } => Some(ended),
-        () = async { idle(&driver).await; sleep(FAREWELL).await } => Some(Ok(())),
+        ended = async { let ended = servers.await; work.idle().await; ended } => Some(ended),
+        () = async { work.idle().await; sleep(FAREWELL).await } => Some(Ok(())),
         () = sleep_until(deadline) => None,
     };
     drop(file);
     match drained {
         Some(ended) => ended.map_err(io::Error::other),
         None => {
-            let operations = driver.running();
+            let operations = work.running();
             tracing::warn!(
                 operations,
                 "not all ended in time; the next start finishes them"
@@ -258,28 +279,6 @@ fn connections(listener: UnixListener) -> impl Stream<Item = io::Result<UnixStre
 /// Once nothing runs, a client that doesn't read has this long to take its last answers: an idle
 /// connection of a sidecar that hangs must not hold up the next driver.
 const FAREWELL: Duration = Duration::from_secs(1);
-
-/// Looks at pools that aren't served, for ever.
-async fn look_again(driver: &Arc<Driver>) {
-    let mut ticks = interval(LOOK_AGAIN);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    ticks.tick().await;
-    loop {
-        ticks.tick().await;
-        let driver = driver.clone();
-        if let Err(error) = tokio::task::spawn_blocking(move || driver.look_again()).await {
-            tracing::error!(%error, "looking at pools again failed");
-        }
-    }
-}
-
-/// Waits for operations whose callers went away.
-async fn idle(driver: &Driver) {
-    const POLL: Duration = Duration::from_millis(20);
-    while driver.running() > 0 {
-        sleep(POLL).await;
-    }
-}
 
 /// Ends at the first SIGTERM or SIGINT after this call.
 pub fn signal() -> io::Result<impl Future<Output = ()> + Send> {

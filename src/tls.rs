@@ -41,9 +41,6 @@ pub const PING_EVERY: Duration = Duration::from_secs(1);
 /// How long the answer may take. Together: how long after a cut of the network a freeze ends, and
 /// how long a stall of the other machine may be before its calls fail.
 pub const PING_PATIENCE: Duration = Duration::from_secs(2);
-/// How long the dialling end waits for a connection with its handshake.
-pub const DIAL_PATIENCE: Duration = Duration::from_secs(5);
-
 /// A name within a certificate: who somebody is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name(ServerName<'static>);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 
-use super::{Failure, host_with_guard, real_host};
+use super::{Failure, host_with_guard, real_host, router};
 use crate::config::{self, AgentConfig, BadConfig, Config, Given, NodeConfig, RoleConfig};
 use crate::cut::Seams;
 use crate::cut::guard::Guard;
@@ -102,7 +102,12 @@ async fn run(config: Config) -> Result<(), Failure> {
                 server::serve_node(socket, endpoint_of_agent, driver.clone(), options, signal);
             leave(&driver, served).await
         }
-        RoleConfig::Controller(_) => Err(Failure::run(io::Error::other("no router yet"))),
+        RoleConfig::Controller(controller) => {
+            let router = router::start(config.driver_name, controller, &options).await?;
+            let socket = bind(&endpoint)?;
+            let served = server::serve_router(socket, router, options, signal);
+            served.await.map_err(Failure::run)
+        }
     }
 }
 
@@ -173,7 +178,7 @@ fn open(
 
 /// What is wrong with certificates at the start is bad configuration; later the last good ones
 /// stay.
-fn credentials(name: Name, files: Files) -> Result<Arc<Credentials>, Failure> {
+pub(super) fn credentials(name: Name, files: Files) -> Result<Arc<Credentials>, Failure> {
     let read = Credentials::of_files(name, files);
     let read =
         read.map_err(|error| BadConfig(config::one_line(&format!("--tls-*: {}", chain(&error)))))?;

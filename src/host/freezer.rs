@@ -81,11 +81,6 @@ pub trait Freezer: Send + Sync + 'static {
     /// and again from time to time.
     fn sweep(&self) -> Result<Vec<String>>;
 
-    /// Whether a freeze could begin now: one who is started when he's needed is there.
-    fn is_there(&self) -> bool {
-        true
-    }
-
     /// What is journalled now.
     fn journalled(&self) -> Result<Vec<Journalled>>;
 }

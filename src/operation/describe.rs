@@ -62,7 +62,7 @@ impl Driver {
             forgotten: forgotten.collect(),
             missing: self.missing(),
             unsettled_groups: self.unsettled_groups(),
-            guard: self.seams.freezer.is_there(),
+            guard: self.guard_alive(),
         }
     }
 

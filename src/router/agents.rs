@@ -19,6 +19,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::error::{Error, Result};
 use crate::model::PoolId;
+use crate::tls::{PING_EVERY, PING_PATIENCE};
 
 pub use agent::{Agent, Seen, ShownPool};
 
@@ -32,11 +33,6 @@ const FRESH: Duration = Duration::from_secs(1);
 const AT_ONCE: usize = 64;
 /// How long a connection may take, with its TLS.
 const CONNECT: Duration = Duration::from_secs(3);
-/// A connection that is silent for so long is asked whether it still stands,
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// and given up when nothing is said for so long: calls on it end with UNAVAILABLE.
-const KEEP_ALIVE_PATIENCE: Duration = Duration::from_secs(10);
-
 /// How agents are reached.
 #[tonic::async_trait]
 pub trait Dial: Send + Sync + 'static {
@@ -55,8 +51,8 @@ pub fn endpoint(address: &str) -> Result<Endpoint> {
     Ok(endpoint
         .connect_timeout(CONNECT)
         .tcp_nodelay(true)
-        .http2_keep_alive_interval(KEEP_ALIVE)
-        .keep_alive_timeout(KEEP_ALIVE_PATIENCE)
+        .http2_keep_alive_interval(PING_EVERY)
+        .keep_alive_timeout(PING_PATIENCE)
         .keep_alive_while_idle(true))
 }
 

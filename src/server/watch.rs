@@ -14,6 +14,8 @@ use tower::{Layer, Service};
 use tracing::field::Empty;
 use tracing::{Instrument, Span};
 
+use super::work::{Begun, Calls};
+use crate::agent::agent_server::SERVICE_NAME;
 use crate::service::Rpc;
 use crate::service::status::code_name;
 use crate::telemetry::Metrics;
@@ -22,11 +24,36 @@ use crate::telemetry::Metrics;
 #[derive(Clone, Debug)]
 pub(super) struct Watch {
     metrics: Arc<Metrics>,
+    calls: Calls,
 }
 
 impl Watch {
-    pub(super) fn new(metrics: Arc<Metrics>) -> Watch {
-        Watch { metrics }
+    pub(super) fn new(metrics: Arc<Metrics>, calls: Calls) -> Watch {
+        Watch { metrics, calls }
+    }
+}
+
+/// Calls of the router alone, and how they're called in logs and numbers.
+const OF_AGENTS: [(&str, &str); 6] = [
+    ("Describe", "Agent.Describe"),
+    ("Find", "Agent.Find"),
+    ("Cut", "Agent.Cut"),
+    ("GetGroup", "Agent.GetGroup"),
+    ("SettleGroup", "Agent.SettleGroup"),
+    ("DeleteGroup", "Agent.DeleteGroup"),
+];
+
+/// The name of a call by its path, and whether it's a poll, whose lines are for debug.
+fn method(path: &str) -> (&'static str, bool) {
+    if let Some(rpc) = Rpc::of_path(path) {
+        return (rpc.name(), rpc.is_poll());
+    }
+    let of_service = path.strip_prefix('/').and_then(|path| path.split_once('/'));
+    let of_agent = of_service.filter(|(service, _)| *service == SERVICE_NAME);
+    let known = |(_, call): (&str, &str)| OF_AGENTS.into_iter().find(|(name, _)| *name == call);
+    match of_agent.and_then(known) {
+        Some((name, label)) => (label, name == "Describe"),
+        None => ("unknown", false),
     }
 }
 
@@ -35,7 +62,7 @@ impl<S> Layer<S> for Watch {
     fn layer(&self, inner: S) -> Watched<S> {
         Watched {
             inner,
-            metrics: self.metrics.clone(),
+            watch: self.clone(),
         }
     }
 }
@@ -44,7 +71,7 @@ impl<S> Layer<S> for Watch {
 #[derive(Clone, Debug)]
 pub(super) struct Watched<S> {
     inner: S,
-    metrics: Arc<Metrics>,
+    watch: Watch,
 }
 
 impl<S, A, B> Service<http::Request<A>> for Watched<S>
@@ -61,8 +88,7 @@ where
     }
 
     fn call(&mut self, request: http::Request<A>) -> Self::Future {
-        let rpc = Rpc::of_path(request.uri().path());
-        let method = rpc.map_or("unknown", Rpc::name);
+        let (method, poll) = method(request.uri().path());
         // At the level of errors, so that they have their ids whatever is filtered.
         let span = tracing::error_span!(
             "call",
@@ -87,10 +113,11 @@ where
         let running = self.inner.call(request).instrument(span.clone());
         let mut call = Call {
             method,
-            poll: rpc.is_some_and(Rpc::is_poll),
+            poll,
             begun: Instant::now(),
             span,
-            metrics: self.metrics.clone(),
+            metrics: self.watch.metrics.clone(),
+            _begun: self.watch.calls.begin(),
             status: Some(Status::cancelled("the caller went away; the work goes on")),
         };
         Box::pin(async move {
@@ -112,6 +139,7 @@ struct Call {
     begun: Instant,
     span: Span,
     metrics: Arc<Metrics>,
+    _begun: Begun,
     status: Option<Status>,
 }
 
@@ -143,4 +171,31 @@ impl Drop for Call {
 /// With three places.
 fn milliseconds(took: std::time::Duration) -> f64 {
     (took.as_secs_f64() * 1e6).round() / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_call_of_an_agent_has_its_name() {
+        let proto = include_str!("../../proto/agent.proto");
+        let calls = proto.lines().filter_map(|line| {
+            let call = line.trim_start().strip_prefix("rpc ")?;
+            call.split('(').next()
+        });
+        let calls: Vec<_> = calls.collect();
+        assert_eq!(calls, OF_AGENTS.map(|(name, _)| name));
+        for call in calls {
+            let path = format!("/{SERVICE_NAME}/{call}");
+            assert_eq!(
+                method(&path),
+                (&*format!("Agent.{call}"), call == "Describe")
+            );
+        }
+        assert_eq!(method("/csi.v1.Identity/Probe"), ("Probe", true));
+        for path in ["/csi.v1.Identity/Describe", "/x/Describe", "Describe", ""] {
+            assert_eq!(method(path), ("unknown", false));
+        }
+    }
 }

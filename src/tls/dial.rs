@@ -22,8 +22,7 @@ type Secured = TlsStream<TcpStream>;
 /// A connection to an agent that has proven its node's name, and has taken our certificate.
 pub type Connection = TokioIo<Join<Chain<Cursor<[u8; 1]>, ReadHalf<Secured>>, WriteHalf<Secured>>>;
 
-/// Dials one agent, whatever URI it's asked for. It has no timeout of its own
-/// ([`super::DIAL_PATIENCE`]).
+/// Dials one agent, whatever URI it's asked for. It has no timeout of its own.
 #[derive(Clone, Debug)]
 pub struct Connector {
     credentials: Arc<Credentials>,

@@ -1,0 +1,34 @@
+//! Agents over mutual TLS.
+
+use std::sync::Arc;
+
+use tonic::transport::Channel;
+
+use super::agents::{Dial, endpoint};
+use crate::error::{Error, Result, chain};
+use crate::tls::{Connector, Credentials, Name};
+
+/// Dials agents that prove their node's name, as who the credentials say.
+#[derive(Clone, Debug)]
+pub struct TlsDial(Arc<Credentials>);
+
+impl TlsDial {
+    /// With the router's own credentials, as they are when a connection is made.
+    pub fn new(credentials: Arc<Credentials>) -> TlsDial {
+        TlsDial(credentials)
+    }
+}
+
+#[tonic::async_trait]
+impl Dial for TlsDial {
+    async fn dial(&self, node: &str, address: &str) -> Result<Channel> {
+        let to = address.parse().map_err(|_| {
+            let problem = format!("{address:?} is not an address with a port");
+            Error::invalid(format!("agent of node {node}"), problem)
+        })?;
+        let name = Name::node(node);
+        let name = name.map_err(|error| Error::invalid("agent", chain(&error)))?;
+        let connector = Connector::new(self.0.clone(), name, to);
+        Ok(endpoint(address)?.connect_with_connector_lazy(connector))
+    }
+}

@@ -1,0 +1,95 @@
+//! What is done for callers, whether or not they still wait, and what goes on beside their calls.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use crate::operation::Driver;
+use crate::telemetry::Metrics;
+
+/// How often pools that aren't served are looked at again: a disk that is mounted late should
+/// not need a restart.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
+
+/// Calls that haven't been answered.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Calls(Arc<AtomicUsize>);
+
+/// One of them, until it's dropped.
+pub(super) struct Begun(Calls);
+
+impl Calls {
+    pub(super) fn begin(&self) -> Begun {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Begun(self.clone())
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Who works.
+pub(super) enum Work {
+    /// A node's operations own themselves.
+    Driver(Arc<Driver>),
+    /// What a router has forwarded ends with its call.
+    Router(Calls),
+}
+
+impl Work {
+    /// Shows its numbers.
+    pub(super) fn observe(&self, metrics: &Metrics) {
+        match self {
+            Work::Driver(driver) => metrics.observe(driver.clone()),
+            // It has shown itself when it was made.
+            Work::Router(..) => {}
+        }
+    }
+
+    /// What runs now.
+    pub(super) fn running(&self) -> usize {
+        match self {
+            Work::Driver(driver) => driver.running(),
+            Work::Router(calls) => calls.0.load(Ordering::SeqCst),
+        }
+    }
+
+    /// Begins nothing new.
+    pub(super) fn stop(&self) {
+        match self {
+            Work::Driver(driver) => driver.stop(),
+            Work::Router(..) => {}
+        }
+    }
+
+    /// Looks at pools that aren't served, for ever.
+    pub(super) async fn look_again(&self) {
+        let driver = match self {
+            Work::Driver(driver) => driver,
+            Work::Router(..) => return std::future::pending().await,
+        };
+        let mut ticks = interval(LOOK_AGAIN);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        ticks.tick().await;
+        loop {
+            ticks.tick().await;
+            let driver = driver.clone();
+            if let Err(error) = tokio::task::spawn_blocking(move || driver.look_again()).await {
+                tracing::error!(%error, "looking at pools again failed");
+            }
+        }
+    }
+
+    /// Waits for work whose callers went away.
+    pub(super) async fn idle(&self) {
+        const POLL: Duration = Duration::from_millis(20);
+        while self.running() > 0 {
+            sleep(POLL).await;
+        }
+    }
+}
