@@ -86,3 +86,71 @@ test_a_group_across_two_nodes_under_load() {
     # Both still write: nothing stayed frozen.
     eventually 30 inside far "[ \$(wc -l < /b/log) -gt $((b + 20)) ]"
 }
+
+# May run hooks in this test's namespace, as its owner would say.
+allow_hooks() {
+    k create rolebinding slackwater-hooks --clusterrole=slackwater-hooks --serviceaccount=$SYSTEM:slackwater-controller >/dev/null
+}
+snapshot_class() { # NAME KEY VALUE...
+    local name=$1 parameters=''
+    shift
+    while [ $# -gt 0 ]; do parameters+="$1: \"$2\", "; shift 2; done
+    kubectl apply -f - >/dev/null <<END
+apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshotClass
+metadata: {name: $name, labels: {slackwater-e2e: "yes"}}
+driver: $DRIVER
+deletionPolicy: Delete
+parameters: {${parameters%, }}
+END
+}
+snapshot_of_class() { # NAME CLAIM CLASS
+    apply <<END
+apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshot
+metadata: {name: $1}
+spec: {volumeSnapshotClassName: $3, source: {persistentVolumeClaimName: $2}}
+END
+}
+
+test_a_hook_in_a_pod_quiesces_it() {
+    kubectl get clusterrole slackwater-hooks >/dev/null 2>&1 || { note "no router in this installation: no hooks in pods"; exit 77; }
+    allow_hooks
+    snapshot_class e2e-application consistency application
+    claim data 100Mi
+    # What it writes is whole only between two rounds, and while it's held.
+    ANNOTATIONS='hooks.slackwater.dev/session: "[\"sh\", \"-c\", \"touch /tmp/hold; until [ -e /tmp/held ]; do sleep 0.05; done; echo READY; timeout {seconds} cat > /dev/null; echo x >> /tmp/times; rm /tmp/hold\"]"' \
+        pod app -c 'while :; do if [ -e /tmp/hold ]; then touch /tmp/held; sleep 0.05; continue; fi; rm -f /tmp/held; echo broken > /v/state; sleep 0.5; echo whole > /v/state; done' data:/v
+    ready pod/app
+    local i
+    for i in 1 2 3; do
+        snapshot_of_class "snap-$i" data e2e-application
+        until_field "volumesnapshot/snap-$i" .status.readyToUse true
+        claim "restored-$i" 100Mi slackwater "VolumeSnapshot/snap-$i"
+    done
+    is "the hook's runs" "$(inside app 'wc -l < /tmp/times')" 3
+    pod reader restored-1:/v1 restored-2:/v2 restored-3:/v3
+    ready pod/reader
+    for i in 1 2 3; do is "restore $i" "$(inside reader "cat /v$i/state")" whole; done
+    eventually 30 inside app '[ ! -e /tmp/hold ]'
+    note "it goes on"
+}
+
+test_a_hook_that_fails_is_told_and_not_run_again_and_again() {
+    kubectl get clusterrole slackwater-hooks >/dev/null 2>&1 || { note "no router in this installation: no hooks in pods"; exit 77; }
+    allow_hooks
+    snapshot_class e2e-fails consistency application retries 1 retryInterval 1s
+    claim data 100Mi
+    ANNOTATIONS='hooks.slackwater.dev/session: "[\"sh\", \"-c\", \"echo x >> /tmp/times; echo the database is busy >&2; exit 3\"]"' pod app data:/v
+    ready pod/app
+    snapshot_of_class snap data e2e-fails
+    told() { get volumesnapshot/snap .status.error.message | grep -q busy; }
+    eventually 120 told
+    note "the snapshot says: $(get volumesnapshot/snap .status.error.message)"
+    sleep 30
+    is "ready" "$(get volumesnapshot/snap .status.readyToUse)" false
+    local times
+    times=$(inside app 'wc -l < /tmp/times')
+    [ "$times" -ge 2 ] && [ "$times" -le 8 ] || fail "the hook ran $times times" || return 1
+    note "the hook ran $times times"
+}
