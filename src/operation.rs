@@ -67,7 +67,7 @@ pub use share::Kept;
 
 pub use crate::cut::Halt;
 pub use crate::cut::barrier::Used;
-pub use crate::record::SnapshotState;
+pub use crate::record::{GroupMembership, SnapshotState};
 
 /// What the operations need to know of the configuration.
 #[derive(Clone, Debug)]

@@ -13,6 +13,8 @@
 //! | `place`, `find` | where a new volume goes, where a name is |
 //! | `attach`, `snapshot` | whose node it is, whose name |
 //! | `list`, `lists`, `capacity` | what is put together of the answers of all |
+//! | `group`, `cutting` | groups, and the tries of a cut over agents |
+//! | `remote`, `settle` | an agent's share in it, and the end of doubt about it |
 //! | `controller`, `identity`, `metadata` | the services |
 //! | `cluster`, `kube` | what is asked of the cluster around, as a seam; and that cluster |
 
@@ -22,15 +24,19 @@ mod call;
 mod capacity;
 pub mod cluster;
 mod controller;
+mod cutting;
 mod dial;
 mod find;
+mod group;
 mod identity;
 pub mod kube;
 mod list;
 mod lists;
 mod metadata;
 mod place;
+mod remote;
 mod route;
+mod settle;
 mod snapshot;
 mod view;
 
@@ -60,6 +66,26 @@ pub struct Router {
     agents: Arc<Agents>,
     cluster: Arc<dyn Cluster>,
     options: Arc<Options>,
+    cuts: Arc<cutting::Cuts>,
+}
+
+/// A router, as long as others want it.
+struct Weak {
+    agents: std::sync::Weak<Agents>,
+    cluster: std::sync::Weak<dyn Cluster>,
+    options: std::sync::Weak<Options>,
+    cuts: std::sync::Weak<cutting::Cuts>,
+}
+
+impl Weak {
+    fn upgrade(&self) -> Option<Router> {
+        Some(Router {
+            agents: self.agents.upgrade()?,
+            cluster: self.cluster.upgrade()?,
+            options: self.options.upgrade()?,
+            cuts: self.cuts.upgrade()?,
+        })
+    }
 }
 
 impl Router {
@@ -67,10 +93,25 @@ impl Router {
     pub fn new(agents: Arc<Agents>, cluster: Arc<dyn Cluster>, options: Options) -> Router {
         let view = view::View(agents.clone());
         options.metrics.router().observe(Arc::new(view));
-        Router {
+        let router = Router {
             agents,
             cluster,
             options: Arc::new(options),
+            cuts: Arc::default(),
+        };
+        // Without a runtime nobody can be asked at all.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(settle::settle_for_ever(router.downgrade()));
+        }
+        router
+    }
+
+    fn downgrade(&self) -> Weak {
+        Weak {
+            agents: Arc::downgrade(&self.agents),
+            cluster: Arc::downgrade(&self.cluster),
+            options: Arc::downgrade(&self.options),
+            cuts: Arc::downgrade(&self.cuts),
         }
     }
 

@@ -163,11 +163,13 @@ pub async fn serve_router(
     let server = builder(&options.metrics, &life.calls)
         .add_service(sized!(IdentityServer, router))
         .add_service(sized!(ControllerServer, router))
+        .add_service(sized!(GroupControllerServer, router))
         .add_optional_service(
             (options.alpha.snapshot_metadata).then(|| sized!(SnapshotMetadataServer, router)),
         )
         .serve_with_incoming_shutdown(connections(life.listener), ended(&life.stop));
-    live(server, life.ending, Work::Router(life.calls), shutdown).await
+    let work = Work::Router(life.calls, router);
+    live(server, life.ending, work, shutdown).await
 }
 
 /// What a server begins with.

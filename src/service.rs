@@ -90,7 +90,7 @@ pub(crate) fn seen<M: Ids + Debug>(request: Request<M>) -> M {
 }
 
 /// Tells of a slip in the class that a request is of, once a call.
-fn warned<T>(request: Classed<T>) -> T {
+pub(crate) fn warned<T>(request: Classed<T>) -> T {
     if request.slip {
         tracing::warn!(
             "parameters.deletionPolicy does nothing: it's a field of the class, beside its \

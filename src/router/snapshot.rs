@@ -14,6 +14,7 @@ use crate::agent::FindRequest;
 use crate::agent::find_request::Kind as Found;
 use crate::csi::{CreateSnapshotRequest, CreateSnapshotResponse};
 use crate::error::{Error, Kind, Result};
+use crate::model::Level;
 use crate::service::request;
 
 /// What csi-snapshotter puts among the parameters with `--extra-create-metadata`: its names are
@@ -41,6 +42,10 @@ impl Router {
         };
         if !message.parameters.contains_key(CONTENT_NAME) {
             self.name_is_free(call, &asked.name, source, &agent).await?;
+        }
+        if asked.parameters.consistency == Level::Application {
+            // Its application is in a pod, which no agent reaches.
+            self.cut_single(agent.clone(), &message).await?;
         }
         call.forward(&agent, message, |mut client, request| async move {
             client.create_snapshot(request).await

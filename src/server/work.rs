@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::operation::Driver;
+use crate::router::Router;
 use crate::telemetry::Metrics;
 
 /// How often pools that aren't served are looked at again: a disk that is mounted late should
@@ -37,8 +38,8 @@ impl Drop for Begun {
 pub(super) enum Work {
     /// A node's operations own themselves.
     Driver(Arc<Driver>),
-    /// What a router has forwarded ends with its call.
-    Router(Calls),
+    /// What a router has forwarded ends with its call; what it cuts goes on.
+    Router(Calls, Router),
 }
 
 impl Work {
@@ -55,7 +56,9 @@ impl Work {
     pub(super) fn running(&self) -> usize {
         match self {
             Work::Driver(driver) => driver.running(),
-            Work::Router(calls) => calls.0.load(Ordering::SeqCst),
+            Work::Router(calls, router) => {
+                calls.0.load(Ordering::SeqCst).max(router.cuts_running())
+            }
         }
     }
 
@@ -63,7 +66,7 @@ impl Work {
     pub(super) fn stop(&self) {
         match self {
             Work::Driver(driver) => driver.stop(),
-            Work::Router(..) => {}
+            Work::Router(_, router) => router.stop_cuts(),
         }
     }
 

@@ -34,7 +34,7 @@ pub(super) fn cut(id: &SnapshotId) {
 }
 
 /// As [`made`].
-pub(super) fn grouped(id: GroupId) {
+pub(crate) fn grouped(id: GroupId) {
     record("group_snapshot_id", &id.to_string());
 }
 

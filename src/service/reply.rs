@@ -16,8 +16,8 @@ use crate::operation::{
     Capacity, Finding, Severity, Stats, Usage, Volume, VolumeHealth, VolumePage,
 };
 
-pub(crate) use snapshot::group_capabilities;
-pub(super) use snapshot::{group, snapshot, snapshots};
+pub(crate) use snapshot::{group, group_capabilities};
+pub(super) use snapshot::{snapshot, snapshots};
 
 /// The protocol's signed number. No pool is larger than that.
 pub(super) fn bytes(bytes: u64) -> i64 {

@@ -4,7 +4,6 @@
 //!
 //! Effects are counted by the process itself, so a new one is swept without being listed.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -70,10 +69,7 @@ impl Sweep {
 
     /// The writers get on: no volume is frozen.
     fn assert_flowing(&self, context: &str) {
-        let before = self.writers.rounds.load(Ordering::Relaxed);
-        eventually(&format!("{context}: the writers get on"), || {
-            self.writers.rounds.load(Ordering::Relaxed) > before + 10
-        });
+        self.writers.assert_flowing(context);
     }
 
     /// All listed snapshots are whole groups.

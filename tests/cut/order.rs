@@ -1,19 +1,14 @@
 //! Write order: a counter goes from volume to volume, never synced. Cut at one moment, no volume
 //! is ahead of the one before it, and none is more than one behind.
 
-use std::fs::OpenOptions;
-use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 
 use super::support::mount;
 use super::support::snapshots::{from_snapshot, members};
+pub use super::support::writers::{WRITERS, Writers, is_consistent, shown};
 use super::{GIB, Node, rounds};
 
-/// Writers beside each other, each with files of its own.
-const WRITERS: usize = 2;
 /// xfs takes no less.
 const SIZE: u64 = GIB / 2;
 
@@ -23,55 +18,9 @@ pub struct Volume {
     fs: &'static str,
 }
 
-pub struct Writers {
-    stop: Arc<AtomicBool>,
-    pub rounds: Arc<AtomicU64>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-impl Writers {
-    pub fn start(volumes: &[Volume]) -> Writers {
-        let stop = Arc::new(AtomicBool::new(false));
-        let rounds = Arc::new(AtomicU64::new(0));
-        let threads = (0..WRITERS).map(|writer| {
-            let files: Vec<_> = volumes
-                .iter()
-                .map(|volume| {
-                    let path = volume.staging.join(format!("counter-{writer}"));
-                    let mut options = OpenOptions::new();
-                    options.write(true).create(true).truncate(false);
-                    let file = options.open(path).unwrap();
-                    file.write_all_at(&0u64.to_le_bytes(), 0).unwrap();
-                    file
-                })
-                .collect();
-            let (stop, rounds) = (stop.clone(), rounds.clone());
-            std::thread::spawn(move || {
-                let mut count = 0u64;
-                while !stop.load(Ordering::Relaxed) {
-                    count += 1;
-                    for file in &files {
-                        // Not synced: what is in the page cache is in the cut as well.
-                        file.write_all_at(&count.to_le_bytes(), 0).unwrap();
-                    }
-                    rounds.fetch_add(1, Ordering::Relaxed);
-                }
-            })
-        });
-        Writers {
-            threads: threads.collect(),
-            stop,
-            rounds,
-        }
-    }
-}
-
-impl Drop for Writers {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
-        }
+impl AsRef<Path> for Volume {
+    fn as_ref(&self) -> &Path {
+        &self.staging
     }
 }
 
@@ -92,18 +41,12 @@ pub async fn counters(node: &Node, volumes: &[Volume], snapshots: &[String]) -> 
             .stage(&restored.volume_id, &staging, capability)
             .await
             .unwrap();
-        for (writer, row) in found.iter_mut().enumerate() {
-            let bytes = std::fs::read(staging.join(format!("counter-{writer}"))).unwrap();
-            row.push(u64::from_le_bytes(bytes.try_into().unwrap()));
+        for (row, counter) in found.iter_mut().zip(shown(&staging)) {
+            row.push(counter);
         }
         node.end(&restored.volume_id, &staging).await;
     }
     found
-}
-
-pub fn is_consistent(row: &[u64]) -> bool {
-    let (first, last) = (row[0], row[row.len() - 1]);
-    row.windows(2).all(|pair| pair[0] >= pair[1]) && first <= last + 1
 }
 
 /// Volumes of these kinds, staged.

@@ -15,6 +15,7 @@ pub mod disk;
 pub mod node;
 pub mod server;
 pub mod snapshots;
+pub mod writers;
 
 pub use client::{Client, block, capability, mount};
 pub use disk::{Disk, Scratch};

@@ -125,6 +125,21 @@ impl Client {
         Ok(answer.into_inner().group_snapshot.unwrap())
     }
 
+    /// GetVolumeGroupSnapshot.
+    pub async fn get_group(
+        &self,
+        id: &str,
+        members: &[String],
+    ) -> Result<csi::VolumeGroupSnapshot, Status> {
+        let request = csi::GetVolumeGroupSnapshotRequest {
+            group_snapshot_id: id.into(),
+            snapshot_ids: members.to_vec(),
+            ..Default::default()
+        };
+        let answer = self.groups().get_volume_group_snapshot(request).await?;
+        Ok(answer.into_inner().group_snapshot.unwrap())
+    }
+
     /// DeleteVolumeGroupSnapshot.
     pub async fn delete_group(&self, id: &str, members: &[String]) -> Result<(), Status> {
         let request = csi::DeleteVolumeGroupSnapshotRequest {

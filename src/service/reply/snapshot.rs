@@ -50,7 +50,7 @@ pub(in crate::service) fn snapshots(
 }
 
 /// A group that is told is cut as one, so all of it is ready.
-pub(in crate::service) fn group(told: &Group, key: Option<&str>) -> csi::VolumeGroupSnapshot {
+pub(crate) fn group(told: &Group, key: Option<&str>) -> csi::VolumeGroupSnapshot {
     let members = told.snapshots.iter();
     csi::VolumeGroupSnapshot {
         group_snapshot_id: told.id.to_string(),

@@ -1,0 +1,417 @@
+//! Cuts that the router coordinates: the tries of a group over agents, or of one snapshot with
+//! hooks.
+//!
+//! One try: each agent's share is begun (the first member's agent first, so that of two routers
+//! one wins), [`coordinator::run`] cuts, all keep, the first member's agent commits, which alone
+//! decides, and the others follow. Whatever fails before all have kept ends the streams, and with
+//! them everything that was made. Whatever fails later is in doubt until [`super::settle`] has
+//! asked the first member's agent.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use futures_util::future::join_all;
+use tokio::runtime::Handle;
+use tracing::Instrument;
+use uuid::Uuid;
+
+use super::Router;
+use super::agents::Agent;
+use super::remote::{Line, Remote};
+use crate::agent::cut_request::{Begin, Keep};
+use crate::agent::cut_response::Begun;
+use crate::csi;
+use crate::cut::barrier::{self, Used};
+use crate::cut::coordinator::{self, Means, Wish};
+use crate::cut::pause::Pauses;
+use crate::cut::tries::{self, Clock};
+use crate::cut::{HookTarget, Outcome, Try};
+use crate::error::{Error, Result, chain};
+use crate::model::{GroupId, SnapshotParameters};
+use crate::operation::{CutCounts, Kept, Key, Locks};
+use crate::service::request;
+
+/// What a router remembers of cuts: nothing that has to survive it.
+#[derive(Default)]
+pub(super) struct Cuts {
+    /// Names that this router is at; another one's are locked at the agents.
+    pub(super) locks: Locks,
+    pauses: Mutex<Pauses>,
+    pub(super) counts: CutCounts,
+    running: AtomicUsize,
+    stopping: AtomicBool,
+}
+
+/// Something that goes on whoever waits for it.
+struct Running(Arc<Cuts>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.running.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// How often a stop is looked for while a retry waits.
+const NAP: Duration = Duration::from_millis(100);
+
+impl Clock for Cuts {
+    fn now(&self) -> u64 {
+        since_1970().as_secs()
+    }
+
+    fn wait(&self, time: Duration) -> Result<()> {
+        let mut left = time;
+        while !left.is_zero() {
+            if self.stopping.load(Ordering::SeqCst) {
+                return Err(Error::Stopping);
+            }
+            let nap = NAP.min(left);
+            std::thread::sleep(nap);
+            left -= nap;
+        }
+        Ok(())
+    }
+}
+
+fn since_1970() -> Duration {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.unwrap_or_default()
+}
+
+/// What is to be cut.
+pub(super) struct Wanted {
+    /// Request name.
+    pub(super) name: String,
+    /// `None` for a single snapshot.
+    pub(super) group: Option<GroupId>,
+    /// The class, parsed and as given.
+    pub(super) parameters: SnapshotParameters,
+    pub(super) given: HashMap<String, String>,
+    /// All sources, in the order of the request.
+    pub(super) sources: Vec<String>,
+    /// Who has which of them; the first one has the first.
+    pub(super) shares: Vec<(Arc<Agent>, Vec<String>)>,
+    /// As in [`crate::operation::CreateSnapshot::requisite`].
+    pub(super) requisite: Vec<String>,
+}
+
+impl Wanted {
+    /// Under which its failures are remembered.
+    fn key(&self) -> String {
+        let kind = if self.group.is_some() {
+            "group"
+        } else {
+            "snapshot"
+        };
+        format!("{kind} {}", self.name)
+    }
+
+    fn begin(&self, now: &Try<'_>, attempt: Uuid, sources: &[String]) -> Begin {
+        Begin {
+            name: self.name.clone(),
+            group_id: self.group.map(|id| id.to_string()).unwrap_or_default(),
+            attempt: attempt.to_string(),
+            parameters: self.given.clone(),
+            source_volume_ids: sources.to_vec(),
+            all_source_volume_ids: self.sources.clone(),
+            level: now.level.word().to_string(),
+            requisite_homes: self.requisite.clone(),
+        }
+    }
+}
+
+impl Router {
+    /// Cuts that go on now; none once nothing runs.
+    pub fn cuts_running(&self) -> usize {
+        self.cuts.running.load(Ordering::SeqCst)
+    }
+
+    /// No new cuts from now on, and no new tries.
+    pub fn stop_cuts(&self) {
+        self.cuts.stopping.store(true, Ordering::SeqCst);
+    }
+
+    /// What the cuts of this router have come to.
+    pub fn cut_counts(&self) -> &CutCounts {
+        &self.cuts.counts
+    }
+
+    /// Runs work to its end, whether or not its caller still waits.
+    pub(super) async fn detached<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        self.cuts.running.fetch_add(1, Ordering::SeqCst);
+        let running = Running(self.cuts.clone());
+        if self.cuts.stopping.load(Ordering::SeqCst) {
+            return Err(Error::Stopping);
+        }
+        let work = async move {
+            let _running = running;
+            work.await
+        };
+        let task = tokio::spawn(work.instrument(tracing::Span::current()));
+        task.await.map_err(|panic| Error::Bug {
+            invariant: format!("a cut ends without a panic: {panic}"),
+        })?
+    }
+
+    /// The cut of a single snapshot whose application is held meanwhile by hooks of the cluster.
+    /// After it the snapshot is there, or it isn't cut but copied: then, too, the request is to be
+    /// forwarded to its agent, which answers. On an error nothing is left that a repeat doesn't
+    /// find.
+    pub(super) async fn cut_single(
+        &self,
+        agent: Arc<Agent>,
+        asked: &csi::CreateSnapshotRequest,
+    ) -> Result<()> {
+        let key = self.topology_key();
+        let topology_key = self.options.alpha.snapshot_topology.then_some(key.as_str());
+        let request = request::create_snapshot(asked, topology_key)?.args;
+        let lock = Key::SnapshotName(request.name.clone());
+        let lock = self.cuts.locks.acquire(lock)?;
+        let wanted = Wanted {
+            name: request.name,
+            group: None,
+            parameters: request.parameters,
+            given: asked.parameters.clone(),
+            sources: vec![request.source_volume_id.clone()],
+            shares: vec![(agent, vec![request.source_volume_id])],
+            requisite: request.requisite,
+        };
+        let router = self.clone();
+        let work = async move {
+            let _lock = lock;
+            let given = wanted.given.clone();
+            let cut = router.cut(wanted).await;
+            router.tell_of_cut(&given, cut.as_ref().map(Option::as_ref));
+            cut
+        };
+        self.detached(work).await.map(drop)
+    }
+
+    /// Tries to cut, as the class says: what was reached, or `None` where nothing is to be cut.
+    pub(super) async fn cut(&self, wanted: Wanted) -> Result<Option<Kept>> {
+        let (router, handle) = (self.clone(), Handle::current());
+        let span = tracing::Span::current();
+        let tries = move || {
+            let _entered = span.enter();
+            let once = |now: &Try<'_>| router.cut_once(&handle, &wanted, now);
+            let cuts = &router.cuts;
+            let (key, parameters) = (wanted.key(), &wanted.parameters);
+            tries::tries(cuts.as_ref(), &cuts.pauses, &key, parameters, once)
+        };
+        let task = tokio::task::spawn_blocking(tries);
+        task.await.map_err(|panic| Error::Bug {
+            invariant: format!("a cut ends without a panic: {panic}"),
+        })?
+    }
+
+    fn cut_once(&self, handle: &Handle, wanted: &Wanted, now: &Try<'_>) -> Result<Option<Kept>> {
+        let attempt = Uuid::new_v4();
+        let mut lines = Vec::new();
+        let done = handle.block_on(self.begin(wanted, now, attempt, &mut lines));
+        let done = match done {
+            Ok(None) => {
+                handle
+                    .block_on(end_all(&lines))
+                    .map_err(|left| Error::Undo {
+                        first: Box::new(Error::Stopping),
+                        undo: left,
+                    })?;
+                return Ok(None);
+            }
+            Ok(Some(used)) => self.stand_still(handle, &lines, wanted, now, &used),
+            Err(first) => Err(first),
+        };
+        let outcome = match done {
+            Ok(outcome) => outcome,
+            Err(first) => return Err(handle.block_on(undone(&lines, first))),
+        };
+        let kept = Kept {
+            reason: match now.why {
+                "" => outcome.reason,
+                why => why.to_string(),
+            },
+            cut_at: outcome.cut_at,
+            level: outcome.level,
+        };
+        handle.block_on(self.keep(&lines, wanted, &kept))?;
+        Ok(Some(kept))
+    }
+
+    /// Begins all shares; the members that somebody uses, or `None` where nothing is to be cut.
+    async fn begin(
+        &self,
+        wanted: &Wanted,
+        now: &Try<'_>,
+        attempt: Uuid,
+        lines: &mut Vec<Arc<Line>>,
+    ) -> Result<Option<Vec<Used>>> {
+        let freeze = wanted.parameters.freeze_timeout;
+        let begin = |(agent, sources): &(Arc<Agent>, Vec<String>)| {
+            Line::begin(agent.clone(), wanted.begin(now, attempt, sources), freeze)
+        };
+        let mut shares = wanted.shares.iter();
+        let mut used = Vec::new();
+        if let Some(first) = shares.next() {
+            let (line, begun) = begin(first).await?;
+            lines.push(line);
+            if begun.plain {
+                return Ok(None);
+            }
+            used.extend(self.used(begun));
+        }
+        let mut problem = None;
+        for begun in join_all(shares.map(begin)).await {
+            match begun {
+                Ok((line, begun)) => {
+                    lines.push(line);
+                    used.extend(self.used(begun));
+                }
+                Err(error) => problem = problem.or(Some(error)),
+            }
+        }
+        problem.map_or(Ok(()), Err)?;
+        barrier::refuse_without(&used, now.level, &wanted.parameters)?;
+        Ok(Some(used))
+    }
+
+    fn used(&self, begun: Begun) -> Vec<Used> {
+        let used = begun.targets.into_iter().map(|target| Used {
+            claim: self
+                .cluster
+                .claim_of(&target.volume_id)
+                .or((!target.claim.is_empty()).then_some(target.claim)),
+            volume_id: target.volume_id,
+            raw: target.raw,
+        });
+        used.collect()
+    }
+
+    fn stand_still(
+        &self,
+        handle: &Handle,
+        lines: &[Arc<Line>],
+        wanted: &Wanted,
+        now: &Try<'_>,
+        used: &[Used],
+    ) -> Result<Outcome> {
+        let targets = used.iter().map(|used| HookTarget {
+            volume_id: used.volume_id.clone(),
+            claim: used.claim.clone(),
+        });
+        let targets: Vec<_> = targets.collect();
+        let hooks = self.cluster.hooks();
+        let means = Means {
+            hooks: hooks.as_ref(),
+            now_nanos: &|| u64::try_from(since_1970().as_nanos()).unwrap_or(u64::MAX),
+        };
+        let wish = Wish {
+            level: now.level,
+            parameters: &wanted.parameters,
+            targets: &targets,
+        };
+        let remote = |line: &Arc<Line>| Box::new(Remote::new(line.clone(), handle.clone())) as _;
+        let attempt = coordinator::run(&means, lines.iter().map(remote).collect(), &wish);
+        self.cuts.counts.count(&attempt);
+        attempt
+    }
+
+    /// From a cut that is proven good to its commit. The first line's agent decides.
+    async fn keep(&self, lines: &[Arc<Line>], wanted: &Wanted, kept: &Kept) -> Result<()> {
+        let keep = Keep {
+            cut_at: kept.cut_at,
+            level: kept.level.word().to_string(),
+            reason: kept.reason.clone(),
+        };
+        let kept = join_all(lines.iter().map(|line| line.keep(keep.clone()))).await;
+        fault("kept");
+        if let Some(first) = kept.into_iter().find_map(Result::err) {
+            return Err(self.not_kept(lines, wanted, first).await);
+        }
+        let mut lines_left = lines.iter();
+        if let Some(lead) = lines_left.next()
+            && let Err(first) = lead.commit().await
+        {
+            return Err(self.not_kept(lines, wanted, first).await);
+        }
+        fault("lead-committed");
+        let others = join_all(lines_left.map(|line| line.commit())).await;
+        fault("committed");
+        match others.into_iter().find_map(Result::err) {
+            None => Ok(()),
+            // It's committed: a repeat, or the next look, has the others follow.
+            Some(first) => Err(Error::Undo {
+                first: Box::new(first),
+                undo: "a member of the group is not committed yet".into(),
+            }),
+        }
+    }
+
+    /// After a failure that may have left members in doubt: ends the streams and settles. The
+    /// error, which is final only if nothing is left.
+    async fn not_kept(&self, lines: &[Arc<Line>], wanted: &Wanted, first: Error) -> Error {
+        let first = undone(lines, first).await;
+        let Some(group) = wanted.group else {
+            return first;
+        };
+        match self.settled(group, &wanted.sources).await {
+            // An agent that was lost in the middle may have committed, and says so now.
+            Ok(look) if look.is_committed() => Error::Pending {
+                what: format!("group snapshot {group}"),
+            },
+            Ok(_) => first,
+            Err(doubt) => Error::Undo {
+                first: Box::new(first),
+                undo: chain(&doubt),
+            },
+        }
+    }
+}
+
+/// Ends all streams: in words, who may have left something.
+async fn end_all(lines: &[Arc<Line>]) -> std::result::Result<(), String> {
+    let ended = join_all(lines.iter().map(|line| async {
+        let ended = line.end().await;
+        ended.map_err(|left| format!("node {}: {left}", line.agent().node()))
+    }));
+    let left: Vec<_> = ended.await.into_iter().filter_map(Result::err).collect();
+    match left.is_empty() {
+        true => Ok(()),
+        false => Err(left.join("; ")),
+    }
+}
+
+/// Ends all streams after a failure: an error whose code is final only if all agents have said
+/// that nothing is left.
+async fn undone(lines: &[Arc<Line>], first: Error) -> Error {
+    match (end_all(lines).await, first) {
+        (Ok(()), first) => first,
+        // Not final, and names the agent.
+        (Err(_), first @ Error::Unreachable { .. }) => first,
+        (Err(left), first) => Error::Undo {
+            first: Box::new(first),
+            undo: left,
+        },
+    }
+}
+
+/// Where tests end the process, or have it stay: `SLACKWATER_ROUTER_FAULT` is `step:abort` or
+/// `step:hold`.
+#[cfg(feature = "fault")]
+pub(super) fn fault(step: &str) {
+    let plan = std::env::var("SLACKWATER_ROUTER_FAULT").unwrap_or_default();
+    match plan.split_once(':') {
+        Some((at, "hold")) if at == step => loop {
+            std::thread::park();
+        },
+        Some((at, _)) if at == step => std::process::abort(),
+        Some(_) | None => {}
+    }
+}
+
+#[cfg(not(feature = "fault"))]
+pub(super) fn fault(_step: &str) {}

@@ -1,0 +1,261 @@
+//! The GroupController service of a cluster: every group is cut from here, also one of a single
+//! node.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tonic::Request;
+use uuid::Uuid;
+
+use super::Router;
+use super::agents::Agent;
+use super::cluster::About;
+use super::cutting::Wanted;
+use crate::csi::group_controller_server::GroupController;
+use crate::csi::{
+    CreateVolumeGroupSnapshotRequest, CreateVolumeGroupSnapshotResponse,
+    DeleteVolumeGroupSnapshotRequest, DeleteVolumeGroupSnapshotResponse,
+    GetVolumeGroupSnapshotRequest, GetVolumeGroupSnapshotResponse,
+    GroupControllerGetCapabilitiesRequest, GroupControllerGetCapabilitiesResponse,
+};
+use crate::error::{Error, Kind, Result, chain};
+use crate::model::{GroupId, HomeId, VolumeId};
+use crate::operation::{CreateGroup, Group, Kept, Key, NamedGroup, same_members, same_request};
+use crate::service::{Answer, Rpc, ids, reply, request, seen, status, warned};
+
+/// Names of objects among the parameters, as csi-snapshotter adds them (`--extra-create-metadata`).
+const OBJECTS: [(&str, fn(String) -> About); 2] = [
+    ("csi.storage.k8s.io/volumesnapshot", About::Snapshot),
+    ("csi.storage.k8s.io/volumegroupsnapshot", About::Group),
+];
+
+#[tonic::async_trait]
+impl GroupController for Router {
+    async fn group_controller_get_capabilities(
+        &self,
+        request: Request<GroupControllerGetCapabilitiesRequest>,
+    ) -> Answer<GroupControllerGetCapabilitiesResponse> {
+        seen(request);
+        Ok(tonic::Response::new(reply::group_capabilities()))
+    }
+
+    async fn create_volume_group_snapshot(
+        &self,
+        request: Request<CreateVolumeGroupSnapshotRequest>,
+    ) -> Answer<CreateVolumeGroupSnapshotResponse> {
+        let message = seen(request);
+        let created = self.create_group(message).await;
+        let group = created.map_err(|error| status(Rpc::CreateVolumeGroupSnapshot, &error))?;
+        ids::grouped(group.id);
+        Ok(tonic::Response::new(CreateVolumeGroupSnapshotResponse {
+            group_snapshot: Some(reply::group(
+                &group,
+                self.snapshot_topology_key().as_deref(),
+            )),
+        }))
+    }
+
+    async fn delete_volume_group_snapshot(
+        &self,
+        request: Request<DeleteVolumeGroupSnapshotRequest>,
+    ) -> Answer<DeleteVolumeGroupSnapshotResponse> {
+        let deleted = match request::delete_group(&seen(request)) {
+            Ok(named) => self.delete_group(named).await,
+            Err(error) => Err(error),
+        };
+        deleted.map_err(|error| status(Rpc::DeleteVolumeGroupSnapshot, &error))?;
+        Ok(tonic::Response::new(DeleteVolumeGroupSnapshotResponse {}))
+    }
+
+    async fn get_volume_group_snapshot(
+        &self,
+        request: Request<GetVolumeGroupSnapshotRequest>,
+    ) -> Answer<GetVolumeGroupSnapshotResponse> {
+        let got = match request::get_group(&seen(request)) {
+            Ok(named) => self.get_group(named).await,
+            Err(error) => Err(error),
+        };
+        let group = got.map_err(|error| status(Rpc::GetVolumeGroupSnapshot, &error))?;
+        Ok(tonic::Response::new(GetVolumeGroupSnapshotResponse {
+            group_snapshot: Some(reply::group(
+                &group,
+                self.snapshot_topology_key().as_deref(),
+            )),
+        }))
+    }
+}
+
+impl Router {
+    fn snapshot_topology_key(&self) -> Option<String> {
+        let told = self.options.alpha.snapshot_topology;
+        told.then(|| self.topology_key())
+    }
+
+    /// The id of a group's name: the same at every router of this driver.
+    fn group_id(&self, name: &str) -> GroupId {
+        let driver = self.options.driver_name.as_bytes();
+        GroupId::of_name(HomeId(Uuid::new_v5(&Uuid::NAMESPACE_DNS, driver)), name)
+    }
+
+    async fn create_group(&self, asked: CreateVolumeGroupSnapshotRequest) -> Result<Group> {
+        let request = warned(request::create_group(&asked)?);
+        let id = self.group_id(&request.name);
+        let lock = self.cuts.locks.acquire(Key::Group(id.0))?;
+        let router = self.clone();
+        let work = async move {
+            let _lock = lock;
+            router.made_group(id, request, asked.parameters).await
+        };
+        self.detached(work).await
+    }
+
+    async fn made_group(
+        &self,
+        id: GroupId,
+        request: CreateGroup,
+        given: HashMap<String, String>,
+    ) -> Result<Group> {
+        let sources = request.source_volume_ids.clone();
+        let look = self.settled(id, &sources).await?;
+        if let Some(membership) = look.membership() {
+            same_request(&request, membership)?;
+            return look.group(id);
+        }
+        let wanted = Wanted {
+            shares: self.shares(&sources).await?,
+            name: request.name,
+            group: Some(id),
+            parameters: request.parameters,
+            given: given.clone(),
+            sources: sources.clone(),
+            requisite: Vec::new(),
+        };
+        let cut = self.cut(wanted).await;
+        self.tell_of_cut(&given, cut.as_ref().map(Option::as_ref));
+        cut?;
+        self.settled(id, &sources).await?.group(id)
+    }
+
+    /// Who has which of the volumes, in their order.
+    async fn shares(&self, sources: &[String]) -> Result<Vec<(Arc<Agent>, Vec<String>)>> {
+        let mut shares: Vec<(Arc<Agent>, Vec<String>)> = Vec::new();
+        for source in sources {
+            let Ok(volume) = source.parse::<VolumeId>() else {
+                return Err(Error::no_volume(source));
+            };
+            let agent = self.agent_of(volume.pool).await?;
+            let share = shares
+                .iter_mut()
+                .find(|(one, _)| one.node() == agent.node());
+            match share {
+                Some((_, its)) => its.push(source.clone()),
+                None => shares.push((agent, vec![source.clone()])),
+            }
+        }
+        Ok(shares)
+    }
+
+    async fn get_group(&self, named: NamedGroup) -> Result<Group> {
+        let absent = || Error::NotFound {
+            kind: Kind::Group,
+            id: named.group_id.clone(),
+        };
+        let id: GroupId = named.group_id.parse().map_err(|_| absent())?;
+        let look = self.settled(id, &named.snapshot_ids).await?;
+        let Some(membership) = look.membership() else {
+            // "There is none" is only known where all agents have answered.
+            look.unseen()?;
+            return Err(absent());
+        };
+        same_members(&named, membership)?;
+        look.group(id)
+    }
+
+    async fn delete_group(&self, named: NamedGroup) -> Result<()> {
+        let Ok(id) = named.group_id.parse::<GroupId>() else {
+            return Ok(());
+        };
+        let lock = self.cuts.locks.acquire(Key::Group(id.0))?;
+        let router = self.clone();
+        let work = async move {
+            let _lock = lock;
+            router.ended_group(id, named).await
+        };
+        self.detached(work).await
+    }
+
+    async fn ended_group(&self, id: GroupId, named: NamedGroup) -> Result<()> {
+        let look = self.settled(id, &named.snapshot_ids).await?;
+        if let Some(membership) = look.membership() {
+            same_members(&named, membership)?;
+        }
+        let members = look.membership().map(|of| of.members.clone());
+        if members.is_none() && named.snapshot_ids.is_empty() {
+            // Wherever its members were: an agent that can't be reached may have them.
+            return look.unseen();
+        }
+        let mut members = members.unwrap_or_default();
+        members.extend(named.snapshot_ids);
+        self.end_group(id, self.whose(&members).await?).await
+    }
+
+    /// An event on the object that a cut was asked for: the level reached and why, or the refusal.
+    pub(super) fn tell_of_cut(
+        &self,
+        given: &HashMap<String, String>,
+        cut: std::result::Result<Option<&Kept>, &Error>,
+    ) {
+        let Some(about) = about(given) else { return };
+        match cut {
+            // The same call is asked again, and told of then.
+            Ok(None) | Err(Error::Pending { .. }) => {}
+            Ok(Some(kept)) => {
+                let message = match kept.reason.as_str() {
+                    "" => format!("cut at level {}", kept.level),
+                    reason => format!("cut at level {}: {reason}", kept.level),
+                };
+                self.cluster.tell(&about, false, "Cut", message);
+            }
+            Err(error) => self.cluster.tell(&about, true, "CutFailed", chain(error)),
+        }
+    }
+}
+
+/// The object that a class's parameters name.
+fn about(given: &HashMap<String, String>) -> Option<About> {
+    OBJECTS.into_iter().rev().find_map(|(prefix, about)| {
+        let namespace = given.get(&format!("{prefix}/namespace"))?;
+        let name = given.get(&format!("{prefix}/name"))?;
+        Some(about(format!("{namespace}/{name}")))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_object_of_a_cut_is_read_from_what_the_snapshotter_adds() {
+        let given = |pairs: &[(&str, &str)]| {
+            let pairs = pairs.iter();
+            let pairs =
+                pairs.map(|(key, value)| (format!("csi.storage.k8s.io/{key}"), value.to_string()));
+            about(&pairs.collect())
+        };
+        assert_eq!(
+            given(&[
+                ("volumesnapshot/name", "s"),
+                ("volumesnapshot/namespace", "shop")
+            ]),
+            Some(About::Snapshot("shop/s".into()))
+        );
+        assert_eq!(
+            given(&[
+                ("volumegroupsnapshot/name", "g"),
+                ("volumegroupsnapshot/namespace", "shop")
+            ]),
+            Some(About::Group("shop/g".into()))
+        );
+        assert_eq!(given(&[("volumesnapshot/name", "s")]), None);
+    }
+}

@@ -1,0 +1,323 @@
+//! What all agents have of a group, and the end of doubt about it.
+//!
+//! A group is its members' records, each on its node. Its first member decides: once that is
+//! committed the others of its try are, and while it isn't, none is. So a doubt ends as soon as
+//! the first member's agent answers, and is left alone until then: a member in doubt is in no
+//! list, and a repeat of the call waits.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::time::timeout;
+
+use super::agents::Agent;
+use super::route::Route;
+use super::{Router, Weak};
+use crate::agent::group_member::State;
+use crate::agent::{
+    DeleteGroupRequest, GetGroupRequest, GetGroupResponse, GroupMember, SettleGroupRequest,
+};
+use crate::error::{Error, Result, chain};
+use crate::model::{GroupId, PoolId, VolumeId};
+use crate::operation::{Group, GroupMembership, Key, Snapshot};
+
+/// A look at records takes milliseconds; a delete of what is large longer.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How often members that a dead router has left in doubt are looked for.
+const LOOK: Duration = Duration::from_secs(10);
+/// Looks and verdicts that a call takes part in before its caller is to come again.
+const ROUNDS: usize = 3;
+
+/// Ids of an agent.
+type Whose = BTreeMap<String, (Arc<Agent>, BTreeSet<String>)>;
+
+/// What all agents have of a group.
+#[derive(Default)]
+pub(super) struct Look {
+    /// By id.
+    members: BTreeMap<String, (Arc<Agent>, GroupMember)>,
+    membership: Option<GroupMembership>,
+    /// Agents at which something runs that is about it.
+    busy: Vec<String>,
+    /// Why there may be more of it somewhere; for who finds nothing.
+    unseen: Option<Error>,
+}
+
+impl Look {
+    /// What its members say of it.
+    pub(super) fn membership(&self) -> Option<&GroupMembership> {
+        self.membership.as_ref()
+    }
+
+    /// Why there may be more of it somewhere.
+    pub(super) fn unseen(self) -> Result<()> {
+        self.unseen.map_or(Ok(()), Err)
+    }
+
+    fn with(&self, state: State) -> impl Iterator<Item = &(Arc<Agent>, GroupMember)> {
+        let members = self.members.values();
+        members.filter(move |(_, member)| member.state() == state)
+    }
+
+    /// Whether it, or a part of it, was committed.
+    pub(super) fn is_committed(&self) -> bool {
+        self.with(State::Ready).next().is_some()
+    }
+
+    fn is_in_doubt(&self) -> bool {
+        let unready = |(_, member): &&(Arc<Agent>, GroupMember)| member.state() != State::Ready;
+        self.members.values().any(|member| unready(&member))
+    }
+
+    /// The attempt that its first member is committed by.
+    fn committed(&self) -> Option<&str> {
+        let lead = self.membership.as_ref()?.members.first()?;
+        let (_, lead) = self.members.get(lead)?;
+        (lead.state() == State::Ready).then_some(lead.attempt.as_str())
+    }
+
+    /// As answers tell it, in the order of its sources; an error if a member is missing.
+    pub(super) fn group(&self, id: GroupId) -> Result<Group> {
+        let missing = |member: &str| {
+            Error::refused(
+                format!("group snapshot {id}"),
+                format!("its member {member} is gone; delete the group"),
+            )
+        };
+        let members = self.membership.iter().flat_map(|of| &of.members);
+        let mut snapshots = Vec::new();
+        for member in members {
+            let (agent, found) = self.members.get(member).ok_or_else(|| missing(member))?;
+            if found.state() != State::Ready {
+                return Err(missing(member));
+            }
+            let told = snapshot(id, found);
+            snapshots.push(told.ok_or_else(|| agent.unreachable("it tells no member"))?);
+        }
+        let cut_at = snapshots.first().map_or(0, |one| one.cut_at);
+        Ok(Group {
+            id,
+            snapshots,
+            cut_at,
+        })
+    }
+}
+
+fn snapshot(group: GroupId, member: &GroupMember) -> Option<Snapshot> {
+    Some(Snapshot {
+        id: member.snapshot_id.parse().ok()?,
+        source_volume_id: member.source_volume_id.parse().ok()?,
+        size: u64::try_from(member.size_bytes).ok()?,
+        cut_at: member.cut_at,
+        level: crate::model::Level::of_word(&member.level)?,
+        reason: member.reason.clone(),
+        group: Some(group),
+        home: member.home.parse().ok()?,
+    })
+}
+
+impl Router {
+    /// Whose these ids are, of volumes or snapshots. Of pools that are lost, and of what isn't an
+    /// id, nobody's. An error if one of the agents can't be reached.
+    pub(super) async fn whose(&self, ids: &[String]) -> Result<Whose> {
+        let mut routes: BTreeMap<PoolId, Route> = BTreeMap::new();
+        let mut whose = Whose::new();
+        for id in ids {
+            let Ok(parsed) = id.parse::<VolumeId>() else {
+                continue;
+            };
+            let route = match routes.get(&parsed.pool) {
+                Some(route) => route.clone(),
+                None => self.route(parsed.pool).await?,
+            };
+            routes.insert(parsed.pool, route.clone());
+            if let Route::Agent(agent) = route {
+                let node = agent.node().to_string();
+                let (_, ids) = whose.entry(node).or_insert((agent, BTreeSet::new()));
+                ids.insert(id.clone());
+            }
+        }
+        Ok(whose)
+    }
+
+    /// A group without doubt: looked at, settled, looked at again. `ids` are of volumes or members
+    /// whose agents must answer, beside those of all members that are found. ABORTED while
+    /// something runs that is about it.
+    pub(super) async fn settled(&self, group: GroupId, ids: &[String]) -> Result<Look> {
+        for _ in 0..ROUNDS {
+            let look = self.look(group, ids).await?;
+            if !look.busy.is_empty() {
+                let nodes = look.busy.join(", ");
+                let what = format!("group snapshot {group} (node {nodes})");
+                return Err(Error::Pending { what });
+            }
+            if !look.is_in_doubt() {
+                return Ok(look);
+            }
+            self.settle(group, &look).await?;
+        }
+        let what = format!("group snapshot {group}");
+        Err(Error::Pending { what })
+    }
+
+    /// What everybody has of it.
+    async fn look(&self, group: GroupId, ids: &[String]) -> Result<Look> {
+        self.agents.all_asked()?;
+        let must = self.whose(ids).await?;
+        let mut look = Look::default();
+        let all = self.agents.all();
+        let told = join_all(all.iter().map(|agent| async move {
+            let told = match agent.check() {
+                Ok(()) => self.group_at(agent, group, Vec::new()).await,
+                Err(error) => Err(error),
+            };
+            (agent, told)
+        }));
+        for (agent, told) in told.await {
+            match told {
+                Ok(told) => look.add(group, agent, told),
+                Err(error) if must.contains_key(agent.node()) => return Err(error),
+                Err(error) => look.unseen = Some(error),
+            }
+        }
+        // Its members, each looked at by its id: one that isn't found then isn't there.
+        let members = look.membership.iter().flat_map(|of| of.members.clone());
+        let members: Vec<String> = members.collect();
+        let whose = self.whose(&members).await?;
+        let told = join_all(whose.into_values().map(|(agent, ids)| async move {
+            let told = self.group_at(&agent, group, ids.into_iter().collect());
+            (told.await, agent)
+        }));
+        for (told, agent) in told.await {
+            look.add(group, &agent, told?);
+        }
+        Ok(look)
+    }
+
+    async fn group_at(
+        &self,
+        agent: &Agent,
+        group: GroupId,
+        snapshot_ids: Vec<String>,
+    ) -> Result<GetGroupResponse> {
+        let mut client = agent.client().await?;
+        let question = client.get_group(GetGroupRequest {
+            group_id: group.to_string(),
+            snapshot_ids,
+        });
+        answered(agent, question).await
+    }
+
+    /// Tells those who have members in doubt what has become of them.
+    async fn settle(&self, group: GroupId, look: &Look) -> Result<()> {
+        let commit = look.committed().unwrap_or_default().to_string();
+        let in_doubt = look.with(State::Cut).map(|(_, member)| &member.attempt);
+        let undone: BTreeSet<String> = in_doubt
+            .filter(|attempt| **attempt != commit)
+            .cloned()
+            .collect();
+        let request = SettleGroupRequest {
+            group_id: group.to_string(),
+            attempt: commit,
+            undone_attempts: undone.into_iter().collect(),
+        };
+        let unready = look.with(State::Cut).chain(look.with(State::Preparing));
+        let agents: BTreeMap<&str, &Arc<Agent>> =
+            unready.map(|(agent, _)| (agent.node(), agent)).collect();
+        tracing::info!(%group, committed = %request.attempt, undone = ?request.undone_attempts, "settling a group snapshot that was left in doubt");
+        let told = join_all(agents.values().map(|agent| async {
+            let mut client = agent.client().await?;
+            answered(agent, client.settle_group(request.clone())).await
+        }));
+        told.await.into_iter().try_for_each(|told| told.map(drop))
+    }
+
+    /// Deletes these members, and whatever else their agents have of the group.
+    pub(super) async fn end_group(&self, group: GroupId, whose: Whose) -> Result<()> {
+        let ended = join_all(whose.into_values().map(|(agent, ids)| async move {
+            let mut client = agent.client().await?;
+            let request = DeleteGroupRequest {
+                group_id: group.to_string(),
+                snapshot_ids: ids.into_iter().collect(),
+            };
+            answered(&agent, client.delete_group(request)).await
+        }));
+        ended
+            .await
+            .into_iter()
+            .try_for_each(|ended| ended.map(drop))
+    }
+
+    /// Settles what agents have said that nobody has settled.
+    async fn settle_unsettled(&self) {
+        let told = self.agents.all().into_iter();
+        let told = told.filter_map(|agent| agent.seen().told);
+        let groups: BTreeSet<GroupId> = told
+            .flat_map(|told| told.unsettled_groups.clone())
+            .filter_map(|group| group.parse().ok())
+            .collect();
+        for group in groups {
+            let Ok(_lock) = self.cuts.locks.acquire(Key::Group(group.0)) else {
+                continue;
+            };
+            match self.settled(group, &[]).await {
+                // Somebody is at it.
+                Ok(_) | Err(Error::Pending { .. }) => {}
+                Err(error) => {
+                    tracing::warn!(%group, error = %chain(&error), "a group snapshot stays in doubt");
+                }
+            }
+        }
+    }
+}
+
+/// Settles what agents say that nobody has settled, until all clones of the router are gone.
+pub(super) async fn settle_for_ever(router: Weak) {
+    loop {
+        tokio::time::sleep(LOOK).await;
+        match router.upgrade() {
+            Some(router) => router.settle_unsettled().await,
+            None => return,
+        }
+    }
+}
+
+impl Look {
+    fn add(&mut self, group: GroupId, agent: &Arc<Agent>, told: GetGroupResponse) {
+        let node = agent.node().to_string();
+        if told.busy && !self.busy.contains(&node) {
+            self.busy.push(node);
+        }
+        if !told.unseen.is_empty() {
+            self.unseen = Some(agent.unreachable(&told.unseen));
+        }
+        let is_ready = told.members.iter().any(|one| one.state() == State::Ready);
+        if !told.all_member_ids.is_empty() && (is_ready || self.membership.is_none()) {
+            self.membership = Some(GroupMembership {
+                id: group.0,
+                members: told.all_member_ids,
+                sources: told.all_source_volume_ids,
+                asked: (!told.asked.is_empty()).then_some(told.asked),
+            });
+        }
+        for member in told.members {
+            let id = member.snapshot_id.clone();
+            self.members.insert(id, (agent.clone(), member));
+        }
+    }
+}
+
+/// An agent's answer, waited for as long as one that is there and well needs at most.
+async fn answered<T>(
+    agent: &Agent,
+    question: impl Future<Output = std::result::Result<tonic::Response<T>, tonic::Status>>,
+) -> Result<T> {
+    match timeout(PATIENCE, question).await {
+        Ok(answer) => answer
+            .map(tonic::Response::into_inner)
+            .map_err(|status| agent.error(&status)),
+        Err(_) => Err(agent.unreachable("it does not answer in time")),
+    }
+}

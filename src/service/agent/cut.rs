@@ -1,0 +1,341 @@
+//! Cut, GetGroup, SettleGroup and DeleteGroup: the agent's end of cuts across nodes.
+//!
+//! A stream is one share. A thread of its own works on it, and a task listens: once the router
+//! has gone, by whatever way, that thaws at once, also in the middle of a step.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Status, Streaming};
+use uuid::Uuid;
+
+use crate::agent::cut_request::Step;
+use crate::agent::cut_response::{
+    AllWritten, Answer, Begun, Committed, Failed, Frozen, Kept as KeptAnswer, Prepared, Readiness,
+    Target, Thawed, failed,
+};
+use crate::agent::group_member::State;
+use crate::agent::{
+    CutRequest, CutResponse, DeleteGroupRequest, DeleteGroupResponse, GetGroupRequest,
+    GetGroupResponse, GroupMember, SettleGroupRequest, SettleGroupResponse, cut_request,
+};
+use crate::error::{Error, Result};
+use crate::model::{GroupId, Level, SnapshotParameters, VolumeId};
+use crate::operation::{
+    self, BeginShare, Coordinator, Driver, GroupHere, Halt, Kept, ShareAnswer, ShareStep,
+    SnapshotState, Used, Verdict,
+};
+use crate::service::reply::bytes;
+use crate::service::{Rpc, Service, status};
+
+/// Answers to one router; it must be boxed for tonic.
+pub(super) type CutStream =
+    Pin<Box<dyn Stream<Item = std::result::Result<CutResponse, Status>> + Send>>;
+
+/// Each step is answered before the next one is sent; one more shows a router that doesn't.
+const STEPS: usize = 2;
+
+impl Service {
+    /// Serves a share until its stream ends, and longer if something is to be undone.
+    pub(super) fn share(&self, steps: Streaming<CutRequest>) -> CutStream {
+        let (answers, told) = mpsc::channel(STEPS);
+        let driver = self.driver.clone();
+        tokio::spawn(async move {
+            if let Err(failed) = serve(driver, steps, answers.clone()).await {
+                let answer = CutResponse {
+                    answer: Some(Answer::Failed(failed)),
+                };
+                // A router that has gone needs no answer.
+                let _ = answers.send(Ok(answer)).await;
+            }
+        });
+        Box::pin(ReceiverStream::new(told))
+    }
+
+    pub(super) async fn group_told(
+        &self,
+        request: GetGroupRequest,
+    ) -> std::result::Result<GetGroupResponse, Status> {
+        let here = self
+            .run(
+                Rpc::GetVolumeGroupSnapshot,
+                group_id(&request.group_id),
+                move |driver, group| driver.group_here(*group, &request.snapshot_ids),
+            )
+            .await?;
+        Ok(told(here))
+    }
+
+    pub(super) async fn group_settled(
+        &self,
+        request: SettleGroupRequest,
+    ) -> std::result::Result<SettleGroupResponse, Status> {
+        let args = group_id(&request.group_id).and_then(|group| Ok((group, verdict(&request)?)));
+        self.run(
+            Rpc::DeleteVolumeGroupSnapshot,
+            args,
+            |driver, (group, verdict)| driver.settle_group_by(*group, verdict),
+        )
+        .await?;
+        Ok(SettleGroupResponse {})
+    }
+
+    pub(super) async fn group_ended(
+        &self,
+        request: DeleteGroupRequest,
+    ) -> std::result::Result<DeleteGroupResponse, Status> {
+        self.run(
+            Rpc::DeleteVolumeGroupSnapshot,
+            group_id(&request.group_id),
+            move |driver, group| driver.end_group_here(*group, &request.snapshot_ids),
+        )
+        .await?;
+        Ok(DeleteGroupResponse {})
+    }
+}
+
+async fn serve(
+    driver: Arc<Driver>,
+    mut steps: Streaming<CutRequest>,
+    answers: mpsc::Sender<std::result::Result<CutResponse, Status>>,
+) -> std::result::Result<(), Failed> {
+    let first = match steps.message().await {
+        Ok(Some(first)) => first.step,
+        // Nothing was begun.
+        Ok(None) | Err(_) => return Ok(()),
+    };
+    let rpc = match &first {
+        Some(Step::Begin(begin)) if begin.group_id.is_empty() => Rpc::CreateSnapshot,
+        Some(_) | None => Rpc::CreateVolumeGroupSnapshot,
+    };
+    let begin = begin(first).map_err(|error| failed(rpc, &error))?;
+    let (orders, inbox) = mpsc::channel(STEPS);
+    let halt = Halt::default();
+    let ears = listen(steps, orders, answers.clone(), halt.clone());
+    let mut line = Line { inbox, answers };
+    let work = driver.detach(move |driver| driver.serve_share(&begin, &halt, &mut line));
+    tokio::pin!(work);
+    let done = tokio::select! {
+        done = &mut work => done,
+        () = ears => work.await,
+    };
+    done.map_err(|error| failed(rpc, &error))
+}
+
+/// Hands steps on until the router ends them or has gone, and thaws then.
+async fn listen(
+    mut steps: Streaming<CutRequest>,
+    orders: mpsc::Sender<ShareStep>,
+    answers: mpsc::Sender<std::result::Result<CutResponse, Status>>,
+    halt: Halt,
+) {
+    loop {
+        let next = tokio::select! {
+            next = steps.message() => next,
+            () = answers.closed() => break,
+        };
+        let step = match next {
+            Ok(Some(request)) => step(request.step),
+            Ok(None) => break,
+            Err(status) => {
+                tracing::warn!(
+                    error = status.message(),
+                    "the stream of a cut broke off: it's given up"
+                );
+                break;
+            }
+        };
+        // One that can't be understood, or comes before its time, ends it as well.
+        let Some(Ok(())) = step.map(|step| orders.try_send(step)) else {
+            break;
+        };
+    }
+    halt.now();
+}
+
+/// Between the thread that works and the stream.
+struct Line {
+    inbox: mpsc::Receiver<ShareStep>,
+    answers: mpsc::Sender<std::result::Result<CutResponse, Status>>,
+}
+
+impl Coordinator for Line {
+    fn next(&mut self) -> Option<ShareStep> {
+        self.inbox.blocking_recv()
+    }
+
+    fn tell(&mut self, answer: ShareAnswer) {
+        let answer = Some(answer_of(answer));
+        let _ = self.answers.blocking_send(Ok(CutResponse { answer }));
+    }
+}
+
+fn group_id(text: &str) -> Result<GroupId> {
+    text.parse()
+        .map_err(|_| Error::invalid("group_id", format!("{text:?} is not the id of a group")))
+}
+
+fn attempt(field: &str, text: &str) -> Result<Uuid> {
+    Uuid::try_parse(text)
+        .map_err(|_| Error::invalid(field, format!("{text:?} is not the id of a try")))
+}
+
+fn level(text: &str) -> Result<Level> {
+    Level::of_word(text)
+        .ok_or_else(|| Error::invalid("level", format!("{text:?} is none that this agent knows")))
+}
+
+fn begin(first: Option<Step>) -> Result<BeginShare> {
+    let Some(Step::Begin(begin)) = first else {
+        return Err(Error::invalid("step", "must be begin at first"));
+    };
+    let group = match begin.group_id.as_str() {
+        "" => None,
+        text => Some(group_id(text)?),
+    };
+    let all = begin.all_source_volume_ids.iter();
+    let all = all.map(|id| id.parse().map_err(|_| Error::no_volume(id)));
+    Ok(BeginShare {
+        group,
+        attempt: attempt("attempt", &begin.attempt)?,
+        parameters: SnapshotParameters::parse(&begin.parameters)?.0,
+        all_volumes: all.collect::<Result<Vec<VolumeId>>>()?,
+        level: level(&begin.level)?,
+        name: begin.name,
+        volume_ids: begin.source_volume_ids,
+        requisite: begin.requisite_homes,
+    })
+}
+
+/// `None` for what is no step that can follow.
+fn step(step: Option<Step>) -> Option<ShareStep> {
+    Some(match step? {
+        Step::Begin(_) => return None,
+        Step::Ready(ready) => ShareStep::Ready(Level::of_word(&ready.level)?),
+        Step::Prepare(_) => ShareStep::Prepare,
+        Step::Freeze(_) => ShareStep::Freeze,
+        Step::Cut(_) => ShareStep::Cut,
+        Step::Written(_) => ShareStep::Written,
+        Step::Keep(kept) => ShareStep::Keep(keep(kept)?),
+        Step::Commit(_) => ShareStep::Commit,
+    })
+}
+
+fn keep(kept: cut_request::Keep) -> Option<Kept> {
+    Some(Kept {
+        cut_at: kept.cut_at,
+        level: Level::of_word(&kept.level)?,
+        reason: kept.reason,
+    })
+}
+
+fn answer_of(answer: ShareAnswer) -> Answer {
+    let micros = |time: std::time::Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    match answer {
+        ShareAnswer::Begun(used) => Answer::Begun(Begun {
+            targets: used.into_iter().map(target).collect(),
+            plain: false,
+        }),
+        ShareAnswer::Plain => Answer::Begun(Begun {
+            targets: Vec::new(),
+            plain: true,
+        }),
+        ShareAnswer::Ready(ready) => {
+            let (most_extents_volume_id, most_extents) = ready.most_extents.unwrap_or_default();
+            Answer::Ready(Readiness {
+                in_use: ready.in_use as u64,
+                raw: ready.raw as u64,
+                frozen: ready.frozen as u64,
+                stall_micros: micros(ready.stall),
+                most_extents_volume_id,
+                most_extents,
+            })
+        }
+        ShareAnswer::Prepared(done) => Answer::Prepared(Prepared {
+            sync_micros: micros(done.sync),
+            extents: done.extents,
+        }),
+        ShareAnswer::Frozen => Answer::Frozen(Frozen {}),
+        ShareAnswer::Thawed(done) => Answer::Thawed(Thawed {
+            extents: done.extents,
+            lost: done.lost.unwrap_or_default(),
+        }),
+        ShareAnswer::Written => Answer::Written(AllWritten {}),
+        ShareAnswer::Kept => Answer::Kept(KeptAnswer {}),
+        ShareAnswer::Committed => Answer::Committed(Committed {}),
+    }
+}
+
+fn target(used: Used) -> Target {
+    Target {
+        volume_id: used.volume_id,
+        claim: used.claim.unwrap_or_default(),
+        raw: used.raw,
+    }
+}
+
+/// A cut that was lost may be tried again, which no code says.
+fn failed(rpc: Rpc, error: &Error) -> Failed {
+    let said = status(rpc, error);
+    let (kind, message) = match error {
+        Error::CutLost { reason } => (failed::Kind::CutLost, reason.clone()),
+        _ => (failed::Kind::Other, said.message().to_string()),
+    };
+    Failed {
+        kind: kind.into(),
+        code: said.code().into(),
+        message,
+        left: matches!(
+            error,
+            Error::Undo { .. } | Error::Pending { .. } | Error::Bug { .. }
+        ),
+    }
+}
+
+fn verdict(request: &SettleGroupRequest) -> Result<Verdict> {
+    let undo = request.undone_attempts.iter();
+    let undo = undo.map(|text| attempt("undone_attempts", text));
+    Ok(Verdict {
+        commit: match request.attempt.as_str() {
+            "" => None,
+            text => Some(attempt("attempt", text)?),
+        },
+        undo: undo.collect::<Result<_>>()?,
+    })
+}
+
+fn told(here: GroupHere) -> GetGroupResponse {
+    let membership = here.membership;
+    let known = membership.as_ref();
+    GetGroupResponse {
+        members: here.members.into_iter().map(member).collect(),
+        all_source_volume_ids: known.map(|of| of.sources.clone()).unwrap_or_default(),
+        all_member_ids: known.map(|of| of.members.clone()).unwrap_or_default(),
+        asked: known.and_then(|of| of.asked.clone()).unwrap_or_default(),
+        busy: here.busy,
+        unseen: here.unseen.unwrap_or_default(),
+    }
+}
+
+fn member(member: operation::GroupMember) -> GroupMember {
+    let snapshot = member.snapshot;
+    let state = match member.state {
+        SnapshotState::Preparing => State::Preparing,
+        SnapshotState::Cut => State::Cut,
+        SnapshotState::Ready => State::Ready,
+    };
+    GroupMember {
+        snapshot_id: snapshot.id.to_string(),
+        source_volume_id: snapshot.source_volume_id.to_string(),
+        size_bytes: bytes(snapshot.size),
+        cut_at: snapshot.cut_at,
+        level: snapshot.level.to_string(),
+        reason: snapshot.reason,
+        attempt: member.attempt.to_string(),
+        state: state.into(),
+        home: snapshot.home.to_string(),
+    }
+}

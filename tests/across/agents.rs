@@ -1,0 +1,103 @@
+//! Agents that die or are late in the middle of a cut: nothing is kept, nobody stands still, and
+//! the same name asked for again gives one consistent group.
+
+use nix::sys::signal::Signal;
+
+use super::ground::{Cluster, PATIENCE, ids};
+use super::support::eventually;
+use super::support::writers::Writers;
+
+/// Short, so that what a stopped agent has frozen is thawed soon.
+const PARAMETERS: [(&str, &str); 2] = [("freezeTimeout", "2s"), ("retries", "0")];
+
+/// Every third effect of each agent in turn; a cut has more than 20 at each.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_killed_at_any_effect_of_a_cut_leaves_nothing_frozen_or_torn() {
+    let mut cluster = Cluster::new(&["xfs", "xfs"]).await;
+    let volumes = cluster.volumes(&[(0, "ext4"), (1, "xfs")]).await;
+    let writers = Writers::start(&volumes);
+    let mut swept = [0; 2];
+    for (which, swept) in swept.iter_mut().enumerate() {
+        for n in (1..).step_by(3) {
+            let fault = format!("{n}:kill-before");
+            let context = format!("agent {which}, {fault}");
+            let name = format!("g-{which}-{n}");
+            cluster.agents[which].arm(&fault);
+            // The router has found it again.
+            let listed = cluster.router.client.snapshots("").await;
+            listed.unwrap_or_else(|status| panic!("{context}: {status}"));
+            let client = &cluster.router.client;
+            let asked = ids(&volumes);
+            let call = client.group(&name, &asked, &PARAMETERS);
+            let answer = tokio::time::timeout(PATIENCE, call).await;
+            let answer = answer.unwrap_or_else(|_| panic!("{context}: the call hangs"));
+            let lived = cluster.agents[which].server.is_alive();
+            writers.assert_flowing(&context);
+            if let Err(status) = &answer {
+                let code = status.code();
+                let again = matches!(code, tonic::Code::Unavailable | tonic::Code::Aborted);
+                assert!(
+                    again,
+                    "{context}: not final, since it isn't known: {status}"
+                );
+            }
+            cluster.agents[which].restart_with(&[]);
+            cluster.assert_thawed(&writers, &context);
+            cluster.assert_none_or_all(&volumes, &context).await;
+            let comes = cluster.assert_comes_to_one(&name, &volumes, &PARAMETERS, &context);
+            let group = comes.await;
+            if let Ok(first) = &answer {
+                assert_eq!(first, &group, "{context}: an answer stays");
+            }
+            if lived && answer.is_ok() {
+                break;
+            }
+            *swept += 1;
+        }
+    }
+    assert!(swept.iter().all(|swept| *swept > 5), "{swept:?}");
+    drop(writers);
+    cluster.end(volumes).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_is_late_holds_nobody_and_nothing_is_kept() {
+    let mut cluster = Cluster::new(&["xfs", "xfs"]).await;
+    let volumes = cluster.volumes(&[(0, "ext4"), (1, "xfs")]).await;
+    let writers = Writers::start(&volumes);
+    for (which, step) in [
+        (1, "guard_freeze:stop-before"),
+        (0, "guard_freeze:stop-after"),
+        (1, "guard_thaw:stop-before"),
+        (1, "guard_written:stop-before"),
+    ] {
+        let context = format!("agent {which}, {step}");
+        cluster.agents[which].arm(step);
+        let listed = cluster.router.client.snapshots("").await;
+        listed.unwrap_or_else(|status| panic!("{context}: {status}"));
+        let client = cluster.router.client.clone();
+        let (name, asked) = (context.clone(), ids(&volumes));
+        let call = tokio::spawn(async move { client.group(&name, &asked, &PARAMETERS).await });
+        eventually(&format!("{context}: it has come to the step"), || {
+            cluster.agents[which].is_stopped()
+        });
+        writers.assert_flowing(&context);
+        let answer = tokio::time::timeout(PATIENCE, call).await;
+        let status = answer.expect("the call ends").unwrap().unwrap_err();
+        assert_eq!(
+            status.code(),
+            tonic::Code::Unavailable,
+            "{context}: {status}"
+        );
+        let late = &cluster.agents[which].name;
+        assert!(status.message().contains(late), "{context}: {status}");
+        cluster.agents[which].server.signal(Signal::SIGCONT);
+        cluster.assert_thawed(&writers, &context);
+        cluster.agents[which].restart_with(&[]);
+        cluster.assert_none_or_all(&volumes, &context).await;
+        let comes = cluster.assert_comes_to_one(&context, &volumes, &PARAMETERS, &context);
+        comes.await;
+    }
+    drop(writers);
+    cluster.end(volumes).await;
+}
