@@ -48,26 +48,21 @@ pub(super) fn no_sharing(pool: &Pool, volume_id: &str) -> Error {
 
 /// Copies that run, by the volume that they're of.
 #[derive(Debug, Default)]
-pub(super) struct Copies(Mutex<HashMap<Uuid, Arc<Flags>>>);
-
-#[derive(Debug, Default)]
-struct Flags {
-    ended: AtomicBool,
-    finished: AtomicBool,
-}
+pub(super) struct Copies(Mutex<HashMap<Uuid, Arc<AtomicBool>>>);
 
 /// A copy that runs; taken off the list when it's dropped.
 pub(super) struct Copying<'a> {
     copies: &'a Copies,
-    of: Option<(Uuid, Arc<Flags>)>,
+    /// The volume, and whether its copy was ended.
+    of: Option<(Uuid, Arc<AtomicBool>)>,
 }
 
 impl Copies {
     /// Ends the copy of a volume that is about to be used: what was copied is worthless.
     pub(super) fn end(&self, volume: Uuid) {
         let copies = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(flags) = copies.get(&volume) {
-            flags.ended.store(true, Ordering::SeqCst);
+        if let Some(ended) = copies.get(&volume) {
+            ended.store(true, Ordering::SeqCst);
         }
     }
 
@@ -79,22 +74,15 @@ impl Copies {
 }
 
 impl Copying<'_> {
-    fn is_ended(&self) -> bool {
-        self.of
-            .as_ref()
-            .is_some_and(|(_, flags)| flags.ended.load(Ordering::SeqCst))
-    }
-
-    /// The last look: from here on a use of the volume doesn't matter any more.
-    pub(super) fn finish(&self) -> Result<()> {
-        let _copies = self.copies.0.lock().unwrap_or_else(PoisonError::into_inner);
+    /// An error once the volume was used. Asked after the last byte, too: from then on a use
+    /// doesn't matter any more.
+    pub(super) fn check(&self) -> Result<()> {
         match &self.of {
-            Some((volume, flags)) if flags.ended.load(Ordering::SeqCst) => Err(ended(*volume)),
-            Some((_, flags)) => {
-                flags.finished.store(true, Ordering::SeqCst);
-                Ok(())
-            }
-            None => Ok(()),
+            Some((volume, ended)) if ended.load(Ordering::SeqCst) => Err(Error::Busy {
+                subject: format!("the copy of volume {volume}"),
+                holder: "the volume was staged or published meanwhile, which ended the copy".into(),
+            }),
+            Some(_) | None => Ok(()),
         }
     }
 }
@@ -105,13 +93,6 @@ impl Drop for Copying<'_> {
             let mut copies = self.copies.0.lock().unwrap_or_else(PoisonError::into_inner);
             copies.remove(volume);
         }
-    }
-}
-
-fn ended(volume: Uuid) -> Error {
-    Error::Busy {
-        subject: format!("the copy of volume {volume}"),
-        holder: "the volume was staged or published meanwhile, which ended the copy".into(),
     }
 }
 
@@ -128,15 +109,15 @@ impl Driver {
         {
             return Err(no_sharing(&source.pool, &source.text));
         }
-        let flags = Arc::new(Flags::default());
+        let ended = Arc::new(AtomicBool::default());
         let mut running = copies.0.lock().unwrap_or_else(PoisonError::into_inner);
         if running.contains_key(&source.id.uuid) {
             return Err(Error::Pending {
                 what: format!("the copy of volume {}", source.text),
             });
         }
-        running.insert(source.id.uuid, flags.clone());
-        let of = Some((source.id.uuid, flags));
+        running.insert(source.id.uuid, ended.clone());
+        let of = Some((source.id.uuid, ended));
         Ok(Copying { copies, of })
     }
 
@@ -167,12 +148,7 @@ impl Driver {
         let began = Instant::now();
         let (mut at, mut saved) = (range.start, range.start);
         while at < range.end {
-            if copying.is_ended() {
-                return Err(copying
-                    .of
-                    .as_ref()
-                    .map_or(Error::Stopping, |(volume, _)| ended(*volume)));
-            }
+            copying.check()?;
             let stopping = self.in_flight.is_stopping();
             if stopping || at - saved >= SAVE {
                 let sync = Effect::SyncFile { path: target };
@@ -247,12 +223,12 @@ impl Driver {
             });
             pool.backend.update_snapshot(&record)
         });
-        let committed = copied.and_then(|()| copying.finish()).and_then(|()| {
+        let committed = copied.and_then(|()| copying.check()).and_then(|()| {
             pool.backend.sync_snapshot(id.uuid)?;
             record.copy = None;
             record.level = Level::Filesystem;
             record.reason = "a copy of a volume that nobody used".into();
-            record.cut_at = self.host.now() * 1_000_000_000;
+            record.cut_at = self.host.now_nanos();
             record.state = SnapshotState::Ready;
             pool.backend.update_snapshot(&record)
         });

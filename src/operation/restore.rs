@@ -306,7 +306,7 @@ impl Driver {
             pool.backend.update(&record)
         });
         let done = copied
-            .and_then(|()| copying.finish())
+            .and_then(|()| copying.check())
             .and_then(|()| self.finish(pool, &record));
         match done {
             Ok(record) => Ok(self.volume(pool, &record)),
