@@ -76,7 +76,8 @@ fn root_a_demo_whose_driver_dies_cleans_up_by_itself() {
         .spawn()
         .unwrap();
     let id = child.id();
-    let driver = (0..500).find_map(|_| {
+    // A minute.
+    let driver = (0..6000).find_map(|_| {
         sleep(Duration::from_millis(10));
         let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).ok()?;
         let driver: i32 = children.split_whitespace().next()?.parse().ok()?;

@@ -52,7 +52,7 @@ default_folders() { find /run/slackwater /var/lib/slackwater -printf 'file %p\n'
 
 # What ends by itself gets a moment.
 settled() {
-    local left end=$((SECONDS + 5))
+    local left end=$((SECONDS + 60))
     while left=$("$@") && [ -n "$left" ] && [ "$SECONDS" -lt "$end" ]; do sleep 0.2; done
     [ -n "$left" ] || return 0
     printf '%s\n' "$left"

@@ -29,7 +29,7 @@ use crate::service::status::code_name;
 /// Name of the node that the demo is.
 pub(super) const NODE: &str = "demo";
 /// A pool of a few files is opened in milliseconds.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// As the sidecars have it; a driver that hangs must not keep the demo from cleaning up.
 const CALL_PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(10);

@@ -2,13 +2,12 @@
 //! outlives the driver, and into another pool of the same machine.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use tonic::Code;
 
-use super::held::end_of;
+use super::held::{Release, arm, await_hang, await_stop, end_of, go_on};
 use super::support::snapshots::{from_snapshot, from_volume};
 use super::support::{Disk, Scratch, Server, eventually, mount};
 use super::{GIB, MIB, Node, check_pattern, refused, write_pattern};
@@ -48,6 +47,14 @@ fn unready(folder: &Path) -> Option<Value> {
     records.find(|record| record["copy"].is_object())
 }
 
+/// Ends a driver in order that has stopped itself in a copy.
+fn terminate(node: &mut Node) {
+    await_stop(node);
+    node.server.signal(Signal::SIGTERM);
+    go_on(node);
+    assert_eq!(node.server.wait(), Some(0));
+}
+
 fn copied(folder: &Path) -> Option<u64> {
     unready(folder)?["copy"]["copied"].as_u64()
 }
@@ -78,7 +85,10 @@ async fn a_copy_goes_on_where_a_death_of_the_driver_has_cut_it_off() {
     eventually("a part of it is durable", || {
         copied(&snapshots).is_some_and(|copied| copied > 0)
     });
-    // While it runs, everybody else is told to come again, and nothing of it is shown.
+    // While it runs, everybody else is told to come again, and nothing of it is shown. It runs
+    // until the test has looked: on a pool that is frozen beneath it.
+    let mut release = Release::of(&node);
+    release.freeze(&node.disk.mount_point);
     let client = &node.client;
     refused(client.snapshot("s", &id, &[]).await, Code::Aborted);
     refused(client.snapshot("other", &id, &[]).await, Code::Aborted);
@@ -90,20 +100,24 @@ async fn a_copy_goes_on_where_a_death_of_the_driver_has_cut_it_off() {
     let told = &node.snapshots_told()[0];
     assert_eq!(told["state"], "preparing");
     assert!(told["copied_bytes"].as_u64().unwrap() > 0, "{told}");
+    await_hang(&node);
+    node.server.signal(Signal::SIGKILL);
+    release.thaw();
     node.server.kill();
     end_of(first).await.unwrap_err();
     let at_death = copied(&snapshots).unwrap();
     assert!((512 * MIB..SIZE).contains(&at_death), "{at_death}");
 
     // A stop makes all of it durable, and tells nobody that it has failed for good.
-    node.restart_with(&[]);
+    arm(&mut node, "copy_range:stop-after");
     let second = call(&node);
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    node.server.signal(Signal::SIGTERM);
-    assert_eq!(node.server.wait(), Some(0));
+    terminate(&mut node);
     refused(end_of(second).await, Code::Unavailable);
     let at_stop = copied(&snapshots).unwrap();
-    assert!((at_death..SIZE).contains(&at_stop), "{at_death} {at_stop}");
+    assert!(
+        (at_death + 1..SIZE).contains(&at_stop),
+        "{at_death} {at_stop}"
+    );
 
     node.restart_with(&[]);
     let effects = node.scratch.join("effects");
@@ -123,10 +137,11 @@ async fn a_copy_goes_on_where_a_death_of_the_driver_has_cut_it_off() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stage_of_its_source_ends_a_copy() {
-    let node = Node::on("ext4", 12 * GIB);
+    let mut node = Node::on("ext4", 12 * GIB);
     let (id, staging) = filled(&node, "v", LESS).await;
-    let client = &node.client;
     for of_volume in [false, true] {
+        arm(&mut node, "copy_range:stop-after");
+        let client = &node.client;
         let (again, source) = (client.clone(), id.clone());
         let call = tokio::spawn(async move {
             if of_volume {
@@ -137,10 +152,10 @@ async fn a_stage_of_its_source_ends_a_copy() {
             let snapshot = again.snapshot("s", &source, &[]).await;
             snapshot.map(|snapshot| snapshot.snapshot_id)
         });
+        await_stop(&node);
         let folder = if of_volume { "volumes" } else { "snapshots" };
-        eventually("it copies", || {
-            unready(&node.disk.mount_point.join(folder)).is_some()
-        });
+        assert!(unready(&node.disk.mount_point.join(folder)).is_some());
+        go_on(&node);
         client.stage(&id, &staging, mount("ext4")).await.unwrap();
         let said = refused(end_of(call).await, Code::Aborted);
         assert!(said.contains("ended the copy"), "{said}");
@@ -153,7 +168,7 @@ async fn a_stage_of_its_source_ends_a_copy() {
         std::fs::write(staging.join("more"), "its user goes on").unwrap();
         client.unstage(&id, &staging).await.unwrap();
     }
-    client.delete(&id).await.unwrap();
+    node.client.delete(&id).await.unwrap();
     node.assert_nothing_left();
 }
 
@@ -162,13 +177,11 @@ async fn a_stage_of_its_source_ends_a_copy() {
 async fn a_copy_of_a_volume_that_was_used_meanwhile_begins_anew() {
     let mut node = Node::on("ext4", 8 * GIB);
     let (id, staging) = filled(&node, "v", LESS).await;
+    arm(&mut node, "copy_range:stop-after");
     let (client, of) = (node.client.clone(), id.clone());
     let call = tokio::spawn(async move { client.snapshot("s", &of, &[]).await });
     let snapshots = node.disk.mount_point.join("snapshots");
-    eventually("it copies", || unready(&snapshots).is_some());
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    node.server.signal(Signal::SIGTERM);
-    assert_eq!(node.server.wait(), Some(0));
+    terminate(&mut node);
     end_of(call).await.unwrap_err();
     assert!(copied(&snapshots).unwrap() > 0);
     node.restart_with(&[]);
@@ -203,11 +216,9 @@ async fn a_clone_that_is_a_copy_goes_on_after_a_stop() {
         })
     };
     let volumes = node.disk.mount_point.join("volumes");
+    arm(&mut node, "copy_range:stop-after");
     let first = call(&node);
-    eventually("it copies", || unready(&volumes).is_some());
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    node.server.signal(Signal::SIGTERM);
-    assert_eq!(node.server.wait(), Some(0));
+    terminate(&mut node);
     end_of(first).await.unwrap_err();
     let effects = node.scratch.join("effects");
     node.restart_with(&[("SLACKWATER_FAULT_LOG", effects.to_str().unwrap())]);

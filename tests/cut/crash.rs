@@ -4,19 +4,17 @@
 //!
 //! Effects are counted by the process itself, so a new one is swept without being listed.
 
-use std::time::Duration;
-
 use nix::sys::signal::Signal;
 
 use super::order::{Volume, Writers, counters, is_consistent, staged};
 use super::support::snapshots::{from_snapshot, members};
-use super::support::{eventually, mount};
+use super::support::{PATIENCE, eventually, mount};
 use super::{GIB, Node, rounds};
 
-/// Short, so that a stopped driver's freeze ends soon.
-const PARAMETERS: [(&str, &str); 2] = [("freezeTimeout", "500ms"), ("retries", "0")];
-/// Longer than any call takes here.
-const PATIENCE: Duration = Duration::from_secs(20);
+type Class = [(&'static str, &'static str); 2];
+/// For a driver that is stopped: its freeze ends soon, and needn't succeed.
+const SHORT: Class = [("freezeTimeout", "500ms"), ("retries", "0")];
+const LONG: Class = [("freezeTimeout", "30s"), ("retries", "0")];
 
 struct Sweep {
     node: Node,
@@ -95,17 +93,12 @@ async fn cut_with(sweep: &mut Sweep, fault: &str, name: &str) -> bool {
     sweep.arm(fault);
     let client = sweep.node.client.clone();
     let (ids, asked) = (sweep.ids.clone(), name.to_string());
-    let call = tokio::spawn(async move { client.group(&asked, &ids, &PARAMETERS).await });
-    if fault.contains("stop") {
-        let stat = format!("/proc/{}/stat", sweep.node.server.pid());
-        let stopped = || {
-            let text = std::fs::read_to_string(&stat).unwrap_or_default();
-            text.rsplit(')')
-                .next()
-                .is_some_and(|rest| rest.trim_start().starts_with('T'))
-        };
+    let stops = fault.contains("stop");
+    let class = if stops { SHORT } else { LONG };
+    let call = tokio::spawn(async move { client.group(&asked, &ids, &class).await });
+    if stops {
         eventually(&format!("{fault}: it is stopped, or done"), || {
-            stopped() || call.is_finished()
+            sweep.node.server.is_stopped() || call.is_finished()
         });
         sweep.assert_flowing(fault);
         sweep.node.server.signal(Signal::SIGCONT);
@@ -120,7 +113,9 @@ async fn cut_with(sweep: &mut Sweep, fault: &str, name: &str) -> bool {
     sweep.assert_flowing(fault);
     sweep.assert_none_or_all(fault).await;
 
-    let again = sweep.node.client.group(name, &sweep.ids, &PARAMETERS).await;
+    // What is there was asked for by its own class.
+    let class = if answer.is_ok() { class } else { LONG };
+    let again = sweep.node.client.group(name, &sweep.ids, &class).await;
     let group =
         again.unwrap_or_else(|status| panic!("{fault}: {status}\n{}", sweep.node.server.log()));
     if let Ok(first) = &answer {

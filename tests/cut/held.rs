@@ -11,10 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::Node;
-use super::support::{binary, eventually, run, succeeds};
-
-/// Longer than any step takes here: only what hangs takes longer.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+use super::support::{PATIENCE, binary, eventually, run, state_of, succeeds};
 
 /// Restarts the driver, so that it stops, or is killed, at a step of what it does next.
 pub fn arm(node: &mut Node, fault: &str) {
@@ -30,15 +27,23 @@ pub fn arm(node: &mut Node, fault: &str) {
 
 /// Waits until the driver has stopped itself.
 pub fn await_stop(node: &Node) {
-    eventually("the driver has come to the step", || is_stopped(node));
+    eventually("the driver has come to the step", || {
+        node.server.is_stopped()
+    });
 }
 
-/// Whether the driver has stopped itself.
-pub fn is_stopped(node: &Node) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", node.server.pid()));
-    let stat = stat.unwrap_or_default();
-    let after = stat.rsplit(')').next().unwrap_or_default();
-    after.trim_start().starts_with('T')
+/// Waits until the driver hangs in the kernel, such as at a write to what is frozen.
+pub fn await_hang(node: &Node) {
+    let tasks = format!("/proc/{}/task", node.server.pid());
+    let mut seen = 0;
+    eventually("the driver hangs in the kernel", || {
+        let threads = std::fs::read_dir(&tasks).unwrap().flatten();
+        let mut states = threads.map(|thread| thread.path().join("stat"));
+        let stuck = states.any(|stat| state_of(&stat) == Some('D'));
+        // For a moment, every I/O looks so.
+        seen = if stuck { seen + 1 } else { 0 };
+        seen > 20
+    });
 }
 
 /// It goes on.
@@ -81,6 +86,22 @@ impl Release {
         }
     }
 
+    /// Waits until the guard has stopped itself.
+    pub fn await_stopped_guard(&self) {
+        eventually("the guard has come to the step", || {
+            let stat = |pid| PathBuf::from(format!("/proc/{pid}/stat"));
+            let mut guards = self.guards().into_iter();
+            guards.any(|pid| state_of(&stat(pid)) == Some('T'))
+        });
+    }
+
+    /// Ends the guards with SIGKILL.
+    pub fn kill_guards(&self) {
+        for guard in self.guards() {
+            let _ = kill(Pid::from_raw(guard), Signal::SIGKILL);
+        }
+    }
+
     /// The guards of this driver.
     fn guards(&self) -> Vec<i32> {
         let state = self.state.to_str().unwrap();
@@ -105,9 +126,7 @@ impl Drop for Release {
         for folder in self.folders.drain(..) {
             let _ = succeeds("fsfreeze", &["-u", folder.to_str().unwrap()]);
         }
-        for guard in self.guards() {
-            let _ = kill(Pid::from_raw(guard), Signal::SIGKILL);
-        }
+        self.kill_guards();
         let state = self.state.to_str().unwrap();
         let _ = succeeds(binary(), &["frozen", "--state-dir", state, "--thaw"]);
     }
@@ -132,7 +151,8 @@ impl Probe {
         Probe(wait)
     }
 
-    /// Long enough that a writer which isn't stopped has ended, on a machine under load.
+    /// Whether it waits yet, after a time in which a writer that isn't stopped mostly ends: of one
+    /// that is only slow it says so, too. That a writer isn't stopped is told by `goes_on` alone.
     pub fn is_stopped(&self) -> bool {
         self.0.recv_timeout(Duration::from_millis(400)).is_err()
     }

@@ -95,6 +95,8 @@ async fn volume(node: &Node, claim: &str) -> (String, PathBuf) {
 fn class<'a>(more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
     let mut class = vec![
         ("consistency", "application"),
+        ("quiesceTimeout", "120s"),
+        ("freezeTimeout", "30s"),
         ("retries", "0"),
         ("retryInterval", "10ms"),
     ];
@@ -339,7 +341,7 @@ async fn a_session_that_dies_in_the_window_costs_the_level_and_not_the_freeze() 
         let begun = starts(&node, "mortal");
         let (client, id) = (node.client.clone(), one.0.clone());
         let call = tokio::spawn(async move {
-            let class = class(&[("freezeTimeout", "30s"), more]);
+            let class = class(&[more]);
             client.snapshot(name, &id, &class).await
         });
         await_stop(&node);
@@ -378,8 +380,8 @@ async fn a_driver_that_is_killed_in_the_window_releases_its_applications() {
         let fault = format!("{step}:kill-after");
         node.restart_with(&[("SLACKWATER_FAULT", &fault)]);
         let release = Release::of(&node);
-        let long = class(&[("freezeTimeout", "30s")]);
-        node.client.snapshot("s", &one.0, &long).await.unwrap_err();
+        let asked = node.client.snapshot("s", &one.0, &class(&[])).await;
+        asked.unwrap_err();
         assert_eq!(node.server.wait(), None, "{step}: it was killed");
         eventually("the session has released by itself", || {
             file(&node, "effects") == ["0 quiesced", "0 released"]

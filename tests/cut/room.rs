@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use tonic::Code;
 
-use super::held::{Probe, Release, arm, await_stop, end_of, go_on, is_stopped};
+use super::held::{Probe, Release, arm, await_stop, end_of, go_on};
 use super::support::snapshots::{from_snapshot, from_volume};
-use super::support::{eventually, mount, run, succeeds};
+use super::support::{PATIENCE, eventually, mount, run, succeeds};
 use super::{GIB, MIB, Node, pattern, refused, rounds};
 
 /// A stranger's file that takes all that a pool has left.
@@ -162,7 +162,7 @@ async fn what_does_not_fit_is_refused_before_anybody_is_quiesced_and_leaves_noth
 async fn await_room(client: &super::support::Client, bytes: u64) {
     let begun = std::time::Instant::now();
     while client.capacity(&[]).await.unwrap() < bytes {
-        assert!(begun.elapsed().as_secs() < 30, "the room comes back");
+        assert!(begun.elapsed() < PATIENCE, "the room comes back");
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
 }
@@ -215,9 +215,9 @@ async fn full_at(node: &mut Node, n: usize, ask: &Ask) -> Option<bool> {
     let (client, asked) = (node.client.clone(), ask.clone());
     let call = tokio::spawn(async move { asked.of(&client).await });
     eventually("it stops, or ends", || {
-        is_stopped(node) || call.is_finished()
+        node.server.is_stopped() || call.is_finished()
     });
-    let full = is_stopped(node).then(|| Full::fill(node));
+    let full = node.server.is_stopped().then(|| Full::fill(node));
     go_on(node);
     let answer = end_of(call).await;
     let (met, failed) = (full.is_some(), answer.is_err());

@@ -81,21 +81,16 @@ async fn members_in_the_window_are_left_alone() {
     for fs in ["ext4", "xfs", "btrfs"] {
         volumes.push(used(&node, fs).await);
     }
-    // The guard stops when all are frozen, and the driver waits for it until the deadline.
+    // The guard stops when all are frozen, and the driver waits for it.
     node.restart_with(&[("SLACKWATER_GUARD_FAULT", "thaw-before:stop")]);
     let release = Release::of(&node);
     let ids: Vec<_> = volumes.iter().map(|volume| volume.id.clone()).collect();
     let before = mounts_below(&node.scratch.join("kubelet"));
     let client = node.client.clone();
-    let call = tokio::spawn(async move {
-        let short = [("freezeTimeout", "4s"), ("retries", "0")];
-        client.group("g", &ids, &short).await
-    });
-    eventually("all are frozen", || {
-        volumes
-            .iter()
-            .all(|volume| Probe::start(&volume.staging).is_stopped())
-    });
+    let call = tokio::spawn(async move { client.group("g", &ids, &LONG).await });
+    release.await_stopped_guard();
+    let writers: Vec<_> = volumes.iter().map(|v| Probe::start(&v.staging)).collect();
+    assert!(writers.iter().all(Probe::is_stopped), "all are frozen");
     for volume in &volumes {
         for (what, answer) in everything(&node, volume).await {
             let status = answer.expect_err(what);
@@ -107,14 +102,14 @@ async fn members_in_the_window_are_left_alone() {
     refused(same, Code::Aborted);
     let single = node.client.snapshot("s", &volumes[0].id, &[]).await;
     refused(single, Code::Aborted);
-    let still: Vec<_> = volumes.iter().map(|v| Probe::start(&v.staging)).collect();
     assert!(
-        !call.is_finished() && still.iter().all(Probe::is_stopped),
+        !call.is_finished() && writers.iter().all(Probe::is_stopped),
         "all of that was said in the window"
     );
+    release.kill_guards();
     let said = end_of(call).await.unwrap_err();
     assert!(said.message().contains("thawed"), "{said}");
-    for writer in still {
+    for writer in writers {
         writer.goes_on();
     }
     assert_eq!(

@@ -69,7 +69,7 @@ impl Held {
         let config = node.scratch.join("config.toml");
         let hook = format!(
             "[[hook]]\nname = \"the-database\"\npvc = \"db/da*\"\nuser = \"nobody\"\n\
-             timeout = \"20s\"\ncommand = {command:?}\n"
+             timeout = \"120s\"\ncommand = {command:?}\n"
         );
         std::fs::write(&config, hook).unwrap();
         node.server.kill();
@@ -95,7 +95,11 @@ impl Held {
             name.to_string(),
             self.volume.id.clone(),
         );
-        let application = [("consistency", "application")];
+        let application = [
+            ("consistency", "application"),
+            ("quiesceTimeout", "120s"),
+            ("freezeTimeout", "30s"),
+        ];
         tokio::spawn(async move { client.snapshot(&name, &id, &application).await })
     }
 

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Stdio};
+use std::time::Instant;
 
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
@@ -28,8 +29,34 @@ struct Session {
 }
 
 impl Session {
-    /// Starts one with a deadline, and waits for its READY.
-    fn ready(run: &Run, engine: Engine, seconds: u32, scratch: &Scratch) -> Session {
+    /// Starts one with a deadline that no test reaches, and waits for its READY.
+    fn ready(run: &Run, engine: Engine, scratch: &Scratch) -> Session {
+        let ready = Session::start(run, engine, 120, scratch);
+        ready.unwrap_or_else(|said| panic!("{said:?}: {}", run.log()))
+    }
+
+    /// The same with a deadline that comes soon, and not too soon to look at what it holds: on a
+    /// slow machine a later one.
+    fn ready_shortly(run: &Run, engine: Engine, scratch: &Scratch) -> Session {
+        let mut said = String::new();
+        for seconds in [2, 10, 50] {
+            let begun = Instant::now();
+            match Session::start(run, engine, seconds, scratch) {
+                Ok(session) if begun.elapsed().as_secs() < seconds / 2 => return session,
+                Ok(_) => {}
+                Err(other) => said = other,
+            }
+        }
+        panic!("it isn't ready in time; {said:?}: {}", run.log());
+    }
+
+    /// Starts one with a deadline, and waits for its READY; what it said instead.
+    fn start(
+        run: &Run,
+        engine: Engine,
+        seconds: u64,
+        scratch: &Scratch,
+    ) -> Result<Session, String> {
         // Nobody may not reach the sources.
         let program = scratch.join(engine.name());
         std::fs::copy(session(engine), &program).unwrap();
@@ -48,8 +75,10 @@ impl Session {
         let mut line = String::new();
         let output = session.child.stdout.take().unwrap();
         BufReader::new(output).read_line(&mut line).unwrap();
-        assert_eq!(line, "READY\n", "{}", run.log());
-        session
+        match line.as_str() {
+            "READY\n" => Ok(session),
+            _ => Err(line),
+        }
     }
 
     fn pid(&self) -> Pid {
@@ -96,7 +125,7 @@ fn sessions_of(engine: Engine) {
     writer.goes_beyond(100);
 
     // It ends when its stdin does, with success.
-    let mut session = Session::ready(&server, engine, 20, &scratch);
+    let mut session = Session::ready(&server, engine, &scratch);
     let held = assert_held(&writer);
     // Reads go on.
     assert!(server.count() >= held);
@@ -105,20 +134,20 @@ fn sessions_of(engine: Engine) {
     writer.goes_beyond(held + 100);
 
     // Nobody ends it: it does so itself, and says that it failed.
-    let session = Session::ready(&server, engine, 2, &scratch);
+    let session = Session::ready_shortly(&server, engine, &scratch);
     let held = assert_held(&writer);
     assert!(!session.end().success());
     writer.goes_beyond(held + 100);
 
     // It can't do anything any more: its server lets go.
-    let session = Session::ready(&server, engine, 2, &scratch);
+    let session = Session::ready_shortly(&server, engine, &scratch);
     killpg(session.pid(), Signal::SIGSTOP).unwrap();
     let held = assert_held(&writer);
     writer.goes_beyond(held + 100);
     drop(session);
 
     // It's killed, without a word: at once, or at the deadline.
-    let session = Session::ready(&server, engine, 2, &scratch);
+    let session = Session::ready_shortly(&server, engine, &scratch);
     let held = assert_held(&writer);
     kill(session.pid(), Signal::SIGKILL).unwrap();
     assert_eq!(session.end().signal(), Some(9));

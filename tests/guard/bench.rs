@@ -20,8 +20,8 @@ use slackwater::model::size::MIB;
 
 use crate::scratch::{Scratch, Volume, eventually, text};
 
-/// Generous: what must happen in about a second has this long.
-pub const PATIENCE: Duration = Duration::from_secs(40);
+/// Generous: only what hangs takes as long, also on a slow machine under load.
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A pool with mounted volumes, and a state dir.
 pub struct Bench {
@@ -42,6 +42,14 @@ pub fn limits(freeze: Duration) -> FreezeLimits {
 /// A limit that no test reaches by itself.
 pub fn long() -> FreezeLimits {
     limits(Duration::from_secs(300))
+}
+
+/// A limit that comes by itself, once the file systems are frozen: the shortest of these for which
+/// `frozen` finds that they are.
+pub fn short<T>(mut frozen: impl FnMut(FreezeLimits) -> Option<T>) -> T {
+    let mut each = [1, 5, 25].into_iter();
+    let found = each.find_map(|seconds| frozen(limits(Duration::from_secs(seconds))));
+    found.expect("a freeze takes less than 25 s")
 }
 
 pub fn size_of(fs: FsType) -> u64 {
@@ -98,6 +106,14 @@ impl Bench {
         session
     }
 
+    /// A write to each volume.
+    pub fn writers(&self) -> Vec<Write_> {
+        let volumes = self.volumes.iter();
+        volumes
+            .map(|volume| Write_::start(&volume.target))
+            .collect()
+    }
+
     /// Nothing is left in the journal.
     pub fn journal_is_empty(&self) -> bool {
         match fs::read_dir(self.state.join("freezes")) {
@@ -107,9 +123,7 @@ impl Bench {
     }
 
     pub fn assert_all_thawed(&self) {
-        for volume in &self.volumes {
-            eventually_within("a writer goes on", || !is_frozen(&volume.target));
-        }
+        self.writers().into_iter().for_each(Write_::goes_on);
         eventually_within("an empty journal", || self.journal_is_empty());
     }
 
@@ -164,6 +178,9 @@ pub fn is_frozen(folder: &Path) -> bool {
     Write_::start(folder).is_stopped()
 }
 
+/// How long it's looked whether a writer is stopped.
+const LOOK: Duration = Duration::from_millis(400);
+
 /// One write.
 pub struct Write_(Receiver<()>);
 
@@ -182,9 +199,10 @@ impl Write_ {
         Write_(wait)
     }
 
-    /// Long enough that a writer which isn't stopped has ended, on a machine under load.
+    /// Whether it waits yet, after a time in which a writer that isn't stopped mostly ends: of one
+    /// that is only slow it says so, too. That a writer isn't stopped is told by `goes_on` alone.
     pub fn is_stopped(&self) -> bool {
-        self.0.recv_timeout(Duration::from_millis(400)).is_err()
+        self.0.recv_timeout(LOOK).is_err()
     }
 
     /// Whether it has ended by now; asked once.
@@ -198,6 +216,12 @@ impl Write_ {
             .recv_timeout(PATIENCE)
             .expect("a writer goes on after the thaw");
     }
+}
+
+/// Whether all wait yet; after the same time as one.
+pub fn are_stopped(writers: &[Write_]) -> bool {
+    thread::sleep(LOOK);
+    !writers.iter().any(Write_::has_gone_on)
 }
 
 pub fn eventually_within(what: &str, mut holds: impl FnMut() -> bool) {

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
@@ -87,15 +87,21 @@ impl Driver {
 
     /// Its next word; `None` if it has ended.
     pub fn word(&self) -> Option<String> {
-        self.word_within(PATIENCE).expect("a word of the driver")
+        match self.words.recv_timeout(PATIENCE) {
+            Ok(word) => Some(word),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => panic!("no word of the driver"),
+        }
     }
 
-    pub fn word_within(&self, patience: Duration) -> Option<Option<String>> {
-        match self.words.recv_timeout(patience) {
-            Ok(word) => Some(Some(word)),
-            Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => Some(None),
-            Err(std::sync::mpsc::RecvTimeoutError::Timeout) => None,
+    /// Whether it says this word before its end.
+    pub fn says(&self, expected: &str) -> bool {
+        while let Some(word) = self.word() {
+            if word == expected {
+                return true;
+            }
         }
+        false
     }
 
     /// It may thaw.

@@ -6,8 +6,8 @@ use slackwater::host::{Freezer, Host};
 use slackwater::model::FsType::{self, Btrfs, Ext4, Xfs};
 
 use crate::bench::{
-    Bench, Write_, await_stop, eventually_within, freeze_by_hand, guards, is_frozen, long, member,
-    signal, thaw,
+    Bench, Write_, are_stopped, await_stop, eventually_within, freeze_by_hand, guards, is_frozen,
+    long, member, signal, thaw,
 };
 use crate::driver::{Driver, Task};
 
@@ -16,7 +16,7 @@ const ALL: [FsType; 3] = [Ext4, Xfs, Btrfs];
 /// Freezes all volumes, and kills first the driver and then the stopped guard.
 pub fn leave_frozen(bench: &Bench, kinds: &[FsType]) {
     let mut driver = Driver::start(bench, kinds, &Task::Cut(long()), &[]);
-    while driver.word().is_some_and(|word| word != "frozen") {}
+    assert!(driver.says("frozen"));
     let guard = bench.guard_pid().unwrap();
     signal(guard, Signal::SIGSTOP);
     await_stop(guard);
@@ -50,15 +50,8 @@ fn the_next_sweep_thaws_what_is_journalled_and_never_a_strangers() {
     let stranger = bench.volumes.pop().unwrap();
     leave_frozen(&bench, &ALL);
     freeze_by_hand(&stranger.target);
-    let writers: Vec<_> = bench
-        .volumes
-        .iter()
-        .map(|volume| Write_::start(&volume.target))
-        .collect();
-    assert!(
-        writers.iter().all(Write_::is_stopped),
-        "nobody is there to thaw them"
-    );
+    let writers = bench.writers();
+    assert!(are_stopped(&writers), "nobody is there to thaw them");
     let listed = bench.guard.journalled().unwrap();
     assert_eq!(listed.len(), 3);
     assert!(listed.iter().all(|entry| !entry.held));

@@ -10,7 +10,7 @@ use slackwater::host::{Freezer, Host};
 use slackwater::model::FsType::{self, Btrfs, Ext4, Xfs};
 
 use crate::bench::{
-    Bench, Write_, eventually_within, freeze_by_hand, guards, is_frozen, limits, member, signal,
+    Bench, PATIENCE, Write_, eventually_within, freeze_by_hand, guards, limits, member, signal,
     thaw,
 };
 use crate::driver::{Driver, Task};
@@ -108,7 +108,7 @@ fn a_freeze_that_comes_out_of_a_killed_guard_without_a_driver_is_swept() {
     // Stopped before its FIFREEZE, so that data can be made dirty after the sync.
     let faults = [("SLACKWATER_GUARD_FAULT", "freeze-before:stop")];
     let mut driver = Driver::start(&bench, &[Xfs], &task, &faults);
-    while driver.word().is_some_and(|word| word != "freezing") {}
+    assert!(driver.says("freezing"));
     let guard = bench.guard_pid().unwrap();
     crate::bench::await_stop(guard);
     make_dirty(&bench, 0);
@@ -126,7 +126,7 @@ fn a_freeze_that_comes_out_of_a_killed_guard_without_a_driver_is_swept() {
         bench.guard.sweep().unwrap();
         bench.journal_is_empty()
     });
-    assert!(!is_frozen(&bench.volumes[0].target));
+    Write_::start(&bench.volumes[0].target).goes_on();
 }
 
 /// Waits until a thread of a process hangs in the kernel.
@@ -157,7 +157,7 @@ fn one_member_that_hangs_holds_up_no_other_session() {
     freeze_by_hand(&bench.pool.pool);
     assert!(session.freeze().is_err());
     let member = member(&healthy.pool, "healthy", &healthy.volumes[0], Ext4);
-    let other = bench.guard.begin(vec![member], SHORT).unwrap();
+    let other = bench.guard.begin(vec![member], limits(PATIENCE)).unwrap();
     other.freeze().unwrap();
     assert!(other.thaw(0).unwrap());
     drop(other);

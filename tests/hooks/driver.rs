@@ -102,10 +102,17 @@ struct Node {
 impl Node {
     /// A driver with a staged volume.
     fn start(hooks: impl FnOnce(&Ground) -> Vec<HookDefinition>) -> Node {
+        Node::start_with_grace(LONG, hooks)
+    }
+
+    fn start_with_grace(
+        grace: Duration,
+        hooks: impl FnOnce(&Ground) -> Vec<HookDefinition>,
+    ) -> Node {
         let ground = Ground::new();
         let host = MemoryHost::new();
         let seams = Seams {
-            hooks: Arc::new(local(hooks(&ground))),
+            hooks: Arc::new(local(hooks(&ground)).with_grace(grace)),
             freezer: Arc::new(Noting {
                 inner: host.clone(),
                 log: ground.path("log"),
@@ -252,7 +259,7 @@ fn a_hook_that_dies_under_the_freeze_loses_the_level() {
 #[test]
 fn a_hook_that_must_be_killed_costs_no_snapshot() {
     let body = "echo READY; while :; do sleep 0.05; done";
-    let node = Node::start(|ground| vec![ground.hook("db", body)]);
+    let node = Node::start_with_grace(GRACE, |ground| vec![ground.hook("db", body)]);
     let snapshot = node.snapshot("s", &application()).unwrap();
     assert_eq!(snapshot.level, Level::Application);
     node.assert_clean();

@@ -12,7 +12,8 @@ use slackwater::host::linux::LinuxHost;
 
 /// Nothing here takes as long, unless it hangs.
 pub const LONG: Duration = Duration::from_secs(60);
-/// Given to sessions that are to end themselves and won't.
+/// Given to sessions that are to end themselves and won't. To all others it would be too short, on
+/// a slow machine.
 pub const GRACE: Duration = Duration::from_millis(300);
 
 /// A folder that anybody may write to, with an end.
@@ -77,7 +78,7 @@ pub fn script(path: &Path) -> Vec<String> {
 }
 
 pub fn local(hooks: Vec<HookDefinition>) -> LocalHooks {
-    LocalHooks::new(hooks, Arc::new(LinuxHost::new(Vec::new()))).with_grace(GRACE)
+    LocalHooks::new(hooks, Arc::new(LinuxHost::new(Vec::new()))).with_grace(LONG)
 }
 
 /// Quiesces by hooks of these names.

@@ -73,7 +73,7 @@ fn attach_disk(disk: &Path) -> String {
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "never: {what}");
+        assert!(begun.elapsed() < Duration::from_secs(120), "never: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -32,8 +32,8 @@ use tonic::transport::{Channel, Endpoint};
 
 pub const MIB: i64 = 1 << 20;
 pub const GIB: i64 = 1 << 30;
-/// How long a node under test waits for what runs when it's stopped.
-pub const PATIENCE: Duration = Duration::from_millis(1500);
+/// How long a node under test waits for what runs when it's stopped: for ever, to a test.
+const LONG: Duration = Duration::from_secs(300);
 pub const NODE: &str = "node-1";
 pub const STAGING: &str = "/var/lib/kubelet/staging";
 pub const TARGET: &str = "/var/lib/kubelet/target";
@@ -83,6 +83,17 @@ impl Node {
         alpha: Alpha,
         change: impl FnOnce(&mut Settings),
     ) -> Node {
+        Node::with_patience(LONG, machine, host, alpha, change).await
+    }
+
+    /// With another time for what runs when it's stopped.
+    pub async fn with_patience(
+        drain: Duration,
+        machine: MemoryHost,
+        host: Arc<dyn Host>,
+        alpha: Alpha,
+        change: impl FnOnce(&mut Settings),
+    ) -> Node {
         let mut settings = Settings {
             node_name: NODE.to_string(),
             driver_name: "csi.slackwater.dev".to_string(),
@@ -102,7 +113,7 @@ impl Node {
         let options = Options {
             alpha,
             metrics: metrics.clone(),
-            drain: PATIENCE,
+            drain,
         };
         let (stop, stopped) = oneshot::channel();
         let served = tokio::spawn(serve(socket, driver.clone(), options, async {

@@ -84,11 +84,11 @@ impl Client {
         IdentityClient::new(self.channel.clone())
     }
 
-    /// Whether Probe says ready, within a second.
+    /// Whether Probe says ready, within ten seconds.
     pub async fn is_ready(&self) -> bool {
         let mut identity = self.identity();
         let probe = identity.probe(csi::ProbeRequest {});
-        matches!(tokio::time::timeout(Duration::from_secs(1), probe).await, Ok(Ok(answer)) if answer.get_ref().ready != Some(false))
+        matches!(tokio::time::timeout(Duration::from_secs(10), probe).await, Ok(Ok(answer)) if answer.get_ref().ready != Some(false))
     }
 
     /// CreateVolume; the id.

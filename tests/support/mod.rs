@@ -21,7 +21,13 @@ pub use client::{Client, block, capability, mount};
 pub use disk::{Disk, Scratch};
 pub use server::{Server, binary};
 
+use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// How long a test waits for what must happen: only what hangs takes longer, also on a slow
+/// machine under load.
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Runs a program of the machine to its end; its output, or a panic with what it said.
 pub fn run(program: &str, arguments: &[&str]) -> String {
@@ -47,11 +53,17 @@ pub fn succeeds(program: &str, arguments: &[&str]) -> bool {
         .is_ok_and(|output| output.status.success())
 }
 
-/// Waits until something is true, for at most 30 s: a bound that only a hang reaches.
+/// The letter by which the kernel tells the state of a process or thread, in its `stat` file.
+pub fn state_of(stat: &Path) -> Option<char> {
+    let stat = std::fs::read_to_string(stat).ok()?;
+    stat.rsplit(')').next()?.trim_start().chars().next()
+}
+
+/// Waits until something is true, with [`PATIENCE`].
 pub fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     while !check() {
-        assert!(start.elapsed().as_secs() < 30, "not within 30 s: {what}");
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert!(start.elapsed() < PATIENCE, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(20));
     }
 }

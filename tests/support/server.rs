@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{Client, Scratch, eventually};
+use super::{Client, Scratch, eventually, state_of};
 
 /// The program under test.
 pub fn binary() -> &'static str {
@@ -141,6 +141,11 @@ impl Server {
     /// Whether it still runs.
     pub fn is_alive(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
+    }
+
+    /// Whether it has been stopped, and has not gone on.
+    pub fn is_stopped(&self) -> bool {
+        state_of(&Path::new("/proc").join(self.pid().to_string()).join("stat")) == Some('T')
     }
 
     /// Waits for its end; its exit code, `None` after a signal.
