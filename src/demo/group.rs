@@ -18,7 +18,7 @@ const KINDS: [(FsType, u64); 3] = [
     (FsType::Xfs, 512 * MIB),
     (FsType::Btrfs, 256 * MIB),
 ];
-/// The hook finds the volumes by it: `volume = "*"` would do as well.
+/// What this part is called on the screen.
 const NAME: &str = "group";
 /// Counts that the writers should have done before the cut.
 const LEAST: u64 = 1000;

@@ -78,9 +78,7 @@ impl<'a> Pair<'a> {
             Err(errno) => Err(HostError::errno("clone to", self.target_path, errno)),
         }
     }
-}
 
-impl Pair<'_> {
     /// Clones again what differs, as far as both maps say.
     fn put_right(
         &self,

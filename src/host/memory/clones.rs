@@ -213,23 +213,36 @@ impl Machine {
             return Err(Errno::EOPNOTSUPP.into());
         }
         let others = self.places_of_others(ino);
+        self.within_room(ino, |machine, before| {
+            let end = offset.saturating_add(length);
+            let blocks = within(before.map.len(), offset..end);
+            let shared: Vec<usize> = blocks
+                .filter(|index| others.contains(&before.map[*index]))
+                .collect();
+            machine.disk.place_anew(ino, &shared)?;
+            let data = machine.data_mut(ino)?;
+            if offset <= data.reserved.max(data.map.len() as u64 * BLOCK) {
+                data.reserved = data.reserved.max(end.min(data.size));
+            }
+            Ok(())
+        })?;
+        Ok(Acted::Plain)
+    }
+
+    /// Changes a file, which is given as it was; if the disk has no room for that, it stays so.
+    fn within_room(
+        &mut self,
+        ino: Ino,
+        change: impl FnOnce(&mut Machine, &Data) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
         let limit = self.disk.capacity.max(self.used());
         let before = self.disk.file(ino)?.live.clone();
-        let end = offset.saturating_add(length);
-        let blocks = within(before.map.len(), offset..end);
-        let shared: Vec<usize> = blocks
-            .filter(|index| others.contains(&before.map[*index]))
-            .collect();
-        self.disk.place_anew(ino, &shared)?;
-        let data = self.data_mut(ino)?;
-        if offset <= data.reserved.max(data.map.len() as u64 * BLOCK) {
-            data.reserved = data.reserved.max(end.min(data.size));
-        }
+        change(self, &before)?;
         if self.used() > limit {
             *self.data_mut(ino)? = before;
-            return Err(Errno::ENOSPC.into());
+            return Err(Errno::ENOSPC);
         }
-        Ok(Acted::Plain)
+        Ok(())
     }
 
     fn copy_range(
@@ -246,45 +259,41 @@ impl Machine {
         }
         let original = self.disk.file(from)?.live.clone();
         let modified = self.is_still(from).then_some(original.modified);
-        let limit = self.disk.capacity.max(self.used());
-        let before = self.disk.file(to)?.live.clone();
         let end = offset.checked_add(length).ok_or(Errno::EINVAL)?;
-        if length == 0 || end > before.size {
-            return Err(Errno::EINVAL.into());
-        }
-        let anew = Copying {
-            source: from,
-            modified,
-            copied: 0,
-        };
-        let mut copying = before
-            .copying
-            .filter(|copying| offset > 0 && copying.source == from);
-        let copying = copying.get_or_insert(anew);
-        if copying.modified != modified {
-            copying.modified = None;
-        }
-        if offset <= copying.copied {
-            copying.copied = copying.copied.max(end);
-        }
-        let copying = *copying;
-        let complete = copying.copied >= original.size;
-        let data = self.data_mut(to)?;
-        data.copying = Some(copying);
-        data.flaw = match (complete, copying.modified) {
-            (false, _) => Some(UNFINISHED),
-            (true, None) => Some(BESIDE_WRITERS),
-            (true, Some(_)) => original.flaw,
-        };
-        if complete {
-            data.content = original.content;
-            data.map.clear();
-        }
-        self.disk.changed(to, 0)?;
-        if self.used() > limit {
-            *self.data_mut(to)? = before;
-            return Err(Errno::ENOSPC.into());
-        }
+        self.within_room(to, |machine, before| {
+            if length == 0 || end > before.size {
+                return Err(Errno::EINVAL);
+            }
+            let anew = Copying {
+                source: from,
+                modified,
+                copied: 0,
+            };
+            let mut copying = before
+                .copying
+                .filter(|copying| offset > 0 && copying.source == from);
+            let copying = copying.get_or_insert(anew);
+            if copying.modified != modified {
+                copying.modified = None;
+            }
+            if offset <= copying.copied {
+                copying.copied = copying.copied.max(end);
+            }
+            let copying = *copying;
+            let complete = copying.copied >= original.size;
+            let data = machine.data_mut(to)?;
+            data.copying = Some(copying);
+            data.flaw = match (complete, copying.modified) {
+                (false, _) => Some(UNFINISHED),
+                (true, None) => Some(BESIDE_WRITERS),
+                (true, Some(_)) => original.flaw,
+            };
+            if complete {
+                data.content = original.content;
+                data.map.clear();
+            }
+            machine.disk.changed(to, 0)
+        })?;
         Ok(Acted::Plain)
     }
 
