@@ -183,7 +183,8 @@ pub trait Backend: Send + Sync + 'static {
     /// its source's and without blocks. Of a thick volume it counts in full until it's ready. On an
     /// error nothing is left, or it's [`crate::error::Error::Undo`].
     fn prepare_snapshot(&self, record: &SnapshotRecord, admit: Admit<'_>) -> Result<()>;
-    /// fsync of a snapshot's image and directory: before its record may say `cut` or `ready`.
+    /// fsync of a snapshot's image: before its record may say `cut` or `ready`. Its name becomes
+    /// durable with that record.
     fn sync_snapshot(&self, uuid: Uuid) -> Result<()>;
     /// Replaces a snapshot's record durably.
     fn update_snapshot(&self, record: &SnapshotRecord) -> Result<()>;

@@ -229,7 +229,7 @@ impl Backend for FileBackend {
     }
 
     fn sync_snapshot(&self, uuid: Uuid) -> Result<()> {
-        self.snapshots.sync(uuid)
+        self.snapshots.sync_image(uuid)
     }
 
     fn update_snapshot(&self, record: &SnapshotRecord) -> Result<()> {

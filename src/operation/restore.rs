@@ -222,13 +222,6 @@ impl Driver {
     pub(super) fn finish(&self, pool: &Pool, record: &VolumeRecord) -> Result<VolumeRecord> {
         let doing = || format!("make volume {} from its source", record.uuid);
         let image = pool.backend.image_path(Image::Volume(record.uuid));
-        // A clone takes its source's length.
-        let longer = Effect::Allocate {
-            path: &image,
-            size: image_bytes(record.size),
-            reserve: false,
-        };
-        self.host.perform(&longer).doing(doing)?;
         let mut record = record.clone();
         if let Some(formatted) = &mut record.formatted
             && formatted.kind == FormattedAs::Btrfs

@@ -51,7 +51,8 @@ impl FileBackend {
         let mut record = self.begin_image(record, reserve, admit)?;
         record.state = VolumeState::Ready;
         let made = self
-            .sync_image(&record)
+            .volumes
+            .sync_image(record.uuid)
             .and_then(|()| self.volumes.update(&record));
         self.volumes.or_delete(record.uuid, made)?;
         Ok(record)
@@ -130,13 +131,6 @@ impl FileBackend {
             .perform(image, || format!("make volume {}", record.uuid))
     }
 
-    fn sync_image(&self, record: &VolumeRecord) -> Result<()> {
-        let path = self.volumes.image(record.uuid);
-        self.folder.perform(Effect::SyncFile { path: &path }, || {
-            format!("sync volume {}", record.uuid)
-        })
-    }
-
     /// The image is durable before the record says that it's complete.
     pub(super) fn complete_image(&self, record: &VolumeRecord) -> Result<VolumeRecord> {
         let lineage = self
@@ -150,7 +144,7 @@ impl FileBackend {
         if apart {
             self.unshare_image(Image::Volume(record.uuid), image_bytes(record.size))?;
         }
-        self.volumes.sync(record.uuid)?;
+        self.volumes.sync_image(record.uuid)?;
         let complete = VolumeRecord {
             state: VolumeState::Ready,
             copy: None,
@@ -223,7 +217,7 @@ impl FileBackend {
         let longer = self
             .folder
             .perform(longer, doing)
-            .and_then(|()| self.sync_image(record));
+            .and_then(|()| self.volumes.sync_image(record.uuid));
         if let Err(first) = longer {
             let shorter = Effect::Shorten {
                 path: &path,
@@ -232,7 +226,7 @@ impl FileBackend {
             let undo = self
                 .folder
                 .perform(shorter, doing)
-                .and_then(|()| self.sync_image(record));
+                .and_then(|()| self.volumes.sync_image(record.uuid));
             return Err(match undo {
                 Ok(()) => first,
                 Err(undo) => Error::Undo {

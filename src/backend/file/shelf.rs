@@ -320,13 +320,23 @@ impl<R: Shelved> Shelf<R> {
         stored
     }
 
+    /// Syncs an image: enough before an [`Shelf::update`], which syncs its name as well.
+    pub(super) fn sync_image(&self, uuid: Uuid) -> Result<()> {
+        let image = Effect::SyncFile {
+            path: &self.image(uuid),
+        };
+        self.folder
+            .perform(image, || format!("sync {} {uuid}", R::NOUN))
+    }
+
     /// Syncs an image and its name.
     pub(super) fn sync(&self, uuid: Uuid) -> Result<()> {
-        let doing = || format!("sync {} {uuid}", R::NOUN);
-        let (dir, image) = (self.dir(uuid), self.image(uuid));
+        self.sync_image(uuid)?;
+        let dir = Effect::SyncDir {
+            path: &self.dir(uuid),
+        };
         self.folder
-            .perform(Effect::SyncFile { path: &image }, doing)?;
-        self.folder.perform(Effect::SyncDir { path: &dir }, doing)
+            .perform(dir, || format!("sync {} {uuid}", R::NOUN))
     }
 
     /// One rename takes it out of sight; what follows can be repeated by anybody.
