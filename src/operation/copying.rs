@@ -5,7 +5,6 @@
 //! a restart if the source hasn't been changed.
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,15 +34,17 @@ const SAVE: u64 = 512 * MIB;
 /// disk has to do.
 const RATE: u64 = 256 * MIB;
 
-/// The way out of a pool that can't share blocks.
+/// Why a volume in use isn't copied, and the way out.
 pub(super) fn no_sharing(pool: &Pool, volume_id: &str) -> Error {
-    Error::refused(
-        format!("volume {volume_id}"),
+    let name = &pool.definition.name;
+    let why = if pool.backend.shares_blocks() {
+        "it is in use, and a clone of it in another pool would be a copy of a volume that changes; snapshot it and restore the snapshot there, or unstage it first".to_string()
+    } else {
         format!(
-            "it is in use, and pool {} can't share blocks, so that a snapshot would be a copy of a volume that changes; unstage it first; {WAY_OUT}",
-            pool.definition.name
-        ),
-    )
+            "it is in use, and pool {name} can't share blocks, so that a snapshot or clone would be a copy of a volume that changes; unstage it first; {WAY_OUT}"
+        )
+    };
+    Error::refused(format!("volume {volume_id}"), why)
 }
 
 /// Copies that run, by the volume that they're of.
@@ -97,13 +98,14 @@ impl Drop for Copying<'_> {
 }
 
 impl Driver {
-    /// Registers a copy. Of a volume, only while nobody uses it.
+    /// Registers a copy. Of a volume, only while nobody uses it, and as it was planned with.
     pub(super) fn begin_copy(&self, of: Option<&Source>) -> Result<Copying<'_>> {
         let copies = &self.copies;
         let Some(source) = of else {
             return Ok(Copying { copies, of: None });
         };
         let _lock = self.locks.acquire(Key::Volume(source.id.uuid))?;
+        self.check_unchanged(source)?;
         if self.use_of(source).map_err(Error::unseen)? != Use::Quiet
             || self.staged_as_block(&source.record)?.is_some()
         {
@@ -121,46 +123,52 @@ impl Driver {
         Ok(Copying { copies, of })
     }
 
-    /// When an image was changed last.
-    pub(super) fn modified(&self, image: &Path) -> Result<u64> {
-        let stat = self
-            .host
-            .stat(image)
-            .doing(|| "look at the source of a copy".into())?;
-        stat.map(|stat| stat.modified)
-            .ok_or_else(|| Error::Damaged {
-                path: image.to_path_buf(),
-                problem: "the image is missing".into(),
-            })
+    /// The first progress of a copy of an image, as that is now.
+    pub(super) fn begin_at(&self, image: &Path) -> Result<CopyProgress> {
+        let stat = self.host.stat(image);
+        let stat = stat.doing(|| "look at the source of a copy".into());
+        let stat = stat.map_err(Error::unseen)?;
+        let stat = stat.ok_or_else(|| Error::Damaged {
+            path: image.to_path_buf(),
+            problem: "the image is missing".into(),
+        });
+        Ok(CopyProgress {
+            copied: 0,
+            source_modified: stat.map_err(Error::unseen)?.modified,
+        })
     }
 
-    /// Copies a range of one image into another, at a bounded rate. `save` makes known durably
-    /// how far it is; it's called when that much is durable.
+    /// Copies the first `bytes` of one image into another, from `progress` on, at a bounded rate.
+    /// `save` makes known durably how far it is; it's called when that much is durable.
     pub(super) fn copy(
         &self,
         copying: &Copying<'_>,
         name: &str,
         [source, target]: [&Path; 2],
-        range: Range<u64>,
-        mut save: impl FnMut(u64) -> Result<()>,
+        bytes: u64,
+        progress: CopyProgress,
+        mut save: impl FnMut(CopyProgress) -> Result<()>,
     ) -> Result<()> {
         let doing = || format!("copy into {name}");
         let began = Instant::now();
-        let (mut at, mut saved) = (range.start, range.start);
-        while at < range.end {
+        let (mut at, mut saved) = (progress.copied, progress.copied);
+        while at < bytes {
             copying.check()?;
             let stopping = self.in_flight.is_stopping();
             if stopping || at - saved >= SAVE {
                 let sync = Effect::SyncFile { path: target };
                 self.host.perform(&sync).doing(doing)?;
-                save(at)?;
+                save(CopyProgress {
+                    copied: at,
+                    ..progress
+                })?;
                 saved = at;
-                tracing::info!(copied = at, of = range.end, "copying into {name}");
+                tracing::info!(copied = at, of = bytes, "copying into {name}");
                 if stopping {
                     return Err(Error::Stopping);
                 }
             }
-            let length = STEP.min(range.end - at);
+            let length = STEP.min(bytes - at);
             let step = Effect::CopyRange {
                 source,
                 target,
@@ -170,11 +178,11 @@ impl Driver {
             self.host.perform(&step).doing(doing)?;
             at += length;
             self.copied.fetch_add(length, Ordering::Relaxed);
-            let due = Duration::from_secs_f64((at - range.start) as f64 / RATE as f64);
+            let due = Duration::from_secs_f64((at - progress.copied) as f64 / RATE as f64);
             let early = due.saturating_sub(began.elapsed());
             self.host.pause(early.min(Duration::from_secs(1)));
         }
-        Ok(())
+        copying.check()
     }
 
     /// A snapshot on a pool that can't share blocks: a copy, while nobody uses the volume.
@@ -187,23 +195,20 @@ impl Driver {
         let pool = &source.pool;
         let copying = self.begin_copy(Some(source))?;
         let image = pool.backend.image_path(Image::Volume(source.id.uuid));
-        let modified = self.modified(&image).map_err(Error::unseen)?;
+        let begin = self.begin_at(&image)?;
         let begun = pool.backend.snapshot(id.uuid)?.filter(|begun| {
             begun.source_incarnation == source.record.incarnation
                 && begun.size == source.record.size
                 && begun
                     .copy
-                    .is_some_and(|copy| copy.source_modified == modified)
+                    .is_some_and(|copy| copy.source_modified == begin.source_modified)
         });
         let mut record = match begun {
             Some(begun) => begun,
             None => {
                 let attempt = self.host.random_uuid();
                 let mut record = self.plan_snapshot(source, id, &request.name, attempt);
-                record.copy = Some(CopyProgress {
-                    copied: 0,
-                    source_modified: modified,
-                });
+                record.copy = Some(begin);
                 pool.backend
                     .delete_snapshot(id.uuid)
                     .map_err(Error::unseen)?;
@@ -213,17 +218,14 @@ impl Driver {
             }
         };
         let target = pool.backend.image_path(Image::Snapshot(id.uuid));
-        let from = record.copy.map_or(0, |copy| copy.copied);
-        let bytes = image_bytes(record.size);
+        let (from, bytes) = (record.copy.unwrap_or(begin), image_bytes(record.size));
         let name = format!("snapshot {}", id.uuid);
-        let copied = self.copy(&copying, &name, [&image, &target], from..bytes, |copied| {
-            record.copy = Some(CopyProgress {
-                copied,
-                source_modified: modified,
-            });
+        let images = [image.as_path(), &target];
+        let copied = self.copy(&copying, &name, images, bytes, from, |progress| {
+            record.copy = Some(progress);
             pool.backend.update_snapshot(&record)
         });
-        let committed = copied.and_then(|()| copying.check()).and_then(|()| {
+        let committed = copied.and_then(|()| {
             pool.backend.sync_snapshot(id.uuid)?;
             record.copy = None;
             record.level = Level::Filesystem;
@@ -250,3 +252,6 @@ impl Driver {
         self.copied.load(Ordering::Relaxed)
     }
 }
+
+#[cfg(test)]
+mod tests;

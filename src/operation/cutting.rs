@@ -44,6 +44,17 @@ impl Driver {
         })
     }
 
+    /// That a volume still is what was planned with before its lock was had: a stage may have
+    /// formatted it meanwhile, and an expansion made it longer.
+    pub(super) fn check_unchanged(&self, source: &Source) -> Result<()> {
+        if self.source(&source.text)?.record == source.record {
+            return Ok(());
+        }
+        Err(Error::Pending {
+            what: format!("volume {}", source.text),
+        })
+    }
+
     /// Takes the locks of volumes, and reads them again under these.
     pub(super) fn lock_sources(&self, volume_ids: &[String]) -> Result<(Vec<Guard>, Vec<Source>)> {
         let mut locks = Vec::new();

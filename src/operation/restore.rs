@@ -15,9 +15,7 @@ use crate::model::size::image_bytes;
 use crate::model::{
     AccessType, Allocation, Capability, FsType, SnapshotParameters, VolumeParameters,
 };
-use crate::record::{
-    ContentSource, CopyProgress, Formatted, FormattedAs, SnapshotRecord, VolumeRecord,
-};
+use crate::record::{ContentSource, Formatted, FormattedAs, SnapshotRecord, VolumeRecord};
 
 /// What a new volume begins with.
 pub(super) enum Content {
@@ -176,6 +174,7 @@ impl Driver {
         let parameters = SnapshotParameters::default();
         self.tries(&format!("volume {}", record.name), &parameters, |now| {
             let (locks, sources) = self.lock_sources(&ids)?;
+            self.check_unchanged(source)?;
             let uses = self.uses_of(&sources)?;
             let mut locks = Some(locks);
             self.filled(pool, record, |_| {
@@ -266,22 +265,19 @@ impl Driver {
             Content::Volume(source) => Some(source.as_ref()),
         };
         let copying = self.begin_copy(of_volume)?;
-        let modified = self.modified(&source).map_err(Error::unseen)?;
+        let begin = self.begin_at(&source)?;
         let begun = pool.backend.volume(record.uuid)?.filter(|begun| {
             begun.content_source == record.content_source
                 && begun.size == record.size
                 && begun
                     .copy
-                    .is_some_and(|copy| copy.source_modified == modified)
+                    .is_some_and(|copy| copy.source_modified == begin.source_modified)
         });
         let mut record = match begun {
             Some(begun) => begun,
             None => {
                 let mut record = record;
-                record.copy = Some(CopyProgress {
-                    copied: 0,
-                    source_modified: modified,
-                });
+                record.copy = Some(begin);
                 pool.backend.delete(record.uuid).map_err(Error::unseen)?;
                 self.prepare(pool, &record)?;
                 record
@@ -289,18 +285,13 @@ impl Driver {
         };
         let target = pool.backend.image_path(Image::Volume(record.uuid));
         let name = format!("volume {}", record.uuid);
-        let from = record.copy.map_or(0, |copy| copy.copied);
-        let bytes = image_bytes(content.size());
-        let copied = self.copy(&copying, &name, [&source, &target], from..bytes, |copied| {
-            record.copy = Some(CopyProgress {
-                copied,
-                source_modified: modified,
-            });
+        let (from, bytes) = (record.copy.unwrap_or(begin), image_bytes(content.size()));
+        let images = [source.as_path(), &target];
+        let copied = self.copy(&copying, &name, images, bytes, from, |progress| {
+            record.copy = Some(progress);
             pool.backend.update(&record)
         });
-        let done = copied
-            .and_then(|()| copying.check())
-            .and_then(|()| self.finish(pool, &record));
+        let done = copied.and_then(|()| self.finish(pool, &record));
         match done {
             Ok(record) => Ok(self.volume(pool, &record)),
             // What is copied stays, for a repeat.

@@ -266,7 +266,7 @@ async fn a_restore_or_clone_into_another_pool_is_a_copy() {
     let there = [("pool", "other")];
     let clone = client.create_from("c", LESS, mount("ext4"), from_volume(&id), &there);
     let said = refused(clone.await, Code::FailedPrecondition);
-    assert!(said.contains("in use"), "{said}");
+    assert!(said.contains("snapshot it and restore"), "{said}");
     write_pattern(&staging.join("first"), 9, BYTES);
     client.unstage(&id, &staging).await.unwrap();
     for (name, source, seed) in [

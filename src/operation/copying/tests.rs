@@ -1,0 +1,170 @@
+//! What happens to a source between the plan of its copy and the lock of it.
+
+use std::path::PathBuf;
+
+use super::*;
+use crate::cut::Seams;
+use crate::host::memory::{MemoryHost, MemoryOptions};
+use crate::model::id::NameKind;
+use crate::model::size::GIB;
+use crate::model::{
+    AccessMode, AccessType, Capability, CapacityRange, FsType, PoolDefinition, PoolPlace,
+    SnapshotParameters, VolumeId, VolumeParameters,
+};
+use crate::operation::{CreateVolume, ExpandVolume, Settings, StageVolume};
+use crate::record::{ContentSource, VolumeRecord};
+
+struct Node {
+    driver: Driver,
+    volume: String,
+}
+
+fn capability() -> Capability {
+    Capability {
+        access_type: AccessType::Mount {
+            fs_type: Some(FsType::Ext4),
+            mount_flags: Vec::new(),
+        },
+        access_mode: AccessMode::SingleNodeWriter,
+    }
+}
+
+fn size(bytes: u64) -> CapacityRange {
+    CapacityRange {
+        required: bytes,
+        limit: 0,
+    }
+}
+
+impl Node {
+    /// A pool on a disk with this file system, and a volume that nobody has used.
+    fn on(ground: &str) -> Node {
+        let host = MemoryHost::with_options(MemoryOptions {
+            ground: ground.into(),
+            ..MemoryOptions::default()
+        });
+        let pool = PathBuf::from("/memory/pool");
+        host.make_folder(&pool).unwrap();
+        let settings = Settings {
+            node_name: "node".into(),
+            driver_name: "csi.slackwater.dev".into(),
+            pools: vec![PoolDefinition {
+                name: "default".into(),
+                place: PoolPlace::File { path: pool },
+                image: None,
+                init: true,
+                overcommit: 1.0,
+            }],
+            node_record: "/var/lib/slackwater/node.json".into(),
+        };
+        let driver = Driver::start(settings, Seams::simulated(host)).unwrap();
+        let mut node = Node {
+            driver,
+            volume: String::new(),
+        };
+        let made = node.driver.create_volume(&node.request("source", None));
+        node.volume = made.unwrap().id.to_string();
+        node
+    }
+
+    fn request(&self, name: &str, content_source: Option<ContentSource>) -> CreateVolume {
+        CreateVolume {
+            name: name.into(),
+            capacity: size(GIB),
+            capabilities: vec![capability()],
+            parameters: VolumeParameters::default(),
+            requisite: Vec::new(),
+            content_source,
+        }
+    }
+
+    fn clone_request(&self) -> CreateVolume {
+        self.request("clone", Some(ContentSource::Volume(self.volume.clone())))
+    }
+
+    fn expand(&self) {
+        let expanded = self.driver.expand_volume(&ExpandVolume {
+            volume_id: self.volume.clone(),
+            capacity: size(2 * GIB),
+            capability: None,
+        });
+        assert_eq!(expanded.unwrap().size, 2 * GIB);
+    }
+
+    fn stage(&self) {
+        let staged = self.driver.stage_volume(&StageVolume {
+            volume_id: self.volume.clone(),
+            staging_path: "/var/lib/kubelet/staging".into(),
+            capability: capability(),
+        });
+        staged.unwrap();
+    }
+
+    /// Plans a clone, has something happen to the source, and makes the clone; its record.
+    fn clone_around(&self, happens: impl FnOnce()) -> VolumeRecord {
+        let (driver, request) = (&self.driver, self.clone_request());
+        let source = request.content_source.as_ref().unwrap();
+        let content = driver.content(source).unwrap();
+        let pool = content.pool().clone();
+        let id = VolumeId::of_name(pool.id(), NameKind::Volume, "clone");
+        let plan = driver.plan(&pool, id, "clone", GIB, &request.parameters);
+        let record = driver.inherit(plan.unwrap(), &request, &content).unwrap();
+        happens();
+        let refused = driver.make_from(&pool, record, &content).unwrap_err();
+        assert!(matches!(refused, Error::Pending { .. }), "{refused:?}");
+        assert_eq!(
+            pool.backend.volume(id.uuid).unwrap(),
+            None,
+            "nothing is left"
+        );
+        assert_eq!(driver.locks_held(), 0);
+        pool.backend
+            .volume(VolumeId::of_name(pool.id(), NameKind::Volume, "source").uuid)
+            .unwrap()
+            .unwrap()
+    }
+}
+
+#[test]
+fn a_clone_of_a_volume_that_was_changed_since_its_plan_is_planned_anew() {
+    for ground in ["xfs", "ext4"] {
+        let node = Node::on(ground);
+        let source = node.clone_around(|| node.expand());
+        assert_eq!(source.size, 2 * GIB);
+        let mut request = node.clone_request();
+        let refused = node.driver.create_volume(&request).unwrap_err();
+        assert!(matches!(refused, Error::OutOfRange { .. }), "{refused:?}");
+        request.capacity = size(2 * GIB);
+        assert_eq!(node.driver.create_volume(&request).unwrap().size, 2 * GIB);
+    }
+}
+
+/// Else the clone would count as not formatted, and be formatted over what it has.
+#[test]
+fn a_clone_of_a_volume_that_was_formatted_since_its_plan_is_planned_anew() {
+    let node = Node::on("xfs");
+    let source = node.clone_around(|| node.stage());
+    assert!(source.formatted.is_some_and(|formatted| formatted.complete));
+    let clone = node.driver.create_volume(&node.clone_request()).unwrap();
+    let (_, _, record) = node.driver.find(&clone.id.to_string()).unwrap();
+    assert!(record.formatted.is_some_and(|formatted| formatted.complete));
+}
+
+#[test]
+fn a_snapshot_that_is_a_copy_of_a_volume_that_was_changed_since_its_plan_is_planned_anew() {
+    let node = Node::on("ext4");
+    let driver = &node.driver;
+    let request = CreateSnapshot {
+        name: "s".into(),
+        source_volume_id: node.volume.clone(),
+        parameters: SnapshotParameters::default(),
+        requisite: Vec::new(),
+    };
+    let source = driver.source(&node.volume).unwrap();
+    let id = SnapshotId::of_name(source.pool.id(), NameKind::Snapshot, "s");
+    node.expand();
+    let refused = driver.copy_snapshot(&request, &source, id).unwrap_err();
+    assert!(matches!(refused, Error::Pending { .. }), "{refused:?}");
+    assert_eq!(source.pool.backend.snapshot(id.uuid).unwrap(), None);
+    assert_eq!(driver.create_snapshot(&request).unwrap().size, 2 * GIB);
+}
