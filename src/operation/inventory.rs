@@ -268,20 +268,48 @@ fn read_one<R: Record>(
     name: &str,
     uuid: impl Fn(&R) -> Uuid,
 ) -> Result<Option<(R, u64)>, String> {
-    let record = record::load::<R>(host, &path.join("record.json"));
-    let Some(record) = record.map_err(|error| chain(&error))? else {
-        return match host.list_dir(path).map_err(|error| chain(&error))? {
-            // Deleted between two looks.
-            None => Ok(None),
-            Some(inner) if inner.is_empty() => Ok(None),
-            Some(_) => Err("it has no record.json".into()),
-        };
+    let load = || record::load::<R>(host, &path.join("record.json")).map_err(|error| chain(&error));
+    let image = || {
+        let image = host.stat(&path.join("data.img"));
+        image.map_err(|error| chain(&error))
+    };
+    let record = match load()? {
+        Some(record) => record,
+        // Deleted between two looks, or just begun: an image is made when its record is there.
+        None if image()?.is_none() => return Ok(None),
+        None => load()?.ok_or("it has no record.json")?,
     };
     if Uuid::try_parse(name) != Ok(uuid(&record)) {
         return Err(format!("its record is of {}", uuid(&record)));
     }
-    let image = host
-        .stat(&path.join("data.img"))
-        .map_err(|error| chain(&error))?;
-    Ok(Some((record, image.map_or(0, |stat| stat.allocated))))
+    Ok(Some((record, image()?.map_or(0, |stat| stat.allocated))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::Effect;
+    use crate::host::memory::MemoryHost;
+
+    #[test]
+    fn what_is_just_begun_is_left_out_and_an_image_without_its_record_is_told() {
+        let (host, pool) = (MemoryHost::new(), Path::new("/memory/pool"));
+        let one = pool.join(VOLUMES).join(Uuid::from_u128(1).to_string());
+        host.make_folder(&one).unwrap();
+        let damaged = || {
+            let found = read(&host, "default", PoolId(Uuid::from_u128(2)), pool).unwrap();
+            assert!(found.volumes.is_empty());
+            found.damaged.into_iter().map(|one| one.problem)
+        };
+        let write = |name: &str| {
+            let path = one.join(name);
+            let bytes = b"{";
+            host.perform(&Effect::WriteFile { path: &path, bytes })
+        };
+        write("record.json.new").unwrap();
+        assert_eq!(damaged().count(), 0);
+        write("data.img").unwrap();
+        let told: Vec<_> = damaged().collect();
+        assert_eq!(told, ["it has no record.json"]);
+    }
 }
