@@ -32,6 +32,9 @@ impl Log {
 
     /// Logs of this thread go here while the guard lives; the tests' runtime has no other.
     fn capture(&self, format: LogFormat, filter: &str) -> tracing::subscriber::DefaultGuard {
+        // While there is one subscriber, tracing asks that of whichever thread comes to a place
+        // first whether anybody listens there: a thread of another test would say no, for all.
+        let _ = tracing::subscriber::set_global_default(tracing_subscriber::registry());
         let log = self.clone();
         let subscriber = subscriber(format, filter, move || log.clone()).unwrap();
         tracing::subscriber::set_default(subscriber)
