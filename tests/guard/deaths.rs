@@ -11,10 +11,10 @@ use slackwater::model::FsType::{Ext4, Xfs};
 use crate::bench::{
     Bench, PATIENCE, Write_, await_stop, eventually_within, guards, limits, long, short, signal,
 };
-use crate::driver::{Driver, Task, was_killed};
+use crate::driver::{Driver, Sight, Task, was_killed};
 
 /// Steps of the guard, with what has been frozen by then in a session of the usual order.
-const STEPS: [&str; 9] = [
+pub const STEPS: [&str; 9] = [
     "accepted",
     "begun",
     "sync-before",
@@ -114,9 +114,20 @@ fn frozen_shortly(bench: &Bench, faults: &[(&str, &str)]) -> Driver {
 /// A driver that meets a fault at its n-th effect or step. `Err` if it came to its end instead:
 /// whether its task is done.
 fn driver_with(bench: &Bench, number: u32, mode: &str, task: &Task) -> Result<Driver, bool> {
+    driver_beside(bench, number, mode, task, None)
+}
+
+/// The same, with a guard that others have started.
+pub fn driver_beside(
+    bench: &Bench,
+    number: u32,
+    mode: &str,
+    task: &Task,
+    beside: Option<Sight>,
+) -> Result<Driver, bool> {
     let fault = format!("{number}:{mode}");
     let faults = [("SLACKWATER_FAULT", fault.as_str())];
-    let mut driver = Driver::start(bench, &[Ext4, Xfs], task, &faults);
+    let mut driver = Driver::beside(bench, &[Ext4, Xfs], task, &faults, beside);
     driver.go_on();
     if mode.starts_with("stop") {
         let mut state = String::new();

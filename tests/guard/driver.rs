@@ -26,6 +26,13 @@ pub enum Task {
     Sweep,
 }
 
+/// Whether a driver can see the process of a guard that others have started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sight {
+    Seen,
+    Apart,
+}
+
 /// The other process. Killed when it's dropped.
 pub struct Driver {
     child: Child,
@@ -36,6 +43,18 @@ pub struct Driver {
 impl Driver {
     /// Starts it on the volumes of a bench, with further variables.
     pub fn start(bench: &Bench, kinds: &[FsType], task: &Task, faults: &[(&str, &str)]) -> Driver {
+        Driver::beside(bench, kinds, task, faults, None)
+    }
+
+    /// The same, and with `beside` it uses a guard that others have started: in the pid namespace
+    /// of this test, or in one from which it can't see the guard.
+    pub fn beside(
+        bench: &Bench,
+        kinds: &[FsType],
+        task: &Task,
+        faults: &[(&str, &str)],
+        beside: Option<Sight>,
+    ) -> Driver {
         let (what, limits) = match task {
             Task::Cut(limits) => ("cut", *limits),
             Task::Sweep => ("sweep", crate::bench::long()),
@@ -55,8 +74,19 @@ impl Driver {
         let plan = json!({
             "state": bench.state, "task": what, "members": members,
             "sync": limits.sync.as_millis() as u64, "freeze": limits.freeze.as_millis() as u64,
+            "beside": beside.is_some(),
         });
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        let program = std::env::current_exe().unwrap();
+        let mut command = match beside {
+            Some(Sight::Apart) => {
+                let mut command = Command::new("unshare");
+                command
+                    .args(["--pid", "--fork", "--kill-child"])
+                    .arg(program);
+                command
+            }
+            Some(Sight::Seen) | None => Command::new(program),
+        };
         command
             .args(["--exact", "driver::the_driver", "--ignored", "--nocapture"])
             .env(PLAN, plan.to_string())
@@ -142,7 +172,10 @@ fn say(word: &str) {
 fn the_driver() {
     let plan: Value = serde_json::from_str(&std::env::var(PLAN).unwrap()).unwrap();
     let path = |value: &Value| PathBuf::from(value.as_str().unwrap());
-    let guard = guard_of(&path(&plan["state"]));
+    let mut guard = guard_of(&path(&plan["state"]));
+    if plan["beside"] == true {
+        guard = guard.started_by_others();
+    }
     if plan["task"] == "sweep" {
         let swept = guard.sweep().map_err(|error| crate::scratch::said(&error));
         say(&format!("{swept:?}"));

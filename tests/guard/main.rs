@@ -20,6 +20,8 @@ mod deaths;
 mod driver;
 mod hidden;
 mod hung;
+#[cfg(feature = "fault")]
+mod others;
 mod roots;
 #[path = "../host_linux/scratch.rs"]
 #[allow(dead_code)]

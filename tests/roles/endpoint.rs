@@ -5,9 +5,12 @@ use std::time::{Duration, SystemTime};
 
 use nix::sys::signal::Signal;
 use slackwater::csi;
-use slackwater::tls::Bundle;
 use slackwater::tls::authority::Validity;
+use slackwater::tls::{Bundle, Connector};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tonic::Code;
+use tonic::transport::Uri;
+use tower::Service;
 
 use crate::ground::*;
 use crate::support::{Client, Scratch, mount};
@@ -177,4 +180,28 @@ async fn a_signal_ends_both_and_nothing_lies_beside_the_socket() {
     assert_eq!(names(&folder), [""; 0]);
     assert!(TcpStream::connect(at).is_err(), "nobody listens any more");
     drop(silent);
+}
+
+/// A router that is cut off doesn't say so: its freezes end when it doesn't answer any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_router_that_falls_silent_is_let_go() {
+    let scratch = Scratch::new();
+    let ours = authority();
+    let certificates = Certificates::new(&scratch, &issue(&ours, &node()));
+    let server = agent(&scratch, &certificates);
+    let router = credentials(controller(), issue(&ours, &controller()));
+    let mut connector = Connector::new(router, node(), address(&server));
+    let agent = Uri::from_static("http://agent");
+    let mut connection = connector.call(agent).await.unwrap();
+    // HTTP/2 begins, with no settings; pings are never answered.
+    let stream = connection.inner_mut();
+    stream
+        .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
+        .await
+        .unwrap();
+    let mut heard = Vec::new();
+    let ended = tokio::time::timeout(Duration::from_secs(30), stream.read_to_end(&mut heard));
+    // However it ends, it does.
+    let _ = ended.await.expect("the agent lets go");
+    assert!(!heard.is_empty(), "it was asked before");
 }

@@ -8,6 +8,7 @@
 )]
 
 mod certificates;
+mod controller;
 mod endpoint;
 mod ground;
 mod guard;

@@ -1,0 +1,139 @@
+//! A router as a process, before agents as processes.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tonic::Code;
+
+use crate::ground::*;
+use crate::support::node::refused;
+use crate::support::{Client, Scratch, Server, binary, eventually, mount};
+
+const MIB: u64 = 1 << 20;
+
+/// `slackwater serve --role controller`. Killed when it's dropped.
+struct Controller {
+    child: Child,
+    socket: PathBuf,
+    metrics: SocketAddr,
+}
+
+impl Controller {
+    fn start(scratch: &Scratch, certificates: &Certificates, agents: &[String]) -> Controller {
+        let socket = scratch.dir("sidecars").join("csi.sock");
+        // Free until now; nobody else asks for it by its number.
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        let metrics = free.local_addr().unwrap();
+        drop(free);
+        let mut command = Command::new(binary());
+        command
+            .args(["serve", "--role", "controller", "--endpoint"])
+            .arg(format!("unix://{}", socket.display()))
+            .args(["--metrics-address", &metrics.to_string()])
+            .args(certificates.flags());
+        for agent in agents {
+            command.args(["--agent", agent]);
+        }
+        let log = std::fs::File::create(scratch.join("controller.log")).unwrap();
+        let child = command.stdin(Stdio::null()).stderr(log).spawn().unwrap();
+        eventually("a router that answers", || {
+            std::os::unix::net::UnixStream::connect(&socket).is_ok()
+        });
+        Controller {
+            child,
+            socket,
+            metrics,
+        }
+    }
+
+    fn client(&self) -> Client {
+        Client::new(&self.socket)
+    }
+
+    fn get(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(self.metrics).unwrap();
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    fn folder(&self) -> &Path {
+        self.socket.parent().unwrap()
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        self.child.wait().unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_router_serves_the_sidecars_with_what_its_agents_have() {
+    let (of_agent, of_router) = (Scratch::new(), Scratch::new());
+    let ours = authority();
+    let server = agent(
+        &of_agent,
+        &Certificates::new(&of_agent, &issue(&ours, &node())),
+    );
+    let certificates = Certificates::new(&of_router, &issue(&ours, &controller()));
+    let agents = [format!("{NODE}={}", address(&server))];
+    let mut router = Controller::start(&of_router, &certificates, &agents);
+    let client = router.client();
+    eventually("a router that is ready", || {
+        router.get("/readyz").contains("200 OK")
+    });
+    assert!(router.get("/healthz").contains("200 OK"));
+
+    let id = client
+        .create("v1", 8 * MIB, mount("ext4"), &[])
+        .await
+        .unwrap();
+    assert_eq!(client.list().await.unwrap(), [id.as_str()]);
+    let metrics = router.get("/metrics");
+    let created = "slackwater_calls_total{method=\"CreateVolume\",code=\"OK\"} 1";
+    assert!(metrics.contains(created), "{metrics}");
+    assert!(!metrics.contains("slackwater_pool_"), "it has no pools");
+    assert!(server.log().contains("CreateVolume"));
+
+    // What owns it is gone: that's never "not found".
+    drop(server);
+    let said = refused(client.delete(&id).await, Code::Unavailable);
+    assert!(said.contains(NODE), "{said}");
+
+    assert_eq!(names(router.folder()), ["csi.sock"]);
+    let pid = Pid::from_raw(i32::try_from(router.child.id()).unwrap());
+    kill(pid, Signal::SIGTERM).unwrap();
+    assert_eq!(router.child.wait().unwrap().code(), Some(0));
+    assert_eq!(names(router.folder()), [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_behind_the_address_of_another_node_is_not_taken_for_it() {
+    let (of_agent, of_router) = (Scratch::new(), Scratch::new());
+    let ours = authority();
+    let server: Server = agent(
+        &of_agent,
+        &Certificates::new(&of_agent, &issue(&ours, &node())),
+    );
+    let certificates = Certificates::new(&of_router, &issue(&ours, &controller()));
+    let agents = [format!("n2={}", address(&server))];
+    let router = Controller::start(&of_router, &certificates, &agents);
+    let client = router.client();
+    let said = refused(
+        client.create("v1", 8 * MIB, mount("ext4"), &[]).await,
+        Code::Unavailable,
+    );
+    assert!(said.contains("n2"), "{said}");
+    assert!(!server.log().contains("CreateVolume"), "{}", server.log());
+}
