@@ -151,8 +151,8 @@ impl Given {
         const CONTROLLER: &[Role] = &[Role::Controller];
         const CLUSTER: &[Role] = &[Role::Node, Role::Controller];
         let no_storage = "a controller owns no storage, and serves none of the kubelet's calls";
-        let listens = "the agent of a node alone is asked by a router";
-        let asks = "a router alone asks agents";
+        let listens = "only a node of a cluster has an agent";
+        let asks = "only a controller asks agents";
         let talks = "one node alone talks to nobody over the network";
         [
             ("--node-name", self.node_name.is_some(), STORAGE, no_storage),
