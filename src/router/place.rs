@@ -174,12 +174,17 @@ impl Router {
         Ok(Tried::No(format!("no node has the home {home}")))
     }
 
-    /// Whether a volume of one of these homes (none given: of any) could be on an agent: what has
-    /// never answered may have any home.
+    /// Whether a volume of one of these homes (none given: of any) could be on an agent: who has
+    /// never answered may have a home that nobody else has.
     fn could_have(&self, agent: &Agent, homes: &[String]) -> bool {
         let home = agent.home();
-        let is_meant = homes.is_empty() || home.is_empty() || homes.contains(&home);
-        is_meant && !self.is_written_off(agent)
+        let is_meant = match home.is_empty() {
+            true => homes
+                .iter()
+                .any(|home| self.agents.of_home(home).is_empty()),
+            false => homes.contains(&home),
+        };
+        (is_meant || homes.is_empty()) && !self.is_written_off(agent)
     }
 
     /// Whether all that an agent has shown is marked as lost.

@@ -1,0 +1,452 @@
+//! A cluster for tests: agents that can be killed and come back, a router, and what Kubernetes
+//! would say.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use slackwater::agent::DescribeResponse;
+use slackwater::agent::agent_server::AgentServer;
+use slackwater::csi::controller_client::ControllerClient;
+use slackwater::csi::controller_server::ControllerServer;
+use slackwater::csi::identity_client::IdentityClient;
+use slackwater::csi::identity_server::IdentityServer;
+use slackwater::csi::snapshot_metadata_client::SnapshotMetadataClient;
+use slackwater::csi::snapshot_metadata_server::SnapshotMetadataServer;
+use slackwater::csi::{
+    CreateVolumeRequest, ListVolumesRequest, Topology, TopologyRequirement, Volume,
+};
+use slackwater::cut::Seams;
+use slackwater::error::{Error, Result};
+use slackwater::hook::{Hooks, NoHooks};
+use slackwater::host::memory::{MemoryHost, MemoryOptions};
+use slackwater::model::{Alpha, PoolId};
+use slackwater::operation::{Driver, Settings};
+use slackwater::router::agents::endpoint;
+use slackwater::router::cluster::{About, KnownPool};
+use slackwater::router::{Agents, Cluster, Dial, Options, Router};
+use slackwater::service::Service;
+use slackwater::telemetry::Metrics;
+use tempfile::TempDir;
+use tokio::net::UnixListener;
+use tokio::runtime::{Builder, Runtime};
+use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use tonic::transport::{Channel, Server};
+use tonic::{Code, Status};
+
+use crate::gate::GatedHost;
+use crate::harness::{all_alpha, channel, create, pool};
+
+pub const DRIVER: &str = "csi.slackwater.dev";
+pub const KEY: &str = "topology.csi.slackwater.dev/home";
+/// A bound that only a hang reaches.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Serves something at an address, in threads of its own, until it's dropped: then its
+/// connections break, as those of a killed process do.
+pub struct Served {
+    pub address: SocketAddr,
+    runtime: Option<Runtime>,
+}
+
+impl Served {
+    pub fn at<F>(
+        address: Option<SocketAddr>,
+        serve: impl FnOnce(tokio::net::TcpListener) -> F + Send + 'static,
+    ) -> Served
+    where
+        F: Future<Output = ()> + Send,
+    {
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let listener = bound(address.unwrap_or(any));
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut builder = Builder::new_multi_thread();
+        let runtime = builder.worker_threads(1).enable_all().build().unwrap();
+        runtime.spawn(async move {
+            serve(tokio::net::TcpListener::from_std(listener).unwrap()).await;
+        });
+        Served {
+            address,
+            runtime: Some(runtime),
+        }
+    }
+}
+
+/// What was killed lets go of its port a moment later.
+fn bound(address: SocketAddr) -> TcpListener {
+    let begun = std::time::Instant::now();
+    loop {
+        match TcpListener::bind(address) {
+            Ok(listener) => return listener,
+            Err(error) => assert!(begun.elapsed() < PATIENCE, "{address}: {error}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// One node of the cluster: a machine, its driver, and its agent.
+pub struct Peer {
+    pub name: String,
+    pub machine: MemoryHost,
+    pub gate: GatedHost,
+    pub driver: Arc<Driver>,
+    pub address: SocketAddr,
+    served: Option<Served>,
+}
+
+impl Peer {
+    pub fn start(name: &str, pools: &[&str], capacity: Option<u64>) -> Peer {
+        let options = MemoryOptions::default();
+        let machine = MemoryHost::with_options(MemoryOptions {
+            capacity: capacity.unwrap_or(options.capacity),
+            ..options
+        });
+        let gate = GatedHost::new(machine.clone());
+        let driver = driver(name, pools, &machine, &gate);
+        let mut node = Peer {
+            name: name.to_string(),
+            machine,
+            gate,
+            driver,
+            address: SocketAddr::from(([127, 0, 0, 1], 0)),
+            served: None,
+        };
+        let served = node.serve(None);
+        node.address = served.address;
+        node.served = Some(served);
+        node
+    }
+
+    fn serve(&self, address: Option<SocketAddr>) -> Served {
+        let service = Service::new(self.driver.clone(), all_alpha());
+        Served::at(address, move |listener| async move {
+            let server = Server::builder()
+                .add_service(ControllerServer::new(service.clone()))
+                .add_service(SnapshotMetadataServer::new(service.clone()))
+                .add_service(AgentServer::new(service));
+            let incoming = TcpListenerStream::new(listener);
+            server.serve_with_incoming(incoming).await.unwrap();
+        })
+    }
+
+    /// The agent's connections break, and nobody listens any more. What runs goes on.
+    pub fn kill(&mut self) {
+        self.served = None;
+    }
+
+    /// The agent listens again, on the same port.
+    pub fn revive(&mut self) {
+        self.served = None;
+        self.served = Some(self.serve(Some(self.address)));
+    }
+
+    /// The machine's process ends, and another one begins with other pools.
+    pub fn restart(&mut self, pools: &[&str]) {
+        self.kill();
+        self.machine = self.machine.restart_process();
+        self.gate = GatedHost::new(self.machine.clone());
+        self.driver = driver(&self.name, pools, &self.machine, &self.gate);
+        self.revive();
+    }
+
+    pub fn home(&self) -> String {
+        self.driver.home().to_string()
+    }
+
+    pub fn pool_id(&self) -> PoolId {
+        self.driver.pool_status()[0].id.unwrap()
+    }
+}
+
+fn driver(name: &str, pools: &[&str], machine: &MemoryHost, gate: &GatedHost) -> Arc<Driver> {
+    let settings = Settings {
+        node_name: name.to_string(),
+        driver_name: DRIVER.to_string(),
+        pools: pools.iter().map(|name| pool(name)).collect(),
+        node_record: "/var/lib/slackwater/node.json".into(),
+    };
+    let seams = Seams {
+        host: Arc::new(gate.clone()),
+        ..Seams::simulated(machine.clone())
+    };
+    Arc::new(Driver::start(settings, seams).unwrap())
+}
+
+/// Addresses as they are.
+pub struct Plain;
+
+#[tonic::async_trait]
+impl Dial for Plain {
+    async fn dial(&self, _node: &str, address: &str) -> Result<Channel> {
+        Ok(endpoint(address)?.connect_lazy())
+    }
+}
+
+/// What Kubernetes says.
+#[derive(Default)]
+pub struct Said {
+    pub selected: BTreeMap<String, String>,
+    pub gone: BTreeSet<String>,
+    pub lost: BTreeSet<PoolId>,
+    pub known: Vec<KnownPool>,
+    pub unknown: bool,
+}
+
+#[derive(Clone, Default)]
+pub struct Kubernetes(pub Arc<Mutex<Said>>);
+
+impl Kubernetes {
+    pub fn say(&self, change: impl FnOnce(&mut Said)) {
+        change(&mut self.0.lock().unwrap());
+    }
+
+    fn check(&self) -> Result<()> {
+        match self.0.lock().unwrap().unknown {
+            false => Ok(()),
+            true => Err(Error::Unreachable {
+                what: "the API server".into(),
+                reason: "it's away".into(),
+            }),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Cluster for Kubernetes {
+    async fn selected_node(&self, claim: &str) -> Result<Option<String>> {
+        self.check()?;
+        Ok(self.0.lock().unwrap().selected.get(claim).cloned())
+    }
+
+    async fn has_node(&self, node: &str) -> Result<bool> {
+        self.check()?;
+        Ok(node.starts_with("node-") && !self.0.lock().unwrap().gone.contains(node))
+    }
+
+    fn claim_of(&self, _volume_id: &str) -> Option<String> {
+        None
+    }
+
+    fn is_lost(&self, pool: PoolId) -> bool {
+        self.0.lock().unwrap().lost.contains(&pool)
+    }
+
+    fn known_pools(&self) -> Vec<KnownPool> {
+        self.0.lock().unwrap().known.clone()
+    }
+
+    fn is_leader(&self) -> bool {
+        true
+    }
+
+    fn tell(&self, _about: &About, _warning: bool, _reason: &'static str, _message: String) {}
+
+    fn hooks(&self) -> Arc<dyn Hooks> {
+        Arc::new(NoHooks)
+    }
+}
+
+/// A router on a unix socket.
+pub struct Routed {
+    pub agents: Arc<Agents>,
+    pub kubernetes: Kubernetes,
+    pub metrics: Arc<Metrics>,
+    pub identity: IdentityClient<Channel>,
+    pub metadata: SnapshotMetadataClient<Channel>,
+    pub path: PathBuf,
+    served: tokio::task::JoinHandle<()>,
+    _folder: TempDir,
+}
+
+impl Drop for Routed {
+    fn drop(&mut self) {
+        self.served.abort();
+    }
+}
+
+impl Routed {
+    /// With agents at these addresses; ready.
+    pub async fn new(agents: &[(&str, SocketAddr)]) -> Routed {
+        let routed = Routed::with(Alpha::default()).await;
+        routed.set(agents).await;
+        routed
+    }
+
+    pub async fn with(alpha: Alpha) -> Routed {
+        let agents = Arc::new(Agents::new(Arc::new(Plain), DRIVER));
+        let kubernetes = Kubernetes::default();
+        let metrics = Arc::new(Metrics::new());
+        let options = Options {
+            driver_name: DRIVER.to_string(),
+            alpha,
+            metrics: metrics.clone(),
+        };
+        let router = Router::new(agents.clone(), Arc::new(kubernetes.clone()), options);
+        let folder = TempDir::with_prefix("slackwater-").unwrap();
+        let path = folder.path().join("csi.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let served = tokio::spawn(async move {
+            let server = Server::builder()
+                .add_service(IdentityServer::new(router.clone()))
+                .add_service(ControllerServer::new(router.clone()))
+                .add_service(SnapshotMetadataServer::new(router));
+            let incoming = UnixListenerStream::new(listener);
+            server.serve_with_incoming(incoming).await.unwrap();
+        });
+        let channel = channel(path.clone());
+        Routed {
+            agents,
+            kubernetes,
+            metrics,
+            identity: IdentityClient::new(channel.clone()),
+            metadata: SnapshotMetadataClient::new(channel),
+            path,
+            served,
+            _folder: folder,
+        }
+    }
+
+    pub async fn of(nodes: &[&Peer]) -> Routed {
+        let agents: Vec<_> = nodes
+            .iter()
+            .map(|node| (&*node.name, node.address))
+            .collect();
+        Routed::new(&agents).await
+    }
+
+    /// These are the agents from now on; waits for what they say.
+    pub async fn set(&self, agents: &[(&str, SocketAddr)]) {
+        let list = agents.iter();
+        self.agents
+            .set(list.map(|(node, address)| (node.to_string(), address.to_string())));
+        self.agents.ask_all().await;
+        assert!(self.agents.all_asked().is_ok());
+    }
+
+    /// Waits until an agent can be reached, or can't be.
+    pub async fn until(&self, node: &str, reachable: bool) {
+        let agent = self.agents.of_node(node).unwrap();
+        eventually(node, async || {
+            agent.ask().await;
+            agent.check().is_ok() == reachable
+        })
+        .await;
+    }
+
+    /// Waits until an agent has said something.
+    pub async fn until_told(&self, node: &str, is_so: impl Fn(&DescribeResponse) -> bool) {
+        let agent = self.agents.of_node(node).unwrap();
+        eventually(node, async || {
+            agent.ask().await;
+            agent.seen().told.is_some_and(|told| is_so(&told))
+        })
+        .await;
+    }
+
+    pub fn controller(&self) -> ControllerClient<Channel> {
+        ControllerClient::new(channel(self.path.clone()))
+    }
+
+    pub async fn create(
+        &self,
+        request: CreateVolumeRequest,
+    ) -> std::result::Result<Volume, Status> {
+        let made = self.controller().create_volume(request).await?;
+        Ok(made.into_inner().volume.unwrap())
+    }
+
+    /// On this node.
+    pub async fn create_on(&self, name: &str, node: &Peer) -> String {
+        let made = self.create(at(create(name), &[&node.home()])).await;
+        made.unwrap().volume_id
+    }
+
+    /// All ids, by pages of so many.
+    pub async fn list(&self, most: i32) -> std::result::Result<Vec<String>, Status> {
+        let (mut ids, mut token) = (Vec::new(), String::new());
+        loop {
+            let request = ListVolumesRequest {
+                max_entries: most,
+                starting_token: token,
+            };
+            let page = self.controller().list_volumes(request).await?.into_inner();
+            assert!(most == 0 || page.entries.len() <= most as usize);
+            let entries = page.entries.into_iter();
+            ids.extend(entries.map(|entry| entry.volume.unwrap().volume_id));
+            token = page.next_token;
+            if token.is_empty() {
+                return Ok(ids);
+            }
+        }
+    }
+}
+
+/// Waits for something, at most for [`PATIENCE`].
+pub async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+    let waiting = async {
+        while !is_so().await {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let waited = tokio::time::timeout(PATIENCE, waiting).await;
+    assert!(waited.is_ok(), "never came: {what}");
+}
+
+fn topology(home: &str) -> Topology {
+    Topology {
+        segments: [(KEY.to_string(), home.to_string())].into(),
+    }
+}
+
+/// Only at these homes, in this order.
+pub fn at(request: CreateVolumeRequest, homes: &[&str]) -> CreateVolumeRequest {
+    let homes: Vec<_> = homes.iter().map(|home| topology(home)).collect();
+    CreateVolumeRequest {
+        accessibility_requirements: Some(TopologyRequirement {
+            requisite: homes.clone(),
+            preferred: homes,
+        }),
+        ..request
+    }
+}
+
+/// Of a claim.
+pub fn claimed(mut request: CreateVolumeRequest, claim: &str) -> CreateVolumeRequest {
+    let (namespace, name) = claim.split_once('/').unwrap();
+    for (key, value) in [("namespace", namespace), ("name", name)] {
+        let key = format!("csi.storage.k8s.io/pvc/{key}");
+        request.parameters.insert(key, value.to_string());
+    }
+    request
+}
+
+/// Where an answer says that it is.
+pub fn home_of(volume: &Volume) -> &str {
+    &volume.accessible_topology[0].segments[KEY]
+}
+
+/// An error with this code, whose message has all these words.
+#[track_caller]
+pub fn refused<T: std::fmt::Debug>(
+    answer: std::result::Result<T, Status>,
+    code: Code,
+    words: &[&str],
+) {
+    let status = answer.unwrap_err();
+    assert_eq!(status.code(), code, "{status:?}");
+    for word in words {
+        assert!(status.message().contains(word), "{word}: {status:?}");
+    }
+}
