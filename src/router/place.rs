@@ -68,7 +68,7 @@ impl Router {
         }
         let mut candidates = self.agents.all();
         candidates.retain(|agent| self.could_have(agent, &homes));
-        if let Some(agent) = self.having(call, &asked, &candidates, &homes).await? {
+        if let Some(agent) = self.having(call, &asked, candidates, &homes).await? {
             return create(call, &agent, message).await;
         }
         let homes = match homes.is_empty() {
@@ -200,7 +200,7 @@ impl Router {
         &self,
         call: &Call<'_>,
         asked: &CreateVolume,
-        candidates: &[Arc<Agent>],
+        candidates: Vec<Arc<Agent>>,
         homes: &[String],
     ) -> Result<Option<Arc<Agent>>> {
         let question = || FindRequest {
@@ -208,7 +208,7 @@ impl Router {
             name: asked.name.clone(),
             pool: asked.parameters.pool.clone().unwrap_or_default(),
         };
-        let looks = candidates.to_vec().into_iter().map(|agent| {
+        let looks = candidates.into_iter().map(|agent| {
             let question = question();
             async move { (self.find(call, agent.clone(), question).await, agent) }
         });
