@@ -337,6 +337,35 @@ fn what_has_no_barrier_or_too_many_pieces_is_refused_before_anybody_is_disturbed
     attempt(&seams, &two, Level::Filesystem, &raw_and_short).unwrap();
 }
 
+#[test]
+fn a_halt_thaws_in_the_middle_of_a_cut_and_nothing_is_frozen_after_it() {
+    let (world, members) = (World::default(), [mounted("a")]);
+    let parameters = SnapshotParameters::default();
+    let local = |halt: &Halt| {
+        let mut local = local::Local::new(&world.seams(), &members, &parameters).halted_by(halt);
+        local.ready(Level::Filesystem).unwrap();
+        local
+    };
+    let halt = Halt::default();
+    let mut frozen = local(&halt);
+    frozen.prepare().unwrap();
+    frozen.freeze().unwrap();
+    halt.now();
+    world.assert_still();
+    let thawed = frozen.cut().unwrap();
+    assert!(thawed.lost.unwrap().contains("volume a was thawed"));
+
+    let halt = Halt::default();
+    halt.now();
+    let error = local(&halt).prepare().unwrap_err();
+    assert!(matches!(error, Error::CutLost { .. }), "{error:?}");
+    assert_eq!(
+        world.log().iter().filter(|line| *line == "freeze").count(),
+        1
+    );
+    world.assert_still();
+}
+
 /// A participant of another node.
 struct Far {
     name: &'static str,

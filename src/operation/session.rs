@@ -247,3 +247,6 @@ fn out_of_order() -> Error {
         "is out of order: begin, ready, prepare, freeze, cut, written, keep, commit",
     )
 }
+
+#[cfg(test)]
+mod tests;

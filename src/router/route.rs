@@ -135,7 +135,18 @@ impl Router {
                  as lost",
                 known.node
             ),
-            None => "no agent shows it".into(),
+            None => {
+                let agents = self.agents.all().into_iter();
+                let silent = agents.filter(|agent| agent.check().is_err());
+                let silent: Vec<String> = silent.map(|agent| agent.node().to_string()).collect();
+                match silent.is_empty() {
+                    true => "no agent shows it".into(),
+                    false => format!(
+                        "no agent shows it, and those of nodes {} can't be asked",
+                        silent.join(", ")
+                    ),
+                }
+            }
         };
         Error::Unreachable {
             what: self.in_words(pool),

@@ -24,8 +24,7 @@ async fn an_agent_killed_at_any_effect_of_a_cut_leaves_nothing_frozen_or_torn() 
             let name = format!("g-{which}-{n}");
             cluster.agents[which].arm(&fault);
             // The router has found it again.
-            let listed = cluster.router.client.snapshots("").await;
-            listed.unwrap_or_else(|status| panic!("{context}: {status}"));
+            cluster.listed(&context).await;
             let client = &cluster.router.client;
             let asked = ids(&volumes);
             let call = client.group(&name, &asked, &PARAMETERS);
@@ -73,8 +72,7 @@ async fn an_agent_that_is_late_holds_nobody_and_nothing_is_kept() {
     ] {
         let context = format!("agent {which}, {step}");
         cluster.agents[which].arm(step);
-        let listed = cluster.router.client.snapshots("").await;
-        listed.unwrap_or_else(|status| panic!("{context}: {status}"));
+        cluster.listed(&context).await;
         let client = cluster.router.client.clone();
         let (name, asked) = (context.clone(), ids(&volumes));
         let call = tokio::spawn(async move { client.group(&name, &asked, &PARAMETERS).await });

@@ -312,6 +312,19 @@ impl Cluster {
         }
     }
 
+    /// What a router of these agents needs, for one within a test.
+    pub fn router_parts(&self) -> (slackwater::tls::Files, Vec<(String, String)>) {
+        let file = |end: &str| self.certificates.join(end);
+        let files = slackwater::tls::Files {
+            certificate: file("controller.crt"),
+            key: file("controller.key"),
+            authorities: file("ca.crt"),
+        };
+        let agents = self.agents.iter();
+        let agents = agents.map(|agent| (agent.name.clone(), agent.wire.address.to_string()));
+        (files, agents.collect())
+    }
+
     /// Another router of the same agents.
     pub async fn another_router(&self, name: &str) -> Router {
         start_router(&self.scratch, name, &self.agents, &self.certificates, &[]).await
@@ -403,7 +416,11 @@ impl Cluster {
                 row.push(counter);
             }
             agent.client.unstage(id, &staging).await.unwrap();
-            client.delete(id).await.unwrap();
+            let begun = std::time::Instant::now();
+            while let Err(status) = client.delete(id).await {
+                assert!(begun.elapsed() < PATIENCE, "{status}");
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
         }
         found
     }
@@ -466,22 +483,26 @@ impl Cluster {
         });
     }
 
-    /// No member of a group is listed, or all of one.
-    pub async fn assert_none_or_all(&self, volumes: &[Volume], context: &str) {
-        let listed = self.router.client.snapshots("").await;
-        let listed = listed.unwrap_or_else(|status| panic!("{context}: {status}"));
-        assert!(
-            listed.len().is_multiple_of(volumes.len()),
-            "{context}: {listed:?}"
-        );
-    }
-
-    /// As [`Cluster::assert_none_or_all`], once what a router has left in doubt is settled.
-    pub async fn assert_none_or_all_soon(&self, volumes: &[Volume], context: &str) {
+    /// The snapshots that are listed, once all agents can be reached again.
+    pub async fn listed(&self, context: &str) -> Vec<String> {
         let begun = std::time::Instant::now();
         loop {
-            let listed = self.router.client.snapshots("").await;
-            let listed = listed.unwrap_or_else(|status| panic!("{context}: {status}"));
+            match self.router.client.snapshots("").await {
+                Ok(listed) => return listed,
+                Err(status) => {
+                    let again = status.code() == tonic::Code::Unavailable;
+                    assert!(again && begun.elapsed() < PATIENCE, "{context}: {status}");
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                }
+            }
+        }
+    }
+
+    /// No member of a group is listed, or all of one, once what a router has left is settled.
+    pub async fn assert_none_or_all(&self, volumes: &[Volume], context: &str) {
+        let begun = std::time::Instant::now();
+        loop {
+            let listed = self.listed(context).await;
             if listed.len().is_multiple_of(volumes.len()) {
                 return;
             }
@@ -493,7 +514,7 @@ impl Cluster {
     /// Waits until so many snapshots are listed.
     pub async fn until_listed(&self, many: usize, context: &str) {
         let begun = std::time::Instant::now();
-        while self.router.client.snapshots("").await.unwrap().len() != many {
+        while self.listed(context).await.len() != many {
             assert!(begun.elapsed() < PATIENCE, "{context}");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
@@ -518,7 +539,12 @@ impl Cluster {
             let agent = &self.agents[volume.node];
             let unstaged = agent.client.unstage(&volume.id, &volume.staging);
             unstaged.await.unwrap();
-            self.router.client.delete(&volume.id).await.unwrap();
+            // Somebody on this machine may have copied the mount table just now.
+            let begun = std::time::Instant::now();
+            while let Err(status) = self.router.client.delete(&volume.id).await {
+                assert!(begun.elapsed() < PATIENCE, "{status}");
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
         }
         self.assert_no_snapshots("at the end");
         for agent in &self.agents {

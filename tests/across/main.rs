@@ -16,6 +16,7 @@ mod support;
 mod agents;
 mod answers;
 mod ground;
+mod hooks;
 mod network;
 mod order;
 mod routers;

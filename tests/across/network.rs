@@ -36,8 +36,6 @@ async fn a_node_that_is_cut_off_thaws_by_itself_and_nothing_is_kept() {
         1,
         "the other one is still held by its stream: it was no deadline"
     );
-    let log = cluster.agents[1].server.log();
-    assert!(log.contains("broke off"), "{log}");
     // With the router's end the other one goes on at once, too.
     cluster.router.process.kill();
     cluster.assert_thawed(&writers, "the router has gone");
@@ -60,7 +58,7 @@ async fn a_router_that_is_cut_off_from_a_node_gives_up_and_says_which() {
     let writers = Writers::start(&volumes);
     let agent = &mut cluster.agents[1];
     agent.arm("guard_sync:stop-before");
-    cluster.router.client.snapshots("").await.unwrap();
+    cluster.listed("armed").await;
     let client = cluster.router.client.clone();
     let asked = ids(&volumes);
     let call = tokio::spawn(async move { client.group("g", &asked, &LONG).await });

@@ -39,7 +39,7 @@ async fn a_router_killed_at_any_step_leaves_nothing_frozen_or_torn() {
         asked_in_vain(&mut cluster, step, &ids(&volumes)).await;
         cluster.assert_thawed(&writers, step);
         cluster.restart_router(&[]).await;
-        cluster.assert_none_or_all_soon(&volumes, step).await;
+        cluster.assert_none_or_all(&volumes, step).await;
         cluster
             .assert_comes_to_one(step, &volumes, &PARAMETERS, step)
             .await;
@@ -136,7 +136,7 @@ async fn of_two_routers_asked_for_the_same_group_one_makes_it() {
         for row in cluster.counters(&volumes, &a).await {
             assert!(is_consistent(&row), "{name}: {row:?}");
         }
-        let listed = cluster.router.client.snapshots("").await.unwrap();
+        let listed = cluster.listed(&name).await;
         assert_eq!(listed.len(), 2, "{name}: {listed:?}");
         // Deleted by both.
         let members = members(&a);

@@ -135,7 +135,10 @@ async fn listen(
     loop {
         let next = tokio::select! {
             next = steps.message() => next,
-            () = answers.closed() => break,
+            () = answers.closed() => {
+                tracing::warn!("the router has gone: its share in a cut is given up");
+                break;
+            }
         };
         let step = match next {
             Ok(Some(request)) => step(request.step),

@@ -1,0 +1,232 @@
+//! Shares whose coordinator goes at any step, on a simulated machine.
+
+use super::*;
+use crate::cut::Seams;
+use crate::host::memory::MemoryHost;
+use crate::model::{AccessMode, AccessType, Capability, CapacityRange, PoolId, VolumeParameters};
+use crate::operation::{CreateVolume, NamedGroup, Settings, Verdict};
+
+fn driver(host: &MemoryHost) -> Driver {
+    let settings = Settings {
+        node_name: "n".into(),
+        driver_name: "csi.slackwater.dev".into(),
+        pools: vec!["default=memory:".parse().unwrap()],
+        node_record: "/var/lib/slackwater/node.json".into(),
+    };
+    Driver::start(settings, Seams::simulated(host.clone())).unwrap()
+}
+
+fn volume(driver: &Driver, name: &str) -> VolumeId {
+    let request = CreateVolume {
+        name: name.into(),
+        capacity: CapacityRange::new(1 << 30, 0).unwrap(),
+        capabilities: vec![Capability {
+            access_type: AccessType::Block,
+            access_mode: AccessMode::SingleNodeWriter,
+        }],
+        parameters: VolumeParameters::default(),
+        requisite: Vec::new(),
+        content_source: None,
+    };
+    driver.create_volume(&request).unwrap().id
+}
+
+/// A volume of another node.
+fn far() -> VolumeId {
+    VolumeId {
+        pool: PoolId(Uuid::from_u128(1)),
+        uuid: Uuid::from_u128(2),
+    }
+}
+
+fn begin(group: Option<GroupId>, all: &[VolumeId], ours: &[VolumeId]) -> BeginShare {
+    BeginShare {
+        name: "g".into(),
+        group,
+        attempt: Uuid::new_v4(),
+        parameters: SnapshotParameters::default(),
+        volume_ids: ours.iter().map(VolumeId::to_string).collect(),
+        all_volumes: all.to_vec(),
+        level: Level::Filesystem,
+        requisite: Vec::new(),
+    }
+}
+
+fn kept() -> Kept {
+    Kept {
+        cut_at: 7,
+        level: Level::Filesystem,
+        reason: String::new(),
+    }
+}
+
+fn all_steps() -> Vec<ShareStep> {
+    vec![
+        ShareStep::Ready(Level::Filesystem),
+        ShareStep::Prepare,
+        ShareStep::Freeze,
+        ShareStep::Cut,
+        ShareStep::Written,
+        ShareStep::Keep(kept()),
+        ShareStep::Commit,
+    ]
+}
+
+/// Steps that end.
+struct Script {
+    steps: std::vec::IntoIter<ShareStep>,
+    told: Vec<ShareAnswer>,
+}
+
+impl Script {
+    fn of(steps: Vec<ShareStep>) -> Script {
+        Script {
+            steps: steps.into_iter(),
+            told: Vec::new(),
+        }
+    }
+}
+
+impl Coordinator for Script {
+    fn next(&mut self) -> Option<ShareStep> {
+        self.steps.next()
+    }
+
+    fn tell(&mut self, answer: ShareAnswer) {
+        self.told.push(answer);
+    }
+}
+
+fn served(driver: &Driver, begin: &BeginShare, steps: Vec<ShareStep>) -> (Result<()>, usize) {
+    let mut script = Script::of(steps);
+    let done = driver.serve_share(begin, &Halt::default(), &mut script);
+    assert_eq!(driver.locks_held(), 0);
+    (done, script.told.len())
+}
+
+fn states(driver: &Driver, group: GroupId) -> Vec<SnapshotState> {
+    let here = driver.group_here(group, &[]).unwrap();
+    assert!(!here.busy);
+    here.members.iter().map(|member| member.state).collect()
+}
+
+const GROUP: GroupId = GroupId(Uuid::from_u128(77));
+
+#[test]
+fn where_the_first_member_is_the_end_of_the_steps_deletes_everything_until_the_commit() {
+    let driver = driver(&MemoryHost::new());
+    let ours = [volume(&driver, "a"), volume(&driver, "b")];
+    let all = [ours[0], far(), ours[1]];
+    for count in 0..all_steps().len() {
+        let mut steps = all_steps();
+        steps.truncate(count);
+        let (done, told) = served(&driver, &begin(Some(GROUP), &all, &ours), steps);
+        assert!(done.is_ok(), "{count}: {done:?}");
+        assert_eq!(told, count + 1);
+        assert_eq!(states(&driver, GROUP), [], "after {count} steps");
+    }
+    let (done, _) = served(&driver, &begin(Some(GROUP), &all, &ours), all_steps());
+    done.unwrap();
+    assert_eq!(states(&driver, GROUP), [SnapshotState::Ready; 2]);
+    // Nobody cuts beside what is committed.
+    let (done, told) = served(&driver, &begin(Some(GROUP), &all, &ours), all_steps());
+    assert!(matches!(done, Err(Error::Pending { .. })), "{done:?}");
+    assert_eq!(told, 0);
+    let named = NamedGroup {
+        group_id: GROUP.to_string(),
+        snapshot_ids: Vec::new(),
+    };
+    let error = driver.get_group(&named).unwrap_err();
+    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    driver.end_group_here(GROUP, &[]).unwrap();
+    assert_eq!(states(&driver, GROUP), []);
+}
+
+#[test]
+fn what_another_node_decides_about_stays_in_doubt_until_somebody_says_what_it_decided() {
+    let host = MemoryHost::new();
+    let mut driver = driver(&host);
+    let ours = [volume(&driver, "a")];
+    let all = [far(), ours[0]];
+    for commits in [false, true] {
+        let mut steps = all_steps();
+        steps.pop();
+        let begun = begin(Some(GROUP), &all, &ours);
+        served(&driver, &begun, steps).0.unwrap();
+        // Neither a look nor a start guesses.
+        driver.look_again();
+        driver.leave();
+        driver = self::driver(&host.restart_process());
+        assert_eq!(states(&driver, GROUP), [SnapshotState::Cut]);
+        let (done, _) = served(&driver, &begin(Some(GROUP), &all, &ours), all_steps());
+        assert!(matches!(done, Err(Error::Pending { .. })), "{done:?}");
+        // A verdict about another try is none about this one.
+        let other = Verdict {
+            commit: Some(Uuid::new_v4()),
+            undo: vec![Uuid::new_v4()],
+        };
+        driver.settle_group_by(GROUP, &other).unwrap();
+        assert_eq!(states(&driver, GROUP), [SnapshotState::Cut]);
+        let verdict = match commits {
+            true => Verdict {
+                commit: Some(begun.attempt),
+                undo: Vec::new(),
+            },
+            false => Verdict {
+                commit: None,
+                undo: vec![begun.attempt],
+            },
+        };
+        for _ in 0..2 {
+            driver.settle_group_by(GROUP, &verdict).unwrap();
+        }
+        match commits {
+            true => assert_eq!(states(&driver, GROUP), [SnapshotState::Ready]),
+            false => assert_eq!(states(&driver, GROUP), []),
+        }
+    }
+    driver.end_group_here(GROUP, &[]).unwrap();
+}
+
+#[test]
+fn a_single_snapshot_is_never_in_doubt_and_what_is_there_is_not_cut_again() {
+    let driver = driver(&MemoryHost::new());
+    let ours = [volume(&driver, "a")];
+    for count in 0..all_steps().len() {
+        let mut steps = all_steps();
+        steps.truncate(count);
+        served(&driver, &begin(None, &[], &ours), steps).0.unwrap();
+        let found = driver.find_snapshot_name("g").unwrap();
+        assert!(found.is_none(), "after {count} steps");
+    }
+    served(&driver, &begin(None, &[], &ours), all_steps())
+        .0
+        .unwrap();
+    assert!(driver.find_snapshot_name("g").unwrap().is_some());
+    let mut script = Script::of(all_steps());
+    let again = begin(None, &[], &ours);
+    let done = driver.serve_share(&again, &Halt::default(), &mut script);
+    done.unwrap();
+    assert_eq!(script.told, [ShareAnswer::Plain]);
+}
+
+#[test]
+fn steps_out_of_order_end_it_and_leave_nothing() {
+    let driver = driver(&MemoryHost::new());
+    let ours = [volume(&driver, "a")];
+    for (at, wrong) in [
+        (0, ShareStep::Freeze),
+        (1, ShareStep::Cut),
+        (3, ShareStep::Keep(kept())),
+        (5, ShareStep::Commit),
+        (6, ShareStep::Freeze),
+    ] {
+        let mut steps = all_steps();
+        steps.truncate(at);
+        steps.push(wrong);
+        let (done, told) = served(&driver, &begin(Some(GROUP), &ours, &ours), steps);
+        assert!(matches!(done, Err(Error::Invalid { .. })), "{at}: {done:?}");
+        assert_eq!(told, at + 1);
+        assert_eq!(states(&driver, GROUP), [], "{at}");
+    }
+}

@@ -1,0 +1,263 @@
+//! Hooks of the cluster hold applications while agents cut; the router is part of the test.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use slackwater::csi::controller_server::Controller;
+use slackwater::csi::group_controller_server::GroupController;
+use slackwater::csi::{self, CreateSnapshotRequest, CreateVolumeGroupSnapshotRequest};
+use slackwater::error::{Error, Result};
+use slackwater::hook::{HookTarget, Hooks, Quiesced};
+use slackwater::model::{PoolId, SharedVolume};
+use slackwater::router::cluster::{About, KnownPool};
+use slackwater::router::{Agents, Cluster as Around, Options, Router, TlsDial};
+use slackwater::tls::{Credentials, Name};
+use tonic::{Code, Request, Status};
+
+use super::ground::{Cluster, Volume, ids};
+use super::support::node::refused;
+use super::support::writers::Writers;
+
+/// What a hook does wrong.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+enum Fault {
+    #[default]
+    None,
+    /// It can't be started.
+    Start,
+    /// It dies while it is to hold.
+    Dies,
+    /// It says at its end that it failed.
+    Release,
+}
+
+/// A cluster with one hook for all volumes.
+#[derive(Clone, Default)]
+struct Pods {
+    fault: Arc<Mutex<Fault>>,
+    done: Arc<Mutex<Vec<String>>>,
+    told: Arc<Mutex<Vec<(About, bool, String)>>>,
+}
+
+impl Pods {
+    fn note(&self, what: &str) {
+        self.done.lock().unwrap().push(what.into());
+    }
+
+    fn took(&self) -> Vec<String> {
+        std::mem::take(&mut self.done.lock().unwrap())
+    }
+
+    fn told(&self) -> Vec<(About, bool, String)> {
+        std::mem::take(&mut self.told.lock().unwrap())
+    }
+
+    fn fails(&self, at: Fault) -> Result<()> {
+        match *self.fault.lock().unwrap() == at {
+            false => Ok(()),
+            true => Err(Error::QuiesceFailed {
+                hook: "db".into(),
+                reason: format!("planned: {at:?}"),
+            }),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Around for Pods {
+    async fn selected_node(&self, _claim: &str) -> Result<Option<String>> {
+        Ok(None)
+    }
+
+    async fn has_node(&self, _node: &str) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn claim_of(&self, _volume_id: &str) -> Option<String> {
+        Some("shop/data".into())
+    }
+
+    fn is_lost(&self, _pool: PoolId) -> bool {
+        false
+    }
+
+    fn known_pools(&self) -> Vec<KnownPool> {
+        Vec::new()
+    }
+
+    fn is_leader(&self) -> bool {
+        true
+    }
+
+    fn tell(&self, about: &About, is_warning: bool, _reason: &'static str, message: String) {
+        let told = (about.clone(), is_warning, message);
+        self.told.lock().unwrap().push(told);
+    }
+
+    fn hooks(&self) -> Arc<dyn Hooks> {
+        Arc::new(self.clone())
+    }
+}
+
+impl Hooks for Pods {
+    fn wanted(&self, targets: &[HookTarget], _shared: SharedVolume) -> Result<Vec<String>> {
+        let known = |target: &HookTarget| target.claim.as_deref() == Some("shop/data");
+        assert!(targets.iter().all(known), "{targets:?}");
+        Ok(vec!["db".into()])
+    }
+
+    fn quiesce(&self, _names: &[String], _timeout: Duration) -> Result<Box<dyn Quiesced>> {
+        self.fails(Fault::Start)?;
+        self.note("quiesced");
+        Ok(Box::new(Held(self.clone())))
+    }
+}
+
+struct Held(Pods);
+
+impl Quiesced for Held {
+    fn verify(&mut self) -> Result<()> {
+        self.0.fails(Fault::Dies)
+    }
+
+    fn release(self: Box<Self>) -> Result<Option<String>> {
+        self.0.fails(Fault::Release).map(|()| None)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.note("released");
+    }
+}
+
+async fn router(cluster: &Cluster, pods: &Pods) -> Router {
+    let (files, list) = cluster.router_parts();
+    let credentials = Credentials::of_files(Name::controller().unwrap(), files).unwrap();
+    let driver_name = "csi.slackwater.dev".to_string();
+    let dial = TlsDial::new(Arc::new(credentials));
+    let agents = Arc::new(Agents::new(Arc::new(dial), &driver_name));
+    agents.set(list);
+    agents.ask_all().await;
+    let options = Options {
+        driver_name,
+        alpha: Default::default(),
+        metrics: Arc::default(),
+    };
+    Router::new(agents, Arc::new(pods.clone()), options)
+}
+
+fn parameters(kind: &str, more: &[(&str, &str)]) -> std::collections::HashMap<String, String> {
+    let object = [
+        (format!("csi.storage.k8s.io/{kind}/name"), "s".to_string()),
+        (
+            format!("csi.storage.k8s.io/{kind}/namespace"),
+            "shop".into(),
+        ),
+    ];
+    let class = [("consistency", "application"), ("retries", "0")];
+    let class = class.iter().chain(more);
+    let class = class.map(|(key, value)| (key.to_string(), value.to_string()));
+    object.into_iter().chain(class).collect()
+}
+
+async fn group(
+    router: &Router,
+    name: &str,
+    volumes: &[Volume],
+    more: &[(&str, &str)],
+) -> std::result::Result<csi::VolumeGroupSnapshot, Status> {
+    let request = CreateVolumeGroupSnapshotRequest {
+        name: name.into(),
+        source_volume_ids: ids(volumes),
+        parameters: parameters("volumegroupsnapshot", more),
+        ..Default::default()
+    };
+    let made = router.create_volume_group_snapshot(Request::new(request));
+    Ok(made.await?.into_inner().group_snapshot.unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hooks_of_the_cluster_hold_applications_across_nodes_and_always_let_go() {
+    let cluster = Cluster::new(&["xfs", "xfs"]).await;
+    let volumes = cluster.volumes(&[(0, "ext4"), (1, "xfs")]).await;
+    let writers = Writers::start(&volumes);
+    let pods = Pods::default();
+    let router = router(&cluster, &pods).await;
+    let about = About::Group("shop/s".into());
+
+    for fault in [Fault::Start, Fault::Dies, Fault::Release] {
+        let name = format!("{fault:?}");
+        *pods.fault.lock().unwrap() = fault;
+        let said = group(&router, &name, &volumes, &[]).await;
+        let said = refused(said, Code::FailedPrecondition);
+        assert!(said.contains("planned"), "{said}");
+        let held = ["quiesced", "released"];
+        let held = if fault == Fault::Start {
+            &held[..0]
+        } else {
+            &held
+        };
+        assert_eq!(pods.took(), held, "{name}");
+        let told = pods.told();
+        assert!(
+            matches!(&told[..], [(of, true, _)] if *of == about),
+            "{told:?}"
+        );
+        cluster.assert_thawed(&writers, &name);
+        cluster.assert_no_snapshots(&name);
+        // It's left alone for a while.
+        refused(
+            group(&router, &name, &volumes, &[]).await,
+            Code::FailedPrecondition,
+        );
+        assert_eq!(pods.took(), [""; 0], "{name}: nobody is disturbed");
+        pods.told();
+
+        let falls = [("onQuiesceFailure", "filesystem")];
+        let name = format!("{name}, falls back");
+        let made = group(&router, &name, &volumes, &falls).await.unwrap();
+        let told = pods.told();
+        let (of, is_warning, message) = &told[0];
+        assert!(*of == about && !is_warning, "{told:?}");
+        assert!(
+            message.contains("level filesystem: application was asked for"),
+            "{message}"
+        );
+        cluster.end_group(&made).await;
+        pods.took();
+    }
+    *pods.fault.lock().unwrap() = Fault::None;
+    let made = group(&router, "good", &volumes, &[]).await.unwrap();
+    assert_eq!(pods.took(), ["quiesced", "released"]);
+    let told = pods.told();
+    assert_eq!(told, [(about, false, "cut at level application".into())]);
+    cluster.end_group(&made).await;
+
+    // A single snapshot whose application is in a pod is cut by the router as well.
+    let request = CreateSnapshotRequest {
+        name: "single".into(),
+        source_volume_id: volumes[1].id.clone(),
+        parameters: parameters("volumesnapshot", &[]),
+        ..Default::default()
+    };
+    let made = router.create_snapshot(Request::new(request.clone())).await;
+    let made = made.unwrap().into_inner().snapshot.unwrap();
+    assert_eq!(pods.took(), ["quiesced", "released"]);
+    let about = About::Snapshot("shop/s".into());
+    let told = pods.told();
+    assert_eq!(told, [(about, false, "cut at level application".into())]);
+    let again = router.create_snapshot(Request::new(request.clone())).await;
+    assert_eq!(again.unwrap().into_inner().snapshot.unwrap(), made);
+    assert_eq!(pods.took(), [""; 0], "a repeat disturbs nobody");
+    let other = CreateSnapshotRequest {
+        source_volume_id: volumes[0].id.clone(),
+        ..request
+    };
+    let said = router.create_snapshot(Request::new(other)).await;
+    refused(said, Code::AlreadyExists);
+    let client = &cluster.router.client;
+    client.delete_snapshot(&made.snapshot_id).await.unwrap();
+    drop(writers);
+    cluster.end(volumes).await;
+}
