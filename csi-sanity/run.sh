@@ -1,10 +1,11 @@
 #!/bin/bash
 # Runs csi-sanity, two releases of it, against the real binary.
 #
-#   csi-sanity/run.sh [memory|xfs|btrfs|ext4] ...     all of them if none is named
+#   csi-sanity/run.sh [memory|router|xfs|btrfs|ext4] ...     all of them if none is named
 #
-# memory needs no root. The others are pools in a folder on that file system, on a loop device
-# made here. Each is tested with mounted volumes (ext4, xfs, btrfs) and with raw block volumes.
+# memory and router need no root. router is a cluster: a router and two agents with memory pools;
+# the suite's controller is the router, its node the first agent's. The others are pools in a
+# folder on that file system, on a loop device made here. Each is tested with mounted volumes (ext4, xfs, btrfs) and with raw block volumes.
 #
 #   SLACKWATER=FILE     the binary; otherwise the debug build is made
 #   SANITY_POOL=DIR     a folder on the file system to test, instead of a loop device
@@ -26,7 +27,9 @@ MIB=$((1024 * 1024))
 # Just above the smallest xfs, and no multiple of anything large, so that rounding shows.
 size=$((321 * MIB)) larger_size=$((417 * MIB))
 
-work='' driver='' child='' pool=''
+work='' driver='' child='' pool='' controller=''
+# Processes of a cluster beside the driver that the suite's node is.
+others=()
 passed=0 failed=0 skipped=0
 
 say() { printf '%s\n' "$*" >&2; }
@@ -42,6 +45,7 @@ cleanup() {
     set +e
     [ -z "$child" ] || end "$child" 5
     [ -z "$driver" ] || end "$driver" 30
+    for other in "${others[@]}"; do end "$other" 30; done
     if [ -n "$work" ]; then
         [ -z "$pool" ] || free_below "$pool"
         free_below "$work"
@@ -125,10 +129,12 @@ alpha() {
     esac
 }
 
+simulated() { [ "$1" = memory ] || [ "$1" = router ]; }
+
 # make_file_system KIND: sets $folder to where pools of this kind can be.
 make_file_system() {
     local kind=$1
-    if [ "$kind" = memory ]; then return; fi
+    if simulated "$kind"; then return; fi
     [ "$(id -u)" = 0 ] || die "$kind needs root, for loop devices and mounts"
     if [ -n "${SANITY_POOL:-}" ]; then
         folder=$SANITY_POOL
@@ -146,14 +152,76 @@ make_file_system() {
 }
 
 drop_file_system() {
-    if [ "$1" = memory ] || [ -n "${SANITY_POOL:-}" ]; then return; fi
+    if simulated "$1" || [ -n "${SANITY_POOL:-}" ]; then return; fi
     umount "$folder"
     rm -r -- "$folder" "$folder.img"
 }
 
-# start_driver KIND VERSION: sets $home, $endpoint, $pool and $driver.
+# start_cluster VERSION: sets $home, $endpoint, $controller, $driver and $others.
+start_cluster() {
+    local node address tls agents=() log=$logs/router/$1
+    home=$work/router-$1
+    tls=$home/tls
+    mkdir -p "$home/csi" "$home/router" "$log"
+    "$SLACKWATER" certificates --out "$tls" --node sanity-node --node sanity-other >/dev/null
+    for node in sanity-node sanity-other; do
+        mkdir -p "$home/$node"
+        : >"$log/$node.log"
+        # shellcheck disable=SC2046 # No alpha features are no words.
+        "$SLACKWATER" serve --role node --endpoint "unix://$home/$node/csi.sock" \
+            --node-name "$node" --pool default=memory: --state-dir "$home/$node-state" \
+            --node-record "$home/$node.json" --allowed-path "$home" --agent-listen 127.0.0.1:0 \
+            --tls-cert "$tls/node-$node.crt" --tls-key "$tls/node-$node.key" --tls-ca "$tls/ca.crt" \
+            $(alpha "$1") >>"$log/$node.log" 2>&1 &
+        others+=($!)
+        address=$(listens "$log/$node.log") || return 1
+        agents+=(--agent "$node=$address")
+    done
+    endpoint=unix://$home/sanity-node/csi.sock
+    controller=unix://$home/router/csi.sock
+    # shellcheck disable=SC2046
+    "$SLACKWATER" serve --role controller --endpoint "$controller" "${agents[@]}" \
+        --tls-cert "$tls/controller.crt" --tls-key "$tls/controller.key" --tls-ca "$tls/ca.crt" \
+        --metrics-address 127.0.0.1:0 $(alpha "$1") >"$log/driver.log" 2>&1 &
+    driver=$!
+    await "$1" "$controller" "$log"
+}
+
+# listens LOG: where an agent says that it listens.
+listens() {
+    local tenth found
+    for ((tenth = 0; tenth < 300; tenth++)); do
+        found=$(sed -n 's/.*the agent listens address=\([0-9.:]*\).*/\1/p' "$1")
+        if [ -n "$found" ]; then
+            echo "$found"
+            return
+        fi
+        sleep 0.1
+    done
+    tail -n 5 "$1" >&2
+    return 1
+}
+
+# await VERSION ENDPOINT LOGS: until the driver is ready.
+await() {
+    local second
+    for ((second = 0; second < 30; second++)); do
+        run "$bin/$1/ready" "$2" 1s 2>"$3/ready.log" && return
+        kill -0 "$driver" 2>/dev/null || break
+    done
+    cat "$3/ready.log" >&2
+    tail -n 5 "$3/driver.log" >&2
+    return 1
+}
+
+# start_driver KIND VERSION: sets $home, $endpoint, $controller, $pool, $driver and $others.
 start_driver() {
-    local definition=default=memory: second
+    local definition=default=memory:
+    controller=''
+    if [ "$1" = router ]; then
+        start_cluster "$2"
+        return
+    fi
     home=$work/$1-$2
     mkdir -p "$home/csi" "$logs/$1/$2"
     if [ "$1" != memory ]; then
@@ -167,29 +235,26 @@ start_driver() {
         --allowed-path "$home" --metrics-address 127.0.0.1:0 $(alpha "$2") \
         >"$logs/$1/$2/driver.log" 2>&1 &
     driver=$!
-    for ((second = 0; second < 30; second++)); do
-        run "$bin/$2/ready" "$endpoint" 1s 2>"$logs/$1/$2/ready.log" && return
-        kill -0 "$driver" 2>/dev/null || break
-    done
-    cat "$logs/$1/$2/ready.log" >&2
-    tail -n 5 "$logs/$1/$2/driver.log" >&2
-    return 1
+    await "$2" "$endpoint" "$logs/$1/$2"
 }
 
 # stop_driver KIND VERSION: the driver must end well, and leave nothing behind.
 stop_driver() {
-    local name="$1/$2" log=$logs/$1/$2/driver.log code=0 left
-    end "$driver" 30
-    wait "$driver" || code=$?
-    driver=''
-    [ "$code" = 0 ] || { complain "$name: the driver ended with $code"; tail -n 20 "$log" >&2; }
+    local name="$1/$2" log=$logs/$1/$2/driver.log process code left
+    for process in $driver "${others[@]}"; do
+        code=0
+        end "$process" 30
+        wait "$process" || code=$?
+        [ "$code" = 0 ] || { complain "$name: a driver ended with $code"; tail -n 20 "$log" >&2; }
+    done
+    driver='' others=()
     left=$(mounts_below "$home"; [ -z "$pool" ] || { mounts_below "$pool"; loops_below "$pool"; })
     if [ -n "$left" ]; then
         complain "$name: left behind: $left"
         free_below "$home"
         [ -z "$pool" ] || free_below "$pool"
     fi
-    ! grep --quiet not-for-logs "$log" || complain "$name: secrets are in $log"
+    ! grep --quiet not-for-logs "$logs/$1/$2"/*.log || complain "$name: secrets are in $logs/$1/$2"
     [ -z "$pool" ] || rm -rf --one-file-system -- "$pool"
     pool=''
 }
@@ -204,10 +269,18 @@ test_volumes() {
     mount-ext4) ;;
     mount-*) command=("$bin/$2/fstype" -fstype "${3#mount-}") ;;
     esac
+    # The suite knows one node of the two.
+    if [ "$1" = router ]; then
+        case $3 in
+        mount-xfs | mount-btrfs) ;;
+        *) command=("$bin/$2/fstype") ;;
+        esac
+        command+=(-at-node)
+    fi
     # Copy on write can't overwrite: the driver refuses zeros there.
     [ "$1" != btrfs ] || wipe=discard
     # A memory pool's mounts aren't in this machine's file tree, where the test looks.
-    [ "$1" != memory ] || command+=(-ginkgo.skip 'NodeUnpublishVolume should remove target path')
+    ! simulated "$1" || command+=(-ginkgo.skip 'NodeUnpublishVolume should remove target path')
     # Upstream compares Go's messages with their inner fields, of which one that was sent has other
     # values than one that came: no driver that tells where a snapshot is can pass.
     [ "$2" = 5.5.0 ] || command+=(-ginkgo.skip 'creating a snapshot with accessibility requirements')
@@ -215,7 +288,7 @@ test_volumes() {
     rm -f "$log/report.json"
     # The report says what failed; the exit code has nothing to add.
     run "${command[@]}" \
-        -csi.endpoint "$endpoint" -csi.mountdir "$home/mount" -csi.stagingdir "$home/staging" \
+        -csi.endpoint "$endpoint" -csi.controllerendpoint "$controller" -csi.mountdir "$home/mount" -csi.stagingdir "$home/staging" \
         -csi.secrets "$here/secrets.yaml" -csi.testvolumeaccesstype "$access" \
         -csi.testvolumesize "$size" -csi.testvolumeexpandsize "$larger_size" \
         -csi.testvolumeparameters "$here/volume.yaml" \
@@ -239,9 +312,9 @@ wanted() {
 # --- All of it -----------------------------------------------------------------------------------
 
 kinds=("$@")
-[ $# -gt 0 ] || kinds=(memory xfs btrfs ext4)
+[ $# -gt 0 ] || kinds=(memory router xfs btrfs ext4)
 for kind in "${kinds[@]}"; do
-    case $kind in memory | xfs | btrfs | ext4) ;; *) die "no such pool: $kind" ;; esac
+    case $kind in memory | router | xfs | btrfs | ext4) ;; *) die "no such pool: $kind" ;; esac
 done
 build
 # Short: a socket's path has at most 107 bytes.
