@@ -7,7 +7,9 @@
     reason = "a test says what it expects, and works on its own files"
 )]
 
+mod api;
 mod hooks;
 mod kubelet;
+mod plane;
 #[path = "../support/mod.rs"]
 mod support;

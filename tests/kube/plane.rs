@@ -1,0 +1,225 @@
+//! A control plane of one's own: etcd and kube-apiserver of the laboratory, on ports of their
+//! own, without any node. `None`, with a printed reason, where its programs aren't.
+
+use std::fs::File;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use slackwater::tls::authority::{Authority, Validity};
+use tokio::runtime::Runtime;
+
+/// A kube-apiserver needs some 10 s on a machine with nothing else to do.
+const START: Duration = Duration::from_secs(300);
+/// Who may do everything.
+const ADMIN: &str = "admin-of-this-test";
+
+pub struct Plane {
+    folder: tempfile::TempDir,
+    hyper: PathBuf,
+    etcd: Option<Child>,
+    api: Option<Child>,
+    etcd_ports: [u16; 2],
+    port: u16,
+    pub runtime: Runtime,
+}
+
+impl Plane {
+    pub fn start(what: &str) -> Option<Plane> {
+        let hyper = program()?;
+        let Some(hyper) = hyper.exists().then_some(hyper) else {
+            eprintln!(
+                "SKIPPED {what}: the laboratory's programs are not here (make cluster builds them)"
+            );
+            return None;
+        };
+        let folder = tempfile::Builder::new()
+            .prefix("slackwater-plane-")
+            .tempdir()
+            .unwrap();
+        let mut plane = Plane {
+            folder,
+            hyper,
+            etcd: None,
+            api: None,
+            etcd_ports: [free_port(), free_port()],
+            port: free_port(),
+            runtime: Runtime::new().unwrap(),
+        };
+        // Only for its key: what service accounts' tokens are signed with.
+        let hour = Validity::from_now(Duration::from_secs(3600));
+        let key = Authority::new(hour).unwrap().key();
+        std::fs::write(plane.path("sa.key"), key).unwrap();
+        let tokens = format!("{ADMIN},admin,1,\"system:masters\"\n");
+        std::fs::write(plane.path("tokens"), tokens).unwrap();
+        let config = format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: x\n\
+             clusters: [{{name: x, cluster: {{server: 'https://127.0.0.1:{}', \
+             insecure-skip-tls-verify: true}}}}]\n\
+             users: [{{name: x, user: {{token: {ADMIN}}}}}]\n\
+             contexts: [{{name: x, context: {{cluster: x, user: x}}}}]\n",
+            plane.port
+        );
+        std::fs::write(plane.path("kubeconfig"), config).unwrap();
+        plane.start_etcd();
+        plane.start_api();
+        Some(plane)
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn spawn(&self, name: &str, arguments: &[String]) -> Child {
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.path(name))
+            .unwrap();
+        Command::new(&self.hyper)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap()
+    }
+
+    fn start_etcd(&mut self) {
+        let [client, peer] = self.etcd_ports;
+        let words = [
+            "etcd".to_string(),
+            format!("--data-dir={}", self.path("etcd").display()),
+            format!("--listen-client-urls=http://127.0.0.1:{client}"),
+            format!("--advertise-client-urls=http://127.0.0.1:{client}"),
+            format!("--listen-peer-urls=http://127.0.0.1:{peer}"),
+            format!("--initial-advertise-peer-urls=http://127.0.0.1:{peer}"),
+            format!("--initial-cluster=default=http://127.0.0.1:{peer}"),
+            "--unsafe-no-fsync".into(),
+        ];
+        self.etcd = Some(self.spawn("etcd.log", &words));
+    }
+
+    /// Starts the API server (again), and waits until it serves.
+    pub fn start_api(&mut self) {
+        let key = self.path("sa.key");
+        let words = [
+            "kube-apiserver".to_string(),
+            format!("--etcd-servers=http://127.0.0.1:{}", self.etcd_ports[0]),
+            "--bind-address=127.0.0.1".into(),
+            format!("--secure-port={}", self.port),
+            format!("--cert-dir={}", self.path("certs").display()),
+            format!("--service-account-key-file={}", key.display()),
+            format!("--service-account-signing-key-file={}", key.display()),
+            "--service-account-issuer=https://kubernetes.default.svc".into(),
+            format!("--token-auth-file={}", self.path("tokens").display()),
+            "--service-cluster-ip-range=10.97.0.0/24".into(),
+            "--authorization-mode=RBAC".into(),
+            "--disable-admission-plugins=ServiceAccount".into(),
+        ];
+        self.api = Some(self.spawn("api.log", &words));
+        let begun = Instant::now();
+        while self.try_kubectl(&["get", "--raw", "/readyz"]).is_err() {
+            let api = self.api.as_mut().unwrap();
+            let ended = api.try_wait().unwrap();
+            assert!(
+                ended.is_none(),
+                "kube-apiserver ended: {ended:?}\n{}",
+                self.log()
+            );
+            assert!(begun.elapsed() < START, "not ready\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(500));
+        }
+    }
+
+    /// Kills the API server.
+    pub fn stop_api(&mut self) {
+        end(self.api.take());
+    }
+
+    fn log(&self) -> String {
+        let text = std::fs::read_to_string(self.path("api.log")).unwrap_or_default();
+        let lines: Vec<_> = text.lines().collect();
+        lines[lines.len().saturating_sub(30)..].join("\n")
+    }
+
+    pub fn try_kubectl(&self, words: &[&str]) -> Result<String, String> {
+        let output = Command::new(&self.hyper)
+            .arg("kubectl")
+            .arg(format!(
+                "--kubeconfig={}",
+                self.path("kubeconfig").display()
+            ))
+            .arg("--request-timeout=60s")
+            .args(words)
+            .env("HOME", self.folder.path())
+            .output()
+            .unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        match output.status.success() {
+            true => Ok(text(&output.stdout)),
+            false => Err(text(&output.stderr)),
+        }
+    }
+
+    #[track_caller]
+    pub fn kubectl(&self, words: &[&str]) -> String {
+        let done = self.try_kubectl(words);
+        done.unwrap_or_else(|error| panic!("kubectl {words:?}: {error}"))
+    }
+
+    /// Applies objects, as YAML or JSON.
+    #[track_caller]
+    pub fn apply(&self, objects: &str) {
+        let file = self.path("objects");
+        std::fs::write(&file, objects).unwrap();
+        self.kubectl(&["apply", "--server-side", "-f", file.to_str().unwrap()]);
+    }
+
+    /// A client with the right to do everything.
+    pub fn client(&self) -> kube::Client {
+        self.client_of(ADMIN)
+    }
+
+    pub fn client_of(&self, token: &str) -> kube::Client {
+        let url = format!("https://127.0.0.1:{}", self.port).parse().unwrap();
+        let mut config = kube::Config::new(url);
+        config.accept_invalid_certs = true;
+        config.default_retry = false;
+        let token = serde_json::json!({ "token": token });
+        config.auth_info = serde_json::from_value(token).unwrap();
+        let _inside = self.runtime.enter();
+        kube::Client::try_from(config).unwrap()
+    }
+}
+
+impl Drop for Plane {
+    fn drop(&mut self) {
+        end(self.api.take());
+        end(self.etcd.take());
+        if std::thread::panicking() {
+            eprintln!("--- the API server's log ---\n{}", self.log());
+        }
+    }
+}
+
+fn end(child: Option<Child>) {
+    if let Some(mut child) = child {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}
+
+fn program() -> Option<PathBuf> {
+    let cache = match std::env::var_os("CLUSTER_CACHE") {
+        Some(cache) => PathBuf::from(cache),
+        None => Path::new(&std::env::var_os("HOME")?).join(".cache/slackwater-cluster"),
+    };
+    Some(cache.join("bin/hyper"))
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
