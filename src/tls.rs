@@ -11,7 +11,7 @@
 //! | `bundle` | a certificate, its key and the authorities, as PEM, from files or from memory |
 //! | `credentials` | what handshakes use now, read again when the files change |
 //! | `incoming`, `dial` | both ends |
-//! | `authority` | makes certificates where nobody else does |
+//! | `authority`, `request` | make certificates where nobody else does |
 //!
 //! Every connection is a whole handshake of TLS 1.3: nothing is resumed, so what has expired or
 //! isn't trusted any more is noticed at the next connection. Those that stand are left alone.
@@ -21,6 +21,7 @@ mod bundle;
 mod credentials;
 mod dial;
 mod incoming;
+pub mod request;
 #[cfg(test)]
 mod tests;
 
@@ -110,6 +111,14 @@ pub enum TlsError {
     /// A text that can't stand in a certificate as a name.
     #[error("{0:?} can't be a name in a certificate: at most 253 letters, 63 between two dots")]
     BadName(String),
+    /// A request for a certificate that must not be signed.
+    #[error("sign a certificate for {name}: the request is refused, {problem}")]
+    Request {
+        /// Of whom.
+        name: Name,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
     /// A certificate that couldn't be made.
     #[error("make a certificate for {name}")]
     Make {

@@ -5,8 +5,10 @@
 //! only when something happens. While the API server is gone, everything goes on being answered
 //! from memory, and [`InCluster::problem`] says so.
 
+pub mod certificates;
 mod chores;
 mod endpoints;
+mod fleet;
 pub mod follow;
 pub mod label;
 pub mod lead;

@@ -10,7 +10,7 @@ use rcgen::{
     KeyUsagePurpose, date_time_ymd,
 };
 
-use super::{Bundle, Name, TlsError};
+use super::{Bundle, Name, TlsError, request};
 
 /// How much earlier than now a certificate is valid from: clocks of two machines differ.
 const CLOCKS: Duration = Duration::from_secs(3600);
@@ -87,15 +87,7 @@ impl Authority {
     pub fn issue(&self, name: &Name, validity: Validity) -> Result<Bundle, TlsError> {
         let make = || {
             let key = KeyPair::generate()?;
-            let mut params = CertificateParams::new(vec![name.to_string()])?;
-            params.distinguished_name = rcgen::DistinguishedName::new();
-            params.use_authority_key_identifier_extension = true;
-            params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-            params.extended_key_usages = vec![
-                ExtendedKeyUsagePurpose::ServerAuth,
-                ExtendedKeyUsagePurpose::ClientAuth,
-            ];
-            limit(&mut params, validity);
+            let params = leaf(name, validity)?;
             let certificate = params.signed_by(&key, &self.issuer)?;
             Ok((certificate.pem(), key.serialize_pem()))
         };
@@ -106,6 +98,38 @@ impl Authority {
             authorities: self.certificate.clone().into_bytes(),
         })
     }
+
+    /// A certificate, as PEM, for who has made a request (PKCS #10, PEM; [`super::request::make`]).
+    /// The name is the one that is given here, whatever the request asks for; of the request only
+    /// the key is taken, and the proof that its sender has it.
+    pub fn sign(
+        &self,
+        request: &[u8],
+        name: &Name,
+        validity: Validity,
+    ) -> Result<String, TlsError> {
+        let key = request::read(request).map_err(|problem| TlsError::Request {
+            name: name.clone(),
+            problem,
+        })?;
+        let make = || leaf(name, validity)?.signed_by(&key, &self.issuer);
+        let certificate = make().map_err(failed(&name.to_string()))?;
+        Ok(certificate.pem())
+    }
+}
+
+/// What a certificate of ours says.
+fn leaf(name: &Name, validity: Validity) -> Result<CertificateParams, rcgen::Error> {
+    let mut params = CertificateParams::new(vec![name.to_string()])?;
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.use_authority_key_identifier_extension = true;
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![
+        ExtendedKeyUsagePurpose::ServerAuth,
+        ExtendedKeyUsagePurpose::ClientAuth,
+    ];
+    limit(&mut params, validity);
+    Ok(params)
 }
 
 /// What an authority is made of, beside its dates: the same whenever it's made of this key.

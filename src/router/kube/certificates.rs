@@ -1,0 +1,312 @@
+//! Certificates of router and agents, where nobody else makes them.
+//!
+//! The authority is a Secret that only routers may read. Its public half, with those that come
+//! and go, is a ConfigMap that agents read. A router makes its own certificate; a node's pod asks
+//! for its own by a CertificateSigningRequest with its service account's token, which the API
+//! server has bound to the pod's node; the router that leads signs it for that node and no other.
+//! So a node's key never leaves the node, and a node that was broken into gets no other's name.
+//!
+//! | room | what |
+//! |---|---|
+//! | `authorities` | the authority, its successor and its predecessor, and when they change |
+//! | `signer` | whom a request is signed for |
+//! | `enrol` | the node's end |
+
+pub mod authorities;
+pub mod enrol;
+pub mod signer;
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ::kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
+use ::kube::runtime::watcher;
+use ::kube::{Client, Error as KubeError};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use k8s_openapi::jiff::Timestamp;
+use tokio::sync::watch;
+
+use super::follow::Kept;
+use super::{InCluster, ask};
+use crate::error::{Result, chain};
+use crate::router::cluster::Cluster;
+use crate::tls::{Bundle, Credentials, Name, TlsError};
+use authorities::{Authorities, LEAF, leaf};
+use signer::{Judgement, Request, SIGNER};
+
+/// The Secret and the ConfigMap.
+pub const TRUST: &str = "slackwater-authority";
+/// The list of trusted authorities in the ConfigMap.
+pub const CA: &str = "ca.crt";
+/// How often routers look whether the authority has changed.
+const EVERY: Duration = Duration::from_secs(600);
+/// While there is none, or the API server doesn't answer.
+const SOON: Duration = Duration::from_secs(5);
+/// How requests are called in what is followed.
+const REQUESTS: &str = "CertificateSigningRequests";
+
+/// The router's end: it keeps the authority, gives itself certificates, and signs those of nodes
+/// while it leads.
+pub struct Certificates {
+    client: Client,
+    namespace: String,
+    /// The service account of the nodes' pods.
+    account: String,
+    requests: Mutex<Kept<Request>>,
+    authorities: Mutex<Option<Authorities>>,
+    /// The router's own, once there is an authority.
+    own: watch::Sender<Option<Arc<Credentials>>>,
+}
+
+impl Certificates {
+    /// Begins to work for a router. `account` is the name of the service account of the nodes'
+    /// pods, in the router's own namespace.
+    pub fn start(cluster: &Arc<InCluster>, account: &str) -> Arc<Certificates> {
+        let this = Arc::new(Certificates {
+            client: cluster.client.clone(),
+            namespace: cluster.options.namespace.clone(),
+            account: account.into(),
+            requests: Mutex::default(),
+            authorities: Mutex::default(),
+            own: watch::channel(None).0,
+        });
+        let its = watcher::Config::default().fields(&format!("spec.signerName={SIGNER}"));
+        let api = Api::<CertificateSigningRequest>::all(this.client.clone());
+        let taking = Arc::clone(&this);
+        cluster.watch(api, its, REQUESTS, move |event| {
+            let mut requests = taking
+                .requests
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            requests.take(event, Request::read);
+        });
+        let (keeping, of) = (Arc::clone(&this), Arc::clone(cluster));
+        cluster.spawn(async move { keeping.keep(&of).await });
+        let (signing, of) = (Arc::clone(&this), Arc::clone(cluster));
+        cluster.spawn(async move { signing.sign_all(&of).await });
+        this
+    }
+
+    /// The router's own certificate, which is renewed by itself. Waits until there is an authority.
+    pub async fn own(&self) -> Arc<Credentials> {
+        let mut own = self.own.subscribe();
+        loop {
+            if let Some(own) = own.borrow_and_update().as_ref() {
+                return Arc::clone(own);
+            }
+            // The sender is our own.
+            let _ = own.changed().await;
+        }
+    }
+
+    async fn keep(&self, cluster: &InCluster) {
+        loop {
+            let pause = match self.look(cluster.is_leader()).await {
+                Ok(true) => EVERY,
+                Ok(false) => SOON,
+                Err(error) => {
+                    tracing::warn!(error, "the authority can't be looked after");
+                    SOON
+                }
+            };
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Whether there is an authority, and all is as it should be.
+    async fn look(&self, leads: bool) -> Result<bool, String> {
+        let secrets = Api::<Secret>::namespaced(self.client.clone(), &self.namespace);
+        let found = ask("the Secret", secrets.get_opt(TRUST)).await;
+        let found = found.map_err(|error| chain(&error))?;
+        let data = found
+            .as_ref()
+            .and_then(|secret| secret.data.clone())
+            .unwrap_or_default();
+        let mut now = Authorities::read(&text(data))?;
+        if leads {
+            let next = Authorities::step(now.as_ref(), Timestamp::now());
+            if let Some(next) = next.map_err(|error| chain(&error))? {
+                self.write(&secrets, found, &next).await?;
+                tracing::info!("the authority has changed");
+                now = Some(next);
+            }
+        }
+        let Some(now) = now else {
+            return Ok(false);
+        };
+        if leads {
+            self.publish(&now.bundle()).await?;
+        }
+        self.renew(&now).map_err(|error| chain(&error))?;
+        *self
+            .authorities
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(now);
+        Ok(true)
+    }
+
+    /// Only over the version that was looked at: another's authority is never written over.
+    async fn write(
+        &self,
+        secrets: &Api<Secret>,
+        found: Option<Secret>,
+        next: &Authorities,
+    ) -> Result<(), String> {
+        let is_new = found.is_none();
+        let mut secret = found.unwrap_or_else(|| Secret {
+            metadata: ObjectMeta {
+                name: Some(TRUST.into()),
+                ..ObjectMeta::default()
+            },
+            ..Secret::default()
+        });
+        let data = next.data().into_iter();
+        secret.data = Some(
+            data.map(|(key, text)| (key, ByteString(text.into_bytes())))
+                .collect(),
+        );
+        let params = PostParams::default();
+        let written = async {
+            match is_new {
+                true => secrets.create(&params, &secret).await,
+                false => secrets.replace(TRUST, &params, &secret).await,
+            }
+        };
+        ask("the Secret", written)
+            .await
+            .map(drop)
+            .map_err(|error| chain(&error))
+    }
+
+    async fn publish(&self, bundle: &str) -> Result<(), String> {
+        let api = Api::<ConfigMap>::namespaced(self.client.clone(), &self.namespace);
+        let write = async {
+            let data = BTreeMap::from([(CA.to_string(), bundle.to_string())]);
+            match api.get_opt(TRUST).await? {
+                Some(map) if map.data.as_ref() == Some(&data) => Ok(()),
+                Some(_) => {
+                    let patch = Patch::Merge(serde_json::json!({ "data": data }));
+                    api.patch(TRUST, &PatchParams::default(), &patch)
+                        .await
+                        .map(drop)
+                }
+                None => {
+                    let map = ConfigMap {
+                        metadata: ObjectMeta {
+                            name: Some(TRUST.into()),
+                            ..ObjectMeta::default()
+                        },
+                        data: Some(data),
+                        ..ConfigMap::default()
+                    };
+                    api.create(&PostParams::default(), &map).await.map(drop)
+                }
+            }
+        };
+        ask("the ConfigMap", write)
+            .await
+            .map_err(|error| chain(&error))
+    }
+
+    /// A new certificate of our own where the last one is half over, or the authority another.
+    fn renew(&self, now: &Authorities) -> Result<(), TlsError> {
+        let before = self
+            .authorities
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let own = self.own.borrow().clone();
+        let left = own.as_ref().and_then(|own| own.expires()).map(|expires| {
+            let now = u64::try_from(Timestamp::now().as_second()).unwrap_or(0);
+            Duration::from_secs(expires.saturating_sub(now))
+        });
+        if own.is_some() && before.as_ref() == Some(now) && left.is_some_and(|left| left > LEAF / 2)
+        {
+            return Ok(());
+        }
+        let name = Name::controller()?;
+        let bundle = Bundle {
+            authorities: now.bundle().into_bytes(),
+            ..now.signs()?.issue(&name, leaf())?
+        };
+        match own {
+            Some(own) => own.replace(bundle),
+            None => {
+                let own = Arc::new(Credentials::of_bundle(name, bundle)?);
+                self.own.send_replace(Some(own));
+                Ok(())
+            }
+        }
+    }
+
+    async fn sign_all(&self, cluster: &InCluster) {
+        loop {
+            tokio::time::sleep(cluster.options.look_every).await;
+            let authorities = self
+                .authorities
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone();
+            let Some(authorities) = authorities.filter(|_| cluster.is_leader()) else {
+                continue;
+            };
+            let open: Vec<(String, Request)> = {
+                let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+                let all = requests.now().iter().filter(|(_, request)| request.is_open);
+                all.map(|(name, request)| (name.clone(), request.clone()))
+                    .collect()
+            };
+            for (name, request) in open {
+                if let Err(error) = self.sign(&authorities, &name, &request).await {
+                    let error = chain(&error);
+                    tracing::warn!(name, error, "a certificate can't be signed");
+                }
+            }
+        }
+    }
+
+    async fn sign(&self, authorities: &Authorities, name: &str, request: &Request) -> Result<()> {
+        let account = format!("system:serviceaccount:{}:{}", self.namespace, self.account);
+        let judgement = signer::judge(authorities, request, &account);
+        let api = Api::<CertificateSigningRequest>::all(self.client.clone());
+        let params = PatchParams::default();
+        let condition = Patch::Merge(judgement.condition());
+        ask(
+            "the request",
+            gone(api.patch_approval(name, &params, &condition)),
+        )
+        .await?;
+        match judgement {
+            Judgement::Sign { node, certificate } => {
+                let bytes = ByteString(certificate.into_bytes());
+                let patch = serde_json::json!({ "status": { "certificate": bytes } });
+                let patch = Patch::Merge(patch);
+                ask("the request", gone(api.patch_status(name, &params, &patch))).await?;
+                tracing::info!(node, request = name, "a node has its certificate");
+            }
+            Judgement::Deny(problem) => {
+                tracing::warn!(request = name, problem, "a certificate was denied");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A request that is gone is nobody's.
+async fn gone<T>(answer: impl Future<Output = Result<T, KubeError>>) -> Result<(), KubeError> {
+    match answer.await {
+        Ok(_) => Ok(()),
+        Err(KubeError::Api(status)) if status.is_not_found() => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn text(data: BTreeMap<String, ByteString>) -> BTreeMap<String, String> {
+    let each = data.into_iter();
+    each.filter_map(|(key, bytes)| Some((key, String::from_utf8(bytes.0).ok()?)))
+        .collect()
+}

@@ -1,0 +1,233 @@
+//! The authority and its change: the next one is trusted by all before it signs, and the last one
+//! is trusted for as long as a certificate of it may be in use.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+
+use crate::tls::TlsError;
+use crate::tls::authority::{Authority, Validity};
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+/// What a node's or a router's certificate is valid for. It's renewed when half of that is over.
+pub const LEAF: Duration = DAY.saturating_mul(30);
+/// What an authority is valid for.
+const AUTHORITY: Duration = DAY.saturating_mul(3 * 365);
+/// An authority that is so old gets a successor.
+const OLD: SignedDuration = SignedDuration::from_hours(365 * 24);
+/// The successor is shown for so long before it signs: agents look every ten minutes.
+const SHOWN: SignedDuration = SignedDuration::from_hours(24);
+/// The predecessor is trusted for so long: longer than what it has signed is valid.
+const TRUSTED: SignedDuration = SignedDuration::from_hours(40 * 24);
+
+/// From now on, for a certificate.
+pub(super) fn leaf() -> Validity {
+    Validity::from_now(LEAF)
+}
+
+/// A certificate, its key, and since when it has had its part.
+#[derive(Clone, PartialEq, Eq)]
+struct One {
+    certificate: String,
+    /// A secret; the predecessor's is thrown away.
+    key: Option<String>,
+    since: Timestamp,
+}
+
+/// Who signs, who will, who has.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Authorities {
+    current: One,
+    next: Option<One>,
+    previous: Option<One>,
+}
+
+impl std::fmt::Debug for Authorities {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Authorities").finish_non_exhaustive()
+    }
+}
+
+impl Authorities {
+    /// From a Secret's data; nothing where nobody has made any. What can't be read is an error,
+    /// and nothing is made in its place: certificates of it are in use.
+    pub fn read(data: &BTreeMap<String, String>) -> Result<Option<Authorities>, String> {
+        let one = |stem: &str, has_key: bool| {
+            let of = |end: &str| data.get(&format!("{stem}.{end}")).cloned();
+            let (certificate, key, since) = (of("crt"), of("key"), of("since"));
+            match (certificate, key, since) {
+                (None, None, None) => Ok(None),
+                (Some(certificate), key, Some(since)) if key.is_some() == has_key => {
+                    let since = since.parse();
+                    let since = since.map_err(|error| format!("{stem}.since: {error}"))?;
+                    Ok(Some(One {
+                        certificate,
+                        key,
+                        since,
+                    }))
+                }
+                _ => Err(format!(
+                    "the Secret's {stem}.crt, .key and .since don't go together"
+                )),
+            }
+        };
+        let (current, next) = (one("current", true)?, one("next", true)?);
+        let previous = one("previous", false)?;
+        match current {
+            Some(current) => Ok(Some(Authorities {
+                current,
+                next,
+                previous,
+            })),
+            None if next.is_none() && previous.is_none() => Ok(None),
+            None => Err("the Secret has no current.crt".into()),
+        }
+    }
+
+    /// As a Secret's data.
+    pub fn data(&self) -> BTreeMap<String, String> {
+        let mut data = BTreeMap::new();
+        let parts = [
+            ("current", Some(&self.current)),
+            ("next", self.next.as_ref()),
+            ("previous", self.previous.as_ref()),
+        ];
+        for (stem, one) in parts {
+            let Some(one) = one else { continue };
+            data.insert(format!("{stem}.crt"), one.certificate.clone());
+            data.insert(format!("{stem}.since"), one.since.to_string());
+            if let Some(key) = &one.key {
+                data.insert(format!("{stem}.key"), key.clone());
+            }
+        }
+        data
+    }
+
+    /// What is to be in place of what is there now; nothing if it's as it should be.
+    pub fn step(now: Option<&Authorities>, at: Timestamp) -> Result<Option<Authorities>, TlsError> {
+        let Some(now) = now else {
+            return Ok(Some(Authorities {
+                current: One::new(at)?,
+                next: None,
+                previous: None,
+            }));
+        };
+        let age = |one: &One| at.duration_since(one.since);
+        let mut then = now.clone();
+        if now
+            .previous
+            .as_ref()
+            .is_some_and(|previous| age(previous) >= TRUSTED)
+        {
+            then.previous = None;
+        }
+        match &now.next {
+            None if age(&now.current) >= OLD => then.next = Some(One::new(at)?),
+            Some(next) if age(next) >= SHOWN => {
+                let last = std::mem::replace(&mut then.current, next.clone());
+                then.current.since = at;
+                then.next = None;
+                then.previous = Some(One {
+                    key: None,
+                    since: at,
+                    ..last
+                });
+            }
+            Some(_) | None => {}
+        }
+        Ok((&then != now).then_some(then))
+    }
+
+    /// Certificates of all that are trusted.
+    pub fn bundle(&self) -> String {
+        let all = [
+            Some(&self.current),
+            self.next.as_ref(),
+            self.previous.as_ref(),
+        ];
+        let each = all.into_iter().flatten();
+        each.map(|one| format!("{}\n", one.certificate.trim_end()))
+            .collect()
+    }
+
+    /// Who signs now.
+    pub fn signs(&self) -> Result<Authority, TlsError> {
+        let key = self.current.key.as_deref().unwrap_or_default();
+        Authority::from_pem(&self.current.certificate, key)
+    }
+}
+
+impl One {
+    fn new(at: Timestamp) -> Result<One, TlsError> {
+        let from = SystemTime::from(at);
+        let authority = Authority::new(Validity {
+            from: from - DAY,
+            until: from + AUTHORITY,
+        })?;
+        Ok(One {
+            certificate: authority.certificate().to_string(),
+            key: Some(authority.key()),
+            since: at,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn day(n: i64) -> Timestamp {
+        Timestamp::from_second(1_700_000_000 + n * 24 * 3600).unwrap()
+    }
+
+    fn trusted(all: &Authorities) -> usize {
+        all.bundle().matches("BEGIN CERTIFICATE").count()
+    }
+
+    #[test]
+    fn nobody_meets_an_authority_that_it_does_not_trust() {
+        let first = Authorities::step(None, day(0)).unwrap().unwrap();
+        assert_eq!(trusted(&first), 1);
+        assert_eq!(Authorities::step(Some(&first), day(364)).unwrap(), None);
+        let shown = Authorities::step(Some(&first), day(365)).unwrap().unwrap();
+        assert_eq!(
+            (trusted(&shown), &shown.current),
+            (2, &first.current),
+            "the first still signs"
+        );
+        assert_eq!(Authorities::step(Some(&shown), day(365)).unwrap(), None);
+        let signs = Authorities::step(Some(&shown), day(366)).unwrap().unwrap();
+        assert_eq!(trusted(&signs), 2, "what the first has signed is in use");
+        assert_eq!(signs.current.certificate, shown.next.unwrap().certificate);
+        assert!(!signs.data().contains_key("previous.key"));
+        assert_eq!(Authorities::step(Some(&signs), day(405)).unwrap(), None);
+        let alone = Authorities::step(Some(&signs), day(406)).unwrap().unwrap();
+        assert_eq!(trusted(&alone), 1);
+        assert!(TRUSTED > SignedDuration::try_from(LEAF).unwrap());
+        assert!(
+            AUTHORITY.as_secs() as i64 > (OLD + SHOWN + TRUSTED).as_secs() + LEAF.as_secs() as i64
+        );
+    }
+
+    #[test]
+    fn what_is_written_is_read_back_and_nothing_else_is() {
+        let mut all = Authorities::step(None, day(0)).unwrap().unwrap();
+        all = Authorities::step(Some(&all), day(365)).unwrap().unwrap();
+        all = Authorities::step(Some(&all), day(366)).unwrap().unwrap();
+        all = Authorities::step(Some(&all), day(731)).unwrap().unwrap();
+        let data = all.data();
+        assert_eq!(Authorities::read(&data).unwrap().as_ref(), Some(&all));
+        assert_eq!(Authorities::read(&BTreeMap::new()).unwrap(), None);
+        for key in data.keys() {
+            let mut less = data.clone();
+            less.remove(key);
+            assert!(
+                Authorities::read(&less).is_err(),
+                "without {key} nothing new is made"
+            );
+        }
+        assert!(!format!("{all:?}").contains("KEY"));
+        assert_eq!(all.signs().unwrap().certificate(), all.current.certificate);
+    }
+}
