@@ -5,6 +5,7 @@
 
 mod certificates;
 mod doctor;
+mod enrol;
 mod frozen;
 mod guard;
 mod pool;
@@ -106,6 +107,9 @@ enum Command {
     },
     /// Make certificates for a cluster's controller and nodes
     Certificates(certificates::Wish),
+    /// Keep this node's certificate up to date, beside its driver, in a cluster whose controller
+    /// makes them
+    Enrol(enrol::Wish),
     /// List the volumes of pools, also beside a running driver
     Volumes {
         #[command(flatten)]
@@ -288,6 +292,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             with_parent,
         } => guard::run(socket.0, state_dir.0, with_parent),
         Command::Certificates(wish) => certificates::run(&wish),
+        Command::Enrol(wish) => enrol::run(wish),
         Command::Volumes { orphans: true, .. } => Err(BadConfig(
             "--orphans compares with the PersistentVolumes of a cluster and comes with the cluster release".into(),
         )

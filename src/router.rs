@@ -47,6 +47,8 @@ use crate::telemetry::Metrics;
 pub use agents::{Agent, Agents, Dial};
 pub use cluster::{Cluster, NoCluster};
 pub use dial::TlsDial;
+pub use kube::certificates::enrol::Enrolment;
+pub use kube::{Begun, InCluster, Options as ClusterOptions, begin, connect};
 
 /// What a router needs beside agents and a cluster.
 #[derive(Clone, Debug)]
@@ -91,7 +93,7 @@ impl Weak {
 impl Router {
     /// Of these agents. It keeps nothing: any number of routers may serve the same agents.
     pub fn new(agents: Arc<Agents>, cluster: Arc<dyn Cluster>, options: Options) -> Router {
-        let view = view::View(agents.clone());
+        let view = view::View(agents.clone(), cluster.clone());
         options.metrics.router().observe(Arc::new(view));
         let router = Router {
             agents,

@@ -4,35 +4,58 @@ use std::sync::Arc;
 
 use super::Failure;
 use super::serve::credentials;
-use crate::config::{self, BadConfig, ControllerConfig};
-use crate::router::{Agents, NoCluster, Options, Router, TlsDial};
+use crate::config::{self, BadConfig, ControllerConfig, ServiceName};
+use crate::router::{
+    Agents, ClusterOptions, InCluster, NoCluster, Options, Router, TlsDial, begin,
+};
 use crate::server;
 use crate::tls::Name;
 
-/// A router that asks its agents from now on.
+/// The service account of the nodes' pods, where nobody names another.
+const NODE_ACCOUNT: &str = "slackwater-node";
+
+/// A router that asks its agents from now on, and the cluster that it's in, to be ended after it.
 pub(super) async fn start(
     driver_name: String,
     controller: ControllerConfig,
     options: &server::Options,
-) -> Result<Router, Failure> {
+) -> Result<(Router, Option<Arc<InCluster>>), Failure> {
     let ControllerConfig { agents, tls } = controller;
     let name = Name::controller().map_err(Failure::run)?;
-    let Some(files) = tls else {
-        return Err(BadConfig("--tls-cert is missing".into()).into());
-    };
-    let dial = Arc::new(TlsDial::new(credentials(name, files)?));
-    let known = Arc::new(Agents::new(dial, &driver_name));
-    match agents {
-        config::Agents::At(given) => {
-            let each = given.into_iter();
-            known.set(each.map(|agent| (agent.node, agent.address.to_string())));
-        }
-        config::Agents::Of(_) => {}
-    }
+    let given = tls.map(|files| credentials(name, files)).transpose()?;
     let of_router = Options {
-        driver_name,
+        driver_name: driver_name.clone(),
         alpha: options.alpha,
         metrics: options.metrics.clone(),
     };
-    Ok(Router::new(known, Arc::new(NoCluster), of_router))
+    match agents {
+        config::Agents::At(list) => {
+            let missing = || BadConfig("--tls-cert is missing".into());
+            let dial = Arc::new(TlsDial::new(given.ok_or_else(missing)?));
+            let known = Arc::new(Agents::new(dial, &driver_name));
+            let each = list.into_iter();
+            known.set(each.map(|agent| (agent.node, agent.address.to_string())));
+            Ok((Router::new(known, Arc::new(NoCluster), of_router), None))
+        }
+        config::Agents::Of(service) => {
+            let around = around(&driver_name, service);
+            let account = std::env::var("NODE_ACCOUNT");
+            let account = account.as_deref().unwrap_or(NODE_ACCOUNT);
+            let begun = begin(around, given, account).await.map_err(Failure::run)?;
+            let cluster = begun.cluster;
+            let router = Router::new(begun.agents, cluster.clone(), of_router);
+            Ok((router, Some(cluster)))
+        }
+    }
+}
+
+/// How the router is in its cluster: in the namespace of the agents' Service, under its pod's name.
+fn around(driver_name: &str, service: ServiceName) -> ClusterOptions {
+    let me = std::env::var("POD_NAME").or_else(|_| std::env::var("HOSTNAME"));
+    // Nobody else may have it: it's what tells two routers apart.
+    let me = me.unwrap_or_else(|_| uuid::Uuid::new_v4().to_string());
+    ClusterOptions {
+        agent_service: Some((service.namespace.clone(), service.name)),
+        ..ClusterOptions::new(driver_name, &service.namespace, &me)
+    }
 }

@@ -103,10 +103,13 @@ async fn run(config: Config) -> Result<(), Failure> {
             leave(&driver, served).await
         }
         RoleConfig::Controller(controller) => {
-            let router = router::start(config.driver_name, controller, &options).await?;
+            let (router, cluster) = router::start(config.driver_name, controller, &options).await?;
             let socket = bind(&endpoint)?;
-            let served = server::serve_router(socket, router, options, signal);
-            served.await.map_err(Failure::run)
+            let served = server::serve_router(socket, router, options, signal).await;
+            if let Some(cluster) = cluster {
+                cluster.end().await;
+            }
+            served.map_err(Failure::run)
         }
     }
 }

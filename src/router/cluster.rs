@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::error::Result;
 use crate::hook::{Hooks, NoHooks};
 use crate::model::PoolId;
+use crate::telemetry::router::ClusterStatus;
 
 /// Kind of an event's object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -52,6 +53,11 @@ pub trait Cluster: Send + Sync + 'static {
 
     /// Tells people something, by an event on an object. Never fails and never waits.
     fn tell(&self, about: &About, is_warning: bool, reason: &'static str, message: String);
+
+    /// How the cluster is followed, for metrics and readiness; `None` if there is none.
+    fn status(&self) -> Option<ClusterStatus> {
+        None
+    }
 
     /// Hooks of the pods that use volumes.
     fn hooks(&self) -> Arc<dyn Hooks>;

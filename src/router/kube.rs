@@ -5,6 +5,7 @@
 //! only when something happens. While the API server is gone, everything goes on being answered
 //! from memory, and [`InCluster::problem`] says so.
 
+mod begin;
 pub mod certificates;
 mod chores;
 mod endpoints;
@@ -20,7 +21,7 @@ mod volumes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::net::SocketAddr;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -36,6 +37,8 @@ use super::cluster::{About, Cluster, KnownPool};
 use crate::error::{Error, Result, chain};
 use crate::hook::{Hooks, PodHooks};
 use crate::model::PoolId;
+use crate::telemetry::router::ClusterStatus;
+pub use begin::{Begun, begin};
 use follow::{Following, Kept, follow};
 use lead::{Leadership, Pace};
 use picture::Report;
@@ -237,16 +240,6 @@ impl InCluster {
         all.all(|what| self.following.is_complete(what))
     }
 
-    /// Numbers for metrics.
-    pub fn counts(&self) -> Counts {
-        Counts {
-            is_leader: self.is_leader(),
-            failing_watches: self.following.failing(),
-            dropped_events: self.teller.dropped(),
-            label_conflicts: self.conflicts.load(std::sync::atomic::Ordering::Relaxed),
-        }
-    }
-
     /// Whether a PersistentVolume names a volume; `None` if that isn't known yet.
     pub fn names_volume(&self, handle: &str) -> Option<bool> {
         let is_known = self.following.is_complete(VOLUMES);
@@ -264,19 +257,6 @@ impl InCluster {
         all.filter_map(|pool| Some((pool.id()?, pool.clone())))
             .collect()
     }
-}
-
-/// Numbers for metrics.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counts {
-    /// This router does what one must do.
-    pub is_leader: bool,
-    /// Watches that don't get through now.
-    pub failing_watches: usize,
-    /// Events that nobody was told.
-    pub dropped_events: u64,
-    /// Nodes whose label is wrong, and that PersistentVolumes refer to.
-    pub label_conflicts: u64,
 }
 
 /// The topology key of a driver: the label of its Nodes.
@@ -355,6 +335,17 @@ impl Cluster for InCluster {
             reason,
             message,
         });
+    }
+
+    fn status(&self) -> Option<ClusterStatus> {
+        let missing = (!self.is_complete()).then(|| self.problem()).flatten();
+        Some(ClusterStatus {
+            missing,
+            leads: self.is_leader(),
+            failing_watches: self.following.failing() as u64,
+            dropped_events: self.teller.dropped(),
+            label_conflicts: self.conflicts.load(Ordering::Relaxed),
+        })
     }
 
     fn hooks(&self) -> Arc<dyn Hooks> {

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use super::agents::Agents;
-use crate::telemetry::router::{AgentStatus, RouterView};
+use super::cluster::Cluster;
+use crate::telemetry::router::{AgentStatus, ClusterStatus, RouterView};
 
 /// Agents, as metrics show them.
-pub(super) struct View(pub(super) Arc<Agents>);
+pub(super) struct View(pub(super) Arc<Agents>, pub(super) Arc<dyn Cluster>);
 
 impl RouterView for View {
     fn agents(&self) -> Vec<AgentStatus> {
@@ -22,8 +23,13 @@ impl RouterView for View {
         each.collect()
     }
 
+    fn cluster(&self) -> Option<ClusterStatus> {
+        self.1.status()
+    }
+
     fn missing(&self) -> Vec<String> {
-        let asked = self.0.all_asked().err();
-        asked.iter().map(|error| error.to_string()).collect()
+        let asked = self.0.all_asked().err().map(|error| error.to_string());
+        let around = self.1.status().and_then(|status| status.missing);
+        asked.into_iter().chain(around).collect()
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
@@ -38,10 +38,27 @@ pub struct AgentStatus {
     pub pools: u64,
 }
 
+/// The cluster that a router is in, as it sees it now.
+#[derive(Clone, Debug, Default)]
+pub struct ClusterStatus {
+    /// Why calls can't be taken yet.
+    pub missing: Option<String>,
+    /// It does what one of all routers must do.
+    pub leads: bool,
+    /// Watches of the API server that don't get through now.
+    pub failing_watches: u64,
+    /// Events that nobody was told: too many at once, or refused.
+    pub dropped_events: u64,
+    /// Nodes whose label names another home than their disks have, and PersistentVolumes need it.
+    pub label_conflicts: u64,
+}
+
 /// What is asked of a router at each scrape.
 pub trait RouterView: Send + Sync + 'static {
     /// Each of its agents.
     fn agents(&self) -> Vec<AgentStatus>;
+    /// The cluster around; none where agents are given by address.
+    fn cluster(&self) -> Option<ClusterStatus>;
     /// Why it can't take calls yet; empty if it can.
     fn missing(&self) -> Vec<String>;
 }
@@ -138,6 +155,9 @@ impl Collector for RouterCounts {
                 ConstGauge::new(value).encode(metric.encode_family(&labels)?)?;
             }
         }
+        if let Some(cluster) = view.cluster() {
+            encode_cluster(&mut encoder, &cluster)?;
+        }
         let help = "Answers of agents to forwarded calls";
         let metric =
             encoder.encode_descriptor("forwarded_calls", help, None, MetricType::Counter)?;
@@ -148,4 +168,32 @@ impl Collector for RouterCounts {
             encoder.encode_descriptor("router_added", help, unit, MetricType::Histogram)?;
         self.added.encode(metric)
     }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "metrics are floats")]
+fn encode_cluster(encoder: &mut DescriptorEncoder<'_>, cluster: &ClusterStatus) -> fmt::Result {
+    let gauges = [
+        (
+            "router_leads",
+            "1 if this router does what one of all must do: Pool objects, labels, certificates",
+            u64::from(cluster.leads),
+        ),
+        (
+            "cluster_watches_failing",
+            "Watches of the API server that don't get through now; calls are served from memory",
+            cluster.failing_watches,
+        ),
+        (
+            "node_label_conflicts",
+            "Nodes whose label names another home than their disks have, and volumes refer to it",
+            cluster.label_conflicts,
+        ),
+    ];
+    for (name, help, value) in gauges {
+        let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        ConstGauge::new(value as f64).encode(metric)?;
+    }
+    let help = "Events that nobody was told: too many at once, or refused";
+    let metric = encoder.encode_descriptor("events_dropped", help, None, MetricType::Counter)?;
+    ConstCounter::new(cluster.dropped_events).encode(metric)
 }

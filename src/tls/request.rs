@@ -5,8 +5,9 @@
 //! attributes), an algorithm and a signature, as PKCS #10 (RFC 2986) has it in DER.
 
 use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData};
-use tokio_rustls::rustls::pki_types::CertificateSigningRequestDer;
+use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateSigningRequestDer, alg_id};
 
 use super::{Name, TlsError};
 
@@ -65,8 +66,15 @@ pub(super) fn read(pem: &[u8]) -> Result<Requested, &'static str> {
     let point = parts.key.strip_prefix(&P256);
     let point = point.filter(|point| point.len() == 65);
     let point = point.ok_or("its key is not of the curve P-256")?;
-    let signed =
-        webpki::ring::ECDSA_P256_SHA256.verify_signature(point, parts.signed, parts.signature);
+    let algorithms = ring::default_provider()
+        .signature_verification_algorithms
+        .all;
+    let ours = algorithms.iter().find(|one| {
+        one.public_key_alg_id() == alg_id::ECDSA_P256
+            && one.signature_alg_id() == alg_id::ECDSA_SHA256
+    });
+    let ours = ours.ok_or("signatures of its kind can't be verified")?;
+    let signed = ours.verify_signature(point, parts.signed, parts.signature);
     signed.map_err(|_| "its signature is not by its key")?;
     Ok(Requested {
         point: point.to_vec(),

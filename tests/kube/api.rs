@@ -295,7 +295,7 @@ fn labels(plane: &Plane, cluster: &InCluster, agents: &Agents) {
     // A volume refers to what node-1 is labelled with.
     agents.say("node-1", "home-new", &[]);
     eventually("a conflict is counted", || {
-        cluster.counts().label_conflicts == 1
+        cluster.status().unwrap().label_conflicts == 1
     });
     eventually("and told", || {
         plane
@@ -304,7 +304,9 @@ fn labels(plane: &Plane, cluster: &InCluster, agents: &Agents) {
     });
     assert_eq!(label("node-1"), "home-1");
     agents.say("node-1", "home-1", &[POOL]);
-    eventually("the disks return", || cluster.counts().label_conflicts == 0);
+    eventually("the disks return", || {
+        cluster.status().unwrap().label_conflicts == 0
+    });
 }
 
 fn events(plane: &Plane, cluster: &InCluster, pool: &About) {
@@ -332,7 +334,7 @@ fn events(plane: &Plane, cluster: &InCluster, pool: &About) {
         "{described}"
     );
     eventually("an event on what isn't there is dropped", || {
-        cluster.counts().dropped_events > 0
+        cluster.status().unwrap().dropped_events > 0
     });
     let About::Pool(id) = pool else { panic!() };
     let told = plane.kubectl(&["events", &format!("--for=pool/{id}")]);

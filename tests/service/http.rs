@@ -8,7 +8,7 @@ use std::sync::Arc;
 use slackwater::csi::*;
 use slackwater::host::memory::MemoryHost;
 use slackwater::model::Alpha;
-use slackwater::telemetry::router::{AgentStatus, RouterView};
+use slackwater::telemetry::router::{AgentStatus, ClusterStatus, RouterView};
 use slackwater::telemetry::{Metrics, http};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -173,6 +173,13 @@ fn http_path(path: &'static str) -> ::http::uri::PathAndQuery {
 struct NoAgents;
 
 impl RouterView for NoAgents {
+    fn cluster(&self) -> Option<ClusterStatus> {
+        Some(ClusterStatus {
+            leads: true,
+            dropped_events: 7,
+            ..ClusterStatus::default()
+        })
+    }
     fn agents(&self) -> Vec<AgentStatus> {
         Vec::new()
     }

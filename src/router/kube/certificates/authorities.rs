@@ -192,8 +192,8 @@ mod tests {
         assert_eq!(Authorities::step(Some(&first), day(364)).unwrap(), None);
         let shown = Authorities::step(Some(&first), day(365)).unwrap().unwrap();
         assert_eq!(
-            (trusted(&shown), &shown.current),
-            (2, &first.current),
+            (trusted(&shown), &shown.current.certificate),
+            (2, &first.current.certificate),
             "the first still signs"
         );
         assert_eq!(Authorities::step(Some(&shown), day(365)).unwrap(), None);

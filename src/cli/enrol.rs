@@ -1,0 +1,51 @@
+//! `slackwater enrol`: beside the driver of a node, keeps the node's certificate up to date.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use tokio::runtime::Builder;
+
+use super::Failure;
+use crate::config::{BadConfig, Folder, NodeName, one_line};
+use crate::router::{Enrolment, connect};
+use crate::server;
+use crate::telemetry::{self, LogFormat};
+
+/// Who enrols.
+#[derive(Debug, Args)]
+pub(super) struct Wish {
+    /// Name of this node, as the cluster knows it
+    #[arg(long, value_name = "NODE")]
+    node_name: NodeName,
+    /// Namespace of the controller
+    #[arg(long, value_name = "NAMESPACE")]
+    namespace: String,
+    /// Folder for tls.crt, tls.key and ca.crt, which the driver reads; best in memory
+    #[arg(long, value_name = "DIR")]
+    out: Folder,
+    /// text or json [default: text]
+    #[arg(long, value_name = "FORMAT")]
+    log_format: Option<LogFormat>,
+}
+
+/// Keeps them until a signal comes.
+pub(super) fn run(wish: Wish) -> Result<ExitCode, Failure> {
+    let format = wish.log_format.unwrap_or(LogFormat::Text);
+    telemetry::init(format, None).map_err(|error| BadConfig(one_line(&error.to_string())))?;
+    let runtime = Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(Failure::run)?;
+    runtime.block_on(async {
+        let signal = server::signal().map_err(Failure::run)?;
+        let client = connect().await.map_err(Failure::run)?;
+        let enrolment = Enrolment {
+            node: wish.node_name.0,
+            namespace: wish.namespace,
+            folder: wish.out.0,
+        };
+        tokio::select! {
+            () = enrolment.run(&client) => {}
+            () = signal => {}
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+}
