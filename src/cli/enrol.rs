@@ -23,12 +23,15 @@ pub(super) struct Wish {
     /// Folder for tls.crt, tls.key and ca.crt, which the driver reads; best in memory
     #[arg(long, value_name = "DIR")]
     out: Folder,
+    /// End when they are there
+    #[arg(long)]
+    once: bool,
     /// text or json [default: text]
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<LogFormat>,
 }
 
-/// Keeps them until a signal comes.
+/// Keeps them up to date until a signal comes.
 pub(super) fn run(wish: Wish) -> Result<ExitCode, Failure> {
     let format = wish.log_format.unwrap_or(LogFormat::Text);
     telemetry::init(format, None).map_err(|error| BadConfig(one_line(&error.to_string())))?;
@@ -43,7 +46,7 @@ pub(super) fn run(wish: Wish) -> Result<ExitCode, Failure> {
             folder: wish.out.0,
         };
         tokio::select! {
-            () = enrolment.run(&client) => {}
+            () = enrolment.run(&client, wish.once) => {}
             () = signal => {}
         }
         Ok(ExitCode::SUCCESS)

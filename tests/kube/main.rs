@@ -8,6 +8,7 @@
 )]
 
 mod api;
+mod enrol;
 mod hooks;
 mod kubelet;
 mod plane;

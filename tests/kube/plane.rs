@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use slackwater::tls::authority::{Authority, Validity};
 use tokio::runtime::Runtime;
 
 /// A kube-apiserver needs some 10 s on a machine with nothing else to do.
@@ -47,10 +46,10 @@ impl Plane {
             port: free_port(),
             runtime: Runtime::new().unwrap(),
         };
-        // Only for its key: what service accounts' tokens are signed with.
-        let hour = Validity::from_now(Duration::from_secs(3600));
-        let key = Authority::new(hour).unwrap().key();
-        std::fs::write(plane.path("sa.key"), key).unwrap();
+        // What service accounts' tokens are signed with.
+        let key = rcgen::KeyPair::generate().unwrap();
+        std::fs::write(plane.path("sa.key"), key.serialize_pem()).unwrap();
+        std::fs::write(plane.path("sa.pub"), key.public_key_pem()).unwrap();
         let tokens = format!("{ADMIN},admin,1,\"system:masters\"\n");
         std::fs::write(plane.path("tokens"), tokens).unwrap();
         let config = format!(
@@ -110,7 +109,10 @@ impl Plane {
             "--bind-address=127.0.0.1".into(),
             format!("--secure-port={}", self.port),
             format!("--cert-dir={}", self.path("certs").display()),
-            format!("--service-account-key-file={}", key.display()),
+            format!(
+                "--service-account-key-file={}",
+                self.path("sa.pub").display()
+            ),
             format!("--service-account-signing-key-file={}", key.display()),
             "--service-account-issuer=https://kubernetes.default.svc".into(),
             format!("--token-auth-file={}", self.path("tokens").display()),

@@ -45,10 +45,11 @@ pub struct Enrolment {
 }
 
 impl Enrolment {
-    /// Keeps the files up to date, for ever.
-    pub async fn run(&self, client: &Client) {
+    /// Keeps the files up to date, for ever, or `once`: until they are.
+    pub async fn run(&self, client: &Client, once: bool) {
         loop {
             let pause = match self.look(client).await {
+                Ok(()) if once => return,
                 Ok(()) => EVERY,
                 Err(error) => {
                     let error = chain(&error);

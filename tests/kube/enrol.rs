@@ -1,0 +1,154 @@
+//! Certificates of nodes on a real API server: whose token says which node, whose is refused.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use slackwater::error::{Error, chain};
+use slackwater::router::kube::certificates::Certificates;
+use slackwater::router::kube::picture::Report;
+use slackwater::router::kube::{Fleet, InCluster, Options};
+use slackwater::router::{Cluster, Enrolment};
+use slackwater::tls::{Credentials, Name};
+
+use crate::plane::Plane;
+
+const OBJECTS: &str = "
+{apiVersion: v1, kind: Namespace, metadata: {name: slackwater}}
+---
+{apiVersion: v1, kind: ServiceAccount, metadata: {name: slackwater-node, namespace: slackwater}}
+---
+{apiVersion: v1, kind: ServiceAccount, metadata: {name: stranger, namespace: slackwater}}
+---
+{apiVersion: v1, kind: Node, metadata: {name: node-1}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: agent-1, namespace: slackwater}
+spec: {nodeName: node-1, serviceAccountName: slackwater-node, containers: [{name: driver, image: x}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: stranger-1, namespace: slackwater}
+spec: {nodeName: node-1, serviceAccountName: stranger, containers: [{name: x, image: x}]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: enrol}
+rules:
+  - {apiGroups: [certificates.k8s.io], resources: [certificatesigningrequests], verbs: [create, get]}
+  - {apiGroups: [''], resources: [configmaps], resourceNames: [slackwater-authority], verbs: [get]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: enrol}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: enrol}
+subjects:
+  - {kind: ServiceAccount, name: slackwater-node, namespace: slackwater}
+  - {kind: ServiceAccount, name: stranger, namespace: slackwater}
+";
+
+struct Nobody;
+
+impl Fleet for Nobody {
+    fn place(&self, _agents: BTreeMap<String, SocketAddr>) {}
+
+    fn reports(&self) -> Vec<Report> {
+        Vec::new()
+    }
+}
+
+#[test]
+fn a_node_is_signed_for_by_its_pods_token() {
+    let Some(plane) = Plane::start("certificates of nodes on a real API server") else {
+        return;
+    };
+    plane.apply(include_str!("../../deploy/chart/crds/pools.yaml"));
+    plane.apply(OBJECTS);
+    let options = Options {
+        look_every: Duration::from_millis(500),
+        ..Options::new("csi.slackwater.dev", "slackwater", "router-a")
+    };
+    let client = plane.client();
+    let inside = plane.runtime.enter();
+    let cluster = InCluster::start(client, options, Arc::new(Nobody));
+    let certificates = Certificates::start(&cluster, "slackwater-node");
+    drop(inside);
+    let long = Duration::from_secs(120);
+    let own = async { tokio::time::timeout(long, certificates.own()).await };
+    let own = plane.runtime.block_on(own).expect("the router has its own");
+    assert!(own.expires().is_some() && cluster.is_leader());
+
+    let token = |account: &str, pod: &str| {
+        let words = ["create", "token", account, "-n", "slackwater"];
+        let bound = [
+            "--bound-object-kind=Pod",
+            &format!("--bound-object-name={pod}"),
+        ];
+        plane
+            .kubectl(&[&words[..], &bound[..]].concat())
+            .trim()
+            .to_string()
+    };
+    let folder = tempfile::Builder::new()
+        .prefix("slackwater-enrol-")
+        .tempdir()
+        .unwrap();
+    let enrol = |name: &str, node: &str, token: &str| -> (Enrolment, Result<(), Error>) {
+        let into = folder.path().join(name);
+        std::fs::create_dir(&into).unwrap();
+        let enrolment = Enrolment {
+            node: node.into(),
+            namespace: "slackwater".into(),
+            folder: into,
+        };
+        let done = plane
+            .runtime
+            .block_on(enrolment.look(&plane.client_of(token)));
+        (enrolment, done)
+    };
+    let its = token("slackwater-node", "agent-1");
+    let (enrolment, done) = enrol("own", "node-1", &its);
+    done.unwrap();
+    let named = |node: &str| Credentials::of_files(Name::node(node).unwrap(), enrolment.files());
+    assert!(named("node-1").is_ok());
+    assert!(named("node-2").is_err());
+    let trusted = std::fs::read_to_string(enrolment.files().authorities).unwrap();
+    assert_eq!(trusted.matches("BEGIN CERTIFICATE").count(), 1);
+    let requests = || {
+        plane
+            .kubectl(&["get", "csr", "--no-headers"])
+            .lines()
+            .count()
+    };
+    assert_eq!(requests(), 1);
+    plane
+        .runtime
+        .block_on(enrolment.look(&plane.client_of(&its)))
+        .unwrap();
+    assert_eq!(requests(), 1, "what is good is not asked for again");
+
+    // The token of a pod on node-1 gets no other node's name, whatever it says that it is.
+    let (other, done) = enrol("others", "node-2", &its);
+    let told = chain(&done.unwrap_err());
+    assert!(
+        told.contains("not valid for node.node-2.slackwater"),
+        "{told}"
+    );
+    assert!(!other.files().key.exists(), "nothing is written");
+    // Another account, though its pod is there.
+    let (_, done) = enrol("stranger", "node-1", &token("stranger", "stranger-1"));
+    let told = chain(&done.unwrap_err());
+    assert!(
+        told.contains("denied") && told.contains("stranger"),
+        "{told}"
+    );
+    // A token of no pod.
+    let unbound = plane.kubectl(&["create", "token", "slackwater-node", "-n", "slackwater"]);
+    let (_, done) = enrol("unbound", "node-3", unbound.trim());
+    let told = chain(&done.unwrap_err());
+    assert!(told.contains("names no node"), "{told}");
+    eprintln!("{}", plane.kubectl(&["get", "csr"]));
+    plane.runtime.block_on(cluster.end());
+}
