@@ -119,7 +119,7 @@ fn volume(name: &str, driver: &str, handle: &str, home: &str) -> String {
     format!(
         "{{apiVersion: v1, kind: PersistentVolume, metadata: {{name: {name}}}, spec: {{\
          capacity: {{storage: 1Gi}}, accessModes: [ReadWriteOnce], \
-         claimRef: {{namespace: shop, name: data, uid: 1234}}, \
+         claimRef: {{namespace: shop, name: data, uid: '1234'}}, \
          csi: {{driver: {driver}, volumeHandle: {handle}}}, \
          nodeAffinity: {{required: {{nodeSelectorTerms: [{{matchExpressions: [{{\
          key: topology.{driver}/home, operator: In, values: [{home}]}}]}}]}}}}}}}}"
