@@ -61,7 +61,7 @@ claim() {
     apply <<END
 apiVersion: v1
 kind: PersistentVolumeClaim
-metadata: {name: $1, labels: {${LABELS:-e2e: "yes"}}}
+metadata: {name: $1, labels: {${LABELS:-of: test}}}
 spec:
   storageClassName: ${3:-slackwater}
   accessModes: [${ACCESS:-ReadWriteOnce}]
