@@ -23,8 +23,11 @@ use crate::model::{GroupId, HomeId, VolumeId};
 use crate::operation::{CreateGroup, Group, Kept, Key, NamedGroup, same_members, same_request};
 use crate::service::{Answer, Rpc, ids, reply, request, seen, status, warned};
 
+/// A kind of object by the prefix of its metadata keys.
+type Object = (&'static str, fn(String) -> About);
+
 /// Names of objects among the parameters, as csi-snapshotter adds them (`--extra-create-metadata`).
-const OBJECTS: [(&str, fn(String) -> About); 2] = [
+const OBJECTS: [Object; 2] = [
     ("csi.storage.k8s.io/volumesnapshot", About::Snapshot),
     ("csi.storage.k8s.io/volumegroupsnapshot", About::Group),
 ];
