@@ -273,12 +273,14 @@ impl Router {
     }
 }
 
-/// Settles what agents say that nobody has settled, until all clones of the router are gone.
+/// Settles what agents say that nobody has settled, while this router leads, until all clones of
+/// it are gone.
 pub(super) async fn settle_for_ever(router: Weak) {
     loop {
         tokio::time::sleep(LOOK).await;
         match router.upgrade() {
-            Some(router) => router.settle_unsettled().await,
+            Some(router) if router.cluster.is_leader() => router.settle_unsettled().await,
+            Some(_) => {}
             None => return,
         }
     }

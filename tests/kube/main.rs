@@ -12,5 +12,6 @@ mod enrol;
 mod hooks;
 mod kubelet;
 mod plane;
+mod real;
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,0 +1,173 @@
+//! Hooks by exec through a real API server, kubelet and container runtime: the laboratory's
+//! cluster, where it runs.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use slackwater::error::chain;
+use slackwater::hook::{Hooks, PodHooks};
+use tokio::runtime::Runtime;
+
+/// Nothing here takes as long, unless it hangs; the machine may be busy.
+const LONG: Duration = Duration::from_secs(120);
+const IMAGE: &str = "docker.io/library/busybox:latest";
+
+/// A namespace of the running cluster, which goes with it.
+struct Place {
+    hyper: PathBuf,
+    kubeconfig: PathBuf,
+    namespace: String,
+}
+
+impl Place {
+    fn new() -> Option<Place> {
+        let cache = match std::env::var_os("CLUSTER_CACHE") {
+            Some(cache) => PathBuf::from(cache),
+            None => Path::new(&std::env::var_os("HOME")?).join(".cache/slackwater-cluster"),
+        };
+        let place = Place {
+            hyper: cache.join("bin/hyper"),
+            kubeconfig: cache.join("state/kubeconfig"),
+            namespace: format!("slackwater-exec-{}", uuid::Uuid::new_v4().simple()),
+        };
+        let is_there = place.hyper.exists() && place.kubeconfig.exists();
+        let ready = ["get", "nodes", "--request-timeout=10s", "--no-headers"];
+        if !is_there || place.kubectl(&ready).is_err() {
+            eprintln!("SKIPPED hooks on a real kubelet: no cluster runs here (make cluster)");
+            return None;
+        }
+        place
+            .kubectl(&["create", "namespace", &place.namespace])
+            .unwrap();
+        Some(place)
+    }
+
+    fn kubectl(&self, words: &[&str]) -> Result<String, String> {
+        let output = Command::new(&self.hyper)
+            .args(["kubectl", "--kubeconfig"])
+            .arg(&self.kubeconfig)
+            .args(words)
+            .output()
+            .unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        match output.status.success() {
+            true => Ok(text(&output.stdout)),
+            false => Err(text(&output.stderr)),
+        }
+    }
+
+    /// A running pod with this session.
+    fn pod(&self, name: &str, script: &str) {
+        let session = json!(["/bin/sh", "-c", script]).to_string();
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": name, "namespace": self.namespace, "annotations": {
+                "hooks.slackwater.dev/session": session,
+                "hooks.slackwater.dev/timeout": "300s",
+            }},
+            "spec": {
+                "terminationGracePeriodSeconds": 0,
+                "containers": [{"name": "main", "image": IMAGE, "imagePullPolicy": "IfNotPresent",
+                    "command": ["sleep", "3600"]}],
+            },
+        });
+        let file = tempfile::Builder::new()
+            .prefix("slackwater-pod-")
+            .tempfile()
+            .unwrap();
+        std::fs::write(file.path(), pod.to_string()).unwrap();
+        self.kubectl(&["apply", "-f", file.path().to_str().unwrap()])
+            .unwrap();
+        let wait = [
+            "wait",
+            "--for=condition=Ready",
+            "--timeout=300s",
+            "-n",
+            &self.namespace,
+        ];
+        self.kubectl(&[&wait[..], &[&format!("pod/{name}")]].concat())
+            .unwrap();
+    }
+
+    /// What sessions have written down in a pod.
+    fn log(&self, name: &str) -> String {
+        let words = ["exec", "-n", &self.namespace, name, "--", "cat", "/tmp/log"];
+        self.kubectl(&words).unwrap_or_default()
+    }
+
+    fn hooks(&self, runtime: &Runtime) -> PodHooks {
+        let client = runtime.block_on(async {
+            let kubeconfig = kube::config::Kubeconfig::read_from(&self.kubeconfig).unwrap();
+            let options = kube::config::KubeConfigOptions::default();
+            let config = kube::Config::from_custom_kubeconfig(kubeconfig, &options).await;
+            kube::Client::try_from(config.unwrap()).unwrap()
+        });
+        let _inside = runtime.enter();
+        PodHooks::new(client)
+    }
+
+    fn eventually(&self, what: &str, mut check: impl FnMut() -> bool) {
+        let begun = Instant::now();
+        while !check() {
+            assert!(begun.elapsed() < LONG, "not within {LONG:?}: {what}");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = self.kubectl(&["delete", "namespace", &self.namespace, "--wait=false"]);
+    }
+}
+
+#[test]
+fn a_real_kubelet_keeps_stdin_open_closes_it_and_tells_the_status() {
+    let Some(place) = Place::new() else { return };
+    let runtime = Runtime::new().unwrap();
+    let hooks = place.hooks(&runtime);
+    let name = |pod: &str| vec![format!("{}/{pod}/main", place.namespace)];
+
+    let good = "echo READY; cat > /dev/null; echo released >> /tmp/log; echo more; sleep 0.2";
+    place.pod("good", good);
+    let mut held = hooks.quiesce(&name("good"), LONG).unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    held.verify().unwrap();
+    assert_eq!(
+        place.log("good"),
+        "",
+        "it holds as long as its stdin is open"
+    );
+    assert_eq!(held.release().unwrap(), None);
+    assert_eq!(place.log("good"), "released\n");
+
+    place.pod(
+        "bad",
+        "echo READY; cat > /dev/null; echo it was lost >&2; exit 7",
+    );
+    let mut held = hooks.quiesce(&name("bad"), LONG).unwrap();
+    held.verify().unwrap();
+    let told = chain(&held.release().unwrap_err());
+    assert!(
+        told.contains("exit status: 7") && told.contains("it was lost"),
+        "{told}"
+    );
+
+    // A router that dies: everything of it ends at once, without a word.
+    let dying = Runtime::new().unwrap();
+    let held = place.hooks(&dying).quiesce(&name("good"), LONG).unwrap();
+    dying.shutdown_background();
+    place.eventually("the application is released", || {
+        place.log("good") == "released\nreleased\n"
+    });
+    drop(held);
+
+    // A pod that dies.
+    let mut held = hooks.quiesce(&name("good"), LONG).unwrap();
+    let delete = ["delete", "pod", "good", "--force", "-n", &place.namespace];
+    place.kubectl(&delete).unwrap();
+    place.eventually("its death is seen", || held.verify().is_err());
+    eprintln!("{}", chain(&held.verify().unwrap_err()));
+}
