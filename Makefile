@@ -64,10 +64,11 @@ cargo-deny:
 docs: ## The sources' own documentation, without a warning
 	RUSTDOCFLAGS='--deny warnings' $(CARGO) doc --locked --no-deps
 
+# They wait for disks more than they compute: twice as many at once as there are processors.
 .PHONY: tests
 tests: ## cargo test, all of it, also those in the guest
 	@mkdir -p $(LOGS)
-	$(CARGO) test --locked --no-fail-fast --features fault $(RUNNER) 2>&1 | tee $(LOGS)/cargo.log
+	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO) test --locked --no-fail-fast --features fault $(RUNNER) 2>&1 | tee $(LOGS)/cargo.log
 
 .PHONY: soak
 soak: ## The oracles of cuts and clones, with their rounds in thousands, and every fault there is (hours)

@@ -119,6 +119,23 @@ fn each_complaint_names_tests_that_exist_or_says_why_not() {
     assert!(wrong.is_empty(), "\n{}\n", wrong.join("\n"));
 }
 
+#[test]
+fn what_the_comparison_claims_is_shown_by_tests_that_exist() {
+    let page = read(&root().join("docs/comparison.md"));
+    let (_, rows) = page.split_once("| claim | shown by |").expect("the table");
+    let names = test_names();
+    let mut named = 0;
+    for row in rows.lines().filter(|line| line.starts_with("| ")) {
+        let tests: Vec<_> = code(row).collect();
+        assert!(!tests.is_empty(), "nothing shows it: {row}");
+        for test in &tests {
+            assert!(names.contains(*test), "no test is named {test}");
+        }
+        named += tests.len();
+    }
+    assert!(named > 20, "the table is found");
+}
+
 /// Sentences about databases are as good as the tests that they name.
 #[test]
 fn consistency_names_tests_that_exist() {
