@@ -71,6 +71,13 @@ impl fmt::Display for Name {
     }
 }
 
+impl TlsError {
+    /// Whether a file isn't there.
+    fn is_missing(&self) -> bool {
+        matches!(self, TlsError::Read { source, .. } if source.kind() == std::io::ErrorKind::NotFound)
+    }
+}
+
 /// Why certificates can't be used or made. None of them tells anything of a key.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {

@@ -94,7 +94,9 @@ fn a_bad_command_line_is_one_sentence_and_exit_64() {
         format!("{serve} --role node --agent-listen here"),
         format!("{serve} --role node --agent-listen 0.0.0.0:1"),
         format!("{serve} --role node --agent-listen 0.0.0.0:1 --tls-cert /x --tls-key /y"),
-        format!("{serve} --role node --agent-listen 0.0.0.0:1 {tls}"),
+        format!(
+            "{serve} --role node --agent-listen 0.0.0.0:1 --tls-cert /dev/null --tls-key /dev/null --tls-ca /dev/null"
+        ),
         format!("{serve} --role node --agent n=1.2.3.4:5"),
         format!(
             "{serve} --role node --node-name {} --agent-listen 0.0.0.0:1 {tls}",

@@ -21,7 +21,7 @@ use crate::host::memory::{MemoryHost, MemoryOptions};
 use crate::operation::{Driver, Settings};
 use crate::server::{self, Endpoint, Options, Socket};
 use crate::telemetry::{self, Metrics, http};
-use crate::tls::{Credentials, Files, Name};
+use crate::tls::{Credentials, Files, Name, TlsError};
 
 /// Frames of one node's sidecars and kubelet: one thread would do, a second one keeps answering
 /// while the first is at work.
@@ -90,7 +90,9 @@ async fn run(config: Config) -> Result<(), Failure> {
         }
         RoleConfig::Node { node, agent } => {
             let AgentConfig { listen, name, tls } = agent;
-            let credentials = credentials(name, tls)?;
+            // The kubelet's calls need none: volumes of a node that was rebooted come back also
+            // while nobody can sign.
+            let credentials = checked(Credentials::of_files_to_come(name, tls))?;
             let driver = start(config.driver_name, node, None).await?;
             let listener = server::listen(listen).await;
             let endpoint_of_agent = Endpoint {
@@ -182,7 +184,10 @@ fn open(
 /// What is wrong with certificates at the start is bad configuration; later the last good ones
 /// stay.
 pub(super) fn credentials(name: Name, files: Files) -> Result<Arc<Credentials>, Failure> {
-    let read = Credentials::of_files(name, files);
+    checked(Credentials::of_files(name, files))
+}
+
+fn checked(read: Result<Credentials, TlsError>) -> Result<Arc<Credentials>, Failure> {
     let read =
         read.map_err(|error| BadConfig(config::one_line(&format!("--tls-*: {}", chain(&error)))))?;
     Ok(Arc::new(read))

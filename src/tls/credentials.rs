@@ -41,7 +41,8 @@ pub struct Credentials {
 
 #[derive(Debug)]
 struct State {
-    current: Arc<Current>,
+    /// None while the files aren't there yet.
+    current: Option<Arc<Current>>,
     /// What was read last, good or bad.
     seen: Bundle,
     looked: Instant,
@@ -62,22 +63,42 @@ impl Credentials {
     pub fn of_files(own: Name, files: Files) -> Result<Credentials, TlsError> {
         let seen = files.read()?;
         let current = Current::new(&own, &seen, &files.places())?;
-        Ok(Credentials::with(own, Some(files), seen, current))
+        Ok(Credentials::with(own, Some(files), seen, Some(current)))
+    }
+
+    /// The same where files may still be missing: somebody is about to make them, and what needs
+    /// none of them shouldn't wait. Until they're there no connection is made. Files that are
+    /// there, and wrong, are an error.
+    pub fn of_files_to_come(own: Name, files: Files) -> Result<Credentials, TlsError> {
+        match files.read() {
+            Err(error) if error.is_missing() => {
+                tracing::warn!(error = %chain(&error), "certificates are awaited; until then nobody can connect");
+                Ok(Credentials::with(own, Some(files), Bundle::default(), None))
+            }
+            Ok(_) | Err(_) => Credentials::of_files(own, files),
+        }
     }
 
     /// From memory: what changes is told by [`Credentials::replace`].
     pub fn of_bundle(own: Name, bundle: Bundle) -> Result<Credentials, TlsError> {
         let current = Current::new(&own, &bundle, &Places::nowhere())?;
-        Ok(Credentials::with(own, None, bundle, current))
+        Ok(Credentials::with(own, None, bundle, Some(current)))
     }
 
-    fn with(own: Name, files: Option<Files>, seen: Bundle, current: Current) -> Credentials {
-        current.tell(&own);
+    fn with(
+        own: Name,
+        files: Option<Files>,
+        seen: Bundle,
+        current: Option<Current>,
+    ) -> Credentials {
+        if let Some(current) = &current {
+            current.tell(&own);
+        }
         Credentials {
             own,
             files,
             state: Mutex::new(State {
-                current: Arc::new(current),
+                current: current.map(Arc::new),
                 seen,
                 looked: Instant::now(),
             }),
@@ -89,22 +110,23 @@ impl Credentials {
         let current = Current::new(&self.own, &bundle, &Places::nowhere())?;
         current.tell(&self.own);
         let mut state = self.state();
-        state.current = Arc::new(current);
+        state.current = Some(Arc::new(current));
         state.seen = bundle;
         Ok(())
     }
 
     /// When our certificate expires, in seconds since 1970.
     pub fn expires(&self) -> Option<u64> {
-        self.state().current.expires
+        self.state().current.as_ref()?.expires
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For a handshake. Reads three small files at most once in [`LOOK_EVERY`].
-    pub(super) fn now(&self) -> Arc<Current> {
+    /// For a handshake; none while the files aren't there yet. Reads three small files at most
+    /// once in [`LOOK_EVERY`].
+    pub(super) fn now(&self) -> Option<Arc<Current>> {
         let mut state = self.state();
         if let Some(files) = &self.files
             && state.looked.elapsed() >= LOOK_EVERY
@@ -130,7 +152,7 @@ impl Credentials {
             match Current::new(&self.own, &read, &files.places()) {
                 Ok(current) => {
                     current.tell(&self.own);
-                    state.current = Arc::new(current);
+                    state.current = Some(Arc::new(current));
                     state.seen = read;
                     return;
                 }
@@ -140,7 +162,10 @@ impl Credentials {
                 }
             }
         }
-        if let Some(error) = problem {
+        let Some(error) = problem else { return };
+        if state.current.is_none() {
+            tracing::warn!(error = %chain(&error), "certificates are awaited");
+        } else {
             tracing::warn!(error = %chain(&error), "the new certificates can't be used; the last good ones stay");
         }
     }

@@ -44,7 +44,9 @@ impl Connector {
         let stream = TcpStream::connect(self.address).await?;
         // Without it requests of a few bytes would wait for the other end's acknowledgement.
         let _ = stream.set_nodelay(true);
-        let connector = TlsConnector::from(self.credentials.now().client.clone());
+        let none = || io::Error::other("there is no certificate of ours yet");
+        let current = self.credentials.now().ok_or_else(none)?;
+        let connector = TlsConnector::from(current.client.clone());
         let mut secured = connector.connect(self.name.0, stream).await?;
         // In TLS 1.3 we're done before the agent has seen our certificate. HTTP/2 has it speak
         // first: its first byte, or its refusal, is waited for, so that a refusal is the error of

@@ -100,7 +100,11 @@ async fn shake_hands(
 ) -> Option<Secured> {
     // Without it answers of a few bytes would wait for the other end's acknowledgement.
     let _ = stream.set_nodelay(true);
-    let acceptor = TlsAcceptor::from(credentials.now().server.clone());
+    let Some(current) = credentials.now() else {
+        tracing::warn!(%from, "a connection is refused: there is no certificate yet");
+        return None;
+    };
+    let acceptor = TlsAcceptor::from(current.server.clone());
     match timeout(HANDSHAKE, acceptor.accept(stream)).await {
         Ok(Ok(secured)) => Some(secured),
         // Somebody who looks whether the port is open.

@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
+use std::time::Duration;
 
 use slackwater::tls::Files;
 
@@ -88,7 +89,28 @@ fn certificates_that_cannot_be_used_are_one_sentence_and_exit_64() {
     let of_another = told();
     std::fs::write(certificates.path("tls.key"), "secret").unwrap();
     let no_key = told();
-    std::fs::remove_file(certificates.path("ca.crt")).unwrap();
-    let no_file = told();
-    insta::assert_snapshot!([of_another, no_key, no_file].concat());
+    std::fs::write(certificates.path("ca.crt"), "none").unwrap();
+    let no_authority = told();
+    insta::assert_snapshot!([of_another, no_key, no_authority].concat());
+}
+
+/// A node that was rebooted while nobody could sign: its pods get their volumes all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_without_its_certificate_yet_serves_the_kubelet() {
+    let ours = authority();
+    let scratch = Scratch::new();
+    let bundle = issue(&ours, &node());
+    let certificates = Certificates::new(&scratch, &bundle);
+    for name in ["tls.crt", "tls.key"] {
+        std::fs::remove_file(certificates.path(name)).unwrap();
+    }
+    let server = agent(&scratch, &certificates);
+    assert!(server.client().is_ready().await);
+    let router = credentials(controller(), issue(&ours, &controller()));
+    let at = address(&server);
+    assert!(client(&router, at).list().await.is_err());
+
+    certificates.put(&bundle);
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    client(&router, at).list().await.unwrap();
 }
