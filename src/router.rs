@@ -93,13 +93,18 @@ impl Weak {
 impl Router {
     /// Of these agents. It keeps nothing: any number of routers may serve the same agents.
     pub fn new(agents: Arc<Agents>, cluster: Arc<dyn Cluster>, options: Options) -> Router {
-        let view = view::View(agents.clone(), cluster.clone());
+        let cuts = Arc::<cutting::Cuts>::default();
+        let view = view::View {
+            agents: agents.clone(),
+            cluster: cluster.clone(),
+            cuts: cuts.clone(),
+        };
         options.metrics.router().observe(Arc::new(view));
         let router = Router {
             agents,
             cluster,
             options: Arc::new(options),
-            cuts: Arc::default(),
+            cuts,
         };
         // Without a runtime nobody can be asked at all.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {

@@ -147,6 +147,10 @@ impl PodHooks {
 }
 
 impl Hooks for PodHooks {
+    fn how(&self) -> &'static str {
+        "annotate the pod that uses it with hooks.slackwater.dev/session"
+    }
+
     fn wanted(&self, targets: &[HookTarget], shared: SharedVolume) -> Result<Vec<String>> {
         let mut pods: BTreeMap<&str, Vec<Pod>> = BTreeMap::new();
         let mut wanted = BTreeSet::new();

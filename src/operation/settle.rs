@@ -6,15 +6,21 @@
 //! from time to time. Where it's another node's, the router asks there, and says so here.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use uuid::Uuid;
 
 use super::group::Member;
-use super::lock::Key;
+use super::lock::{Guard, Key};
 use super::{Driver, PoolState, Snapshot};
 use crate::error::{Error, Result, chain};
 use crate::model::{GroupId, SnapshotId};
 use crate::record::{GroupMembership, SnapshotRecord, SnapshotState};
+
+/// How often somebody who only looks at a group waits for others who only look, and how long each
+/// time.
+const LOOKS: u32 = 10;
+const LOOK: Duration = Duration::from_millis(5);
 
 /// A member of a group, in whatever state.
 #[derive(Clone, Debug)]
@@ -54,7 +60,7 @@ impl Driver {
     /// What this node has of a group. `members` are looked at by their ids: an error if one can't
     /// be, so that one which isn't told isn't there.
     pub fn group_here(&self, group: GroupId, members: &[String]) -> Result<GroupHere> {
-        let lock = self.locks.acquire(Key::Group(group.0));
+        let lock = self.lock_for_a_look(group);
         let mut found = BTreeMap::new();
         for state in [
             SnapshotState::Ready,
@@ -87,6 +93,17 @@ impl Driver {
             membership,
             unseen: self.unseen(),
         })
+    }
+
+    /// The lock of a group; another look has it for a moment only.
+    fn lock_for_a_look(&self, group: GroupId) -> Result<Guard> {
+        for _ in 1..LOOKS {
+            if let Ok(lock) = self.locks.acquire(Key::Group(group.0)) {
+                return Ok(lock);
+            }
+            self.host.pause(LOOK);
+        }
+        self.locks.acquire(Key::Group(group.0))
     }
 
     /// Why not all snapshots of this node can be seen now.

@@ -133,11 +133,6 @@ impl Router {
         self.cuts.stopping.store(true, Ordering::SeqCst);
     }
 
-    /// What the cuts of this router have come to.
-    pub fn cut_counts(&self) -> &CutCounts {
-        &self.cuts.counts
-    }
-
     /// Runs work to its end, whether or not its caller still waits.
     pub(super) async fn detached<T: Send + 'static>(
         &self,

@@ -4,14 +4,20 @@ use std::sync::Arc;
 
 use super::agents::Agents;
 use super::cluster::Cluster;
+use super::cutting::Cuts;
+use crate::operation::CutCounts;
 use crate::telemetry::router::{AgentStatus, ClusterStatus, RouterView};
 
-/// Agents, as metrics show them.
-pub(super) struct View(pub(super) Arc<Agents>, pub(super) Arc<dyn Cluster>);
+/// A router, as metrics show it.
+pub(super) struct View {
+    pub(super) agents: Arc<Agents>,
+    pub(super) cluster: Arc<dyn Cluster>,
+    pub(super) cuts: Arc<Cuts>,
+}
 
 impl RouterView for View {
     fn agents(&self) -> Vec<AgentStatus> {
-        let each = self.0.all().into_iter().map(|agent| {
+        let each = self.agents.all().into_iter().map(|agent| {
             let seen = agent.seen();
             AgentStatus {
                 node: agent.node().to_string(),
@@ -24,12 +30,16 @@ impl RouterView for View {
     }
 
     fn cluster(&self) -> Option<ClusterStatus> {
-        self.1.status()
+        self.cluster.status()
+    }
+
+    fn cuts(&self) -> &CutCounts {
+        &self.cuts.counts
     }
 
     fn missing(&self) -> Vec<String> {
-        let asked = self.0.all_asked().err().map(|error| error.to_string());
-        let around = self.1.status().and_then(|status| status.missing);
+        let asked = self.agents.all_asked().err().map(|error| error.to_string());
+        let around = self.cluster.status().and_then(|status| status.missing);
         asked.into_iter().chain(around).collect()
     }
 }

@@ -10,11 +10,20 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 
 use crate::model::Level;
-use crate::operation::Driver;
+use crate::operation::{CutCounts, Driver};
 
-/// Writes them all.
+/// Writes those of a node, with what it has copied and has frozen now.
 pub(super) fn encode(encoder: &mut DescriptorEncoder<'_>, driver: &Driver) -> fmt::Result {
-    let counts = driver.cut_counts();
+    counts(encoder, driver.cut_counts())?;
+    let help = "Bytes copied where blocks can't be shared";
+    let metric =
+        encoder.encode_descriptor("copied", help, Some(&Unit::Bytes), MetricType::Counter)?;
+    ConstCounter::new(driver.copied()).encode(metric)?;
+    frozen(encoder, driver)
+}
+
+/// Writes those of whoever has coordinated them.
+pub(super) fn counts(encoder: &mut DescriptorEncoder<'_>, counts: &CutCounts) -> fmt::Result {
     let help = "Cuts that were proven good, by the level that they reached";
     let mut metric = encoder.encode_descriptor("cuts", help, None, MetricType::Counter)?;
     for level in [Level::Application, Level::Filesystem, Level::Crash] {
@@ -46,10 +55,6 @@ pub(super) fn encode(encoder: &mut DescriptorEncoder<'_>, driver: &Driver) -> fm
         "Applications that did not release by themselves after a cut",
         load(&counts.release_problems),
     )?;
-    let help = "Bytes copied where blocks can't be shared";
-    let metric =
-        encoder.encode_descriptor("copied", help, Some(&Unit::Bytes), MetricType::Counter)?;
-    ConstCounter::new(driver.copied()).encode(metric)?;
     for (name, help, histogram) in [
         (
             "freeze_duration",
@@ -71,7 +76,7 @@ pub(super) fn encode(encoder: &mut DescriptorEncoder<'_>, driver: &Driver) -> fm
             encoder.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)?;
         histogram.encode(metric)?;
     }
-    frozen(encoder, driver)
+    Ok(())
 }
 
 /// What is journalled now: read from the state folder, which is on a tmpfs.

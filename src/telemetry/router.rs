@@ -13,6 +13,8 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::operation::CutCounts;
+
 /// Upper ends of the buckets of the time that a router adds, in seconds: mostly it's a fraction of
 /// a millisecond.
 const BUCKETS: [f64; 10] = [
@@ -59,6 +61,8 @@ pub trait RouterView: Send + Sync + 'static {
     fn agents(&self) -> Vec<AgentStatus>;
     /// The cluster around; none where agents are given by address.
     fn cluster(&self) -> Option<ClusterStatus>;
+    /// What the cuts have come to that it has coordinated.
+    fn cuts(&self) -> &CutCounts;
     /// Why it can't take calls yet; empty if it can.
     fn missing(&self) -> Vec<String>;
 }
@@ -166,7 +170,8 @@ impl Collector for RouterCounts {
         let unit = Some(&Unit::Seconds);
         let metric =
             encoder.encode_descriptor("router_added", help, unit, MetricType::Histogram)?;
-        self.added.encode(metric)
+        self.added.encode(metric)?;
+        super::cuts::counts(&mut encoder, view.cuts())
     }
 }
 

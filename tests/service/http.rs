@@ -8,6 +8,7 @@ use std::sync::Arc;
 use slackwater::csi::*;
 use slackwater::host::memory::MemoryHost;
 use slackwater::model::Alpha;
+use slackwater::operation::CutCounts;
 use slackwater::telemetry::router::{AgentStatus, ClusterStatus, RouterView};
 use slackwater::telemetry::{Metrics, http};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -170,7 +171,8 @@ fn http_path(path: &'static str) -> ::http::uri::PathAndQuery {
     ::http::uri::PathAndQuery::from_static(path)
 }
 
-struct NoAgents;
+#[derive(Default)]
+struct NoAgents(CutCounts);
 
 impl RouterView for NoAgents {
     fn cluster(&self) -> Option<ClusterStatus> {
@@ -184,6 +186,10 @@ impl RouterView for NoAgents {
         Vec::new()
     }
 
+    fn cuts(&self) -> &CutCounts {
+        &self.0
+    }
+
     fn missing(&self) -> Vec<String> {
         Vec::new()
     }
@@ -194,7 +200,7 @@ async fn every_metric_is_in_the_manual() {
     let node = Node::start().await;
     node.create("v").await;
     // A node shows no agents; this one is made to, so that all numbers are in one page.
-    node.metrics.router().observe(Arc::new(NoAgents));
+    node.metrics.router().observe(Arc::new(NoAgents::default()));
     let text = scrape(&node).await;
     let shown: BTreeSet<String> = text
         .lines()
