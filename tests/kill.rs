@@ -158,7 +158,11 @@ impl Run<'_> {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
                 // The connection is gone before the kernel says that the process is.
-                Ok(Err(status)) if status.message().contains("transport error") => {
+                Ok(Err(status))
+                    if ["transport error", "Connection refused"]
+                        .iter()
+                        .any(|gone| status.message().contains(gone)) =>
+                {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
                 Ok(Err(status)) => panic!("{what} of {}: {status:?}", self.name),
