@@ -105,7 +105,13 @@ async fn run(config: Config) -> Result<(), Failure> {
             leave(&driver, served).await
         }
         RoleConfig::Controller(controller) => {
-            let (router, cluster) = router::start(config.driver_name, controller, &options).await?;
+            // It may wait for certificates.
+            let mut signal = Box::pin(signal);
+            let started = tokio::select! {
+                started = router::start(config.driver_name, controller, &options) => started?,
+                () = &mut signal => return Ok(()),
+            };
+            let (router, cluster) = started;
             let socket = bind(&endpoint)?;
             let served = server::serve_router(socket, router, options, signal).await;
             if let Some(cluster) = cluster {
