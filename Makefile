@@ -83,7 +83,7 @@ sanity: ## csi-sanity, two releases, against the real binary on every kind of po
 .PHONY: bench
 bench: ## Measure it, beside the same system calls by hand (docs/performance.md)
 	@deploy/deps bench
-	$(CARGO) bench --locked $(RUNNER) --bench calls --bench cuts --bench rest --bench io
+	$(CARGO) bench --locked $(RUNNER) --bench calls --bench cuts --bench rest --bench io --bench router
 
 .PHONY: image
 image: ## The driver's image as an archive, target/slackwater-image.tar (root; no Docker needed)
