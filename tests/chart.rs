@@ -67,6 +67,7 @@ const CASES: [(&str, &[&str]); 3] = [
             "--set=pools[0].name=fast,pools[0].path=/disks/fast,pools[0].image=20Gi,pools[0].overcommit=2,pools[0].init=true",
             "--set=csiDriver.attach=false",
             "--set=alpha={health,get-volume}",
+            "--set=certificates.mode=existing",
             "--set=storageClass.parameters.csi\\.storage\\.k8s\\.io/fstype=xfs",
         ],
     ),

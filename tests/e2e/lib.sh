@@ -12,7 +12,7 @@ export KUBECONFIG=${KUBECONFIG:-$STATE/kubeconfig} PATH=$CACHE/bin:$PATH:/usr/sb
 DRIVER=csi.slackwater.dev
 SYSTEM=slackwater # the namespace of the driver's pods
 # So long something may take that ends by itself; only what hangs needs it.
-WAIT=${E2E_WAIT:-180s}
+WAIT=${E2E_WAIT:-300s}
 
 note() { printf '       %s\n' "$*"; }
 fail() { printf '       FAILED: %s\n' "$*"; return 1; }
