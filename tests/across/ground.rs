@@ -126,10 +126,7 @@ async fn pass(
     cut: Arc<AtomicBool>,
 ) {
     let mut bytes = vec![0; 64 << 10];
-    loop {
-        let Ok(read @ 1..) = from.read(&mut bytes).await else {
-            break;
-        };
+    while let Ok(read @ 1..) = from.read(&mut bytes).await {
         while cut.load(Ordering::SeqCst) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }

@@ -20,12 +20,15 @@ const POOL: &str = "11111111-2222-4333-8444-555555555555";
 /// Nothing here takes as long, unless it hangs; the machine may be busy.
 const LONG: Duration = Duration::from_secs(120);
 
+/// What an agent says; an error if it can't be reached, with what it said before, and when.
+type Said = Result<DescribeResponse, (Timestamp, DescribeResponse)>;
+
 /// Agents that say what a test wants.
 #[derive(Default)]
 struct Agents {
     placed: Mutex<BTreeMap<String, SocketAddr>>,
-    /// Node and its pools; an error if it can't be reached.
-    say: Mutex<BTreeMap<String, Result<DescribeResponse, (Timestamp, DescribeResponse)>>>,
+    /// By node.
+    say: Mutex<BTreeMap<String, Said>>,
 }
 
 impl Agents {
