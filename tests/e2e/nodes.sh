@@ -18,7 +18,8 @@ test_a_node_loses_power_and_returns() {
     ready pod/doomed
     gone pod/doomed
     "$CLUSTER/node" stop 2
-    note "node 2 is off"
+    kubectl wait --for=condition=Ready=Unknown --timeout="$WAIT" node/node-2 >/dev/null
+    note "node 2 is off, and the scheduler knows"
     apply <<END
 apiVersion: snapshot.storage.k8s.io/v1
 kind: VolumeSnapshot
