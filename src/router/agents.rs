@@ -21,6 +21,7 @@ use crate::error::{Error, Result};
 use crate::model::PoolId;
 use crate::tls::{PING_EVERY, PING_PATIENCE};
 
+pub(super) use agent::beneath;
 pub use agent::{Agent, Seen, ShownPool};
 
 /// How often an agent is asked to describe itself.

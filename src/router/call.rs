@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use tonic::metadata::MetadataMap;
 use tonic::transport::Channel;
-use tonic::{Code, Request, Response, Status};
+use tonic::{Code, ConnectError, Request, Response, Status};
 
 use super::Router;
-use super::agents::Agent;
+use super::agents::{Agent, beneath};
 use crate::csi::controller_client::ControllerClient;
 use crate::error::{Error, Result};
 use crate::service::status::code_name;
@@ -83,18 +83,28 @@ impl Call<'_> {
         answer
     }
 
-    /// Forwards a request to an agent's controller.
-    pub(super) async fn forward<M, A, W>(
+    /// Forwards a request to an agent's controller. The first call after an agent's restart is
+    /// told how a connection failed before it: such a call was never sent, and is sent once more.
+    pub(super) async fn forward<M: Clone, A, W>(
         &self,
         agent: &Agent,
         message: M,
-        ask: impl FnOnce(ControllerClient<Channel>, Request<M>) -> W,
+        ask: impl Fn(ControllerClient<Channel>, Request<M>) -> W,
     ) -> Result<A>
     where
         W: Future<Output = std::result::Result<Response<A>, Status>>,
     {
         let client = agent.controller().await?;
-        let question = ask(client, self.request(message)?);
+        let request = self.request(message.clone())?;
+        let question = async {
+            match ask(client.clone(), request).await {
+                Err(status) if beneath::<ConnectError>(&status) => match self.request(message) {
+                    Ok(request) => ask(client, request).await,
+                    Err(_) => Err(status),
+                },
+                answer => answer,
+            }
+        };
         self.ask(agent, question).await.map(Response::into_inner)
     }
 

@@ -35,13 +35,13 @@ type Client = ControllerClient<Channel>;
 
 impl Router {
     /// Forwards a call about one object to the agent that has it.
-    async fn one<M, A, W>(
+    async fn one<M: Clone, A, W>(
         &self,
         call: &Call<'_>,
         kind: Kind,
         id: &str,
         message: M,
-        ask: impl FnOnce(Client, Request<M>) -> W,
+        ask: impl Fn(Client, Request<M>) -> W,
     ) -> Result<A>
     where
         W: Future<Output = std::result::Result<Response<A>, Status>>,

@@ -6,7 +6,7 @@ use std::future::Future;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use slackwater::agent::DescribeResponse;
 use slackwater::agent::agent_server::AgentServer;
@@ -341,6 +341,18 @@ impl Routed {
         eventually(node, async || {
             agent.ask().await;
             agent.check().is_ok() == reachable
+        })
+        .await;
+    }
+
+    /// Waits until an agent has answered since: a connection from before may still have to be
+    /// found dead.
+    pub async fn until_answered_since(&self, node: &str, moment: Instant) {
+        let agent = self.agents.of_node(node).unwrap();
+        eventually(node, async || {
+            agent.ask().await;
+            let seen = agent.seen();
+            agent.check().is_ok() && seen.answered.is_some_and(|at| at > moment)
         })
         .await;
     }

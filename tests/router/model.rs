@@ -2,6 +2,7 @@
 //! can't be reached.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use proptest::prelude::*;
 use slackwater::csi::*;
@@ -208,7 +209,8 @@ impl World {
                     self.nodes[node].revive();
                     self.away[node] = false;
                     let name = self.nodes[node].name.clone();
-                    self.routed.until(&name, true).await;
+                    let now = Instant::now();
+                    self.routed.until_answered_since(&name, now).await;
                 }
             }
         }
@@ -264,9 +266,12 @@ impl World {
         let request = snapshot(&format!("s{name}"), &source.id);
         let answer = self.routed.controller().create_snapshot(request).await;
         let (needed, expected) = match &there {
-            Some(there) if there.source == source.id && there.node == source.node => {
-                // Others could have one of this name as well, as far as anybody knows.
+            // The others could have one of this name as well, as far as anybody knows.
+            Some(there) if there.node == source.node && there.source == source.id => {
                 ((0..NODES).collect(), Ok(()))
+            }
+            Some(there) if there.node == source.node => {
+                ((0..NODES).collect(), Err(Code::AlreadyExists))
             }
             Some(there) => (vec![source.node, there.node], Err(Code::AlreadyExists)),
             None => ((0..NODES).collect::<Vec<_>>(), Ok(())),

@@ -6,7 +6,7 @@ use std::time::Instant;
 use tokio::sync::{Notify, OnceCell, Semaphore, watch};
 use tokio::time::timeout;
 use tonic::transport::Channel;
-use tonic::{Code, Status};
+use tonic::{Code, Status, TimeoutExpired};
 
 use super::{DESCRIBE, Dial, FRESH, POLL};
 use crate::agent::agent_client::AgentClient;
@@ -286,7 +286,12 @@ impl Agent {
             Code::Unknown | Code::DataLoss | Code::PermissionDenied | Code::Unauthenticated => {
                 self.unreachable(&said(status))
             }
-            // The deadline of the call itself.
+            // The deadline of the call itself. A connection that is closed in the middle of a
+            // call is CANCELLED as well.
+            Code::Cancelled if from_connection && !beneath::<TimeoutExpired>(status) => {
+                self.wanted.notify_one();
+                self.unreachable(&said(status))
+            }
             Code::Cancelled | Code::DeadlineExceeded => answered(status),
             _ if from_connection => {
                 // Look now, not at the next poll.
@@ -296,6 +301,18 @@ impl Agent {
             _ => answered(status),
         }
     }
+}
+
+/// Whether a status comes of such an error.
+pub(in crate::router) fn beneath<E: std::error::Error + 'static>(status: &Status) -> bool {
+    let mut source = std::error::Error::source(status);
+    while let Some(cause) = source {
+        if cause.is::<E>() {
+            return true;
+        }
+        source = cause.source();
+    }
+    false
 }
 
 fn answered(status: &Status) -> Error {
