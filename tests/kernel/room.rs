@@ -6,17 +6,28 @@ use std::path::Path;
 
 use tonic::Code;
 
-use super::support::{block, mount, run, succeeds};
+use super::support::{block, eventually, mount, run, succeeds};
 use super::{GIB, MIB, Node, refused, write_pattern};
 
 /// Fills a file system until it's full.
-fn fill(path: &Path) {
+fn fill(path: &Path) -> Vec<std::io::Error> {
     let mut file = std::fs::File::create(path).unwrap();
+    let mut ends = Vec::new();
     for piece in [1 << 20, 1 << 16, 4096] {
         let bytes = vec![0xa5u8; piece];
-        while file.write_all(&bytes).is_ok() {}
-        let _ = file.sync_data();
+        ends.push(loop {
+            if let Err(error) = file.write_all(&bytes) {
+                break error;
+            }
+        });
+        ends.extend(file.sync_data().err());
     }
+    ends
+}
+
+fn free(path: &Path) -> u64 {
+    let found = nix::sys::statvfs::statvfs(path).unwrap();
+    found.blocks_available() * found.fragment_size()
 }
 
 /// Takes the last block of a pool by reserving it.
@@ -154,13 +165,18 @@ async fn a_thick_volume_takes_every_write_on_a_full_pool() {
                 allocated(&node.image(&id)) >= size,
                 "{fs} on {pool}: fstrim gave no block back"
             );
+            // What was deleted is free once the file system's own threads have seen to it.
+            eventually("the volume has its room again", || {
+                free(&staging) > size / 2
+            });
             exhaust(&node.disk.mount_point);
-            fill(&staging.join("data"));
+            let ends = fill(&staging.join("data"));
+            let room = run("df", &["-B1", staging.to_str().unwrap()]);
             run("sync", &["-f", staging.to_str().unwrap()]);
             let written = whole(&staging.join("data"));
             assert!(
                 written > size / 2,
-                "{fs} on {pool}: {written} bytes were taken"
+                "{fs} on {pool}: {written} bytes were taken: {ends:?}\n{room}"
             );
             std::fs::remove_file(node.disk.mount_point.join("stranger")).unwrap();
             node.end(&id, &staging).await;

@@ -151,9 +151,9 @@ fn a_session_that_ends_before_the_cut_did_not_hold() {
 #[test]
 fn a_session_that_is_never_ready_is_let_go() {
     let script = "cat > /dev/null; echo let go >> LOG";
-    let ground = Ground::with(script, json!({"hooks.slackwater.dev/timeout": "300ms"}));
+    let ground = Ground::with(script, json!({"hooks.slackwater.dev/timeout": "5s"}));
     let told = failed(ground.quiesce());
-    assert!(told.contains("did not say READY within 300 ms"), "{told}");
+    assert!(told.contains("did not say READY within 5000 ms"), "{told}");
     eventually("it sees the end of its stdin", || {
         ground.lines() == ["let go"]
     });

@@ -27,16 +27,23 @@ impl Place {
             Some(cache) => PathBuf::from(cache),
             None => Path::new(&std::env::var_os("HOME")?).join(".cache/slackwater-cluster"),
         };
+        let skipped = || {
+            eprintln!("SKIPPED hooks on a real kubelet: no cluster runs here (make cluster)");
+            None
+        };
+        let hyper = cache.join("bin/hyper");
+        let kubeconfig = cache.join("state/kubeconfig");
+        if !hyper.exists() || !kubeconfig.exists() {
+            return skipped();
+        }
         let place = Place {
-            hyper: cache.join("bin/hyper"),
-            kubeconfig: cache.join("state/kubeconfig"),
+            hyper,
+            kubeconfig,
             namespace: format!("slackwater-exec-{}", uuid::Uuid::new_v4().simple()),
         };
-        let is_there = place.hyper.exists() && place.kubeconfig.exists();
         let ready = ["get", "nodes", "--request-timeout=10s", "--no-headers"];
-        if !is_there || place.kubectl(&ready).is_err() {
-            eprintln!("SKIPPED hooks on a real kubelet: no cluster runs here (make cluster)");
-            return None;
+        if place.kubectl(&ready).is_err() {
+            return skipped();
         }
         place
             .kubectl(&["create", "namespace", &place.namespace])

@@ -173,9 +173,17 @@ async fn snapshots_are_listed_of_all_of_one_source_and_by_id() {
     }
     // A name exists once, wherever its volume is.
     let (id, source) = &all[0];
+    let node_of = |volume: &str| {
+        let has = |node: &Peer| {
+            let pools = node.driver.pool_status().into_iter();
+            let mut ids = pools.filter_map(|pool| pool.id);
+            ids.any(|id| volume.starts_with(&id.to_string()))
+        };
+        nodes.iter().position(has).unwrap()
+    };
     let other = all
         .iter()
-        .find(|(_, other)| other[..36] != source[..36])
+        .find(|(_, other)| node_of(other) != node_of(source))
         .unwrap();
     let name = format!(
         "s{}",
@@ -193,8 +201,7 @@ async fn snapshots_are_listed_of_all_of_one_source_and_by_id() {
             .create_snapshot(snapshot(&name, other.1))
             .await,
         Code::AlreadyExists,
-        // Its own agent says it in other words than the router, if that has it.
-        &[&format!("{name:?} exists")],
+        &[&name, id],
     );
     // Names that Kubernetes makes aren't looked for elsewhere.
     let mut from_kubernetes = snapshot(&name, other.1);
