@@ -151,8 +151,10 @@ fn a_session_that_ends_before_the_cut_did_not_hold() {
 #[test]
 fn a_session_that_is_never_ready_is_let_go() {
     let script = "cat > /dev/null; echo let go >> LOG";
-    let ground = Ground::with(script, json!({"hooks.slackwater.dev/timeout": "5s"}));
-    let told = failed(ground.quiesce());
+    let ground = Ground::with(script, json!({}));
+    // Shorter than its own deadline, which would be told in other words.
+    let limit = Duration::from_secs(5);
+    let told = failed(ground.hooks().quiesce(&["shop/db-0/main".into()], limit));
     assert!(told.contains("did not say READY within 5000 ms"), "{told}");
     eventually("it sees the end of its stdin", || {
         ground.lines() == ["let go"]
