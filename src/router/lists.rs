@@ -39,14 +39,13 @@ impl Router {
                     starting_token: ask.starting_token.clone(),
                 };
                 let question = of_pool(call, question, &ask)?;
-                let answer = call.ask(&agent, client.list_volumes(question)).await?;
-                let ListVolumesResponse {
-                    entries,
-                    next_token,
-                } = answer.into_inner();
+                let answer = call
+                    .ask(&agent, client.list_volumes(question))
+                    .await?
+                    .into_inner();
                 Ok(Part {
-                    entries,
-                    next_token,
+                    entries: answer.entries,
+                    next_token: answer.next_token,
                 })
             })
             .await?;
@@ -76,13 +75,9 @@ impl Router {
                 let question = of_pool(call, question, &ask)?;
                 let answer = client.controller_list_volume_health(question);
                 let answer = call.ask(&agent, answer).await?.into_inner();
-                let ControllerListVolumeHealthResponse {
-                    entries,
-                    next_token,
-                } = answer;
                 Ok(Part {
-                    entries,
-                    next_token,
+                    entries: answer.entries,
+                    next_token: answer.next_token,
                 })
             })
             .await?;
@@ -131,14 +126,13 @@ impl Router {
                     ..ListSnapshotsRequest::default()
                 };
                 let question = of_pool(call, question, &ask)?;
-                let answer = call.ask(&agent, client.list_snapshots(question)).await?;
-                let ListSnapshotsResponse {
-                    entries,
-                    next_token,
-                } = answer.into_inner();
+                let answer = call
+                    .ask(&agent, client.list_snapshots(question))
+                    .await?
+                    .into_inner();
                 Ok(Part {
-                    entries,
-                    next_token,
+                    entries: answer.entries,
+                    next_token: answer.next_token,
                 })
             })
             .await?;
