@@ -33,6 +33,14 @@ struct Pause {
 }
 
 impl Pause {
+    fn error(&self, seconds: u64) -> Error {
+        Error::Paused {
+            seconds,
+            sets: self.sets,
+            last: self.last.clone(),
+        }
+    }
+
     /// In seconds.
     fn length(&self) -> u64 {
         let doublings = self.sets.saturating_sub(1).min(LONGEST.ilog2());
@@ -58,18 +66,14 @@ impl Pauses {
     pub fn check(&self, name: &str, now: u64) -> Result<()> {
         let paused = self.names.get(name).map(|pause| (pause, pause.left(now)));
         match paused {
-            Some((pause, seconds)) if seconds > 0 => Err(Error::Paused {
-                seconds,
-                sets: pause.sets,
-                last: pause.last.clone(),
-            }),
+            Some((pause, seconds)) if seconds > 0 => Err(pause.error(seconds)),
             Some(_) | None => Ok(()),
         }
     }
 
-    /// A whole set of tries of `name` has failed, just now. Gives the error back, to be answered.
-    pub fn failed(&mut self, name: &str, error: Error, now: u64) -> Arc<Error> {
-        let last = Arc::new(error);
+    /// A whole set of tries of `name` has failed, just now: what is to be answered, with the
+    /// pause that begins.
+    pub fn failed(&mut self, name: &str, error: Error, now: u64) -> Error {
         let sets = self.names.get(name).map_or(0, |pause| pause.sets);
         if sets == 0 && self.names.len() >= NAMES {
             let first = self.names.iter().min_by_key(|(_, pause)| pause.until());
@@ -79,11 +83,12 @@ impl Pauses {
         }
         let pause = Pause {
             sets: sets.saturating_add(1),
-            last: last.clone(),
+            last: Arc::new(error),
             since: now,
         };
+        let answer = pause.error(pause.length());
         self.names.insert(name.into(), pause);
-        last
+        answer
     }
 
     /// `name` has been cut, or is wanted no more.
@@ -119,7 +124,8 @@ mod tests {
         let mut minutes = Vec::new();
         for n in 0..40 {
             assert!(pauses.check("a", now).is_ok());
-            pauses.failed("a", lost(n), now);
+            let answer = pauses.failed("a", lost(n), now);
+            assert_eq!(chain(&answer), chain(&pauses.check("a", now).unwrap_err()));
             let length = left(&pauses, "a", now);
             assert_eq!(left(&pauses, "a", now + length - 1), 1);
             minutes.push(length / 60);
@@ -127,7 +133,7 @@ mod tests {
         }
         assert_eq!(minutes[..7], [1, 2, 4, 8, 16, 30, 30]);
         assert_eq!(minutes[39], 30);
-        pauses.failed("a", lost(7), now);
+        let _ = pauses.failed("a", lost(7), now);
         assert!(pauses.check("b", now).is_ok(), "another name");
         let error = pauses.check("a", now).unwrap_err();
         assert_eq!(
@@ -137,14 +143,14 @@ mod tests {
         );
         pauses.forget("a");
         assert!(pauses.check("a", now).is_ok());
-        pauses.failed("a", lost(8), now);
+        let _ = pauses.failed("a", lost(8), now);
         assert_eq!(left(&pauses, "a", now), 60, "begins anew");
     }
 
     #[test]
     fn a_clock_that_is_set_back_holds_nobody() {
         let mut pauses = Pauses::default();
-        pauses.failed("a", lost(0), 5_000_000);
+        let _ = pauses.failed("a", lost(0), 5_000_000);
         assert!(pauses.check("a", 4_999_999).is_ok());
     }
 
@@ -155,7 +161,7 @@ mod tests {
             let mut pauses = Pauses::default();
             for (now, name) in names.iter().enumerate() {
                 let (name, now) = (name.to_string(), now as u64);
-                pauses.failed(&name, lost(now), now);
+                let _ = pauses.failed(&name, lost(now), now);
                 prop_assert!(pauses.names.len() <= NAMES);
                 prop_assert!(pauses.check(&name, now).is_err(), "the newest is there");
             }

@@ -20,9 +20,14 @@ pub struct Try<'a> {
 pub trait Clock {
     /// Seconds since 1970.
     fn now(&self) -> u64;
-    /// Sleeps. [`Error::Stopping`] if the program is to stop meanwhile.
-    fn wait(&self, time: Duration) -> Result<()>;
+    /// Sleeps.
+    fn sleep(&self, time: Duration);
+    /// Whether the program is to stop.
+    fn is_stopping(&self) -> bool;
 }
+
+/// How often a stop is looked for while a retry waits.
+const NAP: Duration = Duration::from_millis(100);
 
 /// Tries as often as the class says, then at the lower level that it allows. A set of tries that
 /// has failed is remembered under `key`: until its pause is over, a repeat gets the same failure
@@ -50,30 +55,31 @@ pub fn tries<T>(
         match parameters.on_quiesce_failure {
             _ if failed < parameters.retries => {
                 failed += 1;
-                clock.wait(parameters.retry_interval)?;
+                wait(clock, parameters.retry_interval)?;
             }
             OnQuiesceFailure::Degrade(lower) if lower < level && is_quiesce_failure(&error) => {
                 why = format!("{level} was asked for: {}", chain(&error));
                 (level, failed) = (lower, 0);
             }
             OnQuiesceFailure::Degrade(_) | OnQuiesceFailure::Fail => {
-                return give_up(clock, pauses, key, error);
+                return Err(locked(pauses).failed(key, error, clock.now()));
             }
         }
     }
 }
 
-/// Remembers a set of tries that has failed; its error, with the pause that it begins.
-fn give_up<T>(clock: &dyn Clock, pauses: &Mutex<Pauses>, key: &str, error: Error) -> Result<T> {
-    let now = clock.now();
-    let mut pauses = locked(pauses);
-    let last = pauses.failed(key, error, now);
-    pauses.check(key, now)?;
-    Err(Error::Paused {
-        seconds: 0,
-        sets: 1,
-        last,
-    })
+/// Sleeps, unless the program is to stop.
+fn wait(clock: &dyn Clock, time: Duration) -> Result<()> {
+    let mut left = time;
+    while !left.is_zero() {
+        if clock.is_stopping() {
+            return Err(Error::Stopping);
+        }
+        let nap = NAP.min(left);
+        clock.sleep(nap);
+        left -= nap;
+    }
+    Ok(())
 }
 
 fn locked(pauses: &Mutex<Pauses>) -> MutexGuard<'_, Pauses> {
@@ -97,16 +103,19 @@ mod tests {
 
     /// Nobody waits for it.
     #[derive(Default)]
-    struct Hand(Cell<u64>);
+    struct Hand(Cell<Duration>);
 
     impl Clock for Hand {
         fn now(&self) -> u64 {
-            self.0.get()
+            self.0.get().as_secs()
         }
 
-        fn wait(&self, time: Duration) -> Result<()> {
-            self.0.set(self.0.get() + time.as_secs());
-            Ok(())
+        fn sleep(&self, time: Duration) {
+            self.0.set(self.0.get() + time);
+        }
+
+        fn is_stopping(&self) -> bool {
+            false
         }
     }
 
@@ -178,7 +187,7 @@ mod tests {
         let error = call(true).unwrap_err();
         assert!(matches!(error, Error::Paused { .. }), "{error:?}");
         assert_eq!(asked.get(), 3, "nobody was disturbed");
-        clock.wait(Duration::from_secs(60)).unwrap();
+        clock.sleep(Duration::from_secs(60));
         assert_eq!(call(true).unwrap(), "");
         assert!(call(true).is_ok(), "forgotten");
     }

@@ -19,9 +19,6 @@ use crate::error::{Doing, Error, Result};
 use crate::model::{FsType, SnapshotParameters, VolumeId};
 use crate::record::VolumeRecord;
 
-/// How often a stop of the driver is looked for while a retry waits.
-const NAP: Duration = Duration::from_millis(100);
-
 /// A volume that something is made from.
 pub(super) struct Source {
     /// Its id, as given.
@@ -188,17 +185,12 @@ impl Clock for Driver {
         self.host.now()
     }
 
-    fn wait(&self, time: Duration) -> Result<()> {
-        let mut left = time;
-        while !left.is_zero() {
-            if self.in_flight.is_stopping() {
-                return Err(Error::Stopping);
-            }
-            let nap = NAP.min(left);
-            self.host.pause(nap);
-            left -= nap;
-        }
-        Ok(())
+    fn sleep(&self, time: Duration) {
+        self.host.pause(time);
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.in_flight.is_stopping()
     }
 }
 

@@ -53,25 +53,17 @@ impl Drop for Running {
     }
 }
 
-/// How often a stop is looked for while a retry waits.
-const NAP: Duration = Duration::from_millis(100);
-
 impl Clock for Cuts {
     fn now(&self) -> u64 {
         since_1970().as_secs()
     }
 
-    fn wait(&self, time: Duration) -> Result<()> {
-        let mut left = time;
-        while !left.is_zero() {
-            if self.stopping.load(Ordering::SeqCst) {
-                return Err(Error::Stopping);
-            }
-            let nap = NAP.min(left);
-            std::thread::sleep(nap);
-            left -= nap;
-        }
-        Ok(())
+    fn sleep(&self, time: Duration) {
+        std::thread::sleep(time);
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
     }
 }
 
