@@ -18,6 +18,8 @@ mod support;
 mod world;
 
 use std::fs;
+use std::os::fd::AsRawFd;
+use std::path::Path;
 use std::time::Duration;
 
 use slackwater::error::Error;
@@ -77,8 +79,11 @@ fn a_program_sees_its_deadline_and_no_environment_but_ours() {
             .command
             .extend(["--for={seconds}s".into(), "; echo $HOME".into()]);
     });
-    // Something of ours that is open, and a session before it.
+    // Something of ours that is open, something that whoever started us has left open, and a
+    // session before it.
     let _ours = fs::File::open("/proc/self/status").unwrap();
+    let (_read, write) = std::io::pipe().unwrap();
+    let inherited = nix::unistd::dup(&write).unwrap();
     let other = local(vec![ground.hook("b", GOOD)]);
     let _before = quiesce(&other, &["b"], LONG).unwrap();
     quiesce(&local(vec![hook]), &["a"], LONG)
@@ -116,9 +121,15 @@ fn a_program_sees_its_deadline_and_no_environment_but_ours() {
     assert_eq!(ids[0], ids[1], "its own process group");
     assert_eq!(ids[0], ids[2], "its own session");
     let open = ground.lines("open");
-    let pipes = open.iter().filter(|file| file.starts_with("pipe:")).count();
-    assert_eq!(pipes, 3, "{open:?}");
-    assert!(!open.iter().any(|file| file.contains("status")), "{open:?}");
+    let inherited = fs::read_link(format!("/proc/self/fd/{}", inherited.as_raw_fd())).unwrap();
+    assert!(
+        !open.iter().any(|file| Path::new(file) == inherited),
+        "{open:?}"
+    );
+    // Its standard ones, and what the shell itself has opened.
+    let own = ground.path("");
+    let is_own = |file: &String| file.starts_with("pipe:") || Path::new(file).starts_with(&own);
+    assert!(open.len() >= 3 && open.iter().all(is_own), "{open:?}");
 }
 
 #[test]

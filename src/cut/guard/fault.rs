@@ -2,7 +2,8 @@
 //! feature `fault`, and only where `SLACKWATER_GUARD_FAULT=STEP:kill` or `STEP:stop` says so.
 //!
 //! Steps: accepted, begun, sync-before, sync-after, freeze-before, freeze-after, thaw-before,
-//! thaw-after, deadline, ended. The first thread that comes to it meets it, once.
+//! thaw-after, deadline, ended. The first thread that comes to it meets it, once; others that come
+//! to it wait for that, since a stop takes a moment to reach them.
 
 /// Nothing.
 #[cfg(not(feature = "fault"))]
@@ -12,13 +13,17 @@ pub(super) fn at(_step: &'static str) {}
 #[cfg(feature = "fault")]
 pub(super) fn at(step: &'static str) {
     use nix::sys::signal::{Signal, raise};
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{Mutex, PoisonError};
 
-    static MET: AtomicBool = AtomicBool::new(false);
+    static MET: Mutex<bool> = Mutex::new(false);
     let Some((planned, signal)) = PLAN.get().and_then(Option::as_ref) else {
         return;
     };
-    if planned != step || MET.swap(true, Ordering::SeqCst) {
+    if planned != step {
+        return;
+    }
+    let mut met = MET.lock().unwrap_or_else(PoisonError::into_inner);
+    if std::mem::replace(&mut *met, true) {
         return;
     }
     let signal = match signal.as_str() {

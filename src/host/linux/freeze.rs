@@ -147,6 +147,7 @@ pub fn start_guard(program: Option<&Path>, socket: &Path, state_dir: &Path) -> R
     if let Some(fault) = std::env::var_os(GUARD_FAULT) {
         command.env(GUARD_FAULT, fault);
     }
+    sys::start_alone(&mut command);
     let mut child = command.spawn().map_err(failed("run", program))?;
     let Some(stdin) = child.stdin.take() else {
         return Err(HostError::unexpected("run", program, "it has no stdin"));

@@ -202,10 +202,35 @@ pub fn mounts_changed(table: impl AsFd) -> bool {
     ready > 0 && poll.revents & (libc::POLLPRI | libc::POLLERR) != 0
 }
 
+/// Has a program started with its three standard descriptors alone. Ours close by themselves; who
+/// started us may have left others open, a lock or one end of a pipe among them.
+pub fn start_alone(command: &mut Command) {
+    // SAFETY: runs between fork and exec: one system call.
+    unsafe { command.pre_exec(leave_inherited) };
+}
+
+/// The descriptors after the standard ones close at the next exec, not yet: std tells a failed
+/// exec through one of them.
+fn leave_inherited() -> io::Result<()> {
+    // SAFETY: numbers alone. Linux 5.11; `open_tree` with `mount_setattr` below needs 5.12.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_close_range,
+            3,
+            libc::c_uint::MAX,
+            libc::CLOSE_RANGE_CLOEXEC,
+        )
+    };
+    Errno::result(done)?;
+    Ok(())
+}
+
 /// Has a program started in a session and process group of its own, as somebody else if wanted,
-/// and with SIGPIPE ignored: nobody listening to it any more doesn't kill it.
+/// with its standard descriptors alone, and with SIGPIPE ignored: nobody listening to it any more
+/// doesn't kill it.
 pub fn start_apart(command: &mut Command, account: Option<Account>) {
     let apart = move || {
+        leave_inherited()?;
         setsid()?;
         // SAFETY: no handler is installed.
         unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) }?;
