@@ -1,113 +1,184 @@
-# What is killed under load: afterwards everything converges, nothing is lost, leaked or frozen.
+# What is killed, and what is cut off, under load: afterwards everything converges, nothing is lost,
+# leaked or frozen.
 # shellcheck shell=bash
 
-# kill_on NODE SIGNAL PATTERN: processes of a node whose command line has it.
-kill_on() { node "$1" pkill "-$2" -f "$3" || true; }
-# The processes of the driver, by their command lines.
-AGENT='^/usr/local/bin/slackwater serve .*--role=(node|all)'
-ROUTER='^/usr/local/bin/slackwater serve .*--role=controller'
-GUARD='^/usr/local/bin/slackwater guard'
-running() { seq "$(nodes)"; }
-
-# A pod that writes numbers, each synced, and says which it has written: what was acknowledged.
-writer() {
-    class e2e-xfs csi.storage.k8s.io/fstype xfs
-    LABELS='set: load' claim load 400Mi e2e-xfs
-    pod load -c 'i=$(cat /v/n 2>/dev/null || echo 0); while :; do i=$((i+1)); echo $i > /v/n.new && sync /v/n.new && mv /v/n.new /v/n || { echo broken; exit; }; echo $i > /tmp/said.new; mv /tmp/said.new /tmp/said; done' load:/v
-    ready pod/load
-    eventually 60 inside load '[ $(cat /tmp/said) -gt 5 ]'
-}
-# It still writes, in the same pod.
-writes_on() {
+# kill_on NODE SIGNAL PATTERN: processes of a node whose command line has it; counted in KILLED.
+KILLED=0
+kill_on() {
     local n
-    n=$(inside load 'cat /tmp/said')
-    eventually 90 inside load "[ \$(cat /tmp/said) -gt $((n + 5)) ]" || fail "writes stand still at $n" || return 1
-    is "restarts of the writer's pod" "$(get pod/load '.status.containerStatuses[0].restartCount')" 0
-    note "the writer went from $n to $(inside load 'cat /tmp/said')"
+    n=$(node "$1" pkill --count "-$2" -f "$3") || :
+    KILLED=$((KILLED + ${n:-0}))
 }
-# Claims with pods, and snapshots of the load, asked for and not waited for.
-ask() { # ROUND
-    local i
-    for i in 1 2 3; do
-        claim "r$1-$i" 310Mi e2e-xfs
-        pod "r$1-$i" "r$1-$i:/v"
-        apply <<END
-apiVersion: snapshot.storage.k8s.io/v1
-kind: VolumeSnapshot
-metadata: {name: r$1-$i}
-spec: {volumeSnapshotClassName: slackwater, source: {persistentVolumeClaimName: load}}
-END
-    done
-}
-answered() { # ROUND
-    local i
-    for i in 1 2 3; do
-        ready "pod/r$1-$i" || return 1
-        until_field "volumesnapshot/r$1-$i" .status.readyToUse true || return 1
-    done
-    note "round $1: three claims with pods, three snapshots"
-}
-withdraw() { # ROUND: half of it is deleted while something is killed
-    k delete --wait=false pod "r$1-1" "r$1-2" "r$1-3" >/dev/null
-    k delete --wait=false pvc "r$1-1" "r$1-2" "r$1-3" >/dev/null
-    k delete --wait=false volumesnapshot "r$1-1" "r$1-2" "r$1-3" >/dev/null
-}
+SIDECARS='^/csi-(provisioner|attacher|resizer|snapshotter) '
+routers() { [ -n "$(kubectl -n $SYSTEM get deployment -o name)" ] || { note "no router in this installation"; exit 77; }; }
+
 # Each round asks, kills while it is answered, and withdraws; the last one under a kill as well.
 killed_again_and_again() { # SIGNAL PATTERN
-    local round n
+    local round n said
     writer
-    for round in 1 2 3; do
+    for round in 1 2; do
+        said=$(inside load 'cat /tmp/said')
         ask $round
         for n in $(running); do sleep 1; kill_on "$n" "$1" "$2"; done
         answered $round || return 1
+        [ $round != 2 ] || restored_has "r$round-3" "$said" || return 1
         withdraw $round
     done
-    # (not in each round: a container that ends often waits for minutes before it is started again)
     for n in $(running); do sleep 0.5; kill_on "$n" "$1" "$2"; done
+    [ "$KILLED" -ge 3 ] || fail "only $KILLED were killed" || return 1
+    note "killed: $KILLED"
     writes_on
+    nothing_frozen
 }
 
 test_agents_killed() { killed_again_and_again KILL "$AGENT"; }
 test_guards_killed() { killed_again_and_again KILL "$GUARD"; }
 test_agents_and_guards_killed_together() { killed_again_and_again KILL '^/usr/local/bin/slackwater (guard|serve .*--role=(node|all))'; }
 test_routers_killed() {
-    [ -n "$(kubectl -n $SYSTEM get deployment -o name)" ] || { note "no router in this installation"; exit 77; }
+    routers
     killed_again_and_again KILL "$ROUTER"
 }
-test_sidecars_killed() { killed_again_and_again KILL '^/csi-(provisioner|attacher|resizer|snapshotter)'; }
+test_sidecars_killed() { killed_again_and_again KILL "$SIDECARS"; }
 test_kubelets_killed() { killed_again_and_again KILL '^kubelet --config'; }
 
 test_no_api_server_for_a_minute() {
     writer
     ask 1
     sleep 1
+    trap 'kill_on 1 CONT "^kube-apiserver "' EXIT
     kill_on 1 STOP '^kube-apiserver '
+    is "API servers that stand still" "$KILLED" 1
     # (no kubectl meanwhile)
     sleep 60
     kill_on 1 CONT '^kube-apiserver '
+    trap - EXIT
     eventually 120 kubectl get --raw /readyz
     note "the API server answers again"
     answered 1
     withdraw 1
     writes_on
+    nothing_frozen
 }
 
 # The pod of a node's driver goes by force while groups are cut: nothing stays frozen, nothing is kept
 # that isn't whole.
 test_node_pods_deleted_by_force_while_groups_are_cut() {
-    writer
     local i
-    for i in 1 2 3; do
-        apply <<END
-apiVersion: groupsnapshot.storage.k8s.io/$(kubectl api-versions | sed -n 's/^groupsnapshot.storage.k8s.io.//p' | sort | tail -1)
-kind: VolumeGroupSnapshot
-metadata: {name: g$i}
-spec: {volumeGroupSnapshotClassName: slackwater, source: {selector: {matchLabels: {set: load}}}}
-END
+    writer
+    for i in 1 2 3 4; do
+        group_of "g$i" load
+        sleep "$(awk -v i="$i" 'BEGIN {print 0.4 * (i - 1)}')"
         kubectl -n $SYSTEM delete pod -l app.kubernetes.io/component=node --force --grace-period=0 --wait=false >/dev/null 2>&1
         until_field "volumegroupsnapshot/g$i" .status.readyToUse true
-        note "group $i is ready"
+        is "members of group $i" "$(members "g$i" | wc -l)" 1
     done
     writes_on
+    nothing_frozen
+    gone volumegroupsnapshot --all
+}
+
+# The wire of one node's agent: what comes for its port is dropped, as in a network that is cut.
+# Nobody else's traffic is.
+wire() { # NODE nft's words
+    local n=$1
+    shift
+    # shellcheck disable=SC2016
+    node "$n" sh -c 'nsenter --net --target "$(pgrep -o -f "$1")" nft "$2"' sh "$AGENT" "$*"
+}
+cut_wire() {
+    wire "$1" 'add table inet e2e; add chain inet e2e in { type filter hook input priority 0; }; add rule inet e2e in tcp dport 9820 drop; add chain inet e2e out { type filter hook output priority 0; }; add rule inet e2e out tcp sport 9820 drop'
+}
+mend_wire() { wire "$1" 'delete table inet e2e'; }
+
+test_the_network_between_routers_and_an_agent_is_cut() {
+    two_nodes
+    routers
+    local pool said i
+    writer node-2
+    LABELS='set: load' claim near 100Mi
+    pod near -n node-1 near:/v
+    ready pod/near
+    group whole load
+    is "members of a group across the nodes" "$(members whole | wc -l)" 2
+    pool=$(pool_id 2)
+    cut_wire 2
+    trap 'mend_wire 2 || :' EXIT
+    said=$(inside load 'cat /tmp/said')
+    ask 1
+    group_of during load
+    snapshot other near
+    claim new 100Mi
+    pod new -n node-1 new:/v
+    ready pod/new
+    note "the other node takes volumes and snapshots meanwhile"
+    until_health "$pool" Unreachable 2
+    told() { get volumesnapshot/r1-1 .status.error.message | grep -q node-2; }
+    eventually 120 told
+    note "a snapshot says: $(get volumesnapshot/r1-1 .status.error.message)"
+    is "the snapshot of a volume there" "$(get volumesnapshot/r1-1 .status.readyToUse)" false
+    is "the group" "$(get volumegroupsnapshot/during .status.readyToUse)" false
+    is "members of the group" "$(members during | wc -l)" 0
+    nothing_frozen
+    mend_wire 2
+    answered 1
+    until_field volumegroupsnapshot/during .status.readyToUse true
+    is "members of the group, once the wire is mended" "$(members during | wc -l)" 2
+    until_health "$pool" Healthy 2
+    restored_has r1-2 "$said"
+    withdraw 1
+    # The wire goes while groups are being cut.
+    for i in 1 2 3; do
+        group_of "mid-$i" load
+        sleep "$(awk -v i="$i" 'BEGIN {print 0.5 * i}')"
+        cut_wire 2
+        sleep 8
+        nothing_frozen
+        mend_wire 2
+        until_field "volumegroupsnapshot/mid-$i" .status.readyToUse true
+        is "members of mid-$i, and their moments" "$(members "mid-$i" | wc -l) $(members "mid-$i" | awk '{print $3}' | sort -u | wc -l)" "2 1"
+    done
+    trap - EXIT
+    writes_on
+    gone volumegroupsnapshot --all
+}
+
+# The pod that leads: of a sidecar by its Lease's name, or of the routers.
+leader() {
+    local holder pod
+    holder=$(kubectl -n $SYSTEM get leases --no-headers -o custom-columns=N:.metadata.name,H:.spec.holderIdentity | awk -v lease="$1" '$1 ~ lease {print $2}')
+    for pod in $(kubectl -n $SYSTEM get pods -l app.kubernetes.io/component=controller -o 'jsonpath={.items[*].metadata.name}'); do
+        [[ $holder == *$pod* ]] && { echo "$pod"; return; }
+    done
+    fail "no pod of the controller holds the lease like $1: $holder" >&2
+}
+
+# Who leads goes by force in the middle of its calls, each sidecar's and the routers'; another goes on
+# with the same names, at another router.
+test_leaders_change_in_the_middle_of_calls() {
+    two_nodes
+    routers
+    local round=0 lease pod
+    writer node-2
+    LABELS='set: load' claim near 100Mi
+    pod near -n node-1 near:/v
+    ready pod/near
+    for lease in '^csi-' '^external-snapshotter-' '^external-attacher-' '^slackwater'; do
+        round=$((round + 1))
+        pod=$(leader "$lease")
+        group_of "g$round" load
+        ask $round
+        [ "$lease" != ^external-attacher- ] || sleep 1
+        kubectl -n $SYSTEM delete pod "$pod" --force --grace-period=0 --wait=false >/dev/null 2>&1
+        answered $round
+        until_field "volumegroupsnapshot/g$round" .status.readyToUse true
+        is "members of the group, and their moments" "$(members "g$round" | wc -l) $(members "g$round" | awk '{print $3}' | sort -u | wc -l)" "2 1"
+        withdraw $round
+        kubectl -n $SYSTEM rollout status --timeout="$WAIT" deployment >/dev/null
+        [ "$(leader "$lease")" != "$pod" ] || fail "$pod still leads $lease" || return 1
+        note "$pod led $lease, and $(leader "$lease") does now"
+    done
+    # Names that were asked for twice have one volume: what is there is what claims and pods have.
+    writes_on
+    nothing_frozen
     gone volumegroupsnapshot --all
 }

@@ -1,17 +1,6 @@
 # Group snapshots, and hooks in pods.
 # shellcheck shell=bash
 
-group() { # NAME LABEL_VALUE [CLASS]
-    apply <<END
-apiVersion: groupsnapshot.storage.k8s.io/$(groups_version)
-kind: VolumeGroupSnapshot
-metadata: {name: $1}
-spec: {volumeGroupSnapshotClassName: ${3:-slackwater}, source: {selector: {matchLabels: {set: $2}}}}
-END
-    until_field "volumegroupsnapshot/$1" .status.readyToUse true
-}
-groups_version() { kubectl api-versions | sed -n 's/^groupsnapshot.storage.k8s.io.//p' | sort | tail -1; }
-
 # Restores each member of a group: of claim X a claim restored-X.
 restore_members() { # GROUP SIZE CLAIM...
     local of=$1 size=$2 name snap
@@ -22,11 +11,6 @@ restore_members() { # GROUP SIZE CLAIM...
         claim "restored-$name" "$size" "$(get "pvc/$name" .spec.storageClassName)" "VolumeSnapshot/$snap"
     done
 }
-# The members of a group: name, claim, time.
-members() {
-    k get volumesnapshots -o "jsonpath={range .items[?(@.status.volumeGroupSnapshotName==\"$1\")]}{.metadata.name} {.spec.source.persistentVolumeClaimName} {.status.creationTime}{\"\\n\"}{end}"
-}
-
 no_members() { [ -z "$(k get volumesnapshots -o name)" ] || fail "members are left"; }
 
 # All members of one instant: one writer wrote each number to a, then to b; so b never has one that
@@ -63,7 +47,7 @@ test_a_group_on_one_node_under_load() {
 }
 
 test_a_group_across_two_nodes_under_load() {
-    [ "$(nodes)" -ge 2 ] || { note "one node alone"; exit 77; }
+    two_nodes
     LABELS='set: two' claim a 200Mi
     LABELS='set: two' claim b 200Mi
     # b's pod writes what a's pod sends, and answers; a's pod then sends the next.

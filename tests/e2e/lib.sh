@@ -14,6 +14,9 @@ SYSTEM=slackwater # the namespace of the driver's pods
 # So long something may take that ends by itself; only what hangs needs it.
 WAIT=${E2E_WAIT:-300s}
 
+# shellcheck source=/dev/null
+. "$E2E/load.sh"
+
 note() { printf '       %s\n' "$*"; }
 fail() { printf '       FAILED: %s\n' "$*"; return 1; }
 
@@ -49,6 +52,16 @@ pool_of() { node "$1" sh -c "ls /var/lib/slackwater/pool/$2" 2>/dev/null; }
 # node N COMMAND...: in the namespaces of a node
 node() { "$CLUSTER/node" exec "$@"; }
 number_of() { echo "${1##*-}"; } # node-2 -> 2
+running() { "$CLUSTER/node" list | awk '$3 != "stopped" {sub("node-", "", $1); print $1}'; }
+two_nodes() { [ "$(nodes)" -ge 2 ] || { note "one node alone"; exit 77; }; }
+# The driver's processes, by their command lines.
+AGENT='^/usr/local/bin/slackwater serve .*--role=(node|all)'
+ROUTER='^/usr/local/bin/slackwater serve .*--role=controller'
+GUARD='^/usr/local/bin/slackwater guard'
+# The pool that a node shows, and how it is.
+pool_id() { node "$1" sh -c "grep -o '\"id\": *\"[^\"]*\"' /var/lib/slackwater/pool/pool.json | head -1 | cut -d '\"' -f 4"; }
+health_of() { kubectl get pool "$1" -o 'jsonpath={.status.health}'; }
+until_health() { kubectl wait --for="jsonpath={.status.health}=$2" --timeout="$WAIT" "pool/$1" >/dev/null && note "the pool of node $3 is $2: $(kubectl get pool "$1" -o 'jsonpath={.status.message}')"; } # POOL HEALTH NODE
 node_of() { get "pod/$1" .spec.nodeName; }
 
 # claim NAME SIZE [CLASS] [SOURCE_KIND/NAME]; labels in LABELS, modes in ACCESS and MODE
@@ -135,13 +148,30 @@ END
     until_field "volumesnapshot/$1" .status.readyToUse true
 }
 
+# A group snapshot of what has a label `set`: asked for, and made.
+groups_version() { kubectl api-versions | sed -n 's/^groupsnapshot.storage.k8s.io.//p' | sort | tail -1; }
+group_of() { # NAME LABEL_VALUE [CLASS]: asked for, not waited for
+    apply <<END
+apiVersion: groupsnapshot.storage.k8s.io/$(groups_version)
+kind: VolumeGroupSnapshot
+metadata: {name: $1}
+spec: {volumeGroupSnapshotClassName: ${3:-slackwater}, source: {selector: {matchLabels: {set: $2}}}}
+END
+}
+group() { # NAME LABEL_VALUE [CLASS]
+    group_of "$@"
+    until_field "volumegroupsnapshot/$1" .status.readyToUse true
+}
+# The members of a group: name, claim, time.
+members() {
+    k get volumesnapshots -o "jsonpath={range .items[?(@.status.volumeGroupSnapshotName==\"$1\")]}{.metadata.name} {.spec.source.persistentVolumeClaimName} {.status.creationTime}{\"\\n\"}{end}"
+}
+
 # Nothing of the driver's is left: objects, records, files, devices, freezes.
 nothing_left() {
     eventually 120 no_objects || return 1
     local n
-    for n in $("$CLUSTER/node" list | awk '$3 != "stopped" {print $1}'); do
-        eventually 60 bare "$(number_of "$n")" || return 1
-    done
+    for n in $(running); do eventually 60 bare "$n" || return 1; done
     note "no PersistentVolume, VolumeSnapshotContent, VolumeAttachment; no file on any pool, no loop device on one, nothing journalled as frozen"
 }
 no_objects() {
@@ -170,8 +200,8 @@ collect() {
         kubectl -n $SYSTEM logs "$pod" --all-containers --prefix --tail=3000 >"$into/${pod#pod/}.log" 2>&1 || :
         kubectl -n $SYSTEM logs "$pod" --all-containers --prefix --previous --tail=500 >"$into/${pod#pod/}.previous.log" 2>/dev/null || :
     done
-    for n in $("$CLUSTER/node" list | awk '$3 != "stopped" {print $1}'); do
-        node "$(number_of "$n")" sh -c 'losetup --list; cat /proc/self/mountinfo; find /var/lib/slackwater' >"$into/$n.txt" 2>&1 || :
+    for n in $(running); do
+        node "$n" sh -c 'losetup --list; cat /proc/self/mountinfo; find /var/lib/slackwater' >"$into/node-$n.txt" 2>&1 || :
     done
     note "logs: $into"
 }

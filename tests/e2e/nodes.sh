@@ -1,11 +1,27 @@
-# The life of nodes: power cuts with volumes in use.
+# The life of nodes: power cuts, reboots, drains, and other machines, with volumes in use.
 # shellcheck shell=bash
 
 ready_node() { kubectl wait --for=condition=Ready --timeout="$WAIT" "node/$1" >/dev/null; }
+off_node() { # N: without power, and the scheduler knows
+    "$CLUSTER/node" stop "$1"
+    kubectl wait --for=condition=Ready=Unknown --timeout="$WAIT" "node/node-$1" >/dev/null
+    note "node $1 is off, and the scheduler knows"
+}
+on_node() { # N: boots, and serves
+    "$CLUSTER/node" start "$1"
+    ready_node "node-$1"
+    eventually 180 driver_on "node-$1"
+}
 driver_on() { kubectl get csinode "$1" -o 'jsonpath={.spec.drivers[*].name}' | grep -q $DRIVER; }
+volume_of() { kubectl get pv -o "jsonpath={.items[?(@.spec.claimRef.name==\"$1\")].metadata.name}"; } # CLAIM
+pv_gone() { kubectl wait --for=delete --timeout="$WAIT" "pv/$1" >/dev/null; }
+home_of() { kubectl get node "$1" -o "jsonpath={.metadata.labels['topology\.csi\.slackwater\.dev/home']}"; }
+events_of() { kubectl get events -A --field-selector "involvedObject.name=$1,reason=$2" -o 'jsonpath={.items[*].message}'; } # OBJECT REASON
+has_event() { [ -n "$(events_of "$1" "$2")" ]; }
+router_is_back() { kubectl -n $SYSTEM rollout status --timeout="$WAIT" deployment >/dev/null; }
 
 test_a_node_loses_power_and_returns() {
-    [ "$(nodes)" -ge 2 ] || { note "one node alone: the API server is on it"; exit 77; }
+    two_nodes
     claim there 100Mi
     claim here 100Mi
     pod there -n node-2 there:/v
@@ -17,18 +33,11 @@ test_a_node_loses_power_and_returns() {
     pod doomed -n node-2 doomed:/v
     ready pod/doomed
     gone pod/doomed
-    "$CLUSTER/node" stop 2
-    kubectl wait --for=condition=Ready=Unknown --timeout="$WAIT" node/node-2 >/dev/null
-    note "node 2 is off, and the scheduler knows"
-    apply <<END
-apiVersion: snapshot.storage.k8s.io/v1
-kind: VolumeSnapshot
-metadata: {name: later}
-spec: {volumeSnapshotClassName: slackwater, source: {persistentVolumeClaimName: there}}
-END
-    k delete pvc doomed --wait=false >/dev/null
+    off_node 2
+    snapshot_of later there
     local doomed
-    doomed=$(kubectl get pv -o "jsonpath={.items[?(@.spec.claimRef.name==\"doomed\")].metadata.name}")
+    doomed=$(volume_of doomed)
+    k delete pvc doomed --wait=false >/dev/null
     # Volumes of the other node are undisturbed meanwhile.
     snapshot other here
     claim new 100Mi
@@ -38,11 +47,9 @@ END
     sleep 20
     is "the snapshot of a volume there waits" "$(get volumesnapshot/later .status.readyToUse)" false
     is "the volume that is to be deleted there waits" "$(kubectl get pv "$doomed" -o 'jsonpath={.status.phase}')" Released
-    "$CLUSTER/node" start 2
-    ready_node node-2
-    eventually 180 driver_on node-2
+    on_node 2
     until_field volumesnapshot/later .status.readyToUse true
-    kubectl wait --for=delete --timeout="$WAIT" "pv/$doomed" >/dev/null
+    pv_gone "$doomed"
     note "both are done after node 2 has returned"
     k delete pod there --force --grace-period=0 >/dev/null 2>&1
     pod again -n node-2 there:/v
@@ -55,8 +62,265 @@ END
     is "its node" "$(node_of restored)" node-2
 }
 
+# The kubelet and the driver of the node need nobody else to use volumes again.
+test_a_node_reboots_while_no_controller_runs() {
+    two_nodes
+    local uid
+    claim data 100Mi
+    MODE=Block claim raw 64Mi
+    apply <<END
+apiVersion: v1
+kind: Pod
+metadata: {name: app}
+spec:
+  terminationGracePeriodSeconds: 1
+  nodeSelector: {kubernetes.io/hostname: node-2}
+  containers:
+  - {name: main, image: "docker.io/library/busybox:1.35.0", command: [sh, -c, "trap exit TERM; sleep 100000 & wait"], volumeMounts: [{name: data, mountPath: /v}, {name: inline, mountPath: /inline}], volumeDevices: [{name: raw, devicePath: /dev/raw}]}
+  volumes:
+  - {name: data, persistentVolumeClaim: {claimName: data}}
+  - {name: raw, persistentVolumeClaim: {claimName: raw}}
+  - name: inline
+    csi: {driver: $DRIVER, fsType: ext4, volumeAttributes: {size: 64Mi}}
+END
+    ready pod/app
+    inside app 'echo precious > /v/file; echo short > /inline/file; printf slack-water | dd of=/dev/raw bs=512 seek=1000 conv=fsync 2>/dev/null; sync'
+    uid=$(get pod/app .metadata.uid)
+    trap 'kubectl -n $SYSTEM scale --replicas=2 deployment --all >/dev/null' EXIT
+    kubectl -n $SYSTEM scale --replicas=0 deployment --all >/dev/null
+    kubectl -n $SYSTEM wait --for=delete --timeout="$WAIT" pod -l app.kubernetes.io/component=controller >/dev/null
+    note "no router and no sidecar runs"
+    "$CLUSTER/node" stop 2
+    "$CLUSTER/node" start 2
+    restarted() { [ "$(get pod/app '.status.containerStatuses[0].restartCount')" -ge 1 ] && [ "$(get pod/app '.status.conditions[?(@.type=="Ready")].status')" = True ]; }
+    eventually 240 restarted
+    is "the pod is the same" "$(get pod/app .metadata.uid)" "$uid"
+    is "the file" "$(inside app 'cat /v/file')" precious
+    is "the block volume" "$(inside app 'dd if=/dev/raw bs=512 skip=1000 count=1 2>/dev/null | head -c 11')" slack-water
+    is "controllers meanwhile" "$(kubectl -n $SYSTEM get pods -l app.kubernetes.io/component=controller -o name | wc -l)" 0
+    kubectl -n $SYSTEM scale --replicas=2 deployment --all >/dev/null
+    trap - EXIT
+    router_is_back
+    snapshot after data
+    note "and a snapshot is made once a controller runs again"
+}
+
+test_a_node_is_drained() {
+    two_nodes
+    local idle
+    apply <<END
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: db}
+spec:
+  replicas: 1
+  serviceName: db
+  selector: {matchLabels: {app: db}}
+  template:
+    metadata: {labels: {app: db}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 100, preference: {matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [node-2]}]}}]}}
+      containers:
+      - {name: main, image: "docker.io/library/busybox:1.35.0", command: [sh, -c, "hostname >> /v/log; sync; trap exit TERM; sleep 100000 & wait"], volumeMounts: [{name: v, mountPath: /v}]}
+  volumeClaimTemplates:
+  - metadata: {name: v}
+    spec: {storageClassName: slackwater, accessModes: [ReadWriteOnce], resources: {requests: {storage: 64Mi}}}
+END
+    k rollout status --timeout="$WAIT" statefulset/db >/dev/null
+    is "its node" "$(node_of db-0)" node-2
+    claim idle 64Mi
+    pod idle -n node-2 idle:/v
+    ready pod/idle
+    gone pod/idle
+    trap 'kubectl uncordon node-2 >/dev/null' EXIT
+    kubectl drain node-2 --ignore-daemonsets --delete-emptydir-data --force --timeout="$WAIT" >/dev/null 2>&1
+    pending() { [ "$(get pod/db-0 .status.phase)" = Pending ] && [ -z "$(get pod/db-0 .spec.nodeName)" ]; }
+    eventually 120 pending
+    note "the pod waits for its node; the controller's pods are on: $(kubectl -n $SYSTEM get pods -l app.kubernetes.io/component=controller -o 'jsonpath={.items[*].spec.nodeName}')"
+    # The driver stays on a drained node: its volumes are snapshotted and deleted as ever.
+    snapshot meanwhile v-db-0
+    idle=$(volume_of idle)
+    gone pvc/idle
+    pv_gone "$idle"
+    claim new 64Mi
+    pod new new:/v
+    ready pod/new
+    is "a new volume's node" "$(node_of new)" node-1
+    kubectl uncordon node-2 >/dev/null
+    trap - EXIT
+    k rollout status --timeout="$WAIT" statefulset/db >/dev/null
+    is "its node again" "$(node_of db-0)" node-2
+    is "starts in its log" "$(inside db-0 'cat /v/log | wc -l')" 2
+    # Routers are spread again, for the tests that follow.
+    kubectl -n $SYSTEM delete "$(kubectl -n $SYSTEM get pods -l app.kubernetes.io/component=controller -o name | head -1)" >/dev/null
+    router_is_back
+}
+
+# Another machine takes the name and the disks: home and volumes come along.
+test_a_node_is_replaced_and_keeps_its_disks() {
+    two_nodes
+    local pool home
+    claim there 100Mi
+    pod there -n node-2 there:/v
+    ready pod/there
+    inside there 'echo precious > /v/file; sync'
+    snapshot before there
+    pool=$(pool_id 2) home=$(home_of node-2)
+    "$CLUSTER/node" stop 2
+    # As whoever looks after machines says that this one is gone.
+    kubectl delete node node-2 >/dev/null
+    "$CLUSTER/node" replace 2
+    on_node 2
+    is "its pool" "$(pool_id 2)" "$pool"
+    is "its home" "$(home_of node-2)" "$home"
+    k delete pod there --force --grace-period=0 --ignore-not-found >/dev/null 2>&1
+    pod again -n node-2 there:/v
+    ready pod/again
+    is "the file" "$(inside again 'cat /v/file')" precious
+    until_health "$pool" Healthy 2
+    claim restored 100Mi slackwater VolumeSnapshot/before
+    pod restored restored:/v
+    ready pod/restored
+    is "the restore" "$(inside restored 'cat /v/file')" precious
+}
+
+# Another machine takes the name, with disks of its own: nothing of the old ones is taken for deleted,
+# and nothing is made in their place, until somebody says so.
+test_a_node_is_replaced_with_blank_disks() {
+    two_nodes
+    local pool home doomed there
+    claim there 100Mi
+    pod there -n node-2 there:/v
+    claim here 100Mi
+    pod here -n node-1 here:/v
+    ready pod/there pod/here
+    inside here 'echo precious > /v/file; sync'
+    snapshot before there
+    claim doomed 100Mi
+    pod doomed -n node-2 doomed:/v
+    ready pod/doomed
+    gone pod/doomed
+    doomed=$(volume_of doomed) there=$(volume_of there) pool=$(pool_id 2) home=$(home_of node-2)
+    "$CLUSTER/node" replace 2 --blank
+    ready_node node-2
+    k delete pvc doomed --wait=false >/dev/null
+    k delete volumesnapshot before --wait=false >/dev/null
+    until_health "$pool" Unreachable 2
+    eventually 120 has_event node-2 HomeConflict
+    note "an event on the node: $(events_of node-2 HomeConflict)"
+    sleep 15
+    is "the label of the node" "$(home_of node-2)" "$home"
+    is "the volume that is to be deleted waits" "$(kubectl get pv "$doomed" -o 'jsonpath={.status.phase}')" Released
+    is "the volume in use" "$(kubectl get pv "$there" -o 'jsonpath={.status.phase}')" Bound
+    is "snapshots that wait for their end" "$(kubectl get volumesnapshotcontents -o name | wc -l)" 1
+    is "volumes on the new disk" "$(pool_of 2 volumes | wc -l)" 0
+    kubectl patch pool "$pool" --type merge -p '{"spec":{"lost":true,"lostReason":"disk burnt"}}' >/dev/null
+    until_health "$pool" Lost 2
+    pv_gone "$doomed"
+    contents_gone() { [ -z "$(kubectl get volumesnapshotcontents -o name)" ]; }
+    eventually 120 contents_gone
+    note "deletes that waited are done"
+    gone pod/there
+    gone pvc/there
+    pv_gone "$there"
+    note "a volume in use too, by deletes alone"
+    eventually 120 has_event node-2 HomeRelabelled
+    note "an event on the node: $(events_of node-2 HomeRelabelled)"
+    eventually 300 driver_on node-2
+    [ "$(home_of node-2)" != "$home" ] || fail "the node's home is the old one" || return 1
+    claim new 100Mi
+    pod new -n node-2 new:/v
+    ready pod/new
+    is "volumes on the new disk" "$(pool_of 2 volumes | wc -l)" 1
+    is "the other node's file" "$(inside here 'cat /v/file')" precious
+    kubectl delete pool "$pool" >/dev/null
+}
+
+# Marked as lost, a pool's objects end by deletes alone; and it isn't used when it does return, until
+# somebody takes the mark away.
+test_a_pool_is_lost_and_returns() {
+    two_nodes
+    local pool doomed handle snap content
+    claim stays 100Mi
+    pod stays -n node-2 stays:/v
+    ready pod/stays
+    inside stays 'echo precious > /v/file; sync'
+    claim doomed 100Mi
+    pod doomed -n node-2 doomed:/v
+    ready pod/doomed
+    gone pod/doomed
+    snapshot snap stays
+    doomed=$(volume_of doomed) pool=$(pool_id 2)
+    handle=$(kubectl get pv "$doomed" -o 'jsonpath={.spec.csi.volumeHandle}')
+    content=$(get volumesnapshot/snap .status.boundVolumeSnapshotContentName)
+    snap=$(kubectl get volumesnapshotcontent "$content" -o 'jsonpath={.status.snapshotHandle}')
+    trap 'kubectl patch pool '"$pool"' --type merge -p "{\"spec\":{\"lost\":false}}" >/dev/null; "$CLUSTER/node" start 2' EXIT
+    off_node 2
+    k delete pod stays --force --grace-period=0 >/dev/null 2>&1
+    k delete pvc doomed --wait=false >/dev/null
+    k delete volumesnapshot snap --wait=false >/dev/null
+    sleep 10
+    is "the volume that is to be deleted waits" "$(kubectl get pv "$doomed" -o 'jsonpath={.status.phase}')" Released
+    is "and the snapshot" "$(kubectl get volumesnapshotcontent "$content" -o name | wc -l)" 1
+    kubectl patch pool "$pool" --type merge -p '{"spec":{"lost":true,"lostReason":"nobody finds it"}}' >/dev/null
+    pv_gone "$doomed"
+    kubectl wait --for=delete --timeout="$WAIT" "volumesnapshotcontent/$content" >/dev/null
+    until_health "$pool" Lost 2
+    on_node 2
+    until_health "$pool" Quarantined 2
+    pod again -n node-2 stays:/v
+    told() { k get events --field-selector involvedObject.name=again -o 'jsonpath={.items[*].message}' | grep -q 'marked as lost'; }
+    eventually 120 told
+    is "a pod that wants a volume of it" "$(get pod/again .status.phase)" Pending
+    note "it's told: $(k get events --field-selector involvedObject.name=again,reason=FailedAttachVolume -o 'jsonpath={.items[0].message}')"
+    kubectl patch pool "$pool" --type merge -p '{"spec":{"lost":false}}' >/dev/null
+    trap - EXIT
+    until_health "$pool" Healthy 2
+    ready pod/again
+    is "the file" "$(inside again 'cat /v/file')" precious
+    # What counted as deleted is still there, and is taken back, to be deleted, by its handle.
+    is "volumes on the disk" "$(pool_of 2 volumes | wc -l)" 2
+    taken_back "$doomed" "$handle" "$snap"
+}
+
+# A PersistentVolume and a VolumeSnapshot are made again for what no object names any more, and deleted.
+taken_back() { # PV VOLUME_HANDLE SNAPSHOT_HANDLE
+    kubectl apply -f - >/dev/null <<END
+apiVersion: v1
+kind: PersistentVolume
+metadata: {name: $1, annotations: {pv.kubernetes.io/provisioned-by: $DRIVER}}
+spec:
+  capacity: {storage: 100Mi}
+  accessModes: [ReadWriteOnce]
+  persistentVolumeReclaimPolicy: Delete
+  storageClassName: slackwater
+  claimRef: {namespace: $NS, name: doomed, uid: 00000000-0000-4000-8000-000000000000}
+  csi: {driver: $DRIVER, volumeHandle: $2}
+END
+    pv_gone "$1"
+    apply <<END
+apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshotContent
+metadata: {name: $NS-back}
+spec:
+  deletionPolicy: Delete
+  driver: $DRIVER
+  source: {snapshotHandle: $3}
+  volumeSnapshotRef: {namespace: $NS, name: back}
+---
+apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshot
+metadata: {name: back}
+spec: {source: {volumeSnapshotContentName: $NS-back}}
+END
+    until_field volumesnapshot/back .status.readyToUse true
+    gone volumesnapshot/back
+    note "a volume and a snapshot that nothing named were taken back by their handles, and deleted"
+}
+
 test_a_restore_goes_where_its_source_is() {
-    [ "$(nodes)" -ge 2 ] || { note "one node alone"; exit 77; }
+    two_nodes
     claim source 100Mi
     pod source -n node-2 source:/v
     ready pod/source
