@@ -3,8 +3,6 @@
 use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::mpsc::{Receiver, sync_channel};
-use std::thread::Scope;
 
 use nix::errno::Errno;
 
@@ -65,25 +63,6 @@ impl<'a> Runs<'a> {
             last: false,
             sync: true,
         }
-    }
-
-    /// Whether there is more than a page. Reads the first one.
-    pub(super) fn is_long(&mut self) -> Result<bool> {
-        if self.got == 0 && !self.last {
-            self.turn()?;
-        }
-        Ok(!self.last)
-    }
-
-    /// The rest of the page, or the next one; empty at the end.
-    fn page(&mut self) -> Result<Vec<Extent>> {
-        if self.next == self.got && !self.last {
-            self.turn()?;
-        }
-        let records = (self.next..self.got).filter_map(|at| self.map.record(at));
-        let page = records.map(extent).collect();
-        self.next = self.got;
-        Ok(page)
     }
 
     fn turn(&mut self) -> Result<()> {
@@ -148,60 +127,6 @@ pub(super) fn shared(file: &File, path: &Path) -> Result<Vec<Range<u64>>> {
         }
     }
     Ok(shared)
-}
-
-/// Pages that wait for whoever compares them.
-const AHEAD: usize = 2;
-
-/// A map that another thread reads, a few pages ahead: half of a comparison's time is the kernel's
-/// for each of two maps.
-pub(super) struct ReadAhead {
-    pages: Receiver<Result<Vec<Extent>>>,
-    page: std::vec::IntoIter<Extent>,
-}
-
-impl ReadAhead {
-    /// `None` if no thread can be had. The thread ends with the map, or when this goes.
-    pub(super) fn start<'scope>(
-        scope: &'scope Scope<'scope, '_>,
-        mut runs: Runs<'scope>,
-    ) -> Option<ReadAhead> {
-        let (to, pages) = sync_channel(AHEAD);
-        let read = move || {
-            loop {
-                let page = runs.page();
-                let over = page.as_ref().map_or(true, Vec::is_empty);
-                if to.send(page).is_err() || over {
-                    return;
-                }
-            }
-        };
-        let thread = std::thread::Builder::new().name("map".into());
-        thread.spawn_scoped(scope, read).ok()?;
-        Some(ReadAhead {
-            pages,
-            page: Vec::new().into_iter(),
-        })
-    }
-}
-
-impl Iterator for ReadAhead {
-    type Item = Result<Extent>;
-
-    /// An empty page is the end; a thread that ends without one has died, which its scope tells.
-    fn next(&mut self) -> Option<Result<Extent>> {
-        loop {
-            if let Some(run) = self.page.next() {
-                return Some(Ok(run));
-            }
-            match self.pages.recv() {
-                Ok(Ok(page)) if page.is_empty() => return None,
-                Ok(Ok(page)) => self.page = page.into_iter(),
-                Ok(Err(error)) => return Some(Err(error)),
-                Err(_) => return None,
-            }
-        }
-    }
 }
 
 pub(super) fn extents(path: &Path, from: u64, limit: usize) -> Result<Vec<Extent>> {
