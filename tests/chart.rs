@@ -155,6 +155,35 @@ fn every_group_of_values_is_explained_and_known_to_the_schema() {
     }
 }
 
+/// Names of the containers in a part of a rendered pod, and its text: between two of its keys.
+fn containers<'a>(text: &'a str, from: &str, to: &str) -> (Vec<&'a str>, &'a str) {
+    let (_, rest) = text.split_once(from).expect("the part begins");
+    let (part, _) = rest.split_once(to).expect("the part ends");
+    let named = |line: &'a str| line.strip_prefix("        - name: ");
+    (part.lines().filter_map(named).collect(), part)
+}
+
+/// A node that was rebooted gives its pods their volumes also while no router is there to sign: what
+/// stands before the driver would be waited for.
+#[test]
+fn nothing_stands_before_the_driver_but_its_guard() {
+    for (name, words) in CASES {
+        let Some(output) = rendered(words) else {
+            eprintln!("left out: there is no helm here");
+            return;
+        };
+        let text = String::from_utf8(output.stdout).expect("text");
+        let (_, daemon) = text.split_once("kind: DaemonSet").expect("the node's pods");
+        let (before, part) =
+            containers(daemon, "\n      initContainers:\n", "\n      containers:\n");
+        assert_eq!(before, ["guard"], "{name}");
+        assert!(part.contains("restartPolicy: Always"), "{name}: a sidecar");
+        let (beside, _) = containers(daemon, "\n      containers:\n", "\n      volumes:\n");
+        assert_eq!(beside.first(), Some(&"driver"), "{name}");
+        assert_eq!(beside.contains(&"enrol"), name == "defaults", "{name}");
+    }
+}
+
 /// Who is privileged, by the name of the container.
 #[test]
 fn only_the_driver_and_its_guard_are_privileged() {

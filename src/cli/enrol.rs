@@ -23,9 +23,6 @@ pub(super) struct Wish {
     /// Folder for tls.crt, tls.key and ca.crt, which the driver reads; best in memory
     #[arg(long, value_name = "DIR")]
     out: Folder,
-    /// End when they are there
-    #[arg(long)]
-    once: bool,
     /// text or json [default: text]
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<LogFormat>,
@@ -46,7 +43,7 @@ pub(super) fn run(wish: Wish) -> Result<ExitCode, Failure> {
             folder: wish.out.0,
         };
         tokio::select! {
-            () = enrolment.run(&client, wish.once) => {}
+            () = enrolment.run(&client) => {}
             () = signal => {}
         }
         Ok(ExitCode::SUCCESS)

@@ -96,29 +96,27 @@ seccompProfile: {type: RuntimeDefault}
 {{- end }}
 {{- end }}
 
-{{/* A node's certificate, asked for: once before the driver starts, and then kept up to date. Nobody
-else in the node's pod has a token for the API server. */}}
+{{/* A node's certificate, asked for and kept up to date. Beside the driver and never before it: the
+kubelet is served without one, also while no router is there to sign. Nobody else in the node's pod
+has a token for the API server. */}}
 {{- define "slackwater.enrol" -}}
-{{- if and (not .all.Values.singleNode) (eq .all.Values.certificates.mode "made") -}}
-- name: {{ .name }}
-  image: {{ include "slackwater.image" .all }}
-  imagePullPolicy: {{ .all.Values.image.pullPolicy }}
+{{- if and (not .Values.singleNode) (eq .Values.certificates.mode "made") -}}
+- name: enrol
+  image: {{ include "slackwater.image" . }}
+  imagePullPolicy: {{ .Values.image.pullPolicy }}
   args:
     - enrol
     - --node-name=$(NODE_NAME)
     - --namespace=$(NAMESPACE)
     - --out=/tls
-    - --log-format={{ .all.Values.logFormat }}
-    {{- if .once }}
-    - --once
-    {{- end }}
+    - --log-format={{ .Values.logFormat }}
   env:
     - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
     - {name: NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
-    - {name: RUST_LOG, value: {{ .all.Values.logLevel | quote }}}
+    - {name: RUST_LOG, value: {{ .Values.logLevel | quote }}}
   # Root, without any capability: the folder of the certificates is root's.
-  securityContext: {{- include "slackwater.confined" .all | nindent 4 }}
-  resources: {{- toYaml .all.Values.node.guardResources | nindent 4 }}
+  securityContext: {{- include "slackwater.confined" . | nindent 4 }}
+  resources: {{- toYaml .Values.node.guardResources | nindent 4 }}
   volumeMounts:
     - {name: tls, mountPath: /tls}
     - {name: token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}

@@ -45,11 +45,10 @@ pub struct Enrolment {
 }
 
 impl Enrolment {
-    /// Keeps the files up to date, for ever, or `once`: until they are.
-    pub async fn run(&self, client: &Client, once: bool) {
+    /// Keeps the files up to date, for ever.
+    pub async fn run(&self, client: &Client) {
         loop {
             let pause = match self.look(client).await {
-                Ok(()) if once => return,
                 Ok(()) => EVERY,
                 Err(error) => {
                     let error = chain(&error);
@@ -172,16 +171,20 @@ fn refused(error: &TlsError) -> Error {
     }
 }
 
-/// For us alone: one of them is a secret.
+/// For us alone: one of them is a secret. Whole or not at all: the driver starts at any time, and
+/// would refuse half a certificate.
 fn write(path: &Path, text: &str) -> Result<()> {
+    let new = path.with_extension("new");
     let write = || -> io::Result<()> {
         let mut file: File = OpenOptions::new()
             .write(true)
             .create(true)
             .truncate(true)
             .mode(0o600)
-            .open(path)?;
-        file.write_all(text.as_bytes())
+            .open(&new)?;
+        file.write_all(text.as_bytes())?;
+        drop(file);
+        std::fs::rename(&new, path)
     };
     write().map_err(|error| Error::Refused {
         subject: path.display().to_string(),
