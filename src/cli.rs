@@ -3,11 +3,13 @@
 //! 0 is done (or stopped by a signal), 64 a bad command line or configuration, 1 everything else.
 //! An error is told once, on stderr, in one line.
 
+mod adopt;
 mod certificates;
 mod doctor;
 mod enrol;
 mod frozen;
 mod guard;
+mod orphans;
 mod pool;
 mod print;
 mod router;
@@ -22,7 +24,7 @@ use std::sync::Arc;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::{self, BadConfig, Folder, Given};
+use crate::config::{self, BadConfig, DriverName, Endpoint, Folder, Given};
 use crate::cut::guard::Guard;
 use crate::demo;
 use crate::error;
@@ -114,9 +116,16 @@ enum Command {
     Volumes {
         #[command(flatten)]
         place: Place,
-        /// Volumes that no PersistentVolume names (needs a cluster)
-        #[arg(long)]
+        /// Volumes and snapshots of a cluster that no object of it names: of the driver at
+        /// --endpoint, in the cluster of KUBECONFIG or of this pod
+        #[arg(long, conflicts_with_all = ["pool", "node_record"])]
         orphans: bool,
+        /// With --orphans: the CSI socket of the controller [env: CSI_ENDPOINT]
+        #[arg(long, value_name = "ENDPOINT", requires = "orphans")]
+        endpoint: Option<Endpoint>,
+        /// With --orphans: name of the driver [default: csi.slackwater.dev]
+        #[arg(long, value_name = "NAME", requires = "orphans")]
+        driver_name: Option<DriverName>,
     },
 }
 
@@ -139,11 +148,25 @@ enum PoolCommand {
         #[command(flatten)]
         node: Node,
     },
-    /// Let a pool of another machine belong to this one
+    /// Let a pool of another machine belong to this one; with --cluster, let its PersistentVolumes
+    /// follow it
     Adopt {
-        /// NAME=file:/path, or the name of a known pool
+        /// NAME=file:/path, or the name of a known pool; with --cluster its UUID, name or NODE/NAME
         #[arg(value_name = "NAME[=file:/path]")]
         pool: String,
+        /// Show what would be changed, and change nothing
+        #[arg(long)]
+        dry_run: bool,
+        /// Let the PersistentVolumes of a pool that its node has adopted follow it, in the cluster
+        /// of KUBECONFIG or of this pod; without --yes it's only shown
+        #[arg(long, conflicts_with_all = ["config", "node_record"])]
+        cluster: bool,
+        /// Do it
+        #[arg(long, requires = "cluster", conflicts_with = "dry_run")]
+        yes: bool,
+        /// Name of the cluster's driver [default: csi.slackwater.dev]
+        #[arg(long, value_name = "NAME", requires = "cluster")]
+        driver_name: Option<DriverName>,
         #[command(flatten)]
         node: Node,
     },
@@ -293,10 +316,12 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         } => guard::run(socket.0, state_dir.0, with_parent),
         Command::Certificates(wish) => certificates::run(&wish),
         Command::Enrol(wish) => enrol::run(wish),
-        Command::Volumes { orphans: true, .. } => Err(BadConfig(
-            "--orphans compares with the PersistentVolumes of a cluster and comes with the cluster release".into(),
-        )
-        .into()),
+        Command::Volumes {
+            place,
+            orphans: true,
+            endpoint,
+            driver_name,
+        } => orphans::run(&place, endpoint, driver_name),
         Command::Volumes { place, .. } => volumes::run(place),
     };
     match ending {

@@ -13,7 +13,9 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 pub use role::{AgentConfig, Agents, Config, ControllerConfig, NodeConfig, RoleConfig};
-pub use value::{Address, AgentAddress, DriverName, Endpoint, Folder, NodeName, Role, ServiceName};
+pub use value::{
+    Address, AgentAddress, DriverName, Endpoint, Folder, LostAfter, NodeName, Role, ServiceName,
+};
 
 use crate::hook::HookDefinition;
 use crate::model::PoolDefinition;
@@ -101,6 +103,11 @@ pub struct Given {
     #[arg(long, value_name = "NAMESPACE/NAME")]
     #[serde(deserialize_with = "value::one")]
     pub agent_service: Option<ServiceName>,
+    /// Role controller: mark a pool as lost, so that its volumes count as deleted, once its Node
+    /// object and its agent have been gone for so long, such as 24h [default: never]
+    #[arg(long, value_name = "DURATION")]
+    #[serde(deserialize_with = "value::one")]
+    pub lost_after: Option<LostAfter>,
     /// Roles node and controller: our certificate, in PEM; read again when it changes
     #[arg(long, value_name = "FILE")]
     #[serde(deserialize_with = "value::one")]
@@ -165,6 +172,7 @@ impl Given {
             agent_listen: self.agent_listen.or(file.agent_listen),
             agent: list(self.agent, file.agent),
             agent_service: self.agent_service.or(file.agent_service),
+            lost_after: self.lost_after.or(file.lost_after),
             tls_cert: self.tls_cert.or(file.tls_cert),
             tls_key: self.tls_key.or(file.tls_key),
             tls_ca: self.tls_ca.or(file.tls_ca),
@@ -245,7 +253,8 @@ mod tests {
         let node = format!("{LEAST}{tls}role = \"node\"\nagent-listen = \"0.0.0.0:9820\"");
         let controller = format!("endpoint = \"unix:///x/csi.sock\"\n{tls}role = \"controller\"\n");
         let agents = format!("{controller}agent = [\"n1=10.0.0.1:9820\", \"n2=[::1]:1\"]");
-        let service = format!("{controller}agent-service = \"slackwater/agents\"");
+        let service =
+            format!("{controller}agent-service = \"slackwater/agents\"\nlost-after = \"24h\"");
         insta::assert_debug_snapshot!(
             [node, agents, service].map(|text| file(&text).finish().unwrap())
         );

@@ -48,7 +48,7 @@ pub use agents::{Agent, Agents, Dial};
 pub use cluster::{Cluster, NoCluster};
 pub use dial::TlsDial;
 pub use kube::certificates::enrol::Enrolment;
-pub use kube::{Begun, InCluster, Options as ClusterOptions, begin, connect};
+pub use kube::{Begun, InCluster, Options as ClusterOptions, adopt, begin, connect, orphans};
 
 /// What a router needs beside agents and a cluster.
 #[derive(Clone, Debug)]

@@ -16,7 +16,25 @@ use crate::operation::pool_admin;
 pub(super) fn run(command: PoolCommand) -> Result<ExitCode, Failure> {
     match command {
         PoolCommand::Init { pool, node } => init(&pool, &node.with_file(Given::default())?),
-        PoolCommand::Adopt { pool, node } => adopt(&pool, &node.with_file(Given::default())?),
+        PoolCommand::Adopt {
+            pool,
+            cluster: true,
+            yes,
+            driver_name,
+            node,
+            dry_run: _,
+        } => super::adopt::run(&super::adopt::Wish {
+            pool,
+            driver: driver_name.unwrap_or_default().0,
+            yes,
+            json: node.json,
+        }),
+        PoolCommand::Adopt {
+            pool,
+            dry_run,
+            node,
+            ..
+        } => adopt(&pool, dry_run, &node.with_file(Given::default())?),
         PoolCommand::Forget { pool, node } => forget(&pool, &node.with_file(Given::default())?),
         PoolCommand::List { place } => list(&place.with_file()?),
     }
@@ -59,7 +77,7 @@ fn init(pool: &PoolDefinition, settled: &Settled) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn adopt(text: &str, settled: &Settled) -> Result<ExitCode, Failure> {
+fn adopt(text: &str, dry_run: bool, settled: &Settled) -> Result<ExitCode, Failure> {
     let given = if text.contains('=') {
         let pool: PoolDefinition = text
             .parse()
@@ -75,12 +93,17 @@ fn adopt(text: &str, settled: &Settled) -> Result<ExitCode, Failure> {
         Some(pool) => pool,
         None => find(text, settled, host.as_ref())?,
     };
-    let adopted = pool_admin::adopt(host.as_ref(), &settled.node_record, &pool, &settled.pools)?;
-    let home = adopted.pool.home;
+    let (host, record, others) = (host.as_ref(), &settled.node_record, &settled.pools);
+    let adopted = match dry_run {
+        true => pool_admin::would_adopt(host, record, &pool, others)?,
+        false => pool_admin::adopt(host, record, &pool, others)?,
+    };
+    let (id, home) = (adopted.pool.id, adopted.pool.home);
     if settled.json {
         print::json(&json!({
-            "name": pool.name, "place": pool.place.to_string(), "id": adopted.pool.id,
-            "home": home, "changed": adopted.from.is_some(), "home_before": adopted.from,
+            "name": pool.name, "place": pool.place.to_string(), "id": id,
+            "home": home, "changed": adopted.from.is_some() && !dry_run,
+            "home_before": adopted.from,
         }));
         return Ok(ExitCode::SUCCESS);
     }
@@ -89,8 +112,12 @@ fn adopt(text: &str, settled: &Settled) -> Result<ExitCode, Failure> {
             "pool {} belongs to this machine already, home {home}",
             pool.name
         ),
+        Some(from) if dry_run => format!(
+            "pool {} would belong to this machine: home {home}, now it's {from}. Nothing was changed",
+            pool.name
+        ),
         Some(from) => format!(
-            "pool {} belongs to this machine now: home {home}, before it was {from}. PersistentVolumes of its volumes name the old home; make them anew with the new one",
+            "pool {} belongs to this machine now: home {home}, before it was {from}. PersistentVolumes of its volumes name the old home; in the controller's pod, or with KUBECONFIG: slackwater pool adopt {id} --cluster",
             pool.name
         ),
     });

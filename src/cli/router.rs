@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Failure;
-use super::serve::credentials;
+use super::serve::{credentials, show_expiry};
 use crate::config::{self, BadConfig, ControllerConfig, ServiceName};
 use crate::router::{
     Agents, ClusterOptions, InCluster, NoCluster, Options, Router, TlsDial, begin,
@@ -20,7 +20,11 @@ pub(super) async fn start(
     controller: ControllerConfig,
     options: &server::Options,
 ) -> Result<(Router, Option<Arc<InCluster>>), Failure> {
-    let ControllerConfig { agents, tls } = controller;
+    let ControllerConfig {
+        agents,
+        tls,
+        lost_after,
+    } = controller;
     let name = Name::controller().map_err(Failure::run)?;
     let given = tls.map(|files| credentials(name, files)).transpose()?;
     let of_router = Options {
@@ -31,17 +35,23 @@ pub(super) async fn start(
     match agents {
         config::Agents::At(list) => {
             let missing = || BadConfig("--tls-cert is missing".into());
-            let dial = Arc::new(TlsDial::new(given.ok_or_else(missing)?));
+            let given = given.ok_or_else(missing)?;
+            show_expiry(&options.metrics, &given);
+            let dial = Arc::new(TlsDial::new(given));
             let known = Arc::new(Agents::new(dial, &driver_name));
             let each = list.into_iter();
             known.set(each.map(|agent| (agent.node, agent.address.to_string())));
             Ok((Router::new(known, Arc::new(NoCluster), of_router), None))
         }
         config::Agents::Of(service) => {
-            let around = around(&driver_name, service);
+            let around = ClusterOptions {
+                lost_after,
+                ..around(&driver_name, service)
+            };
             let account = std::env::var("NODE_ACCOUNT");
             let account = account.as_deref().unwrap_or(NODE_ACCOUNT);
             let begun = begin(around, given, account).await.map_err(Failure::run)?;
+            show_expiry(&options.metrics, &begun.credentials);
             let cluster = begun.cluster;
             let router = Router::new(begun.agents, cluster.clone(), of_router);
             Ok((router, Some(cluster)))

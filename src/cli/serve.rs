@@ -93,6 +93,7 @@ async fn run(config: Config) -> Result<(), Failure> {
             // The kubelet's calls need none: volumes of a node that was rebooted come back also
             // while nobody can sign.
             let credentials = checked(Credentials::of_files_to_come(name, tls))?;
+            show_expiry(&options.metrics, &credentials);
             let driver = start(config.driver_name, node, None).await?;
             let listener = server::listen(listen).await;
             let endpoint_of_agent = Endpoint {
@@ -197,6 +198,12 @@ fn checked(read: Result<Credentials, TlsError>) -> Result<Arc<Credentials>, Fail
     let read =
         read.map_err(|error| BadConfig(config::one_line(&format!("--tls-*: {}", chain(&error)))))?;
     Ok(Arc::new(read))
+}
+
+/// Shows when the certificate expires that handshakes use.
+pub(super) fn show_expiry(metrics: &Metrics, credentials: &Arc<Credentials>) {
+    let credentials = credentials.clone();
+    metrics.show_certificate(move || credentials.expires());
 }
 
 fn failed(doing: &str, address: SocketAddr, error: io::Error) -> Failure {

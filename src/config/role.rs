@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use super::{
-    AgentAddress, BadConfig, Endpoint, Given, NODE_RECORD, Role, STATE_DIR, ServiceName,
+    AgentAddress, BadConfig, Endpoint, Given, LostAfter, NODE_RECORD, Role, STATE_DIR, ServiceName,
     allowed_paths, folder, hook,
 };
 use crate::hook::HookDefinition;
@@ -94,6 +95,9 @@ pub struct ControllerConfig {
     pub agents: Agents,
     /// Its certificates. `None`, with a Service alone: it makes those of the cluster itself.
     pub tls: Option<Files>,
+    /// Mark a pool as lost after its Node object and its agent have been gone for so long; never
+    /// if `None`.
+    pub lost_after: Option<Duration>,
 }
 
 /// Where a router finds agents.
@@ -144,7 +148,7 @@ impl Given {
         })
     }
 
-    fn uses(&self) -> [Use; 12] {
+    fn uses(&self) -> [Use; 13] {
         const STORAGE: &[Role] = &[Role::All, Role::Node];
         const ALL: &[Role] = &[Role::All];
         const NODE: &[Role] = &[Role::Node];
@@ -183,6 +187,12 @@ impl Given {
                 self.agent_service.is_some(),
                 CONTROLLER,
                 asks,
+            ),
+            (
+                "--lost-after",
+                self.lost_after.is_some(),
+                CONTROLLER,
+                "only a controller keeps the list of the cluster's pools",
             ),
             ("--tls-cert", self.tls_cert.is_some(), CLUSTER, talks),
             ("--tls-key", self.tls_key.is_some(), CLUSTER, talks),
@@ -235,6 +245,13 @@ impl Given {
         } else {
             Some(self.tls())
         };
+        let LostAfter(lost_after) = self.lost_after.unwrap_or_default();
+        if lost_after.is_some() && self.agent_service.is_none() {
+            return Err(BadConfig(
+                "--lost-after is for --agent-service: only a cluster says which nodes are gone"
+                    .into(),
+            ));
+        }
         let agents = match (self.agent_service, self.agent) {
             (Some(service), given) if given.is_empty() => Agents::Of(service),
             (None, given) if !given.is_empty() => Agents::At(each_once(given)?),
@@ -249,8 +266,11 @@ impl Given {
                 ));
             }
         };
-        let tls = tls.transpose()?;
-        Ok(RoleConfig::Controller(ControllerConfig { agents, tls }))
+        Ok(RoleConfig::Controller(ControllerConfig {
+            agents,
+            tls: tls.transpose()?,
+            lost_after,
+        }))
     }
 
     fn storage(self) -> Result<NodeConfig, BadConfig> {

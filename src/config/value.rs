@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error as _, MapAccess, Visitor};
@@ -13,6 +14,7 @@ use serde::{Deserialize, Deserializer};
 use super::BadConfig;
 use crate::model::PoolDefinition;
 use crate::model::size::parse_size;
+use crate::model::snapshot::parse_duration;
 
 /// A key of the file whose text is parsed as its flag is.
 pub(super) fn one<'de, D, T>(from: D) -> Result<Option<T>, D::Error>
@@ -252,6 +254,40 @@ impl FromStr for ServiceName {
     }
 }
 
+/// Of `--lost-after`: an agent, or a node, that is restarted isn't gone.
+const LEAST_LOST_AFTER: Duration = Duration::from_secs(60);
+/// Ten years: who wants more wants never.
+const MOST_LOST_AFTER: Duration = Duration::from_secs(3650 * 24 * 3600);
+
+/// How long a pool's node must be gone before the pool counts as lost; `None`, said by nothing, is
+/// never.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LostAfter(pub Option<Duration>);
+
+impl FromStr for LostAfter {
+    type Err = BadConfig;
+
+    fn from_str(text: &str) -> Result<LostAfter, BadConfig> {
+        if text.is_empty() {
+            return Ok(LostAfter(None));
+        }
+        let hours = |unit: char, hours: u64| {
+            let number: u64 = text.strip_suffix(unit)?.parse().ok()?;
+            let seconds = number.checked_mul(hours)?.checked_mul(3600)?;
+            Some(Duration::from_secs(seconds))
+        };
+        let parsed = hours('h', 1)
+            .or_else(|| hours('d', 24))
+            .or_else(|| parse_duration(text));
+        match parsed.filter(|time| (LEAST_LOST_AFTER..=MOST_LOST_AFTER).contains(time)) {
+            Some(time) => Ok(LostAfter(Some(time))),
+            None => Err(BadConfig(format!(
+                "{text:?} is not a time after which a pool is lost; give one from 1m to 3650d, such as 24h, or nothing for never"
+            ))),
+        }
+    }
+}
+
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "unix://{}", self.0.display())
@@ -333,4 +369,38 @@ impl<'de> Deserialize<'de> for PoolEntry {
 pub(super) fn pools<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<PoolDefinition>, D::Error> {
     let entries: Vec<PoolEntry> = Vec::deserialize(from)?;
     Ok(entries.into_iter().map(|PoolEntry(pool)| pool).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_after_which_a_pool_is_lost() {
+        let parse = |text: &str| text.parse::<LostAfter>().map(|LostAfter(time)| time);
+        let hours = |hours: u64| Ok(Some(Duration::from_secs(hours * 3600)));
+        assert_eq!(parse("24h"), hours(24));
+        assert_eq!(parse("7d"), hours(7 * 24));
+        assert_eq!(parse("90m"), Ok(Some(Duration::from_secs(5400))));
+        assert_eq!(parse("60s"), Ok(Some(Duration::from_secs(60))));
+        assert_eq!(parse(""), Ok(None), "never");
+        for bad in [
+            "0",
+            "24",
+            "h",
+            "0h",
+            "59s",
+            "-1h",
+            "1w",
+            "3651d",
+            "1.5h",
+            "9999999999999999999h",
+        ] {
+            let sentence = parse(bad).unwrap_err().to_string();
+            assert!(
+                sentence.contains(bad) && sentence.contains("such as 24h"),
+                "{sentence}"
+            );
+        }
+    }
 }

@@ -192,6 +192,7 @@ impl Driver {
             size: record.size,
             home: self.home(),
             content_source: record.content_source.clone(),
+            ephemeral: record.ephemeral,
         }
     }
 

@@ -100,21 +100,42 @@ pub fn adopt(
     pool: &PoolDefinition,
     others: &[PoolDefinition],
 ) -> Result<Adopted> {
-    let node = load_node(host, node_record)?;
+    let mut node = load_node(host, node_record)?;
     let inside = pool_image::enter(host, &node, pool, false)?;
-    let adopted = adopt_inside(host, node_record, node, pool, others, &inside);
+    let adopted = adoption(host, &node, pool, others, &inside).and_then(|(adopted, lock)| {
+        if lock.is_some() {
+            let path = inside.folder.join(POOL_FILE);
+            record::store(host, &path, &adopted.pool)?;
+        }
+        remember(host, node_record, &mut node, pool, &adopted.pool)?;
+        Ok(adopted)
+    });
     inside.leave(host, pool);
     adopted
 }
 
-fn adopt_inside(
+/// What [`adopt`] would do, and nothing of it.
+pub fn would_adopt(
     host: &dyn Host,
     node_record: &Path,
-    mut node: NodeRecord,
+    pool: &PoolDefinition,
+    others: &[PoolDefinition],
+) -> Result<Adopted> {
+    let node = load_node(host, node_record)?;
+    let inside = pool_image::enter(host, &node, pool, false)?;
+    let adopted = adoption(host, &node, pool, others, &inside);
+    inside.leave(host, pool);
+    adopted.map(|(adopted, _lock)| adopted)
+}
+
+/// What is to be written down, and the pool's lock if that is another home.
+fn adoption(
+    host: &dyn Host,
+    node: &NodeRecord,
     pool: &PoolDefinition,
     others: &[PoolDefinition],
     inside: &Inside,
-) -> Result<Adopted> {
+) -> Result<(Adopted, Option<Kept>)> {
     let path = inside.folder.as_path();
     let mut record = match &inside.found {
         Found::Pool(record) => record.clone(),
@@ -136,19 +157,15 @@ fn adopt_inside(
     let home = match node.home {
         Some(home) => home,
         // Where its other pools disagree, too, the first of them decides, and the rest are adopted.
-        None => homes(host, &node, &others)?
+        None => homes(host, node, &others)?
             .first()
             .copied()
             .unwrap_or(record.home),
     };
     let from = Some(record.home).filter(|before| *before != home);
     let lock = from.map(|_| lock(host, pool, path)).transpose()?;
-    if lock.is_some() {
-        record.home = home;
-        record::store(host, &path.join(POOL_FILE), &record)?;
-    }
-    remember(host, node_record, &mut node, pool, &record)?;
-    Ok(Adopted { pool: record, from })
+    record.home = home;
+    Ok((Adopted { pool: record, from }, lock))
 }
 
 /// Gives up a pool by name or id. One that is there is refused: it would come back by itself.

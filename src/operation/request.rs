@@ -37,6 +37,8 @@ pub struct Volume {
     pub home: HomeId,
     /// What it was made from.
     pub content_source: Option<ContentSource>,
+    /// Made by a publish, for as long as its pod lives.
+    pub ephemeral: bool,
 }
 
 /// ControllerPublishVolume.

@@ -5,6 +5,7 @@
 //! only when something happens. While the API server is gone, everything goes on being answered
 //! from memory, and [`InCluster::problem`] says so.
 
+pub mod adopt;
 mod begin;
 pub mod certificates;
 mod chores;
@@ -13,6 +14,7 @@ mod fleet;
 pub mod follow;
 pub mod label;
 pub mod lead;
+pub mod orphans;
 pub mod picture;
 pub mod pool;
 mod tell;
@@ -37,10 +39,11 @@ use super::cluster::{About, Cluster, KnownPool};
 use crate::error::{Error, Result, chain};
 use crate::hook::{Hooks, PodHooks};
 use crate::model::PoolId;
-use crate::telemetry::router::ClusterStatus;
+use crate::telemetry::router::{ClusterStatus, Orphans};
 pub use begin::{Begun, begin};
 use follow::{Following, Kept, follow};
 use lead::{Leadership, Pace};
+use orphans::Stored;
 use picture::Report;
 use pool::Pool;
 use tell::{Teller, Words};
@@ -76,6 +79,8 @@ pub struct Options {
     pub pace: Pace,
     /// How often the one that leads looks whether something is to be written.
     pub look_every: Duration,
+    /// How often it looks for orphans, and how long something must have been one to be told.
+    pub orphans: orphans::Pace,
 }
 
 impl Options {
@@ -89,11 +94,13 @@ impl Options {
             lost_after: None,
             pace: Pace::default(),
             look_every: Duration::from_secs(5),
+            orphans: orphans::Pace::default(),
         }
     }
 }
 
 /// The agents, as the router knows them.
+#[tonic::async_trait]
 pub trait Fleet: Send + Sync + 'static {
     /// Where the agents of all nodes are now. One that isn't among them any more stays known,
     /// and can't be reached.
@@ -101,6 +108,9 @@ pub trait Fleet: Send + Sync + 'static {
 
     /// What each agent has said last.
     fn reports(&self) -> Vec<Report>;
+
+    /// What each pool has that is served now; nothing of pools that can't be asked.
+    async fn stored(&self) -> Vec<Stored>;
 }
 
 /// A cluster that is followed.
@@ -116,6 +126,8 @@ pub struct InCluster {
     teller: Teller,
     /// Nodes whose label is wrong and can't be mended.
     conflicts: AtomicU64,
+    /// What nothing in the cluster names, by the last look of the one that leads.
+    orphans: Mutex<Option<Orphans>>,
     hooks: Arc<PodHooks>,
     tasks: Mutex<JoinSet<()>>,
 }
@@ -153,6 +165,7 @@ impl InCluster {
             leadership,
             teller,
             conflicts: AtomicU64::default(),
+            orphans: Mutex::default(),
             tasks: Mutex::default(),
             options: options.clone(),
         });
@@ -161,7 +174,10 @@ impl InCluster {
         let leading = Arc::clone(&cluster);
         cluster.spawn(async move { leading.leadership.run().await });
         let working = Arc::clone(&cluster);
-        cluster.spawn(async move { chores::run(&working, fleet.as_ref()).await });
+        let asked = Arc::clone(&fleet);
+        cluster.spawn(async move { chores::run(&working, asked.as_ref()).await });
+        let looking = Arc::clone(&cluster);
+        cluster.spawn(async move { orphans::run(&looking, fleet.as_ref()).await });
         cluster
     }
 
@@ -345,6 +361,7 @@ impl Cluster for InCluster {
             failing_watches: self.following.failing() as u64,
             dropped_events: self.teller.dropped(),
             label_conflicts: self.conflicts.load(Ordering::Relaxed),
+            orphans: *self.orphans.lock().unwrap_or_else(PoisonError::into_inner),
         })
     }
 

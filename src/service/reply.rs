@@ -2,6 +2,9 @@
 
 mod snapshot;
 
+use std::collections::HashMap;
+
+use super::request::EPHEMERAL;
 use crate::csi;
 use crate::csi::controller_service_capability::rpc::Type as ControllerCan;
 use crate::csi::node_get_storage_health_response::StorageBackendHealth;
@@ -132,7 +135,11 @@ fn volume(volume: &Volume, key: &str) -> csi::Volume {
         volume_id: volume.id.to_string(),
         content_source: volume.content_source.as_ref().map(snapshot::content_source),
         accessible_topology: vec![topology(key, volume.home)],
-        ..Default::default()
+        // As the kubelet says it: nothing in the cluster names such a volume but its pod.
+        volume_context: match volume.ephemeral {
+            true => [(EPHEMERAL.to_string(), "true".to_string())].into(),
+            false => HashMap::new(),
+        },
     }
 }
 

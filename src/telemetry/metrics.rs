@@ -56,7 +56,11 @@ struct Shared {
     /// A look at the storage is under way.
     looking: Mutex<()>,
     readiness: Readiness,
+    certificate: OnceLock<Expiry>,
 }
+
+/// When the certificate expires that handshakes use, in seconds since 1970.
+type Expiry = Box<dyn Fn() -> Option<u64> + Send + Sync>;
 
 /// The state of storage when it was looked at last.
 #[derive(Clone)]
@@ -91,6 +95,7 @@ impl Metrics {
         let router = RouterCounts::register(&mut registry);
         let shared = Arc::new(Shared::default());
         registry.register_collector(Box::new(Storage(shared.clone())));
+        registry.register_collector(Box::new(Certificate(shared.clone())));
         Metrics {
             registry,
             calls,
@@ -108,6 +113,12 @@ impl Metrics {
     /// The driver that is observed.
     pub fn driver(&self) -> Option<&Arc<Driver>> {
         self.shared.driver.get()
+    }
+
+    /// From now on it's shown when our certificate expires, as this says at each scrape, in
+    /// seconds since 1970. The first one stays.
+    pub fn show_certificate(&self, expires: impl Fn() -> Option<u64> + Send + Sync + 'static) {
+        let _ = self.shared.certificate.set(Box::new(expires));
     }
 
     /// What a router counts; nothing of it is shown where there is none.
@@ -160,6 +171,32 @@ impl Metrics {
 impl fmt::Debug for Metrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Metrics").finish_non_exhaustive()
+    }
+}
+
+/// Shows when our certificate expires.
+struct Certificate(Arc<Shared>);
+
+impl fmt::Debug for Certificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Certificate")
+    }
+}
+
+impl Collector for Certificate {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let Some(expires) = self.0.certificate.get().and_then(|expires| expires()) else {
+            return Ok(());
+        };
+        #[expect(clippy::cast_precision_loss, reason = "metrics are floats")]
+        let expires = expires as f64;
+        gauge(
+            &mut encoder,
+            "certificate_expiry",
+            "When the certificate expires that is shown to the other end, since 1970",
+            Some(&Unit::Seconds),
+            expires,
+        )
     }
 }
 

@@ -53,6 +53,17 @@ pub struct ClusterStatus {
     pub dropped_events: u64,
     /// Nodes whose label names another home than their disks have, and PersistentVolumes need it.
     pub label_conflicts: u64,
+    /// What nothing names; `None` where another router looks, or nobody has looked yet.
+    pub orphans: Option<Orphans>,
+}
+
+/// What agents have that nothing in the cluster names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Orphans {
+    /// Volumes that no PersistentVolume names.
+    pub volumes: u64,
+    /// Snapshots that no VolumeSnapshotContent names; `None` where the cluster has no snapshots.
+    pub snapshots: Option<u64>,
 }
 
 /// What is asked of a router at each scrape.
@@ -197,6 +208,19 @@ fn encode_cluster(encoder: &mut DescriptorEncoder<'_>, cluster: &ClusterStatus) 
     for (name, help, value) in gauges {
         let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         ConstGauge::new(value as f64).encode(metric)?;
+    }
+    if let Some(orphans) = cluster.orphans {
+        let help = "Volumes and snapshots on agents that nothing in the cluster names";
+        let mut metric = encoder.encode_descriptor("orphans", help, None, MetricType::Gauge)?;
+        let kinds = [
+            ("volume", Some(orphans.volumes)),
+            ("snapshot", orphans.snapshots),
+        ];
+        for (kind, count) in kinds {
+            let Some(count) = count else { continue };
+            let labels = [("kind", kind)];
+            ConstGauge::new(count as f64).encode(metric.encode_family(&labels)?)?;
+        }
     }
     let help = "Events that nobody was told: too many at once, or refused";
     let metric = encoder.encode_descriptor("events_dropped", help, None, MetricType::Counter)?;

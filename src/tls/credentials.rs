@@ -115,9 +115,10 @@ impl Credentials {
         Ok(())
     }
 
-    /// When our certificate expires, in seconds since 1970.
+    /// When our certificate expires, in seconds since 1970. Looks at the files as a handshake
+    /// does: connections live long, and nobody may have made one since they changed.
     pub fn expires(&self) -> Option<u64> {
-        self.state().current.as_ref()?.expires
+        self.now()?.expires
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

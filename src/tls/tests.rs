@@ -252,6 +252,35 @@ fn an_authority_is_the_same_after_it_was_read_again() {
 }
 
 #[test]
+fn files_that_have_changed_say_when_the_certificate_expires() {
+    let folder = TempDir::with_prefix("slackwater-").unwrap();
+    let ours = authority();
+    let files = files(folder.path());
+    let until = |hours: u32| SystemTime::now() + HOUR * hours;
+    let seconds = |at: SystemTime| {
+        let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        Some(since.as_secs())
+    };
+    let put = |until: SystemTime| {
+        let from = SystemTime::now();
+        let bundle = ours.issue(&node(), Validity { from, until }).unwrap();
+        put_all(&files, &bundle);
+    };
+    let first = until(5);
+    put(first);
+    let credentials = Credentials::of_files(node(), files.clone()).unwrap();
+    assert_eq!(credentials.expires(), seconds(first));
+    let second = until(9);
+    put(second);
+    // Nobody connects meanwhile.
+    let begun = std::time::Instant::now();
+    while credentials.expires() != seconds(second) {
+        assert!(begun.elapsed() < Duration::from_secs(30), "not seen");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
 fn what_is_wrong_is_told_by_its_file_and_without_the_key() {
     let folder = TempDir::with_prefix("slackwater-").unwrap();
     let ours = authority();

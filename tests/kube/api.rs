@@ -10,6 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use slackwater::agent::{DescribeResponse, Pool as Shown};
 use slackwater::router::cluster::{About, Cluster};
 use slackwater::router::kube::lead::Pace;
+use slackwater::router::kube::orphans::{self, Stored};
 use slackwater::router::kube::picture::Report;
 use slackwater::router::kube::{Fleet, InCluster, Options};
 
@@ -29,6 +30,7 @@ struct Agents {
     placed: Mutex<BTreeMap<String, SocketAddr>>,
     /// By node.
     say: Mutex<BTreeMap<String, Said>>,
+    stored: Mutex<Vec<Stored>>,
 }
 
 impl Agents {
@@ -65,6 +67,7 @@ impl Agents {
     }
 }
 
+#[tonic::async_trait]
 impl Fleet for Agents {
     fn place(&self, agents: BTreeMap<String, SocketAddr>) {
         *self.placed.lock().unwrap() = agents;
@@ -85,6 +88,10 @@ impl Fleet for Agents {
             },
         });
         each.collect()
+    }
+
+    async fn stored(&self) -> Vec<Stored> {
+        self.stored.lock().unwrap().clone()
     }
 }
 
@@ -107,6 +114,10 @@ fn options(me: &str) -> Options {
             every: Duration::from_secs(1),
         },
         look_every: Duration::from_millis(500),
+        orphans: orphans::Pace {
+            every: Duration::from_millis(500),
+            age: Duration::from_secs(3),
+        },
         ..Options::new(DRIVER, "slackwater", me)
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use slackwater::error::{Error, chain};
 use slackwater::router::kube::certificates::Certificates;
+use slackwater::router::kube::orphans::Stored;
 use slackwater::router::kube::picture::Report;
 use slackwater::router::kube::{Fleet, InCluster, Options};
 use slackwater::router::{Cluster, Enrolment};
@@ -51,10 +52,15 @@ subjects:
 
 struct Nobody;
 
+#[tonic::async_trait]
 impl Fleet for Nobody {
     fn place(&self, _agents: BTreeMap<String, SocketAddr>) {}
 
     fn reports(&self) -> Vec<Report> {
+        Vec::new()
+    }
+
+    async fn stored(&self) -> Vec<Stored> {
         Vec::new()
     }
 }

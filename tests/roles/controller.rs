@@ -71,6 +71,14 @@ impl Controller {
     }
 }
 
+/// The value of a metric without labels.
+fn number(metrics: &str, name: &str) -> f64 {
+    let mut lines = metrics.lines();
+    let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    let value = value.unwrap_or_else(|| panic!("no {name}:\n{metrics}"));
+    value.trim().parse().unwrap()
+}
+
 impl Drop for Controller {
     fn drop(&mut self) {
         let _ = self.child.kill();
@@ -86,7 +94,9 @@ async fn a_router_serves_the_sidecars_with_what_its_agents_have() {
         &of_agent,
         &Certificates::new(&of_agent, &issue(&ours, &node())),
     );
-    let certificates = Certificates::new(&of_router, &issue(&ours, &controller()));
+    let bundle = issue(&ours, &controller());
+    let certificates = Certificates::new(&of_router, &bundle);
+    let issued = credentials(controller(), bundle);
     let agents = [format!("{NODE}={}", address(&server))];
     let mut router = Controller::start(&of_router, &certificates, &agents);
     let client = router.client();
@@ -104,6 +114,9 @@ async fn a_router_serves_the_sidecars_with_what_its_agents_have() {
     let created = "slackwater_calls_total{method=\"CreateVolume\",code=\"OK\"} 1";
     assert!(metrics.contains(created), "{metrics}");
     assert!(!metrics.contains("slackwater_pool_"), "it has no pools");
+    let own = issued.expires().unwrap();
+    let shown = number(&metrics, "slackwater_certificate_expiry_seconds");
+    assert!((shown - own as f64).abs() < 1.0, "{own}:\n{metrics}");
     assert!(server.log().contains("CreateVolume"));
 
     // What owns it is gone: that's never "not found".

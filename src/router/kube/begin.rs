@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::certificates::Certificates;
+use super::orphans::Stored;
 use super::picture::Report;
 use super::{Fleet, InCluster, Options, connect};
 use crate::error::Result;
@@ -17,6 +18,8 @@ pub struct Begun {
     pub agents: Arc<Agents>,
     /// The cluster; to be ended with [`InCluster::end`].
     pub cluster: Arc<InCluster>,
+    /// What it shows to agents: those that were given, or its own.
+    pub credentials: Arc<Credentials>,
 }
 
 /// Begins to follow the cluster. Where no `credentials` are given, router and agents get theirs
@@ -36,10 +39,14 @@ pub async fn begin(
         Some(given) => given,
         None => Certificates::start(&cluster, account).own().await,
     };
-    let dial = Arc::new(TlsDial::new(credentials));
+    let dial = Arc::new(TlsDial::new(credentials.clone()));
     let agents = Arc::new(Agents::new(dial, &driver));
     later.are(Arc::clone(&agents));
-    Ok(Begun { agents, cluster })
+    Ok(Begun {
+        agents,
+        cluster,
+        credentials,
+    })
 }
 
 /// Agents that can't be asked before there are certificates.
@@ -60,6 +67,7 @@ impl Later {
     }
 }
 
+#[tonic::async_trait]
 impl Fleet for Later {
     fn place(&self, agents: BTreeMap<String, SocketAddr>) {
         let mut placed = self.placed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -72,5 +80,12 @@ impl Fleet for Later {
     fn reports(&self) -> Vec<Report> {
         let agents = self.agents.get();
         agents.map(|agents| agents.reports()).unwrap_or_default()
+    }
+
+    async fn stored(&self) -> Vec<Stored> {
+        match self.agents.get() {
+            Some(agents) => agents.stored().await,
+            None => Vec::new(),
+        }
     }
 }

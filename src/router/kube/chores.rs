@@ -50,6 +50,7 @@ async fn look(
     let picture = Picture {
         reports,
         pools: &cluster.pool_objects(),
+        homes: &cluster.volumes.homes(),
         nodes: &names(&nodes),
         lost_after: cluster.options.lost_after,
         leads_since,

@@ -2,14 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
 
 use super::Fleet;
+use super::orphans::{self, Stored};
 use super::picture::Report;
+use crate::error::chain;
 use crate::router::agents::Agents;
 
+/// A page of some thousand entries takes milliseconds; a disk may hang.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[tonic::async_trait]
 impl Fleet for Agents {
     fn place(&self, agents: BTreeMap<String, SocketAddr>) {
         let each = agents.into_iter();
@@ -32,5 +38,36 @@ impl Fleet for Agents {
             }
         })
         .collect()
+    }
+
+    /// One pool after the other: nobody waits for it.
+    async fn stored(&self) -> Vec<Stored> {
+        let mut stored = Vec::new();
+        for agent in self.all() {
+            let seen = agent.seen();
+            let pools = seen.pools.iter().filter(|pool| pool.served);
+            for pool in pools.filter(|_| seen.is_reachable()) {
+                let client = agent.controller().await.map_err(|error| chain(&error));
+                let answer = match client {
+                    Ok(client) => orphans::ask(client, Some(pool.id), PATIENCE).await,
+                    Err(problem) => Err(problem),
+                };
+                match answer {
+                    Ok((volumes, snapshots)) => stored.push(Stored {
+                        pool: pool.id,
+                        node: agent.node().to_string(),
+                        volumes,
+                        snapshots,
+                    }),
+                    Err(problem) => tracing::debug!(
+                        node = agent.node(),
+                        pool = %pool.id,
+                        problem,
+                        "what a pool has can't be listed now"
+                    ),
+                }
+            }
+        }
+        stored
     }
 }

@@ -49,6 +49,8 @@ pub struct Picture<'a> {
     pub reports: &'a [Report],
     /// All Pool objects of this driver.
     pub pools: &'a BTreeMap<PoolId, Pool>,
+    /// How many PersistentVolumes of each pool name which home.
+    pub homes: &'a BTreeMap<PoolId, BTreeMap<String, usize>>,
     /// Names of all Node objects.
     pub nodes: &'a BTreeSet<String>,
     /// Mark a pool as lost after its node and its agent have been gone for so long.
@@ -95,10 +97,14 @@ impl Picture<'_> {
         let each = all.into_iter().filter_map(|id| {
             let before = self.pools.get(&id);
             let by = shown.get(&id).map(Vec::as_slice).unwrap_or_default();
-            // One that forgets it shows nothing.
-            let shows: Vec<_> = by.iter().filter(|sight| !sight.pool.forgotten).collect();
+            // One that forgets it shows nothing; and calls go to who serves it, though one that
+            // misses its disk shows it too.
+            let mut shows: Vec<_> = by.iter().filter(|sight| !sight.pool.forgotten).collect();
+            if shows.iter().any(|sight| sight.pool.refusal.is_empty()) {
+                shows.retain(|sight| sight.pool.refusal.is_empty());
+            }
             let mut status = match shows.first().copied().or(by.first()) {
-                Some(sight) => sight.status(),
+                Some(sight) => sight.status(self.strays(id, sight)),
                 None => self.unseen(before?)?,
             };
             if shows.len() > 1 {
@@ -116,6 +122,13 @@ impl Picture<'_> {
             self.finish(id, before, status, !shows.is_empty())
         });
         each.collect()
+    }
+
+    /// PersistentVolumes of a pool that name another home than that of its node.
+    fn strays(&self, pool: PoolId, sight: &Sight<'_>) -> usize {
+        let homes = self.homes.get(&pool).into_iter().flatten();
+        let others = homes.filter(|(home, _)| **home != sight.answer.home);
+        others.map(|(_, volumes)| volumes).sum()
     }
 
     /// A pool that no agent shows: as it was last seen. Nothing while that may be too early.
@@ -215,9 +228,9 @@ impl Picture<'_> {
         let both = gone(&status.node_gone_since)? && gone(&status.last_seen)?;
         (both && status.health == Health::Unreachable).then(|| {
             format!(
-                "node {} and its agent have been gone for {} hours",
+                "node {} and its agent have been gone for {}",
                 status.node,
-                after.as_hours()
+                in_words(after)
             )
         })
     }
@@ -249,6 +262,14 @@ impl Picture<'_> {
     }
 }
 
+/// Hours, or minutes where it isn't whole hours.
+fn in_words(time: SignedDuration) -> String {
+    match time.as_mins() {
+        minutes if minutes % 60 == 0 => format!("{} hours", minutes / 60),
+        minutes => format!("{minutes} minutes"),
+    }
+}
+
 /// To the second, as the API keeps it: so that what is read back is what was written.
 fn whole(at: Timestamp) -> Time {
     Time(Timestamp::from_second(at.as_second()).unwrap_or(at))
@@ -262,9 +283,9 @@ struct Sight<'a> {
 }
 
 impl Sight<'_> {
-    fn status(&self) -> PoolStatus {
+    fn status(&self, strays: usize) -> PoolStatus {
         let Sight { at, answer, pool } = *self;
-        let (health, message) = health(answer, pool);
+        let (health, message) = health(answer, pool, strays);
         let kind = pool.place.split(':').next().unwrap_or_default();
         PoolStatus {
             node: answer.node_name.clone(),
@@ -289,7 +310,7 @@ impl Sight<'_> {
     }
 }
 
-fn health(answer: &DescribeResponse, pool: &Shown) -> (Health, String) {
+fn health(answer: &DescribeResponse, pool: &Shown, strays: usize) -> (Health, String) {
     if pool.forgotten {
         let message = "the record of its node forgets it: its volumes count as deleted";
         return (Health::Forgotten, message.into());
@@ -303,6 +324,13 @@ fn health(answer: &DescribeResponse, pool: &Shown) -> (Health, String) {
     let mut wrong = Vec::new();
     if pool.damaged > 0 {
         wrong.push(format!("{} of its records can't be read", pool.damaged));
+    }
+    if strays > 0 {
+        wrong.push(format!(
+            "{strays} PersistentVolumes name another home than this node's, so their pods find no \
+             node: slackwater pool adopt {} --cluster",
+            pool.id
+        ));
     }
     if !answer.guard_alive {
         wrong.push("the freeze guard of its node doesn't answer".into());

@@ -181,7 +181,7 @@ pub(super) async fn send(client: Client, driver: String, me: String, mut queue: 
 }
 
 /// Name and namespace of an event that was created.
-async fn one(
+pub(super) async fn one(
     client: &Client,
     (driver, me): (&str, &str),
     words: &Words,

@@ -7,11 +7,13 @@ use ::kube::runtime::watcher::Event;
 use k8s_openapi::api::core::v1::PersistentVolume;
 
 use super::follow::Kept;
+use crate::model::{PoolId, VolumeId};
 
 /// What is kept of a PersistentVolume: 20,000 of them are a few MB.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Volume {
     handle: String,
+    pool: Option<PoolId>,
     claim: Option<String>,
     homes: Vec<String>,
 }
@@ -91,7 +93,9 @@ impl Volumes {
             .filter(|asked| asked.key == self.topology_key)
             .flat_map(|asked| asked.values.iter().flatten().cloned())
             .collect();
+        let id = csi.volume_handle.parse::<VolumeId>();
         Some(Volume {
+            pool: id.ok().map(|id| id.pool),
             handle: csi.volume_handle.clone(),
             claim,
             homes,
@@ -109,6 +113,23 @@ impl Volumes {
     pub fn names(&self, handle: &str) -> bool {
         let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
         kept.names.contains_key(handle)
+    }
+
+    /// How many PersistentVolumes of each pool name which home.
+    pub fn homes(&self) -> BTreeMap<PoolId, BTreeMap<String, usize>> {
+        let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
+        let mut pools = BTreeMap::<PoolId, BTreeMap<String, usize>>::new();
+        for volume in kept.by_name.now().values() {
+            let Some(pool) = volume.pool else { continue };
+            for home in &volume.homes {
+                let homes = pools.entry(pool).or_default();
+                match homes.get_mut(home) {
+                    Some(count) => *count += 1,
+                    None => drop(homes.insert(home.clone(), 1)),
+                }
+            }
+        }
+        pools
     }
 
     /// How many PersistentVolumes may only be used at a home.

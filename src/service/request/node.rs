@@ -8,7 +8,7 @@ use crate::model::parameters::EphemeralParameters;
 use crate::operation::{AskStats, ExpandNode, PublishEphemeral, PublishVolume, StageVolume};
 
 /// What the kubelet puts into the context of an inline volume.
-const EPHEMERAL: &str = "csi.storage.k8s.io/ephemeral";
+pub const EPHEMERAL: &str = "csi.storage.k8s.io/ephemeral";
 
 /// NodeStageVolume.
 pub fn stage(request: &csi::NodeStageVolumeRequest) -> Result<StageVolume> {

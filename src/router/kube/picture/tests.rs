@@ -8,6 +8,7 @@ struct Sky {
     now: i64,
     reports: Vec<Report>,
     pools: BTreeMap<PoolId, Pool>,
+    homes: BTreeMap<PoolId, BTreeMap<String, usize>>,
     nodes: BTreeSet<String>,
     lost_after: Option<Duration>,
 }
@@ -38,6 +39,7 @@ impl Sky {
             now: 0,
             reports: Vec::new(),
             pools: BTreeMap::new(),
+            homes: BTreeMap::new(),
             nodes: ["a".to_string(), "b".into()].into(),
             lost_after: None,
         }
@@ -73,6 +75,7 @@ impl Sky {
         let picture = Picture {
             reports: &self.reports,
             pools: &self.pools,
+            homes: &self.homes,
             nodes: &self.nodes,
             lost_after: self.lost_after,
             leads_since: time(0),
@@ -225,6 +228,50 @@ fn two_that_show_the_same_pool_are_both_named() {
     sky.says("b", vec![]);
     sky.write();
     assert_eq!(sky.status(1).health, Health::Forgotten);
+}
+
+#[test]
+fn a_pool_is_where_it_is_served_though_the_node_that_misses_it_shows_it() {
+    let mut sky = Sky::new();
+    let mut missing = shown(1);
+    missing.refusal = "is its disk mounted?".into();
+    sky.says("a", vec![missing.clone()]);
+    sky.write();
+    sky.says("b", vec![shown(1)]);
+    sky.write();
+    let status = sky.status(1);
+    assert_eq!(
+        (status.health, status.node.as_str(), status.home.as_str()),
+        (Health::Healthy, "b", "home-of-b")
+    );
+    // Where neither serves it nobody knows.
+    sky.says("b", vec![missing]);
+    sky.write();
+    assert_eq!(sky.status(1).health, Health::Conflict);
+}
+
+#[test]
+fn a_pool_whose_volumes_name_another_home_says_what_to_do() {
+    let mut sky = Sky::new();
+    let homes = |homes: &[(&str, usize)]| {
+        let each = homes.iter().map(|(home, count)| (home.to_string(), *count));
+        [(id(1), each.collect())].into()
+    };
+    sky.homes = homes(&[("home-of-b", 5)]);
+    sky.says("b", vec![shown(1), shown(2)]);
+    sky.write();
+    assert_eq!(sky.status(1).health, Health::Healthy);
+    sky.homes = homes(&[("home-of-a", 3), ("home-of-b", 5)]);
+    sky.write();
+    let status = sky.status(1);
+    assert_eq!(status.health, Health::Degraded);
+    for words in [
+        "3 PersistentVolumes",
+        &format!("pool adopt {} --cluster", id(1)),
+    ] {
+        assert!(status.message.contains(words), "{}", status.message);
+    }
+    assert_eq!(sky.status(2).health, Health::Healthy);
 }
 
 #[test]

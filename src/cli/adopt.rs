@@ -1,0 +1,147 @@
+//! `slackwater pool adopt --cluster`: PersistentVolumes follow an adopted pool.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::runtime::Builder;
+
+use super::{Failure, print};
+use crate::router::adopt::{self, Done, Fate, Line, Plan, Step};
+use crate::router::connect;
+
+/// How long claims may take to be bound again: Kubernetes looks at all of them every 15 s, and
+/// many take a while.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// What is wished.
+#[derive(Debug)]
+pub(super) struct Wish {
+    /// UUID, name or NODE/NAME of the pool.
+    pub(super) pool: String,
+    /// Name of the driver.
+    pub(super) driver: String,
+    /// Do it, not only show it.
+    pub(super) yes: bool,
+    /// Print JSON.
+    pub(super) json: bool,
+}
+
+/// Shows what is to be done, or does it. Exit 1 if something had to be left.
+pub(super) fn run(wish: &Wish) -> Result<ExitCode, Failure> {
+    let runtime = Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(Failure::run)?;
+    runtime.block_on(async {
+        let client = connect().await?;
+        let plan = adopt::look(&client, &wish.driver, &wish.pool).await?;
+        if !wish.yes {
+            show(&plan, wish.json);
+            return Ok(ExitCode::SUCCESS);
+        }
+        let done = adopt::carry_out(&client, &plan, PATIENCE, said).await?;
+        tell(&plan, &done, wish.json);
+        Ok(match done.left.is_empty() {
+            true => ExitCode::SUCCESS,
+            false => ExitCode::FAILURE,
+        })
+    })
+}
+
+/// A line for each that is away for a moment, and back: what a person looks for after a crash.
+fn said(volume: &str, step: Step) {
+    match step {
+        Step::Delete => {
+            eprintln!("slackwater: PersistentVolume {volume} is deleted, to be made again")
+        }
+        Step::Make => eprintln!("slackwater: PersistentVolume {volume} is made again"),
+        Step::Retain | Step::Note | Step::Release | Step::Strike | Step::Restore => {}
+    }
+}
+
+fn fate(plan: &Plan, line: &Line) -> String {
+    match &line.fate {
+        Fate::Move => format!("gets home {}", plan.pool.home),
+        Fate::Finish => "was begun, and is finished".into(),
+        Fate::Left(why) => format!("is left: {why}"),
+    }
+}
+
+fn show(plan: &Plan, as_json: bool) {
+    if as_json {
+        let each = plan.lines.iter().map(|line| {
+            let (what, reason) = match &line.fate {
+                Fate::Move => ("move", None),
+                Fate::Finish => ("finish", None),
+                Fate::Left(why) => ("leave", Some(why)),
+            };
+            json!({
+                "name": line.name, "claim": line.claim, "home_before": line.from,
+                "what": what, "reason": reason,
+            })
+        });
+        let volumes: Vec<Value> = each.collect();
+        print::json(&json!({
+            "pool": pool(plan), "changed": false, "persistent_volumes": volumes,
+            "settled": plan.settled,
+        }));
+        return;
+    }
+    head(plan);
+    if plan.lines.is_empty() {
+        print::line("nothing is to be done");
+        return;
+    }
+    let dash = || "-".to_string();
+    let rows: Vec<[String; 4]> = plan
+        .lines
+        .iter()
+        .map(|line| {
+            [
+                line.name.clone(),
+                line.claim.clone().unwrap_or_else(dash),
+                line.from.clone().unwrap_or_else(dash),
+                fate(plan, line),
+            ]
+        })
+        .collect();
+    print::table(["PERSISTENTVOLUME", "CLAIM", "HOME", "WHAT"], &rows);
+    print::line("nothing was changed; the same with --yes does it");
+}
+
+fn tell(plan: &Plan, done: &Done, as_json: bool) {
+    if as_json {
+        let left: Vec<Value> = done
+            .left
+            .iter()
+            .map(|(name, why)| json!({ "name": name, "reason": why }))
+            .collect();
+        print::json(&json!({
+            "pool": pool(plan), "changed": !done.moved.is_empty(), "moved": done.moved,
+            "left": left, "settled": plan.settled,
+        }));
+        return;
+    }
+    head(plan);
+    for name in &done.moved {
+        print::line(format!("{name} names home {} now", plan.pool.home));
+    }
+    for (name, why) in &done.left {
+        print::line(format!("{name} is left: {why}"));
+    }
+    if done.moved.is_empty() && done.left.is_empty() {
+        print::line("nothing was to be done");
+    }
+}
+
+fn head(plan: &Plan) {
+    let there = &plan.pool;
+    print::line(format!(
+        "pool {} ({}) is on node {}, home {}; {} PersistentVolumes need nothing",
+        there.name, there.id, there.node, there.home, plan.settled
+    ));
+}
+
+fn pool(plan: &Plan) -> Value {
+    let there = &plan.pool;
+    json!({ "id": there.id, "name": there.name, "node": there.node, "home": there.home })
+}

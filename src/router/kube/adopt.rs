@@ -1,0 +1,343 @@
+//! `slackwater pool adopt --cluster`: PersistentVolumes follow their pool to its new home.
+//!
+//! A PersistentVolume says in its node affinity at which home it may be used, and Kubernetes never
+//! lets that be changed. So each one whose pool has another home now is deleted and made again:
+//! the same name, the same claim (by its uid), the same everything but the home. Its claim is
+//! called Lost while it's away, and is Bound again by itself, since a claim keeps the name of its
+//! volume. What could go wrong in between is kept from going wrong:
+//!
+//! - **Nobody deletes the data.** Before anything else its policy becomes Retain; it gets its own
+//!   back once it's bound again ([`step`] has all steps in their order).
+//! - **Nothing is forgotten.** Before it's deleted it's written down whole, as an annotation of the
+//!   Pool object, and struck out when it's there again. A run that was cut off anywhere is
+//!   finished by the next one, which needs to know nothing.
+//! - **Only what nobody uses** is touched: a volume that is attached, or that a pod on a node
+//!   uses, is left, with a word about what is in the way.
+//! - **Only what was looked at** is deleted: by uid and version.
+//!
+//! Snapshots aren't touched: a VolumeSnapshotContent names no home, and its snapshot's id has the
+//! pool's UUID, which stays.
+
+mod manifest;
+mod plan;
+mod step;
+mod work;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use ::kube::api::{Api, DynamicObject, ListParams};
+use ::kube::core::ApiResource;
+use ::kube::{Client, ResourceExt};
+use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
+use k8s_openapi::api::storage::v1::VolumeAttachment;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use serde::de::DeserializeOwned;
+
+use super::pool::{DRIVER_LABEL, Health, Pool};
+use super::{ask, topology_key};
+use crate::error::{Error, Kind, Result};
+use crate::model::PoolId;
+use manifest::Manifest;
+use plan::Users;
+pub use step::Step;
+
+/// What is written down about a PersistentVolume is an annotation with this prefix.
+const NOTE: &str = "adopt.slackwater.dev/";
+/// Objects of one page.
+const PAGE: u32 = 500;
+/// A Pool object that nobody has written for so long says nothing about now: the controller
+/// writes it once a minute.
+const STALE: SignedDuration = SignedDuration::from_mins(5);
+
+/// A pool that a node has adopted, as the cluster sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Adopted {
+    /// Its id.
+    pub id: PoolId,
+    /// Its name on its node.
+    pub name: String,
+    /// The node that serves it.
+    pub node: String,
+    /// That node's home.
+    pub home: String,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The driver's name.
+    pub driver: String,
+    /// The pool.
+    pub pool: Adopted,
+    /// Its PersistentVolumes that aren't as they should be, in the order of their names.
+    pub lines: Vec<Line>,
+    /// How many are.
+    pub settled: usize,
+}
+
+/// A PersistentVolume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// Its name.
+    pub name: String,
+    /// "namespace/name" of its claim.
+    pub claim: Option<String>,
+    /// The home that it names.
+    pub from: Option<String>,
+    /// What becomes of it.
+    pub fate: Fate,
+}
+
+/// What becomes of a PersistentVolume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It gets the pool's home.
+    Move,
+    /// An earlier run has begun, and it's finished.
+    Finish,
+    /// It's left as it is, for this reason.
+    Left(String),
+}
+
+/// What was done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Done {
+    /// PersistentVolumes that name the pool's home now, and are bound as they were.
+    pub moved: Vec<String>,
+    /// Those that were left as they are, and why.
+    pub left: Vec<(String, String)>,
+}
+
+/// Looks what is to be done, and changes nothing. `which` is the pool's UUID, its name, or
+/// NODE/NAME. An error if there is no such pool, or nothing says for certain whose it is now.
+pub async fn look(client: &Client, driver: &str, which: &str) -> Result<Plan> {
+    let pools = Api::<Pool>::all(client.clone());
+    let ours = ListParams::default().labels(&format!("{DRIVER_LABEL}={driver}"));
+    let pools = all("Pools", &pools, ours).await?;
+    let object = one_of(which, &pools)?;
+    let pool = adopted(object, Timestamp::now())?;
+    let live = Api::<DynamicObject>::all_with(client.clone(), &resource());
+    let live = all("PersistentVolumes", &live, ListParams::default()).await?;
+    let live: Vec<_> = live.into_iter().map(Manifest).collect();
+    let attachments = Api::<VolumeAttachment>::all(client.clone());
+    let attachments = all("VolumeAttachments", &attachments, ListParams::default()).await?;
+    let pods = Api::<Pod>::all(client.clone());
+    let pods = all("Pods", &pods, ListParams::default()).await?;
+    let key = topology_key(driver);
+    let (lines, settled) = plan::lines(
+        pool.id,
+        driver,
+        (&key, &pool.home),
+        &live,
+        &noted(object)?,
+        &Users::new(&attachments, &pods),
+    );
+    Ok(Plan {
+        driver: driver.into(),
+        pool,
+        lines,
+        settled,
+    })
+}
+
+/// Does what is planned. What can't be done is left, and told. `watch` is told of each step before
+/// it's done. An error, or the end of the process anywhere, leaves some PersistentVolumes moved,
+/// some not, and at most one deleted, which is written down: the next run finishes it. `patience`
+/// is how long claims may take to be bound again after the last of them was.
+pub async fn carry_out(
+    client: &Client,
+    plan: &Plan,
+    patience: Duration,
+    watch: impl FnMut(&str, Step) + Send,
+) -> Result<Done> {
+    work::run(client, plan, patience, watch).await
+}
+
+fn resource() -> ApiResource {
+    ApiResource::erase::<PersistentVolume>(&())
+}
+
+/// All objects of a kind, page by page.
+pub(super) async fn all<K>(what: &str, api: &Api<K>, params: ListParams) -> Result<Vec<K>>
+where
+    K: Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let mut params = params.limit(PAGE);
+    let mut objects = Vec::new();
+    loop {
+        let page = ask(what, api.list(&params)).await?;
+        objects.extend(page.items);
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(objects),
+        }
+    }
+}
+
+fn one_of<'a>(which: &str, pools: &'a [Pool]) -> Result<&'a Pool> {
+    let is_it = |pool: &&Pool| {
+        let status = pool.status.clone().unwrap_or_default();
+        pool.name_any() == which
+            || status.name == which
+            || format!("{}/{}", status.node, status.name) == which
+    };
+    let found: Vec<_> = pools.iter().filter(is_it).collect();
+    match found[..] {
+        [one] => Ok(one),
+        [] => Err(Error::NotFound {
+            kind: Kind::Pool,
+            id: which.into(),
+        }),
+        [..] => {
+            let each = found.iter().map(|pool| {
+                let node = pool.status.as_ref().map(|status| status.node.as_str());
+                format!("{} of node {}", pool.name_any(), node.unwrap_or("?"))
+            });
+            Err(Error::refused(
+                format!("pool {which}"),
+                format!(
+                    "several have this name; give one of the ids {}",
+                    each.collect::<Vec<_>>().join(", ")
+                ),
+            ))
+        }
+    }
+}
+
+/// The pool, if it's certain whose it is.
+fn adopted(pool: &Pool, now: Timestamp) -> Result<Adopted> {
+    let name = pool.name_any();
+    let refuse = |why: String| Err(Error::refused(format!("pool {name}"), why));
+    let (Some(id), Some(status)) = (pool.id(), &pool.status) else {
+        return refuse("nothing is known of it".into());
+    };
+    if pool.spec.lost {
+        return refuse("it's marked as lost; take the mark away first (spec.lost: false)".into());
+    }
+    if !matches!(status.health, Health::Healthy | Health::Degraded) {
+        return refuse(format!(
+            "it's {}, so nobody knows at which home it is: {}",
+            status.health.word(),
+            status.message
+        ));
+    }
+    let seen = status.last_seen.as_ref().map(|seen| seen.0);
+    if seen.is_none_or(|seen| now.duration_since(seen) > STALE) {
+        return refuse(
+            "its object hasn't been written for minutes; does the controller run?".into(),
+        );
+    }
+    if status.home.is_empty() {
+        return refuse(format!("node {} tells no home", status.node));
+    }
+    Ok(Adopted {
+        id,
+        name: status.name.clone(),
+        node: status.node.clone(),
+        home: status.home.clone(),
+    })
+}
+
+/// What is written down at a Pool object, by name.
+fn noted(pool: &Pool) -> Result<BTreeMap<String, Manifest>> {
+    let annotations = pool.metadata.annotations.iter().flatten();
+    let notes = annotations.filter(|(key, _)| key.starts_with(NOTE));
+    let each = notes.map(|(key, text)| {
+        let object: DynamicObject = serde_json::from_str(text).map_err(|error| {
+            Error::refused(
+                format!("pool {}", pool.name_any()),
+                format!("annotation {key} is no PersistentVolume: {error}"),
+            )
+        })?;
+        let manifest = Manifest(object);
+        Ok((manifest.name().to_string(), manifest))
+    });
+    each.collect()
+}
+
+/// The annotation in which a PersistentVolume is written down: names may be longer than the key of
+/// an annotation.
+fn note_key(name: &str) -> String {
+    let id = uuid::Uuid::new_v5(&uuid::Uuid::NAMESPACE_OID, name.as_bytes());
+    format!("{NOTE}{id}")
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+    use super::super::pool::PoolStatus;
+    use super::*;
+
+    fn pool(n: u8, name: &str, node: &str) -> Pool {
+        let id = format!("11111111-2222-4333-8444-{n:012}");
+        let mut pool = Pool::new(id.parse().unwrap(), "csi.slackwater.dev");
+        pool.status = Some(PoolStatus {
+            node: node.into(),
+            home: format!("home-of-{node}"),
+            name: name.into(),
+            health: Health::Healthy,
+            last_seen: Some(Time(Timestamp::now())),
+            ..PoolStatus::default()
+        });
+        pool
+    }
+
+    #[test]
+    fn a_pool_is_found_by_id_name_or_both() {
+        let pools = [
+            pool(1, "default", "a"),
+            pool(2, "default", "b"),
+            pool(3, "moved", "a"),
+        ];
+        let found = |which: &str| one_of(which, &pools).map(ResourceExt::name_any);
+        let third = pools[2].name_any();
+        assert_eq!(found("moved").unwrap(), third);
+        assert_eq!(found("a/moved").unwrap(), third);
+        assert_eq!(found(&third).unwrap(), third);
+        assert_eq!(found("b/default").unwrap(), pools[1].name_any());
+        let several = found("default").unwrap_err().to_string();
+        assert!(
+            several.contains(&pools[0].name_any()) && several.contains("node b"),
+            "{several}"
+        );
+        assert!(matches!(found("b/moved"), Err(Error::NotFound { .. })));
+    }
+
+    #[test]
+    fn a_pool_of_which_nobody_is_certain_is_refused() {
+        let told = |change: fn(&mut Pool)| {
+            let mut pool = pool(1, "default", "a");
+            change(&mut pool);
+            adopted(&pool, Timestamp::now()).map_err(|error| error.to_string())
+        };
+        assert_eq!(told(|_| {}).unwrap().home, "home-of-a");
+        let with = |health: Health| {
+            let mut pool = pool(1, "default", "a");
+            pool.status.as_mut().unwrap().health = health;
+            adopted(&pool, Timestamp::now()).is_ok()
+        };
+        assert!(with(Health::Degraded));
+        for health in [
+            Health::Unknown,
+            Health::NotServed,
+            Health::Unreachable,
+            Health::Conflict,
+            Health::Forgotten,
+            Health::Lost,
+            Health::Quarantined,
+            Health::Other,
+        ] {
+            assert!(!with(health), "{health:?}");
+        }
+        assert!(told(|pool| pool.spec.lost = true).is_err());
+        assert!(told(|pool| pool.status = None).is_err());
+        assert!(told(|pool| pool.status.as_mut().unwrap().home = String::new()).is_err());
+        let stale = told(|pool| {
+            let long_ago = Timestamp::from_second(1_700_000_000).unwrap();
+            pool.status.as_mut().unwrap().last_seen = Some(Time(long_ago));
+        });
+        assert!(stale.unwrap_err().contains("does the controller run"));
+    }
+}

@@ -1,0 +1,238 @@
+//! A PersistentVolume as the API server has it, whole: also what this program has no name for is
+//! made again as it was.
+
+use ::kube::api::DynamicObject;
+use serde_json::{Value, json};
+
+/// Which policy a PersistentVolume had before it was set to Retain for its way to another home:
+/// it's there from before it's deleted until it's bound again.
+pub(super) const POLICY: &str = "slackwater.dev/reclaim-policy";
+/// Finalizers of external-attacher, put there while a volume is attached.
+const ATTACHED: &str = "external-attacher/";
+
+/// A PersistentVolume.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Manifest(pub(super) DynamicObject);
+
+/// Where a PersistentVolume may be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Homes {
+    /// Anywhere: no home has to be changed.
+    Any,
+    /// At one home alone, and nothing else is said.
+    One(String),
+    /// Something that a person has written, and must change.
+    Else,
+}
+
+/// The claim that a PersistentVolume is bound to.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Bound {
+    /// "namespace/name".
+    pub(super) claim: String,
+    /// A claim that was made again under the same name isn't the same.
+    pub(super) uid: String,
+}
+
+impl Manifest {
+    pub(super) fn name(&self) -> &str {
+        self.0.metadata.name.as_deref().unwrap_or_default()
+    }
+
+    pub(super) fn uid(&self) -> Option<&str> {
+        self.0.metadata.uid.as_deref()
+    }
+
+    pub(super) fn version(&self) -> Option<&str> {
+        self.0.metadata.resource_version.as_deref()
+    }
+
+    pub(super) fn is_leaving(&self) -> bool {
+        self.0.metadata.deletion_timestamp.is_some()
+    }
+
+    pub(super) fn has_finalizers(&self) -> bool {
+        let finalizers = self.0.metadata.finalizers.as_ref();
+        finalizers.is_some_and(|finalizers| !finalizers.is_empty())
+    }
+
+    fn text(&self, path: &str) -> Option<&str> {
+        self.0.data.pointer(path)?.as_str()
+    }
+
+    /// Its volume's id, if it's of this driver.
+    pub(super) fn handle(&self, driver: &str) -> Option<&str> {
+        let ours = self.text("/spec/csi/driver") == Some(driver);
+        ours.then(|| self.text("/spec/csi/volumeHandle")).flatten()
+    }
+
+    pub(super) fn policy(&self) -> &str {
+        // As the API server fills it in.
+        let policy = self.text("/spec/persistentVolumeReclaimPolicy");
+        policy.unwrap_or("Retain")
+    }
+
+    /// The policy that it's to have again.
+    pub(super) fn policy_before(&self) -> Option<&str> {
+        let annotations = self.0.metadata.annotations.as_ref()?;
+        annotations.get(POLICY).map(String::as_str)
+    }
+
+    pub(super) fn phase(&self) -> &str {
+        self.text("/status/phase").unwrap_or_default()
+    }
+
+    pub(super) fn bound(&self) -> Option<Bound> {
+        let namespace = self.text("/spec/claimRef/namespace")?;
+        let name = self.text("/spec/claimRef/name")?;
+        Some(Bound {
+            claim: format!("{namespace}/{name}"),
+            uid: self.text("/spec/claimRef/uid").unwrap_or_default().into(),
+        })
+    }
+
+    pub(super) fn homes(&self, key: &str) -> Homes {
+        let affinity = self.0.data.pointer("/spec/nodeAffinity/required");
+        let Some(required) = affinity.filter(|value| !value.is_null()) else {
+            return Homes::Any;
+        };
+        let terms = required.get("nodeSelectorTerms").and_then(Value::as_array);
+        let Some([term]) = terms.map(Vec::as_slice) else {
+            return Homes::Else;
+        };
+        let says = |name: &str| term.get(name).and_then(Value::as_array);
+        if says("matchFields").is_some_and(|fields| !fields.is_empty()) {
+            return Homes::Else;
+        }
+        let Some([asked]) = says("matchExpressions").map(Vec::as_slice) else {
+            return Homes::Else;
+        };
+        let values = asked.get("values").and_then(Value::as_array);
+        match (asked["key"].as_str(), asked["operator"].as_str(), values) {
+            (Some(its), Some("In"), Some(values)) if its == key => match values.as_slice() {
+                [Value::String(home)] => Homes::One(home.clone()),
+                _ => Homes::Else,
+            },
+            _ => Homes::Else,
+        }
+    }
+
+    /// What is to be made in its place: the same but for its home. The policy is the one that it
+    /// has; what the API server writes by itself is left out.
+    pub(super) fn at(&self, key: &str, home: &str) -> Manifest {
+        let mut new = self.plain();
+        let metadata = &mut new.0.metadata;
+        metadata.uid = None;
+        metadata.resource_version = None;
+        metadata.creation_timestamp = None;
+        metadata.deletion_timestamp = None;
+        metadata.deletion_grace_period_seconds = None;
+        metadata.generation = None;
+        let finalizers = metadata.finalizers.iter_mut();
+        finalizers.for_each(|all| all.retain(|one| !one.starts_with(ATTACHED)));
+        new.0.data["spec"]["nodeAffinity"]["required"] = json!({ "nodeSelectorTerms": [{
+            "matchExpressions": [{ "key": key, "operator": "In", "values": [home] }],
+        }]});
+        new
+    }
+
+    /// Without what says only how it came about: as it's written down.
+    pub(super) fn plain(&self) -> Manifest {
+        let mut plain = self.clone();
+        plain.0.metadata.managed_fields = None;
+        if let Some(object) = plain.0.data.as_object_mut() {
+            object.remove("status");
+        }
+        plain
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in crate::router::kube::adopt) const KEY: &str = "topology.csi.slackwater.dev/home";
+    pub(in crate::router::kube::adopt) const DRIVER: &str = "csi.slackwater.dev";
+
+    /// A bound PersistentVolume at a home, as the provisioner makes it; the last number of its
+    /// claim's uid and of its own is 1.
+    pub(in crate::router::kube::adopt) fn volume(name: &str, handle: &str, home: &str) -> Manifest {
+        let object = json!({
+            "apiVersion": "v1", "kind": "PersistentVolume",
+            "metadata": {
+                "name": name, "uid": "uid-1", "resourceVersion": "10",
+                "creationTimestamp": "2026-01-01T00:00:00Z",
+                "annotations": { "pv.kubernetes.io/provisioned-by": DRIVER },
+                "labels": { "a": "b" },
+                "finalizers": [
+                    "external-provisioner.volume.kubernetes.io/finalizer",
+                    "kubernetes.io/pv-protection",
+                    "external-attacher/csi-slackwater-dev",
+                ],
+                "managedFields": [{ "manager": "csi-provisioner" }],
+            },
+            "spec": {
+                "capacity": { "storage": "1Gi" },
+                "accessModes": ["ReadWriteOnce"],
+                "persistentVolumeReclaimPolicy": "Delete",
+                "claimRef": { "namespace": "shop", "name": "data", "uid": "claim-1" },
+                "csi": { "driver": DRIVER, "volumeHandle": handle, "fsType": "xfs" },
+                "nodeAffinity": { "required": { "nodeSelectorTerms": [{ "matchExpressions": [
+                    { "key": KEY, "operator": "In", "values": [home] },
+                ]}]}},
+                "fieldOfALaterRelease": { "x": 1 },
+            },
+            "status": { "phase": "Bound" },
+        });
+        Manifest(serde_json::from_value(object).unwrap())
+    }
+
+    #[test]
+    fn what_is_made_again_differs_in_its_home_alone() {
+        let before = volume("pv", "pool.volume", "home-1");
+        let after = before.at(KEY, "home-2");
+        assert_eq!(after.homes(KEY), Homes::One("home-2".into()));
+        assert_eq!((after.uid(), after.version()), (None, None));
+        assert_eq!(after.bound(), before.bound());
+        let finalizers = after.0.metadata.finalizers.clone().unwrap();
+        assert_eq!(finalizers.len(), 2, "not the attacher's: {finalizers:?}");
+        let text = |manifest: &Manifest| {
+            let mut value = serde_json::to_value(&manifest.0).unwrap();
+            value["metadata"] = json!({
+                "name": value["metadata"]["name"], "labels": value["metadata"]["labels"],
+                "annotations": value["metadata"]["annotations"],
+            });
+            value.as_object_mut().unwrap().remove("status");
+            value.to_string()
+        };
+        assert_eq!(text(&before).replace("home-1", "home-2"), text(&after));
+    }
+
+    #[test]
+    fn an_affinity_of_anybody_elses_is_left_to_them() {
+        let with = |affinity: Value| {
+            let mut manifest = volume("pv", "pool.volume", "home-1");
+            manifest.0.data["spec"]["nodeAffinity"] = affinity;
+            manifest.homes(KEY)
+        };
+        let terms = |terms: Value| json!({ "required": { "nodeSelectorTerms": terms } });
+        let home = json!({ "key": KEY, "operator": "In", "values": ["home-1"] });
+        assert_eq!(with(Value::Null), Homes::Any);
+        let one = terms(json!([{ "matchExpressions": [home] }]));
+        assert_eq!(with(one), Homes::One("home-1".into()));
+        let host = json!({ "key": "kubernetes.io/hostname", "operator": "In", "values": ["a"] });
+        for other in [
+            json!([]),
+            json!([{ "matchExpressions": [] }]),
+            json!([{ "matchExpressions": [home, host] }]),
+            json!([{ "matchExpressions": [host] }]),
+            json!([{ "matchExpressions": [home] }, { "matchExpressions": [home] }]),
+            json!([{ "matchExpressions": [home], "matchFields": [host] }]),
+            json!([{ "matchExpressions": [{ "key": KEY, "operator": "Exists" }] }]),
+            json!([{ "matchExpressions": [{ "key": KEY, "operator": "NotIn", "values": ["x"] }] }]),
+            json!([{ "matchExpressions": [{ "key": KEY, "operator": "In", "values": ["x", "y"] }] }]),
+        ] {
+            assert_eq!(with(terms(other.clone())), Homes::Else, "{other}");
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! Orphans: volumes and snapshots on agents that nothing in the cluster names. They are told of,
+//! and never deleted: nobody but a person knows whether somebody still wants them.
+//!
+//! The router that leads looks every few minutes. What is just being made, or deleted, isn't named
+//! for a moment either, so something is an orphan only after it was one at each look for a while;
+//! a router that begins to lead begins to count.
+
+mod ask;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use ::kube::api::{Api, DynamicObject, ListParams};
+use ::kube::core::{ApiResource, GroupVersionKind};
+use ::kube::{Client, Error as KubeError};
+use k8s_openapi::api::core::v1::PersistentVolume;
+use serde_json::Value;
+
+use super::{Fleet, InCluster, PATIENCE, VOLUMES};
+use crate::error::{Error, Result, chain};
+use crate::model::PoolId;
+use crate::router::cluster::{About, Cluster};
+use crate::telemetry::router::Orphans;
+pub(super) use ask::ask;
+
+/// Between two looks: each asks every agent for all it has, and the API server for all
+/// VolumeSnapshotContents.
+const EVERY: Duration = Duration::from_secs(5 * 60);
+/// Sidecars repeat for minutes what an API server that is away has kept them from.
+const AGE: Duration = Duration::from_secs(15 * 60);
+/// So many are told at one look; the others at the next.
+const TOLD_AT_ONCE: usize = 50;
+/// VolumeSnapshotContents of one page.
+const PAGE: u32 = 500;
+
+/// Times, shorter in tests.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// Between two looks.
+    pub every: Duration,
+    /// How long something must have been an orphan to be told.
+    pub age: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Pace {
+        Pace {
+            every: EVERY,
+            age: AGE,
+        }
+    }
+}
+
+/// What a pool has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// The pool.
+    pub pool: PoolId,
+    /// Its node.
+    pub node: String,
+    /// Ids of its volumes, but those that live and die with a pod.
+    pub volumes: Vec<String>,
+    /// Ids of its snapshots.
+    pub snapshots: Vec<String>,
+}
+
+/// What something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum What {
+    /// A volume.
+    Volume,
+    /// A snapshot.
+    Snapshot,
+}
+
+/// An orphan.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Orphan {
+    /// What it is.
+    pub what: What,
+    /// Its id.
+    pub id: String,
+    /// Its pool.
+    pub pool: PoolId,
+    /// The pool's node.
+    pub node: String,
+}
+
+impl Orphan {
+    fn words(&self) -> String {
+        let (what, object) = match self.what {
+            What::Volume => ("volume", "PersistentVolume"),
+            What::Snapshot => ("snapshot", "VolumeSnapshotContent"),
+        };
+        format!(
+            "{what} {} is on node {}, and no {object} names it; it's left as it is",
+            self.id, self.node
+        )
+    }
+}
+
+/// What has been unnamed, since when, and whether it was told.
+#[derive(Debug, Default)]
+struct Memory(BTreeMap<Orphan, (Instant, bool)>);
+
+impl Memory {
+    /// Takes a look. What is on a pool that couldn't be asked is as it was.
+    fn take(&mut self, stored: &[Stored], unnamed: BTreeSet<Orphan>, now: Instant) {
+        let asked: BTreeSet<PoolId> = stored.iter().map(|one| one.pool).collect();
+        self.0
+            .retain(|orphan, _| !asked.contains(&orphan.pool) || unnamed.contains(orphan));
+        for orphan in unnamed {
+            self.0.entry(orphan).or_insert((now, false));
+        }
+    }
+
+    /// Those that are old enough.
+    fn old(&self, age: Duration, now: Instant) -> impl Iterator<Item = &Orphan> {
+        let old = move |(since, _): &(Instant, bool)| now.duration_since(*since) >= age;
+        let each = self.0.iter();
+        each.filter(move |(_, state)| old(state))
+            .map(|(orphan, _)| orphan)
+    }
+
+    /// Those that are old enough and weren't told yet, at most so many. They count as told.
+    fn to_tell(&mut self, age: Duration, now: Instant) -> Vec<Orphan> {
+        let each = self.0.iter_mut();
+        let new = each.filter(|(_, (since, told))| !*told && now.duration_since(*since) >= age);
+        let told = new.take(TOLD_AT_ONCE).map(|(orphan, (_, told))| {
+            *told = true;
+            orphan.clone()
+        });
+        told.collect()
+    }
+}
+
+/// What of it nothing names. `snapshots` is `None` where the cluster has none, and then nothing is
+/// said of them.
+fn unnamed(
+    stored: &[Stored],
+    names_volume: impl Fn(&str) -> bool,
+    snapshots: Option<&BTreeSet<String>>,
+) -> BTreeSet<Orphan> {
+    let mut found = BTreeSet::new();
+    for one in stored {
+        let orphan = |what: What, id: &String| Orphan {
+            what,
+            id: id.clone(),
+            pool: one.pool,
+            node: one.node.clone(),
+        };
+        let volumes = one.volumes.iter().filter(|id| !names_volume(id));
+        found.extend(volumes.map(|id| orphan(What::Volume, id)));
+        if let Some(named) = snapshots {
+            let snapshots = one.snapshots.iter().filter(|id| !named.contains(*id));
+            found.extend(snapshots.map(|id| orphan(What::Snapshot, id)));
+        }
+    }
+    found
+}
+
+/// Looks for ever, while this router leads.
+pub(super) async fn run(cluster: &InCluster, fleet: &dyn Fleet) {
+    let pace = cluster.options.orphans;
+    let mut memory = Memory::default();
+    loop {
+        tokio::time::sleep(pace.every).await;
+        let seen = if cluster.is_leader() {
+            look(cluster, fleet, &mut memory).await
+        } else {
+            memory = Memory::default();
+            None
+        };
+        *cluster
+            .orphans
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = seen;
+    }
+}
+
+async fn look(cluster: &InCluster, fleet: &dyn Fleet, memory: &mut Memory) -> Option<Orphans> {
+    // First what there is, then what names it: what is made in between is named.
+    let stored = fleet.stored().await;
+    let snapshots = match snapshot_handles(&cluster.client, &cluster.options.driver).await {
+        Ok(snapshots) => snapshots,
+        Err(error) => {
+            tracing::debug!(error = %chain(&error), "orphans can't be looked for now");
+            return *cluster
+                .orphans
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    };
+    if !cluster.following.is_complete(VOLUMES) || cluster.problem().is_some() {
+        return None;
+    }
+    let (age, now) = (cluster.options.orphans.age, Instant::now());
+    let names = |id: &str| cluster.volumes.names(id);
+    memory.take(&stored, unnamed(&stored, names, snapshots.as_ref()), now);
+    for orphan in memory.to_tell(age, now) {
+        let message = orphan.words();
+        tracing::warn!(id = orphan.id, node = orphan.node, message, "an orphan");
+        cluster.tell(&About::Pool(orphan.pool), true, "Orphan", message);
+    }
+    let count = |what: What| memory.old(age, now).filter(|one| one.what == what).count() as u64;
+    Some(Orphans {
+        volumes: count(What::Volume),
+        snapshots: snapshots.map(|_| count(What::Snapshot)),
+    })
+}
+
+/// Ids that VolumeSnapshotContents of this driver name; `None` where the cluster doesn't know such
+/// objects.
+async fn snapshot_handles(client: &Client, driver: &str) -> Result<Option<BTreeSet<String>>> {
+    let kind = GroupVersionKind::gvk("snapshot.storage.k8s.io", "v1", "VolumeSnapshotContent");
+    let api = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::from_gvk(&kind));
+    let unreachable = |reason: String| Error::Unreachable {
+        what: "VolumeSnapshotContents".into(),
+        reason,
+    };
+    let mut params = ListParams::default().limit(PAGE);
+    let mut handles = BTreeSet::new();
+    loop {
+        let page = match tokio::time::timeout(PATIENCE, api.list(&params)).await {
+            Ok(Ok(page)) => page,
+            Ok(Err(KubeError::Api(status))) if status.code == 404 => return Ok(None),
+            Ok(Err(error)) => return Err(unreachable(chain(&error))),
+            Err(_) => return Err(unreachable("no answer".into())),
+        };
+        for content in &page.items {
+            let text = |path: &str| content.data.pointer(path).and_then(Value::as_str);
+            if text("/spec/driver") != Some(driver) {
+                continue;
+            }
+            let both = ["/status/snapshotHandle", "/spec/source/snapshotHandle"];
+            handles.extend(both.into_iter().filter_map(text).map(String::from));
+        }
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(Some(handles)),
+        }
+    }
+}
+
+/// What the driver behind a socket has that nothing in the cluster names now. Something that is
+/// just being made may be among it. With the node's name left out, which the socket doesn't tell.
+pub async fn behind(client: &Client, driver: &str, socket: &Path) -> Result<Vec<Orphan>> {
+    let stored = ask::behind(socket).await?;
+    let snapshots = snapshot_handles(client, driver).await?;
+    let api = Api::<PersistentVolume>::all(client.clone());
+    let volumes = super::adopt::all("PersistentVolumes", &api, ListParams::default()).await?;
+    let handle = |volume: PersistentVolume| Some(volume.spec?.csi?).map(|csi| csi.volume_handle);
+    let named: BTreeSet<String> = volumes.into_iter().filter_map(handle).collect();
+    let found = unnamed(&stored, |id| named.contains(id), snapshots.as_ref());
+    Ok(found.into_iter().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool(n: u8) -> PoolId {
+        format!("11111111-2222-4333-8444-{n:012}").parse().unwrap()
+    }
+
+    fn stored(n: u8, volumes: &[&str], snapshots: &[&str]) -> Stored {
+        let texts = |ids: &[&str]| ids.iter().map(ToString::to_string).collect();
+        Stored {
+            pool: pool(n),
+            node: format!("node-{n}"),
+            volumes: texts(volumes),
+            snapshots: texts(snapshots),
+        }
+    }
+
+    fn ids<'a>(orphans: impl Iterator<Item = &'a Orphan>) -> Vec<&'a str> {
+        orphans.map(|orphan| orphan.id.as_str()).collect()
+    }
+
+    #[test]
+    fn what_nothing_names_is_found() {
+        let stored = [stored(1, &["a", "b"], &["s", "t"]), stored(2, &["c"], &[])];
+        let named = ["s".to_string()].into();
+        let found = unnamed(&stored, |id| id == "a", Some(&named));
+        assert_eq!(ids(found.iter()), ["b", "c", "t"]);
+        assert!(
+            found
+                .first()
+                .unwrap()
+                .words()
+                .contains("volume b is on node node-1")
+        );
+        let without = unnamed(&stored, |_| true, None);
+        assert!(
+            without.is_empty(),
+            "a cluster without snapshots: {without:?}"
+        );
+    }
+
+    #[test]
+    fn only_what_is_old_counts_and_is_told_once() {
+        let mut memory = Memory::default();
+        let begun = Instant::now();
+        let age = Duration::from_secs(10);
+        let mut at = |seconds: u64, stored: &[Stored]| {
+            let now = begun + Duration::from_secs(seconds);
+            memory.take(stored, unnamed(stored, |_| false, None), now);
+            let told = memory.to_tell(age, now);
+            let old = memory.old(age, now).map(|one| one.id.clone());
+            (old.collect::<Vec<_>>(), told.len())
+        };
+        let none = Vec::<String>::new();
+        assert_eq!(at(0, &[stored(1, &["a", "b"], &[])]), (none.clone(), 0));
+        // One was just being made; another one comes.
+        assert_eq!(at(9, &[stored(1, &["a", "c"], &[])]), (none, 0));
+        assert_eq!(
+            at(10, &[stored(1, &["a", "c"], &[])]),
+            (vec!["a".into()], 1)
+        );
+        assert_eq!(
+            at(11, &[stored(1, &["a", "c"], &[])]),
+            (vec!["a".into()], 0)
+        );
+        // A pool that can't be asked changes nothing.
+        let both = vec!["a".to_string(), "c".into()];
+        assert_eq!(at(19, &[stored(2, &["d"], &[])]), (both, 1));
+        assert_eq!(at(20, &[stored(1, &["c"], &[])]), (vec!["c".into()], 0));
+    }
+
+    #[test]
+    fn a_crowd_is_told_bit_by_bit() {
+        let names: Vec<String> = (0..TOLD_AT_ONCE + 7).map(|n| n.to_string()).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let stored = [stored(1, &names, &[])];
+        let mut memory = Memory::default();
+        let now = Instant::now();
+        memory.take(&stored, unnamed(&stored, |_| false, None), now);
+        let mut told = || memory.to_tell(Duration::ZERO, now).len();
+        assert_eq!([told(), told(), told()], [TOLD_AT_ONCE, 7, 0]);
+    }
+}
