@@ -16,7 +16,7 @@ use crate::error::Result;
 use crate::model::SharedVolume;
 pub use definition::{HookDefinition, HookParts};
 pub use local::LocalHooks;
-pub use pod::PodHooks;
+pub use pod::{HookRights, PodHooks};
 
 /// Whose hooks are wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]

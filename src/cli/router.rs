@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::Failure;
 use super::serve::{credentials, show_expiry};
 use crate::config::{self, BadConfig, ControllerConfig, ServiceName};
+use crate::hook::HookRights;
 use crate::router::{
     Agents, ClusterOptions, InCluster, NoCluster, Options, Router, TlsDial, begin,
 };
@@ -64,7 +65,14 @@ fn around(driver_name: &str, service: ServiceName) -> ClusterOptions {
     let me = std::env::var("POD_NAME").or_else(|_| std::env::var("HOSTNAME"));
     // Nobody else may have it: it's what tells two routers apart.
     let me = me.unwrap_or_else(|_| uuid::Uuid::new_v4().to_string());
+    // The chart's names depend on the release's.
+    let HookRights { role, account } = HookRights::default();
+    let hook_rights = HookRights {
+        role: std::env::var("HOOKS_ROLE").unwrap_or(role),
+        account: std::env::var("HOOKS_ACCOUNT").unwrap_or(account),
+    };
     ClusterOptions {
+        hook_rights,
         agent_service: Some((service.namespace.clone(), service.name)),
         ..ClusterOptions::new(driver_name, &service.namespace, &me)
     }

@@ -2,7 +2,7 @@
 //! that pod say. Who can write them can run programs there anyway; so nothing is ever taken from
 //! a class or a claim, which may only say `skip`.
 //!
-//! It's allowed by namespace: who owns one binds the ClusterRole [`ROLE`] in it.
+//! It's allowed by namespace: who owns one binds a ClusterRole in it ([`HookRights`]).
 
 mod annotation;
 mod exec;
@@ -23,18 +23,47 @@ use crate::error::{Error, Result, chain};
 use crate::model::SharedVolume;
 use annotation::PodHook;
 
-/// What a namespace's owner binds to the router's service account: to list pods, and exec.
-pub const ROLE: &str = "slackwater-hooks";
-
 /// Between the end of a session's stdin and giving it up. Longer than on the same machine: API
 /// server, kubelet and container runtime are between.
 const GRACE: Duration = Duration::from_secs(20);
 /// The API server has so long for a look at pods.
 const LOOK: Duration = Duration::from_secs(20);
 
+/// What a namespace's owner binds, and to whom, so that hooks may run there: for the advice where
+/// that's missing. By default the names that the chart gives in a release called `slackwater`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HookRights {
+    /// The ClusterRole that allows an exec.
+    pub role: String,
+    /// The router's service account, as NAMESPACE:NAME.
+    pub account: String,
+}
+
+impl Default for HookRights {
+    fn default() -> HookRights {
+        HookRights {
+            role: "slackwater-hooks".into(),
+            account: "slackwater:slackwater-controller".into(),
+        }
+    }
+}
+
+impl HookRights {
+    /// What to do about a refusal.
+    fn advice(&self, what: &str, namespace: &str) -> String {
+        let HookRights { role, account } = self;
+        format!(
+            "{what} is forbidden to the driver's controller; who owns namespace {namespace} allows \
+             it there by a RoleBinding of ClusterRole {role} to ServiceAccount {account}, or the \
+             chart does by hooks.namespaces"
+        )
+    }
+}
+
 /// Hooks by exec.
 pub struct PodHooks {
     client: Client,
+    rights: HookRights,
     /// Where its requests are driven: callers are blocking threads.
     runtime: Handle,
     grace: Duration,
@@ -58,9 +87,17 @@ impl PodHooks {
     pub fn new(client: Client) -> PodHooks {
         PodHooks {
             client,
+            rights: HookRights::default(),
             runtime: Handle::current(),
             grace: GRACE,
         }
+    }
+
+    /// With other names of what allows an exec.
+    #[must_use]
+    pub fn with_rights(mut self, rights: HookRights) -> PodHooks {
+        self.rights = rights;
+        self
     }
 
     /// With another time between the end of a session's stdin and giving it up, 20 s otherwise.
@@ -82,7 +119,7 @@ impl PodHooks {
             .block_on(async { tokio::time::timeout(LOOK, answer).await });
         let reason = match answer {
             Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(error)) if is_forbidden(&error) => forbidden(what, namespace),
+            Ok(Err(error)) if is_forbidden(&error) => self.rights.advice(what, namespace),
             Ok(Err(error)) => format!("{what} failed: {}", chain(&error)),
             Err(_) => format!("{what} took longer than {} s", LOOK.as_secs()),
         };
@@ -184,7 +221,7 @@ impl Hooks for PodHooks {
             let limit = timeout
                 .min(found.hook.timeout)
                 .saturating_sub(begun.elapsed());
-            exec::start(&self.client, found, limit)
+            exec::start(&self.client, &self.rights, found, limit)
         });
         let started = self.runtime.block_on(join_all(starts));
         // Those that have started are released with `sessions` when another one couldn't.
@@ -227,12 +264,4 @@ fn hooks_of(namespace: &str, claim: &str, pods: &[Pod]) -> Result<Vec<String>> {
 
 fn is_forbidden(error: &KubeError) -> bool {
     matches!(error, KubeError::Api(status) if status.is_forbidden())
-}
-
-/// What to do about a refusal.
-fn forbidden(what: &str, namespace: &str) -> String {
-    format!(
-        "{what} is forbidden to the driver's controller; who owns namespace {namespace} allows it \
-         by a RoleBinding to ClusterRole {ROLE} there, or the chart does by hooks.namespaces"
-    )
 }

@@ -37,7 +37,7 @@ use tokio::task::JoinSet;
 
 use super::cluster::{About, Cluster, KnownPool};
 use crate::error::{Error, Result, chain};
-use crate::hook::{Hooks, PodHooks};
+use crate::hook::{HookRights, Hooks, PodHooks};
 use crate::model::PoolId;
 use crate::telemetry::router::{ClusterStatus, Orphans};
 pub use begin::{Begun, begin};
@@ -75,6 +75,8 @@ pub struct Options {
     /// Mark a pool as lost after its Node object and its agent have been gone for so long; never
     /// if `None`.
     pub lost_after: Option<Duration>,
+    /// What allows hooks in pods.
+    pub hook_rights: HookRights,
     /// Times of the Lease.
     pub pace: Pace,
     /// How often the one that leads looks whether something is to be written.
@@ -92,6 +94,7 @@ impl Options {
             namespace: namespace.into(),
             me: me.into(),
             lost_after: None,
+            hook_rights: HookRights::default(),
             pace: Pace::default(),
             look_every: Duration::from_secs(5),
             orphans: orphans::Pace::default(),
@@ -157,7 +160,7 @@ impl InCluster {
         );
         let cluster = Arc::new(InCluster {
             volumes: Volumes::new(&options.driver, &key),
-            hooks: Arc::new(PodHooks::new(client.clone())),
+            hooks: Arc::new(PodHooks::new(client.clone()).with_rights(options.hook_rights.clone())),
             client: client.clone(),
             following,
             nodes: RwLock::default(),

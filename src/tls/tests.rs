@@ -7,6 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use http::Uri;
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair,
+};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -138,6 +141,47 @@ async fn the_router_reaches_an_agent_and_nobody_else_does() {
         read.is_err() || answer.first() == Some(&21),
         "an alert: {answer:?}"
     );
+}
+
+/// As cert-manager makes them for the chart: by an authority with a common name, and one for all
+/// nodes.
+#[tokio::test]
+async fn one_certificate_of_several_nodes_is_each_ones_and_nobody_elses() {
+    let parameters = |common: &str, names: &[&str]| {
+        let names: Vec<_> = names.iter().map(|name| (*name).to_string()).collect();
+        let mut parameters = CertificateParams::new(names).unwrap();
+        parameters.distinguished_name = DistinguishedName::new();
+        parameters
+            .distinguished_name
+            .push(DnType::CommonName, common);
+        parameters
+    };
+    let mut above = parameters("slackwater-authority", &[]);
+    above.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().unwrap();
+    let authority = above.self_signed(&key).unwrap().pem();
+    let issuer = Issuer::new(above, key);
+    let bundle = |common: &str, names: &[&str]| {
+        let key = KeyPair::generate().unwrap();
+        let signed = parameters(common, names).signed_by(&key, &issuer).unwrap();
+        Bundle {
+            certificate: signed.pem().into_bytes(),
+            key: key.serialize_pem().into_bytes(),
+            authorities: authority.clone().into_bytes(),
+        }
+    };
+    let nodes = ["node.n1.slackwater", "node.n2.example.org.slackwater"];
+    let nodes = bundle("node.slackwater", &nodes);
+    let own = bundle("controller.slackwater", &["controller.slackwater"]);
+    let router = credentials(controller(), own);
+    for node in ["n1", "n2.example.org"] {
+        let node = Name::node(node).unwrap();
+        let address = agent(credentials(node.clone(), nodes.clone())).await;
+        reached(&router, node, address).await.unwrap();
+    }
+    let other = Name::node("n3").unwrap();
+    let refused = Credentials::of_bundle(other, nodes).unwrap_err();
+    assert!(matches!(refused, TlsError::OfAnother { .. }), "{refused}");
 }
 
 #[tokio::test]

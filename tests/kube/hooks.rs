@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use slackwater::error::{Error, chain};
-use slackwater::hook::{HookTarget, Hooks, PodHooks, Quiesced};
+use slackwater::hook::{HookRights, HookTarget, Hooks, PodHooks, Quiesced};
 use slackwater::model::SharedVolume;
 
 use crate::kubelet::ApiServer;
@@ -245,6 +245,22 @@ fn what_is_forbidden_names_the_role_to_bind() {
     ground.server.forbid("/api/v1/namespaces/shop/pods");
     let told = failed(ground.hooks().wanted(&[target("data")], SharedVolume::All));
     assert!(told.contains("ClusterRole slackwater-hooks"), "{told}");
+    // As the chart names them in a release of another name.
+    let hooks = ground.hooks().with_rights(HookRights {
+        role: "disks-slackwater-hooks".into(),
+        account: "storage:disks-slackwater-controller".into(),
+    });
+    for told in [
+        failed(hooks.wanted(&[target("data")], SharedVolume::All)),
+        failed(hooks.quiesce(&["shop/db-0/main".into()], LONG)),
+    ] {
+        for word in [
+            "ClusterRole disks-slackwater-hooks",
+            "ServiceAccount storage:disks-slackwater-controller",
+        ] {
+            assert!(told.contains(word), "{told}");
+        }
+    }
 }
 
 #[test]

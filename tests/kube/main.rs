@@ -8,6 +8,7 @@
 )]
 
 mod api;
+mod chart;
 mod enrol;
 mod hooks;
 mod kubelet;

@@ -70,6 +70,11 @@ impl Plane {
         self.folder.path().join(name)
     }
 
+    /// The laboratory's program, which is kubectl as well.
+    pub fn program(&self) -> &Path {
+        &self.hyper
+    }
+
     fn spawn(&self, name: &str, arguments: &[String]) -> Child {
         let log = File::options()
             .create(true)

@@ -54,7 +54,9 @@ seccompProfile: {type: RuntimeDefault}
 - --driver-name={{ .Values.driverName }}
 - --log-format={{ .Values.logFormat }}
 - --metrics-address={{ .Values.metrics.address }}:{{ .Values.metrics.port }}
-{{- with .Values.alpha }}
+{{- $alpha := .Values.alpha }}
+{{- if .Values.snapshotMetadata.create }}{{ $alpha = append $alpha "snapshot-metadata" | uniq }}{{ end }}
+{{- with $alpha }}
 - --alpha={{ join "," . }}
 {{- end }}
 {{- end }}
@@ -93,6 +95,40 @@ seccompProfile: {type: RuntimeDefault}
   resources: {{- toYaml $.Values.sidecars.resources | nindent 4 }}
   volumeMounts:
     - {name: socket, mountPath: /csi}
+{{- end }}
+{{- if .Values.snapshotMetadata.create }}
+- name: snapshot-metadata
+  image: {{ .Values.sidecars.snapshotMetadata.image }}
+  imagePullPolicy: {{ .Values.image.pullPolicy }}
+  args:
+    - --csi-address=/csi/csi.sock
+    - --port=50051
+    - --http-endpoint=:8080
+    - --tls-cert=/metadata-tls/tls.crt
+    - --tls-key=/metadata-tls/tls.key
+    - --audience={{ include "slackwater.audience" . }}
+    - --v={{ .Values.sidecars.verbosity }}
+  ports:
+    - {name: metadata, containerPort: 50051}
+    - {name: metadata-http, containerPort: 8080}
+  securityContext: {{- include "slackwater.confined" . | nindent 4 }}
+  resources: {{- toYaml .Values.sidecars.resources | nindent 4 }}
+  volumeMounts:
+    - {name: socket, mountPath: /csi}
+    - {name: metadata-tls, mountPath: /metadata-tls, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{/* Whom tokens for the SnapshotMetadata service must be for. */}}
+{{- define "slackwater.audience" -}}
+{{ .Values.snapshotMetadata.audience | default .Values.driverName }}
+{{- end }}
+
+{{/* The certificate of that service. Without it this sidecar alone doesn't start. */}}
+{{- define "slackwater.metadataVolume" -}}
+{{- if .Values.snapshotMetadata.create -}}
+- name: metadata-tls
+  secret: {secretName: {{ .Values.snapshotMetadata.tlsSecret }}, defaultMode: 0440, optional: true}
 {{- end }}
 {{- end }}
 

@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use super::{Found, forbidden, is_forbidden};
+use super::{Found, HookRights, is_forbidden};
 use crate::error::{Error, Result, chain};
 use crate::host::session::Heard;
 use crate::host::{Session, SessionState};
@@ -46,7 +46,12 @@ struct Told {
 
 /// Starts the program of a hook; for at most `limit`. It's to release by itself at its deadline,
 /// counted from before it's started.
-pub(super) async fn start(client: &Client, found: &Found, limit: Duration) -> Result<Exec> {
+pub(super) async fn start(
+    client: &Client,
+    rights: &HookRights,
+    found: &Found,
+    limit: Duration,
+) -> Result<Exec> {
     let begun = Instant::now();
     let failed = |reason: String| Error::QuiesceFailed {
         hook: found.name(),
@@ -62,7 +67,7 @@ pub(super) async fn start(client: &Client, found: &Found, limit: Duration) -> Re
     let started = api.exec(&found.pod, found.hook.command.clone(), &attach);
     let process = match tokio::time::timeout(limit, started).await {
         Ok(Ok(process)) => process,
-        Ok(Err(error)) => return Err(failed(refusal(&error, &found.namespace))),
+        Ok(Err(error)) => return Err(failed(refusal(&error, rights, &found.namespace))),
         Err(_) => {
             let limit = limit.as_millis();
             return Err(failed(format!(
@@ -83,14 +88,14 @@ pub(super) async fn start(client: &Client, found: &Found, limit: Duration) -> Re
 }
 
 /// Why it can't be started.
-fn refusal(error: &KubeError, namespace: &str) -> String {
+fn refusal(error: &KubeError, rights: &HookRights, namespace: &str) -> String {
     let code = match error {
         KubeError::UpgradeConnection(UpgradeConnectionError::ProtocolSwitch(code)) => code.as_u16(),
         _ => 0,
     };
     match code {
-        _ if is_forbidden(error) => forbidden("exec in its pod", namespace),
-        403 => forbidden("exec in its pod", namespace),
+        _ if is_forbidden(error) => rights.advice("exec in its pod", namespace),
+        403 => rights.advice("exec in its pod", namespace),
         404 => "its pod is gone".into(),
         _ => format!("its program can't be started: {}", chain(error)),
     }

@@ -1,0 +1,141 @@
+//! What the chart starts is what the program takes, and what it alerts on is what the program shows.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use clap::{Args, Command, FromArgMatches};
+use slackwater::config::{Agents, Config, Given, RoleConfig};
+
+use super::{CASES, rendered};
+
+/// The arguments of a container, with what Kubernetes puts in.
+fn arguments(text: &str, container: &str) -> Option<Vec<String>> {
+    let (_, rest) = text.split_once(&format!("\n        - name: {container}\n"))?;
+    let (_, rest) = rest.split_once("\n          args:\n")?;
+    let lines = rest
+        .lines()
+        .map_while(|line| line.strip_prefix("            - "));
+    let put_in = |line: &str| {
+        line.replace("$(NODE_NAME)", "node-1")
+            .replace("$(NAMESPACE)", "slackwater")
+    };
+    Some(lines.map(put_in).collect())
+}
+
+fn parse(words: &[String]) -> Config {
+    assert_eq!(words[0], "serve");
+    let command = Given::augment_args(Command::new("serve"));
+    let matches = command.try_get_matches_from(words);
+    let matches = matches.unwrap_or_else(|error| panic!("{words:?}: {error}"));
+    let given = Given::from_arg_matches(&matches).expect("its own matches");
+    given
+        .finish()
+        .unwrap_or_else(|error| panic!("{words:?}: {error}"))
+}
+
+#[test]
+fn what_is_started_is_a_whole_configuration() {
+    for (name, words) in CASES {
+        let Some(output) = rendered(words) else {
+            eprintln!("left out: there is no helm here");
+            return;
+        };
+        let text = String::from_utf8(output.stdout).expect("text");
+        let node = parse(&arguments(&text, "driver").expect("the driver"));
+        let router = arguments(&text, "router").map(|words| parse(&words));
+        match (&node.role, router) {
+            (RoleConfig::All { .. }, None) => assert_eq!(name, "single_node"),
+            (RoleConfig::Node { agent, .. }, Some(router)) => {
+                assert_eq!(agent.name.to_string(), "node.node-1.slackwater");
+                assert_eq!(node.driver_name, router.driver_name);
+                assert_eq!(node.alpha, router.alpha, "who forwards and who answers");
+                let RoleConfig::Controller(controller) = router.role else {
+                    panic!("{name}: the router is {:?}", router.role);
+                };
+                assert!(matches!(controller.agents, Agents::Of(_)), "{name}");
+                let makes_its_own = controller.tls.is_none();
+                assert_eq!(makes_its_own, arguments(&text, "enrol").is_some(), "{name}");
+            }
+            (role, router) => panic!("{name}: {role:?} with {router:?}"),
+        }
+    }
+}
+
+/// Metrics with their labels, as the manual has them. That those are the program's is shown by
+/// `every_metric_is_in_the_manual`.
+fn metrics() -> BTreeMap<String, BTreeSet<String>> {
+    let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md");
+    let manual = std::fs::read_to_string(manual).expect("the manual");
+    let rows = manual.lines().filter_map(|line| line.strip_prefix("| `"));
+    let names = rows.filter_map(|row| row.split('`').next());
+    names
+        .map(|name| {
+            let (name, labels) = name.split_once('{').unwrap_or((name, ""));
+            let labels = labels.trim_end_matches('}').split(',');
+            (name.to_string(), labels.map(str::to_string).collect())
+        })
+        .collect()
+}
+
+/// Words of a text that begin so.
+fn words<'a>(text: &'a str, start: &str) -> Vec<&'a str> {
+    let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let places = text.match_indices(start).map(|(at, _)| &text[at..]);
+    places
+        .map(|rest| {
+            let from = if word(start.chars().next_back().unwrap_or(' ')) {
+                0
+            } else {
+                start.len()
+            };
+            let rest = &rest[from..];
+            &rest[..rest.find(|c| !word(c)).unwrap_or(rest.len())]
+        })
+        .collect()
+}
+
+#[test]
+fn alerts_ask_for_what_the_program_shows() {
+    let rules = [
+        "--set=metrics.prometheusRule.create=true",
+        "--show-only=templates/monitoring.yaml",
+    ];
+    let Some(output) = rendered(&rules) else {
+        eprintln!("left out: there is no helm here");
+        return;
+    };
+    let text = String::from_utf8(output.stdout).expect("text");
+    let metrics = metrics();
+    let mut seen = BTreeSet::new();
+    for rule in text.split("- alert: ").skip(1) {
+        let name = rule.lines().next().expect("a name");
+        let (_, rest) = rule.split_once("expr: ").expect("an expression");
+        let (expression, rest) = rest.split_once('\n').expect("more lines");
+        let asked = words(expression, "slackwater_");
+        assert!(!asked.is_empty(), "{name}");
+        let of_metric = asked.iter().flat_map(|metric| {
+            let labels = metrics.get(*metric);
+            labels.unwrap_or_else(|| panic!("{name}: the program has no metric {metric}"))
+        });
+        // Those that the ServiceMonitor and Prometheus add; an aggregation keeps what it names.
+        let added = ["namespace", "pod", "node"].map(str::to_string);
+        let mut labels: BTreeSet<_> = of_metric.cloned().chain(added).collect();
+        if let Some((_, by)) = expression.split_once(" by (") {
+            let by = by.split(')').next().expect("an end").split(", ");
+            labels = by.map(str::to_string).collect();
+        } else if expression.contains("sum(") || expression.contains("max(") {
+            labels.clear();
+        }
+        for label in words(rest, "$labels.") {
+            assert!(
+                labels.contains(label),
+                "{name} has no label {label}: {expression}"
+            );
+        }
+        assert!(rest.contains("severity: "), "{name}");
+        seen.insert(name.to_string());
+    }
+    for wanted in ["FrozenTooLong", "PoolFilling", "AgentLost"] {
+        assert!(seen.contains(&format!("Slackwater{wanted}")), "{seen:?}");
+    }
+}

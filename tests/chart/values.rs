@@ -1,0 +1,372 @@
+//! Values: each is known to the schema, each changes what is rendered, and wrong ones are refused by
+//! a sentence that names them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use super::{read, rendered};
+
+/// A value by its path, another one than the default, and what must be so that it matters. What is
+/// in a group of free form counts as one.
+type Change = (&'static str, &'static str, &'static [&'static str]);
+
+const EXISTING: &[&str] = &["--set=certificates.mode=existing"];
+const CERT_MANAGER: &[&str] = &[
+    "--set=certificates.mode=cert-manager",
+    "--set=certificates.nodes={node-1}",
+];
+const MONITOR: &[&str] = &["--set=metrics.serviceMonitor.create=true"];
+const RULES: &[&str] = &["--set=metrics.prometheusRule.create=true"];
+const METADATA: &[&str] = &[
+    "--set=snapshotMetadata.create=true",
+    "--set=snapshotMetadata.caCert=BEGIN CERTIFICATE",
+];
+const AUTHORITY: &[&str] = &["--set=snapshotMetadata.caCert=BEGIN CERTIFICATE"];
+const ISSUER: &[&str] = &[
+    "--set=certificates.mode=cert-manager",
+    "--set=certificates.nodes={node-1}",
+    "--set=certificates.issuerRef.name=ours",
+];
+const POOL: &[&str] = &["--set=pools[0].name=a,pools[0].path=/disks/a"];
+
+const CHANGES: &[Change] = &[
+    ("driverName", "csi.example.org", &[]),
+    ("image.repository", "registry.example.org/disks", &[]),
+    ("image.tag", "1.2.3", &[]),
+    ("image.pullPolicy", "Always", &[]),
+    ("imagePullSecrets", "{}", &[]),
+    ("pools[0].name", "fast", POOL),
+    ("pools[0].path", "/disks/fast", POOL),
+    ("pools[0].init", "true", POOL),
+    ("pools[0].image", "20Gi", POOL),
+    ("pools[0].overcommit", "3", POOL),
+    ("kubeletDir", "/var/snap/kubelet", &[]),
+    ("logFormat", "text", &[]),
+    ("logLevel", "debug", &[]),
+    ("alpha", "{health}", &[]),
+    ("csiDriver.attach", "false", &[]),
+    ("csiDriver.inlineEphemeral", "false", &[]),
+    ("certificates.mode", "existing", &[]),
+    ("certificates.controllerSecret", "ours", EXISTING),
+    ("certificates.nodeSecret", "ours", EXISTING),
+    ("certificates.nodes", "{node-1,node-2}", CERT_MANAGER),
+    ("certificates.issuerRef.name", "ours", CERT_MANAGER),
+    ("certificates.issuerRef.kind", "ClusterIssuer", ISSUER),
+    ("certificates.issuerRef.group", "example.org", ISSUER),
+    ("controller.replicas", "3", &[]),
+    ("controller.podDisruptionBudget", "false", &[]),
+    ("controller.priorityClassName", "high", &[]),
+    ("controller.nodeSelector", "a=b", &[]),
+    ("controller.tolerations", "{}", &[]),
+    ("controller.affinity", "nodeAffinity.a=b", &[]),
+    ("controller.resources", "limits.memory=1Gi", &[]),
+    ("controller.podAnnotations", "a=b", &[]),
+    ("node.nodeSelector", "a=b", &[]),
+    ("node.tolerations", "{}", &[]),
+    ("node.affinity", "nodeAffinity.a=b", &[]),
+    ("node.priorityClassName", "high", &[]),
+    ("node.maxUnavailable", "2", &[]),
+    ("node.agentAddress", "[::]", &[]),
+    ("node.agentPort", "9821", &[]),
+    ("node.resources", "limits.memory=1Gi", &[]),
+    ("node.guardResources", "limits.memory=1Gi", &[]),
+    ("node.podAnnotations", "a=b", &[]),
+    ("singleNode", "true", &[]),
+    ("sidecars.provisioner.image", "x:1", &[]),
+    ("sidecars.attacher.image", "x:1", &[]),
+    ("sidecars.resizer.image", "x:1", &[]),
+    ("sidecars.snapshotter.image", "x:1", &[]),
+    ("sidecars.registrar.image", "x:1", &[]),
+    ("sidecars.livenessProbe.image", "x:1", &[]),
+    ("sidecars.snapshotMetadata.image", "x:1", METADATA),
+    ("sidecars.verbosity", "5", &[]),
+    ("sidecars.resources", "limits.memory=1Gi", &[]),
+    ("snapshots", "false", &[]),
+    ("groupSnapshots", "false", &[]),
+    ("snapshotMetadata.create", "true", AUTHORITY),
+    ("snapshotMetadata.tlsSecret", "ours", METADATA),
+    ("snapshotMetadata.caCert", "BEGIN CERTIFICATE 2", METADATA),
+    ("snapshotMetadata.audience", "backups", METADATA),
+    ("snapshotMetadata.port", "7443", METADATA),
+    ("storageClass.create", "false", &[]),
+    ("storageClass.name", "disks", &[]),
+    ("storageClass.default", "true", &[]),
+    ("storageClass.reclaimPolicy", "Retain", &[]),
+    ("storageClass.volumeBindingMode", "Immediate", &[]),
+    ("storageClass.allowVolumeExpansion", "false", &[]),
+    ("storageClass.parameters", "allocation=thick", &[]),
+    ("storageClass.mountOptions", "{noatime}", &[]),
+    ("volumeSnapshotClass.create", "false", &[]),
+    ("volumeSnapshotClass.name", "disks", &[]),
+    ("volumeSnapshotClass.default", "true", &[]),
+    ("volumeSnapshotClass.deletionPolicy", "Retain", &[]),
+    ("volumeSnapshotClass.parameters", "consistency=crash", &[]),
+    ("volumeGroupSnapshotClass.create", "false", &[]),
+    ("volumeGroupSnapshotClass.name", "disks", &[]),
+    ("volumeGroupSnapshotClass.default", "true", &[]),
+    ("volumeGroupSnapshotClass.deletionPolicy", "Retain", &[]),
+    (
+        "volumeGroupSnapshotClass.parameters",
+        "consistency=crash",
+        &[],
+    ),
+    ("hooks.namespaces", "{shop}", &[]),
+    ("admissionPolicy", "false", &[]),
+    ("metrics.address", "[::]", &[]),
+    ("metrics.port", "9811", &[]),
+    ("metrics.serviceMonitor.create", "true", &[]),
+    ("metrics.serviceMonitor.labels", "a=b", MONITOR),
+    ("metrics.serviceMonitor.interval", "10s", MONITOR),
+    ("metrics.prometheusRule.create", "true", &[]),
+    ("metrics.prometheusRule.labels", "a=b", RULES),
+];
+
+/// `--set` for a change: a group of free form is changed by a key of it.
+fn set(path: &str, value: &str) -> String {
+    match value.split_once('=') {
+        Some((key, value)) => format!("--set={path}.{key}={value}"),
+        // The only lists that aren't of words.
+        None if value == "{}" && path == "imagePullSecrets" => format!("--set={path}[0].name=x"),
+        None if value == "{}" => format!("--set={path}[0].key=x"),
+        None => format!("--set={path}={value}"),
+    }
+}
+
+#[test]
+fn every_value_changes_what_is_rendered() {
+    let mut before: BTreeMap<&[&str], String> = BTreeMap::new();
+    for (path, value, words) in CHANGES {
+        let render = |words: &[&str]| {
+            let output = rendered(words)?;
+            let error = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success(), "{path}: {error}");
+            Some(String::from_utf8(output.stdout).expect("text"))
+        };
+        if !before.contains_key(words) {
+            let Some(text) = render(words) else {
+                eprintln!("left out: there is no helm here");
+                return;
+            };
+            before.insert(words, text);
+        }
+        let change = set(path, value);
+        let after = render(&[words, &[change.as_str()][..]].concat()).expect("helm is here");
+        assert_ne!(before[words], after, "{path} has no effect");
+    }
+}
+
+/// Paths of all values that the schema knows, down to those of one word and those of free form. Each
+/// object on the way takes no other key, and, so that `null` is none of them, wants each.
+fn known(schema: &Value) -> BTreeSet<String> {
+    fn walk(root: &Value, node: &Value, path: &str, found: &mut BTreeSet<String>) {
+        let name = node["$ref"].as_str().map(|name| name.rsplit('/').next());
+        let node = name
+            .flatten()
+            .map_or(node, |name| &root["definitions"][name]);
+        if node["type"] == "array" && node["items"]["properties"].is_object() {
+            return walk(root, &node["items"], &format!("{path}[0]"), found);
+        }
+        let Some(properties) = node["properties"].as_object() else {
+            found.insert(path.to_string());
+            return;
+        };
+        assert_eq!(node["additionalProperties"], false, "{path}");
+        let is_free = path.starts_with("pools") || path.ends_with("issuerRef");
+        let required = node["required"].as_array().cloned().unwrap_or_default();
+        for (key, inner) in properties.iter().filter(|(key, _)| *key != "global") {
+            let is_required = required.iter().any(|one| one == key);
+            assert!(is_free || is_required, "{path}.{key} may be null");
+            let below = [path, key].join(if path.is_empty() { "" } else { "." });
+            walk(root, inner, &below, found);
+        }
+    }
+    let mut found = BTreeSet::new();
+    walk(schema, schema, "", &mut found);
+    found
+}
+
+/// Keys of values.yaml with what stands before them, those within braces too: an indented key
+/// belongs to the one above.
+fn written() -> BTreeSet<String> {
+    let mut path: Vec<(usize, String)> = Vec::new();
+    let mut found = BTreeSet::new();
+    for line in read("values.yaml").lines() {
+        let text = line.trim_start();
+        let (text, of_list) = match text.strip_prefix("- ") {
+            Some(rest) => (rest, 2),
+            None => (text, 0),
+        };
+        let indent = line.len() - line.trim_start().len() + of_list;
+        let Some((key, rest)) = text.split_once(':').filter(|_| !text.starts_with('#')) else {
+            continue;
+        };
+        path.retain(|(other, _)| *other < indent);
+        path.push((indent, key.to_string()));
+        let names: Vec<_> = path.iter().map(|(_, key)| key.as_str()).collect();
+        let name = names.join(".").replace("pools.", "pools[0].");
+        let inner = rest.trim().strip_prefix('{').unwrap_or_default();
+        for key in inner.split(", ").filter_map(|part| part.split_once(": ")) {
+            found.insert(format!("{name}.{}", key.0));
+        }
+        found.insert(name);
+    }
+    found
+}
+
+#[test]
+fn every_value_is_in_the_schema_and_among_those_that_are_tried() {
+    let schema: Value = serde_json::from_str(&read("values.schema.json")).expect("JSON");
+    let known = known(&schema);
+    assert!(known.len() > 70, "{known:?}");
+    let tried: BTreeSet<_> = CHANGES.iter().map(|(path, ..)| path.to_string()).collect();
+    assert_eq!(known, tried);
+    let written = written();
+    // An issuer is named by who has one.
+    let unwritten: Vec<_> = (known.difference(&written))
+        .filter(|path| !path.starts_with("certificates.issuerRef."))
+        .collect();
+    assert!(unwritten.is_empty(), "not in values.yaml: {unwritten:?}");
+}
+
+#[test]
+fn what_is_wrong_is_refused_by_name() {
+    let cases: &[(&[&str], &[&str])] = &[
+        (&["storageclass.name=x"], &["storageclass", "not allowed"]),
+        (&["driverName=a/b"], &["/driverName"]),
+        (&["driverName=null"], &["missing property 'driverName'"]),
+        (&["image=null"], &["missing property 'image'"]),
+        (&["image.repository="], &["/image/repository"]),
+        (&["pools=null"], &["missing property 'pools'"]),
+        (
+            &["pools[0].name=a"],
+            &["/pools/0", "missing property 'path'"],
+        ),
+        (&["pools[0].name=A,pools[0].path=/a"], &["/pools/0/name"]),
+        (
+            &["pools[0].name=a,pools[0].path=relative"],
+            &["/pools/0/path"],
+        ),
+        (
+            &["pools[0].name=a,pools[0].path=/a,pools[0].image=big"],
+            &["/pools/0/image"],
+        ),
+        (
+            &["pools[0].name=a,pools[0].path=/a,pools[0].overcommit=0"],
+            &["/pools/0/overcommit"],
+        ),
+        (
+            &["pools[0].name=a,pools[0].path=/a/../b"],
+            &["pools: /a/../b", "without .."],
+        ),
+        (
+            &["pools[0].name=a,pools[0].path=//"],
+            &["pools: //", "a folder of its own"],
+        ),
+        (
+            &[
+                "pools[0].name=a,pools[0].path=/a",
+                "pools[1].name=a,pools[1].path=/b",
+            ],
+            &["pools: the name a is given twice"],
+        ),
+        (
+            &[
+                "pools[0].name=a,pools[0].path=/a",
+                "pools[1].name=b,pools[1].path=/a/b/",
+            ],
+            &["pools: /a and /a/b/ lie within each other"],
+        ),
+        (
+            &["pools[0].name=a,pools[0].path=/var/lib/slackwater"],
+            &["pools: /var/lib/slackwater has the node's record"],
+        ),
+        (&["kubeletDir=/"], &["/kubeletDir"]),
+        (&["logFormat=xml"], &["/logFormat", "'text', 'json'"]),
+        (&["alpha={beta}"], &["/alpha/0"]),
+        (
+            &["certificates.mode=vault"],
+            &["/certificates/mode", "'cert-manager'"],
+        ),
+        (
+            &["certificates.mode=cert-manager"],
+            &["certificates.nodes is empty"],
+        ),
+        (
+            &["certificates.nodes={a}"],
+            &["certificates.nodes is for mode cert-manager"],
+        ),
+        (
+            &["certificates.issuerRef.name=a"],
+            &["certificates.issuerRef is for mode cert-manager"],
+        ),
+        (
+            &["certificates.issuerRef.kind=Issuer"],
+            &["/certificates/issuerRef", "missing property 'name'"],
+        ),
+        (&["controller.replicas=0"], &["/controller/replicas"]),
+        (&["node.maxUnavailable=many"], &["/node/maxUnavailable"]),
+        (&["node.agentPort=0"], &["/node/agentPort"]),
+        (
+            &["node.agentPort=9808"],
+            &["node.agentPort: the liveness probe has port 9808"],
+        ),
+        (
+            &["metrics.port=9820"],
+            &["metrics.port: node.agentPort has port 9820"],
+        ),
+        (&["metrics.address=localhost"], &["/metrics/address"]),
+        (
+            &["metrics.address=127.0.0.1"],
+            &["metrics.address: nobody reaches 127.0.0.1"],
+        ),
+        (
+            &["node.agentAddress=[::1]"],
+            &["node.agentAddress: nobody reaches [::1]"],
+        ),
+        (
+            &["metrics.serviceMonitor.interval=often"],
+            &["/metrics/serviceMonitor/interval"],
+        ),
+        (&["sidecars.verbosity=11"], &["/sidecars/verbosity"]),
+        (&["snapshots=yes"], &["/snapshots"]),
+        (
+            &["snapshots=false,groupSnapshots=true"],
+            &["groupSnapshots: true needs snapshots"],
+        ),
+        (
+            &["snapshotMetadata.create=true"],
+            &["snapshotMetadata.caCert", "--set-file"],
+        ),
+        (
+            &[
+                "snapshotMetadata.create=true,snapshotMetadata.caCert=BEGIN CERTIFICATE,snapshots=false",
+            ],
+            &["snapshotMetadata.create needs snapshots"],
+        ),
+        (
+            &["storageClass.reclaimPolicy=Recycle"],
+            &["/storageClass/reclaimPolicy"],
+        ),
+        (
+            &["volumeSnapshotClass.name=A_B"],
+            &["/volumeSnapshotClass/name"],
+        ),
+        (
+            &["singleNode=true,hooks.namespaces={a}"],
+            &["hooks.namespaces: with singleNode"],
+        ),
+    ];
+    for (values, told) in cases {
+        let words: Vec<_> = values.iter().flat_map(|value| ["--set", value]).collect();
+        let Some(output) = rendered(&words) else {
+            eprintln!("left out: there is no helm here");
+            return;
+        };
+        assert!(!output.status.success(), "{values:?} is taken");
+        let error = String::from_utf8_lossy(&output.stderr);
+        for word in *told {
+            assert!(error.contains(word), "{values:?}: {error}");
+        }
+    }
+}
