@@ -124,6 +124,7 @@ impl Plane {
             "--service-cluster-ip-range=10.97.0.0/24".into(),
             "--authorization-mode=RBAC".into(),
             "--disable-admission-plugins=ServiceAccount".into(),
+            "--allow-privileged=true".into(),
         ];
         self.api = Some(self.spawn("api.log", &words));
         let begun = Instant::now();
