@@ -70,7 +70,7 @@ const CASES: [(&str, &[&str]); 4] = [
             "--set=metrics.serviceMonitor.create=true",
             "--set=metrics.prometheusRule.create=true",
             "--set=pools[0].name=fast,pools[0].path=/disks/fast,pools[0].image=20Gi,pools[0].overcommit=2,pools[0].init=true",
-            "--set=csiDriver.attach=false",
+            "--set=csiDriver.attach=false,poolLostAfter=720h",
             "--set=alpha={health,get-volume}",
             "--set=certificates.mode=existing",
             "--set=snapshotMetadata.create=true,snapshotMetadata.audience=backups",

@@ -135,7 +135,7 @@ fn alerts_ask_for_what_the_program_shows() {
         assert!(rest.contains("severity: "), "{name}");
         seen.insert(name.to_string());
     }
-    for wanted in ["FrozenTooLong", "PoolFilling", "AgentLost"] {
+    for wanted in ["FrozenTooLong", "PoolFilling", "Orphans", "AgentLost"] {
         assert!(seen.contains(&format!("Slackwater{wanted}")), "{seen:?}");
     }
 }

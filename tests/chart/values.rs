@@ -45,6 +45,7 @@ const CHANGES: &[Change] = &[
     ("logFormat", "text", &[]),
     ("logLevel", "debug", &[]),
     ("alpha", "{health}", &[]),
+    ("poolLostAfter", "30d", &[]),
     ("csiDriver.attach", "false", &[]),
     ("csiDriver.inlineEphemeral", "false", &[]),
     ("certificates.mode", "existing", &[]),
@@ -351,6 +352,11 @@ fn what_is_wrong_is_refused_by_name() {
         (
             &["volumeSnapshotClass.name=A_B"],
             &["/volumeSnapshotClass/name"],
+        ),
+        (&["poolLostAfter=1w"], &["/poolLostAfter"]),
+        (
+            &["singleNode=true,poolLostAfter=1d"],
+            &["poolLostAfter: with singleNode"],
         ),
         (
             &["singleNode=true,hooks.namespaces={a}"],
