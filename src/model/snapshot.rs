@@ -110,6 +110,16 @@ impl Default for SnapshotParameters {
     }
 }
 
+impl SnapshotParameters {
+    /// The lowest level that is still a snapshot of this class.
+    pub fn least(&self) -> Level {
+        match self.on_quiesce_failure {
+            OnQuiesceFailure::Fail => self.consistency,
+            OnQuiesceFailure::Degrade(lower) => lower.min(self.consistency),
+        }
+    }
+}
+
 /// All of them, as a class would say them: one text for one meaning.
 impl fmt::Display for SnapshotParameters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

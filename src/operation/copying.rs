@@ -217,6 +217,7 @@ impl Driver {
                 record
             }
         };
+        record.promised = Some(request.parameters.least());
         let target = pool.backend.image_path(Image::Snapshot(id.uuid));
         let (from, bytes) = (record.copy.unwrap_or(begin), image_bytes(record.size));
         let name = format!("snapshot {}", id.uuid);

@@ -123,7 +123,7 @@ impl Driver {
             }
             _ => {
                 let id = SnapshotId::of_name(source.id.pool, NameKind::Snapshot, &begin.name);
-                self.plan_snapshot(source, id, &begin.name, begin.attempt)
+                self.plan_single(source, id, &begin.name, &begin.parameters, begin.attempt)
             }
         };
         let parameters = &begin.parameters;

@@ -14,7 +14,7 @@ use super::{CreateSnapshot, Driver, Pool, Snapshot};
 use crate::cut::Use;
 use crate::error::{Error, Kind, Mismatch, Result};
 use crate::model::id::NameKind;
-use crate::model::{GroupId, SnapshotId, VolumeId};
+use crate::model::{GroupId, Level, SnapshotId, SnapshotParameters, VolumeId};
 use crate::record::{SnapshotRecord, SnapshotState};
 
 /// A snapshot that is being made, and its source.
@@ -30,7 +30,8 @@ impl Driver {
         let name = &request.name;
         let _name = self.locks.acquire(Key::SnapshotName(name.clone()))?;
         if let Some((pool, record)) = self.find_snapshot_name(name)? {
-            return self.same_source(&pool, &record, request);
+            same_request(request, &pool, &record)?;
+            return Ok(self.snapshot(&pool, &record));
         }
         let source = self.source(&request.source_volume_id)?;
         self.check_requisite(&request.requisite)?;
@@ -42,9 +43,10 @@ impl Driver {
         let ids = [request.source_volume_id.clone()];
         let made = self.tries(&format!("snapshot {name}"), &request.parameters, |now| {
             let attempt = self.host.random_uuid();
-            let plan = |source: &Source| self.plan_snapshot(source, id, name, attempt);
-            let share = self.begin_share(&ids, now.level, &request.parameters, plan)?;
-            self.make(share, now, &request.parameters)
+            let parameters = &request.parameters;
+            let plan = |source: &Source| self.plan_single(source, id, name, parameters, attempt);
+            let share = self.begin_share(&ids, now.level, parameters, plan)?;
+            self.make(share, now, parameters)
         })?;
         let each = made
             .first()
@@ -63,36 +65,28 @@ impl Driver {
         }
     }
 
-    /// The answer to a repeat, unless it's of another volume.
-    fn same_source(
-        &self,
-        pool: &Pool,
-        record: &SnapshotRecord,
-        request: &CreateSnapshot,
-    ) -> Result<Snapshot> {
-        let snapshot = self.snapshot(pool, record);
-        let found = snapshot.source_volume_id.to_string();
-        if found == request.source_volume_id {
-            return Ok(snapshot);
-        }
-        Err(Error::Exists {
-            kind: Kind::Snapshot,
-            id: format!("{:?}", request.name),
-            mismatch: Mismatch {
-                field: "source_volume_id",
-                found,
-                wanted: request.source_volume_id.clone(),
-            },
-        })
-    }
-
     pub(super) fn uses_of(&self, sources: &[Source]) -> Result<Vec<Use>> {
         let uses: Result<_> = sources.iter().map(|source| self.use_of(source)).collect();
         // What an earlier try has left is ended after this look.
         uses.map_err(Error::unseen)
     }
 
-    /// The record of a new snapshot.
+    /// The record of a new snapshot that is no member.
+    pub(super) fn plan_single(
+        &self,
+        source: &Source,
+        id: SnapshotId,
+        name: &str,
+        parameters: &SnapshotParameters,
+        attempt: Uuid,
+    ) -> SnapshotRecord {
+        SnapshotRecord {
+            promised: Some(parameters.least()),
+            ..self.plan_snapshot(source, id, name, attempt)
+        }
+    }
+
+    /// What records of all new snapshots have.
     pub(super) fn plan_snapshot(
         &self,
         source: &Source,
@@ -117,7 +111,8 @@ impl Driver {
             wipe: record.wipe,
             lineage: None,
             cut_at: 0,
-            level: crate::model::Level::Crash,
+            level: Level::Crash,
+            promised: None,
             reason: String::new(),
             group: None,
             copy: None,
@@ -205,5 +200,40 @@ impl Driver {
             group: record.group.as_ref().map(|group| GroupId(group.id)),
             home: self.home(),
         }
+    }
+}
+
+/// A repeat must be of the same volume, and take what is there for what it asks for. How that was
+/// to be made may have changed since: unlike a group's parameters these are not to be compared,
+/// says the interface, but nobody is given a lower level than their class allows.
+fn same_request(request: &CreateSnapshot, pool: &Pool, record: &SnapshotRecord) -> Result<()> {
+    let differs = |field, found: String, wanted: String| {
+        Err(Error::Exists {
+            kind: Kind::Snapshot,
+            id: format!("{:?}", request.name),
+            mismatch: Mismatch {
+                field,
+                found,
+                wanted,
+            },
+        })
+    };
+    let source = VolumeId {
+        pool: pool.id(),
+        uuid: record.source,
+    };
+    if source.to_string() != request.source_volume_id {
+        let wanted = request.source_volume_id.clone();
+        return differs("source_volume_id", source.to_string(), wanted);
+    }
+    // What its own class took for one it stays, whatever it has reached: nobody used the volume.
+    let least = request.parameters.least();
+    match record.promised {
+        Some(promised) if promised.max(record.level) < least => differs(
+            "parameters.consistency",
+            record.level.to_string(),
+            least.to_string(),
+        ),
+        Some(_) | None => Ok(()),
     }
 }

@@ -46,6 +46,10 @@ pub struct SnapshotRecord {
     /// The level that it reached.
     #[serde(default)]
     pub level: Level,
+    /// The lowest level that its class took for one, for comparing repeats; none of a member, whose
+    /// group is compared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub promised: Option<Level>,
     /// Why it's this level and not a higher one, in words.
     #[serde(default)]
     pub reason: String,

@@ -66,6 +66,13 @@ async fn a_group_across_nodes_is_answered_as_one_of_a_node_is() {
     let said = client.delete_group(id, &members[..2]).await;
     assert!(refused(said, Code::InvalidArgument).contains("snapshot_ids"));
     assert_eq!(client.snapshots("").await.unwrap().len(), 3);
+    // A single one keeps its level, whatever its class says later.
+    let single = client.snapshot("s", &asked[0], &[]).await.unwrap();
+    let other_class = client.snapshot("s", &asked[0], &[("retries", "1")]).await;
+    assert_eq!(other_class.unwrap(), single);
+    let said = client.snapshot("s", &asked[0], &application).await;
+    assert!(refused(said, Code::AlreadyExists).contains("consistency"));
+    client.delete_snapshot(&single.snapshot_id).await.unwrap();
 
     // An agent that can't be reached is never "not there".
     cluster.agents[0].server.kill();

@@ -22,6 +22,16 @@ pub fn made_from(name: &str, source: volume_content_source::Type) -> CreateVolum
     }
 }
 
+pub fn of_class(name: &str, source: &str, class: &[(&str, &str)]) -> CreateSnapshotRequest {
+    let class = class.iter();
+    CreateSnapshotRequest {
+        parameters: class
+            .map(|(key, value)| (key.to_string(), value.to_string()))
+            .collect(),
+        ..snapshot(name, source)
+    }
+}
+
 impl Node {
     pub async fn cut(&self, name: &str, source: &str) -> Snapshot {
         let request = snapshot(name, source);
@@ -235,6 +245,63 @@ pub async fn three(node: &Node) -> Vec<String> {
         ids.push(id);
     }
     ids
+}
+
+/// A class may change between two calls. How a snapshot is to be made isn't compared, but nobody
+/// gets less than their class allows.
+#[tokio::test]
+async fn a_repeat_by_another_class_is_answered_unless_it_promises_more() {
+    let node = Node::start().await;
+    let used = three(&node).await.remove(0);
+    let quiet = node.create("quiet").await.volume_id;
+    let ask = async |name: &str, source: &str, class: &[(&str, &str)]| {
+        let request = of_class(name, source, class);
+        let answer = node.controller.clone().create_snapshot(request).await;
+        let answer = answer.map(|made| made.into_inner().snapshot.unwrap());
+        answer.map_err(|said| said.code())
+    };
+    const CRASH: (&str, &str) = ("consistency", "crash");
+    const APPLICATION: (&str, &str) = ("consistency", "application");
+    let patient = ("freezeTimeout", "20s");
+    let lower = |level| ("onQuiesceFailure", level);
+    let more = Err(Code::AlreadyExists);
+
+    let made = ask("crash", &used, &[CRASH]).await;
+    assert_eq!(ask("crash", &used, &[CRASH, patient]).await, made);
+    assert_eq!(ask("crash", &used, &[]).await, more);
+    assert_eq!(ask("crash", &used, &[APPLICATION]).await, more);
+    let anything = [APPLICATION, lower("crash")];
+    assert_eq!(ask("crash", &used, &anything).await, made);
+
+    let made = ask("frozen", &used, &[]).await;
+    for class in [
+        &[patient][..],
+        &[CRASH],
+        &[APPLICATION, lower("filesystem")],
+    ] {
+        assert_eq!(ask("frozen", &used, class).await, made, "{class:?}");
+    }
+    assert_eq!(ask("frozen", &used, &[APPLICATION]).await, more);
+
+    // Nobody uses it: there is no application, and that is as good.
+    let made = ask("quiet", &quiet, &[APPLICATION]).await;
+    assert!(made.is_ok(), "{made:?}");
+    assert_eq!(ask("quiet", &quiet, &[APPLICATION, patient]).await, made);
+    assert_eq!(ask("quiet", &quiet, &[]).await, made);
+
+    // A name that is free again is.
+    let id = ask("crash", &used, &[CRASH]).await.unwrap().snapshot_id;
+    let delete = DeleteSnapshotRequest {
+        snapshot_id: id,
+        ..Default::default()
+    };
+    node.controller
+        .clone()
+        .delete_snapshot(delete)
+        .await
+        .unwrap();
+    assert!(ask("crash", &used, &[]).await.is_ok());
+    node.stop().await;
 }
 
 #[tokio::test]

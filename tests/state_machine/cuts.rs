@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use slackwater::model::Level;
 use slackwater::record::FormattedAs;
 use tonic::Code;
 
@@ -24,6 +25,8 @@ pub struct CutFace {
     pub formatted: Option<FormattedAs>,
     /// What a mkfs was begun as, and cut off.
     pub begun: Option<FormattedAs>,
+    /// The level of its class; a member's is its group's.
+    pub promised: Option<Level>,
 }
 
 /// A snapshot.
@@ -46,13 +49,14 @@ impl Group {
     }
 }
 
-fn cut_of(name: &'static str, volume: &Volume) -> Cut {
+fn cut_of(name: &'static str, volume: &Volume, promised: Option<Level>) -> Cut {
     Cut {
         face: CutFace {
             source: name,
             size: volume.face.size,
             formatted: volume.face.formatted,
             begun: volume.face.begun,
+            promised,
         },
         tokens: volume.tokens.clone(),
     }
@@ -77,13 +81,15 @@ impl Model {
         &mut self,
         name: &'static str,
         volume: &'static str,
+        level: Level,
     ) -> Result<(), Code> {
-        match self.snapshots.get(name) {
-            Some(cut) if cut.face.source == volume => return Ok(()),
+        match self.snapshots.get(name).map(|cut| &cut.face) {
+            Some(face) if face.source == volume && face.promised >= Some(level) => return Ok(()),
             Some(_) => return Err(Code::AlreadyExists),
             None => {}
         }
-        let cut = cut_of(volume, self.volumes.get(volume).ok_or(Code::NotFound)?);
+        let found = self.volumes.get(volume).ok_or(Code::NotFound)?;
+        let cut = cut_of(volume, found, Some(level));
         self.snapshots.insert(name, cut);
         self.ghost_snapshots.remove(name);
         Ok(())
@@ -110,7 +116,7 @@ impl Model {
             if !face.published.is_empty() || (face.staged && !raw) {
                 used.push(raw);
             }
-            members.insert(*source, cut_of(source, volume).face);
+            members.insert(*source, cut_of(source, volume, None).face);
         }
         if used.len() > 1 && used.contains(&true) {
             return Err(Code::FailedPrecondition);
@@ -139,7 +145,10 @@ impl Model {
         }
         let from = match source {
             Source::Snapshot(snapshot) => self.snapshots.get(snapshot).cloned(),
-            Source::Volume(volume) => self.volumes.get(volume).map(|found| cut_of(volume, found)),
+            Source::Volume(volume) => {
+                let found = self.volumes.get(volume);
+                found.map(|found| cut_of(volume, found, None))
+            }
         };
         let from = from.ok_or(Code::NotFound)?;
         if size < from.face.size {

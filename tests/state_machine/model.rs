@@ -204,7 +204,7 @@ impl Model {
                 self.inline.remove(name);
                 Ok(())
             }
-            Step::Snapshot(name, volume, _) => self.snapshot(name, volume),
+            Step::Snapshot(name, volume, level) => self.snapshot(name, volume, *level),
             Step::DeleteSnapshot(name) => {
                 self.snapshots.remove(name);
                 self.ghost_snapshots.remove(name);

@@ -133,6 +133,7 @@ impl Run {
                 size: record.size,
                 formatted,
                 begun,
+                promised: record.promised,
             };
             let named =
                 |names: &[&'static str]| names.iter().copied().find(|name| *name == record.name);

@@ -71,6 +71,7 @@ fn snapshot(n: u128, of: &VolumeRecord) -> SnapshotRecord {
         wipe: of.wipe,
         cut_at: 0,
         level: Level::Filesystem,
+        promised: None,
         reason: String::new(),
         group: None,
         copy: None,

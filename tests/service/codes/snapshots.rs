@@ -13,7 +13,7 @@ use super::{ELSEWHERE, refused};
 use crate::calls::Call;
 use crate::gate::GatedHost;
 use crate::harness::*;
-use crate::snapshots::{made_from, restore, three};
+use crate::snapshots::{made_from, of_class, restore, three};
 
 fn get(id: &str) -> GetSnapshotRequest {
     GetSnapshotRequest {
@@ -52,6 +52,9 @@ async fn snapshots() {
     let cut = node.cut("s", &a.volume_id).await;
     let other = snapshot("s", &b.volume_id);
     refused(&node, other, Code::AlreadyExists, "source_volume_id").await;
+    let field = "parameters.consistency filesystem instead of application";
+    let more = of_class("s", &a.volume_id, &[("consistency", "application")]);
+    refused(&node, more, Code::AlreadyExists, field).await;
     for id in ["nothing", "../../etc/passwd", "ä\u{0}b"] {
         refused(&node, snapshot("t", id), Code::NotFound, "volume").await;
         refused(&node, get(id), Code::NotFound, "snapshot").await;
