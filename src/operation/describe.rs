@@ -23,6 +23,8 @@ pub struct Description {
     pub missing: Vec<String>,
     /// Groups with members that nobody has committed or undone, and that nothing running is about.
     pub unsettled_groups: Vec<Uuid>,
+    /// The same that something running is about.
+    pub busy_groups: Vec<Uuid>,
     /// Whether a freeze could begin.
     pub guard: bool,
 }
@@ -56,24 +58,25 @@ impl Driver {
             name: known.name,
             place: known.place,
         });
+        let in_part = self.groups_in_part().into_iter();
+        let (busy_groups, unsettled_groups) =
+            in_part.partition(|group| self.locks.is_held(&Key::Group(*group)));
         Description {
             home: self.settled_home().map_err(|error| chain(&error)),
             pools: self.pool_status(),
             forgotten: forgotten.collect(),
             missing: self.missing(),
-            unsettled_groups: self.unsettled_groups(),
+            unsettled_groups,
+            busy_groups,
             guard: self.guard_alive(),
         }
     }
 
-    fn unsettled_groups(&self) -> Vec<Uuid> {
-        let mut groups = BTreeSet::new();
-        for pool in self.serving() {
-            let records = pool.backend.unready_snapshots();
-            groups.extend(records.into_iter().filter_map(|one| Some(one.group?.id)));
-        }
-        groups.retain(|group| !self.locks.is_held(&Key::Group(*group)));
-        groups.into_iter().collect()
+    /// Groups with members here that aren't committed: of a cut that runs, or left by one.
+    pub(super) fn groups_in_part(&self) -> BTreeSet<Uuid> {
+        let pools = self.serving().into_iter();
+        let unready = pools.flat_map(|pool| pool.backend.unready_snapshots());
+        unready.filter_map(|one| Some(one.group?.id)).collect()
     }
 
     /// What a name has become on this node, half-made ones included: whoever goes on with it must

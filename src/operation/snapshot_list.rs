@@ -1,5 +1,6 @@
 //! ListSnapshots.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::list::PAGE;
@@ -11,8 +12,9 @@ use crate::record::SnapshotState;
 
 impl Driver {
     /// ListSnapshots, in the order of ids: all, those of one volume (which may be gone), or one.
-    /// What an id names on a pool that isn't served is an error, never an empty list. The token is
-    /// the last id of the page before.
+    /// What an id names on a pool that isn't served is an error, never an empty list. Members of a
+    /// group that isn't whole are told by their id alone. The token is the last id of the page
+    /// before.
     pub fn list_snapshots(&self, request: &ListSnapshots) -> Result<SnapshotPage> {
         let after = match request.starting_token.as_str() {
             "" => None,
@@ -24,12 +26,19 @@ impl Driver {
             0 => PAGE,
             entries => entries.min(PAGE),
         };
+        // Looked for first: what isn't in part now is whole once it's listed.
+        let in_part = match request.snapshot_id.as_str() {
+            "" => self.groups_in_part(),
+            _ => BTreeSet::new(),
+        };
         let mut snapshots = self.selected(request, after, limit + 1)?;
         snapshots.sort_by_key(|snapshot| snapshot.id);
         let next = snapshots.len() > limit;
         snapshots.truncate(limit);
         let token = snapshots.last().filter(|_| next);
         let next_token = token.map(|last| last.id.to_string()).unwrap_or_default();
+        // Last, since the token goes by all that there are: a page may be short.
+        snapshots.retain(|one| one.group.is_none_or(|group| !in_part.contains(&group.0)));
         Ok(SnapshotPage {
             snapshots,
             next_token,

@@ -10,7 +10,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tokio::sync::{Semaphore, watch};
@@ -175,6 +175,12 @@ impl Agents {
     /// Asks all of them, unless they were asked just now, and waits for their answers or failures.
     pub async fn ask_all(&self) {
         join_all(self.all().iter().map(|agent| agent.ask())).await;
+    }
+
+    /// The same, and what they said before this call doesn't count.
+    pub async fn ask_all_now(&self) {
+        let now = Instant::now();
+        join_all(self.all().iter().map(|agent| agent.ask_since(now))).await;
     }
 
     /// Changes whenever an agent is new or gone, or says something else than before, or can't be

@@ -1,5 +1,7 @@
 //! ListVolumes, ListSnapshots, ControllerListVolumeHealth of a whole cluster.
 
+use std::collections::BTreeSet;
+
 use tonic::transport::Channel;
 
 use super::Router;
@@ -88,7 +90,7 @@ impl Router {
     }
 
     /// By id or by source only the agent that has it is asked, and an id that leads nowhere has
-    /// none.
+    /// none. Members of a group that isn't whole on all nodes are told by their id alone.
     pub(super) async fn list_snapshots_of_all(
         &self,
         call: &Call<'_>,
@@ -100,23 +102,27 @@ impl Router {
             if filter.is_empty() {
                 continue;
             }
-            return match self.owner(filter).await? {
-                Owner::Agent(agent) => {
-                    let ask = |mut client: Client, request| async move {
-                        client.list_snapshots(request).await
-                    };
-                    call.forward(&agent, message, ask).await
-                }
-                Owner::Nowhere(_) => Ok(ListSnapshotsResponse::default()),
+            let Owner::Agent(agent) = self.owner(filter).await? else {
+                return Ok(ListSnapshotsResponse::default());
             };
+            let ask =
+                |mut client: Client, request| async move { client.list_snapshots(request).await };
+            let mut answer = call.forward(&agent, message, ask).await?;
+            if asked.snapshot_id.is_empty() {
+                hide(&mut answer.entries, &self.groups_in_part());
+            }
+            return Ok(answer);
         }
+        // Before anything is listed: what isn't in part now is whole then.
+        self.agents.ask_all_now().await;
+        let in_part = self.groups_in_part();
         let id = |entry: &list_snapshots_response::Entry| {
             let snapshot = entry.snapshot.as_ref();
             let id = snapshot.map(|snapshot| snapshot.snapshot_id.clone());
             id.unwrap_or_default()
         };
         let secrets = &message.secrets;
-        let (entries, next_token) = self
+        let (mut entries, next_token) = self
             .list(&wanted, id, |agent, ask| async move {
                 let mut client: Client = agent.controller().await?;
                 let question = ListSnapshotsRequest {
@@ -136,9 +142,18 @@ impl Router {
                 })
             })
             .await?;
+        hide(&mut entries, &in_part);
         Ok(ListSnapshotsResponse {
             entries,
             next_token,
         })
     }
+}
+
+/// Takes members of these groups out.
+fn hide(entries: &mut Vec<list_snapshots_response::Entry>, groups: &BTreeSet<String>) {
+    entries.retain(|entry| {
+        let snapshot = entry.snapshot.as_ref();
+        !snapshot.is_some_and(|snapshot| groups.contains(&snapshot.group_snapshot_id))
+    });
 }

@@ -17,7 +17,8 @@ use super::route::Route;
 use super::{Router, Weak};
 use crate::agent::group_member::State;
 use crate::agent::{
-    DeleteGroupRequest, GetGroupRequest, GetGroupResponse, GroupMember, SettleGroupRequest,
+    DeleteGroupRequest, DescribeResponse, GetGroupRequest, GetGroupResponse, GroupMember,
+    SettleGroupRequest,
 };
 use crate::error::{Error, Result, chain};
 use crate::model::{GroupId, PoolId, VolumeId};
@@ -250,14 +251,28 @@ impl Router {
             .try_for_each(|ended| ended.map(drop))
     }
 
+    /// Groups of which an agent, as it said last, has members that aren't committed. All of one
+    /// are committed one after the other: until then it's in no list.
+    pub(super) fn groups_in_part(&self) -> BTreeSet<String> {
+        let told = self.told();
+        let groups = told.iter().flat_map(|told| {
+            let busy = told.busy_groups.iter();
+            busy.chain(&told.unsettled_groups).cloned()
+        });
+        groups.collect()
+    }
+
+    /// What all agents said last.
+    fn told(&self) -> Vec<Arc<DescribeResponse>> {
+        let all = self.agents.all().into_iter();
+        all.filter_map(|agent| agent.seen().told).collect()
+    }
+
     /// Settles what agents have said that nobody has settled.
     async fn settle_unsettled(&self) {
-        let told = self.agents.all().into_iter();
-        let told = told.filter_map(|agent| agent.seen().told);
-        let groups: BTreeSet<GroupId> = told
-            .flat_map(|told| told.unsettled_groups.clone())
-            .filter_map(|group| group.parse().ok())
-            .collect();
+        let told = self.told();
+        let groups = told.iter().flat_map(|told| &told.unsettled_groups);
+        let groups: BTreeSet<GroupId> = groups.filter_map(|group| group.parse().ok()).collect();
         for group in groups {
             let Ok(_lock) = self.cuts.locks.acquire(Key::Group(group.0)) else {
                 continue;

@@ -2,7 +2,7 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -16,7 +16,9 @@ use tokio::net::TcpStream;
 use super::support::node::{GIB, definition};
 use super::support::snapshots::{from_snapshot, members};
 use super::support::writers::{WRITERS, Writers, is_consistent, shown};
-use super::support::{Client, Disk, Scratch, Server, binary, eventually, mount, run};
+use super::support::{
+    Client, Disk, Scratch, Server, binary, eventually, free_port, mount, run, slackwater,
+};
 
 /// xfs takes no less.
 pub const SIZE: u64 = GIB / 2;
@@ -33,10 +35,9 @@ impl Process {
     pub fn start(arguments: &[String], environment: &[(&str, &str)], log: &Path) -> Process {
         let file = std::fs::OpenOptions::new();
         let file = file.clone().create(true).append(true).open(log).unwrap();
-        let child = Command::new(binary())
+        let child = slackwater()
             .args(arguments)
             .envs(environment.iter().copied())
-            .env_remove("CSI_ENDPOINT")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(file)
@@ -75,12 +76,6 @@ impl Drop for Process {
             eprintln!("--- {name} of {} ---\n{}", self.log.display(), self.log());
         }
     }
-}
-
-/// A port that nobody has at the moment.
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
 }
 
 /// Between router and agent. While it's cut, nothing passes, and no connection is closed.
@@ -495,25 +490,24 @@ impl Cluster {
         }
     }
 
-    /// No member of a group is listed, or all of one, once what a router has left is settled.
+    /// No member of a group is listed, or all of one.
     pub async fn assert_none_or_all(&self, volumes: &[Volume], context: &str) {
+        let listed = self.listed(context).await;
+        let is_so = listed.len().is_multiple_of(volumes.len());
+        assert!(is_so, "{context}: {listed:?}");
+    }
+
+    /// Waits until so many snapshots are listed; none is before.
+    pub async fn until_listed_at_once(&self, many: usize, context: &str) {
         let begun = std::time::Instant::now();
         loop {
             let listed = self.listed(context).await;
-            if listed.len().is_multiple_of(volumes.len()) {
+            if listed.len() == many {
                 return;
             }
-            assert!(begun.elapsed() < PATIENCE, "{context}: {listed:?}");
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    }
-
-    /// Waits until so many snapshots are listed.
-    pub async fn until_listed(&self, many: usize, context: &str) {
-        let begun = std::time::Instant::now();
-        while self.listed(context).await.len() != many {
+            assert_eq!(listed, [""; 0], "{context}");
             assert!(begun.elapsed() < PATIENCE, "{context}");
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 

@@ -357,17 +357,22 @@ impl World {
         let page = driver.list_snapshots(&ListSnapshots::default());
         let listed = page.map_err(|error| chain(&error))?.snapshots;
         let records = self.snapshot_records().into_iter();
-        let ready: Vec<_> = records
-            .filter(|record| record.state == SnapshotState::Ready)
-            .collect();
-        if listed.len() != ready.len() {
+        let (ready, unready): (Vec<_>, Vec<_>) =
+            records.partition(|record| record.state == SnapshotState::Ready);
+        // A group is listed as a whole, or not at all.
+        let group = |record: &SnapshotRecord| record.group.as_ref().map(|group| group.id);
+        let in_part: BTreeSet<_> = unready.iter().filter_map(group).collect();
+        let is_whole =
+            |record: &&SnapshotRecord| !group(record).is_some_and(|group| in_part.contains(&group));
+        if listed.len() != ready.iter().filter(is_whole).count() {
             return Err(format!("{listed:?} are listed, and ready are {ready:?}"));
         }
         for snapshot in &listed {
             let id = snapshot.id.to_string();
             let found = driver.get_snapshot(&id).map_err(|error| chain(&error))?;
             let record = ready.iter().find(|record| record.uuid == snapshot.id.uuid);
-            let record = record.ok_or_else(|| format!("{id} is listed and not ready"))?;
+            let record = record.filter(is_whole);
+            let record = record.ok_or_else(|| format!("{id} is listed, ready or whole isn't"))?;
             if found != *snapshot {
                 return Err(format!("{snapshot:?} {found:?}"));
             }

@@ -164,9 +164,14 @@ impl Agent {
     /// Asks it to describe itself, unless it was asked just now, and waits for the answer or the
     /// failure: at most some seconds.
     pub async fn ask(&self) {
-        let fresh = Instant::now().checked_sub(FRESH);
+        let now = Instant::now();
+        self.ask_since(now.checked_sub(FRESH).unwrap_or(now)).await;
+    }
+
+    /// The same, unless it was asked since a moment.
+    pub(super) async fn ask_since(&self, moment: Instant) {
         let mut seen = self.seen.subscribe();
-        let is_new = |seen: &Seen| seen.asked.is_some() && seen.asked >= fresh;
+        let is_new = |seen: &Seen| seen.asked >= Some(moment);
         if is_new(&seen.borrow()) {
             return;
         }

@@ -4,10 +4,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tonic::Status;
+use uuid::Uuid;
 
 use crate::agent::find_request::Kind;
 use crate::agent::{DescribeResponse, FindRequest, FindResponse, Pool};
 use crate::error::Error;
+use crate::model::GroupId;
 use crate::operation::{Description, Driver, Forgotten, Named, PoolStatus};
 use crate::service::reply::bytes;
 use crate::service::{Rpc, Service, status};
@@ -63,7 +65,6 @@ impl Service {
             Err(problem) => (String::new(), problem.clone()),
         };
         let forgotten = seen.forgotten.iter().map(forgotten);
-        let groups = seen.unsettled_groups.iter();
         Ok(DescribeResponse {
             node_name: settings.node_name.clone(),
             driver_name: settings.driver_name.clone(),
@@ -72,8 +73,9 @@ impl Service {
             home_problem,
             pools: seen.pools.iter().map(pool).chain(forgotten).collect(),
             missing: seen.missing.clone(),
-            unsettled_groups: groups.map(|group| group.hyphenated().to_string()).collect(),
+            unsettled_groups: groups(&seen.unsettled_groups),
             guard_alive: seen.guard,
+            busy_groups: groups(&seen.busy_groups),
         })
     }
 
@@ -94,6 +96,10 @@ impl Service {
             id: found.map(|id| id.to_string()).unwrap_or_default(),
         })
     }
+}
+
+fn groups(ids: &[Uuid]) -> Vec<String> {
+    ids.iter().map(|id| GroupId(*id).to_string()).collect()
 }
 
 fn pool(status: &PoolStatus) -> Pool {
