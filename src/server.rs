@@ -27,14 +27,14 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::transport::Server;
-use tower::layer::util::{Identity, Stack};
+use tower::layer::util::{self, Stack};
 
 use crate::agent::agent_server::AgentServer;
-use crate::csi::controller_server::ControllerServer;
-use crate::csi::group_controller_server::GroupControllerServer;
-use crate::csi::identity_server::IdentityServer;
+use crate::csi::controller_server::{Controller, ControllerServer};
+use crate::csi::group_controller_server::{GroupController, GroupControllerServer};
+use crate::csi::identity_server::{Identity, IdentityServer};
 use crate::csi::node_server::NodeServer;
-use crate::csi::snapshot_metadata_server::SnapshotMetadataServer;
+use crate::csi::snapshot_metadata_server::{SnapshotMetadata, SnapshotMetadataServer};
 use crate::model::Alpha;
 use crate::operation::Driver;
 use crate::router::Router;
@@ -56,6 +56,9 @@ const REQUEST_BYTES: usize = 4 << 20;
 
 /// Calls of the router at a time, the streams of cuts among them; more wait for their turn.
 const STREAMS: u32 = 1024;
+
+/// Each call is seen by [`watch`].
+type Watched = Stack<watch::Watch, util::Identity>;
 
 /// A service that takes requests of [`REQUEST_BYTES`].
 macro_rules! sized {
@@ -106,13 +109,8 @@ pub async fn serve(
 ) -> io::Result<()> {
     let service = Service::new(driver.clone(), options.alpha);
     let life = Life::new(socket, &options);
-    let server = builder(&options.metrics, &life.calls)
-        .add_service(sized!(IdentityServer, service))
-        .add_service(sized!(ControllerServer, service))
-        .add_service(sized!(GroupControllerServer, service))
-        .add_optional_service(
-            (options.alpha.snapshot_metadata).then(|| sized!(SnapshotMetadataServer, service)),
-        )
+    let server = builder(&options.metrics, &life.calls);
+    let server = with_controllers(server, &service, &options)
         .add_service(sized!(NodeServer, service))
         .serve_with_incoming_shutdown(connections(life.listener), ended(&life.stop));
     live(server, life.ending, Work::Driver(driver), shutdown).await
@@ -138,13 +136,8 @@ pub async fn serve_node(
         // A freeze ends with the router's stream: so its end must be noticed.
         .http2_keepalive_interval(Some(PING_EVERY))
         .http2_keepalive_timeout(Some(PING_PATIENCE))
-        .max_concurrent_streams(Some(STREAMS))
-        .add_service(sized!(IdentityServer, service))
-        .add_service(sized!(ControllerServer, service))
-        .add_service(sized!(GroupControllerServer, service))
-        .add_optional_service(
-            (options.alpha.snapshot_metadata).then(|| sized!(SnapshotMetadataServer, service)),
-        )
+        .max_concurrent_streams(Some(STREAMS));
+    let router = with_controllers(router, &service, &options)
         .add_service(sized!(AgentServer, service))
         .serve_with_incoming_shutdown(secured::connections(endpoint), ended(&life.stop));
     tracing::info!(%address, "the agent listens");
@@ -160,13 +153,8 @@ pub async fn serve_router(
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
     let life = Life::new(socket, &options);
-    let server = builder(&options.metrics, &life.calls)
-        .add_service(sized!(IdentityServer, router))
-        .add_service(sized!(ControllerServer, router))
-        .add_service(sized!(GroupControllerServer, router))
-        .add_optional_service(
-            (options.alpha.snapshot_metadata).then(|| sized!(SnapshotMetadataServer, router)),
-        )
+    let server = builder(&options.metrics, &life.calls);
+    let server = with_controllers(server, &router, &options)
         .serve_with_incoming_shutdown(connections(life.listener), ended(&life.stop));
     let work = Work::Router(life.calls, router);
     live(server, life.ending, work, shutdown).await
@@ -213,8 +201,25 @@ fn ended(stop: &Receiver<()>) -> impl Future<Output = ()> + use<> {
     async move { while stop.changed().await.is_ok() {} }
 }
 
-fn builder(metrics: &Arc<Metrics>, calls: &Calls) -> Server<Stack<watch::Watch, Identity>> {
+fn builder(metrics: &Arc<Metrics>, calls: &Calls) -> Server<Watched> {
     Server::builder().layer(watch::Watch::new(metrics.clone(), calls.clone()))
+}
+
+/// What sidecars call, and the router of an agent. More can be added.
+fn with_controllers<S>(
+    mut server: Server<Watched>,
+    service: &S,
+    options: &Options,
+) -> tonic::transport::server::Router<Watched>
+where
+    S: Identity + Controller + GroupController + SnapshotMetadata + Clone,
+{
+    let metadata = options.alpha.snapshot_metadata;
+    server
+        .add_service(sized!(IdentityServer, service))
+        .add_service(sized!(ControllerServer, service))
+        .add_service(sized!(GroupControllerServer, service))
+        .add_optional_service(metadata.then(|| sized!(SnapshotMetadataServer, service)))
 }
 
 /// Serves until the shutdown, and ends in order.
