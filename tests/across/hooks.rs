@@ -155,7 +155,12 @@ fn parameters(kind: &str, more: &[(&str, &str)]) -> std::collections::HashMap<St
             "shop".into(),
         ),
     ];
-    let class = [("consistency", "application"), ("retries", "0")];
+    let class = [
+        ("consistency", "application"),
+        ("quiesceTimeout", "120s"),
+        ("freezeTimeout", "30s"),
+        ("retries", "0"),
+    ];
     let class = class.iter().chain(more);
     let class = class.map(|(key, value)| (key.to_string(), value.to_string()));
     object.into_iter().chain(class).collect()

@@ -8,7 +8,7 @@ use tonic::{Code, Status};
 use super::held::{Probe, Release, arm, await_stop, end_of, go_on};
 use super::support::disk::mounts_below;
 use super::support::snapshots::from_snapshot;
-use super::support::{eventually, mount, run, succeeds};
+use super::support::{eventually, mount, run, succeeds, unmount};
 use super::{GIB, Node, refused};
 
 /// Longer than a test needs to look around in the window.
@@ -274,7 +274,7 @@ async fn what_covers_a_staged_volume_is_never_frozen_in_its_place() {
     run("mount", &["-t", "tmpfs", "none", path]);
     let said = node.client.snapshot("s", &volume.id, &[]).await;
     Probe::start(&volume.staging).goes_on();
-    run("umount", &[path]);
+    unmount(&volume.staging);
     assert!(said.unwrap_err().message().contains("mounted there"));
     let listed = node.client.snapshots("").await.unwrap();
     assert_eq!(listed, Vec::<String>::new());

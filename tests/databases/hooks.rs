@@ -8,7 +8,7 @@ use tonic::Status;
 use super::engine::{Engine, Run};
 use super::process::{Writer, folder, open_to_nobody};
 use super::sessions::session;
-use super::support::{Server, binary, eventually};
+use super::support::{Server, eventually};
 use super::volumes::Volume;
 use super::{Node, definition};
 
@@ -123,17 +123,7 @@ impl Held {
 
     /// As `slackwater volumes --json` tells it.
     fn level(&self, snapshot: &str) -> String {
-        let output = std::process::Command::new(binary())
-            .args([
-                "volumes",
-                "--json",
-                "--pool",
-                &definition(&self.node.disk.mount_point),
-            ])
-            .output()
-            .unwrap();
-        let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        let all = told["snapshots"].as_array().unwrap();
+        let all = self.node.snapshots_told();
         let found = all.iter().find(|one| one["id"] == snapshot);
         found.unwrap()["level"].as_str().unwrap().to_string()
     }

@@ -10,8 +10,8 @@ use slackwater::host::{Freezer, Host};
 use slackwater::model::FsType::{self, Btrfs, Ext4, Xfs};
 
 use crate::bench::{
-    Bench, PATIENCE, Write_, eventually_within, freeze_by_hand, guards, limits, member, signal,
-    thaw,
+    Bench, PATIENCE, Write_, eventually_within, freeze_by_hand, guards, limits, long, member,
+    signal, thaw,
 };
 use crate::driver::{Driver, Task};
 use crate::scratch::said;
@@ -101,10 +101,7 @@ fn a_freeze_that_comes_out_of_a_killed_guard_is_thawed_by_its_driver() {
 #[test]
 fn a_freeze_that_comes_out_of_a_killed_guard_without_a_driver_is_swept() {
     let bench = Bench::new(&[Xfs]);
-    let task = Task::Cut(FreezeLimits {
-        sync: Duration::from_secs(60),
-        freeze: Duration::from_secs(60),
-    });
+    let task = Task::Cut(long());
     // Stopped before its FIFREEZE, so that data can be made dirty after the sync.
     let faults = [("SLACKWATER_GUARD_FAULT", "freeze-before:stop")];
     let mut driver = Driver::start(&bench, &[Xfs], &task, &faults);

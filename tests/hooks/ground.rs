@@ -47,6 +47,8 @@ impl Ground {
         let program = self.path(&format!("{name}.sh"));
         let text = format!("cd {}\n{body}\n", self.0.path().display());
         fs::write(&program, text).unwrap();
+        // Whatever our umask is: another user may be the one who reads it.
+        fs::set_permissions(&program, Permissions::from_mode(0o644)).unwrap();
         let mut parts = HookParts {
             name: name.into(),
             command: script(&program),

@@ -90,7 +90,11 @@ fn sessions_of(ground: &Ground) -> usize {
 }
 
 async fn sweep(world: &mut World, volume: &str, mode: &str) {
-    let class = [("consistency", "application"), ("retries", "0")];
+    let class = [
+        ("consistency", "application"),
+        ("freezeTimeout", "30s"),
+        ("retries", "0"),
+    ];
     let mut deaths_while_quiesced = 0;
     for n in 1..MOST {
         let client = world.arm(&format!("{n}:{mode}"));

@@ -17,7 +17,7 @@ use slackwater::host::{Done, Effect, Host};
 use slackwater::model::FsType;
 use slackwater::model::size::MIB;
 
-use super::scratch::{Image, Scratch, run};
+use super::scratch::{Image, Scratch, eventually, run};
 
 const BLOCK: u64 = 4096;
 const WRITERS: u64 = 3;
@@ -176,11 +176,17 @@ impl Stage<'_> {
         };
         fs::write(target, b"").unwrap();
         self.scratch.done(&Effect::CloneAhead { source, target });
+        let mut acts = self.acts.load(Ordering::Relaxed);
         pause(3000, random);
         if random.below(2) == 0 {
             self.scratch.done(&Effect::CloneRest { source, target });
+            acts = self.acts.load(Ordering::Relaxed);
             pause(1000, random);
         }
+        // On a slow machine they may not have had their turn yet.
+        eventually("writers that write", || {
+            self.acts.load(Ordering::Relaxed) > acts + WRITERS
+        });
         let closed = self.gate.write().unwrap();
         if !way.direct_device {
             // As a freeze does.

@@ -46,6 +46,7 @@ pub fn run(program: &str, arguments: &[&str]) -> String {
 pub fn try_run(program: &str, arguments: &[&str]) -> Result<String, String> {
     let output = Command::new(program)
         .args(arguments)
+        .env("LC_ALL", "C")
         .output()
         .unwrap_or_else(|error| panic!("{program}: {error}"));
     let text = String::from_utf8_lossy(&output.stdout).trim().to_string();

@@ -7,7 +7,7 @@ use slackwater::csi::volume_capability::access_mode::Mode;
 use slackwater::csi::volume_capability::{AccessType, BlockVolume, MountVolume};
 use tonic::Code;
 
-use super::support::{block, capability, disk, mount, run, succeeds};
+use super::support::{block, capability, disk, mount, run, succeeds, unmount};
 use super::{GIB, Node, refused, write_pattern};
 
 fn single(fs: &str) -> VolumeCapability {
@@ -295,7 +295,7 @@ async fn a_stray_bind_mount_is_named_and_keeps_its_data() {
     );
     super::check_pattern(&staging.join("data"), 2, 4096);
     node.client.unstage(&id, &staging).await.unwrap();
-    run("umount", &[stray.to_str().unwrap()]);
+    unmount(&stray);
     node.client.delete(&id).await.unwrap();
     node.assert_nothing_left();
 }
@@ -334,7 +334,7 @@ async fn what_is_mounted_at_a_path_but_is_not_ours_is_never_unmounted_nor_covere
         Code::FailedPrecondition,
     );
     assert!(succeeds("mountpoint", &["-q", staging.to_str().unwrap()]));
-    run("umount", &[target.to_str().unwrap()]);
+    unmount(&target);
     node.client.unstage(&id, &staging).await.unwrap();
     for id in [&id, &other] {
         node.client.delete(id).await.unwrap();

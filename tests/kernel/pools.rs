@@ -230,7 +230,7 @@ async fn a_node_call_works_from_the_mount_table_when_the_pool_is_not_served() {
         super::support::disk::mounts_below(&scratch.join("kubelet")),
         Vec::new()
     );
-    run("umount", &[disk.mount_point.to_str().unwrap()]);
+    disk.unmount();
     server.restart();
     server.client().delete(&id).await.unwrap();
 }

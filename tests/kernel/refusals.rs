@@ -4,7 +4,7 @@ use std::os::fd::AsRawFd;
 
 use tonic::Code;
 
-use super::support::{disk, eventually, mount, run};
+use super::support::{disk, eventually, mount, run, unmount};
 use super::{GIB, Node, check_pattern, refused, write_pattern};
 
 nix::ioctl_readwrite!(fifreeze, b'X', 119, i32);
@@ -128,7 +128,7 @@ async fn a_file_system_frozen_by_a_stranger_and_unmounted_never_gets_a_second_de
         let private = node.scratch.dir("private");
         run("mount", &["-t", fs, &device[0], private.to_str().unwrap()]);
         freeze(&private, false);
-        run("umount", &[private.to_str().unwrap()]);
+        unmount(&private);
         eventually("the device is gone", || {
             disk::loops_on(&node.image(&id)).is_empty()
         });

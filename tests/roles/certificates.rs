@@ -1,17 +1,17 @@
 //! `slackwater certificates`, and what is said of certificates that can't be used.
 
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Command, Output};
+use std::process::Output;
 use std::time::Duration;
 
 use slackwater::tls::Files;
 
 use crate::ground::*;
-use crate::support::{Scratch, Server, binary};
+use crate::support::{Scratch, Server, slackwater};
 
 fn certificates(scratch: &Scratch, more: &[&str]) -> Output {
     let out = scratch.join("made");
-    Command::new(binary())
+    slackwater()
         .args(["certificates", "--out", out.to_str().unwrap()])
         .args(more)
         .output()

@@ -1,9 +1,9 @@
 //! A router as a process, before agents as processes.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -11,7 +11,7 @@ use tonic::Code;
 
 use crate::ground::*;
 use crate::support::node::refused;
-use crate::support::{Client, Scratch, Server, binary, eventually, mount};
+use crate::support::{Client, Scratch, Server, eventually, free_port, mount, slackwater};
 
 const MIB: u64 = 1 << 20;
 
@@ -25,11 +25,8 @@ struct Controller {
 impl Controller {
     fn start(scratch: &Scratch, certificates: &Certificates, agents: &[String]) -> Controller {
         let socket = scratch.dir("sidecars").join("csi.sock");
-        // Free until now; nobody else asks for it by its number.
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        let metrics = free.local_addr().unwrap();
-        drop(free);
-        let mut command = Command::new(binary());
+        let metrics: SocketAddr = ([127, 0, 0, 1], free_port()).into();
+        let mut command = slackwater();
         command
             .args(["serve", "--role", "controller", "--endpoint"])
             .arg(format!("unix://{}", socket.display()))

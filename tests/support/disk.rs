@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use slackwater::host::{Mount, mountinfo};
 
-use super::{run, succeeds};
+use super::{run, succeeds, unmount};
 
 nix::ioctl_write_int_bad!(ctl_remove, 0x4c81);
 
@@ -167,22 +167,19 @@ impl Disk {
         }
     }
 
-    /// Mounts it somewhere.
+    /// Mounts it somewhere. A program is told the number of a loop device first and opens it then:
+    /// in between another process may take that, or remove it to make it new.
     pub fn mount_at(&self, path: &Path) {
-        run(
-            "mount",
-            &[
-                "-o",
-                "loop",
-                self.image.to_str().unwrap(),
-                path.to_str().unwrap(),
-            ],
-        );
+        let (image, path) = (self.image.to_str().unwrap(), path.to_str().unwrap());
+        let words = ["-o", "loop", image, path];
+        if !(1..20).any(|_| succeeds("mount", &words)) {
+            run("mount", &words);
+        }
     }
 
     /// Unmounts it.
     pub fn unmount(&self) {
-        run("umount", &[self.mount_point.to_str().unwrap()]);
+        unmount(&self.mount_point);
     }
 
     /// The one volume's folders on a pool that lies at its root.

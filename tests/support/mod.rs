@@ -21,33 +21,74 @@ pub use client::{Client, block, capability, mount};
 pub use disk::{Disk, Scratch};
 pub use server::{Server, binary};
 
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a test waits for what must happen: only what hangs takes longer, also on a slow
 /// machine under load.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
+/// A program of the machine, which says the same whoever started the tests.
+fn program(name: &str) -> Command {
+    let mut command = Command::new(name);
+    command.env("LC_ALL", "C");
+    command
+}
+
+/// The program under test, without what the environment of the tests would say to it.
+pub fn slackwater() -> Command {
+    unspoken_to(Command::new(binary()))
+}
+
+/// A command without the variables that our program listens to.
+pub fn unspoken_to(mut command: Command) -> Command {
+    for name in ["CSI_ENDPOINT", "RUST_LOG", "NO_COLOR"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// A port that nobody has. It's below those that the kernel gives away by itself, so nobody is
+/// given it before it's used; test programs that run at once begin at different ones.
+pub fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = 10_000 + (std::process::id() % 100 * 200) as u16;
+    let mut ports = std::iter::repeat_with(|| first + NEXT.fetch_add(1, Ordering::Relaxed) % 2000);
+    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    ports.by_ref().take(2000).find(free).expect("a free port")
+}
+
+/// Unmounts a folder. A program that another thread is just starting has our descriptors until it
+/// runs: so what we have closed may be busy for a moment.
+pub fn unmount(folder: &Path) {
+    let folder = folder.to_str().unwrap();
+    eventually(&format!("{folder} is unmounted"), || {
+        succeeds("umount", &[folder])
+    });
+}
+
 /// Runs a program of the machine to its end; its output, or a panic with what it said.
-pub fn run(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program)
+pub fn run(name: &str, arguments: &[&str]) -> String {
+    let output = program(name)
         .args(arguments)
         .output()
-        .unwrap_or_else(|error| panic!("{program}: {error}"));
+        .unwrap_or_else(|error| panic!("{name}: {error}"));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(
         output.status.success(),
-        "{program} {arguments:?}: {}\n{text}{said}",
+        "{name} {arguments:?}: {}\n{text}{said}",
         output.status
     );
     text
 }
 
 /// Whether a program succeeds.
-pub fn succeeds(program: &str, arguments: &[&str]) -> bool {
-    Command::new(program)
+pub fn succeeds(name: &str, arguments: &[&str]) -> bool {
+    program(name)
         .args(arguments)
         .output()
         .is_ok_and(|output| output.status.success())

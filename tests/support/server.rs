@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{Client, Scratch, eventually, state_of};
+use super::{Client, Scratch, eventually, state_of, unspoken_to};
 
 /// The program under test.
 pub fn binary() -> &'static str {
@@ -188,13 +188,11 @@ fn launch(
         .open(log)
         .unwrap();
     let mut words = wrapper.iter().map(String::as_str).chain([binary()]);
-    let mut command = Command::new(words.next().unwrap_or(binary()));
+    let mut command = unspoken_to(Command::new(words.next().unwrap_or(binary())));
     command
         .args(words)
         .args(arguments)
         .envs(environment.iter().cloned())
-        .env_remove("CSI_ENDPOINT");
-    command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(file)
