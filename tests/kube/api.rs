@@ -13,6 +13,7 @@ use slackwater::router::kube::lead::Pace;
 use slackwater::router::kube::orphans::{self, Stored};
 use slackwater::router::kube::picture::Report;
 use slackwater::router::kube::{Fleet, InCluster, Options};
+use slackwater::telemetry::router::Orphans;
 
 use crate::plane::Plane;
 
@@ -167,6 +168,24 @@ endpoints:
   - {addresses: [10.0.0.2], nodeName: node-2, conditions: {ready: false, serving: false}}
 ";
 
+/// As much of that CRD as is looked at.
+const CONTENTS: &str = "
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata:
+  name: volumesnapshotcontents.snapshot.storage.k8s.io
+  annotations: {api-approved.kubernetes.io: unapproved}
+spec:
+  group: snapshot.storage.k8s.io
+  scope: Cluster
+  names: {kind: VolumeSnapshotContent, plural: volumesnapshotcontents, singular: volumesnapshotcontent}
+  versions:
+    - name: v1
+      served: true
+      storage: true
+      schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+";
+
 #[test]
 fn a_router_in_its_cluster() {
     let Some(mut plane) = Plane::start("the router's cluster on a real API server") else {
@@ -188,6 +207,7 @@ fn a_router_in_its_cluster() {
     let pool = pools(&plane, &cluster, &agents);
     labels(&plane, &cluster, &agents);
     events(&plane, &cluster, &pool);
+    orphans(&plane, &cluster, &agents);
     is_gone(&mut plane, &cluster);
     hands_over(&plane, &cluster, &agents);
 }
@@ -360,6 +380,54 @@ fn events(plane: &Plane, cluster: &InCluster, pool: &About) {
     ] {
         assert!(told.contains(word), "{word}:\n{told}");
     }
+}
+
+/// What nothing names is told once it was so for a while.
+fn orphans(plane: &Plane, cluster: &InCluster, agents: &Agents) {
+    let counted = || cluster.status().unwrap().orphans;
+    let count = |volumes, snapshots| Some(Orphans { volumes, snapshots });
+    eventually("none yet", || counted() == count(0, None));
+    let texts = |ids: &[&str]| ids.iter().map(ToString::to_string).collect();
+    let has = |volumes: &[&str], snapshots: &[&str]| {
+        *agents.stored.lock().unwrap() = vec![Stored {
+            pool: POOL.parse().unwrap(),
+            node: "node-1".into(),
+            volumes: texts(volumes),
+            snapshots: texts(snapshots),
+        }];
+    };
+    has(
+        &["pool.volume", "pool.lost", "pool.new"],
+        &["pool.snap", "pool.stray"],
+    );
+    eventually("two volumes that nothing names", || {
+        counted() == count(2, None)
+    });
+    // One was only being made; and now the cluster knows snapshots.
+    plane.apply(&volume("pv-new", DRIVER, "pool.new", "home-1"));
+    plane.apply(CONTENTS);
+    let crd = "crd/volumesnapshotcontents.snapshot.storage.k8s.io";
+    plane.kubectl(&["wait", "--for=condition=Established", crd]);
+    let content = format!(
+        "{{apiVersion: snapshot.storage.k8s.io/v1, kind: VolumeSnapshotContent, metadata: \
+         {{name: snap}}, spec: {{driver: {DRIVER}}}, status: {{snapshotHandle: pool.snap}}}}"
+    );
+    eventually("a content", || {
+        let file = plane.path("content");
+        std::fs::write(&file, &content).unwrap();
+        plane
+            .try_kubectl(&["apply", "-f", file.to_str().unwrap()])
+            .is_ok()
+    });
+    eventually("one of each", || counted() == count(1, Some(1)));
+    eventually("each is told", || {
+        let told = plane.kubectl(&["events", &format!("--for=pool/{POOL}")]);
+        ["volume pool.lost", "snapshot pool.stray"]
+            .iter()
+            .all(|words| told.contains(words))
+    });
+    has(&["pool.volume"], &["pool.snap"]);
+    eventually("none is left", || counted() == count(0, Some(0)));
 }
 
 fn is_gone(plane: &mut Plane, cluster: &InCluster) {

@@ -7,6 +7,7 @@
     reason = "a test says what it expects, and works on its own files"
 )]
 
+mod adopt;
 mod api;
 mod chart;
 mod enrol;

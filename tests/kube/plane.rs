@@ -19,6 +19,7 @@ pub struct Plane {
     hyper: PathBuf,
     etcd: Option<Child>,
     api: Option<Child>,
+    others: Vec<Child>,
     etcd_ports: [u16; 2],
     port: u16,
     pub runtime: Runtime,
@@ -42,6 +43,7 @@ impl Plane {
             hyper,
             etcd: None,
             api: None,
+            others: Vec::new(),
             etcd_ports: [free_port(), free_port()],
             port: free_port(),
             runtime: Runtime::new().unwrap(),
@@ -76,12 +78,16 @@ impl Plane {
     }
 
     fn spawn(&self, name: &str, arguments: &[String]) -> Child {
+        self.spawn_of(&self.hyper, name, arguments)
+    }
+
+    fn spawn_of(&self, program: &Path, name: &str, arguments: &[String]) -> Child {
         let log = File::options()
             .create(true)
             .append(true)
             .open(self.path(name))
             .unwrap();
-        Command::new(&self.hyper)
+        Command::new(program)
             .args(arguments)
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
@@ -134,11 +140,46 @@ impl Plane {
             assert!(
                 ended.is_none(),
                 "kube-apiserver ended: {ended:?}\n{}",
-                self.log()
+                self.log("api.log")
             );
-            assert!(begun.elapsed() < START, "not ready\n{}", self.log());
+            assert!(
+                begun.elapsed() < START,
+                "not ready\n{}",
+                self.log("api.log")
+            );
             std::thread::sleep(Duration::from_millis(500));
         }
+    }
+
+    /// The controllers that bind claims to volumes, and protect both.
+    pub fn start_controllers(&mut self) {
+        let kubeconfig = self.path("kubeconfig");
+        let words = [
+            "kube-controller-manager".to_string(),
+            format!("--kubeconfig={}", kubeconfig.display()),
+            "--controllers=persistentvolume-binder-controller,\
+             persistentvolume-protection-controller,persistentvolumeclaim-protection-controller"
+                .into(),
+            "--leader-elect=false".into(),
+            "--secure-port=0".into(),
+        ];
+        let child = self.spawn("controllers.log", &words);
+        self.others.push(child);
+    }
+
+    /// external-provisioner, for the driver behind a socket.
+    pub fn start_provisioner(&mut self, socket: &Path) {
+        let program = self.hyper.with_file_name("csi-provisioner");
+        let kubeconfig = self.path("kubeconfig");
+        let words = [
+            format!("--kubeconfig={}", kubeconfig.display()),
+            format!("--csi-address={}", socket.display()),
+            "--strict-topology=false".into(),
+            "--extra-create-metadata".into(),
+            "--v=5".into(),
+        ];
+        let child = self.spawn_of(&program, "provisioner.log", &words);
+        self.others.push(child);
     }
 
     /// Kills the API server.
@@ -146,8 +187,8 @@ impl Plane {
         end(self.api.take());
     }
 
-    fn log(&self) -> String {
-        let text = std::fs::read_to_string(self.path("api.log")).unwrap_or_default();
+    pub fn log(&self, name: &str) -> String {
+        let text = std::fs::read_to_string(self.path(name)).unwrap_or_default();
         let lines: Vec<_> = text.lines().collect();
         lines[lines.len().saturating_sub(30)..].join("\n")
     }
@@ -204,10 +245,16 @@ impl Plane {
 
 impl Drop for Plane {
     fn drop(&mut self) {
+        for other in self.others.drain(..) {
+            end(Some(other));
+        }
         end(self.api.take());
         end(self.etcd.take());
         if std::thread::panicking() {
-            eprintln!("--- the API server's log ---\n{}", self.log());
+            eprintln!("--- the API server's log ---\n{}", self.log("api.log"));
+            for log in ["controllers.log", "provisioner.log"] {
+                eprintln!("--- {log} ---\n{}", self.log(log));
+            }
         }
     }
 }
