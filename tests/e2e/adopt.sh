@@ -1,0 +1,110 @@
+# A disk moves to another node, which has a home of its own: the pool is adopted there, and its
+# PersistentVolumes follow it.
+# shellcheck shell=bash
+
+MOVED=/var/lib/slackwater/moved # where node 1 has it
+driver_of() { # NODE COMMAND...: in the driver's container there
+    local pod
+    pod=$(kubectl -n $SYSTEM get pods -l app.kubernetes.io/component=node --field-selector "spec.nodeName=$1" -o name)
+    kubectl -n $SYSTEM exec "$pod" -c driver -- slackwater "${@:2}"
+}
+router() { kubectl -n $SYSTEM exec deploy/slackwater-controller -c router -- slackwater "$@"; } # COMMAND...
+homes() { kubectl get pv -o 'jsonpath={.items[*].spec.nodeAffinity.required.nodeSelectorTerms[0].matchExpressions[0].values[0]}' | tr ' ' '\n' | sort -u; }
+pv_of() { get "pvc/$1" .spec.volumeName; } # CLAIM
+pools_of_chart() { # NAME=PATH...: as a flag for helm
+    local one list=
+    for one; do list+="{\"name\":\"${one%%=*}\",\"path\":\"${one#*=}\",\"init\":true,\"image\":\"\",\"overcommit\":1},"; done
+    printf 'pools=[%s]' "${list%,}"
+}
+label_of() { kubectl get node "$1" -o "jsonpath={.metadata.labels['topology\.csi\.slackwater\.dev/home']}"; }
+
+# As the machine was before: one pool a node.
+moved_back() { # POOL
+    local n other
+    "$CLUSTER/install" >/dev/null 2>&1 || :
+    node 1 umount -l $MOVED || :
+    node 1 rmdir $MOVED || :
+    rm -f "$STATE/node-1/moved.img"
+    node 2 rm -rf $MOVED || :
+    driver_of node-1 pool forget "$1" || :
+    driver_of node-2 pool forget moved || :
+    other=$(kubectl get pools -o 'jsonpath={.items[?(@.status.name=="moved")].metadata.name}')
+    for n in $1 $other; do kubectl delete pool "$n" --ignore-not-found >/dev/null || :; done
+}
+
+test_a_pool_is_adopted_by_another_node() {
+    two_nodes
+    local pool old new volume uid told left
+    claim data 100Mi
+    claim other 64Mi
+    claim spare 64Mi
+    pod writer -n node-2 data:/v other:/o spare:/s
+    ready pod/writer
+    inside writer 'echo precious > /v/file; echo too > /o/file; sync'
+    snapshot before data
+    gone pod/writer
+    pool=$(pool_id 2)
+    old=$(label_of node-2) new=$(label_of node-1)
+    volume=$(pv_of data) uid=$(get pvc/data .metadata.uid)
+
+    # Somebody takes the disk out of node 2, puts it into node 1, and gives node 2 another one.
+    trap 'moved_back '"$pool" EXIT
+    "$CLUSTER/node" stop 2
+    mv "$STATE/node-2/disk.img" "$STATE/node-1/moved.img"
+    node 1 mkdir -p $MOVED
+    node 1 mount -o loop "$STATE/node-1/moved.img" $MOVED
+    "$CLUSTER/node" start 2
+    kubectl wait --for=condition=Ready --timeout="$WAIT" node/node-2 >/dev/null
+    "$CLUSTER/install" --set-json "$(pools_of_chart default=/var/lib/slackwater/pool moved=$MOVED)" >/dev/null
+    eventually 120 shown_in_vain "$pool"
+    note "before it's adopted: $(kubectl get pool "$pool" -o 'jsonpath={.status.health}: {.status.message}')"
+    told=$(router pool adopt "$pool" --cluster 2>&1) && fail "it's not adopted yet: $told" && return 1
+    note "so the cluster says: $told"
+
+    told=$(driver_of node-1 pool adopt "moved=file:$MOVED" --dry-run)
+    has "what would be" "$told" "Nothing was changed"
+    driver_of node-1 pool adopt "moved=file:$MOVED" >/dev/null
+    eventually 120 waits_for_volumes "$pool"
+    note "adopted by the node: $(kubectl get pool "$pool" -o 'jsonpath={.status.node}, {.status.health}: {.status.message}')"
+    # A pod can't start: its volume still names the old home.
+    pod reader data:/v
+    sleep 10
+    is "a pod that wants a volume of it" "$(get pod/reader .status.phase)" Pending
+
+    told=$(router pool adopt "$pool" --cluster)
+    has "what is to be done" "$told" "nothing was changed"
+    has "what is to be done" "$told" "$NS/data"
+    is "homes of all volumes" "$(homes)" "$old"
+    router pool adopt "$pool" --cluster --yes
+    is "homes of all volumes" "$(homes)" "$new"
+    is "the claim's volume" "$(pv_of data)" "$volume"
+    is "the claim" "$(get pvc/data '.status.phase')/$(get pvc/data .metadata.uid)" "Bound/$uid"
+    is "its policy" "$(kubectl get pv "$volume" -o 'jsonpath={.spec.persistentVolumeReclaimPolicy}')" Delete
+    until_field pod/reader .status.phase Running
+    ready pod/reader
+    is "its node" "$(node_of reader)" node-1
+    is "the file" "$(inside reader 'cat /v/file')" precious
+    eventually 90 healthy "$pool"
+
+    # Snapshots came along, and new ones are made.
+    snapshot after data
+    claim restored 100Mi slackwater VolumeSnapshot/before
+    pod restored restored:/v other:/o
+    ready pod/restored
+    is "the restore of before" "$(inside restored 'cat /v/file; cat /o/file' | tr '\n' ' ')" "precious too "
+    # Node 2 has a disk of its own again, once somebody says that the old one won't come back there.
+    driver_of node-2 pool forget "$pool" >/dev/null
+    claim there 64Mi
+    pod there -n node-2 there:/v
+    ready pod/there
+    is "the pool is where it was" "$(kubectl get pool "$pool" -o 'jsonpath={.status.node} {.status.health}')" "node-1 Healthy"
+    gone pod/reader pod/restored pod/there
+    k delete volumesnapshot --all --wait --timeout="$WAIT" >/dev/null
+    gone pvc/data pvc/other pvc/spare pvc/restored pvc/there
+    eventually 120 no_objects
+    left=$(node 1 sh -c "cd $MOVED && find volumes snapshots -mindepth 1")
+    is "what is left on the disk" "$left" ""
+}
+shown_in_vain() { [[ $(kubectl get pool "$1" -o 'jsonpath={.status.health}') =~ ^(NotServed|Conflict)$ ]]; }
+waits_for_volumes() { [[ $(kubectl get pool "$1" -o 'jsonpath={.status.node} {.status.message}') == node-1*"3 PersistentVolumes"* ]]; }
+healthy() { [ "$(kubectl get pool "$1" -o 'jsonpath={.status.health}')" = Healthy ]; }
