@@ -55,6 +55,7 @@ pub(super) struct Current {
     /// Of the end that dials.
     pub(super) client: Arc<ClientConfig>,
     expires: Option<u64>,
+    is_trusted: bool,
 }
 
 impl Credentials {
@@ -113,6 +114,12 @@ impl Credentials {
         state.current = Some(Arc::new(current));
         state.seen = bundle;
         Ok(())
+    }
+
+    /// Whether who trusts the same authorities as we do took our certificate when it was read: it's
+    /// theirs, and its time had come and wasn't over.
+    pub fn is_trusted(&self) -> bool {
+        self.now().is_some_and(|current| current.is_trusted)
     }
 
     /// When our certificate expires, in seconds since 1970. Looks at the files as a handshake
@@ -194,6 +201,7 @@ impl Current {
         })?;
         let verifier = verifier(roots.clone(), &provider, places)?;
         let expires = expiry(&*verifier, leaf, between);
+        let judged = verifier.verify_client_cert(leaf, between, UnixTime::now());
         let controller = Arc::new(ControllerOnly {
             name: Name::controller()?,
             chain: verifier,
@@ -204,6 +212,7 @@ impl Current {
             server: Arc::new(server.map_err(wrong)?),
             client: Arc::new(client.map_err(wrong)?),
             expires,
+            is_trusted: judged.is_ok(),
         })
     }
 

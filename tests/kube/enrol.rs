@@ -118,7 +118,7 @@ fn a_node_is_signed_for_by_its_pods_token() {
     let (enrolment, done) = enrol("own", "node-1", &its);
     done.unwrap();
     let named = |node: &str| Credentials::of_files(Name::node(node).unwrap(), enrolment.files());
-    assert!(named("node-1").is_ok());
+    assert!(named("node-1").unwrap().is_trusted());
     assert!(named("node-2").is_err());
     let trusted = std::fs::read_to_string(enrolment.files().authorities).unwrap();
     assert_eq!(trusted.matches("BEGIN CERTIFICATE").count(), 1);
@@ -156,5 +156,28 @@ fn a_node_is_signed_for_by_its_pods_token() {
     let told = chain(&done.unwrap_err());
     assert!(told.contains("names no node"), "{told}");
     eprintln!("{}", plane.kubectl(&["get", "csr"]));
+    plane.runtime.block_on(cluster.end());
+
+    // Installed anew, with the node's folder as it was: its certificate is of nobody any more.
+    let before = std::fs::read(enrolment.files().certificate).unwrap();
+    for kind in ["secret", "configmap"] {
+        plane.kubectl(&["delete", kind, "slackwater-authority", "-n", "slackwater"]);
+    }
+    let options = Options {
+        look_every: Duration::from_millis(500),
+        ..Options::new("csi.slackwater.dev", "slackwater", "router-b")
+    };
+    let client = plane.client();
+    let inside = plane.runtime.enter();
+    let cluster = InCluster::start(client, options, Arc::new(Nobody));
+    let certificates = Certificates::start(&cluster, "slackwater-node");
+    drop(inside);
+    let own = async { tokio::time::timeout(long, certificates.own()).await };
+    plane.runtime.block_on(own).expect("a new authority");
+    let client = plane.client_of(&its);
+    plane.runtime.block_on(enrolment.look(&client)).unwrap();
+    let after = std::fs::read(enrolment.files().certificate).unwrap();
+    assert_ne!(before, after, "it asks for another one");
+    assert!(named("node-1").unwrap().is_trusted());
     plane.runtime.block_on(cluster.end());
 }

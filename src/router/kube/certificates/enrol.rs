@@ -75,8 +75,10 @@ impl Enrolment {
         if std::fs::read_to_string(&files.authorities).ok().as_ref() != Some(&trusted) {
             write(&files.authorities, &trusted)?;
         }
-        let left = Credentials::of_files(name.clone(), files.clone()).ok();
-        let left = left.and_then(|own| own.expires()).map(|expires| {
+        // One of an authority that is gone is good for nothing, however long it's valid.
+        let own = Credentials::of_files(name.clone(), files.clone()).ok();
+        let own = own.filter(Credentials::is_trusted);
+        let left = own.and_then(|own| own.expires()).map(|expires| {
             let now = u64::try_from(Timestamp::now().as_second()).unwrap_or(0);
             Duration::from_secs(expires.saturating_sub(now))
         });
@@ -91,7 +93,13 @@ impl Enrolment {
             authorities: trusted.into_bytes(),
         };
         // Nothing is written over what works before this has been seen to work.
-        Credentials::of_bundle(name, bundle).map_err(|error| refused(&error))?;
+        let new = Credentials::of_bundle(name, bundle).map_err(|error| refused(&error))?;
+        if !new.is_trusted() {
+            return Err(Error::Unreachable {
+                what: "the list of authorities".into(),
+                reason: "who has signed isn't in it yet".into(),
+            });
+        }
         write(&files.key, &key)?;
         write(&files.certificate, &certificate)?;
         tracing::info!(node = self.node, "this node has a new certificate");
