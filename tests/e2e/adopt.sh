@@ -16,12 +16,19 @@ pools_of_chart() { # NAME=PATH...: as a flag for helm
     for one; do list+="{\"name\":\"${one%%=*}\",\"path\":\"${one#*=}\",\"init\":true,\"image\":\"\",\"overcommit\":1},"; done
     printf 'pools=[%s]' "${list%,}"
 }
+chart_of() { # upgrade|rollback WORD...
+    local workload
+    helm "$1" slackwater "${@:2}" --namespace $SYSTEM >/dev/null
+    for workload in $(kubectl -n $SYSTEM get daemonset,deployment -o name); do
+        kubectl -n $SYSTEM rollout status --timeout="$WAIT" "$workload" >/dev/null
+    done
+}
 label_of() { kubectl get node "$1" -o "jsonpath={.metadata.labels['topology\.csi\.slackwater\.dev/home']}"; }
 
 # As the machine was before: one pool a node.
 moved_back() { # POOL
     local n other
-    "$CLUSTER/install" >/dev/null 2>&1 || :
+    chart_of rollback || :
     node 1 umount -l $MOVED || :
     node 1 rmdir $MOVED || :
     rm -f "$STATE/node-1/moved.img"
@@ -55,7 +62,7 @@ test_a_pool_is_adopted_by_another_node() {
     node 1 mount -o loop "$STATE/node-1/moved.img" $MOVED
     "$CLUSTER/node" start 2
     kubectl wait --for=condition=Ready --timeout="$WAIT" node/node-2 >/dev/null
-    "$CLUSTER/install" --set-json "$(pools_of_chart default=/var/lib/slackwater/pool moved=$MOVED)" >/dev/null
+    chart_of upgrade "$E2E/../../deploy/chart" --reuse-values --set-json "$(pools_of_chart default=/var/lib/slackwater/pool moved=$MOVED)"
     eventually 120 shown_in_vain "$pool"
     note "before it's adopted: $(kubectl get pool "$pool" -o 'jsonpath={.status.health}: {.status.message}')"
     told=$(router pool adopt "$pool" --cluster 2>&1) && fail "it's not adopted yet: $told" && return 1

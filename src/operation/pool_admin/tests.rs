@@ -162,7 +162,12 @@ fn a_pool_of_another_machine_waits_for_adopt() {
     assert!(text.contains("stop that first"), "{text}");
     drop(holder.restart_process());
 
+    // What it would come to is told, and nothing is changed.
+    let changed = host.effects();
+    let told = would_adopt(&host, node(), &b, &[]).unwrap();
+    assert_eq!(host.effects(), changed);
     let adopted = adopt(&host, node(), &b, &[]).unwrap();
+    assert_eq!(told, adopted);
     assert_eq!(adopted.from, Some(theirs.home));
     assert_eq!(adopted.pool.id, theirs.id);
     assert_eq!(adopt(&host, node(), &b, &[]).unwrap().from, None);

@@ -211,8 +211,8 @@ async fn look(cluster: &InCluster, fleet: &dyn Fleet, memory: &mut Memory) -> Op
     })
 }
 
-/// Ids that VolumeSnapshotContents of this driver name; `None` where the cluster doesn't know such
-/// objects.
+/// Ids that VolumeSnapshotContents of this driver name; `None` where the cluster has no such
+/// objects for us.
 async fn snapshot_handles(client: &Client, driver: &str) -> Result<Option<BTreeSet<String>>> {
     let kind = GroupVersionKind::gvk("snapshot.storage.k8s.io", "v1", "VolumeSnapshotContent");
     let api = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::from_gvk(&kind));
@@ -225,7 +225,8 @@ async fn snapshot_handles(client: &Client, driver: &str) -> Result<Option<BTreeS
     loop {
         let page = match tokio::time::timeout(PATIENCE, api.list(&params)).await {
             Ok(Ok(page)) => page,
-            Ok(Err(KubeError::Api(status))) if status.code == 404 => return Ok(None),
+            // Not known, or not ours to read, as where snapshots are switched off.
+            Ok(Err(KubeError::Api(status))) if matches!(status.code, 403 | 404) => return Ok(None),
             Ok(Err(error)) => return Err(unreachable(chain(&error))),
             Err(_) => return Err(unreachable("no answer".into())),
         };
