@@ -105,6 +105,10 @@ cluster-down: ## End that Kubernetes, and remove all of it but the cache of buil
 e2e: ## End-to-end tests in the cluster of `make cluster` (SUITES="lifecycle groups")
 	@$(AS_ROOT) tests/e2e/run $(SUITES)
 
+.PHONY: bench-e2e
+bench-e2e: ## Measure claims, snapshots, restores and growth in that cluster (BENCH_BESIDE=another driver's StorageClass)
+	@$(AS_ROOT) tests/e2e/bench
+
 .PHONY: e2e-if-warm
 e2e-if-warm: # of `make test`: tests 1 and 2 on one node, where nothing has to be built for it
 	@mkdir -p $(LOGS); \
@@ -113,7 +117,10 @@ e2e-if-warm: # of `make test`: tests 1 and 2 on one node, where nothing has to b
 	elif [ -n "$$(tests/cluster/node list)" ]; then \
 		echo "end-to-end tests are left out: a cluster runs on this machine already (make e2e)"; \
 	else \
-		code=0; $(MAKE) cluster NODES=1 && $(AS_ROOT) tests/e2e/run lifecycle groups || code=$$?; \
+		code=0; suites="lifecycle groups"; \
+		if tests/cluster/databases --is-warm; then suites+=" databases"; \
+		else echo "databases in pods are left out: their images aren't made on this machine (make e2e makes them)"; fi; \
+		$(MAKE) cluster NODES=1 && $(AS_ROOT) tests/e2e/run $$suites || code=$$?; \
 		$(MAKE) cluster-down; exit $$code; \
 	fi 2>&1 | tee $(LOGS)/e2e.log
 
