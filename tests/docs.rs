@@ -65,9 +65,18 @@ fn links_lead_somewhere() {
     assert!(broken.is_empty(), "\n{}\n", broken.join("\n"));
 }
 
-/// Names of all tests: the function after each `#[test]` or `#[tokio::test]`.
+/// Names of all tests: the function after each `#[test]` or `#[tokio::test]`, and those in the
+/// cluster, as they are told when they run.
 fn test_names() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
+    for file in files(&root().join("tests/e2e"), ".sh") {
+        let text = read(&file);
+        let found = text.lines().filter_map(|line| {
+            let (name, _) = line.strip_prefix("test_")?.split_once("() {")?;
+            Some(name.to_string())
+        });
+        names.extend(found);
+    }
     for folder in ["src", "tests"] {
         for file in files(&root().join(folder), ".rs") {
             let text = read(&file);
@@ -164,6 +173,7 @@ fn the_finder_of_tests_finds_them() {
         "the_finder_of_tests_finds_them",
         "a_mkfs_that_was_cut_off_is_run_again",
         "a_volume_lives_from_create_to_delete",
+        "a_group_on_one_node_under_load",
     ] {
         assert!(names.contains(name), "{name}");
     }
