@@ -45,6 +45,21 @@ pub struct Mismatch {
     pub wanted: String,
 }
 
+impl Mismatch {
+    /// A difference in a field.
+    pub fn new(
+        field: &'static str,
+        found: impl fmt::Display,
+        wanted: impl fmt::Display,
+    ) -> Mismatch {
+        Mismatch {
+            field,
+            found: found.to_string(),
+            wanted: wanted.to_string(),
+        }
+    }
+}
+
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -250,6 +265,15 @@ impl Error {
         Error::NotFound {
             kind: Kind::Volume,
             id: id.to_string(),
+        }
+    }
+
+    /// An object that is there, and not as it was asked for.
+    pub fn exists(kind: Kind, id: impl fmt::Display, mismatch: Mismatch) -> Error {
+        Error::Exists {
+            kind,
+            id: id.to_string(),
+            mismatch,
         }
     }
 

@@ -24,11 +24,10 @@ impl Driver {
         if let Some((pool, record)) = self.find_name(&request.name)? {
             return match self.mismatch(&pool, &record, request) {
                 None => Ok(self.volume(&pool, &record)),
-                Some(mismatch) => Err(Error::Exists {
-                    kind: Kind::Volume,
-                    id: format!("{:?}", request.name),
-                    mismatch,
-                }),
+                Some(mismatch) => {
+                    let name = format!("{:?}", request.name);
+                    Err(Error::exists(Kind::Volume, name, mismatch))
+                }
             };
         }
         let home = self.home().to_string();

@@ -114,31 +114,18 @@ impl Driver {
             .size
             .max(minimum_size(std::slice::from_ref(&request.capability)));
         if record.size != wanted {
-            let mismatch = Mismatch {
-                field: "size",
-                found: record.size.to_string(),
-                wanted: wanted.to_string(),
-            };
-            return Err(Error::Exists {
-                kind: Kind::Volume,
-                id: request.volume_id.clone(),
-                mismatch,
-            });
+            let mismatch = Mismatch::new("size", record.size, wanted);
+            return Err(Error::exists(Kind::Volume, &request.volume_id, mismatch));
         }
         let view = View::of(self, pool, record)?;
         let here = self.table_path(target)?;
         if let Some(top) = usage::at(&view.mounts, &here).last() {
             return match view.device_of(top) {
                 Some(_) if top.is_read_only() == read_only => Ok(true),
-                Some(_) => Err(Error::Exists {
-                    kind: Kind::Volume,
-                    id: request.volume_id.clone(),
-                    mismatch: Mismatch {
-                        field: "readonly",
-                        found: top.is_read_only().to_string(),
-                        wanted: read_only.to_string(),
-                    },
-                }),
+                Some(_) => {
+                    let mismatch = Mismatch::new("readonly", top.is_read_only(), read_only);
+                    Err(Error::exists(Kind::Volume, &request.volume_id, mismatch))
+                }
                 None => Err(usage::stranger(target, top)),
             };
         }

@@ -220,25 +220,19 @@ fn no_membership(id: Uuid) -> GroupMembership {
 
 /// A repeat must ask for the same volumes in the same way.
 pub fn same_request(request: &CreateGroup, membership: &GroupMembership) -> Result<()> {
-    let differs = |field, found: String, wanted: String| {
-        Err(Error::Exists {
-            kind: Kind::Group,
-            id: format!("{:?}", request.name),
-            mismatch: Mismatch {
-                field,
-                found,
-                wanted,
-            },
-        })
+    let differs = |mismatch| {
+        let name = format!("{:?}", request.name);
+        Err(Error::exists(Kind::Group, name, mismatch))
     };
     let wanted: BTreeSet<_> = request.source_volume_ids.iter().collect();
     if wanted != membership.sources.iter().collect() {
         let (found, wanted) = (&membership.sources, &request.source_volume_ids);
-        return differs("source_volume_ids", found.join(", "), wanted.join(", "));
+        let (found, wanted) = (found.join(", "), wanted.join(", "));
+        return differs(Mismatch::new("source_volume_ids", found, wanted));
     }
     let asked = request.parameters.to_string();
     match &membership.asked {
-        Some(found) if *found != asked => differs("parameters", found.clone(), asked),
+        Some(found) if *found != asked => differs(Mismatch::new("parameters", found, asked)),
         Some(_) | None => Ok(()),
     }
 }

@@ -136,16 +136,9 @@ impl Driver {
         };
         let bound_node = usage::is_node(top);
         let differ = |field, found: &str, wanted: &str| {
-            let mismatch = Mismatch {
-                field,
-                found: found.into(),
-                wanted: wanted.into(),
-            };
-            Err(Error::Exists {
-                kind: Kind::Volume,
-                id: format!("{} at {}", request.volume_id, request.target_path),
-                mismatch,
-            })
+            let there = format!("{} at {}", request.volume_id, request.target_path);
+            let mismatch = Mismatch::new(field, found, wanted);
+            Err(Error::exists(Kind::Volume, there, mismatch))
         };
         let found_type = if bound_node { "block" } else { "mount" };
         if found_type != request.capability.access_type.word() {

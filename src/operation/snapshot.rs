@@ -207,33 +207,25 @@ impl Driver {
 /// to be made may have changed since: unlike a group's parameters these are not to be compared,
 /// says the interface, but nobody is given a lower level than their class allows.
 fn same_request(request: &CreateSnapshot, pool: &Pool, record: &SnapshotRecord) -> Result<()> {
-    let differs = |field, found: String, wanted: String| {
-        Err(Error::Exists {
-            kind: Kind::Snapshot,
-            id: format!("{:?}", request.name),
-            mismatch: Mismatch {
-                field,
-                found,
-                wanted,
-            },
-        })
+    let differs = |mismatch| {
+        let name = format!("{:?}", request.name);
+        Err(Error::exists(Kind::Snapshot, name, mismatch))
     };
     let source = VolumeId {
         pool: pool.id(),
         uuid: record.source,
     };
     if source.to_string() != request.source_volume_id {
-        let wanted = request.source_volume_id.clone();
-        return differs("source_volume_id", source.to_string(), wanted);
+        let wanted = &request.source_volume_id;
+        return differs(Mismatch::new("source_volume_id", source, wanted));
     }
     // What its own class took for one it stays, whatever it has reached: nobody used the volume.
     let least = request.parameters.least();
     match record.promised {
-        Some(promised) if promised.max(record.level) < least => differs(
-            "parameters.consistency",
-            record.level.to_string(),
-            least.to_string(),
-        ),
+        Some(promised) if promised.max(record.level) < least => {
+            let field = "parameters.consistency";
+            differs(Mismatch::new(field, record.level, least))
+        }
         Some(_) | None => Ok(()),
     }
 }

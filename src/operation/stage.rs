@@ -224,16 +224,8 @@ pub(super) fn same_capability(record: &VolumeRecord, request: &StageVolume) -> R
         std::slice::from_ref(&stage.capability),
         std::slice::from_ref(&request.capability),
     );
-    let mismatch = Mismatch {
-        field: "volume_capability",
-        found,
-        wanted,
-    };
-    Err(Error::Exists {
-        kind: Kind::Volume,
-        id: request.volume_id.clone(),
-        mismatch,
-    })
+    let mismatch = Mismatch::new("volume_capability", found, wanted);
+    Err(Error::exists(Kind::Volume, &request.volume_id, mismatch))
 }
 
 /// A volume has one staging path at a time.

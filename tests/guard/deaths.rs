@@ -111,14 +111,9 @@ fn frozen_shortly(bench: &Bench, faults: &[(&str, &str)]) -> Driver {
     })
 }
 
-/// A driver that meets a fault at its n-th effect or step. `Err` if it came to its end instead:
-/// whether its task is done.
-fn driver_with(bench: &Bench, number: u32, mode: &str, task: &Task) -> Result<Driver, bool> {
-    driver_beside(bench, number, mode, task, None)
-}
-
-/// The same, with a guard that others have started.
-pub fn driver_beside(
+/// A driver that meets a fault at its n-th effect or step, with a guard that others have started
+/// if `beside` says so. `Err` if it came to its end instead: whether its task is done.
+fn driver_with(
     bench: &Bench,
     number: u32,
     mode: &str,
@@ -152,9 +147,8 @@ pub fn driver_beside(
     Err(driver.says("done"))
 }
 
-fn each_step_of_the_driver(mode: &str) {
-    let kinds = [Ext4, Xfs];
-    let bench = Bench::new(&kinds);
+/// A driver that meets a fault at each of its effects and steps in turn; after each, `ended`.
+pub fn each_step(bench: &Bench, mode: &str, beside: Option<Sight>, ended: impl Fn()) {
     let mut limit = if mode.starts_with("stop") {
         limits(Duration::from_millis(700))
     } else {
@@ -162,7 +156,7 @@ fn each_step_of_the_driver(mode: &str) {
     };
     let mut number = 1;
     loop {
-        let mut driver = match driver_with(&bench, number, mode, &Task::Cut(limit)) {
+        let mut driver = match driver_with(bench, number, mode, &Task::Cut(limit), beside) {
             Ok(driver) => driver,
             Err(true) => break,
             Err(false) => {
@@ -172,20 +166,30 @@ fn each_step_of_the_driver(mode: &str) {
                 continue;
             }
         };
-        // Its own guard thaws, at the end of the connection or at the deadline.
+        // The guard thaws, at the end of the connection or at the deadline.
         for volume in &bench.volumes {
             Write_::start(&volume.target).goes_on();
             // Nor is it frozen again.
             Write_::start(&volume.target).goes_on();
         }
         driver.kill();
-        eventually_within("the guard's end", || guards(&bench.state).is_empty());
-        bench.guard.sweep().unwrap();
-        bench.assert_all_thawed();
+        ended();
         number += 1;
     }
     assert!(number > 15, "only {number} effects and steps were met");
-    eventually_within("the last guard's end", || guards(&bench.state).is_empty());
+}
+
+fn each_step_of_the_driver(mode: &str) {
+    let bench = Bench::new(&[Ext4, Xfs]);
+    let guard_ends = || {
+        eventually_within("its guard's end", || guards(&bench.state).is_empty());
+    };
+    each_step(&bench, mode, None, || {
+        guard_ends();
+        bench.guard.sweep().unwrap();
+        bench.assert_all_thawed();
+    });
+    guard_ends();
     bench.assert_all_thawed();
 }
 
@@ -215,7 +219,7 @@ fn a_sweep_that_is_killed_at_any_step_is_finished_by_the_next() {
             for volume in &bench.volumes {
                 crate::bench::unmount(&volume.target);
             }
-            let killed = driver_with(&bench, number, mode, &Task::Sweep).is_ok();
+            let killed = driver_with(&bench, number, mode, &Task::Sweep, None).is_ok();
             bench.guard.sweep().unwrap();
             crate::hidden::assert_free(&bench);
             for (volume, fs) in bench.volumes.iter().zip(kinds) {

@@ -12,10 +12,9 @@ use slackwater::host::{Freezer, Result};
 use slackwater::model::FsType::{Ext4, Xfs};
 
 use crate::bench::{
-    Bench, PATIENCE, Write_, await_stop, eventually_within, guard_of, guards, is_frozen, limits,
-    long, signal,
+    Bench, Write_, await_stop, eventually_within, guard_of, guards, is_frozen, limits, long, signal,
 };
-use crate::deaths::{STEPS, driver_beside};
+use crate::deaths::{STEPS, each_step};
 use crate::driver::{Driver, Sight, Task};
 use crate::scratch::{said, text};
 
@@ -198,41 +197,14 @@ fn a_guard_out_of_sight_that_goes_on_later_freezes_nothing_any_more() {
 }
 
 fn each_step_of_a_driver_beside(mode: &str, sight: Sight) {
-    let kinds = [Ext4, Xfs];
-    let bench = Bench::new(&kinds);
+    let bench = Bench::new(&[Ext4, Xfs]);
     let beside = Beside::start(&bench, "");
-    let mut limit = if mode.starts_with("stop") {
-        limits(Duration::from_millis(700))
-    } else {
-        long()
-    };
-    let mut number = 1;
-    loop {
-        let task = Task::Cut(limit);
-        let mut driver = match driver_beside(&bench, number, mode, &task, Some(sight)) {
-            Ok(driver) => driver,
-            Err(true) => break,
-            Err(false) => {
-                // It's a slow machine: not all was frozen before the deadline.
-                limit = limits(limit.freeze * 5);
-                assert!(limit.freeze < PATIENCE, "{number}:{mode}: it fails");
-                continue;
-            }
-        };
-        // The guard thaws, at the end of the connection or at the deadline.
-        for volume in &bench.volumes {
-            Write_::start(&volume.target).goes_on();
-            // Nor is it frozen again.
-            Write_::start(&volume.target).goes_on();
-        }
-        driver.kill();
+    each_step(&bench, mode, Some(sight), || {
         eventually_within("an empty journal", || {
             bench.guard.sweep().unwrap();
             bench.journal_is_empty()
         });
-        number += 1;
-    }
-    assert!(number > 15, "only {number} effects and steps were met");
+    });
     assert_eq!(guards(&bench.state), [beside.pid()]);
     bench.assert_all_thawed();
 }
