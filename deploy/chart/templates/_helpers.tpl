@@ -106,7 +106,6 @@ seccompProfile: {type: RuntimeDefault}
     - --http-endpoint=:8080
     - --tls-cert=/metadata-tls/tls.crt
     - --tls-key=/metadata-tls/tls.key
-    - --audience={{ include "slackwater.audience" . }}
     - --v={{ .Values.sidecars.verbosity }}
   ports:
     - {name: metadata, containerPort: 50051}
@@ -117,11 +116,6 @@ seccompProfile: {type: RuntimeDefault}
     - {name: socket, mountPath: /csi}
     - {name: metadata-tls, mountPath: /metadata-tls, readOnly: true}
 {{- end }}
-{{- end }}
-
-{{/* Whom tokens for the SnapshotMetadata service must be for. */}}
-{{- define "slackwater.audience" -}}
-{{ .Values.snapshotMetadata.audience | default .Values.driverName }}
 {{- end }}
 
 {{/* The certificate of that service. Without it this sidecar alone doesn't start. */}}
