@@ -141,3 +141,32 @@ test_a_hook_that_fails_is_told_and_not_run_again_and_again() {
     [ "$times" -ge 2 ] && [ "$times" -le 8 ] || fail "the hook ran $times times" || return 1
     note "the hook ran $times times"
 }
+
+# One never says READY, one ends as soon as it has said so: the class says that a lower level will do.
+test_a_hook_that_hangs_or_dies_costs_the_level_alone() {
+    kubectl get clusterrole slackwater-hooks >/dev/null 2>&1 || { note "no router in this installation: no hooks in pods"; exit 77; }
+    allow_hooks
+    snapshot_class e2e-lower consistency application onQuiesceFailure filesystem retries 0
+    local which
+    for which in hangs dies; do
+        claim $which 100Mi
+        case $which in
+        hangs) ANNOTATIONS='hooks.slackwater.dev/timeout: 5s, hooks.slackwater.dev/session: "[\"sh\", \"-c\", \"cat > /dev/null\"]"' ;;
+        dies) ANNOTATIONS='hooks.slackwater.dev/session: "[\"sh\", \"-c\", \"echo READY\"]"' ;;
+        esac
+        pod $which -c 'i=0; while :; do i=$((i+1)); echo $i > /v/n; sync; sleep 0.1; done' $which:/v
+        unset ANNOTATIONS
+    done
+    ready pod/hangs pod/dies
+    for which in hangs dies; do
+        snapshot_of_class $which $which e2e-lower
+        until_field "volumesnapshot/$which" .status.readyToUse true
+        told() { k get events --field-selector "involvedObject.name=$which" -o jsonpath='{.items[*].message}' | grep -q filesystem; }
+        eventually 60 told
+        note "of the hook that $which: $(k get events --field-selector "involvedObject.name=$which,involvedObject.kind=VolumeSnapshot" -o jsonpath='{.items[*].message}')"
+    done
+    local n
+    n=$(inside hangs 'cat /v/n')
+    eventually 30 inside hangs "[ \$(cat /v/n) -gt $((n + 10)) ]"
+    note "both go on"
+}

@@ -14,6 +14,7 @@ on_node() { # N: boots, and serves
 }
 driver_on() { kubectl get csinode "$1" -o 'jsonpath={.spec.drivers[*].name}' | grep -q $DRIVER; }
 volume_of() { kubectl get pv -o "jsonpath={.items[?(@.spec.claimRef.name==\"$1\")].metadata.name}"; } # CLAIM
+detached() { ! kubectl get volumeattachments -o 'jsonpath={.items[*].spec.source.persistentVolumeName}' | grep -q "$1"; } # PV
 pv_gone() { kubectl wait --for=delete --timeout="$WAIT" "pv/$1" >/dev/null; }
 home_of() { kubectl get node "$1" -o "jsonpath={.metadata.labels['topology\.csi\.slackwater\.dev/home']}"; }
 events_of() { kubectl get events -A --field-selector "involvedObject.name=$1,reason=$2" -o 'jsonpath={.items[*].message}'; } # OBJECT REASON
@@ -269,6 +270,7 @@ test_a_pool_is_lost_and_returns() {
     until_health "$pool" Lost 2
     on_node 2
     until_health "$pool" Quarantined 2
+    eventually 300 detached "$(volume_of stays)"
     pod again -n node-2 stays:/v
     told() { k get events --field-selector involvedObject.name=again -o 'jsonpath={.items[*].message}' | grep -q 'marked as lost'; }
     eventually 120 told
