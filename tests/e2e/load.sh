@@ -15,6 +15,8 @@ writer() {
 # It still writes, in the same pod, which was never started again; what it said is there.
 writes_on() {
     local n pause
+    # (a kubelet that was killed is back in a moment)
+    eventually 60 inside load true
     n=$(inside load 'cat /tmp/said')
     eventually 90 inside load "[ \$(cat /tmp/said) -gt $((n + 5)) ]" || fail "writes stand still at $n" || return 1
     [ "$(get pod/load .metadata.uid)" = "$WRITER" ] || fail "the writer's pod is another" || return 1
