@@ -54,6 +54,11 @@ pub trait Cluster: Send + Sync + 'static {
     /// Tells people something, by an event on an object. Never fails and never waits.
     fn tell(&self, about: &About, is_warning: bool, reason: &'static str, message: String);
 
+    /// Whether the API server answers and is ready, asked anew.
+    async fn answers(&self) -> bool {
+        true
+    }
+
     /// How the cluster is followed, for metrics and readiness; `None` if there is none.
     fn status(&self) -> Option<ClusterStatus> {
         None

@@ -34,9 +34,13 @@ impl Identity for Router {
 
     /// Not ready until each agent has answered or failed once: before that, nobody knows which
     /// pools there are. An agent that is away doesn't make a cluster unready.
+    ///
+    /// An API server that doesn't answer does: sidecars ask this at their start, and wait.
+    /// external-snapshotter, when it starts without an API server, takes the CRDs of groups for
+    /// missing, and goes on without groups until it's started again.
     async fn probe(&self, request: Request<ProbeRequest>) -> Answer<ProbeResponse> {
         seen(request);
-        let ready = self.agents.all_asked().is_ok();
+        let ready = self.agents.all_asked().is_ok() && self.cluster.answers().await;
         Ok(Response::new(ProbeResponse { ready: Some(ready) }))
     }
 }

@@ -326,6 +326,14 @@ impl Cluster for InCluster {
         Ok(found.is_some())
     }
 
+    async fn answers(&self) -> bool {
+        let Ok(request) = http::Request::get("/readyz").body(Vec::new()) else {
+            return false;
+        };
+        let answer = ask("the API server", self.client.request_text(request));
+        answer.await.is_ok()
+    }
+
     fn claim_of(&self, volume_id: &str) -> Option<String> {
         self.volumes.claim_of(volume_id)
     }

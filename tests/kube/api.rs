@@ -431,7 +431,12 @@ fn orphans(plane: &Plane, cluster: &InCluster, agents: &Agents) {
 }
 
 fn is_gone(plane: &mut Plane, cluster: &InCluster) {
+    assert!(plane.runtime.block_on(cluster.answers()));
     plane.stop_api();
+    assert!(
+        !plane.runtime.block_on(cluster.answers()),
+        "sidecars wait for it"
+    );
     eventually("who can't renew leads no longer", || !cluster.is_leader());
     assert_eq!(
         cluster.claim_of("pool.volume").as_deref(),
@@ -465,6 +470,7 @@ fn is_gone(plane: &mut Plane, cluster: &InCluster) {
     plane.start_api();
     eventually("it's followed again", || cluster.problem().is_none());
     eventually("it leads again", || cluster.is_leader());
+    assert!(plane.runtime.block_on(cluster.answers()));
     plane.apply(&volume("pv-3", DRIVER, "pool.third", "home-1"));
     eventually("what is new is seen", || {
         cluster.claim_of("pool.third").is_some()

@@ -146,7 +146,12 @@ impl Picture<'_> {
                 seen,
                 ..
             }) => {
-                if seen.is_none() && since_start < SILENCE {
+                // At a new address, as after each upgrade, it was heard of at the old one.
+                let heard = status
+                    .last_seen
+                    .as_ref()
+                    .is_some_and(|seen| self.now.duration_since(seen.0) < COARSE + SILENCE);
+                if seen.is_none() && (since_start < SILENCE || heard) {
                     return None;
                 }
                 if let Some((at, _)) = seen {

@@ -71,6 +71,16 @@ impl Sky {
         }
     }
 
+    /// Its pod is another, at an address where nobody answers yet.
+    fn moves(&mut self, node: &str) {
+        self.is_silent(node);
+        for report in &mut self.reports {
+            if report.node == node {
+                report.seen = None;
+            }
+        }
+    }
+
     fn changes(&self) -> Vec<Change> {
         let picture = Picture {
             reports: &self.reports,
@@ -101,6 +111,20 @@ impl Sky {
     fn status(&self, n: u128) -> &PoolStatus {
         self.pools[&id(n)].status.as_ref().unwrap()
     }
+}
+
+#[test]
+fn an_agent_whose_pod_is_another_is_waited_for() {
+    let mut sky = Sky::new();
+    sky.now = 100;
+    sky.says("a", vec![shown(1)]);
+    sky.write();
+    sky.moves("a");
+    sky.now = 189;
+    assert_eq!(sky.changes(), [], "an upgrade is no alarm");
+    sky.now = 190;
+    sky.write();
+    assert_eq!(sky.status(1).health, Health::Unreachable);
 }
 
 #[test]
