@@ -21,7 +21,7 @@ test_upgrade_and_rollback_while_pods_write() {
     answered 1
     said=$(inside load 'cat /tmp/said')
     trap 'chart rollback 2>/dev/null || :' EXIT
-    chart upgrade "$E2E/../../deploy/chart" --reuse-values --set-string "image.tag=$tag"
+    chart upgrade "$E2E/../../deploy/chart" --reset-then-reuse-values --set-string "image.tag=$tag"
     ask 2
     withdraw 1
     group_of during load
