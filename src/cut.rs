@@ -10,6 +10,7 @@ mod crew;
 mod gate;
 pub mod guard;
 mod halt;
+mod lane;
 pub mod local;
 pub mod participant;
 pub mod pause;

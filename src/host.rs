@@ -13,6 +13,7 @@ pub mod effect;
 #[cfg(feature = "fault")]
 mod fault;
 pub mod freezer;
+pub mod known;
 pub mod linux;
 pub mod memory;
 pub mod mountinfo;
@@ -25,6 +26,7 @@ use uuid::Uuid;
 
 pub use effect::{Done, Effect, LoopSpec, MountSpec, NodeKind};
 pub use freezer::{Freeze, FreezeMember, Freezer, MountRoot};
+pub use known::Known;
 pub use mountinfo::Mount;
 pub use session::{Session, SessionSpec, SessionState};
 
@@ -246,6 +248,9 @@ pub trait Host: Send + Sync + 'static {
     /// The map of a file from an offset on, written back first; at most `limit` runs, none at its
     /// end. Runs ascend and don't overlap; the first may begin before `from`.
     fn extents(&self, path: &Path, from: u64, limit: usize) -> Result<Vec<Extent>>;
+    /// Whether a copy has, by its map, what [`Effect::CloneRest`] took for granted of it. If not,
+    /// it may not be what the image was, and is to be thrown away.
+    fn agrees(&self, copy: &Path, known: &Known) -> Result<bool>;
     /// Number of runs of a file's map, without reading it; not written back first.
     fn extent_count(&self, path: &Path) -> Result<u64>;
 

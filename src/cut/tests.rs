@@ -70,6 +70,8 @@ fn the_order_is_quiesce_freeze_cut_thaw_release() {
         "verify",
         "release",
         "written",
+        "agrees a",
+        "agrees b",
     ];
     assert_eq!(world.log(), wanted);
     assert_eq!(outcome.level, Level::Application);
@@ -156,6 +158,20 @@ fn a_thaw_that_came_early_loses_the_cut() {
         "{error}"
     );
     assert!(world.log().contains(&"thaw b".into()), "{:?}", world.log());
+    world.assert_still();
+}
+
+#[test]
+fn a_copy_that_was_moved_loses_the_cut() {
+    let world = World::with_hooks(&["db"]);
+    world.move_copies();
+    let parameters = application();
+    let error = attempt(&world.seams(), &group(), Level::Application, &parameters).unwrap_err();
+    assert!(matches!(error, Error::CutLost { .. }), "{error:?}");
+    assert!(
+        chain(&error).contains("volume a or of its copy were moved"),
+        "{error}"
+    );
     world.assert_still();
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use uuid::Uuid;
 
-use super::{Device, FileId, LoopHold, Session, SessionSpec};
+use super::{Device, FileId, Known, LoopHold, Session, SessionSpec};
 use crate::model::FsType;
 
 /// One change. Paths of a pool begin with what [`super::Host::pin_dir`] gave; those of callers
@@ -96,12 +96,15 @@ pub enum Effect<'a> {
         target: &'a Path,
     },
     /// Clones again what differs between the source's map, synced, and the copy's own map, in
-    /// address or flags. With nobody writing to the source (frozen) the copy is exact afterwards.
+    /// address or flags. With nobody writing to the source (frozen) the copy is exact afterwards,
+    /// if [`super::Host::agrees`] says so.
     CloneRest {
         /// The image.
         source: &'a Path,
         /// A copy by [`Effect::CloneAhead`].
         target: &'a Path,
+        /// What earlier passes have seen, and what this one does.
+        known: &'a Known,
     },
     /// FALLOC_FL_UNSHARE_RANGE, in pieces of at most 4 MiB: every block of the range is the
     /// file's own afterwards, and allocated. Beside writers it's safe.

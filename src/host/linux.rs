@@ -31,8 +31,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
 use super::{
-    Device, Done, Effect, Extent, FileId, FileStat, Ground, Host, Kept, LoopHold, LoopStatus,
-    Mount, MountRoot, Result, Signature, Space,
+    Device, Done, Effect, Extent, FileId, FileStat, Ground, Host, Kept, Known, LoopHold,
+    LoopStatus, Mount, MountRoot, Result, Signature, Space,
 };
 use crate::error::HostError;
 use crate::model::FsType;
@@ -104,7 +104,11 @@ impl LinuxHost {
             Effect::Discard { path } => image::discard(path),
             Effect::CloneWhole { source, target } => return clone::whole(source, target),
             Effect::CloneAhead { source, target } => return clone::ahead(source, target),
-            Effect::CloneRest { source, target } => return clone::rest(source, target),
+            Effect::CloneRest {
+                source,
+                target,
+                known,
+            } => return clone::rest(source, target, known),
             Effect::Unshare {
                 path,
                 offset,
@@ -135,10 +139,9 @@ impl LinuxHost {
                 fs,
             } => growth::grow(folders, device, mount_point, fs),
             Effect::MakeTarget { path, kind } => folders.place("make", path)?.make(kind),
-            Effect::RemoveTarget { path } => match folders.find("remove", path)? {
-                Some(place) => place.remove(),
-                None => Ok(()),
-            },
+            Effect::RemoveTarget { path } => folders
+                .find("remove", path)?
+                .map_or(Ok(()), |it| it.remove()),
             Effect::Mount(ref spec) => mounts::mount(folders, spec),
             Effect::Bind {
                 source,
@@ -189,6 +192,10 @@ impl Host for LinuxHost {
 
     fn extents(&self, path: &Path, from: u64, limit: usize) -> Result<Vec<Extent>> {
         self.said(map::extents(path, from, limit))
+    }
+
+    fn agrees(&self, copy: &Path, known: &Known) -> Result<bool> {
+        self.said(clone::agrees(copy, known))
     }
 
     fn extent_count(&self, path: &Path) -> Result<u64> {

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{FallocateFlags, fallocate};
-use slackwater::host::{Done, Effect, Extent, Host};
+use slackwater::host::{Done, Effect, Extent, Host, Known};
 use slackwater::model::FsType;
 use slackwater::model::size::MIB;
 
@@ -84,7 +84,15 @@ fn cloned(done: Done) -> u64 {
 }
 
 fn rest(scratch: &Scratch, source: &Path, target: &Path) -> u64 {
-    cloned(scratch.done(&Effect::CloneRest { source, target }))
+    rest_with(scratch, source, target, &Known::default())
+}
+
+fn rest_with(scratch: &Scratch, source: &Path, target: &Path, known: &Known) -> u64 {
+    cloned(scratch.done(&Effect::CloneRest {
+        source,
+        target,
+        known,
+    }))
 }
 
 fn map(scratch: &Scratch, path: &Path) -> Vec<Extent> {
@@ -241,7 +249,11 @@ fn an_image_is_never_cloned_onto_itself() {
     for effect in [
         Effect::CloneWhole { source, target },
         Effect::CloneAhead { source, target },
-        Effect::CloneRest { source, target },
+        Effect::CloneRest {
+            source,
+            target,
+            known: &Known::default(),
+        },
     ] {
         let said = scratch.refused(&effect);
         assert!(said.contains("onto itself"), "{said}");
@@ -513,4 +525,47 @@ fn a_btrfs_with_other_checksums_gets_its_fsid_by_the_program_that_knows_them() {
         uuid,
     });
     assert!(said.contains("no btrfs"), "{said}");
+}
+
+/// On xfs the window reads the image's map alone; that the copy was moved shows afterwards.
+#[test]
+fn a_copy_that_somebody_moves_is_not_taken_for_what_it_was() {
+    for moved_at in ["before", "after", "never"] {
+        let scratch = Scratch::on(FsType::Xfs);
+        let source = motley(&scratch, "source").path;
+        let copy = empty(&scratch, "copy");
+        let known = Known::default();
+        scratch.done(&Effect::CloneAhead {
+            source: &source,
+            target: &copy,
+        });
+        write(&source, 2 * MIB, BLOCK, 0xaa);
+        assert_eq!(rest_with(&scratch, &source, &copy, &known), 1);
+        assert_eq!(rest_with(&scratch, &source, &copy, &known), 0);
+        // Its block goes elsewhere, so that the image's own is its own and is overwritten in place.
+        let shift = || {
+            punch(&copy, 0, BLOCK);
+            write(&copy, 0, BLOCK, 0xbb);
+        };
+        if moved_at == "before" {
+            shift();
+        }
+        let before = blocks(&scratch, &source);
+        write(&source, 3 * MIB, BLOCK, 0xcc);
+        if moved_at == "before" {
+            write(&source, 0, BLOCK, 0xdd);
+            let at = |map: &[(u64, u64)]| map.iter().find(|(at, _)| *at == 0).copied();
+            assert_eq!(at(&before), at(&blocks(&scratch, &source)), "in place");
+        }
+        known.seal();
+        assert_eq!(rest_with(&scratch, &source, &copy, &known), 1);
+        if moved_at == "after" {
+            shift();
+        }
+        let agrees = scratch.host.agrees(&copy, &known).unwrap();
+        assert_eq!(agrees, moved_at == "never", "moved {moved_at}");
+        if agrees {
+            assert_same(&source, &copy);
+        }
+    }
 }

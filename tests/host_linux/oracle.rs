@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::libc;
-use slackwater::host::{Done, Effect, Host};
+use slackwater::host::{Done, Effect, Host, Known};
 use slackwater::model::FsType;
 use slackwater::model::size::MIB;
 
@@ -101,6 +101,8 @@ struct Stage<'a> {
     most: u64,
     stop: AtomicBool,
     acts: AtomicU64,
+    /// Rounds whose copy wasn't what it was taken to be, and was told so.
+    disagreed: AtomicU64,
 }
 
 impl Stage<'_> {
@@ -175,11 +177,19 @@ impl Stage<'_> {
             std::thread::sleep(Duration::from_micros(random.below(most)));
         };
         fs::write(target, b"").unwrap();
+        let known = Known::default();
+        let rest = || {
+            self.scratch.done(&Effect::CloneRest {
+                source,
+                target,
+                known: &known,
+            })
+        };
         self.scratch.done(&Effect::CloneAhead { source, target });
         let mut acts = self.acts.load(Ordering::Relaxed);
         pause(3000, random);
-        if random.below(2) == 0 {
-            self.scratch.done(&Effect::CloneRest { source, target });
+        for _ in 0..random.below(4) {
+            rest();
             acts = self.acts.load(Ordering::Relaxed);
             pause(1000, random);
         }
@@ -187,17 +197,24 @@ impl Stage<'_> {
         eventually("writers that write", || {
             self.acts.load(Ordering::Relaxed) > acts + WRITERS
         });
+        known.seal();
         let closed = self.gate.write().unwrap();
         if !way.direct_device {
             // As a freeze does.
             self.device.sync_all().unwrap();
         }
         if put_right {
-            let done = self.scratch.done(&Effect::CloneRest { source, target });
+            let done = rest();
             assert!(matches!(done, Done::Cloned(_)), "{done:?}");
         }
+        // The same as what the bytes say, but for places that came back.
+        let agrees = self.scratch.host.agrees(target, &known).unwrap();
         let (ours, theirs) = (fs::read(source).unwrap(), fs::read(target).unwrap());
         drop(closed);
+        if put_right && !agrees {
+            self.disagreed.fetch_add(1, Ordering::Relaxed);
+            return 0;
+        }
         // As a whole first: block by block takes long without optimization.
         if ours == theirs {
             return 0;
@@ -259,6 +276,7 @@ fn bad_rounds(fs: FsType, way: Way, put_right: bool, length: Length) -> u32 {
         most: 2 * size,
         stop: AtomicBool::new(false),
         acts: AtomicU64::new(0),
+        disagreed: AtomicU64::new(0),
     };
     let copy = scratch.pool.join("copy");
     let bad = std::thread::scope(|scope| {
@@ -273,7 +291,14 @@ fn bad_rounds(fs: FsType, way: Way, put_right: bool, length: Length) -> u32 {
             .count()
     });
     let acts = stage.acts.load(Ordering::Relaxed);
-    println!("{fs} {way:?}: {bad} of {rounds} rounds differ, {acts} acts");
+    let disagreed = stage.disagreed.load(Ordering::Relaxed);
+    println!(
+        "{fs} {way:?}: {bad} of {rounds} rounds differ, {disagreed} were refused, {acts} acts"
+    );
+    assert!(
+        disagreed * 10 <= u64::from(rounds),
+        "a cut is hardly ever thrown away"
+    );
     assert!(acts > u64::from(rounds), "{acts} acts are no load");
     bad as u32
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use slackwater::host::memory::MemoryHost;
 use slackwater::host::{
-    Device, Done, Effect, Extent, FileId, FileStat, Ground, Host, Kept, LoopHold, LoopStatus,
-    Mount, MountRoot, Result, Signature, Space,
+    Device, Done, Effect, Extent, FileId, FileStat, Ground, Host, Kept, Known, LoopHold,
+    LoopStatus, Mount, MountRoot, Result, Signature, Space,
 };
 use slackwater::model::FsType;
 use uuid::Uuid;
@@ -104,6 +104,10 @@ impl Host for GatedHost {
     }
     fn extents(&self, path: &Path, from: u64, limit: usize) -> Result<Vec<Extent>> {
         self.inner.extents(path, from, limit)
+    }
+
+    fn agrees(&self, copy: &Path, known: &Known) -> Result<bool> {
+        self.inner.agrees(copy, known)
     }
 
     fn extent_count(&self, path: &Path) -> Result<u64> {

@@ -14,7 +14,7 @@ use crate::hook::{HookTarget, Hooks, Quiesced};
 use crate::host::freezer::{FreezeLimits, Journalled};
 use crate::host::{
     Device, Done, Effect, Extent, FileId, FileKind, FileStat, Freeze, FreezeMember, Freezer,
-    Ground, Host, Kept, LoopHold, LoopStatus, Mount, MountRoot, Result, Signature, Space,
+    Ground, Host, Kept, Known, LoopHold, LoopStatus, Mount, MountRoot, Result, Signature, Space,
 };
 use crate::model::{FsType, SharedVolume};
 
@@ -34,6 +34,8 @@ struct State {
     plan: Option<(usize, Trouble)>,
     hooks: Vec<String>,
     extents: u64,
+    /// A copy's map isn't what it was taken to be.
+    moved: bool,
     release_problem: Option<String>,
     frozen: BTreeSet<String>,
     quiesced: bool,
@@ -103,6 +105,10 @@ impl World {
 
     pub(super) fn set_extents(&self, extents: u64) {
         self.state(|state| state.extents = extents);
+    }
+
+    pub(super) fn move_copies(&self) {
+        self.state(|state| state.moved = true);
     }
 
     pub(super) fn set_release_problem(&self, problem: &str) {
@@ -309,6 +315,11 @@ impl Host for World {
             rdev: 0,
             modified: 0,
         }))
+    }
+
+    fn agrees(&self, copy: &Path, _known: &Known) -> Result<bool> {
+        self.host_event(&format!("agrees {}", name(copy)))?;
+        Ok(self.state(|state| !state.moved))
     }
 
     fn extent_count(&self, path: &Path) -> Result<u64> {

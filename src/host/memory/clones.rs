@@ -5,6 +5,7 @@
 //! to attach it or to copy from it is a violation.
 
 use std::collections::HashSet;
+use std::convert::Infallible;
 use std::ops::Range;
 use std::path::Path;
 
@@ -17,12 +18,25 @@ use super::machine::{Machine, Process};
 use super::mounts::Shown;
 use super::perform::Acted;
 use crate::error::HostCause;
-use crate::host::{Effect, Extent};
+use crate::host::difference::Differences;
+use crate::host::known::Memory;
+use crate::host::{Effect, Extent, Known};
 use crate::model::FsType;
 
 const BESIDE_WRITERS: &str = "it was copied in pieces beside its writers";
 const CUT_OFF: &str = "what made it was cut off";
 const UNFINISHED: &str = "its copy isn't finished";
+
+/// What the real host notes of an image's map: as it was, or where it isn't so any more.
+fn note(known: &mut Memory, now: Vec<Extent>, size: u64) {
+    if !known.is_last {
+        return known.remember(now);
+    }
+    let now = now.into_iter().map(Ok::<_, Infallible>);
+    let before = known.runs.iter().flatten().copied().map(Ok);
+    let redone = Differences::new(now, before, 0, size).flatten();
+    known.redone.extend(redone);
+}
 
 /// Where reserved blocks of an image are said to be: far from all others, each image's elsewhere.
 const RESERVED_AT: u64 = 1 << 50;
@@ -37,7 +51,11 @@ impl Machine {
         match effect {
             Effect::CloneWhole { source, target } => self.clone_whole(process, source, target),
             Effect::CloneAhead { source, target } => self.clone_ahead(process, source, target),
-            Effect::CloneRest { source, target } => self.clone_rest(process, source, target),
+            Effect::CloneRest {
+                source,
+                target,
+                known,
+            } => self.clone_rest(process, source, target, known),
             Effect::Unshare {
                 path,
                 offset,
@@ -188,9 +206,12 @@ impl Machine {
         process: Process,
         source: &Path,
         target: &Path,
+        known: &Known,
     ) -> Result<Acted, HostCause> {
         let (from, to) = self.clone_ends(process, source, target)?;
         let flaw = (!self.is_still(from)).then_some(BESIDE_WRITERS);
+        let source = &self.disk.file(from)?.live;
+        note(&mut known.lock(), runs(source, from), source.size);
         let before = self.disk.file(to)?.live.map.clone();
         self.share(from, to, flaw)?;
         let now = &self.disk.file(to)?.live.map;

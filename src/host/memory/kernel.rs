@@ -11,7 +11,7 @@ use super::machine::Machine;
 use super::perform::Acted;
 use super::{Closes, EPOCH, MemoryHost, POOLS, loops, perform};
 use crate::host::{Device, Done, Effect, FileId, FileKind, FileStat, Ground, Host, LoopHold};
-use crate::host::{Extent, MountRoot};
+use crate::host::{Extent, Known, MountRoot};
 use crate::host::{Kept, LoopStatus, Mount, Result, Signature, Space};
 use crate::model::FsType;
 use crate::model::size::MIB;
@@ -102,6 +102,15 @@ impl Host for MemoryHost {
             runs.retain(|run| run.logical + run.length > from);
             runs.truncate(limit);
             Ok(runs)
+        })
+    }
+
+    fn agrees(&self, copy: &Path, known: &Known) -> Result<bool> {
+        self.look("map", copy, |machine| {
+            let runs = machine.map(self.process, copy)?;
+            let end = runs.last().map_or(0, |run| run.logical + run.length);
+            let known = known.lock();
+            Ok(known.agrees(runs.into_iter().map(Ok::<_, Errno>), end)?)
         })
     }
 

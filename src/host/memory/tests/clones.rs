@@ -1,6 +1,7 @@
 //! Copies: what is in them, what room they take, and which are worthless.
 
 use super::*;
+use crate::host::Known;
 use crate::model::size::MIB;
 
 const IMAGE: &str = "/memory/img";
@@ -27,7 +28,11 @@ fn ahead(host: &MemoryHost) -> Result<Done> {
 
 fn rest(host: &MemoryHost) -> Result<Done> {
     let (source, target) = (path(IMAGE), path(COPY));
-    host.perform(&Effect::CloneRest { source, target })
+    host.perform(&Effect::CloneRest {
+        source,
+        target,
+        known: &Known::default(),
+    })
 }
 
 fn copy(host: &MemoryHost, offset: u64, length: u64) -> Result<Done> {
