@@ -6,7 +6,7 @@ use std::path::Path;
 use clap::{Args, Command, FromArgMatches};
 use slackwater::config::{Agents, Config, Given, RoleConfig};
 
-use super::{CASES, rendered};
+use super::{CASES, chart, helm, rendered};
 
 /// The arguments of a container, with what Kubernetes puts in.
 fn arguments(text: &str, container: &str) -> Option<Vec<String>> {
@@ -58,6 +58,48 @@ fn what_is_started_is_a_whole_configuration() {
             }
             (role, router) => panic!("{name}: {role:?} with {router:?}"),
         }
+    }
+}
+
+/// In a release of any name, what the router is told of its objects is what they are called.
+#[test]
+fn the_router_knows_what_its_objects_are_called() {
+    for release in ["slackwater", "disks", "my-slackwater"] {
+        let chart = chart().to_string_lossy().into_owned();
+        let Some(output) = helm(&["template", release, &chart, "--namespace=storage"]) else {
+            eprintln!("left out: there is no helm here");
+            return;
+        };
+        let text = String::from_utf8(output.stdout).expect("text");
+        let objects: Vec<_> = text.split("\n---\n").collect();
+        let one = |kind: &str, with: &str| {
+            let is_it = |object: &&&str| {
+                object.contains(&format!("kind: {kind}\n")) && object.contains(with)
+            };
+            let mut found = objects.iter().filter(is_it);
+            let first = found
+                .next()
+                .unwrap_or_else(|| panic!("{release}: a {kind} with {with}"));
+            assert!(found.next().is_none(), "{release}: one {kind} with {with}");
+            *first
+        };
+        let after = |object: &str, key: &str| {
+            let (_, rest) = object
+                .split_once(key)
+                .unwrap_or_else(|| panic!("{key}: {object}"));
+            let end = rest.find(['\n', '}', '"']).expect("an end");
+            rest[..end].to_string()
+        };
+        let name = |object: &str| after(object, "\n  name: ");
+        let (router, node) = (one("Deployment", ""), one("DaemonSet", ""));
+        let account = |object: &str| after(object, "serviceAccountName: ");
+        let told = |variable: &str| after(router, &format!("{variable}, value: "));
+        assert_eq!(told("HOOKS_ROLE"), name(one("ClusterRole", "pods/exec")));
+        let whom = after(router, "HOOKS_ACCOUNT, value: \"");
+        assert_eq!(whom, format!("storage:{}", account(router)));
+        assert_eq!(told("NODE_ACCOUNT"), account(node));
+        let service = after(router, "--agent-service=$(NAMESPACE)/");
+        assert_eq!(service, name(one("Service", "targetPort: agent}")));
     }
 }
 
