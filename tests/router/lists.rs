@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 
 use slackwater::csi::*;
 use slackwater::router::cluster::KnownPool;
+use slackwater::router::kube::Fleet;
+use slackwater::router::orphans::Stored;
 use tonic::Code;
 use uuid::Uuid;
 
@@ -212,6 +214,38 @@ async fn snapshots_are_listed_of_all_of_one_source_and_by_id() {
         .create_snapshot(from_kubernetes)
         .await
         .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_each_pool_has_is_told_of_those_that_can_be_asked() {
+    let (mut nodes, routed) = three().await;
+    let volumes = fill(&routed, &nodes, 4).await;
+    let asked = snapshot("s", &volumes[0]);
+    let made = routed.controller().create_snapshot(asked).await.unwrap();
+    let made = made.into_inner().snapshot.unwrap().snapshot_id;
+    let stored = async || {
+        let stored = routed.agents.stored().await;
+        let flat = |ids: fn(&Stored) -> &Vec<String>| {
+            let mut all: Vec<String> = stored.iter().flat_map(ids).cloned().collect();
+            all.sort();
+            all
+        };
+        (
+            stored.len(),
+            flat(|one| &one.volumes),
+            flat(|one| &one.snapshots),
+        )
+    };
+    assert_eq!(stored().await, (6, volumes.clone(), vec![made]));
+    nodes[1].kill();
+    routed.until("node-b", false).await;
+    let (pools, left, _) = stored().await;
+    assert_eq!(
+        (pools, left.len()),
+        (4, 8),
+        "nothing is said of who is away"
+    );
+    assert!(left.iter().all(|id| volumes.contains(id)));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -9,7 +9,7 @@ use slackwater::csi::*;
 use slackwater::host::memory::MemoryHost;
 use slackwater::model::Alpha;
 use slackwater::operation::CutCounts;
-use slackwater::telemetry::router::{AgentStatus, ClusterStatus, RouterView};
+use slackwater::telemetry::router::{AgentStatus, ClusterStatus, Orphans, RouterView};
 use slackwater::telemetry::{Metrics, http};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -179,6 +179,10 @@ impl RouterView for NoAgents {
         Some(ClusterStatus {
             leads: true,
             dropped_events: 7,
+            orphans: Some(Orphans {
+                volumes: 3,
+                snapshots: Some(1),
+            }),
             ..ClusterStatus::default()
         })
     }
@@ -201,7 +205,12 @@ async fn every_metric_is_in_the_manual() {
     node.create("v").await;
     // A node shows no agents; this one is made to, so that all numbers are in one page.
     node.metrics.router().observe(Arc::new(NoAgents::default()));
+    node.metrics.show_certificate(|| Some(1_800_000_000));
     let text = scrape(&node).await;
+    assert_eq!(value(&text, "slackwater_orphans{kind=\"volume\"}"), 3.0);
+    assert_eq!(value(&text, "slackwater_orphans{kind=\"snapshot\"}"), 1.0);
+    let expires = value(&text, "slackwater_certificate_expiry_seconds");
+    assert_eq!(expires, 1_800_000_000.0);
     let shown: BTreeSet<String> = text
         .lines()
         .filter_map(|line| line.strip_prefix("# TYPE "))

@@ -355,6 +355,12 @@ async fn an_inline_volume_lives_with_its_pod() {
         kubelet.node_publish_volume(request.clone()).await.unwrap();
     }
     assert_eq!(node.host.mounted(), [std::path::PathBuf::from(TARGET)]);
+    // Nothing in the cluster names it but its pod; who looks for orphans knows by this.
+    let mut controller = node.controller.clone();
+    let there = controller.list_volumes(ListVolumesRequest::default()).await;
+    let there = there.unwrap().into_inner().entries.remove(0);
+    let context = there.volume.unwrap().volume_context;
+    assert_eq!(context, map([("csi.storage.k8s.io/ephemeral", "true")]));
     for _ in 0..2 {
         kubelet.node_unpublish_volume(unpublish(id)).await.unwrap();
     }
