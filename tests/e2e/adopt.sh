@@ -73,10 +73,13 @@ test_a_pool_is_adopted_by_another_node() {
     driver_of node-1 pool adopt "moved=file:$MOVED" >/dev/null
     eventually 120 waits_for_volumes "$pool"
     note "adopted by the node: $(kubectl get pool "$pool" -o 'jsonpath={.status.node}, {.status.health}: {.status.message}')"
-    # A pod can't start: its volume still names the old home.
-    pod reader data:/v
-    sleep 10
-    is "a pod that wants a volume of it" "$(get pod/reader .status.phase)" Pending
+    # A pod goes to the old home still, where its volume isn't; and while it's there nothing is moved.
+    pod early data:/v
+    eventually 60 is_there early node-2
+    told=$(router pool adopt "$pool" --cluster | grep "$NS/data")
+    has "its volume" "$told" "is left:"
+    gone pod/early
+    eventually 120 detached "$volume"
 
     told=$(router pool adopt "$pool" --cluster)
     has "what is to be done" "$told" "nothing was changed"
@@ -87,7 +90,7 @@ test_a_pool_is_adopted_by_another_node() {
     is "the claim's volume" "$(pv_of data)" "$volume"
     is "the claim" "$(get pvc/data '.status.phase')/$(get pvc/data .metadata.uid)" "Bound/$uid"
     is "its policy" "$(kubectl get pv "$volume" -o 'jsonpath={.spec.persistentVolumeReclaimPolicy}')" Delete
-    until_field pod/reader .status.phase Running
+    pod reader data:/v
     ready pod/reader
     is "its node" "$(node_of reader)" node-1
     is "the file" "$(inside reader 'cat /v/file')" precious
@@ -114,4 +117,6 @@ test_a_pool_is_adopted_by_another_node() {
 }
 shown_in_vain() { [[ $(kubectl get pool "$1" -o 'jsonpath={.status.health}') =~ ^(NotServed|Conflict)$ ]]; }
 waits_for_volumes() { [[ $(kubectl get pool "$1" -o 'jsonpath={.status.node} {.status.message}') == node-1*"3 PersistentVolumes"* ]]; }
+is_there() { [ "$(node_of "$1")" = "$2" ]; }
+detached() { ! kubectl get volumeattachments -o 'jsonpath={.items[*].spec.source.persistentVolumeName}' | grep -q "$1"; }
 healthy() { [ "$(kubectl get pool "$1" -o 'jsonpath={.status.health}')" = Healthy ]; }
