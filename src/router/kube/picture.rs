@@ -103,6 +103,10 @@ impl Picture<'_> {
             if shows.iter().any(|sight| sight.pool.refusal.is_empty()) {
                 shows.retain(|sight| sight.pool.refusal.is_empty());
             }
+            // Whoever deletes the object of a pool that is only remembered is done with it.
+            if before.is_none() && shows.is_empty() {
+                return None;
+            }
             let mut status = match shows.first().copied().or(by.first()) {
                 Some(sight) => sight.status(self.strays(id, sight)),
                 None => self.unseen(before?)?,

@@ -252,6 +252,9 @@ fn two_that_show_the_same_pool_are_both_named() {
     sky.says("b", vec![]);
     sky.write();
     assert_eq!(sky.status(1).health, Health::Forgotten);
+    // Its object can be deleted, and doesn't come back.
+    sky.pools.remove(&id(1));
+    assert_eq!(sky.changes(), []);
 }
 
 #[test]
