@@ -157,12 +157,8 @@ impl Run<'_> {
                 Ok(Err(status)) if status.code() == Code::Aborted => {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
-                // The connection is gone before the kernel says that the process is.
-                Ok(Err(status))
-                    if ["transport error", "Connection refused"]
-                        .iter()
-                        .any(|gone| status.message().contains(gone)) =>
-                {
+                // No answer: the connection is gone before the kernel says that the process is.
+                Ok(Err(status)) if std::error::Error::source(&status).is_some() => {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
                 Ok(Err(status)) => panic!("{what} of {}: {status:?}", self.name),

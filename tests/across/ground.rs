@@ -408,11 +408,7 @@ impl Cluster {
                 row.push(counter);
             }
             agent.client.unstage(id, &staging).await.unwrap();
-            let begun = std::time::Instant::now();
-            while let Err(status) = client.delete(id).await {
-                assert!(begun.elapsed() < PATIENCE, "{status}");
-                tokio::time::sleep(Duration::from_millis(200)).await;
-            }
+            client.delete_unused(id).await;
         }
         found
     }
@@ -530,12 +526,7 @@ impl Cluster {
             let agent = &self.agents[volume.node];
             let unstaged = agent.client.unstage(&volume.id, &volume.staging);
             unstaged.await.unwrap();
-            // Somebody on this machine may have copied the mount table just now.
-            let begun = std::time::Instant::now();
-            while let Err(status) = self.router.client.delete(&volume.id).await {
-                assert!(begun.elapsed() < PATIENCE, "{status}");
-                tokio::time::sleep(Duration::from_millis(200)).await;
-            }
+            self.router.client.delete_unused(&volume.id).await;
         }
         self.assert_no_snapshots("at the end");
         for agent in &self.agents {

@@ -372,6 +372,15 @@ async fn a_missing_disk_is_no_place_for_a_new_image() {
     server.client().delete(&id).await.unwrap();
 }
 
+/// Lets go of other tests' mounts, which came along into the namespace; nobody outside hears of it,
+/// since all that isn't ours is made private first. Then it becomes the program.
+const IN_ITS_OWN: &str = r#"
+    not_ours() { while read -r _ at _; do case $at in "$1"/*) ;; *) echo "$at" ;; esac; done </proc/self/mounts; }
+    not_ours "$1" | while read -r at; do mount --make-private "$at"; done
+    not_ours "$1" | grep /slackwater- | tac | while read -r at; do umount --lazy "$at"; done
+    mount --make-rslave "$2" && shift 2 && exec "$@"
+"#;
+
 /// Runs the driver in a mount namespace of its own, as a container has one: what is mounted below
 /// the kubelet's folder is seen outside, the pool's own mount isn't.
 fn in_a_container(scratch: &Scratch, disk: &Disk, pool: &str) -> Server {
@@ -386,7 +395,6 @@ fn in_a_container(scratch: &Scratch, disk: &Disk, pool: &str) -> Server {
     ] {
         run("mount", &words);
     }
-    let script = r#"mount --make-rslave "$1" && shift && exec "$@""#;
     let wrapper = [
         "unshare",
         "--mount",
@@ -394,8 +402,9 @@ fn in_a_container(scratch: &Scratch, disk: &Disk, pool: &str) -> Server {
         "unchanged",
         "sh",
         "-c",
-        script,
+        IN_ITS_OWN,
         "sh",
+        scratch.path().to_str().unwrap(),
         disk.mount_point.to_str().unwrap(),
     ];
     Server::wrapped(scratch, &wrapper, &[pool])

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use slackwater::csi::controller_client::ControllerClient;
 use slackwater::csi::identity_client::IdentityClient;
@@ -10,8 +10,10 @@ use slackwater::csi::node_client::NodeClient;
 use slackwater::csi::volume_capability::access_mode::Mode;
 use slackwater::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use slackwater::csi::{self, CapacityRange, VolumeCapability};
-use tonic::Status;
 use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::{Code, Status};
+
+use super::PATIENCE;
 
 /// A client of one socket.
 #[derive(Clone)]
@@ -123,6 +125,17 @@ impl Client {
             ..Default::default()
         };
         self.controller().delete_volume(request).await.map(drop)
+    }
+
+    /// DeleteVolume of one that nobody uses any more. Who has copied the mount table meanwhile, as
+    /// a container does that is started, may hold its device for a while.
+    pub async fn delete_unused(&self, id: &str) {
+        let begun = Instant::now();
+        while let Err(status) = self.delete(id).await {
+            let is_held = status.code() == Code::FailedPrecondition;
+            assert!(is_held && begun.elapsed() < PATIENCE, "{status}");
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
     }
 
     /// ControllerExpandVolume.

@@ -1,6 +1,7 @@
 //! A scratch folder and disks for pools: image files with a file system, mounted below it.
 
-use std::os::unix::fs::MetadataExt;
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use slackwater::host::{Mount, mountinfo};
@@ -45,10 +46,16 @@ impl Scratch {
 
     /// A folder below it.
     pub fn dir(&self, name: &str) -> PathBuf {
-        let path = self.join(name);
-        std::fs::create_dir_all(&path).unwrap();
-        path
+        folder(&self.join(name))
     }
+}
+
+/// Makes a folder through which everybody may pass, whatever our umask is: databases refuse to run
+/// as root.
+pub fn folder(path: &Path) -> PathBuf {
+    std::fs::create_dir_all(path).unwrap();
+    std::fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+    path.to_path_buf()
 }
 
 impl Drop for Scratch {

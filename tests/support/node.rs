@@ -103,9 +103,7 @@ impl Node {
 
     /// A staging path, made as the kubelet makes it.
     pub fn staging(&self, name: &str) -> PathBuf {
-        let path = self.path(&format!("{name}.staging"));
-        std::fs::create_dir_all(&path).unwrap();
-        path
+        super::disk::folder(&self.path(&format!("{name}.staging")))
     }
 
     /// A new volume of 1 GiB, staged.
@@ -125,7 +123,7 @@ impl Node {
     /// The end of a staged volume.
     pub async fn end(&self, id: &str, staging: &Path) {
         self.client.unstage(id, staging).await.unwrap();
-        self.client.delete(id).await.unwrap();
+        self.client.delete_unused(id).await;
     }
 
     /// The image of the volume with this id.
