@@ -219,6 +219,7 @@ fn volumes_follow_an_adopted_pool_from_wherever_a_run_was_cut_off() {
     std::thread::sleep(Duration::from_secs(20));
     assert_eq!(ground.stored(), stored, "no data is deleted");
     is_as_before(&ground, &before);
+    two_runs_do_no_harm(&ground, &before, &stored);
     lives_on(&ground, stored);
     tells_orphans(&ground);
 }
@@ -380,6 +381,33 @@ fn is_as_before(ground: &Ground, before: &[Value]) {
         .plane
         .kubectl(&["events", "-n", "shop", "--for=pvc/data-1"]);
     assert!(events.contains("VolumeAdopted"), "{events}");
+}
+
+/// Back to where they came from.
+fn two_runs_do_no_harm(ground: &Ground, before: &[Value], stored: &BTreeSet<String>) {
+    let home = |volume: &Value| volume["spec"]["nodeAffinity"].clone();
+    let old = &before[0]["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"][0]["matchExpressions"]
+        [0]["values"][0];
+    ground.seen_at(old.as_str().unwrap());
+    std::thread::scope(|scope| {
+        let words = ["pool", "adopt", &ground.pool, "--cluster", "--yes"];
+        let both = [(); 2].map(|()| scope.spawn(move || ground.run(&words)));
+        for run in both {
+            let (code, told) = run.join().unwrap();
+            assert_eq!(code, Some(0), "{told}");
+        }
+    });
+    let after = ground.volumes();
+    assert_eq!(
+        before.iter().map(home).collect::<Vec<_>>(),
+        after.iter().map(home).collect::<Vec<_>>()
+    );
+    for volume in &after {
+        assert_eq!(volume["spec"]["persistentVolumeReclaimPolicy"], "Delete");
+        assert_eq!(volume["status"]["phase"], "Bound");
+    }
+    assert_eq!(notes(&ground.pool()), 0);
+    assert_eq!(ground.stored(), *stored);
 }
 
 /// What comes afterwards is as ever: a claim that is deleted takes its data along.

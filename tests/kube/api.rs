@@ -483,7 +483,11 @@ fn is_gone(plane: &mut Plane, cluster: &InCluster) {
 }
 
 fn hands_over(plane: &Plane, first: &InCluster, agents: &Arc<Agents>) {
-    let second = start(plane, options("router-b"), agents);
+    let with_policy = Options {
+        lost_after: Some(Duration::from_secs(2)),
+        ..options("router-b")
+    };
+    let second = start(plane, with_policy, agents);
     eventually("another one follows", || second.is_complete());
     for _ in 0..50 {
         assert!(!(first.is_leader() && second.is_leader()), "two lead");
@@ -495,7 +499,28 @@ fn hands_over(plane: &Plane, first: &InCluster, agents: &Arc<Agents>) {
     eventually("the other one leads", || second.is_leader());
     std::thread::sleep(Duration::from_secs(2));
     assert!(!first.is_leader(), "who has ended stays so");
+    loses(plane, &second, agents);
     plane.runtime.block_on(second.end());
+}
+
+/// By policy: with both its Node and its agent gone, and not with one of them.
+fn loses(plane: &Plane, cluster: &InCluster, agents: &Agents) {
+    let id = POOL.parse().unwrap();
+    agents.silence("node-1");
+    eventually("the agent is missed", || {
+        let health = ["get", "pool", POOL, "-o", "jsonpath={.status.health}"];
+        plane.kubectl(&health) == "Unreachable"
+    });
+    std::thread::sleep(Duration::from_secs(4));
+    assert!(!cluster.is_lost(id), "its Node is there");
+    plane.kubectl(&["delete", "node", "node-1"]);
+    eventually("the policy takes it for lost", || cluster.is_lost(id));
+    let reason = ["get", "pool", POOL, "-o", "jsonpath={.spec.lostReason}"];
+    let reason = plane.kubectl(&reason);
+    assert!(
+        reason.contains("node node-1 and its agent have been gone"),
+        "{reason}"
+    );
 }
 
 /// How many requests of a kind the API server has counted.

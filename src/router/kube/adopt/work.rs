@@ -123,6 +123,7 @@ impl<W: FnMut(&str, Step) + Send> Work<'_, W> {
 
     /// Brings one to its new home, still with the policy Retain.
     async fn bring(&mut self, name: &str) -> Result<End> {
+        let mut refused = false;
         for _ in 0..MOST_STEPS {
             let (live, noted) = (self.live(name).await?, self.noted(name).await?);
             let home = self.plan.pool.home.as_str();
@@ -133,7 +134,12 @@ impl<W: FnMut(&str, Step) + Send> Work<'_, W> {
             let written = match (next, live) {
                 (Next::Arrived, Some(live)) => return Ok(End::Arrived(live)),
                 (Next::Arrived | Next::Gone, _) => return Ok(End::Gone),
-                (Next::Refuse(why), _) => return Ok(End::Left(why)),
+                (Next::Refuse(why), _) if refused => return Ok(End::Left(why)),
+                // Another run may have done a step between the two looks.
+                (Next::Refuse(_), _) => {
+                    refused = true;
+                    Write::Stale
+                }
                 (Next::Retain, Some(live)) => self.retain(&live).await?,
                 (Next::Note, Some(live)) => self.note(&live).await?,
                 (Next::Delete, Some(live)) => self.delete(&live).await?,
