@@ -51,9 +51,11 @@ pub(super) fn run(wish: &Wish) -> Result<ExitCode, Failure> {
 fn said(volume: &str, step: Step) {
     match step {
         Step::Delete => {
-            eprintln!("slackwater: PersistentVolume {volume} is deleted, to be made again")
+            eprintln!("slackwater: PersistentVolume {volume} is deleted, to be made again");
         }
-        Step::Make => eprintln!("slackwater: PersistentVolume {volume} is made again"),
+        Step::Make => {
+            eprintln!("slackwater: PersistentVolume {volume} is made again");
+        }
         Step::Retain | Step::Note | Step::Release | Step::Strike | Step::Restore => {}
     }
 }

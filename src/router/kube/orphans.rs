@@ -125,7 +125,7 @@ impl Memory {
     }
 
     /// Those that are old enough and weren't told yet, at most so many. They count as told.
-    fn to_tell(&mut self, age: Duration, now: Instant) -> Vec<Orphan> {
+    fn untold(&mut self, age: Duration, now: Instant) -> Vec<Orphan> {
         let each = self.0.iter_mut();
         let new = each.filter(|(_, (since, told))| !*told && now.duration_since(*since) >= age);
         let told = new.take(TOLD_AT_ONCE).map(|(orphan, (_, told))| {
@@ -199,7 +199,7 @@ async fn look(cluster: &InCluster, fleet: &dyn Fleet, memory: &mut Memory) -> Op
     let (age, now) = (cluster.options.orphans.age, Instant::now());
     let names = |id: &str| cluster.volumes.names(id);
     memory.take(&stored, unnamed(&stored, names, snapshots.as_ref()), now);
-    for orphan in memory.to_tell(age, now) {
+    for orphan in memory.untold(age, now) {
         let message = orphan.words();
         tracing::warn!(id = orphan.id, node = orphan.node, message, "an orphan");
         cluster.tell(&About::Pool(orphan.pool), true, "Orphan", message);
@@ -308,7 +308,7 @@ mod tests {
         let mut at = |seconds: u64, stored: &[Stored]| {
             let now = begun + Duration::from_secs(seconds);
             memory.take(stored, unnamed(stored, |_| false, None), now);
-            let told = memory.to_tell(age, now);
+            let told = memory.untold(age, now);
             let old = memory.old(age, now).map(|one| one.id.clone());
             (old.collect::<Vec<_>>(), told.len())
         };
@@ -338,7 +338,7 @@ mod tests {
         let mut memory = Memory::default();
         let now = Instant::now();
         memory.take(&stored, unnamed(&stored, |_| false, None), now);
-        let mut told = || memory.to_tell(Duration::ZERO, now).len();
+        let mut told = || memory.untold(Duration::ZERO, now).len();
         assert_eq!([told(), told(), told()], [TOLD_AT_ONCE, 7, 0]);
     }
 }

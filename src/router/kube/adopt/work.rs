@@ -28,7 +28,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// How one PersistentVolume ended.
 enum End {
-    Arrived(Manifest),
+    Arrived(Box<Manifest>),
     Gone,
     Left(String),
 }
@@ -68,7 +68,7 @@ pub(super) async fn run<W: FnMut(&str, Step) + Send>(
             Fate::Move | Fate::Finish => work.bring(&line.name).await?,
         };
         match ended {
-            End::Arrived(manifest) => drop(arrived.insert(line.name.clone(), manifest)),
+            End::Arrived(manifest) => drop(arrived.insert(line.name.clone(), *manifest)),
             End::Gone => {}
             End::Left(why) => done.left.push((line.name.clone(), why)),
         }
@@ -132,7 +132,7 @@ impl<W: FnMut(&str, Step) + Send> Work<'_, W> {
                 (self.watch)(name, step);
             }
             let written = match (next, live) {
-                (Next::Arrived, Some(live)) => return Ok(End::Arrived(live)),
+                (Next::Arrived, Some(live)) => return Ok(End::Arrived(Box::new(live))),
                 (Next::Arrived | Next::Gone, _) => return Ok(End::Gone),
                 (Next::Refuse(why), _) if refused => return Ok(End::Left(why)),
                 // Another run may have done a step between the two looks.
