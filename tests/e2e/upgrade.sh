@@ -13,8 +13,8 @@ all_run() { # IMAGE: each pod of the driver, and nothing else
 test_upgrade_and_rollback_while_pods_write() {
     local old tag=e2e-next said archive=$E2E/../../target/slackwater-image-next.tar
     old=$(kubectl -n $SYSTEM get daemonset -o 'jsonpath={.items[0].spec.template.spec.containers[0].image}')
-    # The program that runs is packed once more, as another image.
-    IMAGE_NAME=slackwater:$tag IMAGE_OUT=$archive IMAGE_LABEL=org.opencontainers.image.version=$tag "$E2E/../../deploy/image/build" 2>/dev/null
+    # What is built now, as another version of the image.
+    IMAGE_NAME=slackwater:$tag IMAGE_OUT=$archive "$E2E/../../deploy/image/build" >/dev/null 2>&1
     "$CLUSTER/image" load "$archive"
     writer
     ask 1
