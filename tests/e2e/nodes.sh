@@ -253,6 +253,8 @@ test_a_pool_is_lost_and_returns() {
     gone pod/doomed
     snapshot snap stays
     doomed=$(volume_of doomed) pool=$(pool_id 2)
+    # (Kubernetes deletes no volume that is attached, and detaches none of a node that is off for 6 min)
+    eventually 120 detached "$doomed"
     handle=$(kubectl get pv "$doomed" -o 'jsonpath={.spec.csi.volumeHandle}')
     content=$(get volumesnapshot/snap .status.boundVolumeSnapshotContentName)
     snap=$(kubectl get volumesnapshotcontent "$content" -o 'jsonpath={.status.snapshotHandle}')
