@@ -62,7 +62,7 @@ test_a_pool_is_adopted_by_another_node() {
     node 1 mount -o loop "$STATE/node-1/moved.img" $MOVED
     "$CLUSTER/node" start 2
     kubectl wait --for=condition=Ready --timeout="$WAIT" node/node-2 >/dev/null
-    chart_of upgrade "$E2E/../../deploy/chart" --reuse-values --set-json "$(pools_of_chart default=/var/lib/slackwater/pool moved=$MOVED)"
+    chart_of upgrade "$E2E/../../deploy/chart" --reset-then-reuse-values --set-json "$(pools_of_chart default=/var/lib/slackwater/pool moved=$MOVED)"
     eventually 120 shown_in_vain "$pool"
     note "before it's adopted: $(kubectl get pool "$pool" -o 'jsonpath={.status.health}: {.status.message}')"
     told=$(router pool adopt "$pool" --cluster 2>&1) && fail "it's not adopted yet: $told" && return 1

@@ -26,7 +26,7 @@ fn objects(text: &str) -> Vec<&str> {
 
 fn is_foreign(object: &str) -> bool {
     let api = |group: &&str| object.contains(&format!("apiVersion: {group}/"));
-    FOREIGN.iter().any(|group| api(group))
+    FOREIGN.iter().any(api)
 }
 
 fn rendered(helm: &Path, words: &[&str]) -> String {
