@@ -3,9 +3,9 @@
 //!
 //! Where the image still has the address that it had then, the copy is taken to have it as well.
 //! That isn't certain: what was read may have changed before it was cloned, and somebody may move
-//! a copy's blocks. So it's proven afterwards, when nobody waits for it ([`Known::agrees`]): a
-//! place that the copy has from the image, and that the image had all the time, was shared all
-//! the time, and nobody writes to what is shared.
+//! a copy's blocks. So it's proven afterwards, when nobody waits for it
+//! ([`agrees`](super::Host::agrees)): a place that the copy has from the image, and that the image
+//! had all the time, was shared all the time, and nobody writes to what is shared.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
