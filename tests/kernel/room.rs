@@ -324,7 +324,6 @@ async fn wipe_zero_leaves_nothing_of_the_content_on_the_disk_and_none_does() {
 
 #[tokio::test]
 async fn wipe_discard_gives_the_blocks_back_to_the_disk() {
-    super::support::Disk::renew_loops();
     let node = Node::on("xfs", GIB);
     let (staging, target) = (node.staging("w"), node.path("w"));
     let id = node

@@ -166,8 +166,12 @@ impl Run {
         if makes && is_there {
             self.world.note(step);
             self.world.learn(step);
-        } else if !makes && !is_there {
+        } else if !makes {
             self.world.learn(step);
+            // It was ended, and the other one has made it anew: at another time.
+            if is_there {
+                self.world.forget_times();
+            }
         }
         self.world.forget_unanswered();
     }

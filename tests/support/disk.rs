@@ -159,7 +159,7 @@ impl Disk {
     }
 
     /// Makes free loop devices new: a limit on discards that somebody left on one would stay.
-    pub fn renew_loops() {
+    fn renew_loops() {
         let control = std::fs::OpenOptions::new()
             .read(true)
             .write(true)
@@ -175,13 +175,27 @@ impl Disk {
     }
 
     /// Mounts it somewhere. A program is told the number of a loop device first and opens it then:
-    /// in between another process may take that, or remove it to make it new.
+    /// in between another process may take that, or remove it to make it new. A loop device that
+    /// a thick volume has had just before takes no discards, and is none of ours.
     pub fn mount_at(&self, path: &Path) {
-        let (image, path) = (self.image.to_str().unwrap(), path.to_str().unwrap());
-        let words = ["-o", "loop", image, path];
-        if !(1..20).any(|_| succeeds("mount", &words)) {
-            run("mount", &words);
+        let words = [
+            "-o",
+            "loop",
+            self.image.to_str().unwrap(),
+            path.to_str().unwrap(),
+        ];
+        for _ in 1..20 {
+            if !succeeds("mount", &words) {
+                continue;
+            }
+            if takes_discards(path) {
+                return;
+            }
+            unmount(path);
+            Disk::renew_loops();
         }
+        // Nobody's here takes any, perhaps; who needs them says so.
+        run("mount", &words);
     }
 
     /// Unmounts it.
@@ -215,4 +229,14 @@ impl Disk {
             .map(|entry| entry.unwrap().path())
             .collect()
     }
+}
+
+/// Whether the loop device mounted at a path does.
+fn takes_discards(path: &Path) -> bool {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let here = |line: &&str| line.split(' ').nth(1) == path.to_str();
+    let line = mounts.lines().rfind(here).expect("it's mounted");
+    let name = line.split(' ').next().unwrap().trim_start_matches("/dev/");
+    let limit = std::fs::read_to_string(format!("/sys/block/{name}/queue/discard_max_bytes"));
+    limit.unwrap().trim() != "0"
 }

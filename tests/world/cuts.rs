@@ -200,6 +200,11 @@ impl World {
         }
     }
 
+    /// What was cut may be cut anew.
+    pub fn forget_times(&mut self) {
+        self.cuts.cut_at.clear();
+    }
+
     /// An answer that was given once stays the same.
     fn learn_time(&mut self, id: &str) {
         let Some(record) = self.record_of(id) else {
