@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::Extent;
 use super::difference::Differences;
 
-/// More runs aren't remembered (40 bytes each): both maps are read then, as without memory.
+/// A map of more runs isn't remembered (40 bytes each): both maps are read then, as without memory.
 const MOST_RUNS: usize = 1 << 20;
 
 /// Of one image and its copy, through one cut.
@@ -46,7 +46,15 @@ impl Known {
 }
 
 impl Memory {
-    /// Puts down what a pass that isn't the last has seen.
+    /// Puts down a run that a pass has seen which isn't the last; [`Memory::remember`] ends it.
+    pub(in crate::host) fn see(seen: &mut Vec<Extent>, run: &Extent) {
+        // One more than is remembered tells that it's too long.
+        if seen.len() <= MOST_RUNS {
+            seen.push(*run);
+        }
+    }
+
+    /// The whole map of such a pass.
     pub(in crate::host) fn remember(&mut self, seen: Vec<Extent>) {
         self.runs = (seen.len() <= MOST_RUNS).then_some(seen);
     }
@@ -146,7 +154,12 @@ mod tests {
     #[test]
     fn a_map_that_is_too_long_is_not_remembered() {
         let known = Known::default();
-        known.lock().remember(vec![run(0, 1, 1); MOST_RUNS + 1]);
+        let mut seen = Vec::new();
+        for _ in 0..MOST_RUNS + 10 {
+            Memory::see(&mut seen, &run(0, 1, 1));
+        }
+        assert_eq!(seen.len(), MOST_RUNS + 1, "it takes no more room than that");
+        known.lock().remember(seen);
         assert!(known.lock().runs.is_none());
         known.lock().remember(vec![run(0, 1, 1)]);
         known.seal();

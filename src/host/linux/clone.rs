@@ -17,6 +17,7 @@ use super::map::{self, Runs};
 use super::sys::blocks::{clone_file, clone_range};
 use crate::error::HostError;
 use crate::host::difference::Differences;
+use crate::host::known::Memory;
 use crate::host::{Done, Extent, Known, Result};
 
 /// Writers of the source wait for a piece: at 4 KiB an extent and 15 us each, 30 ms at worst.
@@ -173,7 +174,7 @@ pub(super) fn rest(source: &Path, target: &Path, known: &Known) -> Result<Done> 
     let size = pair.fit()?;
     // One after the other: on xfs two readers of maps that share their blocks meet at each extent
     // in the lock of the same group of blocks, and wake each other up 100,000 times.
-    let mut ours = Runs::new(&pair.source, source, 0);
+    let ours = Runs::new(&pair.source, source, 0);
     let copy = Runs::new(&pair.target, target, 0);
     let mut known = known.lock();
     let before = known.runs.take();
@@ -191,7 +192,11 @@ pub(super) fn rest(source: &Path, target: &Path, known: &Known) -> Result<Done> 
         return pair.put_right(ours, copy, size, drop);
     }
     let mut seen = Vec::with_capacity(before.as_ref().map_or(0, Vec::len));
-    let noting = ours.by_ref().inspect(|run| seen.extend(run.as_ref().ok()));
+    let noting = ours.inspect(|run| {
+        if let Ok(run) = run {
+            Memory::see(&mut seen, run);
+        }
+    });
     let done = match before {
         Some(before) => pair.put_right(noting, before.into_iter().map(Ok), size, drop),
         None => pair.put_right(noting, copy, size, drop),
