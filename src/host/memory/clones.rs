@@ -366,8 +366,18 @@ impl Machine {
 
     /// The map of an image.
     pub(super) fn map(&self, process: Process, path: &Path) -> Result<Vec<Extent>, HostCause> {
+        Ok(self.map_and_size(process, path)?.0)
+    }
+
+    /// The same, and how long the image is.
+    pub(super) fn map_and_size(
+        &self,
+        process: Process,
+        path: &Path,
+    ) -> Result<(Vec<Extent>, u64), HostCause> {
         let ino = self.must_find(process, path)?;
-        Ok(runs(&self.disk.file(ino)?.live, ino))
+        let data = &self.disk.file(ino)?.live;
+        Ok((runs(data, ino), data.size))
     }
 }
 

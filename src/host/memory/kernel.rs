@@ -107,10 +107,9 @@ impl Host for MemoryHost {
 
     fn agrees(&self, copy: &Path, known: &Known) -> Result<bool> {
         self.look("map", copy, |machine| {
-            let runs = machine.map(self.process, copy)?;
-            let end = runs.last().map_or(0, |run| run.logical + run.length);
+            let (runs, size) = machine.map_and_size(self.process, copy)?;
             let known = known.lock();
-            Ok(known.agrees(runs.into_iter().map(Ok::<_, Errno>), end)?)
+            Ok(known.agrees(runs.into_iter().map(Ok::<_, Errno>), size)?)
         })
     }
 
