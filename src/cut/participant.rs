@@ -29,7 +29,8 @@ pub trait Participant: Send {
     fn cut(&mut self) -> Result<Thawed>;
 
     /// Whether all that was written before the cut is in it: what the freeze itself couldn't
-    /// write back is an error. Nobody stands still any more.
+    /// write back is an error, and so is a copy that isn't what the cut took it to be. Nobody
+    /// stands still any more.
     fn written(&mut self) -> Result<()>;
 }
 
