@@ -137,14 +137,18 @@ parameters: {${parameters%, }}
 END
 }
 
-# snapshot NAME CLAIM: made, and ready
-snapshot() {
+# snapshot_of NAME CLAIM: asked for, not waited for
+snapshot_of() {
     apply <<END
 apiVersion: snapshot.storage.k8s.io/v1
 kind: VolumeSnapshot
 metadata: {name: $1}
 spec: {volumeSnapshotClassName: slackwater, source: {persistentVolumeClaimName: $2}}
 END
+}
+# snapshot NAME CLAIM: made, and ready
+snapshot() {
+    snapshot_of "$1" "$2"
     until_field "volumesnapshot/$1" .status.readyToUse true
 }
 

@@ -26,14 +26,6 @@ writes_on() {
     note "the writer went from $n to $(inside load 'cat /tmp/said'); its longest pause: $((pause / 100)).$(printf %02d $((pause % 100))) s"
 }
 
-snapshot_of() { # NAME CLAIM: asked for, not waited for
-    apply <<END
-apiVersion: snapshot.storage.k8s.io/v1
-kind: VolumeSnapshot
-metadata: {name: $1}
-spec: {volumeSnapshotClassName: slackwater, source: {persistentVolumeClaimName: $2}}
-END
-}
 # Claims with pods, and snapshots of the load, asked for and not waited for.
 ask() { # ROUND
     local i
