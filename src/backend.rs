@@ -141,9 +141,12 @@ pub trait Backend: Send + Sync + 'static {
     /// or the error is [`crate::error::Error::Undo`].
     fn grow(&self, record: &VolumeRecord, size: u64, admit: Admit<'_>) -> Result<VolumeRecord>;
     /// Ends a volume: out of sight durably, then its blocks, its record last; and whatever an
-    /// earlier try left of it. Nothing there is success. A crash leaves trash, which a repeat or
-    /// [`Backend::recover`] ends.
+    /// earlier try left of it. Nothing there is success. A failure or a crash leaves trash, which a
+    /// repeat, [`Backend::end_trash`] or [`Backend::recover`] ends.
     fn delete(&self, uuid: Uuid) -> Result<()>;
+    /// Goes on with deletes, of snapshots too, that failed when all was out of sight already: not
+    /// every caller comes again. What fails once more is logged, and waits for the next time.
+    fn end_trash(&self);
 
     /// Whether images of this pool can share blocks: else snapshots are copies.
     fn shares_blocks(&self) -> bool;

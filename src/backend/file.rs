@@ -175,6 +175,10 @@ impl Backend for FileBackend {
         self.volumes.delete(uuid)
     }
 
+    fn end_trash(&self) {
+        self.folder.end_trash();
+    }
+
     fn shares_blocks(&self) -> bool {
         self.shares_blocks
     }

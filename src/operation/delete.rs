@@ -8,7 +8,7 @@ use crate::record::VolumeRecord;
 
 impl Driver {
     /// DeleteVolume. What isn't there is deleted; what is used stays, and says who uses it. A
-    /// crash leaves trash, which a repeat or the next start ends.
+    /// failure or a crash leaves trash, which a repeat, [`Driver::end_trash`] or the next start ends.
     pub fn delete_volume(&self, volume_id: &str) -> Result<()> {
         let Owner::Pool(pool, id) = self.owner(volume_id)? else {
             return Ok(());

@@ -188,12 +188,18 @@ impl Driver {
         if one.record.allocation != Allocation::Thick {
             return Ok(());
         }
-        match one.pool.backend.volume(one.record.source)? {
-            Some(volume) if volume.incarnation == one.record.source_incarnation => {
-                let image = Image::Volume(volume.uuid);
-                one.pool.backend.unshare(image, image_bytes(volume.size))
-            }
-            Some(_) | None => Ok(()),
+        let backend = &one.pool.backend;
+        let source = || -> Result<_> {
+            let volume = backend.volume(one.record.source)?;
+            Ok(volume.filter(|volume| volume.incarnation == one.record.source_incarnation))
+        };
+        let Some(volume) = source()? else {
+            return Ok(());
+        };
+        match backend.unshare(Image::Volume(volume.uuid), image_bytes(volume.size)) {
+            Err(error) if source()?.is_some() => Err(error),
+            // What failed because the volume was deleted meanwhile is not owed any more.
+            Err(_) | Ok(()) => Ok(()),
         }
     }
 

@@ -130,6 +130,16 @@ impl Driver {
         }
     }
 
+    /// Goes on with deletes that failed half-way, in every pool that is served. Takes as long as
+    /// their wipes.
+    pub fn end_trash(&self) {
+        for pool in self.serving() {
+            if !self.in_flight.is_stopping() {
+                pool.backend.end_trash();
+            }
+        }
+    }
+
     /// Takes over what an administrator's act has written. A home that is settled stays: the
     /// cluster knows it.
     fn read_node_record(&self) {

@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
 
+use crate::error::chain;
 use crate::operation::Driver;
 use crate::router::Router;
 use crate::telemetry::Metrics;
 
-/// How often pools that aren't served are looked at again: a disk that is mounted late should
-/// not need a restart.
+/// How often pools that aren't served are looked at again, and what deletes have left: a disk that
+/// is mounted late, or writes again, should not need a restart.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
 /// Calls that haven't been answered.
@@ -70,22 +71,14 @@ impl Work {
         }
     }
 
-    /// Looks at pools that aren't served, for ever.
+    /// Looks at pools that aren't served, and ends what deletes have left, for ever.
     pub(super) async fn look_again(&self) {
         let driver = match self {
             Work::Driver(driver) => driver,
             Work::Router(..) => return std::future::pending().await,
         };
-        let mut ticks = interval(LOOK_AGAIN);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        ticks.tick().await;
-        loop {
-            ticks.tick().await;
-            let driver = driver.clone();
-            if let Err(error) = tokio::task::spawn_blocking(move || driver.look_again()).await {
-                tracing::error!(%error, "looking at pools again failed");
-            }
-        }
+        // Beside each other: a wipe takes long, and a look also ends freezes.
+        tokio::join!(look(driver), end_trash(driver));
     }
 
     /// Waits for work whose callers went away.
@@ -95,4 +88,37 @@ impl Work {
             sleep(POLL).await;
         }
     }
+}
+
+async fn look(driver: &Arc<Driver>) {
+    let mut ticks = ticks();
+    ticks.tick().await;
+    loop {
+        ticks.tick().await;
+        let driver = driver.clone();
+        if let Err(error) = tokio::task::spawn_blocking(move || driver.look_again()).await {
+            tracing::error!(%error, "looking at pools again failed");
+        }
+    }
+}
+
+/// Counted as an operation: a stop waits for the one that runs, and begins no other.
+async fn end_trash(driver: &Arc<Driver>) {
+    let mut ticks = ticks();
+    loop {
+        ticks.tick().await;
+        let ended = driver.detach(|driver| {
+            driver.end_trash();
+            Ok(())
+        });
+        if let Err(error) = ended.await {
+            tracing::debug!(error = %chain(&error), "the trash waits");
+        }
+    }
+}
+
+fn ticks() -> Interval {
+    let mut ticks = interval(LOOK_AGAIN);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
 }

@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use acts::{Act, After, GROUPS, INLINE, NAMES, SNAPSHOTS, acts, prelude};
 use model::Model;
+use nix::errno::Errno;
 use proptest::prelude::*;
 use slackwater::error::{Error, chain};
 use slackwater::host::memory::FaultMode;
@@ -30,7 +31,7 @@ use slackwater::model::size::GIB;
 use slackwater::record::FormattedAs;
 use slackwater::service::status;
 use tonic::Code;
-use world::{POOL, Step, World, staging, target};
+use world::{How, POOL, Step, World, staging, target};
 
 /// The world and what it should be.
 struct Run {
@@ -303,6 +304,9 @@ impl Run {
             self.call(step)
                 .map_err(|why| format!("in the end, {step:?}: {why}"))?;
         }
+        // What the process does by itself, every 10 seconds.
+        let looked = self.world.run(&Step::LookAgain);
+        looked.map_err(|error| chain(&error).to_string())?;
         self.world.check()?;
         let files = self.world.host.files_below(Path::new(POOL));
         let left = self.world.picture();
@@ -346,6 +350,27 @@ fn run(acts: &[Act]) -> Verdict {
             .map_err(|why| format!("act {n}, {act:?}: {why}"))?;
     }
     run.finish()
+}
+
+/// A delete of a group that fails once its member is out of sight, and then the group's name with
+/// other volumes: no call names that member any more.
+#[test]
+fn what_no_call_names_any_more_is_ended_all_the_same() {
+    let create = |name| Act::Call(Step::Create(name, How::EXT4));
+    for mode in [FaultMode::Before(Errno::EIO), FaultMode::After(Errno::EIO)] {
+        // The effects of such a delete, from the rename on.
+        for n in 1..=7 {
+            let acts = [
+                create("a"),
+                create("b"),
+                create("c"),
+                Act::Call(Step::Group("g", &["c"])),
+                Act::Fault(Step::DeleteGroup("g"), n, mode, After::Nothing),
+                Act::Call(Step::Group("g", &["a", "b"])),
+            ];
+            run(&acts).unwrap_or_else(|why| panic!("{mode:?} at {n}: {why}"));
+        }
+    }
 }
 
 proptest! {

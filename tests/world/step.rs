@@ -184,6 +184,7 @@ impl World {
                 .map(|expanded| format!("{expanded:?}")),
             Step::LookAgain => {
                 driver.look_again();
+                driver.end_trash();
                 self.serving()
             }
             Step::Snapshot(..)

@@ -1,12 +1,14 @@
 //! The pool's folder, by a pinned descriptor, and its trash.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 use super::{IMAGE, RECORD, SNAPSHOTS, TRASH, VOLUMES};
-use crate::error::{Doing, Result};
+use crate::error::{Doing, Result, chain};
 use crate::host::{Effect, FileStat, Host};
 use crate::model::Wipe;
 use crate::record::{self, Record, SnapshotRecord, VolumeRecord};
@@ -21,6 +23,8 @@ pub(super) struct Folder {
     /// Held from a wipe until its blocks are free. Blocks that two images share are overwritten
     /// by the one that goes last, so the second must see that the first has gone.
     wiping: Mutex<()>,
+    /// Whose delete has failed: its blocks may be in the trash, and perhaps no call names it again.
+    unended: Mutex<BTreeSet<Uuid>>,
 }
 
 /// What is read of the record of a deleted volume or snapshot.
@@ -46,6 +50,7 @@ impl Folder {
             path,
             root,
             wiping: Mutex::new(()),
+            unended: Mutex::default(),
         }
     }
 
@@ -106,6 +111,50 @@ impl Folder {
         }
         self.perform(Effect::RemoveDir { path: &dir }, doing)?;
         self.sync(TRASH)
+    }
+
+    /// How a delete has ended.
+    pub(super) fn note_delete(&self, uuid: Uuid, ended: bool) {
+        let mut unended = self.unended();
+        let _ = match ended {
+            true => unended.remove(&uuid),
+            false => unended.insert(uuid),
+        };
+    }
+
+    /// Goes on with what deletes have left in the trash. A repeat of one may run beside it: what
+    /// either finds gone, the other has ended.
+    pub(super) fn end_trash(&self) {
+        let unended: Vec<Uuid> = self.unended().iter().copied().collect();
+        for uuid in unended {
+            // Before the look: a delete that fails meanwhile notes it again.
+            self.note_delete(uuid, true);
+            if let Err(error) = self.end_trash_of(uuid) {
+                tracing::warn!(%uuid, pool = %self.path.display(), error = %chain(&error), "blocks of what was deleted remain");
+                self.note_delete(uuid, false);
+            }
+        }
+    }
+
+    fn end_trash_of(&self, uuid: Uuid) -> Result<()> {
+        for name in self.trash_of(uuid)? {
+            self.sync_all()?;
+            self.empty_trash(&name)?;
+            tracing::info!(pool = %self.path.display(), "ended what a delete had left: trash {name}");
+        }
+        Ok(())
+    }
+
+    /// Entries of the trash that were this volume or snapshot: their uuids never meet.
+    pub(super) fn trash_of(&self, uuid: Uuid) -> Result<Vec<String>> {
+        let prefix = format!("{uuid}.");
+        let mut names = self.list(TRASH)?;
+        names.retain(|name| name.starts_with(&prefix));
+        Ok(names)
+    }
+
+    fn unended(&self) -> MutexGuard<'_, BTreeSet<Uuid>> {
+        self.unended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn remove_image(&self, image: &Path, wipe: Wipe) -> Result<()> {

@@ -2,6 +2,8 @@
 
 use std::collections::HashSet;
 
+use uuid::Uuid;
+
 use super::{FileBackend, TRASH};
 use crate::backend::Leftovers;
 use crate::error::{Doing, Result, chain};
@@ -42,6 +44,10 @@ impl FileBackend {
         for name in self.folder.list(TRASH)? {
             let synced = self.folder.sync_all();
             let result = synced.and_then(|()| self.folder.empty_trash(&name));
+            let uuid = name.split('.').next().map(Uuid::try_parse);
+            if let (Err(_), Some(Ok(uuid))) = (&result, uuid) {
+                self.folder.note_delete(uuid, false);
+            }
             each(&format!("trash {name}"), &mut ended.trash, result);
         }
         Ok(ended)

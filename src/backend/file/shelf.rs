@@ -339,8 +339,15 @@ impl<R: Shelved> Shelf<R> {
             .perform(dir, || format!("sync {} {uuid}", R::NOUN))
     }
 
-    /// One rename takes it out of sight; what follows can be repeated by anybody.
+    /// Ends one, as [`Backend::delete`](crate::backend::Backend::delete) says.
     pub(super) fn delete(&self, uuid: Uuid) -> Result<()> {
+        let ended = self.end(uuid);
+        self.folder.note_delete(uuid, ended.is_ok());
+        ended
+    }
+
+    /// One rename takes it out of sight; what follows can be repeated by anybody.
+    fn end(&self, uuid: Uuid) -> Result<()> {
         let doing = || format!("delete {} {uuid}", R::NOUN);
         let (folder, dir) = (&self.folder, self.dir(uuid));
         if folder.stat(&dir, doing)?.is_some() {
@@ -360,20 +367,14 @@ impl<R: Shelved> Shelf<R> {
             }
         }
         self.index().entries.remove(&uuid);
-        // Uuids of volumes and snapshots never meet.
-        let prefix = format!("{uuid}.");
-        let names = folder.list(TRASH)?;
-        let mut mine = names
-            .iter()
-            .filter(|name| name.starts_with(&prefix))
-            .peekable();
-        if mine.peek().is_none() {
+        let mine = folder.trash_of(uuid)?;
+        if mine.is_empty() {
             return Ok(());
         }
         let ended = folder
             .sync(TRASH)
             .and_then(|()| folder.sync(R::PART))
-            .and_then(|()| mine.try_for_each(|name| folder.empty_trash(name)));
+            .and_then(|()| mine.iter().try_for_each(|name| folder.empty_trash(name)));
         // It's out of sight, its blocks are not free: not final, a repeat goes on.
         ended.map_err(|first| Error::Undo {
             undo: format!("blocks of {} {uuid} remain", R::NOUN),

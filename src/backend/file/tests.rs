@@ -3,10 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use nix::errno::Errno;
+
 use super::*;
 use crate::error::Error;
 use crate::host::Effect;
-use crate::host::memory::MemoryHost;
+use crate::host::memory::{FaultMode, MemoryHost};
 use crate::model::size::{GIB, MIB};
 use crate::model::{Allocation, HomeId, Level, Wipe};
 use crate::operation::pool_make::make_pool;
@@ -335,4 +337,30 @@ fn a_damaged_record_of_a_snapshot_is_told_and_nothing_else_is_held_up() {
     assert!(backend.space().is_ok());
     backend.delete_snapshot(bad.uuid).unwrap();
     assert!(backend.damaged_snapshots().is_empty());
+}
+
+#[test]
+fn what_a_delete_has_left_is_ended_without_a_repeat() {
+    let (host, backend) = pool();
+    let trash = Path::new(POOL).join(TRASH);
+    let wiped = VolumeRecord {
+        wipe: Wipe::Zero,
+        ..volume(1, Allocation::Thin)
+    };
+    let made = backend.create(wiped, &any).unwrap();
+    // The rename is done, and not durable.
+    host.fail_effect(2, FaultMode::Before(Errno::EIO));
+    let deleted = backend.delete(made.uuid);
+    assert!(matches!(deleted, Err(Error::Undo { .. })), "{deleted:?}");
+    host.fail_effect(1, FaultMode::Before(Errno::EIO));
+    backend.end_trash();
+    let left = host.files_below(&trash);
+    assert!(!left.is_empty(), "in vain, and it's still known");
+    backend.end_trash();
+    assert!(host.files_below(&trash).is_empty());
+    let wiped = |line: &String| line.starts_with("zero");
+    assert!(host.effect_log().iter().any(wiped), "it asked for a wipe");
+    let effects = host.effects();
+    backend.end_trash();
+    assert_eq!(host.effects(), effects, "there is nothing left to do");
 }
