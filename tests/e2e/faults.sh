@@ -73,7 +73,7 @@ test_node_pods_deleted_by_force_while_groups_are_cut() {
         group_of "g$i" load
         sleep "$(awk -v i="$i" 'BEGIN {print 0.4 * (i - 1)}')"
         kubectl -n $SYSTEM delete pod -l app.kubernetes.io/component=node --force --grace-period=0 --wait=false >/dev/null 2>&1
-        until_field "volumegroupsnapshot/g$i" .status.readyToUse true
+        ready_group "g$i"
         is "members of group $i" "$(members "g$i" | wc -l)" 1
     done
     writes_on
@@ -125,7 +125,7 @@ test_the_network_between_routers_and_an_agent_is_cut() {
     nothing_frozen
     mend_wire 2
     answered 1
-    until_field volumegroupsnapshot/during .status.readyToUse true
+    ready_group during
     is "members of the group, once the wire is mended" "$(members during | wc -l)" 2
     until_health "$pool" Healthy 2
     restored_has r1-2 "$said"
@@ -138,7 +138,7 @@ test_the_network_between_routers_and_an_agent_is_cut() {
         sleep 8
         nothing_frozen
         mend_wire 2
-        until_field "volumegroupsnapshot/mid-$i" .status.readyToUse true
+        ready_group "mid-$i"
         is "members of mid-$i, and their moments" "$(members "mid-$i" | wc -l) $(members "mid-$i" | awk '{print $3}' | sort -u | wc -l)" "2 1"
     done
     trap - EXIT
@@ -174,7 +174,7 @@ test_leaders_change_in_the_middle_of_calls() {
         [ "$lease" != ^external-attacher- ] || sleep 1
         kubectl -n $SYSTEM delete pod "$pod" --force --grace-period=0 --wait=false >/dev/null 2>&1
         answered $round
-        until_field "volumegroupsnapshot/g$round" .status.readyToUse true
+        ready_group "g$round"
         is "members of the group, and their moments" "$(members "g$round" | wc -l) $(members "g$round" | awk '{print $3}' | sort -u | wc -l)" "2 1"
         withdraw $round
         kubectl -n $SYSTEM rollout status --timeout="$WAIT" deployment >/dev/null

@@ -164,7 +164,19 @@ END
 }
 group() { # NAME LABEL_VALUE [CLASS]
     group_of "$@"
+    ready_group "$1"
+}
+# Ready, with the objects of its members, which snapshot-controller tells one after the other.
+ready_group() {
     until_field "volumegroupsnapshot/$1" .status.readyToUse true
+    eventually 60 members_told "$1"
+}
+members_told() {
+    local content told made
+    content=$(get "volumegroupsnapshot/$1" .status.boundVolumeGroupSnapshotContentName) || return 1
+    made=$(get "volumegroupsnapshotcontent/$content" '.status.volumeSnapshotInfoList[*].snapshotHandle' | wc -w)
+    told=$(members "$1" | awk 'NF == 3' | wc -l)
+    [ "$made" -gt 0 ] && [ "$told" = "$made" ] || fail "group $1 has $made members, $told are told"
 }
 # The members of a group: name, claim, time.
 members() {

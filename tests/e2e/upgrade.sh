@@ -27,7 +27,7 @@ test_upgrade_and_rollback_while_pods_write() {
     group_of during load
     all_run "slackwater:$tag"
     answered 2
-    until_field volumegroupsnapshot/during .status.readyToUse true
+    ready_group during
     restored_has r2-3 "$said"
     writes_on
     trap - EXIT
@@ -37,7 +37,7 @@ test_upgrade_and_rollback_while_pods_write() {
     group_of back load
     all_run "$old"
     answered 3
-    until_field volumegroupsnapshot/back .status.readyToUse true
+    ready_group back
     withdraw 3
     writes_on
     nothing_frozen

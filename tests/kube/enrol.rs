@@ -65,6 +65,22 @@ impl Fleet for Nobody {
     }
 }
 
+/// A router in the cluster, once it has a certificate of its own.
+fn router(plane: &Plane, identity: &str) -> (Arc<InCluster>, Arc<Certificates>, Arc<Credentials>) {
+    let options = Options {
+        look_every: Duration::from_millis(500),
+        ..Options::new("csi.slackwater.dev", "slackwater", identity)
+    };
+    let client = plane.client();
+    let inside = plane.runtime.enter();
+    let cluster = InCluster::start(client, options, Arc::new(Nobody));
+    let certificates = Certificates::start(&cluster, "slackwater-node");
+    drop(inside);
+    let own = async { tokio::time::timeout(Duration::from_secs(120), certificates.own()).await };
+    let own = plane.runtime.block_on(own).expect("it has its own");
+    (cluster, certificates, own)
+}
+
 #[test]
 fn a_node_is_signed_for_by_its_pods_token() {
     let Some(plane) = Plane::start("certificates of nodes on a real API server") else {
@@ -72,18 +88,7 @@ fn a_node_is_signed_for_by_its_pods_token() {
     };
     plane.apply(include_str!("../../deploy/chart/crds/pools.yaml"));
     plane.apply(OBJECTS);
-    let options = Options {
-        look_every: Duration::from_millis(500),
-        ..Options::new("csi.slackwater.dev", "slackwater", "router-a")
-    };
-    let client = plane.client();
-    let inside = plane.runtime.enter();
-    let cluster = InCluster::start(client, options, Arc::new(Nobody));
-    let certificates = Certificates::start(&cluster, "slackwater-node");
-    drop(inside);
-    let long = Duration::from_secs(120);
-    let own = async { tokio::time::timeout(long, certificates.own()).await };
-    let own = plane.runtime.block_on(own).expect("the router has its own");
+    let (cluster, _certificates, own) = router(&plane, "router-a");
     assert!(own.expires().is_some() && cluster.is_leader());
 
     let token = |account: &str, pod: &str| {
@@ -163,17 +168,7 @@ fn a_node_is_signed_for_by_its_pods_token() {
     for kind in ["secret", "configmap"] {
         plane.kubectl(&["delete", kind, "slackwater-authority", "-n", "slackwater"]);
     }
-    let options = Options {
-        look_every: Duration::from_millis(500),
-        ..Options::new("csi.slackwater.dev", "slackwater", "router-b")
-    };
-    let client = plane.client();
-    let inside = plane.runtime.enter();
-    let cluster = InCluster::start(client, options, Arc::new(Nobody));
-    let certificates = Certificates::start(&cluster, "slackwater-node");
-    drop(inside);
-    let own = async { tokio::time::timeout(long, certificates.own()).await };
-    plane.runtime.block_on(own).expect("a new authority");
+    let (cluster, _certificates, _) = router(&plane, "router-b");
     let client = plane.client_of(&its);
     plane.runtime.block_on(enrolment.look(&client)).unwrap();
     let after = std::fs::read(enrolment.files().certificate).unwrap();
