@@ -122,9 +122,13 @@ impl Router {
 
     /// The error of a pool whose agent has this one.
     pub(super) fn behind(&self, pool: PoolId, error: &Error) -> Error {
+        let reason = match error {
+            Error::Unreachable { what, reason } => format!("{what} can't be reached: {reason}"),
+            other => other.to_string(),
+        };
         Error::Unreachable {
             what: self.in_words(pool),
-            reason: error.to_string(),
+            reason,
         }
     }
 
