@@ -130,7 +130,8 @@ impl Folder {
             // Before the look: a delete that fails meanwhile notes it again.
             self.note_delete(uuid, true);
             if let Err(error) = self.end_trash_of(uuid) {
-                tracing::warn!(%uuid, pool = %self.path.display(), error = %chain(&error), "blocks of what was deleted remain");
+                // Its first failure was told aloud, and a disk that is broken fails every time.
+                tracing::debug!(%uuid, pool = %self.path.display(), error = %chain(&error), "blocks of what was deleted remain");
                 self.note_delete(uuid, false);
             }
         }
