@@ -8,7 +8,16 @@ use slackwater::host::{Mount, mountinfo};
 
 use super::{run, succeeds, unmount};
 
+nix::ioctl_write_int_bad!(ctl_add, 0x4c80);
 nix::ioctl_write_int_bad!(ctl_remove, 0x4c81);
+
+/// The number of a loop device that is new.
+#[expect(unsafe_code, reason = "the ioctl has no safe form")]
+fn loop_ctl_add(control: &std::fs::File) -> nix::Result<i32> {
+    use std::os::fd::AsRawFd;
+    // SAFETY: the descriptor is open and the argument, "any", is a number.
+    unsafe { ctl_add(control.as_raw_fd(), -1) }
+}
 
 #[expect(unsafe_code, reason = "the ioctl has no safe form")]
 fn loop_ctl_remove(control: &std::fs::File, number: i32) -> nix::Result<i32> {
@@ -159,7 +168,8 @@ impl Disk {
     }
 
     /// Makes free loop devices new: a limit on discards that somebody left on one would stay.
-    fn renew_loops() {
+    /// The number of one that has none for certain.
+    fn renew_loops() -> i32 {
         let control = std::fs::OpenOptions::new()
             .read(true)
             .write(true)
@@ -172,30 +182,29 @@ impl Disk {
                 let _ = loop_ctl_remove(&control, number);
             }
         }
+        loop_ctl_add(&control).unwrap()
     }
 
     /// Mounts it somewhere. A program is told the number of a loop device first and opens it then:
     /// in between another process may take that, or remove it to make it new. A loop device that
     /// a thick volume has had just before takes no discards, and is none of ours.
     pub fn mount_at(&self, path: &Path) {
-        let words = [
-            "-o",
-            "loop",
-            self.image.to_str().unwrap(),
-            path.to_str().unwrap(),
-        ];
+        let (image, at) = (self.image.to_str().unwrap(), path.to_str().unwrap());
+        let mut device = "loop".to_string();
         for _ in 1..20 {
-            if !succeeds("mount", &words) {
+            if !succeeds("mount", &["-o", &device, image, at]) {
+                device = "loop".into();
                 continue;
             }
             if takes_discards(path) {
                 return;
             }
             unmount(path);
-            Disk::renew_loops();
+            // The kernel may offer the same one again: it is freed a moment later.
+            device = format!("loop=/dev/loop{}", Disk::renew_loops());
         }
         // Nobody's here takes any, perhaps; who needs them says so.
-        run("mount", &words);
+        run("mount", &["-o", "loop", image, at]);
     }
 
     /// Unmounts it.
