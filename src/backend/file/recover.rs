@@ -11,7 +11,7 @@ use crate::host::{Device, Effect, FileId};
 
 impl FileBackend {
     /// Runs before the first call is served. One thing that can't be ended doesn't hold up the
-    /// others: it's logged, and tried again at the next start.
+    /// others: it's logged, and tried again at the next start, trash by the next `end_trash`.
     pub(super) fn end_leftovers(&self, in_use: &dyn Fn(&Device) -> bool) -> Result<Leftovers> {
         let mut ended = Leftovers::default();
         let each = |what: &str, count: &mut u64, result: Result<()>| match result {
