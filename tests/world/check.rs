@@ -193,8 +193,6 @@ impl World {
                 .map_err(|errno| format!("{name} is still staged: {errno}"))?;
         }
         self.finish_cuts()?;
-        let looked = self.run(&Step::LookAgain);
-        looked.map_err(|error| chain(&error).to_string())?;
         self.check()?;
         let files = self.host.files_below(Path::new(POOL));
         let left = self.picture();
