@@ -18,6 +18,7 @@ pub use value::{
 };
 
 use crate::hook::HookDefinition;
+use crate::host::freezer::GracePeriods;
 use crate::model::PoolDefinition;
 use crate::model::alpha::Alpha;
 use crate::telemetry::LogFormat;
@@ -62,6 +63,11 @@ pub struct Given {
     #[arg(long, value_name = "NAME")]
     #[serde(deserialize_with = "value::one")]
     pub driver_name: Option<DriverName>,
+    /// How a freeze waits for the kernel's RCU grace periods: expedited (it takes a millisecond,
+    /// /sys/kernel/rcu_expedited is on meanwhile) or normal (25 ms) [default: expedited]
+    #[arg(long, value_name = "HOW")]
+    #[serde(deserialize_with = "value::one")]
+    pub grace_periods: Option<GracePeriods>,
     /// Folder for what survives a process but not a reboot [default: /run/slackwater/state]
     #[arg(long, value_name = "DIR")]
     #[serde(deserialize_with = "value::one")]
@@ -162,6 +168,7 @@ impl Given {
             pool: list(self.pool, file.pool),
             role: self.role.or(file.role),
             driver_name: self.driver_name.or(file.driver_name),
+            grace_periods: self.grace_periods.or(file.grace_periods),
             state_dir: self.state_dir.or(file.state_dir),
             node_record: self.node_record.or(file.node_record),
             allowed_path: list(self.allowed_path, file.allowed_path),
@@ -228,6 +235,7 @@ mod tests {
             node-name = "n1"
             role = "all"
             driver-name = "local.example.org"
+            grace-periods = "normal"
             state-dir = "/s"
             node-record = "/n.json"
             allowed-path = ["/k/", "/l"]

@@ -123,6 +123,8 @@ fn a_bad_command_line_is_one_sentence_and_exit_64() {
         format!("{controller} --agent n=1.2.3.4:5 --lost-after 24h {tls}"),
         format!("{controller} --agent-service a/b --lost-after 24"),
         format!("{serve} --lost-after 24h"),
+        format!("{serve} --grace-periods soon"),
+        format!("{controller} --agent n=1.2.3.4:5 --grace-periods normal {tls}"),
         "certificates".into(),
         "certificates --out /x --node a..b".into(),
         "certificates --out /x --days 0".into(),

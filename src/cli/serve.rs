@@ -168,7 +168,7 @@ fn open(
         }
     } else {
         let host = host_with_guard(&node.allowed_paths, &node.pools, &node.state_dir);
-        let guard = Guard::new(host.clone(), node.state_dir);
+        let guard = Guard::new(host.clone(), node.state_dir).with_grace_periods(node.grace_periods);
         Seams {
             hooks: Arc::new(LocalHooks::new(hooks, host.clone())),
             freezer: Arc::new(if is_alone {

@@ -10,6 +10,7 @@ use super::{
     allowed_paths, folder, hook,
 };
 use crate::hook::HookDefinition;
+use crate::host::freezer::GracePeriods;
 use crate::model::alpha::Alpha;
 use crate::model::{PoolDefinition, PoolPlace, pool};
 use crate::telemetry::LogFormat;
@@ -60,6 +61,8 @@ pub struct NodeConfig {
     pub name: String,
     /// Pools in the order given; at least one.
     pub pools: Vec<PoolDefinition>,
+    /// How a freeze waits for the kernel.
+    pub grace_periods: GracePeriods,
     /// What must survive a process but not a reboot.
     pub state_dir: PathBuf,
     /// The node's record of its pools.
@@ -148,7 +151,7 @@ impl Given {
         })
     }
 
-    fn uses(&self) -> [Use; 13] {
+    fn uses(&self) -> [Use; 14] {
         const STORAGE: &[Role] = &[Role::All, Role::Node];
         const ALL: &[Role] = &[Role::All];
         const NODE: &[Role] = &[Role::Node];
@@ -161,6 +164,12 @@ impl Given {
         [
             ("--node-name", self.node_name.is_some(), STORAGE, no_storage),
             ("--pool", !self.pool.is_empty(), STORAGE, no_storage),
+            (
+                "--grace-periods",
+                self.grace_periods.is_some(),
+                STORAGE,
+                no_storage,
+            ),
             ("--state-dir", self.state_dir.is_some(), STORAGE, no_storage),
             (
                 "--node-record",
@@ -286,6 +295,7 @@ impl Given {
         Ok(NodeConfig {
             name: name.0,
             pools: self.pool,
+            grace_periods: self.grace_periods.unwrap_or_default(),
             state_dir: folder(self.state_dir, STATE_DIR),
             node_record: folder(self.node_record, NODE_RECORD),
             allowed_paths: allowed_paths(self.allowed_path),

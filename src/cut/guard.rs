@@ -30,7 +30,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::error::HostError;
-use crate::host::freezer::{FreezeLimits, Journalled};
+use crate::host::freezer::{FreezeLimits, GracePeriods, Journalled};
 use crate::host::linux::freeze::{self, Process, Started};
 use crate::host::linux::seqpacket::Channel;
 use crate::host::{Freeze, FreezeMember, Freezer, Host, Result};
@@ -72,6 +72,7 @@ pub struct Guard {
     host: Arc<dyn Host>,
     state_dir: PathBuf,
     starter: Starter,
+    grace_periods: GracePeriods,
     /// The guards that we have started.
     started: Mutex<Vec<Started>>,
     sweeper: Sweeper,
@@ -86,6 +87,7 @@ impl Guard {
             host,
             state_dir,
             starter: Starter::Ourselves(None),
+            grace_periods: GracePeriods::default(),
             started: Mutex::default(),
         }
     }
@@ -94,6 +96,13 @@ impl Guard {
     #[must_use]
     pub fn started_by_others(mut self) -> Guard {
         self.starter = Starter::Others;
+        self
+    }
+
+    /// With another way to wait for grace periods than the default.
+    #[must_use]
+    pub fn with_grace_periods(mut self, grace_periods: GracePeriods) -> Guard {
+        self.grace_periods = grace_periods;
         self
     }
 
@@ -178,7 +187,8 @@ impl Guard {
         let copies = members.iter().map(copy).collect::<Result<Vec<_>>>()?;
         let (channel, guard) = self.connect(until)?;
         let journal = self.write_down(members, limits)?;
-        Session::begin(channel, guard, copies, journal, limits, PATIENCE / 2)
+        let (how, patience) = (self.grace_periods, PATIENCE / 2);
+        Session::begin(channel, guard, copies, journal, limits, how, patience)
     }
 
     fn write_down(&self, members: &[FreezeMember], limits: FreezeLimits) -> Result<Own> {

@@ -27,6 +27,9 @@ pub(super) fn examine(host: &dyn Host, patient: &Patient) -> Vec<Check> {
     checks.push(loop_control(host));
     checks.push(loops(host));
     let table = text(host, "/proc/self/mountinfo");
+    let switch = |name: &str| text(host, &format!("/sys/kernel/{name}"));
+    let (expedited, normal) = (switch("rcu_expedited"), switch("rcu_normal"));
+    checks.push(grace_periods(&expedited, &normal, &table));
     let allowed = patient.allowed_paths.iter();
     checks.extend(allowed.map(|path| allowed_path(host, path, &table)));
     checks
@@ -97,6 +100,31 @@ fn capabilities(status: &str) -> Vec<Check> {
             )
         },
     ]
+}
+
+/// Whether a freeze takes a millisecond (ADR 0028).
+fn grace_periods(expedited: &str, normal: &str, mountinfo: &str) -> Check {
+    let subject = "grace periods";
+    let long = "each freeze stops writers for some 25 ms more";
+    let on = |text: &str| !matches!(text.trim(), "" | "0");
+    let is_sys = |line: &&str| line.split(' ').nth(4) == Some("/sys");
+    let is_read_only = |line: &str| {
+        let options = line.split(' ').nth(5).unwrap_or_default();
+        options.split(',').any(|option| option == "ro")
+    };
+    if on(normal) {
+        let found = format!("normal, as /sys/kernel/rcu_normal says: {long}");
+        return Check::ok(subject, found);
+    }
+    let found = if expedited.trim().is_empty() {
+        "there is no /sys/kernel/rcu_expedited"
+    } else if mountinfo.lines().rfind(is_sys).is_some_and(is_read_only) {
+        "/sys is read-only"
+    } else {
+        return Check::ok(subject, "expedited while something is frozen");
+    };
+    let fix = "give the guard a /sys that it may write: as root, in a container as privileged";
+    Check::warn(subject, format!("{found}: {long}"), fix)
 }
 
 /// Whether this process may mount; `None` if that can't be told.
@@ -276,6 +304,22 @@ mod tests {
         .iter()
         .flat_map(|status| capabilities(status))
         .map(|check| check.to_string())
+        .collect();
+        insta::assert_snapshot!(told.join("\n"));
+    }
+
+    #[test]
+    fn a_freeze_is_short_where_the_kernel_may_be_told_to_hurry() {
+        let table =
+            "20 1 0:5 / / rw - ext4 /dev/sda1 rw\n21 20 0:6 / /sys ro,nosuid - sysfs sysfs rw\n";
+        let told: Vec<String> = [
+            ("0\n", "0\n", ""),
+            ("0\n", "1\n", ""),
+            ("", "", ""),
+            ("0\n", "0\n", table),
+        ]
+        .iter()
+        .map(|(expedited, normal, table)| grace_periods(expedited, normal, table).to_string())
         .collect();
         insta::assert_snapshot!(told.join("\n"));
     }

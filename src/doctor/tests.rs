@@ -19,6 +19,7 @@ fn machine(ground: &str) -> MemoryHost {
     for folder in [
         "/proc/sys/kernel",
         "/proc/self",
+        "/sys/kernel",
         "/dev",
         "/usr/sbin",
         "/var/lib/kubelet",
@@ -26,13 +27,14 @@ fn machine(ground: &str) -> MemoryHost {
     ] {
         host.make_folder(Path::new(folder)).unwrap();
     }
-    let files: [(&str, &str); 7] = [
+    let files: [(&str, &str); 8] = [
         ("/proc/sys/kernel/osrelease", "6.12.1\n"),
         ("/proc/self/status", "CapEff:\t000001ffffffffff\n"),
         (
             "/proc/self/mountinfo",
             "22 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n",
         ),
+        ("/sys/kernel/rcu_expedited", "0\n"),
         ("/dev/loop-control", ""),
         ("/usr/sbin/blkid", ""),
         ("/usr/sbin/mkfs.ext4", ""),

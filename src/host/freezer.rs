@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use super::{Device, FileId, Result};
@@ -46,6 +47,34 @@ pub struct FreezeLimits {
     /// From the first FIFREEZE until the guard thaws whatever happens.
     pub freeze: Duration,
 }
+
+/// How a FIFREEZE waits for the three RCU grace periods that it needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GracePeriods {
+    /// A millisecond: the kernel is told to hurry, by `/sys/kernel/rcu_expedited`, for the time of
+    /// the cut.
+    #[default]
+    Expedited,
+    /// 25 ms for one file system that was idle, twice that for several.
+    Normal,
+}
+
+impl FromStr for GracePeriods {
+    type Err = UnknownGracePeriods;
+
+    fn from_str(text: &str) -> std::result::Result<GracePeriods, UnknownGracePeriods> {
+        match text {
+            "expedited" => Ok(GracePeriods::Expedited),
+            "normal" => Ok(GracePeriods::Normal),
+            _ => Err(UnknownGracePeriods(text.to_string())),
+        }
+    }
+}
+
+/// Neither of the two words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a way to wait for grace periods; give expedited or normal")]
+pub struct UnknownGracePeriods(String);
 
 /// A freeze that is journalled, and what became of it.
 #[derive(Clone, Debug, PartialEq, Eq)]

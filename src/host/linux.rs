@@ -6,6 +6,7 @@
 
 mod caller;
 mod clone;
+pub mod expedite;
 mod files;
 mod format;
 pub mod freeze;

@@ -67,6 +67,7 @@ const CHANGES: &[Change] = &[
     ("node.tolerations", "{}", &[]),
     ("node.affinity", "nodeAffinity.a=b", &[]),
     ("node.priorityClassName", "high", &[]),
+    ("node.gracePeriods", "normal", &[]),
     ("node.maxUnavailable", "2", &[]),
     ("node.agentAddress", "[::]", &[]),
     ("node.agentPort", "9821", &[]),
@@ -306,6 +307,7 @@ fn what_is_wrong_is_refused_by_name() {
             &["/certificates/issuerRef", "missing property 'name'"],
         ),
         (&["controller.replicas=0"], &["/controller/replicas"]),
+        (&["node.gracePeriods=short"], &["/node/gracePeriods"]),
         (&["node.maxUnavailable=many"], &["/node/maxUnavailable"]),
         (&["node.agentPort=0"], &["/node/agentPort"]),
         (

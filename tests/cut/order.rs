@@ -4,6 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
+use futures_util::future::join_all;
+
 use super::support::mount;
 use super::support::snapshots::{from_snapshot, members};
 pub use super::support::writers::{WRITERS, Writers, is_consistent, shown};
@@ -26,27 +28,26 @@ impl AsRef<Path> for Volume {
 
 /// What restored volumes show, by writer and volume.
 pub async fn counters(node: &Node, volumes: &[Volume], snapshots: &[String]) -> Vec<Vec<u64>> {
-    let client = &node.client;
-    let mut found = vec![Vec::new(); WRITERS];
-    for (n, (volume, snapshot)) in volumes.iter().zip(snapshots).enumerate() {
+    let restored = volumes.iter().zip(snapshots).enumerate();
+    let restored = restored.map(|(n, (volume, snapshot))| async move {
         let name = format!("restored-{n}");
         let staging = node.staging(&name);
         let capability = mount(volume.fs);
         let source = from_snapshot(snapshot);
-        let restored = client
-            .create_from(&name, SIZE, capability.clone(), source, &[])
-            .await
-            .unwrap();
-        client
-            .stage(&restored.volume_id, &staging, capability)
-            .await
-            .unwrap();
-        for (row, counter) in found.iter_mut().zip(shown(&staging)) {
-            row.push(counter);
-        }
-        node.end(&restored.volume_id, &staging).await;
-    }
-    found
+        let create = node
+            .client
+            .create_from(&name, SIZE, capability.clone(), source, &[]);
+        let id = create.await.unwrap().volume_id;
+        let stage = node.client.stage(&id, &staging, capability);
+        stage.await.unwrap();
+        let shown = shown(&staging);
+        node.end(&id, &staging).await;
+        shown
+    });
+    let shown = join_all(restored).await;
+    (0..WRITERS)
+        .map(|writer| shown.iter().map(|counters| counters[writer]).collect())
+        .collect()
 }
 
 /// Volumes of these kinds, staged.

@@ -133,6 +133,18 @@ impl Bench {
     }
 }
 
+/// The kernel's switch for grace periods: all guards of this machine turn it on and off.
+pub const SWITCH: &str = "/sys/kernel/rcu_expedited";
+
+pub fn switch() -> String {
+    fs::read_to_string(SWITCH).unwrap().trim().to_string()
+}
+
+/// No guard has left it on: those of other tests turn it off again.
+pub fn assert_switch_is_off() {
+    eventually_within("the switch is off", || switch() == "0");
+}
+
 impl Drop for Bench {
     fn drop(&mut self) {
         // A failed test may leave what nobody will thaw: the pool could not be taken apart.
@@ -143,6 +155,8 @@ impl Drop for Bench {
             thaw(&volume.target);
         }
         thaw(&self.pool.pool);
+        // And with the state dir goes who would turn the switch off.
+        let _ = self.guard.sweep();
         // Their loop devices would stay open.
         self.volumes.clear();
     }

@@ -9,16 +9,18 @@ use slackwater::host::freezer::FreezeLimits;
 use slackwater::model::FsType::{Ext4, Xfs};
 
 use crate::bench::{
-    Bench, PATIENCE, Write_, await_stop, eventually_within, guards, limits, long, short, signal,
+    Bench, PATIENCE, Write_, assert_switch_is_off, await_stop, eventually_within, guards, limits,
+    long, short, signal,
 };
 use crate::driver::{Driver, Sight, Task, was_killed};
 
 /// Steps of the guard, with what has been frozen by then in a session of the usual order.
-pub const STEPS: [&str; 9] = [
+pub const STEPS: [&str; 10] = [
     "accepted",
     "begun",
     "sync-before",
     "sync-after",
+    "expedited",
     "freeze-before",
     "freeze-after",
     "thaw-before",
@@ -62,6 +64,7 @@ fn session_with_a_guard_that(meets: &str) {
     });
     bench.guard.sweep().unwrap();
     bench.assert_all_thawed();
+    assert_switch_is_off();
     let session = bench.frozen(&kinds, crate::bench::long());
     assert!(
         session.thaw(0).unwrap() && session.thaw(1).unwrap(),

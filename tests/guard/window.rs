@@ -4,13 +4,15 @@ use std::fs;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
+use nix::unistd::{AccessFlags, access};
 use slackwater::cut::guard::MOST_MEMBERS;
 use slackwater::host::Freezer;
+use slackwater::host::freezer::GracePeriods;
 use slackwater::model::FsType::{self, Btrfs, Ext4, Xfs};
 
 use crate::bench::{
-    Bench, Write_, are_stopped, await_stop, eventually_within, freeze_by_hand, guard_of, guards,
-    limits, long, member, short, signal, thaw,
+    Bench, SWITCH, Write_, are_stopped, assert_switch_is_off, await_stop, eventually_within,
+    freeze_by_hand, guard_of, guards, limits, long, member, short, signal, switch, thaw,
 };
 use crate::scratch::{said, text, try_run};
 
@@ -369,4 +371,30 @@ fn kills_at_any_moment_leave_nothing_frozen_and_no_false_verdict() {
         round += 1;
     }
     assert!(proven > 0, "some must have come before the kill");
+}
+
+/// Other guards turn it off meanwhile: it's seen sooner or later.
+#[test]
+fn grace_periods_are_expedited_while_something_is_frozen_and_not_afterwards() {
+    if access(SWITCH, AccessFlags::W_OK).is_err() {
+        println!("left out: {SWITCH} can't be written here, and no guard will");
+        return;
+    }
+    let bench = Bench::new(&[Ext4]);
+    eventually_within("it's on in the window", || {
+        let session = bench.frozen(&[Ext4], long());
+        let on = switch() == "20908";
+        assert!(session.thaw(0).unwrap());
+        on
+    });
+    assert_switch_is_off();
+}
+
+#[test]
+fn who_wants_grace_periods_to_be_normal_can_freeze_as_well() {
+    let bench = Bench::new(&[Ext4]);
+    let guard = guard_of(&bench.state).with_grace_periods(GracePeriods::Normal);
+    let session = guard.begin(bench.members(&[Ext4]), long()).unwrap();
+    session.freeze().unwrap();
+    assert!(session.thaw(0).unwrap());
 }

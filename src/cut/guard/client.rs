@@ -19,7 +19,7 @@ use super::journal::Own;
 use super::keeper;
 use super::protocol::{Ask, code};
 use crate::error::{HostCause, HostError, chain};
-use crate::host::freezer::FreezeLimits;
+use crate::host::freezer::{FreezeLimits, GracePeriods};
 use crate::host::linux::freeze::{self, Process};
 use crate::host::linux::seqpacket::Channel;
 use crate::host::{Freeze, Result, step};
@@ -178,11 +178,13 @@ impl Session {
         members: Vec<Member>,
         journal: Own,
         limits: FreezeLimits,
+        grace_periods: GracePeriods,
         patience: Duration,
     ) -> Result<Session> {
         let begin = Ask::Begin {
             members: members.len() as u32,
             freeze: limits.freeze,
+            expedite: grace_periods == GracePeriods::Expedited,
         };
         let mut fds: Vec<_> = members.iter().map(|member| member.root.as_fd()).collect();
         fds.push(journal.lock().as_fd());

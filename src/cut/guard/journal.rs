@@ -205,6 +205,11 @@ impl Journal {
         Ok(Entries { entries, errors })
     }
 
+    /// Whether nothing is journalled: no file system is frozen by us then, nor about to be.
+    pub fn is_empty(&self) -> Result<bool> {
+        Ok(self.names(".json")?.is_empty())
+    }
+
     fn names(&self, suffix: &str) -> Result<Vec<Uuid>> {
         let names = self.host.list_dir(&self.folder())?.unwrap_or_default();
         let ids = names.iter().filter_map(|name| name.strip_suffix(suffix));

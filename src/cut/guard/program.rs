@@ -20,6 +20,7 @@ use super::journal::Journal;
 use super::sweep::Sweeper;
 use super::{fault, session};
 use crate::error::{HostError, chain};
+use crate::host::linux::expedite::Expedite;
 use crate::host::linux::freeze;
 use crate::host::linux::seqpacket::Listener;
 use crate::host::{Effect, Host, Kept, Result};
@@ -63,6 +64,7 @@ pub fn run(host: Arc<dyn Host>, options: &Options) -> Result<()> {
     let listener = Listener::bind(&options.socket)?;
     freeze::stay_in_memory();
     let (stop, stopped) = stop_line(options)?;
+    let expedite = Arc::new(Expedite::default());
     let mut sessions: Vec<JoinHandle<()>> = Vec::new();
     let end = loop {
         match wait(&listener, &signals, options.with_parent) {
@@ -76,10 +78,10 @@ pub fn run(host: Arc<dyn Host>, options: &Options) -> Result<()> {
             thread::sleep(Duration::from_millis(u64::from(LOOK)));
             continue;
         };
-        let line = stopped.clone();
+        let (line, expedite) = (stopped.clone(), expedite.clone());
         // Without a thread the connection is closed, and its driver says so.
         if let Ok(session) =
-            thread::Builder::new().spawn(move || session::serve(channel, line.as_fd()))
+            thread::Builder::new().spawn(move || session::serve(channel, line.as_fd(), &expedite))
         {
             sessions.push(session);
         }

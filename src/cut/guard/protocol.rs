@@ -25,6 +25,8 @@ pub enum Ask {
         members: u32,
         /// From the first FIFREEZE until everything is thawed.
         freeze: Duration,
+        /// Whether grace periods are expedited meanwhile.
+        expedite: bool,
     },
     /// syncfs of all.
     Sync,
@@ -83,9 +85,13 @@ impl Ask {
     /// As bytes.
     pub fn encode(self) -> [u8; MESSAGE] {
         match self {
-            Ask::Begin { members, freeze } => {
+            Ask::Begin {
+                members,
+                freeze,
+                expedite,
+            } => {
                 let nanos = u64::try_from(freeze.as_nanos()).unwrap_or(u64::MAX);
-                message([1, members, 0, 0], nanos)
+                message([1, members, u32::from(expedite), 0], nanos)
             }
             Ask::Sync => message([2, 0, 0, 0], 0),
             Ask::Freeze => message([3, 0, 0, 0], 0),
@@ -97,11 +103,12 @@ impl Ask {
 
     /// `None` for what isn't one.
     pub fn decode(bytes: &[u8; MESSAGE]) -> Option<Ask> {
-        let ([kind, member, ..], nanos) = words(bytes)?;
+        let ([kind, member, expedite, _], nanos) = words(bytes)?;
         match kind {
             1 => Some(Ask::Begin {
                 members: member,
                 freeze: Duration::from_nanos(nanos),
+                expedite: expedite != 0,
             }),
             2 => Some(Ask::Sync),
             3 => Some(Ask::Freeze),
@@ -163,9 +170,12 @@ mod tests {
 
     fn asks() -> impl Strategy<Value = Ask> {
         prop_oneof![
-            (any::<u32>(), any::<u64>()).prop_map(|(members, nanos)| Ask::Begin {
-                members,
-                freeze: Duration::from_nanos(nanos),
+            (any::<u32>(), any::<u64>(), any::<bool>()).prop_map(|(members, nanos, expedite)| {
+                Ask::Begin {
+                    members,
+                    freeze: Duration::from_nanos(nanos),
+                    expedite,
+                }
             }),
             Just(Ask::Sync),
             Just(Ask::Freeze),

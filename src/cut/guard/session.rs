@@ -4,7 +4,7 @@
 //! The rules, by which this file is to be read:
 //! 1. All threads are there before the first FIFREEZE. From then until the last FITHAW nothing
 //!    here allocates, logs, or touches a file; waiting and waking are futexes, and answers are
-//!    sent without waiting.
+//!    sent without waiting. Grace periods are expedited before, and no more afterwards.
 //! 2. Who froze thaws: a thread remembers that its FIFREEZE succeeded, and only then calls FITHAW.
 //!    So a stranger's freeze (EBUSY) is never ended.
 //! 3. `over` is set once and never cleared: by the deadline, the end of the connection, a signal,
@@ -24,6 +24,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::fault;
 use super::protocol::{Ask, MESSAGE, MOST_MEMBERS, Say, code};
+use crate::host::linux::expedite::Expedite;
 use crate::host::linux::freeze;
 use crate::host::linux::seqpacket::Channel;
 
@@ -52,6 +53,8 @@ enum Order {
 struct Shared {
     channel: Channel,
     limit: Duration,
+    /// Whether grace periods are expedited while something may be frozen.
+    expedite: bool,
     /// When everything is thawed; set before the first FIFREEZE.
     deadline: OnceLock<Instant>,
     over: AtomicBool,
@@ -193,7 +196,7 @@ fn thaw(shared: &Shared, member: &Member, at: u32, frozen: bool, unasked: bool) 
 }
 
 /// Serves one connection to its end.
-pub(super) fn serve(channel: Channel, stop: BorrowedFd<'_>) {
+pub(super) fn serve(channel: Channel, stop: BorrowedFd<'_>, expedite: &Expedite) {
     fault::at("accepted");
     // Only who may do it anyway is listened to; the mode of the socket says so already.
     let ours = nix::unistd::geteuid().as_raw();
@@ -217,12 +220,17 @@ pub(super) fn serve(channel: Channel, stop: BorrowedFd<'_>) {
     };
     fault::at("begun");
     shared.say(Say::Ready(0));
-    listen(&shared, &threads, stop);
+    let mut expedited = None;
+    listen(&shared, &threads, stop, || {
+        expedited = shared.expedite.then(|| expedite.begin());
+        fault::at("expedited");
+    });
     shared.end();
     for thread in threads {
         // It can't panic, and if it did, there would be nothing more to do.
         let _ = thread.join();
     }
+    drop(expedited);
     fault::at("ended");
     // The roots too are closed before the driver hears of the end: it may unmount then.
     let Ok(shared) = Arc::try_unwrap(shared) else {
@@ -243,7 +251,7 @@ fn receive(
     stop: BorrowedFd<'_>,
 ) -> Result<(Arc<Shared>, File), Option<(Channel, Errno)>> {
     let mut bytes = [0; MESSAGE];
-    let (members, freeze, fds) = loop {
+    let (members, limit, expedite, fds) = loop {
         match wait(&channel, stop, None) {
             (_, true) => return Err(None),
             (true, false) => {}
@@ -256,7 +264,11 @@ fn receive(
             Err(errno) => return Err(Some((channel, errno))),
         };
         match Ask::decode(&bytes) {
-            Some(Ask::Begin { members, freeze }) => break (members, freeze, fds),
+            Some(Ask::Begin {
+                members,
+                freeze,
+                expedite,
+            }) => break (members, freeze, expedite, fds),
             // Somebody who only wants to know whether we're there.
             Some(Ask::Ping) if fds.is_empty() => {
                 let _ = channel.send(&Say::Pong.encode());
@@ -279,7 +291,8 @@ fn receive(
     });
     let shared = Shared {
         channel,
-        limit: freeze,
+        limit,
+        expedite,
         deadline: OnceLock::new(),
         over: AtomicBool::new(false),
         members: members.collect(),
@@ -306,8 +319,14 @@ fn attendants(shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>, Errno> {
     Ok(threads)
 }
 
-/// Listens until the session has ended, the driver is gone, or the program is to end.
-fn listen(shared: &Shared, threads: &[JoinHandle<()>], stop: BorrowedFd<'_>) {
+/// Listens until the session has ended, the driver is gone, or the program is to end. `before` is
+/// done once, before the first FIFREEZE.
+fn listen(
+    shared: &Shared,
+    threads: &[JoinHandle<()>],
+    stop: BorrowedFd<'_>,
+    mut before: impl FnMut(),
+) {
     let mut bytes = [0; MESSAGE];
     let mut looks = None;
     loop {
@@ -343,6 +362,7 @@ fn listen(shared: &Shared, threads: &[JoinHandle<()>], stop: BorrowedFd<'_>) {
                 if shared.deadline.set(after(shared.limit)).is_err() {
                     return;
                 }
+                before();
                 command_all(shared, Order::Freeze);
             }
             Some(Ask::Thaw(member)) => match shared.members.get(member as usize) {

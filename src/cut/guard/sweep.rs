@@ -19,6 +19,7 @@ use uuid::Uuid;
 use super::journal::{Entries, Entry, EntryMember, Hold, Journal};
 use crate::error::{HostError, chain};
 use crate::host::freezer::Journalled;
+use crate::host::linux::expedite::Expedite;
 use crate::host::linux::freeze;
 use crate::host::{Effect, Host, Kept, Mount, MountRoot, MountSpec, Result};
 use crate::model::FsType;
@@ -76,8 +77,9 @@ impl Sweeper {
     }
 
     /// Thaws what nobody holds, and what is past its deadline; with `all`, everything that is
-    /// journalled. The ids of the volumes that were frozen until now. An error is that of the
-    /// first that couldn't be thawed, after all others were.
+    /// journalled. Once nothing is, what a crash has left of a freeze in the kernel's settings goes
+    /// too. The ids of the volumes that were frozen until now. An error is that of the first that
+    /// couldn't be thawed, after all others were.
     pub fn sweep(&self, all: bool) -> Result<Vec<String>> {
         let freezes = self.state_dir.join("freezes");
         if self.host.stat(&freezes)?.is_none() {
@@ -98,6 +100,9 @@ impl Sweeper {
         }
         errors.extend(self.journal.tidy().err());
         errors.extend(self.leave_private_mounts().err());
+        if self.journal.is_empty()? {
+            Expedite::default().restore();
+        }
         let mut errors = errors.into_iter();
         let first = errors.next();
         for error in errors {
