@@ -336,6 +336,9 @@ test_a_restore_goes_where_its_source_is() {
     claim restored 100Mi slackwater VolumeSnapshot/snap
     pod reader restored:/v
     ready pod/reader
-    is "the reader's node" "$(node_of reader)" node-2
+    is "the reader's node, of $(nodes)" "$(node_of reader)" node-2
     is "the file" "$(inside reader 'cat /v/file')" precious
+    # In one round: the scheduler asked once, and nobody had to give the claim back to it.
+    is "tries to provision it" "$(kubectl get events -n "$NS" --field-selector involvedObject.name=restored,reason=Provisioning -o 'jsonpath={.items[*].count}')" 1
+    is "those that failed" "$(events_of restored ProvisioningFailed)" ""
 }
