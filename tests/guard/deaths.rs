@@ -9,7 +9,7 @@ use slackwater::host::freezer::FreezeLimits;
 use slackwater::model::FsType::{Ext4, Xfs};
 
 use crate::bench::{
-    Bench, PATIENCE, Write_, assert_switch_is_off, await_stop, eventually_within, guards, limits,
+    Bench, PATIENCE, Write_, assert_not_expedited, await_stop, eventually_within, guards, limits,
     long, short, signal,
 };
 use crate::driver::{Driver, Sight, Task, was_killed};
@@ -64,7 +64,7 @@ fn session_with_a_guard_that(meets: &str) {
     });
     bench.guard.sweep().unwrap();
     bench.assert_all_thawed();
-    assert_switch_is_off();
+    assert_not_expedited();
     let session = bench.frozen(&kinds, crate::bench::long());
     assert!(
         session.thaw(0).unwrap() && session.thaw(1).unwrap(),
