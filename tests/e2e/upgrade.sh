@@ -1,36 +1,54 @@
-# From one version of the image to another and back, with the chart, while pods write.
+# From one version of the image to another and back, with the chart, while pods write. With
+# E2E_FROM=FOLDER, a checkout of another release with its program built (cargo build --release), it's
+# from that release, its chart included, to what is installed; else from what is installed to the
+# same under another tag.
 # shellcheck shell=bash
 
 chart() { helm "$1" slackwater "${@:2}" --namespace $SYSTEM >/dev/null; }
-all_run() { # IMAGE: each pod of the driver, and nothing else
+to() { # CHECKOUT TAG: with the values that the installation was given
+    chart upgrade "$1/deploy/chart" --reset-then-reuse-values --set-string "image.tag=$2"
+}
+image_of() { # CHECKOUT TAG: its program as an image, in all nodes
+    local archive=$E2E/../../target/slackwater-image-$2.tar
+    IMAGE_NAME=slackwater:$2 IMAGE_OUT=$archive "$1/deploy/image/build" >/dev/null 2>&1
+    "$CLUSTER/image" load "$archive"
+}
+all_run() { # TAG: each pod of the driver, and nothing else
     local workload
     for workload in $(kubectl -n $SYSTEM get daemonset,deployment -o name); do
         kubectl -n $SYSTEM rollout status --timeout="$WAIT" "$workload" >/dev/null || return 1
     done
-    is "images of the driver's containers" "$(kubectl -n $SYSTEM get pods -o 'jsonpath={range .items[*]}{range .spec.containers[*]}{.image}{"\n"}{end}{range .spec.initContainers[*]}{.image}{"\n"}{end}{end}' | grep slackwater | sort -u)" "$1"
+    is "images of the driver's containers" "$(kubectl -n $SYSTEM get pods -o 'jsonpath={range .items[*]}{range .spec.containers[*]}{.image}{"\n"}{end}{range .spec.initContainers[*]}{.image}{"\n"}{end}{end}' | grep slackwater | sort -u)" "slackwater:$1"
 }
 
 test_upgrade_and_rollback_while_pods_write() {
-    local old tag=e2e-next said archive=$E2E/../../target/slackwater-image-next.tar
-    old=$(kubectl -n $SYSTEM get daemonset -o 'jsonpath={.items[0].spec.template.spec.containers[0].image}')
-    # What is built now, as another version of the image.
-    IMAGE_NAME=slackwater:$tag IMAGE_OUT=$archive "$E2E/../../deploy/image/build" >/dev/null 2>&1
-    "$CLUSTER/image" load "$archive"
+    local here=$E2E/../.. now old new said
+    now=$(kubectl -n $SYSTEM get daemonset -o 'jsonpath={.items[0].spec.template.spec.containers[0].image}')
+    now=${now#*:}
+    # Whatever fails: the next tests are for what was installed.
+    trap 'to "$here" "$now" 2>/dev/null || :' EXIT
+    if [ -n "${E2E_FROM:-}" ]; then
+        old=e2e-old new=$now
+        image_of "$E2E_FROM" "$old"
+        to "$E2E_FROM" "$old"
+        all_run "$old"
+    else
+        old=$now new=e2e-next
+        image_of "$here" "$new"
+    fi
     writer
     ask 1
     answered 1
     said=$(inside load 'cat /tmp/said')
-    trap 'chart rollback 2>/dev/null || :' EXIT
-    chart upgrade "$E2E/../../deploy/chart" --reset-then-reuse-values --set-string "image.tag=$tag"
+    to "$here" "$new"
     ask 2
     withdraw 1
     group_of during load
-    all_run "slackwater:$tag"
+    all_run "$new"
     answered 2
     ready_group during
     restored_has r2-3 "$said"
     writes_on
-    trap - EXIT
     chart rollback
     ask 3
     withdraw 2
@@ -42,4 +60,7 @@ test_upgrade_and_rollback_while_pods_write() {
     writes_on
     nothing_frozen
     gone volumegroupsnapshot --all
+    to "$here" "$now"
+    all_run "$now"
+    trap - EXIT
 }
