@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::libc;
+use nix::unistd::syncfs;
 use slackwater::host::{Done, Effect, Host, Known};
 use slackwater::model::FsType;
 use slackwater::model::size::MIB;
@@ -38,6 +39,9 @@ const SOAK: Length = Length {
     rounds: 2500,
     size: 10 * MIB,
 };
+
+/// Rounds between two commits of the pool.
+const COMMIT: u32 = 8;
 
 /// Where pages are cached on the way down.
 #[derive(Clone, Copy, Debug)]
@@ -286,8 +290,16 @@ fn bad_rounds(fs: FsType, way: Way, put_right: bool, length: Length) -> u32 {
         }
         let _stop = Stop(&stage.stop);
         let mut random = Random(7);
+        let pool = File::open(&scratch.pool).unwrap();
         (0..rounds)
-            .filter(|_| stage.round(&mut random, &copy, way, put_right) > 0)
+            .filter(|round| {
+                // btrfs gives blocks back when it commits: by itself so late that the pool can be
+                // full of what is no more.
+                if round % COMMIT == 0 {
+                    syncfs(&pool).unwrap();
+                }
+                stage.round(&mut random, &copy, way, put_right) > 0
+            })
             .count()
     });
     let acts = stage.acts.load(Ordering::Relaxed);
