@@ -12,7 +12,7 @@ use crate::bench::{
     Bench, PATIENCE, Write_, assert_not_expedited, await_stop, eventually_within, guards, limits,
     long, short, signal,
 };
-use crate::driver::{Driver, Sight, Task, was_killed};
+use crate::driver::{Driver, GRACE_PERIODS, Sight, Task, was_killed};
 
 /// Steps of the guard, with what has been frozen by then in a session of the usual order.
 pub const STEPS: [&str; 10] = [
@@ -77,6 +77,24 @@ fn a_guard_that_is_killed_at_any_step_leaves_nothing_frozen() {
     for step in STEPS {
         session_with_a_guard_that(&format!("{step}:kill"));
     }
+}
+
+#[test]
+fn only_who_wants_grace_periods_expedited_has_a_guard_that_comes_to_it() {
+    let bench = Bench::new(&[Ext4]);
+    for (how, comes_to_it) in [("expedited", true), ("normal", false)] {
+        let told = [
+            ("SLACKWATER_GUARD_FAULT", "expedited:kill"),
+            (GRACE_PERIODS, how),
+        ];
+        let mut driver = Driver::start(&bench, &[Ext4], &Task::Cut(long()), &told);
+        driver.go_on();
+        let words: Vec<String> = std::iter::from_fn(|| driver.word()).collect();
+        driver.wait();
+        let is_proven = words.iter().any(|word| word == "[true]");
+        assert_eq!(is_proven, !comes_to_it, "{how}: {words:?}");
+    }
+    bench.assert_all_thawed();
 }
 
 #[test]

@@ -18,6 +18,9 @@ use crate::bench::{Bench, PATIENCE, guard_of, signal};
 
 const PLAN: &str = "SLACKWATER_GUARD_TEST";
 
+/// The variable that says how it waits for grace periods.
+pub const GRACE_PERIODS: &str = "SLACKWATER_TEST_GRACE_PERIODS";
+
 /// What the other process does.
 pub enum Task {
     /// A whole session; it waits for a word before it thaws.
@@ -175,6 +178,9 @@ fn the_driver() {
     let mut guard = guard_of(&path(&plan["state"]));
     if plan["beside"] == true {
         guard = guard.started_by_others();
+    }
+    if let Ok(how) = std::env::var(GRACE_PERIODS) {
+        guard = guard.with_grace_periods(how.parse().unwrap());
     }
     if plan["task"] == "sweep" {
         let swept = guard.sweep().map_err(|error| crate::scratch::said(&error));

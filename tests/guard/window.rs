@@ -7,7 +7,6 @@ use nix::sys::signal::Signal;
 use nix::unistd::{AccessFlags, access};
 use slackwater::cut::guard::MOST_MEMBERS;
 use slackwater::host::Freezer;
-use slackwater::host::freezer::GracePeriods;
 use slackwater::model::FsType::{self, Btrfs, Ext4, Xfs};
 
 use crate::bench::{
@@ -390,13 +389,4 @@ fn grace_periods_are_expedited_while_something_is_frozen_and_not_afterwards() {
         on
     });
     assert_not_expedited();
-}
-
-#[test]
-fn who_wants_grace_periods_to_be_normal_can_freeze_as_well() {
-    let bench = Bench::new(&[Ext4]);
-    let guard = guard_of(&bench.state).with_grace_periods(GracePeriods::Normal);
-    let session = guard.begin(bench.members(&[Ext4]), long()).unwrap();
-    session.freeze().unwrap();
-    assert!(session.thaw(0).unwrap());
 }

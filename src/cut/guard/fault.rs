@@ -1,9 +1,9 @@
 //! The guard's own end at a step, for tests that kill or stop it there: only in a build with the
 //! feature `fault`, and only where `SLACKWATER_GUARD_FAULT=STEP:kill` or `STEP:stop` says so.
 //!
-//! Steps: accepted, begun, sync-before, sync-after, expedited, freeze-before, freeze-after, thaw-before,
-//! thaw-after, deadline, ended. The first thread that comes to it meets it, once; others that come
-//! to it wait for that, since a stop takes a moment to reach them.
+//! Steps: accepted, begun, sync-before, sync-after, expedited, freeze-before, freeze-after,
+//! thaw-before, thaw-after, deadline, ended. The first thread that comes to it meets it, once;
+//! others that come to it wait for that, since a stop takes a moment to reach them.
 
 /// Nothing.
 #[cfg(not(feature = "fault"))]

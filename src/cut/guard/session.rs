@@ -222,8 +222,10 @@ pub(super) fn serve(channel: Channel, stop: BorrowedFd<'_>, expedite: &Expedite)
     shared.say(Say::Ready(0));
     let mut expedited = None;
     listen(&shared, &threads, stop, || {
-        expedited = shared.expedite.then(|| expedite.begin());
-        fault::at("expedited");
+        if shared.expedite {
+            expedited = Some(expedite.begin());
+            fault::at("expedited");
+        }
     });
     shared.end();
     for thread in threads {

@@ -100,8 +100,10 @@ impl Sweeper {
         }
         errors.extend(self.journal.tidy().err());
         errors.extend(self.leave_private_mounts().err());
-        if self.journal.is_empty()? {
-            Expedite::default().restore();
+        match self.journal.is_empty() {
+            Ok(true) => Expedite::default().restore(),
+            Ok(false) => {}
+            Err(error) => errors.push(error),
         }
         let mut errors = errors.into_iter();
         let first = errors.next();
