@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use uuid::Uuid;
 
 use crate::error::Result;
-use crate::host::{Device, LoopHold};
+use crate::host::{Device, LoopHold, Space};
 use crate::record::{PoolRecord, SnapshotRecord, VolumeRecord};
 
 /// Room in a pool.
@@ -129,6 +129,8 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Room now.
     fn space(&self) -> Result<PoolSpace>;
+    /// What the disk beneath has, by one look: no image is asked.
+    fn disk(&self) -> Result<Space>;
 
     /// Makes a volume: intent, image, completed record. `admit` judges the room and runs before
     /// anything is done, with the promises of everything else that is running counted in. On an
@@ -171,6 +173,8 @@ pub trait Backend: Send + Sync + 'static {
     /// is. Beside
     /// writers it's safe; a repeat is quick over what is done.
     fn unshare(&self, image: Image, bytes: u64) -> Result<()>;
+    /// Takes all blocks from an image that was never answered: what it shared is the other's alone.
+    fn empty(&self, image: Image) -> Result<()>;
 
     /// A snapshot's record in any state; an error if there is one that can't be read.
     fn snapshot(&self, uuid: Uuid) -> Result<Option<SnapshotRecord>>;

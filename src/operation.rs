@@ -16,6 +16,7 @@ mod detach;
 mod ephemeral;
 mod expand;
 mod format;
+mod give_way;
 mod group;
 mod health;
 pub mod inventory;

@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 use super::{Admit, AttachMode, Attached, Backend, FoundDevice, Image, Leftovers, PoolSpace};
 use crate::error::{Doing, Result};
-use crate::host::{Device, Effect, Host, Kept};
+use crate::host::{Device, Effect, Host, Kept, Space};
 use crate::record::{self, PoolRecord, SnapshotRecord, VolumeRecord};
 use folder::Folder;
 use room::Growing;
@@ -159,6 +159,10 @@ impl Backend for FileBackend {
         self.measure_room()
     }
 
+    fn disk(&self) -> Result<Space> {
+        self.measure_disk()
+    }
+
     fn create(&self, record: VolumeRecord, admit: Admit<'_>) -> Result<VolumeRecord> {
         self.create_image(record, admit)
     }
@@ -206,6 +210,14 @@ impl Backend for FileBackend {
         self.folder.perform(Effect::SyncFile { path: &path }, || {
             format!("sync {image:?}")
         })
+    }
+
+    fn empty(&self, image: Image) -> Result<()> {
+        let (path, size) = (self.image_of(image), 0);
+        self.folder
+            .perform(Effect::Shorten { path: &path, size }, || {
+                format!("empty {image:?}")
+            })
     }
 
     fn snapshot(&self, uuid: Uuid) -> Result<Option<SnapshotRecord>> {

@@ -17,18 +17,21 @@ const HEADROOM_SHARE: u64 = 64;
 /// And at least this much: a small pool's log and directories.
 const HEADROOM_LEAST: u64 = 8 * MIB;
 
+/// Bytes that are kept back on a file system of this size.
+pub(super) fn headroom(total: u64) -> u64 {
+    (total / HEADROOM_SHARE).max(HEADROOM_LEAST)
+}
+
 /// Bytes that may still be promised: whole grains, so that what is answered can be asked for.
 pub(super) fn promisable(space: &PoolSpace, overcommit: f64) -> u64 {
     let room = space.available.saturating_add(space.own);
-    let headroom = (space.total / HEADROOM_SHARE).max(HEADROOM_LEAST);
-    let promises = (room.saturating_sub(headroom) as f64 * overcommit) as u64;
+    let promises = (room.saturating_sub(headroom(space.total)) as f64 * overcommit) as u64;
     promises.saturating_sub(space.promised) / GRAIN * GRAIN
 }
 
 /// Bytes that can really be reserved now, beside what is being made.
 fn reservable(space: &PoolSpace) -> u64 {
-    let headroom = (space.total / HEADROOM_SHARE).max(HEADROOM_LEAST);
-    let taken = headroom.saturating_add(space.claimed);
+    let taken = headroom(space.total).saturating_add(space.claimed);
     space.available.saturating_sub(taken) / GRAIN * GRAIN
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::capacity::{admit, minimum_size};
 use super::cutting::Source;
 use super::detach::CleanUp;
+use super::give_way::{GiveWay, ThickCopy};
 use super::lock::{Guard, Key};
 use super::{CreateVolume, Driver, Pool, Volume};
 use crate::backend::Image;
@@ -180,10 +181,13 @@ impl Driver {
             self.filled(pool, record, |_| {
                 let copies = [Image::Volume(record.uuid)];
                 let members = self.members(&sources, &uses, &copies)?;
-                self.cut(&members, now, &parameters)?;
+                let give_way = GiveWay::watch(of_thick(pool, record, source))?;
+                let cut = self.cut(&members, now, &parameters);
                 // What follows takes long for thick volumes.
                 drop(locks.take());
-                Ok(())
+                let apart = cut.and_then(|_| unshare_clone(pool, record, source));
+                // Whatever has failed, has failed for want of room where there was none.
+                give_way.end().and(apart)
             })
         })
     }
@@ -298,6 +302,27 @@ impl Driver {
             Err(Error::Stopping) => Err(Error::Stopping),
             Err(first) => Err(undo_volume(pool, &record, first)),
         }
+    }
+}
+
+/// The clone that gives way to its source, if that's thick.
+fn of_thick(pool: &Arc<Pool>, record: &VolumeRecord, source: &Source) -> Vec<ThickCopy> {
+    let thick = source.record.allocation == Allocation::Thick;
+    let copy = || ThickCopy {
+        pool: pool.clone(),
+        image: Image::Volume(record.uuid),
+        bytes: image_bytes(source.record.size),
+    };
+    thick.then(copy).into_iter().collect()
+}
+
+/// Ahead of the completion, which would do it as well: the clone of a thick volume gives way to
+/// it until then, and must not when it's complete.
+fn unshare_clone(pool: &Pool, record: &VolumeRecord, source: &Source) -> Result<()> {
+    let image = Image::Volume(record.uuid);
+    match source.record.allocation {
+        Allocation::Thin => Ok(()),
+        Allocation::Thick => pool.backend.unshare(image, image_bytes(source.record.size)),
     }
 }
 

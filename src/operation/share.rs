@@ -10,6 +10,7 @@ use super::capacity::admit_snapshot;
 use super::copying::no_sharing;
 use super::cutting::{Source, used};
 use super::detach::CleanUp;
+use super::give_way::{GiveWay, ThickCopy};
 use super::lock::Guard;
 use super::snapshot::Prepared;
 use crate::backend::Image;
@@ -25,6 +26,8 @@ pub(super) struct Share {
     pub(super) made: Vec<Prepared>,
     pub(super) members: Vec<Member>,
     locks: Vec<Guard>,
+    /// Of thick volumes' copies, until these have blocks of their own.
+    give_way: Option<GiveWay>,
 }
 
 /// What is known of a cut that was proven good: the same for all its members.
@@ -68,6 +71,23 @@ impl Share {
         self.made.iter().position(leads)
     }
 
+    /// The copies of its thick volumes.
+    fn of_thick(&self) -> Vec<ThickCopy> {
+        let made = self.made.iter();
+        let thick = made.filter(|one| one.record.allocation == Allocation::Thick);
+        let copy = |one: &Prepared| ThickCopy {
+            pool: one.pool.clone(),
+            image: Image::Snapshot(one.record.uuid),
+            bytes: image_bytes(one.record.size),
+        };
+        thick.map(copy).collect()
+    }
+
+    /// No copy gives way any more; an error if one has.
+    fn has_room(&self) -> Result<()> {
+        self.give_way.as_ref().map_or(Ok(()), GiveWay::end)
+    }
+
     /// Whether this node alone decides whether the try is committed.
     pub(super) fn decides(&self) -> bool {
         self.lead().is_some()
@@ -94,6 +114,7 @@ impl Driver {
             made: Vec::new(),
             members: Vec::new(),
             locks,
+            give_way: None,
         };
         let planned: Vec<SnapshotRecord> = sources.iter().map(plan).collect();
         let copies: Vec<Image> = planned
@@ -110,6 +131,10 @@ impl Driver {
             }
             let pool = source.pool.clone();
             share.made.push(Prepared { pool, record });
+        }
+        match GiveWay::watch(share.of_thick()) {
+            Ok(watch) => share.give_way = Some(watch),
+            Err(first) => return Err(self.undo_share(&share, first)),
         }
         Ok(share)
     }
@@ -156,10 +181,10 @@ impl Driver {
         }
         // What follows takes long for thick volumes, and doesn't mind what is done to them.
         share.locks.clear();
-        share
-            .made
-            .iter()
-            .try_for_each(|one| self.unshare_source(one))
+        let mut made = share.made.iter();
+        let unshared = made.try_for_each(|one| self.unshare_source(one));
+        // Before anything is committed; what has given way isn't.
+        share.has_room().and(unshared)
     }
 
     /// Commits: the first member's record decides for a group, so that after a crash the others
@@ -205,6 +230,13 @@ impl Driver {
 
     /// Deletes what a try has made.
     pub(super) fn undo_share(&self, share: &Share, first: Error) -> Error {
+        let first = match (share.has_room(), first) {
+            // Not for want of room, and not to be told as that.
+            (_, Error::Stopping) => Error::Stopping,
+            // Whatever has failed, has failed for this.
+            (Err(why), _) => why,
+            (Ok(()), first) => first,
+        };
         // The first one decides about its group: if it can't be deleted it may be committed, and
         // the others are to follow it.
         let lead = share.lead();

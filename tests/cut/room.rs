@@ -4,7 +4,9 @@
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use nix::fcntl::{FallocateFlags, fallocate};
 use tonic::Code;
 
 use super::held::{Probe, Release, arm, await_stop, end_of, go_on};
@@ -351,6 +353,72 @@ async fn a_thick_volume_takes_every_write_also_when_its_un_share_is_cut_off() {
     let snapshot = node.client.snapshot("s", &id, &[]).await.unwrap();
     let deleted = node.client.delete_snapshot(&snapshot.snapshot_id).await;
     deleted.unwrap();
+    node.end(&id, &staging).await;
+    node.assert_nothing_left();
+}
+
+/// Fills a pool to the last block as who writes does: not all at once.
+fn fill_slowly(node: &Node) -> Full {
+    let pool = &node.disk.mount_point;
+    let path = pool.join("stranger");
+    let file = std::fs::File::create(&path).unwrap();
+    let (mut at, mut step) = (0_i64, 1 << 20);
+    while step >= 4096 {
+        match fallocate(&file, FallocateFlags::empty(), at, step) {
+            Ok(()) => at += step,
+            Err(_) => step /= 2,
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Full(path)
+}
+
+/// From its first clone to the end of its un-share a thick volume's blocks are its copy's as well.
+/// Here that is as long as the guard is stopped, before it freezes: nobody waits but the copy.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_gives_way_to_its_thick_volume_when_the_pool_fills() {
+    let mut node = Node::on("xfs", 16 * GIB);
+    let (id, staging) = staged(&node, "v", 512 * MIB, "xfs", &THICK).await;
+    overwrite(&staging.join("data"), 1, BYTES).unwrap();
+    // What is left has room for a copy in full, and for little more.
+    let most = node.disk.mount_point.join("most");
+    let bytes = (14 * GIB).to_string();
+    run("fallocate", &["--length", &bytes, most.to_str().unwrap()]);
+    for (seed, clone) in [(2, false), (3, true)] {
+        node.restart_with(&[("SLACKWATER_GUARD_FAULT", "freeze-before:stop")]);
+        let release = Release::of(&node);
+        let had = node.disk.volumes().len();
+        let (client, of) = (node.client.clone(), id.clone());
+        let call = tokio::spawn(async move {
+            if clone {
+                let source = from_volume(&of);
+                let made = client.create_from("c", 512 * MIB, mount("xfs"), source, &[]);
+                return made.await.map(drop);
+            }
+            let patient = [("freezeTimeout", "10s"), ("retries", "0")];
+            client.snapshot("s", &of, &patient).await.map(drop)
+        });
+        release.await_stopped_guard();
+        let full = fill_slowly(&node);
+        overwrite(&staging.join("data"), seed, BYTES).expect("every write is taken");
+        release.kill_guards();
+        refused(end_of(call).await, Code::ResourceExhausted);
+        let left = (node.disk.volumes().len(), node.disk.snapshots().len());
+        assert_eq!(left, (had, 0), "nothing is left of the copy");
+        overwrite(&staging.join("data"), seed + 2, BYTES).expect("nor is it shared");
+        check(&staging.join("data"), seed + 2, BYTES);
+        drop((full, release));
+        let path = node.disk.mount_point.clone();
+        eventually("the pool has given the stranger's room back", || {
+            let left = nix::sys::statvfs::statvfs(&path).unwrap();
+            left.blocks_available() * left.fragment_size() > GIB
+        });
+    }
+    node.restart_with(&[]);
+    let snapshot = node.client.snapshot("s", &id, &[]).await.unwrap();
+    let deleted = node.client.delete_snapshot(&snapshot.snapshot_id).await;
+    deleted.unwrap();
+    std::fs::remove_file(most).unwrap();
     node.end(&id, &staging).await;
     node.assert_nothing_left();
 }

@@ -15,7 +15,7 @@ use super::FileBackend;
 use super::shelf::{Entry, Shelved};
 use crate::backend::{Admit, PoolSpace};
 use crate::error::{Doing, Result};
-use crate::host::FileStat;
+use crate::host::{FileStat, Space};
 use crate::model::Allocation;
 use crate::model::size::image_bytes;
 use crate::record::{SnapshotRecord, VolumeRecord};
@@ -67,6 +67,11 @@ impl FileBackend {
         self.measure(&growing, true)
     }
 
+    pub(super) fn measure_disk(&self) -> Result<Space> {
+        let root = &self.folder.root;
+        self.folder.host.space(root).doing(|| self.measuring())
+    }
+
     /// Judges what takes room, and then has `taken` note it: one after another. Judges by what is
     /// known without a look at every image, and looks only if that refuses: what images fill
     /// already makes the room for promises larger, never smaller.
@@ -81,8 +86,7 @@ impl FileBackend {
 
     /// Without `each`, no image whose record says its size is looked at.
     fn measure(&self, growing: &Growing, each: bool) -> Result<PoolSpace> {
-        let root = &self.folder.root;
-        let there = self.folder.host.space(root).doing(|| self.measuring())?;
+        let there = self.measure_disk()?;
         let mut space = PoolSpace {
             total: there.total,
             available: there.available,

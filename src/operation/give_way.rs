@@ -1,0 +1,132 @@
+//! Copies that give way to the thick volumes they are made from.
+//!
+//! From the first clone until it has blocks of its own again, a thick volume shares blocks with
+//! its copy, and a write to one of them takes another from what the pool has free. There was room
+//! for all of them when the copy was admitted; but anybody may fill the pool meanwhile. So the room
+//! is watched, and when it gets low the copy is emptied: then every block is the volume's own, and
+//! no write to it needs another one.
+
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use super::Pool;
+use super::capacity::headroom;
+use crate::backend::Image;
+use crate::error::{Error, HostError, Result};
+
+/// How often it's looked: the looks of an hour's un-sharing cost seconds, and who fills a pool by
+/// writing has no time for much in between: half the head-room is 1/128 of the pool.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// A copy that shares blocks with the thick volume that it is made from.
+pub(super) struct ThickCopy {
+    pub(super) pool: Arc<Pool>,
+    pub(super) image: Image,
+    /// Bytes of its volume's image.
+    pub(super) bytes: u64,
+}
+
+/// Watches the room of copies until it's dropped or [`GiveWay::end`]. A crash ends it, and copies
+/// with it at the next start: until then a pool that is filled to the last block fails writes.
+pub(super) struct GiveWay(Mutex<State>);
+
+struct State {
+    /// Dropped when the watch is to end.
+    go_on: Option<Sender<()>>,
+    watch: Option<JoinHandle<Option<Short>>>,
+    /// What it came to: the last copy that gave way.
+    why: Option<Short>,
+}
+
+/// A pool whose room got low.
+#[derive(Clone)]
+struct Short {
+    pool: String,
+    required: u64,
+    available: u64,
+}
+
+impl GiveWay {
+    /// Begins to watch; no thread where there are no copies.
+    pub(super) fn watch(copies: Vec<ThickCopy>) -> Result<GiveWay> {
+        let (go_on, end) = channel();
+        let none = copies.is_empty();
+        let watch = move || {
+            let mut why = None;
+            while end.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+                // Again each time: a clone that ran has given it blocks since.
+                why = look(&copies).or(why);
+            }
+            why
+        };
+        let watch = match none {
+            true => None,
+            false => Some(Builder::new().name("give-way".into()).spawn(watch)),
+        };
+        let watch = watch.transpose().map_err(|error| Error::Host {
+            doing: "watch the room of a thick volume".into(),
+            source: HostError::io("start", "a thread", &error),
+        })?;
+        Ok(GiveWay(Mutex::new(State {
+            go_on: Some(go_on),
+            watch,
+            why: None,
+        })))
+    }
+
+    /// Ends it; no copy is emptied afterwards. An error if one was: it's worthless, whatever else
+    /// became of it.
+    pub(super) fn end(&self) -> Result<()> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.go_on = None;
+        if let Some(watch) = state.watch.take() {
+            state.why = watch.join().map_err(|_| Error::Bug {
+                invariant: "a watch of room ends without a panic".into(),
+            })?;
+        }
+        match state.why.clone() {
+            None => Ok(()),
+            Some(Short {
+                pool,
+                required,
+                available,
+            }) => Err(Error::OutOfSpace {
+                pool,
+                required,
+                available,
+            }),
+        }
+    }
+}
+
+impl Drop for GiveWay {
+    fn drop(&mut self) {
+        let _ = self.end();
+    }
+}
+
+/// Empties the copies of pools whose room is low. Not a word here: the log may lie on a file
+/// system that is frozen just now.
+fn look(copies: &[ThickCopy]) -> Option<Short> {
+    let mut why = None;
+    for copy in copies {
+        let backend = &copy.pool.backend;
+        // A pool that doesn't answer isn't full.
+        let Some(space) = backend.disk().ok() else {
+            continue;
+        };
+        if space.available >= headroom(space.total) / 2 {
+            continue;
+        }
+        // One that failed is tried again, at the next look.
+        let _ = backend.empty(copy.image);
+        why.get_or_insert(Short {
+            pool: copy.pool.definition.name.clone(),
+            required: copy.bytes,
+            available: space.available,
+        });
+    }
+    why
+}
