@@ -128,8 +128,11 @@ async fn problems(node: &Node, cuts: usize) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread")]
 async fn sqlite_across_two_volumes_recovers_from_every_cut() {
     let node = Node::new();
-    let found = problems(&node, rounds(10, 1000)).await;
-    assert!(found.is_empty(), "{found:#?}");
+    // Copies are looked at when the writers have ended: a pool hasn't room for all of a soak's.
+    for _ in 0..rounds(1, 20) {
+        let found = problems(&node, rounds(10, 50)).await;
+        assert!(found.is_empty(), "{found:#?}");
+    }
     node.assert_nothing_left();
 }
 
