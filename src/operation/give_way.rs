@@ -6,8 +6,8 @@
 //! is watched, and when it gets low the copy is emptied: then every block is the volume's own, and
 //! no write to it needs another one.
 
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -28,31 +28,26 @@ pub(super) struct ThickCopy {
     pub(super) bytes: u64,
 }
 
-/// Watches the room of copies until it's dropped or [`GiveWay::end`]. A crash ends it, and copies
-/// with it at the next start: until then a pool that is filled to the last block fails writes.
-pub(super) struct GiveWay(Mutex<State>);
+/// Watches the room of copies until it's dropped or [`GiveWay::end`]; of none, if that's empty. A
+/// crash ends it, and copies with it at the next start: until then a pool that is filled to the
+/// last block fails writes.
+#[derive(Default)]
+pub(super) struct GiveWay(Option<Watch>);
 
-struct State {
-    /// Dropped when the watch is to end.
-    go_on: Option<Sender<()>>,
-    watch: Option<JoinHandle<Option<Short>>>,
-    /// What it came to: the last copy that gave way.
-    why: Option<Short>,
-}
-
-/// A pool whose room got low.
-#[derive(Clone)]
-struct Short {
-    pool: String,
-    required: u64,
-    available: u64,
+struct Watch {
+    /// Dropped when the thread is to end.
+    go_on: Sender<()>,
+    /// Why a copy was emptied, if one was.
+    thread: JoinHandle<Option<Error>>,
 }
 
 impl GiveWay {
     /// Begins to watch; no thread where there are no copies.
     pub(super) fn watch(copies: Vec<ThickCopy>) -> Result<GiveWay> {
+        if copies.is_empty() {
+            return Ok(GiveWay::default());
+        }
         let (go_on, end) = channel();
-        let none = copies.is_empty();
         let watch = move || {
             let mut why = None;
             while end.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
@@ -61,43 +56,25 @@ impl GiveWay {
             }
             why
         };
-        let watch = match none {
-            true => None,
-            false => Some(Builder::new().name("give-way".into()).spawn(watch)),
-        };
-        let watch = watch.transpose().map_err(|error| Error::Host {
+        let thread = Builder::new().name("give-way".into()).spawn(watch);
+        let thread = thread.map_err(|error| Error::Host {
             doing: "watch the room of a thick volume".into(),
             source: HostError::io("start", "a thread", &error),
         })?;
-        Ok(GiveWay(Mutex::new(State {
-            go_on: Some(go_on),
-            watch,
-            why: None,
-        })))
+        Ok(GiveWay(Some(Watch { go_on, thread })))
     }
 
     /// Ends it; no copy is emptied afterwards. An error if one was: it's worthless, whatever else
-    /// became of it.
-    pub(super) fn end(&self) -> Result<()> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        state.go_on = None;
-        if let Some(watch) = state.watch.take() {
-            state.why = watch.join().map_err(|_| Error::Bug {
-                invariant: "a watch of room ends without a panic".into(),
-            })?;
-        }
-        match state.why.clone() {
-            None => Ok(()),
-            Some(Short {
-                pool,
-                required,
-                available,
-            }) => Err(Error::OutOfSpace {
-                pool,
-                required,
-                available,
-            }),
-        }
+    /// became of it. Told once.
+    pub(super) fn end(&mut self) -> Result<()> {
+        let Some(Watch { go_on, thread }) = self.0.take() else {
+            return Ok(());
+        };
+        drop(go_on);
+        let why = thread.join().map_err(|_| Error::Bug {
+            invariant: "a watch of room ends without a panic".into(),
+        })?;
+        why.map_or(Ok(()), Err)
     }
 }
 
@@ -109,12 +86,12 @@ impl Drop for GiveWay {
 
 /// Empties the copies of pools whose room is low. Not a word here: the log may lie on a file
 /// system that is frozen just now.
-fn look(copies: &[ThickCopy]) -> Option<Short> {
+fn look(copies: &[ThickCopy]) -> Option<Error> {
     let mut why = None;
     for copy in copies {
         let backend = &copy.pool.backend;
         // A pool that doesn't answer isn't full.
-        let Some(space) = backend.disk().ok() else {
+        let Ok(space) = backend.disk() else {
             continue;
         };
         if space.available >= headroom(space.total) / 2 {
@@ -122,7 +99,7 @@ fn look(copies: &[ThickCopy]) -> Option<Short> {
         }
         // One that failed is tried again, at the next look.
         let _ = backend.empty(copy.image);
-        why.get_or_insert(Short {
+        why.get_or_insert(Error::OutOfSpace {
             pool: copy.pool.definition.name.clone(),
             required: copy.bytes,
             available: space.available,

@@ -181,7 +181,7 @@ impl Driver {
             self.filled(pool, record, |_| {
                 let copies = [Image::Volume(record.uuid)];
                 let members = self.members(&sources, &uses, &copies)?;
-                let give_way = GiveWay::watch(of_thick(pool, record, source))?;
+                let mut give_way = GiveWay::watch(of_thick(pool, record, source))?;
                 let cut = self.cut(&members, now, &parameters);
                 // What follows takes long for thick volumes.
                 drop(locks.take());

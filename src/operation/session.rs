@@ -133,8 +133,8 @@ impl Driver {
         let local = Local::new(&self.seams, &share.members, parameters).halted_by(halt);
         match stand_still(Box::new(local), coordinator) {
             Ok(Some(kept)) => self.end_share(&mut share, &kept, coordinator),
-            Ok(None) => self.undone(&share),
-            Err(first) => Err(self.undo_share(&share, first)),
+            Ok(None) => self.undone(&mut share),
+            Err(first) => Err(self.undo_share(&mut share, first)),
         }
     }
 
@@ -205,7 +205,7 @@ impl Driver {
     }
 
     /// Deletes what was made, because the steps have ended.
-    fn undone(&self, share: &Share) -> Result<()> {
+    fn undone(&self, share: &mut Share) -> Result<()> {
         match self.undo_share(share, Error::Stopping) {
             Error::Stopping => Ok(()),
             undo => Err(undo),

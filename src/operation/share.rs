@@ -27,7 +27,7 @@ pub(super) struct Share {
     pub(super) members: Vec<Member>,
     locks: Vec<Guard>,
     /// Of thick volumes' copies, until these have blocks of their own.
-    give_way: Option<GiveWay>,
+    give_way: GiveWay,
 }
 
 /// What is known of a cut that was proven good: the same for all its members.
@@ -83,11 +83,6 @@ impl Share {
         thick.map(copy).collect()
     }
 
-    /// No copy gives way any more; an error if one has.
-    fn has_room(&self) -> Result<()> {
-        self.give_way.as_ref().map_or(Ok(()), GiveWay::end)
-    }
-
     /// Whether this node alone decides whether the try is committed.
     pub(super) fn decides(&self) -> bool {
         self.lead().is_some()
@@ -114,7 +109,7 @@ impl Driver {
             made: Vec::new(),
             members: Vec::new(),
             locks,
-            give_way: None,
+            give_way: GiveWay::default(),
         };
         let planned: Vec<SnapshotRecord> = sources.iter().map(plan).collect();
         let copies: Vec<Image> = planned
@@ -127,14 +122,14 @@ impl Driver {
         barrier::refuse_without(&share.used(), level, parameters)?;
         for (source, record) in sources.iter().zip(planned) {
             if let Err(first) = self.prepare_snapshot(&source.pool, &record) {
-                return Err(self.undo_share(&share, first));
+                return Err(self.undo_share(&mut share, first));
             }
             let pool = source.pool.clone();
             share.made.push(Prepared { pool, record });
         }
         match GiveWay::watch(share.of_thick()) {
-            Ok(watch) => share.give_way = Some(watch),
-            Err(first) => return Err(self.undo_share(&share, first)),
+            Ok(watch) => share.give_way = watch,
+            Err(first) => return Err(self.undo_share(&mut share, first)),
         }
         Ok(share)
     }
@@ -159,7 +154,7 @@ impl Driver {
         let cut = self.cut(&share.members, now, parameters);
         let kept = cut.and_then(|outcome| self.keep_share(&mut share, &outcome.into()));
         if let Err(first) = kept {
-            return Err(self.undo_share(&share, first));
+            return Err(self.undo_share(&mut share, first));
         }
         self.commit_share(&mut share)?;
         Ok(share.made)
@@ -184,7 +179,7 @@ impl Driver {
         let mut made = share.made.iter();
         let unshared = made.try_for_each(|one| self.unshare_source(one));
         // Before anything is committed; what has given way isn't.
-        share.has_room().and(unshared)
+        share.give_way.end().and(unshared)
     }
 
     /// Commits: the first member's record decides for a group, so that after a crash the others
@@ -229,8 +224,8 @@ impl Driver {
     }
 
     /// Deletes what a try has made.
-    pub(super) fn undo_share(&self, share: &Share, first: Error) -> Error {
-        let first = match (share.has_room(), first) {
+    pub(super) fn undo_share(&self, share: &mut Share, first: Error) -> Error {
+        let first = match (share.give_way.end(), first) {
             // Not for want of room, and not to be told as that.
             (_, Error::Stopping) => Error::Stopping,
             // Whatever has failed, has failed for this.

@@ -11,7 +11,7 @@ use tonic::Code;
 
 use super::held::{Probe, Release, arm, await_stop, end_of, go_on};
 use super::support::snapshots::{from_snapshot, from_volume};
-use super::support::{PATIENCE, eventually, mount, run, succeeds};
+use super::support::{PATIENCE, eventually, mount, run};
 use super::{GIB, MIB, Node, pattern, refused, rounds};
 
 /// A stranger's file that takes all that a pool has left.
@@ -19,18 +19,25 @@ struct Full(PathBuf);
 
 impl Full {
     fn fill(node: &Node) -> Full {
+        Full::by(node, 1 << 30, Duration::ZERO)
+    }
+
+    /// As who writes does: not all at once.
+    fn fill_slowly(node: &Node) -> Full {
+        Full::by(node, 1 << 20, Duration::from_millis(1))
+    }
+
+    /// Reserved, not written: to the last block all the same.
+    fn by(node: &Node, mut step: i64, pause: Duration) -> Full {
         let path = node.disk.mount_point.join("stranger");
-        let name = path.to_str().unwrap();
-        let (mut at, mut step) = (0, GIB);
-        // Reserved, not written: to the last block all the same.
+        let file = std::fs::File::create(&path).unwrap();
+        let mut at = 0;
         while step >= 4096 {
-            let piece = [at, step].map(|bytes| bytes.to_string());
-            let words = ["--offset", &piece[0], "--length", &piece[1], name];
-            if succeeds("fallocate", &words) {
-                at += step;
-            } else {
-                step /= 2;
+            match fallocate(&file, FallocateFlags::empty(), at, step) {
+                Ok(()) => at += step,
+                Err(_) => step /= 2,
             }
+            std::thread::sleep(pause);
         }
         Full(path)
     }
@@ -357,22 +364,6 @@ async fn a_thick_volume_takes_every_write_also_when_its_un_share_is_cut_off() {
     node.assert_nothing_left();
 }
 
-/// Fills a pool to the last block as who writes does: not all at once.
-fn fill_slowly(node: &Node) -> Full {
-    let pool = &node.disk.mount_point;
-    let path = pool.join("stranger");
-    let file = std::fs::File::create(&path).unwrap();
-    let (mut at, mut step) = (0_i64, 1 << 20);
-    while step >= 4096 {
-        match fallocate(&file, FallocateFlags::empty(), at, step) {
-            Ok(()) => at += step,
-            Err(_) => step /= 2,
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    Full(path)
-}
-
 /// From its first clone to the end of its un-share a thick volume's blocks are its copy's as well.
 /// Here that is as long as the guard is stopped, before it freezes: nobody waits but the copy.
 #[tokio::test(flavor = "multi_thread")]
@@ -399,7 +390,7 @@ async fn a_copy_gives_way_to_its_thick_volume_when_the_pool_fills() {
             client.snapshot("s", &of, &patient).await.map(drop)
         });
         release.await_stopped_guard();
-        let full = fill_slowly(&node);
+        let full = Full::fill_slowly(&node);
         overwrite(&staging.join("data"), seed, BYTES).expect("every write is taken");
         release.kill_guards();
         refused(end_of(call).await, Code::ResourceExhausted);
