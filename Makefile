@@ -31,10 +31,10 @@ demo: ## See it work: build, then volumes of every kind from create to delete on
 .PHONY: test
 test: ## Prove it: everything but benchmarks (as root, or with sudo)
 	@deploy/deps test
-	@rm -rf $(LOGS) && mkdir -p $(LOGS) && touch $(LOGS)/cargo.log $(LOGS)/sanity.log $(LOGS)/e2e.log
+	@rm -rf $(LOGS) && mkdir -p $(LOGS) && touch $(LOGS)/cargo.log $(LOGS)/sanity.log $(LOGS)/e2e.log $(LOGS)/left.log
 	@$(MAKE) check
-	@code=0; tests/machine.sh around $(MAKE) --keep-going tests sanity e2e-if-warm || code=$$?; \
-	tests/summary $(LOGS)/cargo.log $(LOGS)/sanity.log $(LOGS)/e2e.log && exit $$code
+	@code=0; MACHINE_LOG=$(LOGS)/left.log tests/machine.sh around $(MAKE) --keep-going tests sanity e2e-if-warm || code=$$?; \
+	tests/summary $$code $(LOGS)/left.log $(LOGS)/cargo.log $(LOGS)/sanity.log $(LOGS)/e2e.log
 
 .PHONY: check
 check: fmt-check lint deny docs ## What needs no root: layout, lints, dependencies, docs

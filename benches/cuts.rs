@@ -1,7 +1,7 @@
 //! Snapshots, groups and restores beside the same by hand, in turns, and what those who write
 //! meanwhile feel of them: the longest time between two acknowledged writes.
 //!
-//! `PART=calls`, `members`, `extents` or `hints` is a part of it; `ROUNDS=3` is a shorter run. The
+//! `PART=calls`, `members`, `extents`, `held` or `hints` is a part of it; `ROUNDS=3` is a shorter run. The
 //! pictures go to target/cuts.
 
 #![allow(
@@ -15,6 +15,8 @@ mod calls;
 mod ground;
 #[path = "hand/mod.rs"]
 mod hand;
+#[path = "cuts/held.rs"]
+mod held;
 #[path = "cuts/hints.rs"]
 mod hints;
 #[path = "measure/mod.rs"]
@@ -48,6 +50,9 @@ fn main() {
     }
     if wanted("extents") {
         stalls::extents();
+    }
+    if wanted("held") {
+        held::measure();
     }
     if wanted("hints") {
         hints::measure();

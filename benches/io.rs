@@ -1,8 +1,8 @@
 //! I/O in volumes beside the raw image file and a bare loop device, with fio, in turns; and what
-//! each setting of a loop device is worth.
+//! each setting of a loop device is worth; and what a writer notices of an un-share beside it.
 //!
-//! `ROUNDS=2 MILLISECONDS=500 cargo bench --bench io` is a shorter run; `PART=volumes`, `settings` or
-//! `allocation` is a part of it.
+//! `ROUNDS=2 MILLISECONDS=500 cargo bench --bench io` is a shorter run; `PART=volumes`, `settings`,
+//! `allocation` or `unshare` is a part of it.
 
 #![allow(
     clippy::disallowed_methods,
@@ -13,6 +13,8 @@
 mod measure;
 #[path = "../tests/support/mod.rs"]
 mod support;
+#[path = "io/unshare.rs"]
+mod unshare;
 
 use std::path::{Path, PathBuf};
 
@@ -317,5 +319,8 @@ fn main() {
     }
     if wanted("allocation") {
         allocation(&disk);
+    }
+    if wanted("unshare") {
+        unshare::measure(&disk);
     }
 }

@@ -85,6 +85,9 @@ async fn start(node: String, folder: &Path, pki: &Pki) -> Agent {
             overcommit: 1.0,
         }],
         node_record: "/var/lib/slackwater/node.json".into(),
+        state_dir: "/run/slackwater/state".into(),
+        alone: false,
+        inline_max_size: None,
     };
     let driver = Driver::start(settings, Seams::simulated(MemoryHost::new())).unwrap();
     let driver = Arc::new(driver);

@@ -76,7 +76,7 @@ pub struct Leftovers {
     pub trash: u64,
     /// Loop devices that no stage held.
     pub loops: u64,
-    /// Inline volumes of an earlier boot.
+    /// Inline volumes that nothing showed any more.
     pub ephemeral: u64,
     /// Snapshots that were never answered.
     pub snapshots: u64,
@@ -86,6 +86,32 @@ impl Leftovers {
     /// All of them.
     pub fn total(&self) -> u64 {
         self.half_made + self.trash + self.loops + self.ephemeral + self.snapshots
+    }
+}
+
+/// What a call that failed, or that a crash has cut off, may have left on a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Leftover {
+    /// A volume whose creation was never answered, or its empty directory.
+    Volume(Uuid),
+    /// The same of a snapshot.
+    Snapshot(Uuid),
+    /// Blocks of what was deleted.
+    Trash {
+        /// Of the volume or snapshot.
+        uuid: Uuid,
+        /// Within the trash.
+        name: String,
+    },
+}
+
+impl std::fmt::Display for Leftover {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Leftover::Volume(uuid) => write!(f, "half-made volume {uuid}"),
+            Leftover::Snapshot(uuid) => write!(f, "half-made snapshot {uuid}"),
+            Leftover::Trash { name, .. } => write!(f, "trash {name}"),
+        }
     }
 }
 
@@ -117,6 +143,8 @@ pub trait Backend: Send + Sync + 'static {
     fn refuses_thick(&self) -> Option<&'static str>;
     /// Why overwriting with zeros would not overwrite, if so.
     fn refuses_zeroing(&self) -> Option<&'static str>;
+    /// The longest image that the pool's file system can have.
+    fn largest(&self) -> u64;
 
     /// A volume's record; an error if there is one that can't be read.
     fn volume(&self, uuid: Uuid) -> Result<Option<VolumeRecord>>;
@@ -144,11 +172,17 @@ pub trait Backend: Send + Sync + 'static {
     fn grow(&self, record: &VolumeRecord, size: u64, admit: Admit<'_>) -> Result<VolumeRecord>;
     /// Ends a volume: out of sight durably, then its blocks, its record last; and whatever an
     /// earlier try left of it. Nothing there is success. A failure or a crash leaves trash, which a
-    /// repeat, [`Backend::end_trash`] or [`Backend::recover`] ends.
+    /// repeat, [`Backend::end`] or [`Backend::recover`] ends.
     fn delete(&self, uuid: Uuid) -> Result<()>;
-    /// Goes on with deletes, of snapshots too, that failed when all was out of sight already: not
-    /// every caller comes again. What fails once more is logged, and waits for the next time.
-    fn end_trash(&self);
+    /// Ends what an earlier creation of a volume has left that was never answered. The record is
+    /// read from the disk again: an error if it can't be read, or says that the volume is complete.
+    fn end_unanswered(&self, uuid: Uuid) -> Result<()>;
+    /// What may have been left by calls that failed or were cut off, of snapshots too: not every
+    /// caller comes again. Something that is being made is among it.
+    fn leftovers(&self) -> Result<Vec<Leftover>>;
+    /// Ends a leftover, with the lock of its volume or snapshot held, if the disk still says that it
+    /// is one; whether it was.
+    fn end(&self, leftover: &Leftover) -> Result<bool>;
 
     /// Whether images of this pool can share blocks: else snapshots are copies.
     fn shares_blocks(&self) -> bool;
@@ -197,6 +231,8 @@ pub trait Backend: Send + Sync + 'static {
     fn update_snapshot(&self, record: &SnapshotRecord) -> Result<()>;
     /// Ends a snapshot, as [`Backend::delete`] does a volume.
     fn delete_snapshot(&self, uuid: Uuid) -> Result<()>;
+    /// As [`Backend::end_unanswered`].
+    fn end_unanswered_snapshot(&self, uuid: Uuid) -> Result<()>;
 
     /// What is wrong with the image by its length and blocks, if anything: for health.
     fn image_problem(&self, record: &VolumeRecord) -> Result<Option<String>>;

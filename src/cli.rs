@@ -5,10 +5,12 @@
 
 mod adopt;
 mod certificates;
+mod check;
 mod doctor;
 mod enrol;
 mod frozen;
 mod guard;
+mod hand_over;
 mod orphans;
 mod pool;
 mod print;
@@ -112,8 +114,11 @@ enum Command {
     /// Keep this node's certificate up to date, beside its driver, in a cluster whose controller
     /// makes them
     Enrol(enrol::Wish),
-    /// List the volumes of pools, also beside a running driver
+    /// List the volumes of pools, also beside a running driver; check one
+    #[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
     Volumes {
+        #[command(subcommand)]
+        command: Option<VolumesCommand>,
         #[command(flatten)]
         place: Place,
         /// Volumes and snapshots of a cluster that no object of it names: of the driver at
@@ -123,10 +128,17 @@ enum Command {
         /// With --orphans: the CSI socket of the controller [env: CSI_ENDPOINT]
         #[arg(long, value_name = "ENDPOINT", requires = "orphans")]
         endpoint: Option<Endpoint>,
-        /// With --orphans: name of the driver [default: csi.slackwater.dev]
+        /// With --orphans: name that the driver at --endpoint must have [default: as it says]
         #[arg(long, value_name = "NAME", requires = "orphans")]
         driver_name: Option<DriverName>,
     },
+}
+
+#[derive(Debug, Subcommand)]
+enum VolumesCommand {
+    /// Check the file system of a volume that nobody uses: by the running driver at --endpoint, or
+    /// on pools whose driver does not run
+    Check(Box<check::Wish>),
 }
 
 #[derive(Debug, Args)]
@@ -164,11 +176,35 @@ enum PoolCommand {
         /// Do it
         #[arg(long, requires = "cluster", conflicts_with = "dry_run")]
         yes: bool,
-        /// Name of the cluster's driver [default: csi.slackwater.dev]
+        /// With --cluster: the CSI socket of the controller, which says the driver's name
+        /// [env: CSI_ENDPOINT]
+        #[arg(long, value_name = "ENDPOINT", requires = "cluster")]
+        endpoint: Option<Endpoint>,
+        /// With --cluster: name of the driver [default: as the driver at --endpoint or the pool's
+        /// object says]
         #[arg(long, value_name = "NAME", requires = "cluster")]
         driver_name: Option<DriverName>,
         #[command(flatten)]
         node: Node,
+    },
+    /// Say which node of a cluster has a pool from now on, where its disk has moved and the node
+    /// that had it can't be asked, or misses it
+    HandOver {
+        /// Its UUID, its name, or NODE/NAME
+        #[arg(value_name = "POOL")]
+        pool: String,
+        /// Name of the node's object
+        #[arg(long, value_name = "NODE")]
+        to: String,
+        /// The CSI socket of the controller, which says the driver's name [env: CSI_ENDPOINT]
+        #[arg(long, value_name = "ENDPOINT")]
+        endpoint: Option<Endpoint>,
+        /// Name of the driver [default: as the driver at --endpoint or the pool's object says]
+        #[arg(long, value_name = "NAME")]
+        driver_name: Option<DriverName>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
     },
     /// Give up a pool that won't come back: its volumes count as deleted
     Forget {
@@ -317,10 +353,15 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Certificates(wish) => certificates::run(&wish),
         Command::Enrol(wish) => enrol::run(wish),
         Command::Volumes {
+            command: Some(VolumesCommand::Check(wish)),
+            ..
+        } => check::run(*wish),
+        Command::Volumes {
             place,
             orphans: true,
             endpoint,
             driver_name,
+            command: None,
         } => orphans::run(&place, endpoint, driver_name),
         Command::Volumes { place, .. } => volumes::run(place),
     };

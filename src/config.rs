@@ -14,7 +14,8 @@ use serde::Deserialize;
 
 pub use role::{AgentConfig, Agents, Config, ControllerConfig, NodeConfig, RoleConfig};
 pub use value::{
-    Address, AgentAddress, DriverName, Endpoint, Folder, LostAfter, NodeName, Role, ServiceName,
+    Address, AgentAddress, DriverName, Endpoint, Folder, InlineSize, LostAfter, NodeName, Role,
+    ServiceName,
 };
 
 use crate::hook::HookDefinition;
@@ -80,6 +81,10 @@ pub struct Given {
     #[arg(long, value_name = "DIR")]
     #[serde(deserialize_with = "value::many")]
     pub allowed_path: Vec<Folder>,
+    /// Pods may have inline volumes, each of at most so many bytes, such as 10Gi [default: none]
+    #[arg(long, value_name = "SIZE")]
+    #[serde(deserialize_with = "value::one")]
+    pub inline_max_size: Option<InlineSize>,
     /// Where to serve /metrics, /healthz and /readyz, such as 127.0.0.1:9810 [default: nowhere]
     #[arg(long, value_name = "ADDR:PORT")]
     #[serde(deserialize_with = "value::one")]
@@ -172,6 +177,7 @@ impl Given {
             state_dir: self.state_dir.or(file.state_dir),
             node_record: self.node_record.or(file.node_record),
             allowed_path: list(self.allowed_path, file.allowed_path),
+            inline_max_size: self.inline_max_size.or(file.inline_max_size),
             metrics_address: self.metrics_address.or(file.metrics_address),
             log_format: self.log_format.or(file.log_format),
             alpha: list(self.alpha, file.alpha),
@@ -239,6 +245,7 @@ mod tests {
             state-dir = "/s"
             node-record = "/n.json"
             allowed-path = ["/k/", "/l"]
+            inline-max-size = "10Gi"
             metrics-address = "[::1]:9810"
             log-format = "json"
             alpha = ["health", "get-volume"]

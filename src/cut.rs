@@ -1,6 +1,7 @@
 //! The consistent cut: one coordinator, participants, and the guard who alone freezes.
 //!
-//! One try is `quiesce -> sync and clone ahead -> freeze -> cut -> thaw -> release -> verdict`.
+//! One try is `sync and clone ahead -> quiesce -> sync and put right -> freeze -> cut -> thaw ->
+//! release -> verdict`.
 //! Who prepares and commits the members' records is `operation`; across nodes the router
 //! coordinates, with a stream to each agent as its participant.
 
@@ -20,6 +21,7 @@ pub mod tries;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crate::error::Result;
@@ -30,6 +32,7 @@ use crate::host::{Device, FileId, Freezer, Host};
 use crate::model::{FsType, Level, SnapshotParameters};
 
 pub use halt::Halt;
+pub use local::Room;
 pub use tries::Try;
 
 /// How a member is used while it's cut.
@@ -66,6 +69,8 @@ pub struct Member {
     pub in_use: Use,
     /// Clones on this pool gain nothing from running side by side (btrfs).
     pub in_series: bool,
+    /// Set when its copy was emptied, because the pool's room was needed: the cut is lost.
+    pub emptied: Arc<AtomicBool>,
 }
 
 /// What a try reached.
@@ -86,6 +91,8 @@ pub struct Outcome {
 pub struct CutStats {
     /// Until all hooks were ready, if any ran.
     pub quiesce: Option<Duration>,
+    /// From then until all were thawed: how long applications were held by this cut.
+    pub held: Option<Duration>,
     /// Writing back before the freeze, both times; the longest of all participants.
     pub sync: Duration,
     /// From the first freeze to the last thaw, if anything was frozen.
@@ -123,7 +130,7 @@ impl Seams {
     }
 }
 
-/// One try at `level` over members of this node, whose volumes are locked.
+/// One try over members of this node, whose volumes are locked.
 ///
 /// On an error nothing is frozen or quiesced any more (or will be thawed and released without
 /// us), and the copies are worthless. [`Error::QuiesceFailed`] is what
@@ -139,20 +146,22 @@ impl Seams {
 pub fn attempt(
     seams: &Seams,
     members: &[Member],
-    level: Level,
+    now: &Try<'_>,
     parameters: &SnapshotParameters,
+    room: Arc<Room>,
 ) -> Result<Outcome> {
     let used = members.iter().filter(|member| member.in_use != Use::Quiet);
     let targets: Vec<HookTarget> = used.map(|member| member.target.clone()).collect();
-    let local = local::Local::new(seams, members, parameters);
+    let local = local::Local::new(seams, members, parameters).with_room(room);
     let wish = coordinator::Wish {
-        level,
+        level: now.level,
         parameters,
         targets: &targets,
     };
     let means = coordinator::Means {
         hooks: seams.hooks.as_ref(),
         now_nanos: &|| seams.host.now_nanos(),
+        disturbed: now.disturbed,
     };
     coordinator::run(&means, vec![Box::new(local)], &wish)
 }

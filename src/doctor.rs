@@ -1,13 +1,13 @@
 //! `slackwater doctor`: what this host and its pools can and can't do.
 //!
 //! It looks, and changes nothing that lasts: scratch images of its own are attached to a loop
-//! device, one of them mounted and frozen, and taken away again. Only the state dir stays where it
-//! was missing, with the guard's locks in it. A running driver isn't disturbed; no lock of a pool
-//! is taken. Checks make [`Check`]s; only `Display` and JSON know how they look.
+//! device, one of them mounted and frozen, and taken away again. A running driver isn't disturbed;
+//! no lock of a pool is taken. Checks make [`Check`]s; only `Display` and JSON know how they look.
 
 mod freeze;
 mod kernel;
 mod pool;
+mod udev;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -93,6 +93,8 @@ pub struct Patient {
     pub node_record: PathBuf,
     /// `--state-dir`.
     pub state_dir: PathBuf,
+    /// Where a freeze is tried. It doesn't exist: it is made, and removed again.
+    pub trial_dir: PathBuf,
     /// `--allowed-path`.
     pub allowed_paths: Vec<PathBuf>,
     /// Directories in which programs are looked for.

@@ -124,6 +124,12 @@ pub enum Error {
         /// Why, and the way out.
         reason: String,
     },
+    /// Another process of this program serves a pool.
+    #[error("{place}: another slackwater process serves this pool; stop it first")]
+    Locked {
+        /// The pool's folder.
+        place: String,
+    },
     /// Something that is not ours holds what we need for the moment.
     #[error("{subject} is held by a stranger: {holder}")]
     Busy {
@@ -285,10 +291,30 @@ impl Error {
         }
     }
 
+    /// The error of a call whose clean-up has ended like this: final only if nothing is left.
+    pub fn with_undo(self, undone: Result<()>) -> Error {
+        match undone {
+            Ok(()) => self,
+            Err(undo) => Error::Undo {
+                first: Box::new(self),
+                undo: chain(&undo),
+            },
+        }
+    }
+
     /// For looks that a verb begins with: a look that fails says nothing about what an earlier
     /// try of the same call has left, so the answer must not be final.
     pub fn unseen(self) -> Error {
         match self {
+            // Says so by itself.
+            silent @ Error::Host {
+                source:
+                    HostError {
+                        cause: HostCause::NoAnswer,
+                        ..
+                    },
+                ..
+            } => silent,
             first @ Error::Host { .. } => Error::Undo {
                 first: Box::new(first),
                 undo: "what an earlier try has left can't be seen".into(),
@@ -371,6 +397,9 @@ pub enum HostCause {
     /// What was found is not what must be there.
     #[error("{0}")]
     Unexpected(String),
+    /// There was no answer in time. It says nothing about what was asked for.
+    #[error("there is no answer: its disk or its server hangs")]
+    NoAnswer,
 }
 
 impl HostError {
@@ -417,8 +446,28 @@ impl HostError {
     pub fn code(&self) -> Option<nix::errno::Errno> {
         match &self.cause {
             HostCause::Errno(errno) => Some(*errno),
-            HostCause::Tool { .. } | HostCause::Missing { .. } | HostCause::Unexpected(_) => None,
+            HostCause::Tool { .. }
+            | HostCause::Missing { .. }
+            | HostCause::Unexpected(_)
+            | HostCause::NoAnswer => None,
         }
+    }
+
+    /// With no answer in time.
+    pub fn no_answer(action: &'static str, subject: impl Into<PathBuf>) -> Self {
+        HostError {
+            action,
+            subject: subject.into(),
+            cause: HostCause::NoAnswer,
+        }
+    }
+
+    /// Whether it says that a file system is dead: shut down, or without its disk.
+    pub fn is_dead_disk(&self) -> bool {
+        matches!(
+            self.code(),
+            Some(nix::errno::Errno::EIO | nix::errno::Errno::ESHUTDOWN)
+        )
     }
 
     /// Whether it says that the disk is full.

@@ -25,6 +25,16 @@ pub struct HookTarget {
     pub volume_id: String,
     /// "namespace/name" of its claim, if it's known.
     pub claim: Option<String>,
+    /// Node that its users are on, if it's known.
+    pub node: Option<String>,
+}
+
+impl HookTarget {
+    /// Namespace of its claim, if it's known.
+    pub fn namespace(&self) -> Option<String> {
+        let (namespace, _) = self.claim.as_ref()?.split_once('/')?;
+        Some(namespace.to_string())
+    }
 }
 
 /// Starts the sessions of volumes.

@@ -17,6 +17,7 @@ pub mod known;
 pub mod linux;
 pub mod memory;
 pub mod mountinfo;
+pub mod question;
 pub mod session;
 
 use std::path::{Path, PathBuf};
@@ -24,11 +25,11 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-pub use effect::{Done, Effect, LoopSpec, MountSpec, NodeKind};
+pub use effect::{Check, Checked, Done, Effect, LoopSpec, MountSpec, NodeKind};
 pub use freezer::{Freeze, FreezeMember, Freezer, MountRoot};
-pub use known::Known;
+pub use known::{Budget, Known};
 pub use mountinfo::Mount;
-pub use session::{Session, SessionSpec, SessionState};
+pub use session::{Account, Session, SessionSpec, SessionState};
 
 use crate::error::HostError;
 use crate::model::FsType;
@@ -154,7 +155,22 @@ pub struct LoopStatus {
     pub autoclear: bool,
     /// Bypasses the pool's page cache.
     pub direct_io: bool,
+    /// The kernel looks for partitions on it: never on ours.
+    pub partscan: bool,
 }
+
+/// An attached loop device, whether or not it can be asked what it stands on.
+#[derive(Debug)]
+pub struct LoopDevice {
+    /// N of /dev/loopN.
+    pub number: u32,
+    /// What it stands on. An error is the device's own: its image lies on a file system that is
+    /// dead or hangs.
+    pub status: Result<LoopStatus>,
+}
+
+/// The major number of loop devices.
+pub const LOOP_MAJOR: u64 = 7;
 
 /// A block device node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -166,11 +182,11 @@ pub struct Device {
 }
 
 impl Device {
-    /// /dev/loopN: loop devices have major 7.
+    /// /dev/loopN.
     pub fn of_loop(number: u32) -> Device {
         Device {
             path: PathBuf::from(format!("/dev/loop{number}")),
-            rdev: nix::sys::stat::makedev(7, u64::from(number)),
+            rdev: nix::sys::stat::makedev(LOOP_MAJOR, u64::from(number)),
         }
     }
 }
@@ -219,6 +235,8 @@ pub enum Signature {
         uuid: String,
         /// Its size in bytes, where the super block says it.
         size: Option<u64>,
+        /// What else is there, such as a partition table.
+        beside: Option<String>,
     },
     /// Something else: a partition table, a RAID or LVM member, or several at once.
     Other(String),
@@ -234,6 +252,24 @@ pub trait Host: Send + Sync + 'static {
     fn pin_dir(&self, path: &Path) -> Result<(PathBuf, Kept)>;
     /// Takes the exclusive lock of a file, for as long as it's kept; `None` if it's taken.
     fn try_lock_file(&self, path: &Path) -> Result<Option<Kept>>;
+    /// The same, waiting for as long as `patience` while it's taken. A process that was killed may
+    /// leave its locks taken for a moment: a program that it was just starting has them, too,
+    /// between fork and exec.
+    fn lock_file(&self, path: &Path, patience: Duration) -> Result<Option<Kept>> {
+        const STEP: Duration = Duration::from_millis(50);
+        let mut waited = Duration::ZERO;
+        loop {
+            let lock = self.try_lock_file(path)?;
+            if lock.is_some() || waited >= patience {
+                return Ok(lock);
+            }
+            if waited.is_zero() {
+                tracing::info!("waiting for the lock {}", path.display());
+            }
+            self.pause(STEP);
+            waited += STEP;
+        }
+    }
     /// The whole of a small file; `None` if there is none.
     fn read_file(&self, path: &Path) -> Result<Option<Vec<u8>>>;
     /// Names in a directory, sorted; `None` if there is none.
@@ -261,8 +297,49 @@ pub trait Host: Send + Sync + 'static {
 
     /// The mount table of this mount namespace.
     fn mounts(&self) -> Result<Vec<Mount>>;
-    /// All attached loop devices.
-    fn loops(&self) -> Result<Vec<LoopStatus>>;
+    /// The attached loop devices, by number. Those whose image has a name for which `may_be` is
+    /// false are not asked, and left out. The name is the one that the kernel shows, which may
+    /// begin elsewhere than ours.
+    fn loop_devices(&self, may_be: &dyn Fn(&Path) -> bool) -> Result<Vec<LoopDevice>>;
+    /// All attached loop devices that answer: for reports. Whether a device stands on an image,
+    /// [`Host::loops_on`] says.
+    fn loops(&self) -> Result<Vec<LoopStatus>> {
+        let devices = self.loop_devices(&|_| true)?;
+        Ok(devices
+            .into_iter()
+            .filter_map(|one| one.status.ok())
+            .collect())
+    }
+    /// An image and every loop device on it; `None` if there is no image. `name` is the end of the
+    /// image's path by which it is told from other images.
+    ///
+    /// A device of that name which can't be asked may be on this image, so it is an error, with one
+    /// exception: if it says that its file system is dead, and the image's file system answers
+    /// afterwards, then they are two, for what is dead stays dead.
+    fn loops_on(&self, image: &Path, name: &Path) -> Result<Option<(FileStat, Vec<LoopStatus>)>> {
+        let devices = self.loop_devices(&|shown| shown.ends_with(name))?;
+        let Some(found) = self.stat(image)? else {
+            return Ok(None);
+        };
+        let mut loops = Vec::new();
+        for device in devices {
+            match device.status {
+                Ok(status) if status.backing == found.id => loops.push(status),
+                Ok(_) => {}
+                Err(error) if error.is_dead_disk() => {
+                    tracing::debug!(device = device.number, %error, "left out: the file system of its image is dead");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Some((found, loops)))
+    }
+    /// One loop device; `None` if nothing is attached to it.
+    fn loop_status(&self, number: u32) -> Result<Option<LoopStatus>> {
+        let devices = self.loop_devices(&|_| true)?;
+        let mut found = devices.into_iter().filter(|device| device.number == number);
+        found.next().map(|device| device.status).transpose()
+    }
     /// Opens an attached loop and, with it open, proves that it stands on `backing`; `None` if not.
     fn hold_loop(&self, number: u32, backing: FileId) -> Result<Option<LoopHold>>;
     /// Whether a device is claimed by a file system or another exclusive opener.
@@ -271,9 +348,16 @@ pub trait Host: Send + Sync + 'static {
     fn device_bytes(&self, device: &Device) -> Result<u64>;
     /// What is on a device.
     fn signature(&self, device: &Device) -> Result<Signature>;
+    /// Whether the file system on a device that is not mounted was left with errors, or without
+    /// having been unmounted where no journal makes up for that. Only ext4 tells.
+    fn is_unclean(&self, device: &Device, fs: FsType) -> Result<bool>;
     /// Whether a mounted file system is smaller than its device by more than its own rounding:
     /// then it is to be grown.
     fn wants_growth(&self, device: &Device, mount_point: &Path, fs: FsType) -> Result<bool>;
+
+    /// Whether the ext4 on a device that is smaller than that can be grown by
+    /// [`Effect::GrowUnmounted`] without moving what is in it.
+    fn grows_unmounted(&self, device: &Device) -> Result<bool>;
 
     /// A caller's path (staging or target): absolute, below an allowed folder, no link on its
     /// way. The parent must exist. Error text is for the caller.
@@ -300,6 +384,14 @@ pub trait Host: Send + Sync + 'static {
     /// Lets time pass. On a simulated machine nobody really waits.
     fn pause(&self, time: Duration) {
         std::thread::sleep(time);
+    }
+    /// A user of this machine, by name; may take as long as a directory service.
+    fn account(&self, name: &str) -> Result<Account> {
+        Err(HostError::unexpected(
+            "find",
+            name,
+            "there are no users here",
+        ))
     }
     /// Name of what is missing, without which no volume works on this host, with the fix; empty
     /// if all is there.

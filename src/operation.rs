@@ -5,7 +5,10 @@
 //! ends by itself, whether or not its caller still waits.
 
 mod block;
+mod block_stage;
 mod capacity;
+mod check;
+mod clean;
 mod copying;
 mod create;
 pub mod cut_counts;
@@ -15,6 +18,7 @@ mod describe;
 mod detach;
 mod ephemeral;
 mod expand;
+mod fit;
 mod format;
 mod give_way;
 mod group;
@@ -30,6 +34,7 @@ pub mod pool_admin;
 pub mod pool_image;
 pub mod pool_make;
 mod publish;
+mod published;
 pub mod request;
 mod restore;
 mod session;
@@ -40,6 +45,7 @@ mod snapshot_list;
 mod stage;
 mod start;
 mod stats;
+mod take_raw;
 mod unstage;
 mod usage;
 
@@ -56,11 +62,12 @@ use crate::record::NodeRecord;
 
 pub use cut_counts::CutCounts;
 pub use describe::{Description, Forgotten, Named};
-pub use detach::InFlight;
-pub use group::{same_members, same_request};
+pub use detach::{InFlight, Lane};
+pub use group::{member_of, of_another_moment, same_members, same_request};
 pub use list::PAGE as MOST_LISTED;
 pub use lock::{Key, Locks};
 pub use pool::{Pool, PoolState, PoolStatus};
+pub use published::ChangedDevice;
 pub use request::*;
 pub use session::{BeginShare, Coordinator, ShareAnswer, ShareStep};
 pub use settle::{GroupHere, GroupMember, Verdict};
@@ -68,6 +75,7 @@ pub use share::Kept;
 
 pub use crate::cut::Halt;
 pub use crate::cut::barrier::Used;
+pub use crate::cut::participant::Prepared as SharePrepared;
 pub use crate::record::{GroupMembership, SnapshotState};
 
 /// What the operations need to know of the configuration.
@@ -81,6 +89,14 @@ pub struct Settings {
     pub pools: Vec<PoolDefinition>,
     /// `--node-record`.
     pub node_record: PathBuf,
+    /// `--state-dir`: for what ends with the boot.
+    pub state_dir: PathBuf,
+    /// Role `all`: a pool that another process serves is a mistake of the command line, and ends
+    /// the start. In a cluster it is refused by name, like every pool that can't be served.
+    pub alone: bool,
+    /// `--inline-max-size`: the most bytes that a pod's inline volume may have; none are made
+    /// without it.
+    pub inline_max_size: Option<u64>,
 }
 
 /// The driver of one node: its pools, its locks, what runs.
@@ -100,6 +116,7 @@ pub struct Driver {
     formats: AtomicU64,
     copies: copying::Copies,
     copied: AtomicU64,
+    published: published::Published,
     pauses: Mutex<Pauses>,
     cuts: CutCounts,
 }

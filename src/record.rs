@@ -3,6 +3,11 @@
 //! A record is JSON with a version. It is written as a temporary file, fsynced, renamed over the
 //! old one, and the directory is fsynced: after a crash there is the old record or the new one.
 //! A newer version is refused, never overwritten; an older one is read with today's defaults.
+//!
+//! A program may meet fields that only a newer one knows, after a rollback. What it does not know
+//! it keeps when it writes the record again, also in nested objects. So a new field must be one
+//! that an older program may ignore; one that changes the meaning of a record raises the version
+//! that is written for it ([`Record::written_version`]), and older programs refuse that record.
 
 pub mod image;
 pub mod node;
@@ -14,6 +19,7 @@ use std::path::Path;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::error::{Doing, Error, Result};
 use crate::host::{Effect, Host};
@@ -26,27 +32,72 @@ pub use volume::{ContentSource, Formatted, FormattedAs, LastStage, VolumeRecord,
 
 /// Something that is kept as a file.
 pub trait Record: Serialize + DeserializeOwned {
-    /// The version that this program writes, and the newest that it reads.
+    /// The newest version that this program reads.
     const VERSION: u32;
     /// What is said of a file of it: "record of a volume".
     const WHAT: &'static str;
+
+    /// The version that is written: the lowest whose programs understand this record. It depends
+    /// on the content, so that a record without newer meaning can still be read after a rollback.
+    fn written_version(&self) -> u32 {
+        1
+    }
 }
 
 /// Suffix of a record that is being written.
 const TEMPORARY: &str = ".new";
 
-/// Encodes with the version.
-pub fn encode<T: Record>(record: &T) -> Result<Vec<u8>> {
-    let bug = |error: serde_json::Error| Error::Bug {
+fn bug<T: Record>(error: serde_json::Error) -> Error {
+    Error::Bug {
         invariant: format!("{} as JSON: {error}", T::WHAT),
-    };
-    let mut value = serde_json::to_value(record).map_err(bug)?;
-    if let Some(object) = value.as_object_mut() {
-        object.insert("version".into(), T::VERSION.into());
     }
-    let mut bytes = serde_json::to_vec_pretty(&value).map_err(bug)?;
+}
+
+/// As JSON, with the version.
+fn value<T: Record>(record: &T) -> Result<Value> {
+    let mut value = serde_json::to_value(record).map_err(bug::<T>)?;
+    if let Some(object) = value.as_object_mut() {
+        object.insert("version".into(), record.written_version().into());
+    }
+    Ok(value)
+}
+
+/// Encodes with the version, and with those fields of the present file at `path` that this
+/// program does not know.
+fn encode<T: Record>(path: &Path, present: Option<&[u8]>, record: &T) -> Result<Vec<u8>> {
+    let mut encoded = value(record)?;
+    if let Some(bytes) = present {
+        let known = value(&decode::<T>(path, bytes)?)?;
+        let present = serde_json::from_slice(bytes).map_err(bug::<T>)?;
+        keep_unknown(&present, &known, &mut encoded);
+    }
+    let mut bytes = serde_json::to_vec_pretty(&encoded).map_err(bug::<T>)?;
     bytes.push(b'\n');
     Ok(bytes)
+}
+
+/// Adds to `next` what `present` has beyond `known`, which is `present` as this program reads it.
+/// Objects within arrays are the same ones as long as their array keeps its length.
+fn keep_unknown(present: &Value, known: &Value, next: &mut Value) {
+    match (present, known, next) {
+        (Value::Object(present), Value::Object(known), Value::Object(next)) => {
+            for (key, there) in present {
+                match (known.get(key), next.get_mut(key)) {
+                    (Some(known), Some(next)) => keep_unknown(there, known, next),
+                    (None, None) => drop(next.insert(key.clone(), there.clone())),
+                    // Removed by this program, or known to it with a value that it leaves out.
+                    (Some(_), None) | (None, Some(_)) => {}
+                }
+            }
+        }
+        (Value::Array(present), Value::Array(known), Value::Array(next))
+            if known.len() == next.len() =>
+        {
+            let elements = present.iter().zip(known).zip(next);
+            elements.for_each(|((present, known), next)| keep_unknown(present, known, next));
+        }
+        _ => {}
+    }
 }
 
 /// Decodes; `path` is for the error.
@@ -81,9 +132,10 @@ pub fn load<T: Record>(host: &dyn Host, path: &Path) -> Result<Option<T>> {
 }
 
 /// Writes a record durably. A crash leaves the old or the new one, and perhaps a temporary file,
-/// which the next write replaces.
+/// which the next write replaces. A file that can't be read as such a record is not replaced.
 pub fn store<T: Record>(host: &dyn Host, path: &Path, record: &T) -> Result<()> {
-    let bytes = encode(record)?;
+    let present = host.read_file(path).doing(|| format!("read {}", T::WHAT))?;
+    let bytes = encode(path, present.as_deref(), record)?;
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(TEMPORARY);
     let temporary = Path::new(&temporary);
@@ -107,3 +159,6 @@ pub fn store<T: Record>(host: &dyn Host, path: &Path, record: &T) -> Result<()> 
         .try_for_each(|step| host.perform(&step).map(drop))
         .doing(|| format!("write {}", T::WHAT))
 }
+
+#[cfg(test)]
+mod tests;

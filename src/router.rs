@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `agents`, `dial` | who the agents are, what each said last, and how it's asked and reached |
 //! | `route` | from an id to the agent that serves its pool |
+//! | `checked` | what an agent's answers may say |
 //! | `call` | one call: its deadline, and whom it asks |
 //! | `place`, `find` | where a new volume goes, where a name is |
 //! | `attach`, `snapshot` | whose node it is, whose name |
@@ -22,12 +23,14 @@ pub mod agents;
 mod attach;
 mod call;
 mod capacity;
+mod checked;
 pub mod cluster;
 mod controller;
 mod cutting;
 mod dial;
 mod find;
 mod group;
+mod held;
 mod identity;
 pub mod kube;
 mod list;
@@ -48,7 +51,9 @@ pub use agents::{Agent, Agents, Dial};
 pub use cluster::{Cluster, NoCluster};
 pub use dial::TlsDial;
 pub use kube::certificates::enrol::Enrolment;
-pub use kube::{Begun, InCluster, Options as ClusterOptions, adopt, begin, connect, orphans};
+pub use kube::{
+    Begun, InCluster, Options as ClusterOptions, adopt, begin, behind, connect, hand_over, orphans,
+};
 
 /// What a router needs beside agents and a cluster.
 #[derive(Clone, Debug)]

@@ -9,6 +9,7 @@
 //! shutdown no new connection is taken, operations that run have [`DRAIN`] to finish, the socket's
 //! file is gone, and no other file was ever beside it.
 
+pub mod admin;
 mod secured;
 mod socket;
 mod watch;
@@ -29,6 +30,7 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::transport::Server;
 use tower::layer::util::{self, Stack};
 
+use crate::agent::admin_server::AdminServer;
 use crate::agent::agent_server::AgentServer;
 use crate::csi::controller_server::{Controller, ControllerServer};
 use crate::csi::group_controller_server::{GroupController, GroupControllerServer};
@@ -112,6 +114,7 @@ pub async fn serve(
     let server = builder(&options.metrics, &life.calls);
     let server = with_controllers(server, &service, &options)
         .add_service(sized!(NodeServer, service))
+        .add_service(sized!(AdminServer, service))
         .serve_with_incoming_shutdown(connections(life.listener), ended(&life.stop));
     live(server, life.ending, Work::Driver(driver), shutdown).await
 }
@@ -130,6 +133,7 @@ pub async fn serve_node(
     let kubelet = builder(&options.metrics, &life.calls)
         .add_service(sized!(IdentityServer, service))
         .add_service(sized!(NodeServer, service))
+        .add_service(sized!(AdminServer, service))
         .serve_with_incoming_shutdown(connections(life.listener), ended(&life.stop));
     let address = endpoint.listener.local_addr()?;
     let router = builder(&options.metrics, &life.calls)
@@ -139,7 +143,10 @@ pub async fn serve_node(
         .max_concurrent_streams(Some(STREAMS));
     let router = with_controllers(router, &service, &options)
         .add_service(sized!(AgentServer, service))
-        .serve_with_incoming_shutdown(secured::connections(endpoint), ended(&life.stop));
+        .serve_with_incoming_shutdown(
+            secured::connections(endpoint, &options.metrics),
+            ended(&life.stop),
+        );
     tracing::info!(%address, "the agent listens");
     let both = async { tokio::try_join!(kubelet, router).map(drop) };
     live(both, life.ending, Work::Driver(driver), shutdown).await

@@ -4,12 +4,16 @@
 //! operation of the [`Driver`] does the work, detached from the caller, and [`reply`] makes a
 //! message of the answer. [`status`](mod@status) alone knows codes. Nothing is decided here.
 
+mod admin;
 mod agent;
 mod controller;
 mod group;
 mod identity;
 pub(crate) mod ids;
 mod node;
+mod patience;
+mod pulse;
+pub(crate) mod reached;
 pub(crate) mod reply;
 pub mod request;
 mod rpc;
@@ -26,18 +30,21 @@ use crate::model::Alpha;
 use crate::operation::Driver;
 
 use ids::Ids;
+pub(crate) use patience::{patience, timeout};
+use pulse::Pulse;
 use request::Classed;
 pub use request::ONLY_POOL;
 pub use rpc::Rpc;
 pub use status::status;
 
-/// The services Identity, Controller, GroupController, SnapshotMetadata, Node and Agent on one
+/// The services Identity, Controller, GroupController, SnapshotMetadata, Node, Agent and Admin on one
 /// driver.
 #[derive(Clone)]
 pub struct Service {
     driver: Arc<Driver>,
     alpha: Alpha,
     looks: agent::Looks,
+    pulse: Pulse,
 }
 
 /// What a call gives to tonic.
@@ -51,6 +58,7 @@ impl Service {
             driver,
             alpha,
             looks,
+            pulse: Pulse::default(),
         }
     }
 
@@ -73,7 +81,10 @@ impl Service {
         T: Send + 'static,
     {
         let outcome = match args {
-            Ok(args) => self.driver.detach(move |driver| work(driver, &args)).await,
+            Ok(args) => {
+                let work = move |driver: &Driver| work(driver, &args);
+                self.driver.detach_in(rpc.lane(), work).await
+            }
             Err(error) => Err(error),
         };
         outcome.map_err(|error| status(rpc, &error))

@@ -35,7 +35,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 pub use bundle::{Bundle, Files};
 pub use credentials::Credentials;
 pub use dial::{Connection, Connector};
-pub use incoming::{Incoming, Secured};
+pub use incoming::{Incoming, Refusals, Secured};
 
 /// How often an idle connection is asked whether its other end is there, by both ends.
 pub const PING_EVERY: Duration = Duration::from_secs(1);

@@ -4,6 +4,8 @@
 
 #![allow(clippy::disallowed_methods, reason = "a test starts programs")]
 
+#[path = "chart/cluster.rs"]
+mod cluster;
 #[path = "chart/program.rs"]
 mod program;
 #[path = "chart/values.rs"]
@@ -70,7 +72,9 @@ const CASES: [(&str, &[&str]); 4] = [
             "--set=metrics.serviceMonitor.create=true",
             "--set=metrics.prometheusRule.create=true",
             "--set=pools[0].name=fast,pools[0].path=/disks/fast,pools[0].image=20Gi,pools[0].overcommit=2,pools[0].init=true",
-            "--set=csiDriver.attach=false,poolLostAfter=720h",
+            "--set=csiDriver.attach=true,csiDriver.inlineEphemeral=true,poolLostAfter=720h",
+            "--set=global.imageRegistry=registry.example.org/mirror,networkPolicy.create=true",
+            "--set=openshift.scc=true",
             "--set=alpha={health,get-volume}",
             "--set=certificates.mode=existing",
             "--set=snapshotMetadata.create=true,snapshotMetadata.audience=backups",
@@ -183,6 +187,77 @@ fn nothing_stands_before_the_driver_but_its_guard() {
         let (beside, _) = containers(daemon, "\n      containers:\n", "\n      volumes:\n");
         assert_eq!(beside.first(), Some(&"driver"), "{name}");
         assert_eq!(beside.contains(&"enrol"), name == "defaults", "{name}");
+    }
+}
+
+/// The rule that is tried in a guest is what the chart gives to udev; it needs no right but root's.
+#[test]
+fn the_udev_rule_is_copied_as_it_is_before_anything_is_attached() {
+    let Some(output) = rendered(&["--set=udevRule.install=true"]) else {
+        eprintln!("left out: there is no helm here");
+        return;
+    };
+    let text = String::from_utf8(output.stdout).expect("text");
+    let (_, map) = text
+        .split_once("  59-slackwater.rules: |\n")
+        .expect("the rule");
+    let (map, _) = map.split_once("\n---\n").expect("its end");
+    let told: Vec<_> = map.lines().map(str::trim).collect();
+    let rule = read("files/59-slackwater.rules");
+    assert_eq!(told.join("\n").trim(), rule.trim());
+    let (_, daemon) = text.split_once("kind: DaemonSet").expect("the node's pods");
+    let (before, part) = containers(daemon, "\n      initContainers:\n", "\n      containers:\n");
+    assert_eq!(before, ["udev-rule", "guard"]);
+    let (copies, _) = part.split_once("- name: guard").expect("the guard");
+    assert!(copies.contains("capabilities: {drop: [ALL]}") && !copies.contains("privileged"));
+}
+
+/// A token in a privileged container would be one of whoever breaks out of it.
+#[test]
+fn no_privileged_container_has_a_token() {
+    const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+    for (name, words) in CASES {
+        let Some(output) = rendered(words) else {
+            eprintln!("left out: there is no helm here");
+            return;
+        };
+        let text = String::from_utf8(output.stdout).expect("text");
+        let (_, daemon) = text.split_once("kind: DaemonSet").expect("the node's pods");
+        assert!(daemon.contains("\n      automountServiceAccountToken: false\n"));
+        let with_token: BTreeSet<_> = daemon
+            .split("\n        - name: ")
+            .filter(|container| container.contains(TOKEN))
+            .filter_map(|container| container.lines().next())
+            .collect();
+        let expected: &[&str] = match name {
+            "defaults" | "cert_manager" if daemon.contains("- name: enrol") => &["enrol"],
+            "single_node" => &["provisioner", "resizer", "snapshotter"],
+            _ => &[],
+        };
+        assert_eq!(with_token, expected.iter().copied().collect(), "{name}");
+    }
+}
+
+/// On nodes where SELinux is on, others than privileged containers may not use what those make.
+#[test]
+fn what_uses_the_drivers_sockets_has_a_type_that_may() {
+    for (name, words) in CASES {
+        for (value, expected) in [("spc_t", true), ("", false)] {
+            let set = format!("--set=node.seLinuxType={value}");
+            let Some(output) = rendered(&[words, &[set.as_str()][..]].concat()) else {
+                eprintln!("left out: there is no helm here");
+                return;
+            };
+            let text = String::from_utf8(output.stdout).expect("text");
+            let (_, daemon) = text.split_once("kind: DaemonSet").expect("the node's pods");
+            let (daemon, _) = daemon.split_once("\n      volumes:\n").expect("volumes");
+            for container in daemon.split("\n        - name: ").skip(1) {
+                let it = container.lines().next().unwrap_or_default();
+                let confined = container.contains("capabilities: {drop: [ALL]}");
+                let typed = container.contains("seLinuxOptions: {type: spc_t}");
+                assert_eq!(typed, confined && expected, "{name}: {it}");
+            }
+        }
     }
 }
 

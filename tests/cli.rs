@@ -218,6 +218,7 @@ impl Serving {
         let node_record = folder.join("node.json");
         let mut child = slackwater(&["serve", "--endpoint", &endpoint])
             .args(["--node-record", node_record.to_str().unwrap()])
+            .args(["--state-dir", folder.join("state").to_str().unwrap()])
             .args(arguments)
             .stderr(Stdio::null())
             .spawn()
@@ -464,6 +465,7 @@ fn root_a_second_process_on_a_pool_is_refused() {
     let second = slackwater(&["serve", "--endpoint", &other])
         .args(arguments)
         .args(["--node-record", record.to_str().unwrap()])
+        .args(["--state-dir", folder.join("state").to_str().unwrap()])
         .output()
         .unwrap();
     assert_eq!(second.status.code(), Some(1));
@@ -483,7 +485,12 @@ fn root_a_second_process_on_a_pool_is_refused() {
     ];
     let volumes = run(&[&["volumes", "--json"][..], &place].concat());
     assert_eq!(volumes.status.code(), Some(0), "{}", stderr(&volumes));
-    let doctor = run(&[&["doctor"][..], &place].concat());
+    let state = folder.join("run").join("state");
+    let doctor = ["doctor", "--state-dir", state.to_str().unwrap()];
+    let doctor = run(&[&doctor[..], &place].concat());
+    assert!(stdout(&doctor).contains("frozen and thawed by the guard"));
+    // Nor does it leave a state dir where there was none.
+    assert!(!folder.join("run").exists());
     assert!(
         stdout(&doctor).contains(&format!("served by process {}", serving.child.id())),
         "{}",

@@ -200,6 +200,7 @@ fn help() -> String {
         &["pool", "list"],
         &["doctor"],
         &["volumes"],
+        &["volumes", "check"],
         &["frozen"],
         &["guard"],
         &["certificates"],

@@ -9,7 +9,9 @@
 # - loop devices and mounts whose file or path has a folder named `slackwater-...`,
 # - processes whose command line has one, and processes named slackwater,
 # - what lies in TMPDIR and is named so; volume groups named so; the driver's default folders.
-# `around` looks at nothing but its own TMPDIR, and there at everything.
+# `around` looks at nothing but its own TMPDIR, and there at everything, and at the driver's default
+# folders. Where those have something in them, it runs in a mount namespace in which they are empty,
+# so that neither the tests nor the check depend on what an earlier run or a driver left there.
 #
 # So every test keeps its files below a temporary folder (TMPDIR) that is named `slackwater-...`.
 
@@ -48,11 +50,29 @@ everything() {
 }
 
 # Tests name their own folders: these belong to a driver in use.
-default_folders() { find /run/slackwater /var/lib/slackwater -printf 'file %p\n' 2>/dev/null || true; }
+defaults=(/run/slackwater /var/lib/slackwater)
+default_folders() { find "${defaults[@]}" "$@" -printf 'file %p\n' 2>/dev/null || true; }
+
+# Runs this script again in a mount namespace with empty default folders.
+shadowed() {
+    local folder user
+    user=$(id -u)
+    # shellcheck disable=SC2016
+    local hide='
+        for folder in '"${defaults[*]}"'; do
+            [ ! -d "$folder" ] || mount -t tmpfs slackwater-shadow "$folder"
+        done
+        mount --make-rshared /'
+    if [ "$user" = 0 ]; then
+        exec unshare --mount --propagation slave bash -euc "$hide"'; exec "$@"' bash "$0" "$@"
+    fi
+    exec sudo --preserve-env unshare --mount --propagation slave \
+        bash -euc "$hide"'; exec sudo --preserve-env --user "#$0" env "PATH=$PATH" "$@"' "$user" "$0" "$@"
+}
 
 # What ends by itself gets a moment.
 settled() {
-    local left end=$((SECONDS + 60))
+    local left end=$((SECONDS + ${MACHINE_PATIENCE:-60}))
     while left=$("$@") && [ -n "$left" ] && [ "$SECONDS" -lt "$end" ]; do sleep 0.2; done
     [ -n "$left" ] || return 0
     printf '%s\n' "$left"
@@ -60,6 +80,7 @@ settled() {
 
 around() {
     local code=0 left folders_before
+    [ -z "$(default_folders -mindepth 1)" ] || shadowed around "$@"
     work=$(mktemp --directory /tmp/slackwater-run.XXXX)
     chmod 711 "$work" # databases, which refuse to run as root, pass through
     folders_before=$(default_folders | sort)
@@ -68,6 +89,8 @@ around() {
     if [ -n "$left" ]; then
         say "The machine is not as it was found:"
         say "$left"
+        # For tests/summary, which ends with it.
+        [ -z "${MACHINE_LOG:-}" ] || printf '%s\n' "$left" >"$MACHINE_LOG"
         [ "$code" != 0 ] || code=1
     else
         say "The machine is as it was found."

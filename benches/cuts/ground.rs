@@ -37,11 +37,32 @@ pub struct Volume {
 impl Ground {
     /// On a pool with a file system.
     pub fn new(pool: &str, size: u64) -> Ground {
+        Ground::configured(pool, size, Scratch::new(), &[])
+    }
+
+    /// The same with a hook for all volumes: a line in its log when it's ready, and when it's told
+    /// to let go.
+    pub fn with_hook(pool: &str, size: u64) -> (Ground, PathBuf) {
+        let scratch = Scratch::new();
+        let (log, program) = (scratch.join("hook.log"), scratch.join("hook"));
+        let config = scratch.join("hooks.toml");
+        let note = format!("date +%s%N >> {}", log.display());
+        let script = format!("{note}\necho READY\ncat > /dev/null\n{note}\n");
+        std::fs::write(&program, script).expect("a hook");
+        let command = ["/bin/sh", program.to_str().expect("plain")];
+        let hook = format!(
+            "[[hook]]\nname = \"app\"\ncommand = {command:?}\nvolume = \"*\"\ntimeout = \"120s\"\n"
+        );
+        std::fs::write(&config, hook).expect("a configuration");
+        let more = ["--config", config.to_str().expect("plain")];
+        (Ground::configured(pool, size, scratch, &more), log)
+    }
+
+    fn configured(pool: &str, size: u64, scratch: Scratch, more: &[&str]) -> Ground {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .expect("a runtime");
-        let scratch = Scratch::new();
         // As /run is: journals of freezes needn't outlive the machine's boot.
         let state = scratch.dir("state");
         run(
@@ -49,7 +70,8 @@ impl Ground {
             &["-t", "tmpfs", "tmpfs", state.to_str().expect("plain")],
         );
         let disk = Disk::new(&scratch, "pool", pool, size);
-        let server = Server::start(&scratch, &[&definition(&disk.mount_point)]);
+        let server = Server::spawn(&scratch, &[&definition(&disk.mount_point)], more, &[]);
+        server.wait_ready();
         // A client is made within a runtime.
         let client = runtime.block_on(async { server.client() });
         let node = Node {

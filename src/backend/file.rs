@@ -16,12 +16,16 @@ mod tests;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::{Admit, AttachMode, Attached, Backend, FoundDevice, Image, Leftovers, PoolSpace};
+use super::{
+    Admit, AttachMode, Attached, Backend, FoundDevice, Image, Leftover, Leftovers, PoolSpace,
+};
 use crate::error::{Doing, Result};
 use crate::host::{Device, Effect, Host, Kept, Space};
+use crate::model::size;
 use crate::record::{self, PoolRecord, SnapshotRecord, VolumeRecord};
 use folder::Folder;
 use room::Growing;
@@ -37,8 +41,11 @@ pub const VOLUMES: &str = "volumes";
 pub const SNAPSHOTS: &str = "snapshots";
 /// Directory of what is being deleted.
 pub const TRASH: &str = "trash";
+/// The longest file on an ext4 with blocks of 4 KiB.
+const LARGEST_ON_EXT4: u64 = (1 << 44) - 4096;
 const RECORD: &str = "record.json";
-const IMAGE: &str = "data.img";
+/// Name of the image of a volume or snapshot within its directory.
+pub const IMAGE: &str = "data.img";
 
 /// A pool of image files.
 pub struct FileBackend {
@@ -72,8 +79,9 @@ impl FileBackend {
         record::load(host, &path.join(POOL_FILE))
     }
 
-    /// Opens the pool at `path`: takes its lock and reads its records.
-    pub fn open(host: Arc<dyn Host>, path: &Path) -> Result<Found> {
+    /// Opens the pool at `path`: takes its lock, for which it waits as long as `patience`, and reads
+    /// its records.
+    pub fn open(host: Arc<dyn Host>, path: &Path, patience: Duration) -> Result<Found> {
         let what = || format!("open pool folder {}", path.display());
         if host.stat(&path.join(POOL_FILE)).doing(what)?.is_none() {
             return Ok(Found::Blank);
@@ -82,7 +90,8 @@ impl FileBackend {
         let Some(pool) = record::load::<PoolRecord>(host.as_ref(), &root.join(POOL_FILE))? else {
             return Ok(Found::Blank);
         };
-        let Some(lock) = host.try_lock_file(&root.join(LOCK_FILE)).doing(what)? else {
+        let lock = host.lock_file(&root.join(LOCK_FILE), patience);
+        let Some(lock) = lock.doing(what)? else {
             return Ok(Found::Locked(pool));
         };
         let ground = host.ground(path).doing(what)?;
@@ -99,6 +108,12 @@ impl FileBackend {
             shares_blocks: ground.shares_blocks,
             _kept: [pinned, lock],
         })))
+    }
+
+    /// Whether its file system is known to write blocks where they are. Others may take a
+    /// reservation and a clone, and keep neither promise (ZFS, bcachefs, f2fs, nilfs2).
+    fn writes_in_place(&self) -> bool {
+        matches!(self.fs_name.as_str(), "xfs" | "ext4" | "ext3" | "ext2")
     }
 
     fn image_of(&self, image: Image) -> PathBuf {
@@ -131,12 +146,26 @@ impl Backend for FileBackend {
     }
 
     fn refuses_thick(&self) -> Option<&'static str> {
-        (self.fs_name == "btrfs").then_some("btrfs writes elsewhere even where blocks are reserved")
+        match self.fs_name.as_str() {
+            _ if self.writes_in_place() => None,
+            "btrfs" => Some("btrfs writes elsewhere even where blocks are reserved"),
+            _ => Some("only xfs and ext4 are known to write where blocks are reserved"),
+        }
     }
 
     fn refuses_zeroing(&self) -> Option<&'static str> {
-        (self.fs_name == "btrfs")
-            .then_some("btrfs writes zeros elsewhere and leaves the old blocks as they are")
+        match self.fs_name.as_str() {
+            _ if self.writes_in_place() => None,
+            "btrfs" => Some("btrfs writes zeros elsewhere and leaves the old blocks as they are"),
+            _ => Some("only xfs and ext4 are known to overwrite blocks where they are"),
+        }
+    }
+
+    fn largest(&self) -> u64 {
+        match self.fs_name.as_str() {
+            "ext4" | "ext3" | "ext2" => LARGEST_ON_EXT4,
+            _ => size::MAX,
+        }
     }
 
     fn volume(&self, uuid: Uuid) -> Result<Option<VolumeRecord>> {
@@ -179,8 +208,16 @@ impl Backend for FileBackend {
         self.volumes.delete(uuid)
     }
 
-    fn end_trash(&self) {
-        self.folder.end_trash();
+    fn end_unanswered(&self, uuid: Uuid) -> Result<()> {
+        self.volumes.end_unanswered(uuid)
+    }
+
+    fn leftovers(&self) -> Result<Vec<Leftover>> {
+        self.find_leftovers()
+    }
+
+    fn end(&self, leftover: &Leftover) -> Result<bool> {
+        self.end_leftover(leftover)
     }
 
     fn shares_blocks(&self) -> bool {
@@ -254,6 +291,10 @@ impl Backend for FileBackend {
 
     fn delete_snapshot(&self, uuid: Uuid) -> Result<()> {
         self.snapshots.delete(uuid)
+    }
+
+    fn end_unanswered_snapshot(&self, uuid: Uuid) -> Result<()> {
+        self.snapshots.end_unanswered(uuid)
     }
 
     fn image_problem(&self, record: &VolumeRecord) -> Result<Option<String>> {

@@ -1,5 +1,6 @@
 //! `slackwater pool adopt --cluster`: PersistentVolumes follow an adopted pool.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -7,8 +8,10 @@ use serde_json::{Value, json};
 use tokio::runtime::Builder;
 
 use super::{Failure, print};
+use crate::config::{BadConfig, DriverName, Endpoint, Given};
+use crate::error::Error;
 use crate::router::adopt::{self, Done, Fate, Line, Plan, Step};
-use crate::router::connect;
+use crate::router::{behind, connect};
 
 /// How long claims may take to be bound again: Kubernetes looks at all of them every 15 s, and
 /// many take a while.
@@ -19,12 +22,51 @@ const PATIENCE: Duration = Duration::from_secs(180);
 pub(super) struct Wish {
     /// UUID, name or NODE/NAME of the pool.
     pub(super) pool: String,
-    /// Name of the driver.
-    pub(super) driver: String,
+    /// Which driver's it is.
+    pub(super) whose: Whose,
     /// Do it, not only show it.
     pub(super) yes: bool,
     /// Print JSON.
     pub(super) json: bool,
+}
+
+/// Which driver's a pool is.
+#[derive(Debug)]
+pub(super) struct Whose {
+    /// Name of the driver, where it's given; else the driver at `endpoint` or the pool's object
+    /// says it.
+    driver: Option<String>,
+    /// The controller's CSI socket.
+    endpoint: Option<PathBuf>,
+}
+
+impl Whose {
+    /// As the command line and the environment say.
+    pub(super) fn given(
+        driver_name: Option<DriverName>,
+        endpoint: Option<Endpoint>,
+    ) -> Result<Whose, BadConfig> {
+        let given = Given {
+            endpoint,
+            ..Given::default()
+        };
+        let given = given.with_env(std::env::var("CSI_ENDPOINT").ok())?;
+        Ok(Whose {
+            driver: driver_name.map(|name| name.0),
+            endpoint: given.endpoint.map(|Endpoint(socket)| socket),
+        })
+    }
+}
+
+/// The name of the driver, where it's given or the driver at a socket says it.
+pub(super) async fn driver(whose: &Whose) -> Result<Option<String>, Error> {
+    match &whose.endpoint {
+        Some(socket) => {
+            let (_, name) = behind::driver(socket, whose.driver.as_deref()).await?;
+            Ok(Some(name))
+        }
+        None => Ok(whose.driver.clone()),
+    }
 }
 
 /// Shows what is to be done, or does it. Exit 1 if something had to be left.
@@ -33,7 +75,8 @@ pub(super) fn run(wish: &Wish) -> Result<ExitCode, Failure> {
     let runtime = runtime.map_err(Failure::run)?;
     runtime.block_on(async {
         let client = connect().await?;
-        let plan = adopt::look(&client, &wish.driver, &wish.pool).await?;
+        let driver = driver(&wish.whose).await?;
+        let plan = adopt::look(&client, driver.as_deref(), &wish.pool).await?;
         if !wish.yes {
             show(&plan, wish.json);
             return Ok(ExitCode::SUCCESS);

@@ -8,6 +8,7 @@ use serde_json::json;
 use super::{Failure, Settled, print, real_host};
 use crate::cut::guard::Guard;
 use crate::doctor::{self, Patient};
+use crate::host::Freezer;
 
 /// Where the driver looks for programs; never in `$PATH`.
 const PROGRAM_FOLDERS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
@@ -17,13 +18,22 @@ pub(super) fn run(settled: Settled) -> Result<ExitCode, Failure> {
     // For the mount on which a freeze is tried.
     let own = [settled.state_dir.clone()];
     let host = real_host(&own, &settled.pools);
-    let guard = Guard::new(host.clone(), settled.state_dir.clone());
+    // A unix socket lies in it, whose path is short.
+    let number = host.random_uuid().as_u128() as u32;
+    let trial_dir = settled.state_dir.join(format!("doctor-{number:08x}"));
     let patient = Patient {
+        trial_dir,
         state_dir: settled.state_dir,
         pools: settled.pools,
         node_record: settled.node_record,
         allowed_paths: settled.allowed_paths,
         programs: PROGRAM_FOLDERS.map(PathBuf::from).to_vec(),
+    };
+    // The guard that runs, or one whose journal and locks go with the folder of the trial.
+    let running = Guard::new(host.clone(), patient.state_dir.clone()).started_by_others();
+    let guard = match running.ready() {
+        Ok(()) => running,
+        Err(_) => Guard::new(host.clone(), patient.trial_dir.clone()),
     };
     let checks = doctor::examine(host.as_ref(), &guard, &patient);
     let is_ill = doctor::is_ill(&checks);

@@ -31,16 +31,16 @@ pub(super) fn run(
         let missing = "--orphans asks the controller: --endpoint (or CSI_ENDPOINT), its CSI socket, such as unix:///csi/csi.sock, is missing";
         return Err(BadConfig(missing.into()).into());
     };
-    let driver = given.driver_name.unwrap_or_default().0;
-    list(&socket, &driver, place.node.json)
+    let expected = given.driver_name.map(|name| name.0);
+    list(&socket, expected.as_deref(), place.node.json)
 }
 
-fn list(socket: &Path, driver: &str, as_json: bool) -> Result<ExitCode, Failure> {
+fn list(socket: &Path, expected: Option<&str>, as_json: bool) -> Result<ExitCode, Failure> {
     let runtime = Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(Failure::run)?;
     let found = runtime.block_on(async {
         let client = connect().await?;
-        orphans::behind(&client, driver, socket).await
+        orphans::behind(&client, expected, socket).await
     })?;
     if as_json {
         let ids = |what: What| -> Vec<Value> {

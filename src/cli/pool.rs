@@ -21,14 +21,25 @@ pub(super) fn run(command: PoolCommand) -> Result<ExitCode, Failure> {
             cluster: true,
             yes,
             driver_name,
+            endpoint,
             node,
             dry_run: _,
         } => super::adopt::run(&super::adopt::Wish {
             pool,
-            driver: driver_name.unwrap_or_default().0,
+            whose: super::adopt::Whose::given(driver_name, endpoint)?,
             yes,
             json: node.json,
         }),
+        PoolCommand::HandOver {
+            pool,
+            to,
+            endpoint,
+            driver_name,
+            json,
+        } => {
+            let whose = super::adopt::Whose::given(driver_name, endpoint)?;
+            super::hand_over::run(&pool, &to, &whose, json)
+        }
         PoolCommand::Adopt {
             pool,
             dry_run,

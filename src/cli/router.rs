@@ -73,6 +73,7 @@ fn around(driver_name: &str, service: ServiceName) -> ClusterOptions {
     };
     ClusterOptions {
         hook_rights,
+        has_snapshotter: std::env::var("SNAPSHOTTER").as_deref() != Ok("absent"),
         agent_service: Some((service.namespace.clone(), service.name)),
         ..ClusterOptions::new(driver_name, &service.namespace, &me)
     }

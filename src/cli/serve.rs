@@ -26,8 +26,9 @@ use crate::tls::{Credentials, Files, Name, TlsError};
 /// Frames of one node's sidecars and kubelet: one thread would do, a second one keeps answering
 /// while the first is at work.
 const WORKERS: usize = 2;
-/// Operations that run at a time. More wait, and their callers come again.
-const BLOCKING: usize = 64;
+/// Threads for what blocks. Long work and looks are bounded far below it
+/// ([`Lane`](crate::operation::Lane)): the rest is for the kubelet's calls, one for each volume.
+const BLOCKING: usize = 512;
 /// A thread that has nothing to do costs its stack.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
@@ -168,7 +169,8 @@ fn open(
         }
     } else {
         let host = host_with_guard(&node.allowed_paths, &node.pools, &node.state_dir);
-        let guard = Guard::new(host.clone(), node.state_dir).with_grace_periods(node.grace_periods);
+        let guard =
+            Guard::new(host.clone(), node.state_dir.clone()).with_grace_periods(node.grace_periods);
         Seams {
             hooks: Arc::new(LocalHooks::new(hooks, host.clone())),
             freezer: Arc::new(if is_alone {
@@ -184,6 +186,9 @@ fn open(
         driver_name,
         pools: node.pools,
         node_record: node.node_record,
+        state_dir: node.state_dir,
+        alone: is_alone,
+        inline_max_size: node.inline_max_size,
     };
     Ok(Driver::start(settings, seams)?)
 }

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{
-    AgentAddress, BadConfig, Endpoint, Given, LostAfter, NODE_RECORD, Role, STATE_DIR, ServiceName,
-    allowed_paths, folder, hook,
+    AgentAddress, BadConfig, Endpoint, Given, InlineSize, LostAfter, NODE_RECORD, Role, STATE_DIR,
+    ServiceName, allowed_paths, folder, hook,
 };
 use crate::hook::HookDefinition;
 use crate::host::freezer::GracePeriods;
@@ -69,6 +69,8 @@ pub struct NodeConfig {
     pub node_record: PathBuf,
     /// Callers' paths lie below one of these.
     pub allowed_paths: Vec<PathBuf>,
+    /// The most bytes of an inline volume; none are made without it.
+    pub inline_max_size: Option<u64>,
 }
 
 impl NodeConfig {
@@ -151,7 +153,7 @@ impl Given {
         })
     }
 
-    fn uses(&self) -> [Use; 14] {
+    fn uses(&self) -> [Use; 15] {
         const STORAGE: &[Role] = &[Role::All, Role::Node];
         const ALL: &[Role] = &[Role::All];
         const NODE: &[Role] = &[Role::Node];
@@ -180,6 +182,12 @@ impl Given {
             (
                 "--allowed-path",
                 !self.allowed_path.is_empty(),
+                STORAGE,
+                no_storage,
+            ),
+            (
+                "--inline-max-size",
+                self.inline_max_size.is_some(),
                 STORAGE,
                 no_storage,
             ),
@@ -299,6 +307,7 @@ impl Given {
             state_dir: folder(self.state_dir, STATE_DIR),
             node_record: folder(self.node_record, NODE_RECORD),
             allowed_paths: allowed_paths(self.allowed_path),
+            inline_max_size: self.inline_max_size.map(|InlineSize(bytes)| bytes),
         })
     }
 

@@ -288,6 +288,24 @@ impl FromStr for LostAfter {
     }
 }
 
+/// The most bytes of an inline volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InlineSize(pub u64);
+
+impl FromStr for InlineSize {
+    type Err = BadConfig;
+
+    fn from_str(text: &str) -> Result<InlineSize, BadConfig> {
+        match parse_size(text) {
+            Ok(bytes) if bytes > 0 => Ok(InlineSize(bytes)),
+            Ok(_) => Err(BadConfig(
+                "0 is no size of an inline volume; leave it out, and there are none".into(),
+            )),
+            Err(error) => Err(BadConfig(error.to_string())),
+        }
+    }
+}
+
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "unix://{}", self.0.display())

@@ -3,7 +3,10 @@
 //! Between freeze and cut nothing happens but taking the time. Whatever goes wrong, first all
 //! members are thawed, then all applications are released, then it's told.
 
-use std::time::Instant;
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use super::crew::{Crew, Job};
 use super::participant::{Participant, Prepared, Readiness, Thawed};
@@ -28,6 +31,8 @@ pub struct Means<'a> {
     pub hooks: &'a dyn Hooks,
     /// Nanoseconds since 1970.
     pub now_nanos: &'a dyn Fn() -> u64,
+    /// [`super::Try::disturbed`].
+    pub disturbed: &'a Cell<bool>,
 }
 
 /// What the class and the configured hooks make of the wish.
@@ -42,6 +47,8 @@ struct Plan {
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Ready(Level),
+    /// Whether applications will be held.
+    Ahead(bool),
     Prepare,
     Freeze,
     Cut,
@@ -56,6 +63,8 @@ enum Answer {
     Frozen,
     Thawed(Thawed),
     Written,
+    /// It was ended because another one had failed, whose error is the one to tell.
+    Halted,
 }
 
 type Participants = Crew<Step, Result<Answer>>;
@@ -68,17 +77,21 @@ pub fn run(
     wish: &Wish<'_>,
 ) -> Result<Outcome> {
     let plan = plan(means.hooks, wish)?;
-    let mut crew = Crew::new(participants.into_iter().map(job).collect())?;
+    let mut crew = Crew::new(jobs(participants))?;
     let ready = readiness(&mut crew, plan.level)?;
     judge(&ready, &plan, wish.parameters)?;
 
     let mut stats = CutStats::default();
-    let quiesced = quiesce(means.hooks, &plan, wish.parameters, &mut stats)?;
+    // Everything that can be done before an application is held, and can fail.
+    prepared(&mut crew, Step::Ahead(!plan.hooks.is_empty()), &mut stats)?;
+    let quiesced = quiesce(means, &plan, wish.parameters, &mut stats)?;
     // Declared after the sessions, so that a panic, too, thaws first and releases then.
     let mut crew = crew;
-    let cut = stand_still(means.now_nanos, &mut crew, &ready, &mut stats);
+    let held = Instant::now();
+    let cut = stand_still(means, &mut crew, &ready, wish.parameters, &mut stats);
     // Thawed, whatever became of the cut, before anybody is released.
     let crew = cut.is_ok().then_some(crew);
+    stats.held = quiesced.is_some().then(|| held.elapsed());
     let (alive, released) = release(quiesced, cut.is_ok(), &mut stats);
     let cut_at = cut?;
     alive?;
@@ -96,14 +109,40 @@ pub fn run(
     })
 }
 
-fn job(mut participant: Box<dyn Participant>) -> Job<Step, Result<Answer>> {
-    Box::new(move |step| match step {
+/// The participants' work. The first one whose step fails ends the others at once: they thaw
+/// while it still undoes what it has made, and whatever step they are in.
+fn jobs(participants: Vec<Box<dyn Participant>>) -> Vec<Job<Step, Result<Answer>>> {
+    let halts: Arc<[_]> = participants.iter().map(|one| one.halt()).collect();
+    let failed = Arc::new(AtomicBool::new(false));
+    let each = participants.into_iter().enumerate();
+    let jobs = each.map(|(at, mut participant)| {
+        let (halts, failed) = (halts.clone(), failed.clone());
+        let job: Job<Step, Result<Answer>> = Box::new(move |step| {
+            let done = take(participant.as_mut(), step);
+            if done.is_ok() {
+                return done;
+            }
+            if failed.swap(true, Ordering::SeqCst) {
+                return Ok(Answer::Halted);
+            }
+            let others = halts.iter().enumerate().filter(|(other, _)| *other != at);
+            others.for_each(|(_, halt)| halt());
+            done
+        });
+        job
+    });
+    jobs.collect()
+}
+
+fn take(participant: &mut dyn Participant, step: Step) -> Result<Answer> {
+    match step {
         Step::Ready(level) => participant.ready(level).map(Answer::Ready),
+        Step::Ahead(hooks) => participant.ahead(hooks).map(Answer::Prepared),
         Step::Prepare => participant.prepare().map(Answer::Prepared),
         Step::Freeze => participant.freeze().map(|()| Answer::Frozen),
         Step::Cut => participant.cut().map(Answer::Thawed),
         Step::Written => participant.written().map(|()| Answer::Written),
-    })
+    }
 }
 
 /// Which hooks, and which level is left without any.
@@ -168,10 +207,9 @@ fn readiness(crew: &mut Participants, level: Level) -> Result<Readiness> {
         sum.in_use += one.in_use;
         sum.raw += one.raw;
         sum.frozen += one.frozen;
-        sum.stall = sum.stall.saturating_add(one.stall);
-        let pieces = |of: &Readiness| of.most_extents.as_ref().map_or(0, |(_, n)| *n);
-        if one.most_extents.is_some() && pieces(&one) >= pieces(&sum) {
-            sum.most_extents = one.most_extents;
+        // Participants work at the same time: the slowest one counts.
+        if one.most_extents.is_some() && one.stall >= sum.stall {
+            (sum.stall, sum.most_extents) = (one.stall, one.most_extents);
         }
     }
     Ok(sum)
@@ -193,15 +231,23 @@ fn judge(ready: &Readiness, plan: &Plan, parameters: &SnapshotParameters) -> Res
              consistency: filesystem",
         ));
     }
+    judge_stall(ready.stall, ready.most_extents.as_ref(), parameters)
+}
+
+fn judge_stall(
+    stall: Duration,
+    most_extents: Option<&(String, u64)>,
+    parameters: &SnapshotParameters,
+) -> Result<()> {
     let most = parameters.freeze_timeout;
-    match &ready.most_extents {
-        Some((volume, extents)) if ready.stall > most => Err(Error::refused(
+    match most_extents {
+        Some((volume, extents)) if stall > most => Err(Error::refused(
             format!("volume {volume}"),
             format!(
                 "its image is in {extents} pieces; with it the cut would hold writers for about \
                  {} ms, longer than freezeTimeout ({} ms); raise that, or copy the volume into a \
                  new one, which is in fewer",
-                ready.stall.as_millis(),
+                stall.as_millis(),
                 most.as_millis()
             ),
         )),
@@ -210,7 +256,7 @@ fn judge(ready: &Readiness, plan: &Plan, parameters: &SnapshotParameters) -> Res
 }
 
 fn quiesce(
-    hooks: &dyn Hooks,
+    means: &Means<'_>,
     plan: &Plan,
     parameters: &SnapshotParameters,
     stats: &mut CutStats,
@@ -219,28 +265,50 @@ fn quiesce(
         return Ok(None);
     }
     let begun = Instant::now();
-    let quiesced = hooks.quiesce(&plan.hooks, parameters.quiesce_timeout);
+    means.disturbed.set(true);
+    let quiesced = means.hooks.quiesce(&plan.hooks, parameters.quiesce_timeout);
     stats.quiesce = Some(begun.elapsed());
     quiesced.map(Some)
 }
 
-/// Clones ahead, freezes all, cuts all, thaws all. When it was.
-fn stand_still(
-    now_nanos: &dyn Fn() -> u64,
+/// A step that is done before the freeze; what that will cost, by the slowest participant.
+fn prepared(
     crew: &mut Participants,
-    ready: &Readiness,
+    step: Step,
     stats: &mut CutStats,
-) -> Result<u64> {
-    for answer in all(crew, Step::Prepare)? {
-        let Answer::Prepared(prepared) = answer else {
+) -> Result<(Duration, Option<(String, u64)>)> {
+    let mut sync = Duration::ZERO;
+    let mut slowest = (Duration::ZERO, None);
+    for answer in all(crew, step)? {
+        let Answer::Prepared(one) = answer else {
             return Err(out_of_step());
         };
-        stats.sync = stats.sync.max(prepared.sync);
-        stats.extents_ahead += prepared.extents;
+        sync = sync.max(one.sync);
+        stats.extents_ahead += one.extents;
+        if one.stall >= slowest.0 && one.most_extents.is_some() {
+            slowest = (one.stall, one.most_extents);
+        }
+    }
+    stats.sync += sync;
+    Ok(slowest)
+}
+
+/// Puts the clones right, freezes all, cuts all, thaws all. When it was.
+fn stand_still(
+    means: &Means<'_>,
+    crew: &mut Participants,
+    ready: &Readiness,
+    parameters: &SnapshotParameters,
+    stats: &mut CutStats,
+) -> Result<u64> {
+    let (stall, most_extents) = prepared(crew, Step::Prepare, stats)?;
+    judge_stall(stall, most_extents.as_ref(), parameters)?;
+    if ready.frozen > 0 {
+        means.disturbed.set(true);
     }
     let begun = Instant::now();
     all(crew, Step::Freeze)?;
-    let cut_at = now_nanos();
+    let cut_at = (means.now_nanos)();
     let cut = all(crew, Step::Cut);
     stats.freeze = (ready.frozen > 0).then(|| begun.elapsed());
     let mut lost = None;

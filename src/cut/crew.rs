@@ -88,10 +88,11 @@ impl<S: Copy + Send + 'static, A: Send + 'static> Worker<S, A> {
 
 impl<S, A> Drop for Crew<S, A> {
     fn drop(&mut self) {
-        self.first = None;
+        // All of them at once: none waits for the end of another one.
         for worker in &mut self.others {
             worker.orders = None;
         }
+        self.first = None;
         for worker in &mut self.others {
             if let Some(thread) = worker.thread.take() {
                 // Its panic, if any, has been told as a missing answer.
@@ -121,6 +122,28 @@ mod tests {
         let mut crew = Crew::new(jobs.collect()).unwrap();
         assert_eq!(crew.all(1), [Some(10), Some(11), Some(12)]);
         assert_eq!(crew.all(2), [Some(20), Some(21), Some(22)]);
+    }
+
+    #[test]
+    fn all_end_at_the_same_time() {
+        struct Meets(Arc<Barrier>);
+        impl Drop for Meets {
+            fn drop(&mut self) {
+                // Would hang if they were ended one after the other.
+                self.0.wait();
+            }
+        }
+        let meet = Arc::new(Barrier::new(3));
+        let jobs = (0..3).map(|_| {
+            let meets = Meets(meet.clone());
+            let job: Job<usize, usize> = Box::new(move |step| {
+                let _held = &meets;
+                step
+            });
+            job
+        });
+        let mut crew = Crew::new(jobs.collect()).unwrap();
+        assert_eq!(crew.all(1), [Some(1); 3]);
     }
 
     #[test]

@@ -3,8 +3,9 @@
 //! | room | what |
 //! |---|---|
 //! | `program`, `session` | the process itself: a socket, a session a connection, a thread a member |
-//! | `client`, `keeper` | a session from the driver's side, and what is done without the guard |
+//! | `client`, `shared`, `keeper` | a session from the driver's side, and what is done without the guard |
 //! | `journal`, `sweep` | what may be frozen is written down before, and thawed by whoever comes next |
+//! | `load` | how much is held at a time |
 //! | `protocol` | what both ends say to each other |
 //!
 //! Who thaws, whatever dies: the guard at the end of the connection (the driver died) and at the
@@ -15,9 +16,11 @@ mod client;
 mod fault;
 mod journal;
 mod keeper;
+mod load;
 pub mod program;
 mod protocol;
 mod session;
+mod shared;
 mod sweep;
 
 use std::os::fd::AsFd;
@@ -34,10 +37,12 @@ use crate::host::freezer::{FreezeLimits, GracePeriods, Journalled};
 use crate::host::linux::freeze::{self, Process, Started};
 use crate::host::linux::seqpacket::Channel;
 use crate::host::{Freeze, FreezeMember, Freezer, Host, Result};
-use client::{Member, Session};
+use client::Session;
 use journal::{Entry, EntryMember, Journal, Own};
+use load::{Admitted, Load};
 pub use protocol::MOST_MEMBERS;
 use protocol::{Ask, MESSAGE};
+use shared::Member;
 use sweep::Sweeper;
 
 /// Name of the socket in the state dir.
@@ -73,6 +78,8 @@ pub struct Guard {
     state_dir: PathBuf,
     starter: Starter,
     grace_periods: GracePeriods,
+    /// What this driver has in the guard's hands.
+    load: Load,
     /// The guards that we have started.
     started: Mutex<Vec<Started>>,
     sweeper: Sweeper,
@@ -88,6 +95,7 @@ impl Guard {
             state_dir,
             starter: Starter::Ourselves(None),
             grace_periods: GracePeriods::default(),
+            load: Load::default(),
             started: Mutex::default(),
         }
     }
@@ -183,12 +191,14 @@ impl Guard {
         members: &[FreezeMember],
         limits: FreezeLimits,
         until: Instant,
+        admitted: &Arc<Admitted>,
     ) -> Result<Session> {
         let copies = members.iter().map(copy).collect::<Result<Vec<_>>>()?;
         let (channel, guard) = self.connect(until)?;
         let journal = self.write_down(members, limits)?;
         let (how, patience) = (self.grace_periods, PATIENCE / 2);
-        Session::begin(channel, guard, copies, journal, limits, how, patience)
+        let held = (copies, admitted.clone());
+        Session::begin(channel, guard, held, journal, limits, how, patience)
     }
 
     fn write_down(&self, members: &[FreezeMember], limits: FreezeLimits) -> Result<Own> {
@@ -258,10 +268,14 @@ impl Freezer for Guard {
                 member.root.device.path.display()
             ));
         }
+        let namespaces: Vec<_> = members.iter().map(|one| one.namespace.clone()).collect();
+        let admitted = self.load.admit(&namespaces);
+        let full = |why| HostError::errno("hand over to", why, Errno::EAGAIN);
+        let admitted = Arc::new(admitted.map_err(full)?);
         Journal::new(self.host.clone(), self.state_dir.clone()).make_folders()?;
         let until = Instant::now() + PATIENCE;
         loop {
-            match self.hand_over(&members, limits, until) {
+            match self.hand_over(&members, limits, until, &admitted) {
                 Ok(session) => return Ok(Box::new(session)),
                 // Nothing is frozen yet: another guard is as good.
                 Err(error) if is_gone(&error) && Instant::now() < until => {
@@ -278,6 +292,15 @@ impl Freezer for Guard {
 
     fn journalled(&self) -> Result<Vec<Journalled>> {
         self.sweeper.journalled()
+    }
+
+    fn end(&self) {
+        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        started.iter_mut().for_each(Started::release);
+        let until = Instant::now() + PATIENCE;
+        while !started.iter().all(Started::has_ended) && Instant::now() < until {
+            thread::sleep(LOOK);
+        }
     }
 }
 

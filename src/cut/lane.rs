@@ -7,7 +7,7 @@ use super::Member;
 use super::gate::Gate;
 use super::participant::Thawed;
 use crate::error::{Doing, Error, Result, chain};
-use crate::host::{Done, Effect, Freeze, Host, Known};
+use crate::host::{Budget, Done, Effect, Freeze, Host, Known};
 
 /// What lanes do, all of them at once.
 #[derive(Clone, Copy, Debug)]
@@ -32,9 +32,10 @@ pub(super) struct InLane {
     known: Known,
 }
 
-impl From<(usize, usize)> for InLane {
-    fn from((at, slot): (usize, usize)) -> InLane {
-        let known = Known::default();
+impl InLane {
+    /// All members of a cut share a budget.
+    pub(super) fn new((at, slot): (usize, usize), budget: &Arc<Budget>) -> InLane {
+        let known = Known::sharing(budget);
         InLane { at, slot, known }
     }
 }
@@ -125,7 +126,8 @@ impl Lane {
         for one in &self.lane {
             let member = &self.members[one.at];
             let mut cloned = Ok(0);
-            if !self.failed.load(Ordering::SeqCst) {
+            let emptied = member.emptied.load(Ordering::SeqCst);
+            if !self.failed.fetch_or(emptied, Ordering::SeqCst) && !emptied {
                 cloned = self.clone_rest(member, &one.known);
                 self.failed.fetch_or(cloned.is_err(), Ordering::SeqCst);
             }
@@ -166,7 +168,7 @@ pub(super) fn clone<'a>(
     let done = host.perform(&effect(&member.source, &member.copy));
     match done.doing(|| format!("cut volume {volume}"))? {
         Done::Cloned(extents) => Ok(extents),
-        Done::Plain | Done::Loop(_) | Done::Session(_) => Err(Error::Bug {
+        Done::Plain | Done::Loop(_) | Done::Checked(_) | Done::Session(_) => Err(Error::Bug {
             invariant: "a clone tells its extents".into(),
         }),
     }

@@ -9,12 +9,15 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
+
 use super::crew::{Crew, Job};
 use super::gate::Gate;
+use super::guard::MOST_MEMBERS;
 use super::lane::{InLane, Lane, Step, clone};
 use super::participant::{Participant, Prepared, Readiness, Thawed};
 use super::{Halt, Member, Seams, Use};
-use crate::error::{Doing, Error, Result, chain};
+use crate::error::{Doing, Error, HostError, Result, chain};
 use crate::host::freezer::FreezeLimits;
 use crate::host::{Effect, Freeze, FreezeMember, Freezer, Host, MountRoot};
 use crate::model::{Level, SnapshotParameters};
@@ -51,6 +54,9 @@ enum Way {
     Frozen,
 }
 
+/// An error if a pool has lost its head-room.
+pub type Room = dyn Fn() -> Result<()> + Send + Sync;
+
 /// Members of this node.
 pub struct Local {
     host: Arc<dyn Host>,
@@ -58,6 +64,10 @@ pub struct Local {
     members: Arc<[Member]>,
     limits: FreezeLimits,
     max_extents: Option<u64>,
+    /// Whether the pools still have their head-room.
+    room: Arc<Room>,
+    /// `ahead` was done.
+    is_ahead: bool,
     /// Of tests alone: see [`Local::one_by_one`].
     in_sequence: bool,
     /// One for each member; made by `ready`.
@@ -82,6 +92,8 @@ impl Local {
                 freeze: parameters.freeze_timeout,
             },
             max_extents: parameters.max_extents,
+            room: Arc::new(|| Ok(())),
+            is_ahead: false,
             in_sequence: cfg!(feature = "fault")
                 && std::env::var_os("SLACKWATER_CUT_IN_SEQUENCE").is_some(),
             ways: Vec::new(),
@@ -90,6 +102,13 @@ impl Local {
             held: None,
             halt: Halt::default(),
         }
+    }
+
+    /// With a look at the room of its pools, just before the freeze.
+    #[must_use]
+    pub fn with_room(mut self, room: Arc<Room>) -> Local {
+        self.room = room;
+        self
     }
 
     /// With a halt that ends it from another thread.
@@ -140,6 +159,7 @@ impl Local {
             };
             members.push(FreezeMember {
                 volume_id: member.target.volume_id.clone(),
+                namespace: member.target.namespace(),
                 image: member.image,
                 fs,
                 root,
@@ -149,16 +169,19 @@ impl Local {
             lanes.push(series);
         }
         let held = self.freezer.begin(members, self.limits);
-        let held: Arc<dyn Freeze> = held.doing(|| "hand volumes to the guard".into())?.into();
+        let held: Arc<dyn Freeze> = held.map_err(refusal)?.into();
         self.held = Some(held.clone());
         self.halt.watch(&held)?;
         let failed = Arc::new(AtomicBool::new(false));
-        let ahead = Arc::new(Gate::new(AHEAD_AT_ONCE));
+        let (ahead, budget) = (Arc::new(Gate::new(AHEAD_AT_ONCE)), Arc::default());
         let jobs = lanes.into_iter().map(|members| {
             let lane = Lane {
                 host: self.host.clone(),
                 members: self.members.clone(),
-                lane: members.into_iter().map(InLane::from).collect(),
+                lane: members
+                    .into_iter()
+                    .map(|one| InLane::new(one, &budget))
+                    .collect(),
                 held: held.clone(),
                 failed: failed.clone(),
                 ahead: ahead.clone(),
@@ -186,6 +209,19 @@ impl Local {
         Ok(sum)
     }
 
+    /// Clones again what was written since; how much.
+    fn put_right(&mut self) -> Result<u64> {
+        let mut done = 0;
+        for _ in 0..PASSES {
+            let ranges = self.all(Step::Rest)?.extents;
+            done += ranges;
+            if ranges <= FEW_RANGES {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
     fn sync(&self) -> Result<Duration> {
         let begun = Instant::now();
         if let Some(held) = &self.held {
@@ -205,6 +241,8 @@ impl Local {
                 members: Arc::new([member.clone()]),
                 limits: self.limits,
                 max_extents: None,
+                room: self.room.clone(),
+                is_ahead: false,
                 in_sequence: false,
                 ways: Vec::new(),
                 roots: Vec::new(),
@@ -230,6 +268,30 @@ impl Local {
         }
     }
 
+    /// Adds what a member in use will cost under the freeze.
+    fn weigh(
+        &self,
+        member: &Member,
+        way: Way,
+        (stall, most): (&mut Duration, &mut Option<(String, u64)>),
+    ) -> Result<()> {
+        let volume = &member.target.volume_id;
+        let extents = self.host.extent_count(&member.source);
+        let extents = extents.doing(|| format!("count the pieces of volume {volume}"))?;
+        self.check_extents(member, extents)?;
+        let each = match way {
+            Way::Quiet => return Ok(()),
+            Way::Moment => CLONED,
+            Way::Frozen => COMPARED,
+        };
+        let its = each.saturating_mul(u32::try_from(extents).unwrap_or(u32::MAX));
+        *stall = stall.saturating_add(its);
+        if most.as_ref().is_none_or(|(_, n)| *n < extents) {
+            *most = Some((volume.clone(), extents));
+        }
+        Ok(())
+    }
+
     fn check_extents(&self, member: &Member, extents: u64) -> Result<()> {
         match self.max_extents.filter(|most| extents > *most) {
             None => Ok(()),
@@ -244,32 +306,48 @@ impl Local {
     }
 }
 
+/// Too much at once is no fault of anything: it may be tried again.
+fn refusal(error: HostError) -> Error {
+    match error.code() {
+        Some(Errno::EAGAIN) => Error::Unreachable {
+            what: "a cut of volumes in use".into(),
+            reason: chain(&error),
+        },
+        Some(_) | None => Error::Host {
+            doing: "hand volumes to the guard".into(),
+            source: error,
+        },
+    }
+}
+
+/// A freeze that somebody else holds is not waited for: no further try would find it ended.
+fn not_frozen(error: HostError) -> Error {
+    match error.code() {
+        Some(Errno::EBUSY) => Error::Busy {
+            subject: "a volume of the cut".into(),
+            holder: format!("another program has frozen it: {}", chain(&error)),
+        },
+        Some(_) | None => Error::CutLost {
+            reason: format!("volumes could not be frozen: {}", chain(&error)),
+        },
+    }
+}
+
 impl Participant for Local {
     fn ready(&mut self, level: Level) -> Result<Readiness> {
         let mut ready = Readiness::default();
         let members = self.members.clone();
         for member in members.iter() {
             let volume = &member.target.volume_id;
-            let extents = self.host.extent_count(&member.source);
-            let extents = extents.doing(|| format!("count the pieces of volume {volume}"))?;
-            self.check_extents(member, extents)?;
             let way = Local::way(member, level);
             self.ways.push(way);
+            let stall = (&mut ready.stall, &mut ready.most_extents);
+            self.weigh(member, way, stall)?;
             if way == Way::Quiet {
                 continue;
             }
             ready.in_use += 1;
             ready.raw += usize::from(member.in_use == Use::Raw);
-            let each = if way == Way::Frozen { COMPARED } else { CLONED };
-            let stall = each.saturating_mul(u32::try_from(extents).unwrap_or(u32::MAX));
-            ready.stall = ready.stall.saturating_add(stall);
-            if ready
-                .most_extents
-                .as_ref()
-                .is_none_or(|(_, n)| *n < extents)
-            {
-                ready.most_extents = Some((volume.clone(), extents));
-            }
             if let (
                 Way::Frozen,
                 Use::Mounted {
@@ -285,6 +363,16 @@ impl Participant for Local {
                     .push(root.doing(|| format!("open the file system of volume {volume}"))?);
             }
         }
+        if self.roots.len() > MOST_MEMBERS {
+            return Err(Error::refused(
+                "the group",
+                format!(
+                    "{} of its volumes are mounted on this node, and at most {MOST_MEMBERS} can \
+                     be frozen together; make smaller groups",
+                    self.roots.len()
+                ),
+            ));
+        }
         if !self.roots.is_empty() {
             // Before an application is quiesced in vain.
             self.freezer.ready().map_err(|error| Error::Unreachable {
@@ -295,7 +383,8 @@ impl Participant for Local {
         Ok(ready)
     }
 
-    fn prepare(&mut self) -> Result<Prepared> {
+    fn ahead(&mut self, hooks: bool) -> Result<Prepared> {
+        self.is_ahead = true;
         if self.in_sequence {
             return Ok(Prepared::default());
         }
@@ -309,23 +398,41 @@ impl Participant for Local {
         self.begin()?;
         done.sync += self.sync()?;
         done.extents += self.all(Step::Ahead)?.extents;
-        done.sync += self.sync()?;
-        for _ in 0..PASSES {
-            let ranges = self.all(Step::Rest)?.extents;
-            done.extents += ranges;
-            if ranges <= FEW_RANGES {
-                break;
+        if hooks {
+            // What was written meanwhile would have to be written and cloned under the hooks.
+            done.sync += self.sync()?;
+            done.extents += self.put_right()?;
+        }
+        Ok(done)
+    }
+
+    fn prepare(&mut self) -> Result<Prepared> {
+        let mut done = match self.is_ahead {
+            true => Prepared::default(),
+            false => self.ahead(false)?,
+        };
+        if self.in_sequence {
+            return Ok(done);
+        }
+        if self.held.is_some() {
+            done.sync += self.sync()?;
+            done.extents += self.put_right()?;
+            self.all(Step::Seal)?;
+        }
+        // Since the first look, images may have come into more pieces, and pools may have filled.
+        let members = self.members.clone();
+        for (member, way) in members.iter().zip(&self.ways) {
+            if *way != Way::Quiet {
+                self.weigh(member, *way, (&mut done.stall, &mut done.most_extents))?;
             }
         }
-        self.all(Step::Seal)?;
+        (self.room)()?;
         Ok(done)
     }
 
     fn freeze(&mut self) -> Result<()> {
         match &self.held {
-            Some(held) => held.freeze().map_err(|error| Error::CutLost {
-                reason: format!("volumes could not be frozen: {}", chain(&error)),
-            }),
+            Some(held) => held.freeze().map_err(not_frozen),
             None => Ok(()),
         }
     }
@@ -337,6 +444,11 @@ impl Participant for Local {
         let mut done = self.all(Step::Cut)?;
         done.extents += self.clone_whole(Way::Moment)?;
         Ok(done)
+    }
+
+    fn halt(&self) -> Box<dyn Fn() + Send + Sync> {
+        let halt = self.halt.clone();
+        Box::new(move || halt.now())
     }
 
     fn written(&mut self) -> Result<()> {

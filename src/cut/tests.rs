@@ -2,8 +2,9 @@
 
 mod fakes;
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Condvar, Mutex};
 use std::time::Duration;
 
 use super::coordinator::{self, Wish};
@@ -30,10 +31,31 @@ fn group() -> Vec<Member> {
     members
 }
 
+/// One try, whoever it disturbs.
+fn attempt(
+    seams: &Seams,
+    members: &[Member],
+    level: Level,
+    parameters: &SnapshotParameters,
+) -> crate::error::Result<Outcome> {
+    let now = Try {
+        level,
+        why: "",
+        disturbed: &Cell::new(false),
+    };
+    super::attempt(seams, members, &now, parameters, Arc::new(|| Ok(())))
+}
+
 /// An attempt that may panic; what it left is looked at by the caller.
 fn tried(world: &World, members: &[Member], level: Level) -> Result<Outcome, String> {
     let parameters = application();
-    let attempt = || attempt(&world.seams(), members, level, &parameters);
+    let now = Try {
+        level,
+        why: "",
+        disturbed: &Cell::new(false),
+    };
+    let room = world.room();
+    let attempt = || super::attempt(&world.seams(), members, &now, &parameters, room);
     match catch_unwind(AssertUnwindSafe(attempt)) {
         Ok(done) => done.map_err(|error| chain(&error)),
         Err(_) => Err("panic".into()),
@@ -50,7 +72,6 @@ fn the_order_is_quiesce_freeze_cut_thaw_release() {
         "count idle",
         "count b",
         "root b",
-        "quiesce db",
         "clone_whole idle",
         "begin a b",
         "sync",
@@ -61,6 +82,13 @@ fn the_order_is_quiesce_freeze_cut_thaw_release() {
         "sync",
         "clone_rest a",
         "clone_rest b",
+        "quiesce db",
+        "sync",
+        "clone_rest a",
+        "clone_rest b",
+        "count a",
+        "count b",
+        "room",
         "freeze",
         "clock",
         "clone_rest a",
@@ -78,8 +106,46 @@ fn the_order_is_quiesce_freeze_cut_thaw_release() {
     assert_eq!(outcome.reason, "");
     assert_eq!(outcome.cut_at, fakes::CUT_AT);
     let stats = outcome.stats;
-    assert_eq!((stats.extents_ahead, stats.extents_within), (5, 2));
+    assert_eq!((stats.extents_ahead, stats.extents_within), (7, 2));
+    assert!(stats.held.is_some());
     assert!(stats.freeze.is_some() && stats.quiesce.is_some() && stats.release.is_some());
+    world.assert_still();
+}
+
+#[test]
+fn nothing_of_the_clone_ahead_runs_while_an_application_is_held() {
+    for in_series in [true, false] {
+        let world = World::with_hooks(&["db"]);
+        let mut members = vec![mounted("a"), member("idle", Use::Quiet), mounted("b")];
+        members.iter_mut().for_each(|one| one.in_series = in_series);
+        tried(&world, &members, Level::Application).unwrap();
+        let log = world.log();
+        let at = |event: &str| log.iter().position(|line| line == event).unwrap();
+        let (held, frozen) = (at("quiesce db"), at("freeze"));
+        let ahead = ["allocate", "clone_ahead", "clone_whole", "begin", "root"];
+        let is_ahead = |line: &String| ahead.iter().any(|word| line.starts_with(word));
+        assert!(log[..held].iter().any(is_ahead), "{log:?}");
+        assert!(!log[held..].iter().any(is_ahead), "{log:?}");
+        let meanwhile = &log[held..frozen];
+        assert_eq!(meanwhile[1], "sync", "{log:?}");
+        for event in ["clone_rest a", "clone_rest b", "count a", "count b", "room"] {
+            assert!(
+                meanwhile.iter().any(|line| line == event),
+                "{event}: {log:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_has_grown_since_is_refused_before_the_freeze() {
+    let world = World::with_hooks(&["db"]);
+    world.grow_when_quiesced(5_000_001);
+    let error = tried(&world, &[mounted("a")], Level::Application).unwrap_err();
+    assert!(error.contains("longer than freezeTimeout"), "{error}");
+    let log = world.log();
+    assert!(log.contains(&"release".into()), "{log:?}");
+    assert!(!log.contains(&"freeze".into()), "{log:?}");
     world.assert_still();
 }
 
@@ -116,7 +182,8 @@ fn a_failure_at_any_step_leaves_nobody_quiesced_or_frozen() {
             let failed_at = &log[step];
             let cuts = |log: &[String]| log.iter().filter(|l| *l == "clone_rest b").count();
             if failed_at == "freeze" {
-                assert_eq!(cuts(&log), 1, "nothing is cut without a freeze");
+                // One pass ahead of the hooks, and one after.
+                assert_eq!(cuts(&log), 2, "nothing is cut without a freeze");
             }
         }
     }
@@ -214,7 +281,10 @@ fn each_use_is_cut_in_its_own_way_and_gets_its_own_level() {
     let (level, reason) = level_of(&world, &[raw("r")], Level::Filesystem);
     assert_eq!(level, Level::Crash);
     assert!(reason.contains("raw block device"), "{reason}");
-    assert_eq!(world.log(), ["count r", "clock", "clone_whole r"]);
+    assert_eq!(
+        world.log(),
+        ["count r", "count r", "room", "clock", "clone_whole r"]
+    );
 
     let world = World::with_hooks(&["db"]);
     let (level, _) = level_of(&world, &[raw("r")], Level::Application);
@@ -222,6 +292,8 @@ fn each_use_is_cut_in_its_own_way_and_gets_its_own_level() {
     let wanted = [
         "count r",
         "quiesce db",
+        "count r",
+        "room",
         "clock",
         "clone_whole r",
         "verify",
@@ -235,7 +307,10 @@ fn each_use_is_cut_in_its_own_way_and_gets_its_own_level() {
         (level, reason.as_str()),
         (Level::Crash, "crash is what was asked for")
     );
-    assert_eq!(world.log(), ["count m", "clock", "clone_whole m"]);
+    assert_eq!(
+        world.log(),
+        ["count m", "count m", "room", "clock", "clone_whole m"]
+    );
 
     let world = World::with_hooks(&["db"]);
     let idle = [member("idle", Use::Quiet), member("other", Use::Quiet)];
@@ -388,6 +463,8 @@ struct Far {
     world: World,
     meet: Arc<Barrier>,
     fails: bool,
+    /// Its freeze waits for that.
+    halted: Option<Arc<(Mutex<bool>, Condvar)>>,
 }
 
 impl Participant for Far {
@@ -399,6 +476,10 @@ impl Participant for Far {
         })
     }
 
+    fn ahead(&mut self, _hooks: bool) -> crate::error::Result<Prepared> {
+        Ok(Prepared::default())
+    }
+
     fn prepare(&mut self) -> crate::error::Result<Prepared> {
         // Would hang if participants were asked one after the other.
         self.meet.wait();
@@ -406,9 +487,18 @@ impl Participant for Far {
     }
 
     fn freeze(&mut self) -> crate::error::Result<()> {
+        if let Some(halted) = &self.halted {
+            let wait = halted.1.wait_timeout_while(
+                halted.0.lock().unwrap(),
+                Duration::from_secs(60),
+                |halted| !*halted,
+            );
+            assert!(*wait.unwrap().0, "it is halted");
+            return Err(Error::Stopping);
+        }
         self.world.note(&format!("frozen {}", self.name));
         match self.fails {
-            true => Err(Error::Stopping),
+            true => Err(Error::no_volume(self.name)),
             false => Ok(()),
         }
     }
@@ -420,6 +510,17 @@ impl Participant for Far {
 
     fn written(&mut self) -> crate::error::Result<()> {
         Ok(())
+    }
+
+    fn halt(&self) -> Box<dyn Fn() + Send + Sync> {
+        let (world, name, halted) = (self.world.clone(), self.name, self.halted.clone());
+        Box::new(move || {
+            world.note(&format!("halted {name}"));
+            if let Some(halted) = &halted {
+                *halted.0.lock().unwrap() = true;
+                halted.1.notify_all();
+            }
+        })
     }
 }
 
@@ -440,6 +541,7 @@ fn no_participant_cuts_before_all_have_frozen() {
                 world: world.clone(),
                 meet: meet.clone(),
                 fails: fails && name == "y",
+                halted: None,
             };
             Box::new(far) as Box<dyn Participant>
         });
@@ -451,6 +553,7 @@ fn no_participant_cuts_before_all_have_frozen() {
         let means = coordinator::Means {
             hooks: &world,
             now_nanos: &|| fakes::CUT_AT,
+            disturbed: &Cell::new(false),
         };
         let done = coordinator::run(&means, participants.into(), &wish);
         assert_eq!(done.is_err(), fails);
@@ -465,4 +568,64 @@ fn no_participant_cuts_before_all_have_frozen() {
         let released = log.iter().position(|line| line == "release");
         assert!(thawed < released, "{log:?}");
     }
+}
+
+#[test]
+fn nobody_stands_still_for_the_clone_of_a_copy_that_was_emptied() {
+    let clones = |emptied: bool| {
+        let world = World::default();
+        let members = [mounted("a"), mounted("b")];
+        for member in &members {
+            member
+                .emptied
+                .store(emptied, std::sync::atomic::Ordering::SeqCst);
+        }
+        let _ = tried(&world, &members, Level::Filesystem);
+        world.assert_still();
+        let log = world.log();
+        log.iter()
+            .filter(|line| line.starts_with("clone_rest"))
+            .count()
+    };
+    assert_eq!(clones(true) + 2, clones(false));
+}
+
+#[test]
+fn one_that_fails_to_freeze_ends_all_others_at_once() {
+    let world = World::default();
+    let meet = Arc::new(Barrier::new(3));
+    let participants = ["x", "y", "z"].map(|name| {
+        let far = Far {
+            name,
+            world: world.clone(),
+            meet: meet.clone(),
+            fails: name == "y",
+            halted: (name == "z").then(Arc::default),
+        };
+        Box::new(far) as Box<dyn Participant>
+    });
+    let wish = Wish {
+        level: Level::Filesystem,
+        parameters: &SnapshotParameters::default(),
+        targets: &[],
+    };
+    let disturbed = Cell::new(false);
+    let means = coordinator::Means {
+        hooks: &world,
+        now_nanos: &|| fakes::CUT_AT,
+        disturbed: &disturbed,
+    };
+    let error = coordinator::run(&means, participants.into(), &wish).unwrap_err();
+    assert!(
+        matches!(error, Error::NotFound { .. }),
+        "the cause: {error:?}"
+    );
+    assert!(disturbed.get());
+    let log = world.log();
+    let at = |event: &str| log.iter().position(|line| line == event);
+    for name in ["x", "z"] {
+        let halted = at(&format!("halted {name}"));
+        assert!(halted.is_some() && halted < at("gone y"), "{log:?}");
+    }
+    assert_eq!(at("halted y"), None, "it undoes what it has made");
 }

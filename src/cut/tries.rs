@@ -1,6 +1,7 @@
 //! The tries of a cut: as often as its class says, then at the lower level that it allows, then
 //! not again for a while. Of one node and of a cluster alike.
 
+use std::cell::Cell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -14,6 +15,33 @@ pub struct Try<'a> {
     pub level: Level,
     /// Why it's lower than what was asked for; empty if it isn't.
     pub why: &'a str,
+    /// Set before an application is quiesced or a file system frozen: a call that fails after
+    /// that is not repeated before its pause is over.
+    pub disturbed: &'a Cell<bool>,
+}
+
+/// What is cut, for the memory of what has failed.
+pub struct Subject<'a> {
+    /// Of the request, for logs.
+    pub name: &'a str,
+    /// Ids of its volumes, each of which is paused.
+    pub volumes: &'a [String],
+    /// Its class: a class that was changed, or another one, is not paused with it.
+    pub parameters: &'a SnapshotParameters,
+}
+
+impl Subject<'_> {
+    /// Whether a lower level than this one is good enough, which freezes nothing.
+    fn takes_crash(&self, level: Level) -> bool {
+        let falls = OnQuiesceFailure::Degrade(Level::Crash);
+        let is_single = self.volumes.len() == 1;
+        is_single && level > Level::Crash && self.parameters.on_quiesce_failure == falls
+    }
+
+    fn keys(&self) -> Vec<String> {
+        let key = |volume: &String| format!("{volume} {}", self.parameters);
+        self.volumes.iter().map(key).collect()
+    }
 }
 
 /// Time, for whoever tries.
@@ -30,28 +58,46 @@ pub trait Clock {
 const NAP: Duration = Duration::from_millis(100);
 
 /// Tries as often as the class says, then at the lower level that it allows. A set of tries that
-/// has failed is remembered under `key`: until its pause is over, a repeat gets the same failure
-/// as [`Error::Paused`], and nobody is disturbed. Other errors than those of a try end it at once.
+/// has failed is remembered for each volume: until its pause is over, a call for one of them by
+/// the same class gets the same failure as [`Error::Paused`], and disturbs no application. Other
+/// errors than those of a try end it at once; they are remembered as well if an application or a
+/// file system was disturbed.
 pub fn tries<T>(
     clock: &dyn Clock,
     pauses: &Mutex<Pauses>,
-    key: &str,
-    parameters: &SnapshotParameters,
+    subject: &Subject<'_>,
     mut once: impl FnMut(&Try<'_>) -> Result<T>,
 ) -> Result<T> {
-    locked(pauses).check(key, clock.now())?;
+    let (parameters, keys) = (subject.parameters, subject.keys());
+    locked(pauses).check(&keys, clock.now())?;
     let (mut level, mut why) = (parameters.consistency, String::new());
     let mut failed = 0;
+    let disturbed = Cell::new(false);
     loop {
-        let error = match once(&Try { level, why: &why }) {
+        let now = Try {
+            level,
+            why: &why,
+            disturbed: &disturbed,
+        };
+        let error = match once(&now) {
             Err(error) if is_failed_try(&error) => error,
+            // Whatever stands still is in one moment already; no other try would find it thawed.
+            Err(error @ Error::Busy { .. }) if disturbed.get() && subject.takes_crash(level) => {
+                why = format!("{level} was asked for: {}", chain(&error));
+                (level, failed) = (Level::Crash, 0);
+                continue;
+            }
+            Err(error) if disturbed.get() => {
+                return Err(locked(pauses).failed(&keys, error, clock.now()));
+            }
             Err(error) => return Err(error),
             Ok(done) => {
-                locked(pauses).forget(key);
+                locked(pauses).forget(&keys);
                 return Ok(done);
             }
         };
-        tracing::warn!(name = key, level = %level, failed = failed + 1, error = %chain(&error), "a try of a cut has failed");
+        let name = subject.name;
+        tracing::warn!(name, level = %level, failed = failed + 1, error = %chain(&error), "a try of a cut has failed");
         match parameters.on_quiesce_failure {
             _ if failed < parameters.retries => {
                 failed += 1;
@@ -62,7 +108,7 @@ pub fn tries<T>(
                 (level, failed) = (lower, 0);
             }
             OnQuiesceFailure::Degrade(_) | OnQuiesceFailure::Fail => {
-                return Err(locked(pauses).failed(key, error, clock.now()));
+                return Err(locked(pauses).failed(&keys, error, clock.now()));
             }
         }
     }
@@ -140,12 +186,23 @@ mod tests {
         }
     }
 
+    fn group_of_two(parameters: &SnapshotParameters) -> Subject<'_> {
+        static VOLUMES: std::sync::LazyLock<[String; 2]> =
+            std::sync::LazyLock::new(|| ["v".into(), "w".into()]);
+        Subject {
+            name: "group g",
+            volumes: VOLUMES.as_slice(),
+            parameters,
+        }
+    }
+
     /// Tries that all fail in one way: their levels, and the end.
     fn all_fail(parameters: &SnapshotParameters, kind: &str) -> (Vec<Level>, Error, u64) {
         let (clock, pauses) = (Hand::default(), Mutex::default());
         let mut levels = Vec::new();
-        let done = tries::<()>(&clock, &pauses, "group g", parameters, |now| {
+        let done = tries::<()>(&clock, &pauses, &group_of_two(parameters), |now| {
             levels.push(now.level);
+            now.disturbed.set(kind == "disturbed");
             Err(failed(kind))
         });
         (levels, done.unwrap_err(), clock.now())
@@ -166,6 +223,56 @@ mod tests {
         let (levels, error, _) = all_fail(&degrade, "other");
         assert_eq!(levels, [app]);
         assert!(matches!(error, Error::Stopping), "no pause: {error:?}");
+        let (levels, error, _) = all_fail(&degrade, "disturbed");
+        assert_eq!(levels, [app], "no further try");
+        let Error::Paused { last, .. } = error else {
+            panic!("somebody was disturbed: {error:?}");
+        };
+        assert!(matches!(*last, Error::Stopping), "{last:?}");
+    }
+
+    #[test]
+    fn what_another_program_has_frozen_is_not_tried_again_but_cut_at_level_crash_where_that_is_allowed()
+     {
+        let frozen = |volumes: &[String], parameters: &SnapshotParameters| {
+            let (clock, pauses) = (Hand::default(), Mutex::default());
+            let subject = Subject {
+                name: "snapshot s",
+                volumes,
+                parameters,
+            };
+            let mut levels = Vec::new();
+            let done = tries(&clock, &pauses, &subject, |now| {
+                levels.push(now.level);
+                if now.level == Level::Crash {
+                    return Ok(now.why.to_string());
+                }
+                now.disturbed.set(true);
+                Err(Error::Busy {
+                    subject: "a volume".into(),
+                    holder: "planned".into(),
+                })
+            });
+            (levels, done)
+        };
+        let (fs, crash) = (Level::Filesystem, Level::Crash);
+        let falls = SnapshotParameters {
+            on_quiesce_failure: OnQuiesceFailure::Degrade(crash),
+            ..SnapshotParameters::default()
+        };
+        let (one, two) = (["v".to_string()], ["v".to_string(), "w".to_string()]);
+        let (levels, done) = frozen(&one, &falls);
+        assert_eq!(levels, [fs, crash]);
+        let why = done.unwrap();
+        assert!(why.contains("planned"), "{why}");
+        for (volumes, parameters) in [
+            (one.as_slice(), &SnapshotParameters::default()),
+            (two.as_slice(), &falls),
+        ] {
+            let (levels, done) = frozen(volumes, parameters);
+            assert_eq!(levels, [fs], "one try");
+            assert!(matches!(done, Err(Error::Paused { .. })), "{done:?}");
+        }
     }
 
     #[test]
@@ -174,7 +281,7 @@ mod tests {
         let parameters = class(OnQuiesceFailure::Fail);
         let asked = Cell::new(0);
         let call = |works: bool| {
-            tries(&clock, &pauses, "group g", &parameters, |now| {
+            tries(&clock, &pauses, &group_of_two(&parameters), |now| {
                 asked.set(asked.get() + 1);
                 match works {
                     true => Ok(now.why.to_string()),
@@ -187,6 +294,18 @@ mod tests {
         let error = call(true).unwrap_err();
         assert!(matches!(error, Error::Paused { .. }), "{error:?}");
         assert_eq!(asked.get(), 3, "nobody was disturbed");
+        // Another name changes nothing, nor does another group of one of the volumes; another
+        // class does.
+        let other = ["w".to_string(), "x".to_string()];
+        let subject = |parameters| Subject {
+            name: "snapshot s",
+            volumes: &other,
+            parameters,
+        };
+        let paused = tries(&clock, &pauses, &subject(&parameters), |_| Ok(()));
+        assert!(matches!(paused, Err(Error::Paused { .. })), "{paused:?}");
+        let filesystem = SnapshotParameters::default();
+        tries(&clock, &pauses, &subject(&filesystem), |_| Ok(())).unwrap();
         clock.sleep(Duration::from_secs(60));
         assert_eq!(call(true).unwrap(), "");
         assert!(call(true).is_ok(), "forgotten");
@@ -196,12 +315,15 @@ mod tests {
     fn what_is_reached_instead_says_why() {
         let (clock, pauses) = (Hand::default(), Mutex::default());
         let parameters = class(OnQuiesceFailure::Degrade(Level::Filesystem));
-        let done = tries(&clock, &pauses, "group g", &parameters, |now| {
-            match now.level {
+        let done = tries(
+            &clock,
+            &pauses,
+            &group_of_two(&parameters),
+            |now| match now.level {
                 Level::Application => Err(failed("quiesce")),
                 Level::Filesystem | Level::Crash => Ok(now.why.to_string()),
-            }
-        });
+            },
+        );
         let why = done.unwrap();
         assert!(
             why.starts_with("application was asked for: hook db"),

@@ -96,7 +96,7 @@ fn trial(host: &dyn Host, freezer: &dyn Freezer, patient: &Patient) -> Check {
     if !kernel::is_there(host, &patient.programs, "mkfs.ext4") {
         return not_tried("mkfs.ext4 is missing");
     }
-    match in_folder(host, freezer, &patient.state_dir) {
+    match in_folder(host, freezer, &patient.trial_dir) {
         Ok(true) => Check::ok(
             "freeze",
             "a throw-away ext4 was frozen and thawed by the guard",
@@ -110,26 +110,38 @@ fn trial(host: &dyn Host, freezer: &dyn Freezer, patient: &Patient) -> Check {
     }
 }
 
-/// Tries it in a folder of its own below the state dir; everything that was made is removed. What
-/// can't be unmounted stays as it is, and the error names it.
-fn in_folder(host: &dyn Host, freezer: &dyn Freezer, state_dir: &Path) -> Result<bool> {
+/// Tries it in a folder that is made for it, and removed with everything in it, what the guard
+/// left there included. What can't be unmounted stays as it is, and the error names it.
+fn in_folder(host: &dyn Host, freezer: &dyn Freezer, folder: &Path) -> Result<bool> {
     let mut made = Made {
         host,
         folders: Vec::new(),
     };
-    made.folders_to(state_dir)?;
-    let folder = state_dir.join(format!("doctor-{}", host.random_uuid()));
-    made.folder(&folder)?;
-    let image = folder.join("trial.img");
+    made.folders_to(folder)?;
     let mut is_mounted = false;
-    let tried = on_image(host, freezer, &folder, &image, &mut is_mounted);
+    let image = folder.join("trial.img");
+    let tried = on_image(host, freezer, folder, &image, &mut is_mounted);
+    freezer.end();
     if is_mounted {
         return tried;
     }
-    let removed = perform(host, &Effect::RemoveFile { path: &image })
-        .and_then(|()| perform(host, &Effect::RemoveDir { path: &folder }));
+    let removed = remove(host, folder);
     let tried = tried?;
     removed.map(|()| tried)
+}
+
+/// Removes a folder with all that is in it.
+fn remove(host: &dyn Host, folder: &Path) -> Result<()> {
+    let doing = || format!("clear {}", folder.display());
+    for name in host.list_dir(folder).doing(doing)?.unwrap_or_default() {
+        let path = folder.join(name);
+        match host.stat(&path).doing(doing)?.map(|found| found.kind) {
+            Some(FileKind::Dir) => remove(host, &path)?,
+            Some(_) => perform(host, &Effect::RemoveFile { path: &path })?,
+            None => {}
+        }
+    }
+    perform(host, &Effect::RemoveDir { path: folder })
 }
 
 fn perform(host: &dyn Host, effect: &Effect<'_>) -> Result<()> {
@@ -258,6 +270,7 @@ fn freeze(
         .doing(doing)?;
     let member = FreezeMember {
         volume_id: MEMBER.into(),
+        namespace: None,
         image: file.id,
         fs: FsType::Ext4,
         root,

@@ -26,6 +26,7 @@ pub(super) fn examine(host: &dyn Host, patient: &Patient) -> Vec<Check> {
     checks.extend(programs(host, &patient.programs));
     checks.push(loop_control(host));
     checks.push(loops(host));
+    checks.extend(super::udev::examine(host));
     let table = text(host, "/proc/self/mountinfo");
     let switch = |name: &str| text(host, &format!("/sys/kernel/{name}"));
     let (expedited, normal) = (switch("rcu_expedited"), switch("rcu_normal"));

@@ -51,6 +51,7 @@ fn patient(pools: &[&str]) -> Patient {
         pools: pools.iter().map(|text| text.parse().unwrap()).collect(),
         node_record: NODE.into(),
         state_dir: STATE.into(),
+        trial_dir: format!("{STATE}/doctor-1").into(),
         allowed_paths: vec!["/var/lib/kubelet".into()],
         programs: vec!["/usr/sbin".into()],
     }

@@ -224,6 +224,7 @@ mod tests {
         HookTarget {
             volume_id: id.into(),
             claim: claim.map(Into::into),
+            node: None,
         }
     }
 

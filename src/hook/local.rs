@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use super::definition::HookDefinition;
 use super::session::{GRACE, Running, Sessions, shared_by};
 use super::{HookTarget, Hooks, Quiesced};
-use crate::error::{Error, Result, chain};
-use crate::host::{Done, Effect, Host, Session, SessionSpec};
+use crate::error::{Error, HostError, Result, chain};
+use crate::host::{Account, Done, Effect, Host, Session, SessionSpec};
 use crate::model::SharedVolume;
 
 /// The hooks of the configuration file.
@@ -37,28 +37,43 @@ impl LocalHooks {
         self
     }
 
-    fn start(&self, name: &str) -> Result<(HookDefinition, Box<dyn Session>)> {
+    /// A hook, and the user that runs it.
+    fn find(&self, name: &str) -> Result<(&HookDefinition, Option<Account>)> {
         let hook = self.hooks.iter().find(|hook| hook.name == name);
         let hook = hook.ok_or_else(|| Error::Bug {
             invariant: format!("hook {name} is one of those that were found"),
         })?;
+        let account = hook.user.as_deref().map(|user| self.host.account(user));
+        let account = account
+            .transpose()
+            .map_err(|error| not_started(hook, &error))?;
+        Ok((hook, account))
+    }
+
+    fn start(&self, hook: &HookDefinition, account: Option<&Account>) -> Result<Box<dyn Session>> {
         let done = self.host.perform(&Effect::StartSession(SessionSpec {
-            name,
+            name: &hook.name,
             program: hook.program(),
             arguments: &hook.arguments(),
-            user: hook.user.as_deref(),
+            account,
             seconds: hook.seconds(),
         }));
         match done {
-            Ok(Done::Session(session)) => Ok((hook.clone(), session)),
-            Ok(Done::Plain | Done::Loop(_) | Done::Cloned(_)) => Err(Error::Bug {
-                invariant: "StartSession gives a session".into(),
-            }),
-            Err(error) => Err(Error::QuiesceFailed {
-                hook: name.into(),
-                reason: format!("its program can't be started: {}", chain(&error)),
-            }),
+            Ok(Done::Session(session)) => Ok(session),
+            Ok(Done::Plain | Done::Loop(_) | Done::Cloned(_) | Done::Checked(_)) => {
+                Err(Error::Bug {
+                    invariant: "StartSession gives a session".into(),
+                })
+            }
+            Err(error) => Err(not_started(hook, &error)),
         }
+    }
+}
+
+fn not_started(hook: &HookDefinition, error: &HostError) -> Error {
+    Error::QuiesceFailed {
+        hook: hook.name.clone(),
+        reason: format!("its program can't be started: {}", chain(error)),
     }
 }
 
@@ -80,10 +95,14 @@ impl Hooks for LocalHooks {
     fn quiesce(&self, names: &[String], timeout: Duration) -> Result<Box<dyn Quiesced>> {
         let begun = Instant::now();
         let mut sessions = Sessions::new(self.grace);
-        for name in names {
-            let (hook, session) = self.start(name)?;
+        // Before the first application is held: a directory service may take its time.
+        let found = names.iter().map(|name| self.find(name));
+        for (hook, account) in found.collect::<Result<Vec<_>>>()? {
+            let begun = Instant::now();
+            let session = self.start(hook, account.as_ref())?;
             sessions.running.push(Running {
-                name: hook.name,
+                name: hook.name.clone(),
+                begun,
                 timeout: hook.timeout,
                 is_here: true,
                 session,

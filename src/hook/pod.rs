@@ -7,6 +7,7 @@
 mod annotation;
 mod exec;
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -129,10 +130,11 @@ impl PodHooks {
         })
     }
 
-    /// The running pods of a namespace.
-    fn pods(&self, namespace: &str) -> Result<Vec<Pod>> {
+    /// The running pods of a namespace, on this node if it's known: a namespace may have thousands
+    /// on others.
+    fn pods(&self, namespace: &str, node: Option<&str>) -> Result<Vec<Pod>> {
         let api = Api::<Pod>::namespaced(self.client.clone(), namespace);
-        let running = ListParams::default().fields("status.phase=Running");
+        let running = ListParams::default().fields(&selector(node));
         let what = "listing its pods";
         let pods = self.ask(namespace, what, async { api.list(&running).await })?;
         Ok(pods.items)
@@ -189,7 +191,7 @@ impl Hooks for PodHooks {
     }
 
     fn wanted(&self, targets: &[HookTarget], shared: SharedVolume) -> Result<Vec<String>> {
-        let mut pods: BTreeMap<&str, Vec<Pod>> = BTreeMap::new();
+        let mut pods: BTreeMap<(&str, Option<&str>), Vec<Pod>> = BTreeMap::new();
         let mut wanted = BTreeSet::new();
         for target in targets {
             let claim = target
@@ -199,10 +201,12 @@ impl Hooks for PodHooks {
             let Some((namespace, claim)) = claim else {
                 continue;
             };
-            if !pods.contains_key(namespace) {
-                pods.insert(namespace, self.pods(namespace)?);
-            }
-            let its = hooks_of(namespace, claim, &pods[namespace])?;
+            let place = (namespace, target.node.as_deref());
+            let here = match pods.entry(place) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(place_of) => place_of.insert(self.pods(namespace, place.1)?),
+            };
+            let its = hooks_of(namespace, claim, here)?;
             if its.is_empty() || self.is_skipped(namespace, claim)? {
                 continue;
             }
@@ -223,6 +227,7 @@ impl Hooks for PodHooks {
                 .saturating_sub(begun.elapsed());
             exec::start(&self.client, &self.rights, found, limit)
         });
+        let starting = Instant::now();
         let started = self.runtime.block_on(join_all(starts));
         // Those that have started are released with `sessions` when another one couldn't.
         let mut sessions = Sessions::new(self.grace);
@@ -231,6 +236,7 @@ impl Hooks for PodHooks {
             match session {
                 Ok(session) => sessions.running.push(Running {
                     name: found.name(),
+                    begun: starting,
                     timeout: found.hook.timeout,
                     is_here: false,
                     session: Box::new(session),
@@ -262,6 +268,28 @@ fn hooks_of(namespace: &str, claim: &str, pods: &[Pod]) -> Result<Vec<String>> {
     Ok(names)
 }
 
+/// Which pods are looked at.
+fn selector(node: Option<&str>) -> String {
+    match node {
+        Some(node) => format!("status.phase=Running,spec.nodeName={node}"),
+        None => "status.phase=Running".into(),
+    }
+}
+
 fn is_forbidden(error: &KubeError) -> bool {
     matches!(error, KubeError::Api(status) if status.is_forbidden())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_of_other_nodes_are_not_listed_where_the_node_is_known() {
+        assert_eq!(
+            selector(Some("node-7")),
+            "status.phase=Running,spec.nodeName=node-7"
+        );
+        assert_eq!(selector(None), "status.phase=Running");
+    }
 }

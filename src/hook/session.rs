@@ -47,7 +47,10 @@ pub(super) fn shared_by<T: AsRef<str>>(
 pub(super) struct Running {
     /// Its hook's name.
     pub(super) name: String,
-    /// Its own deadline.
+    /// When its start began.
+    pub(super) begun: Instant,
+    /// Its own deadline, counted from then: by it the application may have been released, whether
+    /// or not the program still lives.
     pub(super) timeout: Duration,
     /// A process of this machine, whose life is certain. Of others only an orderly end is proof
     /// that they had held.
@@ -57,6 +60,18 @@ pub(super) struct Running {
 }
 
 impl Running {
+    /// That its own deadline has not passed.
+    fn check_time(&self, before: &str) -> Result<()> {
+        if self.begun.elapsed() < self.timeout {
+            return Ok(());
+        }
+        let seconds = self.timeout.as_secs_f64();
+        Err(self.failed(format!(
+            "its own deadline ({seconds} s) had passed {before}, so it may have let go; give it a \
+             longer timeout"
+        )))
+    }
+
     fn failed(&self, reason: String) -> Error {
         let said = self.session.said();
         let reason = match said.as_str() {
@@ -101,7 +116,7 @@ impl Sessions {
             let state = running.session.look();
             let limit = timeout.min(running.timeout);
             match state {
-                SessionState::Ready => {}
+                SessionState::Ready => running.check_time("before all others were ready")?,
                 SessionState::Starting if waited < limit => all = false,
                 SessionState::Starting => {
                     let limit = limit.as_millis();
@@ -180,7 +195,7 @@ impl Quiesced for Sessions {
     fn verify(&mut self) -> Result<()> {
         for running in &mut self.running {
             match running.session.look() {
-                SessionState::Ready => {}
+                SessionState::Ready => running.check_time("before the cut was made")?,
                 SessionState::Starting => {
                     return Err(Error::Bug {
                         invariant: "a session that was ready stays so".into(),

@@ -61,7 +61,22 @@ pub enum Effect<'a> {
         /// Reserve blocks.
         reserve: bool,
     },
-    /// Cuts an image back: the undo of a growth that failed, never of one that was answered.
+    /// Has files that are made in an empty folder from now on written in place, where the file
+    /// system would write elsewhere each time (btrfs: FS_NOCOW_FL); no change on others.
+    WriteInPlace {
+        /// The folder.
+        path: &'a Path,
+    },
+    /// Creates an empty file that can share blocks with another: on btrfs, both are written in
+    /// place or neither is. One that has content already is left as it is. Not yet durable.
+    MakeLike {
+        /// The new file.
+        path: &'a Path,
+        /// The other.
+        source: &'a Path,
+    },
+    /// Cuts an image back: the undo of a growth that failed, never below the length that the image
+    /// had before it, which a device may have shown since.
     Shorten {
         /// The image.
         path: &'a Path,
@@ -106,8 +121,9 @@ pub enum Effect<'a> {
         /// What earlier passes have seen, and what this one does.
         known: &'a Known,
     },
-    /// FALLOC_FL_UNSHARE_RANGE, in pieces of at most 4 MiB: every block of the range is the
-    /// file's own afterwards, and allocated. Beside writers it's safe.
+    /// FALLOC_FL_UNSHARE_RANGE of what is shared, in pieces of at most 4 MiB: every block of the
+    /// range is the file's own afterwards, and holes stay holes. Beside writers it's safe, and
+    /// they wait for each piece.
     Unshare {
         /// The image.
         path: &'a Path,
@@ -151,6 +167,11 @@ pub enum Effect<'a> {
         /// N of /dev/loopN.
         number: u32,
     },
+    /// LOOP_SET_DIRECT_IO: the device bypasses the pool's page cache again.
+    SetDirectIo {
+        /// N of /dev/loopN.
+        number: u32,
+    },
     /// Sets discard_max_bytes of the queue to 0, so that nothing above un-reserves blocks.
     ForbidDiscard {
         /// N of /dev/loopN.
@@ -175,6 +196,17 @@ pub enum Effect<'a> {
         /// Do not discard first: thick.
         keep_blocks: bool,
     },
+    /// Checks a file system that is not mounted, with the program of its own tools; the program
+    /// is never killed. Gives [`Done::Checked`]. An error means that the program could not do its
+    /// work, or, for [`Check::Preen`] and [`Check::Whole`], that it could not repair what it found.
+    CheckFs {
+        /// The device.
+        device: &'a Device,
+        /// Which.
+        fs: FsType,
+        /// How.
+        how: Check,
+    },
     /// Grows a mounted file system to its device.
     GrowFs {
         /// The device.
@@ -183,6 +215,13 @@ pub enum Effect<'a> {
         mount_point: &'a Path,
         /// Which.
         fs: FsType,
+    },
+    /// Grows an ext4 that is not mounted to its device (resize2fs), just after a
+    /// [`Check::Whole`]; the program is never killed. Cut off, it leaves what a
+    /// [`Check::Repair`] makes whole.
+    GrowUnmounted {
+        /// The device.
+        device: &'a Device,
     },
     /// Makes a caller's leaf: a directory, or an empty file to bind a device on. Existing of the
     /// same kind is success.
@@ -254,6 +293,28 @@ pub struct MountSpec<'a> {
     pub read_only: bool,
 }
 
+/// How a file system is checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Check {
+    /// Repairs what can be repaired without a decision of a person: `e2fsck -p`. ext4 only.
+    Preen,
+    /// The same, also where the file system says that it is clean: `e2fsck -fp`. ext4 only.
+    Whole,
+    /// Reads all of it and changes nothing.
+    Look,
+    /// Repairs whatever it finds; what it can't place goes to lost+found.
+    Repair,
+}
+
+/// What a check found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checked {
+    /// The file system has no error, or none any more.
+    pub sound: bool,
+    /// What the program said.
+    pub report: String,
+}
+
 /// Kind of a caller's leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeKind {
@@ -272,6 +333,8 @@ pub enum Done {
     Loop(LoopHold),
     /// CloneWhole, CloneAhead: how many extents the copy has. CloneRest: how many ranges differed.
     Cloned(u64),
+    /// CheckFs: what it found.
+    Checked(Checked),
     /// StartSession: the session.
     Session(Box<dyn Session>),
 }
@@ -288,6 +351,8 @@ impl Effect<'_> {
             Effect::RemoveFile { .. } => "remove_file",
             Effect::RemoveDir { .. } => "remove_dir",
             Effect::Allocate { .. } => "allocate",
+            Effect::WriteInPlace { .. } => "write_in_place",
+            Effect::MakeLike { .. } => "make_like",
             Effect::Shorten { .. } => "shorten",
             Effect::Zero { .. } => "zero",
             Effect::Discard { .. } => "discard",
@@ -300,10 +365,13 @@ impl Effect<'_> {
             Effect::AttachLoop(_) => "attach_loop",
             Effect::DetachLoop { .. } => "detach_loop",
             Effect::ResizeLoop { .. } => "resize_loop",
+            Effect::SetDirectIo { .. } => "set_direct_io",
             Effect::ForbidDiscard { .. } => "forbid_discard",
             Effect::RenewLoop { .. } => "renew_loop",
             Effect::Format { .. } => "format",
+            Effect::CheckFs { .. } => "check_fs",
             Effect::GrowFs { .. } => "grow_fs",
+            Effect::GrowUnmounted { .. } => "grow_unmounted",
             Effect::MakeTarget { .. } => "make_target",
             Effect::RemoveTarget { .. } => "remove_target",
             Effect::Mount(_) => "mount",

@@ -31,6 +31,8 @@ impl fmt::Debug for MountRoot {
 pub struct FreezeMember {
     /// Id of its volume, for journal, logs and people.
     pub volume_id: String,
+    /// Namespace of its claim, if it's known: none may have everything.
+    pub namespace: Option<String>,
     /// The image beneath the device: after a crash of all processes the device is known by it.
     pub image: FileId,
     /// Which file system.
@@ -112,6 +114,9 @@ pub trait Freezer: Send + Sync + 'static {
 
     /// What is journalled now.
     fn journalled(&self) -> Result<Vec<Journalled>>;
+
+    /// Ends the guard, if it was started from here, and waits until its process has ended.
+    fn end(&self) {}
 }
 
 /// File systems in the guard's hands. Dropping it thaws them all.

@@ -7,13 +7,76 @@
 //! ([`agrees`](super::Host::agrees)): a place that the copy has from the image, and that the image
 //! had all the time, was shared all the time, and nobody writes to what is shared.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Extent;
 use super::difference::Differences;
 
-/// A map of more runs isn't remembered (40 bytes each): both maps are read then, as without memory.
-const MOST_RUNS: usize = 1 << 20;
+/// So many runs are remembered of all images of a cut together (40 bytes each, and while a map is
+/// read the one before is there as well). Of images beyond that both maps are read, as without
+/// memory.
+const MOST_RUNS: usize = 2 << 20;
+/// The least room for runs that is taken at once.
+const SOME_RUNS: usize = 4096;
+
+/// What the images of one cut may still remember, in runs.
+#[derive(Debug)]
+pub struct Budget(AtomicUsize);
+
+impl Default for Budget {
+    fn default() -> Budget {
+        Budget(AtomicUsize::new(MOST_RUNS))
+    }
+}
+
+impl Budget {
+    fn take(&self, runs: usize) -> bool {
+        let less = |left: usize| left.checked_sub(runs);
+        let order = Ordering::SeqCst;
+        self.0.fetch_update(order, order, less).is_ok()
+    }
+}
+
+/// A map in memory; none once it was too long for the budget.
+#[derive(Debug)]
+pub(in crate::host) struct Map {
+    runs: Vec<Extent>,
+    /// Runs that were taken from the budget for it.
+    taken: usize,
+    is_whole: bool,
+    budget: Arc<Budget>,
+}
+
+impl Map {
+    /// Puts down a run.
+    pub(in crate::host) fn see(&mut self, run: &Extent) {
+        if self.is_whole && self.runs.len() == self.taken {
+            let more = self.taken.max(SOME_RUNS);
+            self.is_whole = self.budget.take(more);
+            if self.is_whole {
+                self.taken += more;
+                self.runs.reserve_exact(more);
+            } else {
+                self.runs = Vec::new();
+            }
+        }
+        if self.is_whole {
+            self.runs.push(*run);
+        }
+    }
+
+    /// Its runs.
+    pub(in crate::host) fn runs(&self) -> impl Iterator<Item = Extent> {
+        self.runs.iter().copied()
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        self.budget.0.fetch_add(self.taken, Ordering::SeqCst);
+    }
+}
 
 /// Of one image and its copy, through one cut.
 #[derive(Debug, Default)]
@@ -23,19 +86,28 @@ pub struct Known(Mutex<Memory>);
 #[derive(Debug, Default)]
 pub(in crate::host) struct Memory {
     /// The image's map at the last pass; `None` if it wasn't remembered.
-    pub(in crate::host) runs: Option<Vec<Extent>>,
+    pub(in crate::host) runs: Option<Map>,
     /// Ranges (first byte, end) that were cloned after that, within the window.
     pub(in crate::host) redone: Vec<(u64, u64)>,
     /// The next pass is the one within the window.
     pub(in crate::host) is_last: bool,
+    budget: Arc<Budget>,
 }
 
 impl Known {
+    /// Of an image of a cut whose images share a budget.
+    pub fn sharing(budget: &Arc<Budget>) -> Known {
+        Known(Mutex::new(Memory {
+            budget: budget.clone(),
+            ..Memory::default()
+        }))
+    }
+
     /// The next pass is the last one: what it clones is noted, and no map is remembered any more.
     /// Room for its notes is made here, since within the window nothing should grow.
     pub fn seal(&self) {
         let mut memory = self.lock();
-        let runs = memory.runs.as_ref().map_or(0, Vec::len);
+        let runs = memory.runs.as_ref().map_or(0, |map| map.runs.len());
         memory.redone.reserve(runs);
         memory.is_last = true;
     }
@@ -46,17 +118,19 @@ impl Known {
 }
 
 impl Memory {
-    /// Puts down a run that a pass has seen which isn't the last; [`Memory::remember`] ends it.
-    pub(in crate::host) fn see(seen: &mut Vec<Extent>, run: &Extent) {
-        // One more than is remembered tells that it's too long.
-        if seen.len() <= MOST_RUNS {
-            seen.push(*run);
+    /// For the map that a pass sees which isn't the last; [`Memory::remember`] ends it.
+    pub(in crate::host) fn map(&self) -> Map {
+        Map {
+            runs: Vec::new(),
+            taken: 0,
+            is_whole: true,
+            budget: self.budget.clone(),
         }
     }
 
     /// The whole map of such a pass.
-    pub(in crate::host) fn remember(&mut self, seen: Vec<Extent>) {
-        self.runs = (seen.len() <= MOST_RUNS).then_some(seen);
+    pub(in crate::host) fn remember(&mut self, seen: Map) {
+        self.runs = seen.is_whole.then_some(seen);
     }
 
     /// Whether a copy of `size` bytes has, by its own map, all that was taken for granted.
@@ -72,7 +146,7 @@ impl Memory {
             return Ok(true);
         };
         let mut redone = self.redone.iter().copied().peekable();
-        for range in Differences::new(runs.iter().copied().map(Ok), copy, 0, size) {
+        for range in Differences::new(runs.runs().map(Ok), copy, 0, size) {
             let (start, end) = range?;
             while redone
                 .next_if(|(_, redone_end)| *redone_end <= start)
@@ -104,11 +178,14 @@ mod tests {
     }
 
     fn agrees(known: &[Extent], redone: &[(u64, u64)], copy: &[Extent]) -> bool {
-        let memory = Memory {
-            runs: Some(known.to_vec()),
+        let mut memory = Memory {
             redone: redone.iter().map(|(a, b)| (a * 4096, b * 4096)).collect(),
             is_last: true,
+            ..Memory::default()
         };
+        let mut map = memory.map();
+        known.iter().for_each(|run| map.see(run));
+        memory.remember(map);
         let copy = copy.iter().copied().map(Ok::<_, Infallible>);
         memory.agrees(copy, 100 * 4096).unwrap()
     }
@@ -143,6 +220,28 @@ mod tests {
     }
 
     #[test]
+    fn what_all_images_of_a_cut_remember_is_bounded_together() {
+        let budget: Arc<Budget> = Arc::default();
+        let remembered = |runs: usize| {
+            let mut memory = Known::sharing(&budget).0.into_inner().unwrap();
+            let mut map = memory.map();
+            (0..runs).for_each(|_| map.see(&run(0, 50, 1)));
+            memory.remember(map);
+            memory
+        };
+        let most = MOST_RUNS;
+        let first = remembered(most / 2);
+        assert!(first.runs.is_some());
+        let second = remembered(most / 2 + 1);
+        assert!(second.runs.is_none(), "both maps are read for it");
+        drop(second);
+        let third = remembered(most / 4);
+        assert!(third.runs.is_some(), "what wasn't remembered is free again");
+        drop((first, third));
+        assert_eq!(budget.0.load(Ordering::SeqCst), most);
+    }
+
+    #[test]
     fn without_a_place_nothing_is_taken_for_granted() {
         let mut unplaced = run(3, 0, 2);
         unplaced.opaque = true;
@@ -154,14 +253,17 @@ mod tests {
     #[test]
     fn a_map_that_is_too_long_is_not_remembered() {
         let known = Known::default();
-        let mut seen = Vec::new();
-        for _ in 0..MOST_RUNS + 10 {
-            Memory::see(&mut seen, &run(0, 1, 1));
-        }
-        assert_eq!(seen.len(), MOST_RUNS + 1, "it takes no more room than that");
+        let map = |runs: usize| {
+            let mut map = known.lock().map();
+            (0..runs).for_each(|_| map.see(&run(0, 1, 1)));
+            map
+        };
+        let seen = map(MOST_RUNS + 10);
+        assert_eq!(seen.runs.capacity(), 0, "it takes no room any more");
         known.lock().remember(seen);
         assert!(known.lock().runs.is_none());
-        known.lock().remember(vec![run(0, 1, 1)]);
+        let one = map(1);
+        known.lock().remember(one);
         known.seal();
         let memory = known.lock();
         assert!(memory.is_last && memory.redone.capacity() >= 1);

@@ -5,8 +5,10 @@
 //! names; `mounts` makes all of its mounts.
 
 mod caller;
+mod check;
 mod clone;
 pub mod expedite;
+mod features;
 mod files;
 mod format;
 pub mod freeze;
@@ -14,6 +16,7 @@ mod fsid;
 mod ground;
 mod growth;
 mod image;
+mod in_place;
 mod loop_device;
 mod map;
 mod missing;
@@ -32,8 +35,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
 use super::{
-    Device, Done, Effect, Extent, FileId, FileStat, Ground, Host, Kept, Known, LoopHold,
-    LoopStatus, Mount, MountRoot, Result, Signature, Space,
+    Account, Device, Done, Effect, Extent, FileId, FileStat, Ground, Host, Kept, Known, LoopDevice,
+    LoopHold, LoopStatus, Mount, MountRoot, Result, Signature, Space,
 };
 use crate::error::HostError;
 use crate::model::FsType;
@@ -103,46 +106,26 @@ impl LinuxHost {
             Effect::Shorten { path, size } => image::shorten(path, size),
             Effect::Zero { path } => image::zero(path),
             Effect::Discard { path } => image::discard(path),
-            Effect::CloneWhole { source, target } => return clone::whole(source, target),
-            Effect::CloneAhead { source, target } => return clone::ahead(source, target),
-            Effect::CloneRest {
-                source,
-                target,
-                known,
-            } => return clone::rest(source, target, known),
-            Effect::Unshare {
-                path,
-                offset,
-                length,
-            } => clone::unshare(path, offset, length),
-            Effect::CopyRange {
-                source,
-                target,
-                offset,
-                length,
-            } => image::copy_range(source, target, offset, length),
+            Effect::WriteInPlace { .. }
+            | Effect::MakeLike { .. }
+            | Effect::CloneWhole { .. }
+            | Effect::CloneAhead { .. }
+            | Effect::CloneRest { .. }
+            | Effect::Unshare { .. }
+            | Effect::CopyRange { .. } => return act_on_copy(effect),
             Effect::RenewFsId { image, uuid } => fsid::renew(image, uuid),
             Effect::AttachLoop(ref spec) => return loop_device::attach(spec).map(Done::Loop),
             Effect::DetachLoop { number, backing } => loop_device::detach(number, backing),
             Effect::ResizeLoop { number } => loop_device::resize(number),
+            Effect::SetDirectIo { number } => loop_device::set_direct_io(number),
             Effect::ForbidDiscard { number } => loop_device::forbid_discard(number),
             Effect::RenewLoop { number } => loop_device::renew(number),
-            Effect::Format {
-                device,
-                fs,
-                uuid,
-                options,
-                keep_blocks,
-            } => format::format(device, fs, uuid, options, keep_blocks),
-            Effect::GrowFs {
-                device,
-                mount_point,
-                fs,
-            } => growth::grow(folders, device, mount_point, fs),
+            Effect::Format { .. }
+            | Effect::CheckFs { .. }
+            | Effect::GrowFs { .. }
+            | Effect::GrowUnmounted { .. } => return self.act_on_fs(effect),
             Effect::MakeTarget { path, kind } => folders.place("make", path)?.make(kind),
-            Effect::RemoveTarget { path } => folders
-                .find("remove", path)?
-                .map_or(Ok(()), |it| it.remove()),
+            Effect::RemoveTarget { path } => remove_target(folders, path),
             Effect::Mount(ref spec) => mounts::mount(folders, spec),
             Effect::Bind {
                 source,
@@ -155,6 +138,40 @@ impl LinuxHost {
         }
         .map(|()| Done::Plain)
     }
+
+    /// What is done to file systems as a whole, mostly by programs.
+    fn act_on_fs(&self, effect: &Effect<'_>) -> Result<Done> {
+        match *effect {
+            Effect::Format {
+                device,
+                fs,
+                uuid,
+                options,
+                keep_blocks,
+            } => format::format(device, fs, uuid, options, keep_blocks),
+            Effect::CheckFs { device, fs, how } => {
+                return check::check(device, fs, how).map(Done::Checked);
+            }
+            Effect::GrowFs {
+                device,
+                mount_point,
+                fs,
+            } => growth::grow(&self.folders, device, mount_point, fs),
+            Effect::GrowUnmounted { device } => growth::grow_unmounted(device),
+            _ => Err(HostError::unexpected(
+                "change",
+                "",
+                "this is no effect on a file system",
+            )),
+        }
+        .map(|()| Done::Plain)
+    }
+}
+
+/// Nothing there is success.
+fn remove_target(folders: &Folders, path: &Path) -> Result<()> {
+    let found = folders.find("remove", path)?;
+    found.map_or(Ok(()), |target| target.remove())
 }
 
 impl Host for LinuxHost {
@@ -224,8 +241,12 @@ impl Host for LinuxHost {
         mounts::table_for_callers(&self.folders)
     }
 
-    fn loops(&self) -> Result<Vec<LoopStatus>> {
-        loop_device::list()
+    fn loop_devices(&self, may_be: &dyn Fn(&Path) -> bool) -> Result<Vec<LoopDevice>> {
+        loop_device::list(may_be)
+    }
+
+    fn loop_status(&self, number: u32) -> Result<Option<LoopStatus>> {
+        loop_device::status(number)
     }
 
     fn hold_loop(&self, number: u32, backing: FileId) -> Result<Option<LoopHold>> {
@@ -244,8 +265,16 @@ impl Host for LinuxHost {
         format::signature(device)
     }
 
+    fn is_unclean(&self, device: &Device, fs: FsType) -> Result<bool> {
+        check::is_unclean(device, fs)
+    }
+
     fn wants_growth(&self, device: &Device, mount_point: &Path, fs: FsType) -> Result<bool> {
         growth::wanted(&self.folders, device, mount_point, fs)
+    }
+
+    fn grows_unmounted(&self, device: &Device) -> Result<bool> {
+        growth::grows_unmounted(device)
     }
 
     fn check_path(&self, path: &Path) -> std::result::Result<(), String> {
@@ -289,7 +318,41 @@ impl Host for LinuxHost {
         since.map_or(0, |since| since.as_nanos() as u64)
     }
 
+    fn account(&self, name: &str) -> Result<Account> {
+        session::account(name)
+    }
     fn missing(&self) -> Vec<String> {
         missing::list()
     }
+}
+
+/// Effects that make copies of images, or prepare for them.
+fn act_on_copy(effect: &Effect<'_>) -> Result<Done> {
+    match *effect {
+        Effect::WriteInPlace { path } => in_place::of_folder(path),
+        Effect::MakeLike { path, source } => in_place::make_like(path, source),
+        Effect::CloneWhole { source, target } => return clone::whole(source, target),
+        Effect::CloneAhead { source, target } => return clone::ahead(source, target),
+        Effect::CloneRest {
+            source,
+            target,
+            known,
+        } => return clone::rest(source, target, known),
+        Effect::Unshare {
+            path,
+            offset,
+            length,
+        } => clone::unshare(path, offset, length),
+        Effect::CopyRange {
+            source,
+            target,
+            offset,
+            length,
+        } => image::copy_range(source, target, offset, length),
+        _ => {
+            let what = format!("{} copies nothing", effect.name());
+            Err(HostError::unexpected("act on", Path::new("/"), what))
+        }
+    }
+    .map(|()| Done::Plain)
 }

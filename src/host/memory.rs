@@ -11,6 +11,7 @@
 //! of what was not synced. And since every change passes through [`super::Host::perform`], any of them
 //! can be made to fail or to be the last ([`MemoryHost::fail_effect`]).
 
+mod check;
 mod clones;
 mod content;
 mod disk;

@@ -25,6 +25,9 @@ pub struct Mount {
     pub source: PathBuf,
     /// Options of the file system.
     pub super_options: String,
+    /// The number (st_rdev) of the device node that is bound here, if this is a node of the file
+    /// system that has /dev. The table has no word for it: the host asks the node.
+    pub node: Option<u64>,
 }
 
 impl Mount {
@@ -84,6 +87,7 @@ fn fields(line: &[u8]) -> Option<Mount> {
         fs_name,
         source,
         super_options,
+        node: None,
     })
 }
 

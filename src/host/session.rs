@@ -6,7 +6,7 @@
 //! has released: SIGPIPE is ignored in it.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// How to start a session.
 #[derive(Clone, Copy, Debug)]
@@ -17,10 +17,26 @@ pub struct SessionSpec<'a> {
     pub program: &'a Path,
     /// Its arguments, not counting its name.
     pub arguments: &'a [String],
-    /// Who runs it, with all groups of that user; whoever runs us, if nobody is named.
-    pub user: Option<&'a str>,
+    /// Who runs it, with all groups of that user; the user of this process, if there is none.
+    pub account: Option<&'a Account>,
     /// Its own deadline in seconds; in its environment `SLACKWATER_SECONDS`.
     pub seconds: u64,
+}
+
+/// A user of this machine. Looking one up may take as long as a directory service does, so it's
+/// done before any application is held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Account {
+    /// The user's name.
+    pub name: String,
+    /// The home folder.
+    pub home: PathBuf,
+    /// Number of the user.
+    pub uid: u32,
+    /// Number of the first group.
+    pub gid: u32,
+    /// Numbers of all groups.
+    pub groups: Vec<u32>,
 }
 
 /// Where a session is in its life.

@@ -95,7 +95,8 @@ impl AccessType {
     }
 }
 
-/// Who may write, on one node. Multi-node modes are refused at the edge.
+/// Who may write, on one node. Modes in which several nodes have a volume are refused at the edge,
+/// but for readers of a copy: all of them are on its one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum AccessMode {
@@ -107,6 +108,8 @@ pub enum AccessMode {
     SingleNodeSingleWriter,
     /// RWO: many target paths on one node.
     SingleNodeMultiWriter,
+    /// ROX: for volumes that were made from a source, and that nobody ever writes to.
+    MultiNodeReaderOnly,
 }
 
 impl AccessMode {
@@ -117,12 +120,16 @@ impl AccessMode {
             AccessMode::SingleNodeReaderOnly => "SINGLE_NODE_READER_ONLY",
             AccessMode::SingleNodeSingleWriter => "SINGLE_NODE_SINGLE_WRITER",
             AccessMode::SingleNodeMultiWriter => "SINGLE_NODE_MULTI_WRITER",
+            AccessMode::MultiNodeReaderOnly => "MULTI_NODE_READER_ONLY",
         }
     }
 
     /// Whether a publish in this mode can't write.
     pub fn is_read_only(self) -> bool {
-        self == AccessMode::SingleNodeReaderOnly
+        matches!(
+            self,
+            AccessMode::SingleNodeReaderOnly | AccessMode::MultiNodeReaderOnly
+        )
     }
 }
 

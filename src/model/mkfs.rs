@@ -148,6 +148,81 @@ pub fn check(field: &str, fs: FsType, words: &[String]) -> Result<(), Error> {
     Ok(())
 }
 
+/// Refuses what a new volume must not be made with, though an earlier release allowed it: ext4
+/// without a journal, which a power cut leaves in pieces, and one that decides for itself what an
+/// error of it does to the machine. The words have passed [`check`].
+pub fn check_new(field: &str, fs: FsType, words: &[String]) -> Result<(), Error> {
+    let refuse = |option: &str, why: &str| {
+        Err(Error::invalid(
+            format!("{field}.mkfsOptions"),
+            format!("{option} {why}; leave it out"),
+        ))
+    };
+    for (flag, value) in pairs(fs, words) {
+        match (fs, flag) {
+            (FsType::Ext4, "-e") => {
+                return refuse(flag, "decides what an error does to the machine");
+            }
+            (FsType::Ext4, "-O") if value.split(',').any(leaves_no_journal) => {
+                return refuse(flag, "takes the journal away");
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// A feature of ext4 as `-O` has it, in each of its spellings; what names one by its bit counts
+/// as the journal's.
+fn leaves_no_journal(feature: &str) -> bool {
+    let name = feature
+        .trim_start_matches(['^', '-', '+'])
+        .to_ascii_lowercase();
+    let off = feature.starts_with(['^', '-']);
+    name == "none"
+        || name == "journal_dev"
+        || name.starts_with("feature_")
+        || (off && name == "has_journal")
+}
+
+/// The words without the error policy of ext4, which volumes of an earlier release may have; and
+/// whether there was one.
+pub fn without_error_policy(fs: FsType, words: &[String]) -> (Vec<String>, bool) {
+    let mut kept = Vec::new();
+    let mut found = false;
+    for (flag, value) in pairs(fs, words) {
+        if (fs, flag) == (FsType::Ext4, "-e") {
+            found = true;
+            continue;
+        }
+        kept.push(flag.to_string());
+        if find(fs, flag).is_some_and(|(option, _)| option.takes_value) {
+            kept.push(value.to_string());
+        }
+    }
+    match found {
+        true => (kept, true),
+        false => (words.to_vec(), false),
+    }
+}
+
+/// Options with their values, of words that have passed [`check`].
+fn pairs<'a>(
+    fs: FsType,
+    words: &'a [String],
+) -> impl Iterator<Item = (&'static str, &'a str)> + 'a {
+    let mut words = words.iter();
+    std::iter::from_fn(move || {
+        let (option, glued) = find(fs, words.next()?)?;
+        let value = match glued {
+            Some(value) => value,
+            None if option.takes_value => words.next()?.as_str(),
+            None => "",
+        };
+        Some((option.flag, value))
+    })
+}
+
 /// The option a word begins, and a value glued to it (`-m1`, `--label=x`).
 fn find(fs: FsType, word: &str) -> Option<(&'static Known, Option<&str>)> {
     known(fs).iter().find_map(|option| {
@@ -216,6 +291,45 @@ mod tests {
         ] {
             assert!(!allowed(fs, text), "{fs}: {text}");
         }
+    }
+
+    #[test]
+    fn a_new_ext4_has_a_journal_and_leaves_errors_to_its_mount() {
+        let refused = |text: &str| {
+            assert!(allowed(FsType::Ext4, text), "of an earlier release: {text}");
+            check_new("parameters", FsType::Ext4, &split(text)).is_err()
+        };
+        for text in [
+            "-e panic",
+            "-m 0 -e remount-ro",
+            "-epanic",
+            "-O ^has_journal",
+            "-O 64bit,^has_journal",
+            "-O64bit,-HAS_JOURNAL",
+            "-O none",
+            "-O ^FEATURE_C2",
+        ] {
+            assert!(refused(text), "{text}");
+        }
+        for text in [
+            "-O ^64bit,has_journal",
+            "-L e",
+            "-m 0 -E lazy_itable_init=0",
+        ] {
+            assert!(!refused(text), "{text}");
+        }
+        check_new("parameters", FsType::Xfs, &split("-m reflink=1")).unwrap();
+    }
+
+    #[test]
+    fn the_error_policy_of_a_volume_of_an_earlier_release_is_taken_out() {
+        let taken = |text: &str| {
+            let (words, found) = without_error_policy(FsType::Ext4, &split(text));
+            (words.join(" "), found)
+        };
+        assert_eq!(taken("-j -e panic -m1"), ("-j -m 1".into(), true));
+        assert_eq!(taken("-epanic"), (String::new(), true));
+        assert_eq!(taken("-j -m1"), ("-j -m1".into(), false));
     }
 
     proptest! {

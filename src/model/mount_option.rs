@@ -44,6 +44,60 @@ const LABELS: &[&str] = &["context", "fscontext", "defcontext", "rootcontext"];
 /// Longest sum of all options: CSI's bound of 4 KiB, which is also a page, the kernel's bound.
 const TOTAL_BYTES: usize = 4096;
 
+/// What is mounted in place of a harmful option.
+enum Harm {
+    /// Another option.
+    Instead(&'static str),
+    /// Nothing: the default of the file system.
+    Nothing,
+}
+
+/// Options that stop the whole machine at an error of one file system, or mount one without the
+/// recovery that makes it consistent.
+fn harm(option: &str) -> Option<Harm> {
+    let value = option
+        .split_once('=')
+        .map(|(_, value)| value.trim_matches('"'));
+    match (key(option), value) {
+        ("errors", Some("panic")) => Some(Harm::Instead("errors=remount-ro")),
+        ("fatal_errors", Some("panic")) => Some(Harm::Nothing),
+        ("noload" | "norecovery" | "nologreplay" | "rescue", _) => Some(Harm::Nothing),
+        _ => None,
+    }
+}
+
+/// Refuses what a new volume must not be mounted with. Volumes of an earlier release may have it:
+/// see [`harmless`].
+pub fn check_new(field: &str, options: &[String]) -> Result<(), Error> {
+    match options.iter().find(|option| harm(option).is_some()) {
+        Some(option) => Err(Error::invalid(
+            field,
+            format!(
+                "{:?} with this value stops the machine at an error, or leaves out recovery; leave it out, ext4 takes errors=remount-ro",
+                key(option)
+            ),
+        )),
+        None => Ok(()),
+    }
+}
+
+/// The options of a volume of an earlier release without those that [`check_new`] refuses; the
+/// keys of those.
+pub fn harmless(options: &[String]) -> (Vec<String>, Vec<&str>) {
+    let mut replaced = Vec::new();
+    let kept = options.iter().filter_map(|option| match harm(option) {
+        None => Some(option.clone()),
+        Some(harm) => {
+            replaced.push(key(option));
+            match harm {
+                Harm::Instead(other) => Some(other.to_string()),
+                Harm::Nothing => None,
+            }
+        }
+    });
+    (kept.collect(), replaced)
+}
+
 /// The part before `=`.
 pub fn key(option: &str) -> &str {
     option.split('=').next().unwrap_or(option)
@@ -133,6 +187,41 @@ mod tests {
             assert!(error.to_string().contains("mount_flags"), "{error}");
         }
         assert!(check("f", &options(&["a"; 3000])).is_err());
+    }
+
+    #[test]
+    fn what_stops_the_machine_or_leaves_out_recovery_is_for_no_new_volume() {
+        let harmful = options(&[
+            "noatime",
+            "errors=panic",
+            "fatal_errors=panic",
+            "noload",
+            "nologreplay",
+            "rescue=all",
+        ]);
+        for option in &harmful[1..] {
+            let given = [harmful[0].clone(), option.clone()];
+            check("f", &given).unwrap();
+            let error = check_new("mount_flags", &given).unwrap_err().to_string();
+            assert!(
+                error.contains(key(option)) && !error.contains("panic"),
+                "{error}"
+            );
+        }
+        let (kept, replaced) = harmless(&harmful);
+        assert_eq!(kept, options(&["noatime", "errors=remount-ro"]));
+        assert_eq!(
+            replaced,
+            ["errors", "fatal_errors", "noload", "nologreplay", "rescue"]
+        );
+        let fine = options(&[
+            "errors=remount-ro",
+            "errors=continue",
+            "discard",
+            "fatal_errors=bug",
+        ]);
+        check_new("f", &fine).unwrap();
+        assert_eq!(harmless(&fine), (fine.clone(), Vec::new()));
     }
 
     #[test]

@@ -132,13 +132,14 @@ impl MutableParameters {
     }
 }
 
-/// An inline volume's attributes: `size` and the class keys.
+/// An inline volume's attributes. Who writes a pod writes them, so `size` is all that they choose:
+/// what a StorageClass says is for administrators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EphemeralParameters {
     /// Bytes; required.
     pub size: u64,
-    /// The rest.
-    pub volume: VolumeParameters,
+    /// Another key, which a new volume is refused for. Volumes of earlier releases may have some.
+    pub other: Option<String>,
 }
 
 impl EphemeralParameters {
@@ -147,8 +148,8 @@ impl EphemeralParameters {
         map: impl IntoIterator<Item = (&'a String, &'a String)>,
     ) -> Result<EphemeralParameters, Error> {
         const FIELD: &str = "volume_context";
-        let (sizes, rest): (Vec<_>, Vec<_>) = map.into_iter().partition(|(key, _)| *key == "size");
-        let Some((_, text)) = sizes.first() else {
+        let mut given = sorted(map);
+        let Some(text) = given.remove("size") else {
             return Err(Error::invalid(
                 format!("{FIELD}.size"),
                 "is missing; an inline volume needs one, such as \"1Gi\"",
@@ -163,14 +164,23 @@ impl EphemeralParameters {
                     size::NotASize(text.to_string()).to_string(),
                 )
             })?;
+        let mut others = given.into_keys();
+        let other = others.find(|key| !key.starts_with(SIDECAR_PREFIX));
         Ok(EphemeralParameters {
             size,
-            volume: VolumeParameters {
-                // Whoever writes a pod writes these attributes, and must not name another's claim.
-                claim: None,
-                ..VolumeParameters::parse(FIELD, rest)?
-            },
+            other: other.map(str::to_string),
         })
+    }
+
+    /// Refuses what a new volume can't have.
+    pub fn check_new(&self) -> Result<(), Error> {
+        match &self.other {
+            None => Ok(()),
+            Some(key) => Err(Error::invalid(
+                format!("volume_context[{key:?}]"),
+                "is nothing that a pod chooses; an inline volume has a size, all else is the administrator's (a generic ephemeral volume has a StorageClass)",
+            )),
+        }
     }
 }
 
@@ -328,14 +338,23 @@ mod tests {
     }
 
     #[test]
-    fn an_inline_volume_names_no_claim() {
-        let given = map(&[
-            (CLAIM_NAMESPACE, "shop"),
-            (CLAIM_NAME, "db"),
-            ("size", "1Gi"),
-        ]);
-        let parsed = EphemeralParameters::parse(&given).unwrap();
-        assert_eq!(parsed.volume.claim, None);
+    fn a_pod_chooses_the_size_of_an_inline_volume_and_nothing_else() {
+        for key in [
+            "pool",
+            "allocation",
+            "blockSize",
+            "mkfsOptions",
+            "wipe",
+            "colour",
+        ] {
+            let given = map(&[(key, "x"), ("size", "1Gi")]);
+            let parsed = EphemeralParameters::parse(&given).unwrap();
+            let error = parsed.check_new().unwrap_err().to_string();
+            assert!(error.contains(&format!("{key:?}")), "{error}");
+        }
+        let kubelets = map(&[("csi.storage.k8s.io/pod.name", "a"), ("size", "1Gi")]);
+        let parsed = EphemeralParameters::parse(&kubelets).unwrap();
+        parsed.check_new().unwrap();
     }
 
     #[test]
@@ -351,14 +370,10 @@ mod tests {
 
     #[test]
     fn an_inline_volume_needs_a_size() {
-        assert!(EphemeralParameters::parse(&map(&[("pool", "default")])).is_err());
+        assert!(EphemeralParameters::parse(&map(&[])).is_err());
         assert!(EphemeralParameters::parse(&map(&[("size", "0")])).is_err());
-        let parsed =
-            EphemeralParameters::parse(&map(&[("size", "2Gi"), ("allocation", "thick")])).unwrap();
-        assert_eq!(
-            (parsed.size, parsed.volume.allocation),
-            (2 << 30, Allocation::Thick)
-        );
+        let parsed = EphemeralParameters::parse(&map(&[("size", "2Gi")])).unwrap();
+        assert_eq!(parsed.size, 2 << 30);
     }
 
     proptest! {

@@ -151,7 +151,8 @@ impl fmt::Display for SnapshotParameters {
 }
 
 /// Longer than any application should stand still, and far below the kernel's hung-task limit.
-const MOST_FREEZE: Duration = Duration::from_secs(30);
+/// The longest `freezeTimeout`.
+pub const MOST_FREEZE: Duration = Duration::from_secs(30);
 /// Longer than any sidecar waits for the whole call.
 const MOST_QUIESCE: Duration = Duration::from_secs(600);
 const MOST_RETRIES: u32 = 20;

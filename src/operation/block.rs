@@ -1,7 +1,7 @@
 //! Raw block volumes: stage and publish.
 //!
 //! The device is attached when the volume is published, because only then is it known whether it
-//! may be written. So the stage is a line in the record, valid for one boot, and what is
+//! may be written. So the stage is an entry (`block_stage.rs`), valid for one boot, and what is
 //! published is what the mount table says.
 
 use std::path::Path;
@@ -11,11 +11,10 @@ use uuid::Uuid;
 use super::publish::View;
 use super::stage::{same_capability, staged_at};
 use super::{Driver, Pool, PublishVolume, StageVolume};
-use crate::backend::{AttachMode, FoundDevice};
+use crate::backend::{AttachMode, Attached, FoundDevice};
 use crate::error::{Doing, Error, Result, chain};
-use crate::host::{Effect, NodeKind};
-use crate::model::{AccessType, Capability};
-use crate::record::{Formatted, FormattedAs, LastStage, VolumeRecord};
+use crate::host::{Effect, LoopStatus, NodeKind};
+use crate::record::{Formatted, LastStage, VolumeRecord};
 
 impl Driver {
     /// NodeStageVolume of a block volume: from now on its content is the user's.
@@ -26,48 +25,35 @@ impl Driver {
         request: &StageVolume,
     ) -> Result<()> {
         self.refuse_other_access(&record, "block")?;
-        if let Some(path) = self.staged_as_block(&record).map_err(Error::unseen)? {
-            if path != request.staging_path {
-                return Err(staged_at(request, &path));
+        if let Some(stage) = self.block_stage(&record).map_err(Error::unseen)? {
+            if stage.staging_path != request.staging_path {
+                return Err(staged_at(request, &stage.staging_path));
             }
-            return same_capability(&record, request);
+            return same_capability(Some(&stage), request);
         }
-        let boot = self.host.boot_id().doing(|| "read the boot id".into())?;
-        // From now on the user writes what they like: it counts as formatted for ever.
-        record.formatted = Some(Formatted {
-            kind: FormattedAs::Raw,
-            uuid: Uuid::nil(),
-            complete: true,
-        });
-        record.last_stage = Some(LastStage {
-            staging_path: request.staging_path.clone(),
-            capability: request.capability.clone(),
-            boot: Some(boot),
-        });
-        // The stage is nothing but this record, and an unwritten one may be there all the same:
-        // the caller must not forget it.
-        pool.backend.update(&record).map_err(|first| Error::Undo {
+        let raw = Formatted::raw();
+        // An unwritten record or entry may be there all the same: the caller must not forget it.
+        let unsure = |first| Error::Undo {
             first: Box::new(first),
             undo: "whether its stage is recorded isn't known".into(),
-        })
+        };
+        // From now on the user writes what they like: it counts as formatted for ever.
+        if record.formatted.as_ref() != Some(&raw) {
+            record.formatted = Some(raw);
+            pool.backend.update(&record).map_err(unsure)?;
+        }
+        let stage = LastStage {
+            staging_path: request.staging_path.clone(),
+            capability: request.capability.clone(),
+            boot: None,
+        };
+        self.begin_block_stage(pool, record, stage).map_err(unsure)
     }
 
     /// Where a block volume is staged, in this boot.
     pub(super) fn staged_as_block(&self, record: &VolumeRecord) -> Result<Option<String>> {
-        let Some(LastStage {
-            staging_path,
-            boot: Some(boot),
-            capability:
-                Capability {
-                    access_type: AccessType::Block,
-                    ..
-                },
-        }) = &record.last_stage
-        else {
-            return Ok(None);
-        };
-        let now = self.host.boot_id().doing(|| "read the boot id".into())?;
-        Ok((now == *boot).then(|| staging_path.clone()))
+        let stage = self.block_stage(record)?;
+        Ok(stage.map(|stage| stage.staging_path))
     }
 
     /// Read-only is real: a loop device that can't write, which is only possible where nobody
@@ -87,11 +73,15 @@ impl Driver {
                 reason,
             ))
         };
-        self.refuse_unless_staged(record, request)?;
+        let stage = self.block_stage(record).map_err(Error::unseen)?;
+        refuse_unless_staged(stage.as_ref(), request)?;
         if self.is_published(request, view, target, read_only)? {
             return Ok(());
         }
-        self.refuse_second_writer(record, request, view, &[self.table_path(target)?])?;
+        self.let_go(record.uuid)?;
+        self.refuse_changed(&request.volume_id, record.uuid)?;
+        let own = [self.table_path(target)?];
+        self.refuse_second_writer(stage.as_ref(), request, view, &own)?;
         if let Some(found) = view
             .devices
             .iter()
@@ -124,15 +114,27 @@ impl Driver {
             device: &attached.device,
             target,
         };
-        let shown = self.show(target, NodeKind::File, bind, || {
-            format!(
-                "publish volume {} at {}",
-                request.volume_id,
-                target.display()
-            )
-        });
-        drop(attached.hold);
-        shown.map_err(|first| self.undo_devices(pool, record.uuid, &view.devices, first))
+        let doing = || {
+            let target = target.display();
+            format!("publish volume {} at {target}", request.volume_id)
+        };
+        let shown = self
+            .status_of(&attached)
+            .and_then(|now| self.show(target, NodeKind::File, bind, doing).map(|()| now));
+        let kept = shown.map(|now| self.keep_published(pool, record.uuid, attached.hold, &now));
+        kept.map_err(|first| self.undo_devices(pool, record.uuid, &view.devices, first))
+    }
+
+    /// A device as it is before its user has it.
+    fn status_of(&self, attached: &Attached) -> Result<LoopStatus> {
+        let name = attached.device.path.display();
+        let found = self.host.loop_status(attached.hold.number);
+        found
+            .doing(|| format!("look at {name}"))
+            .map_err(Error::unseen)?
+            .ok_or_else(|| Error::Pending {
+                what: name.to_string(),
+            })
     }
 
     /// Ends a device that was attached for nothing.
@@ -145,17 +147,17 @@ impl Driver {
             },
         }
     }
+}
 
-    fn refuse_unless_staged(&self, record: &VolumeRecord, request: &PublishVolume) -> Result<()> {
-        let wanted = &request.staging_path;
-        let reason = match self.staged_as_block(record).map_err(Error::unseen)? {
-            Some(path) if path == *wanted => return Ok(()),
-            Some(path) => format!("it is staged at {path}, not at {wanted}"),
-            None => format!("it is not staged at {wanted} as block; stage it there first"),
-        };
-        Err(Error::refused(
-            format!("volume {}", request.volume_id),
-            reason,
-        ))
-    }
+fn refuse_unless_staged(stage: Option<&LastStage>, request: &PublishVolume) -> Result<()> {
+    let wanted = &request.staging_path;
+    let reason = match stage.map(|stage| &stage.staging_path) {
+        Some(path) if path == wanted => return Ok(()),
+        Some(path) => format!("it is staged at {path}, not at {wanted}"),
+        None => format!("it is not staged at {wanted} as block; stage it there first"),
+    };
+    Err(Error::refused(
+        format!("volume {}", request.volume_id),
+        reason,
+    ))
 }

@@ -65,8 +65,8 @@ pub(super) fn admit(
 }
 
 /// Judges a snapshot. A thin volume's shares its blocks, and needs room only for what is written
-/// back at the cut and for the maps; a thick one's un-shares the volume afterwards, and a copy
-/// fills blocks of its own: these need their full size now.
+/// back at the cut and for the maps; a thick one's gets blocks of its own afterwards, and so
+/// does a copy: these need their full size now.
 pub(super) fn admit_snapshot(
     pool: &Pool,
     space: &PoolSpace,
@@ -86,6 +86,20 @@ pub(super) fn admit_snapshot(
         pool: pool.definition.name.clone(),
         required,
         available,
+    })
+}
+
+/// That a pool still has its head-room, by one look at its disk.
+pub(super) fn check_headroom(pool: &Pool) -> Result<()> {
+    let space = pool.backend.disk()?;
+    let required = headroom(space.total);
+    if space.available >= required {
+        return Ok(());
+    }
+    Err(Error::OutOfSpace {
+        pool: pool.definition.name.clone(),
+        required,
+        available: space.available,
     })
 }
 
@@ -128,7 +142,7 @@ impl Driver {
         let available = available(&pool, &pool.backend.space()?, allocation);
         Ok(Capacity {
             available,
-            maximum: available,
+            maximum: available.min(pool.backend.largest()),
             minimum,
         })
     }

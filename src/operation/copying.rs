@@ -22,17 +22,21 @@ use crate::cut::Use;
 use crate::error::{Doing, Error, Result};
 use crate::host::Effect;
 use crate::model::pool::WAY_OUT;
-use crate::model::size::{MIB, image_bytes};
-use crate::model::{Level, SnapshotId};
+use crate::model::size::MIB;
+use crate::model::{Level, PoolId, SnapshotId};
 use crate::record::{CopyProgress, SnapshotState};
 
 /// Bytes of one effect: between two, a stage or a stop is looked for.
 const STEP: u64 = 16 * MIB;
 /// Bytes after which the progress is made durable, and told.
 const SAVE: u64 = 512 * MIB;
-/// Bytes a second, at most: half of what a SATA disk gives, so that a copy is never all that a
-/// disk has to do.
+/// Bytes a second of all copies that read or write a pool, at most: half of what a SATA disk gives,
+/// so that copies are never all that a disk has to do.
 const RATE: u64 = 256 * MIB;
+/// Copies that run at a time.
+const MOST: usize = 8;
+/// How long a copy may have to wait for the others, at a step of each.
+const LONGEST: Duration = Duration::from_secs(2);
 
 /// Why a volume in use isn't copied, and the way out.
 pub(super) fn no_sharing(pool: &Pool, volume_id: &str) -> Error {
@@ -47,13 +51,24 @@ pub(super) fn no_sharing(pool: &Pool, volume_id: &str) -> Error {
     Error::refused(format!("volume {volume_id}"), why)
 }
 
-/// Copies that run, by the volume that they're of.
+/// Copies that run.
 #[derive(Debug, Default)]
-pub(super) struct Copies(Mutex<HashMap<Uuid, Arc<AtomicBool>>>);
+pub(super) struct Copies {
+    /// Those of volumes, by the volume.
+    of: Mutex<HashMap<Uuid, Arc<AtomicBool>>>,
+    /// How many run, and of which namespaces.
+    running: Mutex<Vec<Option<String>>>,
+    /// When the next step may begin, by pool.
+    paces: Mutex<HashMap<PoolId, Instant>>,
+}
 
 /// A copy that runs; taken off the list when it's dropped.
 pub(super) struct Copying<'a> {
     copies: &'a Copies,
+    /// For whom.
+    namespace: Option<String>,
+    /// Which it reads and writes.
+    pools: [PoolId; 2],
     /// The volume, and whether its copy was ended.
     of: Option<(Uuid, Arc<AtomicBool>)>,
 }
@@ -61,15 +76,50 @@ pub(super) struct Copying<'a> {
 impl Copies {
     /// Ends the copy of a volume that is about to be used: what was copied is worthless.
     pub(super) fn end(&self, volume: Uuid) {
-        let copies = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let copies = self.of.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(ended) = copies.get(&volume) {
             ended.store(true, Ordering::SeqCst);
         }
     }
 
+    /// Takes the place of one more copy. No namespace has more than half of them, so that claims
+    /// of one don't hold up those of all others.
+    fn begin(&self, claim: Option<&str>, pools: [PoolId; 2]) -> Result<Copying<'_>> {
+        let namespace = claim.and_then(|claim| Some(claim.split_once('/')?.0.to_string()));
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_namespace = running.iter().filter(|one| **one == namespace).count();
+        let most = if namespace.is_some() { MOST / 2 } else { MOST };
+        if running.len() >= MOST || of_namespace >= most {
+            return Err(Error::Pending {
+                what: format!("each of {most} other copies, as many as a node makes at a time,"),
+            });
+        }
+        running.push(namespace.clone());
+        Ok(Copying {
+            copies: self,
+            namespace,
+            pools,
+            of: None,
+        })
+    }
+
+    /// Begins a step of so many bytes; when the next one may begin, for all copies of these pools
+    /// together.
+    fn step(&self, pools: [PoolId; 2], length: u64) -> Instant {
+        let now = Instant::now();
+        let step = Duration::from_secs_f64(length as f64 / RATE as f64);
+        let mut paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = |paces: &HashMap<_, _>, pool| paces.get(pool).copied().unwrap_or(now).max(now);
+        let due = due(&paces, &pools[0]).max(due(&paces, &pools[1]));
+        // What was not waited for (time of simulated machines, copies that have failed) is not owed.
+        let next = (due + step).min(now + LONGEST);
+        paces.extend(pools.map(|pool| (pool, next)));
+        next
+    }
+
     /// Whether a volume is being copied.
     pub(super) fn has(&self, volume: Uuid) -> bool {
-        let copies = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let copies = self.of.lock().unwrap_or_else(PoisonError::into_inner);
         copies.contains_key(&volume)
     }
 }
@@ -90,19 +140,35 @@ impl Copying<'_> {
 
 impl Drop for Copying<'_> {
     fn drop(&mut self) {
+        let running = &self.copies.running;
+        let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = running.iter().position(|one| *one == self.namespace) {
+            running.swap_remove(at);
+        }
+        drop(running);
         if let Some((volume, _)) = &self.of {
-            let mut copies = self.copies.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut copies = self
+                .copies
+                .of
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             copies.remove(volume);
         }
     }
 }
 
 impl Driver {
-    /// Registers a copy. Of a volume, only while nobody uses it, and as it was planned with.
-    pub(super) fn begin_copy(&self, of: Option<&Source>) -> Result<Copying<'_>> {
-        let copies = &self.copies;
+    /// Registers a copy for a claim. Of a volume, only while nobody uses it, and as it was planned
+    /// with.
+    pub(super) fn begin_copy(
+        &self,
+        of: Option<&Source>,
+        claim: Option<&str>,
+        pools: [PoolId; 2],
+    ) -> Result<Copying<'_>> {
+        let mut copying = self.copies.begin(claim, pools)?;
         let Some(source) = of else {
-            return Ok(Copying { copies, of: None });
+            return Ok(copying);
         };
         let _lock = self.locks.acquire(Key::Volume(source.id.uuid))?;
         self.check_unchanged(source)?;
@@ -112,19 +178,25 @@ impl Driver {
             return Err(no_sharing(&source.pool, &source.text));
         }
         let ended = Arc::new(AtomicBool::default());
-        let mut running = copies.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = self
+            .copies
+            .of
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if running.contains_key(&source.id.uuid) {
             return Err(Error::Pending {
                 what: format!("the copy of volume {}", source.text),
             });
         }
         running.insert(source.id.uuid, ended.clone());
-        let of = Some((source.id.uuid, ended));
-        Ok(Copying { copies, of })
+        drop(running);
+        copying.of = Some((source.id.uuid, ended));
+        Ok(copying)
     }
 
-    /// The first progress of a copy of an image, as that is now.
-    pub(super) fn begin_at(&self, image: &Path) -> Result<CopyProgress> {
+    /// The first progress of a copy of an image, as that is now, and how long the image is: longer
+    /// than its record says where a growth could not be recorded, and its file system with it.
+    pub(super) fn begin_at(&self, image: &Path) -> Result<(CopyProgress, u64)> {
         let stat = self.host.stat(image);
         let stat = stat.doing(|| "look at the source of a copy".into());
         let stat = stat.map_err(Error::unseen)?;
@@ -132,10 +204,12 @@ impl Driver {
             path: image.to_path_buf(),
             problem: "the image is missing".into(),
         });
-        Ok(CopyProgress {
+        let stat = stat.map_err(Error::unseen)?;
+        let begin = CopyProgress {
             copied: 0,
-            source_modified: stat.map_err(Error::unseen)?.modified,
-        })
+            source_modified: stat.modified,
+        };
+        Ok((begin, stat.size))
     }
 
     /// Copies the first `bytes` of one image into another, from `progress` on, at a bounded rate.
@@ -150,7 +224,6 @@ impl Driver {
         mut save: impl FnMut(CopyProgress) -> Result<()>,
     ) -> Result<()> {
         let doing = || format!("copy into {name}");
-        let began = Instant::now();
         let (mut at, mut saved) = (progress.copied, progress.copied);
         while at < bytes {
             copying.check()?;
@@ -175,12 +248,12 @@ impl Driver {
                 offset: at,
                 length,
             };
+            let next = self.copies.step(copying.pools, length);
             self.host.perform(&step).doing(doing)?;
             at += length;
             self.copied.fetch_add(length, Ordering::Relaxed);
-            let due = Duration::from_secs_f64((at - progress.copied) as f64 / RATE as f64);
-            let early = due.saturating_sub(began.elapsed());
-            self.host.pause(early.min(Duration::from_secs(1)));
+            self.host
+                .pause(next.saturating_duration_since(Instant::now()));
         }
         copying.check()
     }
@@ -193,9 +266,10 @@ impl Driver {
         id: SnapshotId,
     ) -> Result<Snapshot> {
         let pool = &source.pool;
-        let copying = self.begin_copy(Some(source))?;
+        let claim = source.record.claim.as_deref();
+        let copying = self.begin_copy(Some(source), claim, [pool.id(), pool.id()])?;
         let image = pool.backend.image_path(Image::Volume(source.id.uuid));
-        let begin = self.begin_at(&image)?;
+        let (begin, bytes) = self.begin_at(&image)?;
         let begun = pool.backend.snapshot(id.uuid)?.filter(|begun| {
             begun.source_incarnation == source.record.incarnation
                 && begun.size == source.record.size
@@ -209,9 +283,8 @@ impl Driver {
                 let attempt = self.host.random_uuid();
                 let mut record = self.plan_snapshot(source, id, &request.name, attempt);
                 record.copy = Some(begin);
-                pool.backend
-                    .delete_snapshot(id.uuid)
-                    .map_err(Error::unseen)?;
+                let ended = pool.backend.end_unanswered_snapshot(id.uuid);
+                ended.map_err(Error::unseen)?;
                 pool.backend
                     .prepare_snapshot(&record, &|space| admit_snapshot(pool, space, &record))?;
                 record
@@ -219,7 +292,7 @@ impl Driver {
         };
         record.promised = Some(request.parameters.least());
         let target = pool.backend.image_path(Image::Snapshot(id.uuid));
-        let (from, bytes) = (record.copy.unwrap_or(begin), image_bytes(record.size));
+        let from = record.copy.unwrap_or(begin);
         let name = format!("snapshot {}", id.uuid);
         let images = [image.as_path(), &target];
         let copied = self.copy(&copying, &name, images, bytes, from, |progress| {

@@ -10,11 +10,13 @@ use uuid::Uuid;
 use super::capacity::{admit, minimum_size};
 use super::lock::Key;
 use super::pool::Pool;
-use super::restore::said;
+use super::restore::{Content, said};
 use super::{CreateVolume, Driver, Volume};
 use crate::error::{Error, Kind, Mismatch, Result};
 use crate::model::id::NameKind;
-use crate::model::{Allocation, Capability, VolumeId, VolumeParameters, Wipe, mkfs};
+use crate::model::{
+    AccessType, Allocation, Capability, VolumeId, VolumeParameters, Wipe, mkfs, mount_option,
+};
 use crate::record::{ContentSource, VolumeRecord, VolumeState};
 
 impl Driver {
@@ -35,7 +37,7 @@ impl Driver {
             return Err(Error::ElsewhereOnly { home });
         }
         let content = match &request.content_source {
-            Some(source) => Some(self.content(source)?),
+            Some(source) => Some(self.content_of(&request.name, source)?),
             None => None,
         };
         let pool = match &content {
@@ -61,16 +63,34 @@ impl Driver {
         {
             mkfs::check("parameters", fs, &request.parameters.mkfs_options)?;
         }
+        check_new("parameters", "volume_capabilities", &record)?;
         if let Some(content) = content {
             let record = self.inherit(record, request, &content)?;
+            fits_disk(&pool, &record, &content)?;
             return self.make_from(&pool, record, &content);
         }
         // A half-made one whose clean-up failed: it was never answered to anybody.
-        pool.backend.delete(id.uuid).map_err(Error::unseen)?;
+        let ended = pool.backend.end_unanswered(id.uuid);
+        ended.map_err(Error::unseen)?;
         let record = pool.backend.create(record, &|space| {
             admit(&pool, space, request.parameters.allocation, 0, size)
         })?;
         Ok(self.volume(&pool, &record))
+    }
+
+    /// The source of a new volume. That there is none is a final answer: what an earlier call has
+    /// left of the volume's name is ended first.
+    fn content_of(&self, name: &str, source: &ContentSource) -> Result<Content> {
+        let absent = match self.content(source) {
+            Err(absent @ Error::NotFound { .. }) => absent,
+            found => return found,
+        };
+        let ended = self.serving().into_iter().try_for_each(|pool| {
+            let uuid = VolumeId::of_name(pool.id(), NameKind::Volume, name).uuid;
+            let _lock = self.locks.acquire(Key::Volume(uuid))?;
+            pool.backend.end_unanswered(uuid)
+        });
+        Err(absent.with_undo(ended))
     }
 
     /// The record of a new volume, once the pool can have such a one.
@@ -248,4 +268,33 @@ fn differing(pool: &str, record: &VolumeRecord, request: &CreateVolume) -> Optio
             found,
             wanted,
         })
+}
+
+/// A copy keeps the block size of its source, which the disk of another pool may not have.
+fn fits_disk(pool: &Pool, record: &VolumeRecord, content: &Content) -> Result<()> {
+    let (had, least) = (record.block_size, pool.backend.least_block_size());
+    if pool.id() == content.pool().id() || had >= least {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "parameters.pool",
+        format!(
+            "the source has blocks of {had} bytes, which its content has to keep, and the disk of pool {} has blocks of {least}; leave the copy in the pool of its source",
+            pool.definition.name
+        ),
+    ))
+}
+
+/// Refuses what is harmful, though volumes of an earlier release may have it: only of a volume
+/// that is new.
+pub(super) fn check_new(parameters: &str, capabilities: &str, record: &VolumeRecord) -> Result<()> {
+    for capability in &record.capabilities {
+        if let AccessType::Mount { mount_flags, .. } = &capability.access_type {
+            mount_option::check_new(&format!("{capabilities}.mount.mount_flags"), mount_flags)?;
+        }
+        if let Some(fs) = capability.access_type.fs() {
+            mkfs::check_new(parameters, fs, &record.mkfs_options)?;
+        }
+    }
+    Ok(())
 }

@@ -80,6 +80,7 @@ impl CutCounts {
             reason = %outcome.reason,
             freeze_ms = ms(stats.freeze),
             quiesce_ms = ms(stats.quiesce),
+            held_ms = ms(stats.held),
             sync_ms = ms(Some(stats.sync)),
             extents_ahead = stats.extents_ahead,
             extents_within = stats.extents_within,

@@ -8,13 +8,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::capacity::check_headroom;
 use super::lock::{Guard, Key};
 use super::publish::View;
 use super::{Driver, Pool, usage};
 use crate::backend::Image;
 use crate::cut::barrier::Used;
-use crate::cut::tries::{self, Clock};
-use crate::cut::{self, HookTarget, Member, Outcome, Try, Use};
+use crate::cut::tries::{self, Clock, Subject};
+use crate::cut::{self, HookTarget, Member, Outcome, Room, Try, Use};
 use crate::error::{Doing, Error, Result};
 use crate::model::{FsType, SnapshotParameters, VolumeId};
 use crate::record::VolumeRecord;
@@ -74,6 +75,7 @@ impl Driver {
                 holder,
             })
         };
+        self.let_go(record.uuid)?;
         let view = View::of(self, pool, record)?;
         let Some(found) = view.devices.first() else {
             return Ok(Use::Quiet);
@@ -94,6 +96,7 @@ impl Driver {
             else {
                 return busy(format!("{name} is mounted as {}", mount.fs_name));
             };
+            self.refuse_beneath_a_pool(source, mount.device)?;
             return Ok(Use::Mounted {
                 device: found.device.clone(),
                 fs,
@@ -105,7 +108,8 @@ impl Driver {
         }
         if !uses.is_empty() || self.is_claimed(&found.device)? {
             return busy(format!(
-                "{name} has a file system of which no whole mount is here (frozen, or in another mount namespace)"
+                "{name} has a file system of which no whole mount is here (frozen, or in another mount namespace){}",
+                self.holders(&found.device)
             ));
         }
         pool.backend.detach(record.uuid, &found.device)?;
@@ -113,6 +117,26 @@ impl Driver {
             None => Ok(Use::Quiet),
             Some(device) => busy(format!("a process has {} open", device.path.display())),
         }
+    }
+
+    /// A volume whose file system carries a pool can't be frozen for a cut: the clones of that
+    /// pool would wait for the thaw, and nothing of it could be served meanwhile.
+    fn refuse_beneath_a_pool(&self, source: &Source, device: u64) -> Result<()> {
+        for pool in self.serving() {
+            // A pool whose disk fails is no reason not to cut others.
+            let place = self.host.stat(&pool.backend.path()).ok().flatten();
+            if place.is_some_and(|place| place.id.device == device) {
+                return Err(Error::refused(
+                    format!("volume {}", source.text),
+                    format!(
+                        "pool {} lies on it, which would stand still with it; move that pool to \
+                         a disk of its own",
+                        pool.definition.name
+                    ),
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// What the cut needs of each volume; `copies` are the files that become their copies.
@@ -142,15 +166,32 @@ impl Driver {
                 target: HookTarget {
                     volume_id: source.text.clone(),
                     claim: source.record.claim.clone(),
+                    node: None,
                 },
                 source: path,
                 image: stat.id,
                 copy: source.pool.backend.image_path(*copy),
                 in_use: in_use.clone(),
                 in_series: source.pool.backend.clones_in_series(),
+                emptied: Arc::default(),
             })
         })
         .collect()
+    }
+
+    /// A look at the room of the members' pools: copies were admitted before the clones, and
+    /// anything may have filled a pool since.
+    pub(super) fn room(&self, members: &[Member]) -> Result<Arc<Room>> {
+        let mut pools: Vec<Arc<Pool>> = Vec::new();
+        for member in members {
+            let (pool, ..) = self.find(&member.target.volume_id)?;
+            if !pools.iter().any(|one| Arc::ptr_eq(one, &pool)) {
+                pools.push(pool);
+            }
+        }
+        Ok(Arc::new(move || {
+            pools.iter().try_for_each(|pool| check_headroom(pool))
+        }))
     }
 
     /// Cuts, on prepared copies, with the sources' locks held.
@@ -160,7 +201,7 @@ impl Driver {
         now: &Try<'_>,
         parameters: &SnapshotParameters,
     ) -> Result<Outcome> {
-        let attempt = cut::attempt(&self.seams, members, now.level, parameters);
+        let attempt = cut::attempt(&self.seams, members, now, parameters, self.room(members)?);
         self.cuts.count(&attempt);
         let mut outcome = attempt?;
         if !now.why.is_empty() {
@@ -172,11 +213,10 @@ impl Driver {
     /// Tries a cut as its class says ([`tries::tries`]).
     pub(super) fn tries<T>(
         &self,
-        key: &str,
-        parameters: &SnapshotParameters,
+        subject: &Subject<'_>,
         once: impl FnMut(&Try<'_>) -> Result<T>,
     ) -> Result<T> {
-        tries::tries(self, &self.pauses, key, parameters, once)
+        tries::tries(self, &self.pauses, subject, once)
     }
 }
 

@@ -8,7 +8,7 @@ use crate::record::VolumeRecord;
 
 impl Driver {
     /// DeleteVolume. What isn't there is deleted; what is used stays, and says who uses it. A
-    /// failure or a crash leaves trash, which a repeat, [`Driver::end_trash`] or the next start ends.
+    /// failure or a crash leaves trash, which a repeat, [`Driver::clean`] or the next start ends.
     pub fn delete_volume(&self, volume_id: &str) -> Result<()> {
         let Owner::Pool(pool, id) = self.owner(volume_id)? else {
             return Ok(());
@@ -35,6 +35,7 @@ impl Driver {
         if let Some(path) = self.staged_as_block(record)? {
             return Err(in_use(format!("staged at {path}; unstage it first")));
         }
+        self.let_go(record.uuid)?;
         let found = pool.backend.devices(record.uuid)?;
         if found.is_empty() {
             return Ok(());
@@ -51,8 +52,9 @@ impl Driver {
             }
             if self.is_claimed(device)? {
                 return Err(in_use(format!(
-                    "{} is held by a file system that is not mounted here (frozen, or in another mount namespace) or by an exclusive opener",
-                    device.path.display()
+                    "{} is held by a file system that is not mounted here (frozen, or in another mount namespace) or by an exclusive opener{}",
+                    device.path.display(),
+                    self.holders(device)
                 )));
             }
             pool.backend.detach(record.uuid, device)?;

@@ -3,20 +3,118 @@
 //! "pending" or the finished result.
 
 use std::cell::RefCell;
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-use super::Driver;
+use super::{Driver, Key, Pool};
 use crate::error::{Error, Result, chain};
+use crate::model::PoolId;
 
 /// How long a caller waits for the clean-up of what failed: it takes milliseconds, unless the
 /// pool's disk hangs, and that is often what it failed by.
 const CLEAN_UP: Duration = Duration::from_secs(3);
 
+/// Operations of [`Lane::Work`] that run at a time, and of [`Lane::Cut`].
+const WORK: usize = 32;
+const CUTS: usize = 16;
+/// How long one waits for its turn, before it has a thread or a lock. Creating a volume takes
+/// milliseconds; only what takes long is there for longer.
+const TURN: Duration = Duration::from_secs(5);
+/// Looks at one pool that run at a time: each takes microseconds, unless its disk hangs.
+const LOOKS: usize = 16;
+
+/// With whom an operation shares the threads. What takes long, or hangs, is bounded in its own
+/// lane, so that calls of the kubelet always find a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lane {
+    /// The kubelet's calls that change something: one at a time for each volume.
+    Node,
+    /// Makes, grows and deletes: may copy or wipe for hours.
+    Work,
+    /// Snapshots in the making: may wait for applications.
+    Cut,
+    /// Changes nothing, and is asked again and again.
+    Look,
+}
+
+/// The looks that run, by pool.
+type Looks = Arc<Mutex<HashMap<PoolId, usize>>>;
+
+/// The pools at which the operation of this thread looks.
+struct Looking {
+    looks: Looks,
+    at: Vec<PoolId>,
+}
+
+impl Looking {
+    fn begin(&mut self, pool: &Pool) -> Result<()> {
+        let id = pool.id();
+        if self.at.contains(&id) {
+            return Ok(());
+        }
+        let mut looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = looks.entry(id).or_default();
+        if *running >= LOOKS {
+            return Err(Error::Unreachable {
+                what: format!("pool {}", pool.definition.name),
+                reason: format!(
+                    "{LOOKS} calls that look at it have not ended; its disk is slow, or hangs"
+                ),
+            });
+        }
+        *running += 1;
+        self.at.push(id);
+        Ok(())
+    }
+}
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        let mut looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
+        for pool in &self.at {
+            if let Some(running) = looks.get_mut(pool) {
+                *running -= 1;
+            }
+        }
+    }
+}
+
+/// Of the thread of an operation: forgets it at its end, also by a panic.
+struct Thread;
+
+impl Thread {
+    fn of(caller: watch::Sender<Option<String>>, looks: Option<Looks>) -> Thread {
+        FAILING.set(Some(caller));
+        LOOKING.set(looks.map(|looks| Looking {
+            looks,
+            at: Vec::new(),
+        }));
+        Thread
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        FAILING.set(None);
+        LOOKING.set(None);
+    }
+}
+
+/// Counts a look at a pool, if this thread's operation is one.
+pub(super) fn look_at(pool: &Pool) -> Result<()> {
+    LOOKING.with_borrow_mut(|looking| match looking {
+        Some(looking) => looking.begin(pool),
+        None => Ok(()),
+    })
+}
+
 thread_local! {
+    /// Of the operation that this thread runs: at which pools it looks, if it's bounded.
+    static LOOKING: RefCell<Option<Looking>> = const { RefCell::new(None) };
     /// Of the operation that this thread runs: why it fails, while it cleans up.
     static FAILING: RefCell<Option<watch::Sender<Option<String>>>> = const { RefCell::new(None) };
 }
@@ -61,13 +159,44 @@ async fn stuck(mut failing: watch::Receiver<Option<String>>) -> String {
 }
 
 /// Counts what runs.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct InFlight {
     running: AtomicUsize,
     stopping: AtomicBool,
+    work: Arc<Semaphore>,
+    cuts: Arc<Semaphore>,
+    looks: Looks,
+}
+
+impl Default for InFlight {
+    fn default() -> InFlight {
+        InFlight {
+            running: AtomicUsize::default(),
+            stopping: AtomicBool::default(),
+            work: Arc::new(Semaphore::new(WORK)),
+            cuts: Arc::new(Semaphore::new(CUTS)),
+            looks: Looks::default(),
+        }
+    }
 }
 
 impl InFlight {
+    /// Waits for the turn of an operation, if there are bounds for its like.
+    async fn turn(&self, lane: Lane) -> Result<Option<OwnedSemaphorePermit>> {
+        let (permits, most) = match lane {
+            Lane::Work => (&self.work, WORK),
+            Lane::Cut => (&self.cuts, CUTS),
+            Lane::Node | Lane::Look => return Ok(None),
+        };
+        match tokio::time::timeout(TURN, permits.clone().acquire_owned()).await {
+            Ok(Ok(permit)) => Ok(Some(permit)),
+            // They're never closed.
+            Ok(Err(_)) | Err(_) => Err(Error::Pending {
+                what: format!("each of {most} others, as many as a node does at a time,"),
+            }),
+        }
+    }
+
     /// Whether [`Driver::stop`] has been called: long work ends where it can go on later.
     pub(super) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::SeqCst)
@@ -89,6 +218,16 @@ impl Driver {
         self: &Arc<Self>,
         work: impl FnOnce(&Driver) -> Result<T> + Send + 'static,
     ) -> Result<T> {
+        self.detach_in(Lane::Node, work).await
+    }
+
+    /// The same, in turn with others of its lane. The wait for it holds neither lock nor thread.
+    pub async fn detach_in<T: Send + 'static>(
+        self: &Arc<Self>,
+        lane: Lane,
+        work: impl FnOnce(&Driver) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let turn = self.in_flight.turn(lane).await?;
         // Counted before the look at `stopping`, so that whoever stops sees it or is seen.
         self.in_flight.running.fetch_add(1, Ordering::SeqCst);
         let running = Running(self.clone());
@@ -97,11 +236,11 @@ impl Driver {
         }
         let span = tracing::Span::current();
         let (failing, told) = watch::channel(None);
+        let looks = (lane == Lane::Look).then(|| self.in_flight.looks.clone());
         let task = tokio::task::spawn_blocking(move || {
-            FAILING.set(Some(failing));
-            let done = span.in_scope(|| work(&running.0));
-            FAILING.set(None);
-            done
+            let _turn = turn;
+            let _thread = Thread::of(failing, looks);
+            span.in_scope(|| work(&running.0))
         });
         tokio::select! {
             done = task => done.map_err(|panic| Error::Bug {
@@ -110,6 +249,14 @@ impl Driver {
             why = stuck(told) => Err(Error::Pending {
                 what: format!("the clean-up of a call that failed ({why})"),
             }),
+        }
+    }
+
+    /// Waits until none of these is locked, at most this long, and takes none: what has them ends by
+    /// itself. No thread waits, and a caller that goes away ends it.
+    pub async fn wait_until_free(&self, keys: &[Key], patience: Duration) {
+        if !self.in_flight.is_stopping() {
+            self.locks.wait_until_free(keys, patience).await;
         }
     }
 
@@ -123,3 +270,6 @@ impl Driver {
         self.in_flight.running.load(Ordering::SeqCst)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,13 +1,17 @@
 //! Inline ephemeral volumes: made by their publish, ended by their unpublish.
 //!
 //! They have no stage; their file system is mounted at the target itself. Their size is that of
-//! their image, so it holds. One that a reboot left behind is ended at the next start.
+//! their image, so it holds. Who may make a pod makes them, beside every quota of claims: so there
+//! are none unless the administrator says up to which size, and their size is all that a pod
+//! chooses. One that nothing shows any more is ended when its pool is opened.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use uuid::Uuid;
 
 use super::capacity::{admit, minimum_size};
+use super::create::check_new;
 use super::lock::Key;
 use super::pool::Pool;
 use super::publish::View;
@@ -15,7 +19,7 @@ use super::{Driver, PublishEphemeral, usage};
 use crate::backend::FoundDevice;
 use crate::error::{Doing, Error, Kind, Mismatch, Result, chain};
 use crate::host::NodeKind;
-use crate::model::{FsType, VolumeId, mkfs, size};
+use crate::model::{FsType, VolumeId, VolumeParameters, size};
 use crate::record::{LastStage, VolumeRecord, VolumeState};
 
 impl Driver {
@@ -29,7 +33,14 @@ impl Driver {
                 "an inline volume is mounted; access type block can't be",
             ));
         };
-        let pool = self.choose_pool(request.parameters.pool.as_deref())?;
+        // One that is there may be of another pool: a pod of an earlier release could name one.
+        let pool = match self.pool_of_inline(&request.volume_id)? {
+            Some(pool) => pool,
+            None => {
+                self.refuse_new_inline(fs, request)?;
+                self.choose_pool(None)?
+            }
+        };
         let id = VolumeId {
             pool: pool.id(),
             uuid: Driver::ephemeral_uuid(&pool, &request.volume_id),
@@ -38,6 +49,7 @@ impl Driver {
         let record = match pool.backend.volume(id.uuid)? {
             Some(record) if record.state == VolumeState::Ready => record,
             Some(_) | None => {
+                self.refuse_new_inline(fs, request)?;
                 if let Some(top) = self.mount_at(&target).map_err(Error::unseen)? {
                     return Err(usage::stranger(&target, &top));
                 }
@@ -92,13 +104,7 @@ impl Driver {
             Ok(Some(_)) | Err(_) => return first.unseen(),
         }
         let first = self.undo_target(target, first);
-        match self.end_ephemeral(pool, uuid, &request.volume_id, &[]) {
-            Ok(()) => first,
-            Err(undo) => Error::Undo {
-                first: Box::new(first),
-                undo: chain(&undo),
-            },
-        }
+        first.with_undo(self.end_ephemeral(pool, uuid, &request.volume_id, &[]))
     }
 
     /// Whether the volume is at this target as asked. There otherwise is an error.
@@ -110,9 +116,8 @@ impl Driver {
         target: &Path,
         read_only: bool,
     ) -> Result<bool> {
-        let wanted = request
-            .size
-            .max(minimum_size(std::slice::from_ref(&request.capability)));
+        let asked = request.attributes.size;
+        let wanted = asked.max(minimum_size(std::slice::from_ref(&request.capability)));
         if record.size != wanted {
             let mismatch = Mismatch::new("size", record.size, wanted);
             return Err(Error::exists(Kind::Volume, &request.volume_id, mismatch));
@@ -148,23 +153,89 @@ impl Driver {
         fs: FsType,
         request: &PublishEphemeral,
     ) -> Result<VolumeRecord> {
-        mkfs::check("volume_context", fs, &request.parameters.mkfs_options)?;
-        let size = request.size.max(fs.minimum_bytes());
-        if size > size::MAX {
-            return Err(Error::OutOfRange {
-                field: "volume_context.size".into(),
-                problem: format!("{size} is more than any pool can hold"),
-            });
-        }
+        let size = request.attributes.size.max(fs.minimum_bytes());
+        let parameters = VolumeParameters::default();
         let record = VolumeRecord {
             capabilities: vec![request.capability.clone()],
             ephemeral: true,
-            ..self.plan(pool, id, &request.volume_id, size, &request.parameters)?
+            ..self.plan(pool, id, &request.volume_id, size, &parameters)?
         };
-        pool.backend.delete(id.uuid).map_err(Error::unseen)?;
+        check_new("volume_context", "volume_capability", &record)?;
+        let ended = pool.backend.end_unanswered(id.uuid);
+        ended.map_err(Error::unseen)?;
         pool.backend.create(record, &|space| {
-            admit(pool, space, request.parameters.allocation, 0, size)
+            admit(pool, space, parameters.allocation, 0, size)
         })
+    }
+
+    /// Refuses an inline volume that isn't there yet: where the administrator allows none, of more
+    /// than they allow, and with attributes that aren't a pod's to choose.
+    fn refuse_new_inline(&self, fs: FsType, request: &PublishEphemeral) -> Result<()> {
+        let Some(most) = self.settings.inline_max_size else {
+            return Err(Error::refused(
+                format!("inline volume {}", request.volume_id),
+                "inline volumes are off on this node; use a generic ephemeral volume, or let the administrator set --inline-max-size (in the chart: csiDriver.inlineEphemeral)",
+            ));
+        };
+        request.attributes.check_new()?;
+        let size = request.attributes.size.max(fs.minimum_bytes());
+        if size > most.min(size::MAX) {
+            return Err(Error::OutOfRange {
+                field: "volume_context.size".into(),
+                problem: format!(
+                    "{size} bytes are more than the {most} that the administrator allows an inline volume (--inline-max-size)"
+                ),
+            });
+        }
+        Ok(())
+    }
+
+    /// The pool that has an inline volume, in any state.
+    pub(super) fn pool_of_inline(&self, volume_id: &str) -> Result<Option<Arc<Pool>>> {
+        for pool in self.serving() {
+            let uuid = Driver::ephemeral_uuid(&pool, volume_id);
+            if pool.backend.volume(uuid)?.is_some() {
+                return Ok(Some(pool));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Ends inline volumes of a pool that is being opened, which nothing shows any more: of an
+    /// earlier boot, or of an unpublish while the pool wasn't served. One of which that isn't
+    /// certain, because its devices or the mounts can't be looked at, stays.
+    pub(super) fn end_left_inline(&self, pool: &Pool) -> Result<u64> {
+        let mut ended = 0;
+        let all = pool.backend.volumes(None, usize::MAX).into_iter();
+        for record in all.filter(|record| record.ephemeral) {
+            let result = self.is_left(pool, &record).and_then(|left| {
+                if left {
+                    pool.backend.delete(record.uuid)?;
+                }
+                Ok(left)
+            });
+            match result {
+                Ok(true) => ended += 1,
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::error!(volume = %record.uuid, error = %chain(&error), "can't end an inline volume that nothing uses");
+                }
+            }
+        }
+        Ok(ended)
+    }
+
+    /// Whether no device stands on an inline volume, and no mount of one is where it was published.
+    fn is_left(&self, pool: &Pool, record: &VolumeRecord) -> Result<bool> {
+        if !pool.backend.devices(record.uuid)?.is_empty() {
+            return Ok(false);
+        }
+        let Some(stage) = &record.last_stage else {
+            return Ok(true);
+        };
+        let here = self.table_path(Path::new(&stage.staging_path))?;
+        let mounts = self.mounts()?;
+        Ok(!usage::at(&mounts, &here).into_iter().any(usage::is_of_loop))
     }
 
     /// Ends an inline volume once nothing shows it.
@@ -204,3 +275,6 @@ impl Driver {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

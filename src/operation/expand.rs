@@ -3,10 +3,12 @@
 use std::path::Path;
 
 use super::capacity::admit;
+use super::fit::is_refusal;
 use super::lock::Key;
 use super::publish::View;
+use super::stage::for_its_readers;
 use super::{Driver, ExpandNode, ExpandVolume, Expanded, usage};
-use crate::error::{Doing, Error, Result};
+use crate::error::{Doing, Error, Result, chain};
 use crate::host::Mount;
 use crate::model::{Capability, CapacityRange};
 use crate::record::VolumeRecord;
@@ -116,7 +118,8 @@ impl Driver {
                 lasting: false,
             },
         )?;
-        self.grow_mounted(&attached, &writable.mount_point, fs)
+        self.grow_mounted(&attached.device, &writable.mount_point, fs)
+            .map_err(|error| not_grown(record, &error))
     }
 
     /// What the node is asked for must have been granted by the controller.
@@ -162,9 +165,24 @@ impl Driver {
     }
 }
 
+/// FAILED_PRECONDITION: with any other code the kubelet does not mount the volume at all.
+fn not_grown(record: &VolumeRecord, error: &Error) -> Error {
+    let then = if is_refusal(error) {
+        "the kernel does not grow it while it is mounted; it is grown when it is staged the next time, so end the pods that use it"
+    } else {
+        "it serves as large as it is; its next stage tries again"
+    };
+    let reason = format!("its file system was not grown ({}): {then}", chain(error));
+    Error::refused(format!("volume {}", record.uuid), reason)
+}
+
 /// A capability given with an expansion must be one that the volume can have.
 fn fits(record: &VolumeRecord, capability: Option<&Capability>) -> Result<()> {
-    let (Some(capability), Some(formatted)) = (capability, &record.formatted) else {
+    let Some(capability) = capability else {
+        return Ok(());
+    };
+    for_its_readers(record, capability)?;
+    let Some(formatted) = &record.formatted else {
         return Ok(());
     };
     let is_block = capability.access_type.fs().is_none();

@@ -10,7 +10,7 @@ use super::pool::Pool;
 use crate::backend::Attached;
 use crate::error::{Doing, Error, Result};
 use crate::host::{Effect, Signature};
-use crate::model::{AccessType, Allocation, Capability, FsType};
+use crate::model::{AccessType, Allocation, Capability, FsType, mkfs};
 use crate::record::{Formatted, FormattedAs, LastStage, VolumeRecord};
 
 /// What is to be done with a device before it's mounted.
@@ -40,29 +40,32 @@ impl Driver {
         let fresh = self.host.random_uuid();
         match plan(record, &signature, fs, fresh)? {
             Plan::Format(uuid) => {
-                record.formatted = Some(Formatted {
-                    kind: fs.into(),
-                    uuid,
-                    complete: false,
-                });
+                // By a mkfs that a driver which has ended had started: it has it open exclusively.
+                if self.is_claimed(device)? {
+                    return Err(Error::Busy {
+                        subject: format!("volume {}", record.uuid),
+                        holder: format!(
+                            "a program that has {} open exclusively, such as a mkfs that has not ended",
+                            device.path.display()
+                        ),
+                    });
+                }
+                record.formatted = Some(Formatted::begun(fs.into(), uuid));
                 pool.backend.update(record)?;
                 let keep_blocks = record.allocation == Allocation::Thick;
+                let (options, _) = mkfs::without_error_policy(fs, &record.mkfs_options);
                 let effect = Effect::Format {
                     device,
                     fs,
                     uuid,
-                    options: &record.mkfs_options,
+                    options: &options,
                     keep_blocks,
                 };
                 self.host
                     .perform(&effect)
                     .doing(|| format!("format volume {} as {fs}", record.uuid))?;
                 self.formats.fetch_add(1, Ordering::Relaxed);
-                record.formatted = Some(Formatted {
-                    kind: fs.into(),
-                    uuid,
-                    complete: true,
-                });
+                record.formatted = Some(Formatted::complete(fs.into(), uuid));
             }
             Plan::Keep if record.last_stage.as_ref() == Some(&stage) => return Ok(()),
             Plan::Keep => {}
@@ -166,6 +169,7 @@ mod tests {
             name: name.into(),
             uuid: "u".into(),
             size: None,
+            beside: None,
         };
         prop_oneof![
             Just(Signature::None),
@@ -189,7 +193,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_was_ever_complete_is_never_formatted_again(kind in kinds(), found in signatures(), fs in prop_oneof![Just(FsType::Ext4), Just(FsType::Xfs), Just(FsType::Btrfs)]) {
-            let formatted = Formatted { kind, uuid: Uuid::nil(), complete: true };
+            let formatted = Formatted::complete(kind, Uuid::nil());
             let planned = plan(&record(Some(formatted)), &found, fs, Uuid::max());
             prop_assert!(!matches!(planned, Ok(Plan::Format(_))));
             let same = kind == FormattedAs::from(fs) && matches!(&found, Signature::Fs { name, .. } if name == fs.name());
@@ -205,11 +209,7 @@ mod tests {
 
     #[test]
     fn a_mkfs_that_was_cut_off_is_run_again() {
-        let begun = Formatted {
-            kind: FormattedAs::Xfs,
-            uuid: Uuid::nil(),
-            complete: false,
-        };
+        let begun = Formatted::begun(FormattedAs::Xfs, Uuid::nil());
         let half = Signature::Other("garbage".into());
         assert!(matches!(
             plan(&record(Some(begun)), &half, FsType::Xfs, Uuid::max()),

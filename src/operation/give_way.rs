@@ -7,6 +7,7 @@
 //! no write to it needs another one.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
@@ -16,9 +17,11 @@ use super::capacity::headroom;
 use crate::backend::Image;
 use crate::error::{Error, HostError, Result};
 
-/// How often it's looked: the looks of an hour's un-sharing cost seconds, and who fills a pool by
-/// writing has no time for much in between: half the head-room is 1/128 of the pool.
-const LOOK: Duration = Duration::from_millis(5);
+/// Bytes a second at which a pool is filled at most: what is left above the limit says when the
+/// next look is due.
+const FILLING: u64 = 10_000_000_000;
+/// Between two looks, at least and at most.
+const LOOK: [Duration; 2] = [Duration::from_millis(2), Duration::from_secs(1)];
 
 /// A copy that shares blocks with the thick volume that it is made from.
 pub(super) struct ThickCopy {
@@ -26,13 +29,26 @@ pub(super) struct ThickCopy {
     pub(super) image: Image,
     /// Bytes of its volume's image.
     pub(super) bytes: u64,
+    /// Set when it was emptied: no writer needs to stand still for it any more.
+    pub(super) emptied: Arc<AtomicBool>,
+}
+
+impl ThickCopy {
+    /// Gives the copy blocks of its own, so that those that its volume has are the volume's alone:
+    /// then it takes every write on a full pool, and nobody who uses it has waited.
+    pub(super) fn unshare(&self) -> Result<()> {
+        self.pool.backend.unshare(self.image, self.bytes)
+    }
 }
 
 /// Watches the room of copies until it's dropped or [`GiveWay::end`]; of none, if that's empty. A
 /// crash ends it, and copies with it at the next start: until then a pool that is filled to the
 /// last block fails writes.
 #[derive(Default)]
-pub(super) struct GiveWay(Option<Watch>);
+pub(super) struct GiveWay {
+    copies: Arc<[ThickCopy]>,
+    watch: Option<Watch>,
+}
 
 struct Watch {
     /// Dropped when the thread is to end.
@@ -47,12 +63,15 @@ impl GiveWay {
         if copies.is_empty() {
             return Ok(GiveWay::default());
         }
+        let copies: Arc<[ThickCopy]> = copies.into();
+        let watched = copies.clone();
         let (go_on, end) = channel();
         let watch = move || {
-            let mut why = None;
-            while end.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+            let (mut why, mut wait) = look(&watched);
+            while end.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
                 // Again each time: a clone that ran has given it blocks since.
-                why = look(&copies).or(why);
+                let seen = look(&watched);
+                (why, wait) = (why.or(seen.0), seen.1);
             }
             why
         };
@@ -61,13 +80,19 @@ impl GiveWay {
             doing: "watch the room of a thick volume".into(),
             source: HostError::io("start", "a thread", &error),
         })?;
-        Ok(GiveWay(Some(Watch { go_on, thread })))
+        let watch = Some(Watch { go_on, thread });
+        Ok(GiveWay { copies, watch })
+    }
+
+    /// The copies of thick volumes.
+    pub(super) fn copies(&self) -> &[ThickCopy] {
+        &self.copies
     }
 
     /// Ends it; no copy is emptied afterwards. An error if one was: it's worthless, whatever else
     /// became of it. Told once.
     pub(super) fn end(&mut self) -> Result<()> {
-        let Some(Watch { go_on, thread }) = self.0.take() else {
+        let Some(Watch { go_on, thread }) = self.watch.take() else {
             return Ok(());
         };
         drop(go_on);
@@ -84,19 +109,22 @@ impl Drop for GiveWay {
     }
 }
 
-/// Empties the copies of pools whose room is low. Not a word here: the log may lie on a file
-/// system that is frozen just now.
-fn look(copies: &[ThickCopy]) -> Option<Error> {
-    let mut why = None;
+/// Empties the copies of pools whose room is low; why, and when the next look is due. Not a word
+/// here: the log may lie on a file system that is frozen just now.
+fn look(copies: &[ThickCopy]) -> (Option<Error>, Duration) {
+    let (mut why, mut wait) = (None, LOOK[1]);
     for copy in copies {
         let backend = &copy.pool.backend;
         // A pool that doesn't answer isn't full.
         let Ok(space) = backend.disk() else {
             continue;
         };
-        if space.available >= headroom(space.total) / 2 {
+        let limit = headroom(space.total) / 2;
+        wait = wait.min(until_filled(space.available.saturating_sub(limit)));
+        if space.available >= limit {
             continue;
         }
+        copy.emptied.store(true, Ordering::SeqCst);
         // One that failed is tried again, at the next look.
         let _ = backend.empty(copy.image);
         why.get_or_insert(Error::OutOfSpace {
@@ -105,5 +133,66 @@ fn look(copies: &[ThickCopy]) -> Option<Error> {
             available: space.available,
         });
     }
-    why
+    (why, wait)
+}
+
+/// How long it takes at least to fill so many bytes, as far as a look may wait for it.
+fn until_filled(bytes: u64) -> Duration {
+    let filled = Duration::from_secs_f64(bytes as f64 / FILLING as f64);
+    filled.clamp(LOOK[0], LOOK[1])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::memory::MemoryHost;
+    use crate::model::SnapshotParameters;
+    use crate::operation::session::tests::{driver, new_volume};
+    use crate::operation::{CreateGroup, CreateSnapshot};
+
+    #[test]
+    fn a_snapshot_of_a_thick_volume_unshares_the_copy_and_not_the_volume() {
+        let host = MemoryHost::new();
+        let driver = driver(&host);
+        let mut thick = new_volume("a");
+        thick.parameters.allocation = crate::model::Allocation::Thick;
+        let source = driver.create_volume(&thick).unwrap().id;
+        let before = host.effect_log().len();
+        let asked = CreateSnapshot {
+            name: "s".into(),
+            source_volume_id: source.to_string(),
+            parameters: SnapshotParameters::default(),
+            requisite: Vec::new(),
+        };
+        let single = driver.create_snapshot(&asked).unwrap();
+        let asked = CreateGroup {
+            name: "g".into(),
+            source_volume_ids: vec![source.to_string()],
+            parameters: SnapshotParameters::default(),
+        };
+        let group = driver.create_group(&asked).unwrap();
+        let log = host.effect_log();
+        let unshared = log[before..].iter();
+        let unshared: Vec<_> = unshared
+            .filter(|line| line.starts_with("unshare"))
+            .collect();
+        for copy in [single.id, group.snapshots[0].id] {
+            let copy = format!("snapshots/{}", copy.uuid);
+            assert!(unshared.iter().any(|line| line.contains(&copy)), "{log:#?}");
+        }
+        let live = format!("volumes/{}", source.uuid);
+        assert!(
+            !unshared.iter().any(|line| line.contains(&live)),
+            "{log:#?}"
+        );
+    }
+
+    #[test]
+    fn a_look_is_due_before_what_is_left_can_be_filled() {
+        assert_eq!(until_filled(0), LOOK[0]);
+        assert_eq!(until_filled(4 << 20), LOOK[0]);
+        assert_eq!(until_filled(FILLING / 10), Duration::from_millis(100));
+        assert_eq!(until_filled(FILLING), LOOK[1]);
+        assert_eq!(until_filled(u64::MAX), LOOK[1]);
+    }
 }

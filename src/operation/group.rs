@@ -12,6 +12,8 @@ use super::cutting::Source;
 use super::lock::{Guard, Key};
 use super::pool::Owner;
 use super::{CreateGroup, Driver, Group, NamedGroup, Pool};
+use crate::backend::file::SNAPSHOTS;
+use crate::cut::tries::Subject;
 use crate::error::{Error, Kind, Mismatch, Result};
 use crate::model::id::NameKind;
 use crate::model::{GroupId, SnapshotId, SnapshotParameters, VolumeId};
@@ -20,23 +22,48 @@ use crate::record::{GroupMembership, SnapshotRecord, SnapshotState};
 /// A member that is there.
 pub(super) type Member = (Arc<Pool>, SnapshotRecord);
 
+/// The id of a member, as callers have it.
+pub(super) fn id_of((pool, record): &Member) -> String {
+    let (pool, uuid) = (pool.id(), record.uuid);
+    SnapshotId { pool, uuid }.to_string()
+}
+
 impl Driver {
+    /// The locks that CreateVolumeGroupSnapshot needs.
+    pub fn locks_of_group(&self, request: &CreateGroup) -> Vec<Key> {
+        let group = GroupId::of_name(self.home(), &request.name);
+        let sources = sources(&request.source_volume_ids).unwrap_or_default();
+        let each = sources.into_iter().flat_map(|source| {
+            let member = member_of(group, source);
+            [Key::Volume(source.uuid), Key::Snapshot(member.uuid)]
+        });
+        each.chain([Key::Group(group.0)]).collect()
+    }
+
     /// CreateVolumeGroupSnapshot: all members at one moment, or none. A crash leaves members that
     /// are in no list; the next start ends them, or commits them all if the first one was.
     pub fn create_group(&self, request: &CreateGroup) -> Result<Group> {
         let id = GroupId::of_name(self.settled_home()?, &request.name);
         let _group = self.locks.acquire(Key::Group(id.0))?;
         self.settle_group(id.0)?;
+        let ids = &request.source_volume_ids;
+        // Before the list, which may have one by then that couldn't be read.
+        let seen = sources(ids)
+            .map(|sources| membership(id, &sources, &request.parameters))
+            .and_then(|asked| self.look_at_each(&asked.members));
         let found = self.members_of(id.0, SnapshotState::Ready);
         if let Some((_, one)) = found.first() {
             let membership = one.group.clone().unwrap_or_else(|| no_membership(id.0));
             same_request(request, &membership)?;
             return self.group(id, &membership, found);
         }
-        let ids = &request.source_volume_ids;
+        seen?;
         let made = self.tries(
-            &format!("group {}", request.name),
-            &request.parameters,
+            &Subject {
+                name: &format!("group {}", request.name),
+                volumes: ids,
+                parameters: &request.parameters,
+            },
             |now| {
                 let membership = membership(id, &sources(ids)?, &request.parameters);
                 let attempt = self.host.random_uuid();
@@ -98,15 +125,21 @@ impl Driver {
         membership: &GroupMembership,
         found: Vec<Member>,
     ) -> Result<Group> {
+        let broken = |why: String| {
+            let subject = format!("group snapshot {id}");
+            Error::refused(subject, format!("{why}; delete the group"))
+        };
         let mut snapshots = Vec::new();
+        let mut attempts = BTreeSet::new();
         for member in &membership.members {
             let (pool, _, record) = self.find_snapshot(member).map_err(|error| match error {
-                Error::NotFound { .. } => Error::refused(
-                    format!("group snapshot {id}"),
-                    format!("its member {member} is gone; delete the group"),
-                ),
+                Error::NotFound { .. } => broken(format!("its member {member} is gone")),
                 other => other,
             })?;
+            attempts.insert(record.attempt);
+            if attempts.len() > 1 {
+                return Err(broken(of_another_moment(member)));
+            }
             snapshots.push(self.snapshot(&pool, &record));
         }
         let cut_at = found.first().map_or(0, |(_, record)| record.cut_at);
@@ -124,14 +157,43 @@ impl Driver {
         };
         let _group = self.locks.acquire(Key::Group(id.0))?;
         self.settle_group(id.0)?;
+        let seen = self.all_seen();
         let found = self.members_of(id.0, SnapshotState::Ready);
         if let Some(membership) = found.first().and_then(|(_, one)| one.group.as_ref()) {
             same_members(request, membership)?;
         }
-        let known = found.first().and_then(|(_, one)| one.group.as_ref());
-        let members = known.map(|membership| &membership.members);
-        let members = members.into_iter().flatten().chain(&request.snapshot_ids);
-        self.end_members(id.0, members)
+        if found.is_empty() && request.snapshot_ids.is_empty() {
+            // Wherever its members were: what can't be seen now may have them.
+            return seen;
+        }
+        let known = found.iter().filter_map(|(_, one)| one.group.as_ref());
+        let mut members: BTreeSet<String> = known.flat_map(|of| of.members.clone()).collect();
+        members.extend(found.iter().map(id_of));
+        members.extend(request.snapshot_ids.iter().cloned());
+        self.end_members(id.0, members.iter())
+    }
+
+    /// Looks at snapshots by their ids; an error if one can't be looked at, or its record can't be
+    /// read: whether it's there isn't known then.
+    pub(super) fn look_at_each(&self, members: &[String]) -> Result<()> {
+        members.iter().try_for_each(|member| {
+            if let Owner::Pool(pool, id) = self.owner(member)? {
+                pool.backend.snapshot(id.uuid)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// An error if a snapshot may be there that isn't seen: on a pool that isn't served, or by a
+    /// record that can't be read.
+    pub(super) fn all_seen(&self) -> Result<()> {
+        for pool in self.all_serving()? {
+            if let Some((uuid, problem)) = pool.backend.damaged_snapshots().into_iter().next() {
+                let path = pool.backend.path().join(SNAPSHOTS).join(uuid.to_string());
+                return Err(Error::Damaged { path, problem });
+            }
+        }
+        Ok(())
     }
 
     /// Deletes members, also those without a record: an earlier try may have left their blocks.
@@ -151,13 +213,16 @@ impl Driver {
             .keys()
             .map(|id| self.locks.acquire(Key::Snapshot(id.uuid)))
             .collect::<Result<_>>()?;
+        // All are looked at before the first is deleted: one that can't be read keeps them all.
+        let mut deletes = Vec::new();
         for (id, pool) in ends {
             let record = pool.backend.snapshot(id.uuid)?;
             if record.is_none_or(|record| record.group.is_some_and(|of| of.id == group)) {
-                pool.backend.delete_snapshot(id.uuid)?;
+                deletes.push((id, pool));
             }
         }
-        Ok(())
+        let mut deletes = deletes.into_iter();
+        deletes.try_for_each(|(id, pool)| pool.backend.delete_snapshot(id.uuid))
     }
 
     /// GetVolumeGroupSnapshot.
@@ -167,11 +232,14 @@ impl Driver {
             id: request.group_id.clone(),
         };
         let id: GroupId = request.group_id.parse().map_err(|_| absent())?;
+        let seen = self
+            .look_at_each(&request.snapshot_ids)
+            .and_then(|()| self.all_seen());
         let found = self.members_of(id.0, SnapshotState::Ready);
         let membership = found.first().and_then(|(_, one)| one.group.clone());
         let Some(membership) = membership else {
-            // "There is none" is only known where all pools have answered.
-            self.all_serving()?;
+            // "There is none" is only known where all has been seen.
+            seen?;
             return Err(absent());
         };
         same_members(request, &membership)?;
@@ -180,15 +248,20 @@ impl Driver {
 }
 
 /// Ids of volumes; of what isn't one there is none.
-fn sources(ids: &[String]) -> Result<Vec<VolumeId>> {
+pub(super) fn sources(ids: &[String]) -> Result<Vec<VolumeId>> {
     let parsed = ids
         .iter()
         .map(|id| id.parse().map_err(|_| Error::no_volume(id)));
     parsed.collect()
 }
 
+/// Why snapshots that were made by two attempts are no group.
+pub fn of_another_moment(member: &str) -> String {
+    format!("its member {member} was cut by another attempt than its first one")
+}
+
 /// The id of a volume's member of a group.
-fn member_of(group: GroupId, source: VolumeId) -> SnapshotId {
+pub fn member_of(group: GroupId, source: VolumeId) -> SnapshotId {
     let name = format!("{group}\n{source}");
     SnapshotId::of_name(source.pool, NameKind::Member, &name)
 }
@@ -252,3 +325,6 @@ pub fn same_members(request: &NamedGroup, membership: &GroupMembership) -> Resul
         ),
     ))
 }
+
+#[cfg(test)]
+mod tests;

@@ -47,11 +47,29 @@ impl Driver {
                 PoolState::Serving(pool) => findings.extend(pool_findings(&pool)),
             }
         }
+        findings.extend(self.lost_devices().into_iter().map(|path| Finding {
+            severity: Severity::Inaccessible,
+            reason: "DeviceLost",
+            message: format!(
+                "a raw block volume is published at {}, and its loop device was detached; delete its pod",
+                path.display()
+            ),
+        }));
         Ok(findings)
     }
 
     fn examine(&self, pool: &Pool, id: VolumeId, record: &VolumeRecord) -> VolumeHealth {
         let mut findings = Vec::new();
+        let changed = self.changed_devices().into_iter();
+        findings.extend(
+            changed
+                .filter(|changed| changed.uuid == record.uuid)
+                .map(|changed| Finding {
+                    severity: Severity::Degraded,
+                    reason: "DeviceChanged",
+                    message: changed.problem,
+                }),
+        );
         match pool.backend.devices(record.uuid) {
             Err(error) => findings.push(Finding {
                 severity: Severity::Inaccessible,

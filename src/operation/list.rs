@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::stage::for_its_readers;
 use super::{Attach, Driver, ListVolumes, Pool, Validate, Volume, VolumePage};
 use crate::error::{Error, Kind, Result};
 use crate::model::{VolumeId, Wipe};
@@ -84,7 +85,8 @@ impl Driver {
                 "true is not offered when attaching (PUBLISH_READONLY); NodePublishVolume's readonly is real",
             ));
         }
-        self.find(&request.volume_id)?;
+        let (_, _, record) = self.find(&request.volume_id)?;
+        for_its_readers(&record, &request.capability)?;
         if request.node_id == self.settings.node_name {
             return Ok(());
         }
@@ -108,6 +110,7 @@ impl Driver {
     ) -> std::result::Result<(), String> {
         for capability in &request.capabilities {
             let capability = capability.as_ref().map_err(String::clone)?;
+            for_its_readers(record, capability).map_err(|error| error.to_string())?;
             let wanted = capability.access_type.fs();
             if let Some(formatted) = &record.formatted
                 && formatted.kind.fs() != wanted

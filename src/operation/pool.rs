@@ -5,6 +5,7 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::Driver;
+use super::detach::look_at;
 use super::pool_image::OpenImage;
 use crate::backend::{Backend, Leftovers, PoolSpace};
 use crate::error::{Error, Result};
@@ -89,6 +90,8 @@ pub struct PoolStatus {
     pub snapshots: u64,
     /// Number of records of volumes and snapshots that can't be read.
     pub damaged: u64,
+    /// Published volumes whose devices were changed by who uses them.
+    pub changed: Vec<super::ChangedDevice>,
     /// What its start found and ended.
     pub leftovers: Leftovers,
 }
@@ -133,11 +136,14 @@ impl Driver {
 
     /// A pool that is served; `None` only if it was forgotten.
     pub(super) fn pool(&self, wanted: PoolId) -> Result<Option<Arc<Pool>>> {
+        // Before those that are refused: one of them may be a copy.
+        let mut serving = self.serving().into_iter();
+        if let Some(pool) = serving.find(|pool| pool.id() == wanted) {
+            look_at(&pool)?;
+            return Ok(Some(pool));
+        }
         for state in self.states() {
             match state {
-                PoolState::Serving(pool) if pool.id() == wanted => {
-                    return Ok(Some(pool));
-                }
                 PoolState::Refused {
                     id: Some(pool),
                     why,
@@ -186,7 +192,10 @@ impl Driver {
             None
         };
         match named.or(only) {
-            Some(PoolState::Serving(pool)) => Ok(pool.clone()),
+            Some(PoolState::Serving(pool)) => {
+                look_at(pool)?;
+                Ok(pool.clone())
+            }
             Some(PoolState::Refused {
                 definition, why, ..
             }) => Err(Error::Unreachable {
@@ -218,7 +227,10 @@ impl Driver {
         let status = |state: PoolState| match state {
             PoolState::Serving(pool) => {
                 let space = pool.backend.space().ok();
+                let mut changed = self.changed_devices();
+                changed.retain(|changed| changed.pool == pool.id());
                 PoolStatus {
+                    changed,
                     // First: what can be read again counts as a volume or snapshot.
                     damaged: pool.damaged().len() as u64,
                     name: pool.definition.name.clone(),
@@ -246,6 +258,7 @@ impl Driver {
                 volumes: 0,
                 snapshots: 0,
                 damaged: 0,
+                changed: Vec::new(),
                 leftovers: Leftovers::default(),
             },
         };

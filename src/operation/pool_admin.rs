@@ -247,25 +247,31 @@ pub fn load_node(host: &dyn Host, path: &Path) -> Result<NodeRecord> {
 
 /// Writes the node record, with the folders above it where they are missing.
 pub fn store_node(host: &dyn Host, path: &Path, node: &NodeRecord) -> Result<()> {
-    let doing = || format!("make the folder of {}", path.display());
+    make_folders(host, path.parent().unwrap_or(Path::new("/")))?;
+    record::store(host, path, node)
+}
+
+/// Makes a folder and those above it, durably. The lowest one that is there is synced as well: a
+/// crash may have come right after it was made.
+pub(super) fn make_folders(host: &dyn Host, path: &Path) -> Result<()> {
+    let doing = || format!("make the folder {}", path.display());
     let mut missing = Vec::new();
-    let mut next = path.parent();
-    while let Some(folder) = next {
-        if host.stat(folder).doing(doing)?.is_some() {
+    for path in path.ancestors() {
+        if host.stat(path).doing(doing)?.is_some() {
+            if let Some(path) = path.parent() {
+                host.perform(&Effect::SyncDir { path }).doing(doing)?;
+            }
             break;
         }
-        missing.push(folder);
-        next = folder.parent();
+        missing.push(path);
     }
-    for folder in missing.into_iter().rev() {
-        host.perform(&Effect::MakeDir { path: folder })
-            .doing(doing)?;
-        if let Some(parent) = folder.parent() {
-            host.perform(&Effect::SyncDir { path: parent })
-                .doing(doing)?;
+    for path in missing.into_iter().rev() {
+        host.perform(&Effect::MakeDir { path }).doing(doing)?;
+        if let Some(path) = path.parent() {
+            host.perform(&Effect::SyncDir { path }).doing(doing)?;
         }
     }
-    record::store(host, path, node)
+    Ok(())
 }
 
 /// The pool that the node record knows at a place.

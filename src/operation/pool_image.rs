@@ -17,12 +17,13 @@ mod opening;
 mod served;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::pool_admin;
 use super::pool_make::{self, Found};
 use crate::backend::file::LOCK_FILE;
 use crate::error::{Doing, Error, Result, chain};
-use crate::host::{Device, Effect, FileStat, Host, Kept, LoopStatus};
+use crate::host::{Device, Effect, FileStat, Host, Kept, LoopDevice, LoopStatus};
 use crate::model::size::Human;
 use crate::model::{PoolDefinition, PoolPlace};
 use crate::record::NodeRecord;
@@ -76,12 +77,11 @@ pub fn look_through(host: &dyn Host, path: &Path) -> Result<(PathBuf, Found)> {
     let found = pool_make::look(host, path)?;
     if matches!(found, Found::Image(_)) {
         let folder = path.join(MOUNT_POINT);
-        let image = stat_image(host, path)?;
         let shown = host
             .stat(&folder)
             .doing(|| format!("look at {}", folder.display()))?;
-        if let (Some(image), Some(shown)) = (image, shown)
-            && on(host, &image)?
+        if let (Some((_, loops)), Some(shown)) = (on(host, path)?, shown)
+            && loops
                 .iter()
                 .any(|found| Device::of_loop(found.number).rdev == shown.id.device)
         {
@@ -94,23 +94,26 @@ pub fn look_through(host: &dyn Host, path: &Path) -> Result<(PathBuf, Found)> {
 
 /// Opens the image in a pool's folder, which exists: makes it if there is none (the caller knows
 /// that one may be made), ends what a crash left, grows it to what the definition says, and
-/// mounts it.
+/// mounts it. Waits for its lock as long as `patience`.
 ///
 /// # Errors
 ///
-/// [`Error::Refused`] where it can't be made, or another process has it; [`Error::Busy`] while a
+/// [`Error::Refused`] where it can't be made; [`Error::Locked`] while another process has it;
+/// [`Error::Busy`] while a
 /// stranger holds image, device or mount point; [`Error::Damaged`] if the image isn't what its
 /// record says; a failure of the host. None of them loses or formats anything.
-pub fn open(host: &dyn Host, pool: &PoolDefinition, wanted: u64) -> Result<OpenImage> {
+pub fn open(
+    host: &dyn Host,
+    pool: &PoolDefinition,
+    wanted: u64,
+    patience: Duration,
+) -> Result<OpenImage> {
     let path = pool_admin::folder(pool)?;
     let lock = host
-        .try_lock_file(&path.join(LOCK_FILE))
+        .lock_file(&path.join(LOCK_FILE), patience)
         .doing(|| format!("lock pool {}", pool.name))?
-        .ok_or_else(|| {
-            Error::refused(
-                path.display(),
-                "another slackwater process has this pool's image; stop it first",
-            )
+        .ok_or_else(|| Error::Locked {
+            place: path.display().to_string(),
         })?;
     let opening = Opening { host, pool, path };
     let mut warnings = Vec::new();
@@ -216,7 +219,7 @@ pub fn enter(
     if found == Found::Missing {
         pool_make::make_folder(host, outer)?;
     }
-    let image = open(host, pool, size)?;
+    let image = open(host, pool, size, Duration::ZERO)?;
     Ok(Inside {
         found: pool_make::look(host, &image.folder)?,
         folder: image.folder.clone(),
@@ -227,11 +230,16 @@ pub fn enter(
 /// Unmounts an image that no volume uses; nothing of the pool may be open any more. One that is
 /// used stays as it is, and is found by the next start. `true` if it's gone.
 pub fn close(host: &dyn Host, image: OpenImage) -> Result<bool> {
-    let loops = host.loops().doing(|| "list loop devices".into())?;
-    if loops
-        .iter()
-        .any(|found| found.backing.device == image.device.rdev)
-    {
+    let is_image = |name: &Path| name.ends_with(crate::backend::file::IMAGE);
+    let loops = host.loop_devices(&is_image);
+    let mut asked = loops.doing(|| "list loop devices".into())?.into_iter();
+    let alive = host.stat(&image.folder).is_ok();
+    // One that can't be asked may be on it, unless it is dead and the image is not.
+    let is_on_it = |found: LoopDevice| match found.status {
+        Ok(status) => status.backing.device == image.device.rdev,
+        Err(error) => !(alive && error.is_dead_disk()),
+    };
+    if asked.any(is_on_it) {
         return Ok(false);
     }
     let target = image.folder.as_path();
@@ -253,11 +261,10 @@ fn stat_image(host: &dyn Host, path: &Path) -> Result<Option<FileStat>> {
         .doing(|| format!("look at {}", image.display()))
 }
 
-/// The loop devices on an image.
-fn on(host: &dyn Host, image: &FileStat) -> Result<Vec<LoopStatus>> {
-    let mut loops = host.loops().doing(|| "list loop devices".into())?;
-    loops.retain(|found| found.backing == image.id);
-    Ok(loops)
+/// The image in a pool's folder and the loop devices on it; `None` if there is no image.
+fn on(host: &dyn Host, path: &Path) -> Result<Option<(FileStat, Vec<LoopStatus>)>> {
+    host.loops_on(&path.join(IMAGE_FILE), Path::new(IMAGE_FILE))
+        .doing(|| format!("find the loop devices of the image in {}", path.display()))
 }
 
 /// The folders of images: their mounts are the driver's own.

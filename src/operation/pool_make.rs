@@ -198,6 +198,9 @@ pub fn make_pool(host: &dyn Host, name: &str, path: &Path, home: HomeId) -> Resu
         Found::Blank => {}
     }
     check_ground(host, path)?;
+    let ground = host
+        .ground(path)
+        .doing(|| format!("find the file system of {}", path.display()))?;
     let record = PoolRecord {
         id: PoolId(host.random_uuid()),
         home,
@@ -208,6 +211,15 @@ pub fn make_pool(host: &dyn Host, name: &str, path: &Path, home: HomeId) -> Resu
         let part = path.join(part);
         host.perform(&Effect::MakeDir { path: &part })
             .doing(|| format!("make pool {name}"))?;
+    }
+    if ground.fs_name == "btrfs" {
+        // Only while the pool has no image: one that is written in place and one that is not
+        // can't share blocks.
+        for part in [VOLUMES, SNAPSHOTS] {
+            let part = path.join(part);
+            host.perform(&Effect::WriteInPlace { path: &part })
+                .doing(|| format!("make pool {name}"))?;
+        }
     }
     // Durable before pool.json says that they are there.
     host.perform(&Effect::SyncDir { path })

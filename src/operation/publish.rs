@@ -9,12 +9,13 @@ use uuid::Uuid;
 
 use super::lock::Key;
 use super::pool::{Owner, Pool};
+use super::stage::for_its_readers;
 use super::{Driver, PublishVolume, usage};
 use crate::backend::FoundDevice;
 use crate::error::{Doing, Error, Kind, Mismatch, Result, chain};
 use crate::host::{Device, Effect, Mount, NodeKind};
 use crate::model::{AccessMode, AccessType, VolumeId};
-use crate::record::{FormattedAs, VolumeRecord};
+use crate::record::{LastStage, VolumeRecord};
 
 impl Driver {
     /// NodePublishVolume. A crash leaves at most an empty target or a finished publish, which a
@@ -32,7 +33,9 @@ impl Driver {
         let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
         let (_, _, record) = self.find(&request.volume_id)?;
         let view = View::of(self, &pool, &record).map_err(Error::unseen)?;
-        let read_only = request.read_only || request.capability.is_read_only();
+        for_its_readers(&record, &request.capability)?;
+        let read_only =
+            request.read_only || request.capability.is_read_only() || record.is_for_readers();
         match &request.capability.access_type {
             AccessType::Block => {
                 self.publish_block(&pool, &record, request, &view, &target, read_only)
@@ -72,7 +75,8 @@ impl Driver {
         if self.is_published(request, view, target, read_only)? {
             return Ok(());
         }
-        self.refuse_second_writer(record, request, view, &[here, self.table_path(target)?])?;
+        let own = [here, self.table_path(target)?];
+        self.refuse_second_writer(record.last_stage.as_ref(), request, view, &own)?;
         let bind = Effect::Bind {
             source: staging,
             target,
@@ -162,16 +166,13 @@ impl Driver {
     /// SINGLE_NODE_SINGLE_WRITER has one target path: another one anywhere refuses.
     pub(super) fn refuse_second_writer(
         &self,
-        record: &VolumeRecord,
+        stage: Option<&LastStage>,
         request: &PublishVolume,
         view: &View,
         own: &[std::path::PathBuf],
     ) -> Result<()> {
         let single = AccessMode::SingleNodeSingleWriter;
-        let staged_as = record
-            .last_stage
-            .as_ref()
-            .map(|stage| stage.capability.access_mode);
+        let staged_as = stage.map(|stage| stage.capability.access_mode);
         if request.capability.access_mode != single && staged_as != Some(single) {
             return Ok(());
         }
@@ -203,6 +204,10 @@ impl Driver {
                 .parse::<VolumeId>()
                 .map_or(Key::Path(target_path.into()), |id| Key::Volume(id.uuid)),
         };
+        let uuid = match &key {
+            Key::Volume(uuid) => Some(*uuid),
+            _ => None,
+        };
         let _lock = self.locks.acquire(key)?;
         let before = self.unmount_all(
             owned.as_ref().map(|(pool, uuid)| (pool.as_ref(), *uuid)),
@@ -211,6 +216,8 @@ impl Driver {
         self.host
             .perform(&Effect::RemoveTarget { path: &target })
             .doing(|| format!("remove {}", target.display()))?;
+        // Also where its pool isn't served: an open device would keep the disk.
+        uuid.map_or(Ok(()), |uuid| self.let_go(uuid))?;
         let Some((pool, uuid)) = owned else {
             return self.end_remains(volume_id);
         };
@@ -220,11 +227,7 @@ impl Driver {
         if record.ephemeral {
             return self.end_ephemeral(&pool, uuid, volume_id, &before);
         }
-        let block = record
-            .formatted
-            .as_ref()
-            .is_some_and(|formatted| formatted.kind == FormattedAs::Raw);
-        if block {
+        if record.is_raw() {
             self.free_devices(&pool, uuid, &before)
         } else {
             Ok(())
@@ -237,13 +240,10 @@ impl Driver {
         if let Ok(Owner::Pool(pool, id)) = self.owner(volume_id) {
             return Ok(Some((pool, id.uuid)));
         }
-        for pool in self.serving() {
+        Ok(self.pool_of_inline(volume_id)?.map(|pool| {
             let uuid = Driver::ephemeral_uuid(&pool, volume_id);
-            if pool.backend.volume(uuid)?.is_some() {
-                return Ok(Some((pool, uuid)));
-            }
-        }
-        Ok(None)
+            (pool, uuid)
+        }))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use uuid::Uuid;
 
+use crate::model::parameters::EphemeralParameters;
 use crate::model::{
     Capability, CapacityRange, GroupId, HomeId, Level, MutableParameters, PoolId, SnapshotId,
     SnapshotParameters, VolumeId, VolumeParameters,
@@ -175,10 +176,8 @@ pub struct PublishEphemeral {
     pub capability: Capability,
     /// Really read-only.
     pub read_only: bool,
-    /// Bytes.
-    pub size: u64,
-    /// The class keys.
-    pub parameters: VolumeParameters,
+    /// What its pod asks for.
+    pub attributes: EphemeralParameters,
 }
 
 /// NodeGetVolumeStats.

@@ -10,11 +10,14 @@ use super::give_way::{GiveWay, ThickCopy};
 use super::lock::{Guard, Key};
 use super::{CreateVolume, Driver, Pool, Volume};
 use crate::backend::Image;
-use crate::error::{Doing, Error, Result, chain};
+use crate::cut::Member;
+use crate::cut::tries::Subject;
+use crate::error::{Doing, Error, Result};
 use crate::host::Effect;
 use crate::model::size::image_bytes;
 use crate::model::{
-    AccessType, Allocation, Capability, FsType, SnapshotParameters, VolumeParameters,
+    AccessType, Allocation, Capability, FsType, SnapshotParameters, VolumeParameters, mkfs,
+    mount_option,
 };
 use crate::record::{ContentSource, Formatted, FormattedAs, SnapshotRecord, VolumeRecord};
 
@@ -173,7 +176,12 @@ impl Driver {
     ) -> Result<VolumeRecord> {
         let ids = [source.text.clone()];
         let parameters = SnapshotParameters::default();
-        self.tries(&format!("volume {}", record.name), &parameters, |now| {
+        let subject = Subject {
+            name: &format!("volume {}", record.name),
+            volumes: &ids,
+            parameters: &parameters,
+        };
+        self.tries(&subject, |now| {
             let (locks, sources) = self.lock_sources(&ids)?;
             self.check_unchanged(source)?;
             let uses = self.uses_of(&sources)?;
@@ -181,11 +189,14 @@ impl Driver {
             self.filled(pool, record, |_| {
                 let copies = [Image::Volume(record.uuid)];
                 let members = self.members(&sources, &uses, &copies)?;
-                let mut give_way = GiveWay::watch(of_thick(pool, record, source))?;
+                let mut give_way = GiveWay::watch(of_thick(pool, record, source, &members))?;
                 let cut = self.cut(&members, now, &parameters);
                 // What follows takes long for thick volumes.
                 drop(locks.take());
-                let apart = cut.and_then(|_| unshare_clone(pool, record, source));
+                // Ahead of the completion, which would do it as well: the clone gives way until
+                // then, and must not when it's complete.
+                let mut thick = give_way.copies().iter();
+                let apart = cut.and_then(|_| thick.try_for_each(ThickCopy::unshare));
                 // Whatever has failed, has failed for want of room where there was none.
                 give_way.end().and(apart)
             })
@@ -200,7 +211,8 @@ impl Driver {
         fill: impl FnOnce(&std::path::Path) -> Result<()>,
     ) -> Result<VolumeRecord> {
         // A half-made one whose clean-up failed: it was never answered to anybody.
-        pool.backend.delete(record.uuid).map_err(Error::unseen)?;
+        let ended = pool.backend.end_unanswered(record.uuid);
+        ended.map_err(Error::unseen)?;
         self.prepare(pool, record)?;
         let target = pool.backend.image_path(Image::Volume(record.uuid));
         let made = fill(&target).and_then(|()| self.finish(pool, record));
@@ -268,8 +280,9 @@ impl Driver {
             Content::Snapshot { .. } => None,
             Content::Volume(source) => Some(source.as_ref()),
         };
-        let copying = self.begin_copy(of_volume)?;
-        let begin = self.begin_at(&source)?;
+        let pools = [content.pool().id(), pool.id()];
+        let copying = self.begin_copy(of_volume, record.claim.as_deref(), pools)?;
+        let (begin, bytes) = self.begin_at(&source)?;
         let begun = pool.backend.volume(record.uuid)?.filter(|begun| {
             begun.content_source == record.content_source
                 && begun.size == record.size
@@ -282,18 +295,31 @@ impl Driver {
             None => {
                 let mut record = record;
                 record.copy = Some(begin);
-                pool.backend.delete(record.uuid).map_err(Error::unseen)?;
+                let ended = pool.backend.end_unanswered(record.uuid);
+                ended.map_err(Error::unseen)?;
                 self.prepare(pool, &record)?;
                 record
             }
         };
         let target = pool.backend.image_path(Image::Volume(record.uuid));
         let name = format!("volume {}", record.uuid);
-        let (from, bytes) = (record.copy.unwrap_or(begin), image_bytes(content.size()));
+        let from = record.copy.unwrap_or(begin);
         let images = [source.as_path(), &target];
-        let copied = self.copy(&copying, &name, images, bytes, from, |progress| {
-            record.copy = Some(progress);
-            pool.backend.update(&record)
+        let whole = Effect::Allocate {
+            path: &target,
+            size: bytes,
+            reserve: false,
+        };
+        let longer = self
+            .host
+            .perform(&whole)
+            .map(drop)
+            .doing(|| format!("make {name}"));
+        let copied = longer.and_then(|()| {
+            self.copy(&copying, &name, images, bytes, from, |progress| {
+                record.copy = Some(progress);
+                pool.backend.update(&record)
+            })
         });
         let done = copied.and_then(|()| self.finish(pool, &record));
         match done {
@@ -306,36 +332,26 @@ impl Driver {
 }
 
 /// The clone that gives way to its source, if that's thick.
-fn of_thick(pool: &Arc<Pool>, record: &VolumeRecord, source: &Source) -> Vec<ThickCopy> {
+fn of_thick(
+    pool: &Arc<Pool>,
+    record: &VolumeRecord,
+    source: &Source,
+    members: &[Member],
+) -> Vec<ThickCopy> {
     let thick = source.record.allocation == Allocation::Thick;
-    let copy = || ThickCopy {
+    let copy = |member: &Member| ThickCopy {
         pool: pool.clone(),
         image: Image::Volume(record.uuid),
         bytes: image_bytes(source.record.size),
+        emptied: member.emptied.clone(),
     };
-    thick.then(copy).into_iter().collect()
-}
-
-/// Ahead of the completion, which would do it as well: the clone of a thick volume gives way to
-/// it until then, and must not when it's complete.
-fn unshare_clone(pool: &Pool, record: &VolumeRecord, source: &Source) -> Result<()> {
-    let image = Image::Volume(record.uuid);
-    match source.record.allocation {
-        Allocation::Thin => Ok(()),
-        Allocation::Thick => pool.backend.unshare(image, image_bytes(source.record.size)),
-    }
+    members.iter().filter(|_| thick).map(copy).collect()
 }
 
 /// Ends a volume that was prepared in vain.
 fn undo_volume(pool: &Pool, record: &VolumeRecord, first: Error) -> Error {
     let _clean_up = CleanUp::after(&first);
-    match pool.backend.delete(record.uuid) {
-        Ok(()) => first,
-        Err(undo) => Error::Undo {
-            first: Box::new(first),
-            undo: chain(&undo),
-        },
-    }
+    first.with_undo(pool.backend.delete(record.uuid))
 }
 
 /// What the content counts as on the new volume. A file system may be looked at as a block
@@ -370,24 +386,40 @@ fn fitting(formatted: &Formatted, capabilities: &[Capability]) -> Result<Formatt
         return refuse(wanted.name());
     }
     if kinds.any(|kind| matches!(kind, AccessType::Block)) {
-        return Ok(Formatted {
-            kind: FormattedAs::Raw,
-            uuid: uuid::Uuid::nil(),
-            complete: true,
-        });
+        return Ok(Formatted::raw());
     }
     Ok(formatted.clone())
 }
 
-/// Options that a copy needs beside those of its caller: an xfs has its source's uuid, and both
-/// may be mounted on one node.
+/// Options that a volume is mounted with. An xfs that was copied, or that its user has made, may
+/// have another one's uuid, and both may be mounted on one node. Where a user has made the file
+/// system it has no special files for its mounter, and no say in what its errors do to the node. A
+/// volume of an earlier release may ask for what is harmful, and is mounted without it.
 pub(super) fn copy_options(record: &VolumeRecord, fs: FsType, given: &[String]) -> Vec<String> {
-    let mut options = given.to_vec();
-    if fs == FsType::Xfs
-        && record.content_source.is_some()
-        && !given.iter().any(|option| option == "nouuid")
-    {
-        options.push("nouuid".into());
+    let found = record.formatted.as_ref().is_some_and(|it| it.found);
+    let (mut options, mut harmful) = mount_option::harmless(given);
+    let has = |key: &str| given.iter().any(|option| mount_option::key(option) == key);
+    let mut add = |option: &str| options.push(option.to_string());
+    if found {
+        add("nosuid");
+        add("nodev");
+    }
+    let panics = mkfs::without_error_policy(fs, &record.mkfs_options).1 && !has("errors");
+    if panics {
+        harmful.push("mkfs -e");
+    }
+    match fs {
+        FsType::Ext4 if found || panics => add("errors=remount-ro"),
+        FsType::Xfs if (found || record.content_source.is_some()) && !has("nouuid") => {
+            add("nouuid");
+        }
+        FsType::Ext4 | FsType::Xfs | FsType::Btrfs => {}
+    }
+    if !harmful.is_empty() {
+        tracing::warn!(
+            volume = %record.uuid, options = harmful.join(", "),
+            "options stop the machine at an error or leave out recovery: it is mounted without them"
+        );
     }
     options
 }

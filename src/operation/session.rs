@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::Driver;
 use super::cutting::Source;
-use super::group::membership;
+use super::group::{membership, sources};
 use super::lock::{Guard, Key};
 use super::share::{Kept, Share};
 use crate::cut::Halt;
@@ -46,6 +46,11 @@ pub struct BeginShare {
 pub enum ShareStep {
     /// [`Participant::ready`].
     Ready(Level),
+    /// [`Participant::ahead`].
+    Ahead {
+        /// Whether applications are held after it.
+        hooks: bool,
+    },
     /// [`Participant::prepare`].
     Prepare,
     /// [`Participant::freeze`].
@@ -70,6 +75,8 @@ pub enum ShareAnswer {
     Plain,
     /// To `ready`.
     Ready(Readiness),
+    /// To `ahead`.
+    Ahead(Prepared),
     /// To `prepare`.
     Prepared(Prepared),
     /// To `freeze`.
@@ -90,6 +97,8 @@ pub trait Coordinator {
     fn next(&mut self) -> Option<ShareStep>;
     /// Is told an answer. One that has gone shows by the next step.
     fn tell(&mut self, answer: ShareAnswer);
+    /// Is told that a step has failed, before what was made is deleted.
+    fn failing(&mut self, _error: &Error) {}
 }
 
 impl Driver {
@@ -105,7 +114,7 @@ impl Driver {
         coordinator: &mut dyn Coordinator,
     ) -> Result<()> {
         let _name = match begin.group {
-            Some(group) => self.lock_group(group)?,
+            Some(group) => self.lock_group(group, begin)?,
             None => match self.lock_single(begin)? {
                 Some(locks) => locks,
                 None => {
@@ -131,6 +140,10 @@ impl Driver {
         coordinator.tell(ShareAnswer::Begun(share.used()));
 
         let local = Local::new(&self.seams, &share.members, parameters).halted_by(halt);
+        let local = match self.room(&share.members) {
+            Ok(room) => local.with_room(room),
+            Err(first) => return Err(self.undo_share(&mut share, first)),
+        };
         match stand_still(Box::new(local), coordinator) {
             Ok(Some(kept)) => self.end_share(&mut share, &kept, coordinator),
             Ok(None) => self.undone(&mut share),
@@ -140,14 +153,17 @@ impl Driver {
 
     /// Of a group that has nothing here yet. What is in doubt, or committed by another try, must
     /// be seen by whoever coordinates before it's begun again.
-    fn lock_group(&self, group: GroupId) -> Result<Vec<Guard>> {
+    fn lock_group(&self, group: GroupId, begin: &BeginShare) -> Result<Vec<Guard>> {
         let lock = self.locks.acquire(Key::Group(group.0))?;
+        // Before the list, which may have one by then that couldn't be read.
+        let ours = membership(group, &sources(&begin.volume_ids)?, &begin.parameters);
+        let seen = self.look_at_each(&ours.members);
         let states = [SnapshotState::Ready, SnapshotState::Cut];
         let mut found = states
             .into_iter()
             .flat_map(|state| self.members_of(group.0, state));
         match found.next() {
-            None => Ok(vec![lock]),
+            None => seen.map(|()| vec![lock]),
             Some(_) => Err(Error::Pending {
                 what: format!("group snapshot {group}, of which an earlier call has left members,"),
             }),
@@ -167,7 +183,7 @@ impl Driver {
         if self.find_snapshot_name(name)?.is_some() {
             return Ok(None);
         }
-        let source = self.source(volume_id)?;
+        let source = self.source_of(name, volume_id)?;
         self.check_requisite(&begin.requisite)?;
         if !source.pool.backend.shares_blocks() {
             return Ok(None);
@@ -219,22 +235,34 @@ fn stand_still(
     mut local: Box<dyn Participant>,
     coordinator: &mut dyn Coordinator,
 ) -> Result<Option<Kept>> {
-    for at in 0.. {
-        let answer = match (at, coordinator.next()) {
-            (_, None) => return Ok(None),
-            (0, Some(ShareStep::Ready(level))) => ShareAnswer::Ready(local.ready(level)?),
-            (1, Some(ShareStep::Prepare)) => ShareAnswer::Prepared(local.prepare()?),
-            (2, Some(ShareStep::Freeze)) => {
+    let done = steps(local.as_mut(), coordinator);
+    if let Err(error) = &done {
+        // Other nodes needn't stand still until this one has cleaned up.
+        coordinator.failing(error);
+    }
+    done
+}
+
+fn steps(local: &mut dyn Participant, coordinator: &mut dyn Coordinator) -> Result<Option<Kept>> {
+    let mut done = 0;
+    while let Some(step) = coordinator.next() {
+        let answer;
+        (done, answer) = match (done, step) {
+            (0, ShareStep::Ready(level)) => (1, ShareAnswer::Ready(local.ready(level)?)),
+            // A router of the release before doesn't know this one.
+            (1, ShareStep::Ahead { hooks }) => (2, ShareAnswer::Ahead(local.ahead(hooks)?)),
+            (1 | 2, ShareStep::Prepare) => (3, ShareAnswer::Prepared(local.prepare()?)),
+            (3, ShareStep::Freeze) => {
                 local.freeze()?;
-                ShareAnswer::Frozen
+                (4, ShareAnswer::Frozen)
             }
-            (3, Some(ShareStep::Cut)) => ShareAnswer::Thawed(local.cut()?),
-            (4, Some(ShareStep::Written)) => {
+            (4, ShareStep::Cut) => (5, ShareAnswer::Thawed(local.cut()?)),
+            (5, ShareStep::Written) => {
                 local.written()?;
-                ShareAnswer::Written
+                (6, ShareAnswer::Written)
             }
-            (5, Some(ShareStep::Keep(kept))) => return Ok(Some(kept)),
-            (_, Some(_)) => return Err(out_of_order()),
+            (6, ShareStep::Keep(kept)) => return Ok(Some(kept)),
+            _ => return Err(out_of_order()),
         };
         coordinator.tell(answer);
     }
@@ -244,9 +272,9 @@ fn stand_still(
 fn out_of_order() -> Error {
     Error::invalid(
         "step",
-        "is out of order: begin, ready, prepare, freeze, cut, written, keep, commit",
+        "is out of order: begin, ready, ahead, prepare, freeze, cut, written, keep, commit",
     )
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -5,16 +5,17 @@
 //! while it isn't, none is. Where it's on this node, this node settles by itself, at start and
 //! from time to time. Where it's another node's, the router asks there, and says so here.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::group::Member;
+use super::group::{Member, id_of};
 use super::lock::{Guard, Key};
-use super::{Driver, PoolState, Snapshot};
+use super::pool::Owner;
+use super::{Driver, Snapshot};
 use crate::error::{Error, Result, chain};
-use crate::model::{GroupId, SnapshotId};
+use crate::model::GroupId;
 use crate::record::{GroupMembership, SnapshotRecord, SnapshotState};
 
 /// How often somebody who only looks at a group waits for others who only look, and how long each
@@ -61,6 +62,10 @@ impl Driver {
     /// be, so that one which isn't told isn't there.
     pub fn group_here(&self, group: GroupId, members: &[String]) -> Result<GroupHere> {
         let lock = self.lock_for_a_look(group);
+        // Before the list, which may have one by then that couldn't be read. Served, or not this
+        // node's: that is the whole look at one which isn't listed then.
+        let unseen = self.all_seen().err().map(|error| chain(&error));
+        self.look_at_each(members)?;
         let mut found = BTreeMap::new();
         for state in [
             SnapshotState::Ready,
@@ -69,12 +74,6 @@ impl Driver {
         ] {
             for (pool, record) in self.members_of(group.0, state) {
                 found.entry(record.uuid).or_insert((pool, record));
-            }
-        }
-        for member in members {
-            // Served, or not this node's: that is the whole look at one which isn't among them.
-            if let super::pool::Owner::Pool(pool, id) = self.owner(member)? {
-                pool.backend.snapshot(id.uuid)?;
             }
         }
         let known = |state: SnapshotState| {
@@ -91,7 +90,7 @@ impl Driver {
             busy: lock.is_err(),
             members: found.values().map(told).collect(),
             membership,
-            unseen: self.unseen(),
+            unseen,
         })
     }
 
@@ -104,16 +103,6 @@ impl Driver {
             self.host.pause(LOOK);
         }
         self.locks.acquire(Key::Group(group.0))
-    }
-
-    /// Why not all snapshots of this node can be seen now.
-    fn unseen(&self) -> Option<String> {
-        self.states().into_iter().find_map(|state| match state {
-            PoolState::Serving(_) => None,
-            PoolState::Refused {
-                definition, why, ..
-            } => Some(format!("pool {}: {why}", definition.name)),
-        })
     }
 
     /// Ends the doubt by a verdict of who has seen the group's first member. Where that is this
@@ -134,36 +123,8 @@ impl Driver {
         let found = states
             .into_iter()
             .flat_map(|state| self.members_of(group.0, state));
-        let id = |(pool, record): Member| SnapshotId {
-            pool: pool.id(),
-            uuid: record.uuid,
-        };
-        let found: Vec<String> = found.map(|member| id(member).to_string()).collect();
+        let found: Vec<String> = found.map(|member| id_of(&member)).collect();
         self.end_members(group.0, found.iter().chain(members))
-    }
-
-    /// Settles what a crash has left, one group after another: at start, and when a pool has come
-    /// back. Groups that are being made are left alone, and those that another node decides about.
-    pub(super) fn settle_groups(&self) {
-        let mut groups = BTreeSet::new();
-        for pool in self.serving() {
-            let records = pool.backend.unready_snapshots();
-            groups.extend(records.into_iter().filter_map(|one| Some(one.group?.id)));
-        }
-        for group in groups {
-            let Ok(_lock) = self.locks.acquire(Key::Group(group)) else {
-                continue;
-            };
-            match self.settle_group(group) {
-                Ok(()) => {}
-                Err(error @ Error::Unreachable { .. }) => {
-                    tracing::debug!(%group, error = %chain(&error), "the first member of a group snapshot decides about it, and isn't here");
-                }
-                Err(error) => {
-                    tracing::error!(%group, error = %chain(&error), "can't settle a group snapshot that a crash has left");
-                }
-            }
-        }
     }
 
     /// Settles one whose lock is held. An error if that can't be decided here and now.
@@ -172,11 +133,17 @@ impl Driver {
     }
 
     fn settle(&self, group: Uuid, verdict: Option<&Verdict>) -> Result<()> {
+        // No caller has ever counted on these, whatever becomes of the others.
+        for (pool, record) in self.members_of(group, SnapshotState::Preparing) {
+            let ended = pool.backend.end_unanswered_snapshot(record.uuid);
+            ended.map_err(Error::unseen)?;
+        }
         for (pool, mut record) in self.members_of(group, SnapshotState::Cut) {
             match self.is_committed(&record, verdict)? {
                 Some(true) => {
                     record.state = SnapshotState::Ready;
-                    pool.backend.update_snapshot(&record)?;
+                    let committed = pool.backend.update_snapshot(&record);
+                    committed.map_err(Error::unseen)?;
                 }
                 Some(false) => {
                     let ended = pool.backend.delete_snapshot(record.uuid);
@@ -185,32 +152,44 @@ impl Driver {
                 None => {}
             }
         }
-        // Nobody has ever counted on these.
-        for (pool, record) in self.members_of(group, SnapshotState::Preparing) {
-            let ended = pool.backend.delete_snapshot(record.uuid);
-            ended.map_err(Error::unseen)?;
-        }
         Ok(())
     }
 
-    /// Whether a member that is cut is committed: by the first one's record if it can be seen from
-    /// here, else by the verdict; `None` where that says nothing of its try.
+    /// Whether a member that is cut is committed: by the first one's record if that is on a pool of
+    /// this node, else by the verdict; `None` where neither decides about its attempt. A pool that
+    /// this node has forgotten may be another node's by now: what is on it is not gone.
     fn is_committed(
         &self,
         record: &SnapshotRecord,
         verdict: Option<&Verdict>,
     ) -> Result<Option<bool>> {
         let lead = record.group.as_ref().and_then(|of| of.members.first());
-        match (lead.map(|lead| self.find_snapshot(lead)), verdict) {
-            (Some(Ok((_, _, lead))), _) => Ok(Some(lead.attempt == record.attempt)),
-            (Some(Err(Error::NotFound { .. })) | None, _) => Ok(Some(false)),
-            (Some(Err(Error::Unreachable { .. })), Some(verdict)) => {
+        let owner = lead.map_or(Ok(Owner::Nobody), |lead| self.owner(lead));
+        match (owner, verdict) {
+            (Ok(Owner::Pool(pool, lead)), _) => {
+                let lead = pool.backend.snapshot(lead.uuid)?;
+                let lead = lead.filter(|lead| lead.state == SnapshotState::Ready);
+                Ok(Some(
+                    lead.is_some_and(|lead| lead.attempt == record.attempt),
+                ))
+            }
+            // Without a router no other node can have the first member.
+            (Ok(Owner::Nobody), _) if self.made_alone(record) => Ok(Some(false)),
+            (Ok(Owner::Nobody) | Err(Error::Unreachable { .. }), Some(verdict)) => {
                 if verdict.commit == Some(record.attempt) {
                     return Ok(Some(true));
                 }
                 Ok(verdict.undo.contains(&record.attempt).then_some(false))
             }
-            (Some(Err(error)), _) => Err(error),
+            (Ok(Owner::Nobody), None) => Ok(None),
+            (Err(error), _) => Err(error),
         }
+    }
+
+    /// Whether a member is of a group that this node has made without a router: the group's id is
+    /// made of the home and the name then.
+    fn made_alone(&self, record: &SnapshotRecord) -> bool {
+        let alone = GroupId::of_name(self.home(), &record.name).0;
+        record.group.as_ref().is_some_and(|of| of.id == alone)
     }
 }

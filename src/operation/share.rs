@@ -11,12 +11,12 @@ use super::copying::no_sharing;
 use super::cutting::{Source, used};
 use super::detach::CleanUp;
 use super::give_way::{GiveWay, ThickCopy};
-use super::lock::Guard;
+use super::lock::{Guard, Key};
 use super::snapshot::Prepared;
 use crate::backend::Image;
 use crate::cut::barrier::{self, Used};
 use crate::cut::{Member, Outcome, Try};
-use crate::error::{Error, Result, chain};
+use crate::error::{Error, Result};
 use crate::model::size::image_bytes;
 use crate::model::{Allocation, Level, SnapshotId, SnapshotParameters};
 use crate::record::{SnapshotRecord, SnapshotState};
@@ -26,6 +26,8 @@ pub(super) struct Share {
     pub(super) made: Vec<Prepared>,
     pub(super) members: Vec<Member>,
     locks: Vec<Guard>,
+    /// Of a group's members, which nobody deletes before it's made.
+    _members: Vec<Guard>,
     /// Of thick volumes' copies, until these have blocks of their own.
     give_way: GiveWay,
 }
@@ -73,12 +75,13 @@ impl Share {
 
     /// The copies of its thick volumes.
     fn of_thick(&self) -> Vec<ThickCopy> {
-        let made = self.made.iter();
-        let thick = made.filter(|one| one.record.allocation == Allocation::Thick);
-        let copy = |one: &Prepared| ThickCopy {
+        let made = self.made.iter().zip(&self.members);
+        let thick = made.filter(|(one, _)| one.record.allocation == Allocation::Thick);
+        let copy = |(one, member): (&Prepared, &Member)| ThickCopy {
             pool: one.pool.clone(),
             image: Image::Snapshot(one.record.uuid),
             bytes: image_bytes(one.record.size),
+            emptied: member.emptied.clone(),
         };
         thick.map(copy).collect()
     }
@@ -105,13 +108,17 @@ impl Driver {
             return Err(no_sharing(&source.pool, &source.text));
         }
         let uses = self.uses_of(&sources)?;
+        let planned: Vec<SnapshotRecord> = sources.iter().map(plan).collect();
+        // A single one's caller has its lock, from before the look whether there is one.
+        let grouped = planned.iter().filter(|one| one.group.is_some());
+        let grouped = grouped.map(|one| self.locks.acquire(Key::Snapshot(one.uuid)));
         let mut share = Share {
             made: Vec::new(),
             members: Vec::new(),
             locks,
+            _members: grouped.collect::<Result<_>>()?,
             give_way: GiveWay::default(),
         };
-        let planned: Vec<SnapshotRecord> = sources.iter().map(plan).collect();
         let copies: Vec<Image> = planned
             .iter()
             .map(|one| Image::Snapshot(one.uuid))
@@ -136,9 +143,8 @@ impl Driver {
 
     fn prepare_snapshot(&self, pool: &super::Pool, record: &SnapshotRecord) -> Result<()> {
         // One that an earlier try has left, whose clean-up failed: it was never answered.
-        pool.backend
-            .delete_snapshot(record.uuid)
-            .map_err(Error::unseen)?;
+        let ended = pool.backend.end_unanswered_snapshot(record.uuid);
+        ended.map_err(Error::unseen)?;
         pool.backend
             .prepare_snapshot(record, &|space| admit_snapshot(pool, space, record))
     }
@@ -176,8 +182,8 @@ impl Driver {
         }
         // What follows takes long for thick volumes, and doesn't mind what is done to them.
         share.locks.clear();
-        let mut made = share.made.iter();
-        let unshared = made.try_for_each(|one| self.unshare_source(one));
+        let mut thick = share.give_way.copies().iter();
+        let unshared = thick.try_for_each(ThickCopy::unshare);
         // Before anything is committed; what has given way isn't.
         share.give_way.end().and(unshared)
     }
@@ -200,27 +206,6 @@ impl Driver {
                 undo: "a member of the group is not committed yet".into(),
             })
         })
-    }
-
-    /// A thick volume has blocks of its own again before its snapshot is answered, so that it
-    /// takes every write on a full pool. It may be used, grown and even deleted meanwhile.
-    fn unshare_source(&self, one: &Prepared) -> Result<()> {
-        if one.record.allocation != Allocation::Thick {
-            return Ok(());
-        }
-        let backend = &one.pool.backend;
-        let source = || -> Result<_> {
-            let volume = backend.volume(one.record.source)?;
-            Ok(volume.filter(|volume| volume.incarnation == one.record.source_incarnation))
-        };
-        let Some(volume) = source()? else {
-            return Ok(());
-        };
-        match backend.unshare(Image::Volume(volume.uuid), image_bytes(volume.size)) {
-            Err(error) if source()?.is_some() => Err(error),
-            // What failed because the volume was deleted meanwhile is not owed any more.
-            Err(_) | Ok(()) => Ok(()),
-        }
     }
 
     /// Deletes what a try has made.
@@ -250,13 +235,7 @@ impl Driver {
         let _clean_up = CleanUp::after(&first);
         let mut made = made.into_iter();
         let undone = made.try_for_each(|one| one.pool.backend.delete_snapshot(one.record.uuid));
-        match undone {
-            Ok(()) => first,
-            Err(undo) => Error::Undo {
-                first: Box::new(first),
-                undo: chain(&undo),
-            },
-        }
+        first.with_undo(undone)
     }
 }
 

@@ -12,6 +12,7 @@ use super::lock::Key;
 use super::pool::Owner;
 use super::{CreateSnapshot, Driver, Pool, Snapshot};
 use crate::cut::Use;
+use crate::cut::tries::Subject;
 use crate::error::{Error, Kind, Mismatch, Result};
 use crate::model::id::NameKind;
 use crate::model::{GroupId, Level, SnapshotId, SnapshotParameters, VolumeId};
@@ -24,6 +25,16 @@ pub(super) struct Prepared {
 }
 
 impl Driver {
+    /// The locks that CreateSnapshot needs.
+    pub fn locks_of_snapshot(&self, request: &CreateSnapshot) -> Vec<Key> {
+        let mut keys = vec![Key::SnapshotName(request.name.clone())];
+        if let Ok(source) = request.source_volume_id.parse::<VolumeId>() {
+            let id = SnapshotId::of_name(source.pool, NameKind::Snapshot, &request.name);
+            keys.extend([Key::Snapshot(id.uuid), Key::Volume(source.uuid)]);
+        }
+        keys
+    }
+
     /// CreateSnapshot. A crash leaves a snapshot that is in no list, which the next start or a
     /// repeat ends; on a pool that can't share blocks, a copy that a repeat goes on with.
     pub fn create_snapshot(&self, request: &CreateSnapshot) -> Result<Snapshot> {
@@ -33,7 +44,7 @@ impl Driver {
             same_request(request, &pool, &record)?;
             return Ok(self.snapshot(&pool, &record));
         }
-        let source = self.source(&request.source_volume_id)?;
+        let source = self.source_of(name, &request.source_volume_id)?;
         self.check_requisite(&request.requisite)?;
         let id = SnapshotId::of_name(source.pool.id(), NameKind::Snapshot, name);
         let _snapshot = self.locks.acquire(Key::Snapshot(id.uuid))?;
@@ -41,7 +52,12 @@ impl Driver {
             return self.copy_snapshot(request, &source, id);
         }
         let ids = [request.source_volume_id.clone()];
-        let made = self.tries(&format!("snapshot {name}"), &request.parameters, |now| {
+        let subject = Subject {
+            name: &format!("snapshot {name}"),
+            volumes: &ids,
+            parameters: &request.parameters,
+        };
+        let made = self.tries(&subject, |now| {
             let attempt = self.host.random_uuid();
             let parameters = &request.parameters;
             let plan = |source: &Source| self.plan_single(source, id, name, parameters, attempt);
@@ -54,6 +70,22 @@ impl Driver {
         each.ok_or_else(|| Error::Bug {
             invariant: "one source is one snapshot".into(),
         })
+    }
+
+    /// The source of a new snapshot. That there is none is a final answer: what an earlier call has
+    /// left of the snapshot's name is ended first.
+    pub(super) fn source_of(&self, name: &str, volume_id: &str) -> Result<Source> {
+        let absent = match self.source(volume_id) {
+            Err(absent @ Error::NotFound { .. }) => absent,
+            found => return found,
+        };
+        let Owner::Pool(pool, _) = self.owner(volume_id)? else {
+            return Err(absent);
+        };
+        let uuid = SnapshotId::of_name(pool.id(), NameKind::Snapshot, name).uuid;
+        let lock = self.locks.acquire(Key::Snapshot(uuid));
+        let ended = lock.and_then(|_lock| pool.backend.end_unanswered_snapshot(uuid));
+        Err(absent.with_undo(ended))
     }
 
     /// A snapshot is where its volume is.

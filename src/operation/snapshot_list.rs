@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use super::detach::look_at;
 use super::list::PAGE;
 use super::pool::Owner;
 use super::{Driver, ListSnapshots, Pool, PoolState, Snapshot, SnapshotPage};
@@ -100,7 +101,7 @@ impl Driver {
     /// All pools, or an error if one of them isn't served: what it has isn't known then.
     pub(super) fn all_serving(&self) -> Result<Vec<Arc<Pool>>> {
         let each = self.states().into_iter().map(|state| match state {
-            PoolState::Serving(pool) => Ok(pool),
+            PoolState::Serving(pool) => look_at(&pool).map(|()| pool),
             PoolState::Refused {
                 definition, why, ..
             } => Err(Error::Unreachable {

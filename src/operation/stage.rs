@@ -1,7 +1,7 @@
 //! NodeStage: attach the device, make the file system once, mount it.
 //!
-//! Whether a mounted volume is staged, the mount table says; a block volume's stage is a line in
-//! its record, valid for one boot.
+//! Whether a mounted volume is staged, the mount table says; a block volume's stage is an
+//! entry, valid for one boot.
 
 use std::path::{Path, PathBuf};
 
@@ -14,8 +14,8 @@ use super::{Driver, StageVolume, usage};
 use crate::backend::{AttachMode, Attached};
 use crate::error::{Doing, Error, Kind, Mismatch, Result, chain};
 use crate::host::{Effect, MountSpec, NodeKind};
-use crate::model::{AccessType, Capability, FsType, mount_option};
-use crate::record::{FormattedAs, LastStage, VolumeRecord};
+use crate::model::{AccessMode, AccessType, Capability, FsType, mount_option};
+use crate::record::{Formatted, FormattedAs, LastStage, VolumeRecord};
 
 impl Driver {
     /// NodeStageVolume. A crash leaves at most an attached device, which vanishes with the
@@ -27,15 +27,18 @@ impl Driver {
         self.copies.end(id.uuid);
         // Read again: it may have been deleted before the lock was ours.
         let (_, _, record) = self.find(&request.volume_id)?;
+        for_its_readers(&record, &request.capability)?;
         let Some(fs) = wanted_fs(&record, &request.capability) else {
             return self.stage_block(&pool, record, request);
         };
-        self.refuse_other_access(&record, "mount")?;
+        let mut record = record;
         let staged = self.is_staged(&pool, &record, request, &staging);
         if staged.map_err(Error::unseen)? {
-            return Ok(());
+            return self.fit_staged(&pool, &mut record, fs, &staging, &request.capability);
         }
-        let mut record = record;
+        if record.formatted == Some(Formatted::raw()) {
+            self.take_raw(&pool, &mut record, fs)?;
+        }
         let stage = LastStage {
             staging_path: request.staging_path.clone(),
             capability: request.capability.clone(),
@@ -45,7 +48,7 @@ impl Driver {
         self.mount_volume(&pool, &mut record, fs, &staging, stage, false)
     }
 
-    /// Attach, format once, mount, grow. On an error the mount is gone again and the device
+    /// Attach, format once, check what was not left clean, mount, grow. On an error the mount is gone again and the device
     /// vanishes with its last opener.
     pub(super) fn mount_volume(
         &self,
@@ -63,12 +66,14 @@ impl Driver {
                 lasting: false,
             },
         )?;
-        if !self.is_mounted(&attached)? && self.is_claimed(&attached.device)? {
+        let mounted = self.is_mounted(&attached)?;
+        if !mounted && self.is_claimed(&attached.device)? {
             return Err(Error::Busy {
                 subject: format!("volume {}", record.uuid),
                 holder: format!(
-                    "{} has a file system that is not mounted here (frozen, or in another mount namespace)",
-                    attached.device.path.display()
+                    "{} has a file system that is not mounted here (frozen, or in another mount namespace){}",
+                    attached.device.path.display(),
+                    self.holders(&attached.device)
                 ),
             });
         }
@@ -78,25 +83,25 @@ impl Driver {
             });
         };
         self.format_once(pool, record, &attached, fs, stage)?;
-        let read_only = read_only || mount_option::is_read_only(&mount_flags);
+        let read_only =
+            read_only || mount_option::is_read_only(&mount_flags) || record.is_for_readers();
+        let options = copy_options(record, fs, &mount_flags);
         let spec = MountSpec {
             device: &attached.device,
             target,
             fs,
-            options: &copy_options(record, fs, &mount_flags),
+            options: &options,
             read_only,
         };
-        let mounted = self
-            .host
-            .perform(&Effect::Mount(spec))
-            .doing(|| format!("mount volume {} at {}", record.uuid, target.display()));
-        let grown = mounted.and_then(|_| {
-            if read_only {
-                return Ok(());
-            }
-            self.grow_mounted(&attached, target, fs)
-        });
-        grown.map_err(|first| self.undo_mount(target, first))
+        if mounted {
+            self.mount(record, &spec)?;
+        } else {
+            self.mount_sound(pool, record, &spec)?;
+        }
+        if read_only {
+            return Ok(());
+        }
+        self.fit(pool, record, &spec)
     }
 
     /// Unmounts what an attempt has mounted at a path where nothing was; an error doesn't tell
@@ -124,31 +129,6 @@ impl Driver {
         Ok(!usage::of_device(&mounts, &attached.device).is_empty())
     }
 
-    /// Grows a mounted file system that is smaller than its device: nobody calls NodeExpand for
-    /// a volume that grew while it was not staged.
-    pub(super) fn grow_mounted(
-        &self,
-        attached: &Attached,
-        mount_point: &Path,
-        fs: FsType,
-    ) -> Result<()> {
-        let doing = || format!("grow {fs} at {}", mount_point.display());
-        if self
-            .host
-            .wants_growth(&attached.device, mount_point, fs)
-            .doing(doing)?
-        {
-            self.host
-                .perform(&Effect::GrowFs {
-                    device: &attached.device,
-                    mount_point,
-                    fs,
-                })
-                .doing(doing)?;
-        }
-        Ok(())
-    }
-
     /// Whether the volume is staged at this path as asked. Staged otherwise is an error.
     fn is_staged(
         &self,
@@ -160,7 +140,7 @@ impl Driver {
         let view = View::of(self, pool, record)?;
         match usage::at(&view.mounts, &self.table_path(staging)?).last() {
             Some(top) if view.device_of(top).is_some() => {
-                same_capability(record, request).map(|()| true)
+                same_capability(record.last_stage.as_ref(), request).map(|()| true)
             }
             Some(top) => Err(usage::stranger(staging, top)),
             None => match self.staged_elsewhere(record, request, &view) {
@@ -213,12 +193,20 @@ impl Driver {
     }
 }
 
+/// A mode of many readers is for volumes that were made for them.
+pub(super) fn for_its_readers(record: &VolumeRecord, asked: &Capability) -> Result<()> {
+    if asked.access_mode != AccessMode::MultiNodeReaderOnly || record.is_for_readers() {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "volume_capability.access_mode",
+        "MULTI_NODE_READER_ONLY is not what the volume was made for; give a SINGLE_NODE mode, or make a volume from it with that mode alone",
+    ))
+}
+
 /// A repeat must ask for what the stage was made with.
-pub(super) fn same_capability(record: &VolumeRecord, request: &StageVolume) -> Result<()> {
-    let differs = record
-        .last_stage
-        .as_ref()
-        .filter(|stage| stage.capability != request.capability);
+pub(super) fn same_capability(stage: Option<&LastStage>, request: &StageVolume) -> Result<()> {
+    let differs = stage.filter(|stage| stage.capability != request.capability);
     let Some(stage) = differs else { return Ok(()) };
     let (found, wanted) = Capability::tell_apart(
         std::slice::from_ref(&stage.capability),

@@ -7,18 +7,22 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
 
 use super::pool::{Pool, PoolState};
 use super::pool_image::{self, OpenImage};
-use super::{CutCounts, Driver, InFlight, Locks, Settings, pool_make, usage};
+use super::{CutCounts, Driver, InFlight, Locks, Settings, pool_admin, pool_make, usage};
 use crate::backend::Backend;
 use crate::backend::file::{FileBackend, Found};
 use crate::cut::Seams;
 use crate::error::{Doing, Error, Result, chain};
 use crate::host::{Effect, Host};
-use crate::model::{HomeId, PoolDefinition, PoolPlace};
+use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace};
 use crate::record::node::KnownPool;
 use crate::record::{self, NodeRecord};
+
+/// How long a start waits for the lock of a pool that a process which was killed just now served.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Where the simulated host has its pools.
 fn memory_path(name: &str) -> PathBuf {
@@ -47,13 +51,21 @@ fn sweep(seams: &Seams) {
 
 impl Driver {
     /// Opens the pools, takes their locks and ends what a crash left. A pool that can't be served
-    /// doesn't hold up the others; a path that was never a pool, without `init`, is an error.
+    /// is refused by name and doesn't hold up the others. It is an error only where no pool is
+    /// served and none is known, which is a mistake in the definitions.
     pub fn start(settings: Settings, seams: Seams) -> Result<Driver> {
         let host = seams.host.clone();
         // Before anything touches an image: a frozen one that was unmounted is hidden.
         sweep(&seams);
         let mut record: NodeRecord =
             record::load(host.as_ref(), &settings.node_record)?.unwrap_or_default();
+        // The rename that put it there may not be durable yet.
+        let folder = settings.node_record.parent().unwrap_or(Path::new("/"));
+        if record != NodeRecord::default()
+            && let Err(error) = host.perform(&Effect::SyncDir { path: folder })
+        {
+            tracing::error!(error = %chain(&error), "can't make the node record durable");
+        }
         if record.home.is_none() {
             let homes = homes(host.as_ref(), &settings);
             // Of two homes none is ours: all wait for `adopt`.
@@ -76,23 +88,48 @@ impl Driver {
             formats: std::sync::atomic::AtomicU64::new(0),
             copies: super::copying::Copies::default(),
             copied: std::sync::atomic::AtomicU64::new(0),
+            published: super::published::Published::default(),
             pauses: Mutex::default(),
             cuts: CutCounts::default(),
         };
-        let mut states = Vec::new();
+        let mut wrong = None;
         for definition in &driver.settings.pools {
-            states.push(driver.open_or_refuse(definition)?);
+            let state = match driver.open_pool(definition) {
+                Err(error @ Error::Locked { .. }) if driver.settings.alone => return Err(error),
+                Err(error) => {
+                    let state = driver.refuse(definition, &error);
+                    wrong = wrong.or(Some(error).filter(is_mistake));
+                    state
+                }
+                Ok(state) => state,
+            };
+            tell(&state);
+            let mut states = driver.pools.write().unwrap_or_else(PoisonError::into_inner);
+            states.push(state);
         }
-        *driver.pools.write().unwrap_or_else(PoisonError::into_inner) = states;
-        driver.settle_groups();
+        let is_nowhere = |state: &PoolState| matches!(state, PoolState::Refused { id: None, .. });
+        if let Some(error) = wrong.filter(|_| driver.states().iter().all(is_nowhere)) {
+            return Err(error);
+        }
+        if let Err(error) = driver.forget_earlier_stages() {
+            tracing::warn!(error = %chain(&error), "entries of an earlier boot stay in the state directory");
+        }
+        for pool in driver.serving() {
+            driver.settle_groups_of(&pool);
+        }
+        driver.watch_published();
         driver.remember()?;
         Ok(driver)
+    }
+
+    /// Ends freezes that a crash has left. Apart from [`Driver::look_again`], which waits for disks.
+    pub fn sweep_freezes(&self) {
+        sweep(&self.seams);
     }
 
     /// Looks again at the node record, which `pool forget` and `pool adopt` may have changed, and
     /// at pools that aren't served: a disk may have come back.
     pub fn look_again(&self) {
-        sweep(&self.seams);
         self.read_node_record();
         for state in self.states() {
             let PoolState::Refused {
@@ -105,17 +142,14 @@ impl Driver {
             };
             let state = match self.open_pool(&definition) {
                 Ok(state) => state,
-                Err(error) => PoolState::Refused {
-                    id: None,
-                    why: chain(&error),
-                    definition: definition.clone(),
-                },
+                Err(error) => self.refuse(&definition, &error),
             };
             if let PoolState::Refused { why, .. } = &state
                 && *why == before
             {
                 continue;
             }
+            tell(&state);
             let mut pools = self.pools.write().unwrap_or_else(PoisonError::into_inner);
             if let Some(slot) = pools
                 .iter_mut()
@@ -124,19 +158,9 @@ impl Driver {
                 *slot = state;
             }
         }
-        self.settle_groups();
+        self.watch_published();
         if let Err(error) = self.remember() {
             tracing::error!(error = %chain(&error), "can't write the node record");
-        }
-    }
-
-    /// Goes on with deletes that failed half-way, in every pool that is served. Takes as long as
-    /// their wipes.
-    pub fn end_trash(&self) {
-        for pool in self.serving() {
-            if !self.in_flight.is_stopping() {
-                pool.backend.end_trash();
-            }
         }
     }
 
@@ -160,25 +184,12 @@ impl Driver {
         }
     }
 
-    /// A pool that can't be read doesn't hold up the others; a bad definition does.
-    fn open_or_refuse(&self, definition: &PoolDefinition) -> Result<PoolState> {
-        match self.open_pool(definition) {
-            Err(
-                error @ (Error::Damaged { .. }
-                | Error::Host { .. }
-                | Error::Busy { .. }
-                | Error::Pending { .. }),
-            ) => {
-                let why = chain(&error);
-                tracing::error!(pool = %definition.name, "not served: {why}");
-                let id = self.known(definition).map(|(id, _)| id);
-                Ok(PoolState::Refused {
-                    definition: definition.clone(),
-                    id,
-                    why,
-                })
-            }
-            opened => opened,
+    /// A pool that could not be opened, as the node record knows it.
+    fn refuse(&self, definition: &PoolDefinition, error: &Error) -> PoolState {
+        PoolState::Refused {
+            definition: definition.clone(),
+            id: self.known(definition).map(|(id, _)| id),
+            why: chain(error),
         }
     }
 
@@ -186,7 +197,6 @@ impl Driver {
     fn open_pool(&self, definition: &PoolDefinition) -> Result<PoolState> {
         let outer = folder(definition);
         let refused = |id, why: String| {
-            tracing::error!(pool = %definition.name, "not served: {why}");
             Ok(PoolState::Refused {
                 definition: definition.clone(),
                 id,
@@ -196,7 +206,14 @@ impl Driver {
         let known = self.known(definition);
         let found = pool_make::look(self.host.as_ref(), &outer)?;
         pool_image::check_kind(definition, &found)?;
-        let (image, found) = self.open_image(definition, found, known.is_none())?;
+        // Later on it's looked at again and again.
+        let is_start = self.states().len() < self.settings.pools.len();
+        let patience = if is_start {
+            LOCK_PATIENCE
+        } else {
+            Duration::ZERO
+        };
+        let (image, found) = self.open_image(definition, found, known.is_none(), patience)?;
         let path = image.as_ref().map_or(outer, |image| image.folder.clone());
         match found {
             pool_make::Found::Pool(pool) if pool.home != self.home() => {
@@ -210,41 +227,78 @@ impl Driver {
                     ),
                 );
             }
-            pool_make::Found::Pool(_) => {}
+            pool_make::Found::Pool(pool) => {
+                if let Some((id, why)) = self.rival(definition, pool.id) {
+                    if let Some(image) = image {
+                        // Of two images with one uuid the kernel mounts one.
+                        pool_image::close(self.host.as_ref(), image)?;
+                    }
+                    return refused(id, why);
+                }
+            }
             found if known.is_some() => {
                 let (id, last) = known.unzip();
-                let what = if found == pool_make::Found::Missing {
-                    "does not exist"
-                } else {
-                    "has no pool"
-                };
-                return refused(
-                    id,
-                    format!(
-                        "{} {what}, but this machine had it at {}; is its disk mounted? (`slackwater pool forget` ends it)",
-                        path.display(),
-                        last.map(|known: KnownPool| known.place).unwrap_or_default()
-                    ),
-                );
+                return refused(id, absent(&path, &found, last));
             }
             _ if definition.init || definition.place == PoolPlace::Memory => {
                 if definition.place == PoolPlace::Memory {
-                    self.make_dirs(&path)?;
+                    pool_admin::make_folders(self.host.as_ref(), &path)?;
                 }
                 pool_make::make_pool(self.host.as_ref(), &definition.name, &path, self.home())?;
             }
             found => return Err(no_pool(definition, &path, &found)),
         }
-        match FileBackend::open(self.host.clone(), &path)? {
+        match FileBackend::open(self.host.clone(), &path, patience)? {
             Found::Pool(backend) => Ok(PoolState::Serving(Arc::new(
                 self.recover(definition, *backend, image)?,
             ))),
-            Found::Locked(_) => Err(Error::refused(
-                path.display(),
-                "another slackwater process serves this pool; stop it first",
-            )),
+            Found::Locked(_) => Err(Error::Locked {
+                place: path.display().to_string(),
+            }),
             Found::Blank => refused(None, format!("{} has no pool any more", path.display())),
         }
+    }
+
+    /// Why a pool with this id must not be served from this place: it is a copy of one at another
+    /// place, or may be. The one that is served goes on, or else the one at the place that the node
+    /// record names; if that decides nothing, none of them is served. With the id, unless another
+    /// place stands for it.
+    fn rival(&self, definition: &PoolDefinition, id: PoolId) -> Option<(Option<PoolId>, String)> {
+        let why = |place: &PoolPlace| {
+            format!(
+                "the same pool ({id}) is also at {place}; one of them is a copy: take the one that is not to be used out of the configuration"
+            )
+        };
+        if let Some(pool) = self.serving().into_iter().find(|pool| pool.id() == id) {
+            return Some((None, why(&pool.definition.place)));
+        }
+        let named = self
+            .node_record()
+            .pools
+            .get(&id)
+            .map(|known| known.place.clone());
+        if named.as_deref() == Some(&definition.place.to_string()) {
+            return None;
+        }
+        let others = self.settings.pools.iter();
+        let mut others = others.filter(|other| other.name != definition.name);
+        others.find_map(|other| {
+            let is_named = named.as_deref() == Some(&other.place.to_string());
+            match pool_image::identify(self.host.as_ref(), other) {
+                Ok(Some(found)) if found.id == id => {
+                    Some((Some(id).filter(|_| !is_named), why(&other.place)))
+                }
+                Err(error) if is_named => Some((
+                    Some(id),
+                    format!(
+                        "this machine had the same pool ({id}) at {}, which can't be read now ({}); if that one is gone for good, take it out of the configuration",
+                        other.place,
+                        chain(&error)
+                    ),
+                )),
+                Ok(_) | Err(_) => None,
+            }
+        })
     }
 
     /// Ends what a crash left on a pool, before its first call.
@@ -262,40 +316,13 @@ impl Driver {
             image,
             leftovers,
         };
-        pool.leftovers.ephemeral = self.end_stale_ephemerals(&pool)?;
+        pool.leftovers.ephemeral = self.end_left_inline(&pool)?;
         tracing::info!(pool = %definition.name, id = %pool.id(), volumes = pool.backend.count(), leftovers = pool.leftovers.total(), "serving");
         Ok(pool)
     }
 
-    /// Inline volumes of an earlier boot: their pods are gone, and nobody unpublishes them.
-    fn end_stale_ephemerals(&self, pool: &Pool) -> Result<u64> {
-        let boot = self.host.boot_id().doing(|| "read the boot id".into())?;
-        let mut ended = 0;
-        for record in pool
-            .backend
-            .volumes(None, usize::MAX)
-            .into_iter()
-            .filter(|record| record.ephemeral)
-        {
-            let this_boot = record
-                .last_stage
-                .as_ref()
-                .is_some_and(|stage| stage.boot == Some(boot));
-            if this_boot || !pool.backend.devices(record.uuid)?.is_empty() {
-                continue;
-            }
-            match pool.backend.delete(record.uuid) {
-                Ok(()) => ended += 1,
-                Err(error) => {
-                    tracing::error!(volume = %record.uuid, error = %chain(&error), "can't end an inline volume of an earlier boot");
-                }
-            }
-        }
-        Ok(ended)
-    }
-
     /// What the node record knows of a definition, by place or by name.
-    fn known(&self, definition: &PoolDefinition) -> Option<(crate::model::PoolId, KnownPool)> {
+    fn known(&self, definition: &PoolDefinition) -> Option<(PoolId, KnownPool)> {
         let place = definition.place.to_string();
         let record = self.node_record();
         let mut pools = record.pools.iter();
@@ -326,35 +353,31 @@ impl Driver {
         {
             return Ok(());
         }
-        self.make_dirs(path.parent().unwrap_or(Path::new("/")))?;
-        record::store(self.host.as_ref(), path, &*record)
-    }
-
-    /// mkdir -p.
-    fn make_dirs(&self, path: &Path) -> Result<()> {
-        let mut missing: Vec<&Path> = Vec::new();
-        for folder in path.ancestors() {
-            if self
-                .host
-                .stat(folder)
-                .doing(|| format!("look at {}", folder.display()))?
-                .is_some()
-            {
-                break;
-            }
-            missing.push(folder);
-        }
-        missing.iter().rev().try_for_each(|folder| {
-            self.host
-                .perform(&Effect::MakeDir { path: folder })
-                .map(drop)
-                .doing(|| format!("make {}", folder.display()))
-        })
+        pool_admin::store_node(self.host.as_ref(), path, &record)
     }
 
     pub(super) fn node_record(&self) -> MutexGuard<'_, NodeRecord> {
         self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Logs a pool that is not served, once for each reason.
+fn tell(state: &PoolState) {
+    if let PoolState::Refused {
+        definition, why, ..
+    } = state
+    {
+        tracing::error!(pool = %definition.name, "not served: {why}");
+    }
+}
+
+/// Whether an error says that a definition, or what lies at its place, is wrong: it stays so until
+/// a person does something.
+fn is_mistake(error: &Error) -> bool {
+    !matches!(
+        error,
+        Error::Damaged { .. } | Error::Host { .. } | Error::Busy { .. } | Error::Pending { .. }
+    )
 }
 
 /// Homes of the pools that are there.
@@ -366,6 +389,20 @@ fn homes(host: &dyn Host, settings: &Settings) -> BTreeSet<HomeId> {
         homes.extend(pool.map(|pool| pool.home));
     }
     homes
+}
+
+/// Why a place isn't made a pool: this machine had one there.
+fn absent(path: &Path, found: &pool_make::Found, last: Option<KnownPool>) -> String {
+    let what = if *found == pool_make::Found::Missing {
+        "does not exist"
+    } else {
+        "has no pool"
+    };
+    format!(
+        "{} {what}, but this machine had it at {}; is its disk mounted? (`slackwater pool forget` ends it)",
+        path.display(),
+        last.map(|known| known.place).unwrap_or_default()
+    )
 }
 
 fn no_pool(definition: &PoolDefinition, path: &Path, found: &pool_make::Found) -> Error {
@@ -384,3 +421,6 @@ fn no_pool(definition: &PoolDefinition, path: &Path, found: &pool_make::Found) -
         ),
     )
 }
+
+#[cfg(test)]
+mod tests;

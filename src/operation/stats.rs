@@ -5,7 +5,6 @@ use std::path::Path;
 use super::publish::View;
 use super::{AskStats, Driver, Stats, Usage, usage};
 use crate::error::{Doing, Error, Kind, Result};
-use crate::record::FormattedAs;
 
 impl Driver {
     /// NodeGetVolumeStats. Looks only: it never waits for a running operation.
@@ -33,10 +32,7 @@ impl Driver {
             available: None,
             used: None,
         };
-        if record
-            .formatted
-            .as_ref()
-            .is_some_and(|formatted| formatted.kind == FormattedAs::Raw)
+        if record.is_raw()
             && self
                 .staged_as_block(&record)?
                 .is_some_and(|staged| staged == request.volume_path)

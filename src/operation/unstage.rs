@@ -13,6 +13,7 @@ use crate::backend::FoundDevice;
 use crate::error::{Doing, Error, Result, chain};
 use crate::host::{Device, Effect};
 use crate::model::VolumeId;
+use crate::record::VolumeRecord;
 
 /// How long a scanner (udev, losetup, another driver's look at all devices) may hold a device:
 /// they take milliseconds; half a second is a busy machine's.
@@ -37,18 +38,15 @@ impl Driver {
             Ok(Owner::Nobody) | Err(_) => None,
         };
         let before = self.unmount_all(owned, &staging)?;
-        let Some((pool, uuid)) = owned else {
-            return Ok(());
-        };
-        if let Ok(Some(mut record)) = pool.backend.volume(uuid)
-            && self
-                .staged_as_block(&record)?
-                .is_some_and(|path| path == staging_path)
+        if let Ok(id) = volume_id.parse::<VolumeId>()
+            && !matches!(owner, Ok(Owner::Nobody))
         {
-            record.last_stage = None;
-            pool.backend.update(&record)?;
+            self.end_block_stage(owned.map(|(pool, _)| pool), id.uuid, staging_path)?;
         }
-        self.free_devices(pool, uuid, &before)
+        match owned {
+            Some((pool, uuid)) => self.free_devices(pool, uuid, &before),
+            None => Ok(()),
+        }
     }
 
     /// Unmounts what is ours at a path, however often it's mounted there. With the pool served
@@ -64,18 +62,17 @@ impl Driver {
             Some((pool, uuid)) => pool.backend.devices(uuid)?,
             None => Vec::new(),
         };
-        let known = owned.is_some_and(|(pool, uuid)| {
-            pool.backend
-                .volume(uuid)
-                .is_ok_and(|record| record.is_some())
-        });
+        let record = owned.and_then(|(pool, uuid)| pool.backend.volume(uuid).ok().flatten());
+        // Where a raw volume was published its node may show nothing any more: its user can
+        // detach the device. No other volume ever gets that number while it's bound.
+        let raw = record.as_ref().is_some_and(VolumeRecord::is_raw);
         loop {
             let mounts = self.mounts()?;
             let Some(top) = usage::at(&mounts, &here).last().copied() else {
                 return Ok(devices);
             };
             let ours = devices.iter().any(|found| usage::shows(top, &found.device))
-                || (!known && usage::is_of_loop(top));
+                || (record.is_none() || raw && usage::is_node(top)) && usage::is_of_loop(top);
             if !ours {
                 return Err(Error::refused(
                     path.display(),
@@ -92,7 +89,7 @@ impl Driver {
 
     /// Unmounts once; the host waits for one that is busy for a moment only. Never by force,
     /// because what has it open would lose its writes.
-    fn unmount(&self, path: &Path) -> Result<()> {
+    pub(super) fn unmount(&self, path: &Path) -> Result<()> {
         match self.host.perform(&Effect::Unmount { target: path }) {
             Ok(_) => Ok(()),
             Err(error) if error.code() == Some(Errno::EBUSY) => {
@@ -112,6 +109,7 @@ impl Driver {
         uuid: Uuid,
         before: &[FoundDevice],
     ) -> Result<()> {
+        self.let_go(uuid)?;
         let mut still = pool.backend.devices(uuid)?;
         // Mostly the device of a mounted volume went with its mount: then nothing is to be done.
         if !still.is_empty() {
@@ -121,7 +119,7 @@ impl Driver {
                 .filter(|found| usage::of_device(&mounts, &found.device).is_empty())
             {
                 if self.is_claimed(&found.device)? {
-                    tracing::warn!(volume = %uuid, device = %found.device.path.display(), "unmounted here, but a file system still holds the device");
+                    tracing::warn!(volume = %uuid, device = %found.device.path.display(), "unmounted here, but a file system or another device still holds it{}", self.holders(&found.device));
                     continue;
                 }
                 pool.backend.detach(uuid, &found.device)?;

@@ -2,9 +2,11 @@
 
 use std::path::Path;
 
+use nix::sys::stat::major;
+
 use super::Driver;
 use crate::error::{Doing, Error, Result};
-use crate::host::{Device, Mount};
+use crate::host::{Device, LOOP_MAJOR, Mount};
 
 impl Driver {
     pub(super) fn mounts(&self) -> Result<Vec<Mount>> {
@@ -20,11 +22,35 @@ impl Driver {
             .cloned())
     }
 
+    /// What the kernel has put upon a device, as the end of a sentence: a volume group that the
+    /// node has activated, for one. Empty if there is nothing, or it can't be told.
+    pub(super) fn holders(&self, device: &Device) -> String {
+        let Some(name) = device.path.file_name() else {
+            return String::new();
+        };
+        let folder = Path::new("/sys/block").join(name).join("holders");
+        let found = self.host.list_dir(&folder).ok().flatten();
+        let holders = found.unwrap_or_default().into_iter().map(|holder| {
+            let name = folder.join(&holder).join("dm/name");
+            let name = self.host.read_file(&name).ok().flatten();
+            match name.map(|name| String::from_utf8_lossy(&name).trim().to_string()) {
+                Some(name) if !name.is_empty() => format!("{holder} ({name})"),
+                Some(_) | None => holder,
+            }
+        });
+        let holders: Vec<String> = holders.collect();
+        match holders.is_empty() {
+            true => String::new(),
+            false => format!("; {} stands on it", holders.join(", ")),
+        }
+    }
+
     /// Whether a file system or an exclusive opener has a device.
     pub(super) fn is_claimed(&self, device: &Device) -> Result<bool> {
         self.host
             .is_claimed(device)
             .doing(|| format!("look at {}", device.path.display()))
+            .map_err(Error::unseen)
     }
 }
 
@@ -35,26 +61,27 @@ pub(super) fn of_device<'a>(mounts: &'a [Mount], device: &Device) -> Vec<&'a Mou
 
 /// Whether a mount shows a device.
 pub(super) fn shows(mount: &Mount, device: &Device) -> bool {
-    // A bound device node: the mount is of the file system that has /dev, its root is the node.
-    if is_node(mount) {
-        return mount.root.file_name() == device.path.file_name();
+    match mount.node {
+        Some(number) => number == device.rdev,
+        None => mount.device == device.rdev || is_btrfs_of(mount, &device.path),
     }
-    // btrfs has device numbers of its own, so there the source counts.
-    mount.device == device.rdev || mount.source == device.path
+}
+
+/// btrfs has device numbers of its own, so there the source counts, which it names itself. What
+/// other file systems without a device call their source may be anything.
+fn is_btrfs_of(mount: &Mount, device: &Path) -> bool {
+    mount.fs_name == "btrfs" && mount.source == device
 }
 
 /// Whether a mount shows a loop device at all: then it's a volume's, of a pool that isn't served.
 pub(super) fn is_of_loop(mount: &Mount) -> bool {
-    let node = if is_node(mount) {
-        &mount.root
-    } else {
-        &mount.source
-    };
-    let name = node.file_name().and_then(|name| name.to_str());
-    name.is_some_and(|name| {
-        name.strip_prefix("loop")
-            .is_some_and(|n| !n.is_empty() && n.bytes().all(|c| c.is_ascii_digit()))
-    })
+    let number = mount.source.to_str().and_then(|source| {
+        let number = source.strip_prefix("/dev/loop")?;
+        number.parse().ok()
+    });
+    let is_loop = |number: u64| major(number) == LOOP_MAJOR;
+    is_loop(mount.node.unwrap_or(mount.device))
+        || number.is_some_and(|number| is_btrfs_of(mount, &Device::of_loop(number).path))
 }
 
 /// Mounts at a path, the topmost last.
@@ -77,5 +104,5 @@ pub(super) fn stranger(path: &Path, mount: &Mount) -> Error {
 
 /// Whether a mount is a device node bound to a target, rather than a file system.
 pub(super) fn is_node(mount: &Mount) -> bool {
-    matches!(mount.fs_name.as_str(), "devtmpfs" | "tmpfs") && mount.root != Path::new("/")
+    mount.node.is_some()
 }

@@ -72,8 +72,12 @@ impl SnapshotRecord {
 }
 
 impl Record for SnapshotRecord {
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     const WHAT: &'static str = "record of a snapshot";
+
+    fn written_version(&self) -> u32 {
+        super::Formatted::version(self.formatted.as_ref())
+    }
 }
 
 /// A snapshot's life.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::Record;
-use crate::model::{Allocation, Capability, FsType, Wipe};
+use crate::model::{AccessMode, Allocation, Capability, FsType, Wipe};
 
 /// Everything that is known of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,6 +68,20 @@ pub struct VolumeRecord {
 }
 
 impl VolumeRecord {
+    /// Whether its content is the user's from the first byte on: raw block.
+    pub fn is_raw(&self) -> bool {
+        let formatted = self.formatted.as_ref();
+        formatted.is_some_and(|formatted| formatted.kind == FormattedAs::Raw)
+    }
+
+    /// A copy for readers of many nodes alone: nobody ever writes to it.
+    pub fn is_for_readers(&self) -> bool {
+        let mut modes = self.capabilities.iter().map(|it| it.access_mode);
+        self.content_source.is_some()
+            && !self.capabilities.is_empty()
+            && modes.all(|mode| mode == AccessMode::MultiNodeReaderOnly)
+    }
+
     /// Where its blocks come from in the end.
     pub fn lineage(&self) -> Uuid {
         self.lineage.unwrap_or(self.incarnation)
@@ -89,8 +103,16 @@ fn is_false(value: &bool) -> bool {
 }
 
 impl Record for VolumeRecord {
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     const WHAT: &'static str = "record of a volume";
+
+    fn written_version(&self) -> u32 {
+        match self.is_for_readers() {
+            // Before 2, programs do not know the mode.
+            true => 2,
+            false => Formatted::version(self.formatted.as_ref()),
+        }
+    }
 }
 
 /// A volume's life.
@@ -155,6 +177,46 @@ pub struct Formatted {
     /// False from before mkfs starts until after it has ended. A volume is never mounted or
     /// shown while this is false, so only then may mkfs run (again).
     pub complete: bool,
+    /// Set from before the file system is grown unmounted until that has ended. While it is set
+    /// the file system may be in the middle of that, and is repaired before it is mounted.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub growing: bool,
+    /// Its user made the file system, on a raw device: it is mounted with more caution.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub found: bool,
+}
+
+impl Formatted {
+    /// A mark for mkfs, which is about to start.
+    pub fn begun(kind: FormattedAs, uuid: Uuid) -> Formatted {
+        Formatted {
+            kind,
+            uuid,
+            complete: false,
+            growing: false,
+            found: false,
+        }
+    }
+
+    /// The same for what is made.
+    pub fn complete(kind: FormattedAs, uuid: Uuid) -> Formatted {
+        Formatted {
+            complete: true,
+            ..Formatted::begun(kind, uuid)
+        }
+    }
+
+    /// The version of a record with this mark: before 2, programs would mount what a user has made
+    /// without caution, and what is in the middle of its growth as it is.
+    pub(super) fn version(formatted: Option<&Formatted>) -> u32 {
+        let is_new = formatted.is_some_and(|it| it.growing || it.found);
+        if is_new { 2 } else { 1 }
+    }
+
+    /// A raw device.
+    pub fn raw() -> Formatted {
+        Formatted::complete(FormattedAs::Raw, Uuid::nil())
+    }
 }
 
 /// How a volume was staged last.

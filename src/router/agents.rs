@@ -9,7 +9,7 @@ mod agent;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -77,6 +77,8 @@ pub struct Agents {
     polled: RwLock<Option<BTreeMap<String, Polled>>>,
     asking: Arc<Semaphore>,
     changed: watch::Sender<u64>,
+    /// The node that served a pool when all agents answered and no other served it.
+    served: Mutex<BTreeMap<PoolId, String>>,
 }
 
 impl Agents {
@@ -88,7 +90,25 @@ impl Agents {
             polled: RwLock::new(None),
             asking: Arc::new(Semaphore::new(AT_ONCE)),
             changed: watch::channel(0).0,
+            served: Mutex::default(),
         }
+    }
+
+    /// Remembers that a node alone serves a pool. While an agent can't be reached nothing is
+    /// remembered: it may be the one that has the pool.
+    pub(super) fn serves(&self, pool: PoolId, agent: &Agent) {
+        if self.all().iter().all(|agent| agent.seen().is_reachable()) {
+            let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+            served.insert(pool, agent.node().to_string());
+        }
+    }
+
+    /// The node that served a pool as far as this process remembers, if it still has an agent.
+    pub(super) fn served_by(&self, pool: PoolId) -> Option<String> {
+        let served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+        let node = served.get(&pool).cloned();
+        drop(served);
+        node.filter(|node| self.of_node(node).is_some())
     }
 
     /// From now on the agents are these, each a node's name and "host:port", and no others. One

@@ -5,7 +5,6 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use tonic::metadata::MetadataMap;
 use tonic::transport::Channel;
 use tonic::{Code, ConnectError, Request, Response, Status};
 
@@ -14,7 +13,7 @@ use super::agents::{Agent, beneath};
 use crate::csi::controller_client::ControllerClient;
 use crate::error::{Error, Result};
 use crate::service::status::code_name;
-use crate::service::{Answer, Rpc, status};
+use crate::service::{Answer, Rpc, patience, status, timeout};
 
 /// A call that is being answered. Whoever drops it (the deadline, a caller that went away) drops
 /// what it asks of agents as well: their work goes on, detached there.
@@ -23,6 +22,8 @@ pub(super) struct Call<'a> {
     rpc: Rpc,
     begun: Instant,
     until: Option<Instant>,
+    /// How long it may wait for what is locked.
+    patience: Duration,
     /// Number of questions, and how long the last one took.
     asked: Mutex<(u32, Duration)>,
 }
@@ -36,6 +37,7 @@ impl Router {
             rpc,
             begun,
             until: timeout(request.metadata()).and_then(|left| begun.checked_add(left)),
+            patience: patience(request),
             asked: Mutex::default(),
         }
     }
@@ -45,6 +47,11 @@ impl Call<'_> {
     /// Which call it is.
     pub(super) fn rpc(&self) -> Rpc {
         self.rpc
+    }
+
+    /// How long it may wait for what is locked, before it begins.
+    pub(super) fn patience(&self) -> Duration {
+        self.patience
     }
 
     /// A request to an agent, with what is left of the time.
@@ -94,6 +101,20 @@ impl Call<'_> {
     where
         W: Future<Output = std::result::Result<Response<A>, Status>>,
     {
+        let answer = self.forward_whole(agent, message, ask).await;
+        answer.map(Response::into_inner)
+    }
+
+    /// The same, with the answer's metadata.
+    pub(super) async fn forward_whole<M: Clone, A, W>(
+        &self,
+        agent: &Agent,
+        message: M,
+        ask: impl Fn(ControllerClient<Channel>, Request<M>) -> W,
+    ) -> Result<Response<A>>
+    where
+        W: Future<Output = std::result::Result<Response<A>, Status>>,
+    {
         let client = agent.controller().await?;
         let request = self.request(message.clone())?;
         let question = async {
@@ -105,7 +126,7 @@ impl Call<'_> {
                 answer => answer,
             }
         };
-        self.ask(agent, question).await.map(Response::into_inner)
+        self.ask(agent, question).await
     }
 
     /// What the caller gets.
@@ -123,69 +144,5 @@ impl Drop for Call<'_> {
             let added = self.begun.elapsed().saturating_sub(took);
             self.router.options.metrics.router().added(added);
         }
-    }
-}
-
-/// `grpc-timeout`: up to eight digits and a unit, as gRPC over HTTP/2 has it.
-fn timeout(metadata: &MetadataMap) -> Option<Duration> {
-    let text = metadata.get("grpc-timeout")?.to_str().ok()?;
-    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-        return None;
-    }
-    let count = digits.parse::<u64>().ok()?;
-    Some(match unit {
-        "H" => Duration::from_secs(count * 3600),
-        "M" => Duration::from_secs(count * 60),
-        "S" => Duration::from_secs(count),
-        "m" => Duration::from_millis(count),
-        "u" => Duration::from_micros(count),
-        "n" => Duration::from_nanos(count),
-        _ => return None,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_deadline_is_read_in_every_unit_and_nothing_else_is_one() {
-        let read = |text: &str| {
-            let mut metadata = MetadataMap::new();
-            metadata.insert("grpc-timeout", text.parse().unwrap());
-            timeout(&metadata)
-        };
-        for (text, duration) in [
-            ("2H", Duration::from_secs(7200)),
-            ("3M", Duration::from_secs(180)),
-            ("10S", Duration::from_secs(10)),
-            ("99999999m", Duration::from_millis(99_999_999)),
-            ("5u", Duration::from_micros(5)),
-            ("0n", Duration::ZERO),
-        ] {
-            assert_eq!(read(text), Some(duration), "{text}");
-        }
-        for text in [
-            "",
-            "S",
-            "10",
-            "10s",
-            "-1S",
-            "+1S",
-            "123456789S",
-            "1.5S",
-            "1 S",
-        ] {
-            assert_eq!(read(text), None, "{text}");
-        }
-        assert_eq!(timeout(&MetadataMap::new()), None);
-        // What tonic itself writes.
-        let mut request = Request::new(());
-        request.set_timeout(Duration::from_millis(1500));
-        assert_eq!(
-            timeout(request.metadata()),
-            Some(Duration::from_millis(1500))
-        );
     }
 }

@@ -32,7 +32,7 @@ impl Router {
         self.agents.all_asked()?;
         let class = asked.parameters.pool.as_deref();
         let mut agents = match &asked.topology {
-            Some(home) => self.agents.of_home(home),
+            Some(home) => self.at_home(home).await.unwrap_or_default(),
             None => self.agents.all(),
         };
         agents.retain(|agent| agent.check().is_ok());
@@ -70,9 +70,8 @@ impl Router {
 
 /// Room is added up, the largest volume is the largest of all, and the smallest the smallest.
 fn add(sum: &mut GetCapacityResponse, more: &GetCapacityResponse) {
-    sum.available_capacity = sum
-        .available_capacity
-        .saturating_add(more.available_capacity);
+    let available = more.available_capacity.max(0);
+    sum.available_capacity = sum.available_capacity.saturating_add(available);
     sum.maximum_volume_size = sum.maximum_volume_size.max(more.maximum_volume_size);
     sum.minimum_volume_size = match (sum.minimum_volume_size, more.minimum_volume_size) {
         (Some(one), Some(other)) => Some(one.min(other)),

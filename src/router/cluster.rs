@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::error::Result;
 use crate::hook::{Hooks, NoHooks};
-use crate::model::PoolId;
+use crate::model::{Level, PoolId};
 use crate::telemetry::router::ClusterStatus;
 
 /// Kind of an event's object.
@@ -21,6 +21,28 @@ pub enum About {
     Node(String),
     /// A pool's object.
     Pool(PoolId),
+    /// The routers of this installation: their Lease.
+    Router,
+}
+
+/// The object that stands for a snapshot in a cluster, by its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// A VolumeSnapshotContent.
+    Snapshot(String),
+    /// A VolumeGroupSnapshotContent.
+    Group(String),
+}
+
+/// What a snapshot, or all members of a group, have reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reached {
+    /// The level.
+    pub level: Level,
+    /// Why not a higher one; empty if it's the one asked for.
+    pub reason: String,
+    /// Nanoseconds since 1970.
+    pub cut_at: u64,
 }
 
 /// A cluster. Answers come from memory that follows the API server, and may be a moment old.
@@ -54,6 +76,9 @@ pub trait Cluster: Send + Sync + 'static {
     /// Tells people something, by an event on an object. Never fails and never waits.
     fn tell(&self, about: &About, is_warning: bool, reason: &'static str, message: String);
 
+    /// Writes down, at the object of a snapshot, what it has reached. Never fails and never waits.
+    fn note(&self, _content: &Content, _reached: Reached) {}
+
     /// Whether the API server answers and is ready, asked anew.
     async fn answers(&self) -> bool {
         true
@@ -75,7 +100,8 @@ pub struct KnownPool {
     pub id: PoolId,
     /// Its name in its agent's configuration.
     pub name: String,
-    /// The node that showed it last.
+    /// The node that has it: as a person says, or else the one that showed it last; empty if that
+    /// isn't known.
     pub node: String,
     /// Its topology value.
     pub home: String,

@@ -10,6 +10,7 @@ use tonic::{Request, Response, Status};
 
 use super::Router;
 use super::call::Call;
+use super::checked::same;
 use super::route::{Owner, absent};
 use crate::csi::controller_client::ControllerClient;
 use crate::csi::controller_server::Controller;
@@ -46,8 +47,28 @@ impl Router {
     where
         W: Future<Output = std::result::Result<Response<A>, Status>>,
     {
+        self.about_one(call, (kind, id), message, ask, |_| Ok(()))
+            .await
+    }
+
+    /// The same, of an answer that is looked at.
+    async fn about_one<M: Clone, A, W>(
+        &self,
+        call: &Call<'_>,
+        (kind, id): (Kind, &str),
+        message: M,
+        ask: impl Fn(Client, Request<M>) -> W,
+        look: impl Fn(&A) -> std::result::Result<(), String>,
+    ) -> Result<A>
+    where
+        W: Future<Output = std::result::Result<Response<A>, Status>>,
+    {
         match self.owner(id).await? {
-            Owner::Agent(agent) => call.forward(&agent, message, ask).await,
+            Owner::Agent(agent) => {
+                let answer = call.forward(&agent, message, ask).await?;
+                self.checked(&agent, look(&answer))?;
+                Ok(answer)
+            }
             Owner::Nowhere(why) => Err(absent(call.rpc(), kind, id, why)),
         }
     }
@@ -255,7 +276,11 @@ impl Controller for Router {
             let ask = |mut client: Client, request| async move {
                 client.controller_get_volume(request).await
             };
-            self.one(&call, Kind::Volume, &id, message, ask).await
+            let look = |answer: &ControllerGetVolumeResponse| {
+                same(&id, answer.volume.as_ref().map(|one| &*one.volume_id))
+            };
+            self.about_one(&call, (Kind::Volume, &id), message, ask, look)
+                .await
         };
         call.answer(answered.await)
     }
@@ -273,7 +298,14 @@ impl Controller for Router {
             let ask = |mut client: Client, request| async move {
                 client.controller_get_volume_health(request).await
             };
-            self.one(&call, Kind::Volume, &id, message, ask).await
+            let look = |answer: &ControllerGetVolumeHealthResponse| {
+                same(
+                    &id,
+                    answer.volume_health.as_ref().map(|one| &*one.volume_id),
+                )
+            };
+            self.about_one(&call, (Kind::Volume, &id), message, ask, look)
+                .await
         };
         call.answer(answered.await)
     }
@@ -290,7 +322,11 @@ impl Controller for Router {
             let id = message.snapshot_id.clone();
             let ask =
                 |mut client: Client, request| async move { client.get_snapshot(request).await };
-            self.one(&call, Kind::Snapshot, &id, message, ask).await
+            let look = |answer: &GetSnapshotResponse| {
+                same(&id, answer.snapshot.as_ref().map(|one| &*one.snapshot_id))
+            };
+            self.about_one(&call, (Kind::Snapshot, &id), message, ask, look)
+                .await
         };
         call.answer(answered.await)
     }

@@ -19,6 +19,7 @@ use uuid::Uuid;
 
 use super::Router;
 use super::agents::Agent;
+use super::held::{Held, HeldOf};
 use super::remote::{Line, Remote};
 use crate::agent::cut_request::{Begin, Keep};
 use crate::agent::cut_response::Begun;
@@ -26,10 +27,10 @@ use crate::csi;
 use crate::cut::barrier::{self, Used};
 use crate::cut::coordinator::{self, Means, Wish};
 use crate::cut::pause::Pauses;
-use crate::cut::tries::{self, Clock};
+use crate::cut::tries::{self, Clock, Subject};
 use crate::cut::{HookTarget, Outcome, Try};
 use crate::error::{Error, Result, chain};
-use crate::model::{GroupId, SnapshotParameters};
+use crate::model::{GroupId, Level, SnapshotParameters};
 use crate::operation::{CutCounts, Kept, Key, Locks};
 use crate::service::request;
 
@@ -39,6 +40,8 @@ pub(super) struct Cuts {
     /// Names that this router is at; another one's are locked at the agents.
     pub(super) locks: Locks,
     pauses: Mutex<Pauses>,
+    /// Cuts with hooks that run, by namespace.
+    held: Held,
     pub(super) counts: CutCounts,
     running: AtomicUsize,
     stopping: AtomicBool,
@@ -90,8 +93,8 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// Under which its failures are remembered.
-    fn key(&self) -> String {
+    /// For logs.
+    fn title(&self) -> String {
         let kind = if self.group.is_some() {
             "group"
         } else {
@@ -110,6 +113,7 @@ impl Wanted {
             all_source_volume_ids: self.sources.clone(),
             level: now.level.word().to_string(),
             requisite_homes: self.requisite.clone(),
+            early_failure: true,
         }
     }
 }
@@ -179,16 +183,33 @@ impl Router {
         self.detached(work).await.map(drop)
     }
 
+    /// A place among the cuts with hooks of its namespaces.
+    fn admit_hooks(&self, wanted: &Wanted) -> Result<Option<HeldOf>> {
+        if wanted.parameters.consistency < Level::Application {
+            return Ok(None);
+        }
+        let claims = wanted.sources.iter();
+        let claims = claims.filter_map(|source| self.cluster.claim_of(source));
+        let namespace = |claim: String| Some(claim.split_once('/')?.0.to_string());
+        let namespaces = claims.filter_map(namespace).collect();
+        HeldOf::admit(&self.cuts.held, namespaces).map(Some)
+    }
+
     /// Tries to cut, as the class says: what was reached, or `None` where nothing is to be cut.
     pub(super) async fn cut(&self, wanted: Wanted) -> Result<Option<Kept>> {
+        let held = self.admit_hooks(&wanted)?;
         let (router, handle) = (self.clone(), Handle::current());
         let span = tracing::Span::current();
         let tries = move || {
-            let _entered = span.enter();
+            let (_entered, _held) = (span.enter(), held);
             let once = |now: &Try<'_>| router.cut_once(&handle, &wanted, now);
             let cuts = &router.cuts;
-            let (key, parameters) = (wanted.key(), &wanted.parameters);
-            tries::tries(cuts.as_ref(), &cuts.pauses, &key, parameters, once)
+            let subject = Subject {
+                name: &wanted.title(),
+                volumes: &wanted.sources,
+                parameters: &wanted.parameters,
+            };
+            tries::tries(cuts.as_ref(), &cuts.pauses, &subject, once)
         };
         let task = tokio::task::spawn_blocking(tries);
         task.await.map_err(|panic| Error::Bug {
@@ -249,15 +270,17 @@ impl Router {
             if begun.plain {
                 return Ok(None);
             }
-            used.extend(self.used(begun));
+            used.extend(self.used(&first.0, &first.1, begun)?);
         }
         let mut problem = None;
-        for begun in join_all(shares.map(begin)).await {
+        let left = shares.clone();
+        for ((agent, sources), begun) in left.zip(join_all(shares.map(begin)).await) {
+            let begun = begun.and_then(|(line, begun)| {
+                lines.push(line);
+                self.used(agent, sources, begun)
+            });
             match begun {
-                Ok((line, begun)) => {
-                    lines.push(line);
-                    used.extend(self.used(begun));
-                }
+                Ok(its) => used.extend(its),
                 Err(error) => problem = problem.or(Some(error)),
             }
         }
@@ -266,16 +289,20 @@ impl Router {
         Ok(Some(used))
     }
 
-    fn used(&self, begun: Begun) -> Vec<Used> {
+    /// Members that somebody uses. Whose hooks are run the PersistentVolumes say: an agent could
+    /// name any application of the cluster.
+    fn used(&self, agent: &Agent, sources: &[String], begun: Begun) -> Result<Vec<Used>> {
+        let begun = self.begun(agent, sources, begun)?;
+        let has_volumes = self.cluster.knows_nodes();
         let used = begun.targets.into_iter().map(|target| Used {
-            claim: self
-                .cluster
-                .claim_of(&target.volume_id)
-                .or((!target.claim.is_empty()).then_some(target.claim)),
+            claim: match has_volumes {
+                true => self.cluster.claim_of(&target.volume_id),
+                false => Some(target.claim).filter(|claim| !claim.is_empty()),
+            },
             volume_id: target.volume_id,
             raw: target.raw,
         });
-        used.collect()
+        Ok(used.collect())
     }
 
     fn stand_still(
@@ -286,15 +313,24 @@ impl Router {
         now: &Try<'_>,
         used: &[Used],
     ) -> Result<Outcome> {
+        let node_of = |volume_id: &String| {
+            let share = wanted
+                .shares
+                .iter()
+                .find(|(_, its)| its.contains(volume_id));
+            share.map(|(agent, _)| agent.node().to_string())
+        };
         let targets = used.iter().map(|used| HookTarget {
             volume_id: used.volume_id.clone(),
             claim: used.claim.clone(),
+            node: node_of(&used.volume_id),
         });
         let targets: Vec<_> = targets.collect();
         let hooks = self.cluster.hooks();
         let means = Means {
             hooks: hooks.as_ref(),
             now_nanos: &|| u64::try_from(since_1970().as_nanos()).unwrap_or(u64::MAX),
+            disturbed: now.disturbed,
         };
         let wish = Wish {
             level: now.level,

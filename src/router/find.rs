@@ -9,8 +9,10 @@ use super::Router;
 use super::agents::Agent;
 use super::call::Call;
 use crate::agent::FindRequest;
+use crate::agent::find_request::Kind as Found;
 use crate::error::Result;
 use crate::model::VolumeId;
+use crate::model::id::NameKind;
 
 /// Agents that are asked for a name at a time.
 pub(super) const AT_ONCE: usize = 64;
@@ -26,6 +28,11 @@ impl Router {
         question: FindRequest,
     ) -> Result<Option<VolumeId>> {
         agent.reachable().await?;
+        let kind = match question.kind() {
+            Found::Snapshot => NameKind::Snapshot,
+            Found::Volume | Found::Unknown => NameKind::Volume,
+        };
+        let name = question.name.clone();
         let mut client = agent.client().await?;
         let question = call.request(question)?;
         let Ok(answer) = timeout(LOOK_UP, client.find(question)).await else {
@@ -33,7 +40,6 @@ impl Router {
             return Err(agent.unreachable(&problem));
         };
         let found = answer.map_err(|status| agent.error(&status))?.into_inner();
-        let id = found.id.parse::<VolumeId>().ok();
-        Ok(id.filter(|id| !self.cluster.is_lost(id.pool)))
+        self.found(&agent, (kind, &name), &found.id).await
     }
 }

@@ -3,14 +3,16 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tonic::Request;
 use uuid::Uuid;
 
 use super::Router;
 use super::agents::Agent;
-use super::cluster::About;
+use super::cluster::{About, Content, Reached};
 use super::cutting::Wanted;
+use super::settle::Asked;
 use crate::csi::group_controller_server::GroupController;
 use crate::csi::{
     CreateVolumeGroupSnapshotRequest, CreateVolumeGroupSnapshotResponse,
@@ -21,7 +23,7 @@ use crate::csi::{
 use crate::error::{Error, Kind, Result, chain};
 use crate::model::{GroupId, HomeId, VolumeId};
 use crate::operation::{CreateGroup, Group, Kept, Key, NamedGroup, same_members, same_request};
-use crate::service::{Answer, Rpc, ids, reply, request, seen, status, warned};
+use crate::service::{Answer, Rpc, ids, patience, reply, request, seen, status, warned};
 
 /// A kind of object by the prefix of its metadata keys.
 type Object = (&'static str, fn(String) -> About);
@@ -31,6 +33,9 @@ const OBJECTS: [Object; 2] = [
     ("csi.storage.k8s.io/volumesnapshot", About::Snapshot),
     ("csi.storage.k8s.io/volumegroupsnapshot", About::Group),
 ];
+
+/// What csi-snapshotter adds of the object that is to stand for a group.
+const CONTENT_NAME: &str = "csi.storage.k8s.io/volumegroupsnapshotcontent/name";
 
 #[tonic::async_trait]
 impl GroupController for Router {
@@ -46,10 +51,20 @@ impl GroupController for Router {
         &self,
         request: Request<CreateVolumeGroupSnapshotRequest>,
     ) -> Answer<CreateVolumeGroupSnapshotResponse> {
+        let patience = patience(&request);
         let message = seen(request);
-        let created = self.create_group(message).await;
+        let content = message.parameters.get(CONTENT_NAME).cloned();
+        let created = self.create_group(message, patience).await;
         let group = created.map_err(|error| status(Rpc::CreateVolumeGroupSnapshot, &error))?;
         ids::grouped(group.id);
+        if let (Some(content), Some(member)) = (content, group.snapshots.first()) {
+            let reached = Reached {
+                level: member.level,
+                reason: member.reason.clone(),
+                cut_at: group.cut_at,
+            };
+            self.cluster.note(&Content::Group(content), reached);
+        }
         Ok(tonic::Response::new(CreateVolumeGroupSnapshotResponse {
             group_snapshot: Some(reply::group(
                 &group,
@@ -100,9 +115,15 @@ impl Router {
         GroupId::of_name(HomeId(Uuid::new_v5(&Uuid::NAMESPACE_DNS, driver)), name)
     }
 
-    async fn create_group(&self, asked: CreateVolumeGroupSnapshotRequest) -> Result<Group> {
+    async fn create_group(
+        &self,
+        asked: CreateVolumeGroupSnapshotRequest,
+        patience: Duration,
+    ) -> Result<Group> {
         let request = warned(request::create_group(&asked)?);
         let id = self.group_id(&request.name);
+        let locks = &self.cuts.locks;
+        locks.wait_until_free(&[Key::Group(id.0)], patience).await;
         let lock = self.cuts.locks.acquire(Key::Group(id.0))?;
         let router = self.clone();
         let work = async move {
@@ -119,7 +140,12 @@ impl Router {
         given: HashMap<String, String>,
     ) -> Result<Group> {
         let sources = request.source_volume_ids.clone();
-        let look = self.settled(id, &sources).await?;
+        // A name that Kubernetes has made is of these volumes alone.
+        let asked = match about(&given) {
+            Some(About::Group(_)) => Asked::Theirs,
+            _ => Asked::All,
+        };
+        let look = self.settled_by(id, &sources, asked).await?;
         if let Some(membership) = look.membership() {
             same_request(&request, membership)?;
             return look.group(id);
@@ -136,7 +162,8 @@ impl Router {
         let cut = self.cut(wanted).await;
         self.tell_of_cut(&given, cut.as_ref().map(Option::as_ref));
         cut?;
-        self.settled(id, &sources).await?.group(id)
+        let look = self.settled_by(id, &sources, asked).await?;
+        look.group(id)
     }
 
     /// Who has which of the volumes, in their order.
@@ -164,7 +191,9 @@ impl Router {
             id: named.group_id.clone(),
         };
         let id: GroupId = named.group_id.parse().map_err(|_| absent())?;
-        let look = self.settled(id, &named.snapshot_ids).await?;
+        let look = self
+            .settled_by(id, &named.snapshot_ids, Asked::Theirs)
+            .await?;
         let Some(membership) = look.membership() else {
             // "There is none" is only known where all agents have answered.
             look.unseen()?;
@@ -188,16 +217,22 @@ impl Router {
     }
 
     async fn ended_group(&self, id: GroupId, named: NamedGroup) -> Result<()> {
-        let look = self.settled(id, &named.snapshot_ids).await?;
+        let look = self
+            .settled_by(id, &named.snapshot_ids, Asked::Theirs)
+            .await?;
         if let Some(membership) = look.membership() {
             same_members(&named, membership)?;
         }
-        let members = look.membership().map(|of| of.members.clone());
-        if members.is_none() && named.snapshot_ids.is_empty() {
+        let mut members: Vec<String> = look.found().cloned().collect();
+        members.extend(
+            look.membership()
+                .into_iter()
+                .flat_map(|of| of.members.clone()),
+        );
+        if members.is_empty() && named.snapshot_ids.is_empty() {
             // Wherever its members were: an agent that can't be reached may have them.
             return look.unseen();
         }
-        let mut members = members.unwrap_or_default();
         members.extend(named.snapshot_ids);
         self.end_group(id, self.whose(&members).await?).await
     }

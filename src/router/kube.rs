@@ -7,13 +7,16 @@
 
 pub mod adopt;
 mod begin;
+pub mod behind;
 pub mod certificates;
 mod chores;
 mod endpoints;
 mod fleet;
 pub mod follow;
+pub mod hand_over;
 pub mod label;
 pub mod lead;
+mod note;
 pub mod orphans;
 pub mod picture;
 pub mod pool;
@@ -23,7 +26,7 @@ mod volumes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -33,9 +36,10 @@ use ::kube::runtime::watcher;
 use ::kube::{Client, Error as KubeError, Resource};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::cluster::{About, Cluster, KnownPool};
+use super::cluster::{About, Cluster, Content, KnownPool, Reached};
 use crate::error::{Error, Result, chain};
 use crate::hook::{HookRights, Hooks, PodHooks};
 use crate::model::PoolId;
@@ -77,6 +81,8 @@ pub struct Options {
     pub lost_after: Option<Duration>,
     /// What allows hooks in pods.
     pub hook_rights: HookRights,
+    /// Whether a csi-snapshotter runs beside the router.
+    pub has_snapshotter: bool,
     /// Times of the Lease.
     pub pace: Pace,
     /// How often the one that leads looks whether something is to be written.
@@ -95,6 +101,7 @@ impl Options {
             me: me.into(),
             lost_after: None,
             hook_rights: HookRights::default(),
+            has_snapshotter: true,
             pace: Pace::default(),
             look_every: Duration::from_secs(5),
             orphans: orphans::Pace::default(),
@@ -127,6 +134,9 @@ pub struct InCluster {
     pools: RwLock<Kept<Pool>>,
     leadership: Leadership,
     teller: Teller,
+    notes: mpsc::Sender<note::Note>,
+    /// Whether the cluster has snapshots and this installation makes none.
+    snapshotter_missing: AtomicBool,
     /// Nodes whose label is wrong and can't be mended.
     conflicts: AtomicU64,
     /// What nothing in the cluster names, by the last look of the one that leads.
@@ -151,6 +161,7 @@ impl InCluster {
         let following = Arc::<Following>::default();
         let key = topology_key(&options.driver);
         let (teller, words) = tell::queue();
+        let (notes, written) = note::queue();
         let leadership = Leadership::new(
             client.clone(),
             (&options.namespace, LEASE),
@@ -167,12 +178,15 @@ impl InCluster {
             pools: RwLock::default(),
             leadership,
             teller,
+            notes,
+            snapshotter_missing: AtomicBool::default(),
             conflicts: AtomicU64::default(),
             orphans: Mutex::default(),
             tasks: Mutex::default(),
             options: options.clone(),
         });
-        cluster.spawn(tell::send(client, options.driver, options.me, words));
+        cluster.spawn(note::write(client.clone(), written));
+        cluster.spawn(tell::send(client, options, words));
         cluster.follow_all(&key, &fleet);
         let leading = Arc::clone(&cluster);
         cluster.spawn(async move { leading.leadership.run().await });
@@ -364,6 +378,11 @@ impl Cluster for InCluster {
         });
     }
 
+    fn note(&self, content: &Content, reached: Reached) {
+        // As with events: what does not fit is not worth a wait.
+        let _ = self.notes.try_send((content.clone(), reached));
+    }
+
     fn status(&self) -> Option<ClusterStatus> {
         let missing = (!self.is_complete()).then(|| self.problem()).flatten();
         Some(ClusterStatus {
@@ -372,6 +391,7 @@ impl Cluster for InCluster {
             failing_watches: self.following.failing() as u64,
             dropped_events: self.teller.dropped(),
             label_conflicts: self.conflicts.load(Ordering::Relaxed),
+            snapshotter_missing: self.snapshotter_missing.load(Ordering::Relaxed),
             orphans: *self.orphans.lock().unwrap_or_else(PoisonError::into_inner),
         })
     }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use super::Router;
 use super::agents::Agent;
 use super::call::Call;
+use super::checked;
 use crate::error::{Error, Result};
 use crate::model::{PoolId, VolumeId};
 use crate::operation::MOST_LISTED;
@@ -97,7 +98,7 @@ impl Router {
             }
             let asked = batch
                 .iter()
-                .map(|listed| list_pool(listed, wanted.after, most, &ask));
+                .map(|listed| self.list_pool(listed, wanted.after, most, (&id, &ask)));
             for part in try_join_all(asked).await? {
                 page.extend(part);
                 if page.len() > wanted.limit {
@@ -137,7 +138,7 @@ impl Router {
             if forgotten || self.cluster.is_lost(pool) {
                 continue;
             }
-            if let Some(agent) = self.the_one(pool, &showing)? {
+            if let Some(agent) = self.the_one(pool, &showing).await? {
                 let guess = guess(&agent, pool);
                 listed.push(Listed { pool, agent, guess });
             }
@@ -150,36 +151,40 @@ impl Router {
         }
         Ok(listed)
     }
-}
 
-/// Entries of one pool, at most so many.
-async fn list_pool<T, W>(
-    listed: &Listed,
-    after: Option<VolumeId>,
-    most: usize,
-    ask: impl Fn(Arc<Agent>, Ask) -> W,
-) -> Result<Vec<T>>
-where
-    W: Future<Output = Result<Part<T>>>,
-{
-    let after = after.filter(|after| after.pool == listed.pool);
-    let mut token = after.map(|after| after.to_string()).unwrap_or_default();
-    let mut entries = Vec::new();
-    while entries.len() < most {
-        let left = most - entries.len();
-        let question = Ask {
-            max_entries: i32::try_from(left).unwrap_or(i32::MAX),
-            starting_token: token,
-            pool: listed.pool,
-        };
-        let part = ask(listed.agent.clone(), question).await?;
-        entries.extend(part.entries);
-        if part.next_token.is_empty() {
-            break;
+    /// Entries of one pool, at most so many: its own, each after the one before, so that the
+    /// pages come to an end.
+    async fn list_pool<T, W>(
+        &self,
+        listed: &Listed,
+        after: Option<VolumeId>,
+        most: usize,
+        (id, ask): (impl Fn(&T) -> String, impl Fn(Arc<Agent>, Ask) -> W),
+    ) -> Result<Vec<T>>
+    where
+        W: Future<Output = Result<Part<T>>>,
+    {
+        let mut last = after.filter(|after| after.pool == listed.pool);
+        let mut entries = Vec::new();
+        while entries.len() < most {
+            let left = most - entries.len();
+            let question = Ask {
+                max_entries: i32::try_from(left).unwrap_or(i32::MAX),
+                starting_token: last.map(|last| last.to_string()).unwrap_or_default(),
+                pool: listed.pool,
+            };
+            let part = ask(listed.agent.clone(), question).await?;
+            let goes_on = !part.next_token.is_empty();
+            let ids: Vec<String> = part.entries.iter().map(&id).collect();
+            let verdict = checked::page(listed.pool, last, left, (&ids, goes_on));
+            last = self.checked(&listed.agent, verdict)?;
+            entries.extend(part.entries);
+            if !goes_on {
+                break;
+            }
         }
-        token = part.next_token;
+        Ok(entries)
     }
-    Ok(entries)
 }
 
 /// Entries that a pool had not long ago; at least one, as it may have more by now.

@@ -6,8 +6,10 @@ use tonic::transport::Channel;
 
 use super::Router;
 use super::call::Call;
+use super::checked::{same, same_pool};
 use super::list::{Part, Wanted, of_pool};
 use super::route::Owner;
+use super::settle::InPart;
 use crate::csi::controller_client::ControllerClient;
 use crate::csi::{
     ControllerListVolumeHealthRequest, ControllerListVolumeHealthResponse, ListSnapshotsRequest,
@@ -108,8 +110,20 @@ impl Router {
             let ask =
                 |mut client: Client, request| async move { client.list_snapshots(request).await };
             let mut answer = call.forward(&agent, message, ask).await?;
+            let about = |entry: &list_snapshots_response::Entry| {
+                let snapshot = entry.snapshot.as_ref();
+                let its = snapshot.map(|snapshot| match asked.snapshot_id.is_empty() {
+                    true => &*snapshot.source_volume_id,
+                    false => &*snapshot.snapshot_id,
+                });
+                same(filter, its)?;
+                let id = snapshot.map(|snapshot| &*snapshot.snapshot_id);
+                same_pool(filter, id)
+            };
+            let verdict = answer.entries.iter().try_for_each(about);
+            self.checked(&agent, verdict)?;
             if asked.snapshot_id.is_empty() {
-                hide(&mut answer.entries, &self.groups_in_part());
+                self.hide(&mut answer.entries, &self.groups_in_part()).await;
             }
             return Ok(answer);
         }
@@ -142,7 +156,7 @@ impl Router {
                 })
             })
             .await?;
-        hide(&mut entries, &in_part);
+        self.hide(&mut entries, &in_part).await;
         Ok(ListSnapshotsResponse {
             entries,
             next_token,
@@ -150,10 +164,23 @@ impl Router {
     }
 }
 
-/// Takes members of these groups out.
-fn hide(entries: &mut Vec<list_snapshots_response::Entry>, groups: &BTreeSet<String>) {
-    entries.retain(|entry| {
-        let snapshot = entry.snapshot.as_ref();
-        !snapshot.is_some_and(|snapshot| groups.contains(&snapshot.group_snapshot_id))
-    });
+impl Router {
+    /// Takes members of these groups out, where an agent that has a part in the group says so.
+    async fn hide(&self, entries: &mut Vec<list_snapshots_response::Entry>, groups: &InPart) {
+        let mut hidden = BTreeSet::new();
+        let mut seen = BTreeSet::new();
+        for snapshot in entries.iter().filter_map(|entry| entry.snapshot.as_ref()) {
+            let group = &snapshot.group_snapshot_id;
+            let Some(nodes) = groups.get(group).filter(|_| seen.insert(group.clone())) else {
+                continue;
+            };
+            if self.has_part((group, &snapshot.snapshot_id), nodes).await {
+                hidden.insert(group.clone());
+            }
+        }
+        entries.retain(|entry| {
+            let snapshot = entry.snapshot.as_ref();
+            !snapshot.is_some_and(|snapshot| hidden.contains(&snapshot.group_snapshot_id))
+        });
+    }
 }

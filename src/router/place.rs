@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use futures_util::StreamExt;
 use tonic::Code;
+use tonic::transport::Channel;
 use uuid::Uuid;
 
 use super::Router;
@@ -19,6 +20,7 @@ use super::find::AT_ONCE;
 use super::route::{Owner, absent};
 use crate::agent::FindRequest;
 use crate::agent::find_request::Kind as Found;
+use crate::csi::controller_client::ControllerClient;
 use crate::csi::{CreateVolumeRequest, CreateVolumeResponse};
 use crate::error::{Error, Kind, Result};
 use crate::operation::{ContentSource, CreateVolume};
@@ -51,7 +53,7 @@ impl Router {
                 ContentSource::Volume(id) => (Kind::Volume, id),
             };
             return match self.owner(id).await? {
-                Owner::Agent(agent) => create(call, &agent, message).await,
+                Owner::Agent(agent) => self.create(call, &agent, message, &asked).await,
                 Owner::Nowhere(why) => Err(absent(call.rpc(), kind, id, why)),
             };
         }
@@ -69,7 +71,7 @@ impl Router {
         let mut candidates = self.agents.all();
         candidates.retain(|agent| self.could_have(agent, &homes));
         if let Some(agent) = self.having(call, &asked, candidates, &homes).await? {
-            return create(call, &agent, message).await;
+            return self.create(call, &agent, message, &asked).await;
         }
         let homes = match homes.is_empty() {
             true => self.rendezvous(&asked.name),
@@ -114,18 +116,13 @@ impl Router {
         asked: &CreateVolume,
         home: &str,
     ) -> Result<Tried> {
-        let agent = match self.agents.of_home(home).as_slice() {
+        let agent = match self.at_home(home).await?.as_slice() {
             [] => return self.unknown_home(home),
             [agent] => agent.clone(),
             [first, second, ..] => {
-                return Err(Error::Unreachable {
-                    what: format!("the home {home}"),
-                    reason: format!(
-                        "the agents of nodes {} and {} both have it",
-                        first.node(),
-                        second.node()
-                    ),
-                });
+                let (first, second) = (first.node(), second.node());
+                let reason = format!("the agents of nodes {first} and {second} both have it");
+                return Err(not_at_home(home, reason));
             }
         };
         if !self.cluster.has_node(agent.node()).await? {
@@ -144,7 +141,7 @@ impl Router {
             let node = agent.node();
             return Ok(Tried::No(format!("node {node} has no pool {pool} to use")));
         }
-        match create(call, &agent, message.clone()).await {
+        match self.create(call, &agent, message.clone(), asked).await {
             Ok(made) => Ok(Tried::Made(made)),
             Err(error) => {
                 let status = status(call.rpc(), &error);
@@ -157,6 +154,52 @@ impl Router {
                 }
             }
         }
+    }
+
+    /// The agents of a home. Where the cluster knows which nodes have it, only theirs: a home is
+    /// what an agent says, and volumes of that home must not go to another node.
+    pub(super) async fn at_home(&self, home: &str) -> Result<Vec<Arc<Agent>>> {
+        let mut agents = self.agents.of_home(home);
+        let known = self.cluster.known_pools().into_iter();
+        let known = known.filter(|pool| pool.home == home && !pool.node.is_empty());
+        let known = known.filter(|pool| !pool.lost && !self.cluster.is_lost(pool.id));
+        let mut nodes: BTreeSet<String> = known.map(|pool| pool.node).collect();
+        if nodes.is_empty() || agents.iter().all(|agent| nodes.contains(agent.node())) {
+            return Ok(agents);
+        }
+        for node in nodes.clone() {
+            if !self.cluster.has_node(&node).await? {
+                nodes.remove(&node);
+            }
+        }
+        let claiming = agents.first().map(|agent| agent.node().to_string());
+        if !nodes.is_empty() {
+            agents.retain(|agent| nodes.contains(agent.node()));
+        }
+        match (claiming, nodes.first()) {
+            (Some(claiming), Some(node)) if agents.is_empty() => {
+                let reason = format!("node {node} has it, and node {claiming} says that it has it");
+                Err(not_at_home(home, reason))
+            }
+            _ => Ok(agents),
+        }
+    }
+
+    /// Makes it on an agent, which must answer with an id and a place of its own.
+    async fn create(
+        &self,
+        call: &Call<'_>,
+        agent: &Agent,
+        message: CreateVolumeRequest,
+        asked: &CreateVolume,
+    ) -> Result<CreateVolumeResponse> {
+        let source = message.volume_content_source.clone();
+        let ask = |mut client: ControllerClient<Channel>, request| async move {
+            client.create_volume(request).await
+        };
+        let answer = call.forward(agent, message, ask).await?;
+        self.made_volume(agent, asked, source.as_ref(), answer)
+            .await
     }
 
     /// A home that no agent has: of one that has never answered it may be.
@@ -279,15 +322,11 @@ fn homes(message: &CreateVolumeRequest, asked: &CreateVolume, key: &str) -> Vec<
     all.filter(|home| seen.insert(home.clone())).collect()
 }
 
-async fn create(
-    call: &Call<'_>,
-    agent: &Agent,
-    message: CreateVolumeRequest,
-) -> Result<CreateVolumeResponse> {
-    call.forward(agent, message, |mut client, request| async move {
-        client.create_volume(request).await
-    })
-    .await
+fn not_at_home(home: &str, reason: String) -> Error {
+    Error::Unreachable {
+        what: format!("the home {home}"),
+        reason,
+    }
 }
 
 fn gone(node: &str) -> String {

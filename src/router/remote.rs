@@ -4,7 +4,7 @@
 //! question that blocks its thread. The freeze lives as long as the stream: whatever ends the
 //! stream, the agent thaws.
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -16,7 +16,7 @@ use tonic::Streaming;
 use super::agents::Agent;
 use super::cutting::fault;
 use crate::agent::cut_request::{
-    Begin, Commit, CutNow, Freeze, Keep, Prepare, Ready, Step, Written,
+    Ahead, Begin, Commit, CutNow, Freeze, Keep, Prepare, Ready, Step, Written,
 };
 use crate::agent::cut_response::{Answer, Begun, Failed, failed};
 use crate::agent::{CutRequest, CutResponse};
@@ -44,12 +44,14 @@ const STEPS: usize = 1;
 pub(super) struct Line {
     agent: Arc<Agent>,
     freeze: Duration,
+    /// Whether the agent has said that it knows the step `ahead`.
+    knows_ahead: OnceLock<bool>,
+    /// Gone once it's to end.
+    steps: std::sync::Mutex<Option<mpsc::Sender<CutRequest>>>,
     state: Mutex<State>,
 }
 
 struct State {
-    /// Gone once it's to end.
-    steps: Option<mpsc::Sender<CutRequest>>,
     answers: Streaming<CutResponse>,
     /// How it ended, if it has: whether all that was made is gone, or stays where it's to stay.
     ended: Option<std::result::Result<(), String>>,
@@ -63,21 +65,25 @@ impl Line {
         freeze: Duration,
     ) -> Result<(Arc<Line>, Begun)> {
         let (steps, outgoing) = mpsc::channel(STEPS);
-        let mut client = agent.client().await?;
+        let mut client = agent.cuts().await?;
         let opening = client.cut(ReceiverStream::new(outgoing));
         let opened = timeout(WORK, opening).await.map_err(|_| late(&agent))?;
         let answers = opened.map_err(|status| agent.error(&status))?;
         let line = Arc::new(Line {
             agent,
             freeze,
+            knows_ahead: OnceLock::new(),
+            steps: std::sync::Mutex::new(Some(steps)),
             state: Mutex::new(State {
-                steps: Some(steps),
                 answers: answers.into_inner(),
                 ended: None,
             }),
         });
         match line.step(Step::Begin(begin), WORK).await? {
-            Answer::Begun(begun) => Ok((line, begun)),
+            Answer::Begun(begun) => {
+                line.knows_ahead.get_or_init(|| begun.ahead);
+                Ok((line, begun))
+            }
             other => Err(line.out_of_step(&other)),
         }
     }
@@ -106,8 +112,8 @@ impl Line {
     /// Ends it, and waits until the agent has undone what is to be undone; an error in words if
     /// that isn't known. Again it says the same.
     pub(super) async fn end(&self) -> std::result::Result<(), String> {
+        self.halt();
         let mut state = self.state.lock().await;
-        state.steps = None;
         if let Some(ended) = &state.ended {
             return ended.clone();
         }
@@ -117,7 +123,7 @@ impl Line {
                     Ok(None) => return Ok(()),
                     Ok(Some(CutResponse {
                         answer: Some(Answer::Failed(failed)),
-                    })) => return leaves(&failed),
+                    })) if !failed.undoing => return leaves(&failed),
                     // A step's, which nobody waits for any more.
                     Ok(Some(_)) => {}
                     Err(status) => return Err(chain(&self.agent.error(&status))),
@@ -130,13 +136,25 @@ impl Line {
         ended
     }
 
+    /// Ends its steps, also while one is waited for: the agent thaws at once, and undoes what it
+    /// has made.
+    fn halt(&self) {
+        *self.steps() = None;
+    }
+
+    fn steps(&self) -> MutexGuard<'_, Option<mpsc::Sender<CutRequest>>> {
+        self.steps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// One step: its answer. After an error it has ended, or is to be ended.
     async fn step(&self, step: Step, limit: Duration) -> Result<Answer> {
         fault(word(&step));
         let mut state = self.state.lock().await;
         let lost = || self.agent.unreachable("its share in the cut has ended");
-        let steps = state.steps.as_ref().ok_or_else(lost)?;
+        let steps = self.steps().clone().ok_or_else(lost)?;
         let sent = steps.send(CutRequest { step: Some(step) }).await;
+        // Held no longer, so that a halt is the end of the steps.
+        drop(steps);
         let answer = timeout(limit, state.answers.message()).await;
         let error = match (answer, sent) {
             (Err(_), _) => return Err(late(&self.agent)),
@@ -149,8 +167,16 @@ impl Line {
                 let Answer::Failed(failed) = answer else {
                     return Ok(answer);
                 };
-                state.ended = Some(leaves(&failed));
+                // One that undoes it still says later whether something is left.
+                if !failed.undoing {
+                    state.ended = Some(leaves(&failed));
+                }
                 return Err(self.error(failed));
+            }
+            (Ok(Ok(None)), _) if self.steps().is_none() => {
+                // Halted: that is how it ends in order.
+                state.ended = Some(Ok(()));
+                return Err(lost());
             }
             (Ok(Ok(Some(CutResponse { answer: None }) | None)), _) => {
                 self.agent.unreachable("it ended its share in the cut")
@@ -169,6 +195,10 @@ impl Line {
         match failed.kind() {
             failed::Kind::CutLost => Error::CutLost {
                 reason: format!("node {}: {}", self.agent.node(), failed.message),
+            },
+            failed::Kind::Busy => Error::Busy {
+                subject: format!("node {}", self.agent.node()),
+                holder: failed.message,
             },
             failed::Kind::Other => Error::Answered {
                 code: failed.code,
@@ -189,6 +219,7 @@ fn word(step: &Step) -> &'static str {
     match step {
         Step::Begin(_) => "begin",
         Step::Ready(_) => "ready",
+        Step::Ahead(_) => "ahead",
         Step::Prepare(_) => "prepare",
         Step::Freeze(_) => "freeze",
         Step::Cut(_) => "cut",
@@ -206,6 +237,16 @@ fn leaves(failed: &Failed) -> std::result::Result<(), String> {
     match failed.left {
         true => Err(failed.message.clone()),
         false => Ok(()),
+    }
+}
+
+fn prepared(done: crate::agent::cut_response::Prepared) -> Prepared {
+    Prepared {
+        sync: Duration::from_micros(done.sync_micros),
+        extents: done.extents,
+        stall: Duration::from_micros(done.stall_micros),
+        most_extents: (!done.most_extents_volume_id.is_empty())
+            .then_some((done.most_extents_volume_id, done.most_extents)),
     }
 }
 
@@ -254,12 +295,21 @@ impl Participant for Remote {
         })
     }
 
+    fn ahead(&mut self, hooks: bool) -> Result<Prepared> {
+        if self.line.knows_ahead.get() != Some(&true) {
+            // Its `prepare` does all of it.
+            return Ok(Prepared::default());
+        }
+        let step = Step::Ahead(Ahead { hooks });
+        self.ask(step, PREPARE, |answer| match answer {
+            Answer::Ahead(done) => Ok(prepared(done)),
+            other => Err(other),
+        })
+    }
+
     fn prepare(&mut self) -> Result<Prepared> {
         self.ask(Step::Prepare(Prepare {}), PREPARE, |answer| match answer {
-            Answer::Prepared(done) => Ok(Prepared {
-                sync: Duration::from_micros(done.sync_micros),
-                extents: done.extents,
-            }),
+            Answer::Prepared(done) => Ok(prepared(done)),
             other => Err(other),
         })
     }
@@ -291,6 +341,11 @@ impl Participant for Remote {
         })?;
         self.done = true;
         Ok(())
+    }
+
+    fn halt(&self) -> Box<dyn Fn() + Send + Sync> {
+        let line = self.line.clone();
+        Box::new(move || line.halt())
     }
 }
 

@@ -59,7 +59,7 @@ impl Router {
             self.agents.ask_all().await;
             showing = self.agents.showing(pool);
         }
-        let Some(agent) = self.the_one(pool, &showing)? else {
+        let Some(agent) = self.the_one(pool, &showing).await? else {
             self.agents.all_asked()?;
             return Err(self.nobody_shows(pool));
         };
@@ -78,10 +78,74 @@ impl Router {
         }
     }
 
-    /// Who of those that show a pool has it: who serves it; else who is about to; else who has
-    /// forgotten it, and knows that its ids lead nowhere. Two of a kind are an error, as nobody
-    /// knows whose disk is the right one.
-    pub(super) fn the_one(
+    /// Which of the agents that show a pool has it. The node that had it last, as the cluster
+    /// remembers or a person says, keeps it for as long as its agent shows it or can't be asked.
+    /// Another gets it once that agent answers and shows it no more, or the Node is gone.
+    pub(super) async fn the_one(
+        &self,
+        pool: PoolId,
+        showing: &[(Arc<Agent>, ShownPool)],
+    ) -> Result<Option<Arc<Agent>>> {
+        let Some(last) = self.last_node(pool) else {
+            return self.best(pool, showing);
+        };
+        let (its, others): (Vec<_>, Vec<_>) = showing
+            .iter()
+            .cloned()
+            .partition(|(agent, _)| agent.node() == last);
+        // That its volumes are gone only the node says that had it.
+        let mut others = others;
+        others.retain(|(_, shown)| !shown.forgotten);
+        let its = its.into_iter().next();
+        if others.is_empty() {
+            return Ok(its.map(|(agent, _)| agent));
+        }
+        if self.has_given_up(&last, pool).await? {
+            return self.best(pool, &others);
+        }
+        if let Some((agent, shown)) = its
+            && !shown.forgotten
+            && agent.check().is_ok()
+        {
+            return Ok(Some(agent));
+        }
+        let claiming = others.iter().map(|(agent, _)| agent.node());
+        let claiming = claiming.collect::<Vec<_>>().join(", ");
+        Err(Error::Unreachable {
+            what: self.in_words(pool),
+            reason: format!(
+                "node {last} had it last, and its agent can't be asked. It is shown on {claiming}, \
+                 which is not used: if its disk has moved there, say so: slackwater pool hand-over \
+                 {pool} --to NODE"
+            ),
+        })
+    }
+
+    /// The node that had a pool last.
+    pub(super) fn last_node(&self, pool: PoolId) -> Option<String> {
+        let known = self.known(pool).map(|known| known.node);
+        let known = known.filter(|node| !node.is_empty());
+        known.or_else(|| self.agents.served_by(pool))
+    }
+
+    /// Whether the node that had a pool is gone, or its agent answers, knows all of its pools, and
+    /// does not show this one any more.
+    async fn has_given_up(&self, node: &str, pool: PoolId) -> Result<bool> {
+        if let Some(agent) = self.agents.of_node(node)
+            && agent.reachable().await.is_ok()
+        {
+            let told = agent.seen().told;
+            let unknown = told.iter().flat_map(|told| &told.pools);
+            let knows_all = unknown.into_iter().all(|pool| !pool.id.is_empty());
+            return Ok(knows_all && agent.shown(pool).is_none_or(|shown| shown.forgotten));
+        }
+        Ok(self.cluster.knows_nodes() && !self.cluster.has_node(node).await?)
+    }
+
+    /// Of a pool that no node is known to have had: who serves it; else who is about to; else who
+    /// has forgotten it, and knows that its ids lead nowhere. Two of a kind are an error, since
+    /// either disk may be the copy.
+    fn best(
         &self,
         pool: PoolId,
         showing: &[(Arc<Agent>, ShownPool)],
@@ -100,7 +164,12 @@ impl Router {
                         ),
                     });
                 }
-                (Some((one, _)), None) => return Ok(Some(one.clone())),
+                (Some((one, shown)), None) => {
+                    if shown.served {
+                        self.agents.serves(pool, one);
+                    }
+                    return Ok(Some(one.clone()));
+                }
                 (None, _) => {}
             }
         }
@@ -115,7 +184,7 @@ impl Router {
         }
     }
 
-    fn known(&self, pool: PoolId) -> Option<KnownPool> {
+    pub(super) fn known(&self, pool: PoolId) -> Option<KnownPool> {
         let known = self.cluster.known_pools();
         known.into_iter().find(|known| known.id == pool)
     }

@@ -22,7 +22,7 @@ use crate::agent::{
 };
 use crate::error::{Error, Result, chain};
 use crate::model::{GroupId, PoolId, VolumeId};
-use crate::operation::{Group, GroupMembership, Key, Snapshot};
+use crate::operation::{Group, GroupMembership, Key, Snapshot, of_another_moment};
 
 /// A look at records takes milliseconds; a delete of what is large longer.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -31,8 +31,23 @@ const LOOK: Duration = Duration::from_secs(10);
 /// Looks and verdicts that a call takes part in before its caller is to come again.
 const ROUNDS: usize = 3;
 
+/// Groups of one agent that are settled at one look: it may name any number of them.
+const SETTLED_AT_ONCE: usize = 64;
+
+/// Whose word about a group counts, beside that of its members' agents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asked {
+    /// Any agent's: its name may have been used for other volumes.
+    All,
+    /// Only that of agents that have the volumes or members which the caller names.
+    Theirs,
+}
+
 /// Ids of an agent.
 type Whose = BTreeMap<String, (Arc<Agent>, BTreeSet<String>)>;
+
+/// Nodes by the group that they have an uncommitted member of.
+pub(super) type InPart = BTreeMap<String, BTreeSet<String>>;
 
 /// What all agents have of a group.
 #[derive(Default)]
@@ -50,6 +65,11 @@ impl Look {
     /// What its members say of it.
     pub(super) fn membership(&self) -> Option<&GroupMembership> {
         self.membership.as_ref()
+    }
+
+    /// Ids of all that was found of it.
+    pub(super) fn found(&self) -> impl Iterator<Item = &String> {
+        self.members.keys()
     }
 
     /// Why there may be more of it somewhere.
@@ -89,10 +109,17 @@ impl Look {
         };
         let members = self.membership.iter().flat_map(|of| &of.members);
         let mut snapshots = Vec::new();
+        let mut attempts = BTreeSet::new();
         for member in members {
             let (agent, found) = self.members.get(member).ok_or_else(|| missing(member))?;
             if found.state() != State::Ready {
                 return Err(missing(member));
+            }
+            attempts.insert(&found.attempt);
+            if attempts.len() > 1 {
+                let subject = format!("group snapshot {id}");
+                let why = of_another_moment(member);
+                return Err(Error::refused(subject, format!("{why}; delete the group")));
             }
             let told = snapshot(id, found);
             snapshots.push(told.ok_or_else(|| agent.unreachable("it tells no member"))?);
@@ -147,8 +174,18 @@ impl Router {
     /// whose agents must answer, beside those of all members that are found. ABORTED while
     /// something runs that is about it.
     pub(super) async fn settled(&self, group: GroupId, ids: &[String]) -> Result<Look> {
+        self.settled_by(group, ids, Asked::All).await
+    }
+
+    /// The same, with only some agents asked.
+    pub(super) async fn settled_by(
+        &self,
+        group: GroupId,
+        ids: &[String],
+        asked: Asked,
+    ) -> Result<Look> {
         for _ in 0..ROUNDS {
-            let look = self.look(group, ids).await?;
+            let look = self.look(group, ids, asked).await?;
             if !look.busy.is_empty() {
                 let nodes = look.busy.join(", ");
                 let what = format!("group snapshot {group} (node {nodes})");
@@ -164,11 +201,17 @@ impl Router {
     }
 
     /// What everybody has of it.
-    async fn look(&self, group: GroupId, ids: &[String]) -> Result<Look> {
+    async fn look(&self, group: GroupId, ids: &[String], asked: Asked) -> Result<Look> {
         self.agents.all_asked()?;
         let must = self.whose(ids).await?;
         let mut look = Look::default();
-        let all = self.agents.all();
+        let are_ids = || ids.iter().all(|id| id.parse::<VolumeId>().is_ok());
+        let all = match asked {
+            Asked::Theirs if !ids.is_empty() && are_ids() => {
+                must.values().map(|(agent, _)| agent.clone()).collect()
+            }
+            Asked::Theirs | Asked::All => self.agents.all(),
+        };
         let told = join_all(all.iter().map(|agent| async move {
             let told = match agent.check() {
                 Ok(()) => self.group_at(agent, group, Vec::new()).await,
@@ -177,6 +220,7 @@ impl Router {
             (agent, told)
         }));
         for (agent, told) in told.await {
+            let told = told.and_then(|told| self.group_of(agent, group, told));
             match told {
                 Ok(told) => look.add(group, agent, told),
                 Err(error) if must.contains_key(agent.node()) => return Err(error),
@@ -192,7 +236,7 @@ impl Router {
             (told.await, agent)
         }));
         for (told, agent) in told.await {
-            look.add(group, &agent, told?);
+            look.add(group, &agent, self.group_of(&agent, group, told?)?);
         }
         Ok(look)
     }
@@ -251,15 +295,39 @@ impl Router {
             .try_for_each(|ended| ended.map(drop))
     }
 
-    /// Groups of which an agent, as it said last, has members that aren't committed. All of one
-    /// are committed one after the other: until then it's in no list.
-    pub(super) fn groups_in_part(&self) -> BTreeSet<String> {
-        let told = self.told();
-        let groups = told.iter().flat_map(|told| {
-            let busy = told.busy_groups.iter();
-            busy.chain(&told.unsettled_groups).cloned()
-        });
-        groups.collect()
+    /// Groups of which an agent, as it said last, has members that aren't committed, each with the
+    /// nodes whose agents say so. All of one are committed one after the other: until then it's in
+    /// no list.
+    pub(super) fn groups_in_part(&self) -> InPart {
+        let mut groups = InPart::new();
+        for told in self.told() {
+            for group in told.busy_groups.iter().chain(&told.unsettled_groups) {
+                let nodes = groups.entry(group.clone()).or_default();
+                nodes.insert(told.node_name.clone());
+            }
+        }
+        groups
+    }
+
+    /// Whether one of these nodes has a part in the group of a member. Who has none may say what
+    /// it likes about it.
+    pub(super) async fn has_part(
+        &self,
+        (group, member): (&str, &str),
+        nodes: &BTreeSet<String>,
+    ) -> bool {
+        let members = match group.parse() {
+            Ok(group) => self.look(group, &[member.to_string()], Asked::Theirs).await,
+            Err(_) => return false,
+        };
+        let members = members.ok().and_then(|look| look.membership);
+        let Some(membership) = members else {
+            return true;
+        };
+        match self.whose(&membership.members).await {
+            Ok(whose) => whose.keys().any(|node| nodes.contains(node)),
+            Err(_) => true,
+        }
     }
 
     /// What all agents said last.
@@ -271,7 +339,9 @@ impl Router {
     /// Settles what agents have said that nobody has settled.
     async fn settle_unsettled(&self) {
         let told = self.told();
-        let groups = told.iter().flat_map(|told| &told.unsettled_groups);
+        let groups = told
+            .iter()
+            .flat_map(|told| told.unsettled_groups.iter().take(SETTLED_AT_ONCE));
         let groups: BTreeSet<GroupId> = groups.filter_map(|group| group.parse().ok()).collect();
         for group in groups {
             let Ok(_lock) = self.cuts.locks.acquire(Key::Group(group.0)) else {

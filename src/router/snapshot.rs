@@ -1,6 +1,7 @@
 //! CreateSnapshot: by the agent of the volume.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use futures_util::StreamExt;
 use tonic::Code;
@@ -8,6 +9,7 @@ use tonic::Code;
 use super::Router;
 use super::agents::Agent;
 use super::call::Call;
+use super::cluster::{Content, Reached};
 use super::find::AT_ONCE;
 use super::route::{Owner, absent};
 use crate::agent::FindRequest;
@@ -15,7 +17,8 @@ use crate::agent::find_request::Kind as Found;
 use crate::csi::{CreateSnapshotRequest, CreateSnapshotResponse};
 use crate::error::{Error, Kind, Result};
 use crate::model::Level;
-use crate::service::request;
+use crate::operation::Key;
+use crate::service::{reached, request};
 
 /// What csi-snapshotter puts among the parameters with `--extra-create-metadata`: its names are
 /// made of a UUID, and never come again for another volume.
@@ -45,12 +48,40 @@ impl Router {
         }
         if asked.parameters.consistency == Level::Application {
             // Its application is in a pod, which no agent reaches.
-            self.cut_single(agent.clone(), &message).await?;
+            let lock = [Key::SnapshotName(asked.name.clone())];
+            let locks = &self.cuts.locks;
+            locks.wait_until_free(&lock, call.patience()).await;
+            match self.cut_single(agent.clone(), &message).await {
+                // Its volume is paused after another call has failed; the snapshot may be there.
+                Err(paused @ Error::Paused { .. }) => {
+                    let question = named(&asked.name);
+                    if self.find(call, agent.clone(), question).await?.is_none() {
+                        return Err(paused);
+                    }
+                }
+                cut => cut?,
+            }
         }
-        call.forward(&agent, message, |mut client, request| async move {
-            client.create_snapshot(request).await
-        })
-        .await
+        let content = message.parameters.get(CONTENT_NAME).cloned();
+        let answer = call
+            .forward_whole(&agent, message, |mut client, request| async move {
+                client.create_snapshot(request).await
+            })
+            .await?;
+        let reached = reached::read(answer.metadata());
+        let made = self.made_snapshot(&agent, (&asked.name, source), answer.into_inner())?;
+        if let (Some(content), Some((level, reason))) = (content, reached) {
+            let at = made.snapshot.as_ref();
+            let at = at.and_then(|made| SystemTime::try_from(made.creation_time?).ok());
+            let at = at.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
+            let reached = Reached {
+                level,
+                reason,
+                cut_at: at.map_or(0, |at| u64::try_from(at.as_nanos()).unwrap_or(0)),
+            };
+            self.cluster.note(&Content::Snapshot(content), reached);
+        }
+        Ok(made)
     }
 
     /// An error if another agent than the source's has a snapshot of this name, or may have one.
@@ -63,14 +94,9 @@ impl Router {
     ) -> Result<()> {
         let mut others = self.agents.all();
         others.retain(|agent| !Arc::ptr_eq(agent, owner) && !self.is_written_off(agent));
-        let looks = others.into_iter().map(|agent| {
-            let question = FindRequest {
-                kind: Found::Snapshot.into(),
-                name: name.to_string(),
-                pool: String::new(),
-            };
-            self.find(call, agent, question)
-        });
+        let looks = others
+            .into_iter()
+            .map(|agent| self.find(call, agent, named(name)));
         let mut looks = futures_util::stream::iter(looks).buffer_unordered(AT_ONCE);
         let mut unknown = None;
         while let Some(found) = looks.next().await {
@@ -88,5 +114,14 @@ impl Router {
             }
         }
         unknown.map_or(Ok(()), Err)
+    }
+}
+
+/// Asks for a snapshot by its name.
+fn named(name: &str) -> FindRequest {
+    FindRequest {
+        kind: Found::Snapshot.into(),
+        name: name.to_string(),
+        pool: String::new(),
     }
 }

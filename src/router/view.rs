@@ -1,10 +1,12 @@
 //! What a router shows of its agents, for metrics and readiness.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::agents::Agents;
+use super::agents::{Agents, ShownPool};
 use super::cluster::Cluster;
 use super::cutting::Cuts;
+use crate::model::PoolId;
 use crate::operation::CutCounts;
 use crate::telemetry::router::{AgentStatus, ClusterStatus, RouterView};
 
@@ -17,13 +19,21 @@ pub(super) struct View {
 
 impl RouterView for View {
     fn agents(&self) -> Vec<AgentStatus> {
+        let known = self.cluster.known_pools().into_iter();
+        let of: BTreeMap<PoolId, String> = known.map(|pool| (pool.id, pool.node)).collect();
         let each = self.agents.all().into_iter().map(|agent| {
             let seen = agent.seen();
+            let is_others = |pool: &&ShownPool| {
+                let node = of.get(&pool.id).filter(|node| !node.is_empty());
+                pool.served && node.is_some_and(|node| node != agent.node())
+            };
             AgentStatus {
                 node: agent.node().to_string(),
                 up: seen.is_reachable(),
                 silent: seen.answered.map(|at| at.elapsed()),
                 pools: seen.pools.iter().filter(|pool| pool.served).count() as u64,
+                claimed: seen.pools.iter().filter(is_others).count() as u64,
+                refused: agent.refusals(),
             }
         });
         each.collect()

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -10,18 +11,26 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::transport::server::Connected;
 
 use super::Endpoint;
+use crate::telemetry::Metrics;
 use crate::tls;
 
 /// A connection whose other end is the router.
 pub(super) struct Secured(tls::Secured);
 
 /// Connections to an agent as they come.
-pub(super) fn connections(endpoint: Endpoint) -> impl Stream<Item = io::Result<Secured>> {
+pub(super) fn connections(
+    endpoint: Endpoint,
+    metrics: &Metrics,
+) -> impl Stream<Item = io::Result<Secured>> {
     let Endpoint {
         listener,
         credentials,
     } = endpoint;
-    tls::Incoming::new(listener, credentials).map(|accepted| accepted.map(Secured))
+    let refusals = Arc::<tls::Refusals>::default();
+    let counted = refusals.clone();
+    metrics.show_refused_connections(move || counted.count());
+    let incoming = tls::Incoming::new(listener, credentials, refusals);
+    incoming.map(|accepted| accepted.map(Secured))
 }
 
 /// The listener of `--agent-listen`.

@@ -15,7 +15,6 @@ use tracing::field::Empty;
 use tracing::{Instrument, Span};
 
 use super::work::{Begun, Calls};
-use crate::agent::agent_server::SERVICE_NAME;
 use crate::service::Rpc;
 use crate::service::status::code_name;
 use crate::telemetry::Metrics;
@@ -33,14 +32,25 @@ impl Watch {
     }
 }
 
-/// Calls of the router alone, and how they're called in logs and numbers.
-const OF_AGENTS: [(&str, &str); 6] = [
-    ("Describe", "Agent.Describe"),
-    ("Find", "Agent.Find"),
-    ("Cut", "Agent.Cut"),
-    ("GetGroup", "Agent.GetGroup"),
-    ("SettleGroup", "Agent.SettleGroup"),
-    ("DeleteGroup", "Agent.DeleteGroup"),
+/// Calls of the router and of the administrator's commands: their paths, and their names in logs
+/// and metrics.
+const BESIDE_CSI: [(&str, &str); 7] = [
+    ("/slackwater.agent.v1.Agent/Describe", "Agent.Describe"),
+    ("/slackwater.agent.v1.Agent/Find", "Agent.Find"),
+    ("/slackwater.agent.v1.Agent/Cut", "Agent.Cut"),
+    ("/slackwater.agent.v1.Agent/GetGroup", "Agent.GetGroup"),
+    (
+        "/slackwater.agent.v1.Agent/SettleGroup",
+        "Agent.SettleGroup",
+    ),
+    (
+        "/slackwater.agent.v1.Agent/DeleteGroup",
+        "Agent.DeleteGroup",
+    ),
+    (
+        "/slackwater.agent.v1.Admin/CheckVolume",
+        "Admin.CheckVolume",
+    ),
 ];
 
 /// The name of a call by its path, and whether it's a poll, whose lines are for debug.
@@ -48,11 +58,8 @@ fn method(path: &str) -> (&'static str, bool) {
     if let Some(rpc) = Rpc::of_path(path) {
         return (rpc.name(), rpc.is_poll());
     }
-    let of_service = path.strip_prefix('/').and_then(|path| path.split_once('/'));
-    let of_agent = of_service.filter(|(service, _)| *service == SERVICE_NAME);
-    let known = |(_, call): (&str, &str)| OF_AGENTS.into_iter().find(|(name, _)| *name == call);
-    match of_agent.and_then(known) {
-        Some((name, label)) => (label, name == "Describe"),
+    match BESIDE_CSI.into_iter().find(|(known, _)| *known == path) {
+        Some((_, name)) => (name, name == "Agent.Describe"),
         None => ("unknown", false),
     }
 }
@@ -180,19 +187,20 @@ mod tests {
     #[test]
     fn every_call_of_an_agent_has_its_name() {
         let proto = include_str!("../../proto/agent.proto");
-        let calls = proto.lines().filter_map(|line| {
-            let call = line.trim_start().strip_prefix("rpc ")?;
-            call.split('(').next()
-        });
-        let calls: Vec<_> = calls.collect();
-        assert_eq!(calls, OF_AGENTS.map(|(name, _)| name));
-        for call in calls {
-            let path = format!("/{SERVICE_NAME}/{call}");
-            assert_eq!(
-                method(&path),
-                (&*format!("Agent.{call}"), call == "Describe")
-            );
+        let mut service = "";
+        let mut calls = Vec::new();
+        for line in proto.lines().map(str::trim_start) {
+            if let Some(rest) = line.strip_prefix("service ") {
+                service = rest.split(' ').next().unwrap_or_default();
+            } else if let Some(rest) = line.strip_prefix("rpc ") {
+                let call = rest.split('(').next().unwrap_or_default();
+                let name = format!("{service}.{call}");
+                let path = format!("/slackwater.agent.v1.{service}/{call}");
+                assert_eq!(method(&path), (&*name, name == "Agent.Describe"));
+                calls.push(name);
+            }
         }
+        assert_eq!(calls, BESIDE_CSI.map(|(_, name)| name));
         assert_eq!(method("/csi.v1.Identity/Probe"), ("Probe", true));
         for path in ["/csi.v1.Identity/Describe", "/x/Describe", "Describe", ""] {
             assert_eq!(method(path), ("unknown", false));

@@ -1,17 +1,20 @@
 //! What is done for callers, whether or not they still wait, and what goes on beside their calls.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use tokio::task::JoinHandle;
 use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
 
 use crate::error::chain;
+use crate::model::PoolId;
 use crate::operation::Driver;
 use crate::router::Router;
 use crate::telemetry::Metrics;
 
-/// How often pools that aren't served are looked at again, and what deletes have left: a disk that
+/// How often pools that aren't served are looked at again, and for what calls have left: a disk that
 /// is mounted late, or writes again, should not need a restart.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
@@ -71,14 +74,16 @@ impl Work {
         }
     }
 
-    /// Looks at pools that aren't served, and ends what deletes have left, for ever.
+    /// Looks at pools that aren't served, and ends what calls have left, for ever.
     pub(super) async fn look_again(&self) {
         let driver = match self {
             Work::Driver(driver) => driver,
             Work::Router(..) => return std::future::pending().await,
         };
-        // Beside each other: a wipe takes long, and a look also ends freezes.
-        tokio::join!(look(driver), end_trash(driver));
+        // Beside each other: a wipe takes long, and a look may wait for a disk.
+        let sweep = every_tick(driver, "the sweep of freezes", Driver::sweep_freezes);
+        let look = every_tick(driver, "looking at pools again", Driver::look_again);
+        tokio::join!(sweep, look, clean(driver));
     }
 
     /// Waits for work whose callers went away.
@@ -90,30 +95,44 @@ impl Work {
     }
 }
 
-async fn look(driver: &Arc<Driver>) {
+async fn every_tick(driver: &Arc<Driver>, what: &str, chore: fn(&Driver)) {
     let mut ticks = ticks();
     ticks.tick().await;
     loop {
         ticks.tick().await;
         let driver = driver.clone();
-        if let Err(error) = tokio::task::spawn_blocking(move || driver.look_again()).await {
-            tracing::error!(%error, "looking at pools again failed");
+        if let Err(error) = tokio::task::spawn_blocking(move || chore(&driver)).await {
+            tracing::error!(%error, "{what} failed");
         }
     }
 }
 
-/// Counted as an operation: a stop waits for the one that runs, and begins no other.
-async fn end_trash(driver: &Arc<Driver>) {
+/// Ends what calls have left: pools beside each other, and groups, of which the first member may be
+/// on another pool, beside the rest, so that a disk that hangs holds up nothing else. Counted as
+/// operations: a stop waits for those that run, and begins no other.
+async fn clean(driver: &Arc<Driver>) {
+    const CHORES: [fn(&Driver, PoolId); 2] = [Driver::clean, Driver::settle_groups];
     let mut ticks = ticks();
+    let mut running: HashMap<(usize, PoolId), JoinHandle<()>> = HashMap::new();
     loop {
         ticks.tick().await;
-        let ended = driver.detach(|driver| {
-            driver.end_trash();
-            Ok(())
-        });
-        if let Err(error) = ended.await {
-            tracing::debug!(error = %chain(&error), "the trash waits");
+        running.retain(|_, one| !one.is_finished());
+        for pool in driver.served() {
+            for (at, chore) in CHORES.into_iter().enumerate() {
+                let begin = || tokio::spawn(done(driver.clone(), chore, pool));
+                running.entry((at, pool)).or_insert_with(begin);
+            }
         }
+    }
+}
+
+async fn done(driver: Arc<Driver>, chore: fn(&Driver, PoolId), pool: PoolId) {
+    let done = driver.detach(move |driver| {
+        chore(driver, pool);
+        Ok(())
+    });
+    if let Err(error) = done.await {
+        tracing::debug!(error = %chain(&error), "what calls have left waits");
     }
 }
 

@@ -1,6 +1,6 @@
 //! The Controller service.
 
-use tonic::Request;
+use tonic::{Request, Response};
 
 use super::{Answer, Rpc, Service, answer, ids, only_if, reply, request, seen};
 use crate::csi::controller_server::Controller;
@@ -162,15 +162,21 @@ impl Controller for Service {
         &self,
         request: Request<CreateSnapshotRequest>,
     ) -> Answer<CreateSnapshotResponse> {
-        let key = self.snapshot_topology_key();
+        let (key, patience) = (self.snapshot_topology_key(), super::patience(&request));
         let args = request::create_snapshot(&seen(request), key.as_deref()).map(super::warned);
+        if let Ok(asked) = &args {
+            let locks = self.driver.locks_of_snapshot(asked);
+            self.driver.wait_until_free(&locks, patience).await;
+        }
         let snapshot = self
             .run(Rpc::CreateSnapshot, args, Driver::create_snapshot)
             .await?;
         ids::cut(&snapshot.id);
-        answer(CreateSnapshotResponse {
+        let mut answer = Response::new(CreateSnapshotResponse {
             snapshot: Some(reply::snapshot(&snapshot, key.as_deref())),
-        })
+        });
+        super::reached::put(answer.metadata_mut(), &snapshot);
+        Ok(answer)
     }
 
     async fn delete_snapshot(

@@ -26,7 +26,12 @@ impl GroupController for Service {
         &self,
         request: Request<CreateVolumeGroupSnapshotRequest>,
     ) -> Answer<CreateVolumeGroupSnapshotResponse> {
+        let patience = super::patience(&request);
         let args = request::create_group(&seen(request)).map(super::warned);
+        if let Ok(asked) = &args {
+            let locks = self.driver.locks_of_group(asked);
+            self.driver.wait_until_free(&locks, patience).await;
+        }
         let group = self
             .run(Rpc::CreateVolumeGroupSnapshot, args, Driver::create_group)
             .await?;

@@ -2,7 +2,7 @@
 
 use tonic::Request;
 
-use super::{Answer, Rpc, Service, answer, reply, seen};
+use super::{Answer, Rpc, Service, answer, reply, seen, status};
 use crate::csi::identity_server::Identity;
 use crate::csi::{
     GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest,
@@ -31,11 +31,12 @@ impl Identity for Service {
 
     async fn probe(&self, request: Request<ProbeRequest>) -> Answer<ProbeResponse> {
         seen(request);
-        let look = |driver: &crate::operation::Driver, (): &()| match driver.missing() {
-            missing if missing.is_empty() => Ok(()),
-            missing => Err(Error::refused("this host", missing.join("; "))),
-        };
-        self.run(Rpc::Probe, Ok(()), look).await?;
+        let missing = self.pulse.missing(&self.driver).await;
+        let missing = missing.map_err(|error| status(Rpc::Probe, &error))?;
+        if !missing.is_empty() {
+            let error = Error::refused("this host", missing.join("; "));
+            return Err(status(Rpc::Probe, &error));
+        }
         answer(ProbeResponse { ready: Some(true) })
     }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::operation::Lane;
+
 macro_rules! rpcs {
     ($($service:ident: $($rpc:ident)*;)*) => {
         /// A call of CSI 1.13.
@@ -62,6 +64,25 @@ rpcs! {
 }
 
 impl Rpc {
+    /// With whom it shares the driver's threads.
+    pub fn lane(self) -> Lane {
+        match self {
+            Rpc::NodeStageVolume
+            | Rpc::NodeUnstageVolume
+            | Rpc::NodePublishVolume
+            | Rpc::NodeUnpublishVolume
+            | Rpc::NodeExpandVolume => Lane::Node,
+            Rpc::CreateSnapshot | Rpc::CreateVolumeGroupSnapshot => Lane::Cut,
+            Rpc::CreateVolume
+            | Rpc::DeleteVolume
+            | Rpc::DeleteSnapshot
+            | Rpc::DeleteVolumeGroupSnapshot
+            | Rpc::ControllerExpandVolume
+            | Rpc::ControllerModifyVolume => Lane::Work,
+            _ => Lane::Look,
+        }
+    }
+
     /// Calls that callers repeat all the time and that change nothing: their lines are for debug.
     pub fn is_poll(self) -> bool {
         matches!(

@@ -39,7 +39,9 @@ pub fn code(rpc: Rpc, error: &Error) -> Code {
         // The same call is right a moment later. For `Undo`, something is left that only a retry
         // or the next start removes: the caller must not forget the object.
         Error::Pending { .. } | Error::Busy { .. } | Error::Undo { .. } => Code::Aborted,
-        Error::InUse { .. } | Error::Refused { .. } => Code::FailedPrecondition,
+        Error::InUse { .. } | Error::Refused { .. } | Error::Locked { .. } => {
+            Code::FailedPrecondition
+        }
         Error::OutOfSpace { .. } => no_space(rpc),
         Error::OutOfRange { .. } => Code::OutOfRange,
         // The scheduler is asked for another node.
@@ -66,6 +68,8 @@ pub fn code(rpc: Rpc, error: &Error) -> Code {
         Error::Host { source, .. } => match source.cause {
             // For growth FAILED_PRECONDITION would mean "in use", and nothing would be tried again.
             HostCause::Missing { .. } if !grows(rpc) => Code::FailedPrecondition,
+            // What isn't known must not be taken for "nothing there".
+            HostCause::NoAnswer => Code::Unavailable,
             HostCause::Missing { .. }
             | HostCause::Errno(_)
             | HostCause::Tool { .. }

@@ -1,8 +1,9 @@
 //! `--metrics-address`: `/metrics`, `/healthz` and `/readyz`, for reading only.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::Future;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -14,7 +15,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 
 use super::Metrics;
 
@@ -24,6 +25,11 @@ const PLAIN: &str = "text/plain; charset=utf-8";
 
 /// A client that says nothing for so long is let go.
 const HEADER_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Connections at a time, in all and of one address. With one more the oldest is closed, of all or
+/// of that address.
+const CONNECTIONS: usize = 64;
+const OF_ONE: usize = 16;
 
 /// Prometheus gives up after 10 s; by then it should have the old numbers at least.
 const LOOK_PATIENCE: Duration = Duration::from_secs(5);
@@ -55,12 +61,13 @@ pub async fn serve(
     shutdown: impl Future<Output = ()>,
 ) {
     let mut connections = JoinSet::new();
+    let mut open: VecDeque<(IpAddr, AbortHandle)> = VecDeque::new();
     let mut shutdown = std::pin::pin!(shutdown);
     loop {
-        let stream = tokio::select! {
+        let (stream, from) = tokio::select! {
             () = &mut shutdown => break,
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => stream,
+                Ok(accepted) => accepted,
                 // Out of descriptors, mostly: waiting is all that helps.
                 Err(error) => {
                     tracing::warn!(%error, "can't take a connection for metrics");
@@ -70,8 +77,18 @@ pub async fn serve(
             },
             Some(_) = connections.join_next() => continue,
         };
+        open.retain(|(_, connection)| !connection.is_finished());
+        let is_its = |(ip, _): &(IpAddr, AbortHandle)| *ip == from.ip();
+        let crowded = open.iter().filter(|one| is_its(one)).count() >= OF_ONE;
+        let oldest = match crowded {
+            true => open.iter().position(is_its),
+            false => (open.len() >= CONNECTIONS).then_some(0),
+        };
+        if let Some((_, oldest)) = oldest.and_then(|at| open.remove(at)) {
+            oldest.abort();
+        }
         let metrics = metrics.clone();
-        connections.spawn(async move {
+        let connection = connections.spawn(async move {
             let service = service_fn(|request| {
                 let metrics = metrics.clone();
                 async move { Ok::<_, Infallible>(answer(&request, metrics).await) }
@@ -83,6 +100,7 @@ pub async fn serve(
                 .serve_connection(TokioIo::new(stream), service)
                 .await;
         });
+        open.push_back((from.ip(), connection));
     }
 }
 

@@ -57,6 +57,7 @@ struct Shared {
     looking: Mutex<()>,
     readiness: Readiness,
     certificate: OnceLock<Expiry>,
+    refused: OnceLock<Box<dyn Fn() -> u64 + Send + Sync>>,
 }
 
 /// When the certificate expires that handshakes use, in seconds since 1970.
@@ -121,6 +122,12 @@ impl Metrics {
         let _ = self.shared.certificate.set(Box::new(expires));
     }
 
+    /// From now on the number of refused connections is shown, as this says at each scrape. The
+    /// first one stays.
+    pub fn show_refused_connections(&self, count: impl Fn() -> u64 + Send + Sync + 'static) {
+        let _ = self.shared.refused.set(Box::new(count));
+    }
+
     /// What a router counts; nothing of it is shown where there is none.
     pub fn router(&self) -> &RouterCounts {
         &self.router
@@ -174,7 +181,7 @@ impl fmt::Debug for Metrics {
     }
 }
 
-/// Shows when our certificate expires.
+/// Shows when our certificate expires, and how many connections were refused.
 struct Certificate(Arc<Shared>);
 
 impl fmt::Debug for Certificate {
@@ -185,6 +192,12 @@ impl fmt::Debug for Certificate {
 
 impl Collector for Certificate {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        if let Some(refused) = self.0.refused.get() {
+            let help = "Connections to the agent that were refused";
+            let name = "connections_refused";
+            let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            ConstCounter::new(refused()).encode(metric)?;
+        }
         let Some(expires) = self.0.certificate.get().and_then(|expires| expires()) else {
             return Ok(());
         };
@@ -217,7 +230,7 @@ type PoolGauge = (
     fn(&PoolStatus) -> Option<u64>,
 );
 
-const POOL_GAUGES: [PoolGauge; 10] = [
+const POOL_GAUGES: [PoolGauge; 11] = [
     (
         "pool_served",
         "1 if the pool is served, 0 if not",
@@ -235,6 +248,12 @@ const POOL_GAUGES: [PoolGauge; 10] = [
         "Records of the pool that can't be read",
         None,
         |pool| Some(pool.damaged),
+    ),
+    (
+        "pool_changed_devices",
+        "Published raw block volumes whose devices were changed by who uses them",
+        None,
+        |pool| Some(pool.changed.len() as u64),
     ),
     (
         "pool_total",

@@ -38,6 +38,10 @@ pub struct AgentStatus {
     pub silent: Option<Duration>,
     /// Pools that it serves.
     pub pools: u64,
+    /// Pools that it serves and another node has: no call goes there.
+    pub claimed: u64,
+    /// Answers of it that were refused.
+    pub refused: u64,
 }
 
 /// The cluster that a router is in, as it sees it now.
@@ -53,6 +57,8 @@ pub struct ClusterStatus {
     pub dropped_events: u64,
     /// Nodes whose label names another home than their disks have, and PersistentVolumes need it.
     pub label_conflicts: u64,
+    /// The cluster has snapshots, and this installation has nobody who asks for them.
+    pub snapshotter_missing: bool,
     /// What nothing names; `None` where another router looks, or nobody has looked yet.
     pub orphans: Option<Orphans>,
 }
@@ -134,7 +140,7 @@ type AgentGauge = (
 );
 
 #[expect(clippy::cast_precision_loss, reason = "metrics are floats")]
-const AGENT_GAUGES: [AgentGauge; 3] = [
+const AGENT_GAUGES: [AgentGauge; 4] = [
     (
         "agent_up",
         "1 if the agent answered when it was asked last, 0 if not",
@@ -153,6 +159,12 @@ const AGENT_GAUGES: [AgentGauge; 3] = [
         None,
         |agent| Some(agent.pools as f64),
     ),
+    (
+        "agent_pools_claimed",
+        "Pools that the agent serves and that another node has: no call goes there",
+        None,
+        |agent| Some(agent.claimed as f64),
+    ),
 ];
 
 impl Collector for RouterCounts {
@@ -169,6 +181,13 @@ impl Collector for RouterCounts {
                 let labels = [("agent", agent.node.as_str())];
                 ConstGauge::new(value).encode(metric.encode_family(&labels)?)?;
             }
+        }
+        let help = "Answers of the agent that were refused: what it can't know or own";
+        let mut metric =
+            encoder.encode_descriptor("agent_answers_refused", help, None, MetricType::Counter)?;
+        for agent in &agents {
+            let labels = [("agent", agent.node.as_str())];
+            ConstCounter::new(agent.refused).encode(metric.encode_family(&labels)?)?;
         }
         if let Some(cluster) = view.cluster() {
             encode_cluster(&mut encoder, &cluster)?;
@@ -209,6 +228,10 @@ fn encode_cluster(encoder: &mut DescriptorEncoder<'_>, cluster: &ClusterStatus) 
         let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         ConstGauge::new(value as f64).encode(metric)?;
     }
+    let help = "1 if the cluster has snapshots and this installation has no csi-snapshotter";
+    let name = "snapshotter_missing";
+    let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    ConstGauge::new(f64::from(u8::from(cluster.snapshotter_missing))).encode(metric)?;
     if let Some(orphans) = cluster.orphans {
         let help = "Volumes and snapshots on agents that nothing in the cluster names";
         let mut metric = encoder.encode_descriptor("orphans", help, None, MetricType::Gauge)?;

@@ -55,7 +55,8 @@ pub(super) struct Current {
     /// Of the end that dials.
     pub(super) client: Arc<ClientConfig>,
     expires: Option<u64>,
-    is_trusted: bool,
+    /// Why the other end won't take it now.
+    distrust: Option<String>,
 }
 
 impl Credentials {
@@ -119,7 +120,12 @@ impl Credentials {
     /// Whether who trusts the same authorities as we do took our certificate when it was read: it's
     /// theirs, and its time had come and wasn't over.
     pub fn is_trusted(&self) -> bool {
-        self.now().is_some_and(|current| current.is_trusted)
+        self.now().is_some_and(|current| current.distrust.is_none())
+    }
+
+    /// Why our certificate isn't trusted now; none if it is, or isn't there.
+    pub fn distrust(&self) -> Option<String> {
+        self.now()?.distrust.clone()
     }
 
     /// When our certificate expires, in seconds since 1970. Looks at the files as a handshake
@@ -212,7 +218,7 @@ impl Current {
             server: Arc::new(server.map_err(wrong)?),
             client: Arc::new(client.map_err(wrong)?),
             expires,
-            is_trusted: judged.is_ok(),
+            distrust: judged.err().map(|error| in_words(&error)),
         })
     }
 
@@ -286,6 +292,26 @@ fn verifier(
             rustls::Error::General(error.to_string()),
         ),
     })
+}
+
+/// Why a certificate isn't taken; a clock that is wrong is named, since nothing else is.
+fn in_words(error: &rustls::Error) -> String {
+    match error {
+        rustls::Error::InvalidCertificate(CertificateError::NotValidYetContext {
+            time,
+            not_before,
+        }) => format!(
+            "it is valid only in {} s: this machine's clock is behind that of who has signed it",
+            not_before.as_secs().saturating_sub(time.as_secs())
+        ),
+        rustls::Error::InvalidCertificate(CertificateError::ExpiredContext { time, not_after }) => {
+            format!(
+                "it expired {} s ago: this machine's clock is ahead, or it was not renewed in time",
+                time.as_secs().saturating_sub(not_after.as_secs())
+            )
+        }
+        other => other.to_string(),
+    }
 }
 
 /// Asked of the one who verifies: nobody is valid at the end of time.

@@ -1,12 +1,13 @@
 //! The end that listens: handshakes on their own, so that a client that never ends its handshake
-//! holds up nobody.
+//! holds up nobody. Connections that are refused are counted, and told of once a minute.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
@@ -23,11 +24,48 @@ pub type Secured = TlsStream<TcpStream>;
 
 /// One takes a few milliseconds, and a round trip or two.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Handshakes at a time. With one more the oldest is given up: a router's is done long before so
-/// many strangers have come.
+/// Handshakes at a time. With one more, the oldest is given up of the address that has most.
 const HANDSHAKES: usize = 64;
+/// Handshakes of one address at a time. With one more its oldest is given up, so that an address
+/// which opens connections all the time keeps out no other.
+const OF_ONE: usize = 8;
+/// Between two lines about refused connections.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
 /// After a connection that can't be taken (no descriptors left, mostly).
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// Connections that were refused.
+#[derive(Debug, Default)]
+pub struct Refusals {
+    count: AtomicU64,
+    /// When they were told of last, and how many there were then.
+    told: Mutex<Option<(Instant, u64)>>,
+}
+
+impl Refusals {
+    /// How many there were.
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// One more; whether people are to be told now, and of how many since the last time.
+    fn add(&self, now: Instant) -> Option<u64> {
+        let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let (at, before) = told.map_or((None, 0), |(at, before)| (Some(at), before));
+        if at.is_some_and(|at| now.duration_since(at) < TOLD_EVERY) {
+            return None;
+        }
+        *told = Some((now, count));
+        Some(count.saturating_sub(before))
+    }
+
+    fn refused(&self, from: SocketAddr, why: &dyn std::fmt::Display) {
+        if let Some(since) = self.add(Instant::now()) {
+            tracing::warn!(%from, %why, since, "connections are refused; this is the last one");
+        }
+    }
+}
 
 /// Connections of the router, as they come. Dropped, it stops listening.
 pub struct Incoming {
@@ -37,9 +75,14 @@ pub struct Incoming {
 
 impl Incoming {
     /// On a listener; to be called within a tokio runtime.
-    pub fn new(listener: TcpListener, credentials: Arc<Credentials>) -> Incoming {
+    pub fn new(
+        listener: TcpListener,
+        credentials: Arc<Credentials>,
+        refusals: Arc<Refusals>,
+    ) -> Incoming {
         let (send, ready) = channel(HANDSHAKES);
-        let accepting = tokio::spawn(accept(listener, credentials, send)).abort_handle();
+        let accepting = accept(listener, credentials, refusals, send);
+        let accepting = tokio::spawn(accepting).abort_handle();
         Incoming { ready, accepting }
     }
 }
@@ -61,10 +104,15 @@ impl Drop for Incoming {
     }
 }
 
-async fn accept(listener: TcpListener, credentials: Arc<Credentials>, ready: Sender<Secured>) {
+async fn accept(
+    listener: TcpListener,
+    credentials: Arc<Credentials>,
+    refusals: Arc<Refusals>,
+    ready: Sender<Secured>,
+) {
     // Dropped with this, and all that is in it ends.
     let mut handshakes = JoinSet::new();
-    let mut running: VecDeque<AbortHandle> = VecDeque::new();
+    let mut running: VecDeque<(IpAddr, AbortHandle)> = VecDeque::new();
     loop {
         let (stream, from) = tokio::select! {
             accepted = listener.accept() => match accepted {
@@ -77,31 +125,50 @@ async fn accept(listener: TcpListener, credentials: Arc<Credentials>, ready: Sen
             },
             Some(_) = handshakes.join_next() => continue,
         };
-        running.retain(|handshake| !handshake.is_finished());
-        if running.len() >= HANDSHAKES
-            && let Some(oldest) = running.pop_front()
+        running.retain(|(_, handshake)| !handshake.is_finished());
+        if let Some(ip) = crowd(&running, from.ip())
+            && let Some(at) = running.iter().position(|(one, _)| *one == ip)
+            && let Some((_, oldest)) = running.remove(at)
         {
+            refusals.refused(
+                from,
+                &"too many handshakes at a time: the oldest is given up",
+            );
             oldest.abort();
         }
         let (credentials, ready) = (credentials.clone(), ready.clone());
-        running.push_back(handshakes.spawn(async move {
-            if let Some(secured) = shake_hands(stream, from, &credentials).await {
+        let refusals = refusals.clone();
+        let handshake = handshakes.spawn(async move {
+            if let Some(secured) = shake_hands(stream, from, &credentials, &refusals).await {
                 // Nobody takes it any more once we're told to stop.
                 let _ = ready.send(secured).await;
             }
-        }));
+        });
+        running.push_back((from.ip(), handshake));
     }
+}
+
+/// The address of which a handshake is to be given up before a new one of `from` begins.
+fn crowd(running: &VecDeque<(IpAddr, AbortHandle)>, from: IpAddr) -> Option<IpAddr> {
+    let count = |ip: IpAddr| running.iter().filter(|(one, _)| *one == ip).count();
+    if count(from) >= OF_ONE {
+        return Some(from);
+    }
+    let most = running.iter().max_by_key(|(ip, _)| count(*ip));
+    most.filter(|_| running.len() >= HANDSHAKES)
+        .map(|(ip, _)| *ip)
 }
 
 async fn shake_hands(
     stream: TcpStream,
     from: SocketAddr,
     credentials: &Credentials,
+    refusals: &Refusals,
 ) -> Option<Secured> {
     // Without it answers of a few bytes would wait for the other end's acknowledgement.
     let _ = stream.set_nodelay(true);
     let Some(current) = credentials.now() else {
-        tracing::warn!(%from, "a connection is refused: there is no certificate yet");
+        refusals.refused(from, &"there is no certificate yet");
         return None;
     };
     let acceptor = TlsAcceptor::from(current.server.clone());
@@ -113,12 +180,30 @@ async fn shake_hands(
             None
         }
         Ok(Err(error)) => {
-            tracing::warn!(%from, %error, "a connection is refused");
+            refusals.refused(from, &error);
             None
         }
         Err(_) => {
-            tracing::warn!(%from, "a connection is refused: its handshake takes too long");
+            refusals.refused(from, &"its handshake takes too long");
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refused_connections_are_told_of_once_a_minute_with_their_number() {
+        let refusals = Refusals::default();
+        let begun = Instant::now();
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        assert_eq!(refusals.add(at(0)), Some(1));
+        for second in 1..60 {
+            assert_eq!(refusals.add(at(second)), None);
+        }
+        assert_eq!(refusals.add(at(60)), Some(60));
+        assert_eq!(refusals.count(), 61);
     }
 }

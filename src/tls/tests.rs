@@ -49,7 +49,7 @@ fn credentials(own: Name, bundle: Bundle) -> Arc<Credentials> {
 async fn agent(credentials: Arc<Credentials>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let mut incoming = Incoming::new(listener, credentials);
+    let mut incoming = Incoming::new(listener, credentials, Arc::default());
     tokio::spawn(async move {
         while let Some(Ok(mut secured)) = incoming.next().await {
             tokio::spawn(async move {
@@ -195,6 +195,42 @@ async fn handshakes_that_never_end_hold_up_nobody() {
     let router = credentials(controller(), issue(&ours, &controller()));
     let reach = reached(&router, node(), address);
     timeout(PATIENCE, reach).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn an_address_that_floods_gives_up_no_handshake_of_another() {
+    let ours = authority();
+    let address = agent(credentials(node(), issue(&ours, &node()))).await;
+    let router = credentials(controller(), issue(&ours, &controller()));
+    let slow = TcpStream::connect(address).await.unwrap();
+    let mut flood = Vec::new();
+    for _ in 0..200 {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind(([127, 0, 0, 2], 0).into()).unwrap();
+        flood.push(socket.connect(address).await.unwrap());
+    }
+    // So that all of them have been taken before it goes on.
+    let reach = reached(&router, node(), address);
+    timeout(PATIENCE, reach).await.unwrap().unwrap();
+    let client = router.now().unwrap().client.clone();
+    let connector = tokio_rustls::TlsConnector::from(client);
+    let connected = timeout(PATIENCE, connector.connect(node().0, slow)).await;
+    let mut secured = connected.unwrap().unwrap();
+    assert_eq!(secured.read_u8().await.unwrap(), b'!');
+}
+
+#[test]
+fn a_certificate_that_is_not_valid_yet_names_the_clock() {
+    let from = SystemTime::now() + 2 * HOUR;
+    let validity = Validity {
+        from,
+        until: from + HOUR,
+    };
+    let bundle = authority().issue(&node(), validity).unwrap();
+    let credentials = Credentials::of_bundle(node(), bundle).unwrap();
+    assert!(!credentials.is_trusted());
+    let why = credentials.distrust().unwrap();
+    assert!(why.contains("this machine's clock is behind"), "{why}");
 }
 
 fn files(folder: &Path) -> Files {

@@ -191,10 +191,16 @@ async fn hooks_of_the_cluster_hold_applications_across_nodes_and_always_let_go()
     let router = router(&cluster, &pods).await;
     let about = About::Group("shop/s".into());
 
-    for fault in [Fault::Start, Fault::Dies, Fault::Release] {
+    for (fault, interval) in [
+        (Fault::Start, "1s"),
+        (Fault::Dies, "2s"),
+        (Fault::Release, "3s"),
+    ] {
         let name = format!("{fault:?}");
         *pods.fault.lock().unwrap() = fault;
-        let said = group(&router, &name, &volumes, &[]).await;
+        // A class of its own: those of the others are paused for these volumes.
+        let class = [("retryInterval", interval)];
+        let said = group(&router, &name, &volumes, &class).await;
         let said = refused(said, Code::FailedPrecondition);
         assert!(said.contains("planned"), "{said}");
         let held = ["quiesced", "released"];
@@ -212,10 +218,10 @@ async fn hooks_of_the_cluster_hold_applications_across_nodes_and_always_let_go()
         cluster.assert_thawed(&writers, &name);
         cluster.assert_no_snapshots(&name);
         // It's left alone for a while.
-        refused(
-            group(&router, &name, &volumes, &[]).await,
-            Code::FailedPrecondition,
-        );
+        for name in [name.as_str(), "another"] {
+            let said = group(&router, name, &volumes, &class).await;
+            refused(said, Code::FailedPrecondition);
+        }
         assert_eq!(pods.took(), [""; 0], "{name}: nobody is disturbed");
         pods.told();
 

@@ -25,6 +25,7 @@ async fn a_router_killed_at_any_step_leaves_nothing_frozen_or_torn() {
     for step in [
         "begin",
         "ready",
+        "ahead",
         "prepare",
         "freeze",
         "cut",

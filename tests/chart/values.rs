@@ -30,10 +30,16 @@ const ISSUER: &[&str] = &[
 ];
 const POOL: &[&str] = &["--set=pools[0].name=a,pools[0].path=/disks/a"];
 
+const ATTACH: &[&str] = &["--set=csiDriver.attach=true"];
+const INLINE: &[&str] = &["--set=csiDriver.inlineEphemeral=true"];
+const DIGEST: &str = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+
 const CHANGES: &[Change] = &[
+    ("global.imageRegistry", "registry.example.org/mirror", &[]),
     ("driverName", "csi.example.org", &[]),
     ("image.repository", "registry.example.org/disks", &[]),
     ("image.tag", "1.2.3", &[]),
+    ("image.digest", DIGEST, &[]),
     ("image.pullPolicy", "Always", &[]),
     ("imagePullSecrets", "{}", &[]),
     ("pools[0].name", "fast", POOL),
@@ -46,8 +52,9 @@ const CHANGES: &[Change] = &[
     ("logLevel", "debug", &[]),
     ("alpha", "{health}", &[]),
     ("poolLostAfter", "30d", &[]),
-    ("csiDriver.attach", "false", &[]),
-    ("csiDriver.inlineEphemeral", "false", &[]),
+    ("csiDriver.attach", "true", &[]),
+    ("csiDriver.inlineEphemeral", "true", &[]),
+    ("csiDriver.inlineMaxSize", "20Gi", INLINE),
     ("certificates.mode", "existing", &[]),
     ("certificates.controllerSecret", "ours", EXISTING),
     ("certificates.nodeSecret", "ours", EXISTING),
@@ -74,9 +81,11 @@ const CHANGES: &[Change] = &[
     ("node.resources", "limits.memory=1Gi", &[]),
     ("node.guardResources", "limits.memory=1Gi", &[]),
     ("node.podAnnotations", "a=b", &[]),
+    ("node.seLinuxType", "container_t", &[]),
     ("singleNode", "true", &[]),
+    ("sidecars.pullPolicy", "Always", &[]),
     ("sidecars.provisioner.image", "x:1", &[]),
-    ("sidecars.attacher.image", "x:1", &[]),
+    ("sidecars.attacher.image", "x:1", ATTACH),
     ("sidecars.resizer.image", "x:1", &[]),
     ("sidecars.snapshotter.image", "x:1", &[]),
     ("sidecars.registrar.image", "x:1", &[]),
@@ -115,6 +124,9 @@ const CHANGES: &[Change] = &[
     ),
     ("hooks.namespaces", "{shop}", &[]),
     ("admissionPolicy", "false", &[]),
+    ("networkPolicy.create", "true", &[]),
+    ("udevRule.install", "true", &[]),
+    ("openshift.scc", "true", &[]),
     ("metrics.address", "[::]", &[]),
     ("metrics.port", "9811", &[]),
     ("metrics.serviceMonitor.create", "true", &[]),
@@ -173,10 +185,12 @@ fn known(schema: &Value) -> BTreeSet<String> {
             found.insert(path.to_string());
             return;
         };
-        assert_eq!(node["additionalProperties"], false, "{path}");
+        // What is global is other charts' too.
+        let is_global = path == "global";
+        assert!(is_global || node["additionalProperties"] == false, "{path}");
         let is_free = path.starts_with("pools") || path.ends_with("issuerRef");
         let required = node["required"].as_array().cloned().unwrap_or_default();
-        for (key, inner) in properties.iter().filter(|(key, _)| *key != "global") {
+        for (key, inner) in properties {
             let is_required = required.iter().any(|one| one == key);
             assert!(is_free || is_required, "{path}.{key} may be null");
             let below = [path, key].join(if path.is_empty() { "" } else { "." });
@@ -239,6 +253,11 @@ fn what_is_wrong_is_refused_by_name() {
         (&["driverName=null"], &["missing property 'driverName'"]),
         (&["image=null"], &["missing property 'image'"]),
         (&["image.repository="], &["/image/repository"]),
+        (&["image.digest=latest"], &["/image/digest"]),
+        (&["csiDriver.attach=maybe"], &["/csiDriver/attach"]),
+        (&["csiDriver.inlineMaxSize="], &["/csiDriver/inlineMaxSize"]),
+        (&["sidecars.pullPolicy=Often"], &["/sidecars/pullPolicy"]),
+        (&["openshift.scc=perhaps"], &["/openshift/scc"]),
         (&["pools=null"], &["missing property 'pools'"]),
         (
             &["pools[0].name=a"],

@@ -90,8 +90,8 @@ async fn a_copy_goes_on_where_a_death_of_the_driver_has_cut_it_off() {
     let mut release = Release::of(&node);
     release.freeze(&node.disk.mount_point);
     let client = &node.client;
-    refused(client.snapshot("s", &id, &[]).await, Code::Aborted);
-    refused(client.snapshot("other", &id, &[]).await, Code::Aborted);
+    refused(client.snapshot_at_once("s", &id).await, Code::Aborted);
+    refused(client.snapshot_at_once("other", &id).await, Code::Aborted);
     refused(client.delete(&id).await, Code::Aborted);
     let source = from_volume(&id);
     let clone = client.create_from("c", SIZE, mount("ext4"), source, &[]);

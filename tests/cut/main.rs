@@ -20,6 +20,7 @@ mod groups;
 mod held;
 #[cfg(feature = "fault")]
 mod hooks;
+mod in_place;
 mod order;
 mod restores;
 #[cfg(feature = "fault")]

@@ -16,7 +16,7 @@ fn write_loosely(path: &Path, text: &str) {
 }
 
 /// Snapshot of a mounted volume; restored beside it, larger, twice; all of it in any order gone.
-async fn restores(node: &Node, fs: &str) {
+pub async fn restores(node: &Node, fs: &str) {
     let client = &node.client;
     let staging = node.staging(fs);
     let id = node.staged(fs, &staging, fs).await;

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use slackwater::csi;
 use tonic::{Code, Status};
 
 use super::held::{Probe, Release, arm, await_stop, end_of, go_on};
@@ -82,7 +83,10 @@ async fn members_in_the_window_are_left_alone() {
         volumes.push(used(&node, fs).await);
     }
     // The guard stops when all are frozen, and the driver waits for it.
-    node.restart_with(&[("SLACKWATER_GUARD_FAULT", "thaw-before:stop")]);
+    node.restart_with(&[
+        ("SLACKWATER_GUARD_FAULT", "thaw-before:stop"),
+        ("SLACKWATER_THAW_SECONDS", "300"),
+    ]);
     let release = Release::of(&node);
     let ids: Vec<_> = volumes.iter().map(|volume| volume.id.clone()).collect();
     let before = mounts_below(&node.scratch.join("kubelet"));
@@ -98,9 +102,16 @@ async fn members_in_the_window_are_left_alone() {
         }
         cannot_be_unmounted(&volume.staging);
     }
-    let same = node.client.group("g", &[volumes[0].id.clone()], &[]).await;
+    let mut same = tonic::Request::new(csi::CreateVolumeGroupSnapshotRequest {
+        name: "g".into(),
+        source_volume_ids: vec![volumes[0].id.clone()],
+        ..Default::default()
+    });
+    same.set_timeout(std::time::Duration::from_secs(5));
+    let mut groups = node.client.groups();
+    let same = groups.create_volume_group_snapshot(same).await;
     refused(same, Code::Aborted);
-    let single = node.client.snapshot("s", &volumes[0].id, &[]).await;
+    let single = node.client.snapshot_at_once("s", &volumes[0].id).await;
     refused(single, Code::Aborted);
     assert!(
         !call.is_finished() && writers.iter().all(Probe::is_stopped),
@@ -245,7 +256,7 @@ async fn a_freeze_that_hangs_holds_the_writer_no_longer_than_its_cause() {
     // What was prepared lies on the pool, and can't be removed: so the answer isn't final.
     let said = refused(end_of(call).await, Code::Aborted);
     assert!(said.contains("before the deadline"), "{said}");
-    let again = node.client.snapshot("s", &volume.id, &LONG).await;
+    let again = node.client.snapshot_at_once("s", &volume.id).await;
     refused(again, Code::Aborted);
     let writer = Probe::start(&volume.staging);
     assert!(writer.is_stopped(), "its cause lasts");

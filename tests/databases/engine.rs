@@ -27,7 +27,7 @@ pub struct Run {
     daemon: Daemon,
 }
 
-fn postgresql(name: &str) -> PathBuf {
+pub fn postgresql(name: &str) -> PathBuf {
     let versions = (13..40)
         .rev()
         .map(|n| format!("/usr/lib/postgresql/{n}/bin/{name}"));
@@ -218,6 +218,24 @@ impl Run {
             Engine::MariaDb => format!("INSERT INTO db.log VALUES ({number}); SELECT {number};"),
             Engine::Redis { .. } => format!("RPUSH log {number}"),
         })
+    }
+
+    /// Has its client do something, whatever it answers.
+    pub fn tell(&self, line: &str) {
+        let answer = self.client().ask_once(&format!("{line} SELECT 'done';"));
+        assert!(answer.contains("done"), "{line}: {answer}; {}", self.log());
+    }
+
+    /// The last row that there is, of a database that may get more of them.
+    pub fn last(&self) -> u64 {
+        let line = match self.engine {
+            Engine::PostgreSql => "SELECT coalesce(max(id), 0) FROM log;",
+            Engine::MariaDb => "SELECT coalesce(max(id), 0) FROM db.log;",
+            Engine::Redis { .. } => "LINDEX log -1",
+        };
+        // What a replica doesn't have yet is no table to it.
+        let last = self.client().ask(line);
+        last.and_then(|last| last.parse().ok()).unwrap_or(0)
     }
 
     /// How many rows there are; they must be those up to that number.

@@ -18,6 +18,7 @@ mod hooks;
 
 mod postgresql;
 mod process;
+mod replicas;
 mod sessions;
 mod sqlite;
 mod unsynced;

@@ -22,22 +22,22 @@ pub fn session(engine: Engine) -> PathBuf {
 }
 
 /// A session that runs, in a process group of its own.
-struct Session {
+pub struct Session {
     child: Child,
     /// Its end is the session's.
-    stdin: Option<ChildStdin>,
+    pub stdin: Option<ChildStdin>,
 }
 
 impl Session {
     /// Starts one with a deadline that no test reaches, and waits for its READY.
-    fn ready(run: &Run, engine: Engine, scratch: &Scratch) -> Session {
+    pub fn ready(run: &Run, engine: Engine, scratch: &Scratch) -> Session {
         let ready = Session::start(run, engine, 120, scratch);
         ready.unwrap_or_else(|said| panic!("{said:?}: {}", run.log()))
     }
 
     /// The same with a deadline that comes soon, and not too soon to look at what it holds: on a
     /// slow machine a later one.
-    fn ready_shortly(run: &Run, engine: Engine, scratch: &Scratch) -> Session {
+    pub fn ready_shortly(run: &Run, engine: Engine, scratch: &Scratch) -> Session {
         let mut said = String::new();
         for seconds in [2, 10, 50] {
             let begun = Instant::now();
@@ -81,12 +81,12 @@ impl Session {
         }
     }
 
-    fn pid(&self) -> Pid {
+    pub fn pid(&self) -> Pid {
         Pid::from_raw(self.child.id() as i32)
     }
 
     /// How it ended. Its stdin stays open until then.
-    fn end(mut self) -> std::process::ExitStatus {
+    pub fn end(mut self) -> std::process::ExitStatus {
         self.child.wait().unwrap()
     }
 }

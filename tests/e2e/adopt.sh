@@ -71,6 +71,8 @@ test_a_pool_is_adopted_by_another_node() {
     told=$(driver_of node-1 pool adopt "moved=file:$MOVED" --dry-run)
     has "what would be" "$told" "Nothing was changed"
     driver_of node-1 pool adopt "moved=file:$MOVED" >/dev/null
+    # Node 2 misses it and has not given it up: a person says that it's of node 1 now.
+    router pool hand-over "$pool" --to node-1
     eventually 120 waits_for_volumes "$pool"
     note "adopted by the node: $(kubectl get pool "$pool" -o 'jsonpath={.status.node}, {.status.health}: {.status.message}')"
     # A pod goes to the old home still, where its volume isn't; and while it's there nothing is moved.

@@ -91,6 +91,26 @@ test_growth_while_mounted() {
     is "the file" "$(inside user 'cat /v/file')" precious
 }
 
+test_growth_while_no_pod_uses_it() {
+    class e2e-ext4 csi.storage.k8s.io/fstype ext4
+    claim data 400Mi e2e-ext4
+    pod first data:/v
+    ready pod/first
+    inside first 'echo precious > /v/file; sync'
+    local before after
+    before=$(inside first "df -k /v | awk 'NR == 2 {print \$2}'")
+    gone pod/first
+    k patch pvc data -p '{"spec":{"resources":{"requests":{"storage":"1Gi"}}}}' >/dev/null
+    until_field pvc/data '.status.conditions[?(@.type=="FileSystemResizePending")].status' True
+    pod second data:/v
+    ready pod/second
+    until_field pvc/data .status.capacity.storage 1Gi
+    after=$(inside second "df -k /v | awk 'NR == 2 {print \$2}'")
+    [ "$after" -gt $((before + 500000)) ] || fail "df said $before KiB, then $after" || return 1
+    note "df: $before KiB, then $after KiB, in the pod that came after the growth"
+    is "the file" "$(inside second 'cat /v/file')" precious
+}
+
 test_attributes_change() {
     kubectl apply -f - >/dev/null <<END
 apiVersion: storage.k8s.io/v1

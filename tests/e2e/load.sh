@@ -26,6 +26,28 @@ writes_on() {
     note "the writer went from $n to $(inside load 'cat /tmp/said'); its longest pause: $((pause / 100)).$(printf %02d $((pause % 100))) s"
 }
 
+# block_writer: the same on a raw block volume. A pod writes one number after the other to the first
+# sector, synced, and keeps the last number that the device has acknowledged.
+block_writer() {
+    MODE=Block claim disk 64Mi
+    # shellcheck disable=SC2016
+    pod disk -c 'i=0; while :; do i=$((i+1)); printf "%-511s\n" $i | dd of=/dev/disk bs=512 conv=fsync 2>/dev/null || { echo broken; exit; }; echo $i > /tmp/said.new; mv /tmp/said.new /tmp/said; sleep 0.1; done' disk:/dev/disk
+    ready pod/disk
+    eventually 60 inside disk '[ $(cat /tmp/said) -gt 5 ]'
+    BLOCK_WRITER=$(get pod/disk .metadata.uid)
+}
+# The block writer still writes, in the same pod and container, and the device has what was acknowledged.
+block_writes_on() {
+    local n
+    eventually 60 inside disk true
+    n=$(inside disk 'cat /tmp/said')
+    eventually 90 inside disk "[ \$(cat /tmp/said) -gt $((n + 5)) ]" || fail "writes to the raw block volume stopped at $n" || return 1
+    [ "$(get pod/disk .metadata.uid)" = "$BLOCK_WRITER" ] || fail "the block writer's pod was replaced" || return 1
+    is "restarts of the block writer's pod" "$(get pod/disk '.status.containerStatuses[0].restartCount')" 0
+    inside disk 's=$(cat /tmp/said); n=$(dd if=/dev/disk bs=512 count=1 iflag=direct 2>/dev/null || dd if=/dev/disk bs=512 count=1 2>/dev/null); [ "$((n))" -ge "$s" ]' || fail "the raw block volume lacks what was acknowledged" || return 1
+    note "the block writer went from $n to $(inside disk 'cat /tmp/said')"
+}
+
 # Claims with pods, and snapshots of the load, asked for and not waited for.
 ask() { # ROUND
     local i

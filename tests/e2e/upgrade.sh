@@ -37,6 +37,7 @@ test_upgrade_and_rollback_while_pods_write() {
         image_of "$here" "$new"
     fi
     writer
+    block_writer
     ask 1
     answered 1
     said=$(inside load 'cat /tmp/said')
@@ -49,6 +50,7 @@ test_upgrade_and_rollback_while_pods_write() {
     ready_group during
     restored_has r2-3 "$said"
     writes_on
+    block_writes_on
     chart rollback
     ask 3
     withdraw 2
@@ -58,6 +60,10 @@ test_upgrade_and_rollback_while_pods_write() {
     ready_group back
     withdraw 3
     writes_on
+    block_writes_on
+    # Volumes that were published under one release are unpublished under the other.
+    gone pod/disk
+    gone pvc/disk
     nothing_frozen
     gone volumegroupsnapshot --all
     to "$here" "$now"

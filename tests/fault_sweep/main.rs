@@ -137,6 +137,26 @@ fn stage_what_grew_meanwhile() {
 }
 
 #[test]
+fn stage_what_the_kernel_does_not_grow_while_it_is_mounted() {
+    for how in [How::EXT4, How::THICK] {
+        let mut steps = used(how);
+        steps.extend([Step::RefuseGrowth, Step::Expand(V, 2 * SIZE)]);
+        sweep(&steps, Step::Stage(V));
+    }
+    // A stage that was cut off before its growth.
+    let mut steps = staged(How::EXT4);
+    steps.extend([Step::RefuseGrowth, Step::Expand(V, 2 * SIZE)]);
+    sweep(&steps, Step::Stage(V));
+}
+
+#[test]
+fn stage_what_was_not_left_clean() {
+    let mut steps = used(How::EXT4);
+    steps.push(Step::LeaveUnclean(V));
+    sweep(&steps, Step::Stage(V));
+}
+
+#[test]
 fn stage_after_a_reboot() {
     for how in [XFS, How::BLOCK] {
         let mut steps = published(how);
@@ -265,6 +285,23 @@ fn a_disk_that_comes_back() {
     let mut steps = used(How::EXT4);
     steps.extend([Step::PullDisk, Step::Start, Step::PutDiskBack]);
     sweep(&steps, Step::LookAgain);
+}
+
+#[test]
+fn volumes_end_on_a_pool_that_is_full_and_stays_full() {
+    let staged = [
+        Step::Create(V, How::BLOCK),
+        Step::Stage(V),
+        Step::Full(true),
+    ];
+    sweep(&staged, Step::Unstage(V));
+    let mut unstaged = staged.to_vec();
+    unstaged.push(Step::Unstage(V));
+    sweep(&unstaged, Step::Stage(V));
+    sweep(&unstaged, Step::Delete(V));
+    let mut used = used(How::EXT4);
+    used.push(Step::Full(true));
+    sweep(&used, Step::Delete(V));
 }
 
 #[test]

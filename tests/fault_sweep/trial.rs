@@ -131,7 +131,8 @@ impl Scenario {
             let answer = world.run(&self.act);
             fired &= world.host.faults_left() == 0;
             world.host.clear_faults();
-            acknowledged = answer.is_ok() && self.act.rpc().is_some();
+            // A process that has ended has not answered, whatever its last call came to.
+            acknowledged = answer.is_ok() && self.act.rpc().is_some() && world.host.is_alive();
             forgotten = answer.as_ref().is_err_and(|error| self.act.is_final(error))
                 && world.host.is_alive();
             said = format!("{said}after {:?}, ", answer.map_err(|error| chain(&error)));

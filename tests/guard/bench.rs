@@ -39,9 +39,9 @@ pub fn limits(freeze: Duration) -> FreezeLimits {
     }
 }
 
-/// A limit that no test reaches by itself.
+/// A limit that no test reaches by itself: the longest that the guard takes.
 pub fn long() -> FreezeLimits {
-    limits(Duration::from_secs(300))
+    limits(slackwater::model::snapshot::MOST_FREEZE)
 }
 
 /// A limit that comes by itself, once the file systems are frozen: the shortest of these for which
@@ -176,6 +176,7 @@ pub fn member(pool: &Scratch, id: &str, volume: &Volume, fs: FsType) -> FreezeMe
         .unwrap();
     FreezeMember {
         volume_id: id.into(),
+        namespace: None,
         image: volume.image.id,
         fs,
         root,

@@ -119,6 +119,42 @@ fn a_guard_that_is_killed_or_stopped_at_the_deadline_leaves_nothing_frozen() {
     }
 }
 
+#[test]
+fn a_guard_that_stops_is_not_waited_for_and_lives_on_while_another_session_relies_on_it() {
+    let bench = Bench::new(&[Ext4, Ext4]);
+    let mut members = bench.members(&[Ext4, Ext4]);
+    let second = members.pop().unwrap();
+    let sessions = [members, vec![second]].map(|members| {
+        let session = bench.guard.begin(members, long()).unwrap();
+        session.sync().unwrap();
+        session.freeze().unwrap();
+        session
+    });
+    let guard = bench.guard_pid().unwrap();
+    signal(guard, Signal::SIGSTOP);
+    await_stop(guard);
+    // Its deadline is far away.
+    assert!(!sessions[0].thaw(0).unwrap(), "such a cut is not proven");
+    Write_::start(&bench.volumes[0].target).goes_on();
+    assert!(crate::bench::is_frozen(&bench.volumes[1].target));
+    assert_eq!(guards(&bench.state), [guard], "it has a session to keep");
+    assert!(!sessions[1].thaw(0).unwrap());
+    eventually_within("the end of a guard that no session relies on", || {
+        guards(&bench.state).is_empty()
+    });
+    drop(sessions);
+    bench.guard.sweep().unwrap();
+    bench.assert_all_thawed();
+}
+
+#[test]
+fn the_guard_thaws_after_the_longest_freeze_of_a_class_whatever_it_was_asked_for() {
+    let bench = Bench::new(&[Ext4]);
+    let session = bench.frozen(&[Ext4], limits(Duration::from_secs(3000)));
+    Write_::start(&bench.volumes[0].target).goes_on();
+    assert!(!session.thaw(0).unwrap());
+}
+
 /// A driver that has frozen a volume, for a short time.
 fn frozen_shortly(bench: &Bench, faults: &[(&str, &str)]) -> Driver {
     short(|limits| {

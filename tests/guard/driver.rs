@@ -202,6 +202,7 @@ fn the_driver() {
         };
         FreezeMember {
             volume_id: format!("v{at}"),
+            namespace: None,
             image: FileId {
                 device: value["image_device"].as_u64().unwrap(),
                 inode: value["image_inode"].as_u64().unwrap(),

@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::errno::Errno;
 use slackwater::cut::Seams;
-use slackwater::error::{Error, Result};
+use slackwater::error::{Error, HostError, Result};
 use slackwater::hook::HookDefinition;
 use slackwater::host::freezer::{FreezeLimits, Journalled};
 use slackwater::host::memory::MemoryHost;
@@ -48,6 +49,9 @@ impl Freezer for Noting {
         members: Vec<FreezeMember>,
         limits: FreezeLimits,
     ) -> HostResult<Box<dyn Freeze>> {
+        if self.log.with_file_name("no-guard").exists() {
+            return Err(HostError::unexpected("ask", "guard.sock", "planned"));
+        }
         Ok(Box::new(NotingFreeze {
             inner: self.inner.begin(members, limits)?,
             log: self.log.clone(),
@@ -65,10 +69,18 @@ impl Freezer for Noting {
 
 impl Freeze for NotingFreeze {
     fn sync(&self) -> HostResult<()> {
+        // Once an application is held, if that is planned.
+        let held = std::fs::read_to_string(&self.log).is_ok_and(|log| log.contains("quiesced"));
+        if held && self.log.with_file_name("disk-dies").exists() {
+            return Err(HostError::errno("write back", "/dev/loop0", Errno::EIO));
+        }
         self.inner.sync()
     }
 
     fn freeze(&self) -> HostResult<()> {
+        if self.log.with_file_name("frozen-elsewhere").exists() {
+            return Err(HostError::errno("freeze", "/dev/loop0", Errno::EBUSY));
+        }
         self.inner.freeze()?;
         note(&self.log, "frozen");
         Ok(())
@@ -278,6 +290,88 @@ fn without_a_hook_there_is_no_application_level() {
     assert_eq!(snapshot.level, Level::Filesystem);
     assert!(
         snapshot.reason.contains("no hook is configured"),
+        "{}",
+        snapshot.reason
+    );
+    node.assert_clean();
+}
+
+#[test]
+fn after_any_failure_an_application_is_not_disturbed_again_before_its_pause_is_over() {
+    let node = Node::start(|ground| vec![ground.hook("db", GOOD)]);
+    node.ground.touch("disk-dies");
+    for call in 0..5 {
+        let error = node.snapshot("s", &application()).unwrap_err();
+        let Error::Paused { last, .. } = &error else {
+            panic!("{call}: {error:?}");
+        };
+        assert!(
+            matches!(**last, Error::Host { .. }),
+            "the code is the error's: {error:?}"
+        );
+    }
+    let log = ["quiesced", "released"];
+    assert_eq!(node.ground.lines("log"), log, "held once by five calls");
+    node.assert_clean();
+}
+
+#[test]
+fn no_application_is_held_where_the_guard_or_the_pool_fails_ahead_of_the_hooks() {
+    let node = Node::start(|ground| vec![ground.hook("db", GOOD)]);
+    node.ground.touch("no-guard");
+    for call in 0..5 {
+        let error = node.snapshot("s", &application()).unwrap_err();
+        assert!(matches!(error, Error::Host { .. }), "{call}: {error:?}");
+    }
+    assert_eq!(node.ground.lines("log"), [""; 0]);
+    std::fs::remove_file(node.ground.path("no-guard")).unwrap();
+    node.snapshot("s", &application()).unwrap();
+    node.assert_clean();
+}
+
+#[test]
+fn a_hook_that_lives_past_its_own_time_does_not_prove_that_it_held() {
+    // As a server that ends its pause by itself while its client still waits.
+    let pauses = "echo READY; cat > /dev/null";
+    let slow = "sleep 1.5; echo READY; cat > /dev/null";
+    let node = Node::start(|ground| {
+        vec![
+            ground.hook_of("db", pauses, |parts| parts.timeout = Some("1s".into())),
+            ground.hook("slow", slow),
+        ]
+    });
+    let parameters = SnapshotParameters {
+        retries: 0,
+        ..application()
+    };
+    let error = node.snapshot("s", &parameters).unwrap_err();
+    let reason = failed_hook(&error);
+    assert!(reason.contains("its own deadline (1 s)"), "{reason}");
+    node.assert_clean();
+}
+
+#[test]
+fn what_another_program_has_frozen_is_refused_at_once_or_cut_at_level_crash() {
+    let node = Node::start(|ground| vec![ground.hook("db", GOOD)]);
+    node.ground.touch("frozen-elsewhere");
+    let error = node.snapshot("s", &application()).unwrap_err();
+    let Error::Paused { last, .. } = &error else {
+        panic!("{error:?}");
+    };
+    assert!(matches!(**last, Error::Busy { .. }), "{error:?}");
+    assert_eq!(
+        node.ground.lines("log"),
+        ["quiesced", "released"],
+        "one try"
+    );
+    let falls = SnapshotParameters {
+        on_quiesce_failure: OnQuiesceFailure::Degrade(Level::Crash),
+        ..SnapshotParameters::default()
+    };
+    let snapshot = node.snapshot("s", &falls).unwrap();
+    assert_eq!(snapshot.level, Level::Crash);
+    assert!(
+        snapshot.reason.contains("another program"),
         "{}",
         snapshot.reason
     );

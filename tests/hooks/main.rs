@@ -187,6 +187,22 @@ fn one_that_dies_while_it_is_to_hold_is_found() {
 }
 
 #[test]
+fn one_that_lives_past_its_own_time_is_not_taken_to_hold() {
+    let ground = Ground::new();
+    let hook = ground.hook_of("a", GOOD, |parts| parts.timeout = Some("1s".into()));
+    let hooks = local(vec![hook]);
+    let mut held = quiesce(&hooks, &["a"], LONG).unwrap();
+    until("its time to pass", || held.verify().is_err());
+    let error = refused(held.verify());
+    assert!(
+        error.contains("hook a") && error.contains("its own deadline (1 s) had passed"),
+        "{error}"
+    );
+    assert_eq!(held.release().unwrap(), None);
+    assert_eq!(ground.lines("log"), ["quiesced", "released"]);
+}
+
+#[test]
 fn one_that_says_at_its_release_that_it_failed_loses_the_level() {
     let ground = Ground::new();
     let body = "echo READY; cat > /dev/null; echo connection lost >&2; exit 2";
@@ -275,7 +291,9 @@ fn a_program_or_user_that_is_not_there_is_named() {
     assert!(error.contains("hook a"), "{error}");
     assert!(error.contains("start /nowhere/hold: ENOENT"), "{error}");
     let hook = ground.hook_of("b", GOOD, |parts| parts.user = Some("no-such-user".into()));
-    let error = refused(quiesce(&local(vec![hook]), &["b"], LONG));
+    // Looked up before another hook holds its application.
+    let good = ground.hook("a", GOOD);
+    let error = refused(quiesce(&local(vec![good, hook]), &["a", "b"], LONG));
     assert!(
         error.contains("user \"no-such-user\" does not exist on this machine"),
         "{error}"
@@ -311,6 +329,7 @@ fn target(id: &str, claim: &str) -> HookTarget {
     HookTarget {
         volume_id: id.into(),
         claim: Some(claim.into()),
+        node: None,
     }
 }
 

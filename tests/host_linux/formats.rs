@@ -41,6 +41,7 @@ fn each_file_system_is_found_again_with_its_uuid_and_size() {
                 name: fs.name().into(),
                 uuid: uuid.to_string(),
                 size: Some(size),
+                beside: None,
             };
             assert_eq!(found, wanted);
         }

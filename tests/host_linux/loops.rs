@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::sync::Barrier;
 
 use slackwater::host::{Effect, FileId, Host, LoopSpec, LoopStatus};
@@ -288,4 +289,41 @@ fn a_discard_limit_does_not_outlive_its_loop() {
     }
     // They come again: 40 turns don't leave 40 devices behind.
     assert!(used.len() < 40, "{used:?}");
+}
+
+/// What is left of a loop whose file system was shut down, beside one on an image of the same name.
+#[test]
+fn a_loop_on_a_dead_file_system_is_left_out_where_it_is_proven_to_be_another() {
+    let (dead, well) = (Scratch::new(), Scratch::new());
+    let (lost, image) = (dead.image("a", 16 * MIB), well.image("a", 16 * MIB));
+    let (_lost, hold) = (dead.attach(&lost), well.attach(&image));
+    let name = Path::new("a");
+    let on = |scratch: &Scratch, image: &Image| scratch.host.loops_on(&image.path, name);
+    run("xfs_io", &["-x", "-c", "shutdown", text(&dead.pool)]);
+    let (_, loops) = on(&well, &image).unwrap().unwrap();
+    let numbers: Vec<_> = loops.iter().map(|found| found.number).collect();
+    assert_eq!(numbers, [hold.number]);
+    let error = on(&dead, &lost).expect_err("nothing is known of a dead file system");
+    assert_eq!(error.code(), Some(nix::errno::Errno::EIO));
+}
+
+#[test]
+fn a_loop_of_another_name_is_not_asked() {
+    let scratch = Scratch::new();
+    let image = scratch.image("a", 16 * MIB);
+    let hold = scratch.attach(&image);
+    let numbers = |name: &str| -> Vec<_> {
+        let found = scratch.host.loops_on(&image.path, Path::new(name)).unwrap();
+        found.unwrap().1.iter().map(|found| found.number).collect()
+    };
+    assert_eq!(numbers("a"), [hold.number]);
+    assert_eq!(numbers("pool/a"), [hold.number]);
+    assert!(numbers("b").is_empty(), "its name is another");
+    fs::remove_file(&image.path).unwrap();
+    let devices = scratch.host.loop_devices(&|name| name.ends_with("pool/a"));
+    let found = devices
+        .unwrap()
+        .into_iter()
+        .any(|found| found.number == hold.number);
+    assert!(found, "a file that was removed keeps its name");
 }

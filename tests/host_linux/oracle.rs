@@ -43,6 +43,27 @@ const SOAK: Length = Length {
 /// Rounds between two commits of the pool.
 const COMMIT: u32 = 8;
 
+/// What a pool lies on.
+#[derive(Clone, Copy, Debug)]
+struct Ground {
+    fs: FsType,
+    /// As pools on btrfs are made; those of an earlier release are not.
+    in_place: bool,
+}
+
+const XFS: Ground = Ground {
+    fs: FsType::Xfs,
+    in_place: false,
+};
+const BTRFS: Ground = Ground {
+    fs: FsType::Btrfs,
+    in_place: true,
+};
+const EARLIER_BTRFS: Ground = Ground {
+    in_place: false,
+    ..BTRFS
+};
+
 /// Where pages are cached on the way down.
 #[derive(Clone, Copy, Debug)]
 struct Way {
@@ -249,9 +270,15 @@ fn attach(scratch: &Scratch, image: &Image, direct: bool) -> u32 {
 }
 
 /// Rounds in which the copy differed behind the barrier.
-fn bad_rounds(fs: FsType, way: Way, put_right: bool, length: Length) -> u32 {
+fn bad_rounds(ground: Ground, way: Way, put_right: bool, length: Length) -> u32 {
     let Length { rounds, size } = length;
+    let Ground { fs, in_place } = ground;
     let scratch = Scratch::on(fs);
+    if in_place {
+        scratch.done(&Effect::WriteInPlace {
+            path: &scratch.pool,
+        });
+    }
     let image = scratch.image("source", size);
     // Half of it is reserved, half of it a hole.
     let source = OpenOptions::new()
@@ -305,7 +332,7 @@ fn bad_rounds(fs: FsType, way: Way, put_right: bool, length: Length) -> u32 {
     let acts = stage.acts.load(Ordering::Relaxed);
     let disagreed = stage.disagreed.load(Ordering::Relaxed);
     println!(
-        "{fs} {way:?}: {bad} of {rounds} rounds differ, {disagreed} were refused, {acts} acts"
+        "{ground:?} {way:?}: {bad} of {rounds} rounds differ, {disagreed} were refused, {acts} acts"
     );
     assert!(
         disagreed * 10 <= u64::from(rounds),
@@ -324,7 +351,7 @@ impl Drop for Stop<'_> {
     }
 }
 
-fn every_copy_is_exact(fs: FsType, direct_loop: bool) {
+fn every_copy_is_exact(ground: Ground, direct_loop: bool) {
     let soak = std::env::var_os("SLACKWATER_SOAK").is_some_and(|value| value == "1");
     let length = if soak { SOAK } else { SHORT };
     for direct_device in [true, false] {
@@ -332,34 +359,45 @@ fn every_copy_is_exact(fs: FsType, direct_loop: bool) {
             direct_loop,
             direct_device,
         };
-        assert_eq!(bad_rounds(fs, way, true, length), 0, "{fs} {way:?}");
+        let bad = bad_rounds(ground, way, true, length);
+        assert_eq!(bad, 0, "{ground:?} {way:?}");
     }
 }
 
 #[test]
 fn on_xfs_through_a_direct_loop_every_copy_is_exact() {
-    every_copy_is_exact(FsType::Xfs, true);
+    every_copy_is_exact(XFS, true);
 }
 
 #[test]
 fn on_xfs_through_a_buffered_loop_every_copy_is_exact() {
-    every_copy_is_exact(FsType::Xfs, false);
+    every_copy_is_exact(XFS, false);
 }
 
 #[test]
 fn on_btrfs_through_a_direct_loop_every_copy_is_exact() {
-    every_copy_is_exact(FsType::Btrfs, true);
+    every_copy_is_exact(BTRFS, true);
 }
 
 #[test]
 fn on_btrfs_through_a_buffered_loop_every_copy_is_exact() {
-    every_copy_is_exact(FsType::Btrfs, false);
+    every_copy_is_exact(BTRFS, false);
+}
+
+#[test]
+fn on_btrfs_of_an_earlier_release_through_a_direct_loop_every_copy_is_exact() {
+    every_copy_is_exact(EARLIER_BTRFS, true);
+}
+
+#[test]
+fn on_btrfs_of_an_earlier_release_through_a_buffered_loop_every_copy_is_exact() {
+    every_copy_is_exact(EARLIER_BTRFS, false);
 }
 
 /// Else the tests above prove nothing.
 #[test]
 fn without_the_rest_behind_the_barrier_copies_differ() {
-    for fs in [FsType::Xfs, FsType::Btrfs] {
+    for ground in [XFS, BTRFS] {
         let way = Way {
             direct_loop: true,
             direct_device: true,
@@ -368,7 +406,7 @@ fn without_the_rest_behind_the_barrier_copies_differ() {
             rounds: 20,
             ..SHORT
         };
-        let bad = bad_rounds(fs, way, false, length);
-        assert!(bad > 5, "{bad} of 20 rounds on {fs}");
+        let bad = bad_rounds(ground, way, false, length);
+        assert!(bad > 5, "{bad} of 20 rounds on {ground:?}");
     }
 }

@@ -11,12 +11,18 @@
 mod support;
 
 mod access;
+mod checks;
 mod crowd;
+mod dead_disk;
+mod found;
+mod growth;
 mod image_pool;
 mod life;
 mod pools;
+mod readers;
 mod refusals;
 mod room;
+mod tenants;
 mod tracking;
 
 pub use support::node::*;

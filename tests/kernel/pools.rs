@@ -234,3 +234,48 @@ async fn a_node_call_works_from_the_mount_table_when_the_pool_is_not_served() {
     server.restart();
     server.client().delete(&id).await.unwrap();
 }
+
+/// A process that is killed while it starts a program leaves a child that has everything it had
+/// open, the locks of its pools included, until that has become the program.
+#[expect(unsafe_code, reason = "what runs between fork and exec can't be safe")]
+#[tokio::test]
+async fn a_start_waits_for_a_lock_that_a_killed_process_left_between_fork_and_exec() {
+    use std::io::{Read, Write};
+    use std::os::unix::process::CommandExt;
+    let scratch = Scratch::new();
+    let disk = Disk::new(&scratch, "pool", "xfs", 2 * GIB);
+    let pool = definition(&disk.mount_point);
+    let mut server = Server::start(&scratch, &[&pool]);
+    server.kill();
+    let path = disk.mount_point.join("lock");
+    let open = || {
+        std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap()
+    };
+    let lock = open();
+    lock.try_lock().unwrap();
+    let ((mut wait, mut go), (mut there, mut tell)) =
+        (std::io::pipe().unwrap(), std::io::pipe().unwrap());
+    let mut child = std::process::Command::new("true");
+    let between = move || {
+        tell.write_all(&[1])?;
+        wait.read_exact(&mut [0])
+    };
+    // SAFETY: one write and one read, of descriptors that are open.
+    unsafe { child.pre_exec(between) };
+    // This returns when the program has begun.
+    let started = std::thread::spawn(move || child.status().unwrap());
+    there.read_exact(&mut [0]).unwrap();
+    // Closed and not given back, as by a kill.
+    drop(lock);
+    let server = Server::spawn(&scratch, &[&pool], &[], &[]);
+    let said = "waiting for the lock";
+    eventually("the start waits", || server.log().contains(said));
+    assert!(open().try_lock().is_err(), "the child has it");
+    go.write_all(&[1]).unwrap();
+    server.wait_ready();
+    assert!(started.join().unwrap().success());
+}

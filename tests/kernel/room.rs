@@ -262,6 +262,44 @@ async fn delete_works_on_a_pool_that_is_full_to_the_last_block() {
     }
 }
 
+/// The way out of a full pool that the docs name.
+#[tokio::test]
+async fn volumes_in_use_can_be_unstaged_and_deleted_on_a_full_pool() {
+    for fs in ["xfs", "ext4"] {
+        let node = Node::on(fs, GIB);
+        let mut volumes = Vec::new();
+        for (name, capability) in [("m", mount("ext4")), ("b", block())] {
+            let made = node.client.create(name, 100 * MIB, capability.clone(), &[]);
+            let id = made.await.unwrap();
+            let (staging, target) = (node.staging(name), node.path(name));
+            let stage = node.client.stage(&id, &staging, capability.clone());
+            stage.await.unwrap();
+            let publish = node
+                .client
+                .publish(&id, &staging, &target, capability, false);
+            publish.await.unwrap();
+            volumes.push((id, staging, target));
+        }
+        exhaust(&node.disk.mount_point);
+        for (id, staging, target) in &volumes {
+            node.client.unpublish(id, target).await.unwrap();
+            node.client.unstage(id, staging).await.unwrap();
+        }
+        // A pod of a raw volume comes back, and ends once more.
+        let (id, staging, target) = &volumes[1];
+        node.client.stage(id, staging, block()).await.unwrap();
+        let publish = node.client.publish(id, staging, target, block(), false);
+        publish.await.unwrap();
+        node.client.unpublish(id, target).await.unwrap();
+        node.client.unstage(id, staging).await.unwrap();
+        for (id, ..) in &volumes {
+            node.client.delete_unused(id).await;
+        }
+        std::fs::remove_file(node.disk.mount_point.join("stranger")).unwrap();
+        node.assert_nothing_left();
+    }
+}
+
 /// Whether a disk's image holds a text.
 fn disk_holds(image: &Path, text: &[u8]) -> bool {
     let bytes = std::fs::read(image).unwrap();

@@ -24,6 +24,8 @@ const SIZE: u64 = 24 * MIB;
 enum Pool {
     Xfs,
     Btrfs,
+    /// Its images are not written in place: made by an earlier release.
+    Earlier,
     /// Content is compressed, so that addresses say less.
     Compressed,
     /// Blocks are moved, also while they are asked for.
@@ -34,13 +36,13 @@ impl Pool {
     fn fs(self) -> &'static str {
         match self {
             Pool::Xfs => "xfs",
-            Pool::Btrfs | Pool::Compressed | Pool::Balanced => "btrfs",
+            Pool::Btrfs | Pool::Earlier | Pool::Compressed | Pool::Balanced => "btrfs",
         }
     }
 
     /// Whether nothing but what was touched is told of.
     fn is_exact(self) -> bool {
-        matches!(self, Pool::Xfs | Pool::Btrfs)
+        matches!(self, Pool::Xfs | Pool::Btrfs | Pool::Earlier)
     }
 }
 
@@ -85,6 +87,10 @@ impl Tracked {
         let alpha = ["--alpha", "snapshot-metadata"];
         let server = Server::spawn(&scratch, &[&definition(&disk.mount_point)], &alpha, &[]);
         server.wait_ready();
+        if matches!(pool, Pool::Earlier | Pool::Compressed) {
+            let volumes = disk.mount_point.join("volumes");
+            run("chattr", &["-C", volumes.to_str().unwrap()]);
+        }
         let client = server.client();
         let volume = client.create("v", SIZE, block(), &[]).await.unwrap();
         let staging = scratch.dir("kubelet/staging");
@@ -373,6 +379,11 @@ async fn on_xfs_what_differs_is_told_and_nothing_else() {
 #[tokio::test(flavor = "multi_thread")]
 async fn on_btrfs_what_differs_is_told_and_nothing_else() {
     nothing_that_differs_is_left_out(Pool::Btrfs).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn on_btrfs_of_an_earlier_release_what_differs_is_told_and_nothing_else() {
+    nothing_that_differs_is_left_out(Pool::Earlier).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -81,11 +81,13 @@ impl Fleet for Agents {
                 node: node.clone(),
                 seen: Some((Timestamp::now(), Arc::new(answer.clone()))),
                 problem: None,
+                is_refused: false,
             },
             Err((at, answer)) => Report {
                 node: node.clone(),
                 seen: Some((*at, Arc::new(answer.clone()))),
                 problem: Some("connection refused".into()),
+                is_refused: false,
             },
         });
         each.collect()

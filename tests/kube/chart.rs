@@ -7,10 +7,11 @@ use std::process::Command;
 use crate::plane::Plane;
 
 /// Groups of others, whose CRDs aren't here.
-const FOREIGN: [&str; 3] = [
+const FOREIGN: [&str; 4] = [
     "cert-manager.io",
     "monitoring.coreos.com",
     "cbt.storage.k8s.io",
+    "security.openshift.io",
 ];
 
 fn root() -> PathBuf {

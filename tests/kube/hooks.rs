@@ -100,6 +100,7 @@ fn target(claim: &str) -> HookTarget {
     HookTarget {
         volume_id: format!("id-of-{claim}"),
         claim: Some(format!("shop/{claim}")),
+        node: None,
     }
 }
 

@@ -1,5 +1,6 @@
-//! A small API server: pods and claims to be read, and exec as the kubelet serves it over
-//! `v5.channel.k8s.io`, with real processes of this machine in place of a container's.
+//! A small API server: objects to be read, made and patched, and exec as the kubelet serves it over
+//! `v5.channel.k8s.io`, with real processes of this machine in place of a container's. A watch is
+//! told nothing.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -24,6 +25,66 @@ pub struct Objects {
     pub forbidden: Vec<String>,
     /// Path and query of each request.
     pub asked: Vec<String>,
+    /// Method and path of each change, with what was sent.
+    pub changes: Vec<(String, String, Value)>,
+}
+
+impl Objects {
+    /// Takes a change: code and answer.
+    fn change(&mut self, method: &str, path: &str, sent: Value) -> (u16, Value) {
+        let change = (method.to_string(), path.to_string(), sent.clone());
+        self.changes.push(change);
+        let of = |end: &str| path.strip_suffix(end).unwrap_or(path).to_string();
+        match method {
+            "POST" => {
+                let mut object = sent;
+                let made = self.changes.len();
+                let stem = object.pointer("/metadata/generateName").cloned();
+                if let Some(stem) = stem.as_ref().and_then(Value::as_str) {
+                    object["metadata"]["name"] = json!(format!("{stem}{made}"));
+                }
+                let name = object["metadata"]["name"].as_str().unwrap_or_default();
+                let at = format!("{path}/{name}");
+                if self.at.contains_key(&at) {
+                    return (409, status(409, "AlreadyExists"));
+                }
+                self.at.insert(at, object.clone());
+                (201, object)
+            }
+            "PUT" => {
+                self.at.insert(path.to_string(), sent.clone());
+                (200, sent)
+            }
+            _ => {
+                let path = [of("/status"), of("/approval")];
+                let path = path.iter().min_by_key(|path| path.len()).unwrap();
+                match self.at.get_mut(path) {
+                    Some(object) => {
+                        merge(object, sent);
+                        (200, object.clone())
+                    }
+                    None => (404, status(404, "NotFound")),
+                }
+            }
+        }
+    }
+}
+
+/// RFC 7386.
+fn merge(object: &mut Value, patch: Value) {
+    let Value::Object(patch) = patch else {
+        *object = patch;
+        return;
+    };
+    if !object.is_object() {
+        *object = json!({});
+    }
+    for (key, value) in patch {
+        match value {
+            Value::Null => drop(object.as_object_mut().unwrap().remove(&key)),
+            value => merge(&mut object[key], value),
+        }
+    }
 }
 
 pub struct ApiServer {
@@ -111,10 +172,24 @@ async fn serve(mut stream: TcpStream, objects: Arc<Mutex<Objects>>) {
             exec(stream, &target).await;
             return;
         }
+        let length = head.to_ascii_lowercase();
+        let length = length.split("content-length: ").nth(1);
+        let length = length.and_then(|rest| rest.split("\r\n").next()?.parse().ok());
         let mut used = vec![0; head.len()];
         stream.read_exact(&mut used).await.unwrap();
+        let mut sent = vec![0; length.unwrap_or(0)];
+        stream.read_exact(&mut sent).await.unwrap();
+        if target.contains("watch=true") {
+            let head = "HTTP/1.1 200 x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
+            let _ = stream.write_all(head.as_bytes()).await;
+            std::future::pending::<()>().await;
+        }
+        let method = head.split(' ').next().unwrap_or_default();
         let (code, body) = if is_forbidden {
             (403, status(403, "Forbidden"))
+        } else if method != "GET" {
+            let sent = serde_json::from_slice(&sent).unwrap_or_default();
+            objects.lock().unwrap().change(method, &path, sent)
         } else {
             match objects.lock().unwrap().at.get(&path) {
                 Some(object) => (200, object.clone()),

@@ -8,11 +8,13 @@
 )]
 
 mod adopt;
+mod agents;
 mod api;
 mod chart;
 mod enrol;
 mod hooks;
 mod kubelet;
+mod orphans;
 mod plane;
 mod real;
 #[path = "../support/mod.rs"]

@@ -13,7 +13,7 @@ use tonic::transport::Uri;
 use tower::Service;
 
 use crate::ground::*;
-use crate::support::{Client, PATIENCE, Scratch, eventually, mount};
+use crate::support::{Client, PATIENCE, Scratch, Server, eventually, free_port, mount};
 
 const MIB: u64 = 1 << 20;
 
@@ -30,12 +30,26 @@ async fn refusal(client: &Client) -> String {
     text
 }
 
+/// What /metrics says.
+fn scrape(address: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let request = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    std::io::Write::write_all(&mut stream, request).unwrap();
+    let mut answer = String::new();
+    std::io::Read::read_to_string(&mut stream, &mut answer).unwrap();
+    answer
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_takes_calls_from_the_router_alone() {
     let scratch = Scratch::new();
     let (ours, other) = (authority(), authority());
     let certificates = Certificates::new(&scratch, &issue(&ours, &node()));
-    let server = agent(&scratch, &certificates);
+    let metrics = format!("127.0.0.1:{}", free_port());
+    let mut flags = flags(&certificates);
+    flags.extend(["--metrics-address".to_string(), metrics.clone()]);
+    let server = Server::spawn(&scratch, &["default=memory:"], &words(&flags), &[]);
+    server.wait_ready();
     let at = address(&server);
 
     let router = client(&credentials(controller(), issue(&ours, &controller())), at);
@@ -71,11 +85,22 @@ async fn an_agent_takes_calls_from_the_router_alone() {
     let plain = tonic::transport::Endpoint::from_shared(format!("http://{at}")).unwrap();
     assert!(Client::over(plain.connect_lazy()).list().await.is_err());
 
-    // The volume is there all the same, and each refusal is told with its reason, a moment later.
+    // The volume is there all the same. Each refusal is counted, a moment later, and the first one
+    // is logged with its reason.
     assert_eq!(router.list().await.unwrap(), [id.as_str()]);
-    eventually("four refusals are told", || {
-        server.log().matches("a connection is refused").count() >= 4
+    eventually("four refusals are counted", || {
+        scrape(&metrics).contains("slackwater_connections_refused_total 4")
     });
+    let log = server.log();
+    let lines: Vec<_> = log
+        .lines()
+        .filter(|line| line.contains("connections are refused"))
+        .collect();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(
+        lines[0].contains("certificate not valid for name"),
+        "{lines:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,7 +5,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use slackwater::agent::agent_server::{Agent, AgentServer};
-use slackwater::agent::{DescribeRequest, DescribeResponse, FindRequest, FindResponse, Pool};
+use slackwater::agent::cut_request::Step;
+use slackwater::agent::cut_response::{
+    AllWritten, Answer, Begun, Committed, Frozen, Kept, Prepared, Readiness, Thawed,
+};
+use slackwater::agent::{
+    CutRequest, CutResponse, DescribeRequest, DescribeResponse, FindRequest, FindResponse, Pool,
+};
 use slackwater::csi::controller_server::{Controller, ControllerServer};
 use slackwater::csi::snapshot_metadata_server::{SnapshotMetadata, SnapshotMetadataServer};
 use slackwater::csi::{
@@ -17,7 +23,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::codegen::BoxStream;
 use tonic::transport::Server;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 
 use crate::ground::{DRIVER, Served};
 
@@ -33,6 +39,10 @@ pub struct Fake {
     pub hangs: Arc<AtomicBool>,
     /// Messages of a stream, so far.
     pub sent: Arc<Mutex<usize>>,
+    /// Steps of cuts that it was told, all of which it does by saying so.
+    pub steps: Arc<Mutex<Vec<&'static str>>>,
+    /// It announces that it knows the step `ahead`.
+    pub ahead: Arc<AtomicBool>,
 }
 
 impl Fake {
@@ -56,6 +66,8 @@ impl Fake {
             dropped: Arc::default(),
             hangs: Arc::default(),
             sent: Arc::default(),
+            steps: Arc::default(),
+            ahead: Arc::default(),
         }
     }
 
@@ -104,6 +116,51 @@ impl Agent for Fake {
         self.note(&request).await;
         Ok(Response::new(FindResponse::default()))
     }
+
+    async fn cut(
+        &self,
+        request: Request<Streaming<CutRequest>>,
+    ) -> Result<Response<BoxStream<CutResponse>>, Status> {
+        let mut steps = request.into_inner();
+        let (to, from) = mpsc::channel(1);
+        let (seen, ahead) = (self.steps.clone(), self.ahead.load(Ordering::SeqCst));
+        tokio::spawn(async move {
+            while let Ok(Some(CutRequest { step: Some(step) })) = steps.message().await {
+                let (word, answer) = done(&step, ahead);
+                seen.lock().unwrap().push(word);
+                // A step that it does not know ends the stream.
+                let Some(answer) = answer else { return };
+                let answer = Some(answer);
+                if to.send(Ok(CutResponse { answer })).await.is_err() {
+                    return;
+                }
+            }
+        });
+        let stream = tokio_stream::wrappers::ReceiverStream::new(from);
+        Ok(Response::new(Box::pin(stream)))
+    }
+}
+
+fn done(step: &Step, ahead: bool) -> (&'static str, Option<Answer>) {
+    let (word, answer) = match step {
+        Step::Begin(_) => {
+            let begun = Begun {
+                ahead,
+                ..Begun::default()
+            };
+            ("begin", Answer::Begun(begun))
+        }
+        Step::Ready(_) => ("ready", Answer::Ready(Readiness::default())),
+        Step::Ahead(_) if !ahead => return ("ahead", None),
+        Step::Ahead(_) => ("ahead", Answer::Ahead(Prepared::default())),
+        Step::Prepare(_) => ("prepare", Answer::Prepared(Prepared::default())),
+        Step::Freeze(_) => ("freeze", Answer::Frozen(Frozen {})),
+        Step::Cut(_) => ("cut", Answer::Thawed(Thawed::default())),
+        Step::Written(_) => ("written", Answer::Written(AllWritten {})),
+        Step::Keep(_) => ("keep", Answer::Kept(Kept {})),
+        Step::Commit(_) => ("commit", Answer::Committed(Committed {})),
+    };
+    (word, Some(answer))
 }
 
 #[tonic::async_trait]

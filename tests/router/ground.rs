@@ -12,6 +12,8 @@ use slackwater::agent::DescribeResponse;
 use slackwater::agent::agent_server::AgentServer;
 use slackwater::csi::controller_client::ControllerClient;
 use slackwater::csi::controller_server::ControllerServer;
+use slackwater::csi::group_controller_client::GroupControllerClient;
+use slackwater::csi::group_controller_server::GroupControllerServer;
 use slackwater::csi::identity_client::IdentityClient;
 use slackwater::csi::identity_server::IdentityServer;
 use slackwater::csi::snapshot_metadata_client::SnapshotMetadataClient;
@@ -21,9 +23,9 @@ use slackwater::csi::{
 };
 use slackwater::cut::Seams;
 use slackwater::error::{Error, Result};
-use slackwater::hook::{Hooks, NoHooks};
+use slackwater::hook::{HookTarget, Hooks, NoHooks, Quiesced};
 use slackwater::host::memory::{MemoryHost, MemoryOptions};
-use slackwater::model::{Alpha, PoolId};
+use slackwater::model::{Alpha, PoolId, SharedVolume};
 use slackwater::operation::{Driver, Settings};
 use slackwater::router::agents::endpoint;
 use slackwater::router::cluster::{About, KnownPool};
@@ -176,6 +178,9 @@ fn driver(name: &str, pools: &[&str], machine: &MemoryHost, gate: &GatedHost) ->
         driver_name: DRIVER.to_string(),
         pools: pools.iter().map(|name| pool(name)).collect(),
         node_record: "/var/lib/slackwater/node.json".into(),
+        state_dir: "/run/slackwater/state".into(),
+        alone: false,
+        inline_max_size: None,
     };
     let seams = Seams {
         host: Arc::new(gate.clone()),
@@ -202,6 +207,12 @@ pub struct Said {
     pub lost: BTreeSet<PoolId>,
     pub known: Vec<KnownPool>,
     pub unknown: bool,
+    /// By volume.
+    pub claims: BTreeMap<String, String>,
+    /// Events: about what, and why.
+    pub told: Vec<(About, &'static str)>,
+    /// Claims whose hooks were asked for.
+    pub held: Vec<String>,
 }
 
 #[derive(Clone, Default)]
@@ -235,8 +246,8 @@ impl Cluster for Kubernetes {
         Ok(node.starts_with("node-") && !self.0.lock().unwrap().gone.contains(node))
     }
 
-    fn claim_of(&self, _volume_id: &str) -> Option<String> {
-        None
+    fn claim_of(&self, volume_id: &str) -> Option<String> {
+        self.0.lock().unwrap().claims.get(volume_id).cloned()
     }
 
     fn is_lost(&self, pool: PoolId) -> bool {
@@ -251,10 +262,25 @@ impl Cluster for Kubernetes {
         true
     }
 
-    fn tell(&self, _about: &About, _warning: bool, _reason: &'static str, _message: String) {}
+    fn tell(&self, about: &About, _warning: bool, reason: &'static str, _message: String) {
+        self.0.lock().unwrap().told.push((about.clone(), reason));
+    }
 
     fn hooks(&self) -> Arc<dyn Hooks> {
-        Arc::new(NoHooks)
+        Arc::new(self.clone())
+    }
+}
+
+/// No application has a hook; whose were asked for is written down.
+impl Hooks for Kubernetes {
+    fn wanted(&self, targets: &[HookTarget], shared: SharedVolume) -> Result<Vec<String>> {
+        let claims = targets.iter().filter_map(|target| target.claim.clone());
+        self.0.lock().unwrap().held.extend(claims);
+        NoHooks.wanted(targets, shared)
+    }
+
+    fn quiesce(&self, names: &[String], timeout: Duration) -> Result<Box<dyn Quiesced>> {
+        NoHooks.quiesce(names, timeout)
     }
 }
 
@@ -301,6 +327,7 @@ impl Routed {
             let server = Server::builder()
                 .add_service(IdentityServer::new(router.clone()))
                 .add_service(ControllerServer::new(router.clone()))
+                .add_service(GroupControllerServer::new(router.clone()))
                 .add_service(SnapshotMetadataServer::new(router));
             let incoming = UnixListenerStream::new(listener);
             server.serve_with_incoming(incoming).await.unwrap();
@@ -369,6 +396,10 @@ impl Routed {
 
     pub fn controller(&self) -> ControllerClient<Channel> {
         ControllerClient::new(channel(self.path.clone()))
+    }
+
+    pub fn groups(&self) -> GroupControllerClient<Channel> {
+        GroupControllerClient::new(channel(self.path.clone()))
     }
 
     pub async fn create(

@@ -13,12 +13,16 @@ mod fake;
 #[path = "../service/gate.rs"]
 mod gate;
 mod ground;
+mod groups;
 #[allow(dead_code, reason = "as other programs use it")]
 #[path = "../service/harness.rs"]
 mod harness;
 mod ids;
+mod liar;
+mod lies;
 mod lists;
 mod lost;
 mod model;
 mod place;
+mod steps;
 mod streams;

@@ -244,7 +244,7 @@ proptest! {
                 prop_assert_eq!(args.volume_id, given.volume_id);
                 prop_assert_eq!(args.read_only, readonly);
             }
-            Some(request::Publish::Ephemeral(args)) => prop_assert!(args.size > 0),
+            Some(request::Publish::Ephemeral(args)) => prop_assert!(args.attributes.size > 0),
             None => {}
         }
     }

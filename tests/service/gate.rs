@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use slackwater::host::memory::MemoryHost;
 use slackwater::host::{
-    Device, Done, Effect, Extent, FileId, FileStat, Ground, Host, Kept, Known, LoopHold,
-    LoopStatus, Mount, MountRoot, Result, Signature, Space,
+    Device, Done, Effect, Extent, FileId, FileStat, Ground, Host, Kept, Known, LoopDevice,
+    LoopHold, Mount, MountRoot, Result, Signature, Space,
 };
 use slackwater::model::FsType;
 use uuid::Uuid;
@@ -126,8 +126,8 @@ impl Host for GatedHost {
     fn mounts(&self) -> Result<Vec<Mount>> {
         self.inner.mounts()
     }
-    fn loops(&self) -> Result<Vec<LoopStatus>> {
-        self.inner.loops()
+    fn loop_devices(&self, may_be: &dyn Fn(&Path) -> bool) -> Result<Vec<LoopDevice>> {
+        self.inner.loop_devices(may_be)
     }
     fn hold_loop(&self, number: u32, backing: FileId) -> Result<Option<LoopHold>> {
         self.inner.hold_loop(number, backing)
@@ -140,6 +140,12 @@ impl Host for GatedHost {
     }
     fn signature(&self, device: &Device) -> Result<Signature> {
         self.inner.signature(device)
+    }
+    fn is_unclean(&self, device: &Device, fs: FsType) -> Result<bool> {
+        self.inner.is_unclean(device, fs)
+    }
+    fn grows_unmounted(&self, device: &Device) -> Result<bool> {
+        self.inner.grows_unmounted(device)
     }
     fn wants_growth(&self, device: &Device, mount_point: &Path, fs: FsType) -> Result<bool> {
         self.inner.wants_growth(device, mount_point, fs)

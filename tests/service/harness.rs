@@ -99,6 +99,9 @@ impl Node {
             driver_name: "csi.slackwater.dev".to_string(),
             pools: vec![pool("default")],
             node_record: "/var/lib/slackwater/node.json".into(),
+            state_dir: "/run/slackwater/state".into(),
+            alone: true,
+            inline_max_size: Some(1 << 40),
         };
         change(&mut settings);
         let seams = Seams {

@@ -206,6 +206,7 @@ async fn every_metric_is_in_the_manual() {
     // A node shows no agents; this one is made to, so that all numbers are in one page.
     node.metrics.router().observe(Arc::new(NoAgents::default()));
     node.metrics.show_certificate(|| Some(1_800_000_000));
+    node.metrics.show_refused_connections(|| 5);
     let text = scrape(&node).await;
     assert_eq!(value(&text, "slackwater_orphans{kind=\"volume\"}"), 3.0);
     assert_eq!(value(&text, "slackwater_orphans{kind=\"snapshot\"}"), 1.0);

@@ -1,11 +1,14 @@
 //! Callers that go away in the middle: the work goes on, and a repeat meets it or its result.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::errno::Errno;
 use slackwater::csi::*;
-use slackwater::host::memory::MemoryHost;
+use slackwater::host::memory::{FaultMode, MemoryHost};
 use slackwater::model::Alpha;
+use slackwater::operation::Settings;
 use tonic::{Code, Request};
 
 use crate::gate::GatedHost;
@@ -184,4 +187,106 @@ async fn a_shutdown_does_not_wait_for_ever() {
     assert!(!path.exists(), "the socket is removed all the same");
     host.open();
     let _ = call.await;
+}
+
+#[tokio::test]
+async fn a_snapshot_waits_without_a_thread_for_what_has_its_volume_and_nothing_else_does() {
+    let (host, node) = gated().await;
+    let id = node.create("v").await.volume_id;
+    host.close("format");
+    let mut stager = node.node.clone();
+    let volume = id.clone();
+    let staged = tokio::spawn(async move { stager.node_stage_volume(stage(&volume)).await });
+    host.reached(1).await;
+    // One that has no more time than the work takes is told at once.
+    let mut controller = node.controller.clone();
+    let mut hurried = Request::new(snapshot("s", &id));
+    hurried.set_timeout(Duration::from_secs(5));
+    let status = controller.create_snapshot(hurried).await.unwrap_err();
+    assert_eq!(status.code(), Code::Aborted, "{status:?}");
+    let delete = DeleteVolumeRequest {
+        volume_id: id.clone(),
+        ..Default::default()
+    };
+    let status = controller.delete_volume(delete).await.unwrap_err();
+    assert_eq!(status.code(), Code::Aborted, "{status:?}");
+    let (one, many) = (
+        (controller.clone(), id.clone()),
+        (node.groups.clone(), id.clone()),
+    );
+    let waiting = [
+        tokio::spawn(async move {
+            let (mut controller, id) = one;
+            let mut request = Request::new(snapshot("s", &id));
+            request.set_timeout(Duration::from_secs(300));
+            controller.create_snapshot(request).await.map(drop)
+        }),
+        tokio::spawn(async move {
+            let (mut groups, id) = many;
+            let mut request = Request::new(group("g", &[&id]));
+            request.set_timeout(Duration::from_secs(300));
+            groups.create_volume_group_snapshot(request).await.map(drop)
+        }),
+    ];
+    // Whoever goes away meanwhile leaves nothing behind.
+    let mut gone = controller.clone();
+    let source = id.clone();
+    let gone = tokio::spawn(async move { gone.create_snapshot(snapshot("gone", &source)).await });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    gone.abort();
+    assert!(waiting.iter().all(|one| !one.is_finished()));
+    assert_eq!(node.driver.running(), 1, "only the stage has a thread");
+    host.open();
+    staged.await.unwrap().unwrap();
+    for one in waiting {
+        match one.await.unwrap() {
+            Ok(()) => {}
+            // The other one was first, and has the volume.
+            Err(status) => assert_eq!(status.code(), Code::Aborted, "{status:?}"),
+        }
+    }
+    idle(&node).await;
+    let listed = controller
+        .list_snapshots(ListSnapshotsRequest::default())
+        .await;
+    let listed = listed.unwrap().into_inner().entries;
+    assert!(!listed.is_empty() && listed.len() <= 2, "{listed:?}");
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn what_calls_have_left_on_one_pool_is_ended_while_another_ones_disk_hangs() {
+    let machine = MemoryHost::new();
+    let host = GatedHost::new(machine.clone());
+    let two = |settings: &mut Settings| settings.pools = vec![pool("default"), pool("other")];
+    let gated = Arc::new(host.clone());
+    let node = Node::on(machine.clone(), gated, Alpha::default(), two).await;
+    let mut controller = node.controller.clone();
+    for (name, wipe) in [("default", "discard"), ("other", "none")] {
+        let mut volume = create(name);
+        let parameters = [("pool", name), ("wipe", wipe)];
+        volume.parameters = parameters.map(|(k, v)| (k.into(), v.into())).into();
+        let made = controller.create_volume(volume).await.unwrap();
+        let volume_id = made.into_inner().volume.unwrap().volume_id;
+        // It's out of sight then, and its blocks are there.
+        machine.fail_effect(2, FaultMode::Before(Errno::EIO));
+        let delete = DeleteVolumeRequest {
+            volume_id,
+            ..Default::default()
+        };
+        let status = controller.delete_volume(delete).await.unwrap_err();
+        assert_eq!(status.code(), Code::Aborted, "{status:?}");
+    }
+    host.close("discard");
+    let left = |name: &str| {
+        let trash = Path::new("/memory").join(name).join("trash");
+        machine.files_below(&trash).len()
+    };
+    assert!(left("default") > 0 && left("other") > 0);
+    host.reached(1).await;
+    until(async || left("other") == 0).await;
+    assert!(left("default") > 0, "its disk hangs");
+    host.open();
+    until(async || left("default") == 0).await;
+    node.stop().await;
 }

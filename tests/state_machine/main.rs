@@ -95,6 +95,7 @@ impl Run {
     }
 
     fn call(&mut self, step: &Step) -> Verdict {
+        self.model.shown = self.shown()?;
         let answer = self.world.run(step);
         let expected = self.model.step(step);
         let found = answer
@@ -111,6 +112,7 @@ impl Run {
     /// Both at once, from two threads.
     fn pair(&mut self, one: &Step, other: &Step) -> Verdict {
         let driver = self.world.driver().map_err(|error| chain(&error))?;
+        self.model.shown = self.shown()?;
         self.world.note(one);
         self.world.note(other);
         self.world.host.take_turns(true);
@@ -130,6 +132,9 @@ impl Run {
             return Err("a call panicked".into());
         };
         let seen = self.observe()?;
+        // Of the one's volume as the other has made it, too.
+        let shown = self.shown()?;
+        self.model.shown.extend(shown);
         for turns in [
             [(one, first), (other, second)],
             [(other, second), (one, first)],
@@ -178,6 +183,7 @@ impl Run {
     }
 
     fn fault(&mut self, step: &Step, n: usize, mode: FaultMode, after: After) -> Verdict {
+        self.model.shown = self.shown()?;
         self.world.host.fail_effect(n, mode);
         let answer = self.world.run(step);
         let fired = self.world.host.faults_left() == 0;

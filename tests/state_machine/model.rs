@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use slackwater::model::Wipe;
+use slackwater::model::{FsType, Wipe};
 use slackwater::record::FormattedAs;
 use tonic::Code;
 
@@ -77,6 +77,9 @@ pub struct Model {
     pub ghost_snapshots: BTreeMap<&'static str, Cut>,
     pub groups: BTreeMap<&'static str, Group>,
     pub ghost_groups: BTreeMap<&'static str, Group>,
+    /// The file systems that the devices of raw volumes show, as the machine has them: what a user
+    /// of a raw device leaves there is no business of the driver.
+    pub shown: BTreeMap<&'static str, FsType>,
 }
 
 /// An inline volume.
@@ -244,9 +247,19 @@ impl Model {
     }
 
     fn stage(&mut self, name: &str, how: How) -> Result<(), Code> {
+        let shown = self.shown.get(name).copied();
         let volume = self.volume(name)?;
         let face = &mut volume.face;
         let is_block = |formatted| formatted == FormattedAs::Raw;
+        // A raw volume that nobody uses may be mounted as the file system that is on it.
+        let is_found = face.formatted == Some(FormattedAs::Raw)
+            && how.fs.is_some()
+            && how.fs == shown
+            && !face.staged
+            && face.published.is_empty();
+        if is_found {
+            face.formatted = how.fs.map(FormattedAs::from);
+        }
         if face
             .formatted
             .is_some_and(|formatted| is_block(formatted) != how.fs.is_none())

@@ -6,10 +6,10 @@ use std::path::Path;
 use slackwater::error::chain;
 use slackwater::host::{Device, Host};
 use slackwater::model::size::image_bytes;
-use slackwater::model::{AccessType, Allocation, Capability, PoolId, Wipe};
+use slackwater::model::{AccessType, Allocation, Capability, FsType, PoolId, Wipe};
 use slackwater::operation::inventory;
 use slackwater::record::{
-    ContentSource, Formatted, FormattedAs, LastStage, SnapshotRecord, SnapshotState, VolumeState,
+    ContentSource, Formatted, FormattedAs, SnapshotRecord, SnapshotState, VolumeState,
 };
 use uuid::Uuid;
 
@@ -45,6 +45,28 @@ fn how_of(capabilities: &[Capability], allocation: Allocation, wipe: Wipe) -> Re
 }
 
 impl Run {
+    /// The file systems that the devices of raw volumes show.
+    pub fn shown(&self) -> Result<BTreeMap<&'static str, FsType>, String> {
+        let host = &self.world.host;
+        let found = inventory::read(host, "default", PoolId(Uuid::nil()), Path::new(POOL))
+            .map_err(|error| chain(&error))?;
+        let mut shown = BTreeMap::new();
+        for record in found.volumes.into_iter().map(|found| found.record) {
+            let name = NAMES.iter().find(|name| **name == record.name);
+            let (Some(name), true) = (name, record.is_raw()) else {
+                continue;
+            };
+            let image = Path::new(POOL)
+                .join("volumes")
+                .join(record.uuid.to_string())
+                .join("data.img");
+            if let Ok(Some(fs)) = host.file_system_in(&image) {
+                shown.insert(*name, fs);
+            }
+        }
+        Ok(shown)
+    }
+
     /// What can be seen, read past the driver.
     pub fn observe(&self) -> Result<Seen, String> {
         let host = &self.world.host;
@@ -71,7 +93,15 @@ impl Run {
                 seen.inline.insert(name, mounted);
                 continue;
             }
-            let block = matches!(&record.last_stage, Some(LastStage { boot: Some(then), .. }) if *then == boot);
+            let file = format!("/run/slackwater/state/staged/{}.json", record.uuid);
+            let entry = host
+                .read_file(Path::new(&file))
+                .map_err(|error| said(&error))?;
+            let entry: Option<serde_json::Value> =
+                entry.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+            let block = entry.is_some_and(|entry| {
+                entry["boot"] == boot.to_string() && entry["stage"].is_object()
+            });
             let mut published = BTreeMap::new();
             for n in 0..2 {
                 if let Some(mount) = at(&target(name, n)) {

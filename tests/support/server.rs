@@ -66,6 +66,7 @@ impl Server {
             ("--state-dir", text(&scratch.join("state"))),
             ("--node-record", text(&scratch.join("node.json"))),
             ("--allowed-path", text(&scratch.dir("kubelet"))),
+            ("--inline-max-size", "1Gi".into()),
         ] {
             arguments.extend([flag.to_string(), value]);
         }

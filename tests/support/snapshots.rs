@@ -62,6 +62,17 @@ impl Client {
         Ok(answer.into_inner().snapshot.unwrap())
     }
 
+    /// CreateSnapshot, by a caller that has no time to wait for what is locked.
+    pub async fn snapshot_at_once(&self, name: &str, volume: &str) -> Result<(), Status> {
+        let mut request = tonic::Request::new(csi::CreateSnapshotRequest {
+            name: name.into(),
+            source_volume_id: volume.into(),
+            ..Default::default()
+        });
+        request.set_timeout(std::time::Duration::from_secs(5));
+        self.controller().create_snapshot(request).await.map(drop)
+    }
+
     /// DeleteSnapshot.
     pub async fn delete_snapshot(&self, id: &str) -> Result<(), Status> {
         let request = csi::DeleteSnapshotRequest {

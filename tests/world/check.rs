@@ -126,7 +126,10 @@ impl World {
             .map(|found| found.record)
             .filter(|record| !record.ephemeral && record.state == VolumeState::Ready);
         let records = records.map(|record| {
-            let (size, wipe, formatted) = (record.size, record.wipe, record.formatted);
+            let (size, wipe, mut formatted) = (record.size, record.wipe, record.formatted);
+            // Where two writes of it have failed, the mark of a growth may come back, and costs a
+            // repair for nothing.
+            formatted.iter_mut().for_each(|it| it.growing = false);
             format!("{} {size} {wipe:?} {formatted:?}", record.uuid)
         });
         records.chain(self.snapshot_lines()).collect()

@@ -99,7 +99,7 @@ impl World {
         Held { written, synced }
     }
 
-    fn image(part: &str, id: &str) -> String {
+    pub(super) fn image(part: &str, id: &str) -> String {
         let uuid = id.split_once('.').map_or(id, |(_, uuid)| uuid);
         format!("{POOL}/{part}/{uuid}/data.img")
     }

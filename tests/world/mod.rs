@@ -57,6 +57,9 @@ pub fn settings() -> Settings {
             overcommit: 1.0,
         }],
         node_record: "/var/lib/slackwater/node.json".into(),
+        state_dir: "/run/slackwater/state".into(),
+        alone: true,
+        inline_max_size: Some(1 << 40),
     }
 }
 
@@ -148,7 +151,7 @@ impl World {
                 // Nobody hears the answer.
                 let _ = self.run(step);
                 match **step {
-                    Step::PublishInline(name, how) => drop(self.hows.insert(name, how)),
+                    Step::PublishInline(name, how) => drop(self.hows.insert(name, how.inline())),
                     Step::Create(..)
                     | Step::Snapshot(..)
                     | Step::Restore(..)
@@ -159,6 +162,10 @@ impl World {
                 self.driver = None;
                 return Ok(String::new());
             }
+            Step::Full(full) => {
+                self.host.keep_full(*full);
+                return Ok(String::new());
+            }
             Step::PullDisk | Step::PutDiskBack => {
                 let folder = Path::new(POOL);
                 let done = match step {
@@ -166,6 +173,16 @@ impl World {
                     _ => self.host.put_disk_back(folder),
                 };
                 done.expect("a disk can be moved");
+                return Ok(String::new());
+            }
+            Step::RefuseGrowth => {
+                self.host.refuse_ext4_growth();
+                return Ok(String::new());
+            }
+            Step::LeaveUnclean(name) => {
+                let image = World::image("volumes", &self.ids[name]);
+                let left = self.host.leave_unclean(Path::new(&image), true);
+                left.expect("a file system is there");
                 return Ok(String::new());
             }
             Step::Create(name, how) => {
@@ -185,7 +202,7 @@ impl World {
         self.learn(step);
         match step {
             Step::PublishInline(name, how) => {
-                self.hows.insert(name, *how);
+                self.hows.insert(name, how.inline());
             }
             Step::Delete(name) | Step::UnpublishInline(name) => {
                 self.tokens.remove(name);

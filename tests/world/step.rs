@@ -1,6 +1,7 @@
 //! What happens in a world: calls of the caller, acts of users and of the machine.
 
 use slackwater::error::{Error, Result};
+use slackwater::model::parameters::EphemeralParameters;
 use slackwater::model::{
     AccessMode, AccessType, Allocation, Capability, FsType, Level, MutableParameters,
     VolumeParameters, Wipe,
@@ -40,6 +41,15 @@ impl How {
             allocation: Allocation::Thin,
             wipe: Wipe::None,
             read_only: false,
+        }
+    }
+
+    /// What of this an inline volume can have: its pod chooses its file system alone.
+    pub const fn inline(self) -> How {
+        How {
+            allocation: Allocation::Thin,
+            wipe: Wipe::None,
+            ..self
         }
     }
 
@@ -114,6 +124,12 @@ pub enum Step {
     /// The pool's disk is pulled out, or put back.
     PullDisk,
     PutDiskBack,
+    /// The pool's disk is full and stays so, or has room again.
+    Full(bool),
+    /// From now on the kernel grows no mounted ext4.
+    RefuseGrowth,
+    /// The file system of a volume is left with errors that a check repairs by itself.
+    LeaveUnclean(&'static str),
     /// The machine boots again, without losing anything.
     Reboot,
 }
@@ -146,6 +162,9 @@ impl Step {
             | Step::CutOff(..)
             | Step::PullDisk
             | Step::PutDiskBack
+            | Step::Full(_)
+            | Step::RefuseGrowth
+            | Step::LeaveUnclean(_)
             | Step::Reboot => return None,
         })
     }
@@ -184,7 +203,10 @@ impl World {
                 .map(|expanded| format!("{expanded:?}")),
             Step::LookAgain => {
                 driver.look_again();
-                driver.end_trash();
+                for pool in driver.served() {
+                    driver.clean(pool);
+                    driver.settle_groups(pool);
+                }
                 self.serving()
             }
             Step::Snapshot(..)
@@ -241,8 +263,10 @@ impl World {
                     target_path: text(&target(name, 0)),
                     capability: how.capability(),
                     read_only: false,
-                    size: SIZE,
-                    parameters: how.parameters(),
+                    attributes: EphemeralParameters {
+                        size: SIZE,
+                        other: None,
+                    },
                 })
                 .map(done),
             Step::UnpublishInline(name) => driver

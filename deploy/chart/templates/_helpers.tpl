@@ -16,7 +16,33 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
 {{- define "slackwater.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- $image := printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) }}
+{{- with .Values.image.digest }}{{ $image = printf "%s@%s" $image . }}{{ end }}
+{{- include "slackwater.pulled" (list . $image) }}
+{{- end }}
+
+{{/* The name of an image where it's pulled from: global.imageRegistry takes the place of its registry. */}}
+{{- define "slackwater.pulled" -}}
+{{- $image := last . }}
+{{- with (first .).Values.global.imageRegistry | trimSuffix "/" }}
+{{- $parts := splitList "/" $image }}
+{{- if and (gt (len $parts) 1) (regexMatch "[.:]|^localhost$" (first $parts)) }}{{ $parts = rest $parts }}{{ end }}
+{{- $image = printf "%s/%s" . (join "/" $parts) }}
+{{- end }}
+{{- $image }}
+{{- end }}
+
+{{/* "true" or nothing: fields of the CSIDriver, as the values say, or else as the object has them that
+is there. */}}
+{{- define "slackwater.attach" -}}
+{{- if eq (toString .Values.csiDriver.attach) "auto" }}
+{{- with lookup "storage.k8s.io/v1" "CSIDriver" "" .Values.driverName }}{{ if ne (toString .spec.attachRequired) "false" }}true{{ end }}{{ end }}
+{{- else if .Values.csiDriver.attach }}true{{ end }}
+{{- end }}
+{{- define "slackwater.inline" -}}
+{{- if eq (toString .Values.csiDriver.inlineEphemeral) "auto" }}
+{{- with lookup "storage.k8s.io/v1" "CSIDriver" "" .Values.driverName }}{{ if has "Ephemeral" (.spec.volumeLifecycleModes | default list) }}true{{ end }}{{ end }}
+{{- else if .Values.csiDriver.inlineEphemeral }}true{{ end }}
 {{- end }}
 
 {{/* Service account of the pods that have the sidecars. */}}
@@ -48,6 +74,23 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
+{{/* The same in a node's pod: SELinux lets it use what the driver has made. */}}
+{{- define "slackwater.confinedOnNode" -}}
+{{ include "slackwater.confined" . }}
+{{- with .Values.node.seLinuxType }}
+seLinuxOptions: {type: {{ . }}}
+{{- end }}
+{{- end }}
+
+{{/* What a service account is mounted as elsewhere, for containers that name it. */}}
+{{- define "slackwater.token" -}}
+- name: token
+  projected:
+    sources:
+      - serviceAccountToken: {path: token, expirationSeconds: 3600}
+      - configMap: {name: kube-root-ca.crt, items: [{key: ca.crt, path: ca.crt}]}
+      - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
+{{- end }}
 
 {{/* Arguments that driver and router share. */}}
 {{- define "slackwater.arguments" -}}
@@ -69,8 +112,8 @@ seccompProfile: {type: RuntimeDefault}
 {{/* The stock sidecars beside a socket: of the router, or of the one node. */}}
 {{- define "slackwater.sidecars" -}}
 {{- $common := list "--csi-address=/csi/csi.sock" "--leader-election" "--leader-election-namespace=$(NAMESPACE)" (printf "--v=%v" .Values.sidecars.verbosity) }}
-{{- $sidecars := list (dict "name" "provisioner" "args" (list "--strict-topology=false" "--immediate-topology=true" "--enable-capacity" (printf "--capacity-ownerref-level=%d" (ternary 1 2 .Values.singleNode)) "--capacity-threads=4" "--extra-create-metadata" "--timeout=60s")) }}
-{{- if .Values.csiDriver.attach }}
+{{- $sidecars := list (dict "name" "provisioner" "args" (list "--strict-topology=false" "--immediate-topology=true" "--enable-capacity" (printf "--capacity-ownerref-level=%d" (ternary 1 2 .Values.singleNode)) "--capacity-threads=4" "--extra-create-metadata" "--timeout=60s" "--retry-interval-max=30s")) }}
+{{- if include "slackwater.attach" . }}
 {{- $sidecars = append $sidecars (dict "name" "attacher" "args" (list "--timeout=60s")) }}
 {{- end }}
 {{- $sidecars = append $sidecars (dict "name" "resizer" "args" (list "--timeout=60s" "--handle-volume-inuse-error=false")) }}
@@ -81,8 +124,8 @@ seccompProfile: {type: RuntimeDefault}
 {{- end }}
 {{- range $sidecars }}
 - name: {{ .name }}
-  image: {{ (index $.Values.sidecars .name).image }}
-  imagePullPolicy: {{ $.Values.image.pullPolicy }}
+  image: {{ include "slackwater.pulled" (list $ (index $.Values.sidecars .name).image) }}
+  imagePullPolicy: {{ $.Values.sidecars.pullPolicy }}
   args:
     {{- range concat $common .args }}
     - {{ . }}
@@ -91,15 +134,18 @@ seccompProfile: {type: RuntimeDefault}
     - {name: NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
     - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
     - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
-  securityContext: {{- include "slackwater.confined" $ | nindent 4 }}
+  securityContext: {{- include (ternary "slackwater.confinedOnNode" "slackwater.confined" $.Values.singleNode) $ | nindent 4 }}
   resources: {{- toYaml $.Values.sidecars.resources | nindent 4 }}
   volumeMounts:
     - {name: socket, mountPath: /csi}
+    {{- if $.Values.singleNode }}
+    - {name: token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+    {{- end }}
 {{- end }}
 {{- if .Values.snapshotMetadata.create }}
 - name: snapshot-metadata
-  image: {{ .Values.sidecars.snapshotMetadata.image }}
-  imagePullPolicy: {{ .Values.image.pullPolicy }}
+  image: {{ include "slackwater.pulled" (list . .Values.sidecars.snapshotMetadata.image) }}
+  imagePullPolicy: {{ .Values.sidecars.pullPolicy }}
   args:
     - --csi-address=/csi/csi.sock
     - --port=50051
@@ -110,11 +156,14 @@ seccompProfile: {type: RuntimeDefault}
   ports:
     - {name: metadata, containerPort: 50051}
     - {name: metadata-http, containerPort: 8080}
-  securityContext: {{- include "slackwater.confined" . | nindent 4 }}
+  securityContext: {{- include (ternary "slackwater.confinedOnNode" "slackwater.confined" .Values.singleNode) . | nindent 4 }}
   resources: {{- toYaml .Values.sidecars.resources | nindent 4 }}
   volumeMounts:
     - {name: socket, mountPath: /csi}
     - {name: metadata-tls, mountPath: /metadata-tls, readOnly: true}
+    {{- if .Values.singleNode }}
+    - {name: token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+    {{- end }}
 {{- end }}
 {{- end }}
 
@@ -145,7 +194,7 @@ has a token for the API server. */}}
     - {name: NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
     - {name: RUST_LOG, value: {{ .Values.logLevel | quote }}}
   # Root, without any capability: the folder of the certificates is root's.
-  securityContext: {{- include "slackwater.confined" . | nindent 4 }}
+  securityContext: {{- include "slackwater.confinedOnNode" . | nindent 4 }}
   resources: {{- toYaml .Values.node.guardResources | nindent 4 }}
   volumeMounts:
     - {name: tls, mountPath: /tls}

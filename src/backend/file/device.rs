@@ -1,6 +1,8 @@
 //! Loop devices of images. There are never two on one image: what is there is used again, or
 //! the answer is to wait; and a device is known by device and inode of its file, never by a path.
 
+use std::path::Path;
+
 use uuid::Uuid;
 
 use super::FileBackend;
@@ -12,30 +14,20 @@ use crate::model::size::image_bytes;
 use crate::record::VolumeRecord;
 
 impl FileBackend {
-    fn image_id(&self, uuid: Uuid) -> Result<Option<FileId>> {
-        let image = self
-            .folder
+    /// A volume's image and every loop device on it; `None` if there is no image.
+    fn loops_on(&self, uuid: Uuid) -> Result<Option<(FileStat, Vec<LoopStatus>)>> {
+        let name = Path::new(&uuid.to_string()).join(super::IMAGE);
+        self.folder
             .host
-            .stat(&self.volumes.image(uuid))
-            .doing(|| format!("find the image of volume {uuid}"))?;
-        Ok(image.map(|image| image.id))
-    }
-
-    fn loops_on(&self, image: FileId) -> Result<Vec<LoopStatus>> {
-        let mut loops = self
-            .folder
-            .host
-            .loops()
-            .doing(|| "list loop devices".into())?;
-        loops.retain(|found| found.backing == image);
-        Ok(loops)
+            .loops_on(&self.volumes.image(uuid), &name)
+            .doing(|| format!("find the loop devices of volume {uuid}"))
     }
 
     pub(super) fn find_devices(&self, uuid: Uuid) -> Result<Vec<FoundDevice>> {
-        let Some(image) = self.image_id(uuid)? else {
+        let Some((_, loops)) = self.loops_on(uuid)? else {
             return Ok(Vec::new());
         };
-        let found = self.loops_on(image)?.into_iter().map(|found| FoundDevice {
+        let found = loops.into_iter().map(|found| FoundDevice {
             device: Device::of_loop(found.number),
             whole: is_whole(&found),
             read_only: found.read_only,
@@ -47,13 +39,8 @@ impl FileBackend {
     pub(super) fn attach_image(&self, record: &VolumeRecord, mode: AttachMode) -> Result<Attached> {
         let uuid = record.uuid;
         let path = self.volumes.image(uuid);
-        let image = self
-            .folder
-            .host
-            .stat(&path)
-            .doing(|| format!("find the image of volume {uuid}"))?;
         let shown = self.volumes.shown(uuid, super::IMAGE);
-        let Some(image) = image else {
+        let Some((image, loops)) = self.loops_on(uuid)? else {
             return Err(Error::Damaged {
                 path: shown,
                 problem: "the image is missing".into(),
@@ -69,7 +56,7 @@ impl FileBackend {
                 problem,
             });
         }
-        let hold = match self.loops_on(image.id)?.as_slice() {
+        let hold = match loops.as_slice() {
             [] => self.new_loop(record, &path, image.id, mode)?,
             [found] => self.reuse(uuid, found, &image, mode)?,
             several => {
@@ -107,7 +94,7 @@ impl FileBackend {
     fn new_loop(
         &self,
         record: &VolumeRecord,
-        path: &std::path::Path,
+        path: &Path,
         backing: FileId,
         mode: AttachMode,
     ) -> Result<LoopHold> {
@@ -126,9 +113,11 @@ impl FileBackend {
             .doing(doing)?
         {
             Done::Loop(hold) => Ok(hold),
-            Done::Plain | Done::Cloned(_) | Done::Session(_) => Err(Error::Bug {
-                invariant: "AttachLoop gives a loop device".into(),
-            }),
+            Done::Plain | Done::Cloned(_) | Done::Checked(_) | Done::Session(_) => {
+                Err(Error::Bug {
+                    invariant: "AttachLoop gives a loop device".into(),
+                })
+            }
         }
     }
 
@@ -185,21 +174,20 @@ impl FileBackend {
         Ok(())
     }
 
+    /// The volume's image, and the number of a device if that stands on it.
+    fn standing(&self, uuid: Uuid, device: &Device) -> Result<Option<(FileId, Option<u32>)>> {
+        Ok(self.loops_on(uuid)?.map(|(image, loops)| {
+            let mut numbers = loops.iter().map(|found| found.number);
+            let number = numbers.find(|number| Device::of_loop(*number) == *device);
+            (image.id, number)
+        }))
+    }
+
     pub(super) fn detach_image(&self, uuid: Uuid, device: &Device) -> Result<()> {
-        let Some(backing) = self.image_id(uuid)? else {
+        let Some((backing, Some(number))) = self.standing(uuid, device)? else {
             return Ok(());
         };
-        let Some(found) = self
-            .loops_on(backing)?
-            .into_iter()
-            .find(|found| Device::of_loop(found.number) == *device)
-        else {
-            return Ok(());
-        };
-        let effect = Effect::DetachLoop {
-            number: found.number,
-            backing,
-        };
+        let effect = Effect::DetachLoop { number, backing };
         self.folder.perform(effect, || {
             format!("detach {} of volume {uuid}", device.path.display())
         })
@@ -216,35 +204,20 @@ impl FileBackend {
     }
 
     pub(super) fn resize_device(&self, uuid: Uuid, device: &Device) -> Result<()> {
-        let Some(backing) = self.image_id(uuid)? else {
-            return Err(Error::no_volume(uuid));
+        let pending = || Error::Pending {
+            what: format!("{} of volume {uuid}", device.path.display()),
         };
-        let Some(found) = self
-            .loops_on(backing)?
-            .into_iter()
-            .find(|found| Device::of_loop(found.number) == *device)
-        else {
-            return Err(Error::Pending {
-                what: format!("{} of volume {uuid}", device.path.display()),
-            });
-        };
+        let found = self.standing(uuid, device)?;
+        let (backing, number) = found.ok_or_else(|| Error::no_volume(uuid))?;
+        let number = number.ok_or_else(pending)?;
         // Held meanwhile, so that the number can't come to stand for another image.
-        let held = self
-            .folder
-            .host
-            .hold_loop(found.number, backing)
-            .doing(|| format!("open {}", device.path.display()))?;
-        let Some(_held) = held else {
-            return Err(Error::Pending {
-                what: format!("{} of volume {uuid}", device.path.display()),
-            });
-        };
-        self.folder.perform(
-            Effect::ResizeLoop {
-                number: found.number,
-            },
-            || format!("resize {}", device.path.display()),
-        )
+        let held = self.folder.host.hold_loop(number, backing);
+        let _held = held
+            .doing(|| format!("open {}", device.path.display()))?
+            .ok_or_else(pending)?;
+        self.folder.perform(Effect::ResizeLoop { number }, || {
+            format!("resize {}", device.path.display())
+        })
     }
 }
 

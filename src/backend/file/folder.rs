@@ -1,14 +1,13 @@
 //! The pool's folder, by a pinned descriptor, and its trash.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, TryLockError};
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::{IMAGE, RECORD, SNAPSHOTS, TRASH, VOLUMES};
-use crate::error::{Doing, Result, chain};
+use crate::error::{Doing, Error, Result};
 use crate::host::{Effect, FileStat, Host};
 use crate::model::Wipe;
 use crate::record::{self, Record, SnapshotRecord, VolumeRecord};
@@ -20,11 +19,10 @@ pub(super) struct Folder {
     pub(super) path: PathBuf,
     /// As pinned; for work.
     pub(super) root: PathBuf,
-    /// Held from a wipe until its blocks are free. Blocks that two images share are overwritten
-    /// by the one that goes last, so the second must see that the first has gone.
-    wiping: Mutex<()>,
-    /// Whose delete has failed: its blocks may be in the trash, and perhaps no call names it again.
-    unended: Mutex<BTreeSet<Uuid>>,
+    /// Held from a wipe until its blocks are free, and never waited for. Blocks that two images
+    /// share are overwritten by the one that goes last, so the second must see that the first has
+    /// gone.
+    pub(super) wiping: Mutex<()>,
 }
 
 /// What is read of the record of a deleted volume or snapshot.
@@ -50,7 +48,6 @@ impl Folder {
             path,
             root,
             wiping: Mutex::new(()),
-            unended: Mutex::default(),
         }
     }
 
@@ -98,9 +95,11 @@ impl Folder {
         let dir = self.root.join(TRASH).join(name);
         let image = dir.join(IMAGE);
         if self.stat(&image, doing)?.is_some() {
-            // An unreadable record can't ask for a wipe.
             let wipe = match record::load::<Deleted>(self.host.as_ref(), &dir.join(RECORD)) {
                 Ok(Some(record)) => record.wipe,
+                // The disk doesn't say whether it asks for a wipe: it may, a moment later.
+                Err(error @ Error::Host { .. }) => return Err(error),
+                // A record that is damaged can't ask for one.
                 Ok(None) | Err(_) => Wipe::None,
             };
             self.remove_image(&image, wipe)?;
@@ -113,39 +112,6 @@ impl Folder {
         self.sync(TRASH)
     }
 
-    /// How a delete has ended.
-    pub(super) fn note_delete(&self, uuid: Uuid, ended: bool) {
-        let mut unended = self.unended();
-        let _ = match ended {
-            true => unended.remove(&uuid),
-            false => unended.insert(uuid),
-        };
-    }
-
-    /// Goes on with what deletes have left in the trash. A repeat of one may run beside it: what
-    /// either finds gone, the other has ended.
-    pub(super) fn end_trash(&self) {
-        let unended: Vec<Uuid> = self.unended().iter().copied().collect();
-        for uuid in unended {
-            // Before the look: a delete that fails meanwhile notes it again.
-            self.note_delete(uuid, true);
-            if let Err(error) = self.end_trash_of(uuid) {
-                // Its first failure was told aloud, and a disk that is broken fails every time.
-                tracing::debug!(%uuid, pool = %self.path.display(), error = %chain(&error), "blocks of what was deleted remain");
-                self.note_delete(uuid, false);
-            }
-        }
-    }
-
-    fn end_trash_of(&self, uuid: Uuid) -> Result<()> {
-        for name in self.trash_of(uuid)? {
-            self.sync_all()?;
-            self.empty_trash(&name)?;
-            tracing::info!(pool = %self.path.display(), "ended what a delete had left: trash {name}");
-        }
-        Ok(())
-    }
-
     /// Entries of the trash that were this volume or snapshot: their uuids never meet.
     pub(super) fn trash_of(&self, uuid: Uuid) -> Result<Vec<String>> {
         let prefix = format!("{uuid}.");
@@ -154,14 +120,19 @@ impl Folder {
         Ok(names)
     }
 
-    fn unended(&self) -> MutexGuard<'_, BTreeSet<Uuid>> {
-        self.unended.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn remove_image(&self, image: &Path, wipe: Wipe) -> Result<()> {
         let doing = || format!("wipe ({})", wipe.word());
-        let _alone = (wipe == Wipe::Zero)
-            .then(|| self.wiping.lock().unwrap_or_else(PoisonError::into_inner));
+        let alone = (wipe == Wipe::Zero).then(|| self.wiping.try_lock());
+        let _alone = match alone {
+            None => None,
+            Some(Ok(alone)) => Some(alone),
+            Some(Err(TryLockError::Poisoned(poisoned))) => Some(poisoned.into_inner()),
+            Some(Err(TryLockError::WouldBlock)) => {
+                return Err(Error::Pending {
+                    what: format!("pool {}, a wipe that goes before,", self.path.display()),
+                });
+            }
+        };
         match wipe {
             Wipe::None => {}
             Wipe::Zero => {

@@ -1,6 +1,7 @@
 //! Life of a volume's image: made with an intent before and a completed record after, filled,
 //! grown.
 
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
@@ -94,6 +95,23 @@ impl FileBackend {
         lineage.map(Some).ok_or_else(gone)
     }
 
+    /// The image that a volume will share blocks with.
+    fn shared_image(&self, record: &VolumeRecord) -> Option<PathBuf> {
+        match record.content_source.as_ref()? {
+            ContentSource::Volume(id) => Some(self.volumes.image(self.sharing(id)?)),
+            ContentSource::Snapshot(id) => Some(self.snapshots.image(self.sharing(id)?)),
+        }
+    }
+
+    /// Creates an image that can share blocks with another one of this pool.
+    pub(super) fn make_like(&self, path: &Path, source: &Path) -> Result<()> {
+        if self.fs_name != "btrfs" {
+            return Ok(());
+        }
+        self.folder
+            .perform(Effect::MakeLike { path, source }, || "make an image".into())
+    }
+
     /// The uuid in an id, if what has it can share blocks with images of this pool.
     fn sharing(&self, id: &str) -> Option<Uuid> {
         let id = id.parse::<VolumeId>().ok()?;
@@ -110,6 +128,9 @@ impl FileBackend {
         record.state = VolumeState::Creating;
         self.admit(admit, |_| self.volumes.remember(&record))?;
         let made = self.volumes.begin(&record).and_then(|()| {
+            if let Some(source) = self.shared_image(&record) {
+                self.make_like(&self.volumes.image(record.uuid), &source)?;
+            }
             self.lengthen(&record, reserve)?;
             match record.copy {
                 // A copy that goes on after a crash wants its image.
@@ -209,6 +230,12 @@ impl FileBackend {
     fn grow_admitted(&self, record: &VolumeRecord, size: u64) -> Result<VolumeRecord> {
         let doing = || format!("grow volume {}", record.uuid);
         let path = self.volumes.image(record.uuid);
+        // May be longer than the record says, after a growth whose record could not be written;
+        // a device shows all of it, and a file system may have grown onto all of it.
+        let before = self
+            .folder
+            .stat(&path, doing)?
+            .map_or(0, |image| image.size);
         let longer = Effect::Allocate {
             path: &path,
             size: image_bytes(size),
@@ -221,7 +248,7 @@ impl FileBackend {
         if let Err(first) = longer {
             let shorter = Effect::Shorten {
                 path: &path,
-                size: image_bytes(record.size),
+                size: before.max(image_bytes(record.size)),
             };
             let undo = self
                 .folder

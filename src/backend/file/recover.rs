@@ -1,17 +1,20 @@
 //! What a crash left: half-made volumes and snapshots, trash, loop devices that nothing holds.
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::path::Path;
 
 use uuid::Uuid;
 
-use super::{FileBackend, TRASH};
-use crate::backend::Leftovers;
+use super::{FileBackend, IMAGE, TRASH};
+use crate::backend::{Leftover, Leftovers};
 use crate::error::{Doing, Result, chain};
 use crate::host::{Device, Effect, FileId};
 
 impl FileBackend {
     /// Runs before the first call is served. One thing that can't be ended doesn't hold up the
-    /// others: it's logged, and tried again at the next start, trash by the next `end_trash`.
+    /// others: it's logged, and all but the loops are tried again while the pool is served
+    /// (`Driver::clean`).
     pub(super) fn end_leftovers(&self, in_use: &dyn Fn(&Device) -> bool) -> Result<Leftovers> {
         let mut ended = Leftovers::default();
         let each = |what: &str, count: &mut u64, result: Result<()>| match result {
@@ -27,58 +30,73 @@ impl FileBackend {
             let (device, result) = self.free_loop(number);
             each(&device, &mut ended.loops, result);
         }
-        for uuid in self.volumes.abandoned()? {
-            each(
-                &format!("half-made volume {uuid}"),
-                &mut ended.half_made,
-                self.volumes.delete(uuid),
-            );
-        }
-        for uuid in self.snapshots.abandoned()? {
-            each(
-                &format!("half-made snapshot {uuid}"),
-                &mut ended.snapshots,
-                self.snapshots.delete(uuid),
-            );
-        }
-        for name in self.folder.list(TRASH)? {
-            let synced = self.folder.sync_all();
-            let result = synced.and_then(|()| self.folder.empty_trash(&name));
-            let uuid = name.split('.').next().map(Uuid::try_parse);
-            if let (Err(_), Some(Ok(uuid))) = (&result, uuid) {
-                self.folder.note_delete(uuid, false);
+        for leftover in self.find_leftovers()? {
+            let count = match &leftover {
+                Leftover::Volume(_) => &mut ended.half_made,
+                Leftover::Snapshot(_) => &mut ended.snapshots,
+                Leftover::Trash { .. } => &mut ended.trash,
+            };
+            match self.end_leftover(&leftover) {
+                Ok(false) => {}
+                ended => each(&leftover.to_string(), count, ended.map(drop)),
             }
-            each(&format!("trash {name}"), &mut ended.trash, result);
         }
         Ok(ended)
     }
 
-    /// Loops on images of this pool that are neither mounted, bound nor claimed.
+    /// What may be left of calls that failed, or that a crash has cut off. Names in the trash that
+    /// aren't of a volume or snapshot were never put there by this driver.
+    pub(super) fn find_leftovers(&self) -> Result<Vec<Leftover>> {
+        let volumes = self.volumes.abandoned()?.into_iter().map(Leftover::Volume);
+        let snapshots = self.snapshots.abandoned()?;
+        let snapshots = snapshots.into_iter().map(Leftover::Snapshot);
+        let trash = self.folder.list(TRASH)?.into_iter().filter_map(|name| {
+            let uuid = Uuid::try_parse(name.split('.').next()?).ok()?;
+            Some(Leftover::Trash { uuid, name })
+        });
+        Ok(volumes.chain(snapshots).chain(trash).collect())
+    }
+
+    /// Ends one of them, if it's still there and is one.
+    pub(super) fn end_leftover(&self, leftover: &Leftover) -> Result<bool> {
+        match leftover {
+            Leftover::Volume(uuid) => self.volumes.end_abandoned(*uuid),
+            Leftover::Snapshot(uuid) => self.snapshots.end_abandoned(*uuid),
+            Leftover::Trash { name, .. } => {
+                if !self.folder.list(TRASH)?.contains(name) {
+                    return Ok(false);
+                }
+                self.folder.sync_all()?;
+                self.folder.empty_trash(name).map(|()| true)
+            }
+        }
+    }
+
+    /// Loops on images of this pool that are neither mounted, bound nor claimed. One that can't be
+    /// asked stays.
     fn idle_loops(&self, in_use: &dyn Fn(&Device) -> bool) -> Result<Vec<(u32, FileId)>> {
         let doing = || "look at loop devices".to_string();
-        let pool_device = self
-            .folder
-            .host
-            .stat(&self.folder.root.join(super::POOL_FILE))
-            .doing(doing)?
-            .map(|stat| stat.id.device);
-        let mut loops = self.folder.host.loops().doing(doing)?;
-        loops.retain(|found| Some(found.backing.device) == pool_device);
-        if loops.is_empty() {
-            return Ok(Vec::new());
-        }
-        let mut images = HashSet::new();
-        let snapshots = self.snapshots.images()?;
-        for path in self.volumes.images()?.into_iter().chain(snapshots) {
-            images.extend(self.folder.stat(&path, doing)?.map(|image| image.id));
+        let mut images = self.volumes.images()?;
+        images.extend(self.snapshots.images()?);
+        let folder = |image: &Path| image.parent()?.file_name().map(OsStr::to_os_string);
+        let folders: HashSet<_> = images.iter().filter_map(|image| folder(image)).collect();
+        let may_be = |name: &Path| {
+            name.ends_with(IMAGE) && folder(name).is_some_and(|folder| folders.contains(&folder))
+        };
+        let host = self.folder.host.as_ref();
+        let mut loops = host.loop_devices(&may_be).doing(doing)?;
+        loops.retain(|device| device.status.is_ok());
+        let mut ids = HashSet::new();
+        for image in images.iter().filter(|_| !loops.is_empty()) {
+            ids.extend(self.folder.stat(image, doing)?.map(|image| image.id));
         }
         let mut idle = Vec::new();
-        for found in loops
-            .into_iter()
-            .filter(|found| images.contains(&found.backing))
-        {
+        for found in loops.into_iter().filter_map(|device| device.status.ok()) {
             let device = Device::of_loop(found.number);
-            if !in_use(&device) && !self.folder.host.is_claimed(&device).doing(doing)? {
+            if ids.contains(&found.backing)
+                && !in_use(&device)
+                && !host.is_claimed(&device).doing(doing)?
+            {
                 idle.push((found.number, found.backing));
             }
         }

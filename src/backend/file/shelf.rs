@@ -26,7 +26,10 @@ pub(super) trait Shelved: Record + Clone + Send {
     fn uuid(&self) -> Uuid;
     /// Complete: callers know of it.
     fn is_ready(&self) -> bool;
-    /// Nobody goes on with it after a restart.
+    /// Its creation was never answered: no caller counts on it.
+    fn is_unanswered(&self) -> bool;
+    /// As [`Shelved::is_unanswered`], and neither a copy that a repeat goes on with nor a member of
+    /// a group, which is settled with its group.
     fn is_abandoned(&self) -> bool;
 }
 
@@ -42,8 +45,12 @@ impl Shelved for VolumeRecord {
         self.state == VolumeState::Ready
     }
 
+    fn is_unanswered(&self) -> bool {
+        self.state == VolumeState::Creating
+    }
+
     fn is_abandoned(&self) -> bool {
-        self.state == VolumeState::Creating && self.copy.is_none()
+        self.is_unanswered() && self.copy.is_none()
     }
 }
 
@@ -60,8 +67,12 @@ impl Shelved for SnapshotRecord {
     }
 
     /// What is cut is decided about by its group's first member.
+    fn is_unanswered(&self) -> bool {
+        self.state == SnapshotState::Preparing
+    }
+
     fn is_abandoned(&self) -> bool {
-        self.state == SnapshotState::Preparing && self.copy.is_none()
+        self.is_unanswered() && self.copy.is_none() && self.group.is_none()
     }
 }
 
@@ -192,12 +203,14 @@ impl<R: Shelved> Shelf<R> {
         }
         match index.entries.get(&uuid) {
             Some(Entry::Known(record)) => Ok(Some(record.as_ref().clone())),
-            Some(Entry::Damaged(problem)) => Err(Error::Damaged {
-                path: self.shown(uuid, RECORD),
-                problem: problem.clone(),
-            }),
+            Some(Entry::Damaged(problem)) => Err(self.is_damaged(uuid, problem.clone())),
             None => Ok(None),
         }
+    }
+
+    fn is_damaged(&self, uuid: Uuid, problem: String) -> Error {
+        let path = self.shown(uuid, RECORD);
+        Error::Damaged { path, problem }
     }
 
     /// Those that are ready, in the order of uuids after `after`, at most `limit`.
@@ -248,7 +261,8 @@ impl<R: Shelved> Shelf<R> {
         entries.map(|(uuid, entry)| look(*uuid, entry)).collect()
     }
 
-    /// Directories with nothing but an intent, or not even that: never answered to anybody.
+    /// Directories that are probably to be ended by [`Shelf::end_abandoned`]: by what this process
+    /// remembers of them.
     pub(super) fn abandoned(&self) -> Result<Vec<Uuid>> {
         let uuids = self.uuids()?;
         let index = self.index();
@@ -339,15 +353,32 @@ impl<R: Shelved> Shelf<R> {
             .perform(dir, || format!("sync {} {uuid}", R::NOUN))
     }
 
-    /// Ends one, as [`Backend::delete`](crate::backend::Backend::delete) says.
-    pub(super) fn delete(&self, uuid: Uuid) -> Result<()> {
-        let ended = self.end(uuid);
-        self.folder.note_delete(uuid, ended.is_ok());
-        ended
+    /// Ends what is left of a creation that was never answered, as
+    /// [`Backend::end_unanswered`](crate::backend::Backend::end_unanswered) says: by what the disk
+    /// says now, whatever this process remembers.
+    pub(super) fn end_unanswered(&self, uuid: Uuid) -> Result<()> {
+        match self.read_entry(uuid) {
+            Some(Entry::Known(record)) if !record.is_unanswered() => Err(Error::Pending {
+                what: format!("{} {uuid}, which was completed meanwhile,", R::NOUN),
+            }),
+            Some(Entry::Damaged(problem)) => Err(self.is_damaged(uuid, problem)),
+            Some(Entry::Known(_)) | None => self.delete(uuid),
+        }
     }
 
-    /// One rename takes it out of sight; what follows can be repeated by anybody.
-    fn end(&self, uuid: Uuid) -> Result<()> {
+    /// Ends one that no call goes on with, by what the disk says now; whether it was one. Anything
+    /// else is left alone: above all what can't be read, or has no record beside its image.
+    pub(super) fn end_abandoned(&self, uuid: Uuid) -> Result<bool> {
+        match self.read_entry(uuid) {
+            Some(Entry::Known(record)) if !record.is_abandoned() => Ok(false),
+            Some(Entry::Damaged(_)) => Ok(false),
+            Some(Entry::Known(_)) | None => self.delete(uuid).map(|()| true),
+        }
+    }
+
+    /// Ends one, as [`Backend::delete`](crate::backend::Backend::delete) says: one rename takes it
+    /// out of sight, and what follows can be repeated by any caller.
+    pub(super) fn delete(&self, uuid: Uuid) -> Result<()> {
         let doing = || format!("delete {} {uuid}", R::NOUN);
         let (folder, dir) = (&self.folder, self.dir(uuid));
         if folder.stat(&dir, doing)?.is_some() {
@@ -384,13 +415,7 @@ impl<R: Shelved> Shelf<R> {
 
     /// Passes a result on; what failed is ended durably, or the error says that it isn't.
     pub(super) fn or_delete<T>(&self, uuid: Uuid, result: Result<T>) -> Result<T> {
-        result.map_err(|first| match self.delete(uuid) {
-            Ok(()) => first,
-            Err(undo) => Error::Undo {
-                first: Box::new(first),
-                undo: chain(&undo),
-            },
-        })
+        result.map_err(|first| first.with_undo(self.delete(uuid)))
     }
 }
 

@@ -24,13 +24,16 @@ impl FileBackend {
         self.admit(admit, |_| self.snapshots.remember(&record))?;
         let made = self.snapshots.begin(&record).and_then(|()| {
             let doing = || format!("make snapshot {uuid}");
+            let source = self.volumes.image(record.source);
+            let path = self.snapshots.image(uuid);
+            self.make_like(&path, &source)?;
             // One whose growth failed is longer than its record says.
             let found = self
                 .folder
-                .stat(&self.volumes.image(record.source), doing)?
+                .stat(&source, doing)?
                 .map_or(0, |image| image.size);
             let image = Effect::Allocate {
-                path: &self.snapshots.image(uuid),
+                path: &path,
                 size: found.max(image_bytes(record.size)),
                 reserve: false,
             };

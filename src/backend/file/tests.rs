@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use nix::errno::Errno;
 
@@ -18,7 +19,7 @@ const POOL: &str = "/memory/pool";
 const SIZE: u64 = 64 * MIB;
 
 fn open(host: &MemoryHost) -> FileBackend {
-    match FileBackend::open(Arc::new(host.clone()), Path::new(POOL)).unwrap() {
+    match FileBackend::open(Arc::new(host.clone()), Path::new(POOL), Duration::ZERO).unwrap() {
         Found::Pool(backend) => *backend,
         Found::Blank | Found::Locked(_) => panic!("the pool can be had"),
     }
@@ -108,7 +109,7 @@ fn cut(host: &MemoryHost, backend: &FileBackend, n: u128, of: &VolumeRecord) -> 
     clone(host, backend, source, target);
     backend.sync_snapshot(record.uuid).unwrap();
     if of.allocation == Allocation::Thick {
-        backend.unshare(source, of.size).unwrap();
+        backend.unshare(target, of.size).unwrap();
     }
     record.state = SnapshotState::Ready;
     backend.update_snapshot(&record).unwrap();
@@ -213,6 +214,7 @@ fn what_is_thick_or_made_of_thick_has_blocks_of_its_own() {
     let before = backend.space().unwrap();
     assert_eq!((before.own, before.allocated), (SIZE, SIZE));
     let cut = cut(&host, &backend, 2, &thick);
+    let image_of_cut = Image::Snapshot(cut.uuid);
     for (n, allocation, from) in [
         (3, Allocation::Thick, Image::Snapshot(cut.uuid)),
         (4, Allocation::Thin, Image::Volume(thick.uuid)),
@@ -223,8 +225,9 @@ fn what_is_thick_or_made_of_thick_has_blocks_of_its_own() {
         assert_eq!(backend.image_problem(&made).unwrap(), None);
     }
     let log = host.effect_log();
-    for n in [1, 3, 4] {
-        let image = backend.image_path(Image::Volume(Uuid::from_u128(n)));
+    let volume = |n| Image::Volume(Uuid::from_u128(n));
+    for image in [image_of_cut, volume(3), volume(4)] {
+        let image = backend.image_path(image);
         let image = image
             .strip_prefix(&backend.folder.root)
             .unwrap()
@@ -353,14 +356,68 @@ fn what_a_delete_has_left_is_ended_without_a_repeat() {
     let deleted = backend.delete(made.uuid);
     assert!(matches!(deleted, Err(Error::Undo { .. })), "{deleted:?}");
     host.fail_effect(1, FaultMode::Before(Errno::EIO));
-    backend.end_trash();
+    let leftovers = backend.leftovers().unwrap();
+    let [leftover] = leftovers.as_slice() else {
+        panic!("{leftovers:?}");
+    };
+    assert!(backend.end(leftover).is_err());
     let left = host.files_below(&trash);
-    assert!(!left.is_empty(), "in vain, and it's still known");
-    backend.end_trash();
+    assert!(!left.is_empty(), "in vain, and it's still there");
+    assert_eq!(backend.leftovers().unwrap(), leftovers);
+    assert!(backend.end(leftover).unwrap());
     assert!(host.files_below(&trash).is_empty());
     let wiped = |line: &String| line.starts_with("zero");
     assert!(host.effect_log().iter().any(wiped), "it asked for a wipe");
     let effects = host.effects();
-    backend.end_trash();
+    assert!(!backend.end(leftover).unwrap());
+    assert!(backend.leftovers().unwrap().is_empty());
     assert_eq!(host.effects(), effects, "there is nothing left to do");
+}
+
+#[test]
+fn a_wipe_does_not_wait_for_another_one() {
+    let (host, backend) = pool();
+    let record = VolumeRecord {
+        wipe: Wipe::Zero,
+        ..volume(1, Allocation::Thin)
+    };
+    let record = backend.create(record, &|_| Ok(())).unwrap();
+    let another = backend.folder.wiping.lock().unwrap();
+    let error = backend.delete(record.uuid).unwrap_err();
+    let Error::Undo { first, .. } = error else {
+        panic!("{error}");
+    };
+    assert!(matches!(*first, Error::Pending { .. }), "{first}");
+    assert_eq!(backend.volume(record.uuid).unwrap(), None);
+    assert!(matches!(
+        backend.delete(record.uuid),
+        Err(Error::Undo { .. })
+    ));
+    assert_eq!(backend.folder.trash_of(record.uuid).unwrap().len(), 1);
+    drop(another);
+    backend.delete(record.uuid).unwrap();
+    assert_eq!(backend.folder.trash_of(record.uuid).unwrap().len(), 0);
+    assert!(host.violations().is_empty());
+}
+
+#[test]
+fn a_look_that_fails_does_not_lose_the_wipe() {
+    for look in 1.. {
+        let (host, backend) = pool();
+        let wiped = VolumeRecord {
+            wipe: Wipe::Zero,
+            ..volume(1, Allocation::Thin)
+        };
+        let made = backend.create(wiped, &any).unwrap();
+        host.fail_look(look, Errno::EIO);
+        if backend.delete(made.uuid).is_err() {
+            backend.delete(made.uuid).unwrap();
+        }
+        let zeroed = |line: &String| line.starts_with("zero");
+        assert!(host.effect_log().iter().any(zeroed), "look {look}");
+        if host.faults_left() > 0 {
+            assert!(look > 3, "some have failed");
+            return;
+        }
+    }
 }

@@ -1,23 +1,25 @@
 //! A freeze session, from the driver's side.
 //!
 //! A thread of its own, the keeper, reads what the guard says. It also knows what to do without
-//! the guard: when the connection ends before its time, or the guard is a second late, the keeper
-//! kills it, and thaws through our own descriptors. The journal entry is removed by the keeper
+//! the guard: when the connection ends before its time, or the guard is a second late with what it
+//! was asked for, the keeper thaws through the driver's own descriptors, and then ends the guard if
+//! no other session relies on it. The journal entry is removed by the keeper
 //! alone, when everything is known to be thawed; in a session whose FIFREEZE hangs, that may be
 //! long after it was dropped.
 
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::os::fd::AsFd;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
 
 use super::journal::Own;
-use super::keeper;
+use super::load::Admitted;
 use super::protocol::{Ask, code};
+use super::shared::{Answers, Member, Phase, Shared, State};
+use super::{fault, keeper};
 use crate::error::{HostCause, HostError, chain};
 use crate::host::freezer::{FreezeLimits, GracePeriods};
 use crate::host::linux::freeze::{self, Process};
@@ -32,142 +34,8 @@ const AFTERMATH: Duration = Duration::from_secs(3);
 /// How long a dropped session is waited for. In order it takes less than a millisecond.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// One file system.
-pub(super) struct Member {
-    pub(super) volume_id: String,
-    /// For errors.
-    pub(super) device: PathBuf,
-    pub(super) root: OwnedFd,
-}
-
-/// What the guard said of a member.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Answers {
-    pub(super) synced: Option<i32>,
-    pub(super) frozen: Option<i32>,
-    /// errno of the thaw, and whether it came unasked.
-    pub(super) thawed: Option<(i32, bool)>,
-    /// It was the guard's thaw, and it succeeded.
-    pub(super) by_guard: bool,
-}
-
-impl Answers {
-    /// Nothing of it is frozen by the guard, nor will be.
-    pub(super) fn is_settled(&self) -> bool {
-        self.thawed.is_some() || self.frozen.is_some_and(|errno| errno != 0)
-    }
-}
-
-/// Where a session stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Open,
-    Frozen,
-    /// A sync or the freeze failed: it can only be dropped.
-    Broken,
-}
-
-pub(super) struct State {
-    phase: Phase,
-    pub(super) answers: Vec<Answers>,
-    /// When the guard is late.
-    pub(super) late_at: Option<Instant>,
-    /// For which of these moments it was asked whether it's there.
-    pub(super) asked: Option<Instant>,
-    /// It has answered that.
-    pub(super) alive: bool,
-    /// The guard's answer to the hand-over.
-    pub(super) ready: Option<i32>,
-    /// The guard died, or was given up.
-    pub(super) lost: bool,
-    /// The keeper has ended.
-    pub(super) ended: bool,
-}
-
-impl State {
-    fn of(members: usize) -> State {
-        State {
-            phase: Phase::Open,
-            answers: vec![Answers::default(); members],
-            late_at: None,
-            asked: None,
-            alive: false,
-            ready: None,
-            lost: false,
-            ended: false,
-        }
-    }
-}
-
-/// What session and keeper share.
-pub(super) struct Shared {
-    pub(super) members: Vec<Member>,
-    pub(super) channel: Channel,
-    /// The guard's process, if it can be seen from here.
-    pub(super) guard: Option<Process>,
-    pub(super) journal: Mutex<Option<Own>>,
-    limits: FreezeLimits,
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
 /// File systems in the guard's hands.
 pub(super) struct Session(Arc<Shared>, Option<JoinHandle<()>>);
-
-impl Shared {
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn tell(&self) {
-        self.changed.notify_all();
-    }
-
-    pub(super) fn journal(&self) -> MutexGuard<'_, Option<Own>> {
-        self.journal.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits until something is known, or a moment comes.
-    fn wait<T>(&self, until: Instant, known: impl Fn(&State) -> Option<T>) -> Option<T> {
-        let mut state = self.state();
-        loop {
-            if let Some(found) = known(&state) {
-                return Some(found);
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return None;
-            }
-            state = self
-                .changed
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
-        }
-    }
-
-    fn error(&self, action: &'static str, at: usize, errno: i32) -> HostError {
-        let device = self.members[at].device.clone();
-        HostError::errno(action, device, Errno::from_raw(errno))
-    }
-
-    fn everything(&self) -> PathBuf {
-        self.members
-            .first()
-            .map(|member| member.device.clone())
-            .unwrap_or_default()
-    }
-
-    fn failure(&self, action: &'static str, what: &str) -> HostError {
-        HostError::unexpected(action, self.everything(), what)
-    }
-
-    fn ask(&self, action: &'static str, ask: Ask) -> Result<()> {
-        self.channel.send(&ask.encode()).map_err(|errno| {
-            self.failure(action, &format!("the freeze guard can't be told: {errno}"))
-        })
-    }
-}
 
 impl Session {
     /// Hands everything over, and waits until the guard has it. `guard` was proven to be the
@@ -175,7 +43,7 @@ impl Session {
     pub(super) fn begin(
         channel: Channel,
         guard: Option<Process>,
-        members: Vec<Member>,
+        (members, admitted): (Vec<Member>, Arc<Admitted>),
         journal: Own,
         limits: FreezeLimits,
         grace_periods: GracePeriods,
@@ -205,6 +73,7 @@ impl Session {
             guard,
             journal: Mutex::new(Some(journal)),
             limits,
+            _admitted: admitted,
             changed: Condvar::new(),
         });
         let kept = shared.clone();
@@ -223,19 +92,30 @@ impl Session {
         });
         match ready {
             Some(0) => Ok(session),
-            Some(errno) if errno > 0 => {
-                let what = format!("the freeze guard refused: {}", Errno::from_raw(errno));
-                Err(session.0.failure("freeze", &what))
+            other => Err(session.not_begun(other)),
+        }
+    }
+
+    /// Why the guard didn't take it over, by its answer.
+    fn not_begun(&self, answer: Option<i32>) -> HostError {
+        let failed = |what: &str| self.0.failure("freeze", what);
+        match (answer, &self.0.guard) {
+            (Some(errno), _) if errno == Errno::EAGAIN as i32 => {
+                let guard = "the freeze guard, which holds as much as it takes";
+                HostError::errno("hand over to", guard, Errno::EAGAIN)
             }
-            Some(_) => Err(session.0.failure("freeze", GONE)),
-            // Nothing is frozen: whoever is there isn't of use to anybody.
-            None => match &session.0.guard {
-                Some(guard) => {
-                    let _ = guard.kill();
-                    Err(session.0.failure("freeze", SILENT))
-                }
-                None => Err(session.0.failure("freeze", STUCK)),
-            },
+            (Some(errno), _) if errno > 0 => {
+                let errno = Errno::from_raw(errno);
+                failed(&format!("the freeze guard refused: {errno}"))
+            }
+            (Some(_), _) => failed(GONE),
+            // Nothing of this session is frozen.
+            (None, Some(guard)) if !self.0.others_rely_on_it() => {
+                let _ = guard.kill();
+                failed(SILENT)
+            }
+            (None, Some(_)) => failed(RELIED_ON),
+            (None, None) => failed(STUCK),
         }
     }
 
@@ -310,7 +190,14 @@ impl Session {
 
     fn thaw_one(&self, at: usize) -> Result<bool> {
         let known = |state: &State| state.answers[at].thawed;
-        let late_at = self.0.state().late_at.unwrap_or_else(Instant::now);
+        let late_at = {
+            let mut state = self.0.state();
+            let soon = Instant::now() + fault::thaw_patience();
+            let thaw_by = *state.answers[at].thaw_by.get_or_insert(soon);
+            state
+                .late_at
+                .map_or(thaw_by, |late_at| late_at.min(thaw_by))
+        };
         if known(&self.0.state()).is_none() {
             // The keeper hears of the guard's end, too, and thaws. Not a word here: the log may
             // lie on a frozen file system.
@@ -331,6 +218,8 @@ impl Session {
 const GONE: &str = "the freeze guard has ended; everything is thawed, or will be";
 const SILENT: &str = "the freeze guard does not answer; it was ended, and is started anew";
 const STUCK: &str = "the freeze guard does not answer, and can't be ended from here";
+const RELIED_ON: &str =
+    "the freeze guard does not answer, and is not ended while another cut relies on it";
 const TOO_LATE: &str = "not all was frozen before the deadline; all is thawed again, or will be";
 
 /// Whether an error says that there was no guard to take over.

@@ -5,6 +5,10 @@
 //! thaw-before, thaw-after, deadline, ended. The first thread that comes to it meets it, once;
 //! others that come to it wait for that, since a stop takes a moment to reach them.
 
+use std::time::Duration;
+
+use super::client::LATE;
+
 /// Nothing.
 #[cfg(not(feature = "fault"))]
 pub(super) fn at(_step: &'static str) {}
@@ -47,4 +51,14 @@ pub(super) fn prepare() {
             .map(|(step, signal)| (step.into(), signal.into()));
         let _ = PLAN.set(plan);
     }
+}
+
+/// How long the driver waits for an answer to an order to thaw. Tests that look at what is frozen
+/// lengthen it by `SLACKWATER_THAW_SECONDS`, in a build with the feature `fault`.
+pub(super) fn thaw_patience() -> Duration {
+    #[cfg(feature = "fault")]
+    if let Ok(text) = std::env::var("SLACKWATER_THAW_SECONDS") {
+        return text.parse().map_or(LATE, Duration::from_secs);
+    }
+    LATE
 }

@@ -300,6 +300,26 @@ impl Own {
         self.write()
     }
 
+    /// Everything of it was thawed without the guard: as if its deadline had passed.
+    pub fn expire(&mut self) -> Result<()> {
+        self.entry.until = self.journal.host.now().saturating_sub(1);
+        self.write()
+    }
+
+    /// Whether another session may have something frozen that the guard is still to thaw: its
+    /// entry says so, is held, and its deadline has not passed.
+    pub fn is_another_frozen(&self) -> Result<bool> {
+        let journal = &self.journal;
+        let (boot, now) = (journal.host.boot_id()?, journal.host.now());
+        for (id, entry) in journal.entries()?.entries {
+            let counts = entry.freezing && entry.boot == boot && now <= entry.until;
+            if id != self.id && counts && matches!(journal.take(id)?, Hold::Held) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// The open lock, for the guard.
     pub fn lock(&self) -> &File {
         &self.lock

@@ -3,20 +3,19 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::client::{Answers, LATE, Shared};
+use super::client::LATE;
+use super::journal::Own;
 use super::protocol::{Ask, MESSAGE, Say, code};
+use super::shared::{Answers, Shared};
 use crate::host::linux::freeze;
 
-/// How long the guard's end is waited for once it was killed. A thread of it that hangs in the
-/// kernel ends later.
-const END: Duration = Duration::from_secs(1);
 /// How long our own FITHAWs are waited for before the session goes on without their answer.
 const THAW: Duration = Duration::from_secs(1);
 /// How often a FITHAW that failed, or came before the guard's end, is repeated.
@@ -40,16 +39,13 @@ pub(super) fn keep(shared: &Arc<Shared>) {
         Ending::Bye => finish(shared, all_thawed(shared)),
         Ending::Dead => {
             // The end of the connection is the end of all its threads, and of their FIFREEZEs.
-            let thawed = thaw_all(shared);
+            let thawed = thaw_all(shared, false);
             finish(shared, thawed);
         }
         Ending::Late => {
-            // Not a word before all is thawed: the log may lie on a frozen file system.
-            kill(shared);
-            guard_has_ended(shared);
-            let thawed = thaw_all(shared);
-            let killed = shared.guard.is_some();
-            tracing::warn!(killed, "the freeze guard was late, and was given up");
+            // Nothing is logged before all is thawed: the log may lie on a frozen file system.
+            let thawed = thaw_all(shared, true);
+            tracing::warn!("the freeze guard was late, and was given up");
             finish(shared, thawed);
         }
     }
@@ -84,8 +80,16 @@ fn is_late(shared: &Shared) -> bool {
     let Some(late_at) = state.late_at else {
         return false;
     };
-    // It's asked at the deadline, and must have answered when it's late.
     let now = Instant::now();
+    // Who doesn't thaw when it's asked to is stopped: there is nothing to wait for.
+    let is_overdue = |answers: &Answers| {
+        answers.thawed.is_none() && answers.thaw_by.is_some_and(|thaw_by| now >= thaw_by)
+    };
+    if state.answers.iter().any(is_overdue) {
+        // Its answer may be there, unread, since it's us who were stopped.
+        return !wait_for(shared.channel.as_fd(), Duration::ZERO);
+    }
+    // It's asked at the deadline, and must have answered when it's late.
     let is_asked = state.asked.is_some_and(|asked| asked == late_at);
     if now + LATE < late_at || state.answers.iter().all(Answers::is_settled) {
         return false;
@@ -170,11 +174,12 @@ fn all_thawed(shared: &Shared) -> bool {
     })
 }
 
-/// Ends the guard, and waits for its end a little. One of another pid namespace can't be ended.
+/// Ends the guard, unless another session relies on it. One of another pid namespace can't be ended.
 fn kill(shared: &Shared) {
-    if let Some(guard) = &shared.guard {
+    if let Some(guard) = &shared.guard
+        && !shared.others_rely_on_it()
+    {
         let _ = guard.kill();
-        wait_for(guard.as_fd(), END);
     }
 }
 
@@ -195,9 +200,9 @@ fn guard_has_ended(shared: &Shared) -> bool {
     }
 }
 
-/// Thaws everything by ourselves, each in a thread, since one may hang. True if all is thawed for
-/// good.
-fn thaw_all(shared: &Arc<Shared>) -> bool {
+/// Thaws everything through the driver's own descriptors, each in a thread, since one may hang;
+/// `is_late`: then the guard is ended. True if all is thawed for good.
+fn thaw_all(shared: &Arc<Shared>, is_late: bool) -> bool {
     {
         let mut state = shared.state();
         state.lost = true;
@@ -226,20 +231,32 @@ fn thaw_all(shared: &Arc<Shared>) -> bool {
     }
     drop(done);
     shared.tell();
-    collect(shared, &answers, waited_for)
+    // First the writers go on; a FITHAW that hangs is waited for a little.
+    shared.wait(Instant::now() + THAW, |state| {
+        let thawed = |answers: &Answers| answers.thawed.is_some() || answers.is_settled();
+        state.answers.iter().all(thawed).then_some(())
+    });
+    if is_late {
+        // Other sessions need not spare the guard for this one.
+        let journal = &mut *shared.journal();
+        let _ = journal.as_mut().map_or(Ok(()), Own::expire);
+    }
+    collect(shared, &answers, waited_for, is_late)
 }
 
-/// The session goes on after a while; the journal entry waits for the last answer.
-fn collect(shared: &Shared, answers: &Receiver<bool>, waited_for: usize) -> bool {
-    let until = Instant::now() + THAW;
+/// Waits for the last answer: what the guard might still freeze is thawed until it has ended. One
+/// that is late is ended as soon as no other session relies on it.
+fn collect(shared: &Shared, answers: &Receiver<bool>, waited_for: usize, is_late: bool) -> bool {
     let mut thawed = 0;
+    if is_late {
+        kill(shared);
+    }
     for _ in 0..waited_for {
-        let left = until.saturating_duration_since(Instant::now());
-        let answer = match answers.recv_timeout(left) {
-            Ok(answer) => Ok(answer),
-            Err(_) => {
-                shared.tell();
-                answers.recv()
+        let answer = loop {
+            match answers.recv_timeout(AGAIN) {
+                Err(RecvTimeoutError::Timeout) if is_late => kill(shared),
+                Err(RecvTimeoutError::Timeout) => {}
+                answer => break answer,
             }
         };
         thawed += usize::from(answer == Ok(true));

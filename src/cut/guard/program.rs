@@ -17,6 +17,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use super::journal::Journal;
+use super::load::Load;
 use super::sweep::Sweeper;
 use super::{fault, session};
 use crate::error::{HostError, chain};
@@ -27,6 +28,8 @@ use crate::host::{Effect, Host, Kept, Result};
 
 /// How long the sweep at the start may hold up the first connection.
 const SWEEP: Duration = Duration::from_secs(3);
+/// How often, in milliseconds, a guard that waits for another one's end looks for it.
+const TURN: u16 = 200;
 /// How often it's looked whether the last session has ended, once no more come.
 const LOOK: u16 = 20;
 
@@ -49,22 +52,22 @@ enum End {
     Parent,
 }
 
-/// Serves until it's told to end. If another guard of this state dir lives, it returns at once:
-/// one is enough.
+/// Serves until it's told to end. If another guard of this state dir lives, one that a driver has
+/// started returns at once, since one is enough; one of a supervisor waits for its turn.
 pub fn run(host: Arc<dyn Host>, options: &Options) -> Result<()> {
     // Ctrl-C at the driver's terminal isn't meant for us. (It fails for who is a leader already.)
     let _ = nix::unistd::setsid();
     fault::prepare();
     Journal::new(host.clone(), options.state_dir.clone()).make_folders()?;
-    let Some(lock) = host.try_lock_file(&options.state_dir.join("guard.lock"))? else {
+    let signals = signals()?;
+    let Some(lock) = turn(host.as_ref(), options, &signals)? else {
         return Ok(());
     };
-    let signals = signals()?;
     sweep(host.clone(), options);
     let listener = Listener::bind(&options.socket)?;
     freeze::stay_in_memory();
     let (stop, stopped) = stop_line(options)?;
-    let expedite = Arc::new(Expedite::default());
+    let (expedite, load) = (Arc::new(Expedite::default()), Load::default());
     let mut sessions: Vec<JoinHandle<()>> = Vec::new();
     let end = loop {
         match wait(&listener, &signals, options.with_parent) {
@@ -78,10 +81,11 @@ pub fn run(host: Arc<dyn Host>, options: &Options) -> Result<()> {
             thread::sleep(Duration::from_millis(u64::from(LOOK)));
             continue;
         };
-        let (line, expedite) = (stopped.clone(), expedite.clone());
+        let (line, expedite, load) = (stopped.clone(), expedite.clone(), load.clone());
         // Without a thread the connection is closed, and its driver says so.
+        let serving = thread::Builder::new().stack_size(session::STACK);
         if let Ok(session) =
-            thread::Builder::new().spawn(move || session::serve(channel, line.as_fd(), &expedite))
+            serving.spawn(move || session::serve(channel, line.as_fd(), &expedite, &load))
         {
             sessions.push(session);
         }
@@ -89,6 +93,21 @@ pub fn run(host: Arc<dyn Host>, options: &Options) -> Result<()> {
     let left = leave(host.as_ref(), options, (listener, lock));
     drain(&signals, sessions, stop, matches!(end, End::Signal));
     left
+}
+
+/// The lock of the one guard that serves; `None` where this one isn't needed.
+fn turn(host: &dyn Host, options: &Options, signals: &SignalFd) -> Result<Option<Kept>> {
+    let path = options.state_dir.join("guard.lock");
+    loop {
+        let lock = host.try_lock_file(&path)?;
+        if lock.is_some() || options.with_parent {
+            return Ok(lock);
+        }
+        let mut ready = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+        if poll(&mut ready, TURN).is_ok() && ready[0].any() == Some(true) {
+            return Ok(None);
+        }
+    }
 }
 
 fn stop_line(options: &Options) -> Result<(PipeWriter, Arc<std::io::PipeReader>)> {

@@ -23,13 +23,15 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::fault;
+use super::load::Load;
 use super::protocol::{Ask, MESSAGE, MOST_MEMBERS, Say, code};
 use crate::host::linux::expedite::Expedite;
 use crate::host::linux::freeze;
 use crate::host::linux::seqpacket::Channel;
+use crate::model::snapshot::MOST_FREEZE;
 
-/// A thread here calls three system calls; more stack would only be locked in memory.
-const STACK: usize = 128 << 10;
+/// Threads here call a few system calls; more stack would only be locked in memory.
+pub(super) const STACK: usize = 64 << 10;
 
 /// A file system whose thaw fails stays frozen, and may let itself be thawed the next time; what
 /// doesn't, stays journalled.
@@ -196,7 +198,7 @@ fn thaw(shared: &Shared, member: &Member, at: u32, frozen: bool, unasked: bool) 
 }
 
 /// Serves one connection to its end.
-pub(super) fn serve(channel: Channel, stop: BorrowedFd<'_>, expedite: &Expedite) {
+pub(super) fn serve(channel: Channel, stop: BorrowedFd<'_>, expedite: &Expedite, load: &Load) {
     fault::at("accepted");
     // Only who may do it anyway is listened to; the mode of the socket says so already.
     let ours = nix::unistd::geteuid().as_raw();
@@ -210,6 +212,11 @@ pub(super) fn serve(channel: Channel, stop: BorrowedFd<'_>, expedite: &Expedite)
             let _ = channel.send(&Say::Ready(errno as i32).encode());
             return;
         }
+    };
+    let admitted = load.admit(&vec![None; shared.members.len()]);
+    let Ok(_admitted) = admitted else {
+        shared.say(Say::Ready(Errno::EAGAIN as i32));
+        return;
     };
     let threads = match attendants(&shared) {
         Ok(threads) => threads,
@@ -293,7 +300,8 @@ fn receive(
     });
     let shared = Shared {
         channel,
-        limit,
+        // Whatever the driver asks for.
+        limit: limit.min(MOST_FREEZE),
         expedite,
         deadline: OnceLock::new(),
         over: AtomicBool::new(false),

@@ -8,13 +8,13 @@ use std::time::Duration;
 use nix::errno::Errno;
 use uuid::Uuid;
 
-use crate::cut::{Member, Seams, Use};
+use crate::cut::{Member, Room, Seams, Use};
 use crate::error::{Error, HostError};
 use crate::hook::{HookTarget, Hooks, Quiesced};
 use crate::host::freezer::{FreezeLimits, Journalled};
 use crate::host::{
     Device, Done, Effect, Extent, FileId, FileKind, FileStat, Freeze, FreezeMember, Freezer,
-    Ground, Host, Kept, Known, LoopHold, LoopStatus, Mount, MountRoot, Result, Signature, Space,
+    Ground, Host, Kept, Known, LoopDevice, LoopHold, Mount, MountRoot, Result, Signature, Space,
 };
 use crate::model::{FsType, SharedVolume};
 
@@ -34,6 +34,8 @@ struct State {
     plan: Option<(usize, Trouble)>,
     hooks: Vec<String>,
     extents: u64,
+    /// So many once an application is held.
+    extents_held: Option<u64>,
     /// A copy's map isn't what it was taken to be.
     moved: bool,
     release_problem: Option<String>,
@@ -50,6 +52,7 @@ pub(super) fn member(name: &str, in_use: Use) -> Member {
         target: HookTarget {
             volume_id: name.into(),
             claim: None,
+            node: None,
         },
         source: PathBuf::from("/source").join(name),
         image: FileId {
@@ -59,6 +62,7 @@ pub(super) fn member(name: &str, in_use: Use) -> Member {
         copy: PathBuf::from("/copy").join(name),
         in_use,
         in_series: false,
+        emptied: Arc::default(),
     }
 }
 
@@ -105,6 +109,20 @@ impl World {
 
     pub(super) fn set_extents(&self, extents: u64) {
         self.state(|state| state.extents = extents);
+    }
+
+    pub(super) fn grow_when_quiesced(&self, extents: u64) {
+        self.state(|state| state.extents_held = Some(extents));
+    }
+
+    pub(super) fn room(&self) -> Arc<Room> {
+        let world = self.clone();
+        Arc::new(move || {
+            world.host_event("room").map_err(|error| Error::Host {
+                doing: "look at the room".into(),
+                source: error,
+            })
+        })
     }
 
     pub(super) fn move_copies(&self) {
@@ -324,7 +342,10 @@ impl Host for World {
 
     fn extent_count(&self, path: &Path) -> Result<u64> {
         self.host_event(&format!("count {}", name(path)))?;
-        Ok(self.state(|state| state.extents))
+        Ok(self.state(|state| match state.extents_held {
+            Some(extents) if state.quiesced => extents,
+            Some(_) | None => state.extents,
+        }))
     }
 
     fn open_mount_root(
@@ -373,7 +394,7 @@ impl Host for World {
     fn mounts(&self) -> Result<Vec<Mount>> {
         none("list mounts")
     }
-    fn loops(&self) -> Result<Vec<LoopStatus>> {
+    fn loop_devices(&self, _: &dyn Fn(&Path) -> bool) -> Result<Vec<LoopDevice>> {
         none("list loops")
     }
     fn hold_loop(&self, _: u32, _: FileId) -> Result<Option<LoopHold>> {
@@ -387,6 +408,12 @@ impl Host for World {
     }
     fn signature(&self, _: &Device) -> Result<Signature> {
         none("probe")
+    }
+    fn is_unclean(&self, _: &Device, _: FsType) -> Result<bool> {
+        none("look at")
+    }
+    fn grows_unmounted(&self, _: &Device) -> Result<bool> {
+        none("measure")
     }
     fn wants_growth(&self, _: &Device, _: &Path, _: FsType) -> Result<bool> {
         none("measure")

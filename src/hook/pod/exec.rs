@@ -5,7 +5,7 @@
 //! releases the application.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ::kube::api::{Api, AttachParams, AttachedProcess};
 use ::kube::client::UpgradeConnectionError;
@@ -31,9 +31,6 @@ pub(super) struct Exec {
     heard: Arc<Mutex<Told>>,
     /// Dropped, it ends stdin.
     stdin: Option<oneshot::Sender<()>>,
-    /// When it's to have released by itself: what is heard of it after that counts no more.
-    deadline: Instant,
-    seconds: u64,
     following: JoinHandle<()>,
 }
 
@@ -44,15 +41,13 @@ struct Told {
     ended: Option<(bool, String)>,
 }
 
-/// Starts the program of a hook; for at most `limit`. It's to release by itself at its deadline,
-/// counted from before it's started.
+/// Starts the program of a hook; for at most `limit`.
 pub(super) async fn start(
     client: &Client,
     rights: &HookRights,
     found: &Found,
     limit: Duration,
 ) -> Result<Exec> {
-    let begun = Instant::now();
     let failed = |reason: String| Error::QuiesceFailed {
         hook: found.name(),
         reason,
@@ -81,8 +76,6 @@ pub(super) async fn start(
     Ok(Exec {
         heard,
         stdin: Some(stdin),
-        deadline: begun + found.hook.timeout,
-        seconds: found.hook.timeout.as_secs(),
         following,
     })
 }
@@ -189,12 +182,7 @@ fn lock(told: &Mutex<Told>) -> std::sync::MutexGuard<'_, Told> {
 
 impl Session for Exec {
     fn look(&mut self) -> SessionState {
-        let mut told = lock(&self.heard);
-        // Somebody between may be silent: after its deadline it may have released already.
-        if self.stdin.is_some() && told.ended.is_none() && Instant::now() >= self.deadline {
-            let status = format!("its own deadline ({} s)", self.seconds);
-            told.ended = Some((false, status));
-        }
+        let told = lock(&self.heard);
         let was_ready = told.heard.is_ready();
         match &told.ended {
             Some((success, status)) => SessionState::Ended {

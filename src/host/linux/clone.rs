@@ -17,7 +17,6 @@ use super::map::{self, Runs};
 use super::sys::blocks::{clone_file, clone_range};
 use crate::error::HostError;
 use crate::host::difference::Differences;
-use crate::host::known::Memory;
 use crate::host::{Done, Extent, Known, Result};
 
 /// Writers of the source wait for a piece: at 4 KiB an extent and 15 us each, 30 ms at worst.
@@ -182,7 +181,7 @@ pub(super) fn rest(source: &Path, target: &Path, known: &Known) -> Result<Done> 
         let Some(before) = before else {
             return pair.put_right(ours, copy, size, drop);
         };
-        let same = before.iter().copied().map(Ok);
+        let same = before.runs().map(Ok);
         let redone = &mut known.redone;
         let done = pair.put_right(ours, same, size, |range| redone.push(range));
         known.runs = Some(before);
@@ -191,14 +190,14 @@ pub(super) fn rest(source: &Path, target: &Path, known: &Known) -> Result<Done> 
     if !pair.keeps_places()? {
         return pair.put_right(ours, copy, size, drop);
     }
-    let mut seen = Vec::with_capacity(before.as_ref().map_or(0, Vec::len));
+    let mut seen = known.map();
     let noting = ours.inspect(|run| {
         if let Ok(run) = run {
-            Memory::see(&mut seen, run);
+            seen.see(run);
         }
     });
     let done = match before {
-        Some(before) => pair.put_right(noting, before.into_iter().map(Ok), size, drop),
+        Some(before) => pair.put_right(noting, before.runs().map(Ok), size, drop),
         None => pair.put_right(noting, copy, size, drop),
     }?;
     known.remember(seen);
@@ -212,19 +211,31 @@ pub(super) fn agrees(copy: &Path, known: &Known) -> Result<bool> {
     known.lock().agrees(Runs::new(&file, copy, 0), size)
 }
 
-/// Every block of the range gets a place of its own; a crash leaves some of them shared.
+/// Every block of the range that another file has as well gets a place of its own; a crash leaves
+/// some of them shared. What isn't shared isn't touched: FALLOC_FL_UNSHARE_RANGE would give blocks
+/// to holes.
 pub(super) fn unshare(path: &Path, start: u64, bytes: u64) -> Result<()> {
     let file = open_existing(path, true)?;
-    let end = start.saturating_add(bytes).min(length(&file, path)?);
+    let end = start.saturating_add(bytes);
     let mode = FallocateFlags::FALLOC_FL_UNSHARE_RANGE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-    let mut at = start;
-    while at < end {
-        // Up to the next multiple, so that no block is in two pieces.
-        let next = (at - at % UNSHARE_PIECE + UNSHARE_PIECE).min(end);
-        match fallocate(&file, mode, offset(at, path)?, offset(next - at, path)?) {
-            Ok(()) => at = next,
-            Err(Errno::EINTR) => {}
-            Err(errno) => return Err(HostError::errno("unshare the blocks of", path, errno)),
+    for shared in map::shared_from(&file, path, start) {
+        let shared = shared?;
+        let (mut at, last) = (shared.start.max(start), shared.end.min(end));
+        if shared.start >= end {
+            break;
+        }
+        while at < last {
+            // One that is emptied meanwhile shares nothing any more, and is not to take blocks.
+            if length(&file, path)? <= at {
+                return Ok(());
+            }
+            // Up to the next multiple, so that no block is in two pieces.
+            let next = (at - at % UNSHARE_PIECE + UNSHARE_PIECE).min(last);
+            match fallocate(&file, mode, offset(at, path)?, offset(next - at, path)?) {
+                Ok(()) => at = next,
+                Err(Errno::EINTR) => {}
+                Err(errno) => return Err(HostError::errno("unshare the blocks of", path, errno)),
+            }
         }
     }
     Ok(())

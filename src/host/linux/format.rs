@@ -2,12 +2,13 @@
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::Duration;
 
 use uuid::Uuid;
 
 use super::files::failed;
 use super::program::{BLKID, MKFS_BTRFS, MKFS_EXT4, MKFS_XFS};
-use super::{loop_device, superblock, sys};
+use super::{features, loop_device, superblock, sys};
 use crate::error::HostError;
 use crate::host::{Device, Result, Signature};
 use crate::model::FsType;
@@ -35,14 +36,23 @@ pub(super) fn format(
         FsType::Xfs => MKFS_XFS,
         FsType::Btrfs => MKFS_BTRFS,
     };
-    let mut words = words(fs, uuid, options, keep_blocks);
+    let words = words(fs, uuid, options, keep_blocks);
+    let mut words = features::mountable(fs, program, words);
     words.push(path.to_string_lossy().into_owned());
-    let ended = program.run(path, &words)?;
+    let bytes = sys::block_bytes(&open)
+        .map_err(|errno| HostError::errno("ask for the size of", path, errno))?;
+    let ended = program.run_within(limit(bytes), path, &words)?;
     if !ended.status.success() {
         return Err(ended.error("format", path));
     }
     open.sync_all().map_err(failed("fsync", path))?;
     sys::block_flush(&open).map_err(|errno| HostError::errno("flush", path, errno))
+}
+
+/// How long mkfs may take, by the size of its device: ten minutes, and what a slow disk needs if
+/// all of it is written (20 MiB/s). Only a disk that hangs takes longer.
+fn limit(bytes: u64) -> Duration {
+    Duration::from_secs(600 + bytes / (20 << 20))
 }
 
 /// Everything but the device.
@@ -78,6 +88,10 @@ fn ext4_words(options: &[String], keep_blocks: bool) -> Vec<String> {
             Some(glued) => extended.push(glued.to_string()),
             None => plain.push(word.clone()),
         }
+    }
+    // Users of a volume aren't root, and have all of the size that was asked for.
+    if !plain.iter().any(|word| word.starts_with("-m")) {
+        plain.extend(["-m".to_string(), "0".to_string()]);
     }
     extended.extend(keep_blocks.then(|| "nodiscard".to_string()));
     if !extended.is_empty() {
@@ -130,6 +144,7 @@ fn parse(text: &str, head: &[u8]) -> Signature {
             size: superblock::bytes(&name, head),
             uuid: value("UUID").unwrap_or_default(),
             name,
+            beside: value("PTTYPE").map(|table| format!("partition table {table}")),
         },
         (Some(name), _) => Signature::Other(name),
         (None, _) => match value("PTTYPE") {
@@ -154,10 +169,13 @@ mod tests {
             ext4_words(&given, true),
             strings(&["-m", "0", "-E", "lazy_itable_init=0,stride=4,nodiscard"])
         );
-        assert_eq!(
-            ext4_words(&strings(&["-m", "0"]), false),
-            strings(&["-m", "0"])
-        );
+        for (given, wanted) in [
+            (vec!["-m", "1"], vec!["-m", "1"]),
+            (vec!["-m5"], vec!["-m5"]),
+            (vec!["-j"], vec!["-j", "-m", "0"]),
+        ] {
+            assert_eq!(ext4_words(&strings(&given), false), strings(&wanted));
+        }
     }
 
     #[test]
@@ -167,7 +185,7 @@ mod tests {
             &[],
         );
         assert!(
-            matches!(fs, Signature::Fs { name, uuid, size: None } if name == "xfs" && uuid == "abc")
+            matches!(fs, Signature::Fs { name, uuid, size: None, beside: None } if name == "xfs" && uuid == "abc")
         );
         let lvm = parse("UUID=abc\nTYPE=LVM2_member\nUSAGE=raid\n", &[]);
         assert_eq!(lvm, Signature::Other("LVM2_member".into()));

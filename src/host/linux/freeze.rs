@@ -67,6 +67,8 @@ pub fn thaw(root: BorrowedFd<'_>) -> std::result::Result<(), Errno> {
 /// Keeps this process in memory, so that it can act while its disk can't, and gives it all the
 /// descriptors that it may have; as far as permitted.
 pub fn stay_in_memory() {
+    // An arena for each thread would be locked as well.
+    sys::use_one_arena();
     // Without the right to it, the guard works all the same, mostly.
     let _ = mlockall(MlockAllFlags::MCL_CURRENT | MlockAllFlags::MCL_FUTURE);
     // Each file system of each session is a descriptor here.
@@ -111,11 +113,16 @@ impl AsFd for Process {
 
 /// A guard that was started, and ends when this is dropped (once nothing of ours is frozen).
 pub struct Started {
-    _stdin: ChildStdin,
+    stdin: Option<ChildStdin>,
     ended: Arc<AtomicBool>,
 }
 
 impl Started {
+    /// Lets it end, as dropping this does, without waiting for its end.
+    pub fn release(&mut self) {
+        self.stdin = None;
+    }
+
     /// Whether its process has ended.
     pub fn has_ended(&self) -> bool {
         self.ended.load(Ordering::SeqCst)
@@ -163,7 +170,7 @@ pub fn start_guard(program: Option<&Path>, socket: &Path, state_dir: &Path) -> R
         })
         .map_err(failed("wait for", program))?;
     Ok(Started {
-        _stdin: stdin,
+        stdin: Some(stdin),
         ended,
     })
 }

@@ -1,8 +1,9 @@
-//! Growing mounted file systems to their devices.
+//! Growing file systems to their devices.
 //!
-//! By ioctl on a descriptor of the mount's root that was proven to be the right file system, and
+//! Mounted ones by ioctl on a descriptor of the mount's root that was proven to be the right file system, and
 //! not by resize2fs, xfs_growfs or `btrfs filesystem resize`: those take paths, which may lead
-//! elsewhere by the time they're used, and do nothing else online.
+//! elsewhere by the time they're used, and do nothing else online. resize2fs grows an ext4 that is
+//! not mounted: the kernel has no call for that.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -12,6 +13,7 @@ use nix::errno::Errno;
 
 use super::caller::Folders;
 use super::files::failed;
+use super::program::RESIZE2FS;
 use super::sys::fs as fs_calls;
 use super::{loop_device, missing, superblock};
 use crate::error::HostError;
@@ -64,10 +66,10 @@ pub(super) fn grow(
     };
     grown.map_err(|errno| match (errno, fs) {
         (Errno::EPERM, FsType::Ext4) if !missing::has_capability(missing::SYS_RESOURCE) => {
-            HostError::unexpected(
-                "grow",
+            HostError::errno(
+                "grow, without the capability CAP_SYS_RESOURCE, the ext4 at",
                 mount_point,
-                "ext4 grows only for a process with the capability CAP_SYS_RESOURCE, which this one lacks; run the driver privileged, or add that capability",
+                errno,
             )
         }
         (Errno::EPERM, _) if !missing::has_capability(missing::SYS_ADMIN) => HostError::unexpected(
@@ -77,6 +79,24 @@ pub(super) fn grow(
         ),
         (errno, _) => HostError::errno("grow", mount_point, errno),
     })
+}
+
+/// Whether an ext4 that is not mounted grows without moving anything that is in it: the room that
+/// mkfs has kept for descriptors is enough. What is cut off then can be repaired.
+pub(super) fn grows_unmounted(device: &Device) -> Result<bool> {
+    let found = ext4_superblock(device)?;
+    Ok(found.grows_in_place(loop_device::bytes(device)?))
+}
+
+/// resize2fs, to the size of the device. It refuses what e2fsck has not just checked.
+pub(super) fn grow_unmounted(device: &Device) -> Result<()> {
+    let path = &device.path;
+    let name = path.to_string_lossy();
+    let ended = RESIZE2FS.run_on(loop_device::open_verified(device)?, path, &[name.as_ref()])?;
+    match ended.status.success() {
+        true => Ok(()),
+        false => Err(ended.error("grow", path)),
+    }
 }
 
 fn plan(root: &File, device: &Device, mount_point: &Path, fs: FsType) -> Result<Plan> {
@@ -118,7 +138,7 @@ fn plan(root: &File, device: &Device, mount_point: &Path, fs: FsType) -> Result<
 }
 
 /// Read through the device's cache, in which the mounted file system keeps its super block.
-fn ext4_superblock(device: &Device) -> Result<superblock::Ext4> {
+pub(super) fn ext4_superblock(device: &Device) -> Result<superblock::Ext4> {
     let mut head = vec![0; 4096];
     loop_device::open_verified(device)?
         .read_exact_at(&mut head, 0)

@@ -5,6 +5,8 @@
 //! lo_device is the kernel's dev_t in the same encoding as st_dev, on xfs, ext4 and btrfs (there
 //! the anonymous number) alike; the tests compare them.
 
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,14 +22,16 @@ use nix::libc;
 use nix::unistd::{AccessFlags, faccessat};
 
 use super::files::failed;
-use super::sys;
+use super::{mounts, sys};
 use crate::error::HostError;
-use crate::host::{Device, FileId, LoopHold, LoopSpec, LoopStatus, Result};
+use crate::host::question::Questions;
+use crate::host::{Device, FileId, LoopDevice, LoopHold, LoopSpec, LoopStatus, Result};
 
 const CONTROL: &str = "/dev/loop-control";
 
 const LO_FLAGS_READ_ONLY: u32 = 1;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
+const LO_FLAGS_PARTSCAN: u32 = 8;
 const LO_FLAGS_DIRECT_IO: u32 = 16;
 
 /// Two processes may be told the same free number; one of them gets it. With n contenders the
@@ -41,6 +45,8 @@ const NODE_TRIES: u32 = 500;
 const NODE_WAIT: Duration = Duration::from_millis(10);
 /// So many unused devices with a discard limit may lie about.
 const LIMITED_KEPT: usize = 16;
+/// A healthy file system says within microseconds which file an open one is.
+const PATIENCE_FOR_AN_ANSWER: Duration = Duration::from_secs(5);
 
 fn control() -> Result<File> {
     let path = Path::new(CONTROL);
@@ -102,11 +108,13 @@ fn number_text(rdev: u64) -> String {
 pub(super) fn attach(spec: &LoopSpec<'_>) -> Result<LoopHold> {
     let image = open_image(spec)?;
     let control = control()?;
+    // Whoever still has such a node bound, or made one like it in a container, would have the
+    // image that comes to stand on its number.
+    let shown = mounts::shown_loops()?;
     for turn in 0..ATTACH_TRIES {
         let number = match turn > PATIENCE && turn % 2 == 0 {
-            true => sys::loop_add(&control, None)
-                .map_err(|errno| HostError::errno("make a loop in", CONTROL, errno))?,
-            false => pick(&control, turn)?,
+            true => new_number(&control, &shown)?,
+            false => pick(&control, turn, &shown)?,
         };
         let Some(device) = wait_for_node(number)? else {
             pause(turn);
@@ -162,20 +170,32 @@ fn is_limited(number: u32) -> bool {
         && queue_value(number, "discard_max_hw_bytes").is_some_and(|bytes| bytes > 0)
 }
 
-/// A number to attach to: the kernel's free one, unless it has a discard limit left over.
+/// A number that is new, and that no mount shows.
+fn new_number(control: &File, shown: &BTreeSet<u32>) -> Result<u32> {
+    loop {
+        let number = sys::loop_add(control, None)
+            .map_err(|errno| HostError::errno("make a loop in", CONTROL, errno))?;
+        if !shown.contains(&number) {
+            return Ok(number);
+        }
+    }
+}
+
+/// A number to attach to: the kernel's free one, unless a mount still shows it, or it has a
+/// discard limit left over.
 ///
 /// Only removing a device clears the limit, and whoever was told its number a moment ago finds
 /// it gone: so another free one is taken, or a new one made, and only when many have gathered are
 /// they made afresh, never the one that the kernel offers to all at the moment.
-fn pick(control: &File, turn: u32) -> Result<u32> {
+fn pick(control: &File, turn: u32, shown: &BTreeSet<u32>) -> Result<u32> {
     let failed = |errno| HostError::errno("find a free loop in", CONTROL, errno);
     let offered = sys::loop_free(control).map_err(failed)?;
-    if !is_limited(offered) {
+    if !is_limited(offered) && !shown.contains(&offered) {
         return Ok(offered);
     }
     let (limited, free): (Vec<u32>, Vec<u32>) = numbers(false)?
         .into_iter()
-        .filter(|number| *number != offered)
+        .filter(|number| *number != offered && !shown.contains(number))
         .partition(|number| is_limited(*number));
     if limited.len() >= LIMITED_KEPT {
         limited
@@ -184,7 +204,7 @@ fn pick(control: &File, turn: u32) -> Result<u32> {
     }
     match free.get(turn as usize % free.len().max(1)) {
         Some(number) => Ok(*number),
-        None => sys::loop_add(control, None).map_err(failed),
+        None => new_number(control, shown),
     }
 }
 
@@ -253,7 +273,7 @@ fn held(number: u32, keep: OwnedFd) -> LoopHold {
 
 /// Opens a loop and says what it stands on; `None` if it's another image, or none.
 fn open_attached(number: u32, backing: FileId) -> Result<Option<(OwnedFd, sys::LoopInfo)>> {
-    Ok(open_any(number)?.filter(|(_, info)| backing_of(info) == backing))
+    Ok(ask(number)?.filter(|(_, info)| backing_of(info) == backing))
 }
 
 fn backing_of(info: &sys::LoopInfo) -> FileId {
@@ -261,6 +281,16 @@ fn backing_of(info: &sys::LoopInfo) -> FileId {
         device: info.device,
         inode: info.inode,
     }
+}
+
+/// What a loop stands on. The kernel asks the image's file system for it, which may hang.
+fn ask(number: u32) -> Result<Option<(OwnedFd, sys::LoopInfo)>> {
+    static QUESTIONS: Questions<u32> = Questions::new();
+    let answer = QUESTIONS.ask(number, PATIENCE_FOR_AN_ANSWER, move || open_any(number));
+    answer.unwrap_or_else(|| {
+        let path = Device::of_loop(number).path;
+        Err(HostError::no_answer("ask for the image of", path))
+    })
 }
 
 fn open_any(number: u32) -> Result<Option<(OwnedFd, sys::LoopInfo)>> {
@@ -302,6 +332,13 @@ pub(super) fn detach(number: u32, backing: FileId) -> Result<()> {
             errno,
         )),
     }
+}
+
+/// Lets it bypass the page cache again.
+pub(super) fn set_direct_io(number: u32) -> Result<()> {
+    let device = Device::of_loop(number);
+    sys::loop_set_direct_io(open_verified(&device)?)
+        .map_err(|errno| HostError::errno("set direct I/O of", device.path, errno))
 }
 
 pub(super) fn resize(number: u32) -> Result<()> {
@@ -356,24 +393,49 @@ fn numbers(attached: bool) -> Result<Vec<u32>> {
     Ok(numbers)
 }
 
-/// All attached loops, by number. Those that vanish meanwhile are left out.
-pub(super) fn list() -> Result<Vec<LoopStatus>> {
-    let numbers = numbers(true)?;
-    let mut loops = Vec::with_capacity(numbers.len());
-    for number in numbers {
-        if let Some((_, info)) = open_any(number)? {
-            loops.push(LoopStatus {
-                number,
-                backing: backing_of(&info),
-                offset: info.offset,
-                size_limit: info.size_limit,
-                read_only: info.flags & LO_FLAGS_READ_ONLY != 0,
-                autoclear: info.flags & LO_FLAGS_AUTOCLEAR != 0,
-                direct_io: info.flags & LO_FLAGS_DIRECT_IO != 0,
-            });
+/// The attached loops that `may_be` wants, by number. Those that vanish meanwhile are left out.
+pub(super) fn list(may_be: &dyn Fn(&Path) -> bool) -> Result<Vec<LoopDevice>> {
+    let mut devices = Vec::new();
+    for number in numbers(true)? {
+        if image_name(number).is_some_and(|name| !may_be(&name)) {
+            continue;
         }
+        let status = match ask(number) {
+            Ok(None) => continue,
+            Ok(Some((_, info))) => Ok(status_of(number, &info)),
+            Err(error) => Err(error),
+        };
+        devices.push(LoopDevice { number, status });
     }
-    Ok(loops)
+    Ok(devices)
+}
+
+fn status_of(number: u32, info: &sys::LoopInfo) -> LoopStatus {
+    LoopStatus {
+        number,
+        backing: backing_of(info),
+        offset: info.offset,
+        size_limit: info.size_limit,
+        read_only: info.flags & LO_FLAGS_READ_ONLY != 0,
+        autoclear: info.flags & LO_FLAGS_AUTOCLEAR != 0,
+        direct_io: info.flags & LO_FLAGS_DIRECT_IO != 0,
+        partscan: info.flags & LO_FLAGS_PARTSCAN != 0,
+    }
+}
+
+/// One of them.
+pub(super) fn status(number: u32) -> Result<Option<LoopStatus>> {
+    Ok(ask(number)?.map(|(_, info)| status_of(number, &info)))
+}
+
+/// The path of a loop's image as the kernel shows it: the kernel knows it without asking the
+/// image's file system. `None` if it can't be told (it is too long, or the loop is just ending).
+fn image_name(number: u32) -> Option<PathBuf> {
+    let path = format!("/sys/block/loop{number}/loop/backing_file");
+    let shown = std::fs::read(path).ok()?;
+    let name = shown.strip_suffix(b"\n").unwrap_or(&shown);
+    let name = name.strip_suffix(b" (deleted)").unwrap_or(name);
+    (!name.is_empty()).then(|| OsStr::from_bytes(name).into())
 }
 
 pub(super) fn bytes(device: &Device) -> Result<u64> {

@@ -111,22 +111,32 @@ impl Runs<'_> {
     }
 }
 
-/// The parts of a file whose blocks another file has as well, in order; written back first. None
-/// on a file system without maps: there files share nothing.
-pub(super) fn shared(file: &File, path: &Path) -> Result<Vec<Range<u64>>> {
-    let mut runs = Runs::new(file, path, 0);
-    let mut shared = Vec::new();
-    while let Some(record) = runs.record() {
-        match record {
-            Ok(record) if record.flags & blocks::SHARED != 0 => {
-                shared.push(record.logical..record.logical.saturating_add(record.length));
+/// The parts of a file whose blocks another file has as well, in order from this byte on; written
+/// back first. None on a file system without maps: there files share nothing.
+pub(super) fn shared_from<'a>(
+    file: &'a File,
+    path: &'a Path,
+    from: u64,
+) -> impl Iterator<Item = Result<Range<u64>>> + 'a {
+    let mut runs = Runs::new(file, path, from);
+    std::iter::from_fn(move || {
+        loop {
+            match runs.record()? {
+                Ok(record) if record.flags & blocks::SHARED != 0 => {
+                    let end = record.logical.saturating_add(record.length);
+                    return Some(Ok(record.logical..end));
+                }
+                Ok(_) => {}
+                Err(error) if error.code() == Some(Errno::EOPNOTSUPP) => return None,
+                Err(error) => return Some(Err(error)),
             }
-            Ok(_) => {}
-            Err(error) if error.code() == Some(Errno::EOPNOTSUPP) => return Ok(Vec::new()),
-            Err(error) => return Err(error),
         }
-    }
-    Ok(shared)
+    })
+}
+
+/// As [`shared_from`], of the whole file.
+pub(super) fn shared(file: &File, path: &Path) -> Result<Vec<Range<u64>>> {
+    shared_from(file, path, 0).collect()
 }
 
 pub(super) fn extents(path: &Path, from: u64, limit: usize) -> Result<Vec<Extent>> {

@@ -5,10 +5,12 @@
 //! moment and no crash leaves a writable mount where a read-only one was asked for. Unmounting
 //! is nix's: what sys-mount calls `NOFOLLOW` is O_NOFOLLOW, which umount2 refuses.
 
+use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -16,13 +18,14 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::libc;
 use nix::mount::{MntFlags, umount2};
+use nix::sys::stat::{major, minor};
 use sys_mount::MountFlags;
 
 use super::caller::Folders;
 use super::files::failed;
 use super::{loop_device, sys};
 use crate::error::HostError;
-use crate::host::{Device, FileKind, Mount, MountSpec, Result, mountinfo};
+use crate::host::{Device, FileKind, LOOP_MAJOR, Mount, MountSpec, Result, mountinfo};
 use crate::model::mount_option;
 
 /// Of this thread's mount namespace, also in a process of which a thread has left it.
@@ -49,7 +52,46 @@ pub(super) fn table() -> Result<Vec<Mount>> {
             break;
         }
     }
-    mountinfo::parse(&text).map_err(|error| HostError::unexpected("read", path, error.to_string()))
+    let mut mounts = mountinfo::parse(&text)
+        .map_err(|error| HostError::unexpected("read", path, error.to_string()))?;
+    // Only root makes nodes there; a pod can make one of any number on a tmpfs of its own.
+    let devices = std::fs::metadata("/dev").ok().map(|found| found.dev());
+    for mount in &mut mounts {
+        if mount.fs_name == "devtmpfs" || Some(mount.device) == devices {
+            mount.node = bound_node(mount);
+        }
+    }
+    Ok(mounts)
+}
+
+/// The number of the device node that a mount shows, if it's one. The node itself says it: a
+/// folder may have any name.
+fn bound_node(mount: &Mount) -> Option<u64> {
+    let kinds = ["devtmpfs", "tmpfs"];
+    if !kinds.contains(&mount.fs_name.as_str()) || mount.root == Path::new("/") {
+        return None;
+    }
+    match std::fs::symlink_metadata(&mount.mount_point) {
+        Ok(found) if found.dev() == mount.device => {
+            found.file_type().is_block_device().then(|| found.rdev())
+        }
+        // Something covers it. In devtmpfs names are the kernel's, also of a node that is gone.
+        Ok(_) | Err(_) if mount.fs_name == "devtmpfs" => {
+            let root = mount.root.to_str()?.trim_end_matches("//deleted");
+            let number = root.strip_prefix("/loop")?.parse().ok()?;
+            Some(Device::of_loop(number).rdev)
+        }
+        Ok(_) | Err(_) => None,
+    }
+}
+
+/// Numbers of loop devices that a bound node shows, attached or not, whoever made the node.
+pub(super) fn shown_loops() -> Result<BTreeSet<u32>> {
+    let nodes = table()?.into_iter().filter_map(|mount| bound_node(&mount));
+    Ok(nodes
+        .filter(|rdev| major(*rdev) == LOOP_MAJOR)
+        .filter_map(|rdev| u32::try_from(minor(rdev)).ok())
+        .collect())
 }
 
 /// The table with the paths of callers as callers spell them: where an allowed folder is or lies
@@ -195,16 +237,21 @@ fn refused_option(fs: &str, option: &str) -> Option<String> {
         Some((key, value)) => (key, Some(CString::new(value.trim_matches('"')).ok()?)),
         None => (option, None),
     };
-    let key = CString::new(key).ok()?;
-    let errno = sys::set_fs_option(&context, &key, value.as_deref()).err()?;
+    let errno = sys::set_fs_option(&context, &CString::new(key).ok()?, value.as_deref()).err()?;
     // The context's own words, one message a read: "e xfs: Unknown parameter 'x'".
     let mut said = [0u8; 512];
     let length = File::from(context).read(&mut said).unwrap_or(0);
     let said = String::from_utf8_lossy(&said[..length]);
     let said = said.trim_start_matches("e ").trim();
+    // Values may be sensitive, and the message becomes an event.
+    let tells_value =
+        value.is_some_and(|value| !value.is_empty() && said.contains(&*value.to_string_lossy()));
+    let key = mount_option::key(option);
     Some(match said {
-        "" => format!("{fs} refuses the mount option {option:?}: {errno}"),
-        said => format!("{fs} refuses the mount option {option:?}: {said}"),
+        said if said.is_empty() || tells_value => {
+            format!("{fs} refuses the mount option {key:?}: {errno}")
+        }
+        said => format!("{fs} refuses the mount option {key:?}: {said}"),
     })
 }
 

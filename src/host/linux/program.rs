@@ -1,13 +1,18 @@
 //! Our programs: started here alone. (`session` starts those that an administrator names.)
 //!
 //! A program is looked for in four fixed folders, never in `$PATH`; it gets an empty environment,
-//! no standard input and no shell, and inherits no descriptor, since every one of ours is opened
+//! no standard input (or the device that it works on) and no shell, and inherits no other descriptor, since every one of ours is opened
 //! close-on-exec.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
+use super::freeze::Process;
 use crate::error::{HostCause, HostError};
 use crate::host::Result;
 use crate::host::session::speakable;
@@ -38,6 +43,22 @@ pub(super) const BTRFSTUNE: Program = Program {
     name: "btrfstune",
     package: "btrfs-progs",
 };
+pub(super) const E2FSCK: Program = Program {
+    name: "e2fsck",
+    package: "e2fsprogs",
+};
+pub(super) const RESIZE2FS: Program = Program {
+    name: "resize2fs",
+    package: "e2fsprogs",
+};
+pub(super) const XFS_REPAIR: Program = Program {
+    name: "xfs_repair",
+    package: "xfsprogs",
+};
+pub(super) const BTRFS: Program = Program {
+    name: "btrfs",
+    package: "btrfs-progs",
+};
 pub(super) const BLKID: Program = Program {
     name: "blkid",
     package: "util-linux",
@@ -60,11 +81,43 @@ impl Program {
     }
 
     /// Runs it to its end, about `subject`.
+    pub(super) fn run<S: AsRef<OsStr>>(self, subject: &Path, arguments: &[S]) -> Result<Ended> {
+        self.run_with(Stdio::null(), None, subject, arguments)
+    }
+
+    /// The same with an open device, which is its standard input and which it does not read: the
+    /// device stays attached until the program has ended, whatever becomes of this process.
+    pub(super) fn run_on<S: AsRef<OsStr>>(
+        self,
+        device: File,
+        subject: &Path,
+        arguments: &[S],
+    ) -> Result<Ended> {
+        self.run_with(device.into(), None, subject, arguments)
+    }
+
+    /// As [`Program::run`]; one that takes longer than `limit` is killed. Returns once it has ended,
+    /// however long that takes on a disk that hangs: nothing is done beside it.
+    pub(super) fn run_within<S: AsRef<OsStr>>(
+        self,
+        limit: Duration,
+        subject: &Path,
+        arguments: &[S],
+    ) -> Result<Ended> {
+        self.run_with(Stdio::null(), Some(limit), subject, arguments)
+    }
+
     #[expect(
         clippy::disallowed_methods,
         reason = "the one place that starts programs"
     )]
-    pub(super) fn run<S: AsRef<OsStr>>(self, subject: &Path, arguments: &[S]) -> Result<Ended> {
+    fn run_with<S: AsRef<OsStr>>(
+        self,
+        stdin: Stdio,
+        limit: Option<Duration>,
+        subject: &Path,
+        arguments: &[S],
+    ) -> Result<Ended> {
         let path = self.find().ok_or_else(|| HostError {
             action: "run a program for",
             subject: subject.to_path_buf(),
@@ -73,21 +126,60 @@ impl Program {
                 package: self.package,
             },
         })?;
-        let output = Command::new(&path)
+        let child = Command::new(&path)
             .args(arguments)
             .env_clear()
             .env("LC_ALL", "C")
             .env("PATH", FOLDERS.join(":"))
             .current_dir("/")
-            .stdin(Stdio::null())
-            .output()
+            .stdin(stdin)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
             .map_err(|error| HostError::io("run", &path, &error))?;
+        let watch = limit.map(|limit| Watch::over(&child, limit)).transpose()?;
+        let output = child.wait_with_output();
+        let killed = watch.is_some_and(Watch::end);
+        let output = output.map_err(|error| HostError::io("wait for", &path, &error))?;
+        let stderr = speakable(&String::from_utf8_lossy(&output.stderr));
         Ok(Ended {
             program: self,
             status: output.status,
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-            stderr: speakable(&String::from_utf8_lossy(&output.stderr)),
+            stderr: match limit {
+                Some(limit) if killed => format!("it was ended after {limit:?}; {stderr}"),
+                Some(_) | None => stderr,
+            },
         })
+    }
+}
+
+/// Kills a child that takes too long.
+struct Watch {
+    done: Sender<()>,
+    killed: JoinHandle<bool>,
+}
+
+impl Watch {
+    fn over(child: &Child, limit: Duration) -> Result<Watch> {
+        let subject = PathBuf::from(child.id().to_string());
+        // It isn't waited for yet, so the number is its own.
+        let process = Process::open(child.id())
+            .map_err(|errno| HostError::errno("watch process", &subject, errno))?;
+        let (done, ended) = channel();
+        let watching = thread::Builder::new().name("program-watch".into());
+        let killed = watching.spawn(move || {
+            let late = ended.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
+            late && process.kill().is_ok()
+        });
+        let killed = killed.map_err(|error| HostError::io("watch process", subject, &error))?;
+        Ok(Watch { done, killed })
+    }
+
+    /// The child has ended; whether it was killed.
+    fn end(self) -> bool {
+        drop(self.done);
+        self.killed.join().unwrap_or(false)
     }
 }
 
@@ -122,6 +214,22 @@ mod tests {
             text.contains("mkfs.nosuch is not installed (package nosuch-progs)"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_program_that_takes_too_long_is_ended_before_the_answer() {
+        let sleep = Program {
+            name: "sleep",
+            package: "coreutils",
+        };
+        let limit = Duration::from_millis(50);
+        let ended = sleep.run_within(limit, Path::new("/dev/x"), &["86400"]);
+        let text = crate::error::chain(&ended.unwrap().error("format", Path::new("/dev/x")));
+        assert!(text.contains("SIGKILL"), "{text}");
+        assert!(text.contains("it was ended after 50ms"), "{text}");
+        let limit = Duration::from_secs(86400);
+        let ended = sleep.run_within(limit, Path::new("/dev/x"), &["0"]);
+        assert!(ended.unwrap().status.success());
     }
 
     #[test]

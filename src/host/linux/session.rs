@@ -5,38 +5,30 @@
 
 use std::io::{ErrorKind, Read};
 use std::os::fd::AsFd;
-use std::path::Path;
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
-use nix::unistd::{Gid, Pid, Uid, User, geteuid, getgrouplist};
+use nix::unistd::{Gid, Pid, User, geteuid, getgrouplist};
 
 use super::program::FOLDERS;
 use super::sys;
 use crate::error::HostError;
-use crate::host::session::{Heard, Session, SessionSpec, SessionState};
+use crate::host::session::{Account, Heard, Session, SessionSpec, SessionState};
 use crate::host::{Done, Result};
 
 /// So much is read in one look: a program that never stops talking doesn't hold us up.
 const LOOK_BYTES: usize = 1 << 20;
 
-/// Whom a program is run as.
-pub(super) struct Account {
-    pub(super) uid: Uid,
-    pub(super) gid: Gid,
-    pub(super) groups: Vec<Gid>,
-}
-
 /// Starts one.
 pub(super) fn start(spec: &SessionSpec<'_>) -> Result<Done> {
     let program = spec.program;
-    let user = spec.user.map(|name| find_user(name, program)).transpose()?;
-    let mut command = command(spec, user.as_ref());
-    let account = user.map(|user| account(&user, program)).transpose()?;
-    sys::start_apart(&mut command, account.flatten());
+    let mut command = command(spec);
+    // Nothing is set if that's who this process is, which may not set it anyway.
+    let is_other = |account: &&Account| geteuid().is_root() || account.uid != geteuid().as_raw();
+    sys::start_apart(&mut command, spec.account.filter(is_other));
     let mut child = command
         .spawn()
         .map_err(|error| HostError::io("start", program, &error))?;
@@ -66,7 +58,7 @@ pub(super) fn start(spec: &SessionSpec<'_>) -> Result<Done> {
     clippy::disallowed_methods,
     reason = "sessions are started here alone: an absolute path, an empty environment"
 )]
-fn command(spec: &SessionSpec<'_>, user: Option<&User>) -> Command {
+fn command(spec: &SessionSpec<'_>) -> Command {
     let mut command = Command::new(spec.program);
     command
         .args(spec.arguments)
@@ -82,37 +74,32 @@ fn command(spec: &SessionSpec<'_>, user: Option<&User>) -> Command {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    if let Some(user) = user {
+    if let Some(account) = spec.account {
         command
-            .env("USER", &user.name)
-            .env("LOGNAME", &user.name)
-            .env("HOME", &user.dir);
+            .env("USER", &account.name)
+            .env("LOGNAME", &account.name)
+            .env("HOME", &account.home);
     }
     command
 }
 
-fn find_user(name: &str, program: &Path) -> Result<User> {
+/// A user by name.
+pub(super) fn account(name: &str) -> Result<Account> {
     let found = User::from_name(name).map_err(|errno| HostError::errno("find", name, errno))?;
-    found.ok_or_else(|| {
+    let user = found.ok_or_else(|| {
         let what = format!("user {name:?} does not exist on this machine");
-        HostError::unexpected("start", program, what)
+        HostError::unexpected("find", name, what)
+    })?;
+    let failed = |errno| HostError::errno("find the groups of", name, errno);
+    let c_name = std::ffi::CString::new(name).map_err(|_| failed(Errno::EINVAL))?;
+    let groups = getgrouplist(&c_name, user.gid).map_err(failed)?;
+    Ok(Account {
+        name: user.name,
+        home: user.dir,
+        uid: user.uid.as_raw(),
+        gid: user.gid.as_raw(),
+        groups: groups.into_iter().map(Gid::as_raw).collect(),
     })
-}
-
-/// What to become; nothing if that's who we are, and we may not set it anyway.
-fn account(user: &User, program: &Path) -> Result<Option<Account>> {
-    if !geteuid().is_root() && user.uid == geteuid() {
-        return Ok(None);
-    }
-    let name = std::ffi::CString::new(user.name.as_str())
-        .map_err(|_| HostError::errno("find the user of", program, Errno::EINVAL))?;
-    let groups = getgrouplist(&name, user.gid)
-        .map_err(|errno| HostError::errno("find the groups of", &user.name, errno))?;
-    Ok(Some(Account {
-        uid: user.uid,
-        gid: user.gid,
-        groups,
-    }))
 }
 
 #[derive(Debug)]

@@ -12,10 +12,22 @@ pub(super) struct Ext4 {
     inode_blocks_per_group: u64,
     /// Of a group that has a copy of the super block: that, descriptors, and room for more.
     backup_blocks: u64,
+    /// Bytes of a group's descriptor, and blocks kept for more of them behind those there are.
+    descriptor: u64,
+    reserved: u64,
+    /// Descriptors lie in the groups that they are of (meta_bg).
+    meta_groups: bool,
     sparse: bool,
     /// Blocks per cluster (bigalloc), 1 else.
     cluster: u64,
+    /// s_state.
+    state: u64,
 }
+
+/// It was unmounted, or has a journal that makes up for it (EXT4_VALID_FS).
+const STATE_VALID: u64 = 1;
+/// The kernel met an error in it (EXT4_ERROR_FS).
+const STATE_ERROR: u64 = 2;
 
 fn le16(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?).into())
@@ -80,12 +92,22 @@ pub(super) fn ext4(head: &[u8]) -> Option<Ext4> {
         blocks_per_group,
         inode_blocks_per_group: (le32(sb, 0x28)? * le16(sb, 0x58)?.max(128)).div_ceil(block_size),
         backup_blocks: 1 + descriptors + le16(sb, 0xCE)?,
+        descriptor,
+        reserved: le16(sb, 0xCE)?,
+        meta_groups,
         sparse: compat & 1 != 0,
+        state: le16(sb, 0x3A)?,
         cluster: (1u64 << le32(sb, 0x1C)?.saturating_sub(le32(sb, 0x18)?).min(32)).max(1),
     })
 }
 
 impl Ext4 {
+    /// Whether it is to be checked before it's mounted. A journal that waits to be replayed is no
+    /// reason: the mount does that.
+    pub(super) fn is_unclean(&self) -> bool {
+        self.state & STATE_VALID == 0 || self.state & STATE_ERROR != 0
+    }
+
     /// Blocks to which the kernel would grow it on a device of so many bytes: it leaves out a
     /// last group that couldn't hold its own tables.
     pub(super) fn blocks_on(&self, device_bytes: u64) -> u64 {
@@ -109,6 +131,19 @@ impl Ext4 {
             return self.first_block + last * self.blocks_per_group;
         }
         blocks
+    }
+
+    /// Whether growth to a device of so many bytes leaves everything where it is.
+    pub(super) fn grows_in_place(&self, device_bytes: u64) -> bool {
+        let descriptors = |blocks: u64| {
+            let groups = blocks
+                .saturating_sub(self.first_block)
+                .div_ceil(self.blocks_per_group);
+            (groups * self.descriptor).div_ceil(self.block_size)
+        };
+        let more = descriptors(self.blocks_on(device_bytes))
+            - descriptors(self.blocks).min(descriptors(self.blocks_on(device_bytes)));
+        self.cluster == 1 && (self.meta_groups || more <= self.reserved)
     }
 
     fn has_backup(&self, group: u64) -> bool {
@@ -274,8 +309,12 @@ mod tests {
             blocks_per_group: 32768,
             inode_blocks_per_group: 512,
             backup_blocks: 1 + 1 + 1024,
+            descriptor: 64,
+            reserved: 1024,
+            meta_groups: false,
             sparse: true,
             cluster: 1,
+            state: STATE_VALID,
         }
     }
 
@@ -287,6 +326,39 @@ mod tests {
         // Group 2 has no copy of the super block, so it needs less.
         assert_eq!(fs.blocks_on((65536 + 1000) * 4096), 65536 + 1000);
         assert_eq!(fs.blocks_on((3 * 32768 + 1000) * 4096), 3 * 32768);
+    }
+
+    #[test]
+    fn ext4_is_unclean_without_the_valid_mark_or_with_the_one_for_errors() {
+        let unclean = |state| Ext4 { state, ..plain() }.is_unclean();
+        assert!(unclean(0) && unclean(STATE_ERROR) && unclean(STATE_VALID | STATE_ERROR));
+        // The kernel marks orphans, which its next mount ends.
+        assert!(!unclean(STATE_VALID) && !unclean(STATE_VALID | 4));
+    }
+
+    #[test]
+    fn growth_leaves_all_in_place_while_there_is_room_for_descriptors() {
+        let group = 32768 * 4096;
+        // 64 descriptors of 64 bytes fit in a block, and there is one block already.
+        let tight = Ext4 {
+            reserved: 1,
+            ..plain()
+        };
+        assert!(tight.grows_in_place(128 * group));
+        assert!(!tight.grows_in_place(129 * group));
+        assert!(tight.grows_in_place(group / 2), "it never shrinks");
+        let meta = Ext4 {
+            meta_groups: true,
+            ..tight
+        };
+        assert!(meta.grows_in_place(1000 * group));
+        assert!(
+            !Ext4 {
+                cluster: 16,
+                ..plain()
+            }
+            .grows_in_place(2 * group)
+        );
     }
 
     #[test]

@@ -16,13 +16,13 @@ use std::process::Command;
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::signal::{SigHandler, Signal, signal};
-use nix::unistd::{setgid, setgroups, setsid, setuid};
+use nix::unistd::{Gid, Uid, setgid, setgroups, setsid, setuid};
 use nix::{request_code_none, request_code_read};
 
 pub mod blocks;
 pub mod fs;
 
-use super::session::Account;
+use crate::host::Account;
 
 type Result<T> = std::result::Result<T, Errno>;
 
@@ -78,6 +78,7 @@ struct LoopConfig {
 const LOOP_CLR_FD: u64 = 0x4C01;
 const LOOP_GET_STATUS64: u64 = 0x4C05;
 const LOOP_SET_CAPACITY: u64 = 0x4C07;
+const LOOP_SET_DIRECT_IO: u64 = 0x4C08;
 const LOOP_CONFIGURE: u64 = 0x4C0A;
 const LOOP_CTL_ADD: u64 = 0x4C80;
 const LOOP_CTL_REMOVE: u64 = 0x4C81;
@@ -151,6 +152,11 @@ pub fn loop_status(device: impl AsFd) -> Result<LoopInfo> {
 /// Detaches, at once or with the last opener.
 pub fn loop_clear(device: impl AsFd) -> Result<()> {
     ioctl_value(device, LOOP_CLR_FD, 0).map(drop)
+}
+
+/// Lets it bypass the page cache of its file's file system.
+pub fn loop_set_direct_io(device: impl AsFd) -> Result<()> {
+    ioctl_value(device, LOOP_SET_DIRECT_IO, 1).map(drop)
 }
 
 /// Takes over the size of the file.
@@ -228,22 +234,37 @@ fn leave_inherited() -> io::Result<()> {
 /// Has a program started in a session and process group of its own, as somebody else if wanted,
 /// with its standard descriptors alone, and with SIGPIPE ignored: nobody listening to it any more
 /// doesn't kill it.
-pub fn start_apart(command: &mut Command, account: Option<Account>) {
+pub fn start_apart(command: &mut Command, account: Option<&Account>) {
+    let account = account.map(|account| {
+        let groups: Vec<Gid> = account.groups.iter().copied().map(Gid::from_raw).collect();
+        (
+            Uid::from_raw(account.uid),
+            Gid::from_raw(account.gid),
+            groups,
+        )
+    });
     let apart = move || {
         leave_inherited()?;
         setsid()?;
         // SAFETY: no handler is installed.
         unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) }?;
-        if let Some(account) = &account {
-            setgroups(&account.groups)?;
-            setgid(account.gid)?;
-            setuid(account.uid)?;
+        if let Some((uid, gid, groups)) = &account {
+            setgroups(groups)?;
+            setgid(*gid)?;
+            setuid(*uid)?;
         }
         Ok(())
     };
     // SAFETY: runs between fork and exec: system calls alone, on memory that was filled before;
     // nothing is allocated, no lock is taken.
     unsafe { command.pre_exec(apart) };
+}
+
+/// Has all threads take memory from one place; as far as the C library can.
+pub fn use_one_arena() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: a number for a number; it fails by its answer alone.
+    let _ = unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
 }
 
 fn new_fd(result: libc::c_long) -> Result<OwnedFd> {

@@ -19,7 +19,7 @@ use super::mounts::Shown;
 use super::perform::Acted;
 use crate::error::HostCause;
 use crate::host::difference::Differences;
-use crate::host::known::Memory;
+use crate::host::known::{Map, Memory};
 use crate::host::{Effect, Extent, Known};
 use crate::model::FsType;
 
@@ -30,10 +30,12 @@ const UNFINISHED: &str = "its copy isn't finished";
 /// What the real host notes of an image's map: as it was, or where it isn't so any more.
 fn note(known: &mut Memory, now: Vec<Extent>, size: u64) {
     if !known.is_last {
-        return known.remember(now);
+        let mut map = known.map();
+        now.iter().for_each(|run| map.see(run));
+        return known.remember(map);
     }
     let now = now.into_iter().map(Ok::<_, Infallible>);
-    let before = known.runs.iter().flatten().copied().map(Ok);
+    let before = known.runs.iter().flat_map(Map::runs).map(Ok);
     let redone = Differences::new(now, before, 0, size).flatten();
     known.redone.extend(redone);
 }
@@ -68,6 +70,12 @@ impl Machine {
                 length,
             } => self.copy_range(process, source, target, *offset, *length),
             Effect::RenewFsId { image, uuid } => self.renew_fs_id(process, image, *uuid),
+            Effect::MakeLike { path, source } => {
+                self.must_find(process, source)?;
+                let slot = self.slot(process, path)?;
+                self.disk.make_file(&slot)?;
+                Ok(Acted::Plain)
+            }
             other => Err(HostCause::Unexpected(format!(
                 "{} copies nothing",
                 other.name()
@@ -220,8 +228,7 @@ impl Machine {
         Ok(Acted::Cloned(differing.count() as u64))
     }
 
-    /// Ranges are to come from the first byte on, without gaps: each is whole blocks of the file's
-    /// own afterwards. All or nothing.
+    /// What is shared of a range is the file's own afterwards; holes stay holes. All or nothing.
     fn unshare(
         &mut self,
         process: Process,
@@ -240,12 +247,7 @@ impl Machine {
             let shared: Vec<usize> = blocks
                 .filter(|index| others.contains(&before.map[*index]))
                 .collect();
-            machine.disk.place_anew(ino, &shared)?;
-            let data = machine.data_mut(ino)?;
-            if offset <= data.reserved.max(data.map.len() as u64 * BLOCK) {
-                data.reserved = data.reserved.max(end.min(data.size));
-            }
-            Ok(())
+            machine.disk.place_anew(ino, &shared)
         })?;
         Ok(Acted::Plain)
     }
@@ -355,6 +357,7 @@ impl Machine {
             | Effect::CloneRest { target, .. } => (target, CUT_OFF),
             Effect::CopyRange { target, .. } => (target, UNFINISHED),
             Effect::RenewFsId { image, .. } => (image, CUT_OFF),
+            Effect::GrowUnmounted { device } => return self.cut_off_growth(device),
             _ => return,
         };
         if let Ok(Some(ino)) = self.find(process, path)

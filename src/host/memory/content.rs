@@ -39,6 +39,19 @@ pub(super) struct FsContent {
     pub(super) uuid: Uuid,
     pub(super) bytes: u64,
     pub(super) tokens: Vec<u64>,
+    pub(super) health: Health,
+}
+
+/// How a file system was left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Health {
+    /// Unmounted, or with a journal that makes up for it.
+    #[default]
+    Sound,
+    /// With errors that a check repairs by itself.
+    Unclean,
+    /// With errors that a person has to decide about.
+    Broken,
 }
 
 impl FsContent {
@@ -55,6 +68,7 @@ impl Content {
             uuid,
             bytes,
             tokens: Vec::new(),
+            health: Health::Sound,
         });
         Content {
             kind,
@@ -105,6 +119,7 @@ impl Content {
                 name: content.fs.name().into(),
                 uuid: content.uuid.to_string(),
                 size: Some(content.bytes),
+                beside: None,
             },
         }
     }

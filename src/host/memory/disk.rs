@@ -336,6 +336,11 @@ impl Disk {
         seen
     }
 
+    /// Whether an inode is a folder, or lies below it.
+    pub(super) fn is_below(&self, folder: Ino, ino: Ino) -> bool {
+        self.reach(&mut vec![folder], false).contains(&ino)
+    }
+
     /// Bytes of blocks that files have, each block once; `open` are inodes that live without a
     /// name.
     pub(super) fn used(&self, open: impl IntoIterator<Item = Ino>) -> u64 {

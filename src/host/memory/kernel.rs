@@ -6,13 +6,14 @@ use std::time::Duration;
 use nix::errno::Errno;
 use uuid::Uuid;
 
+use super::content::Health;
 use super::disk::Data;
 use super::machine::Machine;
 use super::perform::Acted;
 use super::{Closes, EPOCH, MemoryHost, POOLS, loops, perform};
 use crate::host::{Device, Done, Effect, FileId, FileKind, FileStat, Ground, Host, LoopHold};
 use crate::host::{Extent, Known, MountRoot};
-use crate::host::{Kept, LoopStatus, Mount, Result, Signature, Space};
+use crate::host::{Kept, LoopDevice, Mount, Result, Signature, Space};
 use crate::model::FsType;
 use crate::model::size::MIB;
 
@@ -40,6 +41,7 @@ impl Host for MemoryHost {
             Acted::Plain => Done::Plain,
             Acted::Loop { number, key } => Done::Loop(self.hold(number, key)),
             Acted::Cloned(extents) => Done::Cloned(extents),
+            Acted::Checked(checked) => Done::Checked(checked),
         })
     }
 
@@ -167,9 +169,9 @@ impl Host for MemoryHost {
         })
     }
 
-    fn loops(&self) -> Result<Vec<LoopStatus>> {
+    fn loop_devices(&self, may_be: &dyn Fn(&Path) -> bool) -> Result<Vec<LoopDevice>> {
         self.look("list", Path::new("/sys/block"), |machine| {
-            Ok(machine.loop_status())
+            Ok(machine.loop_devices(may_be))
         })
     }
 
@@ -205,6 +207,15 @@ impl Host for MemoryHost {
         })
     }
 
+    fn is_unclean(&self, device: &Device, fs: FsType) -> Result<bool> {
+        self.look("read", &device.path, |machine| {
+            let number = loops::loop_number(device).ok_or(Errno::ENOTBLK)?;
+            let content = machine.content(number)?.fs();
+            let health = content.map(|content| content.health).unwrap_or_default();
+            Ok(fs == FsType::Ext4 && health != Health::Sound)
+        })
+    }
+
     fn wants_growth(&self, device: &Device, mount_point: &Path, fs: FsType) -> Result<bool> {
         self.look("statfs", mount_point, |machine| {
             let number = loops::loop_number(device).ok_or(Errno::ENOTBLK)?;
@@ -215,6 +226,10 @@ impl Host for MemoryHost {
                 .filter(|content| content.fs == fs);
             Ok(content.ok_or(Errno::EINVAL)?.bytes < bytes)
         })
+    }
+
+    fn grows_unmounted(&self, _device: &Device) -> Result<bool> {
+        Ok(true)
     }
 
     fn check_path(&self, path: &Path) -> std::result::Result<(), String> {

@@ -1,12 +1,15 @@
 //! Loop devices: LOOP_CONFIGURE, LOOP_CLR_FD, autoclear, and what a device shows.
 
+use std::path::{Path, PathBuf};
+
 use nix::errno::Errno;
 
 use super::content::{Content, ContentKind};
 use super::disk::Ino;
 use super::machine::{Machine, Opened, Opener, Process};
-use crate::error::HostCause;
-use crate::host::{Device, FileId, LoopSpec, LoopStatus};
+use super::mounts::Shown;
+use crate::error::{HostCause, HostError};
+use crate::host::{Device, FileId, LoopDevice, LoopSpec, LoopStatus};
 use crate::model::FsType;
 use uuid::Uuid;
 
@@ -38,14 +41,33 @@ impl Backing {
 #[derive(Clone, Debug)]
 pub(super) struct LoopDev {
     pub(super) backing: Backing,
+    /// The path of its image, as it was attached.
+    pub(super) name: PathBuf,
     pub(super) bytes: u64,
     pub(super) offset: u64,
     pub(super) read_only: bool,
     pub(super) autoclear: bool,
+    pub(super) direct_io: bool,
+    pub(super) partscan: bool,
     /// discard_max_bytes is 0.
     pub(super) no_discard: bool,
     /// Attached by somebody else.
     pub(super) strange: bool,
+}
+
+impl LoopDev {
+    fn status(&self, number: u32) -> LoopStatus {
+        LoopStatus {
+            number,
+            backing: self.backing.id(),
+            offset: self.offset,
+            size_limit: 0,
+            read_only: self.read_only,
+            autoclear: self.autoclear,
+            direct_io: self.direct_io,
+            partscan: self.partscan,
+        }
+    }
 }
 
 /// N of a loop device's number.
@@ -55,17 +77,19 @@ pub(super) fn loop_number(device: &Device) -> Option<u32> {
 }
 
 impl Machine {
-    pub(super) fn loop_status(&self) -> Vec<LoopStatus> {
-        let status = |(number, dev): (&u32, &LoopDev)| LoopStatus {
+    pub(super) fn loop_devices(&self, may_be: &dyn Fn(&Path) -> bool) -> Vec<LoopDevice> {
+        let wanted = self.loops.iter().filter(|(_, dev)| may_be(&dev.name));
+        let device = |(number, dev): (&u32, &LoopDev)| LoopDevice {
             number: *number,
-            backing: dev.backing.id(),
-            offset: dev.offset,
-            size_limit: 0,
-            read_only: dev.read_only,
-            autoclear: dev.autoclear,
-            direct_io: true,
+            status: match dev.backing.image().is_some_and(|ino| self.is_dead(ino)) {
+                false => Ok(dev.status(*number)),
+                true => {
+                    let node = Device::of_loop(*number).path;
+                    Err(HostError::errno("ask for the image of", node, Errno::EIO))
+                }
+            },
         };
-        self.loops.iter().map(status).collect()
+        wanted.map(device).collect()
     }
 
     /// Everything that keeps a loop device open.
@@ -87,9 +111,11 @@ impl Machine {
         key
     }
 
-    /// The lowest free number gets the device.
+    /// The lowest number that is free, and that no mount still shows, gets the device.
     pub(super) fn add_loop(&mut self, dev: LoopDev) -> u32 {
-        let number = (0..).find(|n| !self.loops.contains_key(n)).unwrap_or(0);
+        let is_shown = |n: u32| self.mounts.iter().any(|on| on.shown == Shown::Node(n));
+        let is_free = |n: &u32| !self.loops.contains_key(n) && !is_shown(*n);
+        let number = (0..).find(is_free).unwrap_or(0);
         self.loops.insert(number, dev);
         number
     }
@@ -129,11 +155,14 @@ impl Machine {
             self.violation(format!("{} is attached: {flaw}", spec.image.display()));
         }
         let number = self.add_loop(LoopDev {
+            name: spec.image.into(),
             backing: Backing::Image(ino),
             bytes,
             offset: 0,
             read_only: spec.read_only,
             autoclear: spec.autoclear,
+            direct_io: true,
+            partscan: false,
             no_discard: false,
             strange: false,
         });

@@ -56,12 +56,18 @@ pub(super) struct Machine {
     pub(super) absent: BTreeSet<PathBuf>,
     /// Disks that were pulled out, by the folder where they belong.
     pub(super) pulled: BTreeMap<PathBuf, Ino>,
+    /// Nothing more finds room on the pool's disk.
+    pub(super) full: bool,
+    /// Folders whose disk is dead.
+    pub(super) dead: BTreeSet<Ino>,
     pub(super) openers: BTreeMap<u64, Opener>,
     alive: BTreeSet<Process>,
     pins: BTreeMap<u64, (Process, Ino)>,
     locks: BTreeMap<Ino, Process>,
     pub(super) boot: Uuid,
     pub(super) faults: Faults,
+    /// The kernel grows no mounted ext4 for its processes.
+    pub(super) refuses_ext4_growth: bool,
     pub(super) violations: Vec<String>,
     /// Other threads get their turn between two effects.
     pub(super) turns: bool,
@@ -83,12 +89,15 @@ impl Machine {
             targets: BTreeMap::new(),
             absent: BTreeSet::new(),
             pulled: BTreeMap::new(),
+            full: false,
+            dead: BTreeSet::new(),
             openers: BTreeMap::new(),
             alive: BTreeSet::new(),
             pins: BTreeMap::new(),
             locks: BTreeMap::new(),
             boot: Uuid::nil(),
             faults: Faults::default(),
+            refuses_ext4_growth: false,
             violations: Vec::new(),
             turns: true,
             passed: Duration::ZERO,
@@ -230,6 +239,9 @@ impl Machine {
     }
 
     pub(super) fn available(&self) -> u64 {
+        if self.full {
+            return 0;
+        }
         self.disk.capacity.saturating_sub(self.used())
     }
 
@@ -259,6 +271,11 @@ impl Machine {
             self.locks.insert(ino, process);
         }
         free
+    }
+
+    /// Whether a path leads to the pool's disk, rather than to the machine's own.
+    pub(super) fn is_of_pool(&self, path: &Path) -> bool {
+        path.starts_with(super::POOLS) || path.starts_with("/proc/self/fd")
     }
 
     /// The first directory of a path and the names below it.
@@ -292,6 +309,7 @@ impl Machine {
     pub(super) fn find(&self, process: Process, path: &Path) -> Result<Option<Ino>, Errno> {
         let (mut ino, names) = self.names(process, path)?;
         for name in names {
+            self.check_alive(ino)?;
             match self.disk.node(ino) {
                 Some(Node::Dir(dir)) => match dir.live.get(&name) {
                     Some(next) => ino = *next,
@@ -301,7 +319,21 @@ impl Machine {
                 None => return Ok(None),
             }
         }
+        self.check_alive(ino)?;
         Ok(self.disk.node(ino).map(|_| ino))
+    }
+
+    fn check_alive(&self, folder: Ino) -> Result<(), Errno> {
+        match self.dead.contains(&folder) {
+            true => Err(Errno::EIO),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether an inode lies on a dead disk.
+    pub(super) fn is_dead(&self, ino: Ino) -> bool {
+        let dead = || self.dead.iter().copied();
+        dead().any(|folder| self.disk.is_below(folder, ino))
     }
 
     /// The directory and the name of a path that may not exist itself.

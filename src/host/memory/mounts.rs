@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 
+use super::content::Health;
 use super::loops::loop_number;
 use super::machine::{Machine, Opened};
 use super::targets::callers_device;
@@ -91,6 +92,7 @@ impl Machine {
                 fs_name: fs_name.into(),
                 source: source.into(),
                 super_options: "rw".into(),
+                node: None,
             };
             self.add_mount(Shown::Base, line);
         }
@@ -151,6 +153,7 @@ impl Machine {
             fs_name: spec.fs.name().into(),
             source: spec.device.path.clone(),
             super_options: found.options.clone(),
+            node: None,
         };
         self.add_mount(Shown::Fs(number), line);
         Ok(())
@@ -168,13 +171,16 @@ impl Machine {
             .fs()
             .filter(|found| found.fs == spec.fs && !content.reads_blank)
             .ok_or(Errno::EINVAL)?;
-        let uuid = fs.uuid;
+        let (uuid, health) = (fs.uuid, fs.health);
         if let Some(found) = self.supers.get(&number) {
             return if found.read_only == read_only {
                 Ok(())
             } else {
                 Err(Errno::EBUSY.into())
             };
+        }
+        if spec.fs == FsType::Ext4 && health != Health::Sound {
+            self.violation(format!("loop{number} was mounted {health:?}, unchecked"));
         }
         let twin = |other: &u32| {
             self.content(*other)
@@ -280,6 +286,7 @@ impl Machine {
             fs_name: "devtmpfs".into(),
             source: "udev".into(),
             super_options: "rw,size=8137936k,nr_inodes=2034484,mode=755".into(),
+            node: Some(device.rdev),
         };
         self.add_mount(Shown::Node(number), line);
         Ok(())

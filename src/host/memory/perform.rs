@@ -9,16 +9,17 @@ use super::disk::{Disk, Ino};
 use super::loops::loop_number;
 use super::machine::{Machine, Process};
 use crate::error::HostCause;
-use crate::host::{Device, Effect};
+use crate::host::{Checked, Device, Effect};
 use crate::model::FsType;
 
 /// What an effect gave: a loop device that is open now, with the key of its hold, or how many
 /// extents were cloned.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Acted {
     Plain,
     Loop { number: u32, key: u64 },
     Cloned(u64),
+    Checked(Checked),
 }
 
 /// What an effect is about.
@@ -31,6 +32,8 @@ pub(super) fn subject<'a>(effect: &'a Effect<'a>) -> std::borrow::Cow<'a, Path> 
         | Effect::RemoveFile { path }
         | Effect::RemoveDir { path }
         | Effect::Allocate { path, .. }
+        | Effect::WriteInPlace { path }
+        | Effect::MakeLike { path, .. }
         | Effect::Shorten { path, .. }
         | Effect::Zero { path }
         | Effect::Discard { path }
@@ -46,9 +49,13 @@ pub(super) fn subject<'a>(effect: &'a Effect<'a>) -> std::borrow::Cow<'a, Path> 
         Effect::AttachLoop(spec) => spec.image.into(),
         Effect::DetachLoop { number, .. }
         | Effect::ResizeLoop { number }
+        | Effect::SetDirectIo { number }
         | Effect::ForbidDiscard { number }
         | Effect::RenewLoop { number } => Device::of_loop(*number).path.into(),
-        Effect::Format { device, .. } | Effect::GrowFs { device, .. } => (&device.path).into(),
+        Effect::Format { device, .. }
+        | Effect::CheckFs { device, .. }
+        | Effect::GrowFs { device, .. }
+        | Effect::GrowUnmounted { device } => (&device.path).into(),
         Effect::Mount(spec) => spec.target.into(),
         Effect::Bind { target, .. }
         | Effect::BindDevice { target, .. }
@@ -92,31 +99,22 @@ impl Machine {
             | Effect::CloneRest { .. }
             | Effect::Unshare { .. }
             | Effect::CopyRange { .. }
-            | Effect::RenewFsId { .. } => return self.act_on_copy(process, effect),
+            | Effect::RenewFsId { .. }
+            | Effect::MakeLike { .. } => return self.act_on_copy(process, effect),
             Effect::AttachLoop(spec) => {
                 let (number, key) = self.attach(process, spec)?;
                 return Ok(Acted::Loop { number, key });
             }
             Effect::DetachLoop { number, backing } => self.detach(*number, *backing)?,
             Effect::ResizeLoop { number } => self.resize_loop(*number)?,
+            Effect::SetDirectIo { number } => self.dev_mut(*number)?.direct_io = true,
             Effect::ForbidDiscard { number } => self.dev_mut(*number)?.no_discard = true,
-            // A free device of the simulation has no limits to lose.
-            Effect::RenewLoop { .. } => {}
-            Effect::Format {
-                device,
-                fs,
-                uuid,
-                keep_blocks,
-                options: _,
-            } => {
-                let number = loop_number(device).ok_or(Errno::ENOTBLK)?;
-                self.format(number, *fs, *uuid, *keep_blocks)?;
-            }
-            Effect::GrowFs {
-                device,
-                mount_point,
-                fs,
-            } => self.grow_fs(device, mount_point, *fs)?,
+            // Free devices of the simulation have no limits to lose; images are of one kind.
+            Effect::RenewLoop { .. } | Effect::WriteInPlace { .. } => {}
+            Effect::Format { .. }
+            | Effect::CheckFs { .. }
+            | Effect::GrowFs { .. }
+            | Effect::GrowUnmounted { .. } => return self.act_on_fs(effect),
             Effect::MakeTarget { path, kind } => self.make_target(path, *kind)?,
             Effect::RemoveTarget { path } => self.remove_target(path)?,
             Effect::Mount(spec) => self.mount(spec)?,
@@ -128,6 +126,32 @@ impl Machine {
             Effect::BindDevice { device, target } => self.bind_device(device, target)?,
             Effect::Unmount { target } => self.unmount(target)?,
             Effect::StartSession(_) => return Err(no_programs()),
+        }
+        Ok(Acted::Plain)
+    }
+
+    fn act_on_fs(&mut self, effect: &Effect<'_>) -> Result<Acted, HostCause> {
+        match effect {
+            Effect::Format {
+                device,
+                fs,
+                uuid,
+                keep_blocks,
+                options: _,
+            } => {
+                let number = loop_number(device).ok_or(Errno::ENOTBLK)?;
+                self.format(number, *fs, *uuid, *keep_blocks)?;
+            }
+            Effect::CheckFs { device, fs, how } => {
+                return self.check_fs(device, *fs, *how).map(Acted::Checked);
+            }
+            Effect::GrowFs {
+                device,
+                mount_point,
+                fs,
+            } => self.grow_fs(device, mount_point, *fs)?,
+            Effect::GrowUnmounted { device } => self.grow_unmounted(device)?,
+            _ => return Err(Errno::ENOSYS.into()),
         }
         Ok(Acted::Plain)
     }
@@ -154,6 +178,9 @@ impl Machine {
             return Ok(());
         }
         let slot = self.slot(process, path)?;
+        if self.full && self.is_of_pool(path) {
+            return Err(Errno::ENOSPC.into());
+        }
         self.disk.make_dir(&slot)?;
         Ok(())
     }
@@ -163,7 +190,10 @@ impl Machine {
         let slot = self.slot(process, path)?;
         let ino = self.disk.make_file(&slot)?;
         *self.data_mut(ino)? = super::disk::Data::default();
-        let available = self.available();
+        let available = match self.is_of_pool(path) {
+            true => self.available(),
+            false => u64::MAX,
+        };
         let data = self.data_mut(ino)?;
         data.bytes = bytes.to_vec();
         data.size = bytes.len() as u64;
@@ -298,6 +328,9 @@ impl Machine {
         }
         if self.frozen.contains_key(&number) {
             return Err(Errno::EBUSY.into());
+        }
+        if fs == FsType::Ext4 && self.refuses_ext4_growth {
+            return Err(Errno::EPERM.into());
         }
         let bytes = self.dev(number)?.bytes;
         let content = self

@@ -58,7 +58,7 @@ impl MemoryHost {
         let mut machine = self.lock();
         let ino = machine.image_at(image)?;
         let bytes = machine.disk.file(ino)?.live.size;
-        Ok(machine.add_loop(strange(Backing::Image(ino), bytes)))
+        Ok(machine.add_loop(strange(Backing::Image(ino), image, bytes)))
     }
 
     /// A loop device goes, and its number comes to stand for a stranger's file; EBUSY while
@@ -73,9 +73,26 @@ impl MemoryHost {
             device: nix::sys::stat::makedev(259, 3),
             inode,
         };
+        let dev = strange(Backing::Stranger(id), Path::new("/srv/other.img"), 1 << 30);
+        machine.loops.insert(number, dev);
+        Ok(())
+    }
+
+    /// A pod with a raw block volume asks its loop device to detach (LOOP_CLR_FD): it goes with
+    /// its last opener.
+    pub fn detach_loop(&self, number: u32) -> Answer<()> {
+        let mut machine = self.lock();
+        let backing = machine.dev(number)?.backing.id();
         machine
-            .loops
-            .insert(number, strange(Backing::Stranger(id), 1 << 30));
+            .detach(number, backing)
+            .map_err(|_cause| Errno::ENXIO)
+    }
+
+    /// A pod with a raw block volume switches direct I/O and partition scanning.
+    pub fn set_loop_flags(&self, number: u32, direct_io: bool, partscan: bool) -> Answer<()> {
+        let mut machine = self.lock();
+        let dev = machine.dev_mut(number)?;
+        (dev.direct_io, dev.partscan) = (direct_io, partscan);
         Ok(())
     }
 
@@ -126,6 +143,21 @@ impl MemoryHost {
         machine.disk.replace(&slot, Some(ino))
     }
 
+    /// The pool's disk is full, and stays so whatever is freed, until it's said otherwise: others
+    /// fill it at once.
+    pub fn keep_full(&self, full: bool) {
+        self.lock().full = full;
+    }
+
+    /// The disk of a folder dies: its file system is shut down, and all that is asked of it from
+    /// now on, by whatever path, fails with EIO.
+    pub fn kill_disk(&self, folder: &Path) -> Answer<()> {
+        let mut machine = self.lock();
+        let ino = machine.find(0, folder)?.ok_or(Errno::ENOENT)?;
+        machine.dead.insert(ino);
+        Ok(())
+    }
+
     /// The caller removes a leaf of its own, such as a staging folder; EBUSY on a mount point.
     pub fn remove_leaf(&self, path: &Path) -> Answer<()> {
         let mut machine = self.lock();
@@ -137,13 +169,16 @@ impl MemoryHost {
     }
 }
 
-fn strange(backing: Backing, bytes: u64) -> LoopDev {
+fn strange(backing: Backing, name: &Path, bytes: u64) -> LoopDev {
     LoopDev {
         backing,
+        name: name.into(),
         bytes,
         offset: 0,
         read_only: false,
         autoclear: false,
+        direct_io: true,
+        partscan: false,
         no_discard: false,
         strange: true,
     }

@@ -76,7 +76,7 @@ fn attach(host: &MemoryHost, autoclear: bool) -> Result<LoopHold> {
     };
     match host.perform(&Effect::AttachLoop(spec))? {
         Done::Loop(hold) => Ok(hold),
-        Done::Plain | Done::Cloned(_) | Done::Session(_) => panic!("no loop"),
+        Done::Plain | Done::Cloned(_) | Done::Checked(_) | Done::Session(_) => panic!("no loop"),
     }
 }
 

@@ -6,10 +6,11 @@ use std::path::Path;
 use nix::errno::Errno;
 
 use super::MemoryHost;
-use super::content::ContentKind;
+use super::content::{ContentKind, Health};
 use super::disk::{BLOCK, Ino};
 use super::machine::Machine;
 use super::mounts::Shown;
+use crate::model::FsType;
 
 pub(super) type Answer<T> = std::result::Result<T, Errno>;
 
@@ -175,11 +176,39 @@ impl MemoryHost {
         Ok(())
     }
 
+    /// The file system that blkid finds in an image.
+    pub fn file_system_in(&self, image: &Path) -> Answer<Option<FsType>> {
+        let mut machine = self.lock();
+        let ino = machine.image_at(image)?;
+        let content = &machine.data_mut(ino)?.content;
+        let found = content.fs().filter(|_| !content.reads_blank);
+        Ok(found.map(|content| content.fs))
+    }
+
     /// Something that blkid knows by this name stands on the image.
     pub fn put_foreign(&self, image: &Path, name: &str) -> Answer<()> {
         let mut machine = self.lock();
         let ino = machine.image_at(image)?;
         machine.data_mut(ino)?.content.kind = ContentKind::Foreign(name.into());
+        machine.disk.changed(ino, 0)?;
+        machine.disk.sync_file(ino)
+    }
+
+    /// From now on the kernel grows no mounted ext4: its processes lack CAP_SYS_RESOURCE.
+    pub fn refuse_ext4_growth(&self) {
+        self.lock().refuses_ext4_growth = true;
+    }
+
+    /// The file system on an image is left with errors, which a check repairs by itself or not.
+    pub fn leave_unclean(&self, image: &Path, repairable: bool) -> Answer<()> {
+        let mut machine = self.lock();
+        let ino = machine.image_at(image)?;
+        let fs = machine.data_mut(ino)?.content.fs_mut();
+        fs.ok_or(Errno::EINVAL)?.health = if repairable {
+            Health::Unclean
+        } else {
+            Health::Broken
+        };
         machine.disk.changed(ino, 0)?;
         machine.disk.sync_file(ino)
     }

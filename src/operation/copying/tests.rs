@@ -56,6 +56,9 @@ impl Node {
                 overcommit: 1.0,
             }],
             node_record: "/var/lib/slackwater/node.json".into(),
+            state_dir: "/run/slackwater/state".into(),
+            alone: true,
+            inline_max_size: None,
         };
         let driver = Driver::start(settings, Seams::simulated(host)).unwrap();
         let mut node = Node {
@@ -167,4 +170,37 @@ fn a_snapshot_that_is_a_copy_of_a_volume_that_was_changed_since_its_plan_is_plan
     assert!(matches!(refused, Error::Pending { .. }), "{refused:?}");
     assert_eq!(source.pool.backend.snapshot(id.uuid).unwrap(), None);
     assert_eq!(driver.create_snapshot(&request).unwrap().size, 2 * GIB);
+}
+
+#[test]
+fn no_namespace_has_more_than_half_of_the_copies() {
+    let copies = Copies::default();
+    let pools = [PoolId(Uuid::nil()); 2];
+    let begin = |claim| copies.begin(claim, pools);
+    let mut running: Vec<_> = (0..MOST / 2)
+        .map(|_| begin(Some("loud/data")).unwrap())
+        .collect();
+    let error = begin(Some("loud/more")).err().unwrap();
+    assert!(matches!(error, Error::Pending { .. }), "{error}");
+    running.extend((0..MOST / 2).map(|_| begin(Some("quiet/data")).unwrap()));
+    for claim in [Some("other/data"), None] {
+        assert!(matches!(begin(claim), Err(Error::Pending { .. })));
+    }
+    running.remove(0);
+    drop(begin(Some("loud/more")).unwrap());
+    running.clear();
+    // Where callers don't say for whom, all are one's.
+    running.extend((0..MOST).map(|_| begin(None).unwrap()));
+}
+
+#[test]
+fn copies_of_a_pool_share_its_rate() {
+    let copies = Copies::default();
+    let [a, b, c] = [1, 2, 3].map(|n| PoolId(Uuid::from_u128(n)));
+    let step = Duration::from_secs_f64(STEP as f64 / RATE as f64);
+    let first = copies.step([a, a], STEP);
+    let second = copies.step([a, b], STEP);
+    assert!(second >= first + step, "the pool that both read");
+    assert!(copies.step([c, b], STEP) >= second + step);
+    assert!(copies.step([a, a], STEP) < copies.step([c, b], STEP) + step);
 }

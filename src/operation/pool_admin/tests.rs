@@ -32,6 +32,9 @@ fn start(host: &MemoryHost, pools: &[PoolDefinition]) -> Result<Driver> {
         driver_name: "csi.slackwater.dev".into(),
         pools: pools.to_vec(),
         node_record: NODE.into(),
+        state_dir: "/run/slackwater/state".into(),
+        alone: true,
+        inline_max_size: None,
     };
     Driver::start(
         settings,
@@ -330,11 +333,10 @@ fn an_image_that_was_begun_is_no_pool_for_a_definition_without() {
     let record = crate::record::ImageRecord {
         size: 1 << 30,
         block_size: 512,
-        formatted: crate::record::Formatted {
-            kind: crate::record::FormattedAs::Xfs,
-            uuid: uuid::Uuid::nil(),
-            complete: false,
-        },
+        formatted: crate::record::Formatted::begun(
+            crate::record::FormattedAs::Xfs,
+            uuid::Uuid::nil(),
+        ),
         created_at: 0,
     };
     record::store(&host, Path::new("/memory/a/image.json"), &record).unwrap();
@@ -343,4 +345,89 @@ fn an_image_that_was_begun_is_no_pool_for_a_definition_without() {
     assert!(message.contains("add image=1024Mi"), "{message}");
     assert!(refusal(start(&host, std::slice::from_ref(&a)).map(drop)).contains("add image="));
     assert!(refusal(adopt(&host, node(), &a, &[])).contains("add image="));
+}
+
+/// Else a blank path where a pool was would be made a new one.
+#[test]
+fn the_node_record_outlives_a_power_loss_wherever_a_crash_came_before() {
+    let a = pool("a=file:/memory/a,init");
+    let settings = || Settings {
+        node_name: "n".into(),
+        driver_name: "csi.slackwater.dev".into(),
+        pools: vec![a.clone()],
+        node_record: "/srv/far/away/node.json".into(),
+        inline_max_size: None,
+        state_dir: "/run/slackwater/state".into(),
+        alone: true,
+    };
+    let start = |host: &MemoryHost| {
+        let seams = crate::cut::Seams::simulated(host.clone());
+        Driver::start(settings(), seams)
+    };
+    let calm = host_with(&["/memory/a", "/srv"]);
+    start(&calm).unwrap();
+    for cut_off in 1..=calm.effects() + 1 {
+        let host = host_with(&["/memory/a", "/srv"]);
+        host.fail_effect(cut_off, FaultMode::CrashAfter);
+        let _ = start(&host);
+        host.clear_faults();
+        let host = host.restart_process();
+        let driver = start(&host).unwrap();
+        let id = driver.pool_status()[0].id;
+        let host = host.reboot(true);
+        let record = load_node(&host, &settings().node_record).unwrap();
+        let known: Vec<_> = record.pools.keys().copied().map(Some).collect();
+        assert_eq!(known, [id], "after effect {cut_off}");
+    }
+}
+
+#[test]
+fn a_pool_that_can_not_be_read_keeps_its_id_when_it_is_looked_at_again() {
+    let host = host_with(&["/memory/a"]);
+    let a = pool("a=file:/memory/a");
+    let made = init(&host, node(), &a).unwrap();
+    host.pull_disk(Path::new("/memory/a")).unwrap();
+    let driver = start(&host, &[a]).unwrap();
+    assert_eq!(driver.pool_status()[0].id, Some(made.pool.id));
+    host.put_disk_back(Path::new("/memory/a")).unwrap();
+    host.kill_disk(Path::new("/memory/a")).unwrap();
+    driver.look_again();
+    let status = driver.pool_status().remove(0);
+    assert!(status.refusal.is_some_and(|why| why.contains("EIO")));
+    assert_eq!(status.id, Some(made.pool.id));
+}
+
+/// What is logged while `act` runs.
+fn logged(act: impl FnOnce()) -> String {
+    let mut lines = tempfile::tempfile().unwrap();
+    let writer = std::sync::Mutex::new(lines.try_clone().unwrap());
+    let subscriber = tracing_subscriber::fmt().with_writer(writer).finish();
+    tracing::subscriber::with_default(subscriber, act);
+    let mut told = String::new();
+    std::io::Seek::rewind(&mut lines).unwrap();
+    std::io::Read::read_to_string(&mut lines, &mut told).unwrap();
+    told
+}
+
+#[test]
+fn why_a_pool_is_not_served_is_logged_once_and_again_when_it_changes() {
+    // Without a second subscriber the first one of the process decides what is of interest.
+    let _other = tracing::subscriber::set_default(tracing_subscriber::registry());
+    let (disk, host) = (Path::new("/memory/a"), host_with(&["/memory/a"]));
+    let a = pool("a=file:/memory/a");
+    init(&host, node(), &a).unwrap();
+    host.pull_disk(disk).unwrap();
+    let told = logged(|| {
+        let driver = start(&host, &[a]).unwrap();
+        (0..3).for_each(|_| driver.look_again());
+        host.put_disk_back(disk).unwrap();
+        host.kill_disk(disk).unwrap();
+        (0..3).for_each(|_| driver.look_again());
+    });
+    let whys: Vec<_> = told
+        .lines()
+        .filter(|line| line.contains("not served"))
+        .collect();
+    assert_eq!(whys.len(), 2, "{told}");
+    assert!(whys[0].contains("is its disk mounted?") && whys[1].contains("EIO"));
 }

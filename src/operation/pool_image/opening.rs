@@ -73,19 +73,16 @@ impl Opening<'_> {
             size: wanted,
             block_size: ground.least_sector,
             formatted: begun.map_or_else(
-                || Formatted {
-                    kind: FormattedAs::Xfs,
-                    uuid: self.host.random_uuid(),
-                    complete: false,
-                },
+                || Formatted::begun(FormattedAs::Xfs, self.host.random_uuid()),
                 |begun| begun.formatted,
             ),
             created_at: self.host.now(),
         };
         self.store(&record)?;
         let image = self.image();
-        if let Some(longer) = there.filter(|file| file.size > wanted) {
-            if !on(self.host, &longer)?.is_empty() {
+        if there.is_some_and(|file| file.size > wanted) {
+            let found = on(self.host, self.path)?;
+            if found.is_some_and(|(_, loops)| !loops.is_empty()) {
                 return Err(self.busy("a loop device of an earlier try is still on it".into()));
             }
             let path = image.as_path();
@@ -192,8 +189,10 @@ impl Opening<'_> {
     /// The one loop device on the image: what is there, or a new one. Nothing un-reserves through
     /// it.
     pub(super) fn attach(&self, record: &ImageRecord) -> Result<LoopHold> {
-        let file = self.must_stat(record)?;
-        let hold = match on(self.host, &file)?.as_slice() {
+        self.must_stat(record)?;
+        let gone = || self.damaged("it was removed just now".into());
+        let (file, loops) = on(self.host, self.path)?.ok_or_else(gone)?;
+        let hold = match loops.as_slice() {
             [] => self.attach_new(record, &file)?,
             [found] => self.reuse(found, &file)?,
             several => {
@@ -230,9 +229,11 @@ impl Opening<'_> {
         let doing = || format!("attach the image of pool {}", self.pool.name);
         match self.host.perform(&Effect::AttachLoop(spec)).doing(doing)? {
             Done::Loop(hold) => Ok(hold),
-            Done::Plain | Done::Cloned(_) | Done::Session(_) => Err(Error::Bug {
-                invariant: "AttachLoop gives a loop device".into(),
-            }),
+            Done::Plain | Done::Cloned(_) | Done::Checked(_) | Done::Session(_) => {
+                Err(Error::Bug {
+                    invariant: "AttachLoop gives a loop device".into(),
+                })
+            }
         }
     }
 
@@ -277,7 +278,8 @@ impl Opening<'_> {
             device,
             fs: FsType::Xfs,
             uuid: formatted.uuid,
-            options: &[],
+            // The reason for this image; mkfs has it as its default, unless it's told otherwise.
+            options: &["-m".into(), "reflink=1".into()],
             keep_blocks: true,
         };
         self.perform(&effect, "format the image")?;

@@ -1,6 +1,7 @@
 //! Images of pools that are served: opened at the start, closed at the end of the process.
 
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use super::{OpenImage, close, open};
 use crate::backend::file::FileBackend;
@@ -19,6 +20,7 @@ impl Driver {
         definition: &PoolDefinition,
         found: pool_make::Found,
         may_be_new: bool,
+        patience: Duration,
     ) -> Result<(Option<OpenImage>, pool_make::Found)> {
         let host = self.host.as_ref();
         let Some(size) = definition.image else {
@@ -32,7 +34,7 @@ impl Driver {
             }
             found => return Ok((None, found)),
         }
-        let image = open(host, definition, size)?;
+        let image = open(host, definition, size, patience)?;
         let found = pool_make::look(host, &image.folder)?;
         Ok((Some(image), found))
     }
@@ -82,7 +84,7 @@ pub(in crate::operation) fn identify(
     let path = folder(definition);
     match (definition.image, pool_make::look(host, &path)?) {
         (Some(size), pool_make::Found::Image(_)) => {
-            let image = open(host, definition, size)?;
+            let image = open(host, definition, size, Duration::ZERO)?;
             FileBackend::identify(host, &image.folder)
         }
         (None, pool_make::Found::Pool(pool)) => Ok(Some(pool)),

@@ -6,18 +6,25 @@ use crate::host::memory::MemoryHost;
 use crate::model::{AccessMode, AccessType, Capability, CapacityRange, PoolId, VolumeParameters};
 use crate::operation::{CreateVolume, NamedGroup, Settings, Verdict};
 
-fn driver(host: &MemoryHost) -> Driver {
+pub(in crate::operation) fn driver(host: &MemoryHost) -> Driver {
     let settings = Settings {
         node_name: "n".into(),
         driver_name: "csi.slackwater.dev".into(),
         pools: vec!["default=memory:".parse().unwrap()],
         node_record: "/var/lib/slackwater/node.json".into(),
+        state_dir: "/run/slackwater/state".into(),
+        alone: true,
+        inline_max_size: None,
     };
     Driver::start(settings, Seams::simulated(host.clone())).unwrap()
 }
 
-fn volume(driver: &Driver, name: &str) -> VolumeId {
-    let request = CreateVolume {
+pub(in crate::operation) fn volume(driver: &Driver, name: &str) -> VolumeId {
+    driver.create_volume(&new_volume(name)).unwrap().id
+}
+
+pub(in crate::operation) fn new_volume(name: &str) -> CreateVolume {
+    CreateVolume {
         name: name.into(),
         capacity: CapacityRange::new(1 << 30, 0).unwrap(),
         capabilities: vec![Capability {
@@ -27,19 +34,22 @@ fn volume(driver: &Driver, name: &str) -> VolumeId {
         parameters: VolumeParameters::default(),
         requisite: Vec::new(),
         content_source: None,
-    };
-    driver.create_volume(&request).unwrap().id
+    }
 }
 
 /// A volume of another node.
-fn far() -> VolumeId {
+pub(in crate::operation) fn far() -> VolumeId {
     VolumeId {
         pool: PoolId(Uuid::from_u128(1)),
         uuid: Uuid::from_u128(2),
     }
 }
 
-fn begin(group: Option<GroupId>, all: &[VolumeId], ours: &[VolumeId]) -> BeginShare {
+pub(in crate::operation) fn begin(
+    group: Option<GroupId>,
+    all: &[VolumeId],
+    ours: &[VolumeId],
+) -> BeginShare {
     BeginShare {
         name: "g".into(),
         group,
@@ -52,7 +62,7 @@ fn begin(group: Option<GroupId>, all: &[VolumeId], ours: &[VolumeId]) -> BeginSh
     }
 }
 
-fn kept() -> Kept {
+pub(in crate::operation) fn kept() -> Kept {
     Kept {
         cut_at: 7,
         level: Level::Filesystem,
@@ -60,9 +70,10 @@ fn kept() -> Kept {
     }
 }
 
-fn all_steps() -> Vec<ShareStep> {
+pub(in crate::operation) fn all_steps() -> Vec<ShareStep> {
     vec![
         ShareStep::Ready(Level::Filesystem),
+        ShareStep::Ahead { hooks: true },
         ShareStep::Prepare,
         ShareStep::Freeze,
         ShareStep::Cut,
@@ -97,20 +108,24 @@ impl Coordinator for Script {
     }
 }
 
-fn served(driver: &Driver, begin: &BeginShare, steps: Vec<ShareStep>) -> (Result<()>, usize) {
+pub(in crate::operation) fn served(
+    driver: &Driver,
+    begin: &BeginShare,
+    steps: Vec<ShareStep>,
+) -> (Result<()>, usize) {
     let mut script = Script::of(steps);
     let done = driver.serve_share(begin, &Halt::default(), &mut script);
     assert_eq!(driver.locks_held(), 0);
     (done, script.told.len())
 }
 
-fn states(driver: &Driver, group: GroupId) -> Vec<SnapshotState> {
+pub(in crate::operation) fn states(driver: &Driver, group: GroupId) -> Vec<SnapshotState> {
     let here = driver.group_here(group, &[]).unwrap();
     assert!(!here.busy);
     here.members.iter().map(|member| member.state).collect()
 }
 
-const GROUP: GroupId = GroupId(Uuid::from_u128(77));
+pub(in crate::operation) const GROUP: GroupId = GroupId(Uuid::from_u128(77));
 
 #[test]
 fn where_the_first_member_is_the_end_of_the_steps_deletes_everything_until_the_commit() {
@@ -189,6 +204,50 @@ fn what_another_node_decides_about_stays_in_doubt_until_somebody_says_what_it_de
 }
 
 #[test]
+fn a_first_member_on_a_pool_that_this_node_has_forgotten_is_not_gone() {
+    let host = MemoryHost::new();
+    let before = driver(&host);
+    let ours = [volume(&before, "a")];
+    // Its disk was this node's, and is another node's by now.
+    let moved = far();
+    before.leave();
+    let host = host.restart_process();
+    let path = std::path::Path::new("/var/lib/slackwater/node.json");
+    let node = crate::host::Host::read_file(&host, path).unwrap().unwrap();
+    let mut node: serde_json::Value = serde_json::from_slice(&node).unwrap();
+    let known = node["pools"][ours[0].pool.to_string()].clone();
+    node["forgotten"][moved.pool.to_string()] = known;
+    host.put_file(path, node.to_string().as_bytes()).unwrap();
+
+    let driver = driver(&host);
+    let all = [moved, ours[0]];
+    let mut steps = all_steps();
+    steps.pop();
+    for commits in [true, false] {
+        let begun = begin(Some(GROUP), &all, &ours);
+        served(&driver, &begun, steps.clone()).0.unwrap();
+        driver.look_again();
+        assert_eq!(states(&driver, GROUP), [SnapshotState::Cut], "a guess");
+        let verdict = match commits {
+            true => Verdict {
+                commit: Some(begun.attempt),
+                undo: Vec::new(),
+            },
+            false => Verdict {
+                commit: None,
+                undo: vec![begun.attempt],
+            },
+        };
+        driver.settle_group_by(GROUP, &verdict).unwrap();
+        match commits {
+            true => assert_eq!(states(&driver, GROUP), [SnapshotState::Ready]),
+            false => assert_eq!(states(&driver, GROUP), []),
+        }
+        driver.end_group_here(GROUP, &[]).unwrap();
+    }
+}
+
+#[test]
 fn a_single_snapshot_is_never_in_doubt_and_what_is_there_is_not_cut_again() {
     let driver = driver(&MemoryHost::new());
     let ours = [volume(&driver, "a")];
@@ -229,4 +288,51 @@ fn steps_out_of_order_end_it_and_leave_nothing() {
         assert_eq!(told, at + 1);
         assert_eq!(states(&driver, GROUP), [], "{at}");
     }
+}
+
+/// Looks at the group when a step fails.
+struct Early<'a> {
+    driver: &'a Driver,
+    steps: std::vec::IntoIter<ShareStep>,
+    seen: Option<Vec<SnapshotState>>,
+}
+
+impl Coordinator for Early<'_> {
+    fn next(&mut self) -> Option<ShareStep> {
+        self.steps.next()
+    }
+
+    fn tell(&mut self, _answer: ShareAnswer) {}
+
+    fn failing(&mut self, _error: &Error) {
+        let here = self.driver.group_here(GROUP, &[]).unwrap();
+        self.seen = Some(here.members.iter().map(|member| member.state).collect());
+    }
+}
+
+#[test]
+fn a_step_that_fails_is_reported_before_anything_is_deleted() {
+    let driver = driver(&MemoryHost::new());
+    let ours = [volume(&driver, "a")];
+    let mut early = Early {
+        driver: &driver,
+        steps: vec![ShareStep::Freeze].into_iter(),
+        seen: None,
+    };
+    let begun = begin(Some(GROUP), &ours, &ours);
+    let done = driver.serve_share(&begun, &Halt::default(), &mut early);
+    assert!(done.is_err());
+    assert_eq!(early.seen, Some(vec![SnapshotState::Preparing]));
+    assert_eq!(states(&driver, GROUP), []);
+}
+
+#[test]
+fn a_router_that_does_not_know_the_step_ahead_of_the_hooks_is_served() {
+    let driver = driver(&MemoryHost::new());
+    let ours = [volume(&driver, "a")];
+    let mut steps = all_steps();
+    steps.retain(|step| !matches!(step, ShareStep::Ahead { .. }));
+    let (done, _) = served(&driver, &begin(Some(GROUP), &ours, &ours), steps);
+    done.unwrap();
+    assert_eq!(states(&driver, GROUP), [SnapshotState::Ready]);
 }

@@ -1,6 +1,7 @@
 //! One agent.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use tokio::sync::{Notify, OnceCell, Semaphore, watch};
@@ -15,6 +16,7 @@ use crate::csi::controller_client::ControllerClient;
 use crate::csi::snapshot_metadata_client::SnapshotMetadataClient;
 use crate::error::{Error, Result, chain};
 use crate::model::PoolId;
+use crate::router::checked;
 
 /// Largest answer that is taken: a page of 5000 volumes has some 1.5 MB, and descriptions of
 /// groups and streams less.
@@ -33,6 +35,8 @@ pub struct Seen {
     pub pools: Arc<[ShownPool]>,
     /// Why it can't be asked now; none if it can.
     pub problem: Option<String>,
+    /// The problem is what it said of itself, which was refused.
+    pub is_refused: bool,
 }
 
 impl Seen {
@@ -66,8 +70,11 @@ pub struct Agent {
     address: String,
     dial: Arc<dyn Dial>,
     channel: OnceCell<Channel>,
+    /// Of cuts alone.
+    cuts: OnceCell<Channel>,
     seen: watch::Sender<Seen>,
     wanted: Notify,
+    refusals: AtomicU64,
 }
 
 impl Agent {
@@ -87,9 +94,21 @@ impl Agent {
             address: address.to_string(),
             dial,
             channel: OnceCell::new(),
+            cuts: OnceCell::new(),
             seen: watch::channel(seen).0,
             wanted: Notify::new(),
+            refusals: AtomicU64::default(),
         }
+    }
+
+    /// An answer of it was refused.
+    pub(in crate::router) fn refused(&self) {
+        self.refusals.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many answers of it were refused, at this address.
+    pub fn refusals(&self) -> u64 {
+        self.refusals.load(Ordering::Relaxed)
     }
 
     /// Its node's name.
@@ -169,7 +188,7 @@ impl Agent {
     }
 
     /// The same, unless it was asked since a moment.
-    pub(super) async fn ask_since(&self, moment: Instant) {
+    pub(in crate::router) async fn ask_since(&self, moment: Instant) {
         let mut seen = self.seen.subscribe();
         let is_new = |seen: &Seen| seen.asked >= Some(moment);
         if is_new(&seen.borrow()) {
@@ -193,11 +212,23 @@ impl Agent {
             let turn = asking.acquire().await;
             let asked = Instant::now();
             let described = match timeout(DESCRIBE, self.describe()).await {
-                Ok(described) => described.and_then(|told| self.verify(told, driver_name)),
+                Ok(described) => described,
                 Err(_) => Err(format!("it doesn't answer within {} s", DESCRIBE.as_secs())),
             };
             drop(turn);
-            if self.learn(asked, described) {
+            let verified = |told| self.verify(told, driver_name);
+            let (described, is_refused) = match described.map(verified) {
+                Ok(Err(why)) => {
+                    self.refused();
+                    (
+                        Err(format!("what it says of itself was refused: {why}")),
+                        true,
+                    )
+                }
+                Ok(told) => (told, false),
+                Err(problem) => (Err(problem), false),
+            };
+            if self.learn(asked, described, is_refused) {
                 changed.send_modify(|rounds| *rounds += 1);
             }
             // Spread, so that they aren't all asked in the same moment.
@@ -227,11 +258,16 @@ impl Agent {
             let theirs = &told.driver_name;
             return Err(format!("it's of driver {theirs:?}, not of {driver_name:?}"));
         }
-        Ok(told)
+        checked::description(told)
     }
 
     /// Whether that is news.
-    fn learn(&self, asked: Instant, described: Result<DescribeResponse, String>) -> bool {
+    fn learn(
+        &self,
+        asked: Instant,
+        described: Result<DescribeResponse, String>,
+        is_refused: bool,
+    ) -> bool {
         let mut news = false;
         self.seen.send_modify(|seen| {
             seen.asked = Some(asked);
@@ -245,6 +281,7 @@ impl Agent {
                 (None, None) | (Some(_), Some(_)) => {}
             }
             seen.problem = problem;
+            seen.is_refused = is_refused;
             let Ok(told) = described else { return };
             seen.answered = Some(Instant::now());
             if seen.told.as_deref() != Some(&told) {
@@ -266,6 +303,14 @@ impl Agent {
     pub async fn client(&self) -> Result<AgentClient<Channel>> {
         let client = AgentClient::new(self.channel().await?);
         Ok(client.max_decoding_message_size(ANSWER_BYTES))
+    }
+
+    /// The same for cuts, over a connection of their own: a long list, on its way over a slow one,
+    /// would hold up the order to thaw.
+    pub async fn cuts(&self) -> Result<AgentClient<Channel>> {
+        let dial = || self.dial.dial(&self.node, &self.address);
+        let channel = self.cuts.get_or_try_init(dial).await?.clone();
+        Ok(AgentClient::new(channel).max_decoding_message_size(ANSWER_BYTES))
     }
 
     /// Its CSI controller.

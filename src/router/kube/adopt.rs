@@ -110,12 +110,15 @@ pub struct Done {
 }
 
 /// Looks what is to be done, and changes nothing. `which` is the pool's UUID, its name, or
-/// NODE/NAME. An error if there is no such pool, or nothing says for certain whose it is now.
-pub async fn look(client: &Client, driver: &str, which: &str) -> Result<Plan> {
-    let pools = Api::<Pool>::all(client.clone());
-    let ours = ListParams::default().labels(&format!("{DRIVER_LABEL}={driver}"));
-    let pools = all("Pools", &pools, ours).await?;
+/// NODE/NAME, and of `driver` where a name is given; else the pool's object says which driver has
+/// it. An error if there is no such pool, or nothing says for certain whose it is now.
+pub async fn look(client: &Client, driver: Option<&str>, which: &str) -> Result<Plan> {
+    let pools = of_driver(client, driver).await?;
     let object = one_of(which, &pools)?;
+    let driver = object.labels().get(DRIVER_LABEL).ok_or_else(|| {
+        let what = format!("pool {}", object.name_any());
+        Error::refused(what, format!("its object has no label {DRIVER_LABEL}"))
+    })?;
     let pool = adopted(object, Timestamp::now())?;
     let live = Api::<DynamicObject>::all_with(client.clone(), &resource());
     let live = all("PersistentVolumes", &live, ListParams::default()).await?;
@@ -134,7 +137,7 @@ pub async fn look(client: &Client, driver: &str, which: &str) -> Result<Plan> {
         &Users::new(&attachments, &pods),
     );
     Ok(Plan {
-        driver: driver.into(),
+        driver: driver.clone(),
         pool,
         lines,
         settled,
@@ -175,7 +178,16 @@ where
     }
 }
 
-fn one_of<'a>(which: &str, pools: &'a [Pool]) -> Result<&'a Pool> {
+/// Pool objects of a driver, or of all.
+pub(super) async fn of_driver(client: &Client, driver: Option<&str>) -> Result<Vec<Pool>> {
+    let params = match driver {
+        Some(driver) => ListParams::default().labels(&format!("{DRIVER_LABEL}={driver}")),
+        None => ListParams::default(),
+    };
+    all("Pools", &Api::<Pool>::all(client.clone()), params).await
+}
+
+pub(super) fn one_of<'a>(which: &str, pools: &'a [Pool]) -> Result<&'a Pool> {
     let is_it = |pool: &&Pool| {
         let status = pool.status.clone().unwrap_or_default();
         pool.name_any() == which

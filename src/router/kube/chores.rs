@@ -5,6 +5,7 @@
 
 use std::future::Future;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use ::kube::Error as KubeError;
 use ::kube::api::{Api, Patch, PatchParams, PostParams};
@@ -19,21 +20,64 @@ use super::{Fleet, InCluster, NODES, PATIENCE, POOLS, VOLUMES, ask, names, topol
 use crate::error::chain;
 use crate::router::cluster::{About, Cluster};
 
+/// Between two looks whether the cluster has snapshots.
+const SNAPSHOTS_EVERY: Duration = Duration::from_secs(600);
+/// The API of snapshots.
+const SNAPSHOTS: &str = "snapshot.storage.k8s.io/v1";
+
 /// Looks every few seconds, for ever.
 pub(super) async fn run(cluster: &InCluster, fleet: &dyn Fleet) {
     let mut leads_since = None;
+    let mut snapshots: Option<Instant> = None;
     loop {
         tokio::time::sleep(cluster.options.look_every).await;
         if !cluster.is_leader() {
             leads_since = None;
             // Only one says it, so that numbers of two routers don't add up.
             cluster.conflicts.store(0, Ordering::Relaxed);
+            cluster.snapshotter_missing.store(false, Ordering::Relaxed);
+            snapshots = None;
             continue;
         }
-        let since = *leads_since.get_or_insert_with(Timestamp::now);
-        if let Err(error) = look(cluster, &fleet.reports(), since).await {
-            tracing::warn!(error, "what agents report can't be written down");
+        if snapshots.is_none_or(|at| at.elapsed() >= SNAPSHOTS_EVERY) {
+            snapshots = Some(Instant::now());
+            look_for_snapshots(cluster).await;
         }
+        let since = *leads_since.get_or_insert_with(Timestamp::now);
+        let failed = look(cluster, &fleet.reports(), since).await;
+        // Each fails for itself: what one agent says must not keep the others from being written.
+        if let Some((what, error)) = failed.first() {
+            let more = failed.len() - 1;
+            tracing::warn!(
+                what,
+                error,
+                more,
+                "what an agent reports can't be written down"
+            );
+        }
+    }
+}
+
+/// A chart that was rendered without the cluster leaves csi-snapshotter out, and nothing else says
+/// that snapshots are then never made.
+async fn look_for_snapshots(cluster: &InCluster) {
+    if cluster.options.has_snapshotter {
+        return;
+    }
+    let found = cluster.client.list_api_group_resources(SNAPSHOTS);
+    let Ok(found) = tokio::time::timeout(PATIENCE, found).await else {
+        return;
+    };
+    let missing = found.is_ok_and(|found| !found.resources.is_empty());
+    cluster
+        .snapshotter_missing
+        .store(missing, Ordering::Relaxed);
+    if missing {
+        let message = "the cluster has snapshots, and this installation of Slackwater has no \
+                       csi-snapshotter, so that no VolumeSnapshot of it is ever made: install it \
+                       with the value snapshots=true";
+        tracing::warn!(message, "no snapshotter");
+        cluster.tell(&About::Router, true, "NoSnapshotter", message.into());
     }
 }
 
@@ -41,10 +85,16 @@ async fn look(
     cluster: &InCluster,
     reports: &[Report],
     leads_since: Timestamp,
-) -> Result<(), String> {
+) -> Vec<(String, String)> {
     let knows = |what| cluster.following.is_complete(what);
+    let mut failed = Vec::new();
     if !knows(NODES) || !knows(POOLS) || !knows(VOLUMES) {
-        return Ok(());
+        return failed;
+    }
+    for report in reports.iter().filter(|report| report.is_refused) {
+        let about = About::Node(report.node.clone());
+        let problem = report.problem.clone().unwrap_or_default();
+        cluster.tell(&about, true, "AnswerRefused", problem);
     }
     let nodes = cluster.node_labels();
     let picture = Picture {
@@ -57,7 +107,9 @@ async fn look(
         now: Timestamp::now(),
     };
     for change in picture.changes() {
-        write(cluster, &change).await?;
+        if let Err(error) = write(cluster, &change).await {
+            failed.push((format!("pool {}", change.id), error));
+        }
     }
     let volumes_at = |home: &str| cluster.volumes.at_home(home);
     let acts = label::acts(reports, &nodes, volumes_at, Timestamp::now());
@@ -67,13 +119,16 @@ async fn look(
         .count();
     cluster.conflicts.store(conflicts as u64, Ordering::Relaxed);
     for act in acts {
-        apply(cluster, act).await?;
+        let (Act::Conflict { node, .. } | Act::Overwrite { node, .. }) = &act;
+        let what = format!("node {node}");
+        if let Err(error) = apply(cluster, act).await {
+            failed.push((what, error));
+        }
     }
-    Ok(())
+    failed
 }
 
-/// A write that somebody else has made needless is no error; one that isn't allowed or that
-/// doesn't get through ends this look.
+/// A write that somebody else has made needless is no error.
 async fn done<T>(
     doing: &str,
     write: impl Future<Output = Result<T, KubeError>>,
@@ -111,6 +166,13 @@ async fn write(cluster: &InCluster, change: &Change) -> Result<(), String> {
         api.patch_status(&name, &params, &patch),
     )
     .await?;
+    if change.handed_over {
+        let patch = Patch::Merge(serde_json::json!({ "spec": { "node": null } }));
+        done("take a mark away", api.patch(&name, &params, &patch)).await?;
+        let message = format!("it's handed over to node {}", change.status.node);
+        tracing::info!(pool = name, message, "a pool is handed over");
+        cluster.tell(&About::Pool(change.id), false, "PoolHandedOver", message);
+    }
     if change.turned {
         let health = change.status.health;
         let is_well = health == Health::Healthy;

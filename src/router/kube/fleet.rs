@@ -10,6 +10,7 @@ use super::Fleet;
 use super::orphans::{self, Stored};
 use super::picture::Report;
 use crate::error::chain;
+use crate::model::VolumeId;
 use crate::router::agents::Agents;
 
 /// A page of some thousand entries takes milliseconds; a disk may hang.
@@ -35,6 +36,7 @@ impl Fleet for Agents {
                 node: agent.node().to_string(),
                 seen: at.zip(seen.told),
                 problem: seen.problem,
+                is_refused: seen.is_refused,
             }
         })
         .collect()
@@ -53,12 +55,18 @@ impl Fleet for Agents {
                     Err(problem) => Err(problem),
                 };
                 match answer {
-                    Ok((volumes, snapshots)) => stored.push(Stored {
-                        pool: pool.id,
-                        node: agent.node().to_string(),
-                        volumes,
-                        snapshots,
-                    }),
+                    Ok((mut volumes, mut snapshots)) => {
+                        for ids in [&mut volumes, &mut snapshots] {
+                            let of = |id: &str| id.parse::<VolumeId>().ok().map(|id| id.pool);
+                            ids.retain(|id| of(id) == Some(pool.id));
+                        }
+                        stored.push(Stored {
+                            pool: pool.id,
+                            node: agent.node().to_string(),
+                            volumes,
+                            snapshots,
+                        });
+                    }
                     Err(problem) => tracing::debug!(
                         node = agent.node(),
                         pool = %pool.id,

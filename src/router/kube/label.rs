@@ -100,6 +100,7 @@ mod tests {
             node: node.into(),
             seen: Some((Timestamp::now(), Arc::new(answer))),
             problem: None,
+            is_refused: false,
         }
     }
 

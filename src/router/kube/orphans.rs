@@ -18,7 +18,7 @@ use ::kube::{Client, Error as KubeError};
 use k8s_openapi::api::core::v1::PersistentVolume;
 use serde_json::Value;
 
-use super::{Fleet, InCluster, PATIENCE, VOLUMES};
+use super::{Fleet, InCluster, PATIENCE, VOLUMES, behind};
 use crate::error::{Error, Result, chain};
 use crate::model::PoolId;
 use crate::router::cluster::{About, Cluster};
@@ -247,9 +247,14 @@ async fn snapshot_handles(client: &Client, driver: &str) -> Result<Option<BTreeS
 
 /// What the driver behind a socket has that nothing in the cluster names now. Something that is
 /// just being made may be among it. With the node's name left out, which the socket doesn't tell.
-pub async fn behind(client: &Client, driver: &str, socket: &Path) -> Result<Vec<Orphan>> {
-    let stored = ask::behind(socket).await?;
-    let snapshots = snapshot_handles(client, driver).await?;
+///
+/// The driver itself says what it is called: VolumeSnapshotContents of any other name would not
+/// count, and every snapshot would be taken for an orphan.
+pub async fn behind(client: &Client, expected: Option<&str>, socket: &Path) -> Result<Vec<Orphan>> {
+    let (channel, driver) = behind::driver(socket, expected).await?;
+    let stored = ask::behind(channel).await;
+    let stored = stored.map_err(|reason| behind::unreachable(socket, reason))?;
+    let snapshots = snapshot_handles(client, &driver).await?;
     let api = Api::<PersistentVolume>::all(client.clone());
     let volumes = super::adopt::all("PersistentVolumes", &api, ListParams::default()).await?;
     let handle = |volume: PersistentVolume| Some(volume.spec?.csi?).map(|csi| csi.volume_handle);

@@ -10,6 +10,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use super::pool::{Health, Pool, PoolStatus};
 use crate::agent::{DescribeResponse, Pool as Shown};
 use crate::model::PoolId;
+use crate::router::checked::MOST_POOLS;
 
 /// An agent is silent for so long before its pools are called unreachable: one that is restarted
 /// is back sooner.
@@ -26,6 +27,8 @@ pub struct Report {
     pub seen: Option<(Timestamp, Arc<DescribeResponse>)>,
     /// Why it can't be reached now; `None` if it can.
     pub problem: Option<String>,
+    /// It can be reached, and what it says of itself is refused: the problem.
+    pub is_refused: bool,
 }
 
 impl Report {
@@ -74,6 +77,8 @@ pub struct Change {
     pub lose: Option<String>,
     /// Its health was another before: tell people.
     pub turned: bool,
+    /// A person has said that this node has it, and it's so: the mark is to be taken away.
+    pub handed_over: bool,
 }
 
 impl Picture<'_> {
@@ -97,21 +102,29 @@ impl Picture<'_> {
         let each = all.into_iter().filter_map(|id| {
             let before = self.pools.get(&id);
             let by = shown.get(&id).map(Vec::as_slice).unwrap_or_default();
-            // One that forgets it shows nothing; and calls go to who serves it, though one that
-            // misses its disk shows it too.
-            let mut shows: Vec<_> = by.iter().filter(|sight| !sight.pool.forgotten).collect();
-            if shows.iter().any(|sight| sight.pool.refusal.is_empty()) {
-                shows.retain(|sight| sight.pool.refusal.is_empty());
-            }
+            let last = before.and_then(Pool::known).map(|known| known.node);
+            let last = last.filter(|node| !node.is_empty());
+            let (shows, claims) = self.shows(last.as_deref(), by);
             // Whoever deletes the object of a pool that is only remembered is done with it.
-            if before.is_none() && shows.is_empty() {
+            if before.is_none() && (shows.is_empty() || self.has_enough(shows[0])) {
                 return None;
             }
-            let mut status = match shows.first().copied().or(by.first()) {
+            // That its volumes are gone only the node says that had it.
+            let is_its = |sight: &&Sight<'_>| {
+                let node = &sight.answer.node_name;
+                last.as_ref().is_none_or(|last| last == node)
+            };
+            let forgets = || by.iter().find(is_its);
+            let mut status = match shows.first().copied().or_else(forgets) {
                 Some(sight) => sight.status(self.strays(id, sight)),
                 None => self.unseen(before?)?,
             };
+            if !claims.is_empty() {
+                claimed(&mut status, id, &claims);
+            }
             if shows.len() > 1 {
+                // Whose it is isn't known, and is not guessed.
+                status.node = String::new();
                 status.health = Health::Conflict;
                 let nodes: Vec<_> = shows
                     .iter()
@@ -126,6 +139,53 @@ impl Picture<'_> {
             self.finish(id, before, status, !shows.is_empty())
         });
         each.collect()
+    }
+
+    /// Those that count among the agents that show a pool, and the nodes of others that serve it.
+    /// The node that had it last keeps it, as long as its agent shows it or can't be asked.
+    fn shows<'a>(
+        &self,
+        last: Option<&str>,
+        by: &'a [Sight<'a>],
+    ) -> (Vec<&'a Sight<'a>>, Vec<&'a str>) {
+        // One that forgets it shows nothing; and calls go to who serves it, though one that
+        // misses its disk shows it too.
+        let mut shows: Vec<_> = by.iter().filter(|sight| !sight.pool.forgotten).collect();
+        if let Some(last) = last {
+            let is_its = |sight: &&Sight<'_>| sight.answer.node_name == last;
+            if shows.iter().any(is_its) || !self.has_given_up(last) {
+                let claims = shows.iter().filter(|sight| !is_its(sight));
+                let claims = claims.filter(|sight| sight.pool.refusal.is_empty());
+                let claims = claims.map(|sight| &*sight.answer.node_name).collect();
+                shows.retain(is_its);
+                return (shows, claims);
+            }
+        }
+        if shows.iter().any(|sight| sight.pool.refusal.is_empty()) {
+            shows.retain(|sight| sight.pool.refusal.is_empty());
+        }
+        (shows, Vec::new())
+    }
+
+    /// Whether the node that had a pool is gone, or its agent answers and knows all its pools.
+    fn has_given_up(&self, node: &str) -> bool {
+        let its = self.reports.iter().find(|report| report.node == node);
+        let told = its.filter(|report| report.problem.is_none());
+        let told = told.and_then(|report| report.fresh(self.now));
+        let knows_all = told.is_some_and(|(_, told)| {
+            let mut pools = told.pools.iter();
+            pools.all(|pool| !pool.id.is_empty())
+        });
+        knows_all || !self.nodes.contains(node)
+    }
+
+    /// Whether a node has as many Pool objects as one may have.
+    fn has_enough(&self, sight: &Sight<'_>) -> bool {
+        let of_node = |pool: &&Pool| {
+            let status = pool.status.as_ref();
+            status.is_some_and(|status| status.node == sight.answer.node_name)
+        };
+        self.pools.values().filter(of_node).count() >= MOST_POOLS
     }
 
     /// PersistentVolumes of a pool that name another home than that of its node.
@@ -187,7 +247,8 @@ impl Picture<'_> {
         is_shown: bool,
     ) -> Option<Change> {
         let old = before.and_then(|pool| pool.status.as_ref());
-        status.node_gone_since = match self.nodes.contains(&status.node) {
+        let is_there = status.node.is_empty() || self.nodes.contains(&status.node);
+        status.node_gone_since = match is_there {
             true => None,
             false => {
                 let before = old.and_then(|old| old.node_gone_since.clone());
@@ -217,8 +278,10 @@ impl Picture<'_> {
             Some(old) if !turned => old.since.clone(),
             Some(_) | None => Some(whole(self.now)),
         };
+        let mark = before.and_then(|pool| pool.spec.node.as_ref());
         let change = Change {
             id,
+            handed_over: mark == Some(&status.node),
             is_new: before.is_none(),
             turned: turned && !(old.is_none() && status.health == Health::Healthy),
             lose,
@@ -260,7 +323,7 @@ impl Picture<'_> {
             last_seen: None,
             ..status.clone()
         };
-        if change.lose.is_some() || steady(old) != steady(&change.status) {
+        if change.lose.is_some() || change.handed_over || steady(old) != steady(&change.status) {
             return true;
         }
         let since = old
@@ -269,6 +332,20 @@ impl Picture<'_> {
             .map(|seen| self.now.duration_since(seen.0));
         old != &change.status && since.is_none_or(|since| since >= COARSE)
     }
+}
+
+/// Says which nodes show a pool beside the one that has it.
+fn claimed(status: &mut PoolStatus, id: PoolId, claims: &[&str]) {
+    if status.health == Health::Healthy {
+        status.health = Health::Degraded;
+    }
+    let and = if status.message.is_empty() { "" } else { "; " };
+    status.message = format!(
+        "{}{and}node {} shows it too, which changes nothing: if its disk has moved there, slackwater \
+         pool hand-over {id} --to NODE",
+        status.message,
+        claims.join(" and ")
+    );
 }
 
 /// Hours, or minutes where it isn't whole hours.
@@ -341,6 +418,7 @@ fn health(answer: &DescribeResponse, pool: &Shown, strays: usize) -> (Health, St
             pool.id
         ));
     }
+    wrong.extend(pool.changed_devices.iter().cloned());
     if !answer.guard_alive {
         wrong.push("the freeze guard of its node doesn't answer".into());
     }

@@ -48,6 +48,9 @@ pub struct PoolSpec {
     /// Who said so, and why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost_reason: Option<String>,
+    /// The node that has it from now on. The router takes this away once it's so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
 }
 
 fn is_false(value: &bool) -> bool {
@@ -110,7 +113,7 @@ pub enum Health {
     NotServed,
     /// Its agent doesn't answer, or doesn't show it.
     Unreachable,
-    /// Two agents show it: nobody's calls go there.
+    /// Two agents show it, and neither is known to have had it before: no call goes to it.
     Conflict,
     /// Its node's record forgets it, for good.
     Forgotten,
@@ -195,7 +198,7 @@ impl Pool {
         Some(KnownPool {
             id: self.id()?,
             name: status.name,
-            node: status.node,
+            node: self.spec.node.clone().unwrap_or(status.node),
             home: status.home,
             lost: self.spec.lost,
         })

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use ::kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
 use ::kube::core::{ApiResource, GroupVersionKind, PartialObjectMeta};
 use ::kube::{Client, Error as KubeError};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, PersistentVolumeClaim};
 use k8s_openapi::api::events::v1::{Event, EventSeries};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -19,6 +20,7 @@ use k8s_openapi::jiff::Timestamp;
 use tokio::sync::mpsc;
 
 use super::pool::Pool;
+use super::{LEASE, Options};
 use crate::error::chain;
 use crate::router::cluster::About;
 
@@ -147,13 +149,14 @@ impl Memory {
 }
 
 /// Sends what comes, for ever.
-pub(super) async fn send(client: Client, driver: String, me: String, mut queue: Queue) {
+pub(super) async fn send(client: Client, options: Options, mut queue: Queue) {
+    let (driver, me, own) = (options.driver, options.me, options.namespace);
     let mut memory = Memory::default();
     while let Some(words) = queue.words.recv().await {
         let act = memory.act(&words, Instant::now());
         let mut pauses = RETRIES.iter();
         loop {
-            let sent = one(&client, (&driver, &me), &words, &act);
+            let sent = one(&client, (&driver, &me, &own), &words, &act);
             let error = match tokio::time::timeout(PATIENCE, sent).await {
                 Ok(Ok(created)) => {
                     if let Some((name, namespace)) = created {
@@ -183,7 +186,7 @@ pub(super) async fn send(client: Client, driver: String, me: String, mut queue: 
 /// Name and namespace of an event that was created.
 pub(super) async fn one(
     client: &Client,
-    (driver, me): (&str, &str),
+    (driver, me, own): (&str, &str, &str),
     words: &Words,
     act: &Act,
 ) -> Result<Option<(String, String)>, KubeError> {
@@ -200,7 +203,7 @@ pub(super) async fn one(
             Ok(None)
         }
         Act::Create => {
-            let object = reference(client, &words.about).await?;
+            let object = reference(client, own, &words.about).await?;
             let namespace = object.namespace.clone().unwrap_or_else(|| NOWHERE.into());
             let event = event(words, object, driver, me);
             let api = Api::<Event>::namespaced(client.clone(), &namespace);
@@ -255,7 +258,11 @@ fn cut(text: &str, bytes: usize) -> String {
 
 /// The object as an event names it: with its UID, without which `kubectl describe` doesn't show
 /// the event.
-async fn reference(client: &Client, about: &About) -> Result<ObjectReference, KubeError> {
+async fn reference(
+    client: &Client,
+    own: &str,
+    about: &About,
+) -> Result<ObjectReference, KubeError> {
     let (api_version, kind) = match about {
         About::Claim(_) => ("v1", "PersistentVolumeClaim"),
         About::Snapshot(_) => ("snapshot.storage.k8s.io/v1", "VolumeSnapshot"),
@@ -265,6 +272,7 @@ async fn reference(client: &Client, about: &About) -> Result<ObjectReference, Ku
         ),
         About::Node(_) => ("v1", "Node"),
         About::Pool(_) => ("slackwater.dev/v1alpha1", "Pool"),
+        About::Router => ("coordination.k8s.io/v1", "Lease"),
     };
     let (namespace, name) = match about {
         About::Claim(path) | About::Snapshot(path) | About::Group(path) => {
@@ -272,6 +280,7 @@ async fn reference(client: &Client, about: &About) -> Result<ObjectReference, Ku
         }
         About::Node(name) => ("", name.as_str()),
         About::Pool(id) => ("", &*id.to_string()),
+        About::Router => (own, LEASE),
     };
     let meta = match about {
         About::Claim(_) => {
@@ -289,6 +298,12 @@ async fn reference(client: &Client, about: &About) -> Result<ObjectReference, Ku
         }
         About::Pool(_) => {
             Api::<PartialObjectMeta<Pool>>::all(client.clone())
+                .get(name)
+                .await?
+                .metadata
+        }
+        About::Router => {
+            Api::<PartialObjectMeta<Lease>>::namespaced(client.clone(), namespace)
                 .get(name)
                 .await?
                 .metadata

@@ -5,6 +5,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
@@ -61,7 +62,8 @@ impl Service {
     ) -> std::result::Result<GetGroupResponse, Status> {
         let here = self
             .run(
-                Rpc::GetVolumeGroupSnapshot,
+                // A create begins with it, and must not take a failed look for a final answer.
+                Rpc::CreateVolumeGroupSnapshot,
                 group_id(&request.group_id),
                 move |driver, group| driver.group_here(*group, &request.snapshot_ids),
             )
@@ -75,7 +77,7 @@ impl Service {
     ) -> std::result::Result<SettleGroupResponse, Status> {
         let args = group_id(&request.group_id).and_then(|group| Ok((group, verdict(&request)?)));
         self.run(
-            Rpc::DeleteVolumeGroupSnapshot,
+            Rpc::CreateVolumeGroupSnapshot,
             args,
             |driver, (group, verdict)| driver.settle_group_by(*group, verdict),
         )
@@ -111,12 +113,18 @@ async fn serve(
         Some(Step::Begin(begin)) if begin.group_id.is_empty() => Rpc::CreateSnapshot,
         Some(_) | None => Rpc::CreateVolumeGroupSnapshot,
     };
+    let is_early = matches!(&first, Some(Step::Begin(begin)) if begin.early_failure);
     let begin = begin(first).map_err(|error| failed(rpc, &error))?;
     let (orders, inbox) = mpsc::channel(STEPS);
     let halt = Halt::default();
     let ears = listen(steps, orders, answers.clone(), halt.clone());
-    let mut line = Line { inbox, answers };
-    let work = driver.detach(move |driver| driver.serve_share(&begin, &halt, &mut line));
+    let mut line = Line {
+        inbox,
+        answers,
+        early: is_early.then_some(rpc),
+    };
+    let share = move |driver: &Driver| driver.serve_share(&begin, &halt, &mut line);
+    let work = driver.detach_in(rpc.lane(), share);
     tokio::pin!(work);
     let done = tokio::select! {
         done = &mut work => done,
@@ -132,37 +140,34 @@ async fn listen(
     answers: mpsc::Sender<std::result::Result<CutResponse, Status>>,
     halt: Halt,
 ) {
-    loop {
+    let why = loop {
         let next = tokio::select! {
             next = steps.message() => next,
-            () = answers.closed() => {
-                tracing::warn!("the router has gone: its share in a cut is given up");
-                break;
-            }
+            () = answers.closed() => break Some("the router has gone".to_string()),
         };
         let step = match next {
             Ok(Some(request)) => step(request.step),
-            Ok(None) => break,
-            Err(status) => {
-                tracing::warn!(
-                    error = status.message(),
-                    "the stream of a cut broke off: it's given up"
-                );
-                break;
-            }
+            Ok(None) => break None,
+            Err(status) => break Some(format!("its stream broke off: {}", status.message())),
         };
         // One that can't be understood, or comes before its time, ends it as well.
         let Some(Ok(())) = step.map(|step| orders.try_send(step)) else {
-            break;
+            break Some("a step is not one that can follow".to_string());
         };
-    }
+    };
+    // Nothing is logged before all is thawed: the log may lie on a frozen file system.
     halt.now();
+    if let Some(why) = why {
+        tracing::warn!(why, "a share in a cut is given up");
+    }
 }
 
 /// Between the thread that works and the stream.
 struct Line {
     inbox: mpsc::Receiver<ShareStep>,
     answers: mpsc::Sender<std::result::Result<CutResponse, Status>>,
+    /// Of which call it is, where the router takes a failure before it's undone.
+    early: Option<Rpc>,
 }
 
 impl Coordinator for Line {
@@ -172,6 +177,15 @@ impl Coordinator for Line {
 
     fn tell(&mut self, answer: ShareAnswer) {
         let answer = Some(answer_of(answer));
+        let _ = self.answers.blocking_send(Ok(CutResponse { answer }));
+    }
+
+    fn failing(&mut self, error: &Error) {
+        let Some(rpc) = self.early else { return };
+        let answer = Some(Answer::Failed(Failed {
+            undoing: true,
+            ..failed(rpc, error)
+        }));
         let _ = self.answers.blocking_send(Ok(CutResponse { answer }));
     }
 }
@@ -218,6 +232,7 @@ fn step(step: Option<Step>) -> Option<ShareStep> {
     Some(match step? {
         Step::Begin(_) => return None,
         Step::Ready(ready) => ShareStep::Ready(Level::of_word(&ready.level)?),
+        Step::Ahead(ahead) => ShareStep::Ahead { hooks: ahead.hooks },
         Step::Prepare(_) => ShareStep::Prepare,
         Step::Freeze(_) => ShareStep::Freeze,
         Step::Cut(_) => ShareStep::Cut,
@@ -235,16 +250,32 @@ fn keep(kept: cut_request::Keep) -> Option<Kept> {
     })
 }
 
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn prepared(done: operation::SharePrepared) -> Prepared {
+    let (most_extents_volume_id, most_extents) = done.most_extents.unwrap_or_default();
+    Prepared {
+        sync_micros: micros(done.sync),
+        extents: done.extents,
+        stall_micros: micros(done.stall),
+        most_extents_volume_id,
+        most_extents,
+    }
+}
+
 fn answer_of(answer: ShareAnswer) -> Answer {
-    let micros = |time: std::time::Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     match answer {
         ShareAnswer::Begun(used) => Answer::Begun(Begun {
             targets: used.into_iter().map(target).collect(),
             plain: false,
+            ahead: true,
         }),
         ShareAnswer::Plain => Answer::Begun(Begun {
             targets: Vec::new(),
             plain: true,
+            ahead: false,
         }),
         ShareAnswer::Ready(ready) => {
             let (most_extents_volume_id, most_extents) = ready.most_extents.unwrap_or_default();
@@ -257,10 +288,8 @@ fn answer_of(answer: ShareAnswer) -> Answer {
                 most_extents,
             })
         }
-        ShareAnswer::Prepared(done) => Answer::Prepared(Prepared {
-            sync_micros: micros(done.sync),
-            extents: done.extents,
-        }),
+        ShareAnswer::Ahead(done) => Answer::Ahead(prepared(done)),
+        ShareAnswer::Prepared(done) => Answer::Prepared(prepared(done)),
         ShareAnswer::Frozen => Answer::Frozen(Frozen {}),
         ShareAnswer::Thawed(done) => Answer::Thawed(Thawed {
             extents: done.extents,
@@ -280,11 +309,12 @@ fn target(used: Used) -> Target {
     }
 }
 
-/// A cut that was lost may be tried again, which no code says.
+/// What a router decides about a failure by, which no code says.
 fn failed(rpc: Rpc, error: &Error) -> Failed {
     let said = status(rpc, error);
     let (kind, message) = match error {
         Error::CutLost { reason } => (failed::Kind::CutLost, reason.clone()),
+        Error::Busy { .. } => (failed::Kind::Busy, said.message().to_string()),
         _ => (failed::Kind::Other, said.message().to_string()),
     };
     Failed {
@@ -295,6 +325,7 @@ fn failed(rpc: Rpc, error: &Error) -> Failed {
             error,
             Error::Undo { .. } | Error::Pending { .. } | Error::Bug { .. }
         ),
+        undoing: false,
     }
 }
 

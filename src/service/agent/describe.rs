@@ -98,6 +98,9 @@ impl Service {
     }
 }
 
+/// So many changed devices of a pool are named.
+const CHANGED: usize = 8;
+
 fn groups(ids: &[Uuid]) -> Vec<String> {
     ids.iter().map(|id| GroupId(*id).to_string()).collect()
 }
@@ -117,7 +120,15 @@ fn pool(status: &PoolStatus) -> Pool {
         snapshots: bytes(status.snapshots),
         damaged: bytes(status.damaged),
         forgotten: false,
+        changed_devices: changed(status),
     }
+}
+
+/// In words. A few say enough, and a pod can't make the answer long.
+fn changed(status: &PoolStatus) -> Vec<String> {
+    let each = status.changed.iter().take(CHANGED);
+    each.map(|changed| format!("volume {}: {}", changed.uuid, changed.problem))
+        .collect()
 }
 
 fn forgotten(had: &Forgotten) -> Pool {

@@ -44,6 +44,21 @@ pub fn for_one_volume(capabilities: &[VolumeCapability]) -> Result<Vec<Capabilit
     Ok(parsed)
 }
 
+/// Readers of many nodes get a copy of something, which no other capability lets be written.
+pub fn readers_of_copies(field: &str, parsed: &[Capability], is_copy: bool) -> Result<()> {
+    let is_for_readers = |it: &Capability| it.access_mode == AccessMode::MultiNodeReaderOnly;
+    let readers = parsed.iter().filter(|it| is_for_readers(it)).count();
+    if readers == 0 || is_copy && readers == parsed.len() {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        field,
+        "MULTI_NODE_READER_ONLY (ReadOnlyMany) is served for volumes with a \
+         volume_content_source, and with no other mode beside it; give a source, or \
+         SINGLE_NODE_MULTI_WRITER (ReadWriteOnce)",
+    ))
+}
+
 /// `volume_capabilities`, each or none.
 pub fn all(capabilities: &[VolumeCapability]) -> Result<Vec<Capability>> {
     let each = capabilities.iter().enumerate();
@@ -149,7 +164,7 @@ fn parse_mode(field: &str, mode: i32) -> Result<AccessMode> {
         Ok(Mode::SingleNodeReaderOnly) => Ok(AccessMode::SingleNodeReaderOnly),
         Ok(Mode::SingleNodeSingleWriter) => Ok(AccessMode::SingleNodeSingleWriter),
         Ok(Mode::SingleNodeMultiWriter) => Ok(AccessMode::SingleNodeMultiWriter),
-        Ok(Mode::MultiNodeReaderOnly) => multi("MULTI_NODE_READER_ONLY"),
+        Ok(Mode::MultiNodeReaderOnly) => Ok(AccessMode::MultiNodeReaderOnly),
         Ok(Mode::MultiNodeSingleWriter) => multi("MULTI_NODE_SINGLE_WRITER"),
         Ok(Mode::MultiNodeMultiWriter) => multi("MULTI_NODE_MULTI_WRITER"),
         Ok(Mode::Unknown) | Err(_) => Err(Error::invalid(

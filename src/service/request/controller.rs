@@ -18,6 +18,8 @@ pub fn create_volume(request: &csi::CreateVolumeRequest, key: &str) -> Result<Cr
     let name = name(&request.name)?;
     let capabilities = capability::for_one_volume(&request.volume_capabilities)?;
     let content_source = content_source(request.volume_content_source.as_ref())?;
+    let is_copy = content_source.is_some();
+    capability::readers_of_copies("volume_capabilities", &capabilities, is_copy)?;
     let parameters = class(&request.parameters, &request.mutable_parameters)?;
     check_mkfs(PARAMETERS, &parameters, &capabilities)?;
     let topologies = request.accessibility_requirements.iter();
@@ -65,7 +67,7 @@ pub fn delete_volume(request: &csi::DeleteVolumeRequest) -> Result<String> {
 }
 
 /// Present, and any text: one that names nothing is "not found", or deleted already.
-pub(super) fn volume_id(id: &str) -> Result<String> {
+pub(in crate::service) fn volume_id(id: &str) -> Result<String> {
     required("volume_id", id).map(str::to_string)
 }
 

@@ -1,7 +1,7 @@
 //! Requests of the Node service. Paths are any text: the operations check them, after existence.
 
 use super::controller::volume_id;
-use super::{bounded_context, bounded_map, capability, capacity_range, check_mkfs, required};
+use super::{bounded_context, bounded_map, capability, capacity_range, required};
 use crate::csi;
 use crate::error::Result;
 use crate::model::parameters::EphemeralParameters;
@@ -65,14 +65,13 @@ pub fn publish(request: &csi::NodePublishVolumeRequest) -> Result<Publish> {
     }
     let attributes = EphemeralParameters::parse(context)?;
     let capabilities = std::slice::from_ref(&capability);
-    check_mkfs("volume_context", &attributes.volume, capabilities)?;
+    capability::readers_of_copies("volume_capability", capabilities, false)?;
     Ok(Publish::Ephemeral(PublishEphemeral {
         volume_id,
         target_path,
         capability,
         read_only: request.readonly,
-        size: attributes.size,
-        parameters: attributes.volume,
+        attributes,
     }))
 }
 

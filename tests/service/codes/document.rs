@@ -30,7 +30,7 @@ fn name_of(error: &Error) -> &'static str {
         Error::Exists { .. } => "Exists",
         Error::Pending { .. } => "Pending",
         Error::InUse { .. } => "In use",
-        Error::Refused { .. } => "Refused",
+        Error::Refused { .. } | Error::Locked { .. } => "Refused",
         Error::Busy { .. } => "Busy",
         Error::OutOfSpace { .. } => "Out of space",
         Error::OutOfRange { .. } => "Out of range",
@@ -42,6 +42,7 @@ fn name_of(error: &Error) -> &'static str {
         Error::Host { .. } if error.is_no_space() => "Host: disk full",
         Error::Host { source, .. } => match source.cause {
             HostCause::Missing { .. } => "Host: program missing",
+            HostCause::NoAnswer => "Host: no answer",
             HostCause::Errno(_) | HostCause::Tool { .. } | HostCause::Unexpected(_) => "Host",
         },
         Error::Undo { .. } => "Undo",
@@ -55,7 +56,7 @@ fn name_of(error: &Error) -> &'static str {
 }
 
 /// How many names [`name_of`] has.
-const NAMES: usize = 24;
+const NAMES: usize = 25;
 
 const VOLUME: &str = "5f0c...e1.8a27...3d";
 
@@ -187,6 +188,13 @@ fn conditions() -> Vec<Condition> {
         of(
             host("format", missing),
             "Install the package, or use another file system. Nothing is left.",
+        ),
+        of(
+            host(
+                "find the loop devices of",
+                HostError::no_answer("ask for the image of", "/dev/loop7"),
+            ),
+            "A disk or server beneath hangs, and what was asked can't be known. Callers repeat; nothing is forgotten.",
         ),
         of(
             Error::Undo {
@@ -403,6 +411,7 @@ fn a_new_volume_is_never_forgotten_while_something_may_be_left() {
         "Unreachable",
         "Stopping",
         "Damaged",
+        "Host: no answer",
         "Bug",
     ];
     for condition in conditions() {
@@ -437,7 +446,14 @@ fn growth_beyond_the_room_can_be_taken_back() {
             let code = code(rpc, &condition.example);
             let full = ["Out of space", "Host: disk full"].contains(&condition.name);
             assert!(!full || code == Code::OutOfRange);
-            let waits = ["Pending", "Undo", "Unreachable", "Stopping"].contains(&condition.name);
+            let waits = [
+                "Pending",
+                "Undo",
+                "Unreachable",
+                "Stopping",
+                "Host: no answer",
+            ]
+            .contains(&condition.name);
             assert!(!waits || matches!(code, Code::Aborted | Code::Unavailable));
         }
     }

@@ -178,7 +178,8 @@ async fn stats_and_growth_on_the_node() {
     refused(
         &node,
         grow_node(&id, STAGING, 2 * GIB),
-        Code::OutOfRange,
+        // With any other code the kubelet does not mount the volume.
+        Code::FailedPrecondition,
         "ENOSPC",
     )
     .await;

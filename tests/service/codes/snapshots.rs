@@ -343,9 +343,13 @@ async fn a_full_pool_is_exhausted_and_a_cut_that_runs_is_aborted() {
     let cut = tokio::spawn(async move { caller.clone().create_snapshot(request).await });
     host.reached(1).await;
     let again = snapshot("s", &id);
-    refused(&node, again, Code::Aborted, "snapshot name \"s\"").await;
-    refused(&node, snapshot("t", &id), Code::Aborted, "volume").await;
-    refused(&node, group("g", &[&id]), Code::Aborted, "volume").await;
+    // Each waits for a while before it is refused: at the same time, so that the held call does not
+    // meet its own deadline.
+    tokio::join!(
+        refused(&node, again, Code::Aborted, "snapshot name \"s\""),
+        refused(&node, snapshot("t", &id), Code::Aborted, "volume"),
+        refused(&node, group("g", &[&id]), Code::Aborted, "volume"),
+    );
     let delete = DeleteVolumeRequest {
         volume_id: id.clone(),
         ..Default::default()

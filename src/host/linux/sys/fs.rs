@@ -77,6 +77,27 @@ struct BtrfsResize {
     name: [u8; 4088],
 }
 
+/// FS_NOCOW_FL: written in place.
+pub const NO_COW: i32 = 0x0080_0000;
+/// FS_COMPR_FL: compressed.
+pub const COMPRESSED: i32 = 0x0000_0004;
+
+/// FS_IOC_GETFLAGS: the attributes that chattr changes.
+pub fn flags(file: impl AsFd) -> Result<i32> {
+    let mut flags = 0i32;
+    let request = request_code_read!(b'f', 1, size_of::<nix::libc::c_long>());
+    // SAFETY: FS_IOC_GETFLAGS writes an int, whatever its number says.
+    unsafe { ioctl_struct(file, request, &mut flags) }?;
+    Ok(flags)
+}
+
+/// FS_IOC_SETFLAGS.
+pub fn set_flags(file: impl AsFd, mut flags: i32) -> Result<()> {
+    let request = request_code_write!(b'f', 2, size_of::<nix::libc::c_long>());
+    // SAFETY: FS_IOC_SETFLAGS reads an int, whatever its number says.
+    unsafe { ioctl_struct(file, request, &mut flags) }.map(drop)
+}
+
 /// `struct fstrim_range`.
 #[repr(C)]
 struct TrimRange {

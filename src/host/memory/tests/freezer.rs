@@ -15,6 +15,7 @@ fn member(host: &MemoryHost) -> FreezeMember {
     let root = host.open_mount_root(path(STAGE), &Device::of_loop(0), FsType::Xfs);
     FreezeMember {
         volume_id: "v".into(),
+        namespace: None,
         image: image_id(host),
         fs: FsType::Xfs,
         root: root.unwrap(),

@@ -297,7 +297,8 @@ impl<W: FnMut(&str, Step) + Send> Work<'_, W> {
                 self.plan.pool.home
             ),
         };
-        let from = (self.plan.driver.as_str(), "slackwater-pool-adopt");
+        // Nothing is told of the routers here, so their namespace isn't needed.
+        let from = (self.plan.driver.as_str(), "slackwater-pool-adopt", "");
         let sent = tell::one(client, from, &words, &tell::Act::Create);
         if let Ok(Err(error)) = tokio::time::timeout(PATIENCE, sent).await {
             tracing::debug!(error = %chain(&error), "a claim's owner can't be told");

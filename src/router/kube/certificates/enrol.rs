@@ -26,12 +26,17 @@ use crate::tls::{Bundle, Credentials, Files, Name, TlsError, request};
 
 /// How often it's looked whether the authorities have changed, or the certificate is half over.
 const EVERY: Duration = Duration::from_secs(600);
-/// After a failure.
+/// After a failure, and twice as long after each further one, up to [`EVERY`]: each may have made
+/// an object in the cluster.
 const SOON: Duration = Duration::from_secs(5);
-/// A request that isn't answered for so long is made anew.
+/// How long a request is waited for at a time. It stays, and is looked at again.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Between two looks at a request: a router looks every 5 s.
 const LOOK: Duration = Duration::from_secs(2);
+
+/// The request that isn't finished, and its key, in the folder.
+const REQUEST: &str = "request";
+const REQUEST_KEY: &str = "request.key";
 
 /// Who enrols, and where to.
 #[derive(Clone, Debug)]
@@ -47,16 +52,21 @@ pub struct Enrolment {
 impl Enrolment {
     /// Keeps the files up to date, for ever.
     pub async fn run(&self, client: &Client) {
+        let mut failures = 0;
         loop {
-            let pause = match self.look(client).await {
-                Ok(()) => EVERY,
+            match self.look(client).await {
+                Ok(()) => failures = 0,
                 Err(error) => {
-                    let error = chain(&error);
-                    tracing::warn!(error, "this node's certificate can't be looked after");
-                    SOON
+                    failures += 1;
+                    let (error, pause) = (chain(&error), pause(failures).as_secs());
+                    tracing::warn!(
+                        error,
+                        pause,
+                        "this node's certificate can't be looked after"
+                    );
                 }
-            };
-            tokio::time::sleep(pause).await;
+            }
+            tokio::time::sleep(pause(failures)).await;
         }
     }
 
@@ -85,8 +95,7 @@ impl Enrolment {
         if left.is_some_and(|left| left > LEAF / 2) {
             return Ok(());
         }
-        let (key, pem) = request::make(&name).map_err(|error| refused(&error))?;
-        let certificate = self.ask_for(client, pem).await?;
+        let (key, certificate) = self.ask_for(client, &name).await?;
         let bundle = Bundle {
             certificate: certificate.clone().into_bytes(),
             key: key.clone().into_bytes(),
@@ -94,14 +103,15 @@ impl Enrolment {
         };
         // Nothing is written over what works before this has been seen to work.
         let new = Credentials::of_bundle(name, bundle).map_err(|error| refused(&error))?;
-        if !new.is_trusted() {
+        if let Some(why) = new.distrust() {
             return Err(Error::Unreachable {
-                what: "the list of authorities".into(),
-                reason: "who has signed isn't in it yet".into(),
+                what: "the new certificate".into(),
+                reason: format!("it would not be taken: {why}"),
             });
         }
         write(&files.key, &key)?;
         write(&files.certificate, &certificate)?;
+        self.forget()?;
         tracing::info!(node = self.node, "this node has a new certificate");
         Ok(())
     }
@@ -115,8 +125,63 @@ impl Enrolment {
         }
     }
 
-    async fn ask_for(&self, client: &Client, pem: String) -> Result<String> {
+    /// The key and the name of the request that isn't finished.
+    fn pending(&self) -> Option<(String, String)> {
+        let text = |path: PathBuf| std::fs::read_to_string(path).ok();
+        let name = text(self.folder.join(REQUEST))?;
+        let is_name = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic());
+        let key = text(self.folder.join(REQUEST_KEY))?;
+        is_name.then_some((key, name))
+    }
+
+    fn forget(&self) -> Result<()> {
+        remove(&self.folder.join(REQUEST))?;
+        remove(&self.folder.join(REQUEST_KEY))
+    }
+
+    /// A key and its certificate, of the request that was made before or of a new one. A request
+    /// that is not answered yet stays, and is looked at again the next time.
+    async fn ask_for(&self, client: &Client, name: &Name) -> Result<(String, String)> {
         let api = Api::<CertificateSigningRequest>::all(client.clone());
+        let (key, request) = match self.pending() {
+            Some(pending) => pending,
+            None => {
+                let (key, pem) = request::make(name).map_err(|error| refused(&error))?;
+                write(&self.folder.join(REQUEST_KEY), &key)?;
+                let request = self.request(&api, pem).await?;
+                write(&self.folder.join(REQUEST), &request)?;
+                (key, request)
+            }
+        };
+        let unanswered = |reason: String| Error::Unreachable {
+            what: format!("CertificateSigningRequest {request}"),
+            reason,
+        };
+        let begun = tokio::time::Instant::now();
+        while begun.elapsed() < PATIENCE {
+            tokio::time::sleep(LOOK).await;
+            let found = ask("a CertificateSigningRequest", api.get_opt(&request)).await?;
+            let Some(found) = found else {
+                self.forget()?;
+                return Err(unanswered("it's gone".into()));
+            };
+            match answer(found.status.unwrap_or_default()) {
+                Some(Ok(certificate)) => return Ok((key, certificate)),
+                Some(Err(denied)) => {
+                    self.forget()?;
+                    return Err(unanswered(denied));
+                }
+                None => {}
+            }
+        }
+        let seconds = PATIENCE.as_secs();
+        Err(unanswered(format!(
+            "no router has answered it within {seconds} s; it is looked at again"
+        )))
+    }
+
+    /// Makes a request: its name.
+    async fn request(&self, api: &Api<CertificateSigningRequest>, pem: String) -> Result<String> {
         let object = CertificateSigningRequest {
             metadata: ObjectMeta {
                 generate_name: Some(format!("slackwater-{}-", self.node)),
@@ -134,29 +199,17 @@ impl Enrolment {
             },
             status: None,
         };
-        let what = "a CertificateSigningRequest";
         let params = PostParams::default();
-        let made = ask(what, api.create(&params, &object)).await?;
-        let name = made.metadata.name.unwrap_or_default();
-        let unanswered = |reason: String| Error::Unreachable {
-            what: format!("CertificateSigningRequest {name}"),
-            reason,
-        };
-        let begun = tokio::time::Instant::now();
-        while begun.elapsed() < PATIENCE {
-            tokio::time::sleep(LOOK).await;
-            let found = ask(what, api.get_opt(&name)).await?;
-            let Some(found) = found else {
-                return Err(unanswered("it's gone".into()));
-            };
-            if let Some(answer) = answer(found.status.unwrap_or_default()) {
-                return answer.map_err(unanswered);
-            }
-        }
-        let seconds = PATIENCE.as_secs();
-        Err(unanswered(format!(
-            "no router has answered it within {seconds} s"
-        )))
+        let made = ask("a CertificateSigningRequest", api.create(&params, &object)).await?;
+        Ok(made.metadata.name.unwrap_or_default())
+    }
+}
+
+/// After so many failures, one after the other.
+fn pause(failures: u32) -> Duration {
+    match failures.checked_sub(1) {
+        None => EVERY,
+        Some(further) => SOON.saturating_mul(2u32.saturating_pow(further)).min(EVERY),
     }
 }
 
@@ -179,6 +232,16 @@ fn refused(error: &TlsError) -> Error {
     }
 }
 
+fn remove(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::Refused {
+            subject: path.display().to_string(),
+            reason: error.to_string(),
+        }),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
 /// For us alone: one of them is a secret. Whole or not at all: the driver starts at any time, and
 /// would refuse half a certificate.
 #[expect(
@@ -186,7 +249,8 @@ fn refused(error: &TlsError) -> Error {
     reason = "a program of its own beside the driver: no host of pools, and nothing to simulate"
 )]
 fn write(path: &Path, text: &str) -> Result<()> {
-    let new = path.with_extension("new");
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
     let write = || -> io::Result<()> {
         let mut file: File = OpenOptions::new()
             .write(true)
@@ -202,4 +266,17 @@ fn write(path: &Path, text: &str) -> Result<()> {
         subject: path.display().to_string(),
         reason: error.to_string(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_are_repeated_ever_more_rarely() {
+        let pauses: Vec<u64> = (1..=9).map(|n| pause(n).as_secs()).collect();
+        assert_eq!(pauses, [5, 10, 20, 40, 80, 160, 320, 600, 600]);
+        assert_eq!(pause(u32::MAX), EVERY);
+        assert_eq!(pause(0), EVERY, "all is well");
+    }
 }

@@ -1,22 +1,22 @@
 //! What a driver has, all pages of it.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::time::Duration;
 
 use tonic::Request;
 use tonic::metadata::AsciiMetadataValue;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 use super::Stored;
 use crate::csi::controller_client::ControllerClient;
 use crate::csi::{ListSnapshotsRequest, ListVolumesRequest};
-use crate::error::{Error, Result, chain};
 use crate::model::{PoolId, VolumeId};
 use crate::service::{ONLY_POOL, request::EPHEMERAL};
 
 /// Entries of one page: some hundred kB.
 const PAGE: i32 = 1000;
+/// Entries of one driver, so that a list comes to an end.
+const MOST: usize = 1_000_000;
 /// For a person who waits.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -33,7 +33,7 @@ pub(in crate::router::kube) async fn ask(
     loop {
         let question = ListVolumesRequest {
             max_entries: PAGE,
-            starting_token: token,
+            starting_token: token.clone(),
         };
         let answer = client
             .list_volumes(of_pool(question, pool.as_ref(), patience))
@@ -44,7 +44,7 @@ pub(in crate::router::kube) async fn ask(
         let named = page.entries.into_iter().filter_map(|entry| entry.volume);
         let named = named.filter(|volume| !volume.volume_context.contains_key(EPHEMERAL));
         volumes.extend(named.map(|volume| volume.volume_id));
-        token = page.next_token;
+        token = next(&token, page.next_token, volumes.len())?;
         if token.is_empty() {
             break;
         }
@@ -52,7 +52,7 @@ pub(in crate::router::kube) async fn ask(
     loop {
         let question = ListSnapshotsRequest {
             max_entries: PAGE,
-            starting_token: token,
+            starting_token: token.clone(),
             ..ListSnapshotsRequest::default()
         };
         let answer = client
@@ -63,10 +63,18 @@ pub(in crate::router::kube) async fn ask(
             .into_inner();
         let named = page.entries.into_iter().filter_map(|entry| entry.snapshot);
         snapshots.extend(named.map(|snapshot| snapshot.snapshot_id));
-        token = page.next_token;
+        token = next(&token, page.next_token, snapshots.len())?;
         if token.is_empty() {
             return Ok((volumes, snapshots));
         }
+    }
+}
+
+/// The token of the next page: ids ascend, so each is after the one before.
+fn next(before: &str, token: String, entries: usize) -> Result<String, String> {
+    match entries > MOST || (!token.is_empty() && token.as_str() <= before) {
+        true => Err(format!("its list does not end: {entries} entries")),
+        false => Ok(token),
     }
 }
 
@@ -79,18 +87,10 @@ fn of_pool<M>(message: M, pool: Option<&AsciiMetadataValue>, patience: Duration)
     request
 }
 
-/// The same by pool, of the driver behind a socket.
-pub(super) async fn behind(socket: &Path) -> Result<Vec<Stored>> {
-    let unreachable = |reason: String| Error::Unreachable {
-        what: format!("the driver at {}", socket.display()),
-        reason,
-    };
-    let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()));
-    let endpoint = endpoint.map_err(|error| unreachable(chain(&error)))?;
-    let channel = endpoint.connect().await;
-    let channel = channel.map_err(|error| unreachable(chain(&error)))?;
+/// The same by pool, of the driver behind a connection.
+pub(super) async fn behind(channel: Channel) -> Result<Vec<Stored>, String> {
     let client = ControllerClient::new(channel);
-    let (volumes, snapshots) = ask(client, None, PATIENCE).await.map_err(unreachable)?;
+    let (volumes, snapshots) = ask(client, None, PATIENCE).await?;
     let mut pools = BTreeMap::<PoolId, Stored>::new();
     let mut add = |id: String, to: fn(&mut Stored) -> &mut Vec<String>| {
         let Ok(parsed) = id.parse::<VolumeId>() else {

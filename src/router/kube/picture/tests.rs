@@ -60,6 +60,7 @@ impl Sky {
             node: node.into(),
             seen: Some((time(self.now), Arc::new(answer))),
             problem: None,
+            is_refused: false,
         });
     }
 
@@ -249,7 +250,11 @@ fn two_that_show_the_same_pool_are_both_named() {
         (sky.status(1).health, sky.status(1).node.as_str()),
         (Health::Healthy, "b")
     );
+    // Where it is now only node b says that it's gone for good.
     sky.says("b", vec![]);
+    sky.write();
+    assert_eq!(sky.status(1).health, Health::Unreachable);
+    sky.says("b", vec![forgotten]);
     sky.write();
     assert_eq!(sky.status(1).health, Health::Forgotten);
     // Its object can be deleted, and doesn't come back.
@@ -258,7 +263,7 @@ fn two_that_show_the_same_pool_are_both_named() {
 }
 
 #[test]
-fn a_pool_is_where_it_is_served_though_the_node_that_misses_it_shows_it() {
+fn a_pool_that_its_node_misses_is_served_elsewhere_once_somebody_says_so() {
     let mut sky = Sky::new();
     let mut missing = shown(1);
     missing.refusal = "is its disk mounted?".into();
@@ -268,13 +273,81 @@ fn a_pool_is_where_it_is_served_though_the_node_that_misses_it_shows_it() {
     sky.write();
     let status = sky.status(1);
     assert_eq!(
+        (status.health, status.node.as_str()),
+        (Health::NotServed, "a")
+    );
+    for words in ["is its disk mounted?", "node b", "pool hand-over"] {
+        assert!(status.message.contains(words), "{}", status.message);
+    }
+    let mark = |sky: &mut Sky, node: Option<&str>| {
+        sky.pools.get_mut(&id(1)).unwrap().spec.node = node.map(Into::into);
+    };
+    mark(&mut sky, Some("b"));
+    let changes = sky.changes();
+    assert!(changes[0].handed_over && changes[0].turned, "{changes:?}");
+    // The mark is taken away when it's so, and it stays so.
+    sky.pools.get_mut(&id(1)).unwrap().status = Some(changes[0].status.clone());
+    assert!(sky.changes()[0].handed_over, "until it's away");
+    mark(&mut sky, None);
+    assert_eq!(sky.changes(), []);
+    let status = sky.status(1);
+    assert_eq!(
         (status.health, status.node.as_str(), status.home.as_str()),
         (Health::Healthy, "b", "home-of-b")
     );
-    // Where neither serves it nobody knows.
     sky.says("b", vec![missing]);
     sky.write();
-    assert_eq!(sky.status(1).health, Health::Conflict);
+    let status = sky.status(1);
+    assert_eq!(
+        (status.health, status.node.as_str()),
+        (Health::NotServed, "b")
+    );
+}
+
+#[test]
+fn a_pool_of_a_silent_node_stays_its_own_until_the_node_ends() {
+    let mut sky = Sky::new();
+    sky.says("a", vec![shown(1)]);
+    sky.write();
+    // Both show it: who had it goes on, and the other is named.
+    sky.says("b", vec![shown(1)]);
+    sky.write();
+    let status = sky.status(1);
+    assert_eq!(
+        (status.health, status.node.as_str()),
+        (Health::Degraded, "a")
+    );
+    assert!(status.message.contains("node b shows it too"));
+    // It falls silent, and the other says that it's gone for good, or serves it.
+    for forgotten in [true, false] {
+        let mut claimed = shown(1);
+        claimed.forgotten = forgotten;
+        sky.is_silent("a");
+        sky.now += 40;
+        sky.says("b", vec![claimed]);
+        sky.write();
+        let status = sky.status(1);
+        assert_eq!(
+            (status.health, status.node.as_str()),
+            (Health::Unreachable, "a")
+        );
+    }
+    assert!(sky.status(1).message.contains("pool hand-over"));
+    sky.nodes.remove("a");
+    sky.write();
+    assert_eq!(sky.status(1).node, "b");
+}
+
+#[test]
+fn a_node_gets_only_so_many_pool_objects() {
+    let mut sky = Sky::new();
+    let most = u128::try_from(MOST_POOLS).unwrap();
+    sky.says("a", (0..most).map(shown).collect());
+    sky.write();
+    sky.says("a", (1000..1010).map(shown).collect());
+    sky.says("b", vec![shown(2000)]);
+    let new = sky.changes().into_iter().filter(|change| change.is_new);
+    assert_eq!(new.map(|change| change.id).collect::<Vec<_>>(), [id(2000)]);
 }
 
 #[test]

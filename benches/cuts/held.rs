@@ -1,0 +1,73 @@
+//! How long an application is held for a cut, by its own clock, against the pieces of its image.
+
+use std::path::Path;
+
+use super::ground::Ground;
+use super::measure::{Spread, given, now};
+use super::pictures;
+use super::plot::{Line, Plot};
+use super::stall::{Load, Writers};
+
+const FS: &str = "ext4";
+/// Of an image.
+const EXTENTS: [u64; 4] = [100, 1_000, 10_000, 100_000];
+/// Of a volume, beside what its pieces take.
+const SIZE: u64 = 1 << 29;
+
+/// From a hook's READY to the end of its stdin, ms, of each time that it ran.
+fn held(log: &Path) -> Vec<f64> {
+    let text = std::fs::read_to_string(log).expect("the log of a hook");
+    let nanos: Vec<u64> = text
+        .lines()
+        .map(|line| line.parse().expect("nanoseconds"))
+        .collect();
+    let pairs = nanos.chunks_exact(2);
+    pairs.map(|pair| (pair[1] - pair[0]) as f64 / 1e6).collect()
+}
+
+pub fn measure() {
+    let turns = given("ROUNDS", 5);
+    let (ground, log) = Ground::with_hook("xfs", 64 << 30);
+    let client = &ground.node.client;
+    let class = [("consistency", "application")];
+    let mut line = Line {
+        name: "application held".into(),
+        points: Vec::new(),
+    };
+    println!("\nan application is held for, ms: medians and quartiles of {turns}\n");
+    println!("| extents | held | the whole call |\n|---|---|---|");
+    for extents in EXTENTS {
+        let name = format!("held-{extents}");
+        let volume = ground.volume(&name, FS, SIZE + 2 * 4096 * extents);
+        ground.break_up(&volume, FS, extents);
+        std::fs::write(&log, "").expect("an empty log");
+        let mut calls = Vec::new();
+        // The first round warms up.
+        for round in 0..=turns {
+            let writers = Writers::start(&[&volume.staging], Load::Busy);
+            let begun = std::time::Instant::now();
+            ground.runtime.block_on(async {
+                let name = format!("{name}-{round}-{}", now());
+                let made = client.snapshot(&name, &volume.id, &class).await;
+                calls.push(begun.elapsed().as_secs_f64() * 1e3);
+                let id = made.expect("a snapshot").snapshot_id;
+                client.delete_snapshot(&id).await.expect("delete");
+            });
+            writers.stall(0);
+        }
+        let held = Spread::of(held(&log).into_iter().skip(1));
+        let calls = Spread::of(calls.into_iter().skip(1));
+        println!("| {extents} | {held} | {calls} |");
+        line.points
+            .push((extents as f64, [held.low, held.middle, held.high]));
+        ground.end(&volume);
+    }
+    Plot {
+        title: "How long an application is held for a snapshot",
+        across: "extents of the volume's image",
+        up: "from its hook's READY to its release, ms",
+        lines: vec![line],
+        bounds: vec![("600 ms", 600.0)],
+    }
+    .save(&pictures().join("held-extents.svg"));
+}

@@ -1,0 +1,121 @@
+//! `slackwater volumes check`: the file system of a volume that nobody uses.
+//!
+//! A running driver does it, under the volume's lock. Where none runs, this process takes the
+//! pools' locks, so that none starts meanwhile.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use serde_json::json;
+use tokio::runtime::Builder;
+
+use super::{Failure, Place, host_with_guard, print};
+use crate::agent::CheckVolumeResponse;
+use crate::config::{BadConfig, Endpoint, Folder, Given};
+use crate::cut::Seams;
+use crate::cut::guard::Guard;
+use crate::hook::NoHooks;
+use crate::model::PoolDefinition;
+use crate::operation::{Driver, Settings};
+use crate::server::admin;
+
+/// What is asked for.
+#[derive(Debug, clap::Args)]
+pub(super) struct Wish {
+    /// The volume's id
+    #[arg(value_name = "ID")]
+    id: String,
+    /// Repair what is found; what can't be placed goes to lost+found
+    #[arg(long)]
+    repair: bool,
+    /// The CSI socket of the node's driver [env: CSI_ENDPOINT]
+    #[arg(long, value_name = "ENDPOINT")]
+    endpoint: Option<Endpoint>,
+    /// The driver's state folder [default: /run/slackwater/state]
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<Folder>,
+    #[command(flatten)]
+    place: Place,
+}
+
+/// Exit 1 if the file system has errors, and keeps them.
+pub(super) fn run(wish: Wish) -> Result<ExitCode, Failure> {
+    let flags = Given {
+        endpoint: wish.endpoint,
+        ..Given::default()
+    };
+    let flags = flags.with_env(std::env::var("CSI_ENDPOINT").ok())?;
+    let given = match &wish.place.node.config {
+        Some(path) => flags.over(crate::config::read_file(path)?),
+        None => flags,
+    };
+    let as_json = wish.place.node.json;
+    let checked = match given.endpoint {
+        Some(Endpoint(socket)) => {
+            let runtime = Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.map_err(Failure::run)?;
+            runtime.block_on(admin::check_volume(&socket, &wish.id, wish.repair))?
+        }
+        None => None,
+    };
+    let checked = match checked {
+        Some(checked) => checked,
+        None => without_driver(wish.place, wish.state_dir, &wish.id, wish.repair)?,
+    };
+    if as_json {
+        print::json(&json!({ "id": wish.id, "sound": checked.sound, "report": checked.report }));
+    } else {
+        print::line(&checked.report);
+        let word = if checked.sound {
+            "has no errors"
+        } else {
+            "has errors"
+        };
+        print::line(format!("the file system of volume {} {word}", wish.id));
+    }
+    Ok(match checked.sound {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
+}
+
+/// Opens the pools as a driver does, for this one check. No pool is made.
+fn without_driver(
+    place: Place,
+    state_dir: Option<Folder>,
+    id: &str,
+    repair: bool,
+) -> Result<CheckVolumeResponse, Failure> {
+    let settled = place.with(Vec::new(), state_dir)?;
+    if settled.pools.is_empty() {
+        let missing = "no driver answers: give --endpoint of the one that runs, or --pool (or --config) of a node whose driver does not run";
+        return Err(BadConfig(missing.into()).into());
+    }
+    let host = host_with_guard(&[], &settled.pools, &settled.state_dir);
+    let seams = Seams {
+        hooks: Arc::new(NoHooks),
+        freezer: Arc::new(Guard::new(host.clone(), settled.state_dir.clone())),
+        host,
+    };
+    let pools = settled.pools.into_iter().map(|pool| PoolDefinition {
+        init: false,
+        ..pool
+    });
+    let settings = Settings {
+        node_name: String::new(),
+        driver_name: String::new(),
+        pools: pools.collect(),
+        node_record: settled.node_record,
+        state_dir: settled.state_dir,
+        alone: true,
+        inline_max_size: None,
+    };
+    let driver = Driver::start(settings, seams)?;
+    let checked = driver.check_volume(id, repair);
+    driver.leave();
+    let checked = checked?;
+    Ok(CheckVolumeResponse {
+        sound: checked.sound,
+        report: checked.report,
+    })
+}

@@ -1,0 +1,43 @@
+//! `slackwater pool hand-over`: a pool is of another node from now on.
+
+use std::process::ExitCode;
+
+use serde_json::json;
+use tokio::runtime::Builder;
+
+use super::adopt::{Whose, driver};
+use super::{Failure, print};
+use crate::router::{connect, hand_over};
+
+/// Marks the pool, and says what that changes.
+pub(super) fn run(
+    pool: &str,
+    node: &str,
+    whose: &Whose,
+    as_json: bool,
+) -> Result<ExitCode, Failure> {
+    let runtime = Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(Failure::run)?;
+    let done = runtime.block_on(async {
+        let driver = driver(whose).await?;
+        let client = connect().await?;
+        hand_over::hand_over(&client, driver.as_deref(), pool, node).await
+    })?;
+    if as_json {
+        print::json(&json!({
+            "id": done.id, "name": done.name, "node_before": done.from, "node": done.to,
+            "changed": !done.unchanged,
+        }));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let (id, name, to) = (&done.id, &done.name, &done.to);
+    print::line(match done.unchanged {
+        true => format!("pool {name} ({id}) is of node {to} already"),
+        false => format!(
+            "pool {name} ({id}) was of node {}, and is of node {to} from now on, as soon as that \
+             node shows it",
+            done.from
+        ),
+    });
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,130 @@
+//! How much the guard holds at a time: its memory is locked and bounded, and each session and each
+//! file system in one costs it a thread.
+//!
+//! The guard counts what it holds, and refuses more. The driver counts by namespace as well, before
+//! it asks: only it knows whose a volume is (by its claim), and all cuts of a node pass through it,
+//! whichever router coordinates them.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// File systems over all sessions. Each costs some 100 KiB (its stack, and what the kernel keeps
+/// for a thread), which leaves room for the program itself in the 64 MiB of its container.
+pub const MOST_HELD: usize = 256;
+/// File systems of one namespace: others can always cut.
+pub const MOST_OF_ONE: usize = MOST_HELD / 2;
+/// Sessions.
+pub const MOST_SESSIONS: usize = 64;
+
+/// What is held now.
+#[derive(Clone, Debug, Default)]
+pub struct Load(Arc<Mutex<Held>>);
+
+#[derive(Debug, Default)]
+struct Held {
+    sessions: usize,
+    members: usize,
+    by_namespace: BTreeMap<String, usize>,
+}
+
+/// A session that was admitted; dropped, it counts no more.
+#[derive(Debug)]
+pub struct Admitted {
+    load: Load,
+    members: usize,
+    by_namespace: BTreeMap<String, usize>,
+}
+
+impl Load {
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Admits a session of members of these namespaces, as far as they are known; or why not.
+    pub fn admit(&self, namespaces: &[Option<String>]) -> Result<Admitted, String> {
+        let mut by_namespace: BTreeMap<String, usize> = BTreeMap::new();
+        for namespace in namespaces.iter().flatten() {
+            *by_namespace.entry(namespace.clone()).or_default() += 1;
+        }
+        let members = namespaces.len();
+        let mut held = self.held();
+        if held.sessions >= MOST_SESSIONS || held.members + members > MOST_HELD {
+            return Err(format!(
+                "the freeze guard, which holds {} file systems in {} cuts, and takes {MOST_HELD} in \
+                 {MOST_SESSIONS} at most",
+                held.members, held.sessions
+            ));
+        }
+        for (namespace, more) in &by_namespace {
+            let has = held.by_namespace.get(namespace).copied().unwrap_or(0);
+            if has + more > MOST_OF_ONE {
+                return Err(format!(
+                    "the freeze guard, which holds {has} file systems of namespace {namespace}, \
+                     and takes {MOST_OF_ONE} of one namespace at most"
+                ));
+            }
+        }
+        held.sessions += 1;
+        held.members += members;
+        for (namespace, more) in &by_namespace {
+            *held.by_namespace.entry(namespace.clone()).or_default() += more;
+        }
+        drop(held);
+        Ok(Admitted {
+            load: self.clone(),
+            members,
+            by_namespace,
+        })
+    }
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        let mut held = self.load.held();
+        held.sessions -= 1;
+        held.members -= self.members;
+        for (namespace, less) in &self.by_namespace {
+            if let Some(has) = held.by_namespace.get_mut(namespace) {
+                *has -= less;
+            }
+        }
+        held.by_namespace.retain(|_, has| *has > 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(namespace: &str, members: usize) -> Vec<Option<String>> {
+        vec![Some(namespace.to_string()); members]
+    }
+
+    #[test]
+    fn no_namespace_takes_more_than_half_and_all_together_no_more_than_there_is() {
+        let load = Load::default();
+        let shop = load.admit(&of("shop", MOST_OF_ONE)).unwrap();
+        let refused = load.admit(&of("shop", 1)).unwrap_err();
+        assert!(
+            refused.contains("128 file systems of namespace shop"),
+            "{refused}"
+        );
+        let bank = load.admit(&of("bank", MOST_OF_ONE - 1)).unwrap();
+        let refused = load.admit(&[None, None]).unwrap_err();
+        assert!(
+            refused.contains("holds 255 file systems in 2 cuts"),
+            "{refused}"
+        );
+        let last = load.admit(&[None]).unwrap();
+        assert!(load.admit(&[None]).is_err());
+        drop((shop, bank, last));
+        assert!(load.held().by_namespace.is_empty());
+        let sessions: Vec<_> = (0..MOST_SESSIONS)
+            .map(|_| load.admit(&[None]).unwrap())
+            .collect();
+        assert!(load.admit(&[None]).is_err());
+        drop(sessions);
+        // Where no namespace is known there is nobody to be fair to.
+        load.admit(&vec![None; MOST_HELD]).unwrap();
+    }
+}

@@ -1,0 +1,164 @@
+//! What a freeze session of the driver and its keeper both know.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use nix::errno::Errno;
+
+use super::journal::Own;
+use super::load::Admitted;
+use super::protocol::Ask;
+use crate::error::HostError;
+use crate::host::Result;
+use crate::host::freezer::FreezeLimits;
+use crate::host::linux::freeze::Process;
+use crate::host::linux::seqpacket::Channel;
+
+/// One file system.
+pub(super) struct Member {
+    pub(super) volume_id: String,
+    /// For errors.
+    pub(super) device: PathBuf,
+    pub(super) root: OwnedFd,
+}
+
+/// What the guard said of a member.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Answers {
+    pub(super) synced: Option<i32>,
+    pub(super) frozen: Option<i32>,
+    /// errno of the thaw, and whether it came unasked.
+    pub(super) thawed: Option<(i32, bool)>,
+    /// When an answer to the order to thaw is late.
+    pub(super) thaw_by: Option<Instant>,
+    /// It was the guard's thaw, and it succeeded.
+    pub(super) by_guard: bool,
+}
+
+impl Answers {
+    /// Nothing of it is frozen by the guard, nor will be.
+    pub(super) fn is_settled(&self) -> bool {
+        self.thawed.is_some() || self.frozen.is_some_and(|errno| errno != 0)
+    }
+}
+
+/// Where a session stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Open,
+    Frozen,
+    /// A sync or the freeze failed: it can only be dropped.
+    Broken,
+}
+
+pub(super) struct State {
+    pub(super) phase: Phase,
+    pub(super) answers: Vec<Answers>,
+    /// When the guard is late.
+    pub(super) late_at: Option<Instant>,
+    /// For which of these moments it was asked whether it's there.
+    pub(super) asked: Option<Instant>,
+    /// It has answered that.
+    pub(super) alive: bool,
+    /// The guard's answer to the hand-over.
+    pub(super) ready: Option<i32>,
+    /// The guard died, or was given up.
+    pub(super) lost: bool,
+    /// The keeper has ended.
+    pub(super) ended: bool,
+}
+
+impl State {
+    pub(super) fn of(members: usize) -> State {
+        State {
+            phase: Phase::Open,
+            answers: vec![Answers::default(); members],
+            late_at: None,
+            asked: None,
+            alive: false,
+            ready: None,
+            lost: false,
+            ended: false,
+        }
+    }
+}
+
+/// What session and keeper share.
+pub(super) struct Shared {
+    pub(super) members: Vec<Member>,
+    pub(super) channel: Channel,
+    /// The guard's process, if it can be seen from here.
+    pub(super) guard: Option<Process>,
+    pub(super) journal: Mutex<Option<Own>>,
+    pub(super) limits: FreezeLimits,
+    /// Counted until the last thread of it has ended.
+    pub(super) _admitted: Arc<Admitted>,
+    pub(super) state: Mutex<State>,
+    pub(super) changed: Condvar,
+}
+
+impl Shared {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn tell(&self) {
+        self.changed.notify_all();
+    }
+
+    pub(super) fn journal(&self) -> MutexGuard<'_, Option<Own>> {
+        self.journal.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until something is known, or a moment comes.
+    pub(super) fn wait<T>(&self, until: Instant, known: impl Fn(&State) -> Option<T>) -> Option<T> {
+        let mut state = self.state();
+        loop {
+            if let Some(found) = known(&state) {
+                return Some(found);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            state = self
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    /// Whether the guard is to live on for another session, which may have something frozen.
+    pub(super) fn others_rely_on_it(&self) -> bool {
+        let journal = self.journal();
+        // What can't be read may be such a session.
+        journal
+            .as_ref()
+            .is_some_and(|own| own.is_another_frozen().unwrap_or(true))
+    }
+
+    pub(super) fn error(&self, action: &'static str, at: usize, errno: i32) -> HostError {
+        let device = self.members[at].device.clone();
+        HostError::errno(action, device, Errno::from_raw(errno))
+    }
+
+    pub(super) fn everything(&self) -> PathBuf {
+        self.members
+            .first()
+            .map(|member| member.device.clone())
+            .unwrap_or_default()
+    }
+
+    pub(super) fn failure(&self, action: &'static str, what: &str) -> HostError {
+        HostError::unexpected(action, self.everything(), what)
+    }
+
+    pub(super) fn ask(&self, action: &'static str, ask: Ask) -> Result<()> {
+        self.channel.send(&ask.encode()).map_err(|errno| {
+            self.failure(action, &format!("the freeze guard can't be told: {errno}"))
+        })
+    }
+}

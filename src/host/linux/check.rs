@@ -1,0 +1,109 @@
+//! Checks of file systems that are not mounted, by the programs of their own tools.
+//!
+//! A program is never killed: one that is cut off in the middle of a repair leaves less than it
+//! found. e2fsck and xfs_repair open the device exclusively when they write, so the kernel lets
+//! nobody mount it meanwhile, also when the driver that started them is gone.
+
+use super::growth::ext4_superblock;
+use super::program::{BTRFS, E2FSCK, Ended, Program, XFS_REPAIR};
+use crate::error::HostError;
+use crate::host::session::speakable;
+use crate::host::{Check, Checked, Device, Result};
+use crate::model::FsType;
+
+/// Bits of e2fsck's exit code: errors were repaired; some are left; it could not do its work.
+const REPAIRED: i32 = 1 | 2;
+const LEFT: i32 = 4;
+/// So much of what a program says is told.
+const REPORT_BYTES: usize = 16 << 10;
+
+pub(super) fn is_unclean(device: &Device, fs: FsType) -> Result<bool> {
+    match fs {
+        FsType::Ext4 => Ok(ext4_superblock(device)?.is_unclean()),
+        FsType::Xfs | FsType::Btrfs => Ok(false),
+    }
+}
+
+pub(super) fn check(device: &Device, fs: FsType, how: Check) -> Result<Checked> {
+    let path = &device.path;
+    let (program, words) = command(fs, how).ok_or_else(|| {
+        HostError::unexpected(
+            "check",
+            path,
+            format!("{fs} is not checked when it is mounted"),
+        )
+    })?;
+    // The node must be the device, whatever its name leads to.
+    let open = super::loop_device::open_verified(device)?;
+    let mut arguments: Vec<&str> = words.to_vec();
+    let device_name = path.to_string_lossy();
+    arguments.push(&device_name);
+    let mut ended = program.run_on(open, path, &arguments)?;
+    let report = report(&ended);
+    match sound(fs, how, ended.status.code()) {
+        Some(sound) if sound || matches!(how, Check::Look | Check::Repair) => {
+            Ok(Checked { sound, report })
+        }
+        Some(_) | None => {
+            // e2fsck tells most on its standard output.
+            ended.stderr = speakable(&report);
+            Err(ended.error("check", path))
+        }
+    }
+}
+
+/// The program and its words, without the device.
+fn command(fs: FsType, how: Check) -> Option<(Program, &'static [&'static str])> {
+    Some(match (fs, how) {
+        (FsType::Ext4, Check::Preen) => (E2FSCK, &["-p"]),
+        (FsType::Ext4, Check::Whole) => (E2FSCK, &["-f", "-p"]),
+        (FsType::Ext4, Check::Look) => (E2FSCK, &["-f", "-n"]),
+        (FsType::Ext4, Check::Repair) => (E2FSCK, &["-f", "-y"]),
+        (FsType::Xfs, Check::Look) => (XFS_REPAIR, &["-n"]),
+        (FsType::Xfs, Check::Repair) => (XFS_REPAIR, &[]),
+        (FsType::Btrfs, Check::Look) => (BTRFS, &["check", "--readonly"]),
+        (FsType::Btrfs, Check::Repair) => (BTRFS, &["check", "--repair"]),
+        (FsType::Xfs | FsType::Btrfs, Check::Preen | Check::Whole) => return None,
+    })
+}
+
+/// What the exit code says; `None` if the program could not do its work.
+fn sound(fs: FsType, how: Check, code: Option<i32>) -> Option<bool> {
+    match (fs, code?) {
+        (_, 0) => Some(true),
+        (FsType::Ext4, code) if code & !REPAIRED == 0 => Some(true),
+        (FsType::Ext4, code) if code & !(REPAIRED | LEFT) == 0 => Some(false),
+        // A log that only a mount can replay is 2, and nothing was looked at.
+        (FsType::Xfs, 1) if how == Check::Look => Some(false),
+        (FsType::Btrfs, 1) => Some(false),
+        _ => None,
+    }
+}
+
+fn report(ended: &Ended) -> String {
+    let mut text = format!("{}\n{}", ended.stdout.trim(), ended.stderr);
+    if text.len() > REPORT_BYTES {
+        text.truncate(text.floor_char_boundary(REPORT_BYTES));
+        text.push('\u{2026}');
+    }
+    text.trim().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exit_codes_tell_sound_from_broken_and_from_not_checked() {
+        let ext4 = |code| sound(FsType::Ext4, Check::Preen, Some(code));
+        assert_eq!([0, 1, 2, 3].map(ext4), [Some(true); 4]);
+        assert_eq!([4, 5, 6].map(ext4), [Some(false); 3]);
+        assert_eq!([8, 12, 16, 32, 128].map(ext4), [None; 5]);
+        let xfs = |how, code| sound(FsType::Xfs, how, Some(code));
+        assert_eq!(xfs(Check::Look, 1), Some(false));
+        assert_eq!([1, 2].map(|code| xfs(Check::Repair, code)), [None; 2]);
+        assert_eq!(sound(FsType::Btrfs, Check::Look, Some(1)), Some(false));
+        // Killed.
+        assert_eq!(sound(FsType::Ext4, Check::Preen, None), None);
+    }
+}

@@ -1,0 +1,80 @@
+//! Which files of a btrfs are written in place (FS_NOCOW_FL, which turns off checksums as well).
+//!
+//! A loop device writes its image with direct I/O, and a file system may change a page while it is
+//! being written. Where btrfs keeps checksums, that is an error of this block after a crash before
+//! Linux 6.15, and a slow buffered write since. Blocks can be shared only between two files that
+//! are written in place or two that are not; an empty file alone can change sides.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::sys::statfs::{BTRFS_SUPER_MAGIC, fstatfs};
+
+use super::files::{failed, open_existing};
+use super::image::length;
+use super::sys::fs::{COMPRESSED, NO_COW, flags, set_flags};
+use crate::error::HostError;
+use crate::host::Result;
+
+fn is_btrfs(file: impl AsFd, path: &Path) -> Result<bool> {
+    let found = fstatfs(file).map_err(|errno| HostError::errno("statfs", path, errno))?;
+    Ok(found.filesystem_type() == BTRFS_SUPER_MAGIC)
+}
+
+/// Files that are made in a folder are written in place from now on.
+pub(super) fn of_folder(path: &Path) -> Result<()> {
+    let folder = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW)
+        .open(path)
+        .map_err(failed("open directory", path))?;
+    if !is_btrfs(&folder, path)? {
+        return Ok(());
+    }
+    let set = flags(&folder).and_then(|flags| match flags & COMPRESSED {
+        0 => set_flags(&folder, flags | NO_COW),
+        _ => Err(Errno::EINVAL),
+    });
+    match set {
+        Ok(()) => Ok(()),
+        // Zoned disks can't, and a folder that is to be compressed must not.
+        Err(errno @ (Errno::EPERM | Errno::EINVAL | Errno::EOPNOTSUPP)) => {
+            tracing::warn!(
+                folder = %path.display(), %errno,
+                "its files can't be written in place; images keep btrfs checksums"
+            );
+            Ok(())
+        }
+        Err(errno) => Err(HostError::errno("set flags of", path, errno)),
+    }
+}
+
+/// An empty file that can share blocks with another.
+pub(super) fn make_like(path: &Path, source: &Path) -> Result<()> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(path)
+        .map_err(failed("open", path))?;
+    if length(&file, path)? > 0 || !is_btrfs(&file, path)? {
+        return Ok(());
+    }
+    let source = (open_existing(source, false)?, source);
+    let flags_of = |(file, path): (&File, &Path)| {
+        flags(file).map_err(|errno| HostError::errno("read flags of", path, errno))
+    };
+    let in_place = flags_of((&source.0, source.1))? & NO_COW;
+    let others = flags_of((&file, path))? & !NO_COW;
+    // Also where nothing seems to change: with the mount option nodatasum, a new file has no
+    // checksums without the flag, and this gives them back.
+    set_flags(&file, others | in_place)
+        .map_err(|errno| HostError::errno("set flags of", path, errno))
+}

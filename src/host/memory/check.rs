@@ -1,0 +1,90 @@
+//! Checks, and growth, of file systems that are not mounted.
+
+use nix::errno::Errno;
+
+use super::content::Health;
+use super::loops::loop_number;
+use super::machine::Machine;
+use crate::error::HostCause;
+use crate::host::{Check, Checked, Device};
+use crate::model::FsType;
+
+impl Machine {
+    /// e2fsck and its like: they refuse a mounted device, and repair as they are told.
+    pub(super) fn check_fs(
+        &mut self,
+        device: &Device,
+        fs: FsType,
+        how: Check,
+    ) -> Result<Checked, HostCause> {
+        let number = loop_number(device).ok_or(Errno::ENOTBLK)?;
+        let refuse = |code: i32, stderr: String| HostCause::Tool {
+            program: format!("fsck.{fs}"),
+            status: format!("exit status: {code}"),
+            stderr,
+        };
+        if self.supers.contains_key(&number) {
+            self.violation(format!("check of loop{number}, which is mounted"));
+            return Err(refuse(8, format!("/dev/loop{number} is mounted")));
+        }
+        let content = self.content_mut(number)?.fs_mut();
+        let content = content.filter(|content| content.fs == fs);
+        let content = content.ok_or_else(|| refuse(8, "bad magic number".into()))?;
+        let repairs = match how {
+            Check::Look => false,
+            Check::Preen | Check::Whole => content.health != Health::Broken,
+            Check::Repair => true,
+        };
+        if repairs {
+            content.health = Health::Sound;
+            self.sync_loop(number);
+        } else if content.health == Health::Broken && how != Check::Look {
+            let what = "UNEXPECTED INCONSISTENCY; RUN fsck MANUALLY";
+            return Err(refuse(4, what.into()));
+        }
+        let sound = self
+            .content(number)?
+            .fs()
+            .is_some_and(|fs| fs.health == Health::Sound);
+        let report = if sound { "clean" } else { "errors were found" };
+        Ok(Checked {
+            sound,
+            report: report.into(),
+        })
+    }
+
+    /// resize2fs: refuses a mounted device, and what no check has just found to be sound.
+    pub(super) fn grow_unmounted(&mut self, device: &Device) -> Result<(), HostCause> {
+        let number = loop_number(device).ok_or(Errno::ENOTBLK)?;
+        let refuse = |stderr: &str| HostCause::Tool {
+            program: "resize2fs".into(),
+            status: "exit status: 1".into(),
+            stderr: stderr.into(),
+        };
+        if self.supers.contains_key(&number) {
+            self.violation(format!("resize2fs of loop{number}, which is mounted"));
+            return Err(refuse("on-line resizing required"));
+        }
+        let bytes = self.dev(number)?.bytes;
+        let content = self.content_mut(number)?.fs_mut();
+        let content = content.filter(|content| content.fs == FsType::Ext4);
+        let content = content.ok_or_else(|| refuse("bad magic number"))?;
+        if content.health != Health::Sound {
+            return Err(refuse("please run 'e2fsck -f' first"));
+        }
+        content.bytes = content.bytes.max(bytes);
+        self.sync_loop(number);
+        Ok(())
+    }
+
+    /// resize2fs was cut off: only a check that repairs whatever it finds makes it whole.
+    pub(super) fn cut_off_growth(&mut self, device: &Device) {
+        if let Some(number) = loop_number(device)
+            && let Ok(content) = self.content_mut(number)
+            && let Some(fs) = content.fs_mut()
+        {
+            fs.health = Health::Broken;
+            self.sync_loop(number);
+        }
+    }
+}

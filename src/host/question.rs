@@ -1,0 +1,85 @@
+//! Questions that the kernel may never answer, such as those about a file system whose disk or
+//! server is gone: each is asked on a thread of its own, and given up after a while.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::channel;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+/// The questions that hang, by what they are about. While one hangs, no second one is asked about
+/// the same thing: otherwise each look would leave one more thread behind.
+pub struct Questions<K>(Mutex<BTreeMap<K, JoinHandle<()>>>);
+
+impl<K: Ord> Questions<K> {
+    /// None hangs.
+    pub const fn new() -> Questions<K> {
+        Questions(Mutex::new(BTreeMap::new()))
+    }
+
+    /// The answer to a question; `None` if there is none within `patience`, or if an earlier one
+    /// about the same thing still hangs. A time-out never says anything about the thing itself.
+    pub fn ask<T: Send + 'static>(
+        &self,
+        about: K,
+        patience: Duration,
+        question: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        if self.hangs(&about) {
+            return None;
+        }
+        let (tell, told) = channel();
+        let asked = Builder::new().name("question".into()).spawn(move || {
+            // After a time-out no one listens any more.
+            let _ = tell.send(question());
+        });
+        let answer = told.recv_timeout(patience).ok();
+        if let (None, Ok(asked)) = (&answer, asked) {
+            self.hanging().insert(about, asked);
+        }
+        answer
+    }
+
+    fn hangs(&self, about: &K) -> bool {
+        let mut hanging = self.hanging();
+        if hanging.get(about).is_some_and(|asked| !asked.is_finished()) {
+            return true;
+        }
+        hanging.remove(about);
+        false
+    }
+
+    fn hanging(&self) -> MutexGuard<'_, BTreeMap<K, JoinHandle<()>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<K: Ord> Default for Questions<K> {
+    fn default() -> Questions<K> {
+        Questions::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(1);
+    const LONG: Duration = Duration::from_secs(600);
+
+    #[test]
+    fn a_question_that_hangs_is_not_asked_again_until_it_ends() {
+        let questions = Questions::new();
+        assert_eq!(questions.ask("a", LONG, || 1), Some(1));
+        let (end, wait) = channel::<()>();
+        assert_eq!(questions.ask("a", SHORT, move || wait.recv()), None);
+        let asked = || panic!("it is asked while the first one hangs");
+        assert_eq!(questions.ask::<()>("a", LONG, asked), None);
+        assert_eq!(questions.ask("b", LONG, || 2), Some(2), "others are asked");
+        drop(end);
+        while questions.hangs(&"a") {
+            std::thread::yield_now();
+        }
+        assert_eq!(questions.ask("a", LONG, || 3), Some(3));
+    }
+}

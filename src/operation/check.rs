@@ -1,0 +1,127 @@
+//! A file system that was not left clean is checked before it is mounted; any that nobody uses is
+//! checked when an administrator asks for it.
+
+use super::lock::Key;
+use super::publish::View;
+use super::{Driver, Pool};
+use crate::backend::AttachMode;
+use crate::error::{Doing, Error, HostCause, HostError, Result};
+use crate::host::session::speakable;
+use crate::host::{Check, Checked, Device, Done, Effect};
+use crate::model::{FsType, VolumeId};
+use crate::record::VolumeRecord;
+
+impl Driver {
+    /// Checks the file system of a volume that nobody uses, under its lock; with `repair` whatever
+    /// is found is repaired. Nothing else may have the volume meanwhile: what calls it is ABORTED.
+    pub fn check_volume(&self, volume_id: &str, repair: bool) -> Result<Checked> {
+        let (pool, id, _) = self.find(volume_id)?;
+        let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
+        if self.copies.has(id.uuid) {
+            return Err(Error::Pending {
+                what: format!("a copy of volume {volume_id}"),
+            });
+        }
+        let (_, _, mut record) = self.find(volume_id)?;
+        let refuse = |reason: String| Err(Error::refused(format!("volume {volume_id}"), reason));
+        let formatted = record.formatted.as_ref().filter(|it| it.complete);
+        let Some(fs) = formatted.and_then(|it| it.kind.fs()) else {
+            return refuse(
+                "it has no file system of this driver, so there is nothing to check".into(),
+            );
+        };
+        if let Some(path) = self.staged_as_block(&record)? {
+            return refuse(format!("it is staged at {path}; unstage it first"));
+        }
+        let view = View::of(self, &pool, &record)?;
+        if let Some(mount) = view.uses().first() {
+            let at = mount.mount_point.display();
+            return refuse(format!(
+                "it is mounted at {at}; end the pods that use it first"
+            ));
+        }
+        let mode = AttachMode {
+            read_only: false,
+            lasting: false,
+        };
+        let attached = pool.backend.attach(&record, mode)?;
+        let device = &attached.device;
+        if self.is_claimed(device)? {
+            return refuse(format!(
+                "{} has a file system that is not mounted here (frozen, or in another mount namespace), or an exclusive opener{}",
+                device.path.display(),
+                self.holders(device)
+            ));
+        }
+        let how = if repair { Check::Repair } else { Check::Look };
+        let checked = self.host.perform(&Effect::CheckFs { device, fs, how });
+        let checked = checked.doing(|| format!("check the file system of volume {volume_id}"))?;
+        let Done::Checked(checked) = checked else {
+            return Err(Error::Bug {
+                invariant: "CheckFs says what it found".into(),
+            });
+        };
+        if repair && checked.sound && record.formatted.as_ref().is_some_and(|it| it.growing) {
+            self.unmark(&pool, &mut record);
+        }
+        Ok(checked)
+    }
+
+    /// Lets `e2fsck -p` repair an ext4 that says that it has errors, or that it was never
+    /// unmounted and has no journal: mounted as it is, it would lose more with each write. What
+    /// that can't repair is for a person to decide about. The device isn't mounted.
+    pub(super) fn check_unclean(
+        &self,
+        pool: &Pool,
+        record: &VolumeRecord,
+        device: &Device,
+        fs: FsType,
+    ) -> Result<()> {
+        let doing = || format!("check the file system of volume {}", record.uuid);
+        if !self.host.is_unclean(device, fs).doing(doing)? {
+            return Ok(());
+        }
+        tracing::warn!(volume = %record.uuid, "the file system was not left clean: it is checked before it is mounted");
+        self.repair(pool, record, device, fs, Check::Preen)
+    }
+
+    /// Lets the tools repair a file system that is not mounted; what they can't repair is refused.
+    pub(super) fn repair(
+        &self,
+        pool: &Pool,
+        record: &VolumeRecord,
+        device: &Device,
+        fs: FsType,
+        how: Check,
+    ) -> Result<()> {
+        let why = match self.host.perform(&Effect::CheckFs { device, fs, how }) {
+            Ok(Done::Checked(Checked {
+                sound: false,
+                report,
+            })) => report,
+            Ok(_) => return Ok(()),
+            Err(HostError {
+                cause:
+                    HostCause::Tool {
+                        program,
+                        status,
+                        stderr,
+                    },
+                ..
+            }) => format!("{program} ended with {status}: {stderr}"),
+            Err(error) => {
+                return Err(error)
+                    .doing(|| format!("check the file system of volume {}", record.uuid));
+            }
+        };
+        let id = VolumeId {
+            pool: pool.id(),
+            uuid: record.uuid,
+        };
+        let reason = format!(
+            "its {fs} has errors that `e2fsck -p` does not repair ({}), so it is not mounted; run `slackwater volumes check {id} --repair` on its node, or restore it",
+            speakable(&why)
+        );
+        Err(Error::refused(format!("volume {id}"), reason))
+    }
+}

@@ -1,0 +1,94 @@
+//! What calls have left that failed or were cut off, ended without another call: not every caller
+//! comes again, and a final answer may have been given before the clean-up.
+//!
+//! Nothing is remembered of it: the disk is read, under the lock of the operation that may still be
+//! at work. What can't be read there is never touched.
+
+use std::collections::BTreeSet;
+
+use super::lock::{Guard, Key};
+use super::{Driver, Pool};
+use crate::backend::Leftover;
+use crate::error::{Error, Result, chain};
+use crate::model::PoolId;
+
+impl Driver {
+    /// Pools that are served now.
+    pub fn served(&self) -> Vec<PoolId> {
+        self.serving().iter().map(|pool| pool.id()).collect()
+    }
+
+    /// Ends what calls have left on a pool, but for members of groups ([`Driver::settle_groups`]).
+    /// Takes as long as the wipes; waits for no lock, and only for this pool's disk.
+    pub fn clean(&self, pool: PoolId) {
+        let Ok(Some(pool)) = self.pool(pool) else {
+            return;
+        };
+        let name = &pool.definition.name;
+        let leftovers = match pool.backend.leftovers() {
+            Ok(leftovers) => leftovers,
+            Err(error) => {
+                tracing::debug!(pool = %name, error = %chain(&error), "what calls have left can't be looked for");
+                return;
+            }
+        };
+        for leftover in leftovers {
+            if self.in_flight.is_stopping() {
+                return;
+            }
+            let Ok(_locks) = self.lock_leftover(&leftover) else {
+                continue;
+            };
+            match pool.backend.end(&leftover) {
+                Ok(true) => tracing::info!(pool = %name, "ended what a call had left: {leftover}"),
+                Ok(false) => {}
+                // Its first failure was logged as an error, and a broken disk fails every time.
+                Err(error) => {
+                    tracing::debug!(pool = %name, error = %chain(&error), "can't end what a call has left: {leftover}");
+                }
+            }
+        }
+    }
+
+    fn lock_leftover(&self, leftover: &Leftover) -> Result<Vec<Guard>> {
+        let keys = match leftover {
+            Leftover::Volume(uuid) => vec![Key::Volume(*uuid)],
+            Leftover::Snapshot(uuid) => vec![Key::Snapshot(*uuid)],
+            // The name doesn't say which of the two it was.
+            Leftover::Trash { uuid, .. } => vec![Key::Volume(*uuid), Key::Snapshot(*uuid)],
+        };
+        keys.into_iter()
+            .map(|key| self.locks.acquire(key))
+            .collect()
+    }
+
+    /// Settles what has been left of groups that have members on a pool, one group after another.
+    /// Groups that are being made are left alone, and those that another node decides about.
+    pub fn settle_groups(&self, pool: PoolId) {
+        if let Ok(Some(pool)) = self.pool(pool) {
+            self.settle_groups_of(&pool);
+        }
+    }
+
+    pub(super) fn settle_groups_of(&self, pool: &Pool) {
+        let records = pool.backend.unready_snapshots().into_iter();
+        let groups: BTreeSet<_> = records.filter_map(|one| Some(one.group?.id)).collect();
+        for group in groups {
+            let Ok(_lock) = self.locks.acquire(Key::Group(group)) else {
+                continue;
+            };
+            match self.settle_group(group) {
+                Ok(()) => {}
+                Err(error @ Error::Unreachable { .. }) => {
+                    tracing::debug!(%group, error = %chain(&error), "the first member of a group snapshot decides about it, and isn't here");
+                }
+                Err(error) => {
+                    tracing::error!(%group, error = %chain(&error), "can't settle a group snapshot that a crash has left");
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,144 @@
+//! Long work and looks leave threads for the kubelet's calls.
+
+use std::path::Path;
+
+use super::*;
+use crate::cut::Seams;
+use crate::host::memory::MemoryHost;
+use crate::operation::Settings;
+
+fn driver() -> Arc<Driver> {
+    let host = MemoryHost::new();
+    host.make_folder(Path::new("/var/lib/slackwater")).unwrap();
+    let settings = Settings {
+        node_name: "n".into(),
+        driver_name: "csi.slackwater.dev".into(),
+        pools: ["a=memory:", "b=memory:"]
+            .map(|pool| pool.parse().unwrap())
+            .to_vec(),
+        node_record: "/var/lib/slackwater/node.json".into(),
+        state_dir: "/run/slackwater/state".into(),
+        alone: true,
+        inline_max_size: None,
+    };
+    Arc::new(Driver::start(settings, Seams::simulated(host)).unwrap())
+}
+
+/// Operations that hang until they're told to end.
+struct Hung {
+    driver: Arc<Driver>,
+    tasks: Vec<tokio::task::JoinHandle<Result<()>>>,
+    ended: Arc<AtomicBool>,
+}
+
+impl Hung {
+    fn on(driver: &Arc<Driver>) -> Hung {
+        Hung {
+            driver: driver.clone(),
+            tasks: Vec::new(),
+            ended: Arc::default(),
+        }
+    }
+
+    /// Begins one more, and returns once it has begun.
+    async fn begin(&mut self, lane: Lane, first: fn(&Driver) -> Result<()>) {
+        let (driver, ended) = (self.driver.clone(), self.ended.clone());
+        let (begun, wait) = tokio::sync::oneshot::channel();
+        self.tasks.push(tokio::spawn(async move {
+            let hang = move |driver: &Driver| {
+                first(driver)?;
+                let _ = begun.send(());
+                while !ended.load(Ordering::SeqCst) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Ok(())
+            };
+            driver.detach_in(lane, hang).await
+        }));
+        wait.await.unwrap();
+    }
+}
+
+fn nothing(_: &Driver) -> Result<()> {
+    Ok(())
+}
+
+fn at(name: &'static str) -> impl Fn(&Driver) -> Result<()> {
+    move |driver| driver.choose_pool(Some(name)).map(drop)
+}
+
+#[tokio::test]
+async fn work_that_hangs_is_bounded_and_delays_nothing_else() {
+    let driver = driver();
+    for (lane, most) in [(Lane::Work, WORK), (Lane::Cut, CUTS)] {
+        let mut hung = Hung::on(&driver);
+        for _ in 0..most {
+            hung.begin(lane, nothing).await;
+        }
+        let error = driver.detach_in(lane, nothing).await.err().unwrap();
+        assert!(matches!(error, Error::Pending { .. }), "{error}");
+        driver.detach(nothing).await.unwrap();
+        driver.detach_in(Lane::Look, at("a")).await.unwrap();
+        let other = if lane == Lane::Work {
+            Lane::Cut
+        } else {
+            Lane::Work
+        };
+        driver.detach_in(other, nothing).await.unwrap();
+        hung.ended.store(true, Ordering::SeqCst);
+        for task in hung.tasks {
+            task.await.unwrap().unwrap();
+        }
+        driver.detach_in(lane, nothing).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn looks_at_a_pool_that_hangs_are_bounded_and_it_is_named() {
+    let driver = driver();
+    let mut hung = Hung::on(&driver);
+    for _ in 0..LOOKS {
+        hung.begin(Lane::Look, |driver| {
+            at("a")(driver)?;
+            at("a")(driver)
+        })
+        .await;
+    }
+    let error = driver.detach_in(Lane::Look, at("a")).await.err().unwrap();
+    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+    assert!(error.to_string().contains("pool a"), "{error}");
+    // Other pools are looked at, and calls that change something go on.
+    driver.detach_in(Lane::Look, at("b")).await.unwrap();
+    driver.detach(at("a")).await.unwrap();
+    hung.ended.store(true, Ordering::SeqCst);
+    for task in hung.tasks {
+        task.await.unwrap().unwrap();
+    }
+    driver.detach_in(Lane::Look, at("a")).await.unwrap();
+    let all = driver
+        .in_flight
+        .looks
+        .lock()
+        .unwrap()
+        .values()
+        .sum::<usize>();
+    assert_eq!(all, 0);
+}
+
+#[tokio::test]
+async fn a_look_that_panics_is_counted_off() {
+    let driver = driver();
+    let panics = driver.detach_in(Lane::Look, |driver| -> Result<()> {
+        at("a")(driver)?;
+        panic!("on purpose")
+    });
+    assert!(matches!(panics.await, Err(Error::Bug { .. })));
+    let all = driver
+        .in_flight
+        .looks
+        .lock()
+        .unwrap()
+        .values()
+        .sum::<usize>();
+    assert_eq!(all, 0);
+}

@@ -1,0 +1,120 @@
+//! What pods may have as inline volumes, and what becomes of those that nothing shows.
+
+use super::*;
+use crate::cut::Seams;
+use crate::host::Host;
+use crate::host::memory::MemoryHost;
+use crate::model::parameters::EphemeralParameters;
+use crate::model::{AccessMode, AccessType, Capability, PoolDefinition};
+use crate::operation::Settings;
+
+const TARGET: &str = "/var/lib/kubelet/inline";
+const GIB: u64 = 1 << 30;
+
+fn driver(host: &MemoryHost, pools: &[&str], most: Option<u64>) -> Driver {
+    let parse = |text: &&str| text.parse::<PoolDefinition>().unwrap();
+    let settings = Settings {
+        node_name: "n".into(),
+        driver_name: "csi.slackwater.dev".into(),
+        pools: pools.iter().map(parse).collect(),
+        node_record: "/var/lib/slackwater/node.json".into(),
+        state_dir: "/run/slackwater/state".into(),
+        alone: true,
+        inline_max_size: most,
+    };
+    Driver::start(settings, Seams::simulated(host.clone())).unwrap()
+}
+
+fn request(size: u64, other: Option<&str>) -> PublishEphemeral {
+    PublishEphemeral {
+        volume_id: "csi-0123".into(),
+        target_path: TARGET.into(),
+        capability: Capability {
+            access_type: AccessType::Mount {
+                fs_type: Some(FsType::Ext4),
+                mount_flags: Vec::new(),
+            },
+            access_mode: AccessMode::SingleNodeWriter,
+        },
+        read_only: false,
+        attributes: EphemeralParameters {
+            size,
+            other: other.map(str::to_string),
+        },
+    }
+}
+
+fn nothing_is_left(host: &MemoryHost, driver: &Driver) {
+    assert_eq!(driver.serving()[0].backend.count(), 0);
+    assert_eq!(host.loops().unwrap().len(), 0);
+    assert!(host.mounted().is_empty());
+}
+
+#[test]
+fn there_are_none_unless_the_administrator_says_so() {
+    let host = MemoryHost::new();
+    let driver = driver(&host, &["default=memory:"], None);
+    let error = driver.publish_ephemeral(&request(GIB, None)).unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error}");
+    assert!(error.to_string().contains("--inline-max-size"), "{error}");
+    nothing_is_left(&host, &driver);
+}
+
+#[test]
+fn none_is_larger_than_the_limit_and_a_pod_chooses_nothing_else() {
+    let host = MemoryHost::new();
+    let driver = driver(&host, &["default=memory:"], Some(GIB));
+    let error = driver.publish_ephemeral(&request(GIB + 1, None));
+    assert!(matches!(error, Err(Error::OutOfRange { .. })), "{error:?}");
+    for key in ["allocation", "mkfsOptions", "pool", "wipe"] {
+        let error = driver.publish_ephemeral(&request(GIB, Some(key)));
+        assert!(matches!(error, Err(Error::Invalid { .. })), "{error:?}");
+    }
+    nothing_is_left(&host, &driver);
+    driver.publish_ephemeral(&request(GIB, None)).unwrap();
+    driver.unpublish_volume("csi-0123", TARGET).unwrap();
+    nothing_is_left(&host, &driver);
+}
+
+#[test]
+fn what_was_published_before_is_repeated_and_unpublished_whatever_is_allowed_now() {
+    let host = MemoryHost::new();
+    let before = driver(&host, &["default=memory:"], Some(GIB));
+    before.publish_ephemeral(&request(GIB, None)).unwrap();
+    drop(before);
+    let host = host.restart_process();
+    let now = driver(&host, &["default=memory:"], None);
+    // As a pod of the release before has it.
+    now.publish_ephemeral(&request(GIB, Some("allocation")))
+        .unwrap();
+    now.unpublish_volume("csi-0123", TARGET).unwrap();
+    nothing_is_left(&host, &now);
+    now.publish_ephemeral(&request(GIB, None)).unwrap_err();
+}
+
+#[test]
+fn one_whose_unpublish_missed_its_pool_ends_when_the_pool_is_opened() {
+    let folder = Path::new("/memory/a");
+    let host = MemoryHost::new();
+    host.make_folder(folder).unwrap();
+    host.make_folder(Path::new("/memory/b")).unwrap();
+    let pools = ["default=file:/memory/a,init", "b=file:/memory/b,init"];
+    let before = driver(&host, &pools, Some(GIB));
+    before.publish_ephemeral(&request(GIB, None)).unwrap();
+    drop(before);
+    let host = host.restart_process();
+    // A restart beside the pod ends nothing.
+    let again = driver(&host, &pools, Some(GIB));
+    assert_eq!(again.serving()[0].backend.count(), 1);
+    assert_eq!(host.mounted().len(), 1);
+    drop(again);
+    let host = host.restart_process();
+    host.pull_disk(folder).unwrap();
+    let without = driver(&host, &pools, Some(GIB));
+    without.unpublish_volume("csi-0123", TARGET).unwrap();
+    assert!(host.mounted().is_empty());
+    host.put_disk_back(folder).unwrap();
+    without.look_again();
+    assert_eq!(without.serving().len(), 2);
+    nothing_is_left(&host, &without);
+}

@@ -1,0 +1,188 @@
+//! What pods do to the loop devices of their raw block volumes, on a simulated machine.
+
+use std::path::Path;
+
+use super::*;
+use crate::cut::Seams;
+use crate::host::Host;
+use crate::host::memory::MemoryHost;
+use crate::model::{AccessMode, AccessType, Capability, CapacityRange, VolumeId, VolumeParameters};
+use crate::operation::{CreateVolume, PublishVolume, Settings, StageVolume};
+
+const KUBELET: &str = "/var/lib/kubelet";
+
+fn driver(host: &MemoryHost) -> Driver {
+    let settings = Settings {
+        node_name: "n".into(),
+        driver_name: "csi.slackwater.dev".into(),
+        pools: vec!["default=memory:".parse().unwrap()],
+        node_record: "/var/lib/slackwater/node.json".into(),
+        state_dir: "/run/slackwater/state".into(),
+        alone: true,
+        inline_max_size: None,
+    };
+    Driver::start(settings, Seams::simulated(host.clone())).unwrap()
+}
+
+fn block() -> Capability {
+    Capability {
+        access_type: AccessType::Block,
+        access_mode: AccessMode::SingleNodeWriter,
+    }
+}
+
+fn publish(driver: &Driver, id: VolumeId, target: &str) -> Result<()> {
+    driver.publish_volume(&PublishVolume {
+        volume_id: id.to_string(),
+        staging_path: format!("{KUBELET}/stage-{}", id.uuid),
+        target_path: target.into(),
+        capability: block(),
+        read_only: false,
+    })
+}
+
+/// A raw block volume, published at a target; and its loop device.
+fn published(driver: &Driver, name: &str, target: &str) -> (VolumeId, u32) {
+    let request = CreateVolume {
+        name: name.into(),
+        capacity: CapacityRange::new(1 << 30, 0).unwrap(),
+        capabilities: vec![block()],
+        parameters: VolumeParameters::default(),
+        requisite: Vec::new(),
+        content_source: None,
+    };
+    let id = driver.create_volume(&request).unwrap().id;
+    driver
+        .stage_volume(&StageVolume {
+            volume_id: id.to_string(),
+            staging_path: format!("{KUBELET}/stage-{}", id.uuid),
+            capability: block(),
+        })
+        .unwrap();
+    publish(driver, id, target).unwrap();
+    let number = driver.published.lock().of[&id.uuid].hold.number;
+    (id, number)
+}
+
+fn target(name: &str) -> String {
+    format!("{KUBELET}/{name}")
+}
+
+fn end(driver: &Driver, id: VolumeId, target: &str) {
+    driver.unpublish_volume(&id.to_string(), target).unwrap();
+    let staging = format!("{KUBELET}/stage-{}", id.uuid);
+    driver.unstage_volume(&id.to_string(), &staging).unwrap();
+    driver.delete_volume(&id.to_string()).unwrap();
+}
+
+#[test]
+fn a_device_is_held_while_it_is_published_and_no_longer() {
+    let host = MemoryHost::new();
+    let driver = driver(&host);
+    let (id, number) = published(&driver, "a", &target("a"));
+    host.detach_loop(number).unwrap();
+    assert_eq!(
+        host.loops().unwrap().len(),
+        1,
+        "an open descriptor keeps it"
+    );
+    end(&driver, id, &target("a"));
+    assert_eq!(host.loops().unwrap().len(), 0);
+    assert!(driver.published.lock().of.is_empty());
+}
+
+#[test]
+fn a_change_is_reported_everywhere_once_and_further_publishes_are_refused() {
+    let host = MemoryHost::new();
+    let driver = driver(&host);
+    let (id, number) = published(&driver, "a", &target("a"));
+    let (other, _) = published(&driver, "b", &target("b"));
+    driver.watch_published();
+    assert_eq!(driver.changed_devices(), Vec::new());
+    host.set_loop_flags(number, true, true).unwrap();
+    driver.watch_published();
+    let changed = driver.changed_devices();
+    assert_eq!(changed.len(), 1);
+    assert_eq!(changed[0].uuid, id.uuid);
+    assert!(changed[0].problem.contains("partition"), "{changed:?}");
+    assert_eq!(driver.pool_status()[0].changed, changed);
+    let health = driver.volume_health(&id.to_string()).unwrap();
+    assert!(
+        health
+            .findings
+            .iter()
+            .any(|one| one.reason == "DeviceChanged")
+    );
+    let health = driver.volume_health(&other.to_string()).unwrap();
+    assert_eq!(health.findings.len(), 0, "the other one is as it was");
+    let error = publish(&driver, id, &target("a2")).unwrap_err();
+    assert!(
+        error.to_string().contains("unpublish it everywhere"),
+        "{error}"
+    );
+    publish(&driver, id, &target("a")).expect("what is there already is there");
+    publish(&driver, other, &target("b2")).unwrap();
+    // Put back, it's as it was.
+    host.set_loop_flags(number, true, false).unwrap();
+    publish(&driver, id, &target("a2")).unwrap();
+    assert_eq!(driver.changed_devices(), Vec::new());
+}
+
+#[test]
+fn a_publish_looks_by_itself_before_the_next_round() {
+    let host = MemoryHost::new();
+    let driver = driver(&host);
+    let (id, number) = published(&driver, "a", &target("a"));
+    host.detach_loop(number).unwrap();
+    let error = publish(&driver, id, &target("a2")).unwrap_err();
+    assert!(error.to_string().contains("detach"), "{error}");
+}
+
+#[test]
+fn direct_io_is_switched_on_again() {
+    let host = MemoryHost::new();
+    let driver = driver(&host);
+    let (_, number) = published(&driver, "a", &target("a"));
+    host.set_loop_flags(number, false, false).unwrap();
+    driver.watch_published();
+    assert!(host.loops().unwrap()[0].direct_io);
+    assert_eq!(driver.changed_devices(), Vec::new());
+}
+
+#[test]
+fn a_restart_holds_what_is_published_again() {
+    let host = MemoryHost::new();
+    let driver_before = driver(&host);
+    let (id, number) = published(&driver_before, "a", &target("a"));
+    drop(driver_before);
+    let host = host.restart_process();
+    let driver = driver(&host);
+    host.detach_loop(number).unwrap();
+    assert_eq!(host.loops().unwrap().len(), 1);
+    driver.watch_published();
+    assert_eq!(driver.changed_devices().len(), 1);
+    end(&driver, id, &target("a"));
+    assert_eq!(host.loops().unwrap().len(), 0);
+}
+
+#[test]
+fn a_number_that_a_target_still_shows_is_no_other_volumes() {
+    let host = MemoryHost::new();
+    let driver_before = driver(&host);
+    let (id, number) = published(&driver_before, "a", &target("a"));
+    drop(driver_before);
+    let host = host.restart_process();
+    host.detach_loop(number).unwrap();
+    assert_eq!(host.loops().unwrap().len(), 0, "nothing held it");
+    let driver = driver(&host);
+    let lost = vec![Path::new(KUBELET).join("a")];
+    assert_eq!(driver.lost_devices(), lost);
+    let health = driver.storage_health().unwrap();
+    assert!(health.iter().any(|one| one.reason == "DeviceLost"));
+    let (other, another) = published(&driver, "b", &target("b"));
+    assert_ne!(another, number);
+    end(&driver, id, &target("a"));
+    driver.watch_published();
+    assert_eq!(driver.lost_devices(), Vec::<PathBuf>::new());
+    end(&driver, other, &target("b"));
+}

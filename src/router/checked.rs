@@ -1,0 +1,346 @@
+//! What an agent's answers may say: each is compared with what the router knows or can compute.
+//!
+//! A certificate proves of which node an agent is, and nothing else. Ids are derived from the pool
+//! and the request's name, so the router computes them; a pool belongs to one node at a time; and
+//! a member of a group is derived from the group and its source. An answer that says otherwise is
+//! refused: the caller gets UNAVAILABLE, the Node an event, and a metric counts it. So an agent
+//! that lies, or is broken, harms volumes of its own node alone.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use super::Router;
+use super::agents::Agent;
+use super::cluster::About;
+use super::route::Route;
+use crate::agent::cut_response::Begun;
+use crate::agent::{DescribeResponse, GetGroupResponse, GroupMember};
+use crate::csi;
+use crate::error::{Error, Result};
+use crate::model::id::NameKind;
+use crate::model::{GroupId, PoolId, SnapshotId, VolumeId};
+use crate::operation::{CreateVolume, member_of};
+
+/// Pools of one agent. Each becomes a Pool object.
+pub(super) const MOST_POOLS: usize = 64;
+/// Groups that an agent may say are not settled.
+const MOST_GROUPS: usize = 10_000;
+/// Members of a group, and things that are missing on a host.
+const MOST_PARTS: usize = 10_000;
+/// A name, or a version.
+const NAME_BYTES: usize = 253;
+/// A label's value.
+const LABEL_BYTES: usize = 63;
+/// A sentence for people, and a path.
+const TEXT_BYTES: usize = 4096;
+
+/// Why an answer is refused.
+type Verdict<T = ()> = std::result::Result<T, String>;
+
+impl Router {
+    /// The error of an agent whose answer is refused, which is counted and told to people.
+    pub(super) fn refuse(&self, agent: &Agent, why: &str) -> Error {
+        agent.refused();
+        let node = agent.node();
+        tracing::warn!(node, why, "an agent's answer is refused");
+        let message = format!("an answer of this node's agent was refused: {why}");
+        let about = About::Node(node.to_string());
+        self.cluster.tell(&about, true, "AnswerRefused", message);
+        agent.unreachable(&format!("its answer was refused: {why}"))
+    }
+
+    /// An answer that was looked at.
+    pub(super) fn checked<T>(&self, agent: &Agent, verdict: Verdict<T>) -> Result<T> {
+        verdict.map_err(|why| self.refuse(agent, &why))
+    }
+
+    /// Refuses the answer of an agent that names a pool which isn't its own.
+    async fn must_have(&self, agent: &Agent, pool: PoolId) -> Result<()> {
+        if agent.shown(pool).is_none() {
+            // It may have been made just now.
+            agent.ask_since(Instant::now()).await;
+        }
+        let has = match self.route(pool).await? {
+            Route::Agent(owner) => owner.node() == agent.node(),
+            Route::Lost(_) => false,
+        };
+        match has {
+            true => Ok(()),
+            false => Err(self.refuse(
+                agent,
+                &format!("it names pool {pool}, which it does not have"),
+            )),
+        }
+    }
+
+    /// A volume that an agent says it has made.
+    pub(super) async fn made_volume(
+        &self,
+        agent: &Agent,
+        asked: &CreateVolume,
+        source: Option<&csi::VolumeContentSource>,
+        answer: csi::CreateVolumeResponse,
+    ) -> Result<csi::CreateVolumeResponse> {
+        let parsed = answer.volume.as_ref().map(|volume| &*volume.volume_id);
+        let id = self.checked(agent, named(parsed, NameKind::Volume, &asked.name))?;
+        self.must_have(agent, id.pool).await?;
+        let verdict = volume(
+            &answer,
+            asked,
+            source,
+            (&self.topology_key(), &agent.home()),
+        );
+        self.checked(agent, verdict)?;
+        Ok(answer)
+    }
+
+    /// A snapshot that an agent says it has made of a volume of its own.
+    pub(super) fn made_snapshot(
+        &self,
+        agent: &Agent,
+        asked: (&str, &str),
+        answer: csi::CreateSnapshotResponse,
+    ) -> Result<csi::CreateSnapshotResponse> {
+        self.checked(agent, snapshot(asked, &answer))?;
+        Ok(answer)
+    }
+
+    /// What a name is on an agent.
+    pub(super) async fn found(
+        &self,
+        agent: &Agent,
+        (kind, name): (NameKind, &str),
+        id: &str,
+    ) -> Result<Option<VolumeId>> {
+        if id.is_empty() {
+            return Ok(None);
+        }
+        let id = self.checked(agent, named(Some(id), kind, name))?;
+        if self.cluster.is_lost(id.pool) {
+            return Ok(None);
+        }
+        self.must_have(agent, id.pool).await?;
+        Ok(Some(id))
+    }
+
+    /// What an agent says of a group: members of pools that it has, of sources that it has.
+    pub(super) fn group_of(
+        &self,
+        agent: &Agent,
+        group: GroupId,
+        told: GetGroupResponse,
+    ) -> Result<GetGroupResponse> {
+        let has = |pool: PoolId| {
+            let owner = self.last_node(pool);
+            agent.shown(pool).is_some() && owner.is_none_or(|owner| owner == agent.node())
+        };
+        self.checked(agent, share(group, &told, has))?;
+        Ok(told)
+    }
+
+    /// The members that an agent says are used, among those that it was asked to cut.
+    pub(super) fn begun(&self, agent: &Agent, sources: &[String], begun: Begun) -> Result<Begun> {
+        let mut left: BTreeSet<&String> = sources.iter().collect();
+        let other = begun
+            .targets
+            .iter()
+            .find(|target| !left.remove(&target.volume_id));
+        let verdict = other.map_or(Ok(()), |other| {
+            Err(format!(
+                "{:?} is not a volume that it was to cut",
+                short(&other.volume_id)
+            ))
+        });
+        self.checked(agent, verdict)?;
+        Ok(begun)
+    }
+}
+
+/// The id that a name has on the pool that it says.
+fn named(id: Option<&str>, kind: NameKind, name: &str) -> Verdict<VolumeId> {
+    let id = id.unwrap_or_default();
+    let parsed = id.parse::<VolumeId>();
+    let parsed = parsed.map_err(|_| format!("{:?} is not an id", short(id)))?;
+    match parsed == VolumeId::of_name(parsed.pool, kind, name) {
+        true => Ok(parsed),
+        false => Err(format!("{id} is not the id of {name:?}")),
+    }
+}
+
+/// The answer about one object is about that object.
+pub(super) fn same(asked: &str, answered: Option<&str>) -> Verdict {
+    match answered {
+        Some(answered) if answered == asked => Ok(()),
+        other => Err(format!(
+            "it was asked about {asked}, and answers about {:?}",
+            short(other.unwrap_or_default())
+        )),
+    }
+}
+
+/// What is answered is of the pool of what was asked about.
+pub(super) fn same_pool(asked: &str, answered: Option<&str>) -> Verdict {
+    let pool = |id: &str| id.parse::<VolumeId>().ok().map(|id| id.pool);
+    match answered.and_then(pool) {
+        Some(found) if pool(asked) == Some(found) => Ok(()),
+        _ => same(asked, answered),
+    }
+}
+
+fn volume(
+    answer: &csi::CreateVolumeResponse,
+    asked: &CreateVolume,
+    source: Option<&csi::VolumeContentSource>,
+    (key, home): (&str, &str),
+) -> Verdict {
+    let Some(made) = &answer.volume else {
+        return Err("it names no volume".into());
+    };
+    let at_home = |topology: &csi::Topology| {
+        topology.segments.len() == 1 && topology.segments.get(key).is_some_and(|at| at == home)
+    };
+    if made.accessible_topology.len() != 1 || !made.accessible_topology.iter().all(at_home) {
+        return Err(format!(
+            "volume {} is not at its home {home}",
+            made.volume_id
+        ));
+    }
+    if made.content_source.as_ref() != source {
+        return Err(format!("volume {} has another source", made.volume_id));
+    }
+    let size = u64::try_from(made.capacity_bytes).unwrap_or(0);
+    let range = &asked.capacity;
+    if size < range.required || (range.limit > 0 && size > range.limit) {
+        return Err(format!("volume {} has {size} bytes", made.volume_id));
+    }
+    let texts = made.volume_context.iter();
+    let length: usize = texts.map(|(key, value)| key.len() + value.len()).sum();
+    match length > TEXT_BYTES {
+        true => Err(format!("volume {} has too much context", made.volume_id)),
+        false => Ok(()),
+    }
+}
+
+fn snapshot((name, source): (&str, &str), answer: &csi::CreateSnapshotResponse) -> Verdict {
+    let Some(made) = &answer.snapshot else {
+        return Err("it names no snapshot".into());
+    };
+    let id = named(Some(&made.snapshot_id), NameKind::Snapshot, name)?;
+    let of = source.parse::<VolumeId>();
+    let is_here = of.is_ok_and(|of| of.pool == id.pool);
+    if !is_here || made.source_volume_id != source {
+        return Err(format!("{id} is not a snapshot of volume {source}"));
+    }
+    match made.group_snapshot_id.is_empty() && made.size_bytes >= 0 {
+        true => Ok(()),
+        false => Err(format!("{id} is not a snapshot of its own")),
+    }
+}
+
+/// One page of a pool: its own ids, in their order, after `last`.
+pub(super) fn page(
+    pool: PoolId,
+    last: Option<VolumeId>,
+    most: usize,
+    (ids, goes_on): (&[String], bool),
+) -> Verdict<Option<VolumeId>> {
+    if ids.len() > most || (goes_on && ids.is_empty()) {
+        return Err(format!(
+            "a page of {} entries where {most} were asked for",
+            ids.len()
+        ));
+    }
+    let mut last = last;
+    for text in ids {
+        let id = text.parse::<VolumeId>().ok().filter(|id| id.pool == pool);
+        let id = id.filter(|id| last.is_none_or(|last| last < *id));
+        let out_of_place = || format!("{:?} is out of place in a list of pool {pool}", short(text));
+        last = Some(id.ok_or_else(out_of_place)?);
+    }
+    Ok(last)
+}
+
+fn share(group: GroupId, told: &GetGroupResponse, has: impl Fn(PoolId) -> bool) -> Verdict {
+    let (members, sources) = (&told.all_member_ids, &told.all_source_volume_ids);
+    if members.len() != sources.len() || members.len().max(told.members.len()) > MOST_PARTS {
+        return Err("the members of a group are not those of its sources".into());
+    }
+    let is_member = |member: &str, source: &str| -> Verdict<SnapshotId> {
+        let source = source.parse::<VolumeId>();
+        let id = source.map(|source| member_of(group, source));
+        let id = id.ok().filter(|id| id.to_string() == member);
+        id.ok_or_else(|| format!("{:?} is not a member of group {group}", short(member)))
+    };
+    let mut shares = members.is_empty();
+    for (member, source) in members.iter().zip(sources) {
+        shares |= has(is_member(member, source)?.pool);
+    }
+    if !shares {
+        return Err(format!("it has no part in group {group}, and says who has"));
+    }
+    for member in &told.members {
+        let id = is_member(&member.snapshot_id, &member.source_volume_id)?;
+        let known = |text: &String| members.is_empty() || members.contains(text);
+        if !has(id.pool) || !known(&member.snapshot_id) || !is_bounded(member) {
+            return Err(format!("{id} is not a member that it has"));
+        }
+    }
+    Ok(())
+}
+
+fn is_bounded(member: &GroupMember) -> bool {
+    let texts = [&member.level, &member.attempt, &member.home];
+    texts.iter().all(|text| text.len() <= NAME_BYTES) && member.reason.len() <= TEXT_BYTES
+}
+
+/// What an agent says of itself, with texts for people cut to a bounded length; or why it's refused.
+pub(super) fn description(mut told: DescribeResponse) -> Verdict<DescribeResponse> {
+    let groups = told.unsettled_groups.len().max(told.busy_groups.len());
+    if told.pools.len() > MOST_POOLS || groups > MOST_GROUPS {
+        let pools = told.pools.len();
+        return Err(format!(
+            "it shows {pools} pools and {groups} unsettled groups"
+        ));
+    }
+    if !is_label(&told.home) {
+        return Err(format!("{:?} is not a home", short(&told.home)));
+    }
+    let mut ids = BTreeSet::new();
+    for pool in &mut told.pools {
+        let is_id = pool.id.is_empty() || pool.id.parse::<PoolId>().is_ok();
+        let is_new = pool.id.is_empty() || ids.insert(pool.id.clone());
+        if !is_id || !is_new || pool.name.len() > NAME_BYTES {
+            let (name, id) = (short(&pool.name), short(&pool.id));
+            return Err(format!("{name:?} with the id {id:?} is not a pool"));
+        }
+        cut(&mut pool.place, TEXT_BYTES);
+        cut(&mut pool.refusal, TEXT_BYTES);
+    }
+    told.missing.truncate(MOST_POOLS);
+    told.missing
+        .iter_mut()
+        .for_each(|text| cut(text, TEXT_BYTES));
+    cut(&mut told.home_problem, TEXT_BYTES);
+    cut(&mut told.version, NAME_BYTES);
+    Ok(told)
+}
+
+/// What a label's value may be, or nothing.
+fn is_label(text: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    let ends = |byte: Option<&u8>| byte.is_none_or(u8::is_ascii_alphanumeric);
+    let bytes = text.as_bytes();
+    text.len() <= LABEL_BYTES
+        && bytes.iter().copied().all(inner)
+        && ends(bytes.first())
+        && ends(bytes.last())
+}
+
+fn cut(text: &mut String, bytes: usize) {
+    text.truncate(text.floor_char_boundary(bytes));
+}
+
+/// Of what an agent says, as much as goes into a message.
+fn short(text: &str) -> &str {
+    &text[..text.floor_char_boundary(100)]
+}

@@ -1,0 +1,72 @@
+//! Cuts with hooks that run, by namespace: no tenant's take the place of all others'.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::error::{Error, Result};
+
+/// How many there are now.
+pub(super) type Held = Arc<Mutex<BTreeMap<String, usize>>>;
+
+/// Cuts of one namespace whose applications may be held at a time: half of the calls that
+/// csi-snapshotter makes at once, so that hooks of one that are slow don't hold up all others.
+const HELD_AT_ONCE: usize = 5;
+
+/// A cut with hooks, counted for its namespaces until it's dropped.
+pub(super) struct HeldOf {
+    held: Held,
+    namespaces: BTreeSet<String>,
+}
+
+impl HeldOf {
+    /// Counts one more, or says that it is for later.
+    pub(super) fn admit(held: &Held, namespaces: BTreeSet<String>) -> Result<HeldOf> {
+        let mut counts = held.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_full = |name: &&String| counts.get(*name).is_some_and(|n| *n >= HELD_AT_ONCE);
+        if let Some(full) = namespaces.iter().find(is_full) {
+            return Err(Error::Pending {
+                what: format!("{HELD_AT_ONCE} other snapshots with hooks of namespace {full}"),
+            });
+        }
+        for name in &namespaces {
+            *counts.entry(name.clone()).or_default() += 1;
+        }
+        drop(counts);
+        let held = held.clone();
+        Ok(HeldOf { held, namespaces })
+    }
+}
+
+impl Drop for HeldOf {
+    fn drop(&mut self) {
+        let mut counts = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        for name in &self.namespaces {
+            if let Some(count) = counts.get_mut(name) {
+                *count -= 1;
+            }
+        }
+        counts.retain(|_, count| *count > 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hooks_of_one_namespace_leave_room_for_those_of_others() {
+        let held = Arc::default();
+        let of =
+            |names: &[&str]| HeldOf::admit(&held, names.iter().map(|n| n.to_string()).collect());
+        let slow: Vec<_> = (0..HELD_AT_ONCE).map(|_| of(&["shop"]).unwrap()).collect();
+        for names in [["shop"].as_slice(), &["bank", "shop"]] {
+            assert!(matches!(of(names), Err(Error::Pending { .. })), "{names:?}");
+        }
+        of(&["bank"]).unwrap();
+        // Where no claim is known, there is none to be fair to.
+        of(&[]).unwrap();
+        drop(slow);
+        of(&["shop"]).unwrap();
+        assert!(held.lock().unwrap().is_empty());
+    }
+}

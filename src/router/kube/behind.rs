@@ -1,0 +1,48 @@
+//! The driver behind a CSI socket: a connection to it, and its name by its own word.
+
+use std::path::Path;
+use std::time::Duration;
+
+use tonic::Request;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::csi::GetPluginInfoRequest;
+use crate::csi::identity_client::IdentityClient;
+use crate::error::{Error, Result, chain};
+
+/// A driver that runs answers this at once.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The error that says that the driver at a socket can't be asked.
+pub(super) fn unreachable(socket: &Path, reason: String) -> Error {
+    Error::Unreachable {
+        what: format!("the driver at {}", socket.display()),
+        reason,
+    }
+}
+
+/// A connection to the driver at a socket, and the driver's name. Objects of the cluster are
+/// told apart by this name, so it is never assumed: an error if it is another than `expected`.
+pub async fn driver(socket: &Path, expected: Option<&str>) -> Result<(Channel, String)> {
+    let failed = |error: &dyn std::error::Error| unreachable(socket, chain(error));
+    let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()));
+    let endpoint = endpoint.map_err(|error| failed(&error))?;
+    let channel = endpoint.connect().await.map_err(|error| failed(&error))?;
+    let mut question = Request::new(GetPluginInfoRequest {});
+    question.set_timeout(PATIENCE);
+    let answer = IdentityClient::new(channel.clone());
+    let answer = answer.clone().get_plugin_info(question).await;
+    let answer = answer.map_err(|status| unreachable(socket, status.message().to_string()))?;
+    let name = answer.into_inner().name;
+    match expected {
+        Some(expected) if expected != name => Err(Error::invalid(
+            "--driver-name",
+            format!(
+                "the driver at {} is {name}, not {expected}; leave --driver-name out, or give the \
+                 socket of the other driver as --endpoint",
+                socket.display()
+            ),
+        )),
+        _ => Ok((channel, name)),
+    }
+}

@@ -1,0 +1,79 @@
+//! `slackwater pool hand-over`: a person says which node has a pool from now on.
+//!
+//! A pool belongs to the node that showed it last. Another node that shows it is not believed while
+//! that node can't be asked, or says that the pool's disk is missing: it may be a copy, or a lie.
+//! This is the mark on the Pool object that ends it; the router that leads takes the mark away
+//! once the node shows the pool.
+
+use ::kube::api::{Api, Patch, PatchParams};
+use ::kube::core::PartialObjectMeta;
+use ::kube::{Client, ResourceExt};
+use k8s_openapi::api::core::v1::Node;
+
+use super::pool::Pool;
+use super::{adopt, ask};
+use crate::error::{Error, Kind, Result};
+
+/// A pool that is handed over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HandedOver {
+    /// Its UUID.
+    pub id: String,
+    /// Its name in its node's configuration.
+    pub name: String,
+    /// The node that had it; empty if that isn't known.
+    pub from: String,
+    /// The node that has it.
+    pub to: String,
+    /// The node had it before.
+    pub unchanged: bool,
+}
+
+/// Marks a pool (its UUID, its name, or NODE/NAME) as being of a node. `driver` as for
+/// [`adopt::look`].
+pub async fn hand_over(
+    client: &Client,
+    driver: Option<&str>,
+    which: &str,
+    node: &str,
+) -> Result<HandedOver> {
+    let pools = adopt::of_driver(client, driver).await?;
+    let pool = adopt::one_of(which, &pools)?;
+    let nodes = Api::<PartialObjectMeta<Node>>::all(client.clone());
+    if ask(&format!("node {node}"), nodes.get_opt(node))
+        .await?
+        .is_none()
+    {
+        return Err(Error::NotFound {
+            kind: Kind::Node,
+            id: node.into(),
+        });
+    }
+    let id = pool.name_any();
+    let refuse = |why: &str| Err(Error::refused(format!("pool {id}"), why));
+    if pool.spec.lost {
+        return refuse("it's marked as lost; take the mark away first (spec.lost: false)");
+    }
+    let status = pool.status.clone().unwrap_or_default();
+    let marked = pool.spec.node.as_deref();
+    let unchanged = marked.unwrap_or(&status.node) == node;
+    if !unchanged {
+        let patch = serde_json::json!({ "spec": { "node": node } });
+        let api = Api::<Pool>::all(client.clone());
+        let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+        let now = ask(&format!("pool {id}"), api.patch(&id, &params, &patch)).await?;
+        if now.spec.node.as_deref() != Some(node) {
+            return refuse(
+                "the API server has not kept the mark: the CustomResourceDefinition is of an \
+                 older release; apply deploy/chart/crds/pools.yaml, and try again",
+            );
+        }
+    }
+    Ok(HandedOver {
+        id,
+        name: status.name,
+        from: status.node,
+        to: node.into(),
+        unchanged,
+    })
+}

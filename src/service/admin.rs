@@ -1,0 +1,27 @@
+//! The Admin service: what an administrator asks of a running driver.
+
+use tonic::Request;
+
+use super::{Answer, Rpc, Service, answer, request};
+use crate::agent::admin_server::Admin;
+use crate::agent::{CheckVolumeRequest, CheckVolumeResponse};
+
+#[tonic::async_trait]
+impl Admin for Service {
+    async fn check_volume(
+        &self,
+        request: Request<CheckVolumeRequest>,
+    ) -> Answer<CheckVolumeResponse> {
+        let CheckVolumeRequest { volume_id, repair } = request.into_inner();
+        let id = request::volume_id(&volume_id);
+        // The code for a call that leaves nothing behind.
+        let checked = self.run(Rpc::NodeGetVolumeStats, id, move |driver, id| {
+            driver.check_volume(id, repair)
+        });
+        let checked = checked.await?;
+        answer(CheckVolumeResponse {
+            sound: checked.sound,
+            report: checked.report,
+        })
+    }
+}

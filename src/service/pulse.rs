@@ -1,0 +1,142 @@
+//! Whether the driver's threads begin anything: what Probe answers by, without one of them.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+
+use crate::error::{Error, Result};
+use crate::operation::Driver;
+
+/// How long a Probe waits for a look that a thread has just begun, and without an earlier answer.
+const PATIENCE: Duration = Duration::from_secs(1);
+const FIRST: Duration = Duration::from_secs(5);
+/// How long a look may wait for its thread until the driver counts as stuck: then only its end
+/// helps, which is up to who watches it.
+const STUCK: Duration = Duration::from_secs(60);
+
+/// What was found last, and since when the next answer is waited for.
+#[derive(Default)]
+struct Beat {
+    found: Option<Vec<String>>,
+    waiting: Option<Instant>,
+}
+
+/// Looks from time to time what this host lacks, one look at a time.
+#[derive(Clone)]
+pub(super) struct Pulse {
+    beat: Arc<Mutex<Beat>>,
+    ended: watch::Sender<()>,
+    stuck: Duration,
+}
+
+impl Default for Pulse {
+    fn default() -> Pulse {
+        Pulse {
+            beat: Arc::default(),
+            ended: watch::Sender::new(()),
+            stuck: STUCK,
+        }
+    }
+}
+
+impl Pulse {
+    /// What this host lacks: as a look finds it that begins now, or, where threads are busy, as the
+    /// last one found it.
+    ///
+    /// # Errors
+    ///
+    /// A look has waited too long for a thread.
+    pub(super) async fn missing(&self, driver: &Arc<Driver>) -> Result<Vec<String>> {
+        let driver = driver.clone();
+        self.find(move || driver.missing()).await
+    }
+
+    async fn find(
+        &self,
+        look: impl FnOnce() -> Vec<String> + Send + 'static,
+    ) -> Result<Vec<String>> {
+        let mut ended = self.ended.subscribe();
+        let (since, known) = {
+            let mut beat = self.beat.lock().unwrap_or_else(PoisonError::into_inner);
+            let since = match beat.waiting {
+                Some(since) => since,
+                None => {
+                    self.begin(look);
+                    *beat.waiting.insert(Instant::now())
+                }
+            };
+            (since, beat.found.is_some())
+        };
+        if since.elapsed() < self.stuck {
+            let patience = if known { PATIENCE } else { FIRST };
+            let _ = tokio::time::timeout(patience, ended.changed()).await;
+        }
+        let beat = self.beat.lock().unwrap_or_else(PoisonError::into_inner);
+        let late = beat
+            .waiting
+            .is_some_and(|since| since.elapsed() >= self.stuck);
+        match &beat.found {
+            Some(found) if !late => Ok(found.clone()),
+            Some(_) | None => Err(Error::Unreachable {
+                what: "this driver".into(),
+                reason: "none of its threads has become free for a look at the host; disks that hang hold them".into(),
+            }),
+        }
+    }
+
+    fn begin(&self, look: impl FnOnce() -> Vec<String> + Send + 'static) {
+        let pulse = self.clone();
+        tokio::task::spawn_blocking(move || {
+            let found = look();
+            let mut beat = pulse.beat.lock().unwrap_or_else(PoisonError::into_inner);
+            *beat = Beat {
+                found: Some(found),
+                waiting: None,
+            };
+            drop(beat);
+            let _ = pulse.ended.send(());
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn a_probe_needs_no_free_thread_until_none_has_been_free_for_long() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .max_blocking_threads(1)
+            .enable_time()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let pulse = Pulse::default();
+            let lacks = |what: &str| {
+                let found = vec![what.to_string()];
+                move || found
+            };
+            assert_eq!(pulse.find(lacks("a")).await.unwrap(), ["a"]);
+            assert_eq!(pulse.find(lacks("b")).await.unwrap(), ["b"]);
+
+            // Its only thread is taken.
+            let (free, taken) = channel::<()>();
+            let hung = tokio::task::spawn_blocking(move || taken.recv());
+            for _ in 0..2 {
+                assert_eq!(pulse.find(lacks("c")).await.unwrap(), ["b"]);
+            }
+            let impatient = Pulse {
+                stuck: Duration::ZERO,
+                ..pulse.clone()
+            };
+            let error = impatient.find(lacks("d")).await.err().unwrap();
+            assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+
+            drop(free);
+            let _ = hung.await.unwrap();
+            while pulse.find(lacks("e")).await.unwrap() != ["e"] {}
+        });
+    }
+}

@@ -1,0 +1,135 @@
+//! The udev rule of the chart, with a real udev and LVM in a guest kernel (tests/guest): what a tenant
+//! writes to a volume is nothing to the host, and everything else is as ever.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test says what it expects, and starts programs"
+)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const RULE: &str = "deploy/chart/files/59-slackwater.rules";
+const VOLUME: &str = "0d7e3f5c-1111-4222-8333-444455556666";
+/// guest-run's exit code for a guest that didn't end in time; User Mode Linux was seen to lose its
+/// timer on a busy machine.
+const HUNG: i32 = 124;
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn in_guest(test: &str, body: impl FnOnce()) {
+    if std::env::var_os("GUEST").is_some() {
+        return body();
+    }
+    for seconds in ["90", "180", "900"] {
+        let output = Command::new(root().join("tests/guest/guest-run"))
+            .args(["--disk", "pool:1G", "--timeout", seconds, "--"])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--nocapture"])
+            .output()
+            .expect("tests/guest/guest-run starts (deploy/deps test installs what it needs)");
+        if output.status.code() == Some(HUNG) && seconds != "900" {
+            continue;
+        }
+        let said = String::from_utf8_lossy(&output.stdout);
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success() && said.contains("1 passed"),
+            "in the guest: {}\n{said}\n{complaint}",
+            output.status
+        );
+        return;
+    }
+}
+
+fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "{program} {arguments:?}: {complaint}"
+    );
+    String::from_utf8(output.stdout).unwrap().trim().to_string()
+}
+
+/// A loop device on a new file, which is 64 MiB long.
+fn attached(image: &Path) -> String {
+    fs::create_dir_all(image.parent().unwrap()).unwrap();
+    fs::File::create(image).unwrap().set_len(64 << 20).unwrap();
+    let device = run("losetup", &["--find", "--show", image.to_str().unwrap()]);
+    run("udevadm", &["settle"]);
+    device
+}
+
+/// What a tenant may do: a file system with a label, and then udev is told that something changed.
+fn labelled(device: &str, label: &str) {
+    run("mkfs.ext4", &["-q", "-F", "-L", label, device]);
+    run(
+        "udevadm",
+        &["trigger", "--settle", "--action=change", device],
+    );
+}
+
+fn by_label(label: &str) -> bool {
+    Path::new("/dev/disk/by-label").join(label).exists()
+}
+
+fn properties(device: &str) -> String {
+    run("udevadm", &["info", "--query=property", device])
+}
+
+/// A physical volume with a volume group, as a tenant's virtual machine makes them.
+fn group(device: &str, name: &str) {
+    run("pvcreate", &["--yes", "--quiet", device]);
+    run("vgcreate", &["--yes", "--quiet", name, device]);
+    run(
+        "udevadm",
+        &["trigger", "--settle", "--action=change", device],
+    );
+}
+
+#[test]
+fn the_host_ignores_what_a_tenant_writes_to_a_volume() {
+    in_guest("the_host_ignores_what_a_tenant_writes_to_a_volume", || {
+        let disk = std::env::var("GUEST_DISK_POOL").unwrap();
+        run("mkfs.xfs", &["-q", "-f", &disk]);
+        let pool = PathBuf::from("/mnt/pool");
+        fs::create_dir_all(&pool).unwrap();
+        run("mount", &[&disk, pool.to_str().unwrap()]);
+        let volume = pool.join("volumes").join(VOLUME).join("data.img");
+
+        // Without the rule the host takes part: else this test would prove nothing.
+        let device = attached(&volume);
+        labelled(&device, "tenant-before");
+        assert!(by_label("tenant-before"), "udev looks at loop devices");
+        assert!(properties(&device).contains("ID_FS_TYPE=ext4"));
+        run("losetup", &["--detach", &device]);
+        run("udevadm", &["settle"]);
+
+        let rules = Path::new("/run/udev/rules.d");
+        fs::create_dir_all(rules).unwrap();
+        fs::copy(root().join(RULE), rules.join("59-slackwater.rules")).unwrap();
+        run("udevadm", &["control", "--reload"]);
+
+        let device = attached(&volume);
+        labelled(&device, "tenant-after");
+        assert!(!by_label("tenant-after"), "{}", properties(&device));
+        let said = properties(&device);
+        assert!(!said.contains("ID_FS_TYPE=ext4"), "{said}");
+        assert!(said.contains("SYSTEMD_READY=0"), "{said}");
+        group(&device, "tenants");
+        let said = properties(&device);
+        assert!(!said.contains("LVM2_member"), "{said}");
+
+        // The pool's own image, and images of others, are as ever.
+        for (image, label) in [("pool.img", "pool-image"), ("volumes/other.img", "others")] {
+            let device = attached(&pool.join(image));
+            labelled(&device, label);
+            assert!(by_label(label), "{image}: {}", properties(&device));
+        }
+    });
+}

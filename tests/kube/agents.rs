@@ -1,0 +1,353 @@
+//! What the router that leads writes, on a small API server: of agents that lie, of pools that are
+//! handed over, of snapshots; and a node that asks for its certificate.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+use slackwater::agent::{DescribeResponse, Pool as Shown};
+use slackwater::model::Level;
+use slackwater::router::cluster::{Cluster, Content, Reached};
+use slackwater::router::kube::lead::Pace;
+use slackwater::router::kube::orphans::Stored;
+use slackwater::router::kube::picture::Report;
+use slackwater::router::kube::{Fleet, InCluster, Options};
+use slackwater::router::{Enrolment, hand_over};
+
+use crate::kubelet::ApiServer;
+
+const DRIVER: &str = "csi.slackwater.dev";
+const LONG: Duration = Duration::from_secs(120);
+const POOLS: &str = "/apis/slackwater.dev/v1alpha1/pools";
+const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
+
+#[track_caller]
+fn eventually(what: &str, mut check: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !check() {
+        assert!(begun.elapsed() < LONG, "not within {LONG:?}: {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Agents that say what a test wants.
+#[derive(Default)]
+struct Agents(Mutex<Vec<Report>>);
+
+#[tonic::async_trait]
+impl Fleet for Agents {
+    fn place(&self, _agents: BTreeMap<String, SocketAddr>) {}
+
+    fn reports(&self) -> Vec<Report> {
+        self.0.lock().unwrap().clone()
+    }
+
+    async fn stored(&self) -> Vec<Stored> {
+        Vec::new()
+    }
+}
+
+fn id(n: u32) -> String {
+    format!("11111111-2222-4333-8444-{n:012}")
+}
+
+fn report(node: &str, pools: &[u32]) -> Report {
+    let shown = pools.iter().map(|n| Shown {
+        name: "default".into(),
+        place: "file:/pool".into(),
+        id: id(*n),
+        ..Shown::default()
+    });
+    let answer = DescribeResponse {
+        node_name: node.into(),
+        driver_name: DRIVER.into(),
+        home: format!("home-of-{node}"),
+        guard_alive: true,
+        pools: shown.collect(),
+        ..DescribeResponse::default()
+    };
+    Report {
+        node: node.into(),
+        seen: Some((Timestamp::now(), Arc::new(answer))),
+        problem: None,
+        is_refused: false,
+    }
+}
+
+fn list(api: &ApiServer, path: &str, kind: &str, items: Value) {
+    let list = json!({"kind": format!("{kind}List"), "apiVersion": "v1",
+        "metadata": {"resourceVersion": "1"}, "items": items});
+    api.put(path, list);
+}
+
+fn cluster(
+    api: &ApiServer,
+    agents: &Arc<Agents>,
+    change: impl FnOnce(&mut Options),
+) -> Arc<InCluster> {
+    let nodes = ["node-a", "node-b"].map(|name| json!({"metadata": {"name": name, "uid": name}}));
+    list(api, "/api/v1/nodes", "Node", json!(nodes));
+    list(
+        api,
+        "/api/v1/persistentvolumes",
+        "PersistentVolume",
+        json!([]),
+    );
+    if !api.objects.lock().unwrap().at.contains_key(POOLS) {
+        list(api, POOLS, "Pool", json!([]));
+    }
+    for node in ["node-a", "node-b"] {
+        let object =
+            json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node, "uid": node}});
+        api.put(&format!("/api/v1/nodes/{node}"), object);
+    }
+    let mut options = Options {
+        look_every: Duration::from_millis(100),
+        pace: Pace {
+            duration: Duration::from_secs(6),
+            belief: Duration::from_secs(4),
+            every: Duration::from_millis(200),
+        },
+        ..Options::new(DRIVER, "slackwater", "router-a")
+    };
+    change(&mut options);
+    let client = api.client();
+    let _inside = api.runtime.enter();
+    InCluster::start(client, options, Arc::clone(agents) as Arc<dyn Fleet>)
+}
+
+fn changed(api: &ApiServer, path: &str) -> Vec<Value> {
+    let objects = api.objects.lock().unwrap();
+    let of = objects.changes.iter().filter(|(_, at, _)| at == path);
+    of.map(|(_, _, sent)| sent.clone()).collect()
+}
+
+/// Events of a reason, by the name of what they are about.
+fn events(api: &ApiServer, reason: &str) -> Vec<String> {
+    let objects = api.objects.lock().unwrap();
+    let all = objects.changes.iter().map(|(_, _, sent)| sent);
+    let its = all.filter(|sent| sent["reason"] == reason);
+    its.map(|sent| sent["regarding"]["name"].as_str().unwrap().to_string())
+        .collect()
+}
+
+#[test]
+fn what_one_agent_says_does_not_keep_the_others_from_being_written() {
+    let api = ApiServer::new();
+    let agents = Arc::<Agents>::default();
+    // The API server takes nothing about the first one: it's too long, or no label, or not allowed.
+    api.forbid(&format!("{POOLS}/{}/status", id(1)));
+    let node =
+        json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-c", "uid": "c"}});
+    api.put("/api/v1/nodes/node-c", node);
+    let mut lying = report("node-c", &[]);
+    lying.problem = Some("what it says of itself was refused: it shows 200000 pools".into());
+    lying.is_refused = true;
+    *agents.0.lock().unwrap() = vec![report("node-a", &[1]), report("node-b", &[2]), lying];
+    let cluster = cluster(&api, &agents, |_| {});
+    let status = format!("{POOLS}/{}/status", id(2));
+    eventually("the other one is written", || {
+        changed(&api, &status)
+            .iter()
+            .any(|sent| sent["status"]["node"] == "node-b")
+    });
+    eventually("the one that was refused is told of", || {
+        events(&api, "AnswerRefused").contains(&"node-c".to_string())
+    });
+    api.runtime.block_on(cluster.end());
+}
+
+#[test]
+fn a_pool_is_handed_over_by_one_command_and_the_mark_is_taken_away() {
+    let api = ApiServer::new();
+    let pool = json!({
+        "apiVersion": "slackwater.dev/v1alpha1", "kind": "Pool",
+        "metadata": {"name": id(1), "uid": "1", "resourceVersion": "1",
+            "labels": {"slackwater.dev/driver": DRIVER}},
+        "spec": {},
+        "status": {"node": "node-a", "home": "home-of-node-a", "name": "default", "health": "Unreachable"},
+    });
+    let path = format!("{POOLS}/{}", id(1));
+    api.put(&path, pool.clone());
+    list(&api, POOLS, "Pool", json!([pool]));
+    for node in ["node-a", "node-b"] {
+        let object =
+            json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node, "uid": node}});
+        api.put(&format!("/api/v1/nodes/{node}"), object);
+    }
+    let client = api.client();
+    let over = |to: &str| {
+        let done = hand_over::hand_over(&client, None, "node-a/default", to);
+        api.runtime.block_on(done)
+    };
+    let told = over("node-x").unwrap_err().to_string();
+    assert!(told.contains("node-x"), "{told}");
+    assert!(over("node-a").unwrap().unchanged);
+    let done = over("node-b").unwrap();
+    assert_eq!((done.from.as_str(), done.to.as_str()), ("node-a", "node-b"));
+    assert_eq!(changed(&api, &path), [json!({"spec": {"node": "node-b"}})]);
+    // The router sees the mark, and that node-b shows the pool.
+    let marked = api.objects.lock().unwrap().at[&path].clone();
+    list(&api, POOLS, "Pool", json!([marked]));
+    let agents = Arc::<Agents>::default();
+    *agents.0.lock().unwrap() = vec![report("node-b", &[1])];
+    let cluster = cluster(&api, &agents, |_| {});
+    eventually("it's of node-b", || {
+        let status = format!("{path}/status");
+        changed(&api, &status)
+            .iter()
+            .any(|sent| sent["status"]["node"] == "node-b")
+    });
+    eventually("the mark is away", || {
+        changed(&api, &path).contains(&json!({"spec": {"node": null}}))
+    });
+    assert_eq!(cluster.known_pools()[0].node, "node-b");
+    api.runtime.block_on(cluster.end());
+}
+
+#[test]
+fn what_a_snapshot_has_reached_is_written_at_its_object() {
+    let api = ApiServer::new();
+    let agents = Arc::<Agents>::default();
+    let cluster = cluster(&api, &agents, |_| {});
+    let contents = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents";
+    let groups = "/apis/groupsnapshot.storage.k8s.io/v1beta1/volumegroupsnapshotcontents";
+    for (path, kind) in [
+        (contents, "VolumeSnapshotContent"),
+        (groups, "VolumeGroupSnapshotContent"),
+    ] {
+        let object = json!({"apiVersion": "x/v1", "kind": kind, "metadata": {"name": "c"}});
+        api.put(&format!("{path}/c"), object);
+    }
+    let reached = |reason: &str| Reached {
+        level: Level::Filesystem,
+        reason: reason.into(),
+        cut_at: 1_700_000_000_000_000_000,
+    };
+    // One that can't be written holds up nothing.
+    api.forbid(&format!("{contents}/forbidden"));
+    cluster.note(&Content::Snapshot("forbidden".into()), reached(""));
+    cluster.note(&Content::Snapshot("gone".into()), reached(""));
+    cluster.note(&Content::Snapshot("c".into()), reached("no hook"));
+    cluster.note(&Content::Group("c".into()), reached(""));
+    let expected = |reason: &str| {
+        json!({"metadata": {"annotations": {
+            "slackwater.dev/level": "filesystem",
+            "slackwater.dev/cut-at": "2023-11-14T22:13:20Z",
+            "slackwater.dev/reason": reason,
+        }}})
+    };
+    eventually("the snapshot's", || {
+        changed(&api, &format!("{contents}/c")) == [expected("no hook")]
+    });
+    eventually("the group's", || {
+        changed(&api, &format!("{groups}/c")) == [expected("")]
+    });
+    api.runtime.block_on(cluster.end());
+}
+
+#[test]
+fn an_installation_without_a_snapshotter_says_so_where_there_are_snapshots() {
+    let api = ApiServer::new();
+    let resources = json!({"kind": "APIResourceList", "apiVersion": "v1",
+        "groupVersion": "snapshot.storage.k8s.io/v1", "resources": [
+            {"name": "volumesnapshots", "singularName": "volumesnapshot", "namespaced": true,
+             "kind": "VolumeSnapshot", "verbs": ["get"]}]});
+    api.put("/apis/snapshot.storage.k8s.io/v1", resources);
+    let agents = Arc::<Agents>::default();
+    for (has_snapshotter, missing) in [(true, false), (false, true)] {
+        let cluster = cluster(&api, &agents, |options| {
+            options.has_snapshotter = has_snapshotter;
+        });
+        eventually("it leads", || cluster.is_leader());
+        if missing {
+            eventually("it's counted", || {
+                cluster.status().unwrap().snapshotter_missing
+            });
+            eventually("and told", || {
+                events(&api, "NoSnapshotter").contains(&"slackwater-router".to_string())
+            });
+        } else {
+            std::thread::sleep(Duration::from_millis(500));
+            assert!(!cluster.status().unwrap().snapshotter_missing);
+            assert!(events(&api, "NoSnapshotter").is_empty());
+        }
+        api.runtime.block_on(cluster.end());
+        api.objects
+            .lock()
+            .unwrap()
+            .at
+            .retain(|path, _| !path.contains("/leases/"));
+    }
+}
+
+/// A request that nobody answers is looked at again, and no other one is made; with an answer its
+/// own key is the one that counts.
+#[test]
+fn a_node_waits_for_its_own_request() {
+    let api = ApiServer::new();
+    let map = json!({"apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "slackwater-authority", "namespace": "slackwater"},
+        "data": {"ca.crt": "an authority"}});
+    api.put(
+        "/api/v1/namespaces/slackwater/configmaps/slackwater-authority",
+        map,
+    );
+    let folder = tempfile::Builder::new()
+        .prefix("slackwater-enrol-")
+        .tempdir()
+        .unwrap();
+    let enrolment = Enrolment {
+        node: "node-a".into(),
+        namespace: "slackwater".into(),
+        folder: folder.path().into(),
+    };
+    let client = api.client();
+    let made = || changed(&api, REQUESTS).len();
+    // The pod ends while it waits, three times.
+    for _ in 0..3 {
+        let asked = api.asked(REQUESTS);
+        let waits = async {
+            tokio::select! {
+                done = enrolment.look(&client) => panic!("nobody answers: {done:?}"),
+                () = async {
+                    while api.asked(REQUESTS) < asked + 2 {
+                        tokio::time::sleep(Duration::from_millis(50)).await;
+                    }
+                } => {}
+            }
+        };
+        api.runtime.block_on(waits);
+        assert_eq!(made(), 1, "its own request is looked at again");
+    }
+    let name = {
+        let objects = api.objects.lock().unwrap();
+        let made = objects.at.keys().find(|path| path.starts_with(REQUESTS));
+        made.unwrap().clone()
+    };
+    // Denied: the next one is a new one.
+    let deny = json!({"conditions": [{"type": "Denied", "status": "True", "message": "no"}]});
+    api.objects.lock().unwrap().at.get_mut(&name).unwrap()["status"] = deny;
+    let told = api.runtime.block_on(enrolment.look(&client)).unwrap_err();
+    assert!(
+        slackwater::error::chain(&told).contains("denied"),
+        "{told:?}"
+    );
+    assert_eq!(made(), 1);
+    let asked = api.asked(REQUESTS);
+    let waits = async {
+        tokio::select! {
+            done = enrolment.look(&client) => panic!("nobody answers: {done:?}"),
+            () = async {
+                while api.asked(REQUESTS) < asked + 2 {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            } => {}
+        }
+    };
+    api.runtime.block_on(waits);
+    assert_eq!(made(), 2);
+}

@@ -1,0 +1,690 @@
+//! A node that was broken into: its agent has its own certificate and disks, and says what it
+//! likes. Whatever it says, volumes of other nodes are as they were, and can be used.
+
+use std::time::Duration;
+
+use prost::Message;
+use slackwater::agent::{
+    CutResponse, DescribeResponse, FindResponse, GetGroupResponse, GroupMember, Pool, cut_response,
+    group_member,
+};
+use slackwater::csi::*;
+use slackwater::model::PoolId;
+use slackwater::router::cluster::{About, KnownPool};
+use tonic::{Code, Status};
+use uuid::Uuid;
+
+use crate::ground::*;
+use crate::harness::*;
+use crate::liar::{Kind, Liar, Lie, What};
+
+/// A call that takes longer hangs.
+const LONG: Duration = Duration::from_secs(60);
+
+/// Node a has a victim's volume, snapshot and group; the agent of node b lies.
+struct Ground {
+    a: Peer,
+    b: Peer,
+    liar: Liar,
+    _lying: Served,
+    routed: Routed,
+    victim: String,
+    snapshot: String,
+    group: VolumeGroupSnapshot,
+    /// A volume of node b, with a snapshot.
+    own: String,
+    own_snapshot: String,
+    rounds: usize,
+}
+
+fn known(peer: &Peer) -> KnownPool {
+    KnownPool {
+        id: peer.pool_id(),
+        name: "default".into(),
+        node: peer.name.clone(),
+        home: peer.home(),
+        lost: false,
+    }
+}
+
+/// As csi-snapshotter asks.
+fn snapshotted(name: &str, source: &str) -> CreateSnapshotRequest {
+    let mut request = snapshot(name, source);
+    let key = "csi.storage.k8s.io/volumesnapshotcontent/name";
+    request.parameters.insert(key.into(), name.into());
+    request
+}
+
+fn grouped(name: &str, sources: &[&str]) -> CreateVolumeGroupSnapshotRequest {
+    let mut request = group(name, sources);
+    for key in ["name", "namespace"] {
+        let key = format!("csi.storage.k8s.io/volumegroupsnapshot/{key}");
+        request.parameters.insert(key, name.into());
+    }
+    request
+}
+
+fn failed(context: &str, what: &str, status: &Status) -> ! {
+    panic!("{context}: {what}: {status:?}")
+}
+
+fn members(group: &VolumeGroupSnapshot) -> Vec<String> {
+    let each = group.snapshots.iter();
+    each.map(|one| one.snapshot_id.clone()).collect()
+}
+
+impl Ground {
+    async fn new() -> Ground {
+        let a = Peer::start("node-a", &["default"], None);
+        let b = Peer::start("node-b", &["default"], None);
+        let (liar, lying) = Liar::before(b.address);
+        let routed = Routed::with(all_alpha()).await;
+        routed
+            .set(&[("node-a", a.address), ("node-b", lying.address)])
+            .await;
+        routed.kubernetes.say(|said| {
+            said.known = vec![known(&a), known(&b)];
+        });
+        let victim = routed.create_on("victim", &a).await;
+        let own = routed.create_on("own", &b).await;
+        let made = async |name: &str, of: &str| {
+            let mut controller = routed.controller();
+            let made = controller.create_snapshot(snapshotted(name, of)).await;
+            let made = made.unwrap().into_inner().snapshot;
+            made.unwrap().snapshot_id
+        };
+        let (snapshot, own_snapshot) = (made("s", &victim).await, made("own", &own).await);
+        let asked = grouped("victims", &[&victim]);
+        let group = loop {
+            let mut groups = routed.groups();
+            match groups.create_volume_group_snapshot(asked.clone()).await {
+                Err(status) if status.code() == Code::Aborted => {}
+                made => break made,
+            }
+        };
+        let group = group.unwrap().into_inner().group_snapshot.unwrap();
+        Ground {
+            a,
+            b,
+            liar,
+            _lying: lying,
+            routed,
+            victim,
+            snapshot,
+            group,
+            own,
+            own_snapshot,
+            rounds: 0,
+        }
+    }
+
+    /// Everything that may be asked of node b's agent. It may fail, and where it does not, what is
+    /// answered is of node b.
+    async fn uses_the_liar(&mut self) {
+        self.rounds += 1;
+        let (name, b) = (format!("n{}", self.rounds), self.b.home());
+        let mut controller = self.routed.controller();
+        // All agents are asked to describe themselves by this one.
+        let _ = controller
+            .list_snapshots(ListSnapshotsRequest::default())
+            .await;
+        let listed = self.routed.list(0).await;
+        if let Ok(listed) = listed {
+            let is_once = |id: &String| listed.iter().filter(|one| *one == id).count() == 1;
+            assert!(is_once(&self.victim), "{listed:?}");
+        }
+        let pool = self.b.pool_id().to_string();
+        let is_of_b = |id: &str| assert!(id.starts_with(&pool), "{id} is not of node b");
+        let made = self.routed.create(at(create(&name), &[&b])).await;
+        if let Ok(made) = &made {
+            is_of_b(&made.volume_id);
+            assert_eq!(home_of(made), b);
+            self.delete(&made.volume_id).await;
+        }
+        let clone = VolumeContentSource {
+            r#type: Some(from_snapshot(&self.own_snapshot)),
+        };
+        let clone = CreateVolumeRequest {
+            volume_content_source: Some(clone),
+            ..create(&format!("{name}-restored"))
+        };
+        if let Ok(made) = self.routed.create(clone).await {
+            is_of_b(&made.volume_id);
+            self.delete(&made.volume_id).await;
+        }
+        let made = controller.create_snapshot(snapshot(&name, &self.own)).await;
+        if let Ok(made) = made {
+            let made = made.into_inner().snapshot.unwrap();
+            is_of_b(&made.snapshot_id);
+            assert_eq!(made.source_volume_id, self.own);
+            let delete = DeleteSnapshotRequest {
+                snapshot_id: made.snapshot_id,
+                ..Default::default()
+            };
+            let _ = controller.delete_snapshot(delete).await;
+        }
+        self.asks_about_its_own().await;
+        self.groups_with_its_own(&name).await;
+    }
+
+    async fn delete(&self, id: &str) {
+        let request = DeleteVolumeRequest {
+            volume_id: id.to_string(),
+            ..Default::default()
+        };
+        let _ = self.routed.controller().delete_volume(request).await;
+    }
+
+    async fn asks_about_its_own(&self) {
+        let mut controller = self.routed.controller();
+        for request in [
+            ListSnapshotsRequest {
+                snapshot_id: self.own_snapshot.clone(),
+                ..Default::default()
+            },
+            ListSnapshotsRequest {
+                source_volume_id: self.own.clone(),
+                ..Default::default()
+            },
+        ] {
+            if let Ok(listed) = controller.list_snapshots(request).await {
+                for entry in listed.into_inner().entries {
+                    assert_ne!(entry.snapshot.unwrap().snapshot_id, self.snapshot);
+                }
+            }
+        }
+        let volume_id = self.own.clone();
+        let get = ControllerGetVolumeRequest {
+            volume_id: volume_id.clone(),
+        };
+        if let Ok(got) = controller.controller_get_volume(get).await {
+            assert_eq!(got.into_inner().volume.unwrap().volume_id, self.own);
+        }
+        let get = GetSnapshotRequest {
+            snapshot_id: self.own_snapshot.clone(),
+            ..Default::default()
+        };
+        if let Ok(got) = controller.get_snapshot(get).await {
+            let got = got.into_inner().snapshot.unwrap();
+            assert_eq!(got.snapshot_id, self.own_snapshot);
+        }
+        let health = ControllerGetVolumeHealthRequest {
+            volume_id: volume_id.clone(),
+            ..Default::default()
+        };
+        if let Ok(got) = controller.controller_get_volume_health(health).await {
+            let got = got.into_inner().volume_health.unwrap();
+            assert_eq!(got.volume_id, self.own);
+        }
+        let expand = ControllerExpandVolumeRequest {
+            volume_id: volume_id.clone(),
+            capacity_range: at_least(GIB),
+            ..Default::default()
+        };
+        let _ = controller.controller_expand_volume(expand).await;
+        let validate = ValidateVolumeCapabilitiesRequest {
+            volume_id: volume_id.clone(),
+            volume_capabilities: vec![mount()],
+            ..Default::default()
+        };
+        let _ = controller.validate_volume_capabilities(validate).await;
+        let modify = ControllerModifyVolumeRequest {
+            volume_id,
+            mutable_parameters: map([("wipe", "none")]),
+            ..Default::default()
+        };
+        let _ = controller.controller_modify_volume(modify).await;
+        let _ = controller.get_capacity(GetCapacityRequest::default()).await;
+        let health = ControllerListVolumeHealthRequest::default();
+        let _ = controller.controller_list_volume_health(health).await;
+    }
+
+    async fn groups_with_its_own(&self, name: &str) {
+        let mut groups = self.routed.groups();
+        let both = grouped(name, &[&self.own, &self.victim]);
+        let Ok(made) = groups.create_volume_group_snapshot(both).await else {
+            return;
+        };
+        let made = made.into_inner().group_snapshot.unwrap();
+        let get = GetVolumeGroupSnapshotRequest {
+            group_snapshot_id: made.group_snapshot_id.clone(),
+            snapshot_ids: members(&made),
+            ..Default::default()
+        };
+        let _ = groups.get_volume_group_snapshot(get).await;
+        let delete = DeleteVolumeGroupSnapshotRequest {
+            snapshot_ids: members(&made),
+            group_snapshot_id: made.group_snapshot_id,
+            ..Default::default()
+        };
+        let _ = groups.delete_volume_group_snapshot(delete).await;
+    }
+
+    /// What node a has is there, and everything can be done with it, whatever node b says.
+    async fn victim_is_well(&self, context: &str) {
+        let mut controller = self.routed.controller();
+        let validate = ValidateVolumeCapabilitiesRequest {
+            volume_id: self.victim.clone(),
+            volume_capabilities: vec![mount()],
+            ..Default::default()
+        };
+        let valid = controller.validate_volume_capabilities(validate).await;
+        let valid = valid.unwrap_or_else(|status| failed(context, "the volume", &status));
+        assert!(valid.into_inner().confirmed.is_some(), "{context}");
+        let list = ListSnapshotsRequest {
+            snapshot_id: self.snapshot.clone(),
+            ..Default::default()
+        };
+        let listed = controller.list_snapshots(list).await;
+        let listed = listed.unwrap_or_else(|status| failed(context, "the snapshot", &status));
+        let listed = listed.into_inner().entries;
+        assert_eq!(listed.len(), 1, "{context}");
+        assert_eq!(
+            listed[0].snapshot.as_ref().unwrap().snapshot_id,
+            self.snapshot
+        );
+        let get = GetVolumeGroupSnapshotRequest {
+            group_snapshot_id: self.group.group_snapshot_id.clone(),
+            snapshot_ids: members(&self.group),
+            ..Default::default()
+        };
+        let group = self.routed.groups().get_volume_group_snapshot(get).await;
+        let group = group.unwrap_or_else(|status| failed(context, "the group", &status));
+        assert_eq!(
+            group.into_inner().group_snapshot.as_ref(),
+            Some(&self.group)
+        );
+        // New ones are made and deleted.
+        let name = format!("of-a-{}", self.rounds);
+        let made = controller
+            .create_snapshot(snapshotted(&name, &self.victim))
+            .await;
+        let made = made.unwrap_or_else(|status| failed(context, "a new snapshot", &status));
+        let snapshot_id = made.into_inner().snapshot.unwrap().snapshot_id;
+        let delete = DeleteSnapshotRequest {
+            snapshot_id,
+            ..Default::default()
+        };
+        controller.delete_snapshot(delete).await.unwrap();
+        let claim = claimed(at(create(&name), &[&self.a.home()]), "shop/new");
+        self.routed.kubernetes.say(|said| {
+            said.selected.insert("shop/new".into(), "node-a".into());
+        });
+        let made = self.routed.create(claim).await;
+        let made = made.unwrap_or_else(|status| failed(context, "a new volume", &status));
+        assert_eq!(home_of(&made), self.a.home(), "{context}");
+        let delete = DeleteVolumeRequest {
+            volume_id: made.volume_id,
+            ..Default::default()
+        };
+        controller.delete_volume(delete).await.unwrap();
+        let one = grouped(&name, &[&self.victim]);
+        // An agent may still be at the end of the cut: callers then come again.
+        let made = loop {
+            let mut groups = self.routed.groups();
+            match groups.create_volume_group_snapshot(one.clone()).await {
+                Err(status) if status.code() == Code::Aborted => {}
+                made => break made,
+            }
+        };
+        let made = made.unwrap_or_else(|status| failed(context, "a new group", &status));
+        let made = made.into_inner().group_snapshot.unwrap();
+        let delete = DeleteVolumeGroupSnapshotRequest {
+            snapshot_ids: members(&made),
+            group_snapshot_id: made.group_snapshot_id,
+            ..Default::default()
+        };
+        let deleted = loop {
+            let mut groups = self.routed.groups();
+            match groups.delete_volume_group_snapshot(delete.clone()).await {
+                Err(status) if status.code() == Code::Aborted => {}
+                deleted => break deleted,
+            }
+        };
+        deleted.unwrap_or_else(|status| failed(context, "the end of a group", &status));
+        let has = &self.a.driver.pool_status()[0];
+        // Of groups over both nodes something may be left on node a, until both can be asked.
+        assert_eq!(has.volumes, 1, "{context}");
+        assert!(has.snapshots >= 2, "{context}");
+        let held = self.routed.kubernetes.0.lock().unwrap().held.clone();
+        assert!(
+            held.is_empty(),
+            "{context}: nobody uses a volume, and {held:?} were held"
+        );
+    }
+
+    async fn round(&mut self, lie: Option<Lie>) {
+        let context = format!("{lie:?}");
+        let context: String = context.chars().take(300).collect();
+        self.liar.tells(lie);
+        let used = tokio::time::timeout(LONG, self.uses_the_liar()).await;
+        assert!(used.is_ok(), "{context}: a call hangs");
+        let well = tokio::time::timeout(LONG, self.victim_is_well(&context)).await;
+        assert!(well.is_ok(), "{context}: a call of the victim hangs");
+    }
+
+    /// Texts that say something of node a.
+    fn texts(&self) -> Vec<String> {
+        vec![
+            self.victim.clone(),
+            self.snapshot.clone(),
+            self.group.group_snapshot_id.clone(),
+            self.a.pool_id().to_string(),
+            self.a.home(),
+            "node-a".into(),
+            "x".repeat(70_000),
+        ]
+    }
+
+    /// Tells each lie about each field of the answers of these methods.
+    async fn lies_about(&mut self, is_meant: impl Fn(&str) -> bool) {
+        self.round(None).await;
+        let mut told = 0;
+        let all = self.liar.fields();
+        for (method, kinds) in all.into_iter().filter(|(method, _)| is_meant(method)) {
+            for (field, kind) in kinds.into_iter().enumerate() {
+                let mut lies = vec![What::Dropped, What::Twice];
+                match kind {
+                    Kind::Text => lies.extend(self.texts().into_iter().map(What::Text)),
+                    Kind::Number => lies.extend([0, 1, u64::MAX].map(What::Number)),
+                    Kind::Other => {}
+                }
+                for what in lies {
+                    let method = method.clone();
+                    let lie = Lie {
+                        method,
+                        field,
+                        what,
+                    };
+                    self.round(Some(lie)).await;
+                    told += self.liar.told();
+                }
+            }
+        }
+        assert!(told > 20, "only {told} lies were told");
+        self.round(None).await;
+        assert!(
+            self.routed.list(0).await.is_ok(),
+            "the truth is believed again"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_field_of_an_answer_about_volumes_harms_another_node() {
+    let mut ground = Ground::new().await;
+    let methods = ["CreateVolume", "ListVolumes", "Find", "GetCapacity"];
+    ground.lies_about(|method| methods.contains(&method)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_field_of_an_answer_about_snapshots_harms_another_node() {
+    let mut ground = Ground::new().await;
+    let methods = ["CreateSnapshot", "ListSnapshots", "GetSnapshot"];
+    ground.lies_about(|method| methods.contains(&method)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_field_of_what_an_agent_says_of_itself_harms_another_node() {
+    let mut ground = Ground::new().await;
+    ground.lies_about(|method| method == "Describe").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_field_of_an_answer_about_groups_harms_another_node() {
+    let mut ground = Ground::new().await;
+    let methods = ["Cut", "GetGroup", "SettleGroup", "DeleteGroup"];
+    ground.lies_about(|method| methods.contains(&method)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_field_of_any_other_answer_harms_another_node() {
+    let mut ground = Ground::new().await;
+    let others = [
+        "ControllerGetVolume",
+        "ControllerGetVolumeHealth",
+        "ControllerListVolumeHealth",
+        "ControllerExpandVolume",
+        "ControllerModifyVolume",
+        "ValidateVolumeCapabilities",
+    ];
+    ground.lies_about(|method| others.contains(&method)).await;
+}
+
+/// Whole answers that a broken agent may think of.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_forged_answer_harms_another_node() {
+    let mut ground = Ground::new().await;
+    let (a, b) = (ground.a.pool_id().to_string(), ground.b.pool_id());
+    let describe = |change: &dyn Fn(&mut DescribeResponse)| {
+        let pool = Pool {
+            name: "default".into(),
+            id: b.to_string(),
+            total_bytes: 1 << 40,
+            available_bytes: 1 << 40,
+            promisable_bytes: 1 << 40,
+            ..Pool::default()
+        };
+        let mut told = DescribeResponse {
+            node_name: "node-b".into(),
+            driver_name: DRIVER.into(),
+            home: ground.b.home(),
+            pools: vec![pool],
+            ..DescribeResponse::default()
+        };
+        change(&mut told);
+        told.encode_to_vec()
+    };
+    let others = |forgotten| {
+        describe(&|told| {
+            told.pools.push(Pool {
+                name: "theirs".into(),
+                id: a.clone(),
+                forgotten,
+                ..Pool::default()
+            });
+        })
+    };
+    let busy = describe(&|told| {
+        told.busy_groups = vec![ground.group.group_snapshot_id.clone()];
+        told.unsettled_groups = told.busy_groups.clone();
+    });
+    let many = describe(&|told| {
+        let pools = (0..1000).map(|n| Pool {
+            name: format!("p{n}"),
+            id: PoolId(Uuid::from_u128(n)).to_string(),
+            ..Pool::default()
+        });
+        told.pools.extend(pools);
+    });
+    let home = describe(&|told| told.home = ground.a.home());
+    let member = GroupMember {
+        snapshot_id: members(&ground.group).remove(0),
+        source_volume_id: ground.own.clone(),
+        state: group_member::State::Ready.into(),
+        level: "crash".into(),
+        ..GroupMember::default()
+    };
+    let group = |change: &dyn Fn(&mut GetGroupResponse)| {
+        let mut told = GetGroupResponse::default();
+        change(&mut told);
+        told.encode_to_vec()
+    };
+    let cut = |begun: cut_response::Begun| {
+        let answer = Some(cut_response::Answer::Begun(begun));
+        CutResponse { answer }.encode_to_vec()
+    };
+    let target = cut_response::Target {
+        volume_id: ground.victim.clone(),
+        claim: "shop/db".into(),
+        raw: false,
+    };
+    let lies: Vec<(&str, Vec<u8>)> = vec![
+        ("Describe", others(false)),
+        ("Describe", others(true)),
+        ("Describe", busy),
+        ("Describe", many),
+        ("Describe", home),
+        ("Find", {
+            let id = ground.victim.clone();
+            FindResponse { id }.encode_to_vec()
+        }),
+        ("GetGroup", group(&|told| told.busy = true)),
+        ("GetGroup", group(&|told| told.unseen = "its disk".into())),
+        (
+            "GetGroup",
+            group(&|told| {
+                told.members = vec![member.clone()];
+                told.all_member_ids = members(&ground.group);
+                told.all_source_volume_ids = vec![ground.own.clone()];
+            }),
+        ),
+        (
+            "Cut",
+            cut(cut_response::Begun {
+                targets: vec![target],
+                plain: false,
+                ahead: false,
+            }),
+        ),
+        (
+            "CreateVolume",
+            CreateVolumeResponse::default().encode_to_vec(),
+        ),
+        (
+            "CreateSnapshot",
+            CreateSnapshotResponse::default().encode_to_vec(),
+        ),
+        ("ListVolumes", {
+            let next_token = ground.victim.clone();
+            let page = ListVolumesResponse {
+                next_token,
+                ..Default::default()
+            };
+            page.encode_to_vec()
+        }),
+    ];
+    for (method, forged) in lies {
+        let lie = Lie {
+            method: method.into(),
+            field: 0,
+            what: What::Forged(forged),
+        };
+        ground.round(Some(lie)).await;
+        assert!(ground.liar.told() > 0, "{method}");
+    }
+    ground.round(None).await;
+    let mut controller = ground.routed.controller();
+    let listed = controller.list_snapshots(ListSnapshotsRequest::default());
+    assert!(listed.await.is_ok());
+}
+
+/// A node that answers with what is another's gets neither its data nor its end, and people are
+/// told which node it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn ids_of_another_node_are_refused_counted_and_told() {
+    let ground = Ground::new().await;
+    let forged = |id: &str, home: &str| {
+        let topology = Topology {
+            segments: [(KEY.to_string(), home.to_string())].into(),
+        };
+        let volume = Volume {
+            volume_id: id.into(),
+            capacity_bytes: GIB,
+            accessible_topology: vec![topology],
+            ..Volume::default()
+        };
+        let made = CreateVolumeResponse {
+            volume: Some(volume),
+        };
+        What::Forged(made.encode_to_vec())
+    };
+    let lies = |method: &str, what: What| {
+        ground.liar.tells(Some(Lie {
+            method: method.into(),
+            field: 0,
+            what,
+        }));
+    };
+    // Its volume would be deleted with the claim of somebody else.
+    lies("CreateVolume", forged(&ground.victim, &ground.a.home()));
+    let made = ground
+        .routed
+        .create(at(create("m"), &[&ground.b.home()]))
+        .await;
+    refused(made, Code::Unavailable, &["node-b", "refused"]);
+    // Its snapshot would be restored into somebody else's claim.
+    let stolen = Snapshot {
+        snapshot_id: ground.snapshot.clone(),
+        source_volume_id: ground.own.clone(),
+        ready_to_use: true,
+        ..Snapshot::default()
+    };
+    let stolen = CreateSnapshotResponse {
+        snapshot: Some(stolen),
+    };
+    lies("CreateSnapshot", What::Forged(stolen.encode_to_vec()));
+    let mut controller = ground.routed.controller();
+    let made = controller
+        .create_snapshot(snapshotted("m", &ground.own))
+        .await;
+    refused(made, Code::Unavailable, &["node-b", "refused"]);
+    ground.liar.tells(None);
+    let told = ground.routed.kubernetes.0.lock().unwrap().told.clone();
+    let about = (About::Node("node-b".into()), "AnswerRefused");
+    assert_eq!(
+        told.iter().filter(|one| **one == about).count(),
+        2,
+        "{told:?}"
+    );
+    let text = ground.routed.metrics.render().unwrap();
+    let counted = "slackwater_agent_answers_refused_total{agent=\"node-b\"} 2";
+    assert!(text.contains(counted), "{text}");
+    assert_eq!(ground.a.driver.pool_status()[0].volumes, 1);
+}
+
+/// A pool of a node that can't be asked is not another's before somebody says so.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_of_a_silent_node_is_taken_over_by_a_mark_or_the_end_of_its_node() {
+    let mut a = Peer::start("node-a", &["default"], None);
+    let claims = crate::fake::Fake::new("node-b", "b", &[a.pool_id()]);
+    let served = claims.serve();
+    let routed = Routed::new(&[("node-a", a.address), ("node-b", served.address)]).await;
+    routed.kubernetes.say(|said| said.known = vec![known(&a)]);
+    let id = format!("{}.{}", a.pool_id(), Uuid::from_u128(8));
+    let delete = || DeleteVolumeRequest {
+        volume_id: id.clone(),
+        ..Default::default()
+    };
+    let asked = || claims.timeouts.lock().unwrap().len();
+    let mut controller = routed.controller();
+    // While both answer, the one that had it goes on.
+    let before = asked();
+    controller.delete_volume(delete()).await.unwrap();
+    assert_eq!(asked(), before);
+    let page = routed.metrics.render().unwrap();
+    let claimed = "slackwater_agent_pools_claimed{agent=\"node-b\"} 1";
+    assert!(page.contains(claimed), "{page}");
+    a.kill();
+    routed.until("node-a", false).await;
+    let silent = controller.delete_volume(delete()).await;
+    refused(silent, Code::Unavailable, &["node-a"]);
+    assert_eq!(asked(), before);
+    // A router that has just started knows as much.
+    let late = Routed::new(&[("node-a", a.address), ("node-b", served.address)]).await;
+    late.kubernetes.say(|said| said.known = vec![known(&a)]);
+    let silent = late.controller().delete_volume(delete()).await;
+    refused(silent, Code::Unavailable, &["node-a"]);
+    assert_eq!(asked(), before);
+    // A person says that node-b has it.
+    late.kubernetes
+        .say(|said| said.known[0].node = "node-b".into());
+    late.controller().delete_volume(delete()).await.unwrap();
+    assert_eq!(asked(), before + 1);
+    // Or its Node object ends.
+    routed.kubernetes.say(|said| {
+        said.gone.insert("node-a".into());
+    });
+    controller.delete_volume(delete()).await.unwrap();
+    assert_eq!(asked(), before + 2);
+}

@@ -1,0 +1,36 @@
+//! The steps of a cut that agents of neighbouring releases are told.
+
+use std::sync::atomic::Ordering;
+
+use slackwater::csi::CreateSnapshotRequest;
+use slackwater::model::{PoolId, VolumeId};
+use uuid::Uuid;
+
+use crate::fake::Fake;
+use crate::ground::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_step_ahead_of_the_hooks_goes_only_to_agents_that_announce_it() {
+    for ahead in [false, true] {
+        let pool = PoolId(Uuid::from_u128(1));
+        let fake = Fake::new("node-a", "home", &[pool]);
+        fake.ahead.store(ahead, Ordering::SeqCst);
+        let served = fake.serve();
+        let routed = Routed::new(&[("node-a", served.address)]).await;
+        let uuid = Uuid::from_u128(2);
+        let class = [("consistency".to_string(), "application".to_string())];
+        let request = CreateSnapshotRequest {
+            name: "s".into(),
+            source_volume_id: VolumeId { pool, uuid }.to_string(),
+            parameters: class.into(),
+            ..Default::default()
+        };
+        // The fake makes none in the end; it was cut and committed all the same.
+        let _ = routed.controller().create_snapshot(request).await;
+        let mut wanted = vec![
+            "begin", "ready", "ahead", "prepare", "freeze", "cut", "written", "keep", "commit",
+        ];
+        wanted.retain(|step| ahead || *step != "ahead");
+        assert_eq!(*fake.steps.lock().unwrap(), wanted);
+    }
+}

@@ -1,0 +1,94 @@
+//! The scripts around a run of the tests: what they find on the machine, and what they say last.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "helpers of tests, and scripts"
+)]
+
+use std::fs;
+use std::process::{Command, Output};
+
+/// A machine of its own as far as the default folders go: `/run` and `/var/lib` are empty.
+fn on_a_machine(history: &str, command: &str) -> Output {
+    let script = format!(
+        "mount -t tmpfs slackwater-test /run && mount -t tmpfs slackwater-test /var/lib && \
+         {history} && exec tests/machine.sh around bash -c '{command}'"
+    );
+    Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "bash", "-ec"])
+        .arg(script)
+        .env("MACHINE_PATIENCE", "1")
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn root_what_a_run_leaves_is_found_whatever_was_there_before() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let before = [
+        "true",
+        "mkdir -p /run/slackwater /var/lib/slackwater",
+        "mkdir -p /run/slackwater/state/freezes && touch /run/slackwater/state/guard.lock",
+    ];
+    for history in before {
+        let clean = on_a_machine(history, "true");
+        let said = String::from_utf8_lossy(&clean.stderr);
+        assert_eq!(clean.status.code(), Some(0), "{history}: {said}");
+        assert!(said.contains("as it was found"), "{history}: {said}");
+
+        let unclean = on_a_machine(history, "mkdir -p /run/slackwater/state/freezes");
+        let said = String::from_utf8_lossy(&unclean.stderr);
+        assert_eq!(unclean.status.code(), Some(1), "{history}: {said}");
+        assert!(
+            said.contains("file /run/slackwater/state/freezes"),
+            "{history}: {said}"
+        );
+    }
+}
+
+#[test]
+fn the_last_line_is_the_reason_for_the_exit_status() {
+    let folder = tempfile::TempDir::with_prefix("slackwater-").unwrap();
+    let (log, left) = (folder.path().join("log"), folder.path().join("left"));
+    let good = "test result: ok. 3 passed; 0 failed; 1 ignored; finished in 1 s\n";
+    let bad = "test result: FAILED. 2 passed; 1 failed; 1 ignored; finished in 1 s\n";
+    let state = "file /run/slackwater/state\n";
+    let cases = [
+        (0, good, "", "ok. 3 passed; 0 failed; 1 ignored; all of it"),
+        (2, bad, "", "; tests failed"),
+        (0, bad, "", "; tests failed"),
+        (
+            2,
+            good,
+            state,
+            "; the run left on the machine: file /run/slackwater/state",
+        ),
+        (
+            2,
+            good,
+            "",
+            "; a step failed that counts no tests, exit status 2: its own lines are above",
+        ),
+        (0, "", "", "; no test ran"),
+    ];
+    for (code, results, found, reason) in cases {
+        fs::write(&log, results).unwrap();
+        fs::write(&left, found).unwrap();
+        let summary = Command::new("tests/summary")
+            .arg(code.to_string())
+            .args([&left, &log])
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&summary.stdout);
+        let last = said.lines().last().unwrap();
+        assert!(last.ends_with(reason), "{last}");
+        let is_good = last.starts_with("test result: ok. ");
+        assert_eq!(is_good, summary.status.success(), "{last}");
+        assert_eq!(is_good, (code, results, found) == (0, good, ""), "{last}");
+    }
+}
