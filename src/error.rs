@@ -470,6 +470,11 @@ impl HostError {
         )
     }
 
+    /// Whether it says that the file system has no files of such a length.
+    pub fn is_too_large(&self) -> bool {
+        self.code() == Some(nix::errno::Errno::EFBIG)
+    }
+
     /// Whether it says that the disk is full.
     pub fn is_no_space(&self) -> bool {
         matches!(

@@ -65,6 +65,8 @@ pub fn code(rpc: Rpc, error: &Error) -> Code {
         Error::Damaged { .. } => Code::Internal,
         // What was done before has been undone durably (a failed undo is `Undo`): final.
         Error::Host { .. } if error.is_no_space() => no_space(rpc),
+        // The file system has no files of this length, however much room there is.
+        Error::Host { source, .. } if source.is_too_large() => Code::OutOfRange,
         Error::Host { source, .. } => match source.cause {
             // For growth FAILED_PRECONDITION would mean "in use", and nothing would be tried again.
             HostCause::Missing { .. } if !grows(rpc) => Code::FailedPrecondition,

@@ -163,6 +163,22 @@ fn a_full_pool_is_told_from_other_errors() {
 }
 
 #[test]
+fn a_file_that_is_too_long_for_ext4_is_told_from_a_full_pool() {
+    let scratch = Scratch::on(FsType::Ext4);
+    for reserve in [false, true] {
+        let error = scratch
+            .perform(&Effect::Allocate {
+                path: &scratch.pool.join("long"),
+                size: 17 << 40,
+                reserve,
+            })
+            .unwrap_err();
+        assert!(error.is_too_large(), "{error:?}");
+        assert!(!error.is_no_space(), "{error:?}");
+    }
+}
+
+#[test]
 fn zeroing_overwrites_what_was_written_and_leaves_holes() {
     for fs in FsType::ALL {
         let scratch = Scratch::on(fs);

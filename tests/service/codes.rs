@@ -164,6 +164,14 @@ async fn create_volume_on_a_host_that_fails() {
     );
     node.host.fail_always("allocate", Some(Errno::ENOSPC));
     refused(&node, create("v"), Code::ResourceExhausted, "ENOSPC").await;
+    // Longer than the pool's file system can have a file: another node's pool has the same limit.
+    node.host.fail_always("allocate", Some(Errno::EFBIG));
+    refused(&node, create("v"), Code::OutOfRange, "EFBIG").await;
+    let left = node.host.files_below(volumes);
+    assert!(
+        left.is_empty(),
+        "a final code with something left: {left:?}"
+    );
     node.host.clear_faults();
     // Neither the work nor its undoing works.
     node.host.fail_always("rename", Some(Errno::EIO));

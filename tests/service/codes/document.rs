@@ -40,6 +40,7 @@ fn name_of(error: &Error) -> &'static str {
         Error::Unsupported { .. } => "Unsupported",
         Error::Damaged { .. } => "Damaged",
         Error::Host { .. } if error.is_no_space() => "Host: disk full",
+        Error::Host { source, .. } if source.is_too_large() => "Host: file too large",
         Error::Host { source, .. } => match source.cause {
             HostCause::Missing { .. } => "Host: program missing",
             HostCause::NoAnswer => "Host: no answer",
@@ -56,7 +57,7 @@ fn name_of(error: &Error) -> &'static str {
 }
 
 /// How many names [`name_of`] has.
-const NAMES: usize = 25;
+const NAMES: usize = 26;
 
 const VOLUME: &str = "5f0c...e1.8a27...3d";
 
@@ -185,6 +186,10 @@ fn conditions() -> Vec<Condition> {
             "The kernel or a program refused; what had been done is undone, durably. The provisioner may forget the volume: nothing is left of it. A claim that still exists is tried again.",
         ),
         of(host("create", errno(Errno::ENOSPC)), "As out of space."),
+        of(
+            host("grow", errno(Errno::EFBIG)),
+            "As out of range: the pool's file system has no files of that length (ext4: 16 TiB), however much room it has. Nothing is left.",
+        ),
         of(
             host("format", missing),
             "Install the package, or use another file system. Nothing is left.",
@@ -444,8 +449,8 @@ fn growth_beyond_the_room_can_be_taken_back() {
     for condition in conditions() {
         for rpc in [Rpc::ControllerExpandVolume, Rpc::NodeExpandVolume] {
             let code = code(rpc, &condition.example);
-            let full = ["Out of space", "Host: disk full"].contains(&condition.name);
-            assert!(!full || code == Code::OutOfRange);
+            let never = ["Out of space", "Host: disk full", "Host: file too large"];
+            assert!(!never.contains(&condition.name) || code == Code::OutOfRange);
             let waits = [
                 "Pending",
                 "Undo",
