@@ -30,7 +30,6 @@ use slackwater::csi::volume_capability::{AccessMode, AccessType, MountVolume};
 use slackwater::csi::*;
 use slackwater::cut::Seams;
 use slackwater::host::memory::MemoryHost;
-use slackwater::model::{PoolDefinition, PoolPlace};
 use slackwater::operation::{Driver, Settings};
 use slackwater::router::agents::endpoint;
 use slackwater::server::{self, Endpoint, Options, Socket};
@@ -77,17 +76,10 @@ async fn start(node: String, folder: &Path, pki: &Pki) -> Agent {
     let settings = Settings {
         node_name: node.clone(),
         driver_name: DRIVER.into(),
-        pools: vec![PoolDefinition {
-            name: "default".into(),
-            place: PoolPlace::Memory,
-            image: None,
-            init: true,
-            overcommit: 1.0,
-        }],
+        pools: vec!["default=memory:".parse().unwrap()],
         node_record: "/var/lib/slackwater/node.json".into(),
         state_dir: "/run/slackwater/state".into(),
-        alone: false,
-        inline_max_size: None,
+        ..Settings::default()
     };
     let driver = Driver::start(settings, Seams::simulated(MemoryHost::new())).unwrap();
     let driver = Arc::new(driver);

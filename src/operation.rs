@@ -79,7 +79,7 @@ pub use crate::cut::participant::Prepared as SharePrepared;
 pub use crate::record::{GroupMembership, SnapshotState};
 
 /// What the operations need to know of the configuration.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// `--node-name`, also the CSI node id.
     pub node_name: String,

@@ -102,13 +102,11 @@ fn without_driver(
         ..pool
     });
     let settings = Settings {
-        node_name: String::new(),
-        driver_name: String::new(),
         pools: pools.collect(),
         node_record: settled.node_record,
         state_dir: settled.state_dir,
         alone: true,
-        inline_max_size: None,
+        ..Settings::default()
     };
     let driver = Driver::start(settings, seams)?;
     let checked = driver.check_volume(id, repair);

@@ -8,7 +8,7 @@ use super::{Failure, PoolCommand, Settled, print, real_host};
 use crate::config::{BadConfig, Given};
 use crate::error::Error;
 use crate::model::pool::NotAPool;
-use crate::model::{PoolDefinition, PoolPlace};
+use crate::model::{PoolDefinition, PoolOptions, PoolPlace};
 use crate::operation::inventory::{self, PoolState};
 use crate::operation::pool_admin;
 
@@ -147,7 +147,9 @@ fn find(
     let node = pool_admin::load_node(host, &settled.node_record)?;
     let known = node.pools.values().find(|known| known.name == name);
     known
-        .and_then(|known| PoolDefinition::from_parts(name, &known.place, false, None, None).ok())
+        .and_then(|known| {
+            PoolDefinition::from_parts(name, &known.place, PoolOptions::default()).ok()
+        })
         .ok_or_else(|| {
             Failure::run(Error::refused(
                 format!("pool {name}"),

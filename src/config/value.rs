@@ -12,9 +12,9 @@ use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::BadConfig;
-use crate::model::PoolDefinition;
 use crate::model::size::parse_size;
 use crate::model::snapshot::parse_duration;
+use crate::model::{PoolDefinition, PoolOptions};
 
 /// A key of the file whose text is parsed as its flag is.
 pub(super) fn one<'de, D, T>(from: D) -> Result<Option<T>, D::Error>
@@ -365,15 +365,14 @@ impl<'de> Visitor<'de> for PoolVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<PoolEntry, A::Error> {
         let table = PoolTable::deserialize(MapAccessDeserializer::new(map))?;
-        PoolDefinition::from_parts(
-            &table.name,
-            &table.place,
-            table.init,
-            table.image,
-            table.overcommit,
-        )
-        .map(PoolEntry)
-        .map_err(A::Error::custom)
+        let options = PoolOptions {
+            init: table.init,
+            image: table.image,
+            overcommit: table.overcommit,
+        };
+        PoolDefinition::from_parts(&table.name, &table.place, options)
+            .map(PoolEntry)
+            .map_err(A::Error::custom)
     }
 }
 

@@ -28,6 +28,17 @@ pub struct PoolDefinition {
     pub overcommit: f64,
 }
 
+/// The words of a definition, after name and place.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PoolOptions {
+    /// See [`PoolDefinition::init`].
+    pub init: bool,
+    /// See [`PoolDefinition::image`]; any number of bytes.
+    pub image: Option<u64>,
+    /// See [`PoolDefinition::overcommit`]; 1 if nothing is said.
+    pub overcommit: Option<f64>,
+}
+
 /// Where a pool is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PoolPlace {
@@ -69,9 +80,7 @@ impl PoolDefinition {
     pub fn from_parts(
         name: &str,
         place: &str,
-        init: bool,
-        image: Option<u64>,
-        overcommit: Option<f64>,
+        options: PoolOptions,
     ) -> Result<PoolDefinition, NotAPool> {
         let no = |problem: String| NotAPool(format!("pool {name:?}: {problem}"));
         if !is_pool_name(name) {
@@ -80,11 +89,12 @@ impl PoolDefinition {
             )));
         }
         let place = place.parse().map_err(|NotAPool(text)| no(text))?;
-        let image = image
+        let image = options
+            .image
             .map(|bytes| check_image(&place, bytes))
             .transpose()
             .map_err(no)?;
-        let overcommit = overcommit.unwrap_or(1.0);
+        let overcommit = options.overcommit.unwrap_or(1.0);
         if !(1.0..=MOST_OVERCOMMIT).contains(&overcommit) {
             return Err(no(format!(
                 "overcommit={overcommit} is not possible; give a number from 1 to {MOST_OVERCOMMIT}"
@@ -93,7 +103,7 @@ impl PoolDefinition {
         Ok(PoolDefinition {
             name: name.to_string(),
             place,
-            init,
+            init: options.init,
             image,
             overcommit,
         })
@@ -185,19 +195,18 @@ impl FromStr for PoolDefinition {
         let no = |problem: String| NotAPool(format!("pool {name:?}: {problem}"));
         let mut words = rest.split(',');
         let place = words.next().unwrap_or_default();
-        let mut init = false;
-        let mut image = None;
-        let mut overcommit = None;
+        let mut options = PoolOptions::default();
         for word in words {
             let twice = match word.split_once('=') {
-                None if word == "init" => std::mem::replace(&mut init, true),
-                Some(("overcommit", number)) => overcommit
+                None if word == "init" => std::mem::replace(&mut options.init, true),
+                Some(("overcommit", number)) => options
+                    .overcommit
                     .replace(parse_overcommit(number).map_err(no)?)
                     .is_some(),
                 Some(("image", bytes)) => {
                     let bytes =
                         size::parse_size(bytes).map_err(|error| no(format!("image: {error}")))?;
-                    image.replace(bytes).is_some()
+                    options.image.replace(bytes).is_some()
                 }
                 _ => {
                     return Err(no(format!(
@@ -209,7 +218,7 @@ impl FromStr for PoolDefinition {
                 return Err(no(format!("{word:?} is said twice")));
             }
         }
-        PoolDefinition::from_parts(name, place, init, image, overcommit)
+        PoolDefinition::from_parts(name, place, options)
     }
 }
 
@@ -355,7 +364,8 @@ mod tests {
             overcommit in 1.0f64..=1000.0,
         ) {
             prop_assume!(!path.split('/').any(|part| part == ".."));
-            let Ok(pool) = PoolDefinition::from_parts(&name, &format!("file:{path}"), init, image, Some(overcommit)) else {
+            let options = PoolOptions { init, image, overcommit: Some(overcommit) };
+            let Ok(pool) = PoolDefinition::from_parts(&name, &format!("file:{path}"), options) else {
                 // Only a path of dots alone is the root folder.
                 prop_assert!(path.chars().all(|c| c == '/' || c == '.'));
                 return Ok(());

@@ -176,7 +176,7 @@ mod tests {
     use crate::cut::Seams;
     use crate::error::Error;
     use crate::host::memory::MemoryHost;
-    use crate::model::{AccessMode, Capability, CapacityRange, PoolDefinition, PoolPlace};
+    use crate::model::{AccessMode, Capability, CapacityRange};
     use crate::model::{VolumeId, VolumeParameters};
     use crate::operation::{CreateVolume, Settings, StageVolume};
 
@@ -193,17 +193,11 @@ mod tests {
         let settings = Settings {
             node_name: "node".into(),
             driver_name: "csi.slackwater.dev".into(),
-            pools: vec![PoolDefinition {
-                name: "default".into(),
-                place: PoolPlace::Memory,
-                image: None,
-                init: true,
-                overcommit: 1.0,
-            }],
+            pools: vec!["default=memory:".parse().unwrap()],
             node_record: "/var/lib/slackwater/node.json".into(),
             state_dir: "/run/slackwater/state".into(),
             alone: true,
-            inline_max_size: None,
+            ..Settings::default()
         };
         Driver::start(settings, Seams::simulated(host.restart_process())).unwrap()
     }

@@ -179,8 +179,7 @@ fn driver(name: &str, pools: &[&str], machine: &MemoryHost, gate: &GatedHost) ->
         pools: pools.iter().map(|name| pool(name)).collect(),
         node_record: "/var/lib/slackwater/node.json".into(),
         state_dir: "/run/slackwater/state".into(),
-        alone: false,
-        inline_max_size: None,
+        ..Settings::default()
     };
     let seams = Seams {
         host: Arc::new(gate.clone()),

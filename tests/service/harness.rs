@@ -20,7 +20,7 @@ use slackwater::csi::{
 use slackwater::cut::Seams;
 use slackwater::host::Host;
 use slackwater::host::memory::MemoryHost;
-use slackwater::model::{Alpha, PoolDefinition, PoolPlace};
+use slackwater::model::{Alpha, PoolDefinition};
 use slackwater::operation::{Driver, Settings};
 use slackwater::server::{Options, Socket, serve};
 use slackwater::telemetry::Metrics;
@@ -186,13 +186,7 @@ pub struct Stopping {
 
 /// A simulated pool.
 pub fn pool(name: &str) -> PoolDefinition {
-    PoolDefinition {
-        name: name.to_string(),
-        place: PoolPlace::Memory,
-        image: None,
-        init: true,
-        overcommit: 1.0,
-    }
+    format!("{name}=memory:").parse().unwrap()
 }
 
 /// A lazy connection, as sidecars have one; `localhost` is what they say.

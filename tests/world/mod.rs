@@ -19,7 +19,7 @@ use slackwater::error::{Error, Result, chain};
 use slackwater::host::memory::{FaultMode, MemoryHost, MemoryOptions};
 use slackwater::model::id::NameKind;
 use slackwater::model::size::{GIB, MIB};
-use slackwater::model::{CapacityRange, PoolDefinition, PoolPlace, VolumeId};
+use slackwater::model::{CapacityRange, VolumeId};
 use slackwater::operation::{CreateVolume, Driver, Settings};
 
 pub use step::{How, Step};
@@ -49,13 +49,11 @@ pub fn settings() -> Settings {
     Settings {
         node_name: "node".into(),
         driver_name: "csi.slackwater.dev".into(),
-        pools: vec![PoolDefinition {
-            name: "default".into(),
-            place: PoolPlace::File { path: POOL.into() },
-            image: None,
-            init: true,
-            overcommit: 1.0,
-        }],
+        pools: vec![
+            format!("default=file:{POOL},init")
+                .parse()
+                .expect("a definition"),
+        ],
         node_record: "/var/lib/slackwater/node.json".into(),
         state_dir: "/run/slackwater/state".into(),
         alone: true,

@@ -1,15 +1,13 @@
 //! What happens to a source between the plan of its copy and the lock of it.
 
-use std::path::PathBuf;
-
 use super::*;
 use crate::cut::Seams;
 use crate::host::memory::{MemoryHost, MemoryOptions};
 use crate::model::id::NameKind;
 use crate::model::size::GIB;
 use crate::model::{
-    AccessMode, AccessType, Capability, CapacityRange, FsType, PoolDefinition, PoolPlace,
-    SnapshotParameters, VolumeId, VolumeParameters,
+    AccessMode, AccessType, Capability, CapacityRange, FsType, SnapshotParameters, VolumeId,
+    VolumeParameters,
 };
 use crate::operation::{CreateVolume, ExpandVolume, Settings, StageVolume};
 use crate::record::{ContentSource, VolumeRecord};
@@ -43,22 +41,16 @@ impl Node {
             ground: ground.into(),
             ..MemoryOptions::default()
         });
-        let pool = PathBuf::from("/memory/pool");
-        host.make_folder(&pool).unwrap();
+        host.make_folder(std::path::Path::new("/memory/pool"))
+            .unwrap();
         let settings = Settings {
             node_name: "node".into(),
             driver_name: "csi.slackwater.dev".into(),
-            pools: vec![PoolDefinition {
-                name: "default".into(),
-                place: PoolPlace::File { path: pool },
-                image: None,
-                init: true,
-                overcommit: 1.0,
-            }],
+            pools: vec!["default=file:/memory/pool,init".parse().unwrap()],
             node_record: "/var/lib/slackwater/node.json".into(),
             state_dir: "/run/slackwater/state".into(),
             alone: true,
-            inline_max_size: None,
+            ..Settings::default()
         };
         let driver = Driver::start(settings, Seams::simulated(host)).unwrap();
         let mut node = Node {

@@ -19,7 +19,7 @@ fn driver() -> Arc<Driver> {
         node_record: "/var/lib/slackwater/node.json".into(),
         state_dir: "/run/slackwater/state".into(),
         alone: true,
-        inline_max_size: None,
+        ..Settings::default()
     };
     Arc::new(Driver::start(settings, Seams::simulated(host)).unwrap())
 }

@@ -34,7 +34,7 @@ fn start(host: &MemoryHost, pools: &[PoolDefinition]) -> Result<Driver> {
         node_record: NODE.into(),
         state_dir: "/run/slackwater/state".into(),
         alone: true,
-        inline_max_size: None,
+        ..Settings::default()
     };
     Driver::start(
         settings,
@@ -356,9 +356,9 @@ fn the_node_record_outlives_a_power_loss_wherever_a_crash_came_before() {
         driver_name: "csi.slackwater.dev".into(),
         pools: vec![a.clone()],
         node_record: "/srv/far/away/node.json".into(),
-        inline_max_size: None,
         state_dir: "/run/slackwater/state".into(),
         alone: true,
+        ..Settings::default()
     };
     let start = |host: &MemoryHost| {
         let seams = crate::cut::Seams::simulated(host.clone());

@@ -19,7 +19,7 @@ fn driver(host: &MemoryHost) -> Driver {
         node_record: "/var/lib/slackwater/node.json".into(),
         state_dir: "/run/slackwater/state".into(),
         alone: true,
-        inline_max_size: None,
+        ..Settings::default()
     };
     Driver::start(settings, Seams::simulated(host.clone())).unwrap()
 }

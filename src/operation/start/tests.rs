@@ -16,9 +16,9 @@ fn start_as(host: &MemoryHost, alone: bool, pools: &[PoolDefinition]) -> Result<
         driver_name: "csi.slackwater.dev".into(),
         pools: pools.to_vec(),
         node_record: NODE.into(),
-        inline_max_size: None,
         state_dir: "/run/slackwater/state".into(),
         alone,
+        ..Settings::default()
     };
     Driver::start(settings, Seams::simulated(host.another_process()))
 }
@@ -126,9 +126,9 @@ fn a_pool_of_another_process_ends_the_start_of_one_that_is_alone() {
         driver_name: "csi.slackwater.dev".into(),
         pools: both.to_vec(),
         node_record: NODE.into(),
-        inline_max_size: None,
         state_dir: "/run/slackwater/state".into(),
         alone,
+        ..Settings::default()
     };
     let begin = |alone| {
         let seams = Seams::simulated(host.another_process());
