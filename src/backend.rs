@@ -183,6 +183,9 @@ pub trait Backend: Send + Sync + 'static {
     /// Ends a leftover, with the lock of its volume or snapshot held, if the disk still says that it
     /// is one; whether it was.
     fn end(&self, leftover: &Leftover) -> Result<bool>;
+    /// Tells the pool's disk of blocks that deletes with `wipe: discard` have freed, once for all
+    /// of them. Does nothing if there are none, or if it was told less than a minute ago.
+    fn tell_disk(&self) -> Result<()>;
 
     /// Whether images of this pool can share blocks: else snapshots are copies.
     fn shares_blocks(&self) -> bool;

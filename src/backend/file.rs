@@ -13,6 +13,7 @@ mod shelf;
 mod snapshot;
 #[cfg(test)]
 mod tests;
+mod trim;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -96,6 +97,7 @@ impl FileBackend {
         };
         let ground = host.ground(path).doing(what)?;
         let folder = Arc::new(Folder::new(host, path.to_path_buf(), root));
+        folder.find_untold()?;
         Ok(Found::Pool(Box::new(FileBackend {
             volumes: Shelf::read(folder.clone())?,
             snapshots: Shelf::read(folder.clone())?,
@@ -218,6 +220,10 @@ impl Backend for FileBackend {
 
     fn end(&self, leftover: &Leftover) -> Result<bool> {
         self.end_leftover(leftover)
+    }
+
+    fn tell_disk(&self) -> Result<()> {
+        self.folder.tell_disk()
     }
 
     fn shares_blocks(&self) -> bool {

@@ -89,9 +89,15 @@ pub enum Effect<'a> {
         /// The image.
         path: &'a Path,
     },
-    /// Frees all blocks and tells the pool's disk.
+    /// Frees all blocks; the pool's disk is told by [`Effect::Trim`].
     Discard {
         /// The image.
+        path: &'a Path,
+    },
+    /// FITRIM: tells the disk beneath a file system which of its blocks are free. A disk that can't
+    /// be told is success, and logged.
+    Trim {
+        /// A directory of the file system.
         path: &'a Path,
     },
     /// FICLONE of a whole image: atomic against its writers, who wait for all of it (about 15 us
@@ -356,6 +362,7 @@ impl Effect<'_> {
             Effect::Shorten { .. } => "shorten",
             Effect::Zero { .. } => "zero",
             Effect::Discard { .. } => "discard",
+            Effect::Trim { .. } => "trim",
             Effect::CloneWhole { .. } => "clone_whole",
             Effect::CloneAhead { .. } => "clone_ahead",
             Effect::CloneRest { .. } => "clone_rest",

@@ -26,6 +26,7 @@ pub mod seqpacket;
 mod session;
 mod superblock;
 mod sys;
+mod trim;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -106,6 +107,7 @@ impl LinuxHost {
             Effect::Shorten { path, size } => image::shorten(path, size),
             Effect::Zero { path } => image::zero(path),
             Effect::Discard { path } => image::discard(path),
+            Effect::Trim { path } => trim::trim(path),
             Effect::WriteInPlace { .. }
             | Effect::MakeLike { .. }
             | Effect::CloneWhole { .. }

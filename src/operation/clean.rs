@@ -62,6 +62,15 @@ impl Driver {
             .collect()
     }
 
+    /// Tells a pool's disk what `wipe: discard` has freed.
+    pub fn tell_disk(&self, pool: PoolId) {
+        if let Ok(Some(pool)) = self.pool(pool)
+            && let Err(error) = pool.backend.tell_disk()
+        {
+            tracing::warn!(pool = %pool.definition.name, error = %chain(&error), "can't tell the disk which blocks are free; tried again");
+        }
+    }
+
     /// Settles what has been left of groups that have members on a pool, one group after another.
     /// Groups that are being made are left alone, and those that another node decides about.
     pub fn settle_groups(&self, pool: PoolId) {

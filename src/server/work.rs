@@ -83,7 +83,9 @@ impl Work {
         // Beside each other: a wipe takes long, and a look may wait for a disk.
         let sweep = every_tick(driver, "the sweep of freezes", Driver::sweep_freezes);
         let look = every_tick(driver, "looking at pools again", Driver::look_again);
-        tokio::join!(sweep, look, clean(driver));
+        let groups = clean(driver, Driver::settle_groups);
+        let leftovers = clean(driver, Driver::clean);
+        tokio::join!(sweep, look, groups, leftovers, tell_disks(driver));
     }
 
     /// Waits for work whose callers went away.
@@ -107,23 +109,36 @@ async fn every_tick(driver: &Arc<Driver>, what: &str, chore: fn(&Driver)) {
     }
 }
 
-/// Ends what calls have left: pools beside each other, and groups, of which the first member may be
-/// on another pool, beside the rest, so that a disk that hangs holds up nothing else. Counted as
-/// operations: a stop waits for those that run, and begins no other.
-async fn clean(driver: &Arc<Driver>) {
-    const CHORES: [fn(&Driver, PoolId); 2] = [Driver::clean, Driver::settle_groups];
+/// Runs a chore for every pool that is served: pools beside each other, so that a disk that hangs
+/// holds up nothing else.
+async fn for_pools(driver: &Arc<Driver>, begin: impl Fn(PoolId) -> JoinHandle<()>) {
     let mut ticks = ticks();
-    let mut running: HashMap<(usize, PoolId), JoinHandle<()>> = HashMap::new();
+    let mut running: HashMap<PoolId, JoinHandle<()>> = HashMap::new();
     loop {
         ticks.tick().await;
         running.retain(|_, one| !one.is_finished());
         for pool in driver.served() {
-            for (at, chore) in CHORES.into_iter().enumerate() {
-                let begin = || tokio::spawn(done(driver.clone(), chore, pool));
-                running.entry((at, pool)).or_insert_with(begin);
-            }
+            running.entry(pool).or_insert_with(|| begin(pool));
         }
     }
+}
+
+/// Ends what calls have left; groups, of which the first member may be on another pool, beside the
+/// rest. Counted as operations: a stop waits for those that run, and begins no other.
+async fn clean(driver: &Arc<Driver>, chore: fn(&Driver, PoolId)) {
+    for_pools(driver, |pool| {
+        tokio::spawn(done(driver.clone(), chore, pool))
+    })
+    .await;
+}
+
+/// Tells disks what is free. A stop does not wait for it: nothing depends on it, and it's repeated.
+async fn tell_disks(driver: &Arc<Driver>) {
+    let begin = |pool| {
+        let driver = driver.clone();
+        tokio::task::spawn_blocking(move || driver.tell_disk(pool))
+    };
+    for_pools(driver, begin).await;
 }
 
 async fn done(driver: Arc<Driver>, chore: fn(&Driver, PoolId), pool: PoolId) {

@@ -197,6 +197,11 @@ impl World {
         }
         self.finish_cuts()?;
         self.check()?;
+        // What `wipe: discard` has freed is told a while later, and then no mark of it is left.
+        let driver = self.driver().map_err(|error| chain(&error))?;
+        for pool in driver.served() {
+            driver.tell_disk(pool);
+        }
         let files = self.host.files_below(Path::new(POOL));
         let left = self.picture();
         let nothing_left = left.mounted.is_empty()

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, TryLockError};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use super::trim::Untold;
 use super::{IMAGE, RECORD, SNAPSHOTS, TRASH, VOLUMES};
 use crate::error::{Doing, Error, Result};
 use crate::host::{Effect, FileStat, Host};
@@ -23,6 +24,8 @@ pub(super) struct Folder {
     /// share are overwritten by the one that goes last, so the second must see that the first has
     /// gone.
     pub(super) wiping: Mutex<()>,
+    /// Blocks that were freed, of which the disk is told later.
+    pub(super) untold: Untold,
 }
 
 /// What is read of the record of a deleted volume or snapshot.
@@ -48,6 +51,7 @@ impl Folder {
             path,
             root,
             wiping: Mutex::new(()),
+            untold: Untold::default(),
         }
     }
 
@@ -142,7 +146,10 @@ impl Folder {
                 let size = 0;
                 self.perform(Effect::Shorten { path: image, size }, doing)?;
             }
-            Wipe::Discard => self.perform(Effect::Discard { path: image }, doing)?,
+            Wipe::Discard => {
+                self.perform(Effect::Discard { path: image }, doing)?;
+                self.mark_untold()?;
+            }
         }
         self.perform(Effect::RemoveFile { path: image }, || {
             "remove an image".into()

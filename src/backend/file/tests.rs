@@ -375,6 +375,40 @@ fn what_a_delete_has_left_is_ended_without_a_repeat() {
 }
 
 #[test]
+fn many_deletes_tell_the_disk_once_also_after_a_crash() {
+    let (host, backend) = pool();
+    let discarded = |n| VolumeRecord {
+        wipe: Wipe::Discard,
+        ..volume(n, Allocation::Thin)
+    };
+    for n in 1..=5 {
+        let made = backend.create(discarded(n), &any).unwrap();
+        backend.delete(made.uuid).unwrap();
+    }
+    let told = || {
+        let log = host.effect_log();
+        log.iter().filter(|line| line.starts_with("trim")).count()
+    };
+    assert_eq!(told(), 0, "no delete waits for it");
+    // A crash, and a failure: it's still to be told.
+    drop(backend);
+    let backend = open(&host);
+    host.fail_effect(1, FaultMode::Before(Errno::EIO));
+    backend.tell_disk().unwrap_err();
+    drop(backend);
+    let backend = open(&host);
+    let before = told();
+    backend.tell_disk().unwrap();
+    assert_eq!(told(), before + 1);
+    backend.tell_disk().unwrap();
+    drop(backend);
+    open(&host).tell_disk().unwrap();
+    assert_eq!(told(), before + 1, "all of it was told");
+    let left = host.files_below(&Path::new(POOL).join(TRASH));
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
 fn a_wipe_does_not_wait_for_another_one() {
     let (host, backend) = pool();
     let record = VolumeRecord {

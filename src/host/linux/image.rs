@@ -1,7 +1,6 @@
 //! Image files: their length and their blocks.
 
 use std::fs::{File, OpenOptions};
-use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,7 +8,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, PosixFadviseAdvice, fallocate, posix_fadvise};
 use nix::libc;
-use nix::unistd::{Whence, ftruncate, lseek, syncfs};
+use nix::unistd::{Whence, ftruncate, lseek};
 
 use super::files::{failed, open_existing};
 use super::{map, sys};
@@ -234,25 +233,6 @@ pub(super) fn discard(path: &Path) -> Result<()> {
         let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         fallocate(&file, punch, 0, offset(size, path)?)
             .map_err(|errno| HostError::errno("free the blocks of", path, errno))?;
-    }
-    // The whole pool, not the file alone: the release of the blocks may be a later transaction
-    // than the file's own, and FITRIM looks at what is free on disk.
-    syncfs(&file).map_err(|errno| HostError::errno("sync the pool of", path, errno))?;
-    trim_pool(file.as_fd(), path)
-}
-
-/// The file system forgot the blocks; the disk beneath learns it by FITRIM only.
-fn trim_pool(file: impl AsFd, path: &Path) -> Result<()> {
-    match sys::fs::trim(file) {
-        Ok(bytes) => tracing::debug!(image = %path.display(), bytes, "told the pool's disk"),
-        // A disk without discard, or a pool that may not tell it: the blocks are free all the same.
-        Err(errno @ (Errno::EOPNOTSUPP | Errno::ENOTTY | Errno::EINVAL | Errno::EPERM)) => {
-            tracing::warn!(
-                image = %path.display(), %errno,
-                "the blocks are free, but the pool's disk can't be told (FITRIM)"
-            );
-        }
-        Err(errno) => return Err(HostError::errno("trim the pool of", path, errno)),
     }
     Ok(())
 }

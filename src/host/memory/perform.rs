@@ -37,6 +37,7 @@ pub(super) fn subject<'a>(effect: &'a Effect<'a>) -> std::borrow::Cow<'a, Path> 
         | Effect::Shorten { path, .. }
         | Effect::Zero { path }
         | Effect::Discard { path }
+        | Effect::Trim { path }
         | Effect::Unshare { path, .. }
         | Effect::MakeTarget { path, .. }
         | Effect::RemoveTarget { path } => (*path).into(),
@@ -109,8 +110,9 @@ impl Machine {
             Effect::ResizeLoop { number } => self.resize_loop(*number)?,
             Effect::SetDirectIo { number } => self.dev_mut(*number)?.direct_io = true,
             Effect::ForbidDiscard { number } => self.dev_mut(*number)?.no_discard = true,
-            // Free devices of the simulation have no limits to lose; images are of one kind.
-            Effect::RenewLoop { .. } | Effect::WriteInPlace { .. } => {}
+            // Free devices of the simulation have no limits to lose; images are of one kind; there
+            // is no disk beneath.
+            Effect::RenewLoop { .. } | Effect::WriteInPlace { .. } | Effect::Trim { .. } => {}
             Effect::Format { .. }
             | Effect::CheckFs { .. }
             | Effect::GrowFs { .. }

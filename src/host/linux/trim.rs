@@ -1,0 +1,39 @@
+//! Telling the disk beneath a file system which of its blocks are free.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::unistd::syncfs;
+
+use super::files::failed;
+use super::sys;
+use crate::error::HostError;
+use crate::host::Result;
+
+/// FITRIM over the whole file system that a directory lies on.
+pub(super) fn trim(path: &Path) -> Result<()> {
+    let directory = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW)
+        .open(path)
+        .map_err(failed("open directory", path))?;
+    // FITRIM looks at what is free on disk: the release of blocks may be a transaction that is
+    // still in memory.
+    syncfs(&directory).map_err(|errno| HostError::errno("sync the file system of", path, errno))?;
+    match sys::fs::trim(directory) {
+        Ok(bytes) => tracing::debug!(path = %path.display(), bytes, "told the disk what is free"),
+        // A disk without discard, or a file system that may not tell it: the blocks are free all
+        // the same.
+        Err(errno @ (Errno::EOPNOTSUPP | Errno::ENOTTY | Errno::EINVAL | Errno::EPERM)) => {
+            tracing::warn!(
+                path = %path.display(), %errno,
+                "the disk can't be told which blocks are free (FITRIM)"
+            );
+        }
+        Err(errno) => return Err(HostError::errno("trim the file system of", path, errno)),
+    }
+    Ok(())
+}
