@@ -130,6 +130,16 @@ pub enum Error {
         /// The pool's folder.
         place: String,
     },
+    /// A member of a group can't be deleted before every member is committed or undone.
+    #[error(
+        "group snapshot {group} is not settled on all nodes, which its members wait for: {reason}; try again"
+    )]
+    Unsettled {
+        /// The group.
+        group: String,
+        /// What is in the way.
+        reason: String,
+    },
     /// Something that is not ours holds what we need for the moment.
     #[error("{subject} is held by a stranger: {holder}")]
     Busy {

@@ -17,4 +17,4 @@ pub use id::{GroupId, HomeId, PoolId, SnapshotId, VolumeId};
 pub use parameters::{Allocation, MutableParameters, VolumeParameters, Wipe};
 pub use pool::{PoolDefinition, PoolOptions, PoolPlace};
 pub use size::CapacityRange;
-pub use snapshot::{Level, OnQuiesceFailure, SharedVolume, SnapshotParameters};
+pub use snapshot::{Level, Members, OnQuiesceFailure, SharedVolume, SnapshotParameters};

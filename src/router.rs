@@ -13,6 +13,7 @@
 //! | `call` | one call: its deadline, and whom it asks |
 //! | `place`, `find` | where a new volume goes, where a name is |
 //! | `attach`, `snapshot` | whose node it is, whose name |
+//! | `delete_one` | a single snapshot, also of a group |
 //! | `list`, `lists`, `capacity` | what is put together of the answers of all |
 //! | `group`, `cutting` | groups, and the tries of a cut over agents |
 //! | `remote`, `settle` | an agent's share in it, and the end of doubt about it |
@@ -27,6 +28,7 @@ mod checked;
 pub mod cluster;
 mod controller;
 mod cutting;
+mod delete_one;
 mod dial;
 mod find;
 mod group;

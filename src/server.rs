@@ -162,6 +162,7 @@ pub async fn serve_router(
     let life = Life::new(socket, &options);
     let server = builder(&options.metrics, &life.calls);
     let server = with_controllers(server, &router, &options)
+        .add_service(sized!(AdminServer, router))
         .serve_with_incoming_shutdown(connections(life.listener), ended(&life.stop));
     let work = Work::Router(life.calls, router);
     live(server, life.ending, work, shutdown).await

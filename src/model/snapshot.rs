@@ -74,6 +74,16 @@ pub enum SharedVolume {
     Fail,
 }
 
+/// How members of a group are deleted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Members {
+    /// With their group alone.
+    #[default]
+    Together,
+    /// Each by itself, too: they are cut as one, and are snapshots like any other afterwards.
+    Independent,
+}
+
 /// The parameters of a class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotParameters {
@@ -93,6 +103,8 @@ pub struct SnapshotParameters {
     pub shared_volume: SharedVolume,
     /// Images of more extents are refused before anything is frozen.
     pub max_extents: Option<u64>,
+    /// Of a group: how its members are deleted.
+    pub members: Members,
 }
 
 impl Default for SnapshotParameters {
@@ -106,6 +118,7 @@ impl Default for SnapshotParameters {
             retry_interval: Duration::from_secs(5),
             shared_volume: SharedVolume::All,
             max_extents: None,
+            members: Members::Together,
         }
     }
 }
@@ -143,9 +156,13 @@ impl fmt::Display for SnapshotParameters {
             self.retries,
             self.retry_interval.as_millis(),
         )?;
-        match self.max_extents {
-            Some(most) => write!(f, " maxExtents={most}"),
-            None => Ok(()),
+        if let Some(most) = self.max_extents {
+            write!(f, " maxExtents={most}")?;
+        }
+        // Said only where it differs: groups of earlier releases are compared by this text.
+        match self.members {
+            Members::Together => Ok(()),
+            Members::Independent => f.write_str(" members=independent"),
         }
     }
 }
@@ -158,7 +175,7 @@ const MOST_QUIESCE: Duration = Duration::from_secs(600);
 const MOST_RETRIES: u32 = 20;
 const MOST_INTERVAL: Duration = Duration::from_secs(300);
 const KNOWN: &str = "consistency, onQuiesceFailure, freezeTimeout, quiesceTimeout, retries, \
-                     retryInterval, sharedVolume, maxExtents";
+                     retryInterval, sharedVolume, maxExtents, members (of groups)";
 
 impl SnapshotParameters {
     /// Parses a class. `deletionPolicy` is a field of the class, not a parameter: a common slip,
@@ -181,6 +198,7 @@ impl SnapshotParameters {
                 "retryInterval" => parsed.retry_interval = duration(key, value, MOST_INTERVAL)?,
                 "sharedVolume" => parsed.shared_volume = shared_volume(value)?,
                 "maxExtents" => parsed.max_extents = Some(number(key, value, 1, u64::MAX)?),
+                "members" => parsed.members = members(value)?,
                 "deletionPolicy" => slip = true,
                 _ if key.starts_with(SIDECAR_PREFIX) => {}
                 _ => {
@@ -223,6 +241,14 @@ fn shared_volume(value: &str) -> Result<SharedVolume, Error> {
         "skip" => Ok(SharedVolume::Skip),
         "fail" => Ok(SharedVolume::Fail),
         _ => Err(bad("sharedVolume", value, "all, one, skip or fail")),
+    }
+}
+
+fn members(value: &str) -> Result<Members, Error> {
+    match value {
+        "together" => Ok(Members::Together),
+        "independent" => Ok(Members::Independent),
+        _ => Err(bad("members", value, "together or independent")),
     }
 }
 
@@ -292,6 +318,7 @@ mod tests {
             ("retryInterval", "1s"),
             ("sharedVolume", "one"),
             ("maxExtents", "1000"),
+            ("members", "independent"),
             ("csi.storage.k8s.io/volumesnapshot/name", "x"),
             ("deletionPolicy", "Delete"),
         ])
@@ -306,8 +333,20 @@ mod tests {
             retry_interval: Duration::from_secs(1),
             shared_volume: SharedVolume::One,
             max_extents: Some(1000),
+            members: Members::Independent,
         };
         assert_eq!(parsed, wanted);
+    }
+
+    #[test]
+    fn what_a_class_of_an_earlier_release_said_is_said_in_the_same_words() {
+        let text = |pairs: &[(&str, &str)]| parse(pairs).unwrap().0.to_string();
+        let before = "consistency=filesystem onQuiesceFailure=fail freezeTimeout=10000ms \
+                      quiesceTimeout=30000ms retries=2 retryInterval=5000ms sharedVolume=all";
+        assert_eq!(text(&[]), before);
+        assert_eq!(text(&[("members", "together")]), before);
+        let independent = text(&[("members", "independent")]);
+        assert_eq!(independent, format!("{before} members=independent"));
     }
 
     #[test]
@@ -318,6 +357,7 @@ mod tests {
             ("retries", "-1", "0 to 20"),
             ("consistency", "total", "crash"),
             ("maxExtents", "0", "at least 1"),
+            ("members", "alone", "together or independent"),
             ("freezetimeout", "1s", "freezeTimeout"),
         ] {
             let text = parse(&[(key, value)]).unwrap_err().to_string();

@@ -16,7 +16,7 @@ use crate::backend::file::SNAPSHOTS;
 use crate::cut::tries::Subject;
 use crate::error::{Error, Kind, Mismatch, Result};
 use crate::model::id::NameKind;
-use crate::model::{GroupId, SnapshotId, SnapshotParameters, VolumeId};
+use crate::model::{GroupId, Members, SnapshotId, SnapshotParameters, VolumeId};
 use crate::record::{GroupMembership, SnapshotRecord, SnapshotState};
 
 /// A member that is there.
@@ -55,7 +55,8 @@ impl Driver {
         if let Some((_, one)) = found.first() {
             let membership = one.group.clone().unwrap_or_else(|| no_membership(id.0));
             same_request(request, &membership)?;
-            return self.group(id, &membership, found);
+            // Also of members that may be deleted one by one: all are asked for.
+            return self.group(id, &membership, found, false);
         }
         seen?;
         let made = self.tries(
@@ -118,12 +119,14 @@ impl Driver {
         found
     }
 
-    /// The answer for a group, in the order of its sources; an error if a member is missing.
+    /// The answer for a group, in the order of its sources; an error if a member is missing,
+    /// unless some may be.
     fn group(
         &self,
         id: GroupId,
         membership: &GroupMembership,
         found: Vec<Member>,
+        some_may_be_gone: bool,
     ) -> Result<Group> {
         let broken = |why: String| {
             let subject = format!("group snapshot {id}");
@@ -132,10 +135,13 @@ impl Driver {
         let mut snapshots = Vec::new();
         let mut attempts = BTreeSet::new();
         for member in &membership.members {
-            let (pool, _, record) = self.find_snapshot(member).map_err(|error| match error {
-                Error::NotFound { .. } => broken(format!("its member {member} is gone")),
-                other => other,
-            })?;
+            let (pool, _, record) = match self.find_snapshot(member) {
+                Err(Error::NotFound { .. }) if some_may_be_gone => continue,
+                Err(Error::NotFound { .. }) => {
+                    return Err(broken(format!("its member {member} is gone")));
+                }
+                found => found?,
+            };
             attempts.insert(record.attempt);
             if attempts.len() > 1 {
                 return Err(broken(of_another_moment(member)));
@@ -160,7 +166,7 @@ impl Driver {
         let seen = self.all_seen();
         let found = self.members_of(id.0, SnapshotState::Ready);
         if let Some(membership) = found.first().and_then(|(_, one)| one.group.as_ref()) {
-            same_members(request, membership)?;
+            same_members(request, membership, found.iter().map(id_of))?;
         }
         if found.is_empty() && request.snapshot_ids.is_empty() {
             // Wherever its members were: what can't be seen now may have them.
@@ -242,8 +248,8 @@ impl Driver {
             seen?;
             return Err(absent());
         };
-        same_members(request, &membership)?;
-        self.group(id, &membership, found)
+        same_members(request, &membership, found.iter().map(id_of))?;
+        self.group(id, &membership, found, membership.independent)
     }
 }
 
@@ -278,6 +284,7 @@ pub(super) fn membership(
         members: members.map(|member| member.to_string()).collect(),
         sources: sources.iter().map(VolumeId::to_string).collect(),
         asked: Some(parameters.to_string()),
+        independent: parameters.members == Members::Independent,
     }
 }
 
@@ -288,6 +295,7 @@ fn no_membership(id: Uuid) -> GroupMembership {
         members: Vec::new(),
         sources: Vec::new(),
         asked: None,
+        independent: false,
     }
 }
 
@@ -310,10 +318,20 @@ pub fn same_request(request: &CreateGroup, membership: &GroupMembership) -> Resu
     }
 }
 
-/// Ids that are given must be the members', all of them; none given says nothing.
-pub fn same_members(request: &NamedGroup, membership: &GroupMembership) -> Result<()> {
+/// Ids that are given must be the members', all of them; none given says nothing. Of members that
+/// may be deleted one by one, those that are gone may be given or left out.
+pub fn same_members(
+    request: &NamedGroup,
+    membership: &GroupMembership,
+    mut left: impl Iterator<Item = String>,
+) -> Result<()> {
     let given: BTreeSet<_> = request.snapshot_ids.iter().collect();
-    if given.is_empty() || given == membership.members.iter().collect() {
+    let members: BTreeSet<_> = membership.members.iter().collect();
+    let is_right = match membership.independent {
+        true => given.is_subset(&members) && left.all(|member| given.contains(&member)),
+        false => given == members,
+    };
+    if given.is_empty() || is_right {
         return Ok(());
     }
     Err(Error::invalid(

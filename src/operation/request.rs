@@ -283,6 +283,8 @@ pub struct Snapshot {
     pub reason: String,
     /// Its group.
     pub group: Option<GroupId>,
+    /// It may be deleted without its group, and is told as a snapshot of its own.
+    pub independent: bool,
     /// Where it is.
     pub home: HomeId,
 }
@@ -340,6 +342,15 @@ pub struct NamedGroup {
     pub group_id: String,
     /// As given.
     pub snapshot_ids: Vec<String>,
+}
+
+/// How a single snapshot is deleted.
+#[derive(Clone, Debug, Default)]
+pub struct DeleteOne {
+    /// Also a member of a group that is deleted together: a person says that nobody owns it.
+    pub of_any_group: bool,
+    /// The group that has been settled on all nodes.
+    pub settled: Option<GroupId>,
 }
 
 /// GetMetadataAllocated (no base), GetMetadataDelta.

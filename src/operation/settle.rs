@@ -155,6 +155,38 @@ impl Driver {
         Ok(())
     }
 
+    /// Settles the group of a member, whose lock is held, and looks whether no member is in doubt
+    /// any more on any node; `false` where this node alone can't know. An error if one of its own
+    /// members can't be looked at.
+    pub(super) fn is_settled(
+        &self,
+        record: &SnapshotRecord,
+        group: &GroupMembership,
+    ) -> Result<bool> {
+        let unsettled = |error: Error| Error::Unsettled {
+            group: group.id.to_string(),
+            reason: chain(&error),
+        };
+        let mut all_seen = true;
+        for member in &group.members {
+            match self.owner(member) {
+                Ok(Owner::Pool(pool, id)) => {
+                    pool.backend.snapshot(id.uuid).map_err(unsettled)?;
+                }
+                Ok(Owner::Nobody) => all_seen &= self.made_alone(record),
+                Err(Error::Unreachable { .. }) => all_seen = false,
+                Err(error) => return Err(unsettled(error)),
+            }
+        }
+        match self.settle_group(group.id) {
+            Ok(()) => {}
+            // The first member is another node's.
+            Err(Error::Unreachable { .. }) => all_seen = false,
+            Err(error) => return Err(unsettled(error)),
+        }
+        Ok(all_seen && self.members_of(group.id, SnapshotState::Cut).is_empty())
+    }
+
     /// Whether a member that is cut is committed: by the first one's record if that is on a pool of
     /// this node, else by the verdict; `None` where neither decides about its attempt. A pool that
     /// this node has forgotten may be another node's by now: what is on it is not gone.

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::cutting::Source;
 use super::lock::Key;
 use super::pool::Owner;
-use super::{CreateSnapshot, Driver, Pool, Snapshot};
+use super::{CreateSnapshot, DeleteOne, Driver, Pool, Snapshot};
 use crate::cut::Use;
 use crate::cut::tries::Subject;
 use crate::error::{Error, Kind, Mismatch, Result};
@@ -169,27 +169,56 @@ impl Driver {
         Ok(None)
     }
 
-    /// DeleteSnapshot. What isn't there is deleted; a member goes with its group alone. What was
-    /// restored from it stays.
+    /// DeleteSnapshot. What isn't there is deleted; a member goes with its group alone, unless its
+    /// class says otherwise. What was restored from it stays.
     pub fn delete_snapshot(&self, snapshot_id: &str) -> Result<()> {
+        self.delete_alone(snapshot_id, &DeleteOne::default())
+    }
+
+    /// The same as [`Driver::delete_one`], where nobody settles a group of several nodes.
+    pub fn delete_alone(&self, snapshot_id: &str, how: &DeleteOne) -> Result<()> {
+        match self.delete_one(snapshot_id, how)? {
+            None => Ok(()),
+            Some(group) => Err(Error::Unsettled {
+                group: group.to_string(),
+                reason: "not all of its members are on pools that this node serves".into(),
+            }),
+        }
+    }
+
+    /// Deletes a snapshot. Of a member all others must be committed or undone before: its record
+    /// may be the one that decides about them. Where some of them are other nodes' and `how`
+    /// doesn't say that it's so, nothing is deleted, and the group is answered.
+    pub fn delete_one(&self, snapshot_id: &str, how: &DeleteOne) -> Result<Option<GroupId>> {
         let Owner::Pool(pool, id) = self.owner(snapshot_id)? else {
-            return Ok(());
+            return Ok(None);
         };
         let _lock = self.locks.acquire(Key::Snapshot(id.uuid))?;
-        if let Some(group) = pool
-            .backend
-            .snapshot(id.uuid)?
-            .and_then(|record| record.group)
-        {
+        let delete = || pool.backend.delete_snapshot(id.uuid).map(|()| None);
+        let Some(record) = pool.backend.snapshot(id.uuid)? else {
+            return delete();
+        };
+        let Some(of) = &record.group else {
+            return delete();
+        };
+        if !of.independent && !how.of_any_group {
             return Err(Error::invalid(
                 "snapshot_id",
                 format!(
                     "{snapshot_id} is a member of the group snapshot {}, and is deleted with it (DeleteVolumeGroupSnapshot)",
-                    group.id
+                    of.id
                 ),
             ));
         }
-        pool.backend.delete_snapshot(id.uuid)
+        let group = GroupId(of.id);
+        let _group = self.locks.acquire(Key::Group(of.id))?;
+        if !self.is_settled(&record, of)? {
+            let in_doubt = !self.members_of(of.id, SnapshotState::Cut).is_empty();
+            if in_doubt || how.settled != Some(group) {
+                return Ok(Some(group));
+            }
+        }
+        delete()
     }
 
     /// GetSnapshot.
@@ -230,6 +259,7 @@ impl Driver {
             level: record.level,
             reason: record.reason.clone(),
             group: record.group.as_ref().map(|group| GroupId(group.id)),
+            independent: record.group.as_ref().is_some_and(|of| of.independent),
             home: self.home(),
         }
     }

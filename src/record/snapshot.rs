@@ -106,6 +106,10 @@ pub struct GroupMembership {
     /// The parameters that it was asked for with, for comparing repeats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<String>,
+    /// Members may be deleted one by one. A program that doesn't know it deletes them together,
+    /// which loses nothing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub independent: bool,
 }
 
 /// How far a copy has come.

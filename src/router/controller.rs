@@ -181,26 +181,13 @@ impl Controller for Router {
         call.answer(made)
     }
 
-    /// What leads nowhere is deleted.
     async fn delete_snapshot(
         &self,
         request: Request<DeleteSnapshotRequest>,
     ) -> Answer<DeleteSnapshotResponse> {
         let call = self.call(Rpc::DeleteSnapshot, &request);
-        let message = seen(request);
-        let deleted = async {
-            let id = request::delete_snapshot(&message)?;
-            match self.owner(&id).await? {
-                Owner::Agent(agent) => {
-                    let ask = |mut client: Client, request| async move {
-                        client.delete_snapshot(request).await
-                    };
-                    call.forward(&agent, message, ask).await
-                }
-                Owner::Nowhere(_) => Ok(DeleteSnapshotResponse {}),
-            }
-        };
-        call.answer(deleted.await)
+        let deleted = self.delete_snapshot_of_csi(&call, seen(request)).await;
+        call.answer(deleted)
     }
 
     async fn list_snapshots(

@@ -148,7 +148,8 @@ impl Router {
         let look = self.settled_by(id, &sources, asked).await?;
         if let Some(membership) = look.membership() {
             same_request(&request, membership)?;
-            return look.group(id);
+            // Also of members that may be deleted one by one: all are asked for.
+            return look.group(id, false);
         }
         let wanted = Wanted {
             shares: self.shares(&sources).await?,
@@ -163,7 +164,7 @@ impl Router {
         self.tell_of_cut(&given, cut.as_ref().map(Option::as_ref));
         cut?;
         let look = self.settled_by(id, &sources, asked).await?;
-        look.group(id)
+        look.group(id, false)
     }
 
     /// Who has which of the volumes, in their order.
@@ -199,8 +200,8 @@ impl Router {
             look.unseen()?;
             return Err(absent());
         };
-        same_members(&named, membership)?;
-        look.group(id)
+        same_members(&named, membership, look.found().cloned())?;
+        look.group(id, membership.independent)
     }
 
     async fn delete_group(&self, named: NamedGroup) -> Result<()> {
@@ -221,7 +222,7 @@ impl Router {
             .settled_by(id, &named.snapshot_ids, Asked::Theirs)
             .await?;
         if let Some(membership) = look.membership() {
-            same_members(&named, membership)?;
+            same_members(&named, membership, look.found().cloned())?;
         }
         let mut members: Vec<String> = look.found().cloned().collect();
         members.extend(

@@ -21,6 +21,7 @@ pub mod orphans;
 pub mod picture;
 pub mod pool;
 mod tell;
+pub mod unowned;
 mod volumes;
 
 use std::collections::{BTreeMap, BTreeSet};

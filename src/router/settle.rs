@@ -99,8 +99,9 @@ impl Look {
         (lead.state() == State::Ready).then_some(lead.attempt.as_str())
     }
 
-    /// As answers tell it, in the order of its sources; an error if a member is missing.
-    pub(super) fn group(&self, id: GroupId) -> Result<Group> {
+    /// As answers tell it, in the order of its sources; an error if a member is missing, unless
+    /// some may be.
+    pub(super) fn group(&self, id: GroupId, some_may_be_gone: bool) -> Result<Group> {
         let missing = |member: &str| {
             Error::refused(
                 format!("group snapshot {id}"),
@@ -111,7 +112,10 @@ impl Look {
         let mut snapshots = Vec::new();
         let mut attempts = BTreeSet::new();
         for member in members {
-            let (agent, found) = self.members.get(member).ok_or_else(|| missing(member))?;
+            let (agent, found) = match self.members.get(member) {
+                None if some_may_be_gone => continue,
+                found => found.ok_or_else(|| missing(member))?,
+            };
             if found.state() != State::Ready {
                 return Err(missing(member));
             }
@@ -142,6 +146,7 @@ fn snapshot(group: GroupId, member: &GroupMember) -> Option<Snapshot> {
         level: crate::model::Level::of_word(&member.level)?,
         reason: member.reason.clone(),
         group: Some(group),
+        independent: false,
         home: member.home.parse().ok()?,
     })
 }
@@ -387,6 +392,7 @@ impl Look {
                 members: told.all_member_ids,
                 sources: told.all_source_volume_ids,
                 asked: (!told.asked.is_empty()).then_some(told.asked),
+                independent: told.independent,
             });
         }
         for member in told.members {
@@ -397,7 +403,7 @@ impl Look {
 }
 
 /// An agent's answer, waited for as long as one that is there and well needs at most.
-async fn answered<T>(
+pub(super) async fn answered<T>(
     agent: &Agent,
     question: impl Future<Output = std::result::Result<tonic::Response<T>, tonic::Status>>,
 ) -> Result<T> {

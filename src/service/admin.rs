@@ -4,7 +4,10 @@ use tonic::Request;
 
 use super::{Answer, Rpc, Service, answer, request};
 use crate::agent::admin_server::Admin;
-use crate::agent::{CheckVolumeRequest, CheckVolumeResponse};
+use crate::agent::{
+    CheckVolumeRequest, CheckVolumeResponse, DeleteSnapshotRequest, DeleteSnapshotResponse,
+};
+use crate::operation::{DeleteOne, Driver};
 
 #[tonic::async_trait]
 impl Admin for Service {
@@ -23,5 +26,21 @@ impl Admin for Service {
             sound: checked.sound,
             report: checked.report,
         })
+    }
+
+    async fn delete_snapshot(
+        &self,
+        request: Request<DeleteSnapshotRequest>,
+    ) -> Answer<DeleteSnapshotResponse> {
+        let id = request::snapshot_id(&request.into_inner().snapshot_id);
+        let how = DeleteOne {
+            of_any_group: true,
+            ..DeleteOne::default()
+        };
+        self.run(Rpc::DeleteSnapshot, id, move |driver: &Driver, id| {
+            driver.delete_alone(id, &how)
+        })
+        .await?;
+        answer(DeleteSnapshotResponse {})
     }
 }

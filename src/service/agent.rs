@@ -8,9 +8,9 @@ use tonic::{Request, Streaming};
 use super::{Answer, Service, answer};
 use crate::agent::agent_server::Agent;
 use crate::agent::{
-    CutRequest, DeleteGroupRequest, DeleteGroupResponse, DescribeRequest, DescribeResponse,
-    FindRequest, FindResponse, GetGroupRequest, GetGroupResponse, SettleGroupRequest,
-    SettleGroupResponse,
+    CutRequest, DeleteGroupRequest, DeleteGroupResponse, DeleteOneRequest, DeleteOneResponse,
+    DescribeRequest, DescribeResponse, FindRequest, FindResponse, GetGroupRequest,
+    GetGroupResponse, SettleGroupRequest, SettleGroupResponse,
 };
 
 pub(super) use describe::Looks;
@@ -45,5 +45,9 @@ impl Agent for Service {
         request: Request<DeleteGroupRequest>,
     ) -> Answer<DeleteGroupResponse> {
         answer(self.group_ended(request.into_inner()).await?)
+    }
+
+    async fn delete_one(&self, request: Request<DeleteOneRequest>) -> Answer<DeleteOneResponse> {
+        answer(self.one_deleted(request.into_inner()).await?)
     }
 }

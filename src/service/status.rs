@@ -38,7 +38,10 @@ pub fn code(rpc: Rpc, error: &Error) -> Code {
         Error::Exists { .. } => Code::AlreadyExists,
         // The same call is right a moment later. For `Undo`, something is left that only a retry
         // or the next start removes: the caller must not forget the object.
-        Error::Pending { .. } | Error::Busy { .. } | Error::Undo { .. } => Code::Aborted,
+        Error::Pending { .. }
+        | Error::Unsettled { .. }
+        | Error::Busy { .. }
+        | Error::Undo { .. } => Code::Aborted,
         Error::InUse { .. } | Error::Refused { .. } | Error::Locked { .. } => {
             Code::FailedPrecondition
         }

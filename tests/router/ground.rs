@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use slackwater::agent::DescribeResponse;
+use slackwater::agent::admin_client::AdminClient;
+use slackwater::agent::admin_server::AdminServer;
 use slackwater::agent::agent_server::AgentServer;
 use slackwater::csi::controller_client::ControllerClient;
 use slackwater::csi::controller_server::ControllerServer;
@@ -327,6 +329,7 @@ impl Routed {
                 .add_service(IdentityServer::new(router.clone()))
                 .add_service(ControllerServer::new(router.clone()))
                 .add_service(GroupControllerServer::new(router.clone()))
+                .add_service(AdminServer::new(router.clone()))
                 .add_service(SnapshotMetadataServer::new(router));
             let incoming = UnixListenerStream::new(listener);
             server.serve_with_incoming(incoming).await.unwrap();
@@ -395,6 +398,11 @@ impl Routed {
 
     pub fn controller(&self) -> ControllerClient<Channel> {
         ControllerClient::new(channel(self.path.clone()))
+    }
+
+    /// What an administrator asks.
+    pub fn admin(&self) -> AdminClient<Channel> {
+        AdminClient::new(channel(self.path.clone()))
     }
 
     pub fn groups(&self) -> GroupControllerClient<Channel> {

@@ -1,7 +1,9 @@
-//! Groups whose records can't be read on one of their nodes.
+//! Groups of two nodes: with records that can't be read on one of them, and with members that are
+//! deleted one by one.
 
 use std::path::{Path, PathBuf};
 
+use slackwater::agent::DeleteSnapshotRequest as DeleteSnapshotByHand;
 use slackwater::csi::*;
 use slackwater::host::Host;
 use tonic::Code;
@@ -18,12 +20,17 @@ fn record(snapshot_id: &str) -> PathBuf {
 
 /// Makes a record one of a newer release; what it was.
 fn unreadable(peer: &mut Peer, snapshot_id: &str) -> Vec<u8> {
+    changed(peer, snapshot_id, "version", 99.into())
+}
+
+/// Changes a field of a record, and starts its driver again; what the record was.
+fn changed(peer: &mut Peer, snapshot_id: &str, field: &str, to: serde_json::Value) -> Vec<u8> {
     let path = record(snapshot_id);
     let before = peer.machine.read_file(&path).unwrap().unwrap();
-    let mut newer: serde_json::Value = serde_json::from_slice(&before).unwrap();
-    newer["version"] = 99.into();
-    let newer = newer.to_string();
-    peer.machine.put_file(&path, newer.as_bytes()).unwrap();
+    let mut record: serde_json::Value = serde_json::from_slice(&before).unwrap();
+    record[field] = to;
+    let record = record.to_string();
+    peer.machine.put_file(&path, record.as_bytes()).unwrap();
     peer.driver.leave();
     peer.restart(&["default"]);
     before
@@ -92,4 +99,150 @@ async fn a_group_with_an_unreadable_record_is_neither_absent_nor_made_again_nor_
         a.machine.put_file(&record(&ids[0]), &before).unwrap();
         assert_eq!(self::made(&routed, &create).await, made, "{name}");
     }
+}
+
+fn delete(snapshot_id: &str) -> DeleteSnapshotRequest {
+    DeleteSnapshotRequest {
+        snapshot_id: snapshot_id.to_string(),
+        ..Default::default()
+    }
+}
+
+/// A group of a volume on each of two nodes, and the ids of its members.
+async fn two(
+    routed: &Routed,
+    (a, b): (&Peer, &Peer),
+    name: &str,
+    members: &str,
+) -> (VolumeGroupSnapshot, [String; 2]) {
+    let volumes = [
+        routed.create_on(&format!("{name}-a"), a).await,
+        routed.create_on(&format!("{name}-b"), b).await,
+    ];
+    let create = CreateVolumeGroupSnapshotRequest {
+        parameters: map([("members", members)]),
+        ..group(name, &[&volumes[0], &volumes[1]])
+    };
+    let made = made(routed, &create).await;
+    let id = |n: usize| made.snapshots[n].snapshot_id.clone();
+    let ids = [id(0), id(1)];
+    (made, ids)
+}
+
+/// What the list tells of a snapshot: the id of its group, if it's there.
+async fn listed(routed: &Routed, snapshot_id: &str) -> Option<String> {
+    let question = ListSnapshotsRequest {
+        snapshot_id: snapshot_id.to_string(),
+        ..Default::default()
+    };
+    let mut controller = routed.controller();
+    let page = controller.list_snapshots(question).await.unwrap();
+    let entry = page.into_inner().entries.pop()?;
+    Some(entry.snapshot.unwrap().group_snapshot_id)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_that_is_independent_goes_by_itself_once_all_are_committed() {
+    let a = Peer::start("node-a", &["default"], None);
+    let mut b = Peer::start("node-b", &["default"], None);
+    let routed = Routed::of(&[&a, &b]).await;
+    let (made, [first, second]) = two(&routed, (&a, &b), "g", "independent").await;
+    let of_group = made.snapshots.iter().map(|one| &one.group_snapshot_id);
+    assert!(of_group.into_iter().all(|id| *id == made.group_snapshot_id));
+    // Whoever finds it by itself is told of no group, which would keep it from deleting it.
+    assert_eq!(listed(&routed, &first).await, Some(String::new()));
+
+    // A router that died between the two commits has left the second one in doubt.
+    changed(&mut b, &second, "state", "cut".into());
+    b.kill();
+    routed.until("node-b", false).await;
+    let refused = routed.controller().delete_snapshot(delete(&first)).await;
+    self::refused(refused, Code::Aborted, &["not settled", "node-b"]);
+    assert!(listed(&routed, &first).await.is_some());
+    b.revive();
+    routed.until("node-b", true).await;
+    eventually("the first member is deleted", async || {
+        let deleted = routed.controller().delete_snapshot(delete(&first)).await;
+        match deleted {
+            Ok(_) => true,
+            Err(status) if status.code() == Code::Aborted => false,
+            Err(status) => panic!("{status:?}"),
+        }
+    })
+    .await;
+    assert_eq!(listed(&routed, &first).await, None);
+    assert_eq!(listed(&routed, &second).await, Some(String::new()));
+    b.driver.look_again();
+
+    for snapshot_ids in [vec![], vec![second.clone()], vec![first, second.clone()]] {
+        let get = GetVolumeGroupSnapshotRequest {
+            group_snapshot_id: made.group_snapshot_id.clone(),
+            snapshot_ids,
+            ..Default::default()
+        };
+        let left = routed
+            .groups()
+            .get_volume_group_snapshot(get)
+            .await
+            .unwrap();
+        let left = left.into_inner().group_snapshot.unwrap();
+        assert_eq!(left.snapshots, made.snapshots[1..]);
+    }
+    let delete = DeleteVolumeGroupSnapshotRequest {
+        group_snapshot_id: made.group_snapshot_id.clone(),
+        snapshot_ids: made
+            .snapshots
+            .iter()
+            .map(|one| one.snapshot_id.clone())
+            .collect(),
+        ..Default::default()
+    };
+    routed
+        .groups()
+        .delete_volume_group_snapshot(delete)
+        .await
+        .unwrap();
+    assert_eq!(listed(&routed, &second).await, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_of_a_group_that_goes_together_is_deleted_by_a_person_alone() {
+    let a = Peer::start("node-a", &["default"], None);
+    let mut b = Peer::start("node-b", &["default"], None);
+    let routed = Routed::of(&[&a, &b]).await;
+    let (made, [first, second]) = two(&routed, (&a, &b), "g", "together").await;
+    for member in [&first, &second] {
+        let refused = routed.controller().delete_snapshot(delete(member)).await;
+        self::refused(refused, Code::InvalidArgument, &[&made.group_snapshot_id]);
+        assert_eq!(
+            listed(&routed, member).await.as_ref(),
+            Some(&made.group_snapshot_id)
+        );
+    }
+    let by_hand = |id: &str| DeleteSnapshotByHand {
+        snapshot_id: id.to_string(),
+    };
+    changed(&mut b, &second, "state", "cut".into());
+    b.kill();
+    routed.until("node-b", false).await;
+    let refused = routed.admin().delete_snapshot(by_hand(&first)).await;
+    self::refused(refused, Code::Aborted, &["not settled", "node-b"]);
+    b.revive();
+    routed.until("node-b", true).await;
+    for member in [&first, &second, &first] {
+        eventually("a member is deleted", async || {
+            match routed.admin().delete_snapshot(by_hand(member)).await {
+                Ok(_) => true,
+                Err(status) if status.code() == Code::Aborted => false,
+                Err(status) => panic!("{status:?}"),
+            }
+        })
+        .await;
+        assert_eq!(listed(&routed, member).await, None);
+        if *member == first {
+            assert!(a.machine.read_file(&record(&first)).unwrap().is_none());
+            b.driver.look_again();
+        }
+    }
+    assert!(b.machine.read_file(&record(&second)).unwrap().is_none());
 }

@@ -63,6 +63,7 @@ fn maps() -> impl Strategy<Value = HashMap<String, String>> {
             "freezeTimeout",
             "retries",
             "maxExtents",
+            "members",
             "deletionPolicy",
             "csi.storage.k8s.io/pvc/name",
             "csi.storage.k8s.io/pvc/namespace",

@@ -12,7 +12,7 @@ use crate::operation::session::tests::{
     GROUP, all_steps, begin, driver, far, served, states, volume,
 };
 use crate::operation::session::{Coordinator, ShareAnswer, ShareStep};
-use crate::operation::{CreateSnapshot, Snapshot};
+use crate::operation::{CreateSnapshot, DeleteOne, Snapshot};
 
 fn request(name: &str, sources: &[VolumeId]) -> CreateGroup {
     CreateGroup {
@@ -237,4 +237,162 @@ fn a_name_whose_snapshot_appears_meanwhile_is_not_prepared_over_it() {
     let again = pool.backend.end_unanswered(source.uuid);
     assert!(matches!(again, Err(Error::Pending { .. })), "{again:?}");
     assert_eq!(driver.create_snapshot(&asked).unwrap().cut_at, made.cut_at);
+}
+
+/// A group whose members may be deleted one by one.
+fn independent(name: &str, sources: &[VolumeId]) -> CreateGroup {
+    CreateGroup {
+        parameters: SnapshotParameters {
+            members: Members::Independent,
+            ..SnapshotParameters::default()
+        },
+        ..request(name, sources)
+    }
+}
+
+#[test]
+fn members_that_are_independent_are_deleted_one_by_one() {
+    let driver = driver(&MemoryHost::new());
+    let sources = ["a", "b", "c"].map(|name| volume(&driver, name));
+    let asked = independent("g", &sources);
+    let made = driver.create_group(&asked).unwrap();
+    let ids: Vec<String> = made
+        .snapshots
+        .iter()
+        .map(|one| one.id.to_string())
+        .collect();
+    let find = |ids: &[&String]| {
+        driver.get_group(&NamedGroup {
+            group_id: made.id.to_string(),
+            snapshot_ids: ids.iter().map(ToString::to_string).collect(),
+        })
+    };
+    // The first one's record has decided about the others: they stay without it.
+    driver.delete_snapshot(&ids[0]).unwrap();
+    driver.delete_snapshot(&ids[0]).unwrap();
+    driver.look_again();
+    for given in [&[][..], &[&ids[1], &ids[2]], &[&ids[2], &ids[0], &ids[1]]] {
+        let left = find(given).unwrap();
+        let left: Vec<String> = left
+            .snapshots
+            .iter()
+            .map(|one| one.id.to_string())
+            .collect();
+        assert_eq!(left, ids[1..], "given {given:?}");
+    }
+    for wrong in [&[&ids[1]][..], &[&ids[1], &ids[2], &sources[0].to_string()]] {
+        let error = find(wrong).unwrap_err();
+        assert!(matches!(error, Error::Invalid { .. }), "{error:?}");
+    }
+    // A repeat asks for all of them.
+    let again = driver.create_group(&asked).unwrap_err();
+    assert!(matches!(again, Error::Refused { .. }), "{again:?}");
+    driver.delete_snapshot(&ids[2]).unwrap();
+    driver
+        .delete_group(&named(made.id, &made.snapshots))
+        .unwrap();
+    let error = find(&[]).unwrap_err();
+    assert!(matches!(error, Error::NotFound { .. }), "{error:?}");
+    assert_eq!(driver.serving()[0].backend.count_snapshots(), 0);
+    assert_eq!(driver.locks_held(), 0);
+}
+
+/// What a crash between the commits of two members leaves: the first one is ready, the second one
+/// is cut.
+fn in_doubt(driver: &Driver, made: &Group) {
+    let pool = driver.serving().remove(0);
+    let second = made.snapshots[1].id.uuid;
+    let mut second = pool.backend.snapshot(second).unwrap().unwrap();
+    second.state = SnapshotState::Cut;
+    pool.backend.update_snapshot(&second).unwrap();
+}
+
+#[test]
+fn before_the_first_member_is_deleted_the_others_are_committed() {
+    let driver = driver(&MemoryHost::new());
+    let sources = ["a", "b"].map(|name| volume(&driver, name));
+    for of_any_group in [false, true] {
+        let asked = match of_any_group {
+            false => independent("g", &sources),
+            true => request("h", &sources),
+        };
+        let made = driver.create_group(&asked).unwrap();
+        let [first, second] = [0, 1].map(|n| made.snapshots[n].id.to_string());
+        in_doubt(&driver, &made);
+        let how = DeleteOne {
+            of_any_group,
+            settled: None,
+        };
+        driver.delete_alone(&first, &how).unwrap();
+        // Neither a look nor a start undoes it now that the first one is gone.
+        driver.look_again();
+        driver.get_snapshot(&second).unwrap();
+        driver.delete_alone(&second, &how).unwrap();
+    }
+    assert_eq!(driver.serving()[0].backend.count_snapshots(), 0);
+}
+
+#[test]
+fn of_a_group_with_other_nodes_no_member_is_deleted_before_it_is_settled_there() {
+    let driver = driver(&MemoryHost::new());
+    let ours = [volume(&driver, "a")];
+    let all = [ours[0], far()];
+    let mut begun = begin(Some(GROUP), &all, &ours);
+    begun.parameters.members = Members::Independent;
+    served(&driver, &begun, all_steps()).0.unwrap();
+    let member = member_of(GROUP, ours[0]).to_string();
+    let refused = driver.delete_snapshot(&member);
+    assert!(
+        matches!(refused, Err(Error::Unsettled { .. })),
+        "{refused:?}"
+    );
+    let of = |settled: Option<GroupId>| DeleteOne {
+        of_any_group: false,
+        settled,
+    };
+    for settled in [None, Some(GroupId(Uuid::from_u128(78)))] {
+        let asked = driver.delete_one(&member, &of(settled)).unwrap();
+        assert_eq!(asked, Some(GROUP));
+    }
+    driver.get_snapshot(&member).unwrap();
+    assert_eq!(driver.delete_one(&member, &of(Some(GROUP))).unwrap(), None);
+    assert_eq!(states(&driver, GROUP), []);
+}
+
+#[test]
+fn a_member_stays_while_another_one_cannot_be_looked_at() {
+    let host = MemoryHost::new();
+    let driver = driver(&host);
+    let sources = ["a", "b"].map(|name| volume(&driver, name));
+    let made = driver.create_group(&independent("g", &sources)).unwrap();
+    let [first, second] = [0, 1].map(|n| made.snapshots[n].id);
+    let (host, before) = unreadable(&driver, &host, second);
+    let driver = self::driver(&host);
+    let refused = driver.delete_snapshot(&first.to_string());
+    assert!(
+        matches!(refused, Err(Error::Unsettled { .. })),
+        "{refused:?}"
+    );
+    driver.get_snapshot(&first.to_string()).unwrap();
+    host.put_file(&record_of(second), &before).unwrap();
+    driver.delete_snapshot(&first.to_string()).unwrap();
+}
+
+#[test]
+fn the_record_of_a_group_that_is_deleted_together_is_that_of_earlier_releases() {
+    let host = MemoryHost::new();
+    let driver = driver(&host);
+    let source = [volume(&driver, "a")];
+    for (asked, says) in [
+        (request("g", &source), false),
+        (independent("h", &source), true),
+    ] {
+        let made = driver.create_group(&asked).unwrap();
+        let record = host.read_file(&record_of(made.snapshots[0].id)).unwrap();
+        let record: serde_json::Value = serde_json::from_slice(&record.unwrap()).unwrap();
+        assert_eq!(record["version"], 1);
+        let said = record["group"].get("independent");
+        assert_eq!(said.is_some_and(|said| said == true), says, "{record}");
+        assert_eq!(said.is_some(), says, "{record}");
+    }
 }

@@ -1,4 +1,4 @@
-//! Cut, GetGroup, SettleGroup and DeleteGroup: the agent's end of cuts across nodes.
+//! Cut, GetGroup, SettleGroup, DeleteGroup and DeleteOne: the agent's end of cuts across nodes.
 //!
 //! A stream is one share. A thread of its own works on it, and a task listens: once the router
 //! has gone, by whatever way, that thaws at once, also in the middle of a step.
@@ -20,14 +20,15 @@ use crate::agent::cut_response::{
 };
 use crate::agent::group_member::State;
 use crate::agent::{
-    CutRequest, CutResponse, DeleteGroupRequest, DeleteGroupResponse, GetGroupRequest,
-    GetGroupResponse, GroupMember, SettleGroupRequest, SettleGroupResponse, cut_request,
+    CutRequest, CutResponse, DeleteGroupRequest, DeleteGroupResponse, DeleteOneRequest,
+    DeleteOneResponse, GetGroupRequest, GetGroupResponse, GroupMember, SettleGroupRequest,
+    SettleGroupResponse, cut_request,
 };
 use crate::error::{Error, Result};
 use crate::model::{GroupId, Level, SnapshotParameters, VolumeId};
 use crate::operation::{
-    self, BeginShare, Coordinator, Driver, GroupHere, Halt, Kept, ShareAnswer, ShareStep,
-    SnapshotState, Used, Verdict,
+    self, BeginShare, Coordinator, DeleteOne, Driver, GroupHere, Halt, Kept, ShareAnswer,
+    ShareStep, SnapshotState, Used, Verdict,
 };
 use crate::service::reply::bytes;
 use crate::service::{Rpc, Service, status};
@@ -96,6 +97,28 @@ impl Service {
         )
         .await?;
         Ok(DeleteGroupResponse {})
+    }
+
+    pub(super) async fn one_deleted(
+        &self,
+        request: DeleteOneRequest,
+    ) -> std::result::Result<DeleteOneResponse, Status> {
+        let settled = match request.settled_group_id.as_str() {
+            "" => Ok(None),
+            group => group_id(group).map(Some),
+        };
+        let how = settled.map(|settled| DeleteOne {
+            of_any_group: request.of_any_group,
+            settled,
+        });
+        let unsettled = self
+            .run(Rpc::DeleteSnapshot, how, move |driver, how| {
+                driver.delete_one(&request.snapshot_id, how)
+            })
+            .await?;
+        Ok(DeleteOneResponse {
+            unsettled_group_id: unsettled.map(|group| group.to_string()).unwrap_or_default(),
+        })
     }
 }
 
@@ -351,6 +374,7 @@ fn told(here: GroupHere) -> GetGroupResponse {
         asked: known.and_then(|of| of.asked.clone()).unwrap_or_default(),
         busy: here.busy,
         unseen: here.unseen.unwrap_or_default(),
+        independent: known.is_some_and(|of| of.independent),
     }
 }
 

@@ -18,10 +18,12 @@ pub(crate) fn group_capabilities() -> csi::GroupControllerGetCapabilitiesRespons
     }
 }
 
-/// A snapshot that is told is cut, so it's ready. `key` is there where snapshots tell where they
+/// A snapshot that is told is cut, so it's ready. A member that may be deleted by itself is told
+/// as one of its own: callers never delete one that has a group. `key` is there where snapshots tell where they
 /// are.
 pub(in crate::service) fn snapshot(told: &Snapshot, key: Option<&str>) -> csi::Snapshot {
-    let group = told.group.map(|group| group.to_string());
+    let group = told.group.filter(|_| !told.independent);
+    let group = group.map(|group| group.to_string());
     csi::Snapshot {
         size_bytes: bytes(told.size),
         snapshot_id: told.id.to_string(),
@@ -51,10 +53,14 @@ pub(in crate::service) fn snapshots(
 
 /// A group that is told is cut as one, so all of it is ready.
 pub(crate) fn group(told: &Group, key: Option<&str>) -> csi::VolumeGroupSnapshot {
-    let members = told.snapshots.iter();
+    let id = told.id.to_string();
+    let member = |member: &Snapshot| csi::Snapshot {
+        group_snapshot_id: id.clone(),
+        ..snapshot(member, key)
+    };
     csi::VolumeGroupSnapshot {
-        group_snapshot_id: told.id.to_string(),
-        snapshots: members.map(|member| snapshot(member, key)).collect(),
+        snapshots: told.snapshots.iter().map(member).collect(),
+        group_snapshot_id: id,
         creation_time: Some(time(told.cut_at)),
         ready_to_use: true,
     }

@@ -29,6 +29,13 @@ pub fn create_snapshot(
     let name = name(&request.name)?;
     let source_volume_id = required("source_volume_id", &request.source_volume_id)?.to_string();
     let (parameters, slip) = parameters(&request.parameters)?;
+    if request.parameters.contains_key("members") {
+        return Err(Error::invalid(
+            "parameters.members",
+            "is of groups; say it in a VolumeGroupSnapshotClass, and leave it out of a \
+             VolumeSnapshotClass",
+        ));
+    }
     let topologies = request.accessibility_requirements.iter();
     let requisite = topology_key.map(|key| {
         topologies
@@ -61,7 +68,7 @@ pub fn get_snapshot(request: &csi::GetSnapshotRequest) -> Result<String> {
 }
 
 /// Present, and any text, as a volume's.
-fn snapshot_id(id: &str) -> Result<String> {
+pub(crate) fn snapshot_id(id: &str) -> Result<String> {
     required("snapshot_id", id).map(str::to_string)
 }
 

@@ -29,6 +29,7 @@ fn name_of(error: &Error) -> &'static str {
         Error::NotFound { .. } => "Not found",
         Error::Exists { .. } => "Exists",
         Error::Pending { .. } => "Pending",
+        Error::Unsettled { .. } => "Unsettled",
         Error::InUse { .. } => "In use",
         Error::Refused { .. } | Error::Locked { .. } => "Refused",
         Error::Busy { .. } => "Busy",
@@ -57,7 +58,7 @@ fn name_of(error: &Error) -> &'static str {
 }
 
 /// How many names [`name_of`] has.
-const NAMES: usize = 26;
+const NAMES: usize = 27;
 
 const VOLUME: &str = "5f0c...e1.8a27...3d";
 
@@ -109,6 +110,13 @@ fn conditions() -> Vec<Condition> {
                 what: format!("volume {VOLUME}"),
             },
             "An earlier call still runs. Callers repeat the call; it meets the result.",
+        ),
+        of(
+            Error::Unsettled {
+                group: "0c1d...9f".into(),
+                reason: "the agent of node node-b is not served now: it does not answer".into(),
+            },
+            "A member of a group can't be deleted as long as a node has one that is neither committed nor undone. Callers repeat; it goes once that node answers.",
         ),
         of(
             Error::InUse {
@@ -411,6 +419,7 @@ fn every_condition_is_described_once() {
 fn a_new_volume_is_never_forgotten_while_something_may_be_left() {
     let may_leave = [
         "Pending",
+        "Unsettled",
         "Busy",
         "Undo",
         "Unreachable",

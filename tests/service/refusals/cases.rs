@@ -319,6 +319,7 @@ fn cutting() -> Vec<Case> {
         ("an unknown unit", class("retryInterval", "1h")),
         ("an unknown share", class("sharedVolume", "some")),
         ("no extents at all", class("maxExtents", "0")),
+        ("a parameter of groups", class("members", "independent")),
         (
             "more than 4 KiB of parameters",
             class("csi.storage.k8s.io/volumesnapshot/name", &"x".repeat(5000)),
@@ -345,6 +346,10 @@ fn grouping() -> Vec<Case> {
         ("no name", cut(&|r| r.name.clear())),
         ("a name of 129 bytes", cut(&|r| r.name = "x".repeat(129))),
         ("no sources", cut(&|r| r.source_volume_ids.clear())),
+        (
+            "an unknown way of deletion",
+            cut(&|r| r.parameters = map([("members", "alone")])),
+        ),
         ("an empty source", cut(&|r| r.source_volume_ids[1].clear())),
         (
             "a source twice",

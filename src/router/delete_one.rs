@@ -1,0 +1,138 @@
+//! A single snapshot is deleted that may be a member of a group: one that goes by itself, or one
+//! that nobody owns any more.
+//!
+//! The record of a group's first member decides about the others. So before any member is deleted
+//! its group is settled on all nodes, under the group's lock here; and the agent, under its own,
+//! looks again at what it has.
+
+use std::sync::Arc;
+
+use tonic::{Code, Request};
+
+use super::Router;
+use super::agents::Agent;
+use super::call::Call;
+use super::route::Owner;
+use super::settle::{Asked, answered};
+use crate::agent::admin_server::Admin;
+use crate::agent::{
+    CheckVolumeRequest, CheckVolumeResponse, DeleteOneRequest, DeleteSnapshotRequest,
+    DeleteSnapshotResponse,
+};
+use crate::csi::controller_client::ControllerClient;
+use crate::csi::{self, DeleteSnapshotResponse as Deleted};
+use crate::error::{Error, Result, chain};
+use crate::model::GroupId;
+use crate::operation::Key;
+use crate::service::{Answer, Rpc, request};
+
+impl Router {
+    /// DeleteSnapshot. What leads nowhere is deleted.
+    pub(super) async fn delete_snapshot_of_csi(
+        &self,
+        call: &Call<'_>,
+        message: csi::DeleteSnapshotRequest,
+    ) -> Result<Deleted> {
+        let id = request::delete_snapshot(&message)?;
+        let Owner::Agent(agent) = self.owner(&id).await? else {
+            return Ok(Deleted {});
+        };
+        let ask = |mut client: ControllerClient<_>, request| async move {
+            client.delete_snapshot(request).await
+        };
+        match call.forward(&agent, message, ask).await {
+            // It may be a member whose group has members on other nodes.
+            Err(first) if has_code(&first, Code::Aborted) => {
+                match self.delete_one(agent, &id, false).await {
+                    // An agent of the release before, where something runs.
+                    Err(error) if has_code(&error, Code::Unimplemented) => Err(first),
+                    done => done.map(|()| Deleted {}),
+                }
+            }
+            answer => answer,
+        }
+    }
+
+    /// Deletes a snapshot of an agent, after its group is settled if it's a member.
+    async fn delete_one(&self, agent: Arc<Agent>, id: &str, of_any_group: bool) -> Result<()> {
+        let request = DeleteOneRequest {
+            snapshot_id: id.to_string(),
+            of_any_group,
+            settled_group_id: String::new(),
+        };
+        let Some(group) = self.asked_to_delete(&agent, request.clone()).await? else {
+            return Ok(());
+        };
+        let lock = self.cuts.locks.acquire(Key::Group(group.0))?;
+        let router = self.clone();
+        let work = async move {
+            let _lock = lock;
+            let unsettled = |reason: String| Error::Unsettled {
+                group: group.to_string(),
+                reason,
+            };
+            let ids = [request.snapshot_id.clone()];
+            let settled = router.settled_by(group, &ids, Asked::Theirs).await;
+            settled.map_err(|error| unsettled(chain(&error)))?;
+            let request = DeleteOneRequest {
+                settled_group_id: group.to_string(),
+                ..request
+            };
+            match router.asked_to_delete(&agent, request).await? {
+                None => Ok(()),
+                Some(_) => Err(unsettled(format!(
+                    "the agent of node {} has a member in doubt again",
+                    agent.node()
+                ))),
+            }
+        };
+        self.detached(work).await
+    }
+
+    /// Asks an agent to delete a snapshot; the group that must be settled before, if it's a member.
+    async fn asked_to_delete(
+        &self,
+        agent: &Arc<Agent>,
+        request: DeleteOneRequest,
+    ) -> Result<Option<GroupId>> {
+        let mut client = agent.client().await?;
+        let group = answered(agent, client.delete_one(request)).await?;
+        let group = match group.unsettled_group_id.as_str() {
+            "" => Ok(None),
+            group => group.parse().map(Some),
+        };
+        self.checked(agent, group.map_err(|_| "it names no group".to_string()))
+    }
+}
+
+fn has_code(error: &Error, wanted: Code) -> bool {
+    matches!(error, Error::Answered { code, .. } if *code == wanted as i32)
+}
+
+#[tonic::async_trait]
+impl Admin for Router {
+    async fn check_volume(
+        &self,
+        _request: Request<CheckVolumeRequest>,
+    ) -> Answer<CheckVolumeResponse> {
+        Err(tonic::Status::unimplemented(
+            "a volume is checked by the driver of its node: run this in the container of that driver",
+        ))
+    }
+
+    async fn delete_snapshot(
+        &self,
+        request: Request<DeleteSnapshotRequest>,
+    ) -> Answer<DeleteSnapshotResponse> {
+        let call = self.call(Rpc::DeleteSnapshot, &request);
+        let deleted = async {
+            let id = request::snapshot_id(&request.get_ref().snapshot_id)?;
+            match self.owner(&id).await? {
+                Owner::Agent(agent) => self.delete_one(agent, &id, true).await?,
+                Owner::Nowhere(_) => {}
+            }
+            Ok(DeleteSnapshotResponse {})
+        };
+        call.answer(deleted.await)
+    }
+}
