@@ -16,6 +16,7 @@ mod pool;
 mod print;
 mod router;
 mod serve;
+mod snapshots;
 mod volumes;
 
 use std::ffi::OsString;
@@ -114,6 +115,9 @@ enum Command {
     /// Keep this node's certificate up to date, beside its driver, in a cluster whose controller
     /// makes them
     Enrol(enrol::Wish),
+    /// Delete snapshots that nothing in a cluster owns
+    #[command(subcommand, disable_help_subcommand = true)]
+    Snapshots(SnapshotsCommand),
     /// List the volumes of pools, also beside a running driver; check one
     #[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
     Volumes {
@@ -132,6 +136,13 @@ enum Command {
         #[arg(long, value_name = "NAME", requires = "orphans")]
         driver_name: Option<DriverName>,
     },
+}
+
+#[derive(Debug, Subcommand)]
+enum SnapshotsCommand {
+    /// Delete snapshots that no object of the cluster of KUBECONFIG or of this pod owns, members of
+    /// groups too; without --yes it's only shown
+    Delete(Box<snapshots::Wish>),
 }
 
 #[derive(Debug, Subcommand)]
@@ -352,6 +363,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         } => guard::run(socket.0, state_dir.0, with_parent),
         Command::Certificates(wish) => certificates::run(&wish),
         Command::Enrol(wish) => enrol::run(wish),
+        Command::Snapshots(SnapshotsCommand::Delete(wish)) => snapshots::delete(&wish),
         Command::Volumes {
             command: Some(VolumesCommand::Check(wish)),
             ..

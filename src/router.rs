@@ -55,6 +55,7 @@ pub use dial::TlsDial;
 pub use kube::certificates::enrol::Enrolment;
 pub use kube::{
     Begun, InCluster, Options as ClusterOptions, adopt, begin, behind, connect, hand_over, orphans,
+    unowned,
 };
 
 /// What a router needs beside agents and a cluster.

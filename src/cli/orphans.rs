@@ -43,13 +43,13 @@ fn list(socket: &Path, expected: Option<&str>, as_json: bool) -> Result<ExitCode
         orphans::behind(&client, expected, socket).await
     })?;
     if as_json {
-        let ids = |what: What| -> Vec<Value> {
-            let its = found.iter().filter(|orphan| orphan.what == what);
-            its.map(|orphan| json!({ "id": orphan.id, "pool_id": orphan.pool }))
-                .collect()
-        };
+        let of = |what: What| found.iter().filter(move |orphan| orphan.what == what);
+        let volumes = of(What::Volume).map(|one| json!({ "id": one.id, "pool_id": one.pool }));
+        let snapshots = of(What::Snapshot)
+            .map(|one| json!({ "id": one.id, "pool_id": one.pool, "group_id": one.group }));
         print::json(&json!({
-            "volumes": ids(What::Volume), "snapshots": ids(What::Snapshot),
+            "volumes": volumes.collect::<Vec<Value>>(),
+            "snapshots": snapshots.collect::<Vec<Value>>(),
         }));
         return Ok(ExitCode::SUCCESS);
     }
@@ -57,16 +57,17 @@ fn list(socket: &Path, expected: Option<&str>, as_json: bool) -> Result<ExitCode
         print::line("everything is named by an object of the cluster");
         return Ok(ExitCode::SUCCESS);
     }
-    let rows: Vec<[String; 2]> = found.iter().map(row).collect();
-    print::table(["KIND", "ID"], &rows);
+    let rows: Vec<[String; 3]> = found.iter().map(row).collect();
+    print::table(["KIND", "ID", "GROUP"], &rows);
     print::line("what is just being made may be among them");
     Ok(ExitCode::SUCCESS)
 }
 
-fn row(orphan: &Orphan) -> [String; 2] {
+fn row(orphan: &Orphan) -> [String; 3] {
     let kind = match orphan.what {
         What::Volume => "volume",
         What::Snapshot => "snapshot",
     };
-    [kind.into(), orphan.id.clone()]
+    let group = orphan.group.map_or("-".into(), |group| group.to_string());
+    [kind.into(), orphan.id.clone(), group]
 }

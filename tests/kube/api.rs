@@ -395,7 +395,10 @@ fn orphans(plane: &Plane, cluster: &InCluster, agents: &Agents) {
             pool: POOL.parse().unwrap(),
             node: "node-1".into(),
             volumes: texts(volumes),
-            snapshots: texts(snapshots),
+            snapshots: texts(snapshots)
+                .into_iter()
+                .map(|id| orphans::StoredSnapshot { id, group: None })
+                .collect(),
         }];
     };
     has(

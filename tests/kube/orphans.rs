@@ -1,4 +1,4 @@
-//! `volumes --orphans` and `pool adopt --cluster` with a driver of another name: the real program
+//! `volumes --orphans`, `snapshots delete` and `pool adopt --cluster` with a driver of another name: the real program
 //! and the real driver, against an API server that has the driver's objects.
 
 use std::process::Command;
@@ -91,6 +91,18 @@ impl Ground {
         self.has(path, "VolumeSnapshotContent", json!([content]));
     }
 
+    /// The object of a group, of one version of the API.
+    fn has_group(&self, version: &str, source: Value, status: Value) {
+        let content = json!({
+            "apiVersion": format!("groupsnapshot.storage.k8s.io/{version}"),
+            "kind": "VolumeGroupSnapshotContent", "metadata": {"name": "content-of-group"},
+            "spec": {"driver": OTHER, "source": source}, "status": status,
+        });
+        let path =
+            format!("/apis/groupsnapshot.storage.k8s.io/{version}/volumegroupsnapshotcontents");
+        self.has(&path, "VolumeGroupSnapshotContent", json!([content]));
+    }
+
     fn has_pool(&self, id: &str) {
         let pool = json!({
             "metadata": {"name": id, "labels": {"slackwater.dev/driver": OTHER}},
@@ -171,4 +183,155 @@ fn volumes_of_a_driver_of_another_name_follow_their_pool() {
     let (code, said) = ground.run(&[&by_driver[..], &["--driver-name", USUAL]].concat());
     assert_eq!(code, Some(1));
     assert!(said.contains(OTHER) && said.contains(USUAL), "{said}");
+}
+
+/// A group whose members no object names, as a backup program leaves them; ids of the sources and
+/// of the members.
+async fn members(ground: &Ground) -> (String, [String; 2], [String; 2]) {
+    let client = ground.server.client();
+    let source = async |name: &str| client.create(name, GIB, mount("ext4"), &[]).await.unwrap();
+    let sources = [source("v").await, source("w").await];
+    let made = client.group("g", &sources, &[]).await.unwrap();
+    let id = |n: usize| made.snapshots[n].snapshot_id.clone();
+    (made.group_snapshot_id.clone(), sources, [id(0), id(1)])
+}
+
+#[test]
+fn members_of_a_group_that_nothing_owns_are_listed_with_it_and_deleted_by_a_person() {
+    let ground = Ground::new();
+    let (group, _, [first, second]) = ground.api.runtime.block_on(members(&ground));
+    ground.has_volume("of-somebody-else");
+    ground.has_snapshot("of-somebody-else");
+    let ask = ["volumes", "--orphans", "--endpoint", &ground.endpoint];
+    let (code, said) = ground.run(&ask);
+    assert_eq!(code, Some(0));
+    let row = said.lines().find(|line| line.contains(&first)).unwrap();
+    assert!(row.ends_with(&group), "{said}");
+    let (_, said) = ground.run(&[&ask[..], &["--json"]].concat());
+    let said: Value = serde_json::from_str(&said).unwrap();
+    let of: Vec<_> = said["snapshots"].as_array().unwrap().iter().collect();
+    assert!(
+        of.len() == 2 && of.iter().all(|one| one["group_id"] == group),
+        "{said}"
+    );
+
+    let delete = [
+        "snapshots",
+        "delete",
+        &first,
+        &second,
+        "--endpoint",
+        &ground.endpoint,
+    ];
+    let yes = [&delete[..], &["--yes"]].concat();
+    let (code, said) = ground.run(&delete);
+    assert_eq!(code, Some(0));
+    assert!(
+        said.contains("nothing was changed") && said.contains(&group),
+        "{said}"
+    );
+    let asked = |part: &str| ground.api.asked(part);
+    let before = [
+        asked("volumesnapshotcontents"),
+        asked("volumegroupsnapshotcontents"),
+    ];
+    let (code, said) = ground.run(&[&yes[..], &["--json"]].concat());
+    assert_eq!(code, Some(0));
+    let said: Value = serde_json::from_str(&said).unwrap();
+    let fates: Vec<_> = said["snapshots"].as_array().unwrap().iter().collect();
+    assert!(fates.iter().all(|one| one["what"] == "deleted"), "{said}");
+    // Each was asked for by itself: of groups, in all three versions of their API.
+    let asked = [
+        asked("volumesnapshotcontents"),
+        asked("volumegroupsnapshotcontents"),
+    ];
+    assert_eq!([asked[0] - before[0], asked[1] - before[1]], [2, 6]);
+    let (code, said) = ground.run(&ask);
+    assert_eq!(code, Some(0));
+    assert!(!said.contains(&first) && !said.contains(&second), "{said}");
+    let (code, said) = ground.run(&yes);
+    assert_eq!(code, Some(0));
+    assert_eq!(said.matches("is not there").count(), 2, "{said}");
+}
+
+#[test]
+fn a_snapshot_that_an_object_owns_or_may_own_is_not_deleted() {
+    let ground = Ground::new();
+    let (group, sources, [first, second]) = ground.api.runtime.block_on(members(&ground));
+    ground.has_volume("of-somebody-else");
+    let delete = [
+        "snapshots",
+        "delete",
+        &first,
+        "--yes",
+        "--endpoint",
+        &ground.endpoint,
+    ];
+    let is_left = |why: &str| {
+        let (code, said) = ground.run(&delete);
+        assert_eq!(code, Some(1));
+        assert!(
+            said.contains("is left") && said.contains(why),
+            "{why}: {said}"
+        );
+    };
+    // A cluster that doesn't say who owns what.
+    is_left("VolumeSnapshotContents");
+    ground.has_snapshot(&first);
+    is_left("VolumeSnapshotContent content-1 names");
+    ground.has_snapshot("of-somebody-else");
+    let pairs = json!([{"volumeHandle": sources[0], "snapshotHandle": first}]);
+    let list = json!([{"volumeHandle": sources[0], "snapshotHandle": first}]);
+    for (version, source, status) in [
+        (
+            "v1beta1",
+            json!({}),
+            json!({"volumeGroupSnapshotHandle": group}),
+        ),
+        (
+            "v1beta1",
+            json!({}),
+            json!({"volumeGroupSnapshotHandle": "x", "volumeSnapshotHandlePairList": pairs}),
+        ),
+        (
+            "v1beta2",
+            json!({}),
+            json!({"volumeGroupSnapshotHandle": "x", "volumeSnapshotInfoList": list}),
+        ),
+        (
+            "v1",
+            json!({"groupSnapshotHandles": {"volumeGroupSnapshotHandle": group,
+            "volumeSnapshotHandles": [second]}}),
+            json!({}),
+        ),
+        // Its call may have made this group, and not have been answered.
+        ("v1", json!({"volumeHandles": sources}), json!({})),
+    ] {
+        ground.has_group(version, source, status);
+        is_left("VolumeGroupSnapshotContent content-of-group");
+    }
+    ground.has_group("v1", json!({}), json!({"volumeGroupSnapshotHandle": "x"}));
+    let path = "/apis/groupsnapshot.storage.k8s.io/v1/volumegroupsnapshotcontents";
+    ground.api.forbid(path);
+    is_left("VolumeGroupSnapshotContents");
+    ground.api.objects.lock().unwrap().forbidden.clear();
+    // A wrong name, an id that is none, and no word of yes.
+    let (code, said) = ground.run(&[&delete[..], &["--driver-name", USUAL]].concat());
+    assert_eq!(code, Some(1));
+    assert!(said.contains(OTHER) && said.contains(USUAL), "{said}");
+    let (code, said) = ground.run(&[
+        "snapshots",
+        "delete",
+        "../x",
+        "--endpoint",
+        &ground.endpoint,
+    ]);
+    assert_eq!(code, Some(64));
+    assert!(said.contains(r#"ID "../x": not an id"#), "{said}");
+    let (code, said) = ground.run(&delete);
+    assert_eq!(code, Some(0));
+    assert!(said.contains("is deleted"), "{said}");
+    let there = ["volumes", "--orphans", "--endpoint", &ground.endpoint];
+    let (_, said) = ground.run(&there);
+    assert!(!said.contains(&first) && said.contains(&second), "{said}");
 }

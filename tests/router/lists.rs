@@ -225,15 +225,16 @@ async fn what_each_pool_has_is_told_of_those_that_can_be_asked() {
     let made = made.into_inner().snapshot.unwrap().snapshot_id;
     let stored = async || {
         let stored = routed.agents.stored().await;
-        let flat = |ids: fn(&Stored) -> &Vec<String>| {
-            let mut all: Vec<String> = stored.iter().flat_map(ids).cloned().collect();
+        let snapshots = |one: &Stored| one.snapshots.iter().map(|one| one.id.clone()).collect();
+        let flat = |ids: &dyn Fn(&Stored) -> Vec<String>| {
+            let mut all: Vec<String> = stored.iter().flat_map(ids).collect();
             all.sort();
             all
         };
         (
             stored.len(),
-            flat(|one| &one.volumes),
-            flat(|one| &one.snapshots),
+            flat(&|one| one.volumes.clone()),
+            flat(&snapshots),
         )
     };
     assert_eq!(stored().await, (6, volumes.clone(), vec![made]));

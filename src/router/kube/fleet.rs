@@ -56,10 +56,9 @@ impl Fleet for Agents {
                 };
                 match answer {
                     Ok((mut volumes, mut snapshots)) => {
-                        for ids in [&mut volumes, &mut snapshots] {
-                            let of = |id: &str| id.parse::<VolumeId>().ok().map(|id| id.pool);
-                            ids.retain(|id| of(id) == Some(pool.id));
-                        }
+                        let of = |id: &str| id.parse::<VolumeId>().ok().map(|id| id.pool);
+                        volumes.retain(|id| of(id) == Some(pool.id));
+                        snapshots.retain(|one| of(&one.id) == Some(pool.id));
                         stored.push(Stored {
                             pool: pool.id,
                             node: agent.node().to_string(),

@@ -65,23 +65,25 @@ pub(super) async fn write(client: Client, mut notes: mpsc::Receiver<Note>) {
     }
 }
 
-/// Versions of the API that a cluster may have, the newest first.
+/// The kind of the object that stands for a snapshot.
+pub(super) fn snapshot_contents() -> GroupVersionKind {
+    GroupVersionKind::gvk("snapshot.storage.k8s.io", "v1", "VolumeSnapshotContent")
+}
+
+/// The kind of the object that stands for a group: versions of the API that a cluster may have,
+/// the newest first.
+pub(super) fn group_contents() -> Vec<GroupVersionKind> {
+    let (group, kind) = ("groupsnapshot.storage.k8s.io", "VolumeGroupSnapshotContent");
+    let versions = ["v1", "v1beta2", "v1beta1"].into_iter();
+    versions
+        .map(|version| GroupVersionKind::gvk(group, version, kind))
+        .collect()
+}
+
 fn kinds(content: &Content) -> (&str, Vec<GroupVersionKind>) {
-    let all = |group: &str, versions: &[&str], kind: &str| {
-        let each = versions.iter();
-        each.map(|version| GroupVersionKind::gvk(group, version, kind))
-            .collect()
-    };
     match content {
-        Content::Snapshot(name) => {
-            let group = "snapshot.storage.k8s.io";
-            (name, all(group, &["v1"], "VolumeSnapshotContent"))
-        }
-        Content::Group(name) => {
-            let group = "groupsnapshot.storage.k8s.io";
-            let versions = ["v1", "v1beta2", "v1beta1"];
-            (name, all(group, &versions, "VolumeGroupSnapshotContent"))
-        }
+        Content::Snapshot(name) => (name, vec![snapshot_contents()]),
+        Content::Group(name) => (name, group_contents()),
     }
 }
 

@@ -18,9 +18,9 @@ use ::kube::{Client, Error as KubeError};
 use k8s_openapi::api::core::v1::PersistentVolume;
 use serde_json::Value;
 
-use super::{Fleet, InCluster, PATIENCE, VOLUMES, behind};
+use super::{Fleet, InCluster, PATIENCE, VOLUMES, behind, note};
 use crate::error::{Error, Result, chain};
-use crate::model::PoolId;
+use crate::model::{GroupId, PoolId};
 use crate::router::cluster::{About, Cluster};
 use crate::telemetry::router::Orphans;
 pub(super) use ask::ask;
@@ -62,8 +62,17 @@ pub struct Stored {
     pub node: String,
     /// Ids of its volumes, but those that live and die with a pod.
     pub volumes: Vec<String>,
-    /// Ids of its snapshots.
-    pub snapshots: Vec<String>,
+    /// Its snapshots.
+    pub snapshots: Vec<StoredSnapshot>,
+}
+
+/// A snapshot that a pool has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredSnapshot {
+    /// Its id.
+    pub id: String,
+    /// The group that it goes with, if it's a member of one.
+    pub group: Option<GroupId>,
 }
 
 /// What something is.
@@ -86,6 +95,8 @@ pub struct Orphan {
     pub pool: PoolId,
     /// The pool's node.
     pub node: String,
+    /// The group that it goes with, if it's a member of one.
+    pub group: Option<GroupId>,
 }
 
 impl Orphan {
@@ -94,8 +105,12 @@ impl Orphan {
             What::Volume => ("volume", "PersistentVolume"),
             What::Snapshot => ("snapshot", "VolumeSnapshotContent"),
         };
+        let group = match self.group {
+            Some(group) => format!(", a member of group snapshot {group},"),
+            None => String::new(),
+        };
         format!(
-            "{what} {} is on node {}, and no {object} names it; it's left as it is",
+            "{what} {}{group} is on node {}, and no {object} names it; it's left as it is",
             self.id, self.node
         )
     }
@@ -145,17 +160,19 @@ fn unnamed(
 ) -> BTreeSet<Orphan> {
     let mut found = BTreeSet::new();
     for one in stored {
-        let orphan = |what: What, id: &String| Orphan {
+        let orphan = |what: What, id: &String, group: Option<GroupId>| Orphan {
             what,
             id: id.clone(),
             pool: one.pool,
             node: one.node.clone(),
+            group,
         };
         let volumes = one.volumes.iter().filter(|id| !names_volume(id));
-        found.extend(volumes.map(|id| orphan(What::Volume, id)));
+        found.extend(volumes.map(|id| orphan(What::Volume, id, None)));
         if let Some(named) = snapshots {
-            let snapshots = one.snapshots.iter().filter(|id| !named.contains(*id));
-            found.extend(snapshots.map(|id| orphan(What::Snapshot, id)));
+            let all = one.snapshots.iter();
+            let snapshots = all.filter(|snapshot| !named.contains(&snapshot.id));
+            found.extend(snapshots.map(|one| orphan(What::Snapshot, &one.id, one.group)));
         }
     }
     found
@@ -211,37 +228,65 @@ async fn look(cluster: &InCluster, fleet: &dyn Fleet, memory: &mut Memory) -> Op
     })
 }
 
-/// Ids that VolumeSnapshotContents of this driver name; `None` where the cluster has no such
-/// objects for us.
-async fn snapshot_handles(client: &Client, driver: &str) -> Result<Option<BTreeSet<String>>> {
-    let kind = GroupVersionKind::gvk("snapshot.storage.k8s.io", "v1", "VolumeSnapshotContent");
-    let api = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::from_gvk(&kind));
-    let unreachable = |reason: String| Error::Unreachable {
-        what: "VolumeSnapshotContents".into(),
-        reason,
+/// Why objects of a kind can't be listed.
+#[derive(Debug)]
+pub(super) enum Unlisted {
+    /// The API server doesn't know the kind.
+    Unknown,
+    /// They aren't ours to read.
+    Forbidden,
+    /// It can't be asked now.
+    Failed(Error),
+}
+
+/// Looks at all objects of a kind, page by page.
+pub(super) async fn each(
+    client: &Client,
+    kind: &GroupVersionKind,
+    mut look: impl FnMut(&DynamicObject),
+) -> Result<(), Unlisted> {
+    let api = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::from_gvk(kind));
+    let failed = |reason: String| {
+        Unlisted::Failed(Error::Unreachable {
+            what: format!("{}s", kind.kind),
+            reason,
+        })
     };
     let mut params = ListParams::default().limit(PAGE);
-    let mut handles = BTreeSet::new();
     loop {
         let page = match tokio::time::timeout(PATIENCE, api.list(&params)).await {
             Ok(Ok(page)) => page,
-            // Not known, or not ours to read, as where snapshots are switched off.
-            Ok(Err(KubeError::Api(status))) if matches!(status.code, 403 | 404) => return Ok(None),
-            Ok(Err(error)) => return Err(unreachable(chain(&error))),
-            Err(_) => return Err(unreachable("no answer".into())),
-        };
-        for content in &page.items {
-            let text = |path: &str| content.data.pointer(path).and_then(Value::as_str);
-            if text("/spec/driver") != Some(driver) {
-                continue;
+            Ok(Err(KubeError::Api(status))) if status.code == 404 => return Err(Unlisted::Unknown),
+            Ok(Err(KubeError::Api(status))) if status.code == 403 => {
+                return Err(Unlisted::Forbidden);
             }
+            Ok(Err(error)) => return Err(failed(chain(&error))),
+            Err(_) => return Err(failed("no answer".into())),
+        };
+        page.items.iter().for_each(&mut look);
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(()),
+        }
+    }
+}
+
+/// Ids that VolumeSnapshotContents of this driver name; `None` where the cluster has no such
+/// objects for us, as where snapshots are switched off.
+async fn snapshot_handles(client: &Client, driver: &str) -> Result<Option<BTreeSet<String>>> {
+    let mut handles = BTreeSet::new();
+    let kind = note::snapshot_contents();
+    let looked = each(client, &kind, |content| {
+        let text = |path: &str| content.data.pointer(path).and_then(Value::as_str);
+        if text("/spec/driver") == Some(driver) {
             let both = ["/status/snapshotHandle", "/spec/source/snapshotHandle"];
             handles.extend(both.into_iter().filter_map(text).map(String::from));
         }
-        match page.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => params = params.continue_token(&token),
-            None => return Ok(Some(handles)),
-        }
+    });
+    match looked.await {
+        Ok(()) => Ok(Some(handles)),
+        Err(Unlisted::Unknown | Unlisted::Forbidden) => Ok(None),
+        Err(Unlisted::Failed(error)) => Err(error),
     }
 }
 
@@ -272,12 +317,15 @@ mod tests {
     }
 
     fn stored(n: u8, volumes: &[&str], snapshots: &[&str]) -> Stored {
-        let texts = |ids: &[&str]| ids.iter().map(ToString::to_string).collect();
+        let snapshot = |id: &&str| StoredSnapshot {
+            id: id.to_string(),
+            group: None,
+        };
         Stored {
             pool: pool(n),
             node: format!("node-{n}"),
-            volumes: texts(volumes),
-            snapshots: texts(snapshots),
+            volumes: volumes.iter().map(ToString::to_string).collect(),
+            snapshots: snapshots.iter().map(snapshot).collect(),
         }
     }
 

@@ -7,7 +7,7 @@ use tonic::Request;
 use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::Channel;
 
-use super::Stored;
+use super::{Stored, StoredSnapshot};
 use crate::csi::controller_client::ControllerClient;
 use crate::csi::{ListSnapshotsRequest, ListVolumesRequest};
 use crate::model::{PoolId, VolumeId};
@@ -20,13 +20,13 @@ const MOST: usize = 1_000_000;
 /// For a person who waits.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Ids of volumes and of snapshots: of one pool, or of all. An error in words if not all of them
+/// Ids of volumes, and snapshots: of one pool, or of all. An error in words if not all of them
 /// can be had.
 pub(in crate::router::kube) async fn ask(
     mut client: ControllerClient<Channel>,
     pool: Option<PoolId>,
     patience: Duration,
-) -> Result<(Vec<String>, Vec<String>), String> {
+) -> Result<(Vec<String>, Vec<StoredSnapshot>), String> {
     let pool = pool.and_then(|pool| pool.to_string().parse::<AsciiMetadataValue>().ok());
     let (mut volumes, mut snapshots) = (Vec::new(), Vec::new());
     let mut token = String::new();
@@ -62,7 +62,10 @@ pub(in crate::router::kube) async fn ask(
             .map_err(|status| status.message().to_string())?
             .into_inner();
         let named = page.entries.into_iter().filter_map(|entry| entry.snapshot);
-        snapshots.extend(named.map(|snapshot| snapshot.snapshot_id));
+        snapshots.extend(named.map(|snapshot| StoredSnapshot {
+            id: snapshot.snapshot_id,
+            group: snapshot.group_snapshot_id.parse().ok(),
+        }));
         token = next(&token, page.next_token, snapshots.len())?;
         if token.is_empty() {
             return Ok((volumes, snapshots));
@@ -92,23 +95,25 @@ pub(super) async fn behind(channel: Channel) -> Result<Vec<Stored>, String> {
     let client = ControllerClient::new(channel);
     let (volumes, snapshots) = ask(client, None, PATIENCE).await?;
     let mut pools = BTreeMap::<PoolId, Stored>::new();
-    let mut add = |id: String, to: fn(&mut Stored) -> &mut Vec<String>| {
-        let Ok(parsed) = id.parse::<VolumeId>() else {
-            return;
-        };
-        let pool = pools.entry(parsed.pool).or_insert_with(|| Stored {
-            pool: parsed.pool,
-            node: String::new(),
-            volumes: Vec::new(),
-            snapshots: Vec::new(),
-        });
-        to(pool).push(id);
-    };
-    volumes
-        .into_iter()
-        .for_each(|id| add(id, |stored| &mut stored.volumes));
-    snapshots
-        .into_iter()
-        .for_each(|id| add(id, |stored| &mut stored.snapshots));
+    for id in volumes {
+        if let Some(pool) = pool_of(&mut pools, &id) {
+            pool.volumes.push(id);
+        }
+    }
+    for snapshot in snapshots {
+        if let Some(pool) = pool_of(&mut pools, &snapshot.id) {
+            pool.snapshots.push(snapshot);
+        }
+    }
     Ok(pools.into_values().collect())
+}
+
+fn pool_of<'a>(pools: &'a mut BTreeMap<PoolId, Stored>, id: &str) -> Option<&'a mut Stored> {
+    let pool = id.parse::<VolumeId>().ok()?.pool;
+    Some(pools.entry(pool).or_insert_with(|| Stored {
+        pool,
+        node: String::new(),
+        volumes: Vec::new(),
+        snapshots: Vec::new(),
+    }))
 }

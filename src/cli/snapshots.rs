@@ -1,0 +1,102 @@
+//! `slackwater snapshots delete`: snapshots that nothing in the cluster owns.
+
+use std::process::ExitCode;
+
+use serde_json::{Value, json};
+use tokio::runtime::Builder;
+
+use super::{Failure, print};
+use crate::config::{BadConfig, DriverName, Endpoint, Given};
+use crate::model::SnapshotId;
+use crate::router::connect;
+use crate::router::unowned::{Fate, Ground, Line};
+
+/// What is wished.
+#[derive(Debug, clap::Args)]
+pub(super) struct Wish {
+    /// Ids of snapshots
+    #[arg(value_name = "ID", required = true, value_parser = snapshot_id)]
+    ids: Vec<SnapshotId>,
+    /// Do it; else it's only shown
+    #[arg(long)]
+    yes: bool,
+    /// The CSI socket of the controller [env: CSI_ENDPOINT]
+    #[arg(long, value_name = "ENDPOINT")]
+    endpoint: Option<Endpoint>,
+    /// Name that the driver at --endpoint must have [default: as it says]
+    #[arg(long, value_name = "NAME")]
+    driver_name: Option<DriverName>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn snapshot_id(text: &str) -> Result<SnapshotId, String> {
+    let right = "give ids as slackwater volumes --orphans lists them";
+    text.parse()
+        .map_err(|problem| format!("ID {text:?}: {problem}; {right}"))
+}
+
+/// Shows what is to be done, or does it. Exit 1 if a snapshot has to stay.
+pub(super) fn delete(wish: &Wish) -> Result<ExitCode, Failure> {
+    let given = Given {
+        endpoint: wish.endpoint.clone(),
+        ..Given::default()
+    };
+    let given = given.with_env(std::env::var("CSI_ENDPOINT").ok())?;
+    let Some(Endpoint(socket)) = given.endpoint else {
+        let missing = "--endpoint (or CSI_ENDPOINT) is missing; give the controller's CSI socket, such as unix:///csi/csi.sock";
+        return Err(BadConfig(missing.into()).into());
+    };
+    let expected = wish.driver_name.as_ref().map(|name| name.0.as_str());
+    let runtime = Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(Failure::run)?;
+    let lines = runtime.block_on(async {
+        let ground = Ground::new(connect().await?, expected, &socket).await?;
+        let mut lines = Vec::new();
+        for id in &wish.ids {
+            lines.push(ground.end(*id, wish.yes).await);
+        }
+        Ok::<_, Failure>(lines)
+    })?;
+    if wish.json {
+        let changed = lines.iter().any(|line| line.fate == Fate::Deleted);
+        let lines: Vec<Value> = lines.iter().map(in_json).collect();
+        print::json(&json!({ "changed": changed, "snapshots": lines }));
+    } else {
+        let rows: Vec<[String; 3]> = lines.iter().map(row).collect();
+        print::table(["ID", "GROUP", "WHAT"], &rows);
+        if !wish.yes {
+            print::line("nothing was changed; the same with --yes does it");
+        }
+    }
+    let stays = |line: &Line| matches!(line.fate, Fate::Left(_));
+    Ok(match lines.iter().any(stays) {
+        true => ExitCode::FAILURE,
+        false => ExitCode::SUCCESS,
+    })
+}
+
+fn in_json(line: &Line) -> Value {
+    let (what, reason) = match &line.fate {
+        Fate::Absent => ("absent", None),
+        Fate::Unowned => ("delete", None),
+        Fate::Deleted => ("deleted", None),
+        Fate::Left(why) => ("leave", Some(why)),
+    };
+    json!({ "id": line.id.to_string(), "group_id": line.group, "what": what, "reason": reason })
+}
+
+fn row(line: &Line) -> [String; 3] {
+    let what = match &line.fate {
+        Fate::Absent => "is not there".into(),
+        Fate::Unowned => "is deleted with --yes: nothing owns it".into(),
+        Fate::Deleted => "is deleted: nothing owned it".into(),
+        Fate::Left(why) => format!("is left: {why}"),
+    };
+    [
+        line.id.to_string(),
+        line.group.clone().unwrap_or("-".into()),
+        what,
+    ]
+}

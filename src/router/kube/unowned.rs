@@ -1,0 +1,219 @@
+//! `slackwater snapshots delete`: snapshots that no object of the cluster owns, members of groups
+//! among them, which no object can have deleted once that of their group is gone.
+//!
+//! What the driver has is looked up by id, and the API server is asked about that one snapshot,
+//! immediately before it is deleted. Whatever can't be known keeps it.
+
+use std::path::Path;
+use std::time::Duration;
+
+use ::kube::api::DynamicObject;
+use ::kube::{Client, ResourceExt};
+use serde_json::Value;
+use tonic::transport::Channel;
+use tonic::{Code, Request, Status};
+
+use super::orphans::{Unlisted, each};
+use super::{behind, note};
+use crate::agent::DeleteSnapshotRequest;
+use crate::agent::admin_client::AdminClient;
+use crate::csi::controller_client::ControllerClient;
+use crate::csi::{ListSnapshotsRequest, Snapshot};
+use crate::error::{Error, Result, chain};
+use crate::model::SnapshotId;
+
+/// The driver settles a group with all nodes, and may overwrite blocks with zeros.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// A snapshot that was asked for, and what becomes of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// Its id.
+    pub id: SnapshotId,
+    /// The group that it goes with, if it's a member of one.
+    pub group: Option<String>,
+    /// What becomes of it.
+    pub fate: Fate,
+}
+
+/// What becomes of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// The driver has none of this id.
+    Absent,
+    /// Nothing owns it, and it would be deleted.
+    Unowned,
+    /// Nothing owned it, and it was deleted.
+    Deleted,
+    /// It stays, and why.
+    Left(String),
+}
+
+/// The driver that has the snapshots, and the cluster that it is in.
+pub struct Ground {
+    client: Client,
+    channel: Channel,
+}
+
+impl Ground {
+    /// Of the driver at a socket, which has the name `expected` if one is given.
+    pub async fn new(client: Client, expected: Option<&str>, socket: &Path) -> Result<Ground> {
+        let (channel, _) = behind::driver(socket, expected).await?;
+        Ok(Ground { client, channel })
+    }
+
+    /// What becomes of a snapshot; with `yes` it's deleted if nothing owns it.
+    pub async fn end(&self, id: SnapshotId, yes: bool) -> Line {
+        let mut line = Line {
+            id,
+            group: None,
+            fate: Fate::Absent,
+        };
+        let found = match self.find(id).await {
+            Ok(Some(found)) => found,
+            Ok(None) => return line,
+            Err(error) => {
+                line.fate = Fate::Left(chain(&error));
+                return line;
+            }
+        };
+        line.group = Some(found.group_snapshot_id.clone()).filter(|group| !group.is_empty());
+        line.fate = match self.owner(&found).await {
+            Err(error) => Fate::Left(chain(&error)),
+            Ok(Some(owner)) => Fate::Left(owner),
+            Ok(None) if !yes => Fate::Unowned,
+            Ok(None) => match self.delete(id).await {
+                Ok(()) => Fate::Deleted,
+                Err(status) => Fate::Left(said(&status)),
+            },
+        };
+        line
+    }
+
+    /// The snapshot of this id, as the driver has it.
+    async fn find(&self, id: SnapshotId) -> Result<Option<Snapshot>> {
+        let question = patiently(ListSnapshotsRequest {
+            snapshot_id: id.to_string(),
+            ..ListSnapshotsRequest::default()
+        });
+        let answer = ControllerClient::new(self.channel.clone());
+        let answer = answer.clone().list_snapshots(question).await;
+        let entries = answer.map_err(|status| unknown(said(&status)))?;
+        let mut found = entries.into_inner().entries.into_iter();
+        let found = found.find_map(|entry| entry.snapshot);
+        match found {
+            Some(other) if other.snapshot_id != id.to_string() => Err(unknown(format!(
+                "asked about {id}, it answers about {}",
+                other.snapshot_id
+            ))),
+            found => Ok(found),
+        }
+    }
+
+    /// Why a snapshot is to stay: an object that names it or its group, or that may be about to.
+    async fn owner(&self, snapshot: &Snapshot) -> Result<Option<String>> {
+        let mut names = vec![snapshot.snapshot_id.as_str()];
+        let single = note::snapshot_contents();
+        let mut owner = None;
+        let looked = each(&self.client, &single, |content| {
+            let handle = "/status/snapshotHandle";
+            owner = owner
+                .take()
+                .or(why(&single.kind, content, &names, snapshot, handle));
+        });
+        match looked.await {
+            Ok(()) => {}
+            Err(Unlisted::Failed(error)) => return Err(error),
+            Err(Unlisted::Unknown | Unlisted::Forbidden) => return Err(unlisted(&single.kind)),
+        }
+        if !snapshot.group_snapshot_id.is_empty() {
+            names.push(&snapshot.group_snapshot_id);
+        }
+        for kind in note::group_contents() {
+            let looked = each(&self.client, &kind, |content| {
+                let handle = "/status/volumeGroupSnapshotHandle";
+                owner = owner
+                    .take()
+                    .or(why(&kind.kind, content, &names, snapshot, handle));
+            });
+            match looked.await {
+                Ok(()) => break,
+                // Another version of it, or a cluster without groups.
+                Err(Unlisted::Unknown) => {}
+                Err(Unlisted::Forbidden) => return Err(unlisted(&kind.kind)),
+                Err(Unlisted::Failed(error)) => return Err(error),
+            }
+        }
+        Ok(owner)
+    }
+
+    async fn delete(&self, id: SnapshotId) -> std::result::Result<(), Status> {
+        let question = patiently(DeleteSnapshotRequest {
+            snapshot_id: id.to_string(),
+        });
+        let client = AdminClient::new(self.channel.clone());
+        client.clone().delete_snapshot(question).await.map(drop)
+    }
+}
+
+/// Why a content keeps a snapshot: it says one of these names anywhere, or it is of the same
+/// volume and waits for its handle.
+fn why(
+    kind: &str,
+    content: &DynamicObject,
+    names: &[&str],
+    snapshot: &Snapshot,
+    handle: &str,
+) -> Option<String> {
+    let says = |text: &&str| mentions(&content.data, text);
+    if let Some(name) = names.iter().find(|name| says(name)) {
+        return Some(format!("{kind} {} names {name}", content.name_any()));
+    }
+    let has_handle = content.data.pointer(handle).is_some();
+    (!has_handle && says(&&*snapshot.source_volume_id)).then(|| {
+        format!(
+            "{kind} {} is of its volume {}, and has no handle yet",
+            content.name_any(),
+            snapshot.source_volume_id
+        )
+    })
+}
+
+/// Whether a text is anywhere in a value: versions of the API differ in where they have handles.
+fn mentions(value: &Value, text: &str) -> bool {
+    match value {
+        Value::String(said) => said == text,
+        Value::Array(values) => values.iter().any(|value| mentions(value, text)),
+        Value::Object(fields) => fields.values().any(|value| mentions(value, text)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+    }
+}
+
+fn patiently<M>(message: M) -> Request<M> {
+    let mut request = Request::new(message);
+    request.set_timeout(PATIENCE);
+    request
+}
+
+fn said(status: &Status) -> String {
+    match status.code() {
+        Code::Unimplemented => {
+            "the driver at --endpoint is of an earlier release, which deletes no members".into()
+        }
+        _ => status.message().to_string(),
+    }
+}
+
+fn unknown(reason: String) -> Error {
+    Error::Unreachable {
+        what: "the driver".into(),
+        reason,
+    }
+}
+
+fn unlisted(kind: &str) -> Error {
+    Error::Unreachable {
+        what: format!("{kind}s"),
+        reason: "the API server doesn't list them, so that nobody knows who owns what".into(),
+    }
+}
