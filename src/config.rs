@@ -52,7 +52,7 @@ pub struct Given {
     #[arg(
         long,
         value_name = "POOL",
-        help = "A pool: NAME=file:/path[,init][,image=SIZE][,overcommit=N] or NAME=memory: (may be repeated)"
+        help = "A pool: NAME=file:/path[,init][,image=SIZE][,overcommit=N][,mount=required|any] or NAME=memory: (may be repeated)"
     )]
     #[serde(deserialize_with = "value::pools")]
     pub pool: Vec<PoolDefinition>,
@@ -258,6 +258,7 @@ mod tests {
             init = true
             image = "200Gi"
             overcommit = 2
+            mount = "any"
         "#;
         insta::assert_debug_snapshot!(file(text).finish().unwrap());
     }

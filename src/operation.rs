@@ -31,6 +31,7 @@ mod modify;
 mod paths;
 mod pool;
 pub mod pool_admin;
+pub mod pool_ground;
 pub mod pool_image;
 pub mod pool_make;
 mod publish;
@@ -67,6 +68,7 @@ pub use group::{member_of, of_another_moment, same_members, same_request};
 pub use list::PAGE as MOST_LISTED;
 pub use lock::{Key, Locks};
 pub use pool::{Pool, PoolState, PoolStatus};
+pub use pool_ground::PoolGround;
 pub use published::ChangedDevice;
 pub use request::*;
 pub use session::{BeginShare, Coordinator, ShareAnswer, ShareStep};
@@ -94,6 +96,8 @@ pub struct Settings {
     /// Role `all`: a pool that another process serves is a mistake of the command line, and ends
     /// the start. In a cluster it is refused by name, like every pool that can't be served.
     pub alone: bool,
+    /// `--allowed-path`: the kubelet's folder, or others that callers' paths are below.
+    pub allowed_paths: Vec<PathBuf>,
     /// `--inline-max-size`: the most bytes that a pod's inline volume may have; none are made
     /// without it.
     pub inline_max_size: Option<u64>,

@@ -6,6 +6,7 @@ use uuid::Uuid;
 
 use super::Driver;
 use super::detach::look_at;
+use super::pool_ground::PoolGround;
 use super::pool_image::OpenImage;
 use crate::backend::{Backend, Leftovers, PoolSpace};
 use crate::error::{Error, Result};
@@ -20,6 +21,8 @@ pub struct Pool {
     pub backend: Box<dyn Backend>,
     /// The image that it lies on, if its definition says so.
     pub image: Option<OpenImage>,
+    /// What it lies on.
+    pub ground: PoolGround,
     /// What its start found and ended.
     pub leftovers: Leftovers,
 }
@@ -39,7 +42,8 @@ impl Pool {
 
     /// Bytes that may still be promised, at this overcommit.
     pub fn promisable(&self, space: &PoolSpace) -> u64 {
-        super::capacity::promisable(space, self.definition.overcommit)
+        let kept = super::capacity::kept_for_new(self, space);
+        super::capacity::promisable(space, self.definition.overcommit, kept)
     }
 }
 

@@ -46,6 +46,7 @@ const CHANGES: &[Change] = &[
     ("pools[0].path", "/disks/fast", POOL),
     ("pools[0].init", "true", POOL),
     ("pools[0].image", "20Gi", POOL),
+    ("pools[0].mount", "any", POOL),
     ("pools[0].overcommit", "3", POOL),
     ("kubeletDir", "/var/snap/kubelet", &[]),
     ("logFormat", "text", &[]),

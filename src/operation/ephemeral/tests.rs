@@ -21,6 +21,7 @@ fn driver(host: &MemoryHost, pools: &[&str], most: Option<u64>) -> Driver {
         state_dir: "/run/slackwater/state".into(),
         alone: true,
         inline_max_size: most,
+        ..Settings::default()
     };
     Driver::start(settings, Seams::simulated(host.clone())).unwrap()
 }
@@ -98,7 +99,10 @@ fn one_whose_unpublish_missed_its_pool_ends_when_the_pool_is_opened() {
     let host = MemoryHost::new();
     host.make_folder(folder).unwrap();
     host.make_folder(Path::new("/memory/b")).unwrap();
-    let pools = ["default=file:/memory/a,init", "b=file:/memory/b,init"];
+    let pools = [
+        "default=file:/memory/a,init,mount=any",
+        "b=file:/memory/b,init,mount=any",
+    ];
     let before = driver(&host, &pools, Some(GIB));
     before.publish_ephemeral(&request(GIB, None)).unwrap();
     drop(before);
