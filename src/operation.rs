@@ -50,6 +50,7 @@ mod take_raw;
 mod unstage;
 mod usage;
 
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -98,6 +99,8 @@ pub struct Settings {
     pub alone: bool,
     /// `--allowed-path`: the kubelet's folder, or others that callers' paths are below.
     pub allowed_paths: Vec<PathBuf>,
+    /// `--max-volumes`: how many volumes may be used on this node.
+    pub max_volumes: Option<NonZeroU16>,
     /// `--inline-max-size`: the most bytes that a pod's inline volume may have; none are made
     /// without it.
     pub inline_max_size: Option<u64>,

@@ -189,6 +189,7 @@ fn open(
         state_dir: node.state_dir,
         alone: is_alone,
         allowed_paths: node.allowed_paths,
+        max_volumes: node.max_volumes,
         inline_max_size: node.inline_max_size,
     };
     Ok(Driver::start(settings, seams)?)

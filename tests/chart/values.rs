@@ -56,6 +56,7 @@ const CHANGES: &[Change] = &[
     ("csiDriver.attach", "true", &[]),
     ("csiDriver.inlineEphemeral", "true", &[]),
     ("csiDriver.inlineMaxSize", "20Gi", INLINE),
+    ("node.maxVolumes", "100", &[]),
     ("certificates.mode", "existing", &[]),
     ("certificates.controllerSecret", "ours", EXISTING),
     ("certificates.nodeSecret", "ours", EXISTING),
