@@ -34,7 +34,7 @@ impl Watch {
 
 /// Calls of the router and of the administrator's commands: their paths, and their names in logs
 /// and metrics.
-const BESIDE_CSI: [(&str, &str); 7] = [
+const BESIDE_CSI: [(&str, &str); 9] = [
     ("/slackwater.agent.v1.Agent/Describe", "Agent.Describe"),
     ("/slackwater.agent.v1.Agent/Find", "Agent.Find"),
     ("/slackwater.agent.v1.Agent/Cut", "Agent.Cut"),
@@ -47,9 +47,14 @@ const BESIDE_CSI: [(&str, &str); 7] = [
         "/slackwater.agent.v1.Agent/DeleteGroup",
         "Agent.DeleteGroup",
     ),
+    ("/slackwater.agent.v1.Agent/DeleteOne", "Agent.DeleteOne"),
     (
         "/slackwater.agent.v1.Admin/CheckVolume",
         "Admin.CheckVolume",
+    ),
+    (
+        "/slackwater.agent.v1.Admin/DeleteSnapshot",
+        "Admin.DeleteSnapshot",
     ),
 ];
 
