@@ -1,12 +1,14 @@
 //! `slackwater doctor`: what this host and its pools can and can't do.
 //!
 //! It looks, and changes nothing that lasts: scratch images of its own are attached to a loop
-//! device, one of them mounted and frozen, and taken away again. A running driver isn't disturbed;
+//! device, a file system of each kind is mounted on one, one of them is frozen, and all is taken
+//! away again. A running driver isn't disturbed;
 //! no lock of a pool is taken. Checks make [`Check`]s; only `Display` and JSON know how they look.
 
 mod freeze;
 mod kernel;
 mod pool;
+mod trial;
 mod udev;
 
 use std::fmt;
@@ -93,7 +95,7 @@ pub struct Patient {
     pub node_record: PathBuf,
     /// `--state-dir`.
     pub state_dir: PathBuf,
-    /// Where a freeze is tried. It doesn't exist: it is made, and removed again.
+    /// Where file systems and a freeze are tried. It doesn't exist: it is made, and removed again.
     pub trial_dir: PathBuf,
     /// `--allowed-path`.
     pub allowed_paths: Vec<PathBuf>,
@@ -104,7 +106,12 @@ pub struct Patient {
 /// Looks at everything, the machine first.
 pub fn examine(host: &dyn Host, freezer: &dyn Freezer, patient: &Patient) -> Vec<Check> {
     let mut checks = kernel::examine(host, patient);
-    checks.extend(freeze::examine(host, freezer, patient));
+    let freezes = freeze::examine(host, freezer, patient);
+    // In a folder that can't be used nothing is tried.
+    if freezes.iter().all(|check| check.level != Level::Fail) {
+        checks.extend(trial::examine(host, patient));
+    }
+    checks.extend(freezes);
     checks.extend(pool::examine(host, patient));
     checks
 }

@@ -28,7 +28,7 @@ use uuid::Uuid;
 pub use effect::{Check, Checked, Done, Effect, LoopSpec, MountSpec, NodeKind};
 pub use freezer::{Freeze, FreezeMember, Freezer, MountRoot};
 pub use known::{Budget, Known};
-pub use mountinfo::{FolderMount, Mount};
+pub use mountinfo::Mount;
 pub use session::{Account, Session, SessionSpec, SessionState};
 
 use crate::error::HostError;
@@ -120,6 +120,9 @@ pub struct Ground {
     pub least_sector: u32,
     /// Files can share blocks (FICLONE): tried, with files that have no name.
     pub shares_blocks: bool,
+    /// Files that are made in the folder are written in place. On btrfs only where it was marked so
+    /// ([`Effect::WriteInPlace`]): else they have checksums, which direct I/O can leave wrong.
+    pub in_place: bool,
 }
 
 /// A run of a file's map.
@@ -278,8 +281,6 @@ pub trait Host: Send + Sync + 'static {
     fn stat(&self, path: &Path) -> Result<Option<FileStat>>;
     /// statfs.
     fn space(&self, path: &Path) -> Result<Space>;
-    /// The mount that shows a folder. Its device number is the file system's, also on btrfs.
-    fn mount_of(&self, folder: &Path) -> Result<FolderMount>;
     /// The file system beneath a folder.
     fn ground(&self, path: &Path) -> Result<Ground>;
 

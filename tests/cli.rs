@@ -456,7 +456,7 @@ fn root_a_second_process_on_a_pool_is_refused() {
     }
     let folder = on_disk();
     let folder = folder.path();
-    let a = format!("{},init,mount=any", definition(folder, "a"));
+    let a = format!("{},init", definition(folder, "a"));
     let arguments = ["--node-name", "n1", "--pool", &a];
     let mut serving = Serving::start(folder, &arguments);
 
@@ -489,6 +489,10 @@ fn root_a_second_process_on_a_pool_is_refused() {
     let doctor = ["doctor", "--state-dir", state.to_str().unwrap()];
     let doctor = run(&[&doctor[..], &place].concat());
     assert!(stdout(&doctor).contains("frozen and thawed by the guard"));
+    for fs in ["ext4", "xfs", "btrfs"] {
+        let tried = format!("ok    {fs}: a throw-away one was made and mounted");
+        assert!(stdout(&doctor).contains(&tried), "{}", stdout(&doctor));
+    }
     // Nor does it leave a state dir where there was none.
     assert!(!folder.join("run").exists());
     assert!(

@@ -8,6 +8,7 @@ use crate::host::{Done, Effect, FileKind, Host, LoopSpec, LoopStatus};
 
 /// LOOP_CONFIGURE came with 5.8, mount_setattr (read-only binds) with 5.12.
 const OLDEST_KERNEL: (u32, u32) = (5, 12);
+const RELEASE: &str = "/proc/sys/kernel/osrelease";
 const CAP_SYS_ADMIN: u32 = 21;
 const CAP_SYS_RESOURCE: u32 = 24;
 const SCRATCH_BYTES: u64 = 16 << 20;
@@ -21,7 +22,7 @@ const PROGRAMS: [(&str, &str, &str); 4] = [
 ];
 
 pub(super) fn examine(host: &dyn Host, patient: &Patient) -> Vec<Check> {
-    let mut checks = vec![kernel(&text(host, "/proc/sys/kernel/osrelease"))];
+    let mut checks = vec![kernel(&text(host, RELEASE))];
     checks.extend(capabilities(&text(host, "/proc/self/status")));
     checks.extend(programs(host, &patient.programs));
     checks.push(loop_control(host));
@@ -42,19 +43,29 @@ fn text(host: &dyn Host, path: &str) -> String {
     String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
 }
 
-fn kernel(release: &str) -> Check {
-    let release = release.trim();
+/// Major and minor number of the running kernel; `None` if that can't be told.
+pub(super) fn version(host: &dyn Host) -> Option<(u32, u32)> {
+    numbers(&text(host, RELEASE))
+}
+
+fn numbers(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release
+        .trim()
         .split(|c: char| !c.is_ascii_digit())
         .map(|digits| digits.parse::<u32>().ok());
-    let (Some(Some(major)), Some(Some(minor))) = (numbers.next(), numbers.next()) else {
+    Some((numbers.next()??, numbers.next()??))
+}
+
+fn kernel(release: &str) -> Check {
+    let release = release.trim();
+    let Some(found) = numbers(release) else {
         return Check::warn(
             "kernel",
             "its release can't be told",
             "5.12 or newer is needed",
         );
     };
-    if (major, minor) < OLDEST_KERNEL {
+    if found < OLDEST_KERNEL {
         return Check::fail(
             "kernel",
             format!("{release} has no mount_setattr"),

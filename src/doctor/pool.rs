@@ -3,16 +3,18 @@
 use std::path::Path;
 
 use super::{Check, Patient, kernel};
-use crate::backend::file::LOCK_FILE;
+use crate::backend::file::{LOCK_FILE, VOLUMES};
 use crate::error::chain;
 use crate::host::{FileId, Ground, Host};
 use crate::model::pool::WAY_OUT;
 use crate::model::size::Human;
-use crate::model::{MountRule, PoolDefinition, PoolPlace};
+use crate::model::{PoolDefinition, PoolPlace};
 use crate::operation::inventory;
-use crate::operation::{pool_admin, pool_ground, pool_image, pool_make};
+use crate::operation::{pool_admin, pool_image, pool_make};
 use crate::record::{ImageRecord, NodeRecord, PoolRecord};
 
+/// The first kernel that doesn't let direct I/O leave wrong checksums.
+const BUFFERS_CHECKSUMMED: (u32, u32) = (6, 15);
 /// Below this share of free room a warning is due.
 const LITTLE_ROOM_PERCENT: u64 = 10;
 
@@ -93,7 +95,6 @@ fn file_pool(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &P
     let path = inner.as_path();
     let mut checks = identity(node, pool, &record);
     checks.extend(image(host, pool, outer));
-    checks.extend(mount(host, pool, outer));
     checks.extend(ground(host, pool, path));
     checks.push(room(host, pool, path));
     // Nothing is written to what belongs to another machine.
@@ -193,14 +194,6 @@ fn not_made(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &Pa
         return Check::fail(subject, chain(&error), "give another folder");
     }
     if pool.init {
-        if let Some(missing) = mount(host, pool, path) {
-            let fix = "mount its disk, or say mount=any in its definition if it is to share a file system";
-            return Check::fail(
-                subject,
-                format!("{}, so serve makes no pool there", missing.found),
-                fix,
-            );
-        }
         return Check::ok(subject, "not made yet; serve makes it (init)");
     }
     Check::fail(
@@ -247,22 +240,6 @@ fn identity(node: &NodeRecord, pool: &PoolDefinition, record: &PoolRecord) -> Ve
     checks
 }
 
-/// What tells a disk that is missing from a folder that is meant.
-fn mount(host: &dyn Host, pool: &PoolDefinition, outer: &Path) -> Option<Check> {
-    if pool.mount == Some(MountRule::Any) {
-        return None;
-    }
-    let subject = format!("{}: mount", subject(pool));
-    match pool_ground::without_mount(host, outer) {
-        Ok(None) => None,
-        Ok(Some(what)) => {
-            let fix = "if that is meant, say mount=any in its definition; else move its volumes to a disk of its own";
-            Some(Check::warn(subject, what, fix))
-        }
-        Err(error) => Some(Check::fail(subject, chain(&error), "see to the disk")),
-    }
-}
-
 fn ground(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Vec<Check> {
     let subject = format!("{}: ground", subject(pool));
     let (warnings, fs) = match (pool_make::check_ground(host, path), host.ground(path)) {
@@ -276,7 +253,7 @@ fn ground(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Vec<Check> {
         .collect();
     if checks.is_empty() {
         checks.push(Check::ok(
-            subject,
+            &subject,
             format!(
                 "{} mounted at {}, blocks of {}",
                 fs.fs_name,
@@ -286,7 +263,38 @@ fn ground(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Vec<Check> {
         ));
     }
     checks.push(snapshots(pool, &fs));
+    match host.ground(&path.join(VOLUMES)) {
+        Ok(images) => checks.extend(checksums(pool, &images, kernel::version(host))),
+        Err(error) => checks.push(Check::fail(subject, chain(&error), "see to the disk")),
+    }
     checks
+}
+
+/// What btrfs does with images that it keeps checksums of: those of pools that were made before
+/// new ones were marked.
+fn checksums(pool: &PoolDefinition, images: &Ground, kernel: Option<(u32, u32)>) -> Option<Check> {
+    if images.fs_name != "btrfs" {
+        return None;
+    }
+    let subject = format!("{}: checksums", subject(pool));
+    if images.in_place {
+        let found = "new images are written in place, without checksums of btrfs";
+        return Some(Check::ok(subject, found));
+    }
+    let elsewhere = "move its volumes to a new pool, whose images are written in place";
+    let buffers = kernel.is_some_and(|kernel| kernel >= BUFFERS_CHECKSUMMED);
+    Some(match buffers {
+        true => Check::warn(
+            subject,
+            "btrfs keeps checksums of its images: the kernel buffers their direct I/O, which is slower",
+            elsewhere,
+        ),
+        false => Check::warn(
+            subject,
+            "btrfs keeps checksums of its images, and before Linux 6.15 direct I/O may leave one wrong: after a power loss, or in a snapshot of level crash, that block is an I/O error",
+            format!("boot Linux 6.15 or newer, or {elsewhere}"),
+        ),
+    })
 }
 
 /// What snapshots cost on a pool.
@@ -401,6 +409,37 @@ fn records(host: &dyn Host, pool: &PoolDefinition, path: &Path, record: &PoolRec
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn images_with_checksums_are_told_of_by_what_the_kernel_does_with_them() {
+        let pool = "default=file:/srv/pool".parse().unwrap();
+        let said = |fs_name: &str, in_place: bool, kernel: Option<(u32, u32)>| {
+            let images = Ground {
+                fs_name: fs_name.into(),
+                mount_point: "/srv/pool".into(),
+                sector: 4096,
+                least_sector: 4096,
+                shares_blocks: true,
+                in_place,
+            };
+            checksums(&pool, &images, kernel).map(|check| check.to_string())
+        };
+        assert_eq!(said("xfs", true, Some((6, 1))), None);
+        let marked = said("btrfs", true, Some((6, 1))).unwrap();
+        assert!(marked.starts_with("ok "), "{marked}");
+        for (kernel, word) in [
+            (Some((6, 14)), "before Linux 6.15"),
+            (None, "before Linux 6.15"),
+            (Some((6, 15)), "slower"),
+            (Some((7, 0)), "slower"),
+        ] {
+            let warned = said("btrfs", false, kernel).unwrap();
+            assert!(
+                warned.starts_with("warn") && warned.contains(word),
+                "{warned}"
+            );
+        }
+    }
 
     #[test]
     fn the_holder_of_a_lock_is_found_by_device_and_inode() {

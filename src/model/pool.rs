@@ -1,5 +1,5 @@
 //! How a pool is defined on the command line:
-//! `NAME=file:/path[,init][,image=SIZE][,overcommit=1][,mount=required]`.
+//! `NAME=file:/path[,init][,image=SIZE][,overcommit=1]`.
 //!
 //! The words of LVM pools belong to the grammar already; they are understood and refused, so that
 //! a definition never means something else than it says.
@@ -26,39 +26,6 @@ pub struct PoolDefinition {
     pub image: Option<u64>,
     /// How many times the pool may be promised to thin volumes.
     pub overcommit: f64,
-    /// Where it may be made, if that is said.
-    pub mount: Option<MountRule>,
-}
-
-/// Where a pool may be made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MountRule {
-    /// Only where the root of a file system, or of a subvolume of btrfs, is mounted at its folder:
-    /// so a folder in which a disk is missing is never taken for it.
-    Required,
-    /// In any folder.
-    Any,
-}
-
-impl FromStr for MountRule {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<MountRule, String> {
-        match text {
-            "required" => Ok(MountRule::Required),
-            "any" => Ok(MountRule::Any),
-            _ => Err(format!("mount={text} is not known; give required or any")),
-        }
-    }
-}
-
-impl fmt::Display for MountRule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            MountRule::Required => "required",
-            MountRule::Any => "any",
-        })
-    }
 }
 
 /// The words of a definition, after name and place.
@@ -70,8 +37,6 @@ pub struct PoolOptions {
     pub image: Option<u64>,
     /// See [`PoolDefinition::overcommit`]; 1 if nothing is said.
     pub overcommit: Option<f64>,
-    /// See [`PoolDefinition::mount`].
-    pub mount: Option<MountRule>,
 }
 
 /// Where a pool is.
@@ -102,11 +67,10 @@ pub struct NotAPool(String);
 
 /// What helps where a pool's file system can't share blocks between files: for refusals, after a
 /// semicolon.
-pub const WAY_OUT: &str = "xfs and btrfs can share blocks; on this disk, a pool with an xfs in one reserved file can as well: --pool NAME=file:/path/to/an/empty/folder,init,mount=any,image=SIZE";
+pub const WAY_OUT: &str = "xfs and btrfs can share blocks; on this disk, a pool with an xfs in one reserved file can as well: --pool NAME=file:/path/to/an/empty/folder,init,image=SIZE";
 
 /// The grammar, for sentences.
-const GRAMMAR: &str =
-    "NAME=file:/path[,init][,image=SIZE][,overcommit=N][,mount=required|any] or NAME=memory:";
+const GRAMMAR: &str = "NAME=file:/path[,init][,image=SIZE][,overcommit=N] or NAME=memory:";
 /// Nobody promises more: at a thousand times the pool the number has lost its meaning.
 const MOST_OVERCOMMIT: f64 = 1000.0;
 
@@ -136,16 +100,12 @@ impl PoolDefinition {
                 "overcommit={overcommit} is not possible; give a number from 1 to {MOST_OVERCOMMIT}"
             )));
         }
-        if options.mount.is_some() && place == PoolPlace::Memory {
-            return Err(no("mount= is for pools in a folder: give file:/path".into()));
-        }
         Ok(PoolDefinition {
             name: name.to_string(),
             place,
             init: options.init,
             image,
             overcommit,
-            mount: options.mount,
         })
     }
 }
@@ -248,10 +208,9 @@ impl FromStr for PoolDefinition {
                         size::parse_size(bytes).map_err(|error| no(format!("image: {error}")))?;
                     options.image.replace(bytes).is_some()
                 }
-                Some(("mount", rule)) => options.mount.replace(rule.parse().map_err(no)?).is_some(),
                 _ => {
                     return Err(no(format!(
-                        "{word:?} is not known; known are init, image=SIZE, overcommit=N and mount=required|any, and a path with a comma can be given in the configuration file alone"
+                        "{word:?} is not known; known are init, image=SIZE and overcommit=N, and a path with a comma can be given in the configuration file alone"
                     )));
                 }
             };
@@ -290,9 +249,6 @@ impl fmt::Display for PoolDefinition {
         }
         if self.overcommit != 1.0 {
             write!(f, ",overcommit={}", self.overcommit)?;
-        }
-        if let Some(rule) = self.mount {
-            write!(f, ",mount={rule}")?;
         }
         Ok(())
     }
@@ -365,10 +321,7 @@ mod tests {
             "a=file:/b,image=ten",
             "a=file:/b,image=5000000000000000000",
             "a=file:/b,image=1Gi,image=1Gi",
-            "a=file:/b,mount=some",
-            "a=file:/b,mount=any,mount=required",
             "a=memory:,image=1Gi",
-            "a=memory:,mount=any",
             "a=memory:/b",
             "a=lvm:vg",
             "a=lvm:vg/thin,init",
@@ -409,10 +362,9 @@ mod tests {
             init: bool,
             image in proptest::option::of(300 * size::MIB..1 << 60),
             overcommit in 1.0f64..=1000.0,
-            mount in proptest::option::of(proptest::sample::select(vec![MountRule::Required, MountRule::Any])),
         ) {
             prop_assume!(!path.split('/').any(|part| part == ".."));
-            let options = PoolOptions { init, image, overcommit: Some(overcommit), mount };
+            let options = PoolOptions { init, image, overcommit: Some(overcommit) };
             let Ok(pool) = PoolDefinition::from_parts(&name, &format!("file:{path}"), options) else {
                 // Only a path of dots alone is the root folder.
                 prop_assert!(path.chars().all(|c| c == '/' || c == '.'));

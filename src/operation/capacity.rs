@@ -22,48 +22,29 @@ pub(super) fn headroom(total: u64) -> u64 {
     (total / HEADROOM_SHARE).max(HEADROOM_LEAST)
 }
 
-/// Where the machine itself lives on the file system, one part in so many stays free of new volumes
-/// and growth: kubelets evict pods from a disk with less than 10 or 15 % left. What is made of
-/// volumes that are there is bound by the head-room alone, so that a backup is still possible.
-const MACHINE_SHARE: u64 = 5;
-
-/// Bytes that are kept for the machine on its own file system of this size.
-pub(super) fn machine_reserve(total: u64) -> u64 {
-    total.div_ceil(MACHINE_SHARE)
-}
-
-/// Bytes that new volumes and growth leave free.
-pub(super) fn kept_for_new(pool: &Pool, space: &PoolSpace) -> u64 {
-    let kept = headroom(space.total);
-    match pool.ground.of_machine {
-        true => kept.max(machine_reserve(space.total)),
-        false => kept,
-    }
-}
-
-/// Bytes that may still be promised, with so many kept free: whole grains, so that what is answered can be asked for.
-pub(super) fn promisable(space: &PoolSpace, overcommit: f64, kept: u64) -> u64 {
+/// Bytes that may still be promised: whole grains, so that what is answered can be asked for.
+pub(super) fn promisable(space: &PoolSpace, overcommit: f64) -> u64 {
     let room = space.available.saturating_add(space.own);
-    let promises = (room.saturating_sub(kept) as f64 * overcommit) as u64;
+    let promises = (room.saturating_sub(headroom(space.total)) as f64 * overcommit) as u64;
     promises.saturating_sub(space.promised) / GRAIN * GRAIN
 }
 
-/// Bytes that can really be reserved now, beside what is being made and with so many kept free.
-fn reservable(space: &PoolSpace, kept: u64) -> u64 {
-    let taken = kept.saturating_add(space.claimed);
+/// Bytes that can really be reserved now, beside what is being made.
+fn reservable(space: &PoolSpace) -> u64 {
+    let taken = headroom(space.total).saturating_add(space.claimed);
     space.available.saturating_sub(taken) / GRAIN * GRAIN
 }
 
-/// What a volume of this allocation could have, with so many bytes kept free.
-fn available(pool: &Pool, space: &PoolSpace, allocation: Allocation, kept: u64) -> u64 {
-    let promisable = promisable(space, pool.definition.overcommit, kept);
+/// What a volume of this allocation could have.
+pub(super) fn available(pool: &Pool, space: &PoolSpace, allocation: Allocation) -> u64 {
+    let promisable = pool.promisable(space);
     match allocation {
         Allocation::Thin => promisable,
-        Allocation::Thick => promisable.min(reservable(space, kept)),
+        Allocation::Thick => promisable.min(reservable(space)),
     }
 }
 
-/// Judges a new volume, or the growth of one that had so many bytes.
+/// Judges a promise of `more` bytes beyond `had`.
 pub(super) fn admit(
     pool: &Pool,
     space: &PoolSpace,
@@ -72,29 +53,13 @@ pub(super) fn admit(
     size: u64,
 ) -> Result<()> {
     let more = image_bytes(size).saturating_sub(if had == 0 { 0 } else { image_bytes(had) });
-    let kept = kept_for_new(pool, space);
-    judge(pool, more, available(pool, space, allocation, kept))
-}
-
-/// Judges a volume that is made of another, or of a snapshot.
-pub(super) fn admit_copy(
-    pool: &Pool,
-    space: &PoolSpace,
-    allocation: Allocation,
-    size: u64,
-) -> Result<()> {
-    let kept = headroom(space.total);
-    let available = available(pool, space, allocation, kept);
-    judge(pool, image_bytes(size), available)
-}
-
-fn judge(pool: &Pool, required: u64, available: u64) -> Result<()> {
-    if required <= available {
+    let available = available(pool, space, allocation);
+    if more <= available {
         return Ok(());
     }
     Err(Error::OutOfSpace {
         pool: pool.definition.name.clone(),
-        required,
+        required: more,
         available,
     })
 }
@@ -113,7 +78,15 @@ pub(super) fn admit_snapshot(
     } else {
         GRAIN
     };
-    judge(pool, required, reservable(space, headroom(space.total)))
+    let available = reservable(space);
+    if required <= available {
+        return Ok(());
+    }
+    Err(Error::OutOfSpace {
+        pool: pool.definition.name.clone(),
+        required,
+        available,
+    })
 }
 
 /// That a pool still has its head-room, by one look at its disk.
@@ -166,8 +139,7 @@ impl Driver {
         if allocation == Allocation::Thick && pool.backend.refuses_thick().is_some() {
             return Ok(nothing);
         }
-        let space = pool.backend.space()?;
-        let available = available(&pool, &space, allocation, kept_for_new(&pool, &space));
+        let available = available(&pool, &pool.backend.space()?, allocation);
         Ok(Capacity {
             available,
             maximum: available.min(pool.backend.largest()),
@@ -185,24 +157,15 @@ mod tests {
         #[test]
         fn at_overcommit_one_all_promises_fit_what_is_there(total in 0u64..1 << 50, available in 0u64..1 << 50, own in 0u64..1 << 50, promised in 0u64..1 << 50) {
             let space = PoolSpace { total, available, own, promised, ..PoolSpace::default() };
-            let more = promisable(&space, 1.0, headroom(total));
+            let more = promisable(&space, 1.0);
             prop_assert!(more == 0 || promised + more <= available + own);
             prop_assert!(more.is_multiple_of(GRAIN));
         }
 
         #[test]
-        fn promises_leave_free_what_is_kept(total in 0u64..1 << 50, available in 0u64..1 << 50, own in 0u64..1 << 50, promised in 0u64..1 << 50) {
-            let space = PoolSpace { total, available, own, promised, ..PoolSpace::default() };
-            let kept = machine_reserve(total);
-            let more = promisable(&space, 1.0, kept);
-            prop_assert!(more == 0 || promised + more + kept <= available + own);
-            prop_assert!(kept * 5 >= total);
-        }
-
-        #[test]
         fn a_larger_overcommit_never_offers_less(total in 0u64..1 << 50, available in 0u64..1 << 50, promised in 0u64..1 << 50, factor in 1.0f64..100.0) {
             let space = PoolSpace { total, available, promised, ..PoolSpace::default() };
-            prop_assert!(promisable(&space, factor, headroom(total)) >= promisable(&space, 1.0, headroom(total)));
+            prop_assert!(promisable(&space, factor) >= promisable(&space, 1.0));
         }
     }
 }

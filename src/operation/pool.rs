@@ -6,11 +6,10 @@ use uuid::Uuid;
 
 use super::Driver;
 use super::detach::look_at;
-use super::pool_ground::PoolGround;
 use super::pool_image::OpenImage;
 use crate::backend::{Backend, Leftovers, PoolSpace};
 use crate::error::{Error, Result};
-use crate::model::{MountRule, PoolDefinition, PoolId, VolumeId};
+use crate::model::{PoolDefinition, PoolId, VolumeId};
 use crate::record::VolumeRecord;
 
 /// A pool that is served.
@@ -21,8 +20,6 @@ pub struct Pool {
     pub backend: Box<dyn Backend>,
     /// The image that it lies on, if its definition says so.
     pub image: Option<OpenImage>,
-    /// What it lies on.
-    pub ground: PoolGround,
     /// What its start found and ended.
     pub leftovers: Leftovers,
 }
@@ -42,8 +39,7 @@ impl Pool {
 
     /// Bytes that may still be promised, at this overcommit.
     pub fn promisable(&self, space: &PoolSpace) -> u64 {
-        let kept = super::capacity::kept_for_new(self, space);
-        super::capacity::promisable(space, self.definition.overcommit, kept)
+        super::capacity::promisable(space, self.definition.overcommit)
     }
 }
 
@@ -94,12 +90,6 @@ pub struct PoolStatus {
     pub snapshots: u64,
     /// Number of records of volumes and snapshots that can't be read.
     pub damaged: u64,
-    /// What it lies on, if it's served.
-    pub ground: Option<PoolGround>,
-    /// Whether its images can share blocks.
-    pub shares_blocks: bool,
-    /// Its definition says that it may be in any folder.
-    pub any_mount: bool,
     /// Published volumes whose devices were changed by who uses them.
     pub changed: Vec<super::ChangedDevice>,
     /// What its start found and ended.
@@ -247,9 +237,6 @@ impl Driver {
                     place: pool.definition.place.to_string(),
                     id: Some(pool.id()),
                     refusal: None,
-                    ground: Some(pool.ground.clone()),
-                    shares_blocks: pool.backend.shares_blocks(),
-                    any_mount: pool.definition.mount == Some(MountRule::Any),
                     promisable: space.as_ref().map(|space| pool.promisable(space)),
                     space,
                     volumes: pool.backend.count(),
@@ -266,9 +253,6 @@ impl Driver {
                 place: definition.place.to_string(),
                 id,
                 refusal: Some(why),
-                ground: None,
-                shares_blocks: false,
-                any_mount: definition.mount == Some(MountRule::Any),
                 space: None,
                 promisable: None,
                 volumes: 0,

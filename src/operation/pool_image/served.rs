@@ -1,6 +1,5 @@
 //! Images of pools that are served: opened at the start, closed at the end of the process.
 
-use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -35,7 +34,7 @@ impl Driver {
             }
             found => return Ok((None, found)),
         }
-        let image = open(host, definition, size, patience, &self.machine_folders())?;
+        let image = open(host, definition, size, patience)?;
         let found = pool_make::look(host, &image.folder)?;
         Ok((Some(image), found))
     }
@@ -81,12 +80,11 @@ impl Driver {
 pub(in crate::operation) fn identify(
     host: &dyn Host,
     definition: &PoolDefinition,
-    machine: &[PathBuf],
 ) -> Result<Option<PoolRecord>> {
     let path = folder(definition);
     match (definition.image, pool_make::look(host, &path)?) {
         (Some(size), pool_make::Found::Image(_)) => {
-            let image = open(host, definition, size, Duration::ZERO, machine)?;
+            let image = open(host, definition, size, Duration::ZERO)?;
             FileBackend::identify(host, &image.folder)
         }
         (None, pool_make::Found::Pool(pool)) => Ok(Some(pool)),

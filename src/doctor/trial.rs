@@ -1,0 +1,215 @@
+//! Throw-away file systems: each kind is made and mounted as a volume is, and taken away again. So
+//! a kernel that can't mount what the installed mkfs makes is found before a volume is.
+
+use std::path::{Path, PathBuf};
+
+use super::{Check, Patient, kernel};
+use crate::error::{Doing, Error, Result, chain};
+use crate::host::{Device, Done, Effect, FileKind, FileStat, Host, LoopSpec, MountSpec, NodeKind};
+use crate::model::FsType;
+
+/// A file system of this size is made in a moment, unless its kind needs more; its file has holes.
+const TRIAL_BYTES: u64 = 16 << 20;
+
+/// A file system that is mounted for a trial.
+pub(super) struct Mounted<'a> {
+    pub(super) target: &'a Path,
+    pub(super) device: &'a Device,
+    pub(super) image: &'a FileStat,
+}
+
+/// One trial of each kind.
+pub(super) fn examine(host: &dyn Host, patient: &Patient) -> Vec<Check> {
+    let kinds = FsType::ALL.into_iter();
+    kinds.map(|fs| trial(host, patient, fs)).collect()
+}
+
+fn trial(host: &dyn Host, patient: &Patient, fs: FsType) -> Check {
+    let program = format!("mkfs.{fs}");
+    let not_tried =
+        |why: String, fix: &str| Check::warn(fs.name(), format!("not tried: {why}"), fix);
+    if kernel::may_mount(host) != Some(true) {
+        let why = "it needs CAP_SYS_ADMIN".into();
+        return not_tried(why, "run it as root, in a container as privileged");
+    }
+    if !kernel::is_there(host, &patient.programs, &program) {
+        let fix = format!("without it there are no {fs} volumes; see what is said of programs");
+        return not_tried(format!("{program} is missing"), &fix);
+    }
+    // Each in its own: what one can't take away is not the next one's.
+    let mut folder = patient.trial_dir.clone().into_os_string();
+    folder.push(format!("-{fs}"));
+    match on_mounted(host, Path::new(&folder), fs, |_| Ok(()), || {}) {
+        Ok(()) => Check::ok(fs.name(), "a throw-away one was made and mounted"),
+        Err(error) => Check::warn(
+            fs.name(),
+            chain(&error),
+            format!(
+                "no {fs} volume can be used on this node until that is mended: give it a kernel \
+                 with {fs} (modprobe {fs}) that mounts what {program} makes, or keep {fs} volumes \
+                 on other nodes"
+            ),
+        ),
+    }
+}
+
+/// Makes and mounts a file system in a folder that is made for it, does something with it, and
+/// takes everything away again: what `act` or `end`, which is called last, has left in the folder
+/// included. What can't be unmounted stays as it is, and the error names it.
+pub(super) fn on_mounted<T>(
+    host: &dyn Host,
+    folder: &Path,
+    fs: FsType,
+    act: impl FnOnce(&Mounted<'_>) -> Result<T>,
+    end: impl FnOnce(),
+) -> Result<T> {
+    let mut made = Made {
+        host,
+        folders: Vec::new(),
+    };
+    made.folders_to(folder)?;
+    let mut is_mounted = false;
+    let tried = on_image(host, folder, fs, act, &mut is_mounted);
+    end();
+    if is_mounted {
+        return tried;
+    }
+    let removed = remove(host, folder);
+    let tried = tried?;
+    removed.map(|()| tried)
+}
+
+/// Removes a folder with all that is in it.
+fn remove(host: &dyn Host, folder: &Path) -> Result<()> {
+    let doing = || format!("clear {}", folder.display());
+    for name in host.list_dir(folder).doing(doing)?.unwrap_or_default() {
+        let path = folder.join(name);
+        match host.stat(&path).doing(doing)?.map(|found| found.kind) {
+            Some(FileKind::Dir) => remove(host, &path)?,
+            Some(_) => perform(host, &Effect::RemoveFile { path: &path })?,
+            None => {}
+        }
+    }
+    perform(host, &Effect::RemoveDir { path: folder })
+}
+
+fn doing() -> String {
+    "try a throw-away file system".into()
+}
+
+fn perform(host: &dyn Host, effect: &Effect<'_>) -> Result<()> {
+    host.perform(effect).map(drop).doing(doing)
+}
+
+/// Folders that go when this does, the last first; those that others use by then stay.
+struct Made<'a> {
+    host: &'a dyn Host,
+    folders: Vec<PathBuf>,
+}
+
+impl Made<'_> {
+    fn folder(&mut self, path: &Path) -> Result<()> {
+        // Before: what is told as failed may have been done.
+        self.folders.push(path.to_path_buf());
+        perform(self.host, &Effect::MakeDir { path })
+    }
+
+    /// The folder, and those above it that are missing.
+    fn folders_to(&mut self, path: &Path) -> Result<()> {
+        let mut missing = Vec::new();
+        for folder in path.ancestors() {
+            if self.host.stat(folder).doing(doing)?.is_some() {
+                break;
+            }
+            missing.push(folder);
+        }
+        missing
+            .into_iter()
+            .rev()
+            .try_for_each(|folder| self.folder(folder))
+    }
+}
+
+impl Drop for Made<'_> {
+    fn drop(&mut self) {
+        for path in self.folders.iter().rev() {
+            let _ = self.host.perform(&Effect::RemoveDir { path });
+        }
+    }
+}
+
+fn scratch(host: &dyn Host, image: &Path, size: u64) -> Result<FileStat> {
+    let allocate = Effect::Allocate {
+        path: image,
+        size,
+        reserve: false,
+    };
+    perform(host, &allocate)?;
+    let gone = || Error::refused(image.display(), "the scratch image has gone");
+    host.stat(image).doing(doing)?.ok_or_else(gone)
+}
+
+fn on_image<T>(
+    host: &dyn Host,
+    folder: &Path,
+    fs: FsType,
+    act: impl FnOnce(&Mounted<'_>) -> Result<T>,
+    is_mounted: &mut bool,
+) -> Result<T> {
+    let image = &folder.join("trial.img");
+    let file = scratch(host, image, TRIAL_BYTES.max(fs.minimum_bytes()))?;
+    // With autoclear the device goes with its mount.
+    let spec = LoopSpec {
+        image,
+        backing: file.id,
+        block_size: 512,
+        autoclear: true,
+        read_only: false,
+    };
+    let Done::Loop(hold) = host.perform(&Effect::AttachLoop(spec)).doing(doing)? else {
+        return Err(Error::Bug {
+            invariant: "AttachLoop gives a loop device".into(),
+        });
+    };
+    let device = hold.device();
+    let format = Effect::Format {
+        device: &device,
+        fs,
+        uuid: host.random_uuid(),
+        options: &[],
+        keep_blocks: false,
+    };
+    perform(host, &format)?;
+    let target = folder.join("mounted");
+    let make = Effect::MakeTarget {
+        path: &target,
+        kind: NodeKind::Dir,
+    };
+    perform(host, &make)?;
+    let mount = MountSpec {
+        device: &device,
+        target: &target,
+        fs,
+        options: &[],
+        read_only: false,
+    };
+    let mounted = perform(host, &Effect::Mount(mount));
+    *is_mounted = mounted.is_ok();
+    let acted = mounted.and_then(|()| {
+        act(&Mounted {
+            target: &target,
+            device: &device,
+            image: &file,
+        })
+    });
+    // Also after a mount that failed: it may have been done.
+    let unmounted = perform(host, &Effect::Unmount { target: &target });
+    drop(hold);
+    if unmounted.is_err() && *is_mounted {
+        return unmounted.and(acted);
+    }
+    *is_mounted = false;
+    let removed = perform(host, &Effect::RemoveTarget { path: &target });
+    let acted = acted?;
+    removed.map(|()| acted)
+}
