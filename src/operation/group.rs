@@ -50,7 +50,8 @@ impl Driver {
         // Before the list, which may have one by then that couldn't be read.
         let seen = sources(ids)
             .map(|sources| membership(id, &sources, &request.parameters))
-            .and_then(|asked| self.look_at_each(&asked.members));
+            .and_then(|asked| self.look_at_each(&asked.members))
+            .and_then(|()| self.members_read(id));
         let found = self.members_of(id.0, SnapshotState::Ready);
         if let Some((_, one)) = found.first() {
             let membership = one.group.clone().unwrap_or_else(|| no_membership(id.0));
@@ -188,6 +189,30 @@ impl Driver {
             }
             Ok(())
         })
+    }
+
+    /// An error if a record that can't be read is that of a member of this group, of whatever
+    /// volume that is there now: the group was asked for with other volumes before.
+    pub(super) fn members_read(&self, group: GroupId) -> Result<()> {
+        for pool in self.serving() {
+            let damaged = pool.backend.damaged_snapshots();
+            if damaged.is_empty() {
+                continue;
+            }
+            let unread = pool.backend.damaged().into_iter().map(|(uuid, _)| uuid);
+            let read = pool.backend.volumes(None, usize::MAX).into_iter();
+            for uuid in unread.chain(read.map(|record| record.uuid)) {
+                let source = VolumeId {
+                    pool: pool.id(),
+                    uuid,
+                };
+                let member = member_of(group, source).uuid;
+                if damaged.iter().any(|(uuid, _)| *uuid == member) {
+                    pool.backend.snapshot(member)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// An error if a snapshot may be there that isn't seen: on a pool that isn't served, or by a

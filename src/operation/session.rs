@@ -157,7 +157,9 @@ impl Driver {
         let lock = self.locks.acquire(Key::Group(group.0))?;
         // Before the list, which may have one by then that couldn't be read.
         let ours = membership(group, &sources(&begin.volume_ids)?, &begin.parameters);
-        let seen = self.look_at_each(&ours.members);
+        let seen = self
+            .look_at_each(&ours.members)
+            .and_then(|()| self.members_read(group));
         let states = [SnapshotState::Ready, SnapshotState::Cut];
         let mut found = states
             .into_iter()

@@ -71,6 +71,10 @@ fn a_group_whose_only_record_cannot_be_read_is_neither_absent_nor_made_again_nor
     assert_eq!(driver.locks_held(), 0);
     assert_eq!(host.files_below(Path::new("/memory/default")), files);
 
+    // Nor is it made of other volumes: once the record can be read, it would be of two attempts.
+    let others = [volume(&driver, "b")];
+    is_damaged(driver.create_group(&request("g", &others)));
+
     // Another group of this volume is no matter of the damaged one.
     let other = driver.create_group(&request("h", &sources)).unwrap();
     driver
@@ -104,6 +108,10 @@ fn a_share_begins_nothing_over_a_member_whose_record_cannot_be_read() {
     let (done, told) = served(&driver, &begin(Some(GROUP), &all, &ours), all_steps());
     is_damaged(done);
     assert_eq!(told, 0, "it's found before anything is prepared");
+    let others = [volume(&driver, "b")];
+    let (done, told) = served(&driver, &begin(Some(GROUP), &others, &others), all_steps());
+    is_damaged(done);
+    assert_eq!(told, 0, "nor is the group made of other volumes");
     let unseen = driver.group_here(GROUP, &[]).unwrap().unseen;
     assert!(unseen.is_some_and(|why| why.contains(&id.uuid.to_string())));
     is_damaged(driver.end_group_here(GROUP, &[id.to_string()]));
