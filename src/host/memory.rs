@@ -39,7 +39,7 @@ use disk::Ino;
 pub use fault::FaultMode;
 pub use freezer::STRANGE_TOKEN;
 use machine::{Machine, Process};
-pub use stranger::Held;
+pub use stranger::{Held, Unreadable};
 
 /// The folder that exists on every simulated machine, on its pool's disk; pools go below it.
 pub const POOLS: &str = "/memory";

@@ -6,7 +6,11 @@
 //! before the power went. After each: an error that has the caller forget the object must have
 //! left nothing; repeats must converge to the same answer and the same picture of the machine;
 //! nothing that a user synced may be lost; and led to its end, the volume must leave nothing.
+//! The same holds of a call that is made while something is wrong that lasts, once it has ended:
+//! a pool that is full and stays full, a record that can't be read. And of a call that fails after
+//! others, of the same volume, have failed and then succeeded.
 
+mod again;
 mod cuts;
 mod sweep;
 mod trial;
@@ -15,7 +19,7 @@ mod world;
 
 use slackwater::model::{FsType, Wipe};
 use trial::Scenario;
-use world::{How, SIZE, Step, World};
+use world::{How, Lasting, SIZE, Step, World};
 
 fn sweep_repeat(before: &[Step], act: Step) {
     let before = before.to_vec();
@@ -292,7 +296,7 @@ fn volumes_end_on_a_pool_that_is_full_and_stays_full() {
     let staged = [
         Step::Create(V, How::BLOCK),
         Step::Stage(V),
-        Step::Full(true),
+        Step::Begin(Lasting::Full),
     ];
     sweep(&staged, Step::Unstage(V));
     let mut unstaged = staged.to_vec();
@@ -300,7 +304,7 @@ fn volumes_end_on_a_pool_that_is_full_and_stays_full() {
     sweep(&unstaged, Step::Stage(V));
     sweep(&unstaged, Step::Delete(V));
     let mut used = used(How::EXT4);
-    used.push(Step::Full(true));
+    used.push(Step::Begin(Lasting::Full));
     sweep(&used, Step::Delete(V));
 }
 

@@ -2,12 +2,14 @@
 //! default a share of them, spread evenly: each scenario begins elsewhere, and the ways take turns
 //! from effect to effect. `SLACKWATER_SWEEP=full` has all of them.
 
+use std::path::PathBuf;
+
 use nix::errno::Errno;
-use slackwater::host::memory::FaultMode;
+use slackwater::host::memory::{FaultMode, Unreadable};
 
 use crate::trial::{Calm, Came, Fault, Scenario, Then};
 use crate::world::check::Picture;
-use crate::world::{Step, World};
+use crate::world::{Lasting, Step, World};
 
 const MODES: [FaultMode; 6] = [
     FaultMode::Before(Errno::EIO),
@@ -22,7 +24,7 @@ const MODES: [FaultMode; 6] = [
 const SHARE: usize = 2;
 
 /// Which trials are made.
-struct Sample {
+pub struct Sample {
     share: usize,
     /// Where this scenario begins.
     from: usize,
@@ -30,9 +32,13 @@ struct Sample {
 
 impl Sample {
     fn of(scenario: &Scenario) -> Sample {
+        Sample::one_in(SHARE, &format!("{:?} {:?}", scenario.before, scenario.act))
+    }
+
+    /// One in so many, unless all are asked for.
+    pub fn one_in(share: usize, said: &str) -> Sample {
         let full = std::env::var_os("SLACKWATER_SWEEP").is_some_and(|value| value == "full");
-        let share = if full { 1 } else { SHARE };
-        let said = format!("{:?} {:?}", scenario.before, scenario.act);
+        let share = if full { 1 } else { share };
         let from = said.bytes().map(usize::from).sum();
         Sample { share, from }
     }
@@ -43,7 +49,7 @@ impl Sample {
     }
 
     /// Whether a trial is made; `place` says which it is.
-    fn has(&self, place: &[usize]) -> bool {
+    pub fn has(&self, place: &[usize]) -> bool {
         (self.from + place.iter().sum::<usize>()).is_multiple_of(self.share)
     }
 }
@@ -82,6 +88,11 @@ impl Scenario {
         for n in failures.sample.of_all(calm.looks) {
             self.all(&calm, &[Fault::Look(n)], &mut failures);
         }
+        for (n, lasting) in self.lasting().into_iter().enumerate() {
+            if failures.sample.has(&[n]) {
+                self.all(&calm, &[Fault::Lasting(lasting)], &mut failures);
+            }
+        }
         for n in 1..=calm.effects {
             for (way, mode) in MODES.into_iter().enumerate() {
                 if failures.sample.has(&[n, way]) {
@@ -90,6 +101,16 @@ impl Scenario {
             }
         }
         (calm, failures)
+    }
+
+    /// What may be wrong from the call on, and stay so.
+    fn lasting(&self) -> Vec<Lasting> {
+        let records = World::after(&self.before).record_files();
+        let ways = |path: PathBuf| {
+            [Unreadable::Error, Unreadable::Zeros].map(|how| Lasting::Unreadable(path.clone(), how))
+        };
+        let unreadable = records.into_iter().flat_map(ways);
+        std::iter::once(Lasting::Full).chain(unreadable).collect()
     }
 
     /// A stranger thaws before each effect in turn: what was cut then is never served.
@@ -179,7 +200,7 @@ impl Scenario {
 
     fn left_after(&self, fault: &Fault) -> (Picture, bool) {
         let mut world = World::after(&self.before);
-        fault.plan(&world);
+        fault.plan(&mut world).expect("a fault can be planned");
         // The answer is judged in the trial.
         let _ = world.run(&self.act);
         let mut picture = world.picture();

@@ -10,7 +10,7 @@ use slackwater::host::memory::FaultMode;
 use slackwater::model::size::image_bytes;
 
 use crate::world::check::Picture;
-use crate::world::{POOL, SIZE, Step, World};
+use crate::world::{Lasting, POOL, SIZE, Step, World};
 
 /// A caller repeats; one that has not got there after so many tries never will.
 const TRIES: usize = 4;
@@ -26,15 +26,28 @@ pub struct Scenario {
 pub enum Fault {
     Effects(Vec<(usize, FaultMode)>),
     Look(usize),
+    /// Something that is so during all of the caller's calls. A driver that has begun before it
+    /// remembers what it has read, so it starts again.
+    Lasting(Lasting),
 }
 
 impl Fault {
     pub fn is_single(&self) -> bool {
-        matches!(self, Fault::Look(_)) || matches!(self, Fault::Effects(faults) if faults.len() < 2)
+        match self {
+            Fault::Look(_) | Fault::Lasting(_) => true,
+            Fault::Effects(faults) => faults.len() < 2,
+        }
     }
 
-    pub fn plan(&self, world: &World) {
+    pub fn plan(&self, world: &mut World) -> Result<(), String> {
         match self {
+            Fault::Lasting(lasting) => {
+                world.begin(lasting);
+                if lasting.hides() && world.is_up() {
+                    let started = world.run(&Step::Start);
+                    started.map_err(|error| format!("under {lasting:?}: {}", chain(&error)))?;
+                }
+            }
             Fault::Effects(faults) => {
                 for (n, mode) in faults {
                     world.host.fail_effect(*n, *mode);
@@ -42,6 +55,7 @@ impl Fault {
             }
             Fault::Look(n) => world.host.fail_look(*n, Errno::EIO),
         }
+        Ok(())
     }
 }
 
@@ -123,14 +137,18 @@ impl Scenario {
         let (mut fired, mut forgotten, mut acknowledged) = (true, false, false);
         let mut said = String::new();
         for fault in faults {
-            if !world.is_up() {
+            // A start that comes next meets what lasts.
+            if !world.is_up() && !matches!(fault, Fault::Lasting(_)) {
                 let started = world.run(&Step::Start);
                 started.map_err(|error| format!("{said}{}", chain(&error)))?;
             }
-            fault.plan(&world);
-            let answer = world.run(&self.act);
+            fault.plan(&mut world)?;
+            let mut answer = world.run(&self.act);
             fired &= world.host.faults_left() == 0;
             world.host.clear_faults();
+            if let Fault::Lasting(lasting) = fault {
+                answer = self.under(&mut world, lasting, answer, &before)?;
+            }
             // A process that has ended has not answered, whatever its last call came to.
             acknowledged = answer.is_ok() && self.act.rpc().is_some() && world.host.is_alive();
             forgotten = answer.as_ref().is_err_and(|error| self.act.is_final(error))
@@ -186,6 +204,44 @@ impl Scenario {
         };
         end.map_err(|why| format!("{said}{why}"))?;
         Ok(Came { fired, forgotten })
+    }
+
+    /// The caller repeats while something lasts, and then it ends; the caller's last answer.
+    fn under(
+        &self,
+        world: &mut World,
+        lasting: &Lasting,
+        first: Result<String>,
+        before: &Picture,
+    ) -> Result<Result<String>, String> {
+        let is_final = |answer: &Result<String>| {
+            let is_final = |error| self.act.is_final(error);
+            answer.as_ref().is_err_and(is_final)
+        };
+        let mut answer = first;
+        for _ in 0..2 {
+            if let Err(error) = &answer {
+                if self.act.is_undoing() && *lasting == Lasting::Full {
+                    return Err(format!("on a full pool: {}", chain(error)));
+                }
+                if is_final(&answer) {
+                    let left = self.nothing_left(world, before);
+                    left.map_err(|left| format!("{}, which is final: {left}", chain(error)))?;
+                    // The caller has forgotten it.
+                    break;
+                }
+            }
+            world.check()?;
+            world.host.pass_time(Duration::from_secs(3600));
+            answer = world.run(&self.act);
+        }
+        world.check()?;
+        world.end();
+        if world.is_up() {
+            let looked = world.run(&Step::LookAgain);
+            looked.map_err(|error| chain(&error))?;
+        }
+        Ok(answer)
     }
 
     /// What was acknowledged survives a power loss.
@@ -245,7 +301,8 @@ impl Scenario {
         let id = &world.ids[name];
         let (_, uuid) = id.split_once('.').expect("an id has two parts");
         let image = format!("{POOL}/volumes/{uuid}/data.img");
-        let image = world.host.stat(Path::new(&image)).expect("a living host");
+        let image = world.host.aside(|host| host.stat(Path::new(&image)));
+        let image = image.expect("a living host");
         image.is_some_and(|image| image.size == image_bytes(SIZE))
     }
 

@@ -2,7 +2,7 @@
 
 use nix::errno::Errno;
 use proptest::prelude::*;
-use slackwater::host::memory::FaultMode;
+use slackwater::host::memory::{FaultMode, Unreadable};
 use slackwater::model::{FsType, Level, Wipe};
 
 use crate::world::{How, SIZE, Step};
@@ -26,6 +26,23 @@ pub enum Act {
     Reboot(bool),
     /// Users write wherever they can, and sync it or not.
     Write(bool),
+    /// Something is wrong from now on.
+    Begin(Kind),
+    /// It isn't any more.
+    End,
+}
+
+/// What is wrong for many acts.
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    Full,
+    /// Of all records that there are then the n-th can't be read, by a driver that has begun before
+    /// or that begins now.
+    Unreadable {
+        n: usize,
+        how: Unreadable,
+        begins: bool,
+    },
 }
 
 /// What comes after a fault.
@@ -119,7 +136,55 @@ pub fn prelude() -> impl Strategy<Value = Vec<Act>> {
     ]
 }
 
-pub fn acts() -> impl Strategy<Value = Act> {
+fn kinds() -> impl Strategy<Value = Kind> {
+    let how = prop_oneof![Just(Unreadable::Error), Just(Unreadable::Zeros)];
+    let unreadable = (0..8usize, how, any::<bool>())
+        .prop_map(|(n, how, begins)| Kind::Unreadable { n, how, begins });
+    prop_oneof![2 => Just(Kind::Full), 3 => unreadable]
+}
+
+/// One act, or several that belong together.
+pub fn acts() -> impl Strategy<Value = Vec<Act>> {
+    prop_oneof![
+        30 => each().prop_map(|act| vec![act]),
+        1 => kinds().prop_map(|kind| vec![Act::Begin(kind)]),
+        2 => Just(vec![Act::End]),
+        2 => twice(),
+    ]
+}
+
+/// A call that fails, others that succeed, and one more that fails: of the same volume or
+/// snapshot.
+fn twice() -> impl Strategy<Value = Vec<Act>> {
+    let n = || 1..16usize;
+    let mode = || {
+        let eio = [FaultMode::Before(Errno::EIO), FaultMode::After(Errno::EIO)];
+        prop::sample::select(eio.to_vec())
+    };
+    let fault = |step, n, mode| Act::Fault(step, n, mode, After::Nothing);
+    let growth = (prop::sample::select(&NAMES[..]), hows(), 2..6u64, 2..6u64);
+    let growth = growth.prop_map(|(name, how, one, other)| {
+        let between = vec![Act::Call(Step::StageAs(name, how)), Act::Write(true)];
+        (
+            Step::Expand(name, SIZE * one),
+            between,
+            Step::Expand(name, SIZE * other),
+        )
+    });
+    let same = (steps(), steps());
+    let same = same
+        .prop_map(|(step, other)| (step.clone(), vec![Act::Call(other), Act::Write(true)], step));
+    let calls = prop_oneof![growth, same];
+    (calls, n(), mode(), n(), mode()).prop_map(move |((one, between, other), n, how, m, again)| {
+        let (first, last) = (fault(one, n, how), fault(other, m, again));
+        std::iter::once(first)
+            .chain(between)
+            .chain([last])
+            .collect()
+    })
+}
+
+fn each() -> impl Strategy<Value = Act> {
     let mode = prop_oneof![
         Just(FaultMode::Before(Errno::EIO)),
         Just(FaultMode::After(Errno::EIO)),

@@ -44,6 +44,12 @@ impl Face {
             published: BTreeMap::new(),
         }
     }
+
+    /// Whether its record says the same.
+    fn is_recorded_as(&self, other: &Face) -> bool {
+        let recorded = |face: &Face| (face.size, face.wipe, face.formatted, face.begun);
+        recorded(self) == recorded(other)
+    }
 }
 
 /// A volume.
@@ -52,6 +58,8 @@ pub struct Volume {
     pub face: Face,
     /// How it was staged last.
     capability: Option<How>,
+    /// What it was before changes that no call has answered: a power loss may bring it back.
+    unanswered: Vec<Face>,
     pub tokens: BTreeSet<u64>,
 }
 
@@ -61,6 +69,7 @@ impl Volume {
         Volume {
             face,
             capability: None,
+            unanswered: Vec::new(),
             tokens,
         }
     }
@@ -229,6 +238,18 @@ impl Model {
         }
     }
 
+    /// A call of a volume was answered: what its record says is durable.
+    pub fn answered(&mut self, step: &Step) {
+        if let Step::Modify(name, _)
+        | Step::Expand(name, _)
+        | Step::StageAs(name, _)
+        | Step::PublishAs(name, ..) = step
+            && let Some(volume) = self.volumes.get_mut(name)
+        {
+            volume.unanswered.clear();
+        }
+    }
+
     fn volume(&mut self, name: &str) -> Result<&mut Volume, Code> {
         self.volumes.get_mut(name).ok_or(Code::NotFound)
     }
@@ -306,9 +327,12 @@ impl Model {
         Ok(())
     }
 
-    /// Mounts and inline volumes end with a boot.
-    pub fn reboot(&mut self) {
-        self.inline.clear();
+    /// Mounts and inline volumes end with a boot; of those that can't be seen then only the mount.
+    pub fn reboot(&mut self, is_hidden: impl Fn(&'static str) -> bool) {
+        self.inline.retain(|name, _| is_hidden(name));
+        self.inline
+            .values_mut()
+            .for_each(|inline| inline.mounted = false);
         for volume in self.volumes.values_mut() {
             volume.face.staged = false;
             volume.face.grown = false;
@@ -339,7 +363,9 @@ impl Model {
             let is = now.inline.get(name);
             // One that was only to be ended or made may be there without its mount.
             let half = is == Some(&false) && before.get(name) != then.get(name);
-            if is != before.get(name) && is != then.get(name) && !half {
+            // One of an earlier boot is ended by the next start that can see it.
+            let ended = is.is_none() && before.get(name) == Some(&false);
+            if is != before.get(name) && is != then.get(name) && !half && !ended {
                 return Err(format!("inline {name}: {is:?}"));
             }
             match is {
@@ -358,7 +384,8 @@ impl Model {
     ) -> Result<(), String> {
         let before = self.volumes.get(name).or(self.ghosts.get(name));
         let known: Vec<&Volume> = before.into_iter().chain(then).collect();
-        let faces: Vec<&Face> = known.iter().map(|volume| &volume.face).collect();
+        let mut faces: Vec<&Face> = known.iter().map(|volume| &volume.face).collect();
+        faces.extend(before.iter().flat_map(|volume| &volume.unanswered));
         if !is_between(&faces, face) {
             return Err(format!("{name} is {face:?}, between {faces:?}"));
         }
@@ -375,9 +402,13 @@ impl Model {
             .filter(same)
             .map(|volume| volume.tokens.clone());
         let tokens = tokens.reduce(|one, other| &one & &other);
+        let mut unanswered = before.map_or(Vec::new(), |before| before.unanswered.clone());
+        unanswered.extend(before.map(|before| before.face.clone()));
+        unanswered.retain(|before| !before.is_recorded_as(face));
         let adopted = Volume {
             face: face.clone(),
             capability,
+            unanswered,
             tokens: tokens.unwrap_or_default(),
         };
         self.volumes.insert(name, adopted);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use slackwater::error::chain;
+use slackwater::host::memory::MemoryHost;
 use slackwater::host::{Device, Host};
 use slackwater::model::size::image_bytes;
 use slackwater::model::{AccessType, Allocation, Capability, FsType, PoolId, Wipe};
@@ -48,8 +49,10 @@ impl Run {
     /// The file systems that the devices of raw volumes show.
     pub fn shown(&self) -> Result<BTreeMap<&'static str, FsType>, String> {
         let host = &self.world.host;
-        let found = inventory::read(host, "default", PoolId(Uuid::nil()), Path::new(POOL))
-            .map_err(|error| chain(&error))?;
+        let read = |host: &MemoryHost| {
+            inventory::read(host, "default", PoolId(Uuid::nil()), Path::new(POOL))
+        };
+        let found = host.aside(read).map_err(|error| chain(&error))?;
         let mut shown = BTreeMap::new();
         for record in found.volumes.into_iter().map(|found| found.record) {
             let name = NAMES.iter().find(|name| **name == record.name);
@@ -69,7 +72,10 @@ impl Run {
 
     /// What can be seen, read past the driver.
     pub fn observe(&self) -> Result<Seen, String> {
-        let host = &self.world.host;
+        self.world.host.aside(|host| self.observe_by(host))
+    }
+
+    fn observe_by(&self, host: &MemoryHost) -> Result<Seen, String> {
         let said = |error: &dyn std::error::Error| chain(error);
         let mounts = host.mounts().map_err(|error| said(&error))?;
         let loops = host.loops().map_err(|error| said(&error))?;

@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 
 use slackwater::error::chain;
 use slackwater::host::Host;
+use slackwater::host::memory::MemoryHost;
 use slackwater::model::Allocation;
 use slackwater::model::size::image_bytes;
 use slackwater::operation::{ListVolumes, inventory};
 use slackwater::record::VolumeState;
 
-use super::{CAPACITY, POOL, Step, World, staging, target};
+use super::{CAPACITY, Lasting, POOL, Step, World, staging, target};
 
 /// Everything that can be seen from outside.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,7 +55,7 @@ impl World {
     pub fn picture(&self) -> Picture {
         let mut mounted = self.host.mounted();
         mounted.sort();
-        let mut files = self.host.files_below(Path::new(POOL));
+        let mut files = self.host.aside(|host| host.files_below(Path::new(POOL)));
         // What is being written is replaced by the next write; the lock comes with each start.
         files.retain(|file| !file.ends_with(".new") && file != "lock");
         let mut targets = self.host.targets();
@@ -80,10 +81,16 @@ impl World {
             return Err("a lock is left".into());
         }
         let mut backings = BTreeSet::new();
-        for found in self.host.loops().map_err(|error| error.to_string())? {
+        let loops = self.host.aside(|host| host.loops());
+        for found in loops.map_err(|error| error.to_string())? {
             if !backings.insert(found.backing) {
                 return Err(format!("two loop devices on one image: {found:?}"));
             }
+        }
+        self.check_freezes()?;
+        // What a driver says of its volumes is looked at when it can see them again.
+        if self.lasting.as_ref().is_some_and(Lasting::hides) {
+            return Ok(());
         }
         for pool in driver.pool_status() {
             if pool.damaged > 0 {
@@ -114,12 +121,12 @@ impl World {
 
     /// What the records of lasting volumes and of snapshots say.
     pub fn records(&self) -> Vec<String> {
-        let Ok(driver) = self.driver() else {
+        if self.driver.is_none() {
             return Vec::new();
-        };
-        let ids = driver.pool_status().into_iter().filter_map(|pool| pool.id);
-        let volumes = ids.flat_map(|id| {
-            let found = inventory::read(&self.host, "default", id, Path::new(POOL));
+        }
+        let volumes = self.pool_id().into_iter().flat_map(|id| {
+            let read = |host: &MemoryHost| inventory::read(host, "default", id, Path::new(POOL));
+            let found = self.host.aside(read);
             found.map(|found| found.volumes).unwrap_or_default()
         });
         let records = volumes

@@ -8,6 +8,7 @@
 
 pub mod check;
 pub mod cuts;
+pub mod lasting;
 mod step;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,6 +23,7 @@ use slackwater::model::size::{GIB, MIB};
 use slackwater::model::{CapacityRange, VolumeId};
 use slackwater::operation::{CreateVolume, Driver, Settings};
 
+pub use lasting::Lasting;
 pub use step::{How, Step};
 
 /// Folder of the pool.
@@ -74,6 +76,10 @@ pub struct World {
     pub tokens: BTreeMap<&'static str, BTreeSet<u64>>,
     /// What must be in snapshots and clones.
     pub cuts: cuts::Cuts,
+    /// What lasts now.
+    pub lasting: Option<Lasting>,
+    /// The driver has begun before that.
+    pub remembers: bool,
 }
 
 impl World {
@@ -94,6 +100,8 @@ impl World {
             unanswered: Vec::new(),
             tokens: BTreeMap::new(),
             cuts: cuts::Cuts::default(),
+            lasting: None,
+            remembers: false,
         }
     }
 
@@ -101,6 +109,8 @@ impl World {
     pub fn after(steps: &[Step]) -> World {
         let mut world = World::new();
         world.run(&Step::Start).expect("a calm start");
+        // What ids are made with, also when the pool isn't served later on.
+        world.pool_id().expect("a pool that is served");
         for step in steps {
             world
                 .run(step)
@@ -160,8 +170,8 @@ impl World {
                 self.driver = None;
                 return Ok(String::new());
             }
-            Step::Full(full) => {
-                self.host.keep_full(*full);
+            Step::Begin(lasting) => {
+                self.begin(lasting);
                 return Ok(String::new());
             }
             Step::PullDisk | Step::PutDiskBack => {
@@ -212,6 +222,7 @@ impl World {
 
     fn start(&mut self) -> Result<String> {
         self.driver = None;
+        self.remembers = false;
         self.host = self.host.restart_process();
         let driver = Driver::start(settings(), Seams::simulated(self.host.clone()))?;
         self.driver = Some(Arc::new(driver));
@@ -244,6 +255,11 @@ impl World {
         let derived = || self.pool_id().map(of);
         let known = self.ids.get(name).cloned();
         known.or_else(derived).unwrap_or_else(|| name.into())
+    }
+
+    pub fn inline_id(&self, name: &str) -> String {
+        let of = |pool| VolumeId::of_name(pool, NameKind::Ephemeral, name).to_string();
+        self.pool_id().map_or_else(|| name.into(), of)
     }
 
     pub fn how(&self, name: &str) -> How {

@@ -11,7 +11,7 @@ use slackwater::operation::{
 };
 use slackwater::service::{Rpc, status};
 
-use super::{SIZE, World, create, range, staging, target, text};
+use super::{Lasting, SIZE, World, create, range, staging, target, text};
 
 /// What a volume is to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,8 +124,8 @@ pub enum Step {
     /// The pool's disk is pulled out, or put back.
     PullDisk,
     PutDiskBack,
-    /// The pool's disk is full and stays so, or has room again.
-    Full(bool),
+    /// Something is so from now on.
+    Begin(Lasting),
     /// From now on the kernel grows no mounted ext4.
     RefuseGrowth,
     /// The file system of a volume is left with errors that a check repairs by itself.
@@ -162,11 +162,24 @@ impl Step {
             | Step::CutOff(..)
             | Step::PullDisk
             | Step::PutDiskBack
-            | Step::Full(_)
+            | Step::Begin(_)
             | Step::RefuseGrowth
             | Step::LeaveUnclean(_)
             | Step::Reboot => return None,
         })
+    }
+
+    /// Whether it takes something away, which must be possible also on a full pool.
+    pub fn is_undoing(&self) -> bool {
+        matches!(
+            self,
+            Step::Delete(_)
+                | Step::Unstage(_)
+                | Step::Unpublish(..)
+                | Step::UnpublishInline(_)
+                | Step::DeleteSnapshot(_)
+                | Step::DeleteGroup(_)
+        )
     }
 
     /// Whether its caller forgets the object after this error.

@@ -66,7 +66,7 @@ impl Host for MemoryHost {
     fn read_file(&self, path: &Path) -> Result<Option<Vec<u8>>> {
         self.look("read", path, |machine| {
             match machine.find(self.process, path)? {
-                Some(ino) => Ok(Some(machine.disk.file(ino)?.live.bytes.clone())),
+                Some(ino) => Ok(Some(machine.read(ino)?)),
                 None => Ok(None),
             }
         })

@@ -219,6 +219,12 @@ impl Machine {
                 from.display()
             ));
         }
+        if let Some(replaced) = self.disk.find(&to_slot)?
+            && self.unreadable.contains_key(&replaced)
+        {
+            let to = to.display();
+            self.violation(format!("{to} was replaced while it could not be read"));
+        }
         self.disk.rename(&from_slot, &to_slot)?;
         Ok(())
     }

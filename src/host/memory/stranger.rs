@@ -11,6 +11,15 @@ use super::user::Answer;
 use super::{Closes, Keep, MemoryHost};
 use crate::host::FileId;
 
+/// How the content of a file can't be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unreadable {
+    /// Reading it fails with EIO.
+    Error,
+    /// Zeros are read in its place.
+    Zeros,
+}
+
 /// Something that a stranger has open; closed when this is dropped.
 pub struct Held {
     _keep: Keep,
@@ -156,6 +165,20 @@ impl MemoryHost {
         let ino = machine.find(0, folder)?.ok_or(Errno::ENOENT)?;
         machine.dead.insert(ino);
         Ok(())
+    }
+
+    /// From now on the content of a file can't be read. A file that takes its name can.
+    pub fn make_unreadable(&self, path: &Path, how: Unreadable) -> Answer<()> {
+        let mut machine = self.lock();
+        let ino = machine.image_at(path)?;
+        machine.disk.file(ino)?;
+        machine.unreadable.insert(ino, how);
+        Ok(())
+    }
+
+    /// What could not be read can be read again.
+    pub fn make_readable(&self) {
+        self.lock().unreadable.clear();
     }
 
     /// The caller removes a leaf of its own, such as a staging folder; EBUSY on a mount point.

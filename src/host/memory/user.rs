@@ -35,7 +35,10 @@ impl Machine {
     fn put_token(&mut self, number: u32, token: u64) -> Answer<()> {
         let ino = self.image_of(number)?;
         let bytes = self.dev(number)?.bytes;
-        let limit = self.disk.capacity.max(self.used());
+        let limit = match self.full {
+            true => self.used(),
+            false => self.disk.capacity.max(self.used()),
+        };
         let data = self.data_mut(ino)?;
         let before = data.clone();
         data.content.used_before = true;

@@ -21,11 +21,12 @@ impl MemoryHost {
         self.lock().turns = turns;
     }
 
-    /// Looks by which a test sees for itself: neither counted nor made to fail.
+    /// Looks by which a test sees for itself: neither counted nor made to fail, and whatever lasts
+    /// is not in their way.
     pub fn aside<T>(&self, looks: impl FnOnce(&MemoryHost) -> T) -> T {
-        self.lock().faults.aside = true;
+        let before = std::mem::replace(&mut self.lock().faults.aside, true);
         let seen = looks(self);
-        self.lock().faults.aside = false;
+        self.lock().faults.aside = before;
         seen
     }
 
