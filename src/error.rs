@@ -158,6 +158,18 @@ pub enum Error {
         /// Bytes available.
         available: u64,
     },
+    /// A snapshot would take room that volumes were promised.
+    #[error(
+        "pool {pool} keeps the {promised} bytes that its volumes were promised (snapshots=reserved), and beside its snapshots there would be room for {room}; delete snapshots or volumes that are not needed, or make the pool larger"
+    )]
+    Promised {
+        /// Name of the pool.
+        pool: String,
+        /// Bytes that volumes were promised.
+        promised: u64,
+        /// Bytes that could be kept for them.
+        room: u64,
+    },
     /// A size that can't be met.
     #[error("{field}: {problem}")]
     OutOfRange {
@@ -336,7 +348,7 @@ impl Error {
     /// Whether the root cause is a full disk.
     pub fn is_no_space(&self) -> bool {
         matches!(self, Error::Host { source, .. } if source.is_no_space())
-            || matches!(self, Error::OutOfSpace { .. })
+            || matches!(self, Error::OutOfSpace { .. } | Error::Promised { .. })
     }
 }
 

@@ -10,6 +10,7 @@ pub mod parameters;
 pub mod pool;
 pub mod size;
 pub mod snapshot;
+pub mod snapshot_room;
 
 pub use alpha::Alpha;
 pub use capability::{AccessMode, AccessType, Capability, FsType};
@@ -18,3 +19,4 @@ pub use parameters::{Allocation, MutableParameters, VolumeParameters, Wipe};
 pub use pool::{PoolDefinition, PoolOptions, PoolPlace};
 pub use size::CapacityRange;
 pub use snapshot::{Level, Members, OnQuiesceFailure, SharedVolume, SnapshotParameters};
+pub use snapshot_room::SnapshotRoom;

@@ -60,6 +60,8 @@ pub struct FileBackend {
     least_sector: u32,
     fs_name: String,
     shares_blocks: bool,
+    /// How many bytes of blocks new images are given at once, where that was said.
+    extent: Option<u64>,
     /// The folder and the pool's lock, for as long as this lives.
     _kept: [Kept; 2],
 }
@@ -108,8 +110,14 @@ impl FileBackend {
             least_sector: ground.least_sector,
             fs_name: ground.fs_name,
             shares_blocks: ground.shares_blocks,
+            extent: None,
             _kept: [pinned, lock],
         })))
+    }
+
+    /// Gives new images blocks by so many bytes at once.
+    pub fn with_extent(self, extent: Option<u64>) -> FileBackend {
+        FileBackend { extent, ..self }
     }
 
     /// Whether its file system is known to write blocks where they are. Others may take a

@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer};
 use super::BadConfig;
 use crate::model::size::parse_size;
 use crate::model::snapshot::parse_duration;
-use crate::model::{PoolDefinition, PoolOptions};
+use crate::model::{PoolDefinition, PoolOptions, SnapshotRoom};
 
 /// A key of the file whose text is parsed as its flag is.
 pub(super) fn one<'de, D, T>(from: D) -> Result<Option<T>, D::Error>
@@ -325,6 +325,10 @@ struct PoolTable {
     #[serde(default, deserialize_with = "size")]
     image: Option<u64>,
     #[serde(default)]
+    snapshots: Option<SnapshotRoom>,
+    #[serde(default, deserialize_with = "size")]
+    extent: Option<u64>,
+    #[serde(default)]
     overcommit: Option<f64>,
 }
 
@@ -368,6 +372,8 @@ impl<'de> Visitor<'de> for PoolVisitor {
         let options = PoolOptions {
             init: table.init,
             image: table.image,
+            snapshots: table.snapshots,
+            extent: table.extent,
             overcommit: table.overcommit,
         };
         PoolDefinition::from_parts(&table.name, &table.place, options)

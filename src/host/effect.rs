@@ -89,6 +89,14 @@ pub enum Effect<'a> {
         /// The image.
         path: &'a Path,
     },
+    /// Creates an empty file that is given blocks by so many bytes at once (xfs: extsize). One
+    /// that has blocks already is left as it is. Not yet durable.
+    HintExtents {
+        /// The file.
+        path: &'a Path,
+        /// Bytes: a power of two.
+        bytes: u64,
+    },
     /// Frees all blocks; the pool's disk is told by [`Effect::Trim`].
     Discard {
         /// The image.
@@ -361,6 +369,7 @@ impl Effect<'_> {
             Effect::MakeLike { .. } => "make_like",
             Effect::Shorten { .. } => "shorten",
             Effect::Zero { .. } => "zero",
+            Effect::HintExtents { .. } => "hint_extents",
             Effect::Discard { .. } => "discard",
             Effect::Trim { .. } => "trim",
             Effect::CloneWhole { .. } => "clone_whole",

@@ -106,6 +106,7 @@ impl LinuxHost {
             } => image::allocate(path, size, reserve),
             Effect::Shorten { path, size } => image::shorten(path, size),
             Effect::Zero { path } => image::zero(path),
+            Effect::HintExtents { path, bytes } => image::hint_extents(path, bytes),
             Effect::Discard { path } => image::discard(path),
             Effect::Trim { path } => trim::trim(path),
             Effect::WriteInPlace { .. }

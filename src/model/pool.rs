@@ -1,5 +1,5 @@
 //! How a pool is defined on the command line:
-//! `NAME=file:/path[,init][,image=SIZE][,overcommit=1]`.
+//! `NAME=file:/path[,init][,image=SIZE][,snapshots=reserved][,extent=SIZE][,overcommit=1]`.
 //!
 //! The words of LVM pools belong to the grammar already; they are understood and refused, so that
 //! a definition never means something else than it says.
@@ -8,6 +8,7 @@ use std::fmt;
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
+use super::SnapshotRoom;
 use super::capability::FsType;
 use super::parameters::is_pool_name;
 use super::size::{self, Human, image_bytes};
@@ -24,6 +25,12 @@ pub struct PoolDefinition {
     /// The pool is an xfs in one reserved file of at least so many bytes in the folder: for file
     /// systems that can't share blocks. A multiple of [`size::GRAIN`].
     pub image: Option<u64>,
+    /// Whether snapshots may take the room that volumes were promised; as its record says, if that
+    /// isn't said.
+    pub snapshots: Option<SnapshotRoom>,
+    /// The size by which blocks are given to new images, on xfs: as the file system likes, if that
+    /// isn't said.
+    pub extent: Option<u64>,
     /// How many times the pool may be promised to thin volumes.
     pub overcommit: f64,
 }
@@ -35,6 +42,10 @@ pub struct PoolOptions {
     pub init: bool,
     /// See [`PoolDefinition::image`]; any number of bytes.
     pub image: Option<u64>,
+    /// See [`PoolDefinition::snapshots`].
+    pub snapshots: Option<SnapshotRoom>,
+    /// See [`PoolDefinition::extent`]; any number of bytes.
+    pub extent: Option<u64>,
     /// See [`PoolDefinition::overcommit`]; 1 if nothing is said.
     pub overcommit: Option<f64>,
 }
@@ -70,7 +81,11 @@ pub struct NotAPool(String);
 pub const WAY_OUT: &str = "xfs and btrfs can share blocks; on this disk, a pool with an xfs in one reserved file can as well: --pool NAME=file:/path/to/an/empty/folder,init,image=SIZE";
 
 /// The grammar, for sentences.
-const GRAMMAR: &str = "NAME=file:/path[,init][,image=SIZE][,overcommit=N] or NAME=memory:";
+const GRAMMAR: &str = "NAME=file:/path[,init][,image=SIZE][,snapshots=reserved|best-effort][,extent=SIZE][,overcommit=N] or NAME=memory:";
+/// A larger `extent` would give a volume blocks beyond its size that matter.
+const MOST_EXTENT: u64 = size::MIB;
+/// The largest block of an xfs: extents are whole blocks.
+const LEAST_EXTENT: u64 = 64 * size::KIB;
 /// Nobody promises more: at a thousand times the pool the number has lost its meaning.
 const MOST_OVERCOMMIT: f64 = 1000.0;
 
@@ -94,6 +109,11 @@ impl PoolDefinition {
             .map(|bytes| check_image(&place, bytes))
             .transpose()
             .map_err(no)?;
+        let extent = options
+            .extent
+            .map(|bytes| check_extent(&place, bytes))
+            .transpose()
+            .map_err(no)?;
         let overcommit = options.overcommit.unwrap_or(1.0);
         if !(1.0..=MOST_OVERCOMMIT).contains(&overcommit) {
             return Err(no(format!(
@@ -105,6 +125,8 @@ impl PoolDefinition {
             place,
             init: options.init,
             image,
+            snapshots: options.snapshots,
+            extent,
             overcommit,
         })
     }
@@ -138,6 +160,19 @@ fn check_image(place: &PoolPlace, bytes: u64) -> Result<u64, String> {
         ));
     }
     Ok(image_bytes(bytes))
+}
+
+/// An extent size that every xfs takes.
+fn check_extent(place: &PoolPlace, bytes: u64) -> Result<u64, String> {
+    if *place == PoolPlace::Memory {
+        return Err("extent=SIZE is for pools in a folder: give file:/path".into());
+    }
+    if !bytes.is_power_of_two() || !(LEAST_EXTENT..=MOST_EXTENT).contains(&bytes) {
+        return Err(format!(
+            "extent={bytes} is not possible; give 64Ki, 128Ki, 256Ki, 512Ki or 1Mi"
+        ));
+    }
+    Ok(bytes)
 }
 
 impl FromStr for PoolPlace {
@@ -208,9 +243,18 @@ impl FromStr for PoolDefinition {
                         size::parse_size(bytes).map_err(|error| no(format!("image: {error}")))?;
                     options.image.replace(bytes).is_some()
                 }
+                Some(("snapshots", room)) => {
+                    let room = room.parse().map_err(no)?;
+                    options.snapshots.replace(room).is_some()
+                }
+                Some(("extent", bytes)) => {
+                    let bytes =
+                        size::parse_size(bytes).map_err(|error| no(format!("extent: {error}")))?;
+                    options.extent.replace(bytes).is_some()
+                }
                 _ => {
                     return Err(no(format!(
-                        "{word:?} is not known; known are init, image=SIZE and overcommit=N, and a path with a comma can be given in the configuration file alone"
+                        "{word:?} is not known; known are init, image=SIZE, snapshots=reserved|best-effort, extent=SIZE and overcommit=N, and a path with a comma can be given in the configuration file alone"
                     )));
                 }
             };
@@ -246,6 +290,12 @@ impl fmt::Display for PoolDefinition {
         }
         if let Some(bytes) = self.image {
             write!(f, ",image={}", exactly(bytes))?;
+        }
+        if let Some(room) = self.snapshots {
+            write!(f, ",snapshots={room}")?;
+        }
+        if let Some(bytes) = self.extent {
+            write!(f, ",extent={}", exactly(bytes))?;
         }
         if self.overcommit != 1.0 {
             write!(f, ",overcommit={}", self.overcommit)?;
@@ -321,6 +371,13 @@ mod tests {
             "a=file:/b,image=ten",
             "a=file:/b,image=5000000000000000000",
             "a=file:/b,image=1Gi,image=1Gi",
+            "a=file:/b,snapshots=all",
+            "a=file:/b,snapshots=reserved,snapshots=best-effort",
+            "a=file:/b,extent=4Ki",
+            "a=file:/b,extent=65537",
+            "a=file:/b,extent=2Mi",
+            "a=file:/b,extent=big",
+            "a=memory:,extent=64Ki",
             "a=memory:,image=1Gi",
             "a=memory:/b",
             "a=lvm:vg",
@@ -361,10 +418,12 @@ mod tests {
             path in "(/[a-zA-Z0-9 =:._-]{1,12}){1,4}",
             init: bool,
             image in proptest::option::of(300 * size::MIB..1 << 60),
+            snapshots in proptest::option::of(proptest::sample::select(vec![SnapshotRoom::Reserved, SnapshotRoom::BestEffort])),
+            extent in proptest::option::of((16u32..=20).prop_map(|power| 1u64 << power)),
             overcommit in 1.0f64..=1000.0,
         ) {
             prop_assume!(!path.split('/').any(|part| part == ".."));
-            let options = PoolOptions { init, image, overcommit: Some(overcommit) };
+            let options = PoolOptions { init, image, snapshots, extent, overcommit: Some(overcommit) };
             let Ok(pool) = PoolDefinition::from_parts(&name, &format!("file:{path}"), options) else {
                 // Only a path of dots alone is the root folder.
                 prop_assert!(path.chars().all(|c| c == '/' || c == '.'));

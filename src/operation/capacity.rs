@@ -8,7 +8,7 @@ use super::{AskCapacity, Capacity, Driver, Pool};
 use crate::backend::PoolSpace;
 use crate::error::{Error, Result};
 use crate::model::size::{GRAIN, MIB, image_bytes};
-use crate::model::{Allocation, Capability};
+use crate::model::{Allocation, Capability, SnapshotRoom};
 use crate::record::SnapshotRecord;
 
 /// Kept back for the pool's own metadata: maps of images, records, logs. 1/64 of a pool is what
@@ -22,11 +22,15 @@ pub(super) fn headroom(total: u64) -> u64 {
     (total / HEADROOM_SHARE).max(HEADROOM_LEAST)
 }
 
+/// Bytes that may be promised in all.
+fn promises(space: &PoolSpace, overcommit: f64) -> u64 {
+    let room = space.available.saturating_add(space.own);
+    (room.saturating_sub(headroom(space.total)) as f64 * overcommit) as u64
+}
+
 /// Bytes that may still be promised: whole grains, so that what is answered can be asked for.
 pub(super) fn promisable(space: &PoolSpace, overcommit: f64) -> u64 {
-    let room = space.available.saturating_add(space.own);
-    let promises = (room.saturating_sub(headroom(space.total)) as f64 * overcommit) as u64;
-    promises.saturating_sub(space.promised) / GRAIN * GRAIN
+    promises(space, overcommit).saturating_sub(space.promised) / GRAIN * GRAIN
 }
 
 /// Bytes that can really be reserved now, beside what is being made.
@@ -80,12 +84,26 @@ pub(super) fn admit_snapshot(
     };
     let available = reservable(space);
     if required <= available {
-        return Ok(());
+        return check_promises(pool, space);
     }
     Err(Error::OutOfSpace {
         pool: pool.definition.name.clone(),
         required,
         available,
+    })
+}
+
+/// That all volumes can still be written in full beside the snapshots that are there or being made,
+/// where the pool keeps that room for them (docs/adr/0031).
+pub(super) fn check_promises(pool: &Pool, space: &PoolSpace) -> Result<()> {
+    let room = promises(space, pool.definition.overcommit);
+    if pool.snapshots() == SnapshotRoom::BestEffort || space.promised <= room {
+        return Ok(());
+    }
+    Err(Error::Promised {
+        pool: pool.definition.name.clone(),
+        promised: space.promised,
+        room,
     })
 }
 

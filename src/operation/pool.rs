@@ -9,7 +9,7 @@ use super::detach::look_at;
 use super::pool_image::OpenImage;
 use crate::backend::{Backend, Leftovers, PoolSpace};
 use crate::error::{Error, Result};
-use crate::model::{PoolDefinition, PoolId, VolumeId};
+use crate::model::{PoolDefinition, PoolId, SnapshotRoom, VolumeId};
 use crate::record::VolumeRecord;
 
 /// A pool that is served.
@@ -35,6 +35,14 @@ impl Pool {
         let mut damaged = self.backend.damaged();
         damaged.extend(self.backend.damaged_snapshots());
         damaged
+    }
+
+    /// Whether snapshots may take the room that volumes were promised: as its definition says, or
+    /// else as it was made.
+    pub fn snapshots(&self) -> SnapshotRoom {
+        let said = self.definition.snapshots;
+        said.or(self.backend.pool().snapshots)
+            .unwrap_or(SnapshotRoom::BestEffort)
     }
 
     /// Bytes that may still be promised, at this overcommit.

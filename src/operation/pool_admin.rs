@@ -69,6 +69,7 @@ fn init_inside(
         pool_make::make_folder(host, path)?;
     }
     let mut warnings = pool_make::check_ground(host, path)?;
+    pool_make::check_extent(host, pool, path)?;
     let ground = host
         .ground(path)
         .doing(|| format!("find the file system of {}", path.display()))?;

@@ -11,7 +11,7 @@ use super::pool_image::IMAGE_RECORD;
 use crate::backend::file::{LOCK_FILE, POOL_FILE, SNAPSHOTS, TRASH, VOLUMES};
 use crate::error::{Doing, Error, Result};
 use crate::host::{Effect, FileKind, Ground, Host};
-use crate::model::{HomeId, PoolId};
+use crate::model::{HomeId, PoolDefinition, PoolId, SnapshotRoom};
 use crate::record::{self, ImageRecord, PoolRecord};
 
 /// A pool record that was being written when a crash came.
@@ -150,6 +150,26 @@ pub fn check_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
     Ok(warnings)
 }
 
+/// Refuses an extent size where the file system has none.
+pub fn check_extent(host: &dyn Host, definition: &PoolDefinition, path: &Path) -> Result<()> {
+    if definition.extent.is_none() {
+        return Ok(());
+    }
+    let ground = host
+        .ground(path)
+        .doing(|| format!("find the file system of {}", path.display()))?;
+    if ground.fs_name == "xfs" {
+        return Ok(());
+    }
+    Err(Error::refused(
+        path.display(),
+        format!(
+            "extent=SIZE is for pools on xfs, and this is {}; take extent= out of the definition of pool {}",
+            ground.fs_name, definition.name
+        ),
+    ))
+}
+
 /// What it means for a pool if its file system can't share blocks between files; `None` if it can.
 pub fn without_sharing(ground: &Ground) -> Option<String> {
     (!ground.shares_blocks).then(|| {
@@ -206,6 +226,7 @@ pub fn make_pool(host: &dyn Host, name: &str, path: &Path, home: HomeId) -> Resu
         home,
         name: name.to_string(),
         created_at: host.now(),
+        snapshots: Some(SnapshotRoom::Reserved),
     };
     for part in [VOLUMES, SNAPSHOTS, TRASH] {
         let part = path.join(part);

@@ -6,7 +6,7 @@
 //! stream ([`super::session`]).
 
 use super::Driver;
-use super::capacity::admit_snapshot;
+use super::capacity::{admit_snapshot, check_promises};
 use super::copying::no_sharing;
 use super::cutting::{Source, used};
 use super::detach::CleanUp;
@@ -18,7 +18,7 @@ use crate::cut::barrier::{self, Used};
 use crate::cut::{Member, Outcome, Try};
 use crate::error::{Error, Result};
 use crate::model::size::image_bytes;
-use crate::model::{Allocation, Level, SnapshotId, SnapshotParameters};
+use crate::model::{Allocation, Level, SnapshotId, SnapshotParameters, SnapshotRoom};
 use crate::record::{SnapshotRecord, SnapshotState};
 
 /// Members of one node and one try. Their volumes are locked until all are kept.
@@ -170,6 +170,14 @@ impl Driver {
     /// `preparing` until it's committed; members of a group are `cut` from now on. After an error
     /// the caller undoes it.
     pub(super) fn keep_share(&self, share: &mut Share, kept: &Kept) -> Result<()> {
+        // Since it was admitted, its volumes were written until the cut.
+        let mut judged = Vec::new();
+        for pool in share.made.iter().map(|one| &one.pool) {
+            if pool.snapshots() == SnapshotRoom::Reserved && !judged.contains(&pool.id()) {
+                check_promises(pool, &pool.backend.space()?)?;
+                judged.push(pool.id());
+            }
+        }
         for one in &mut share.made {
             one.pool.backend.sync_snapshot(one.record.uuid)?;
             one.record.cut_at = kept.cut_at;

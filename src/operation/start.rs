@@ -244,14 +244,18 @@ impl Driver {
                 if definition.place == PoolPlace::Memory {
                     pool_admin::make_folders(self.host.as_ref(), &path)?;
                 }
+                pool_make::check_extent(self.host.as_ref(), definition, &path)?;
                 pool_make::make_pool(self.host.as_ref(), &definition.name, &path, self.home())?;
             }
             found => return Err(no_pool(definition, &path, &found)),
         }
+        pool_make::check_extent(self.host.as_ref(), definition, &path)?;
         match FileBackend::open(self.host.clone(), &path, patience)? {
-            Found::Pool(backend) => Ok(PoolState::Serving(Arc::new(
-                self.recover(definition, *backend, image)?,
-            ))),
+            Found::Pool(backend) => Ok(PoolState::Serving(Arc::new(self.recover(
+                definition,
+                backend.with_extent(definition.extent),
+                image,
+            )?))),
             Found::Locked(_) => Err(Error::Locked {
                 place: path.display().to_string(),
             }),

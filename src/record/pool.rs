@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Record;
-use crate::model::{HomeId, PoolId};
+use crate::model::{HomeId, PoolId, SnapshotRoom};
 
 /// Identity of a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,6 +18,11 @@ pub struct PoolRecord {
     /// Seconds since 1970.
     #[serde(default)]
     pub created_at: u64,
+    /// Whether snapshots may take the room that volumes were promised, where its definition doesn't
+    /// say it. Pools of before have none, and are best effort. A program that ignores it treats
+    /// the pool as it treats all others, so that it needs no higher version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshots: Option<SnapshotRoom>,
 }
 
 impl Record for PoolRecord {

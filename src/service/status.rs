@@ -45,7 +45,7 @@ pub fn code(rpc: Rpc, error: &Error) -> Code {
         Error::InUse { .. } | Error::Refused { .. } | Error::Locked { .. } => {
             Code::FailedPrecondition
         }
-        Error::OutOfSpace { .. } => no_space(rpc),
+        Error::OutOfSpace { .. } | Error::Promised { .. } => no_space(rpc),
         Error::OutOfRange { .. } => Code::OutOfRange,
         // The scheduler is asked for another node.
         Error::ElsewhereOnly { .. } => Code::ResourceExhausted,

@@ -47,6 +47,8 @@ const CHANGES: &[Change] = &[
     ("pools[0].init", "true", POOL),
     ("pools[0].image", "20Gi", POOL),
     ("pools[0].overcommit", "3", POOL),
+    ("pools[0].snapshots", "best-effort", POOL),
+    ("pools[0].extent", "64Ki", POOL),
     ("kubeletDir", "/var/snap/kubelet", &[]),
     ("logFormat", "text", &[]),
     ("logLevel", "debug", &[]),
@@ -275,6 +277,14 @@ fn what_is_wrong_is_refused_by_name() {
         (
             &["pools[0].name=a,pools[0].path=/a,pools[0].overcommit=0"],
             &["/pools/0/overcommit"],
+        ),
+        (
+            &["pools[0].name=a,pools[0].path=/a,pools[0].snapshots=some"],
+            &["/pools/0/snapshots"],
+        ),
+        (
+            &["pools[0].name=a,pools[0].path=/a,pools[0].extent=4Ki"],
+            &["/pools/0/extent"],
         ),
         (
             &["pools[0].name=a,pools[0].path=/a/../b"],

@@ -22,6 +22,8 @@ mod held;
 mod hooks;
 mod in_place;
 mod order;
+#[cfg(feature = "fault")]
+mod promises;
 mod restores;
 #[cfg(feature = "fault")]
 mod room;

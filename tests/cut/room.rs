@@ -50,7 +50,7 @@ impl Drop for Full {
 }
 
 /// Writes a file in place, past the page cache, or tells the first error.
-fn overwrite(path: &Path, seed: u8, bytes: usize) -> std::io::Result<()> {
+pub fn overwrite(path: &Path, seed: u8, bytes: usize) -> std::io::Result<()> {
     let file = OpenOptions::new()
         .write(true)
         .create(true)
@@ -64,7 +64,7 @@ fn overwrite(path: &Path, seed: u8, bytes: usize) -> std::io::Result<()> {
 }
 
 #[track_caller]
-fn check(path: &Path, seed: u8, bytes: usize) {
+pub fn check(path: &Path, seed: u8, bytes: usize) {
     run("sync", &["-f", path.to_str().unwrap()]);
     super::check_pattern(path, seed, bytes);
 }
@@ -72,7 +72,7 @@ fn check(path: &Path, seed: u8, bytes: usize) {
 const BYTES: usize = 48 << 20;
 const THICK: [(&str, &str); 1] = [("allocation", "thick")];
 
-async fn staged(
+pub async fn staged(
     node: &Node,
     name: &str,
     size: u64,

@@ -179,6 +179,41 @@ fn a_file_that_is_too_long_for_ext4_is_told_from_a_full_pool() {
 }
 
 #[test]
+fn a_hint_gives_blocks_by_larger_extents_and_clones_keep_working() {
+    let scratch = Scratch::on(FsType::Xfs);
+    let extents_with = |name: &str, bytes: Option<u64>| {
+        let path = scratch.pool.join(name);
+        if let Some(bytes) = bytes {
+            scratch.done(&Effect::HintExtents { path: &path, bytes });
+        }
+        let image = scratch.image(name, 8 * MIB);
+        let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+        // Each second block.
+        for at in (0..4 * MIB).step_by(8192) {
+            file.write_all_at(&[0xA5; 4096], at).unwrap();
+            file.sync_data().unwrap();
+        }
+        // A file with blocks keeps what it has.
+        scratch.done(&Effect::HintExtents {
+            path: &path,
+            bytes: MIB,
+        });
+        scratch.allocated(&image)
+    };
+    let without = extents_with("plain", None);
+    let with = extents_with("hinted", Some(64 << 10));
+    assert!(without < 3 * MIB, "{without}: each second block alone");
+    assert!((4 * MIB..5 * MIB).contains(&with), "{with}: whole extents");
+    let target = scratch.image("clone", 0);
+    scratch.done(&Effect::CloneWhole {
+        source: &scratch.pool.join("hinted"),
+        target: &target.path,
+    });
+    let hinted = fs::read(scratch.pool.join("hinted")).unwrap();
+    assert!(fs::read(&target.path).unwrap() == hinted);
+}
+
+#[test]
 fn zeroing_overwrites_what_was_written_and_leaves_holes() {
     for fs in FsType::ALL {
         let scratch = Scratch::on(fs);

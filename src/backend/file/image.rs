@@ -131,6 +131,13 @@ impl FileBackend {
             if let Some(source) = self.shared_image(&record) {
                 self.make_like(&self.volumes.image(record.uuid), &source)?;
             }
+            if let Some(bytes) = self.extent {
+                let path = &self.volumes.image(record.uuid);
+                self.folder
+                    .perform(Effect::HintExtents { path, bytes }, || {
+                        "make an image".into()
+                    })?;
+            }
             self.lengthen(&record, reserve)?;
             match record.copy {
                 // A copy that goes on after a crash wants its image.

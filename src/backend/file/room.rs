@@ -58,13 +58,15 @@ struct Look {
     /// A copy or thick volume that is being made, or a thick one's snapshot: it takes blocks for
     /// all of its length.
     to_be_filled: bool,
+    /// Of a snapshot whose cut is still to come: the volume whose blocks it gets.
+    gets: Option<Uuid>,
 }
 
 impl FileBackend {
     /// Room now.
     pub(super) fn measure_room(&self) -> Result<PoolSpace> {
         let growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
-        self.measure(&growing, true)
+        self.measure(&growing, true, None)
     }
 
     pub(super) fn measure_disk(&self) -> Result<Space> {
@@ -76,16 +78,31 @@ impl FileBackend {
     /// known without a look at every image, and looks only if that refuses: what images fill
     /// already makes the room for promises larger, never smaller.
     pub(super) fn admit(&self, admit: Admit<'_>, taken: impl FnOnce(&mut Growing)) -> Result<()> {
+        self.admit_beside(None, admit, taken)
+    }
+
+    /// The same beside a snapshot that is planned, which is judged as if its cut had been made.
+    pub(super) fn admit_beside(
+        &self,
+        planned: Option<&SnapshotRecord>,
+        admit: Admit<'_>,
+        taken: impl FnOnce(&mut Growing),
+    ) -> Result<()> {
         let mut growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
-        if admit(&self.measure(&growing, false)?).is_err() {
-            admit(&self.measure(&growing, true)?)?;
+        if admit(&self.measure(&growing, false, planned)?).is_err() {
+            admit(&self.measure(&growing, true, planned)?)?;
         }
         taken(&mut growing);
         Ok(())
     }
 
     /// Without `each`, no image whose record says its size is looked at.
-    fn measure(&self, growing: &Growing, each: bool) -> Result<PoolSpace> {
+    fn measure(
+        &self,
+        growing: &Growing,
+        each: bool,
+        planned: Option<&SnapshotRecord>,
+    ) -> Result<PoolSpace> {
         let there = self.measure_disk()?;
         let mut space = PoolSpace {
             total: there.total,
@@ -94,10 +111,11 @@ impl FileBackend {
             ..PoolSpace::default()
         };
         let mut held = Vec::new();
+        let mut filled = HashMap::new();
         let volumes = self
             .volumes
-            .map(|uuid, entry| self.volume_look(uuid, entry));
-        for look in volumes {
+            .map(|uuid, entry| (uuid, self.volume_look(uuid, entry)));
+        for (uuid, look) in volumes {
             let image = self.look(&look, each)?;
             let blocks = image.map_or(0, |image| image.allocated);
             space.allocated += blocks;
@@ -106,17 +124,31 @@ impl FileBackend {
             space.promised += look.bytes.unwrap_or_else(length);
             space.claimed += self.claim(&look, blocks);
             held.push(look.held(blocks));
+            filled.insert(uuid, blocks);
         }
         let snapshots = self
             .snapshots
             .map(|uuid, entry| self.snapshot_look(uuid, entry));
+        let gets = |look: &Look| {
+            let volume = look.gets.and_then(|volume| filled.get(&volume));
+            volume.copied().unwrap_or(0)
+        };
         for look in snapshots {
             let blocks = self.look(&look, each)?.map_or(0, |image| image.allocated);
             space.snapshots += blocks;
             let claim = self.claim(&look, blocks);
             space.claimed += claim;
             if self.shares_blocks {
-                held.push(look.held(blocks.max(claim)));
+                held.push(look.held(blocks.max(claim).max(gets(&look))));
+            } else {
+                space.promised += claim;
+            }
+        }
+        if let Some(record) = planned {
+            let look = self.look_at_snapshot(record);
+            let claim = self.claim(&look, 0);
+            if self.shares_blocks {
+                held.push(look.held(claim.max(gets(&look))));
             } else {
                 space.promised += claim;
             }
@@ -167,28 +199,38 @@ impl FileBackend {
                     record.allocation == Allocation::Thick || record.copy.is_some()
                 }),
             role,
+            gets: None,
         }
     }
 
     fn snapshot_look(&self, uuid: Uuid, entry: &Entry<SnapshotRecord>) -> Look {
-        let record = match entry {
-            Entry::Known(record) => Some(record),
-            Entry::Damaged(_) => None,
-        };
-        let unready = record.is_some_and(|record| !record.is_ready());
-        let grows = |record: &SnapshotRecord| {
-            record.allocation == Allocation::Thick || record.copy.is_some()
-        };
+        match entry {
+            Entry::Known(record) => self.look_at_snapshot(record),
+            Entry::Damaged(_) => Look {
+                path: self.snapshots.image(uuid),
+                bytes: None,
+                lineage: None,
+                role: Role::Snapshot,
+                to_be_filled: false,
+                gets: None,
+            },
+        }
+    }
+
+    fn look_at_snapshot(&self, record: &SnapshotRecord) -> Look {
+        let unready = !record.is_ready();
+        let grows = record.allocation == Allocation::Thick || record.copy.is_some();
         Look {
-            path: self.snapshots.image(uuid),
-            bytes: record.map(|record| image_bytes(record.size)),
-            lineage: record.map(|record| record.lineage()),
+            path: self.snapshots.image(record.uuid),
+            bytes: Some(image_bytes(record.size)),
+            lineage: Some(record.lineage()),
             role: if unready {
                 Role::Cutting
             } else {
                 Role::Snapshot
             },
-            to_be_filled: unready && record.is_some_and(|record| grows(record)),
+            to_be_filled: unready && grows,
+            gets: unready.then_some(record.source),
         }
     }
 }

@@ -21,7 +21,8 @@ impl FileBackend {
             lineage: source.lineage,
             ..record.clone()
         };
-        self.admit(admit, |_| self.snapshots.remember(&record))?;
+        let planned = Some(&record);
+        self.admit_beside(planned, admit, |_| self.snapshots.remember(&record))?;
         let made = self.snapshots.begin(&record).and_then(|()| {
             let doing = || format!("make snapshot {uuid}");
             let source = self.volumes.image(record.source);

@@ -31,8 +31,8 @@ pub(super) fn length(file: &File, path: &Path) -> Result<u64> {
     Ok(file.metadata().map_err(failed("stat", path))?.len())
 }
 
-pub(super) fn allocate(path: &Path, size: u64, reserve: bool) -> Result<()> {
-    let file = OpenOptions::new()
+fn open_or_create(path: &Path) -> Result<File> {
+    OpenOptions::new()
         .read(true)
         .write(true)
         .create(true)
@@ -40,7 +40,23 @@ pub(super) fn allocate(path: &Path, size: u64, reserve: bool) -> Result<()> {
         .mode(0o600)
         .custom_flags(libc::O_NOFOLLOW)
         .open(path)
-        .map_err(failed("open", path))?;
+        .map_err(failed("open", path))
+}
+
+/// xfs takes it only while a file has no blocks.
+pub(super) fn hint_extents(path: &Path, bytes: u64) -> Result<()> {
+    let file = open_or_create(path)?;
+    if file.metadata().map_err(failed("stat", path))?.blocks() > 0 {
+        return Ok(());
+    }
+    let bytes = u32::try_from(bytes)
+        .map_err(|_| HostError::errno("give extents of a size to", path, Errno::EINVAL))?;
+    sys::fs::set_extent_size(file, bytes)
+        .map_err(|errno| HostError::errno("give extents of a size to", path, errno))
+}
+
+pub(super) fn allocate(path: &Path, size: u64, reserve: bool) -> Result<()> {
+    let file = open_or_create(path)?;
     let end = offset(size, path)?;
     if reserve {
         // fallocate(2) itself, never the C library's posix_fallocate: that one writes a byte into

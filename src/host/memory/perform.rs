@@ -36,6 +36,7 @@ pub(super) fn subject<'a>(effect: &'a Effect<'a>) -> std::borrow::Cow<'a, Path> 
         | Effect::MakeLike { path, .. }
         | Effect::Shorten { path, .. }
         | Effect::Zero { path }
+        | Effect::HintExtents { path, .. }
         | Effect::Discard { path }
         | Effect::Trim { path }
         | Effect::Unshare { path, .. }
@@ -112,7 +113,10 @@ impl Machine {
             Effect::ForbidDiscard { number } => self.dev_mut(*number)?.no_discard = true,
             // Free devices of the simulation have no limits to lose; images are of one kind; there
             // is no disk beneath.
-            Effect::RenewLoop { .. } | Effect::WriteInPlace { .. } | Effect::Trim { .. } => {}
+            Effect::RenewLoop { .. }
+            | Effect::WriteInPlace { .. }
+            | Effect::HintExtents { .. }
+            | Effect::Trim { .. } => {}
             Effect::Format { .. }
             | Effect::CheckFs { .. }
             | Effect::GrowFs { .. }

@@ -5,7 +5,7 @@ use std::path::Path;
 use nix::errno::Errno;
 
 use super::*;
-use crate::host::memory::{FaultMode, MemoryHost};
+use crate::host::memory::{FaultMode, MemoryHost, MemoryOptions};
 use crate::operation::{Driver, Settings};
 
 const NODE: &str = "/var/lib/slackwater/node.json";
@@ -57,6 +57,40 @@ fn a_pool_is_made_once_and_served() {
     let driver = start(&host.restart_process(), &[a]).unwrap();
     assert_eq!(driver.home(), made.pool.home);
     assert_eq!(driver.pool_status()[0].refusal, None);
+}
+
+#[test]
+fn an_extent_size_is_refused_by_name_where_there_is_none() {
+    for ground in ["xfs", "ext4", "btrfs"] {
+        let host = MemoryHost::with_options(MemoryOptions {
+            ground: ground.into(),
+            ..MemoryOptions::default()
+        });
+        for folder in ["/memory/a", "/memory/b"] {
+            host.make_folder(Path::new(folder)).unwrap();
+        }
+        let hinted = |name: &str| pool(&format!("{name}=file:/memory/{name},init,extent=64Ki"));
+        let made = init(&host, node(), &hinted("a"));
+        if ground == "xfs" {
+            made.unwrap();
+            start(&host.restart_process(), &[hinted("a"), hinted("b")]).unwrap();
+            continue;
+        }
+        let sentence = refusal(made);
+        assert!(
+            sentence.contains(ground) && sentence.contains("take extent= out"),
+            "{sentence}"
+        );
+        // Neither is a pool made by a start, nor one that is there served by it.
+        init(&host, node(), &pool("a=file:/memory/a")).unwrap();
+        let driver = start(
+            &host.restart_process(),
+            &[pool("a=file:/memory/a"), hinted("b")],
+        );
+        let why = driver.unwrap().pool_status()[1].refusal.clone().unwrap();
+        assert!(why.contains("take extent= out"), "{why}");
+        assert!(host.files_below(Path::new("/memory/b")).is_empty());
+    }
 }
 
 #[test]

@@ -34,6 +34,7 @@ fn name_of(error: &Error) -> &'static str {
         Error::Refused { .. } | Error::Locked { .. } => "Refused",
         Error::Busy { .. } => "Busy",
         Error::OutOfSpace { .. } => "Out of space",
+        Error::Promised { .. } => "Promised",
         Error::OutOfRange { .. } => "Out of range",
         Error::ElsewhereOnly { .. } => "Elsewhere only",
         Error::BadToken { .. } => "Bad token",
@@ -58,7 +59,7 @@ fn name_of(error: &Error) -> &'static str {
 }
 
 /// How many names [`name_of`] has.
-const NAMES: usize = 27;
+const NAMES: usize = 28;
 
 const VOLUME: &str = "5f0c...e1.8a27...3d";
 
@@ -146,6 +147,14 @@ fn conditions() -> Vec<Condition> {
                 available: 1 << 30,
             },
             "A new volume is scheduled to another node where the claim lets it; other calls are repeated until there is room.",
+        ),
+        of(
+            Error::Promised {
+                pool: "default".into(),
+                promised: 8 << 30,
+                room: 7 << 30,
+            },
+            "Only snapshots: no one was made. It is repeated until it fits.",
         ),
         of(
             Error::OutOfRange {
@@ -264,7 +273,7 @@ fn conditions() -> Vec<Condition> {
 /// Why a code differs from that of the other calls.
 fn exception(condition: &str, code: Code) -> &'static str {
     match (condition, code) {
-        ("Out of space" | "Host: disk full", Code::OutOfRange) => {
+        ("Out of space" | "Promised" | "Host: disk full", Code::OutOfRange) => {
             "growth would be repeated for ever; this lets the user lower the claim again"
         }
         ("Host: program missing", Code::Internal) => {
@@ -458,7 +467,12 @@ fn growth_beyond_the_room_can_be_taken_back() {
     for condition in conditions() {
         for rpc in [Rpc::ControllerExpandVolume, Rpc::NodeExpandVolume] {
             let code = code(rpc, &condition.example);
-            let never = ["Out of space", "Host: disk full", "Host: file too large"];
+            let never = [
+                "Out of space",
+                "Promised",
+                "Host: disk full",
+                "Host: file too large",
+            ];
             assert!(!never.contains(&condition.name) || code == Code::OutOfRange);
             let waits = [
                 "Pending",

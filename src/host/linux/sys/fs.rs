@@ -98,6 +98,34 @@ pub fn set_flags(file: impl AsFd, mut flags: i32) -> Result<()> {
     unsafe { ioctl_struct(file, request, &mut flags) }.map(drop)
 }
 
+/// `struct fsxattr`.
+#[repr(C)]
+#[derive(Default)]
+struct FileAttributes {
+    flags: u32,
+    extent_size: u32,
+    extents: u32,
+    project: u32,
+    copied_extent_size: u32,
+    pad: [u8; 8],
+}
+
+/// FS_XFLAG_EXTSIZE.
+const EXTENT_SIZE: u32 = 0x0000_0800;
+
+/// FS_IOC_FSSETXATTR with an extent size: blocks are given to the file by so many bytes.
+pub fn set_extent_size(file: impl AsFd, bytes: u32) -> Result<()> {
+    let mut attributes = FileAttributes::default();
+    let read = request_code_read!(b'X', 31, size_of::<FileAttributes>());
+    // SAFETY: FS_IOC_FSGETXATTR writes an fsxattr.
+    unsafe { ioctl_struct(file.as_fd(), read, &mut attributes) }?;
+    attributes.flags |= EXTENT_SIZE;
+    attributes.extent_size = bytes;
+    let write = request_code_write!(b'X', 32, size_of::<FileAttributes>());
+    // SAFETY: FS_IOC_FSSETXATTR reads an fsxattr.
+    unsafe { ioctl_struct(file, write, &mut attributes) }.map(drop)
+}
+
 /// `struct fstrim_range`.
 #[repr(C)]
 struct TrimRange {

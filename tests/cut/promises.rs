@@ -1,0 +1,99 @@
+//! What volumes were promised, beside snapshots: kept for them where a pool says so.
+
+use tonic::Code;
+
+use super::held::{Release, arm, await_stop, end_of, go_on};
+use super::room::{check, overwrite, staged};
+use super::support::{Disk, Scratch, Server};
+use super::{GIB, MIB, Node, pattern, refused};
+
+/// Of two volumes on a pool of 1 GiB, and what is written to each.
+const SIZE: u64 = 300 * MIB;
+const BYTES: usize = 240 << 20;
+
+#[tokio::test]
+async fn a_new_pool_keeps_what_volumes_were_promised_from_snapshots() {
+    let node = Node::on("xfs", GIB);
+    let (a, at_a) = staged(&node, "a", SIZE, "ext4", &[]).await;
+    let (_, at_b) = staged(&node, "b", SIZE, "ext4", &[]).await;
+    overwrite(&at_a.join("data"), 1, BYTES).unwrap();
+    let first = node.client.snapshot("s1", &a, &[]).await.unwrap();
+    overwrite(&at_a.join("data"), 2, BYTES).unwrap();
+
+    let second = node.client.snapshot("s2", &a, &[]).await;
+    let message = refused(second, Code::ResourceExhausted);
+    assert!(message.contains("snapshots=reserved"), "{message}");
+    assert_eq!(node.client.snapshots("").await.unwrap().len(), 1);
+    assert_eq!(node.disk.snapshots().len(), 1, "nothing is left");
+
+    for (at, seed) in [(&at_b, 3), (&at_a, 4)] {
+        overwrite(&at.join("data"), seed, BYTES).unwrap();
+        check(&at.join("data"), seed, BYTES);
+    }
+    let id = first.snapshot_id;
+    node.client.delete_snapshot(&id).await.unwrap();
+    node.client.snapshot("s2", &a, &[]).await.unwrap();
+}
+
+/// The same by best effort, so that the test above shows something.
+async fn runs_full(node: &Node, why: &str) {
+    let (a, at_a) = staged(node, "a", SIZE, "ext4", &[]).await;
+    let (_, at_b) = staged(node, "b", SIZE, "ext4", &[]).await;
+    for n in [1, 2] {
+        overwrite(&at_a.join("data"), n, BYTES).unwrap();
+        let name = format!("s{n}");
+        node.client.snapshot(&name, &a, &[]).await.expect(why);
+    }
+    let written = overwrite(&at_a.join("data"), 3, BYTES)
+        .and_then(|()| overwrite(&at_b.join("data"), 4, BYTES));
+    assert!(written.is_err(), "{why}: the pool is full");
+}
+
+#[tokio::test]
+async fn a_pool_of_an_earlier_release_stays_best_effort() {
+    let mut node = Node::on("xfs", GIB);
+    let path = node.disk.mount_point.join("pool.json");
+    let mut record: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let fields = record.as_object_mut().unwrap();
+    assert_eq!(fields.remove("snapshots").unwrap(), "reserved");
+    assert_eq!(fields["version"], 1, "an earlier release reads it");
+    std::fs::write(&path, record.to_string()).unwrap();
+    node.restart_with(&[]);
+    runs_full(&node, "its record says nothing").await;
+}
+
+#[tokio::test]
+async fn a_definition_outweighs_what_a_pool_was_made_with() {
+    let scratch = Scratch::new();
+    let disk = Disk::new(&scratch, "pool", "xfs", GIB);
+    let place = disk.mount_point.display();
+    let pool = format!("default=file:{place},init,snapshots=best-effort");
+    let server = Server::start(&scratch, &[&pool]);
+    let client = server.client();
+    let node = Node {
+        server,
+        client,
+        disk,
+        scratch,
+    };
+    runs_full(&node, "its definition says it").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_written_until_the_cut_counts_too() {
+    let mut node = Node::on("xfs", GIB);
+    let (a, at_a) = staged(&node, "a", 400 * MIB, "ext4", &[]).await;
+    staged(&node, "b", 400 * MIB, "ext4", &[]).await;
+    arm(&mut node, "guard_sync:stop-before");
+    let release = Release::of(&node);
+    let (client, of) = (node.client.clone(), a.clone());
+    let call = tokio::spawn(async move { client.snapshot("s", &of, &[("retries", "0")]).await });
+    await_stop(&node);
+    std::fs::write(at_a.join("data"), pattern(1, BYTES)).unwrap();
+    go_on(&node);
+    let message = refused(end_of(call).await, Code::ResourceExhausted);
+    assert!(message.contains("snapshots=reserved"), "{message}");
+    assert!(node.disk.snapshots().is_empty(), "nothing is left");
+    drop(release);
+}
