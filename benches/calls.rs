@@ -165,7 +165,10 @@ fn main() {
     let disk = Disk::new(&scratch, "disk", "xfs", 128 * GIB);
     let root = &disk.mount_point;
     std::fs::create_dir(root.join("pool")).expect("a folder");
-    let pool = format!("default=file:{},init", root.join("pool").display());
+    let pool = format!(
+        "default=file:{},init,mount=any",
+        root.join("pool").display()
+    );
     let server = Server::start(&scratch, &[&pool]);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -308,7 +308,7 @@ fn main() {
     if wanted("volumes") {
         let pool = disk.mount_point.join("pool");
         std::fs::create_dir(&pool).expect("a folder");
-        let pool = format!("default=file:{},init", pool.display());
+        let pool = format!("default=file:{},init,mount=any", pool.display());
         let server = Server::start(&scratch, &[&pool]);
         // A client is made within a runtime.
         let client = runtime.block_on(async { server.client() });

@@ -226,7 +226,7 @@ start_driver() {
     mkdir -p "$home/csi" "$logs/$1/$2"
     if [ "$1" != memory ]; then
         pool=$(mktemp --directory "$folder/slackwater-sanity-pool.XXXXXX")
-        definition=default=file:$pool,init
+        definition=default=file:$pool,init,mount=any
     fi
     endpoint=unix://$home/csi/csi.sock
     # shellcheck disable=SC2046 # No alpha features are no words.

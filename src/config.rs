@@ -8,6 +8,7 @@ mod hook;
 mod role;
 mod value;
 
+use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -52,7 +53,7 @@ pub struct Given {
     #[arg(
         long,
         value_name = "POOL",
-        help = "A pool: NAME=file:/path[,init][,image=SIZE][,snapshots=reserved|best-effort][,extent=SIZE][,overcommit=N] or NAME=memory: (may be repeated)"
+        help = "A pool: NAME=file:/path[,init][,image=SIZE][,snapshots=reserved|best-effort][,extent=SIZE][,overcommit=N][,mount=required|any] or NAME=memory: (may be repeated)"
     )]
     #[serde(deserialize_with = "value::pools")]
     pub pool: Vec<PoolDefinition>,
@@ -85,6 +86,10 @@ pub struct Given {
     #[arg(long, value_name = "SIZE")]
     #[serde(deserialize_with = "value::one")]
     pub inline_max_size: Option<InlineSize>,
+    /// The scheduler places at most so many volumes on this node, 1 to 65535; beyond it no inline
+    /// volume is made [default: no limit]
+    #[arg(long, value_name = "N")]
+    pub max_volumes: Option<NonZeroU16>,
     /// Where to serve /metrics, /healthz and /readyz, such as 127.0.0.1:9810 [default: nowhere]
     #[arg(long, value_name = "ADDR:PORT")]
     #[serde(deserialize_with = "value::one")]
@@ -178,6 +183,7 @@ impl Given {
             node_record: self.node_record.or(file.node_record),
             allowed_path: list(self.allowed_path, file.allowed_path),
             inline_max_size: self.inline_max_size.or(file.inline_max_size),
+            max_volumes: self.max_volumes.or(file.max_volumes),
             metrics_address: self.metrics_address.or(file.metrics_address),
             log_format: self.log_format.or(file.log_format),
             alpha: list(self.alpha, file.alpha),
@@ -246,6 +252,7 @@ mod tests {
             node-record = "/n.json"
             allowed-path = ["/k/", "/l"]
             inline-max-size = "10Gi"
+            max-volumes = 100
             metrics-address = "[::1]:9810"
             log-format = "json"
             alpha = ["health", "get-volume"]
@@ -258,6 +265,7 @@ mod tests {
             init = true
             image = "200Gi"
             overcommit = 2
+            mount = "any"
         "#;
         insta::assert_debug_snapshot!(file(text).finish().unwrap());
     }

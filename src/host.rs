@@ -28,7 +28,7 @@ use uuid::Uuid;
 pub use effect::{Check, Checked, Done, Effect, LoopSpec, MountSpec, NodeKind};
 pub use freezer::{Freeze, FreezeMember, Freezer, MountRoot};
 pub use known::{Budget, Known};
-pub use mountinfo::Mount;
+pub use mountinfo::{FolderMount, Mount};
 pub use session::{Account, Session, SessionSpec, SessionState};
 
 use crate::error::HostError;
@@ -281,6 +281,8 @@ pub trait Host: Send + Sync + 'static {
     fn stat(&self, path: &Path) -> Result<Option<FileStat>>;
     /// statfs.
     fn space(&self, path: &Path) -> Result<Space>;
+    /// The mount that shows a folder. Its device number is the file system's, also on btrfs.
+    fn mount_of(&self, folder: &Path) -> Result<FolderMount>;
     /// The file system beneath a folder.
     fn ground(&self, path: &Path) -> Result<Ground>;
 

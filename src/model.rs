@@ -16,7 +16,7 @@ pub use alpha::Alpha;
 pub use capability::{AccessMode, AccessType, Capability, FsType};
 pub use id::{GroupId, HomeId, PoolId, SnapshotId, VolumeId};
 pub use parameters::{Allocation, MutableParameters, VolumeParameters, Wipe};
-pub use pool::{PoolDefinition, PoolOptions, PoolPlace};
+pub use pool::{MountRule, PoolDefinition, PoolOptions, PoolPlace};
 pub use size::CapacityRange;
 pub use snapshot::{Level, Members, OnQuiesceFailure, SharedVolume, SnapshotParameters};
 pub use snapshot_room::SnapshotRoom;

@@ -31,6 +31,7 @@ mod modify;
 mod paths;
 mod pool;
 pub mod pool_admin;
+pub mod pool_ground;
 pub mod pool_image;
 pub mod pool_make;
 mod publish;
@@ -49,6 +50,7 @@ mod take_raw;
 mod unstage;
 mod usage;
 
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -67,6 +69,7 @@ pub use group::{member_of, of_another_moment, same_members, same_request};
 pub use list::PAGE as MOST_LISTED;
 pub use lock::{Key, Locks};
 pub use pool::{Pool, PoolState, PoolStatus};
+pub use pool_ground::PoolGround;
 pub use published::ChangedDevice;
 pub use request::*;
 pub use session::{BeginShare, Coordinator, ShareAnswer, ShareStep};
@@ -94,6 +97,10 @@ pub struct Settings {
     /// Role `all`: a pool that another process serves is a mistake of the command line, and ends
     /// the start. In a cluster it is refused by name, like every pool that can't be served.
     pub alone: bool,
+    /// `--allowed-path`: the kubelet's folder, or others that callers' paths are below.
+    pub allowed_paths: Vec<PathBuf>,
+    /// `--max-volumes`: how many volumes may be used on this node.
+    pub max_volumes: Option<NonZeroU16>,
     /// `--inline-max-size`: the most bytes that a pod's inline volume may have; none are made
     /// without it.
     pub inline_max_size: Option<u64>,

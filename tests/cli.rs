@@ -456,7 +456,7 @@ fn root_a_second_process_on_a_pool_is_refused() {
     }
     let folder = on_disk();
     let folder = folder.path();
-    let a = format!("{},init", definition(folder, "a"));
+    let a = format!("{},init,mount=any", definition(folder, "a"));
     let arguments = ["--node-name", "n1", "--pool", &a];
     let mut serving = Serving::start(folder, &arguments);
 

@@ -158,7 +158,7 @@ fn open(
     let hooks = hooks.unwrap_or_default();
     let seams = if node.is_simulated() {
         let options = MemoryOptions {
-            allowed: node.allowed_paths,
+            allowed: node.allowed_paths.clone(),
             ..MemoryOptions::default()
         };
         // Applications are real, also beside simulated volumes: as their tests want it.
@@ -188,6 +188,8 @@ fn open(
         node_record: node.node_record,
         state_dir: node.state_dir,
         alone: is_alone,
+        allowed_paths: node.allowed_paths,
+        max_volumes: node.max_volumes,
         inline_max_size: node.inline_max_size,
     };
     Ok(Driver::start(settings, seams)?)

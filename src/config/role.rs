@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -71,6 +72,8 @@ pub struct NodeConfig {
     pub allowed_paths: Vec<PathBuf>,
     /// The most bytes of an inline volume; none are made without it.
     pub inline_max_size: Option<u64>,
+    /// The most volumes that are used on the node, as the scheduler is told.
+    pub max_volumes: Option<NonZeroU16>,
 }
 
 impl NodeConfig {
@@ -153,7 +156,7 @@ impl Given {
         })
     }
 
-    fn uses(&self) -> [Use; 15] {
+    fn uses(&self) -> [Use; 16] {
         const STORAGE: &[Role] = &[Role::All, Role::Node];
         const ALL: &[Role] = &[Role::All];
         const NODE: &[Role] = &[Role::Node];
@@ -188,6 +191,12 @@ impl Given {
             (
                 "--inline-max-size",
                 self.inline_max_size.is_some(),
+                STORAGE,
+                no_storage,
+            ),
+            (
+                "--max-volumes",
+                self.max_volumes.is_some(),
                 STORAGE,
                 no_storage,
             ),
@@ -307,6 +316,7 @@ impl Given {
             state_dir: folder(self.state_dir, STATE_DIR),
             node_record: folder(self.node_record, NODE_RECORD),
             allowed_paths: allowed_paths(self.allowed_path),
+            max_volumes: self.max_volumes,
             inline_max_size: self.inline_max_size.map(|InlineSize(bytes)| bytes),
         })
     }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer};
 use super::BadConfig;
 use crate::model::size::parse_size;
 use crate::model::snapshot::parse_duration;
-use crate::model::{PoolDefinition, PoolOptions, SnapshotRoom};
+use crate::model::{MountRule, PoolDefinition, PoolOptions, SnapshotRoom};
 
 /// A key of the file whose text is parsed as its flag is.
 pub(super) fn one<'de, D, T>(from: D) -> Result<Option<T>, D::Error>
@@ -330,6 +330,8 @@ struct PoolTable {
     extent: Option<u64>,
     #[serde(default)]
     overcommit: Option<f64>,
+    #[serde(default, deserialize_with = "one")]
+    mount: Option<MountRule>,
 }
 
 /// A text with a unit, or a number of bytes.
@@ -375,6 +377,7 @@ impl<'de> Visitor<'de> for PoolVisitor {
             snapshots: table.snapshots,
             extent: table.extent,
             overcommit: table.overcommit,
+            mount: table.mount,
         };
         PoolDefinition::from_parts(&table.name, &table.place, options)
             .map(PoolEntry)

@@ -8,9 +8,9 @@ use crate::error::chain;
 use crate::host::{FileId, Ground, Host};
 use crate::model::pool::WAY_OUT;
 use crate::model::size::Human;
-use crate::model::{PoolDefinition, PoolPlace};
+use crate::model::{MountRule, PoolDefinition, PoolPlace};
 use crate::operation::inventory;
-use crate::operation::{pool_admin, pool_image, pool_make};
+use crate::operation::{pool_admin, pool_ground, pool_image, pool_make};
 use crate::record::{ImageRecord, NodeRecord, PoolRecord};
 
 /// The first kernel that doesn't let direct I/O leave wrong checksums.
@@ -95,6 +95,7 @@ fn file_pool(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &P
     let path = inner.as_path();
     let mut checks = identity(node, pool, &record);
     checks.extend(image(host, pool, outer));
+    checks.extend(mount(host, pool, outer));
     checks.extend(ground(host, pool, path));
     checks.push(room(host, pool, path));
     // Nothing is written to what belongs to another machine.
@@ -194,6 +195,14 @@ fn not_made(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &Pa
         return Check::fail(subject, chain(&error), "give another folder");
     }
     if pool.init {
+        if let Some(missing) = mount(host, pool, path) {
+            let fix = "mount its disk, or say mount=any in its definition if it is to share a file system";
+            return Check::fail(
+                subject,
+                format!("{}, so serve makes no pool there", missing.found),
+                fix,
+            );
+        }
         return Check::ok(subject, "not made yet; serve makes it (init)");
     }
     Check::fail(
@@ -238,6 +247,22 @@ fn identity(node: &NodeRecord, pool: &PoolDefinition, record: &PoolRecord) -> Ve
         ));
     }
     checks
+}
+
+/// What tells a disk that is missing from a folder that is meant.
+fn mount(host: &dyn Host, pool: &PoolDefinition, outer: &Path) -> Option<Check> {
+    if pool.mount == Some(MountRule::Any) {
+        return None;
+    }
+    let subject = format!("{}: mount", subject(pool));
+    match pool_ground::without_mount(host, outer) {
+        Ok(None) => None,
+        Ok(Some(what)) => {
+            let fix = "if that is meant, say mount=any in its definition; else move its volumes to a disk of its own";
+            Some(Check::warn(subject, what, fix))
+        }
+        Err(error) => Some(Check::fail(subject, chain(&error), "see to the disk")),
+    }
 }
 
 fn ground(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Vec<Check> {

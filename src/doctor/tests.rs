@@ -65,7 +65,7 @@ fn told(checks: &[Check]) -> String {
 #[test]
 fn a_machine_in_order() {
     let host = machine("xfs");
-    let patient = patient(&["default=file:/memory/a"]);
+    let patient = patient(&["default=file:/memory/a,mount=any"]);
     pool_admin::init(&host, Path::new(NODE), &patient.pools[0]).unwrap();
     let checks = examine(&host, &host, &patient);
     insta::assert_snapshot!(told(&checks));

@@ -36,8 +36,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
 use super::{
-    Account, Device, Done, Effect, Extent, FileId, FileStat, Ground, Host, Kept, Known, LoopDevice,
-    LoopHold, LoopStatus, Mount, MountRoot, Result, Signature, Space,
+    Account, Device, Done, Effect, Extent, FileId, FileStat, FolderMount, Ground, Host, Kept,
+    Known, LoopDevice, LoopHold, LoopStatus, Mount, MountRoot, Result, Signature, Space,
 };
 use crate::error::HostError;
 use crate::model::FsType;
@@ -234,6 +234,10 @@ impl Host for LinuxHost {
 
     fn space(&self, path: &Path) -> Result<Space> {
         self.said(files::space(path))
+    }
+
+    fn mount_of(&self, folder: &Path) -> Result<FolderMount> {
+        self.said(ground::mount_of(folder))
     }
 
     fn ground(&self, path: &Path) -> Result<Ground> {

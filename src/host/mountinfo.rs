@@ -2,7 +2,10 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+/// The inode of the root of each subvolume of btrfs (BTRFS_FIRST_FREE_OBJECTID).
+const SUBVOLUME_ROOT: u64 = 256;
 
 /// One line of the mount table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +33,40 @@ pub struct Mount {
     pub node: Option<u64>,
 }
 
+/// The mount that shows a folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FolderMount {
+    /// The mount.
+    pub mount: Mount,
+    /// The folder is where it's mounted, and it shows the root of its file system there, or that of
+    /// a subvolume of btrfs: more than a folder that lies on a disk with others.
+    pub shows_root: bool,
+}
+
+impl FolderMount {
+    /// For a mount of which it's known whether the folder is its mount point, and that folder's
+    /// inode.
+    pub fn new(mount: Mount, is_mount_point: bool, inode: u64) -> FolderMount {
+        let is_root = mount.root == Path::new("/");
+        let is_subvolume = mount.fs_name == "btrfs" && inode == SUBVOLUME_ROOT;
+        FolderMount {
+            shows_root: is_mount_point && (is_root || is_subvolume),
+            mount,
+        }
+    }
+}
+
 impl Mount {
+    /// What it shows, as findmnt has it: `/dev/sdb1`, or `/dev/sda2[/srv/pool]` where that is not
+    /// the whole file system.
+    pub fn shown(&self) -> String {
+        let source = self.source.display();
+        match self.root == Path::new("/") {
+            true => source.to_string(),
+            false => format!("{source}[{}]", self.root.display()),
+        }
+    }
+
     /// Whether this mount can't be written through.
     pub fn is_read_only(&self) -> bool {
         self.options.iter().any(|option| option == "ro")
@@ -124,7 +160,6 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::os::unix::ffi::OsStrExt;
-    use std::path::Path;
 
     #[test]
     fn a_line_of_the_manual_is_read() {
@@ -146,6 +181,37 @@ mod tests {
                 .iter()
                 .any(|mount| mount.mount_point == Path::new("/"))
         );
+    }
+
+    #[test]
+    fn a_folder_is_a_file_system_of_its_own_only_where_the_root_of_one_is_mounted() {
+        let shows_root = |line: &str, is_mount_point: bool, inode: u64| {
+            let mount = parse(line.as_bytes()).unwrap().remove(0);
+            FolderMount::new(mount, is_mount_point, inode).shows_root
+        };
+        let disk = "36 35 8:17 / /srv/pool rw - xfs /dev/sdb1 rw";
+        assert!(shows_root(disk, true, 128));
+        assert!(!shows_root(disk, false, 131), "a folder on a disk");
+        // A folder of the node's disk, as a container is shown it.
+        let bind = "36 35 8:2 /srv/pool /srv/pool rw - ext4 /dev/sda2 rw";
+        assert!(!shows_root(bind, true, 256));
+        let subvolume = "36 35 0:40 /@pool /srv/pool rw - btrfs /dev/sdb1 rw,subvol=/@pool";
+        assert!(shows_root(subvolume, true, 256));
+        assert!(
+            !shows_root(subvolume, true, 257),
+            "a folder of btrfs, bound"
+        );
+    }
+
+    #[test]
+    fn what_a_mount_shows_is_written_as_findmnt_writes_it() {
+        let shown = |line: &str| parse(line.as_bytes()).unwrap()[0].shown();
+        assert_eq!(
+            shown("36 35 8:17 / /srv/pool rw - xfs /dev/sdb1 rw"),
+            "/dev/sdb1"
+        );
+        let bind = "36 35 8:2 /srv/pool /srv/pool rw - ext4 /dev/sda2 rw";
+        assert_eq!(shown(bind), "/dev/sda2[/srv/pool]");
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! How a pool is defined on the command line:
-//! `NAME=file:/path[,init][,image=SIZE][,snapshots=reserved][,extent=SIZE][,overcommit=1]`.
+//! `NAME=file:/path[,init][,image=SIZE][,snapshots=reserved][,extent=SIZE][,overcommit=1][,mount=required]`.
 //!
 //! The words of LVM pools belong to the grammar already; they are understood and refused, so that
 //! a definition never means something else than it says.
@@ -33,6 +33,39 @@ pub struct PoolDefinition {
     pub extent: Option<u64>,
     /// How many times the pool may be promised to thin volumes.
     pub overcommit: f64,
+    /// Where it may be made, if that is said.
+    pub mount: Option<MountRule>,
+}
+
+/// Where a pool may be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MountRule {
+    /// Only where the root of a file system, or of a subvolume of btrfs, is mounted at its folder:
+    /// so a folder in which a disk is missing is never taken for it.
+    Required,
+    /// In any folder.
+    Any,
+}
+
+impl FromStr for MountRule {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<MountRule, String> {
+        match text {
+            "required" => Ok(MountRule::Required),
+            "any" => Ok(MountRule::Any),
+            _ => Err(format!("mount={text} is not known; give required or any")),
+        }
+    }
+}
+
+impl fmt::Display for MountRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            MountRule::Required => "required",
+            MountRule::Any => "any",
+        })
+    }
 }
 
 /// The words of a definition, after name and place.
@@ -48,6 +81,8 @@ pub struct PoolOptions {
     pub extent: Option<u64>,
     /// See [`PoolDefinition::overcommit`]; 1 if nothing is said.
     pub overcommit: Option<f64>,
+    /// See [`PoolDefinition::mount`].
+    pub mount: Option<MountRule>,
 }
 
 /// Where a pool is.
@@ -78,10 +113,10 @@ pub struct NotAPool(String);
 
 /// What helps where a pool's file system can't share blocks between files: for refusals, after a
 /// semicolon.
-pub const WAY_OUT: &str = "xfs and btrfs can share blocks; on this disk, a pool with an xfs in one reserved file can as well: --pool NAME=file:/path/to/an/empty/folder,init,image=SIZE";
+pub const WAY_OUT: &str = "xfs and btrfs can share blocks; on this disk, a pool with an xfs in one reserved file can as well: --pool NAME=file:/path/to/an/empty/folder,init,mount=any,image=SIZE";
 
 /// The grammar, for sentences.
-const GRAMMAR: &str = "NAME=file:/path[,init][,image=SIZE][,snapshots=reserved|best-effort][,extent=SIZE][,overcommit=N] or NAME=memory:";
+const GRAMMAR: &str = "NAME=file:/path[,init][,image=SIZE][,snapshots=reserved|best-effort][,extent=SIZE][,overcommit=N][,mount=required|any] or NAME=memory:";
 /// A larger `extent` would give a volume blocks beyond its size that matter.
 const MOST_EXTENT: u64 = size::MIB;
 /// The largest block of an xfs: extents are whole blocks.
@@ -120,6 +155,9 @@ impl PoolDefinition {
                 "overcommit={overcommit} is not possible; give a number from 1 to {MOST_OVERCOMMIT}"
             )));
         }
+        if options.mount.is_some() && place == PoolPlace::Memory {
+            return Err(no("mount= is for pools in a folder: give file:/path".into()));
+        }
         Ok(PoolDefinition {
             name: name.to_string(),
             place,
@@ -128,6 +166,7 @@ impl PoolDefinition {
             snapshots: options.snapshots,
             extent,
             overcommit,
+            mount: options.mount,
         })
     }
 }
@@ -252,9 +291,10 @@ impl FromStr for PoolDefinition {
                         size::parse_size(bytes).map_err(|error| no(format!("extent: {error}")))?;
                     options.extent.replace(bytes).is_some()
                 }
+                Some(("mount", rule)) => options.mount.replace(rule.parse().map_err(no)?).is_some(),
                 _ => {
                     return Err(no(format!(
-                        "{word:?} is not known; known are init, image=SIZE, snapshots=reserved|best-effort, extent=SIZE and overcommit=N, and a path with a comma can be given in the configuration file alone"
+                        "{word:?} is not known; known are init, image=SIZE, snapshots=reserved|best-effort, extent=SIZE, overcommit=N and mount=required|any, and a path with a comma can be given in the configuration file alone"
                     )));
                 }
             };
@@ -299,6 +339,9 @@ impl fmt::Display for PoolDefinition {
         }
         if self.overcommit != 1.0 {
             write!(f, ",overcommit={}", self.overcommit)?;
+        }
+        if let Some(rule) = self.mount {
+            write!(f, ",mount={rule}")?;
         }
         Ok(())
     }
@@ -378,7 +421,10 @@ mod tests {
             "a=file:/b,extent=2Mi",
             "a=file:/b,extent=big",
             "a=memory:,extent=64Ki",
+            "a=file:/b,mount=some",
+            "a=file:/b,mount=any,mount=required",
             "a=memory:,image=1Gi",
+            "a=memory:,mount=any",
             "a=memory:/b",
             "a=lvm:vg",
             "a=lvm:vg/thin,init",
@@ -421,9 +467,10 @@ mod tests {
             snapshots in proptest::option::of(proptest::sample::select(vec![SnapshotRoom::Reserved, SnapshotRoom::BestEffort])),
             extent in proptest::option::of((16u32..=20).prop_map(|power| 1u64 << power)),
             overcommit in 1.0f64..=1000.0,
+            mount in proptest::option::of(proptest::sample::select(vec![MountRule::Required, MountRule::Any])),
         ) {
             prop_assume!(!path.split('/').any(|part| part == ".."));
-            let options = PoolOptions { init, image, snapshots, extent, overcommit: Some(overcommit) };
+            let options = PoolOptions { init, image, snapshots, extent, overcommit: Some(overcommit), mount };
             let Ok(pool) = PoolDefinition::from_parts(&name, &format!("file:{path}"), options) else {
                 // Only a path of dots alone is the root folder.
                 prop_assert!(path.chars().all(|c| c == '/' || c == '.'));

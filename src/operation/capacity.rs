@@ -22,33 +22,53 @@ pub(super) fn headroom(total: u64) -> u64 {
     (total / HEADROOM_SHARE).max(HEADROOM_LEAST)
 }
 
-/// Bytes that may be promised in all.
-fn promises(space: &PoolSpace, overcommit: f64) -> u64 {
-    let room = space.available.saturating_add(space.own);
-    (room.saturating_sub(headroom(space.total)) as f64 * overcommit) as u64
+/// Where the machine itself lives on the file system, one part in so many stays free of new volumes
+/// and growth: kubelets evict pods from a disk with less than 10 or 15 % left. What is made of
+/// volumes that are there is bound by the head-room alone, so that a backup is still possible.
+const MACHINE_SHARE: u64 = 5;
+
+/// Bytes that are kept for the machine on its own file system of this size.
+pub(super) fn machine_reserve(total: u64) -> u64 {
+    total.div_ceil(MACHINE_SHARE)
 }
 
-/// Bytes that may still be promised: whole grains, so that what is answered can be asked for.
-pub(super) fn promisable(space: &PoolSpace, overcommit: f64) -> u64 {
-    promises(space, overcommit).saturating_sub(space.promised) / GRAIN * GRAIN
-}
-
-/// Bytes that can really be reserved now, beside what is being made.
-fn reservable(space: &PoolSpace) -> u64 {
-    let taken = headroom(space.total).saturating_add(space.claimed);
-    space.available.saturating_sub(taken) / GRAIN * GRAIN
-}
-
-/// What a volume of this allocation could have.
-pub(super) fn available(pool: &Pool, space: &PoolSpace, allocation: Allocation) -> u64 {
-    let promisable = pool.promisable(space);
-    match allocation {
-        Allocation::Thin => promisable,
-        Allocation::Thick => promisable.min(reservable(space)),
+/// Bytes that new volumes and growth leave free.
+pub(super) fn kept_for_new(pool: &Pool, space: &PoolSpace) -> u64 {
+    let kept = headroom(space.total);
+    match pool.ground.of_machine {
+        true => kept.max(machine_reserve(space.total)),
+        false => kept,
     }
 }
 
-/// Judges a promise of `more` bytes beyond `had`.
+/// Bytes that may be promised in all, with so many kept free.
+fn promises(space: &PoolSpace, overcommit: f64, kept: u64) -> u64 {
+    let room = space.available.saturating_add(space.own);
+    (room.saturating_sub(kept) as f64 * overcommit) as u64
+}
+
+/// Bytes that may still be promised, with so many kept free: whole grains, so that what is answered
+/// can be asked for.
+pub(super) fn promisable(space: &PoolSpace, overcommit: f64, kept: u64) -> u64 {
+    promises(space, overcommit, kept).saturating_sub(space.promised) / GRAIN * GRAIN
+}
+
+/// Bytes that can really be reserved now, beside what is being made and with so many kept free.
+fn reservable(space: &PoolSpace, kept: u64) -> u64 {
+    let taken = kept.saturating_add(space.claimed);
+    space.available.saturating_sub(taken) / GRAIN * GRAIN
+}
+
+/// What a volume of this allocation could have, with so many bytes kept free.
+fn available(pool: &Pool, space: &PoolSpace, allocation: Allocation, kept: u64) -> u64 {
+    let promisable = promisable(space, pool.definition.overcommit, kept);
+    match allocation {
+        Allocation::Thin => promisable,
+        Allocation::Thick => promisable.min(reservable(space, kept)),
+    }
+}
+
+/// Judges a new volume, or the growth of one that had so many bytes.
 pub(super) fn admit(
     pool: &Pool,
     space: &PoolSpace,
@@ -57,13 +77,29 @@ pub(super) fn admit(
     size: u64,
 ) -> Result<()> {
     let more = image_bytes(size).saturating_sub(if had == 0 { 0 } else { image_bytes(had) });
-    let available = available(pool, space, allocation);
-    if more <= available {
+    let kept = kept_for_new(pool, space);
+    judge(pool, more, available(pool, space, allocation, kept))
+}
+
+/// Judges a volume that is made of another, or of a snapshot.
+pub(super) fn admit_copy(
+    pool: &Pool,
+    space: &PoolSpace,
+    allocation: Allocation,
+    size: u64,
+) -> Result<()> {
+    let kept = headroom(space.total);
+    let available = available(pool, space, allocation, kept);
+    judge(pool, image_bytes(size), available)
+}
+
+fn judge(pool: &Pool, required: u64, available: u64) -> Result<()> {
+    if required <= available {
         return Ok(());
     }
     Err(Error::OutOfSpace {
         pool: pool.definition.name.clone(),
-        required: more,
+        required,
         available,
     })
 }
@@ -82,21 +118,14 @@ pub(super) fn admit_snapshot(
     } else {
         GRAIN
     };
-    let available = reservable(space);
-    if required <= available {
-        return check_promises(pool, space);
-    }
-    Err(Error::OutOfSpace {
-        pool: pool.definition.name.clone(),
-        required,
-        available,
-    })
+    judge(pool, required, reservable(space, headroom(space.total)))?;
+    check_promises(pool, space)
 }
 
 /// That all volumes can still be written in full beside the snapshots that are there or being made,
 /// where the pool keeps that room for them (docs/adr/0031).
 pub(super) fn check_promises(pool: &Pool, space: &PoolSpace) -> Result<()> {
-    let room = promises(space, pool.definition.overcommit);
+    let room = promises(space, pool.definition.overcommit, headroom(space.total));
     if pool.snapshots() == SnapshotRoom::BestEffort || space.promised <= room {
         return Ok(());
     }
@@ -157,7 +186,8 @@ impl Driver {
         if allocation == Allocation::Thick && pool.backend.refuses_thick().is_some() {
             return Ok(nothing);
         }
-        let available = available(&pool, &pool.backend.space()?, allocation);
+        let space = pool.backend.space()?;
+        let available = available(&pool, &space, allocation, kept_for_new(&pool, &space));
         Ok(Capacity {
             available,
             maximum: available.min(pool.backend.largest()),
@@ -175,15 +205,24 @@ mod tests {
         #[test]
         fn at_overcommit_one_all_promises_fit_what_is_there(total in 0u64..1 << 50, available in 0u64..1 << 50, own in 0u64..1 << 50, promised in 0u64..1 << 50) {
             let space = PoolSpace { total, available, own, promised, ..PoolSpace::default() };
-            let more = promisable(&space, 1.0);
+            let more = promisable(&space, 1.0, headroom(total));
             prop_assert!(more == 0 || promised + more <= available + own);
             prop_assert!(more.is_multiple_of(GRAIN));
         }
 
         #[test]
+        fn promises_leave_free_what_is_kept(total in 0u64..1 << 50, available in 0u64..1 << 50, own in 0u64..1 << 50, promised in 0u64..1 << 50) {
+            let space = PoolSpace { total, available, own, promised, ..PoolSpace::default() };
+            let kept = machine_reserve(total);
+            let more = promisable(&space, 1.0, kept);
+            prop_assert!(more == 0 || promised + more + kept <= available + own);
+            prop_assert!(kept * 5 >= total);
+        }
+
+        #[test]
         fn a_larger_overcommit_never_offers_less(total in 0u64..1 << 50, available in 0u64..1 << 50, promised in 0u64..1 << 50, factor in 1.0f64..100.0) {
             let space = PoolSpace { total, available, promised, ..PoolSpace::default() };
-            prop_assert!(promisable(&space, factor) >= promisable(&space, 1.0));
+            prop_assert!(promisable(&space, factor, headroom(total)) >= promisable(&space, 1.0, headroom(total)));
         }
     }
 }

@@ -17,6 +17,7 @@ use super::pool::Pool;
 use super::publish::View;
 use super::{Driver, PublishEphemeral, usage};
 use crate::backend::FoundDevice;
+use crate::backend::file::IMAGE;
 use crate::error::{Doing, Error, Kind, Mismatch, Result, chain};
 use crate::host::NodeKind;
 use crate::model::{FsType, VolumeId, VolumeParameters, size};
@@ -187,7 +188,26 @@ impl Driver {
                 ),
             });
         }
-        Ok(())
+        self.refuse_too_many(&request.volume_id)
+    }
+
+    /// The scheduler keeps claims within the limit of volumes, and doesn't count inline volumes.
+    fn refuse_too_many(&self, volume_id: &str) -> Result<()> {
+        let Some(most) = self.settings.max_volumes else {
+            return Ok(());
+        };
+        let is_image = |name: &Path| name.ends_with(IMAGE);
+        let attached = self.host.loop_devices(&is_image);
+        let attached = attached.doing(|| "list loop devices".into());
+        if attached.map_err(Error::unseen)?.len() < usize::from(most.get()) {
+            return Ok(());
+        }
+        Err(Error::refused(
+            format!("inline volume {volume_id}"),
+            format!(
+                "this node has {most} volumes attached, as many as the administrator allows (--max-volumes; in the chart: node.maxVolumes)"
+            ),
+        ))
     }
 
     /// The pool that has an inline volume, in any state.

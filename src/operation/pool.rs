@@ -6,10 +6,11 @@ use uuid::Uuid;
 
 use super::Driver;
 use super::detach::look_at;
+use super::pool_ground::PoolGround;
 use super::pool_image::OpenImage;
 use crate::backend::{Backend, Leftovers, PoolSpace};
 use crate::error::{Error, Result};
-use crate::model::{PoolDefinition, PoolId, SnapshotRoom, VolumeId};
+use crate::model::{MountRule, PoolDefinition, PoolId, SnapshotRoom, VolumeId};
 use crate::record::VolumeRecord;
 
 /// A pool that is served.
@@ -20,6 +21,8 @@ pub struct Pool {
     pub backend: Box<dyn Backend>,
     /// The image that it lies on, if its definition says so.
     pub image: Option<OpenImage>,
+    /// What it lies on.
+    pub ground: PoolGround,
     /// What its start found and ended.
     pub leftovers: Leftovers,
 }
@@ -47,7 +50,8 @@ impl Pool {
 
     /// Bytes that may still be promised, at this overcommit.
     pub fn promisable(&self, space: &PoolSpace) -> u64 {
-        super::capacity::promisable(space, self.definition.overcommit)
+        let kept = super::capacity::kept_for_new(self, space);
+        super::capacity::promisable(space, self.definition.overcommit, kept)
     }
 }
 
@@ -98,6 +102,12 @@ pub struct PoolStatus {
     pub snapshots: u64,
     /// Number of records of volumes and snapshots that can't be read.
     pub damaged: u64,
+    /// What it lies on, if it's served.
+    pub ground: Option<PoolGround>,
+    /// Whether its images can share blocks.
+    pub shares_blocks: bool,
+    /// Its definition says that it may be in any folder.
+    pub any_mount: bool,
     /// Published volumes whose devices were changed by who uses them.
     pub changed: Vec<super::ChangedDevice>,
     /// What its start found and ended.
@@ -245,6 +255,9 @@ impl Driver {
                     place: pool.definition.place.to_string(),
                     id: Some(pool.id()),
                     refusal: None,
+                    ground: Some(pool.ground.clone()),
+                    shares_blocks: pool.backend.shares_blocks(),
+                    any_mount: pool.definition.mount == Some(MountRule::Any),
                     promisable: space.as_ref().map(|space| pool.promisable(space)),
                     space,
                     volumes: pool.backend.count(),
@@ -261,6 +274,9 @@ impl Driver {
                 place: definition.place.to_string(),
                 id,
                 refusal: Some(why),
+                ground: None,
+                shares_blocks: false,
+                any_mount: definition.mount == Some(MountRule::Any),
                 space: None,
                 promisable: None,
                 volumes: 0,

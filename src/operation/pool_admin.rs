@@ -6,13 +6,14 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use super::pool_ground::{self, machine_folders};
 use super::pool_image::{self, Inside};
 use super::pool_make::{self, Found};
 use crate::backend::file::{LOCK_FILE, POOL_FILE};
 use crate::error::{Doing, Error, Kind, Result};
 use crate::host::{Effect, Host, Kept};
 use crate::model::pool::WAY_OUT;
-use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace};
+use crate::model::{HomeId, MountRule, PoolDefinition, PoolId, PoolPlace};
 use crate::record::node::KnownPool;
 use crate::record::{self, NodeRecord, PoolRecord};
 
@@ -40,7 +41,13 @@ pub struct Adopted {
 /// unmounted disk looks like an empty folder.
 pub fn init(host: &dyn Host, node_record: &Path, pool: &PoolDefinition) -> Result<Made> {
     let node = load_node(host, node_record)?;
-    let inside = pool_image::enter(host, &node, pool, true)?;
+    let outer = folder(pool)?;
+    if pool.mount == Some(MountRule::Required)
+        && matches!(pool_make::look(host, outer)?, Found::Blank | Found::Missing)
+    {
+        pool_ground::check_mount(host, pool, outer)?;
+    }
+    let inside = pool_image::enter(host, &node, pool, true, &machine_folders(node_record, &[]))?;
     let made = init_inside(host, node_record, node, pool, &inside);
     inside.leave(host, pool);
     made
@@ -76,6 +83,13 @@ fn init_inside(
     let without = pool_make::without_sharing(&ground);
     warnings.extend(without.map(|what| format!("{what}; {WAY_OUT}")));
     warnings.extend(inside.warnings(host, pool)?);
+    if pool.mount.is_none()
+        && let Some(what) = pool_ground::without_mount(host, folder(pool)?)?
+    {
+        warnings.push(format!(
+            "{what}: if a disk is meant to be there, stop and mount it first; if not, mount=any says so"
+        ));
+    }
     let (record, lock) = match &inside.found {
         Found::Pool(record) => (record.clone(), None),
         Found::Blank | Found::Missing | Found::Foreign(_) | Found::Image(_) => {
@@ -102,7 +116,7 @@ pub fn adopt(
     others: &[PoolDefinition],
 ) -> Result<Adopted> {
     let mut node = load_node(host, node_record)?;
-    let inside = pool_image::enter(host, &node, pool, false)?;
+    let inside = pool_image::enter(host, &node, pool, false, &machine_folders(node_record, &[]))?;
     let adopted = adoption(host, &node, pool, others, &inside).and_then(|(adopted, lock)| {
         if lock.is_some() {
             let path = inside.folder.join(POOL_FILE);
@@ -123,7 +137,7 @@ pub fn would_adopt(
     others: &[PoolDefinition],
 ) -> Result<Adopted> {
     let node = load_node(host, node_record)?;
-    let inside = pool_image::enter(host, &node, pool, false)?;
+    let inside = pool_image::enter(host, &node, pool, false, &machine_folders(node_record, &[]))?;
     let adopted = adoption(host, &node, pool, others, &inside);
     inside.leave(host, pool);
     adopted.map(|(adopted, _lock)| adopted)

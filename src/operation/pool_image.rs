@@ -94,7 +94,8 @@ pub fn look_through(host: &dyn Host, path: &Path) -> Result<(PathBuf, Found)> {
 
 /// Opens the image in a pool's folder, which exists: makes it if there is none (the caller knows
 /// that one may be made), ends what a crash left, grows it to what the definition says, and
-/// mounts it. Waits for its lock as long as `patience`.
+/// mounts it. Waits for its lock as long as `patience`. `machine` are folders of the machine's own file
+/// systems, of which more stays free.
 ///
 /// # Errors
 ///
@@ -107,6 +108,7 @@ pub fn open(
     pool: &PoolDefinition,
     wanted: u64,
     patience: Duration,
+    machine: &[PathBuf],
 ) -> Result<OpenImage> {
     let path = pool_admin::folder(pool)?;
     let lock = host
@@ -115,7 +117,12 @@ pub fn open(
         .ok_or_else(|| Error::Locked {
             place: path.display().to_string(),
         })?;
-    let opening = Opening { host, pool, path };
+    let opening = Opening {
+        host,
+        pool,
+        path,
+        machine,
+    };
     let mut warnings = Vec::new();
     let record = match opening.record()? {
         Some(record) if record.formatted.complete => record,
@@ -189,12 +196,13 @@ impl Inside {
 }
 
 /// Looks into a pool's folder for an act. An image is opened if it isn't mounted here, and with
-/// `make` it's made, unless the node record misses a pool there.
+/// `make` it's made, unless the node record misses a pool there. `machine`: see [`open`].
 pub fn enter(
     host: &dyn Host,
     node: &NodeRecord,
     pool: &PoolDefinition,
     make: bool,
+    machine: &[PathBuf],
 ) -> Result<Inside> {
     let outer = pool_admin::folder(pool)?;
     check_kind(pool, &pool_make::look(host, outer)?)?;
@@ -219,7 +227,7 @@ pub fn enter(
     if found == Found::Missing {
         pool_make::make_folder(host, outer)?;
     }
-    let image = open(host, pool, size, Duration::ZERO)?;
+    let image = open(host, pool, size, Duration::ZERO, machine)?;
     Ok(Inside {
         found: pool_make::look(host, &image.folder)?,
         folder: image.folder.clone(),

@@ -1,7 +1,8 @@
 //! Making a pool: what lies at its path, whether that ground can carry one, and the act itself.
 //!
 //! A pool is made by an explicit act only: `slackwater pool init`, or the word `init` in a
-//! definition; both end in [`make_pool`]. A folder that isn't empty and isn't ours is never made
+//! definition; both end in [`make_pool`]. By `init` in a
+//! definition it's made only where a file system is mounted ([`pool_ground`](super::pool_ground)). A folder that isn't empty and isn't ours is never made
 //! a pool. `pool.json` is written last: a crash before that leaves a folder that still counts as
 //! blank, and a repeat ends the work.
 
@@ -144,7 +145,7 @@ pub fn check_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
     }
     if ground.mount_point == Path::new("/") {
         warnings.push(
-            "it lies on the root file system: volumes that fill the pool fill the machine".into(),
+            "it lies on the root file system: new volumes leave a fifth of that free, but snapshots may fill it".into(),
         );
     }
     Ok(warnings)

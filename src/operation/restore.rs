@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::capacity::{admit, minimum_size};
+use super::capacity::{admit_copy, minimum_size};
 use super::cutting::Source;
 use super::detach::CleanUp;
 use super::give_way::{GiveWay, ThickCopy};
@@ -229,7 +229,7 @@ impl Driver {
             allocation = Allocation::Thick;
         }
         pool.backend.prepare(record, &|space| {
-            admit(pool, space, allocation, 0, record.size)
+            admit_copy(pool, space, allocation, record.size)
         })
     }
 

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use super::pool::{Pool, PoolState};
+use super::pool_ground::{self, PoolGround};
 use super::pool_image::{self, OpenImage};
 use super::{CutCounts, Driver, InFlight, Locks, Settings, pool_admin, pool_make, usage};
 use crate::backend::Backend;
@@ -206,6 +207,10 @@ impl Driver {
         let known = self.known(definition);
         let found = pool_make::look(self.host.as_ref(), &outer)?;
         pool_image::check_kind(definition, &found)?;
+        let is_nothing = matches!(found, pool_make::Found::Blank | pool_make::Found::Missing);
+        if is_nothing && definition.init && known.is_none() {
+            pool_ground::check_mount(self.host.as_ref(), definition, &outer)?;
+        }
         // Later on it's looked at again and again.
         let is_start = self.states().len() < self.settings.pools.len();
         let patience = if is_start {
@@ -214,7 +219,9 @@ impl Driver {
             Duration::ZERO
         };
         let (image, found) = self.open_image(definition, found, known.is_none(), patience)?;
-        let path = image.as_ref().map_or(outer, |image| image.folder.clone());
+        let path = image
+            .as_ref()
+            .map_or(outer.clone(), |image| image.folder.clone());
         match found {
             pool_make::Found::Pool(pool) if pool.home != self.home() => {
                 return refused(
@@ -254,6 +261,7 @@ impl Driver {
             Found::Pool(backend) => Ok(PoolState::Serving(Arc::new(self.recover(
                 definition,
                 backend.with_extent(definition.extent),
+                (&outer, &path),
                 image,
             )?))),
             Found::Locked(_) => Err(Error::Locked {
@@ -285,10 +293,11 @@ impl Driver {
             return None;
         }
         let others = self.settings.pools.iter();
+        let machine = self.machine_folders();
         let mut others = others.filter(|other| other.name != definition.name);
         others.find_map(|other| {
             let is_named = named.as_deref() == Some(&other.place.to_string());
-            match pool_image::identify(self.host.as_ref(), other) {
+            match pool_image::identify(self.host.as_ref(), other, &machine) {
                 Ok(Some(found)) if found.id == id => {
                     Some((Some(id).filter(|_| !is_named), why(&other.place)))
                 }
@@ -310,19 +319,28 @@ impl Driver {
         &self,
         definition: &PoolDefinition,
         backend: FileBackend,
+        folders: (&Path, &Path),
         image: Option<OpenImage>,
     ) -> Result<Pool> {
+        let host = self.host.as_ref();
+        let ground = PoolGround::of(host, definition, folders, &self.machine_folders())?;
         let mounts = self.mounts()?;
         let leftovers = backend.recover(&|device| !usage::of_device(&mounts, device).is_empty())?;
         let mut pool = Pool {
             definition: definition.clone(),
             backend: Box::new(backend),
             image,
+            ground,
             leftovers,
         };
         pool.leftovers.ephemeral = self.end_left_inline(&pool)?;
         tracing::info!(pool = %definition.name, id = %pool.id(), volumes = pool.backend.count(), leftovers = pool.leftovers.total(), "serving");
         Ok(pool)
+    }
+
+    /// Folders of the file systems on which this machine lives.
+    pub(super) fn machine_folders(&self) -> Vec<PathBuf> {
+        pool_ground::machine_folders(&self.settings.node_record, &self.settings.allowed_paths)
     }
 
     /// What the node record knows of a definition, by place or by name.
@@ -386,10 +404,13 @@ fn is_mistake(error: &Error) -> bool {
 
 /// Homes of the pools that are there.
 fn homes(host: &dyn Host, settings: &Settings) -> BTreeSet<HomeId> {
+    let machine = pool_ground::machine_folders(&settings.node_record, &settings.allowed_paths);
     let mut homes = BTreeSet::new();
     for definition in &settings.pools {
         // One that can't be read says so when it's opened.
-        let pool = pool_image::identify(host, definition).ok().flatten();
+        let pool = pool_image::identify(host, definition, &machine)
+            .ok()
+            .flatten();
         homes.extend(pool.map(|pool| pool.home));
     }
     homes

@@ -315,6 +315,9 @@ pub(super) fn description(mut told: DescribeResponse) -> Verdict<DescribeRespons
         }
         cut(&mut pool.place, TEXT_BYTES);
         cut(&mut pool.refusal, TEXT_BYTES);
+        cut(&mut pool.file_system, NAME_BYTES);
+        cut(&mut pool.mount, TEXT_BYTES);
+        cut(&mut pool.without_mount, TEXT_BYTES);
     }
     told.missing.truncate(MOST_POOLS);
     told.missing

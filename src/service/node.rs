@@ -128,9 +128,13 @@ impl Node for Service {
         request: Request<NodeGetInfoRequest>,
     ) -> Answer<NodeGetInfoResponse> {
         seen(request);
-        let node_name = self.driver.settings().node_name.clone();
+        let settings = self.driver.settings();
         let settled = self.driver.settled_home();
         let home = settled.map_err(|error| status(Rpc::NodeGetInfo, &error))?;
-        answer(reply::node(node_name, &self.driver.topology_key(), home))
+        answer(reply::node(
+            settings.node_name.clone(),
+            settings.max_volumes,
+            (&self.driver.topology_key(), home),
+        ))
     }
 }

@@ -3,6 +3,7 @@
 mod snapshot;
 
 use std::collections::HashMap;
+use std::num::NonZeroU16;
 
 use super::request::EPHEMERAL;
 use crate::csi;
@@ -114,11 +115,15 @@ pub(super) fn node_capabilities(alpha: Alpha) -> csi::NodeGetCapabilitiesRespons
     }
 }
 
-pub(super) fn node(node_id: String, key: &str, home: HomeId) -> csi::NodeGetInfoResponse {
+pub(super) fn node(
+    node_id: String,
+    max_volumes: Option<NonZeroU16>,
+    (key, home): (&str, HomeId),
+) -> csi::NodeGetInfoResponse {
     csi::NodeGetInfoResponse {
         node_id,
-        // No limit: loop devices are made as they are needed.
-        max_volumes_per_node: 0,
+        // 0 is no limit: loop devices are made as they are needed.
+        max_volumes_per_node: max_volumes.map_or(0, |most| most.get().into()),
         accessible_topology: Some(topology(key, home)),
     }
 }

@@ -97,7 +97,7 @@ async fn two_pools_on_one_btrfs_copy_from_each_other() {
     let folders = ["old", "new"].map(|name| scratch.dir(&format!("pool/{name}")));
     let pools = ["old", "new"].map(|name| {
         let path = disk.mount_point.join(name);
-        format!("{name}=file:{},init", path.display())
+        format!("{name}=file:{},init,mount=any", path.display())
     });
     let server = Server::start(&scratch, &pools.each_ref().map(String::as_str));
     let client = server.client();

@@ -147,7 +147,7 @@ fn a_driver_that_starts_thaws_before_it_opens_its_pools() {
         "--node-name",
         "n1",
         "--pool",
-        &format!("a=file:{},init", text(&pool)),
+        &format!("a=file:{},init,mount=any", text(&pool)),
         "--state-dir",
         text(&bench.state),
         "--node-record",

@@ -644,8 +644,11 @@ async fn a_node_whose_disk_is_ext4_has_snapshots_of_volumes_in_use() {
     let plain = scratch.dir("pool/plain");
     let image_pool = scratch.dir("pool/image");
     let pools = [
-        format!("plain=file:{},init", plain.display()),
-        format!("image=file:{},init,image=1Gi", image_pool.display()),
+        format!("plain=file:{},init,mount=any", plain.display()),
+        format!(
+            "image=file:{},init,mount=any,image=1Gi",
+            image_pool.display()
+        ),
     ];
     let mut server = Server::start(&scratch, &[&pools[0], &pools[1]]);
     let client = server.client();

@@ -4,6 +4,7 @@ use std::process::Command;
 
 use tonic::Code;
 
+use super::support::snapshots::from_snapshot;
 use super::support::{Disk, Scratch, Server, binary, eventually, mount, run};
 use super::{GIB, check_pattern, definition, refused, write_pattern};
 
@@ -68,6 +69,170 @@ async fn a_renamed_node_and_a_pool_at_another_path_keep_home_and_volumes() {
     check_pattern(&staging.join("data"), 1, 1 << 20);
     client.unstage(&id, &staging).await.unwrap();
     client.delete(&id).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_is_mounted_late_gets_its_pool_and_its_folder_none() {
+    let scratch = Scratch::new();
+    let (late, kept) = (
+        Disk::new(&scratch, "late", "xfs", 2 * GIB),
+        Disk::new(&scratch, "kept", "ext4", 2 * GIB),
+    );
+    late.unmount();
+    let pools = [
+        format!("late=file:{},init", late.mount_point.display()),
+        format!("kept=file:{},init", kept.mount_point.display()),
+    ];
+    let mut server = Server::start(&scratch, &pools.each_ref().map(String::as_str));
+    let client = server.client();
+    let class = [("pool", "late")];
+    let made = client.create("a", GIB / 2, mount("ext4"), &class).await;
+    let message = refused(made, Code::Unavailable);
+    assert!(message.contains("no file system is mounted"), "{message}");
+    assert!(message.contains("mount=any"), "{message}");
+    assert_eq!(std::fs::read_dir(&late.mount_point).unwrap().count(), 0);
+    // A folder of another disk, as a container may be shown it, is none of its own either.
+    let folder = scratch.dir("kept/folder");
+    let bind = [
+        "--bind",
+        folder.to_str().unwrap(),
+        late.mount_point.to_str().unwrap(),
+    ];
+    run("mount", &bind);
+    server.restart();
+    refused(
+        client.create("a", GIB / 2, mount("ext4"), &class).await,
+        Code::Unavailable,
+    );
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+    run("umount", &[late.mount_point.to_str().unwrap()]);
+    late.mount();
+    let runtime = tokio::runtime::Handle::current();
+    let again = client.clone();
+    let waiting = tokio::task::spawn_blocking(move || {
+        eventually("the pool is made on its disk", || {
+            let made = again.create("a", GIB / 2, mount("ext4"), &class);
+            runtime.block_on(made).is_ok()
+        });
+    });
+    waiting.await.unwrap();
+    assert_eq!(client.list().await.unwrap().len(), 1);
+    client
+        .delete(&client.list().await.unwrap()[0])
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_pool_is_made_at_the_root_of_a_subvolume_and_not_in_a_folder_of_btrfs() {
+    let scratch = Scratch::new();
+    let disk = Disk::new(&scratch, "disk", "btrfs", 2 * GIB);
+    let subvolume = disk.mount_point.join("@pool");
+    run(
+        "btrfs",
+        &["-q", "subvolume", "create", subvolume.to_str().unwrap()],
+    );
+    scratch.dir("disk/folder");
+    let device = super::support::disk::mounts_below(&disk.mount_point)[0]
+        .source
+        .clone();
+    let pools = ["whole", "part"].map(|name| scratch.dir(name));
+    let options = "-osubvol=@pool";
+    let at = |path: &std::path::Path| path.to_str().unwrap().to_string();
+    run("mount", &[options, &at(&device), &at(&pools[0])]);
+    run(
+        "mount",
+        &[
+            "--bind",
+            &at(&disk.mount_point.join("folder")),
+            &at(&pools[1]),
+        ],
+    );
+    let definitions = ["whole", "part"].map(|name| {
+        let path = scratch.join(name);
+        format!("{name}=file:{},init", path.display())
+    });
+    let server = Server::start(&scratch, &definitions.each_ref().map(String::as_str));
+    let client = server.client();
+    let made = client
+        .create("a", 0, mount("ext4"), &[("pool", "part")])
+        .await;
+    let message = refused(made, Code::Unavailable);
+    assert!(message.contains("no file system is mounted"), "{message}");
+    let id = client
+        .create("a", 0, mount("ext4"), &[("pool", "whole")])
+        .await;
+    client.delete(&id.unwrap()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_fifth_of_the_machines_own_disk_stays_free_of_new_volumes_but_not_of_restores() {
+    let scratch = Scratch::new();
+    let disk = Disk::new(&scratch, "disk", "xfs", 8 * GIB);
+    // As where the kubelet's folder and the pool share the root disk.
+    let kubelet = disk.mount_point.join("kubelet");
+    let more = ["--allowed-path", kubelet.to_str().unwrap()];
+    let pool = format!(
+        "default=file:{}/pool,init,mount=any",
+        disk.mount_point.display()
+    );
+    let server = Server::spawn(&scratch, &[&pool], &more, &[]);
+    server.wait_ready();
+    let client = server.client();
+    let total = nix::sys::statvfs::statvfs(&disk.mount_point).unwrap();
+    let (total, free) = (
+        total.blocks() * total.fragment_size(),
+        total.blocks_available() * total.fragment_size(),
+    );
+    for class in [&[][..], &[("allocation", "thick")]] {
+        let capacity = client.capacity(class).await.unwrap();
+        assert!(capacity > 0, "{class:?}");
+        assert!(
+            capacity <= free - total / 5,
+            "{class:?}: {capacity} of {free}"
+        );
+    }
+    let capacity = client.capacity(&[]).await.unwrap();
+    let more = capacity + (1 << 20);
+    refused(
+        client.create("b", more, mount("ext4"), &[]).await,
+        Code::ResourceExhausted,
+    );
+    let id = client
+        .create("a", capacity, mount("ext4"), &[])
+        .await
+        .unwrap();
+    refused(client.expand(&id, more).await, Code::OutOfRange);
+    assert_eq!(client.capacity(&[]).await.unwrap(), 0);
+    // What is made of volumes that are there may have what is kept.
+    let small = GIB / 8;
+    client.delete(&id).await.unwrap();
+    let source = client
+        .create("small", small, mount("ext4"), &[])
+        .await
+        .unwrap();
+    let rest = client.capacity(&[]).await.unwrap();
+    let filler = client
+        .create("filler", rest, mount("ext4"), &[])
+        .await
+        .unwrap();
+    refused(
+        client.create("c", small, mount("ext4"), &[]).await,
+        Code::ResourceExhausted,
+    );
+    let snapshot = client
+        .snapshot("s", &source, &[])
+        .await
+        .unwrap()
+        .snapshot_id;
+    let restored = client
+        .create_from("r", small, mount("ext4"), from_snapshot(&snapshot), &[])
+        .await
+        .unwrap();
+    for id in [&restored.volume_id, &filler, &source] {
+        client.delete(id).await.unwrap();
+    }
+    client.delete_snapshot(&snapshot).await.unwrap();
 }
 
 #[tokio::test]
@@ -176,7 +341,7 @@ async fn a_pool_of_another_home_waits_for_adopt() {
     server.kill();
     let record = other.join("node.json");
     run(
-        super::support::binary(),
+        binary(),
         &[
             "pool",
             "adopt",

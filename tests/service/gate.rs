@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use slackwater::host::memory::MemoryHost;
 use slackwater::host::{
-    Device, Done, Effect, Extent, FileId, FileStat, Ground, Host, Kept, Known, LoopDevice,
-    LoopHold, Mount, MountRoot, Result, Signature, Space,
+    Device, Done, Effect, Extent, FileId, FileStat, FolderMount, Ground, Host, Kept, Known,
+    LoopDevice, LoopHold, Mount, MountRoot, Result, Signature, Space,
 };
 use slackwater::model::FsType;
 use uuid::Uuid;
@@ -98,6 +98,9 @@ impl Host for GatedHost {
     }
     fn space(&self, path: &Path) -> Result<Space> {
         self.inner.space(path)
+    }
+    fn mount_of(&self, folder: &Path) -> Result<FolderMount> {
+        self.inner.mount_of(folder)
     }
     fn ground(&self, path: &Path) -> Result<Ground> {
         self.inner.ground(path)

@@ -22,6 +22,7 @@ async fn on(ground: &str) -> Node {
     Node::on(machine, host, Alpha::default(), |settings| {
         settings.pools[0].place = place;
         settings.pools[0].init = true;
+        settings.pools[0].mount = Some(slackwater::model::MountRule::Any);
     })
     .await
 }

@@ -102,6 +102,7 @@ impl Node {
             state_dir: "/run/slackwater/state".into(),
             alone: true,
             inline_max_size: Some(1 << 40),
+            ..Settings::default()
         };
         change(&mut settings);
         let seams = Seams {

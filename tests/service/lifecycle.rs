@@ -1,6 +1,7 @@
 //! A volume's life through the edge, with the answers that callers depend on.
 
 use slackwater::csi::*;
+use slackwater::model::Alpha;
 use tonic::Code;
 
 use crate::harness::*;
@@ -21,6 +22,7 @@ async fn a_volume_lives_from_create_to_delete() {
         .unwrap()
         .into_inner();
     assert_eq!(info.node_id, NODE);
+    assert_eq!(info.max_volumes_per_node, 0, "no limit");
     assert_eq!(
         info.accessible_topology.as_ref(),
         volume.accessible_topology.first()
@@ -372,4 +374,14 @@ async fn an_inline_volume_lives_with_its_pod() {
         .await;
     assert!(left.unwrap().into_inner().entries.is_empty());
     node.stop().await;
+}
+
+#[tokio::test]
+async fn the_scheduler_is_told_how_many_volumes_a_node_may_have() {
+    let node = Node::with(Alpha::default(), |settings| {
+        settings.max_volumes = std::num::NonZeroU16::new(100);
+    })
+    .await;
+    let info = node.node.clone().node_get_info(NodeGetInfoRequest {}).await;
+    assert_eq!(info.unwrap().into_inner().max_volumes_per_node, 100);
 }

@@ -52,7 +52,7 @@ pub fn settings() -> Settings {
         node_name: "node".into(),
         driver_name: "csi.slackwater.dev".into(),
         pools: vec![
-            format!("default=file:{POOL},init")
+            format!("default=file:{POOL},init,mount=any")
                 .parse()
                 .expect("a definition"),
         ],
@@ -60,6 +60,7 @@ pub fn settings() -> Settings {
         state_dir: "/run/slackwater/state".into(),
         alone: true,
         inline_max_size: Some(1 << 40),
+        ..Settings::default()
     }
 }
 

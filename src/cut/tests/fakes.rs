@@ -13,8 +13,9 @@ use crate::error::{Error, HostError};
 use crate::hook::{HookTarget, Hooks, Quiesced};
 use crate::host::freezer::{FreezeLimits, Journalled};
 use crate::host::{
-    Device, Done, Effect, Extent, FileId, FileKind, FileStat, Freeze, FreezeMember, Freezer,
-    Ground, Host, Kept, Known, LoopDevice, LoopHold, Mount, MountRoot, Result, Signature, Space,
+    Device, Done, Effect, Extent, FileId, FileKind, FileStat, FolderMount, Freeze, FreezeMember,
+    Freezer, Ground, Host, Kept, Known, LoopDevice, LoopHold, Mount, MountRoot, Result, Signature,
+    Space,
 };
 use crate::model::{FsType, SharedVolume};
 
@@ -384,6 +385,9 @@ impl Host for World {
     }
     fn space(&self, _: &Path) -> Result<Space> {
         none("statfs")
+    }
+    fn mount_of(&self, _: &Path) -> Result<FolderMount> {
+        none("statx")
     }
     fn ground(&self, _: &Path) -> Result<Ground> {
         none("statfs")

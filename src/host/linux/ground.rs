@@ -9,19 +9,15 @@ use nix::libc;
 use super::files::failed;
 use super::{clone, mounts, sys};
 use crate::error::HostError;
-use crate::host::{Ground, Mount, Result};
+use crate::host::{FolderMount, Ground, Mount, Result};
 
 /// Bounds of a loop device's logical block: a sector, and the least page.
 const SECTOR_MIN: u32 = 512;
 const SECTOR_MAX: u32 = 4096;
 
 pub(super) fn ground(path: &Path) -> Result<Ground> {
-    let folder = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_DIRECTORY)
-        .open(path)
-        .map_err(failed("open directory", path))?;
-    let mount = mount_of(&folder, path)?;
+    let folder = open(path)?;
+    let mount = mount_of_open(&folder, path)?.mount;
     let least_sector = fit(direct_io(path).or_else(|| disk_sector(&folder, &mount)));
     let sector = fit(shared_blocks(&folder));
     Ok(Ground {
@@ -35,20 +31,33 @@ pub(super) fn ground(path: &Path) -> Result<Ground> {
     })
 }
 
+fn open(path: &Path) -> Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_DIRECTORY)
+        .open(path)
+        .map_err(failed("open directory", path))
+}
+
+pub(super) fn mount_of(path: &Path) -> Result<FolderMount> {
+    mount_of_open(&open(path)?, path)
+}
+
 /// By the mount's id: a prefix of the path would be wrong behind links, binds and over-mounts.
-fn mount_of(folder: &File, path: &Path) -> Result<Mount> {
+fn mount_of_open(folder: &File, path: &Path) -> Result<FolderMount> {
     let found = sys::statx(folder).map_err(|errno| HostError::errno("statx", path, errno))?;
     if found.stx_mask & libc::STATX_MNT_ID == 0 {
         let what = "the kernel does not tell the mount of a file; Linux 5.8 or newer is needed";
         return Err(HostError::unexpected("statx", path, what));
     }
-    mounts::table()?
-        .into_iter()
-        .find(|mount| u64::from(mount.id) == found.stx_mnt_id)
-        .ok_or_else(|| {
-            let what = "its mount is not in this mount namespace's table (unmounted lazily?)";
-            HostError::unexpected("find the mount of", path, what)
-        })
+    let mut table = mounts::table()?.into_iter();
+    let mount = table.find(|mount| u64::from(mount.id) == found.stx_mnt_id);
+    let mount = mount.ok_or_else(|| {
+        let what = "its mount is not in this mount namespace's table (unmounted lazily?)";
+        HostError::unexpected("find the mount of", path, what)
+    })?;
+    let is_mount_point = found.stx_attributes & libc::STATX_ATTR_MOUNT_ROOT as u64 != 0;
+    Ok(FolderMount::new(mount, is_mount_point, found.stx_ino))
 }
 
 /// A size that a loop device can have.

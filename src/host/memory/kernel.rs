@@ -7,11 +7,13 @@ use nix::errno::Errno;
 use uuid::Uuid;
 
 use super::content::Health;
-use super::disk::Data;
+use super::disk::{Data, ROOT};
 use super::machine::Machine;
 use super::perform::Acted;
 use super::{Closes, EPOCH, MemoryHost, POOLS, loops, perform};
-use crate::host::{Device, Done, Effect, FileId, FileKind, FileStat, Ground, Host, LoopHold};
+use crate::host::{
+    Device, Done, Effect, FileId, FileKind, FileStat, FolderMount, Ground, Host, LoopHold,
+};
 use crate::host::{Extent, Known, MountRoot};
 use crate::host::{Kept, LoopDevice, Mount, Result, Signature, Space};
 use crate::model::FsType;
@@ -142,6 +144,18 @@ impl Host for MemoryHost {
                 inodes,
                 inodes_free: inodes,
             })
+        })
+    }
+
+    fn mount_of(&self, folder: &Path) -> Result<FolderMount> {
+        self.look("statx", folder, |machine| {
+            machine.find(self.process, folder)?.ok_or(Errno::ENOENT)?;
+            let lines = machine.mounts.iter().map(|mounted| &mounted.line);
+            let around = lines.filter(|line| folder.starts_with(&line.mount_point));
+            let deepest = around.max_by_key(|line| line.mount_point.components().count());
+            let mount = deepest.ok_or(Errno::ENOENT)?.clone();
+            let is_mount_point = mount.mount_point == folder;
+            Ok(FolderMount::new(mount, is_mount_point, ROOT))
         })
     }
 

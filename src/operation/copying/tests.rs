@@ -46,7 +46,7 @@ impl Node {
         let settings = Settings {
             node_name: "node".into(),
             driver_name: "csi.slackwater.dev".into(),
-            pools: vec!["default=file:/memory/pool,init".parse().unwrap()],
+            pools: vec!["default=file:/memory/pool,init,mount=any".parse().unwrap()],
             node_record: "/var/lib/slackwater/node.json".into(),
             state_dir: "/run/slackwater/state".into(),
             alone: true,

@@ -1,5 +1,7 @@
 //! What pods may have as inline volumes, and what becomes of those that nothing shows.
 
+use std::num::NonZeroU16;
+
 use super::*;
 use crate::cut::Seams;
 use crate::host::Host;
@@ -12,6 +14,15 @@ const TARGET: &str = "/var/lib/kubelet/inline";
 const GIB: u64 = 1 << 30;
 
 fn driver(host: &MemoryHost, pools: &[&str], most: Option<u64>) -> Driver {
+    driver_for(host, pools, most, None)
+}
+
+fn driver_for(
+    host: &MemoryHost,
+    pools: &[&str],
+    most: Option<u64>,
+    max_volumes: Option<NonZeroU16>,
+) -> Driver {
     let parse = |text: &&str| text.parse::<PoolDefinition>().unwrap();
     let settings = Settings {
         node_name: "n".into(),
@@ -21,6 +32,8 @@ fn driver(host: &MemoryHost, pools: &[&str], most: Option<u64>) -> Driver {
         state_dir: "/run/slackwater/state".into(),
         alone: true,
         inline_max_size: most,
+        max_volumes,
+        ..Settings::default()
     };
     Driver::start(settings, Seams::simulated(host.clone())).unwrap()
 }
@@ -61,6 +74,27 @@ fn there_are_none_unless_the_administrator_says_so() {
 }
 
 #[test]
+fn none_is_made_where_as_many_volumes_are_attached_as_a_node_may_have() {
+    let host = MemoryHost::new();
+    let most = NonZeroU16::new(1);
+    let driver = driver_for(&host, &["default=memory:"], Some(GIB), most);
+    driver.publish_ephemeral(&request(GIB, None)).unwrap();
+    // That one is there: a repeat isn't another.
+    driver.publish_ephemeral(&request(GIB, None)).unwrap();
+    let another = || PublishEphemeral {
+        volume_id: "csi-4567".into(),
+        target_path: "/var/lib/kubelet/another".into(),
+        ..request(GIB, None)
+    };
+    let error = driver.publish_ephemeral(&another()).unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error}");
+    assert!(error.to_string().contains("--max-volumes"), "{error}");
+    driver.unpublish_volume("csi-0123", TARGET).unwrap();
+    nothing_is_left(&host, &driver);
+    driver.publish_ephemeral(&another()).unwrap();
+}
+
+#[test]
 fn none_is_larger_than_the_limit_and_a_pod_chooses_nothing_else() {
     let host = MemoryHost::new();
     let driver = driver(&host, &["default=memory:"], Some(GIB));
@@ -98,7 +132,10 @@ fn one_whose_unpublish_missed_its_pool_ends_when_the_pool_is_opened() {
     let host = MemoryHost::new();
     host.make_folder(folder).unwrap();
     host.make_folder(Path::new("/memory/b")).unwrap();
-    let pools = ["default=file:/memory/a,init", "b=file:/memory/b,init"];
+    let pools = [
+        "default=file:/memory/a,init,mount=any",
+        "b=file:/memory/b,init,mount=any",
+    ];
     let before = driver(&host, &pools, Some(GIB));
     before.publish_ephemeral(&request(GIB, None)).unwrap();
     drop(before);

@@ -374,7 +374,7 @@ fn an_image_that_was_begun_is_no_pool_for_a_definition_without() {
         created_at: 0,
     };
     record::store(&host, Path::new("/memory/a/image.json"), &record).unwrap();
-    let a = pool("a=file:/memory/a,init");
+    let a = pool("a=file:/memory/a,init,mount=any");
     let message = refusal(init(&host, node(), &a));
     assert!(message.contains("add image=1024Mi"), "{message}");
     assert!(refusal(start(&host, std::slice::from_ref(&a)).map(drop)).contains("add image="));
@@ -384,7 +384,7 @@ fn an_image_that_was_begun_is_no_pool_for_a_definition_without() {
 /// Else a blank path where a pool was would be made a new one.
 #[test]
 fn the_node_record_outlives_a_power_loss_wherever_a_crash_came_before() {
-    let a = pool("a=file:/memory/a,init");
+    let a = pool("a=file:/memory/a,init,mount=any");
     let settings = || Settings {
         node_name: "n".into(),
         driver_name: "csi.slackwater.dev".into(),

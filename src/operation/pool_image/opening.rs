@@ -9,6 +9,8 @@ use crate::host::{
 };
 use crate::model::size::Human;
 use crate::model::{FsType, PoolDefinition};
+use crate::operation::capacity::machine_reserve;
+use crate::operation::pool_ground::is_of_machine;
 use crate::operation::pool_make::check_image_ground;
 use crate::record::{self, Formatted, FormattedAs, ImageRecord};
 
@@ -24,6 +26,8 @@ pub(super) struct Opening<'a> {
     pub(super) host: &'a dyn Host,
     pub(super) pool: &'a PoolDefinition,
     pub(super) path: &'a Path,
+    /// Folders of the file systems on which the machine lives.
+    pub(super) machine: &'a [PathBuf],
 }
 
 impl Opening<'_> {
@@ -123,7 +127,15 @@ impl Opening<'_> {
             .host
             .space(self.path)
             .doing(|| format!("measure {}", self.path.display()))?;
-        let most = (space.available + allocated).saturating_sub(HEAD_ROOM);
+        let mount = self
+            .host
+            .mount_of(self.path)
+            .doing(|| format!("find the mount of {}", self.path.display()))?;
+        let kept = match is_of_machine(self.host, mount.mount.device, self.machine) {
+            true => machine_reserve(space.total).max(HEAD_ROOM),
+            false => HEAD_ROOM,
+        };
+        let most = (space.available + allocated).saturating_sub(kept);
         if size <= most {
             return Ok(());
         }
@@ -133,7 +145,7 @@ impl Opening<'_> {
                 "image={size} ({}) does not fit: all of it is reserved at once, {} are free there, and {} stay free; give at most image={}Mi",
                 Human(size),
                 Human(space.available + allocated),
-                Human(HEAD_ROOM),
+                Human(kept),
                 most >> 20
             ),
         ))

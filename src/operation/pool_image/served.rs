@@ -1,5 +1,6 @@
 //! Images of pools that are served: opened at the start, closed at the end of the process.
 
+use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -34,7 +35,7 @@ impl Driver {
             }
             found => return Ok((None, found)),
         }
-        let image = open(host, definition, size, patience)?;
+        let image = open(host, definition, size, patience, &self.machine_folders())?;
         let found = pool_make::look(host, &image.folder)?;
         Ok((Some(image), found))
     }
@@ -80,11 +81,12 @@ impl Driver {
 pub(in crate::operation) fn identify(
     host: &dyn Host,
     definition: &PoolDefinition,
+    machine: &[PathBuf],
 ) -> Result<Option<PoolRecord>> {
     let path = folder(definition);
     match (definition.image, pool_make::look(host, &path)?) {
         (Some(size), pool_make::Found::Image(_)) => {
-            let image = open(host, definition, size, Duration::ZERO)?;
+            let image = open(host, definition, size, Duration::ZERO, machine)?;
             FileBackend::identify(host, &image.folder)
         }
         (None, pool_make::Found::Pool(pool)) => Ok(Some(pool)),

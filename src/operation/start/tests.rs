@@ -61,11 +61,11 @@ fn a_pool_that_can_not_be_served_does_not_hold_up_the_others() {
     host.make_folder(Path::new("/memory/full/photos")).unwrap();
     for (wrong, why) in [
         (
-            "b=file:/nowhere/b,init",
+            "b=file:/nowhere/b,init,mount=any",
             "does not exist; is its disk mounted?",
         ),
         ("b=file:/memory/blank", "is empty and was never a pool"),
-        ("b=file:/memory/full,init", "not a pool"),
+        ("b=file:/memory/full,init,mount=any", "not a pool"),
         (
             "b=file:/memory/a,image=1Gi",
             "holds a pool without an image",
@@ -102,7 +102,7 @@ fn what_was_a_pool_is_waited_for_beside_a_wrong_definition() {
         to: Path::new("/memory/elsewhere"),
     };
     host.perform(&away).unwrap();
-    let driver = start(&host, &[a, pool("b=file:/nowhere/b,init")]).unwrap();
+    let driver = start(&host, &[a, pool("b=file:/nowhere/b,init,mount=any")]).unwrap();
     assert_eq!(refusals(&driver).len(), 2);
     let back = Effect::Rename {
         from: Path::new("/memory/elsewhere"),
@@ -116,7 +116,7 @@ fn what_was_a_pool_is_waited_for_beside_a_wrong_definition() {
 #[test]
 fn a_pool_of_another_process_ends_the_start_of_one_that_is_alone() {
     let (host, a) = machine(&["/memory/a", "/memory/b"]);
-    let b = pool("b=file:/memory/b,init");
+    let b = pool("b=file:/memory/b,init,mount=any");
     let holder = host.another_process();
     let held = holder.try_lock_file(Path::new("/memory/a/lock")).unwrap();
     assert!(held.is_some());
@@ -224,4 +224,59 @@ fn a_copy_waits_while_the_known_one_can_not_be_read() {
         refused[0].1.contains("which can't be read now"),
         "{refused:?}"
     );
+}
+
+#[test]
+fn no_pool_is_made_in_a_folder_in_which_a_disk_may_be_missing() {
+    let host = MemoryHost::new();
+    let folder = Path::new("/memory/a");
+    host.make_folder(folder).unwrap();
+    for definition in [
+        "a=file:/memory/a,init",
+        "a=file:/memory/a,init,mount=required",
+        "a=file:/memory/a,init,image=1Gi",
+        "a=file:/memory/b,init",
+    ] {
+        let text = chain(&start(&host, &[pool(definition)]).err().unwrap());
+        assert!(text.contains("mount=any"), "{definition}: {text}");
+        assert_eq!(host.list_dir(folder).unwrap(), Some(Vec::new()));
+        assert_eq!(host.stat(Path::new("/memory/b")).unwrap(), None);
+    }
+    // The disk itself is mounted here.
+    let driver = start(&host, &[pool("a=file:/memory,init")]);
+    let text = chain(&driver.err().unwrap());
+    assert!(text.contains("not empty"), "{text}");
+    let remove = Effect::RemoveDir { path: folder };
+    host.perform(&remove).unwrap();
+    let driver = start(&host, &[pool("a=file:/memory,init")]).unwrap();
+    assert_eq!(refusals(&driver), []);
+    assert_eq!(driver.serving()[0].ground.without_mount, None);
+}
+
+#[test]
+fn a_pool_that_is_there_is_served_wherever_it_is() {
+    let host = MemoryHost::new();
+    host.make_folder(Path::new("/memory/a")).unwrap();
+    drop(start(&host, &[pool("a=file:/memory/a,init,mount=any")]).unwrap());
+    for definition in [
+        "a=file:/memory/a,init",
+        "a=file:/memory/a,init,mount=required",
+        "a=file:/memory/a",
+    ] {
+        // Also on a machine that has no record of it any more.
+        for forgets in [false, true] {
+            if forgets {
+                let path = Path::new(NODE);
+                host.perform(&Effect::RemoveFile { path }).unwrap();
+            }
+            let driver = start(&host, &[pool(definition)]).unwrap();
+            assert_eq!(refusals(&driver), [], "{definition}");
+            let ground = &driver.serving()[0].ground;
+            let why = ground.without_mount.as_ref().unwrap();
+            assert!(
+                why.contains("no file system is mounted at /memory/a"),
+                "{why}"
+            );
+        }
+    }
 }

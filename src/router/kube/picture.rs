@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::pool::{Health, Pool, PoolStatus};
@@ -255,6 +255,9 @@ impl Picture<'_> {
                 before.or(Some(whole(self.now)))
             }
         };
+        if let Some(old) = old {
+            keep_ground(&mut status, old);
+        }
         let mut lost = before.is_some_and(|pool| pool.spec.lost);
         let lose = (!lost).then(|| self.is_to_be_lost(&status)).flatten();
         lost |= lose.is_some();
@@ -321,6 +324,11 @@ impl Picture<'_> {
             volumes: 0,
             snapshots: 0,
             last_seen: None,
+            // A CRD of the release before doesn't keep them.
+            file_system: String::new(),
+            mount: String::new(),
+            shares_blocks: None,
+            conditions: Vec::new(),
             ..status.clone()
         };
         if change.lose.is_some() || change.handed_over || steady(old) != steady(&change.status) {
@@ -331,6 +339,25 @@ impl Picture<'_> {
             .as_ref()
             .map(|seen| self.now.duration_since(seen.0));
         old != &change.status && since.is_none_or(|since| since >= COARSE)
+    }
+}
+
+/// What only a pool that is served tells stays as it was; and a condition that is as it was has been
+/// so since then.
+fn keep_ground(status: &mut PoolStatus, old: &PoolStatus) {
+    if status.file_system.is_empty() {
+        status.file_system = old.file_system.clone();
+        status.mount = old.mount.clone();
+        status.shares_blocks = old.shares_blocks;
+        status.conditions = old.conditions.clone();
+    }
+    for condition in &mut status.conditions {
+        let mut before = old.conditions.iter();
+        let same =
+            before.find(|old| old.type_ == condition.type_ && old.status == condition.status);
+        if let Some(same) = same {
+            condition.last_transition_time = same.last_transition_time.clone();
+        }
     }
 }
 
@@ -379,6 +406,10 @@ impl Sight<'_> {
             name: pool.name.clone(),
             kind: kind.into(),
             place: pool.place.clone(),
+            file_system: pool.file_system.clone(),
+            mount: pool.mount.clone(),
+            shares_blocks: self.tells_ground().then_some(pool.shares_blocks),
+            conditions: self.own_mount().into_iter().collect(),
             capacity: bytes(pool.total_bytes),
             available: bytes(pool.available_bytes),
             total_bytes: pool.total_bytes,
@@ -393,6 +424,39 @@ impl Sight<'_> {
             last_seen: Some(whole(at)),
             node_gone_since: None,
         }
+    }
+}
+
+impl Sight<'_> {
+    /// Whether the pool is served, by an agent that tells what it lies on.
+    fn tells_ground(&self) -> bool {
+        !self.pool.file_system.is_empty()
+    }
+
+    /// Whether the pool has a file system that is mounted at its folder.
+    fn own_mount(&self) -> Option<Condition> {
+        let without = &self.pool.without_mount;
+        let (status, reason, message) = match (without.is_empty(), self.pool.any_mount) {
+            (true, _) => ("True", "Mounted", String::new()),
+            (false, true) => ("False", "AnyMount", without.clone()),
+            (false, false) => (
+                "False",
+                "NotMounted",
+                format!(
+                    "{without}; the pool was made there and is served. If a disk is meant to be \
+                     there, move its volumes to one; if not, say mount=any in its definition (in \
+                     the chart mount: any)"
+                ),
+            ),
+        };
+        self.tells_ground().then(|| Condition {
+            last_transition_time: whole(self.at),
+            message,
+            observed_generation: None,
+            reason: reason.into(),
+            status: status.into(),
+            type_: "OwnMount".into(),
+        })
     }
 }
 

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use ::kube::api::{ObjectMeta, TypeMeta};
 use ::kube::core::ClusterResourceScope;
 use ::kube::{Resource, ResourceExt};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde::{Deserialize, Serialize};
 
 use crate::model::PoolId;
@@ -71,6 +71,13 @@ pub struct PoolStatus {
     pub kind: String,
     /// Such as "file:/var/lib/slackwater/pool".
     pub place: String,
+    /// File system of its images.
+    pub file_system: String,
+    /// What is mounted at its folder or around it: "/dev/sdb1", or "/dev/sda2[/srv/pool]" for a part
+    /// of a file system.
+    pub mount: String,
+    /// Whether its images can share blocks, if that is known.
+    pub shares_blocks: Option<bool>,
     /// Bytes, for people.
     pub capacity: String,
     /// Bytes, for people.
@@ -97,6 +104,8 @@ pub struct PoolStatus {
     pub last_seen: Option<Time>,
     /// Since when its node's object has been gone; absent if it's there.
     pub node_gone_since: Option<Time>,
+    /// What else is so of it.
+    pub conditions: Vec<Condition>,
 }
 
 /// How a pool is.

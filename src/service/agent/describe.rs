@@ -107,6 +107,7 @@ fn groups(ids: &[Uuid]) -> Vec<String> {
 
 fn pool(status: &PoolStatus) -> Pool {
     let space = status.space.unwrap_or_default();
+    let ground = status.ground.clone().unwrap_or_default();
     Pool {
         name: status.name.clone(),
         place: status.place.clone(),
@@ -121,6 +122,11 @@ fn pool(status: &PoolStatus) -> Pool {
         damaged: bytes(status.damaged),
         forgotten: false,
         changed_devices: changed(status),
+        file_system: ground.file_system,
+        mount: ground.mount,
+        shares_blocks: status.shares_blocks,
+        without_mount: ground.without_mount.unwrap_or_default(),
+        any_mount: status.any_mount,
     }
 }
 

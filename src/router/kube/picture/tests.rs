@@ -115,6 +115,105 @@ impl Sky {
 }
 
 #[test]
+fn what_a_pool_lies_on_is_told_and_a_pool_without_a_mount_has_a_condition() {
+    let mut sky = Sky::new();
+    let on = |n: u128, without: &str, any_mount: bool| Shown {
+        file_system: "xfs".into(),
+        mount: "/dev/sda2[/pool]".into(),
+        shares_blocks: true,
+        without_mount: without.into(),
+        any_mount,
+        ..shown(n)
+    };
+    let why = "no file system is mounted at /pool";
+    sky.says(
+        "a",
+        vec![
+            on(1, "", false),
+            on(2, why, false),
+            on(3, why, true),
+            shown(4),
+        ],
+    );
+    sky.write();
+    let status = sky.status(1);
+    assert_eq!(status.file_system, "xfs");
+    assert_eq!(status.mount, "/dev/sda2[/pool]");
+    assert_eq!(status.shares_blocks, Some(true));
+    let conditions = |sky: &Sky, n| {
+        let all = &sky.status(n).conditions;
+        let words = |one: &Condition| (one.type_.clone(), one.status.clone(), one.reason.clone());
+        all.iter().map(words).collect::<Vec<_>>()
+    };
+    let own = |status: &str, reason: &str| {
+        vec![(
+            "OwnMount".to_string(),
+            status.to_string(),
+            reason.to_string(),
+        )]
+    };
+    assert_eq!(conditions(&sky, 1), own("True", "Mounted"));
+    assert_eq!(conditions(&sky, 2), own("False", "NotMounted"));
+    assert_eq!(conditions(&sky, 3), own("False", "AnyMount"));
+    assert_eq!(conditions(&sky, 4), [], "an agent that doesn't tell");
+    assert_eq!(sky.status(4).shares_blocks, None);
+    for n in 1..=3 {
+        assert_eq!(
+            sky.status(n).health,
+            Health::Healthy,
+            "it is served as before"
+        );
+    }
+    let message = &sky.status(2).conditions[0].message;
+    assert!(
+        message.starts_with(why) && message.contains("mount=any"),
+        "{message}"
+    );
+
+    // Time passes, and a disk is away: since when it's so, and what was there, stays.
+    let since = sky.status(2).conditions[0].last_transition_time.clone();
+    sky.now = 90;
+    let away = Shown {
+        refusal: "its disk is away".into(),
+        ..shown(1)
+    };
+    sky.says(
+        "a",
+        vec![away, on(2, why, false), on(3, why, true), shown(4)],
+    );
+    sky.write();
+    assert_eq!(sky.status(1).mount, "/dev/sda2[/pool]");
+    assert_eq!(conditions(&sky, 1), own("True", "Mounted"));
+    assert_eq!(sky.status(2).conditions[0].last_transition_time, since);
+    sky.now = 180;
+    sky.says("a", vec![on(1, why, false), on(2, "", false)]);
+    sky.write();
+    assert_eq!(conditions(&sky, 1), own("False", "NotMounted"));
+    assert_ne!(sky.status(2).conditions[0].last_transition_time, since);
+}
+
+#[test]
+fn a_crd_that_does_not_keep_what_a_pool_lies_on_is_written_once_a_minute_at_most() {
+    let mut sky = Sky::new();
+    let told = || Shown {
+        file_system: "xfs".into(),
+        mount: "/dev/sdb1".into(),
+        ..shown(1)
+    };
+    sky.says("a", vec![told()]);
+    sky.write();
+    let status = sky.pools.get_mut(&id(1)).unwrap().status.as_mut().unwrap();
+    (status.file_system, status.mount) = Default::default();
+    (status.shares_blocks, status.conditions) = Default::default();
+    sky.now = 30;
+    sky.says("a", vec![told()]);
+    assert_eq!(sky.changes(), []);
+    sky.now = 60;
+    sky.says("a", vec![told()]);
+    assert_eq!(sky.changes().len(), 1);
+}
+
+#[test]
 fn an_agent_whose_pod_is_another_is_waited_for() {
     let mut sky = Sky::new();
     sky.now = 100;
