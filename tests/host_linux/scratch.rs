@@ -280,10 +280,14 @@ impl Drop for Scratch {
         self.host = LinuxHost::new(vec![self.pods.clone()]);
         let begun = Instant::now();
         while let Err(problem) = self.take_apart() {
-            // The kernel ends a loop in its own time after the last close.
-            if begun.elapsed() > Duration::from_secs(30) {
-                eprintln!("left behind at {}: {problem}", self.root.display());
-                return;
+            // The kernel ends a loop in its own time after the last close, and a busy machine is slow.
+            if begun.elapsed() > Duration::from_secs(120) {
+                let problem = format!("left behind at {}: {problem}", self.root.display());
+                if std::thread::panicking() {
+                    eprintln!("{problem}");
+                    return;
+                }
+                panic!("{problem}");
             }
             std::thread::sleep(Duration::from_millis(20));
         }
