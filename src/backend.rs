@@ -160,6 +160,10 @@ pub trait Backend: Send + Sync + 'static {
     /// What the disk beneath has, by one look: no image is asked.
     fn disk(&self) -> Result<Space>;
 
+    /// Writes to the disk beneath, durably and without needing room: an error if the disk is dead,
+    /// or takes no writes any more. Ends only with the disk's answer.
+    fn try_disk(&self) -> Result<()>;
+
     /// Makes a volume: intent, image, completed record. `admit` judges the room and runs before
     /// anything is done, with the promises of everything else that is running counted in. On an
     /// error everything is undone durably (or the error is [`crate::error::Error::Undo`]). A crash

@@ -345,6 +345,11 @@ impl Error {
         }
     }
 
+    /// Whether the root cause is a disk that is dead or takes no writes any more.
+    pub fn is_lost_disk(&self) -> bool {
+        matches!(self, Error::Host { source, .. } if source.is_lost_disk())
+    }
+
     /// Whether the root cause is a full disk.
     pub fn is_no_space(&self) -> bool {
         matches!(self, Error::Host { source, .. } if source.is_no_space())
@@ -495,6 +500,16 @@ impl HostError {
     /// Whether it says that the file system has no files of such a length.
     pub fn is_too_large(&self) -> bool {
         self.code() == Some(nix::errno::Errno::EFBIG)
+    }
+
+    /// Whether it says that a file system is dead, or can't be written any more.
+    pub fn is_lost_disk(&self) -> bool {
+        use nix::errno::Errno;
+        self.is_dead_disk()
+            || matches!(
+                self.code(),
+                Some(Errno::ENODEV | Errno::ENXIO | Errno::EROFS | Errno::EUCLEAN | Errno::ESTALE)
+            )
     }
 
     /// Whether it says that the disk is full.

@@ -49,6 +49,7 @@ mod stats;
 mod take_raw;
 mod unstage;
 mod usage;
+mod watch;
 
 use std::num::NonZeroU16;
 use std::path::PathBuf;
@@ -59,7 +60,8 @@ use crate::cut::Seams;
 use crate::cut::pause::Pauses;
 use crate::error::{Error, Result};
 use crate::host::Host;
-use crate::model::{HomeId, PoolDefinition};
+use crate::host::question::Questions;
+use crate::model::{HomeId, PoolDefinition, PoolId};
 use crate::record::NodeRecord;
 
 pub use cut_counts::CutCounts;
@@ -126,6 +128,8 @@ pub struct Driver {
     published: published::Published,
     pauses: Mutex<Pauses>,
     cuts: CutCounts,
+    /// What is asked of pools whose disks may hang.
+    questions: Questions<(&'static str, PoolId)>,
 }
 
 impl Driver {

@@ -202,6 +202,16 @@ impl Backend for FileBackend {
         self.measure_disk()
     }
 
+    fn try_disk(&self) -> Result<()> {
+        // The lock has no content, so that writing it takes no room. A file system that is frozen,
+        // or whose disk is gone, may still answer who reads.
+        let path = &self.folder.root.join(LOCK_FILE);
+        let doing = || "write to its disk".to_string();
+        let write = Effect::WriteFile { path, bytes: &[] };
+        self.folder.perform(write, doing)?;
+        self.folder.perform(Effect::SyncFile { path }, doing)
+    }
+
     fn create(&self, record: VolumeRecord, admit: Admit<'_>) -> Result<VolumeRecord> {
         self.create_image(record, admit)
     }

@@ -176,6 +176,14 @@ pub enum Effect<'a> {
         /// What it must stand on.
         backing: FileId,
     },
+    /// LOOP_CLR_FD of a device that can't be asked what it stands on, because the file system of its
+    /// image is dead: only if it still says so, and only if its image has a name that ends so.
+    DetachDeadLoop {
+        /// N of /dev/loopN.
+        number: u32,
+        /// The end of the image's path.
+        name: &'a Path,
+    },
     /// LOOP_SET_CAPACITY: the device takes the size of its image.
     ResizeLoop {
         /// N of /dev/loopN.
@@ -380,6 +388,7 @@ impl Effect<'_> {
             Effect::RenewFsId { .. } => "renew_fs_id",
             Effect::AttachLoop(_) => "attach_loop",
             Effect::DetachLoop { .. } => "detach_loop",
+            Effect::DetachDeadLoop { .. } => "detach_dead_loop",
             Effect::ResizeLoop { .. } => "resize_loop",
             Effect::SetDirectIo { .. } => "set_direct_io",
             Effect::ForbidDiscard { .. } => "forbid_discard",

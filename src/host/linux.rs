@@ -119,6 +119,7 @@ impl LinuxHost {
             Effect::RenewFsId { image, uuid } => fsid::renew(image, uuid),
             Effect::AttachLoop(ref spec) => return loop_device::attach(spec).map(Done::Loop),
             Effect::DetachLoop { number, backing } => loop_device::detach(number, backing),
+            Effect::DetachDeadLoop { number, name } => loop_device::detach_dead(number, name),
             Effect::ResizeLoop { number } => loop_device::resize(number),
             Effect::SetDirectIo { number } => loop_device::set_direct_io(number),
             Effect::ForbidDiscard { number } => loop_device::forbid_discard(number),

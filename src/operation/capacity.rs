@@ -6,7 +6,7 @@
 
 use super::{AskCapacity, Capacity, Driver, Pool};
 use crate::backend::PoolSpace;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, chain};
 use crate::model::size::{GRAIN, MIB, image_bytes};
 use crate::model::{Allocation, Capability, SnapshotRoom};
 use crate::record::SnapshotRecord;
@@ -186,7 +186,13 @@ impl Driver {
         if allocation == Allocation::Thick && pool.backend.refuses_thick().is_some() {
             return Ok(nothing);
         }
-        let space = pool.backend.space()?;
+        let space = match pool.backend.space() {
+            Ok(space) => space,
+            Err(error) => {
+                tracing::warn!(pool = %pool.definition.name, error = %chain(&error), "its room can't be measured, and counts as none");
+                return Ok(nothing);
+            }
+        };
         let available = available(&pool, &space, allocation, kept_for_new(&pool, &space));
         Ok(Capacity {
             available,

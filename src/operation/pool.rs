@@ -1,6 +1,7 @@
 //! The pools of this node: which are served, and why the others aren't.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use uuid::Uuid;
 
@@ -8,10 +9,14 @@ use super::Driver;
 use super::detach::look_at;
 use super::pool_ground::PoolGround;
 use super::pool_image::OpenImage;
+use super::watch::Former;
 use crate::backend::{Backend, Leftovers, PoolSpace};
 use crate::error::{Error, Result};
 use crate::model::{MountRule, PoolDefinition, PoolId, SnapshotRoom, VolumeId};
 use crate::record::VolumeRecord;
+
+/// How long a look at the room of a pool may take: it asks each image.
+const STATUS_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A pool that is served.
 pub struct Pool {
@@ -25,6 +30,8 @@ pub struct Pool {
     pub ground: PoolGround,
     /// What its start found and ended.
     pub leftovers: Leftovers,
+    /// The file system that its folder is on (st_dev).
+    pub device: u64,
 }
 
 impl Pool {
@@ -68,6 +75,8 @@ pub enum PoolState {
         id: Option<PoolId>,
         /// Why, and what would change it.
         why: String,
+        /// What it was, if this process has served it.
+        was: Option<Arc<Former>>,
     },
 }
 
@@ -166,6 +175,7 @@ impl Driver {
                     id: Some(pool),
                     why,
                     definition,
+                    ..
                 } if pool == wanted => {
                     return Err(Error::Unreachable {
                         what: format!("pool {} ({pool})", definition.name),
@@ -240,35 +250,15 @@ impl Driver {
         }
     }
 
-    /// Every configured pool as it is now.
+    /// Every configured pool as it is now. One whose disk hangs holds it up for a moment only.
     pub fn pool_status(&self) -> Vec<PoolStatus> {
         let status = |state: PoolState| match state {
-            PoolState::Serving(pool) => {
-                let space = pool.backend.space().ok();
-                let mut changed = self.changed_devices();
-                changed.retain(|changed| changed.pool == pool.id());
-                PoolStatus {
-                    changed,
-                    // First: what can be read again counts as a volume or snapshot.
-                    damaged: pool.damaged().len() as u64,
-                    name: pool.definition.name.clone(),
-                    place: pool.definition.place.to_string(),
-                    id: Some(pool.id()),
-                    refusal: None,
-                    ground: Some(pool.ground.clone()),
-                    shares_blocks: pool.backend.shares_blocks(),
-                    any_mount: pool.definition.mount == Some(MountRule::Any),
-                    promisable: space.as_ref().map(|space| pool.promisable(space)),
-                    space,
-                    volumes: pool.backend.count(),
-                    snapshots: pool.backend.count_snapshots(),
-                    leftovers: pool.leftovers,
-                }
-            }
+            PoolState::Serving(pool) => self.status_of_served(pool),
             PoolState::Refused {
                 definition,
                 id,
                 why,
+                ..
             } => PoolStatus {
                 name: definition.name,
                 place: definition.place.to_string(),
@@ -287,5 +277,46 @@ impl Driver {
             },
         };
         self.states().into_iter().map(status).collect()
+    }
+
+    fn status_of_served(&self, pool: Arc<Pool>) -> PoolStatus {
+        let mut changed = self.changed_devices();
+        changed.retain(|changed| changed.pool == pool.id());
+        let definition = &pool.definition;
+        let (name, place) = (definition.name.clone(), definition.place.to_string());
+        let id = pool.id();
+        let unknown = PoolStatus {
+            name,
+            place,
+            id: Some(id),
+            refusal: Some("its disk does not answer".into()),
+            space: None,
+            promisable: None,
+            volumes: 0,
+            snapshots: 0,
+            damaged: 0,
+            changed,
+            leftovers: pool.leftovers,
+            ground: Some(pool.ground.clone()),
+            shares_blocks: pool.backend.shares_blocks(),
+            any_mount: definition.mount == Some(MountRule::Any),
+        };
+        let known = unknown.clone();
+        let look = move || {
+            let space = pool.backend.space().ok();
+            PoolStatus {
+                refusal: None,
+                // First: what can be read again counts as a volume or snapshot.
+                damaged: pool.damaged().len() as u64,
+                promisable: space.as_ref().map(|space| pool.promisable(space)),
+                space,
+                volumes: pool.backend.count(),
+                snapshots: pool.backend.count_snapshots(),
+                ..known
+            }
+        };
+        self.questions
+            .ask(("status", id), STATUS_PATIENCE, look)
+            .unwrap_or(unknown)
     }
 }

@@ -263,6 +263,30 @@ pub fn close(host: &dyn Host, image: OpenImage) -> Result<bool> {
     Ok(true)
 }
 
+/// Unmounts an image whose file system is dead, by itself or with the disk beneath: it can only be
+/// mounted anew, once no volume's device stands on it.
+pub(super) fn leave_dead(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Result<()> {
+    let folder = path.join(MOUNT_POINT);
+    let mounts = host.mounts().doing(|| "read the mount table".into())?;
+    let is_mounted = mounts.iter().any(|mount| mount.mount_point == folder);
+    let is_dead = || matches!(host.stat(&folder), Err(error) if error.is_dead_disk());
+    if !is_mounted || !is_dead() {
+        return Ok(());
+    }
+    match host.perform(&Effect::Unmount { target: &folder }) {
+        Err(error) if error.code() == Some(nix::errno::Errno::EBUSY) => Err(Error::Busy {
+            subject: format!(
+                "the image of pool {}, whose file system is dead,",
+                pool.name
+            ),
+            holder: "volumes on it are in use; end their pods".into(),
+        }),
+        done => done
+            .map(drop)
+            .doing(|| format!("unmount {}", folder.display())),
+    }
+}
+
 fn stat_image(host: &dyn Host, path: &Path) -> Result<Option<FileStat>> {
     let image = path.join(IMAGE_FILE);
     host.stat(&image)

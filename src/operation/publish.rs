@@ -197,7 +197,24 @@ impl Driver {
     /// there is success. The target is removed; an inline volume ends here.
     pub fn unpublish_volume(&self, volume_id: &str, target_path: &str) -> Result<()> {
         let target = self.caller_path("target_path", target_path)?;
-        let owned = self.owner_on_node(volume_id)?;
+        let by_table = |by_table| self.unpublish(volume_id, target_path, &target, by_table);
+        by_table(false).or_else(|error| match error.is_lost_disk() {
+            true => by_table(true),
+            false => Err(error),
+        })
+    }
+
+    fn unpublish(
+        &self,
+        volume_id: &str,
+        target_path: &str,
+        target: &Path,
+        by_table: bool,
+    ) -> Result<()> {
+        let owned = match by_table {
+            true => None,
+            false => self.owner_on_node(volume_id)?,
+        };
         let key = match &owned {
             Some((_, uuid)) => Key::Volume(*uuid),
             None => volume_id
@@ -209,18 +226,25 @@ impl Driver {
             _ => None,
         };
         let _lock = self.locks.acquire(key)?;
+        if owned.is_none() {
+            self.refuse_frozen(volume_id)?;
+        }
         let before = self.unmount_all(
             owned.as_ref().map(|(pool, uuid)| (pool.as_ref(), *uuid)),
-            &target,
+            target,
         )?;
         self.host
-            .perform(&Effect::RemoveTarget { path: &target })
+            .perform(&Effect::RemoveTarget { path: target })
             .doing(|| format!("remove {}", target.display()))?;
-        // Also where its pool isn't served: an open device would keep the disk.
-        uuid.map_or(Ok(()), |uuid| self.let_go(uuid))?;
         let Some((pool, uuid)) = owned else {
-            return self.end_remains(volume_id);
+            uuid.map_or(Ok(()), |uuid| self.free_dead_devices(uuid))?;
+            return match by_table {
+                // Its blocks are ended when its pool is opened.
+                true => Ok(()),
+                false => self.end_remains(volume_id),
+            };
         };
+        self.let_go(uuid)?;
         let Ok(Some(record)) = pool.backend.volume(uuid) else {
             return Ok(());
         };

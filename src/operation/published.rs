@@ -140,13 +140,15 @@ impl Driver {
     /// it's held, its number can't have become another's.
     fn end_changed(&self, shown: &Shown) -> Result<()> {
         let number = shown.hold.number;
-        match self.look_at(number)? {
-            Some(LoopStatus { backing, .. }) if backing != shown.backing => self
+        match self.look_at(number) {
+            Ok(Some(LoopStatus { backing, .. })) if backing != shown.backing => self
                 .host
                 .perform(&Effect::DetachLoop { number, backing })
                 .map(drop)
                 .doing(|| format!("detach /dev/loop{number}")),
-            Some(_) | None => Ok(()),
+            // On a dead disk it can't be asked.
+            Err(error) if !error.is_lost_disk() => Err(error),
+            Ok(_) | Err(_) => Ok(()),
         }
     }
 

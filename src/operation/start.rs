@@ -17,6 +17,7 @@ use crate::backend::Backend;
 use crate::backend::file::{FileBackend, Found};
 use crate::cut::Seams;
 use crate::error::{Doing, Error, Result, chain};
+use crate::host::question::Questions;
 use crate::host::{Effect, Host};
 use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace};
 use crate::record::node::KnownPool;
@@ -92,10 +93,11 @@ impl Driver {
             published: super::published::Published::default(),
             pauses: Mutex::default(),
             cuts: CutCounts::default(),
+            questions: Questions::new(),
         };
         let mut wrong = None;
         for definition in &driver.settings.pools {
-            let state = match driver.open_pool(definition) {
+            let state = match driver.open_pool(definition, None) {
                 Err(error @ Error::Locked { .. }) if driver.settings.alone => return Err(error),
                 Err(error) => {
                     let state = driver.refuse(definition, &error);
@@ -123,51 +125,14 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Ends freezes that a crash has left. Apart from [`Driver::look_again`], which waits for disks.
+    /// Ends freezes that a crash has left. Apart from the looks, which wait for disks.
     pub fn sweep_freezes(&self) {
         sweep(&self.seams);
     }
 
-    /// Looks again at the node record, which `pool forget` and `pool adopt` may have changed, and
-    /// at pools that aren't served: a disk may have come back.
-    pub fn look_again(&self) {
-        self.read_node_record();
-        for state in self.states() {
-            let PoolState::Refused {
-                definition,
-                why: before,
-                ..
-            } = state
-            else {
-                continue;
-            };
-            let state = match self.open_pool(&definition) {
-                Ok(state) => state,
-                Err(error) => self.refuse(&definition, &error),
-            };
-            if let PoolState::Refused { why, .. } = &state
-                && *why == before
-            {
-                continue;
-            }
-            tell(&state);
-            let mut pools = self.pools.write().unwrap_or_else(PoisonError::into_inner);
-            if let Some(slot) = pools
-                .iter_mut()
-                .find(|slot| slot.definition().name == definition.name)
-            {
-                *slot = state;
-            }
-        }
-        self.watch_published();
-        if let Err(error) = self.remember() {
-            tracing::error!(error = %chain(&error), "can't write the node record");
-        }
-    }
-
     /// Takes over what an administrator's act has written. A home that is settled stays: the
     /// cluster knows it.
-    fn read_node_record(&self) {
+    pub(super) fn read_node_record(&self) {
         match record::load::<NodeRecord>(self.host.as_ref(), &self.settings.node_record) {
             Ok(Some(found)) => {
                 let mut home = self.home.write().unwrap_or_else(PoisonError::into_inner);
@@ -186,25 +151,35 @@ impl Driver {
     }
 
     /// A pool that could not be opened, as the node record knows it.
-    fn refuse(&self, definition: &PoolDefinition, error: &Error) -> PoolState {
+    pub(super) fn refuse(&self, definition: &PoolDefinition, error: &Error) -> PoolState {
         PoolState::Refused {
             definition: definition.clone(),
             id: self.known(definition).map(|(id, _)| id),
             why: chain(error),
+            was: None,
         }
     }
 
-    /// Opens one pool, or says why it isn't served.
-    fn open_pool(&self, definition: &PoolDefinition) -> Result<PoolState> {
+    /// Opens one pool, or says why it isn't served. `was` is the file system on which this process
+    /// has served it before.
+    pub(super) fn open_pool(
+        &self,
+        definition: &PoolDefinition,
+        was: Option<u64>,
+    ) -> Result<PoolState> {
         let outer = folder(definition);
         let refused = |id, why: String| {
             Ok(PoolState::Refused {
                 definition: definition.clone(),
                 id,
                 why,
+                was: None,
             })
         };
         let known = self.known(definition);
+        if definition.image.is_some() {
+            pool_image::leave_dead(self.host.as_ref(), definition, &outer)?;
+        }
         let found = pool_make::look(self.host.as_ref(), &outer)?;
         pool_image::check_kind(definition, &found)?;
         let is_nothing = matches!(found, pool_make::Found::Blank | pool_make::Found::Missing);
@@ -257,13 +232,35 @@ impl Driver {
             found => return Err(no_pool(definition, &path, &found)),
         }
         pool_make::check_extent(self.host.as_ref(), definition, &path)?;
-        match FileBackend::open(self.host.clone(), &path, patience)? {
-            Found::Pool(backend) => Ok(PoolState::Serving(Arc::new(self.recover(
-                definition,
-                backend.with_extent(definition.extent),
-                (&outer, &path),
-                image,
-            )?))),
+        self.serve_folder(definition, (&outer, &path), patience, (image, was))
+    }
+
+    /// Serves the pool in a folder, where one has just been seen or made.
+    fn serve_folder(
+        &self,
+        definition: &PoolDefinition,
+        (outer, path): (&Path, &Path),
+        patience: Duration,
+        (image, was): (Option<OpenImage>, Option<u64>),
+    ) -> Result<PoolState> {
+        let refused = |id, why| {
+            Ok(PoolState::Refused {
+                definition: definition.clone(),
+                id,
+                why,
+                was: None,
+            })
+        };
+        match FileBackend::open(self.host.clone(), path, patience)? {
+            Found::Pool(backend) => match self.stays_behind(&backend, was)? {
+                Some(why) => refused(Some(backend.pool().id), why),
+                None => Ok(PoolState::Serving(Arc::new(self.recover(
+                    definition,
+                    backend.with_extent(definition.extent),
+                    (outer, path),
+                    image,
+                )?))),
+            },
             Found::Locked(_) => Err(Error::Locked {
                 place: path.display().to_string(),
             }),
@@ -324,6 +321,8 @@ impl Driver {
     ) -> Result<Pool> {
         let host = self.host.as_ref();
         let ground = PoolGround::of(host, definition, folders, &self.machine_folders())?;
+        let doing = || format!("look at pool {}", definition.name);
+        let place = self.host.stat(&backend.path()).doing(doing)?;
         let mounts = self.mounts()?;
         let leftovers = backend.recover(&|device| !usage::of_device(&mounts, device).is_empty())?;
         let mut pool = Pool {
@@ -332,6 +331,7 @@ impl Driver {
             image,
             ground,
             leftovers,
+            device: place.map_or(0, |place| place.id.device),
         };
         pool.leftovers.ephemeral = self.end_left_inline(&pool)?;
         tracing::info!(pool = %definition.name, id = %pool.id(), volumes = pool.backend.count(), leftovers = pool.leftovers.total(), "serving");
@@ -351,6 +351,13 @@ impl Driver {
         pools
             .find(|(_, known)| known.place == place || known.name == definition.name)
             .map(|(id, known)| (*id, known.clone()))
+    }
+
+    /// The same as [`Driver::remember`]; a failure is tried again by the next look.
+    pub(super) fn note_served(&self) {
+        if let Err(error) = self.remember() {
+            tracing::error!(error = %chain(&error), "can't write the node record");
+        }
     }
 
     /// Writes what is served into the node record, if that is news.
@@ -384,7 +391,7 @@ impl Driver {
 }
 
 /// Logs a pool that is not served, once for each reason.
-fn tell(state: &PoolState) {
+pub(super) fn tell(state: &PoolState) {
     if let PoolState::Refused {
         definition, why, ..
     } = state

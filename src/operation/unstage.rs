@@ -10,6 +10,7 @@ use super::lock::Key;
 use super::pool::{Owner, Pool};
 use super::{Driver, usage};
 use crate::backend::FoundDevice;
+use crate::backend::file::IMAGE;
 use crate::error::{Doing, Error, Result, chain};
 use crate::host::{Device, Effect};
 use crate::model::VolumeId;
@@ -25,27 +26,42 @@ impl Driver {
     /// there is success; targets that are still published keep the file system alive.
     pub fn unstage_volume(&self, volume_id: &str, staging_path: &str) -> Result<()> {
         let staging = self.caller_path("staging_target_path", staging_path)?;
+        let by_table = |by_table| self.unstage(volume_id, staging_path, &staging, by_table);
+        by_table(false).or_else(|error| match error.is_lost_disk() {
+            true => by_table(true),
+            false => Err(error),
+        })
+    }
+
+    fn unstage(
+        &self,
+        volume_id: &str,
+        staging_path: &str,
+        staging: &Path,
+        by_table: bool,
+    ) -> Result<()> {
         let owner = self.owner(volume_id);
-        let key = match &owner {
-            Ok(Owner::Pool(_, id)) => Key::Volume(id.uuid),
-            Ok(Owner::Nobody) | Err(_) => volume_id
-                .parse::<VolumeId>()
-                .map_or(Key::Path(staging_path.into()), |id| Key::Volume(id.uuid)),
-        };
-        let _lock = self.locks.acquire(key)?;
+        let uuid = volume_id.parse::<VolumeId>().ok().map(|id| id.uuid);
+        let _lock = self
+            .locks
+            .acquire(uuid.map_or(Key::Path(staging_path.into()), Key::Volume))?;
         let owned = match &owner {
-            Ok(Owner::Pool(pool, id)) => Some((pool.as_ref(), id.uuid)),
-            Ok(Owner::Nobody) | Err(_) => None,
+            Ok(Owner::Pool(pool, id)) if !by_table => Some((pool.as_ref(), id.uuid)),
+            Ok(_) | Err(_) => None,
         };
-        let before = self.unmount_all(owned, &staging)?;
-        if let Ok(id) = volume_id.parse::<VolumeId>()
+        if owned.is_none() {
+            self.refuse_frozen(volume_id)?;
+        }
+        let before = self.unmount_all(owned, staging)?;
+        if let Some(uuid) = uuid
             && !matches!(owner, Ok(Owner::Nobody))
         {
-            self.end_block_stage(owned.map(|(pool, _)| pool), id.uuid, staging_path)?;
+            self.end_block_stage(owned.map(|(pool, _)| pool), uuid, staging_path)?;
         }
-        match owned {
-            Some((pool, uuid)) => self.free_devices(pool, uuid, &before),
-            None => Ok(()),
+        match (owned, uuid) {
+            (Some((pool, uuid)), _) => self.free_devices(pool, uuid, &before),
+            (None, Some(uuid)) => self.free_dead_devices(uuid),
+            (None, None) => Ok(()),
         }
     }
 
@@ -127,6 +143,73 @@ impl Driver {
             still = pool.backend.devices(uuid)?;
         }
         self.renew(pool, uuid, before, &still)
+    }
+
+    /// Ends devices on the image of a volume whose pool isn't served, if their disk is dead and
+    /// nothing shows them any more. They would keep the disk from being mounted anew.
+    pub(super) fn free_dead_devices(&self, uuid: Uuid) -> Result<()> {
+        self.let_go(uuid)?;
+        let name = Path::new(&uuid.to_string()).join(IMAGE);
+        self.end_dead_devices(&|shown| shown.ends_with(&name), None)
+            .map(drop)
+    }
+
+    /// The devices, of images with such names, whose disk is dead, or that stand on the file system
+    /// `former`; those that nothing shows are being detached. Of one that doesn't answer it isn't
+    /// known: it's among them.
+    pub(super) fn end_dead_devices(
+        &self,
+        is_named: &dyn Fn(&Path) -> bool,
+        former: Option<u64>,
+    ) -> Result<Vec<Device>> {
+        let found = self.host.loop_devices(is_named);
+        let mut found = found.doing(|| "look at loop devices".into())?;
+        found.retain(|one| match &one.status {
+            Ok(status) => Some(status.backing.device) == former,
+            Err(_) => true,
+        });
+        let mounts = match found.is_empty() {
+            true => return Ok(Vec::new()),
+            false => self.mounts()?,
+        };
+        for one in &found {
+            let device = Device::of_loop(one.number);
+            let effect = match &one.status {
+                Ok(status) => Effect::DetachLoop {
+                    number: one.number,
+                    backing: status.backing,
+                },
+                Err(error) if error.is_dead_disk() => Effect::DetachDeadLoop {
+                    number: one.number,
+                    name: Path::new(IMAGE),
+                },
+                Err(_) => continue,
+            };
+            if usage::of_device(&mounts, &device).is_empty() && !self.is_claimed(&device)? {
+                tracing::info!(device = %device.path.display(), "detaching it: its disk is dead, and nothing shows it");
+                let ended = self.host.perform(&effect);
+                ended.doing(|| format!("detach {}", device.path.display()))?;
+            }
+        }
+        Ok(found
+            .iter()
+            .map(|one| Device::of_loop(one.number))
+            .collect())
+    }
+
+    /// Refuses to work from the mount table alone on a volume of which it isn't certain that it is
+    /// thawed: a frozen file system that is unmounted is hidden, and stays frozen.
+    pub(super) fn refuse_frozen(&self, volume_id: &str) -> Result<()> {
+        let journalled = self.seams.freezer.journalled();
+        let journalled = journalled
+            .doing(|| "look at the journal of freezes".into())
+            .map_err(Error::unseen)?;
+        match journalled.iter().any(|one| one.volume_id == volume_id) {
+            true => Err(Error::Pending {
+                what: format!("a freeze of volume {volume_id}"),
+            }),
+            false => Ok(()),
+        }
     }
 
     /// A device that is still there after its end. The kernel keeps a detached one for as long as

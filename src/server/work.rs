@@ -74,7 +74,7 @@ impl Work {
         }
     }
 
-    /// Looks at pools that aren't served, and ends what calls have left, for ever.
+    /// Looks at the pools, and ends what calls have left, for ever.
     pub(super) async fn look_again(&self) {
         let driver = match self {
             Work::Driver(driver) => driver,
@@ -82,10 +82,11 @@ impl Work {
         };
         // Beside each other: a wipe takes long, and a look may wait for a disk.
         let sweep = every_tick(driver, "the sweep of freezes", Driver::sweep_freezes);
-        let look = every_tick(driver, "looking at pools again", Driver::look_again);
+        let look = every_tick(driver, "looking at the node again", Driver::look_at_node);
+        let pools = look_at_pools(driver);
         let groups = clean(driver, Driver::settle_groups);
         let leftovers = clean(driver, Driver::clean);
-        tokio::join!(sweep, look, groups, leftovers, tell_disks(driver));
+        tokio::join!(sweep, look, pools, groups, leftovers, tell_disks(driver));
     }
 
     /// Waits for work whose callers went away.
@@ -105,6 +106,22 @@ async fn every_tick(driver: &Arc<Driver>, what: &str, chore: fn(&Driver)) {
         let driver = driver.clone();
         if let Err(error) = tokio::task::spawn_blocking(move || chore(&driver)).await {
             tracing::error!(%error, "{what} failed");
+        }
+    }
+}
+
+/// Looks at all pools beside each other: the look at one whose disk hangs may end with its disk.
+async fn look_at_pools(driver: &Arc<Driver>) {
+    let mut ticks = ticks();
+    ticks.tick().await;
+    let mut running: HashMap<String, JoinHandle<()>> = HashMap::new();
+    loop {
+        ticks.tick().await;
+        running.retain(|_, one| !one.is_finished());
+        for pool in &driver.settings().pools {
+            let (driver, name) = (driver.clone(), pool.name.clone());
+            let begin = || tokio::task::spawn_blocking(move || driver.look_at_pool(&name));
+            running.entry(pool.name.clone()).or_insert_with(begin);
         }
     }
 }

@@ -1,7 +1,12 @@
 //! Disks that die while they are served.
 
-use super::support::{Client, Disk, Scratch, Server, mount, run, succeeds};
-use super::{GIB, check_pattern, write_pattern};
+use std::path::{Path, PathBuf};
+
+use slackwater::csi;
+use tonic::Code;
+
+use super::support::{Client, Disk, PATIENCE, Scratch, Server, block, mount, run, succeeds};
+use super::{GIB, Node, check_pattern, refused, write_pattern};
 
 /// Shuts a file system down, as a log that can't be written does.
 fn kill(disk: &Disk) {
@@ -17,6 +22,7 @@ async fn create(client: &Client, pool: &str, name: &str) -> String {
 
 #[tokio::test]
 async fn a_dead_disk_and_the_loops_on_it_are_the_trouble_of_its_own_pool_alone() {
+    let _alone = ALONE.lock().await;
     for fs in ["xfs", "ext4"] {
         let scratch = Scratch::new();
         let dead = Disk::new(&scratch, "dead", fs, 2 * GIB);
@@ -59,4 +65,189 @@ async fn a_dead_disk_and_the_loops_on_it_are_the_trouble_of_its_own_pool_alone()
         client.delete_unused(&id).await;
         assert_eq!(well.volumes(), Vec::<std::path::PathBuf>::new(), "{fs}");
     }
+}
+
+/// One at a time: a file system that is shut down or frozen is looked at by every driver of the
+/// machine.
+static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+/// Waits for what takes a look at the pools or two.
+async fn until<F: Future<Output = bool>>(what: &str, mut check: impl FnMut() -> F) {
+    let start = std::time::Instant::now();
+    while !check().await {
+        assert!(start.elapsed() < PATIENCE, "not in time: {what}");
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+}
+
+/// Waits until the only pool isn't served any more: why.
+async fn unserved(client: &Client) -> String {
+    until("it isn't served", || async {
+        matches!(client.list().await, Err(status) if status.code() == Code::Unavailable)
+    })
+    .await;
+    assert_eq!(client.capacity(&[]).await.unwrap(), 0);
+    refused(client.list().await, Code::Unavailable)
+}
+
+async fn served(client: &Client) {
+    until("it's served again", || async {
+        client.list().await.is_ok()
+    })
+    .await;
+    assert!(client.capacity(&[]).await.unwrap() > 0);
+}
+
+/// A volume with a file system and a raw one, published; what they were published at.
+async fn two_published(node: &Node) -> [(String, PathBuf, PathBuf); 2] {
+    let made = async |name: &str, how: csi::VolumeCapability| {
+        let id = node.client.create(name, GIB / 2, how.clone(), &[]).await;
+        let (id, staging, target) = (id.unwrap(), node.staging(name), node.path(name));
+        node.client.stage(&id, &staging, how.clone()).await.unwrap();
+        let published = node.client.publish(&id, &staging, &target, how, false);
+        published.await.unwrap();
+        (id, staging, target)
+    };
+    [made("fs", mount("ext4")).await, made("raw", block()).await]
+}
+
+#[tokio::test]
+async fn a_pool_whose_disk_dies_is_unserved_until_its_disk_is_mounted_anew() {
+    let _alone = ALONE.lock().await;
+    let node = Node::on("xfs", 4 * GIB);
+    let [fs, raw] = two_published(&node).await;
+    write_pattern(&fs.2.join("data"), 1, 1 << 20);
+    write_pattern(&raw.2, 2, 1 << 20);
+    kill(&node.disk);
+    let why = unserved(&node.client).await;
+    assert!(why.contains("its disk is dead"), "{why}");
+
+    // As the kubelet ends pods. A repeat finds it done.
+    for (id, staging, target) in [&fs, &raw] {
+        for _ in 0..2 {
+            node.client.unpublish(id, target).await.unwrap();
+            node.client.unstage(id, staging).await.unwrap();
+        }
+    }
+    // Nothing of the driver keeps the disk.
+    node.disk.unmount();
+    node.disk.mount();
+    served(&node.client).await;
+    for (id, staging, target) in [&fs, &raw] {
+        let how = if *id == fs.0 { mount("ext4") } else { block() };
+        node.client.stage(id, staging, how.clone()).await.unwrap();
+        let published = node.client.publish(id, staging, target, how, false);
+        published.await.unwrap();
+    }
+    check_pattern(&fs.2.join("data"), 1, 1 << 20);
+    check_pattern(&raw.2, 2, 1 << 20);
+    for (id, staging, target) in [&fs, &raw] {
+        node.client.unpublish(id, target).await.unwrap();
+        node.end(id, staging).await;
+    }
+    node.assert_nothing_left();
+}
+
+#[tokio::test]
+async fn a_disk_that_was_mounted_anew_is_not_served_beside_devices_on_what_it_was() {
+    let _alone = ALONE.lock().await;
+    let node = Node::on("xfs", 4 * GIB);
+    let [fs, raw] = two_published(&node).await;
+    kill(&node.disk);
+    unserved(&node.client).await;
+    // The pods still run, and the same disk comes back at another device.
+    let folder = node.disk.mount_point.to_str().unwrap();
+    run("umount", &["-l", folder]);
+    let image = node.disk.image.to_str().unwrap();
+    let device = run("losetup", &["--find", "--show", image]);
+    run("mount", &["-o", "nouuid", device.trim(), folder]);
+    until("it says who keeps it", || async {
+        refused(node.client.list().await, Code::Unavailable).contains("end the pods")
+    })
+    .await;
+    for (id, staging, target) in [&fs, &raw] {
+        node.client.unpublish(id, target).await.unwrap();
+        node.client.unstage(id, staging).await.unwrap();
+    }
+    served(&node.client).await;
+    for (id, ..) in [&fs, &raw] {
+        node.client.delete_unused(id).await;
+    }
+    run("losetup", &["-d", device.trim()]);
+    node.assert_nothing_left();
+}
+
+/// A frozen file system, thawed at the end whatever happens.
+struct Frozen<'a>(&'a Path);
+
+impl Frozen<'_> {
+    fn new(folder: &Path) -> Frozen<'_> {
+        run("fsfreeze", &["-f", folder.to_str().unwrap()]);
+        Frozen(folder)
+    }
+}
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        succeeds("fsfreeze", &["-u", self.0.to_str().unwrap()]);
+    }
+}
+
+#[tokio::test]
+async fn a_pool_whose_disk_hangs_is_unserved_until_it_answers() {
+    let _alone = ALONE.lock().await;
+    let node = Node::on("xfs", 4 * GIB);
+    let [fs, raw] = two_published(&node).await;
+    write_pattern(&fs.2.join("data"), 1, 1 << 20);
+    let frozen = Frozen::new(&node.disk.mount_point);
+    let why = unserved(&node.client).await;
+    assert!(why.contains("its disk hangs"), "{why}");
+    for (id, _, target) in [&fs, &raw] {
+        node.client.unpublish(id, target).await.unwrap();
+    }
+    assert!(node.client.is_ready().await);
+    drop(frozen);
+    served(&node.client).await;
+    check_pattern(&fs.1.join("data"), 1, 1 << 20);
+    for (id, staging, _) in [&fs, &raw] {
+        node.end(id, staging).await;
+    }
+    node.assert_nothing_left();
+}
+
+#[tokio::test]
+async fn a_pool_on_an_image_whose_file_system_fails_is_served_again() {
+    let _alone = ALONE.lock().await;
+    let scratch = Scratch::new();
+    let disk = Disk::new(&scratch, "pool", "ext4", 3 * GIB);
+    let pool = format!("default=file:{},init,image=2Gi", disk.mount_point.display());
+    let server = Server::start(&scratch, &[&pool]);
+    let client = server.client();
+    let id = client
+        .create("v", GIB / 2, mount("ext4"), &[])
+        .await
+        .unwrap();
+    let staging = scratch.dir("kubelet/v");
+    client.stage(&id, &staging, mount("ext4")).await.unwrap();
+    write_pattern(&staging.join("data"), 1, 1 << 20);
+    let inner = disk.mount_point.join("mounted");
+
+    let frozen = Frozen::new(&inner);
+    unserved(&client).await;
+    drop(frozen);
+    served(&client).await;
+    check_pattern(&staging.join("data"), 1, 1 << 20);
+
+    run("xfs_io", &["-x", "-c", "shutdown", inner.to_str().unwrap()]);
+    unserved(&client).await;
+    until("it says who keeps it", || async {
+        refused(client.list().await, Code::Unavailable).contains("end their pods")
+    })
+    .await;
+    client.unstage(&id, &staging).await.unwrap();
+    served(&client).await;
+    client.stage(&id, &staging, mount("ext4")).await.unwrap();
+    check_pattern(&staging.join("data"), 1, 1 << 20);
+    client.unstage(&id, &staging).await.unwrap();
+    client.delete_unused(&id).await;
 }

@@ -323,8 +323,12 @@ pub(super) fn detach(number: u32, backing: FileId) -> Result<()> {
     let Some((device, _)) = open_attached(number, backing)? else {
         return Ok(());
     };
-    // With our descriptor open the number can't come to stand on another image in between.
-    match sys::loop_clear(&device) {
+    clear(number, &device)
+}
+
+/// With a descriptor open the number can't come to stand on another image in between.
+fn clear(number: u32, device: impl AsFd) -> Result<()> {
+    match sys::loop_clear(device) {
         Ok(()) | Err(Errno::ENXIO) => Ok(()),
         Err(errno) => Err(HostError::errno(
             "detach",
@@ -332,6 +336,20 @@ pub(super) fn detach(number: u32, backing: FileId) -> Result<()> {
             errno,
         )),
     }
+}
+
+/// Detaches one whose image lies on a dead file system, unless that isn't so.
+pub(super) fn detach_dead(number: u32, name: &Path) -> Result<()> {
+    let opened = match open_verified(&Device::of_loop(number)) {
+        Ok(file) => file,
+        Err(error) if matches!(error.code(), Some(Errno::ENOENT | Errno::ENXIO)) => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let is_dead = matches!(ask(number), Err(error) if error.is_dead_disk());
+    if is_dead && image_name(number).is_some_and(|shown| shown.ends_with(name)) {
+        clear(number, opened)?;
+    }
+    Ok(())
 }
 
 /// Lets it bypass the page cache again.

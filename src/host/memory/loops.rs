@@ -184,6 +184,17 @@ impl Machine {
         Ok(())
     }
 
+    pub(super) fn detach_dead(&mut self, number: u32, name: &Path) -> Result<(), HostCause> {
+        let found = self
+            .loops
+            .get(&number)
+            .filter(|dev| dev.name.ends_with(name));
+        match found.and_then(|dev| dev.backing.image().map(|ino| (dev.backing.id(), ino))) {
+            Some((backing, ino)) if self.is_dead(ino) => self.detach(number, backing),
+            Some(_) | None => Ok(()),
+        }
+    }
+
     pub(super) fn resize_loop(&mut self, number: u32) -> Result<(), HostCause> {
         let ino = self.image_of(number)?;
         let size = self.disk.file(ino)?.live.size;

@@ -50,6 +50,7 @@ pub(super) fn subject<'a>(effect: &'a Effect<'a>) -> std::borrow::Cow<'a, Path> 
         Effect::RenewFsId { image, .. } => (*image).into(),
         Effect::AttachLoop(spec) => spec.image.into(),
         Effect::DetachLoop { number, .. }
+        | Effect::DetachDeadLoop { number, .. }
         | Effect::ResizeLoop { number }
         | Effect::SetDirectIo { number }
         | Effect::ForbidDiscard { number }
@@ -108,6 +109,7 @@ impl Machine {
                 return Ok(Acted::Loop { number, key });
             }
             Effect::DetachLoop { number, backing } => self.detach(*number, *backing)?,
+            Effect::DetachDeadLoop { number, name } => self.detach_dead(*number, name)?,
             Effect::ResizeLoop { number } => self.resize_loop(*number)?,
             Effect::SetDirectIo { number } => self.dev_mut(*number)?.direct_io = true,
             Effect::ForbidDiscard { number } => self.dev_mut(*number)?.no_discard = true,

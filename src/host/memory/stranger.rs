@@ -181,6 +181,15 @@ impl MemoryHost {
         self.lock().unreadable.clear();
     }
 
+    /// A folder whose disk had died has a disk with the same content.
+    pub fn replace_disk(&self, folder: &Path) -> Answer<()> {
+        let mut machine = self.lock();
+        let dead = std::mem::take(&mut machine.dead);
+        let ino = machine.find(0, folder)?.ok_or(Errno::ENOENT)?;
+        machine.dead = dead.into_iter().filter(|other| *other != ino).collect();
+        Ok(())
+    }
+
     /// The caller removes a leaf of its own, such as a staging folder; EBUSY on a mount point.
     pub fn remove_leaf(&self, path: &Path) -> Answer<()> {
         let mut machine = self.lock();

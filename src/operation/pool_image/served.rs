@@ -57,7 +57,7 @@ impl Driver {
                 image: Some(image),
                 definition,
                 ..
-            }) = Arc::into_inner(pool)
+            }) = self.sole(pool)
             else {
                 continue;
             };
@@ -74,6 +74,22 @@ impl Driver {
                 }
             }
         }
+    }
+}
+
+impl Driver {
+    /// The pool, once the looks at it have ended, which take a moment.
+    fn sole(&self, mut pool: Arc<Pool>) -> Option<Pool> {
+        const TRIES: u32 = 200;
+        const WAIT: Duration = Duration::from_millis(10);
+        for _ in 0..TRIES {
+            pool = match Arc::try_unwrap(pool) {
+                Ok(pool) => return Some(pool),
+                Err(shared) => shared,
+            };
+            self.host.pause(WAIT);
+        }
+        None
     }
 }
 

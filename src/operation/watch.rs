@@ -1,0 +1,193 @@
+//! Whether a pool is served: decided when it's opened, and here from then on.
+//!
+//! The disk beneath a pool can die or hang at any time, so every look writes to each pool that is
+//! served. One whose disk fails isn't served any more: new operations are refused, and its folder
+//! and its lock are let go of when the last operation on it has ended. It is served again when its
+//! disk takes writes again, or is there anew.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::{Arc, PoisonError, Weak};
+use std::time::Duration;
+
+use super::start::tell;
+use super::{Driver, Pool, PoolState};
+use crate::backend::Backend;
+use crate::backend::file::{FileBackend, IMAGE};
+use crate::error::{Doing, Result, chain};
+use crate::model::PoolDefinition;
+
+/// A disk answers within milliseconds, or within seconds if it is busy.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A pool that this process has served until its disk failed.
+#[derive(Debug)]
+pub struct Former {
+    /// It lives for as long as an operation on it has not ended.
+    pool: Weak<Pool>,
+    /// The file system that it was on (st_dev).
+    pub(super) device: u64,
+}
+
+impl Driver {
+    /// Looks at the node record, which `pool forget` and `pool adopt` may have changed, at
+    /// published devices, and at all pools, one after the other.
+    pub fn look_again(&self) {
+        self.read_node_record();
+        for definition in &self.settings.pools {
+            self.look_at_pool(&definition.name);
+        }
+        self.look_at_node();
+    }
+
+    /// The same without the pools, whose disks may hang.
+    pub fn look_at_node(&self) {
+        self.read_node_record();
+        self.watch_published();
+        self.note_served();
+    }
+
+    /// Looks whether a pool's disk still takes writes, or whether one that isn't served can be. It
+    /// may hang with the disk; several at a time come to one decision.
+    pub fn look_at_pool(&self, name: &str) {
+        let mut states = self.states().into_iter();
+        let Some(before) = states.find(|state| state.definition().name == name) else {
+            return;
+        };
+        let now = match &before {
+            PoolState::Serving(pool) => match self.try_disk(pool) {
+                Ok(()) => return,
+                Err(why) => PoolState::Refused {
+                    definition: pool.definition.clone(),
+                    id: Some(pool.id()),
+                    why,
+                    was: Some(Arc::new(Former {
+                        pool: Arc::downgrade(pool),
+                        device: pool.device,
+                    })),
+                },
+            },
+            PoolState::Refused {
+                definition, was, ..
+            } => self.try_again(definition, was.as_ref()),
+        };
+        self.decide(&before, now);
+    }
+
+    /// Whether the disk of a pool takes writes; if not, why the pool isn't served.
+    fn try_disk(&self, pool: &Arc<Pool>) -> std::result::Result<(), String> {
+        let asked = pool.clone();
+        let question = move || asked.backend.try_disk();
+        match self.questions.ask(("disk", pool.id()), PATIENCE, question) {
+            Some(Ok(())) => Ok(()),
+            Some(Err(error)) if error.is_lost_disk() => Err(format!(
+                "its disk is dead, and is to be mounted anew ({})",
+                chain(&error)
+            )),
+            // A full disk, for one, is no dead one.
+            Some(Err(error)) => {
+                tracing::debug!(pool = %pool.definition.name, error = %chain(&error), "can't write to its disk now");
+                Ok(())
+            }
+            None => Err(format!(
+                "its disk hangs: nothing could be written to it for {} s; is its file system frozen, or its disk gone?",
+                PATIENCE.as_secs()
+            )),
+        }
+    }
+
+    /// Looks at a pool that isn't served. Operations that have not ended keep it as it was, and its
+    /// lock: then it is the same one that is served again, or none.
+    fn try_again(&self, definition: &PoolDefinition, was: Option<&Arc<Former>>) -> PoolState {
+        let refused = |id, why| PoolState::Refused {
+            definition: definition.clone(),
+            id,
+            why,
+            was: was.cloned(),
+        };
+        if let Some(pool) = was.and_then(|was| was.pool.upgrade()) {
+            return match self.try_disk(&pool) {
+                Ok(()) => PoolState::Serving(pool),
+                Err(why) => refused(Some(pool.id()), why),
+            };
+        }
+        let opened = self.open_pool(definition, was.map(|was| was.device));
+        match opened.unwrap_or_else(|error| self.refuse(definition, &error)) {
+            PoolState::Refused { id, why, .. } => refused(id, why),
+            serving => serving,
+        }
+    }
+
+    /// Why a pool whose disk was mounted anew isn't served yet: devices of its volumes still stand on
+    /// the file system as it was mounted before, so that there would be two on one image. Those
+    /// that nothing shows are being ended.
+    pub(super) fn stays_behind(
+        &self,
+        backend: &FileBackend,
+        was: Option<u64>,
+    ) -> Result<Option<String>> {
+        let doing = || format!("look at {}", backend.path().display());
+        let now = self.host.stat(&backend.path()).doing(doing)?;
+        let former = was.filter(|was| now.is_none_or(|now| now.id.device != *was));
+        let damaged = backend.damaged().into_iter().map(|(uuid, _)| uuid);
+        let volumes = backend.volumes(None, usize::MAX).into_iter();
+        let names: HashSet<_> = volumes
+            .map(|record| record.uuid)
+            .chain(damaged)
+            .map(|uuid| uuid.to_string())
+            .collect();
+        let is_named = |shown: &Path| {
+            let folder = shown.parent().and_then(Path::file_name);
+            shown.ends_with(IMAGE)
+                && folder.is_some_and(|name| name.to_str().is_some_and(|name| names.contains(name)))
+        };
+        let there = self.end_dead_devices(&is_named, former)?;
+        let there: Vec<_> = there
+            .iter()
+            .map(|device| device.path.display().to_string())
+            .collect();
+        Ok((!there.is_empty()).then(|| {
+            format!(
+                "its disk was mounted anew, and {} of its volumes still stand on it as it was before; end the pods that use them",
+                there.join(", ")
+            )
+        }))
+    }
+
+    /// Puts a new state in the place of the one that was looked at, unless another look was quicker.
+    fn decide(&self, before: &PoolState, now: PoolState) {
+        let mut states = self.pools.write().unwrap_or_else(PoisonError::into_inner);
+        if let PoolState::Serving(pool) = &now {
+            let is_it = |state: &PoolState| matches!(state, PoolState::Serving(other) if other.id() == pool.id());
+            if states.iter().any(is_it) {
+                // A copy, opened at the same time: the next look says so.
+                return;
+            }
+        }
+        let name = &now.definition().name;
+        let slot = states
+            .iter_mut()
+            .find(|slot| slot.definition().name == *name);
+        let Some(slot) = slot else { return };
+        let is_news = match (before, &*slot) {
+            (PoolState::Serving(before), PoolState::Serving(there))
+                if Arc::ptr_eq(before, there) =>
+            {
+                true
+            }
+            (PoolState::Refused { .. }, PoolState::Refused { why: there, .. }) => {
+                !matches!(&now, PoolState::Refused { why, .. } if why == there)
+            }
+            _ => return,
+        };
+        let there = std::mem::replace(slot, now.clone());
+        drop(states);
+        if is_news {
+            tell(&now);
+        }
+        if matches!(now, PoolState::Serving(_)) {
+            self.note_served();
+        }
+        drop(there);
+    }
+}
