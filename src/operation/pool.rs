@@ -9,6 +9,7 @@ use super::Driver;
 use super::detach::look_at;
 use super::pool_ground::PoolGround;
 use super::pool_image::OpenImage;
+use super::start::folder;
 use super::watch::Former;
 use crate::backend::{Backend, Leftovers, PoolSpace};
 use crate::error::{Error, Result};
@@ -121,6 +122,8 @@ pub struct PoolStatus {
     pub changed: Vec<super::ChangedDevice>,
     /// What its start found and ended.
     pub leftovers: Leftovers,
+    /// UIDs of pods that keep its disk, if it isn't served.
+    pub pods: Vec<String>,
 }
 
 /// Where an id leads.
@@ -258,8 +261,9 @@ impl Driver {
                 definition,
                 id,
                 why,
-                ..
+                was,
             } => PoolStatus {
+                pods: self.pods_on(&folder(&definition), was.as_deref()),
                 name: definition.name,
                 place: definition.place.to_string(),
                 id,
@@ -300,6 +304,7 @@ impl Driver {
             ground: Some(pool.ground.clone()),
             shares_blocks: pool.backend.shares_blocks(),
             any_mount: definition.mount == Some(MountRule::Any),
+            pods: Vec::new(),
         };
         let known = unknown.clone();
         let look = move || {

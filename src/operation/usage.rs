@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use nix::sys::stat::major;
+use nix::sys::stat::{major, minor};
 
 use super::Driver;
 use crate::error::{Doing, Error, Result};
@@ -75,13 +75,18 @@ fn is_btrfs_of(mount: &Mount, device: &Path) -> bool {
 
 /// Whether a mount shows a loop device at all: then it's a volume's, of a pool that isn't served.
 pub(super) fn is_of_loop(mount: &Mount) -> bool {
-    let number = mount.source.to_str().and_then(|source| {
-        let number = source.strip_prefix("/dev/loop")?;
-        number.parse().ok()
-    });
-    let is_loop = |number: u64| major(number) == LOOP_MAJOR;
-    is_loop(mount.node.unwrap_or(mount.device))
-        || number.is_some_and(|number| is_btrfs_of(mount, &Device::of_loop(number).path))
+    loop_of(mount).is_some()
+}
+
+/// The number of the loop device that a mount shows.
+pub(super) fn loop_of(mount: &Mount) -> Option<u32> {
+    let rdev = mount.node.unwrap_or(mount.device);
+    if major(rdev) == LOOP_MAJOR {
+        return u32::try_from(minor(rdev)).ok();
+    }
+    let number = mount.source.to_str()?.strip_prefix("/dev/loop")?;
+    let number = number.parse().ok()?;
+    is_btrfs_of(mount, &Device::of_loop(number).path).then_some(number)
 }
 
 /// Mounts at a path, the topmost last.

@@ -5,13 +5,15 @@
 //! and its lock are let go of when the last operation on it has ended. It is served again when its
 //! disk takes writes again, or is there anew.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::path::Path;
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
+use uuid::Uuid;
+
 use super::start::tell;
-use super::{Driver, Pool, PoolState};
+use super::{Driver, Pool, PoolState, usage};
 use crate::backend::Backend;
 use crate::backend::file::{FileBackend, IMAGE};
 use crate::error::{Doing, Result, chain};
@@ -26,7 +28,9 @@ pub struct Former {
     /// It lives for as long as an operation on it has not ended.
     pool: Weak<Pool>,
     /// The file system that it was on (st_dev).
-    pub(super) device: u64,
+    device: u64,
+    /// The folders of its volumes.
+    volumes: HashSet<String>,
 }
 
 impl Driver {
@@ -64,6 +68,7 @@ impl Driver {
                     was: Some(Arc::new(Former {
                         pool: Arc::downgrade(pool),
                         device: pool.device,
+                        volumes: folders(pool.backend.as_ref()),
                     })),
                 },
             },
@@ -129,17 +134,9 @@ impl Driver {
         let doing = || format!("look at {}", backend.path().display());
         let now = self.host.stat(&backend.path()).doing(doing)?;
         let former = was.filter(|was| now.is_none_or(|now| now.id.device != *was));
-        let damaged = backend.damaged().into_iter().map(|(uuid, _)| uuid);
-        let volumes = backend.volumes(None, usize::MAX).into_iter();
-        let names: HashSet<_> = volumes
-            .map(|record| record.uuid)
-            .chain(damaged)
-            .map(|uuid| uuid.to_string())
-            .collect();
+        let names = folders(backend);
         let is_named = |shown: &Path| {
-            let folder = shown.parent().and_then(Path::file_name);
-            shown.ends_with(IMAGE)
-                && folder.is_some_and(|name| name.to_str().is_some_and(|name| names.contains(name)))
+            shown.ends_with(IMAGE) && folder_of(shown).is_some_and(|name| names.contains(name))
         };
         let there = self.end_dead_devices(&is_named, former)?;
         let there: Vec<_> = there
@@ -152,6 +149,31 @@ impl Driver {
                 there.join(", ")
             )
         }))
+    }
+
+    /// UIDs of pods whose volumes keep the disk of a pool that isn't served: as kubelets name the
+    /// targets of volumes. A few say enough.
+    pub(super) fn pods_on(&self, place: &Path, was: Option<&Former>) -> Vec<String> {
+        const MOST: usize = 16;
+        let mut pods = BTreeSet::new();
+        for mount in self.mounts().unwrap_or_default() {
+            let image = usage::loop_of(&mount).and_then(|number| {
+                // Known to the kernel without asking the disk.
+                let path = format!("/sys/block/loop{number}/loop/backing_file");
+                let shown = self.host.read_file(Path::new(&path)).ok().flatten()?;
+                Some(String::from_utf8_lossy(&shown).trim_end().to_string())
+            });
+            let is_its = |image: &Path| {
+                let its = was.zip(folder_of(image));
+                its.is_some_and(|(was, name)| was.volumes.contains(name))
+                    || image.starts_with(place) && image.ends_with(IMAGE)
+            };
+            if image.is_some_and(|image| is_its(Path::new(&image))) {
+                let names = mount.mount_point.iter().filter_map(|name| name.to_str());
+                pods.extend(names.filter(|name| is_uid(name)).map(str::to_string));
+            }
+        }
+        pods.into_iter().take(MOST).collect()
     }
 
     /// Puts a new state in the place of the one that was looked at, unless another look was quicker.
@@ -190,4 +212,22 @@ impl Driver {
         }
         drop(there);
     }
+}
+
+/// The folders of all volumes of a pool.
+fn folders(backend: &dyn Backend) -> HashSet<String> {
+    let damaged = backend.damaged().into_iter().map(|(uuid, _)| uuid);
+    let volumes = backend.volumes(None, usize::MAX).into_iter();
+    let all = volumes.map(|record| record.uuid).chain(damaged);
+    all.map(|uuid| uuid.to_string()).collect()
+}
+
+/// The name of the folder in which an image lies.
+fn folder_of(image: &Path) -> Option<&str> {
+    image.parent()?.file_name()?.to_str()
+}
+
+fn is_uid(name: &str) -> bool {
+    const HYPHENATED: usize = 36;
+    name.len() == HYPHENATED && Uuid::try_parse(name).is_ok()
 }

@@ -21,6 +21,8 @@ use crate::model::id::NameKind;
 use crate::model::{GroupId, PoolId, SnapshotId, VolumeId};
 use crate::operation::{CreateVolume, member_of};
 
+/// So many pods of a pool are named.
+const MOST_PODS: usize = 16;
 /// Pools of one agent. Each becomes a Pool object.
 pub(super) const MOST_POOLS: usize = 64;
 /// Groups that an agent may say are not settled.
@@ -318,6 +320,8 @@ pub(super) fn description(mut told: DescribeResponse) -> Verdict<DescribeRespons
         cut(&mut pool.file_system, NAME_BYTES);
         cut(&mut pool.mount, TEXT_BYTES);
         cut(&mut pool.without_mount, TEXT_BYTES);
+        pool.pods.retain(|uid| uid.parse::<uuid::Uuid>().is_ok());
+        pool.pods.truncate(MOST_PODS);
     }
     told.missing.truncate(MOST_POOLS);
     told.missing

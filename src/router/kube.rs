@@ -19,6 +19,7 @@ pub mod lead;
 mod note;
 pub mod orphans;
 pub mod picture;
+mod pods;
 pub mod pool;
 mod tell;
 pub mod unowned;
@@ -143,6 +144,8 @@ pub struct InCluster {
     /// What nothing in the cluster names, by the last look of the one that leads.
     orphans: Mutex<Option<Orphans>>,
     hooks: Arc<PodHooks>,
+    /// Names of pods that keep the disks of pools that aren't served, by UID.
+    pods: Mutex<BTreeMap<String, String>>,
     tasks: Mutex<JoinSet<()>>,
 }
 
@@ -183,6 +186,7 @@ impl InCluster {
             snapshotter_missing: AtomicBool::default(),
             conflicts: AtomicU64::default(),
             orphans: Mutex::default(),
+            pods: Mutex::default(),
             tasks: Mutex::default(),
             options: options.clone(),
         });

@@ -351,3 +351,43 @@ fn a_node_waits_for_its_own_request() {
     api.runtime.block_on(waits);
     assert_eq!(made(), 2);
 }
+
+#[test]
+fn pods_that_keep_the_disk_of_a_pool_are_named_at_its_object() {
+    let api = ApiServer::new();
+    let [known, gone] = [id(7), id(8)];
+    let meta = json!({"name": "db-0", "namespace": "shop", "uid": known});
+    let pods = json!({"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1",
+        "metadata": {"resourceVersion": "1"},
+        "items": [{"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": meta}]});
+    api.put("/api/v1/pods", pods);
+    let agents = Arc::<Agents>::default();
+    let mut dead = report("node-a", &[1]);
+    let (_, answer) = dead.seen.as_mut().unwrap();
+    let pool = &mut Arc::get_mut(answer).unwrap().pools[0];
+    pool.refusal = "its disk is dead".into();
+    pool.pods = vec![known, gone.clone()];
+    *agents.0.lock().unwrap() = vec![dead];
+    let cluster = cluster(&api, &agents, |_| {});
+    let told = format!("its disk is dead; in use by pods shop/db-0, {gone}");
+    eventually("its object names them", || {
+        changed(&api, &format!("{POOLS}/{}/status", id(1)))
+            .iter()
+            .any(|sent| sent["status"]["message"] == told)
+    });
+    let asked = || {
+        let objects = api.objects.lock().unwrap();
+        let all = objects.asked.iter();
+        let pods: Vec<_> = all
+            .filter(|asked| asked.starts_with("/api/v1/pods?"))
+            .cloned()
+            .collect();
+        pods
+    };
+    let before = asked();
+    assert!(before[0].contains("spec.nodeName%3Dnode-a"), "{before:?}");
+    // By later looks it is known, also what nobody knows.
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(asked(), before);
+    api.runtime.block_on(cluster.end());
+}

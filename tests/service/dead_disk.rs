@@ -258,3 +258,38 @@ async fn what_may_be_frozen_stays_mounted_on_a_dead_disk() {
     client.node_unpublish_volume(unpublish).await.unwrap();
     client.node_unstage_volume(unstage).await.unwrap();
 }
+
+#[tokio::test]
+async fn pods_that_keep_a_dead_disk_are_told_until_they_have_ended() {
+    const POD: &str = "0f3c2d4e-8a54-4d7c-9d43-0d3f6a3e5b11";
+    let node = two_pools().await;
+    let id = published(&node, "a").await;
+    let target = format!("/var/lib/kubelet/pods/{POD}/volumes/kubernetes.io~csi/pvc-1/mount");
+    let mut client = node.node.clone();
+    let second = NodePublishVolumeRequest {
+        staging_target_path: format!("{STAGING}-a"),
+        ..publish(&id, &target)
+    };
+    client.node_publish_volume(second).await.unwrap();
+    // What the kernel shows of the device.
+    let number = node.host.loops().unwrap()[0].number;
+    let folder = format!("/sys/block/loop{number}/loop");
+    node.host.make_folder(Path::new(&folder)).unwrap();
+    let uuid = id.split_once('.').unwrap().1;
+    let image = format!("/volumes/{uuid}/data.img\n");
+    let file = Path::new(&folder).join("backing_file");
+    node.host.put_file(&file, image.as_bytes()).unwrap();
+    let pods = || node.driver.pool_status()[0].pods.clone();
+    assert_eq!(pods(), Vec::<String>::new(), "it is served");
+    node.host.kill_disk(Path::new("/memory/a")).unwrap();
+    for _ in 0..3 {
+        node.driver.look_again();
+        assert_eq!(pods(), [POD]);
+    }
+    let unpublish = NodeUnpublishVolumeRequest {
+        volume_id: id,
+        target_path: target,
+    };
+    client.node_unpublish_volume(unpublish).await.unwrap();
+    assert_eq!(pods(), Vec::<String>::new());
+}

@@ -15,6 +15,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::label::{self, Act};
 use super::picture::{Change, Picture, Report};
+use super::pods;
 use super::pool::{Health, Pool};
 use super::{Fleet, InCluster, NODES, PATIENCE, POOLS, VOLUMES, ask, names, topology_key};
 use crate::error::chain;
@@ -98,6 +99,7 @@ async fn look(
     }
     let nodes = cluster.node_labels();
     let picture = Picture {
+        pods: &pods::named(cluster, reports).await,
         reports,
         pools: &cluster.pool_objects(),
         homes: &cluster.volumes.homes(),

@@ -54,6 +54,8 @@ pub struct Picture<'a> {
     pub pools: &'a BTreeMap<PoolId, Pool>,
     /// How many PersistentVolumes of each pool name which home.
     pub homes: &'a BTreeMap<PoolId, BTreeMap<String, usize>>,
+    /// Names of pods that keep the disks of pools, by UID.
+    pub pods: &'a BTreeMap<String, String>,
     /// Names of all Node objects.
     pub nodes: &'a BTreeSet<String>,
     /// Mark a pool as lost after its node and its agent have been gone for so long.
@@ -116,7 +118,7 @@ impl Picture<'_> {
             };
             let forgets = || by.iter().find(is_its);
             let mut status = match shows.first().copied().or_else(forgets) {
-                Some(sight) => sight.status(self.strays(id, sight)),
+                Some(sight) => sight.status(self.strays(id, sight), self.pods),
                 None => self.unseen(before?)?,
             };
             if !claims.is_empty() {
@@ -396,9 +398,9 @@ struct Sight<'a> {
 }
 
 impl Sight<'_> {
-    fn status(&self, strays: usize) -> PoolStatus {
+    fn status(&self, strays: usize, pods: &BTreeMap<String, String>) -> PoolStatus {
         let Sight { at, answer, pool } = *self;
-        let (health, message) = health(answer, pool, strays);
+        let (health, message) = health(answer, pool, strays, pods);
         let kind = pool.place.split(':').next().unwrap_or_default();
         PoolStatus {
             node: answer.node_name.clone(),
@@ -460,13 +462,24 @@ impl Sight<'_> {
     }
 }
 
-fn health(answer: &DescribeResponse, pool: &Shown, strays: usize) -> (Health, String) {
+fn health(
+    answer: &DescribeResponse,
+    pool: &Shown,
+    strays: usize,
+    pods: &BTreeMap<String, String>,
+) -> (Health, String) {
     if pool.forgotten {
         let message = "the record of its node forgets it: its volumes count as deleted";
         return (Health::Forgotten, message.into());
     }
     if !pool.refusal.is_empty() {
-        return (Health::NotServed, pool.refusal.clone());
+        let name = |uid| pods.get(uid).map_or(uid, String::as_str);
+        let names: Vec<_> = pool.pods.iter().map(|uid| name(uid.as_str())).collect();
+        let kept = match names.is_empty() {
+            true => String::new(),
+            false => format!("; in use by pods {}", names.join(", ")),
+        };
+        return (Health::NotServed, format!("{}{kept}", pool.refusal));
     }
     if answer.home.is_empty() {
         return (Health::NotServed, answer.home_problem.clone());

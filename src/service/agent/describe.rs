@@ -127,6 +127,7 @@ fn pool(status: &PoolStatus) -> Pool {
         shares_blocks: status.shares_blocks,
         without_mount: ground.without_mount.unwrap_or_default(),
         any_mount: status.any_mount,
+        pods: status.pods.clone(),
     }
 }
 

@@ -11,6 +11,7 @@ struct Sky {
     homes: BTreeMap<PoolId, BTreeMap<String, usize>>,
     nodes: BTreeSet<String>,
     lost_after: Option<Duration>,
+    pods: BTreeMap<String, String>,
 }
 
 fn time(seconds: i64) -> Timestamp {
@@ -42,6 +43,7 @@ impl Sky {
             homes: BTreeMap::new(),
             nodes: ["a".to_string(), "b".into()].into(),
             lost_after: None,
+            pods: BTreeMap::new(),
         }
     }
 
@@ -87,6 +89,7 @@ impl Sky {
             reports: &self.reports,
             pools: &self.pools,
             homes: &self.homes,
+            pods: &self.pods,
             nodes: &self.nodes,
             lost_after: self.lost_after,
             leads_since: time(0),
@@ -553,4 +556,36 @@ fn every_word_of_health_is_read_back() {
     }
     let later = serde_json::from_value::<Health>("Sleeping".into()).unwrap();
     assert_eq!(later, Health::Other, "a later release's word is no error");
+}
+
+#[test]
+fn pods_that_keep_a_disk_are_named_for_as_long_as_they_do() {
+    let mut sky = Sky::new();
+    sky.says("a", vec![shown(1)]);
+    sky.write();
+    let [known, unknown] = [7, 8].map(|n| uuid::Uuid::from_u128(n).to_string());
+    sky.pods.insert(known.clone(), "shop/db-0".into());
+    let dead = Shown {
+        refusal: "its disk is dead".into(),
+        pods: vec![known, unknown.clone()],
+        ..shown(1)
+    };
+    for now in [10, 20, 90] {
+        sky.now = now;
+        sky.says("a", vec![dead.clone()]);
+        sky.write();
+        let status = sky.status(1);
+        assert_eq!(status.health, Health::NotServed);
+        assert_eq!(
+            status.message,
+            format!("its disk is dead; in use by pods shop/db-0, {unknown}")
+        );
+    }
+    let freed = Shown {
+        pods: Vec::new(),
+        ..dead
+    };
+    sky.says("a", vec![freed]);
+    sky.write();
+    assert_eq!(sky.status(1).message, "its disk is dead");
 }
