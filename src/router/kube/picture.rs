@@ -1,16 +1,19 @@
 //! What agents report becomes the status of Pool objects: pure, from what is in memory.
 
+mod sight;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::pool::{Health, Pool, PoolStatus};
-use crate::agent::{DescribeResponse, Pool as Shown};
+use crate::agent::DescribeResponse;
 use crate::model::PoolId;
 use crate::router::checked::MOST_POOLS;
+use sight::Sight;
 
 /// An agent is silent for so long before its pools are called unreachable: one that is restarted
 /// is back sooner.
@@ -388,122 +391,6 @@ fn in_words(time: SignedDuration) -> String {
 /// To the second, as the API keeps it: so that what is read back is what was written.
 fn whole(at: Timestamp) -> Time {
     Time(Timestamp::from_second(at.as_second()).unwrap_or(at))
-}
-
-/// A pool that an agent shows.
-struct Sight<'a> {
-    at: Timestamp,
-    answer: &'a DescribeResponse,
-    pool: &'a Shown,
-}
-
-impl Sight<'_> {
-    fn status(&self, strays: usize, pods: &BTreeMap<String, String>) -> PoolStatus {
-        let Sight { at, answer, pool } = *self;
-        let (health, message) = health(answer, pool, strays, pods);
-        let kind = pool.place.split(':').next().unwrap_or_default();
-        PoolStatus {
-            node: answer.node_name.clone(),
-            home: answer.home.clone(),
-            name: pool.name.clone(),
-            kind: kind.into(),
-            place: pool.place.clone(),
-            file_system: pool.file_system.clone(),
-            mount: pool.mount.clone(),
-            shares_blocks: self.tells_ground().then_some(pool.shares_blocks),
-            conditions: self.own_mount().into_iter().collect(),
-            capacity: bytes(pool.total_bytes),
-            available: bytes(pool.available_bytes),
-            total_bytes: pool.total_bytes,
-            available_bytes: pool.available_bytes,
-            promised_bytes: pool.promised_bytes,
-            volumes: pool.volumes,
-            snapshots: pool.snapshots,
-            health,
-            message,
-            since: None,
-            agent_version: answer.version.clone(),
-            last_seen: Some(whole(at)),
-            node_gone_since: None,
-        }
-    }
-}
-
-impl Sight<'_> {
-    /// Whether the pool is served, by an agent that tells what it lies on.
-    fn tells_ground(&self) -> bool {
-        !self.pool.file_system.is_empty()
-    }
-
-    /// Whether the pool has a file system that is mounted at its folder.
-    fn own_mount(&self) -> Option<Condition> {
-        let without = &self.pool.without_mount;
-        let (status, reason, message) = match (without.is_empty(), self.pool.any_mount) {
-            (true, _) => ("True", "Mounted", String::new()),
-            (false, true) => ("False", "AnyMount", without.clone()),
-            (false, false) => (
-                "False",
-                "NotMounted",
-                format!(
-                    "{without}; the pool was made there and is served. If a disk is meant to be \
-                     there, move its volumes to one; if not, say mount=any in its definition (in \
-                     the chart mount: any)"
-                ),
-            ),
-        };
-        self.tells_ground().then(|| Condition {
-            last_transition_time: whole(self.at),
-            message,
-            observed_generation: None,
-            reason: reason.into(),
-            status: status.into(),
-            type_: "OwnMount".into(),
-        })
-    }
-}
-
-fn health(
-    answer: &DescribeResponse,
-    pool: &Shown,
-    strays: usize,
-    pods: &BTreeMap<String, String>,
-) -> (Health, String) {
-    if pool.forgotten {
-        let message = "the record of its node forgets it: its volumes count as deleted";
-        return (Health::Forgotten, message.into());
-    }
-    if !pool.refusal.is_empty() {
-        let name = |uid| pods.get(uid).map_or(uid, String::as_str);
-        let names: Vec<_> = pool.pods.iter().map(|uid| name(uid.as_str())).collect();
-        let kept = match names.is_empty() {
-            true => String::new(),
-            false => format!("; in use by pods {}", names.join(", ")),
-        };
-        return (Health::NotServed, format!("{}{kept}", pool.refusal));
-    }
-    if answer.home.is_empty() {
-        return (Health::NotServed, answer.home_problem.clone());
-    }
-    let mut wrong = Vec::new();
-    if pool.damaged > 0 {
-        wrong.push(format!("{} of its records can't be read", pool.damaged));
-    }
-    if strays > 0 {
-        wrong.push(format!(
-            "{strays} PersistentVolumes name another home than this node's, so their pods find no \
-             node: slackwater pool adopt {} --cluster",
-            pool.id
-        ));
-    }
-    wrong.extend(pool.changed_devices.iter().cloned());
-    if !answer.guard_alive {
-        wrong.push("the freeze guard of its node doesn't answer".into());
-    }
-    wrong.extend(answer.missing.iter().cloned());
-    match wrong.is_empty() {
-        true => (Health::Healthy, String::new()),
-        false => (Health::Degraded, wrong.join("; ")),
-    }
 }
 
 /// Bytes in three digits, as quantities of Kubernetes are written.

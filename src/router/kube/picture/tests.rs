@@ -1,6 +1,9 @@
 //! Pictures of a cluster, as times pass.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
 use super::*;
+use crate::agent::Pool as Shown;
 
 const DRIVER: &str = "csi.example";
 
@@ -117,17 +120,26 @@ impl Sky {
     }
 }
 
-#[test]
-fn what_a_pool_lies_on_is_told_and_a_pool_without_a_mount_has_a_condition() {
-    let mut sky = Sky::new();
-    let on = |n: u128, without: &str, any_mount: bool| Shown {
+fn on(n: u128, without: &str, any_mount: bool) -> Shown {
+    Shown {
         file_system: "xfs".into(),
         mount: "/dev/sda2[/pool]".into(),
         shares_blocks: true,
         without_mount: without.into(),
         any_mount,
         ..shown(n)
-    };
+    }
+}
+
+fn conditions(sky: &Sky, n: u128) -> Vec<(String, String, String)> {
+    let all = &sky.status(n).conditions;
+    let words = |one: &Condition| (one.type_.clone(), one.status.clone(), one.reason.clone());
+    all.iter().map(words).collect()
+}
+
+#[test]
+fn what_a_pool_lies_on_is_told_and_a_pool_without_a_mount_has_a_condition() {
+    let mut sky = Sky::new();
     let why = "no file system is mounted at /pool";
     sky.says(
         "a",
@@ -143,11 +155,6 @@ fn what_a_pool_lies_on_is_told_and_a_pool_without_a_mount_has_a_condition() {
     assert_eq!(status.file_system, "xfs");
     assert_eq!(status.mount, "/dev/sda2[/pool]");
     assert_eq!(status.shares_blocks, Some(true));
-    let conditions = |sky: &Sky, n| {
-        let all = &sky.status(n).conditions;
-        let words = |one: &Condition| (one.type_.clone(), one.status.clone(), one.reason.clone());
-        all.iter().map(words).collect::<Vec<_>>()
-    };
     let own = |status: &str, reason: &str| {
         vec![(
             "OwnMount".to_string(),

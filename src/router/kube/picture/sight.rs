@@ -1,0 +1,124 @@
+//! What one agent says of one pool, as the status of its object.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::jiff::Timestamp;
+
+use super::{bytes, whole};
+use crate::agent::{DescribeResponse, Pool as Shown};
+use crate::router::kube::pool::{Health, PoolStatus};
+
+/// A pool that an agent shows.
+pub(super) struct Sight<'a> {
+    pub(super) at: Timestamp,
+    pub(super) answer: &'a DescribeResponse,
+    pub(super) pool: &'a Shown,
+}
+
+impl Sight<'_> {
+    pub(super) fn status(&self, strays: usize, pods: &BTreeMap<String, String>) -> PoolStatus {
+        let Sight { at, answer, pool } = *self;
+        let (health, message) = health(answer, pool, strays, pods);
+        let kind = pool.place.split(':').next().unwrap_or_default();
+        PoolStatus {
+            node: answer.node_name.clone(),
+            home: answer.home.clone(),
+            name: pool.name.clone(),
+            kind: kind.into(),
+            place: pool.place.clone(),
+            file_system: pool.file_system.clone(),
+            mount: pool.mount.clone(),
+            shares_blocks: self.tells_ground().then_some(pool.shares_blocks),
+            conditions: self.own_mount().into_iter().collect(),
+            capacity: bytes(pool.total_bytes),
+            available: bytes(pool.available_bytes),
+            total_bytes: pool.total_bytes,
+            available_bytes: pool.available_bytes,
+            promised_bytes: pool.promised_bytes,
+            volumes: pool.volumes,
+            snapshots: pool.snapshots,
+            health,
+            message,
+            since: None,
+            agent_version: answer.version.clone(),
+            last_seen: Some(whole(at)),
+            node_gone_since: None,
+        }
+    }
+
+    /// Whether the pool is served, by an agent that tells what it lies on.
+    fn tells_ground(&self) -> bool {
+        !self.pool.file_system.is_empty()
+    }
+
+    /// Whether the pool has a file system that is mounted at its folder.
+    fn own_mount(&self) -> Option<Condition> {
+        let without = &self.pool.without_mount;
+        let (status, reason, message) = match (without.is_empty(), self.pool.any_mount) {
+            (true, _) => ("True", "Mounted", String::new()),
+            (false, true) => ("False", "AnyMount", without.clone()),
+            (false, false) => (
+                "False",
+                "NotMounted",
+                format!(
+                    "{without}; the pool was made there and is served. If a disk is meant to be \
+                     there, move its volumes to one; if not, say mount=any in its definition (in \
+                     the chart mount: any)"
+                ),
+            ),
+        };
+        self.tells_ground().then(|| Condition {
+            last_transition_time: whole(self.at),
+            message,
+            observed_generation: None,
+            reason: reason.into(),
+            status: status.into(),
+            type_: "OwnMount".into(),
+        })
+    }
+}
+
+fn health(
+    answer: &DescribeResponse,
+    pool: &Shown,
+    strays: usize,
+    pods: &BTreeMap<String, String>,
+) -> (Health, String) {
+    if pool.forgotten {
+        let message = "the record of its node forgets it: its volumes count as deleted";
+        return (Health::Forgotten, message.into());
+    }
+    if !pool.refusal.is_empty() {
+        let name = |uid| pods.get(uid).map_or(uid, String::as_str);
+        let names: Vec<_> = pool.pods.iter().map(|uid| name(uid.as_str())).collect();
+        let kept = match names.is_empty() {
+            true => String::new(),
+            false => format!("; in use by pods {}", names.join(", ")),
+        };
+        return (Health::NotServed, format!("{}{kept}", pool.refusal));
+    }
+    if answer.home.is_empty() {
+        return (Health::NotServed, answer.home_problem.clone());
+    }
+    let mut wrong = Vec::new();
+    if pool.damaged > 0 {
+        wrong.push(format!("{} of its records can't be read", pool.damaged));
+    }
+    if strays > 0 {
+        wrong.push(format!(
+            "{strays} PersistentVolumes name another home than this node's, so their pods find no \
+             node: slackwater pool adopt {} --cluster",
+            pool.id
+        ));
+    }
+    wrong.extend(pool.changed_devices.iter().cloned());
+    if !answer.guard_alive {
+        wrong.push("the freeze guard of its node doesn't answer".into());
+    }
+    wrong.extend(answer.missing.iter().cloned());
+    match wrong.is_empty() {
+        true => (Health::Healthy, String::new()),
+        false => (Health::Degraded, wrong.join("; ")),
+    }
+}
