@@ -266,6 +266,9 @@ pub fn close(host: &dyn Host, image: OpenImage) -> Result<bool> {
 /// Unmounts an image whose file system is dead, by itself or with the disk beneath: it can only be
 /// mounted anew, once no volume's device stands on it.
 pub(super) fn leave_dead(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Result<()> {
+    if pool.image.is_none() {
+        return Ok(());
+    }
     let folder = path.join(MOUNT_POINT);
     let mounts = host.mounts().doing(|| "read the mount table".into())?;
     let is_mounted = mounts.iter().any(|mount| mount.mount_point == folder);

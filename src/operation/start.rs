@@ -177,9 +177,7 @@ impl Driver {
             })
         };
         let known = self.known(definition);
-        if definition.image.is_some() {
-            pool_image::leave_dead(self.host.as_ref(), definition, &outer)?;
-        }
+        pool_image::leave_dead(self.host.as_ref(), definition, &outer)?;
         let found = pool_make::look(self.host.as_ref(), &outer)?;
         pool_image::check_kind(definition, &found)?;
         let is_nothing = matches!(found, pool_make::Found::Blank | pool_make::Found::Missing);
