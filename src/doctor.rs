@@ -5,6 +5,7 @@
 //! away again. A running driver isn't disturbed;
 //! no lock of a pool is taken. Checks make [`Check`]s; only `Display` and JSON know how they look.
 
+mod checksums;
 mod freeze;
 mod kernel;
 mod pool;

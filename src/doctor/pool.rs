@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Check, Patient, kernel};
+use super::{Check, Patient, checksums, kernel};
 use crate::backend::file::{LOCK_FILE, VOLUMES};
 use crate::error::chain;
 use crate::host::{FileId, Ground, Host};
@@ -13,8 +13,6 @@ use crate::operation::inventory;
 use crate::operation::{pool_admin, pool_ground, pool_image, pool_make};
 use crate::record::{ImageRecord, NodeRecord, PoolRecord};
 
-/// The first kernel that doesn't let direct I/O leave wrong checksums.
-const BUFFERS_CHECKSUMMED: (u32, u32) = (6, 15);
 /// Below this share of free room a warning is due.
 const LITTLE_ROOM_PERCENT: u64 = 10;
 
@@ -64,7 +62,7 @@ pub(super) fn examine(host: &dyn Host, patient: &Patient) -> Vec<Check> {
     checks
 }
 
-fn subject(pool: &PoolDefinition) -> String {
+pub(super) fn subject(pool: &PoolDefinition) -> String {
     format!("pool {}", pool.name)
 }
 
@@ -289,37 +287,10 @@ fn ground(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Vec<Check> {
     }
     checks.push(snapshots(pool, &fs));
     match host.ground(&path.join(VOLUMES)) {
-        Ok(images) => checks.extend(checksums(pool, &images, kernel::version(host))),
+        Ok(images) => checks.extend(checksums::check(pool, &images, kernel::version(host))),
         Err(error) => checks.push(Check::fail(subject, chain(&error), "see to the disk")),
     }
     checks
-}
-
-/// What btrfs does with images that it keeps checksums of: those of pools that were made before
-/// new ones were marked.
-fn checksums(pool: &PoolDefinition, images: &Ground, kernel: Option<(u32, u32)>) -> Option<Check> {
-    if images.fs_name != "btrfs" {
-        return None;
-    }
-    let subject = format!("{}: checksums", subject(pool));
-    if images.in_place {
-        let found = "new images are written in place, without checksums of btrfs";
-        return Some(Check::ok(subject, found));
-    }
-    let elsewhere = "move its volumes to a new pool, whose images are written in place";
-    let buffers = kernel.is_some_and(|kernel| kernel >= BUFFERS_CHECKSUMMED);
-    Some(match buffers {
-        true => Check::warn(
-            subject,
-            "btrfs keeps checksums of its images: the kernel buffers their direct I/O, which is slower",
-            elsewhere,
-        ),
-        false => Check::warn(
-            subject,
-            "btrfs keeps checksums of its images, and before Linux 6.15 direct I/O may leave one wrong: after a power loss, or in a snapshot of level crash, that block is an I/O error",
-            format!("boot Linux 6.15 or newer, or {elsewhere}"),
-        ),
-    })
 }
 
 /// What snapshots cost on a pool.
@@ -434,37 +405,6 @@ fn records(host: &dyn Host, pool: &PoolDefinition, path: &Path, record: &PoolRec
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn images_with_checksums_are_told_of_by_what_the_kernel_does_with_them() {
-        let pool = "default=file:/srv/pool".parse().unwrap();
-        let said = |fs_name: &str, in_place: bool, kernel: Option<(u32, u32)>| {
-            let images = Ground {
-                fs_name: fs_name.into(),
-                mount_point: "/srv/pool".into(),
-                sector: 4096,
-                least_sector: 4096,
-                shares_blocks: true,
-                in_place,
-            };
-            checksums(&pool, &images, kernel).map(|check| check.to_string())
-        };
-        assert_eq!(said("xfs", true, Some((6, 1))), None);
-        let marked = said("btrfs", true, Some((6, 1))).unwrap();
-        assert!(marked.starts_with("ok "), "{marked}");
-        for (kernel, word) in [
-            (Some((6, 14)), "before Linux 6.15"),
-            (None, "before Linux 6.15"),
-            (Some((6, 15)), "slower"),
-            (Some((7, 0)), "slower"),
-        ] {
-            let warned = said("btrfs", false, kernel).unwrap();
-            assert!(
-                warned.starts_with("warn") && warned.contains(word),
-                "{warned}"
-            );
-        }
-    }
 
     #[test]
     fn the_holder_of_a_lock_is_found_by_device_and_inode() {

@@ -160,6 +160,14 @@ impl Driver {
         }
     }
 
+    /// How long a pool's lock is waited for: later on it's looked at again and again.
+    fn lock_patience(&self) -> Duration {
+        match self.states().len() < self.settings.pools.len() {
+            true => LOCK_PATIENCE,
+            false => Duration::ZERO,
+        }
+    }
+
     /// Opens one pool, or says why it isn't served. `was` is the file system on which this process
     /// has served it before.
     pub(super) fn open_pool(
@@ -184,13 +192,7 @@ impl Driver {
         if is_nothing && definition.init && known.is_none() {
             pool_ground::check_mount(self.host.as_ref(), definition, &outer)?;
         }
-        // Later on it's looked at again and again.
-        let is_start = self.states().len() < self.settings.pools.len();
-        let patience = if is_start {
-            LOCK_PATIENCE
-        } else {
-            Duration::ZERO
-        };
+        let patience = self.lock_patience();
         let (image, found) = self.open_image(definition, found, known.is_none(), patience)?;
         let path = image
             .as_ref()

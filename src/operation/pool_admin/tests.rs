@@ -69,7 +69,10 @@ fn an_extent_size_is_refused_by_name_where_there_is_none() {
         for folder in ["/memory/a", "/memory/b"] {
             host.make_folder(Path::new(folder)).unwrap();
         }
-        let hinted = |name: &str| pool(&format!("{name}=file:/memory/{name},init,extent=64Ki"));
+        let hinted = |name: &str| {
+            let place = format!("{name}=file:/memory/{name}");
+            pool(&format!("{place},init,mount=any,extent=64Ki"))
+        };
         let made = init(&host, node(), &hinted("a"));
         if ground == "xfs" {
             made.unwrap();

@@ -1,0 +1,76 @@
+//! Checksums of btrfs beneath images: pools that were made before new ones were marked keep them,
+//! and what direct I/O does with them depends on the kernel.
+
+use super::Check;
+use super::pool::subject;
+use crate::host::Ground;
+use crate::model::PoolDefinition;
+
+/// The first kernel that doesn't let direct I/O leave wrong checksums.
+const BUFFERS_CHECKSUMMED: (u32, u32) = (6, 15);
+
+/// What becomes of the images that are made in a pool's folder of volumes.
+pub(super) fn check(
+    pool: &PoolDefinition,
+    images: &Ground,
+    kernel: Option<(u32, u32)>,
+) -> Option<Check> {
+    if images.fs_name != "btrfs" {
+        return None;
+    }
+    let subject = format!("{}: checksums", subject(pool));
+    if images.in_place {
+        let found = "new images are written in place, without checksums of btrfs";
+        return Some(Check::ok(subject, found));
+    }
+    let elsewhere = "move its volumes to a new pool, whose images are written in place";
+    let buffers = kernel.is_some_and(|kernel| kernel >= BUFFERS_CHECKSUMMED);
+    Some(match buffers {
+        true => Check::warn(
+            subject,
+            "btrfs keeps checksums of its images: the kernel buffers their direct I/O, which is slower",
+            elsewhere,
+        ),
+        false => Check::warn(
+            subject,
+            "btrfs keeps checksums of its images, and before Linux 6.15 direct I/O may leave one wrong: after a power loss, or in a snapshot of level crash, that block is an I/O error",
+            format!("boot Linux 6.15 or newer, or {elsewhere}"),
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_with_checksums_are_told_of_by_what_the_kernel_does_with_them() {
+        let pool = "default=file:/srv/pool".parse().unwrap();
+        let said = |fs_name: &str, in_place: bool, kernel: Option<(u32, u32)>| {
+            let images = Ground {
+                fs_name: fs_name.into(),
+                mount_point: "/srv/pool".into(),
+                sector: 4096,
+                least_sector: 4096,
+                shares_blocks: true,
+                in_place,
+            };
+            check(&pool, &images, kernel).map(|check| check.to_string())
+        };
+        assert_eq!(said("xfs", true, Some((6, 1))), None);
+        let marked = said("btrfs", true, Some((6, 1))).unwrap();
+        assert!(marked.starts_with("ok "), "{marked}");
+        for (kernel, word) in [
+            (Some((6, 14)), "before Linux 6.15"),
+            (None, "before Linux 6.15"),
+            (Some((6, 15)), "slower"),
+            (Some((7, 0)), "slower"),
+        ] {
+            let warned = said("btrfs", false, kernel).unwrap();
+            assert!(
+                warned.starts_with("warn") && warned.contains(word),
+                "{warned}"
+            );
+        }
+    }
+}
