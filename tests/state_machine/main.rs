@@ -280,8 +280,13 @@ impl Run {
         let now = self.observe()?;
         match &answer {
             Ok(_) => {
+                let mut kept_small = later.clone();
+                // A volume that can't be grown when it's staged is mounted at its old size.
+                if let (Step::StageAs(name, _), true) = (step, fired) {
+                    kept_small.set_grown(name, false);
+                }
                 self.model = later;
-                self.model.adopt(&self.model.clone(), &now)?;
+                self.model.adopt(&kept_small, &now)?;
             }
             Err(error) => {
                 if mode_crashes || !fired {

@@ -340,6 +340,13 @@ impl Model {
         }
     }
 
+    /// Says whether the file system of a volume has the whole size.
+    pub fn set_grown(&mut self, name: &str, grown: bool) {
+        if let Some(volume) = self.volumes.get_mut(name) {
+            volume.face.grown = grown;
+        }
+    }
+
     /// Takes over what a call has really left, which was cut off on the way from `self` to
     /// `after`: each part of it must be as before or as after.
     pub fn adopt(&mut self, after: &Model, now: &Seen) -> Result<(), String> {
