@@ -13,7 +13,6 @@ mod support;
 mod access;
 mod checks;
 mod crowd;
-mod dead_disk;
 mod found;
 mod growth;
 mod image_pool;
