@@ -56,6 +56,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     tonic_prost_build::configure()
         .generate_default_stubs(true)
         .compile_fds(agent.file_descriptor_set())?;
+    fs::write(
+        out.join("agent.descriptor.bin"),
+        agent.encode_file_descriptor_set(),
+    )?;
     Ok(())
 }
 

@@ -161,4 +161,6 @@ pub fn store<T: Record>(host: &dyn Host, path: &Path, record: &T) -> Result<()> 
 }
 
 #[cfg(test)]
+pub(crate) mod formats;
+#[cfg(test)]
 mod tests;

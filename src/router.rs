@@ -43,6 +43,8 @@ mod remote;
 mod route;
 mod settle;
 mod snapshot;
+#[cfg(test)]
+mod tests;
 mod view;
 
 use std::sync::Arc;

@@ -179,6 +179,7 @@ mod tests {
     use crate::model::{AccessMode, Capability, CapacityRange};
     use crate::model::{VolumeId, VolumeParameters};
     use crate::operation::{CreateVolume, Settings, StageVolume};
+    use crate::record::formats;
 
     const STAGING: &str = "/var/lib/kubelet/staging";
 
@@ -311,5 +312,20 @@ mod tests {
             entry.stage, None,
             "it is not staged, whatever the pool says"
         );
+    }
+
+    #[test]
+    fn entries_of_staged_block_volumes_keep_their_format() {
+        let boot = Uuid::from_u128(1);
+        let stage = Some(LastStage {
+            staging_path: STAGING.into(),
+            capability: capability(),
+            boot: Some(boot),
+        });
+        let expected = vec![
+            ("staged.json", BlockStage { boot, stage }),
+            ("not-staged.json", BlockStage { boot, stage: None }),
+        ];
+        formats::check("block-stage", expected);
     }
 }

@@ -333,3 +333,36 @@ impl Own {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::formats;
+
+    #[test]
+    fn entries_of_the_journal_keep_their_format() {
+        let member = |fs| EntryMember {
+            volume_id: "pool.volume".into(),
+            device: "/dev/loop7".into(),
+            rdev: 1799,
+            image_device: 64768,
+            image_inode: u64::MAX,
+            fs,
+        };
+        let entry = |freezing| Entry {
+            boot: Uuid::from_u128(1),
+            owner: 4711,
+            since: 1_700_000_000,
+            until: 1_700_000_010,
+            freezing,
+            members: [FsType::Ext4, FsType::Xfs, FsType::Btrfs]
+                .map(member)
+                .into(),
+        };
+        let expected = vec![
+            ("announced.json", entry(false)),
+            ("freezing.json", entry(true)),
+        ];
+        formats::check("freeze-journal", expected);
+    }
+}

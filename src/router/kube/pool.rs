@@ -213,3 +213,79 @@ impl Pool {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
+    use super::*;
+    use crate::record::formats::check_with;
+
+    #[test]
+    fn pool_objects_keep_their_format() {
+        let time: Time = serde_json::from_str("\"2026-01-02T03:04:05Z\"").unwrap();
+        let id = PoolId(uuid::Uuid::from_u128(1));
+        let new = Pool::new(id, "csi.slackwater.dev");
+        let healths = [
+            Health::Unknown,
+            Health::Healthy,
+            Health::Degraded,
+            Health::NotServed,
+            Health::Unreachable,
+            Health::Conflict,
+            Health::Forgotten,
+            Health::Lost,
+            Health::Quarantined,
+        ];
+        let condition = Condition {
+            last_transition_time: time.clone(),
+            message: "why".into(),
+            observed_generation: None,
+            reason: "NotAMount".into(),
+            status: "True".into(),
+            type_: "SharesFileSystem".into(),
+        };
+        let status = |health| PoolStatus {
+            node: "node-1".into(),
+            home: "home".into(),
+            name: "fast".into(),
+            kind: "file".into(),
+            place: "file:/srv/fast".into(),
+            file_system: "xfs".into(),
+            mount: "/dev/sdb1".into(),
+            shares_blocks: Some(true),
+            capacity: "10 GiB".into(),
+            available: "9 GiB".into(),
+            total_bytes: 10 << 30,
+            available_bytes: 9 << 30,
+            promised_bytes: 5 << 30,
+            volumes: 3,
+            snapshots: 2,
+            health,
+            message: "mend it".into(),
+            since: Some(time.clone()),
+            agent_version: "0.1.0".into(),
+            last_seen: Some(time.clone()),
+            node_gone_since: Some(time.clone()),
+            conditions: vec![condition.clone()],
+        };
+        let spec = PoolSpec {
+            lost: true,
+            lost_reason: Some("its disk is dead".into()),
+            node: Some("node-2".into()),
+        };
+        let names = healths.map(|health| format!("{}.json", health.word().to_lowercase()));
+        let mut expected = vec![("new.json", new.clone())];
+        expected.extend(names.iter().zip(healths).map(|(name, health)| {
+            let pool = Pool {
+                spec: spec.clone(),
+                status: Some(status(health)),
+                ..new.clone()
+            };
+            (name.as_str(), pool)
+        }));
+        let read = |bytes: &[u8]| serde_json::from_slice::<Pool>(bytes).unwrap();
+        let write = |pool: &Pool| serde_json::to_vec_pretty(pool).unwrap();
+        check_with("pool-object", expected, read, write);
+    }
+}

@@ -1,0 +1,373 @@
+//! The records beside the data, and the node's own.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::{check, check_with};
+use crate::model::snapshot::{Members, OnQuiesceFailure, SharedVolume, SnapshotParameters};
+use crate::model::{
+    AccessMode, AccessType, Allocation, Capability, FsType, HomeId, Level, PoolId, SnapshotRoom,
+    Wipe,
+};
+use crate::record::node::KnownPool;
+use crate::record::*;
+
+fn uuid(n: u128) -> Uuid {
+    Uuid::from_u128(n)
+}
+
+fn mounted(fs: FsType, flags: &[&str]) -> Capability {
+    Capability {
+        access_type: AccessType::Mount {
+            fs_type: Some(fs),
+            mount_flags: flags.iter().map(|flag| flag.to_string()).collect(),
+        },
+        access_mode: AccessMode::SingleNodeMultiWriter,
+    }
+}
+
+fn block(access_mode: AccessMode) -> Capability {
+    Capability {
+        access_type: AccessType::Block,
+        access_mode,
+    }
+}
+
+fn volume() -> VolumeRecord {
+    VolumeRecord {
+        uuid: uuid(1),
+        name: "pvc-1".into(),
+        incarnation: uuid(2),
+        state: VolumeState::Creating,
+        size: 1 << 30,
+        allocation: Allocation::Thin,
+        block_size: 512,
+        asked_block_size: None,
+        mkfs_options: Vec::new(),
+        wipe: Wipe::Discard,
+        created_wipe: Wipe::Discard,
+        capabilities: vec![mounted(FsType::Ext4, &[])],
+        formatted: None,
+        ephemeral: false,
+        last_stage: None,
+        created_at: 1_700_000_000,
+        content_source: None,
+        claim: None,
+        copy: None,
+        lineage: None,
+    }
+}
+
+/// Parameters of a class of groups in which nothing is the default.
+fn everything_asked() -> SnapshotParameters {
+    SnapshotParameters {
+        consistency: Level::Application,
+        on_quiesce_failure: OnQuiesceFailure::Degrade(Level::Crash),
+        freeze_timeout: Duration::from_millis(1500),
+        quiesce_timeout: Duration::from_secs(20),
+        retries: 3,
+        retry_interval: Duration::from_secs(7),
+        shared_volume: SharedVolume::Skip,
+        max_extents: Some(1000),
+        members: Members::Independent,
+    }
+}
+
+/// A repeat of a group is compared with what was asked for by this text.
+#[test]
+fn what_a_group_was_asked_with_keeps_its_text() {
+    let shared = [
+        ("all", SharedVolume::All),
+        ("one", SharedVolume::One),
+        ("skip", SharedVolume::Skip),
+        ("fail", SharedVolume::Fail),
+    ];
+    let mut expected: Vec<_> = shared
+        .iter()
+        .map(|(name, shared_volume)| {
+            let parameters = SnapshotParameters {
+                shared_volume: *shared_volume,
+                ..SnapshotParameters::default()
+            };
+            (*name, parameters.to_string())
+        })
+        .collect();
+    expected.push(("everything", everything_asked().to_string()));
+    let read = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    check_with("asked", expected, read, |text| text.clone().into_bytes());
+}
+
+fn ready_volume() -> VolumeRecord {
+    VolumeRecord {
+        state: VolumeState::Ready,
+        ..volume()
+    }
+}
+
+fn volume_with_every_field() -> VolumeRecord {
+    VolumeRecord {
+        allocation: Allocation::Thick,
+        block_size: 4096,
+        asked_block_size: Some(4096),
+        mkfs_options: vec!["-i".into(), "16384".into()],
+        wipe: Wipe::Zero,
+        created_wipe: Wipe::Discard,
+        capabilities: vec![mounted(FsType::Xfs, &["noatime", "discard"])],
+        formatted: Some(Formatted::complete(FormattedAs::Xfs, uuid(3))),
+        last_stage: Some(LastStage {
+            staging_path: "/var/lib/kubelet/plugins/kubernetes.io/csi/x/globalmount".into(),
+            capability: mounted(FsType::Xfs, &["noatime"]),
+            boot: None,
+        }),
+        content_source: Some(ContentSource::Snapshot(format!("{}.{}", uuid(4), uuid(5)))),
+        claim: Some("default/data".into()),
+        copy: Some(CopyProgress {
+            copied: 64 << 20,
+            source_modified: 1_700_000_001,
+        }),
+        lineage: Some(uuid(6)),
+        ..ready_volume()
+    }
+}
+
+/// Volumes with something on them.
+fn formatted_volumes() -> Vec<(&'static str, VolumeRecord)> {
+    let ready = ready_volume();
+    let begun = Formatted::begun(FormattedAs::Ext4, uuid(3));
+    let readers = Capability {
+        access_mode: AccessMode::MultiNodeReaderOnly,
+        ..mounted(FsType::Btrfs, &[])
+    };
+    let modes = [
+        AccessMode::SingleNodeWriter,
+        AccessMode::SingleNodeReaderOnly,
+        AccessMode::SingleNodeSingleWriter,
+        AccessMode::SingleNodeMultiWriter,
+    ];
+    vec![
+        (
+            "format-begun.json",
+            VolumeRecord {
+                formatted: Some(begun.clone()),
+                ..ready.clone()
+            },
+        ),
+        (
+            "growing.json",
+            VolumeRecord {
+                formatted: Some(Formatted {
+                    complete: true,
+                    growing: true,
+                    ..begun
+                }),
+                ..ready.clone()
+            },
+        ),
+        (
+            "found-on-raw.json",
+            VolumeRecord {
+                formatted: Some(Formatted {
+                    found: true,
+                    ..Formatted::complete(FormattedAs::Btrfs, uuid(3))
+                }),
+                ..ready.clone()
+            },
+        ),
+        (
+            "raw-staged.json",
+            VolumeRecord {
+                capabilities: modes.map(block).to_vec(),
+                formatted: Some(Formatted::raw()),
+                last_stage: Some(LastStage {
+                    staging_path: "/staging".into(),
+                    capability: block(AccessMode::SingleNodeWriter),
+                    boot: Some(uuid(7)),
+                }),
+                ..ready.clone()
+            },
+        ),
+        (
+            "for-readers.json",
+            VolumeRecord {
+                content_source: Some(ContentSource::Snapshot("a.b".into())),
+                capabilities: vec![readers],
+                ..ready.clone()
+            },
+        ),
+    ]
+}
+
+#[test]
+fn records_of_volumes_keep_their_format() {
+    let ready = ready_volume();
+    let full = volume_with_every_field();
+    let mut expected = vec![
+        ("creating.json", volume()),
+        ("ready.json", ready.clone()),
+        (
+            "inline.json",
+            VolumeRecord {
+                ephemeral: true,
+                ..ready.clone()
+            },
+        ),
+        (
+            "clone.json",
+            VolumeRecord {
+                content_source: Some(ContentSource::Volume("a.b".into())),
+                ..volume()
+            },
+        ),
+        ("every-field.json", full),
+    ];
+    expected.extend(formatted_volumes());
+    check("volume", expected);
+}
+
+fn group() -> GroupMembership {
+    GroupMembership {
+        id: uuid(11),
+        members: vec!["p.1".into(), "p.2".into()],
+        sources: vec!["p.3".into(), "p.4".into()],
+        asked: None,
+        independent: false,
+    }
+}
+
+fn cut_snapshot() -> SnapshotRecord {
+    SnapshotRecord {
+        uuid: uuid(1),
+        name: "snapshot-1".into(),
+        incarnation: uuid(2),
+        state: SnapshotState::Cut,
+        attempt: uuid(3),
+        source: uuid(4),
+        source_incarnation: uuid(5),
+        size: 1 << 30,
+        block_size: 512,
+        allocation: Allocation::Thin,
+        formatted: Some(Formatted::complete(FormattedAs::Ext4, uuid(6))),
+        capabilities: vec![mounted(FsType::Ext4, &[])],
+        wipe: Wipe::Discard,
+        cut_at: 1_700_000_000_000_000_001,
+        level: Level::Filesystem,
+        promised: None,
+        reason: String::new(),
+        group: None,
+        copy: None,
+        lineage: None,
+    }
+}
+
+#[test]
+fn records_of_snapshots_keep_their_format() {
+    let (group, cut) = (group(), cut_snapshot());
+    let preparing = SnapshotRecord {
+        state: SnapshotState::Preparing,
+        cut_at: 0,
+        level: Level::default(),
+        ..cut.clone()
+    };
+    let degraded = SnapshotRecord {
+        state: SnapshotState::Ready,
+        allocation: Allocation::Thick,
+        wipe: Wipe::Zero,
+        level: Level::Crash,
+        promised: Some(Level::Application),
+        reason: "the hook of default/data failed".into(),
+        copy: Some(CopyProgress {
+            copied: 1 << 20,
+            source_modified: 1_700_000_001,
+        }),
+        lineage: Some(uuid(7)),
+        ..cut.clone()
+    };
+    let member = |independent| SnapshotRecord {
+        state: SnapshotState::Ready,
+        level: Level::Application,
+        group: Some(GroupMembership {
+            asked: Some(everything_asked().to_string()),
+            independent,
+            ..group.clone()
+        }),
+        ..cut.clone()
+    };
+    check(
+        "snapshot",
+        vec![
+            ("preparing.json", preparing),
+            (
+                "ready.json",
+                SnapshotRecord {
+                    state: SnapshotState::Ready,
+                    ..cut.clone()
+                },
+            ),
+            (
+                "member-of-an-old-group.json",
+                SnapshotRecord {
+                    group: Some(group.clone()),
+                    ..cut.clone()
+                },
+            ),
+            ("cut.json", cut.clone()),
+            ("degraded-copy.json", degraded),
+            ("member.json", member(false)),
+            ("independent-member.json", member(true)),
+        ],
+    );
+}
+
+#[test]
+fn the_records_of_pools_and_of_the_node_keep_their_format() {
+    let pool = PoolRecord {
+        id: PoolId(uuid(1)),
+        home: HomeId(uuid(2)),
+        name: "fast".into(),
+        created_at: 1_700_000_000,
+        snapshots: None,
+    };
+    let with = |snapshots| PoolRecord {
+        snapshots: Some(snapshots),
+        ..pool.clone()
+    };
+    let reserved = with(SnapshotRoom::Reserved);
+    let best_effort = with(SnapshotRoom::BestEffort);
+    check(
+        "pool",
+        vec![
+            ("pool.json", pool),
+            ("reserved.json", reserved),
+            ("best-effort.json", best_effort),
+        ],
+    );
+    let image = |formatted| ImageRecord {
+        size: 10 << 30,
+        block_size: 4096,
+        formatted,
+        created_at: 1_700_000_000,
+    };
+    let begun = Formatted::begun(FormattedAs::Xfs, uuid(1));
+    let complete = Formatted::complete(FormattedAs::Xfs, uuid(1));
+    check(
+        "image",
+        vec![
+            ("begun.json", image(begun)),
+            ("complete.json", image(complete)),
+        ],
+    );
+    let known = |name: &str| KnownPool {
+        name: name.into(),
+        place: format!("file:/srv/{name}"),
+    };
+    let node = NodeRecord {
+        home: Some(HomeId(uuid(2))),
+        pools: [(PoolId(uuid(1)), known("fast"))].into(),
+        forgotten: [(PoolId(uuid(3)), known("old"))].into(),
+    };
+    check(
+        "node",
+        vec![("empty.json", NodeRecord::default()), ("node.json", node)],
+    );
+}
