@@ -68,7 +68,7 @@ docs: ## The sources' own documentation, without a warning
 .PHONY: tests
 tests: ## cargo test, all of it, also those in the guest
 	@mkdir -p $(LOGS)
-	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO) test --locked --no-fail-fast --features fault $(RUNNER) 2>&1 | tee $(LOGS)/cargo.log
+	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO) test --locked --no-fail-fast --features fault $(RUNNER) 2>&1 | tee $(LOGS)/cargo.log | sed --unbuffered '/^test .* \.\.\. ok$$/d; /^$$/d'
 
 .PHONY: soak
 soak: ## The oracles of cuts and clones, with their rounds in thousands, and every fault there is (hours)

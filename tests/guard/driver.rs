@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+use slackwater::error::HostError;
 use slackwater::host::freezer::FreezeLimits;
 use slackwater::host::{Device, FileId, FreezeMember, Freezer, Host};
 use slackwater::model::FsType;
@@ -173,6 +174,14 @@ fn say(word: &str) {
 #[test]
 #[ignore = "the other process of other tests"]
 fn the_driver() {
+    // An expected failure is one line and not a panic, which would look like a failed test.
+    if let Err(error) = drive() {
+        eprintln!("driver: {}", crate::scratch::said(&error));
+        std::process::exit(1);
+    }
+}
+
+fn drive() -> Result<(), HostError> {
     let plan: Value = serde_json::from_str(&std::env::var(PLAN).unwrap()).unwrap();
     let path = |value: &Value| PathBuf::from(value.as_str().unwrap());
     let mut guard = guard_of(&path(&plan["state"]));
@@ -185,7 +194,7 @@ fn the_driver() {
     if plan["task"] == "sweep" {
         let swept = guard.sweep().map_err(|error| crate::scratch::said(&error));
         say(&format!("{swept:?}"));
-        return;
+        return Ok(());
     }
     let millis = |value: &Value| Duration::from_millis(value.as_u64().unwrap());
     let limits = FreezeLimits {
@@ -213,18 +222,19 @@ fn the_driver() {
                 .unwrap(),
         }
     });
-    let session = guard.begin(opened.collect(), limits).unwrap();
+    let session = guard.begin(opened.collect(), limits)?;
     say("begun");
-    session.sync().unwrap();
+    session.sync()?;
     say("freezing");
-    session.freeze().unwrap();
+    session.freeze()?;
     say("frozen");
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
     let verdicts: Vec<bool> = (0..members.len())
-        .map(|at| session.thaw(at).unwrap())
-        .collect();
+        .map(|at| session.thaw(at))
+        .collect::<Result<_, _>>()?;
     say(&format!("{verdicts:?}"));
     drop(session);
     say("done");
+    Ok(())
 }
