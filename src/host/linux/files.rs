@@ -94,6 +94,28 @@ pub(super) fn open_existing(path: &Path, write: bool) -> Result<File> {
         .map_err(failed("open", path))
 }
 
+/// Opens a file for reading and writing; one that is not there is made, empty, for root alone.
+pub(super) fn open_or_create(path: &Path) -> Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(path)
+        .map_err(failed("open", path))
+}
+
+/// Opens a directory that must not be a link.
+pub(super) fn open_real_dir(path: &Path) -> Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW)
+        .open(path)
+        .map_err(failed("open directory", path))
+}
+
 fn open_dir(path: &Path) -> Result<File> {
     OpenOptions::new()
         .read(true)
@@ -112,16 +134,7 @@ pub(super) fn pin_dir(path: &Path) -> Result<(File, PathBuf)> {
 /// The lock of a file; `None` if another has it. The standard library opens with close-on-exec,
 /// so no child inherits it.
 pub(super) fn try_lock(path: &Path) -> Result<Option<Flock<File>>> {
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW)
-        .open(path)
-        .map_err(failed("open", path))?;
-    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+    match Flock::lock(open_or_create(path)?, FlockArg::LockExclusiveNonblock) {
         Ok(lock) => Ok(Some(lock)),
         Err((_, nix::errno::Errno::EWOULDBLOCK)) => Ok(None),
         Err((_, errno)) => Err(HostError::errno("lock", path, errno)),

@@ -7,7 +7,6 @@
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{ChildStdin, Command, Stdio};
@@ -16,11 +15,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use nix::errno::Errno;
-use nix::libc;
 use nix::sys::mman::{MlockAllFlags, mlockall};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-use super::files::failed;
+use super::files::{failed, open_existing, open_real_dir};
 use super::{growth, sys};
 use crate::error::HostError;
 use crate::host::{Device, MountRoot, Result};
@@ -37,11 +35,7 @@ pub(super) fn open_mount_root(
     fs: FsType,
 ) -> Result<MountRoot> {
     // No link at the end; directories above belong to root or were walked to by the mount table.
-    let root = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW)
-        .open(mount_point)
-        .map_err(failed("open", mount_point))?;
+    let root = open_real_dir(mount_point)?;
     growth::prove_root("freeze", &root, device, mount_point, fs)?;
     Ok(MountRoot {
         device: device.clone(),
@@ -187,11 +181,7 @@ pub fn root_fd(root: &MountRoot) -> Result<BorrowedFd<'_>> {
 /// too; `None` if another has it. Unlike a lock that is given back when dropped, it stays with a
 /// copy of the descriptor that was handed to the guard.
 pub fn lock_shared_with_guard(path: &Path) -> Result<Option<File>> {
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NOFOLLOW)
-        .open(path)
-        .map_err(failed("open", path))?;
+    let file = open_existing(path, false)?;
     match file.try_lock() {
         Ok(()) => Ok(Some(file)),
         Err(std::fs::TryLockError::WouldBlock) => Ok(None),

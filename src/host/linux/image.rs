@@ -1,7 +1,7 @@
 //! Image files: their length and their blocks.
 
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use nix::fcntl::{FallocateFlags, PosixFadviseAdvice, fallocate, posix_fadvise};
 use nix::libc;
 use nix::unistd::{Whence, ftruncate, lseek};
 
-use super::files::{failed, open_existing};
+use super::files::{failed, open_existing, open_or_create};
 use super::{map, sys};
 use crate::error::HostError;
 use crate::host::Result;
@@ -29,18 +29,6 @@ pub(super) fn offset(bytes: u64, path: &Path) -> Result<libc::off_t> {
 
 pub(super) fn length(file: &File, path: &Path) -> Result<u64> {
     Ok(file.metadata().map_err(failed("stat", path))?.len())
-}
-
-fn open_or_create(path: &Path) -> Result<File> {
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW)
-        .open(path)
-        .map_err(failed("open", path))
 }
 
 /// xfs takes it only while a file has no blocks.

@@ -5,16 +5,14 @@
 //! Linux 6.15, and a slow buffered write since. Blocks can be shared only between two files that
 //! are written in place or two that are not; an empty file alone can change sides.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use nix::errno::Errno;
-use nix::libc;
 use nix::sys::statfs::{BTRFS_SUPER_MAGIC, fstatfs};
 
-use super::files::{failed, open_existing};
+use super::files::{open_existing, open_or_create, open_real_dir};
 use super::image::length;
 use super::sys::fs::{COMPRESSED, NO_COW, flags, set_flags};
 use crate::error::HostError;
@@ -27,11 +25,7 @@ fn is_btrfs(file: impl AsFd, path: &Path) -> Result<bool> {
 
 /// Files that are made in a folder are written in place from now on.
 pub(super) fn of_folder(path: &Path) -> Result<()> {
-    let folder = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW)
-        .open(path)
-        .map_err(failed("open directory", path))?;
+    let folder = open_real_dir(path)?;
     if !is_btrfs(&folder, path)? {
         return Ok(());
     }
@@ -55,15 +49,7 @@ pub(super) fn of_folder(path: &Path) -> Result<()> {
 
 /// An empty file that can share blocks with another.
 pub(super) fn make_like(path: &Path, source: &Path) -> Result<()> {
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW)
-        .open(path)
-        .map_err(failed("open", path))?;
+    let file = open_or_create(path)?;
     if length(&file, path)? > 0 || !is_btrfs(&file, path)? {
         return Ok(());
     }

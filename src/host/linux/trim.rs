@@ -1,25 +1,18 @@
 //! Telling the disk beneath a file system which of its blocks are free.
 
-use std::fs::OpenOptions;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use nix::errno::Errno;
-use nix::libc;
 use nix::unistd::syncfs;
 
-use super::files::failed;
+use super::files::open_real_dir;
 use super::sys;
 use crate::error::HostError;
 use crate::host::Result;
 
 /// FITRIM over the whole file system that a directory lies on.
 pub(super) fn trim(path: &Path) -> Result<()> {
-    let directory = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW)
-        .open(path)
-        .map_err(failed("open directory", path))?;
+    let directory = open_real_dir(path)?;
     // FITRIM looks at what is free on disk: the release of blocks may be a transaction that is
     // still in memory.
     syncfs(&directory).map_err(|errno| HostError::errno("sync the file system of", path, errno))?;
