@@ -51,6 +51,9 @@ mod unstage;
 mod usage;
 mod watch;
 
+#[cfg(test)]
+mod tests;
+
 use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};

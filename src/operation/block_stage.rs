@@ -173,59 +173,27 @@ fn clear(pool: &Pool, record: &VolumeRecord) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cut::Seams;
     use crate::error::Error;
     use crate::host::memory::MemoryHost;
-    use crate::model::{AccessMode, Capability, CapacityRange};
-    use crate::model::{VolumeId, VolumeParameters};
-    use crate::operation::{CreateVolume, Settings, StageVolume};
+    use crate::model::VolumeId;
+    use crate::operation::StageVolume;
+    use crate::operation::tests::{self, block, volume};
     use crate::record::formats;
 
     const STAGING: &str = "/var/lib/kubelet/staging";
 
-    fn capability() -> Capability {
-        Capability {
-            access_type: AccessType::Block,
-            access_mode: AccessMode::SingleNodeWriter,
-        }
-    }
-
-    fn start(host: &MemoryHost) -> Driver {
-        let settings = Settings {
-            node_name: "node".into(),
-            driver_name: "csi.slackwater.dev".into(),
-            pools: vec!["default=memory:".parse().unwrap()],
-            node_record: "/var/lib/slackwater/node.json".into(),
-            state_dir: "/run/slackwater/state".into(),
-            alone: true,
-            ..Settings::default()
-        };
-        Driver::start(settings, Seams::simulated(host.restart_process())).unwrap()
-    }
-
     /// A volume that an earlier release has staged in this boot, or in an earlier one.
     fn staged_on_pool(this_boot: bool) -> (MemoryHost, Driver, String) {
         let host = MemoryHost::new();
-        let driver = start(&host);
-        let request = CreateVolume {
-            name: "v".into(),
-            capacity: CapacityRange {
-                required: 1 << 26,
-                limit: 0,
-            },
-            capabilities: vec![capability()],
-            parameters: VolumeParameters::default(),
-            requisite: Vec::new(),
-            content_source: None,
-        };
-        let id = driver.create_volume(&request).unwrap().id.to_string();
+        let driver = tests::driver(&host.restart_process());
+        let id = volume(&driver, "v").to_string();
         stage(&driver, &id).unwrap();
         driver.unstage_volume(&id, STAGING).unwrap();
         let (pool, _, mut record) = driver.find(&id).unwrap();
         let boot = driver.boot().unwrap();
         record.last_stage = Some(LastStage {
             staging_path: STAGING.into(),
-            capability: capability(),
+            capability: block(),
             boot: Some(if this_boot { boot } else { Uuid::from_u128(1) }),
         });
         pool.backend.update(&record).unwrap();
@@ -236,7 +204,7 @@ mod tests {
         driver.stage_volume(&StageVolume {
             volume_id: id.into(),
             staging_path: STAGING.into(),
-            capability: capability(),
+            capability: block(),
         })
     }
 
@@ -282,7 +250,7 @@ mod tests {
         driver.unstage_volume(&id, STAGING).unwrap();
         // The next process knows it as well.
         drop(driver);
-        let driver = start(&host);
+        let driver = tests::driver(&host.restart_process());
         driver.delete_volume(&id).unwrap();
     }
 
@@ -293,7 +261,7 @@ mod tests {
         let uuid = id.parse::<VolumeId>().unwrap().uuid;
         assert!(driver.entry(uuid).unwrap().is_some());
         let host = host.reboot(false);
-        let driver = start(&host);
+        let driver = tests::driver(&host.restart_process());
         assert_eq!(driver.entry(uuid).unwrap(), None);
         driver.delete_volume(&id).unwrap();
     }
@@ -304,7 +272,7 @@ mod tests {
         host.kill_disk(std::path::Path::new("/memory/default"))
             .unwrap();
         drop(driver);
-        let driver = start(&host);
+        let driver = tests::driver(&host.restart_process());
         driver.unstage_volume(&id, STAGING).unwrap();
         let uuid = id.parse::<VolumeId>().unwrap().uuid;
         let entry = driver.entry(uuid).unwrap().unwrap();
@@ -319,7 +287,7 @@ mod tests {
         let boot = Uuid::from_u128(1);
         let stage = Some(LastStage {
             staging_path: STAGING.into(),
-            capability: capability(),
+            capability: block(),
             boot: Some(boot),
         });
         let expected = vec![

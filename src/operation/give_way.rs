@@ -147,7 +147,7 @@ mod tests {
     use super::*;
     use crate::host::memory::MemoryHost;
     use crate::model::SnapshotParameters;
-    use crate::operation::session::tests::{driver, new_volume};
+    use crate::operation::tests::{driver, new_volume};
     use crate::operation::{CreateGroup, CreateSnapshot};
 
     #[test]

@@ -10,10 +10,9 @@ use crate::cut::Halt;
 use crate::host::memory::{FaultMode, MemoryHost};
 use crate::host::{Effect, Host};
 use crate::model::{SnapshotParameters, VolumeId};
-use crate::operation::session::tests::{
-    GROUP, all_steps, begin, driver, new_volume, states, volume,
-};
+use crate::operation::session::tests::{GROUP, all_steps, begin, states};
 use crate::operation::session::{Coordinator, ShareAnswer, ShareStep};
+use crate::operation::tests::{driver, new_volume, volume};
 use crate::operation::{CreateGroup, CreateSnapshot};
 use crate::record::SnapshotState;
 

@@ -9,7 +9,8 @@ use crate::model::{
     AccessMode, AccessType, Capability, CapacityRange, FsType, SnapshotParameters, VolumeId,
     VolumeParameters,
 };
-use crate::operation::{CreateVolume, ExpandVolume, Settings, StageVolume};
+use crate::operation::tests::{pool, settings};
+use crate::operation::{CreateVolume, ExpandVolume, StageVolume};
 use crate::record::{ContentSource, VolumeRecord};
 
 struct Node {
@@ -43,15 +44,7 @@ impl Node {
         });
         host.make_folder(std::path::Path::new("/memory/pool"))
             .unwrap();
-        let settings = Settings {
-            node_name: "node".into(),
-            driver_name: "csi.slackwater.dev".into(),
-            pools: vec!["default=file:/memory/pool,init,mount=any".parse().unwrap()],
-            node_record: "/var/lib/slackwater/node.json".into(),
-            state_dir: "/run/slackwater/state".into(),
-            alone: true,
-            ..Settings::default()
-        };
+        let settings = settings(&[pool("default=file:/memory/pool,init,mount=any")]);
         let driver = Driver::start(settings, Seams::simulated(host)).unwrap();
         let mut node = Node {
             driver,

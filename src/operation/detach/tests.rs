@@ -5,22 +5,12 @@ use std::path::Path;
 use super::*;
 use crate::cut::Seams;
 use crate::host::memory::MemoryHost;
-use crate::operation::Settings;
+use crate::operation::tests::{pool, settings};
 
 fn driver() -> Arc<Driver> {
     let host = MemoryHost::new();
     host.make_folder(Path::new("/var/lib/slackwater")).unwrap();
-    let settings = Settings {
-        node_name: "n".into(),
-        driver_name: "csi.slackwater.dev".into(),
-        pools: ["a=memory:", "b=memory:"]
-            .map(|pool| pool.parse().unwrap())
-            .to_vec(),
-        node_record: "/var/lib/slackwater/node.json".into(),
-        state_dir: "/run/slackwater/state".into(),
-        alone: true,
-        ..Settings::default()
-    };
+    let settings = settings(&["a=memory:", "b=memory:"].map(pool));
     Arc::new(Driver::start(settings, Seams::simulated(host)).unwrap())
 }
 

@@ -7,8 +7,9 @@ use crate::cut::Seams;
 use crate::host::Host;
 use crate::host::memory::MemoryHost;
 use crate::model::parameters::EphemeralParameters;
-use crate::model::{AccessMode, AccessType, Capability, PoolDefinition};
+use crate::model::{AccessMode, AccessType, Capability};
 use crate::operation::Settings;
+use crate::operation::tests::{pool, settings};
 
 const TARGET: &str = "/var/lib/kubelet/inline";
 const GIB: u64 = 1 << 30;
@@ -23,17 +24,11 @@ fn driver_for(
     most: Option<u64>,
     max_volumes: Option<NonZeroU16>,
 ) -> Driver {
-    let parse = |text: &&str| text.parse::<PoolDefinition>().unwrap();
+    let pools: Vec<_> = pools.iter().map(|definition| pool(definition)).collect();
     let settings = Settings {
-        node_name: "n".into(),
-        driver_name: "csi.slackwater.dev".into(),
-        pools: pools.iter().map(parse).collect(),
-        node_record: "/var/lib/slackwater/node.json".into(),
-        state_dir: "/run/slackwater/state".into(),
-        alone: true,
         inline_max_size: most,
         max_volumes,
-        ..Settings::default()
+        ..settings(&pools)
     };
     Driver::start(settings, Seams::simulated(host.clone())).unwrap()
 }

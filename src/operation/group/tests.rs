@@ -8,10 +8,9 @@ use crate::backend::file::SNAPSHOTS;
 use crate::cut::Halt;
 use crate::host::Host;
 use crate::host::memory::MemoryHost;
-use crate::operation::session::tests::{
-    GROUP, all_steps, begin, driver, far, served, states, volume,
-};
+use crate::operation::session::tests::{GROUP, all_steps, begin, far, served, states};
 use crate::operation::session::{Coordinator, ShareAnswer, ShareStep};
+use crate::operation::tests::{driver, volume};
 use crate::operation::{CreateSnapshot, DeleteOne, Snapshot};
 
 fn request(name: &str, sources: &[VolumeId]) -> CreateGroup {

@@ -6,16 +6,11 @@ use nix::errno::Errno;
 
 use super::*;
 use crate::host::memory::{FaultMode, MemoryHost, MemoryOptions};
+use crate::operation::tests::{NODE_RECORD as NODE, pool, settings};
 use crate::operation::{Driver, Settings};
-
-const NODE: &str = "/var/lib/slackwater/node.json";
 
 fn node() -> &'static Path {
     Path::new(NODE)
-}
-
-fn pool(text: &str) -> PoolDefinition {
-    text.parse().unwrap()
 }
 
 fn host_with(folders: &[&str]) -> MemoryHost {
@@ -27,19 +22,8 @@ fn host_with(folders: &[&str]) -> MemoryHost {
 }
 
 fn start(host: &MemoryHost, pools: &[PoolDefinition]) -> Result<Driver> {
-    let settings = Settings {
-        node_name: "n".into(),
-        driver_name: "csi.slackwater.dev".into(),
-        pools: pools.to_vec(),
-        node_record: NODE.into(),
-        state_dir: "/run/slackwater/state".into(),
-        alone: true,
-        ..Settings::default()
-    };
-    Driver::start(
-        settings,
-        crate::cut::Seams::simulated(host.another_process()),
-    )
+    let seams = crate::cut::Seams::simulated(host.another_process());
+    Driver::start(settings(pools), seams)
 }
 
 fn refusal<T: std::fmt::Debug>(result: Result<T>) -> String {
@@ -388,18 +372,13 @@ fn an_image_that_was_begun_is_no_pool_for_a_definition_without() {
 #[test]
 fn the_node_record_outlives_a_power_loss_wherever_a_crash_came_before() {
     let a = pool("a=file:/memory/a,init,mount=any");
-    let settings = || Settings {
-        node_name: "n".into(),
-        driver_name: "csi.slackwater.dev".into(),
-        pools: vec![a.clone()],
-        node_record: "/srv/far/away/node.json".into(),
-        state_dir: "/run/slackwater/state".into(),
-        alone: true,
-        ..Settings::default()
-    };
+    let node_record = Path::new("/srv/far/away/node.json");
     let start = |host: &MemoryHost| {
-        let seams = crate::cut::Seams::simulated(host.clone());
-        Driver::start(settings(), seams)
+        let settings = Settings {
+            node_record: node_record.into(),
+            ..settings(std::slice::from_ref(&a))
+        };
+        Driver::start(settings, crate::cut::Seams::simulated(host.clone()))
     };
     let calm = host_with(&["/memory/a", "/srv"]);
     start(&calm).unwrap();
@@ -412,7 +391,7 @@ fn the_node_record_outlives_a_power_loss_wherever_a_crash_came_before() {
         let driver = start(&host).unwrap();
         let id = driver.pool_status()[0].id;
         let host = host.reboot(true);
-        let record = load_node(&host, &settings().node_record).unwrap();
+        let record = load_node(&host, node_record).unwrap();
         let known: Vec<_> = record.pools.keys().copied().map(Some).collect();
         assert_eq!(known, [id], "after effect {cut_off}");
     }

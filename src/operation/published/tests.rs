@@ -3,33 +3,13 @@
 use std::path::Path;
 
 use super::*;
-use crate::cut::Seams;
 use crate::host::Host;
 use crate::host::memory::MemoryHost;
-use crate::model::{AccessMode, AccessType, Capability, CapacityRange, VolumeId, VolumeParameters};
-use crate::operation::{CreateVolume, PublishVolume, Settings, StageVolume};
+use crate::model::VolumeId;
+use crate::operation::tests::{block, driver, volume};
+use crate::operation::{PublishVolume, StageVolume};
 
 const KUBELET: &str = "/var/lib/kubelet";
-
-fn driver(host: &MemoryHost) -> Driver {
-    let settings = Settings {
-        node_name: "n".into(),
-        driver_name: "csi.slackwater.dev".into(),
-        pools: vec!["default=memory:".parse().unwrap()],
-        node_record: "/var/lib/slackwater/node.json".into(),
-        state_dir: "/run/slackwater/state".into(),
-        alone: true,
-        ..Settings::default()
-    };
-    Driver::start(settings, Seams::simulated(host.clone())).unwrap()
-}
-
-fn block() -> Capability {
-    Capability {
-        access_type: AccessType::Block,
-        access_mode: AccessMode::SingleNodeWriter,
-    }
-}
 
 fn publish(driver: &Driver, id: VolumeId, target: &str) -> Result<()> {
     driver.publish_volume(&PublishVolume {
@@ -43,15 +23,7 @@ fn publish(driver: &Driver, id: VolumeId, target: &str) -> Result<()> {
 
 /// A raw block volume, published at a target; and its loop device.
 fn published(driver: &Driver, name: &str, target: &str) -> (VolumeId, u32) {
-    let request = CreateVolume {
-        name: name.into(),
-        capacity: CapacityRange::new(1 << 30, 0).unwrap(),
-        capabilities: vec![block()],
-        parameters: VolumeParameters::default(),
-        requisite: Vec::new(),
-        content_source: None,
-    };
-    let id = driver.create_volume(&request).unwrap().id;
+    let id = volume(driver, name);
     driver
         .stage_volume(&StageVolume {
             volume_id: id.to_string(),

@@ -1,41 +1,10 @@
 //! Shares whose coordinator goes at any step, on a simulated machine.
 
 use super::*;
-use crate::cut::Seams;
 use crate::host::memory::MemoryHost;
-use crate::model::{AccessMode, AccessType, Capability, CapacityRange, PoolId, VolumeParameters};
-use crate::operation::{CreateVolume, NamedGroup, Settings, Verdict};
-
-pub(in crate::operation) fn driver(host: &MemoryHost) -> Driver {
-    let settings = Settings {
-        node_name: "n".into(),
-        driver_name: "csi.slackwater.dev".into(),
-        pools: vec!["default=memory:".parse().unwrap()],
-        node_record: "/var/lib/slackwater/node.json".into(),
-        state_dir: "/run/slackwater/state".into(),
-        alone: true,
-        ..Settings::default()
-    };
-    Driver::start(settings, Seams::simulated(host.clone())).unwrap()
-}
-
-pub(in crate::operation) fn volume(driver: &Driver, name: &str) -> VolumeId {
-    driver.create_volume(&new_volume(name)).unwrap().id
-}
-
-pub(in crate::operation) fn new_volume(name: &str) -> CreateVolume {
-    CreateVolume {
-        name: name.into(),
-        capacity: CapacityRange::new(1 << 30, 0).unwrap(),
-        capabilities: vec![Capability {
-            access_type: AccessType::Block,
-            access_mode: AccessMode::SingleNodeWriter,
-        }],
-        parameters: VolumeParameters::default(),
-        requisite: Vec::new(),
-        content_source: None,
-    }
-}
+use crate::model::PoolId;
+use crate::operation::tests::{driver, volume};
+use crate::operation::{NamedGroup, Verdict};
 
 /// A volume of another node.
 pub(in crate::operation) fn far() -> VolumeId {

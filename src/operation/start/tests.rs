@@ -3,22 +3,12 @@
 use super::*;
 use crate::host::memory::MemoryHost;
 use crate::operation::pool_admin;
-
-const NODE: &str = "/var/lib/slackwater/node.json";
-
-fn pool(text: &str) -> PoolDefinition {
-    text.parse().unwrap()
-}
+use crate::operation::tests::{NODE_RECORD as NODE, pool, settings};
 
 fn start_as(host: &MemoryHost, alone: bool, pools: &[PoolDefinition]) -> Result<Driver> {
     let settings = Settings {
-        node_name: "n".into(),
-        driver_name: "csi.slackwater.dev".into(),
-        pools: pools.to_vec(),
-        node_record: NODE.into(),
-        state_dir: "/run/slackwater/state".into(),
         alone,
-        ..Settings::default()
+        ..settings(pools)
     };
     Driver::start(settings, Seams::simulated(host.another_process()))
 }
@@ -121,19 +111,7 @@ fn a_pool_of_another_process_ends_the_start_of_one_that_is_alone() {
     let held = holder.try_lock_file(Path::new("/memory/a/lock")).unwrap();
     assert!(held.is_some());
     let both = [a, b];
-    let settings = |alone| Settings {
-        node_name: "n".into(),
-        driver_name: "csi.slackwater.dev".into(),
-        pools: both.to_vec(),
-        node_record: NODE.into(),
-        state_dir: "/run/slackwater/state".into(),
-        alone,
-        ..Settings::default()
-    };
-    let begin = |alone| {
-        let seams = Seams::simulated(host.another_process());
-        Driver::start(settings(alone), seams)
-    };
+    let begin = |alone| start_as(&host, alone, &both);
     let text = chain(&begin(true).err().unwrap());
     assert!(text.contains("another slackwater process"), "{text}");
     let driver = begin(false).unwrap();

@@ -136,6 +136,20 @@ pub enum Health {
 }
 
 impl Health {
+    /// All that this release writes.
+    #[cfg(test)]
+    pub(super) const ALL: [Health; 9] = [
+        Health::Unknown,
+        Health::Healthy,
+        Health::Degraded,
+        Health::NotServed,
+        Health::Unreachable,
+        Health::Conflict,
+        Health::Forgotten,
+        Health::Lost,
+        Health::Quarantined,
+    ];
+
     /// As the API has it.
     pub fn word(self) -> &'static str {
         match self {
@@ -226,17 +240,6 @@ mod tests {
         let time: Time = serde_json::from_str("\"2026-01-02T03:04:05Z\"").unwrap();
         let id = PoolId(uuid::Uuid::from_u128(1));
         let new = Pool::new(id, "csi.slackwater.dev");
-        let healths = [
-            Health::Unknown,
-            Health::Healthy,
-            Health::Degraded,
-            Health::NotServed,
-            Health::Unreachable,
-            Health::Conflict,
-            Health::Forgotten,
-            Health::Lost,
-            Health::Quarantined,
-        ];
         let condition = Condition {
             last_transition_time: time.clone(),
             message: "why".into(),
@@ -274,9 +277,9 @@ mod tests {
             lost_reason: Some("its disk is dead".into()),
             node: Some("node-2".into()),
         };
-        let names = healths.map(|health| format!("{}.json", health.word().to_lowercase()));
+        let names = Health::ALL.map(|health| format!("{}.json", health.word().to_lowercase()));
         let mut expected = vec![("new.json", new.clone())];
-        expected.extend(names.iter().zip(healths).map(|(name, health)| {
+        expected.extend(names.iter().zip(Health::ALL).map(|(name, health)| {
             let pool = Pool {
                 spec: spec.clone(),
                 status: Some(status(health)),

@@ -545,18 +545,7 @@ fn bytes_are_written_in_three_digits() {
 
 #[test]
 fn every_word_of_health_is_read_back() {
-    let all = [
-        Health::Unknown,
-        Health::Healthy,
-        Health::Degraded,
-        Health::NotServed,
-        Health::Unreachable,
-        Health::Conflict,
-        Health::Forgotten,
-        Health::Lost,
-        Health::Quarantined,
-    ];
-    for health in all {
+    for health in Health::ALL {
         let text = serde_json::to_value(health).unwrap();
         assert_eq!(text, health.word());
         assert_eq!(serde_json::from_value::<Health>(text).unwrap(), health);
