@@ -4,6 +4,7 @@
 //! mounted; what can't be grown stays mounted at its old size, and is tried again by each stage.
 
 use std::path::Path;
+use std::time::Duration;
 
 use nix::errno::Errno;
 
@@ -15,6 +16,11 @@ use crate::error::{Doing, Error, HostError, Result, chain};
 use crate::host::{Check, Device, Effect, MountSpec};
 use crate::model::{AccessType, Capability, FsType};
 use crate::record::{Formatted, VolumeRecord};
+
+/// How long an unmounted file system may stay claimed before its growth is left to the next stage: a
+/// container that starts or ends has a copy of every mount for a moment.
+const RELEASE_TRIES: u32 = 100;
+const RELEASE_WAIT: Duration = Duration::from_millis(50);
 
 impl Driver {
     /// Mounts. On an error nothing of it is mounted.
@@ -160,6 +166,7 @@ impl Driver {
             fs: FsType::Ext4,
             how: Check::Whole,
         };
+        self.wait_for_release(device)?;
         self.host.perform(&check).doing(doing)?;
         let marked = self.mark_growing(pool, record, true);
         let grown = marked.and_then(|()| {
@@ -172,6 +179,18 @@ impl Driver {
             self.unmark(pool, record);
         }
         grown
+    }
+
+    /// Waits until no other mount namespace has the file system that was just unmounted. One that
+    /// stays claimed is left to e2fsck, which refuses it.
+    fn wait_for_release(&self, device: &Device) -> Result<()> {
+        for _ in 0..RELEASE_TRIES {
+            if !self.is_claimed(device)? {
+                break;
+            }
+            self.host.pause(RELEASE_WAIT);
+        }
+        Ok(())
     }
 
     /// Ends a growth that was cut off: e2fsck repairs whatever it finds, and the file system was

@@ -3,13 +3,14 @@
 //! driver under test is started without it where it is there.
 
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tonic::Code;
 
-use super::support::{Disk, Scratch, Server, disk, eventually, mount, succeeds};
+use super::support::{Disk, Scratch, Server, disk, eventually, mount, run, succeeds};
 use super::{GIB, MIB, Node, check_pattern, definition, refused, write_pattern};
 
 /// A node whose driver may not grow a mounted ext4.
@@ -116,6 +117,34 @@ async fn a_repeat_of_a_stage_grows_what_a_first_one_was_cut_off_before() {
         check_pattern(&staging.join("data"), 5, 1 << 20);
         node.end(&id, &staging).await;
     }
+    node.assert_nothing_left();
+}
+
+/// A container that starts has a copy of every mount of its node for a moment: until then a file
+/// system that was unmounted stays in use. Here it's a bind that is no longer in the mount table.
+#[tokio::test]
+async fn a_copy_of_the_mount_that_ends_after_a_moment_only_delays_a_growth() {
+    let node = without_resources();
+    let (staging, copy) = (node.staging("v"), node.path("copy"));
+    let id = node.staged("v", &staging, "ext4").await;
+    node.client.expand(&id, 2 * GIB).await.unwrap();
+    std::fs::create_dir(&copy).unwrap();
+    let shown = copy.to_str().unwrap();
+    run("mount", &["--bind", staging.to_str().unwrap(), shown]);
+    let held = std::fs::File::open(&copy).unwrap();
+    run("umount", &["--lazy", shown]);
+    let ends = thread::spawn(move || {
+        thread::sleep(Duration::from_secs(1));
+        drop(held);
+    });
+    node.client
+        .stage(&id, &staging, mount("ext4"))
+        .await
+        .unwrap();
+    ends.join().unwrap();
+    let bytes = total(&node, &id, &staging).await;
+    assert!(bytes > GIB + GIB / 2, "{bytes}");
+    node.end(&id, &staging).await;
     node.assert_nothing_left();
 }
 
