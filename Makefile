@@ -31,10 +31,10 @@ demo: ## See it work: build, then volumes of every kind from create to delete on
 .PHONY: test
 test: ## Prove it: everything but benchmarks (as root, or with sudo)
 	@deploy/deps test
-	@rm -rf $(LOGS) && mkdir -p $(LOGS) && touch $(LOGS)/cargo.log $(LOGS)/sanity.log $(LOGS)/e2e.log $(LOGS)/left.log
+	@rm -rf $(LOGS) && mkdir -p $(LOGS) && touch $(LOGS)/cargo.log $(LOGS)/sanity.log $(LOGS)/e2e.log $(LOGS)/left.log $(LOGS)/left-out.log
 	@$(MAKE) check
 	@code=0; MACHINE_LOG=$(LOGS)/left.log tests/machine.sh around $(MAKE) --keep-going tests sanity e2e-if-warm || code=$$?; \
-	tests/summary $$code $(LOGS)/left.log $(LOGS)/cargo.log $(LOGS)/sanity.log $(LOGS)/e2e.log
+	tests/summary $$code $(LOGS)/left.log $(LOGS)/left-out.log $(LOGS)/cargo.log $(LOGS)/sanity.log $(LOGS)/e2e.log
 
 .PHONY: check
 check: fmt-check lint deny docs ## What needs no root: layout, lints, dependencies, docs
@@ -66,9 +66,14 @@ docs: ## The sources' own documentation, without a warning
 
 # They wait for disks more than they compute: twice as many at once as there are processors.
 .PHONY: tests
-tests: ## cargo test, all of it, also those in the guest
+tests: helm ## cargo test, all of it, also those in the guest
 	@mkdir -p $(LOGS)
+	SLACKWATER_LEFT_OUT=$(CURDIR)/$(LOGS)/left-out.log \
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO) test --locked --no-fail-fast --features fault $(RUNNER) 2>&1 | tee $(LOGS)/cargo.log | sed --unbuffered '/^test .* \.\.\. ok$$/d; /^$$/d'
+
+.PHONY: helm
+helm: # what the tests of the chart render it with
+	@tests/cluster/build --helm
 
 .PHONY: soak
 soak: ## The oracles of cuts and clones, with their rounds in thousands, and every fault there is (hours)
@@ -113,13 +118,13 @@ bench-e2e: ## Measure claims, snapshots, restores and growth in that cluster (BE
 e2e-if-warm: # of `make test`: tests 1 and 2 on one node, where nothing has to be built for it
 	@mkdir -p $(LOGS); \
 	if ! tests/cluster/build --is-warm; then \
-		echo "end-to-end tests are left out: no cluster is built on this machine (make cluster builds it, half an hour)"; \
+		echo "end-to-end tests: no cluster is built on this machine (make cluster builds it, half an hour)" | tee -a $(LOGS)/left-out.log; \
 	elif [ -n "$$(tests/cluster/node list)" ]; then \
-		echo "end-to-end tests are left out: a cluster runs on this machine already (make e2e)"; \
+		echo "end-to-end tests: a cluster runs on this machine already (make e2e)" | tee -a $(LOGS)/left-out.log; \
 	else \
 		code=0; suites="lifecycle groups"; \
 		if tests/cluster/databases --is-warm; then suites+=" databases"; \
-		else echo "databases in pods are left out: their images aren't made on this machine (make e2e makes them)"; fi; \
+		else echo "databases in pods: their images aren't made on this machine (make e2e makes them)" | tee -a $(LOGS)/left-out.log; fi; \
 		$(MAKE) cluster NODES=1 && $(AS_ROOT) tests/e2e/run $$suites || code=$$?; \
 		$(MAKE) cluster-down; exit $$code; \
 	fi 2>&1 | tee $(LOGS)/e2e.log

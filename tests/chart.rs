@@ -1,11 +1,13 @@
 //! The chart renders to what was looked at, refuses what isn't a value, and gives containers no right
 //! that the page on installation doesn't name. Rendering needs helm: on the path, or in the cache of
-//! tests/cluster. Without it only what needs no rendering is looked at, and said.
+//! tests/cluster (`make helm`). Without it only what needs no rendering is looked at.
 
 #![allow(clippy::disallowed_methods, reason = "a test starts programs")]
 
 #[path = "chart/cluster.rs"]
 mod cluster;
+#[path = "support/left_out.rs"]
+mod left_out;
 #[path = "chart/program.rs"]
 mod program;
 #[path = "chart/values.rs"]
@@ -31,7 +33,11 @@ fn helm(words: &[&str]) -> Option<Output> {
     let cached = format!("{home}/.cache/slackwater-cluster/bin/helm");
     let program = ["helm", &cached]
         .into_iter()
-        .find(|program| Command::new(program).arg("version").output().is_ok())?;
+        .find(|program| Command::new(program).arg("version").output().is_ok());
+    let Some(program) = program else {
+        left_out::left_out("what renders the chart: there is no helm here (make helm builds it)");
+        return None;
+    };
     Some(
         Command::new(program)
             .args(words)
@@ -100,7 +106,6 @@ fn the_chart_renders_to_what_was_looked_at() {
             _ => &[],
         };
         let Some(output) = rendered(&[words, part].concat()) else {
-            eprintln!("left out: there is no helm here");
             return;
         };
         let error = String::from_utf8_lossy(&output.stderr);
@@ -175,7 +180,6 @@ fn containers<'a>(text: &'a str, from: &str, to: &str) -> (Vec<&'a str>, &'a str
 fn nothing_stands_before_the_driver_but_its_guard() {
     for (name, words) in CASES {
         let Some(output) = rendered(words) else {
-            eprintln!("left out: there is no helm here");
             return;
         };
         let text = String::from_utf8(output.stdout).expect("text");
@@ -194,7 +198,6 @@ fn nothing_stands_before_the_driver_but_its_guard() {
 #[test]
 fn the_udev_rule_is_copied_as_it_is_before_anything_is_attached() {
     let Some(output) = rendered(&["--set=udevRule.install=true"]) else {
-        eprintln!("left out: there is no helm here");
         return;
     };
     let text = String::from_utf8(output.stdout).expect("text");
@@ -218,7 +221,6 @@ fn no_privileged_container_has_a_token() {
     const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
     for (name, words) in CASES {
         let Some(output) = rendered(words) else {
-            eprintln!("left out: there is no helm here");
             return;
         };
         let text = String::from_utf8(output.stdout).expect("text");
@@ -245,7 +247,6 @@ fn what_uses_the_drivers_sockets_has_a_type_that_may() {
         for (value, expected) in [("spc_t", true), ("", false)] {
             let set = format!("--set=node.seLinuxType={value}");
             let Some(output) = rendered(&[words, &[set.as_str()][..]].concat()) else {
-                eprintln!("left out: there is no helm here");
                 return;
             };
             let text = String::from_utf8(output.stdout).expect("text");
@@ -266,7 +267,6 @@ fn what_uses_the_drivers_sockets_has_a_type_that_may() {
 fn only_the_driver_and_its_guard_are_privileged() {
     for (name, words) in CASES {
         let Some(output) = rendered(words) else {
-            eprintln!("left out: there is no helm here");
             return;
         };
         let text = String::from_utf8(output.stdout).expect("text");

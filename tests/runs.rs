@@ -53,7 +53,9 @@ fn root_what_a_run_leaves_is_found_whatever_was_there_before() {
 #[test]
 fn the_last_line_is_the_reason_for_the_exit_status() {
     let folder = tempfile::TempDir::with_prefix("slackwater-").unwrap();
-    let (log, left) = (folder.path().join("log"), folder.path().join("left"));
+    let file = |name| folder.path().join(name);
+    let (log, left, out) = (file("log"), file("left"), file("out"));
+    fs::write(&out, "").unwrap();
     let good = "test result: ok. 3 passed; 0 failed; 1 ignored; finished in 1 s\n";
     let bad = "test result: FAILED. 2 passed; 1 failed; 1 ignored; finished in 1 s\n";
     let state = "file /run/slackwater/state\n";
@@ -80,7 +82,7 @@ fn the_last_line_is_the_reason_for_the_exit_status() {
         fs::write(&left, found).unwrap();
         let summary = Command::new("tests/summary")
             .arg(code.to_string())
-            .args([&left, &log])
+            .args([&left, &out, &log])
             .current_dir(env!("CARGO_MANIFEST_DIR"))
             .output()
             .unwrap();
@@ -91,4 +93,27 @@ fn the_last_line_is_the_reason_for_the_exit_status() {
         assert_eq!(is_good, summary.status.success(), "{last}");
         assert_eq!(is_good, (code, results, found) == (0, good, ""), "{last}");
     }
+}
+
+#[test]
+fn what_is_left_out_is_named_and_counted_and_no_failure() {
+    let folder = tempfile::TempDir::with_prefix("slackwater-").unwrap();
+    let file = |name| folder.path().join(name);
+    let (log, left, out) = (file("log"), file("left"), file("out"));
+    fs::write(&left, "").unwrap();
+    fs::write(&out, "the chart: no helm\na plane\nthe chart: no helm\n").unwrap();
+    fs::write(&log, "test result: ok. 3 passed; 0 failed; 1 ignored; x\n").unwrap();
+    let summary = Command::new("tests/summary")
+        .arg("0")
+        .args([&left, &out, &log])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&summary.stdout);
+    assert!(summary.status.success(), "{said}");
+    assert!(
+        said.contains("left out 2 times: the chart: no helm\n"),
+        "{said}"
+    );
+    assert!(said.ends_with("; 1 ignored; 3 left out\n"), "{said}");
 }

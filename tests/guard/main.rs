@@ -20,6 +20,8 @@ mod deaths;
 mod driver;
 mod hidden;
 mod hung;
+#[path = "../support/left_out.rs"]
+mod left_out;
 #[cfg(feature = "fault")]
 mod others;
 mod roots;

@@ -29,9 +29,9 @@ impl Plane {
     pub fn start(what: &str) -> Option<Plane> {
         let hyper = program()?;
         let Some(hyper) = hyper.exists().then_some(hyper) else {
-            eprintln!(
-                "SKIPPED {what}: the laboratory's programs are not here (make cluster builds them)"
-            );
+            crate::support::left_out(&format!(
+                "{what} with a real API server: its programs are not here (make cluster builds them)"
+            ));
             return None;
         };
         let folder = tempfile::Builder::new()

@@ -28,7 +28,9 @@ impl Place {
             None => Path::new(&std::env::var_os("HOME")?).join(".cache/slackwater-cluster"),
         };
         let skipped = || {
-            eprintln!("SKIPPED hooks on a real kubelet: no cluster runs here (make cluster)");
+            crate::support::left_out(
+                "hooks on a real kubelet: no cluster runs here (make cluster)",
+            );
             None
         };
         let hyper = cache.join("bin/hyper");

@@ -12,6 +12,7 @@
 
 pub mod client;
 pub mod disk;
+pub mod left_out;
 pub mod node;
 pub mod server;
 pub mod snapshots;
@@ -19,6 +20,7 @@ pub mod writers;
 
 pub use client::{Client, block, capability, mount};
 pub use disk::{Disk, Scratch};
+pub use left_out::left_out;
 pub use server::{Server, binary};
 
 use std::net::TcpListener;
