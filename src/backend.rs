@@ -1,4 +1,4 @@
-//! Storage of one pool behind a small trait: records, images, devices.
+//! The storage of one pool behind a trait: records, images, devices.
 //!
 //! `file` keeps volumes as image files on loop devices. A `memory:` pool is the same backend on
 //! the simulated host, so that what runs without root is what runs with it. LVM comes beside it.
