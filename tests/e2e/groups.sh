@@ -26,6 +26,8 @@ in_order() { # POD FILE_A FILE_B
     note "the cut has writes 1 to $a in a, 1 to $b in b"
 }
 
+has_note() { [ "$(get "$1" '.metadata.annotations.slackwater\.dev/level')" = filesystem ]; }
+
 test_a_group_on_one_node_under_load() {
     LABELS='set: one' claim a 200Mi
     LABELS='set: one' claim b 200Mi
@@ -36,6 +38,9 @@ test_a_group_on_one_node_under_load() {
         group "group-$round" one
         note "level: $(k get events --field-selector "involvedObject.name=group-$round" -o jsonpath='{.items[*].message}')"
     done
+    local content
+    content=volumegroupsnapshotcontent/$(get volumegroupsnapshot/group-2 .status.boundVolumeGroupSnapshotContentName)
+    eventually 60 has_note "$content"
     restore_members group-2 200Mi a b
     pod reader restored-a:/a restored-b:/b
     ready pod/reader

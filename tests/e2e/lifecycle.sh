@@ -178,6 +178,21 @@ END
     gone statefulset/db
 }
 
+# The router writes it at the content, where it may write nothing else.
+what_it_reached_is_noted() {
+    local content as="--as=system:serviceaccount:$SYSTEM:slackwater-controller" said
+    content=volumesnapshotcontent/$(get volumesnapshot/snap .status.boundVolumeSnapshotContentName)
+    eventually 60 has_level "$content"
+    is "the level at its content" "$(get "$content" '.metadata.annotations.slackwater\.dev/level')" filesystem
+    kubectl get validatingadmissionpolicy slackwater-snapshot-notes >/dev/null 2>&1 || return 0
+    kubectl annotate "$content" --overwrite --dry-run=server slackwater.dev/level=x "$as" >/dev/null
+    said=$(kubectl annotate "$content" --dry-run=server e2e=x "$as" 2>&1) && { fail "another annotation is allowed"; return 1; }
+    has "another annotation" "$said" "changes only annotations that begin with"
+    said=$(kubectl label "$content" --dry-run=server e2e=x "$as" 2>&1) && { fail "a label is allowed"; return 1; }
+    has "a label" "$said" "nothing of a snapshot's content but annotations"
+}
+has_level() { [ -n "$(get "$1" '.metadata.annotations.slackwater\.dev/level')" ]; }
+
 test_clone_snapshot_and_a_larger_restore() {
     class e2e-xfs csi.storage.k8s.io/fstype xfs
     claim data 400Mi e2e-xfs
@@ -185,6 +200,7 @@ test_clone_snapshot_and_a_larger_restore() {
     ready pod/user
     inside user 'echo before > /v/file' # not synced: the cut has it all the same
     snapshot snap data
+    what_it_reached_is_noted
     inside user 'echo after > /v/file'
     claim copy 400Mi e2e-xfs PersistentVolumeClaim/data
     claim restored 800Mi e2e-xfs VolumeSnapshot/snap
