@@ -103,13 +103,17 @@ pub(super) fn zero(path: &Path) -> Result<()> {
         told: Instant::now(),
     };
     write_in_place(&file, path)?;
-    let mut shared = map::shared(&file, path)?.into_iter().peekable();
+    // One after the other: an image may have any number of them.
+    let mut shared = map::shared_from(&file, path, 0);
+    let mut run = shared.next().transpose()?;
     let mut at = 0;
     while let Some((start, end)) = next_data(&file, at, path)? {
         at = start;
         while at < end {
-            while shared.next_if(|run| run.end <= at).is_some() {}
-            match shared.peek() {
+            while run.as_ref().is_some_and(|run| run.end <= at) {
+                run = shared.next().transpose()?;
+            }
+            match &run {
                 Some(run) if run.start <= at => at = run.end.min(end),
                 Some(run) if run.start < end => {
                     wipe.range(at, run.start)?;

@@ -134,11 +134,6 @@ pub(super) fn shared_from<'a>(
     })
 }
 
-/// As [`shared_from`], of the whole file.
-pub(super) fn shared(file: &File, path: &Path) -> Result<Vec<Range<u64>>> {
-    shared_from(file, path, 0).collect()
-}
-
 pub(super) fn extents(path: &Path, from: u64, limit: usize) -> Result<Vec<Extent>> {
     let file = open_existing(path, false)?;
     Runs::new(&file, path, from).take(limit).collect()
