@@ -32,6 +32,13 @@ impl Driver {
                 return;
             }
         };
+        let (ended, failed) = self.end_left_inline(&pool);
+        if ended > 0 {
+            tracing::info!(pool = %name, ended, "ended inline volumes that nothing uses");
+        }
+        if let Some(error) = failed {
+            tracing::debug!(pool = %name, error = %chain(&error), "can't end an inline volume that nothing uses");
+        }
         for leftover in leftovers {
             if self.in_flight.is_stopping() {
                 return;

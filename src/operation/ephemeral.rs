@@ -18,7 +18,7 @@ use super::publish::View;
 use super::{Driver, PublishEphemeral, usage};
 use crate::backend::FoundDevice;
 use crate::backend::file::IMAGE;
-use crate::error::{Doing, Error, Kind, Mismatch, Result, chain};
+use crate::error::{Doing, Error, Kind, Mismatch, Result};
 use crate::host::NodeKind;
 use crate::model::{FsType, VolumeId, VolumeParameters, size};
 use crate::record::{LastStage, VolumeRecord, VolumeState};
@@ -221,41 +221,49 @@ impl Driver {
         Ok(None)
     }
 
-    /// Ends inline volumes of a pool that is being opened, which nothing shows any more: of an
-    /// earlier boot, or of an unpublish while the pool wasn't served. One of which that isn't
-    /// certain, because its devices or the mounts can't be looked at, stays.
-    pub(super) fn end_left_inline(&self, pool: &Pool) -> Result<u64> {
+    /// Ends inline volumes of a pool which nothing shows any more: of an earlier boot, or of an
+    /// unpublish that worked without the pool's disk. One of which that isn't certain, because its
+    /// devices or the mounts can't be looked at, stays. Tells how many, and what has failed.
+    pub(super) fn end_left_inline(&self, pool: &Pool) -> (u64, Option<Error>) {
         let mut ended = 0;
+        let mut failed = None;
         let all = pool.backend.volumes(None, usize::MAX).into_iter();
         for record in all.filter(|record| record.ephemeral) {
-            let result = self.is_left(pool, &record).and_then(|left| {
-                if left {
-                    pool.backend.delete(record.uuid)?;
-                }
-                Ok(left)
-            });
-            match result {
+            match self.end_if_left(pool, record.uuid) {
                 Ok(true) => ended += 1,
                 Ok(false) => {}
-                Err(error) => {
-                    tracing::error!(volume = %record.uuid, error = %chain(&error), "can't end an inline volume that nothing uses");
-                }
+                Err(error) => failed = failed.or(Some(error)),
             }
         }
-        Ok(ended)
+        (ended, failed)
+    }
+
+    fn end_if_left(&self, pool: &Pool, uuid: Uuid) -> Result<bool> {
+        // A call that is at work on it ends or shows it.
+        let Ok(_lock) = self.locks.acquire(Key::Volume(uuid)) else {
+            return Ok(false);
+        };
+        let is_left = match pool.backend.volume(uuid)? {
+            Some(record) => record.ephemeral && self.is_left(pool, &record)?,
+            None => false,
+        };
+        if is_left {
+            pool.backend.delete(uuid)?;
+        }
+        Ok(is_left)
     }
 
     /// Whether no device stands on an inline volume, and no mount of one is where it was published.
     fn is_left(&self, pool: &Pool, record: &VolumeRecord) -> Result<bool> {
-        if !pool.backend.devices(record.uuid)?.is_empty() {
-            return Ok(false);
+        if let Some(stage) = &record.last_stage {
+            // Asked first: it's quick, and mostly one is shown.
+            let here = self.table_path(Path::new(&stage.staging_path))?;
+            let mounts = self.mounts()?;
+            if usage::at(&mounts, &here).into_iter().any(usage::is_of_loop) {
+                return Ok(false);
+            }
         }
-        let Some(stage) = &record.last_stage else {
-            return Ok(true);
-        };
-        let here = self.table_path(Path::new(&stage.staging_path))?;
-        let mounts = self.mounts()?;
-        Ok(!usage::at(&mounts, &here).into_iter().any(usage::is_of_loop))
+        Ok(pool.backend.devices(record.uuid)?.is_empty())
     }
 
     /// Ends an inline volume once nothing shows it.

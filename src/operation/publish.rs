@@ -10,6 +10,7 @@ use uuid::Uuid;
 use super::lock::Key;
 use super::pool::{Owner, Pool};
 use super::stage::for_its_readers;
+use super::unstage::without_disk;
 use super::{Driver, PublishVolume, usage};
 use crate::backend::FoundDevice;
 use crate::error::{Doing, Error, Kind, Mismatch, Result, chain};
@@ -197,11 +198,7 @@ impl Driver {
     /// there is success. The target is removed; an inline volume ends here.
     pub fn unpublish_volume(&self, volume_id: &str, target_path: &str) -> Result<()> {
         let target = self.caller_path("target_path", target_path)?;
-        let by_table = |by_table| self.unpublish(volume_id, target_path, &target, by_table);
-        by_table(false).or_else(|error| match error.is_lost_disk() {
-            true => by_table(true),
-            false => Err(error),
-        })
+        without_disk(|by_table| self.unpublish(volume_id, target_path, &target, by_table))
     }
 
     fn unpublish(
@@ -239,7 +236,7 @@ impl Driver {
         let Some((pool, uuid)) = owned else {
             uuid.map_or(Ok(()), |uuid| self.free_dead_devices(uuid))?;
             return match by_table {
-                // Its blocks are ended when its pool is opened.
+                // Its blocks are ended by whoever can.
                 true => Ok(()),
                 false => self.end_remains(volume_id),
             };

@@ -333,7 +333,11 @@ impl Driver {
             leftovers,
             device: place.map_or(0, |place| place.id.device),
         };
-        pool.leftovers.ephemeral = self.end_left_inline(&pool)?;
+        let (ended, failed) = self.end_left_inline(&pool);
+        pool.leftovers.ephemeral = ended;
+        if let Some(error) = failed {
+            tracing::error!(pool = %definition.name, error = %chain(&error), "can't end an inline volume that nothing uses");
+        }
         tracing::info!(pool = %definition.name, id = %pool.id(), volumes = pool.backend.count(), leftovers = pool.leftovers.total(), "serving");
         Ok(pool)
     }

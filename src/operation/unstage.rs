@@ -26,11 +26,7 @@ impl Driver {
     /// there is success; targets that are still published keep the file system alive.
     pub fn unstage_volume(&self, volume_id: &str, staging_path: &str) -> Result<()> {
         let staging = self.caller_path("staging_target_path", staging_path)?;
-        let by_table = |by_table| self.unstage(volume_id, staging_path, &staging, by_table);
-        by_table(false).or_else(|error| match error.is_lost_disk() {
-            true => by_table(true),
-            false => Err(error),
-        })
+        without_disk(|by_table| self.unstage(volume_id, staging_path, &staging, by_table))
     }
 
     fn unstage(
@@ -248,5 +244,19 @@ impl Driver {
             }
         }
         Ok(())
+    }
+}
+
+/// What unmounts a volume, and if the pool's disk fails it then does from the mount table alone. An
+/// error may be one of a moment: what the disk still has to know of it is told then. If it can't be,
+/// that isn't needed for an answer.
+pub(super) fn without_disk(unmount: impl Fn(bool) -> Result<()>) -> Result<()> {
+    match unmount(false) {
+        Err(error) if error.is_lost_disk() => unmount(true).inspect(|()| {
+            if let Err(error) = unmount(false) {
+                tracing::debug!(error = %chain(&error), "unmounted; what its pool has of it is ended later");
+            }
+        }),
+        done => done,
     }
 }
