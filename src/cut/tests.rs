@@ -1,6 +1,7 @@
 //! Tests of a cut, on fakes that write down what happens.
 
 mod fakes;
+mod refused;
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -364,71 +365,6 @@ fn without_a_hook_application_is_refused_or_falls_back_as_the_class_says() {
 }
 
 #[test]
-fn what_has_no_barrier_or_too_many_pieces_is_refused_before_anybody_is_disturbed() {
-    let refuse = |members: &[Member], extents: u64, parameters: SnapshotParameters, words: &str| {
-        let world = World::with_hooks(&["db"]);
-        world.set_extents(extents);
-        let level = parameters.consistency;
-        let error = attempt(&world.seams(), members, level, &parameters).unwrap_err();
-        assert!(matches!(error, Error::Refused { .. }), "{error:?}");
-        assert!(chain(&error).contains(words), "{error}");
-        let looks = |line: &String| line.starts_with("count") || line.starts_with("root");
-        assert!(world.log().iter().all(looks), "{:?}", world.log());
-        world.assert_still();
-    };
-    let crash = SnapshotParameters {
-        consistency: Level::Crash,
-        ..SnapshotParameters::default()
-    };
-    let two = [mounted("a"), mounted("b")];
-    refuse(
-        &[raw("r"), mounted("a")],
-        1,
-        application(),
-        "raw block volume",
-    );
-    refuse(&[raw("r"), raw("s")], 1, application(), "raw block volume");
-    refuse(&two, 1, crash.clone(), "level crash freezes nothing");
-    let few = SnapshotParameters {
-        max_extents: Some(9),
-        ..application()
-    };
-    refuse(
-        &two,
-        10,
-        few,
-        "volume a: its image is in 10 pieces, and the class allows 9 (maxExtents)",
-    );
-    let short = SnapshotParameters {
-        freeze_timeout: Duration::from_millis(100),
-        ..application()
-    };
-    // 2 us each, in both; 15 us in a whole clone.
-    refuse(
-        &two,
-        25_001,
-        short.clone(),
-        "longer than freezeTimeout (100 ms)",
-    );
-    let raw_and_short = SnapshotParameters {
-        consistency: Level::Filesystem,
-        ..short
-    };
-    refuse(
-        &[raw("r")],
-        6_667,
-        raw_and_short.clone(),
-        "volume r: its image is in 6667 pieces",
-    );
-    let world = World::default();
-    world.set_extents(6_666);
-    let seams = world.seams();
-    attempt(&seams, &[raw("r")], Level::Filesystem, &raw_and_short).unwrap();
-    world.set_extents(25_000);
-    attempt(&seams, &two, Level::Filesystem, &raw_and_short).unwrap();
-}
-
-#[test]
 fn a_halt_thaws_in_the_middle_of_a_cut_and_nothing_is_frozen_after_it() {
     let (world, members) = (World::default(), [mounted("a")]);
     let parameters = SnapshotParameters::default();
@@ -463,6 +399,8 @@ struct Far {
     world: World,
     meet: Arc<Barrier>,
     fails: bool,
+    /// How long its members would stand still.
+    stall: Duration,
     /// Its freeze waits for that.
     halted: Option<Arc<(Mutex<bool>, Condvar)>>,
 }
@@ -472,6 +410,8 @@ impl Participant for Far {
         Ok(Readiness {
             in_use: 1,
             frozen: 1,
+            stall: self.stall,
+            most_extents: Some((self.name.into(), 1)),
             ..Readiness::default()
         })
     }
@@ -541,6 +481,7 @@ fn no_participant_cuts_before_all_have_frozen() {
                 world: world.clone(),
                 meet: meet.clone(),
                 fails: fails && name == "y",
+                stall: Duration::ZERO,
                 halted: None,
             };
             Box::new(far) as Box<dyn Participant>
@@ -600,6 +541,7 @@ fn one_that_fails_to_freeze_ends_all_others_at_once() {
             world: world.clone(),
             meet: meet.clone(),
             fails: name == "y",
+            stall: Duration::ZERO,
             halted: (name == "z").then(Arc::default),
         };
         Box::new(far) as Box<dyn Participant>

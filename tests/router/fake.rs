@@ -1,5 +1,7 @@
 //! An agent that says whatever a test wants.
 
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -41,6 +43,8 @@ pub struct Fake {
     pub sent: Arc<Mutex<usize>>,
     /// Steps of cuts that it was told, all of which it does by saying so.
     pub steps: Arc<Mutex<Vec<&'static str>>>,
+    /// The connections by which cuts came, and by which anything else did.
+    pub peers: Arc<Mutex<[BTreeSet<SocketAddr>; 2]>>,
     /// It announces that it knows the step `ahead`.
     pub ahead: Arc<AtomicBool>,
 }
@@ -67,8 +71,14 @@ impl Fake {
             hangs: Arc::default(),
             sent: Arc::default(),
             steps: Arc::default(),
+            peers: Arc::default(),
             ahead: Arc::default(),
         }
+    }
+
+    fn came<T>(&self, request: &Request<T>, is_cut: bool) {
+        let peer = request.remote_addr().unwrap();
+        self.peers.lock().unwrap()[usize::from(!is_cut)].insert(peer);
     }
 
     pub fn serve(&self) -> Served {
@@ -84,6 +94,7 @@ impl Fake {
     }
 
     async fn note<T>(&self, request: &Request<T>) {
+        self.came(request, false);
         let timeout = request.metadata().get("grpc-timeout");
         let timeout = timeout.map(|text| text.to_str().unwrap().to_string());
         self.timeouts.lock().unwrap().push(timeout);
@@ -107,8 +118,9 @@ impl Drop for Dropped {
 impl Agent for Fake {
     async fn describe(
         &self,
-        _request: Request<DescribeRequest>,
+        request: Request<DescribeRequest>,
     ) -> Result<Response<DescribeResponse>, Status> {
+        self.came(&request, false);
         Ok(Response::new(self.told.lock().unwrap().clone()))
     }
 
@@ -121,6 +133,7 @@ impl Agent for Fake {
         &self,
         request: Request<Streaming<CutRequest>>,
     ) -> Result<Response<BoxStream<CutResponse>>, Status> {
+        self.came(&request, true);
         let mut steps = request.into_inner();
         let (to, from) = mpsc::channel(1);
         let (seen, ahead) = (self.steps.clone(), self.ahead.load(Ordering::SeqCst));

@@ -24,5 +24,6 @@ mod lists;
 mod lost;
 mod model;
 mod place;
+mod quiet;
 mod steps;
 mod streams;

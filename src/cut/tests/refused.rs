@@ -1,0 +1,136 @@
+//! What can't be cut as it should be is refused before anybody is disturbed.
+
+use super::*;
+use crate::cut::guard::MOST_MEMBERS;
+
+/// The log of a world in which nobody was disturbed.
+fn assert_undisturbed(world: &World) {
+    let looks = |line: &String| line.starts_with("count") || line.starts_with("root");
+    assert!(world.log().iter().all(looks), "{:?}", world.log());
+    world.assert_still();
+}
+
+#[test]
+fn what_has_no_barrier_or_too_many_pieces_is_refused_before_anybody_is_disturbed() {
+    let refuse = |members: &[Member], extents: u64, parameters: SnapshotParameters, words: &str| {
+        let world = World::with_hooks(&["db"]);
+        world.set_extents(extents);
+        let level = parameters.consistency;
+        let error = attempt(&world.seams(), members, level, &parameters).unwrap_err();
+        assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+        assert!(chain(&error).contains(words), "{error}");
+        assert_undisturbed(&world);
+    };
+    let crash = SnapshotParameters {
+        consistency: Level::Crash,
+        ..SnapshotParameters::default()
+    };
+    let two = [mounted("a"), mounted("b")];
+    refuse(
+        &[raw("r"), mounted("a")],
+        1,
+        application(),
+        "raw block volume",
+    );
+    refuse(&[raw("r"), raw("s")], 1, application(), "raw block volume");
+    refuse(&two, 1, crash.clone(), "level crash freezes nothing");
+    let few = SnapshotParameters {
+        max_extents: Some(9),
+        ..application()
+    };
+    refuse(
+        &two,
+        10,
+        few,
+        "volume a: its image is in 10 pieces, and the class allows 9 (maxExtents)",
+    );
+    let short = SnapshotParameters {
+        freeze_timeout: Duration::from_millis(100),
+        ..application()
+    };
+    // 2 us each, in both; 15 us in a whole clone.
+    refuse(
+        &two,
+        25_001,
+        short.clone(),
+        "longer than freezeTimeout (100 ms)",
+    );
+    let raw_and_short = SnapshotParameters {
+        consistency: Level::Filesystem,
+        ..short
+    };
+    refuse(
+        &[raw("r")],
+        6_667,
+        raw_and_short.clone(),
+        "volume r: its image is in 6667 pieces",
+    );
+    let world = World::default();
+    world.set_extents(6_666);
+    let seams = world.seams();
+    attempt(&seams, &[raw("r")], Level::Filesystem, &raw_and_short).unwrap();
+    world.set_extents(25_000);
+    attempt(&seams, &two, Level::Filesystem, &raw_and_short).unwrap();
+}
+
+#[test]
+fn more_file_systems_than_can_be_frozen_together_are_refused_before_anybody_is_disturbed() {
+    let members: Vec<Member> = (0..=MOST_MEMBERS)
+        .map(|n| mounted(&format!("v{n}")))
+        .collect();
+    let world = World::with_hooks(&["db"]);
+    let parameters = application();
+    let cut =
+        |members: &[Member]| attempt(&world.seams(), members, Level::Application, &parameters);
+    let error = cut(&members).unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+    let said = format!(
+        "{} of its volumes are mounted on this node",
+        MOST_MEMBERS + 1
+    );
+    assert!(chain(&error).contains(&said), "{error}");
+    assert_undisturbed(&world);
+    cut(&members[1..]).unwrap();
+}
+
+#[test]
+fn nodes_stand_still_at_the_same_time_so_that_the_slowest_one_counts() {
+    let parameters = SnapshotParameters {
+        freeze_timeout: Duration::from_secs(1),
+        ..SnapshotParameters::default()
+    };
+    let cut = |stalls: [u64; 3]| {
+        let world = World::default();
+        let meet = Arc::new(Barrier::new(3));
+        let each = ["x", "y", "z"].into_iter().zip(stalls);
+        let participants = each.map(|(name, stall)| {
+            let far = Far {
+                name,
+                world: world.clone(),
+                meet: meet.clone(),
+                fails: false,
+                stall: Duration::from_millis(stall),
+                halted: None,
+            };
+            Box::new(far) as Box<dyn Participant>
+        });
+        let means = coordinator::Means {
+            hooks: &world,
+            now_nanos: &|| fakes::CUT_AT,
+            disturbed: &Cell::new(false),
+        };
+        let wish = Wish {
+            level: Level::Filesystem,
+            parameters: &parameters,
+            targets: &[],
+        };
+        coordinator::run(&means, participants.collect(), &wish)
+    };
+    cut([400, 900, 500]).unwrap();
+    for (slowest, stalls) in [("x", [1001, 1, 1]), ("y", [1, 1002, 1001])] {
+        let error = cut(stalls).unwrap_err();
+        assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+        let said = chain(&error).to_string();
+        assert!(said.contains(&format!("volume {slowest}")), "{said}");
+    }
+}
