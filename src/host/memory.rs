@@ -18,6 +18,7 @@ mod disk;
 mod fault;
 mod freezer;
 mod kernel;
+mod lasting;
 mod loops;
 mod machine;
 mod mounts;
@@ -30,7 +31,7 @@ mod user;
 mod watch;
 
 use std::path::{Component, Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::{Kept, LoopHold, Result};
 use crate::error::{HostCause, HostError};
@@ -38,6 +39,7 @@ use crate::model::size::GIB;
 use disk::Ino;
 pub use fault::FaultMode;
 pub use freezer::STRANGE_TOKEN;
+pub use lasting::Hung;
 use machine::{Machine, Process};
 pub use stranger::{Held, Unreadable};
 
@@ -117,6 +119,8 @@ impl MemoryOptions {
 #[derive(Clone)]
 pub struct MemoryHost {
     machine: Arc<Mutex<Machine>>,
+    /// Tells who waits for a disk that hangs when that may have ended.
+    released: Arc<Condvar>,
     process: Process,
 }
 
@@ -151,6 +155,7 @@ impl MemoryHost {
         let process = machine.start_process();
         MemoryHost {
             machine: Arc::new(Mutex::new(machine)),
+            released: Arc::default(),
             process,
         }
     }
@@ -166,6 +171,7 @@ impl MemoryHost {
     /// pinned folders are gone, its further calls fail.
     pub fn restart_process(&self) -> MemoryHost {
         self.lock().kill(self.process);
+        self.released.notify_all();
         self.another_process()
     }
 
@@ -174,6 +180,7 @@ impl MemoryHost {
         let process = self.lock().start_process();
         MemoryHost {
             machine: Arc::clone(&self.machine),
+            released: Arc::clone(&self.released),
             process,
         }
     }
@@ -182,6 +189,7 @@ impl MemoryHost {
     /// power loss, what wasn't synced is lost.
     pub fn reboot(&self, power_loss: bool) -> MemoryHost {
         self.lock().reboot(power_loss);
+        self.released.notify_all();
         self.another_process()
     }
 
@@ -215,7 +223,11 @@ impl MemoryHost {
         subject: &Path,
         work: impl FnOnce(&mut Machine) -> std::result::Result<T, HostCause>,
     ) -> Result<T> {
-        let mut machine = self.lock();
+        let waits = |machine: &mut Machine| {
+            machine.is_alive(self.process) && machine.waits(self.process, action, subject)
+        };
+        let machine = self.released.wait_while(self.lock(), waits);
+        let mut machine = machine.unwrap_or_else(PoisonError::into_inner);
         let done = match machine.is_alive(self.process) {
             true => work(&mut machine),
             false => Err(dead()),

@@ -54,12 +54,18 @@ impl Driver {
     /// Looks whether a pool's disk still takes writes, or whether one that isn't served can be. It
     /// may hang with the disk; several at a time come to one decision.
     pub fn look_at_pool(&self, name: &str) {
+        self.look_at_pool_within(name, PATIENCE);
+    }
+
+    /// The same with a limit of its own for the disk's answer: for tests, in which a disk hangs
+    /// for certain.
+    pub fn look_at_pool_within(&self, name: &str, patience: Duration) {
         let mut states = self.states().into_iter();
         let Some(before) = states.find(|state| state.definition().name == name) else {
             return;
         };
         let now = match &before {
-            PoolState::Serving(pool) => match self.try_disk(pool) {
+            PoolState::Serving(pool) => match self.try_disk(pool, patience) {
                 Ok(()) => return,
                 Err(why) => PoolState::Refused {
                     definition: pool.definition.clone(),
@@ -74,16 +80,16 @@ impl Driver {
             },
             PoolState::Refused {
                 definition, was, ..
-            } => self.try_again(definition, was.as_ref()),
+            } => self.try_again(definition, was.as_ref(), patience),
         };
         self.decide(&before, now);
     }
 
     /// Whether the disk of a pool takes writes; if not, why the pool isn't served.
-    fn try_disk(&self, pool: &Arc<Pool>) -> std::result::Result<(), String> {
+    fn try_disk(&self, pool: &Arc<Pool>, patience: Duration) -> std::result::Result<(), String> {
         let asked = pool.clone();
         let question = move || asked.backend.try_disk();
-        match self.questions.ask(("disk", pool.id()), PATIENCE, question) {
+        match self.questions.ask(("disk", pool.id()), patience, question) {
             Some(Ok(())) => Ok(()),
             Some(Err(error)) if error.is_lost_disk() => Err(format!(
                 "its disk is dead, and is to be mounted anew ({})",
@@ -96,14 +102,19 @@ impl Driver {
             }
             None => Err(format!(
                 "its disk hangs: nothing could be written to it for {} s; is its file system frozen, or its disk gone?",
-                PATIENCE.as_secs()
+                patience.as_secs()
             )),
         }
     }
 
     /// Looks at a pool that isn't served. Operations that have not ended keep it as it was, and its
     /// lock: then it is the same one that is served again, or none.
-    fn try_again(&self, definition: &PoolDefinition, was: Option<&Arc<Former>>) -> PoolState {
+    fn try_again(
+        &self,
+        definition: &PoolDefinition,
+        was: Option<&Arc<Former>>,
+        patience: Duration,
+    ) -> PoolState {
         let refused = |id, why| PoolState::Refused {
             definition: definition.clone(),
             id,
@@ -111,7 +122,7 @@ impl Driver {
             was: was.cloned(),
         };
         if let Some(pool) = was.and_then(|was| was.pool.upgrade()) {
-            return match self.try_disk(&pool) {
+            return match self.try_disk(&pool, patience) {
                 Ok(()) => PoolState::Serving(pool),
                 Err(why) => refused(Some(pool.id()), why),
             };

@@ -110,7 +110,8 @@ impl Scenario {
             [Unreadable::Error, Unreadable::Zeros].map(|how| Lasting::Unreadable(path.clone(), how))
         };
         let unreadable = records.into_iter().flat_map(ways);
-        std::iter::once(Lasting::Full).chain(unreadable).collect()
+        let disks = [Lasting::Full, Lasting::Dead { anew: false }];
+        disks.into_iter().chain(unreadable).collect()
     }
 
     /// A stranger thaws before each effect in turn: what was cut then is never served.

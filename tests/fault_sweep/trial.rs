@@ -27,7 +27,7 @@ pub enum Fault {
     Effects(Vec<(usize, FaultMode)>),
     Look(usize),
     /// Something that is so during all of the caller's calls. A driver that has begun before it
-    /// remembers what it has read, so it starts again.
+    /// remembers what it has read, so it starts again; but a disk dies while it is served.
     Lasting(Lasting),
 }
 
@@ -43,7 +43,8 @@ impl Fault {
         match self {
             Fault::Lasting(lasting) => {
                 world.begin(lasting);
-                if lasting.hides() && world.is_up() {
+                let is_remembered = lasting.hides() && !lasting.has_no_disk();
+                if is_remembered && world.is_up() {
                     let started = world.run(&Step::Start);
                     started.map_err(|error| format!("under {lasting:?}: {}", chain(&error)))?;
                 }
@@ -221,8 +222,13 @@ impl Scenario {
         let mut answer = first;
         for _ in 0..2 {
             if let Err(error) = &answer {
-                if self.act.is_undoing() && *lasting == Lasting::Full {
-                    return Err(format!("on a full pool: {}", chain(error)));
+                let must_succeed = match lasting {
+                    Lasting::Full => self.act.is_undoing(),
+                    Lasting::Dead { .. } | Lasting::Hangs => self.act.is_unmounting(),
+                    Lasting::Unreadable(..) => false,
+                };
+                if must_succeed {
+                    return Err(format!("under {lasting:?}: {}", chain(error)));
                 }
                 if is_final(&answer) {
                     let left = self.nothing_left(world, before);
@@ -233,6 +239,10 @@ impl Scenario {
             }
             world.check()?;
             world.host.pass_time(Duration::from_secs(3600));
+            if lasting.has_no_disk() && world.is_up() {
+                let looked = world.run(&Step::LookAgain);
+                looked.map_err(|error| chain(&error))?;
+            }
             answer = world.run(&self.act);
         }
         world.check()?;

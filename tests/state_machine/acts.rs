@@ -43,6 +43,14 @@ pub enum Kind {
         how: Unreadable,
         begins: bool,
     },
+    /// The pool's disk is dead, and the driver has looked at it since or not. In the end it's
+    /// mounted anew, or answers again.
+    Dead {
+        anew: bool,
+        seen: bool,
+    },
+    /// The pool's disk hangs, and the driver has looked at it since.
+    Hangs,
 }
 
 /// What comes after a fault.
@@ -121,11 +129,16 @@ pub fn prelude() -> impl Strategy<Value = Vec<Act>> {
         1 => Just(How::fs(FsType::Xfs)),
         1 => Just(How::fs(FsType::Btrfs)),
         1 => Just(How::THICK),
+        1 => Just(How::BLOCK),
     ];
     let used = |hows: [How; 3]| {
         let each = NAMES.into_iter().zip(hows);
-        let steps =
-            each.flat_map(|(name, how)| [Step::Create(name, how), Step::StageAs(name, how)]);
+        let steps = each.flat_map(|(name, how)| {
+            // A raw device is written to where it's published.
+            let publish = (how.fs.is_none()).then_some(Step::PublishAs(name, 0, false, how));
+            let staged = [Step::Create(name, how), Step::StageAs(name, how)];
+            staged.into_iter().chain(publish)
+        });
         let mut acts: Vec<Act> = steps.map(Act::Call).collect();
         acts.extend([Act::Write(true), Act::Write(false)]);
         acts
@@ -140,7 +153,13 @@ fn kinds() -> impl Strategy<Value = Kind> {
     let how = prop_oneof![Just(Unreadable::Error), Just(Unreadable::Zeros)];
     let unreadable = (0..8usize, how, any::<bool>())
         .prop_map(|(n, how, begins)| Kind::Unreadable { n, how, begins });
-    prop_oneof![2 => Just(Kind::Full), 3 => unreadable]
+    let dead = any::<(bool, bool)>().prop_map(|(anew, seen)| Kind::Dead { anew, seen });
+    prop_oneof![
+        2 => Just(Kind::Full),
+        3 => unreadable,
+        3 => dead,
+        2 => Just(Kind::Hangs),
+    ]
 }
 
 /// One act, or several that belong together.

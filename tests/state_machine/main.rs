@@ -4,7 +4,7 @@
 //! Among the calls are snapshots, groups, and volumes made of snapshots and of volumes; among the
 //! faults is a stranger who thaws and writes. A call may fail, others succeed, and it fails again.
 //! And something may be wrong for many acts: a pool that is full and stays full, a record that
-//! can't be read. Then only the calls that need it fail, and when it has ended all is as it was.
+//! can't be read, a disk that is dead or hangs. Then only the calls that need it fail, and when it has ended all is as it was.
 //!
 //! After every call the answer is the model's, and so is all that can be seen; no invariant of
 //! the simulation is broken; every token that a user has synced is there. A call that was cut off
@@ -24,7 +24,7 @@ use std::path::Path;
 use std::sync::Barrier;
 use std::time::Duration;
 
-use acts::{Act, After, GROUPS, INLINE, NAMES, SNAPSHOTS, acts, prelude};
+use acts::{Act, After, GROUPS, INLINE, Kind, NAMES, SNAPSHOTS, acts, prelude};
 use model::Model;
 use nix::errno::Errno;
 use proptest::prelude::*;
@@ -49,6 +49,12 @@ impl Run {
     fn act(&mut self, act: &Act) -> Verdict {
         // What is remembered of a failed cut is over.
         self.world.host.pass_time(Duration::from_secs(3600));
+        // A start waits for a disk that hangs.
+        if self.world.lasting == Some(Lasting::Hangs)
+            && matches!(act, Act::Restart | Act::Reboot(_) | Act::Fault(..))
+        {
+            self.end()?;
+        }
         match act {
             Act::Call(step) => self.call(step)?,
             Act::Pair(one, other) => self.pair(one, other)?,
@@ -69,6 +75,14 @@ impl Run {
             Act::End => self.end()?,
         }
         self.world.check()?;
+        if self
+            .world
+            .lasting
+            .as_ref()
+            .is_some_and(Lasting::has_no_disk)
+        {
+            self.check_without_disk()?;
+        }
         let (now, expected) = (self.observe()?, self.model.seen());
         if !now.fits(&expected) {
             return Err(format!("{now:?} instead of {expected:?}"));
@@ -109,6 +123,9 @@ impl Run {
             return Ok(());
         }
         self.model.shown = self.shown()?;
+        if let Some(done) = self.call_without_disk(step) {
+            return done;
+        }
         let may_be_refused = self.may_be_refused(step);
         let answer = self.world.run(step);
         let mut later = self.model.clone();
@@ -119,7 +136,7 @@ impl Run {
             .map_err(|error| Run::code(step, error));
         if found == expected {
             // An inline volume that can't be seen is unmounted, and ended once it can.
-            if let (Step::UnpublishInline(_), false) = (step, may_be_refused.is_empty()) {
+            if self.hides_end(step) {
                 let now = self.observe()?;
                 return self.model.adopt(&later, &now);
             }
@@ -279,6 +296,7 @@ impl Run {
         self.world.forget_unanswered();
         let now = self.observe()?;
         match &answer {
+            Ok(_) if self.hides_end(step) => self.model.adopt(&later, &now)?,
             Ok(_) => {
                 let mut kept_small = later.clone();
                 // A volume that can't be grown when it's staged is mounted at its old size.
@@ -301,7 +319,16 @@ impl Run {
 
     fn write(&mut self, synced: bool) -> Verdict {
         let host = &self.world.host;
-        let is_full = self.world.lasting == Some(Lasting::Full);
+        let lasting = self.world.lasting.clone();
+        let may_fail = |errno: &Errno| {
+            let expected = match &lasting {
+                Some(Lasting::Full) => Errno::ENOSPC,
+                Some(Lasting::Hangs) => Errno::EAGAIN,
+                Some(Lasting::Dead { .. }) => Errno::EIO,
+                Some(Lasting::Unreadable(..)) | None => return false,
+            };
+            *errno == expected
+        };
         for (name, volume) in &mut self.model.volumes {
             self.next_token += 1;
             let writable = volume
@@ -322,7 +349,7 @@ impl Run {
                 continue;
             };
             match written {
-                Err(Errno::ENOSPC) if is_full => continue,
+                Err(errno) if may_fail(&errno) => continue,
                 written => written.map_err(|errno| format!("write to {name}: {errno}"))?,
             }
             if synced {
@@ -337,7 +364,7 @@ impl Run {
                 .host
                 .write_token(&target(name, 0), self.next_token);
             match written {
-                Err(Errno::ENOSPC) if is_full => continue,
+                Err(errno) if may_fail(&errno) => continue,
                 written => written.map_err(|errno| format!("write to inline {name}: {errno}"))?,
             }
             inline.tokens.insert(self.next_token);
@@ -424,7 +451,7 @@ fn makes(step: &Step) -> bool {
 
 fn run(acts: &[Act]) -> Verdict {
     let mut run = Run {
-        world: World::after(&[]),
+        world: World::with_other_pool(),
         model: Model::default(),
         next_token: 0,
     };
@@ -455,6 +482,35 @@ fn what_no_call_names_any_more_is_ended_all_the_same() {
             ];
             run(&acts).unwrap_or_else(|why| panic!("{mode:?} at {n}: {why}"));
         }
+    }
+}
+
+/// A moment's error of the disk has an unpublish work from the mount table alone: the volume ends
+/// all the same.
+#[test]
+fn an_inline_volume_ends_wherever_its_unpublish_fails() {
+    for mode in [FaultMode::Before(Errno::EIO), FaultMode::After(Errno::EIO)] {
+        for n in 1..=8 {
+            let acts = [
+                Act::Call(Step::PublishInline("x", How::EXT4)),
+                Act::Fault(Step::UnpublishInline("x"), n, mode, After::Nothing),
+            ];
+            run(&acts).unwrap_or_else(|why| panic!("{mode:?} at {n}: {why}"));
+        }
+    }
+}
+
+/// Whether or not the disk was found dead meanwhile, and whatever it's when it's back.
+#[test]
+fn an_inline_volume_that_was_unpublished_without_its_disk_ends_once_the_disk_is_back() {
+    for (anew, seen) in [(false, false), (false, true), (true, false), (true, true)] {
+        let acts = [
+            Act::Call(Step::PublishInline("x", How::EXT4)),
+            Act::Begin(Kind::Dead { anew, seen }),
+            Act::Call(Step::UnpublishInline("x")),
+            Act::End,
+        ];
+        run(&acts).unwrap_or_else(|why| panic!("anew {anew}, seen {seen}: {why}"));
     }
 }
 

@@ -28,6 +28,8 @@ pub use step::{How, Step};
 
 /// Folder of the pool.
 pub const POOL: &str = "/memory/pool";
+/// Another pool, of a world with two.
+pub const OTHER: &str = "other";
 /// Room for all volumes of a test.
 pub const CAPACITY: u64 = 16 * GIB;
 /// Size of a volume: xfs takes no less than 300 MiB.
@@ -77,10 +79,13 @@ pub struct World {
     pub tokens: BTreeMap<&'static str, BTreeSet<u64>>,
     /// What must be in snapshots and clones.
     pub cuts: cuts::Cuts,
+    settings: Settings,
     /// What lasts now.
     pub lasting: Option<Lasting>,
     /// The driver has begun before that.
     pub remembers: bool,
+    /// The pool's disk, while it hangs.
+    hung: Option<lasting::Hanging>,
 }
 
 impl World {
@@ -103,21 +108,36 @@ impl World {
             cuts: cuts::Cuts::default(),
             lasting: None,
             remembers: false,
+            settings: settings(),
+            hung: None,
         }
+    }
+
+    /// With a driver of two pools.
+    pub fn with_other_pool() -> World {
+        let mut world = World::new();
+        let other = format!("{OTHER}=file:/memory/{OTHER},init,mount=any");
+        let other = other.parse().expect("a definition");
+        world.settings.pools.push(other);
+        world.begun()
     }
 
     /// With a driver, and some steps done.
     pub fn after(steps: &[Step]) -> World {
-        let mut world = World::new();
-        world.run(&Step::Start).expect("a calm start");
-        // What ids are made with, also when the pool isn't served later on.
-        world.pool_id().expect("a pool that is served");
+        let mut world = World::new().begun();
         for step in steps {
             world
                 .run(step)
                 .unwrap_or_else(|error| panic!("{step:?}: {}", chain(&error)));
         }
         world
+    }
+
+    fn begun(mut self) -> World {
+        self.run(&Step::Start).expect("a calm start");
+        // What ids are made with, also when the pool isn't served later on.
+        self.pool_id().expect("a pool that is served");
+        self
     }
 
     pub fn driver(&self) -> Result<Arc<Driver>> {
@@ -225,7 +245,7 @@ impl World {
         self.driver = None;
         self.remembers = false;
         self.host = self.host.restart_process();
-        let driver = Driver::start(settings(), Seams::simulated(self.host.clone()))?;
+        let driver = Driver::start(self.settings.clone(), Seams::simulated(self.host.clone()))?;
         self.driver = Some(Arc::new(driver));
         self.serving()
     }

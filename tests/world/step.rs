@@ -182,6 +182,14 @@ impl Step {
         )
     }
 
+    /// Whether it works from the mount table alone, and so without the pool's disk.
+    pub fn is_unmounting(&self) -> bool {
+        matches!(
+            self,
+            Step::Unstage(_) | Step::Unpublish(..) | Step::UnpublishInline(_)
+        )
+    }
+
     /// Whether its caller forgets the object after this error.
     pub fn is_final(&self, error: &Error) -> bool {
         use tonic::Code::{Aborted, Cancelled, DeadlineExceeded, Unavailable};

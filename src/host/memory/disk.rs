@@ -381,10 +381,14 @@ impl Disk {
         }
     }
 
-    /// The power went: what isn't durable never was.
-    pub(super) fn lose_power(&mut self) {
-        self.moves.clear();
-        for node in self.nodes.values_mut() {
+    /// The power went, or the disk of one folder did: what isn't durable there never was.
+    pub(super) fn lose_power_below(&mut self, folder: Option<Ino>) {
+        let lost = folder.map(|folder| self.reach(&mut vec![folder], true));
+        let is_lost = |ino: &Ino| lost.as_ref().is_none_or(|lost| lost.contains(ino));
+        self.moves
+            .retain(|one| !one.ends.iter().any(|(dir, _)| is_lost(dir)));
+        let nodes = self.nodes.iter_mut();
+        for (_, node) in nodes.filter(|(ino, _)| is_lost(ino)) {
             match node {
                 Node::Dir(dir) => dir.live = dir.durable.clone(),
                 Node::File(file) => file.live = file.durable.clone(),

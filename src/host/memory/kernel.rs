@@ -196,6 +196,9 @@ impl Host for MemoryHost {
                 .loops
                 .get(&number)
                 .is_some_and(|dev| dev.backing.id() == backing);
+            if stands {
+                machine.ask_loop(number)?;
+            }
             Ok(stands.then(|| machine.open_loop(Some(self.process), number)))
         })?;
         Ok(key.map(|key| self.hold(number, key)))

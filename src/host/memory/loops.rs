@@ -53,6 +53,8 @@ pub(super) struct LoopDev {
     pub(super) no_discard: bool,
     /// Attached by somebody else.
     pub(super) strange: bool,
+    /// It stands on a file system that has died, and was mounted anew since.
+    pub(super) dead: bool,
 }
 
 impl LoopDev {
@@ -81,12 +83,13 @@ impl Machine {
         let wanted = self.loops.iter().filter(|(_, dev)| may_be(&dev.name));
         let device = |(number, dev): (&u32, &LoopDev)| LoopDevice {
             number: *number,
-            status: match dev.backing.image().is_some_and(|ino| self.is_dead(ino)) {
-                false => Ok(dev.status(*number)),
-                true => {
-                    let node = Device::of_loop(*number).path;
-                    Err(HostError::errno("ask for the image of", node, Errno::EIO))
-                }
+            status: match self.ask_loop(*number) {
+                Ok(()) => Ok(dev.status(*number)),
+                Err(cause) => Err(HostError {
+                    action: "ask for the image of",
+                    subject: Device::of_loop(*number).path,
+                    cause,
+                }),
             },
         };
         wanted.map(device).collect()
@@ -165,6 +168,7 @@ impl Machine {
             partscan: false,
             no_discard: false,
             strange: false,
+            dead: false,
         });
         Ok((number, self.open_loop(Some(process), number)))
     }
@@ -172,6 +176,12 @@ impl Machine {
     /// With other openers, the device goes with the last of them. One that stands on something
     /// else is left alone: what was to go is gone.
     pub(super) fn detach(&mut self, number: u32, backing: FileId) -> Result<(), HostCause> {
+        self.ask_loop(number)?;
+        self.clear(number, backing);
+        Ok(())
+    }
+
+    fn clear(&mut self, number: u32, backing: FileId) {
         let open = self.openers_of(number) > 0;
         match self.loops.get_mut(&number) {
             Some(dev) if dev.backing.id() == backing && open => dev.autoclear = true,
@@ -181,7 +191,6 @@ impl Machine {
             }
             Some(_) | None => {}
         }
-        Ok(())
     }
 
     pub(super) fn detach_dead(&mut self, number: u32, name: &Path) -> Result<(), HostCause> {
@@ -189,10 +198,12 @@ impl Machine {
             .loops
             .get(&number)
             .filter(|dev| dev.name.ends_with(name));
-        match found.and_then(|dev| dev.backing.image().map(|ino| (dev.backing.id(), ino))) {
-            Some((backing, ino)) if self.is_dead(ino) => self.detach(number, backing),
-            Some(_) | None => Ok(()),
+        if let Some(backing) = found.map(|dev| dev.backing.id())
+            && let Err(HostCause::Errno(Errno::EIO)) = self.ask_loop(number)
+        {
+            self.clear(number, backing);
         }
+        Ok(())
     }
 
     pub(super) fn resize_loop(&mut self, number: u32) -> Result<(), HostCause> {
@@ -212,6 +223,9 @@ impl Machine {
 
     /// The image beneath a loop device.
     pub(super) fn image_of(&self, number: u32) -> Result<Ino, Errno> {
+        if let Err(HostCause::Errno(errno)) = self.ask_loop(number) {
+            return Err(errno);
+        }
         self.dev(number)?.backing.image().ok_or(Errno::ENXIO)
     }
 

@@ -61,11 +61,15 @@ pub(super) struct Machine {
     pub(super) full: bool,
     /// Folders whose disk is dead.
     pub(super) dead: BTreeSet<Ino>,
+    /// Folders whose disk hangs.
+    pub(super) hung: BTreeSet<Ino>,
     /// Files whose content can't be read.
     pub(super) unreadable: BTreeMap<Ino, Unreadable>,
     pub(super) openers: BTreeMap<u64, Opener>,
     alive: BTreeSet<Process>,
-    pins: BTreeMap<u64, (Process, Ino)>,
+    pub(super) pins: BTreeMap<u64, (Process, Ino)>,
+    /// Those of a file system that has died, and was mounted anew since.
+    pub(super) dead_pins: BTreeSet<u64>,
     locks: BTreeMap<Ino, Process>,
     pub(super) boot: Uuid,
     pub(super) faults: Faults,
@@ -94,10 +98,12 @@ impl Machine {
             pulled: BTreeMap::new(),
             full: false,
             dead: BTreeSet::new(),
+            hung: BTreeSet::new(),
             unreadable: BTreeMap::new(),
             openers: BTreeMap::new(),
             alive: BTreeSet::new(),
             pins: BTreeMap::new(),
+            dead_pins: BTreeSet::new(),
             locks: BTreeMap::new(),
             boot: Uuid::nil(),
             faults: Faults::default(),
@@ -174,12 +180,15 @@ impl Machine {
     /// mounts, loops and processes end; the disk stays, and with it callers' leaves.
     pub(super) fn reboot(&mut self, power_loss: bool) {
         if power_loss {
-            self.disk.lose_power();
+            self.disk.lose_power_below(None);
         } else {
             let mounted: Vec<u32> = self.supers.keys().copied().collect();
             for number in mounted {
                 // What finds no room is lost, as at any other time.
                 let _ = self.write_back(number);
+            }
+            for folder in &self.dead {
+                self.disk.lose_power_below(Some(*folder));
             }
             self.disk.sync_all();
         }
@@ -298,8 +307,12 @@ impl Machine {
             return Err(Errno::EINVAL);
         }
         if names.len() >= 4 && names[..3] == ["proc", "self", "fd"] {
-            let fd = names[3].parse().ok().and_then(|fd: u64| self.pins.get(&fd));
+            let fd = names[3].parse().ok();
+            if fd.is_some_and(|fd| self.dead_pins.contains(&fd)) {
+                return Err(Errno::EIO);
+            }
             let ino = fd
+                .and_then(|fd: u64| self.pins.get(&fd))
                 .filter(|(owner, _)| *owner == process)
                 .ok_or(Errno::ENOENT)?
                 .1;
@@ -342,12 +355,6 @@ impl Machine {
             Some(Unreadable::Error) => Err(Errno::EIO),
             Some(Unreadable::Zeros) => Ok(vec![0; bytes.len()]),
         }
-    }
-
-    /// Whether an inode lies on a dead disk.
-    pub(super) fn is_dead(&self, ino: Ino) -> bool {
-        let dead = || self.dead.iter().copied();
-        dead().any(|folder| self.disk.is_below(folder, ino))
     }
 
     /// The directory and the name of a path that may not exist itself.

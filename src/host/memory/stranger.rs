@@ -158,15 +158,6 @@ impl MemoryHost {
         self.lock().full = full;
     }
 
-    /// The disk of a folder dies: its file system is shut down, and all that is asked of it from
-    /// now on, by whatever path, fails with EIO.
-    pub fn kill_disk(&self, folder: &Path) -> Answer<()> {
-        let mut machine = self.lock();
-        let ino = machine.find(0, folder)?.ok_or(Errno::ENOENT)?;
-        machine.dead.insert(ino);
-        Ok(())
-    }
-
     /// From now on the content of a file can't be read. A file that takes its name can.
     pub fn make_unreadable(&self, path: &Path, how: Unreadable) -> Answer<()> {
         let mut machine = self.lock();
@@ -179,15 +170,6 @@ impl MemoryHost {
     /// What could not be read can be read again.
     pub fn make_readable(&self) {
         self.lock().unreadable.clear();
-    }
-
-    /// A folder whose disk had died has a disk with the same content.
-    pub fn replace_disk(&self, folder: &Path) -> Answer<()> {
-        let mut machine = self.lock();
-        let dead = std::mem::take(&mut machine.dead);
-        let ino = machine.find(0, folder)?.ok_or(Errno::ENOENT)?;
-        machine.dead = dead.into_iter().filter(|other| *other != ino).collect();
-        Ok(())
     }
 
     /// The caller removes a leaf of its own, such as a staging folder; EBUSY on a mount point.
@@ -213,5 +195,6 @@ fn strange(backing: Backing, name: &Path, bytes: u64) -> LoopDev {
         partscan: false,
         no_discard: false,
         strange: true,
+        dead: false,
     }
 }

@@ -33,6 +33,9 @@ impl Machine {
     /// Adds a token to whatever is on a device, if the pool has blocks for it: one for the token,
     /// and one for what names it, if that is shared.
     fn put_token(&mut self, number: u32, token: u64) -> Answer<()> {
+        if self.is_hung_loop(number) {
+            return Err(Errno::EAGAIN);
+        }
         let ino = self.image_of(number)?;
         let bytes = self.dev(number)?.bytes;
         let limit = match self.full {
@@ -83,14 +86,14 @@ impl MemoryHost {
     }
 
     /// The same without syncing: lost with the power, and in no copy of the image until the file
-    /// system writes it back. EAGAIN while it's frozen, where a real writer waits.
+    /// system writes it back. EAGAIN while it's frozen, or its disk hangs, where a real writer waits.
     pub fn write_unsynced(&self, mount_point: &Path, token: u64) -> Answer<()> {
         let mut machine = self.lock();
         let (number, writable) = machine.fs_at(mount_point)?;
         if !writable {
             return Err(Errno::EROFS);
         }
-        if machine.frozen.contains_key(&number) {
+        if machine.frozen.contains_key(&number) || machine.is_hung_loop(number) {
             return Err(Errno::EAGAIN);
         }
         let fs = machine.content(number)?.fs().ok_or(Errno::EIO)?;
