@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use crate::error::Result;
 use crate::host::{Device, LoopHold, Space};
-use crate::record::{PoolRecord, SnapshotRecord, VolumeRecord};
+use crate::record::{PoolRecord, SnapshotOrigin, SnapshotRecord, VolumeRecord};
 
 /// Room in a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -225,6 +225,9 @@ pub trait Backend: Send + Sync + 'static {
     fn unready_snapshots(&self) -> Vec<SnapshotRecord>;
     /// Snapshots whose record can't be read, with the reason. They are read again first.
     fn damaged_snapshots(&self) -> Vec<(Uuid, String)>;
+    /// What the record of a snapshot says that its id follows from, also one that can't be read
+    /// otherwise; `None` if it doesn't say it. Nothing else of such a record is to be believed.
+    fn origin(&self, uuid: Uuid) -> Option<SnapshotOrigin>;
     /// Number of snapshots that are ready.
     fn count_snapshots(&self) -> u64;
     /// Makes an empty snapshot in the state of its record (`preparing`), with an image as long as

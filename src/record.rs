@@ -27,7 +27,7 @@ use crate::host::{Effect, Host};
 pub use image::ImageRecord;
 pub use node::NodeRecord;
 pub use pool::PoolRecord;
-pub use snapshot::{CopyProgress, GroupMembership, SnapshotRecord, SnapshotState};
+pub use snapshot::{CopyProgress, GroupMembership, SnapshotOrigin, SnapshotRecord, SnapshotState};
 pub use volume::{ContentSource, Formatted, FormattedAs, LastStage, VolumeRecord, VolumeState};
 
 /// Something that is kept as a file.

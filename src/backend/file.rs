@@ -27,7 +27,7 @@ use super::{
 use crate::error::{Doing, Result};
 use crate::host::{Device, Effect, Host, Kept, Space};
 use crate::model::size;
-use crate::record::{self, PoolRecord, SnapshotRecord, VolumeRecord};
+use crate::record::{self, PoolRecord, SnapshotOrigin, SnapshotRecord, VolumeRecord};
 use folder::Folder;
 use room::Growing;
 use shelf::Shelf;
@@ -295,6 +295,10 @@ impl Backend for FileBackend {
 
     fn damaged_snapshots(&self) -> Vec<(Uuid, String)> {
         self.snapshots.damaged()
+    }
+
+    fn origin(&self, uuid: Uuid) -> Option<SnapshotOrigin> {
+        SnapshotOrigin::parse(&self.snapshots.bytes(uuid)?)
     }
 
     fn count_snapshots(&self) -> u64 {

@@ -191,24 +191,13 @@ impl Driver {
         })
     }
 
-    /// An error if a record that can't be read is that of a member of this group, of whatever
-    /// volume that is there now: the group was asked for with other volumes before.
+    /// An error if a record that can't be read may be that of a member of this group: it may have
+    /// been asked for with other volumes before, which may be gone.
     pub(super) fn members_read(&self, group: GroupId) -> Result<()> {
         for pool in self.serving() {
-            let damaged = pool.backend.damaged_snapshots();
-            if damaged.is_empty() {
-                continue;
-            }
-            let unread = pool.backend.damaged().into_iter().map(|(uuid, _)| uuid);
-            let read = pool.backend.volumes(None, usize::MAX).into_iter();
-            for uuid in unread.chain(read.map(|record| record.uuid)) {
-                let source = VolumeId {
-                    pool: pool.id(),
-                    uuid,
-                };
-                let member = member_of(group, source).uuid;
-                if damaged.iter().any(|(uuid, _)| *uuid == member) {
-                    pool.backend.snapshot(member)?;
+            for (uuid, _) in pool.backend.damaged_snapshots() {
+                if !is_of_others(&pool, uuid, group) {
+                    pool.backend.snapshot(uuid)?;
                 }
             }
         }
@@ -295,6 +284,25 @@ pub fn of_another_moment(member: &str) -> String {
 pub fn member_of(group: GroupId, source: VolumeId) -> SnapshotId {
     let name = format!("{group}\n{source}");
     SnapshotId::of_name(source.pool, NameKind::Member, &name)
+}
+
+/// Whether a snapshot whose record can't be read is proven to be no member of a group: its id
+/// follows from what the record still says.
+fn is_of_others(pool: &Pool, uuid: Uuid, group: GroupId) -> bool {
+    let Some(origin) = pool.backend.origin(uuid) else {
+        return false;
+    };
+    let pool = pool.id();
+    let source = VolumeId {
+        pool,
+        uuid: origin.source,
+    };
+    let id = match origin.group {
+        Some(of) if of.id == group.0 => return false,
+        Some(of) => member_of(GroupId(of.id), source),
+        None => SnapshotId::of_name(pool, NameKind::Snapshot, &origin.name),
+    };
+    id.uuid == uuid
 }
 
 /// What each member of a new group is told of it; the same on every node.

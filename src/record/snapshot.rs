@@ -80,6 +80,32 @@ impl Record for SnapshotRecord {
     }
 }
 
+/// What the id of a snapshot follows from.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct SnapshotOrigin {
+    /// The request name.
+    pub name: String,
+    /// The volume that it's of.
+    pub source: Uuid,
+    /// The group that it's a member of.
+    #[serde(default)]
+    pub group: Option<OriginGroup>,
+}
+
+impl SnapshotOrigin {
+    /// Of a record of whatever version; `None` if it doesn't say all of it.
+    pub fn parse(record: &[u8]) -> Option<SnapshotOrigin> {
+        serde_json::from_slice(record).ok()
+    }
+}
+
+/// A group, by its id alone.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct OriginGroup {
+    /// Its id.
+    pub id: Uuid,
+}
+
 /// A snapshot's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -218,17 +218,6 @@ impl Run {
         }
     }
 
-    /// Whether a group is asked for whose record may be hidden, and whose volumes were deleted: no
-    /// name leads to such a member any more.
-    pub fn is_hidden_group(&self, step: &Step) -> bool {
-        let (Step::Group(name, _), Some(lasting)) = (step, &self.world.lasting) else {
-            return false;
-        };
-        let gone = |source: &&'static str| !self.model.volumes.contains_key(*source);
-        let group = self.model.groups.get(name);
-        lasting.hides() && group.is_some_and(|group| group.members.keys().any(gone))
-    }
-
     /// Whether a call has to do with what a record on the pool is of.
     fn needs(&self, step: &Step, record: &Path) -> bool {
         let below = record.strip_prefix(POOL).unwrap_or(record);

@@ -119,9 +119,6 @@ impl Run {
     }
 
     fn call(&mut self, step: &Step) -> Verdict {
-        if self.is_hidden_group(step) {
-            return Ok(());
-        }
         self.model.shown = self.shown()?;
         if let Some(done) = self.call_without_disk(step) {
             return done;
@@ -263,9 +260,6 @@ impl Run {
     }
 
     fn fault(&mut self, step: &Step, n: usize, mode: FaultMode, after: After) -> Verdict {
-        if self.is_hidden_group(step) {
-            return Ok(());
-        }
         self.model.shown = self.shown()?;
         let may_be_refused = self.may_be_refused(step);
         self.world.host.fail_effect(n, mode);

@@ -213,6 +213,11 @@ impl<R: Shelved> Shelf<R> {
         Error::Damaged { path, problem }
     }
 
+    /// The bytes of a record, if they can be had: it need be none of this program's.
+    pub(super) fn bytes(&self, uuid: Uuid) -> Option<Vec<u8>> {
+        self.folder.host.read_file(&self.record(uuid)).ok()?
+    }
+
     /// Those that are ready, in the order of uuids after `after`, at most `limit`.
     pub(super) fn ready(&self, after: Option<Uuid>, limit: usize) -> Vec<R> {
         use std::ops::Bound::{Excluded, Unbounded};

@@ -119,6 +119,82 @@ fn a_share_begins_nothing_over_a_member_whose_record_cannot_be_read() {
     assert_eq!(states(&driver, GROUP), [SnapshotState::Ready]);
 }
 
+/// A snapshot of a volume that is gone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Left {
+    Group,
+    Share,
+    Single,
+}
+
+/// Makes a snapshot of a volume, which is deleted, and its record unreadable. Then what becomes of a
+/// group and of a share, each asked for by the same name with another volume.
+fn beside(left: Left, is_newer: bool) -> [Result<()>; 2] {
+    let host = MemoryHost::new();
+    let driver = driver(&host);
+    let [gone, other] = ["a", "b"].map(|name| volume(&driver, name));
+    let id = match left {
+        Left::Group => {
+            let made = driver.create_group(&request("g", &[gone])).unwrap();
+            made.snapshots[0].id
+        }
+        Left::Share => {
+            let begin = begin(Some(GROUP), &[gone], &[gone]);
+            served(&driver, &begin, all_steps()).0.unwrap();
+            driver.group_here(GROUP, &[]).unwrap().members[0]
+                .snapshot
+                .id
+        }
+        Left::Single => {
+            let request = CreateSnapshot {
+                name: "g".into(),
+                source_volume_id: gone.to_string(),
+                parameters: SnapshotParameters::default(),
+                requisite: Vec::new(),
+            };
+            driver.create_snapshot(&request).unwrap().id
+        }
+    };
+    driver.delete_volume(&gone.to_string()).unwrap();
+    let (host, _) = unreadable(&driver, &host, id);
+    if !is_newer {
+        host.put_file(&record_of(id), &[0; 512]).unwrap();
+    }
+    let driver = self::driver(&host);
+    let group = driver.create_group(&request("g", &[other])).map(drop);
+    let begin = begin(Some(GROUP), &[other], &[other]);
+    let (share, told) = served(&driver, &begin, all_steps());
+    assert_eq!(told == 0, share.is_err(), "nothing is prepared in vain");
+    for error in [&group, &share]
+        .into_iter()
+        .filter_map(|it| it.as_ref().err())
+    {
+        let path = id.uuid.to_string();
+        assert!(error.to_string().contains(&path), "{error}");
+    }
+    [group, share]
+}
+
+#[test]
+fn a_group_is_not_made_anew_beside_an_unreadable_member_of_a_volume_that_is_gone() {
+    // A record of a newer release still says whose it is; and it's in nobody else's way.
+    let [group, share] = beside(Left::Group, true);
+    is_damaged(group);
+    share.unwrap();
+    let [group, share] = beside(Left::Share, true);
+    group.unwrap();
+    is_damaged(share);
+    for done in beside(Left::Single, true) {
+        done.unwrap();
+    }
+    // One that says nothing may be anybody's.
+    for left in [Left::Group, Left::Share, Left::Single] {
+        for done in beside(left, false) {
+            is_damaged(done);
+        }
+    }
+}
+
 #[test]
 fn of_a_group_with_a_damaged_member_none_is_deleted() {
     let host = MemoryHost::new();
