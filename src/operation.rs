@@ -54,10 +54,13 @@ mod watch;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use uuid::Uuid;
 
 use crate::cut::Seams;
 use crate::cut::pause::Pauses;
@@ -70,6 +73,7 @@ use crate::record::NodeRecord;
 pub use cut_counts::CutCounts;
 pub use describe::{Description, Forgotten, Named};
 pub use detach::{InFlight, Lane};
+pub use fit::NotGrown;
 pub use group::{member_of, of_another_moment, same_members, same_request};
 pub use list::PAGE as MOST_LISTED;
 pub use lock::{Key, Locks};
@@ -131,6 +135,8 @@ pub struct Driver {
     published: published::Published,
     pauses: Mutex<Pauses>,
     cuts: CutCounts,
+    /// Volumes in use whose file system is smaller than it should be.
+    small: Mutex<BTreeMap<Uuid, NotGrown>>,
     /// What is asked of pools whose disks may hang.
     questions: Questions<(&'static str, PoolId)>,
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use uuid::Uuid;
 
 use super::lock::Key;
-use super::{Driver, PoolState, PoolStatus};
+use super::{Driver, NotGrown, PoolState, PoolStatus};
 use crate::error::{Error, Result, chain};
 use crate::model::id::NameKind;
 use crate::model::{HomeId, PoolId, VolumeId};
@@ -27,6 +27,8 @@ pub struct Description {
     pub busy_groups: Vec<Uuid>,
     /// Whether a freeze could begin.
     pub guard: bool,
+    /// Volumes in use whose file system is smaller than it should be.
+    pub not_grown: Vec<NotGrown>,
 }
 
 /// A pool that `pool forget` ended.
@@ -69,6 +71,7 @@ impl Driver {
             unsettled_groups,
             busy_groups,
             guard: self.guard_alive(),
+            not_grown: self.not_grown(),
         }
     }
 

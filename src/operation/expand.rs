@@ -79,6 +79,7 @@ impl Driver {
             .find(|mount| !mount.is_read_only() && mount.root == Path::new("/"));
         if !usage::is_node(mount) {
             self.grow_fs(&pool, &record, writable, &path)?;
+            self.no_longer_small(record.uuid);
         }
         Ok(record.size)
     }

@@ -4,9 +4,11 @@
 //! mounted; what can't be grown stays mounted at its old size, and is tried again by each stage.
 
 use std::path::Path;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use nix::errno::Errno;
+use uuid::Uuid;
 
 use super::publish::View;
 use super::restore::copy_options;
@@ -14,13 +16,22 @@ use super::{Driver, Pool};
 use crate::backend::AttachMode;
 use crate::error::{Doing, Error, HostError, Result, chain};
 use crate::host::{Check, Device, Effect, MountSpec};
-use crate::model::{AccessType, Capability, FsType};
+use crate::model::{AccessType, Capability, FsType, VolumeId};
 use crate::record::{Formatted, VolumeRecord};
 
 /// How long an unmounted file system may stay claimed before its growth is left to the next stage: a
 /// container that starts or ends has a copy of every mount for a moment.
 const RELEASE_TRIES: u32 = 100;
 const RELEASE_WAIT: Duration = Duration::from_millis(50);
+
+/// A volume in use whose file system could not be grown to its size.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotGrown {
+    /// The volume.
+    pub id: VolumeId,
+    /// Why.
+    pub reason: String,
+}
 
 impl Driver {
     /// Mounts. On an error nothing of it is mounted.
@@ -87,24 +98,25 @@ impl Driver {
         record: &mut VolumeRecord,
         spec: &MountSpec<'_>,
     ) -> Result<()> {
+        self.no_longer_small(record.uuid);
         let refused = match self.grow_mounted(spec.device, spec.target, spec.fs) {
             Ok(()) => return Ok(()),
             Err(error) if spec.fs == FsType::Ext4 && is_refusal(&error) => error,
-            Err(error) => return self.stays_small(record, &error),
+            Err(error) => return self.stays_small(pool, record, &error),
         };
         match self.may_unmount(pool, record, spec) {
             Ok(true) => {}
-            Ok(false) => return self.stays_small(record, &refused),
-            Err(error) => return self.stays_small(record, &error),
+            Ok(false) => return self.stays_small(pool, record, &refused),
+            Err(error) => return self.stays_small(pool, record, &error),
         }
         if let Err(error) = self.unmount(spec.target) {
             match self.mount_at(spec.target).map_err(Error::unseen)? {
-                Some(_) => return self.stays_small(record, &error),
+                Some(_) => return self.stays_small(pool, record, &error),
                 None => tracing::warn!(error = %chain(&error), "unmounted all the same"),
             }
         }
         if let Err(error) = self.grow_unmounted(pool, record, spec.device) {
-            self.stays_small(record, &error)?;
+            self.stays_small(pool, record, &error)?;
         }
         // It may have been staged before this call: the caller must not forget it.
         self.mount_sound(pool, record, spec)
@@ -232,12 +244,31 @@ impl Driver {
     }
 
     /// What is smaller than it could be serves all the same.
-    fn stays_small(&self, record: &VolumeRecord, error: &Error) -> Result<()> {
+    fn stays_small(&self, pool: &Pool, record: &VolumeRecord, error: &Error) -> Result<()> {
         tracing::warn!(
             volume = %record.uuid, error = %chain(error),
             "the file system was not grown to the volume's size; it is mounted as large as it is, and the next stage tries again"
         );
+        let (pool, uuid) = (pool.id(), record.uuid);
+        let small = NotGrown {
+            id: VolumeId { pool, uuid },
+            reason: chain(error).to_string(),
+        };
+        let mut all = self.small.lock().unwrap_or_else(PoisonError::into_inner);
+        all.insert(uuid, small);
         Ok(())
+    }
+
+    /// It has grown, or nobody uses it any more.
+    pub(super) fn no_longer_small(&self, uuid: Uuid) {
+        let mut all = self.small.lock().unwrap_or_else(PoisonError::into_inner);
+        all.remove(&uuid);
+    }
+
+    /// Volumes in use whose file system could not be grown: people are to be told.
+    pub fn not_grown(&self) -> Vec<NotGrown> {
+        let all = self.small.lock().unwrap_or_else(PoisonError::into_inner);
+        all.values().cloned().collect()
     }
 }
 
@@ -249,3 +280,6 @@ pub(super) fn is_refusal(error: &Error) -> bool {
     };
     matches!(code, Some(Errno::EPERM | Errno::EOPNOTSUPP))
 }
+
+#[cfg(test)]
+mod tests;

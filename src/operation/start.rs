@@ -93,6 +93,7 @@ impl Driver {
             published: super::published::Published::default(),
             pauses: Mutex::default(),
             cuts: CutCounts::default(),
+            small: Mutex::default(),
             questions: Questions::new(),
         };
         let mut wrong = None;

@@ -138,6 +138,9 @@ impl Driver {
             }
             still = pool.backend.devices(uuid)?;
         }
+        if still.is_empty() {
+            self.no_longer_small(uuid);
+        }
         self.renew(pool, uuid, before, &still)
     }
 
@@ -145,6 +148,7 @@ impl Driver {
     /// nothing shows them any more. They would keep the disk from being mounted anew.
     pub(super) fn free_dead_devices(&self, uuid: Uuid) -> Result<()> {
         self.let_go(uuid)?;
+        self.no_longer_small(uuid);
         let name = Path::new(&uuid.to_string()).join(IMAGE);
         self.end_dead_devices(&|shown| shown.ends_with(&name), None)
             .map(drop)

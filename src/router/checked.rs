@@ -27,6 +27,8 @@ const MOST_PODS: usize = 16;
 pub(super) const MOST_POOLS: usize = 64;
 /// Groups that an agent may say are not settled.
 const MOST_GROUPS: usize = 10_000;
+/// Volumes that an agent may say could not be grown.
+const MOST_NOT_GROWN: usize = 64;
 /// Members of a group, and things that are missing on a host.
 const MOST_PARTS: usize = 10_000;
 /// A name, or a version.
@@ -323,6 +325,14 @@ pub(super) fn description(mut told: DescribeResponse) -> Verdict<DescribeRespons
         pool.pods.retain(|uid| uid.parse::<uuid::Uuid>().is_ok());
         pool.pods.truncate(MOST_PODS);
     }
+    told.not_grown.retain(|small| {
+        let pool = small.volume_id.parse::<VolumeId>().map(|id| id.pool);
+        pool.is_ok_and(|pool| ids.contains(&pool.to_string()))
+    });
+    told.not_grown.truncate(MOST_NOT_GROWN);
+    told.not_grown
+        .iter_mut()
+        .for_each(|small| cut(&mut small.reason, TEXT_BYTES));
     told.missing.truncate(MOST_POOLS);
     told.missing
         .iter_mut()

@@ -43,6 +43,31 @@ fn filled(
     made
 }
 
+#[test]
+fn an_agent_names_volumes_of_its_own_pools_alone_as_not_grown() {
+    let [own, other] = [1, 2].map(|n| uuid::Uuid::from_u128(n).to_string());
+    let small = |pool: &str| NotGrown {
+        volume_id: format!("{pool}.{}", uuid::Uuid::from_u128(3)),
+        reason: "x".repeat(10_000),
+    };
+    let mut not_grown = vec![small(&own); 100];
+    not_grown.insert(0, small(&other));
+    let told = DescribeResponse {
+        pools: vec![Pool {
+            name: "default".into(),
+            id: own.clone(),
+            ..Pool::default()
+        }],
+        not_grown,
+        ..DescribeResponse::default()
+    };
+    let told = super::checked::description(told).unwrap().not_grown;
+    assert_eq!(told.len(), 64);
+    for small in told {
+        assert!(small.volume_id.starts_with(&own) && small.reason.len() < 5000);
+    }
+}
+
 /// All messages that are sent, by name: those with alternatives once with each.
 fn messages() -> Vec<(String, Vec<u8>)> {
     let set = include_bytes!(concat!(env!("OUT_DIR"), "/agent.descriptor.bin"));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
-use slackwater::agent::{DescribeResponse, Pool as Shown};
+use slackwater::agent::{DescribeResponse, NotGrown, Pool as Shown};
 use slackwater::model::Level;
 use slackwater::router::cluster::{Cluster, Content, Reached};
 use slackwater::router::kube::lead::Pace;
@@ -22,6 +22,7 @@ use crate::kubelet::ApiServer;
 const DRIVER: &str = "csi.slackwater.dev";
 const LONG: Duration = Duration::from_secs(120);
 const POOLS: &str = "/apis/slackwater.dev/v1alpha1/pools";
+const VOLUMES: &str = "/api/v1/persistentvolumes";
 const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 
 #[track_caller]
@@ -90,14 +91,10 @@ fn cluster(
 ) -> Arc<InCluster> {
     let nodes = ["node-a", "node-b"].map(|name| json!({"metadata": {"name": name, "uid": name}}));
     list(api, "/api/v1/nodes", "Node", json!(nodes));
-    list(
-        api,
-        "/api/v1/persistentvolumes",
-        "PersistentVolume",
-        json!([]),
-    );
-    if !api.objects.lock().unwrap().at.contains_key(POOLS) {
-        list(api, POOLS, "Pool", json!([]));
+    for (path, kind) in [(VOLUMES, "PersistentVolume"), (POOLS, "Pool")] {
+        if !api.objects.lock().unwrap().at.contains_key(path) {
+            list(api, path, kind, json!([]));
+        }
     }
     for node in ["node-a", "node-b"] {
         let object =
@@ -157,6 +154,73 @@ fn what_one_agent_says_does_not_keep_the_others_from_being_written() {
     eventually("the one that was refused is told of", || {
         events(&api, "AnswerRefused").contains(&"node-c".to_string())
     });
+    api.runtime.block_on(cluster.end());
+}
+
+/// A volume of a pool, its PersistentVolume and its claim, which is called as the volume.
+fn claimed(api: &ApiServer, pool: u32, name: &str) -> (String, Value) {
+    let handle = format!("{}.{}", id(pool), id(100 + pool));
+    let claim = json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name, "namespace": "shop", "uid": name}});
+    let path = format!("/api/v1/namespaces/shop/persistentvolumeclaims/{name}");
+    api.put(&path, claim);
+    let volume = json!({"metadata": {"name": name, "uid": name}, "spec": {
+        "csi": {"driver": DRIVER, "volumeHandle": handle},
+        "claimRef": {"namespace": "shop", "name": name}}});
+    (handle, volume)
+}
+
+/// Only of volumes on pools that the node has: an agent can't tell anything at another's claim.
+#[test]
+fn a_volume_that_could_not_be_grown_is_told_of_at_its_claim() {
+    let api = ApiServer::new();
+    let (own, own_volume) = claimed(&api, 1, "db");
+    let (others, others_volume) = claimed(&api, 2, "other");
+    list(
+        &api,
+        VOLUMES,
+        "PersistentVolume",
+        json!([own_volume, others_volume]),
+    );
+    let pool = |n: u32, node: &str| {
+        json!({"apiVersion": "slackwater.dev/v1alpha1", "kind": "Pool",
+            "metadata": {"name": id(n), "uid": id(n), "resourceVersion": "1",
+                "labels": {"slackwater.dev/driver": DRIVER}},
+            "spec": {},
+            "status": {"node": node, "home": format!("home-of-{node}"), "name": "default",
+                "health": "Healthy"}})
+    };
+    let pools = [pool(1, "node-a"), pool(2, "node-b")];
+    for (n, pool) in (1..).zip(&pools) {
+        api.put(&format!("{POOLS}/{}", id(n)), pool.clone());
+    }
+    list(&api, POOLS, "Pool", json!(pools));
+    let say = |reason: &str| {
+        let mut report = report("node-a", &[1]);
+        let (at, answer) = report.seen.take().unwrap();
+        let mut answer = Arc::unwrap_or_clone(answer);
+        // What it may not say comes first: it would be told of by then.
+        answer.not_grown = [&others, &own]
+            .map(|handle| NotGrown {
+                volume_id: handle.clone(),
+                reason: reason.into(),
+            })
+            .into();
+        report.seen = Some((at, Arc::new(answer)));
+        report
+    };
+    let agents = Arc::<Agents>::default();
+    *agents.0.lock().unwrap() = vec![say("resize2fs failed"), report("node-b", &[2])];
+    let cluster = cluster(&api, &agents, |_| {});
+    let told = || events(&api, "FileSystemNotGrown");
+    eventually("its claim tells it", || told() == ["db"]);
+    let sent = changed(&api, "/apis/events.k8s.io/v1/namespaces/shop/events");
+    let note = sent.last().unwrap()["note"].as_str().unwrap();
+    assert!(note.contains("resize2fs failed"), "{note}");
+    assert_eq!(sent.last().unwrap()["type"], "Warning");
+    *agents.0.lock().unwrap() = vec![say("no room"), report("node-b", &[2])];
+    eventually("the other reason is told", || told().len() > 1);
+    assert_eq!(told(), ["db", "db"]);
     api.runtime.block_on(cluster.end());
 }
 

@@ -3,6 +3,7 @@
 //! All of it is worked out from memory, and only what differs is written; each write is harmless
 //! when it's done twice or cut off.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -19,6 +20,7 @@ use super::pods;
 use super::pool::{Health, Pool};
 use super::{Fleet, InCluster, NODES, PATIENCE, POOLS, VOLUMES, ask, names, topology_key};
 use crate::error::chain;
+use crate::model::VolumeId;
 use crate::router::cluster::{About, Cluster};
 
 /// Between two looks whether the cluster has snapshots.
@@ -30,6 +32,7 @@ const SNAPSHOTS: &str = "snapshot.storage.k8s.io/v1";
 pub(super) async fn run(cluster: &InCluster, fleet: &dyn Fleet) {
     let mut leads_since = None;
     let mut snapshots: Option<Instant> = None;
+    let mut small = BTreeSet::new();
     loop {
         tokio::time::sleep(cluster.options.look_every).await;
         if !cluster.is_leader() {
@@ -38,6 +41,7 @@ pub(super) async fn run(cluster: &InCluster, fleet: &dyn Fleet) {
             cluster.conflicts.store(0, Ordering::Relaxed);
             cluster.snapshotter_missing.store(false, Ordering::Relaxed);
             snapshots = None;
+            small.clear();
             continue;
         }
         if snapshots.is_none_or(|at| at.elapsed() >= SNAPSHOTS_EVERY) {
@@ -45,7 +49,9 @@ pub(super) async fn run(cluster: &InCluster, fleet: &dyn Fleet) {
             look_for_snapshots(cluster).await;
         }
         let since = *leads_since.get_or_insert_with(Timestamp::now);
-        let failed = look(cluster, &fleet.reports(), since).await;
+        let reports = fleet.reports();
+        let failed = look(cluster, &reports, since).await;
+        tell_not_grown(cluster, &reports, &mut small);
         // Each fails for itself: what one agent says must not keep the others from being written.
         if let Some((what, error)) = failed.first() {
             let more = failed.len() - 1;
@@ -80,6 +86,40 @@ async fn look_for_snapshots(cluster: &InCluster) {
         tracing::warn!(message, "no snapshotter");
         cluster.tell(&About::Router, true, "NoSnapshotter", message.into());
     }
+}
+
+/// Tells at its claim, once for each reason, that a volume is used with a smaller file system than
+/// it should have. `told` are those of the last look; a volume counts for the node that has its pool.
+fn tell_not_grown(cluster: &InCluster, reports: &[Report], told: &mut BTreeSet<(String, String)>) {
+    let pools = cluster.known_pools();
+    let mut now = BTreeSet::new();
+    for report in reports {
+        let Some((_, answer)) = &report.seen else {
+            continue;
+        };
+        for small in &answer.not_grown {
+            let id = small.volume_id.parse::<VolumeId>();
+            let is_its = id.is_ok_and(|id| {
+                let mut of_it = pools.iter().filter(|pool| pool.node == report.node);
+                of_it.any(|pool| pool.id == id.pool)
+            });
+            let Some(claim) = cluster.claim_of(&small.volume_id).filter(|_| is_its) else {
+                continue;
+            };
+            let known = (small.volume_id.clone(), small.reason.clone());
+            if !told.contains(&known) {
+                let message = format!(
+                    "the file system was not grown to the volume's size, and is used as large as \
+                     it is: {}; it's tried again when the volume is staged the next time, so end \
+                     the pods that use it",
+                    small.reason
+                );
+                cluster.tell(&About::Claim(claim), true, "FileSystemNotGrown", message);
+            }
+            now.insert(known);
+        }
+    }
+    *told = now;
 }
 
 async fn look(

@@ -7,10 +7,10 @@ use tonic::Status;
 use uuid::Uuid;
 
 use crate::agent::find_request::Kind;
-use crate::agent::{DescribeResponse, FindRequest, FindResponse, Pool};
+use crate::agent::{self, DescribeResponse, FindRequest, FindResponse, Pool};
 use crate::error::Error;
 use crate::model::GroupId;
-use crate::operation::{Description, Driver, Forgotten, Named, PoolStatus};
+use crate::operation::{Description, Driver, Forgotten, Named, NotGrown, PoolStatus};
 use crate::service::reply::bytes;
 use crate::service::{Rpc, Service, status};
 
@@ -76,6 +76,7 @@ impl Service {
             unsettled_groups: groups(&seen.unsettled_groups),
             guard_alive: seen.guard,
             busy_groups: groups(&seen.busy_groups),
+            not_grown: not_grown(&seen.not_grown),
         })
     }
 
@@ -100,6 +101,18 @@ impl Service {
 
 /// So many changed devices of a pool are named.
 const CHANGED: usize = 8;
+
+/// So many volumes that could not be grown are told.
+const NOT_GROWN: usize = 64;
+
+fn not_grown(volumes: &[NotGrown]) -> Vec<agent::NotGrown> {
+    let each = volumes.iter().take(NOT_GROWN);
+    each.map(|small| agent::NotGrown {
+        volume_id: small.id.to_string(),
+        reason: small.reason.clone(),
+    })
+    .collect()
+}
 
 fn groups(ids: &[Uuid]) -> Vec<String> {
     ids.iter().map(|id| GroupId(*id).to_string()).collect()

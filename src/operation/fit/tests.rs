@@ -1,0 +1,106 @@
+//! A file system that can't be grown is mounted as large as it is, and that is told.
+
+use nix::errno::Errno;
+
+use super::*;
+use crate::host::memory::{FaultMode, MemoryHost};
+use crate::model::size::GIB;
+use crate::model::{AccessMode, CapacityRange};
+use crate::operation::tests::{driver, new_volume};
+use crate::operation::{CreateVolume, ExpandNode, ExpandVolume, StageVolume};
+
+const STAGING: &str = "/var/lib/kubelet/staging";
+
+fn capability(fs: FsType) -> Capability {
+    Capability {
+        access_type: AccessType::Mount {
+            fs_type: Some(fs),
+            mount_flags: Vec::new(),
+        },
+        access_mode: AccessMode::SingleNodeWriter,
+    }
+}
+
+fn size(required: u64) -> CapacityRange {
+    CapacityRange { required, limit: 0 }
+}
+
+fn stage(driver: &Driver, id: VolumeId, fs: FsType) -> Result<()> {
+    driver.stage_volume(&StageVolume {
+        volume_id: id.to_string(),
+        staging_path: STAGING.into(),
+        capability: capability(fs),
+    })
+}
+
+/// A volume that was used, and that grew while nobody used it.
+fn grown(host: &MemoryHost, fs: FsType) -> (Driver, VolumeId) {
+    let driver = driver(host);
+    let request = CreateVolume {
+        capabilities: vec![capability(fs)],
+        ..new_volume("a")
+    };
+    let id = driver.create_volume(&request).unwrap().id;
+    stage(&driver, id, fs).unwrap();
+    driver.unstage_volume(&id.to_string(), STAGING).unwrap();
+    let expanded = driver.expand_volume(&ExpandVolume {
+        volume_id: id.to_string(),
+        capacity: size(2 * GIB),
+        capability: None,
+    });
+    assert_eq!(expanded.unwrap().size, 2 * GIB);
+    (driver, id)
+}
+
+/// Stages it while one of the effects fails, the one after which it's mounted and too small.
+fn staged_small(fs: FsType) -> (MemoryHost, Driver, VolumeId) {
+    for effect in 1..60 {
+        let host = MemoryHost::new();
+        if fs == FsType::Ext4 {
+            host.refuse_ext4_growth();
+        }
+        let (driver, id) = grown(&host, fs);
+        host.fail_effect(effect, FaultMode::Before(Errno::EIO));
+        let staged = stage(&driver, id, fs);
+        let is_small = host
+            .fs_bytes(Path::new(STAGING))
+            .is_ok_and(|size| size < 2 * GIB);
+        assert_eq!(
+            driver.not_grown().len(),
+            usize::from(staged.is_ok() && is_small),
+            "{fs}: effect {effect}"
+        );
+        if is_small && staged.is_ok() {
+            host.clear_faults();
+            return (host, driver, id);
+        }
+    }
+    panic!("{fs}: nothing keeps it from growing");
+}
+
+#[test]
+fn a_stage_that_could_not_grow_its_volume_is_told_until_it_has_grown_or_ended() {
+    for fs in [FsType::Xfs, FsType::Ext4, FsType::Btrfs] {
+        let (host, driver, id) = staged_small(fs);
+        let told = driver.describe().not_grown;
+        assert_eq!(told[0].id, id);
+        assert!(told[0].reason.contains("grow"), "{fs}: {told:?}");
+        stage(&driver, id, fs).unwrap();
+        assert_eq!(driver.not_grown(), [], "{fs}");
+        assert_eq!(host.fs_bytes(Path::new(STAGING)), Ok(2 * GIB), "{fs}");
+
+        let (_host, driver, id) = staged_small(fs);
+        driver.unstage_volume(&id.to_string(), STAGING).unwrap();
+        assert_eq!(driver.not_grown(), [], "{fs}");
+    }
+    let (host, driver, id) = staged_small(FsType::Xfs);
+    let grown = driver.expand_node(&ExpandNode {
+        volume_id: id.to_string(),
+        volume_path: STAGING.into(),
+        capacity: None,
+        capability: None,
+    });
+    assert_eq!(grown.unwrap(), 2 * GIB);
+    assert_eq!(host.fs_bytes(Path::new(STAGING)), Ok(2 * GIB));
+    assert_eq!(driver.not_grown(), []);
+}
