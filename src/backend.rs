@@ -190,6 +190,10 @@ pub trait Backend: Send + Sync + 'static {
     /// Tells the pool's disk of blocks that deletes with `wipe: discard` have freed, once for all
     /// of them. Does nothing if there are none, or if it was told less than a minute ago.
     fn tell_disk(&self) -> Result<()>;
+    /// When the volumes of this pool were trimmed last, in seconds since 1970, if that is known.
+    fn trimmed(&self) -> Result<Option<u64>>;
+    /// Notes that they were; an error if a later process won't know of it.
+    fn note_trimmed(&self, at: u64) -> Result<()>;
 
     /// Whether images of this pool can share blocks: else snapshots are copies.
     fn shares_blocks(&self) -> bool;

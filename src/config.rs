@@ -53,7 +53,7 @@ pub struct Given {
     #[arg(
         long,
         value_name = "POOL",
-        help = "A pool: NAME=file:/path[,init][,image=SIZE][,snapshots=reserved|best-effort][,extent=SIZE][,overcommit=N][,mount=required|any] or NAME=memory: (may be repeated)"
+        help = "A pool: NAME=file:/path[,init][,image=SIZE][,snapshots=reserved|best-effort][,extent=SIZE][,overcommit=N][,mount=required|any][,trim=7d] or NAME=memory: (may be repeated)"
     )]
     #[serde(deserialize_with = "value::pools")]
     pub pool: Vec<PoolDefinition>,
@@ -266,6 +266,7 @@ mod tests {
             image = "200Gi"
             overcommit = 2
             mount = "any"
+            trim = "7d"
         "#;
         insta::assert_debug_snapshot!(file(text).finish().unwrap());
     }

@@ -47,6 +47,7 @@ mod stage;
 mod start;
 mod stats;
 mod take_raw;
+mod trim;
 mod unstage;
 mod usage;
 mod watch;

@@ -244,6 +244,14 @@ impl Backend for FileBackend {
         self.folder.tell_disk()
     }
 
+    fn trimmed(&self) -> Result<Option<u64>> {
+        self.folder.trimmed()
+    }
+
+    fn note_trimmed(&self, at: u64) -> Result<()> {
+        self.folder.note_trimmed(at)
+    }
+
     fn shares_blocks(&self) -> bool {
         self.shares_blocks
     }

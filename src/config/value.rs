@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer};
 use super::BadConfig;
 use crate::model::size::parse_size;
 use crate::model::snapshot::parse_duration;
-use crate::model::{MountRule, PoolDefinition, PoolOptions, SnapshotRoom};
+use crate::model::{MountRule, PoolDefinition, PoolOptions, SnapshotRoom, TrimInterval};
 
 /// A key of the file whose text is parsed as its flag is.
 pub(super) fn one<'de, D, T>(from: D) -> Result<Option<T>, D::Error>
@@ -332,6 +332,8 @@ struct PoolTable {
     overcommit: Option<f64>,
     #[serde(default, deserialize_with = "one")]
     mount: Option<MountRule>,
+    #[serde(default, deserialize_with = "one")]
+    trim: Option<TrimInterval>,
 }
 
 /// A text with a unit, or a number of bytes.
@@ -378,6 +380,7 @@ impl<'de> Visitor<'de> for PoolVisitor {
             extent: table.extent,
             overcommit: table.overcommit,
             mount: table.mount,
+            trim: table.trim,
         };
         PoolDefinition::from_parts(&table.name, &table.place, options)
             .map(PoolEntry)

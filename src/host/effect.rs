@@ -4,7 +4,7 @@ use std::path::Path;
 
 use uuid::Uuid;
 
-use super::{Device, FileId, Known, LoopHold, Session, SessionSpec};
+use super::{Device, FileId, Known, LoopHold, MountRoot, Session, SessionSpec};
 use crate::model::FsType;
 
 /// One change. Paths of a pool begin with what [`super::Host::pin_dir`] gave; those of callers
@@ -107,6 +107,14 @@ pub enum Effect<'a> {
     Trim {
         /// A directory of the file system.
         path: &'a Path,
+    },
+    /// FITRIM of a volume: blocks that its file system doesn't need are taken from its image. Runs
+    /// of less than `least` bytes stay: each hole makes an extent more.
+    TrimVolume {
+        /// The root of its file system.
+        root: &'a MountRoot,
+        /// See above.
+        least: u64,
     },
     /// FICLONE of a whole image: atomic against its writers, who wait for all of it (about 15 us
     /// an extent on xfs). The target exists and is replaced; it takes the source's length.
@@ -380,6 +388,7 @@ impl Effect<'_> {
             Effect::HintExtents { .. } => "hint_extents",
             Effect::Discard { .. } => "discard",
             Effect::Trim { .. } => "trim",
+            Effect::TrimVolume { .. } => "trim_volume",
             Effect::CloneWhole { .. } => "clone_whole",
             Effect::CloneAhead { .. } => "clone_ahead",
             Effect::CloneRest { .. } => "clone_rest",

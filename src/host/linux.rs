@@ -109,6 +109,7 @@ impl LinuxHost {
             Effect::HintExtents { path, bytes } => image::hint_extents(path, bytes),
             Effect::Discard { path } => image::discard(path),
             Effect::Trim { path } => trim::trim(path),
+            Effect::TrimVolume { root, least } => trim::trim_volume(root, least),
             Effect::WriteInPlace { .. }
             | Effect::MakeLike { .. }
             | Effect::CloneWhole { .. }

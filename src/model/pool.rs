@@ -1,5 +1,5 @@
 //! How a pool is defined on the command line:
-//! `NAME=file:/path[,init][,image=SIZE][,snapshots=reserved][,extent=SIZE][,overcommit=1][,mount=required]`.
+//! `NAME=file:/path[,init][,image=SIZE][,snapshots=reserved][,extent=SIZE][,overcommit=1][,mount=required][,trim=7d]`.
 //!
 //! The words of LVM pools belong to the grammar already; they are understood and refused, so that
 //! a definition never means something else than it says.
@@ -8,10 +8,10 @@ use std::fmt;
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
-use super::SnapshotRoom;
 use super::capability::FsType;
 use super::parameters::is_pool_name;
 use super::size::{self, Human, image_bytes};
+use super::{SnapshotRoom, TrimInterval};
 
 /// One `--pool`.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,6 +35,8 @@ pub struct PoolDefinition {
     pub overcommit: f64,
     /// Where it may be made, if that is said.
     pub mount: Option<MountRule>,
+    /// How often thin volumes give back what their files need no more; never, if that isn't said.
+    pub trim: Option<TrimInterval>,
 }
 
 /// Where a pool may be made.
@@ -83,6 +85,8 @@ pub struct PoolOptions {
     pub overcommit: Option<f64>,
     /// See [`PoolDefinition::mount`].
     pub mount: Option<MountRule>,
+    /// See [`PoolDefinition::trim`].
+    pub trim: Option<TrimInterval>,
 }
 
 /// Where a pool is.
@@ -116,7 +120,7 @@ pub struct NotAPool(String);
 pub const WAY_OUT: &str = "xfs and btrfs can share blocks; on this disk, a pool with an xfs in one reserved file can as well: --pool NAME=file:/path/to/an/empty/folder,init,mount=any,image=SIZE";
 
 /// The grammar, for sentences.
-const GRAMMAR: &str = "NAME=file:/path[,init][,image=SIZE][,snapshots=reserved|best-effort][,extent=SIZE][,overcommit=N][,mount=required|any] or NAME=memory:";
+const GRAMMAR: &str = "NAME=file:/path[,init][,image=SIZE][,snapshots=reserved|best-effort][,extent=SIZE][,overcommit=N][,mount=required|any][,trim=7d] or NAME=memory:";
 /// A larger `extent` would give a volume blocks beyond its size that matter.
 const MOST_EXTENT: u64 = size::MIB;
 /// The largest block of an xfs: extents are whole blocks.
@@ -167,6 +171,7 @@ impl PoolDefinition {
             extent,
             overcommit,
             mount: options.mount,
+            trim: options.trim,
         })
     }
 }
@@ -292,9 +297,10 @@ impl FromStr for PoolDefinition {
                     options.extent.replace(bytes).is_some()
                 }
                 Some(("mount", rule)) => options.mount.replace(rule.parse().map_err(no)?).is_some(),
+                Some(("trim", time)) => options.trim.replace(time.parse().map_err(no)?).is_some(),
                 _ => {
                     return Err(no(format!(
-                        "{word:?} is not known; known are init, image=SIZE, snapshots=reserved|best-effort, extent=SIZE, overcommit=N and mount=required|any, and a path with a comma can be given in the configuration file alone"
+                        "{word:?} is not known; known are init, image=SIZE, snapshots=reserved|best-effort, extent=SIZE, overcommit=N, mount=required|any and trim=7d, and a path with a comma can be given in the configuration file alone"
                     )));
                 }
             };
@@ -342,6 +348,9 @@ impl fmt::Display for PoolDefinition {
         }
         if let Some(rule) = self.mount {
             write!(f, ",mount={rule}")?;
+        }
+        if let Some(interval) = self.trim {
+            write!(f, ",trim={interval}")?;
         }
         Ok(())
     }
@@ -423,6 +432,8 @@ mod tests {
             "a=memory:,extent=64Ki",
             "a=file:/b,mount=some",
             "a=file:/b,mount=any,mount=required",
+            "a=file:/b,trim=weekly",
+            "a=file:/b,trim=7d,trim=1d",
             "a=memory:,image=1Gi",
             "a=memory:,mount=any",
             "a=memory:/b",
@@ -468,9 +479,11 @@ mod tests {
             extent in proptest::option::of((16u32..=20).prop_map(|power| 1u64 << power)),
             overcommit in 1.0f64..=1000.0,
             mount in proptest::option::of(proptest::sample::select(vec![MountRule::Required, MountRule::Any])),
+            trim in proptest::option::of(proptest::sample::select(vec!["1h", "36h", "7d"])),
         ) {
+            let trim = trim.map(|text| text.parse().unwrap());
             prop_assume!(!path.split('/').any(|part| part == ".."));
-            let options = PoolOptions { init, image, snapshots, extent, overcommit: Some(overcommit), mount };
+            let options = PoolOptions { init, image, snapshots, extent, overcommit: Some(overcommit), mount, trim };
             let Ok(pool) = PoolDefinition::from_parts(&name, &format!("file:{path}"), options) else {
                 // Only a path of dots alone is the root folder.
                 prop_assert!(path.chars().all(|c| c == '/' || c == '.'));

@@ -86,7 +86,9 @@ impl Work {
         let pools = look_at_pools(driver);
         let groups = clean(driver, Driver::settle_groups);
         let leftovers = clean(driver, Driver::clean);
-        tokio::join!(sweep, look, pools, groups, leftovers, tell_disks(driver));
+        let trims = beside(driver, Driver::trim_volumes);
+        let disks = beside(driver, Driver::tell_disk);
+        tokio::join!(sweep, look, pools, groups, leftovers, disks, trims);
     }
 
     /// Waits for work whose callers went away.
@@ -149,11 +151,12 @@ async fn clean(driver: &Arc<Driver>, chore: fn(&Driver, PoolId)) {
     .await;
 }
 
-/// Tells disks what is free. A stop does not wait for it: nothing depends on it, and it's repeated.
-async fn tell_disks(driver: &Arc<Driver>) {
+/// Tells disks or images what is free. A stop does not wait for it: nothing depends on it, and it's
+/// repeated.
+async fn beside(driver: &Arc<Driver>, chore: fn(&Driver, PoolId)) {
     let begin = |pool| {
         let driver = driver.clone();
-        tokio::task::spawn_blocking(move || driver.tell_disk(pool))
+        tokio::task::spawn_blocking(move || chore(&driver, pool))
     };
     for_pools(driver, begin).await;
 }

@@ -50,6 +50,7 @@ const CHANGES: &[Change] = &[
     ("pools[0].overcommit", "3", POOL),
     ("pools[0].snapshots", "best-effort", POOL),
     ("pools[0].extent", "64Ki", POOL),
+    ("pools[0].trim", "7d", POOL),
     ("kubeletDir", "/var/snap/kubelet", &[]),
     ("logFormat", "text", &[]),
     ("logLevel", "debug", &[]),
@@ -286,6 +287,10 @@ fn what_is_wrong_is_refused_by_name() {
         (
             &["pools[0].name=a,pools[0].path=/a,pools[0].extent=4Ki"],
             &["/pools/0/extent"],
+        ),
+        (
+            &["pools[0].name=a,pools[0].path=/a,pools[0].trim=weekly"],
+            &["/pools/0/trim"],
         ),
         (
             &["pools[0].name=a,pools[0].path=/a/../b"],

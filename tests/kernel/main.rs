@@ -23,5 +23,6 @@ mod refusals;
 mod room;
 mod tenants;
 mod tracking;
+mod trims;
 
 pub use support::node::*;

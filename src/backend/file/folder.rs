@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, TryLockError};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::trim::Untold;
+use super::trim::{Trimmed, Untold};
 use super::{IMAGE, RECORD, SNAPSHOTS, TRASH, VOLUMES};
 use crate::error::{Doing, Error, Result};
 use crate::host::{Effect, FileStat, Host};
@@ -26,6 +26,8 @@ pub(super) struct Folder {
     pub(super) wiping: Mutex<()>,
     /// Blocks that were freed, of which the disk is told later.
     pub(super) untold: Untold,
+    /// When volumes were trimmed.
+    pub(super) trimmed: Trimmed,
 }
 
 /// What is read of the record of a deleted volume or snapshot.
@@ -52,6 +54,7 @@ impl Folder {
             root,
             wiping: Mutex::new(()),
             untold: Untold::default(),
+            trimmed: Trimmed::default(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! Telling the pool's disk which blocks are free, once for many deletes: a trim (FITRIM) goes
 //! through all free blocks of the file system, under locks that writers need as well, and the file
-//! system does not remember what an earlier one has told.
+//! system does not remember what an earlier one has told. And the note of when the volumes were
+//! trimmed, which give their blocks to the pool.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,12 +9,14 @@ use std::time::{Duration, Instant};
 
 use super::TRASH;
 use super::folder::Folder;
-use crate::error::Result;
+use crate::error::{Doing, Result};
 use crate::host::Effect;
 
 /// In the trash: blocks were freed of which the disk has not been told yet. Earlier releases leave
 /// it alone.
 const UNTOLD: &str = "untrimmed";
+/// In the trash: seconds since 1970, in digits. Earlier releases leave it alone, too.
+const TRIMMED: &str = "trimmed";
 /// From the begin of one trim to the next one.
 const EVERY: Duration = Duration::from_secs(60);
 
@@ -29,6 +32,10 @@ struct State {
     freed: u64,
     last: Option<Instant>,
 }
+
+/// When the volumes of one pool were trimmed last, as far as this process knows.
+#[derive(Default)]
+pub(super) struct Trimmed(Mutex<Option<u64>>);
 
 impl Untold {
     fn state(&self) -> MutexGuard<'_, State> {
@@ -95,6 +102,40 @@ impl Folder {
             state.marked = false;
         }
         Ok(())
+    }
+
+    /// A note that is damaged is none: then they are trimmed once too often.
+    pub(super) fn trimmed(&self) -> Result<Option<u64>> {
+        let mut known = self.last_trim();
+        if known.is_none() {
+            let read = self.host.read_file(&self.root.join(TRASH).join(TRIMMED));
+            let read = read.doing(|| "read when volumes were trimmed".into())?;
+            let text = read.and_then(|bytes| String::from_utf8(bytes).ok());
+            *known = text.and_then(|text| text.trim().parse().ok());
+        }
+        Ok(*known)
+    }
+
+    /// This process knows it also where the disk has no room for the note.
+    pub(super) fn note_trimmed(&self, at: u64) -> Result<()> {
+        *self.last_trim() = Some(at);
+        let doing = || "note that volumes were trimmed".to_string();
+        let path = self.root.join(TRASH).join(TRIMMED);
+        let bytes = at.to_string().into_bytes();
+        let note = Effect::WriteFile {
+            path: &path,
+            bytes: &bytes,
+        };
+        self.perform(note, doing)?;
+        self.perform(Effect::SyncFile { path: &path }, doing)?;
+        self.sync(TRASH)
+    }
+
+    fn last_trim(&self) -> MutexGuard<'_, Option<u64>> {
+        self.trimmed
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

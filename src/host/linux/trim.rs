@@ -1,22 +1,22 @@
-//! Telling the disk beneath a file system which of its blocks are free.
+//! Telling the disk, or the image, beneath a file system which of its blocks are free.
 
+use std::os::fd::AsFd;
 use std::path::Path;
 
 use nix::errno::Errno;
 use nix::unistd::syncfs;
 
 use super::files::open_real_dir;
+use super::freeze::root_fd;
 use super::sys;
 use crate::error::HostError;
-use crate::host::Result;
+use crate::host::{MountRoot, Result};
 
 /// FITRIM over the whole file system that a directory lies on.
 pub(super) fn trim(path: &Path) -> Result<()> {
     let directory = open_real_dir(path)?;
-    // FITRIM looks at what is free on disk: the release of blocks may be a transaction that is
-    // still in memory.
-    syncfs(&directory).map_err(|errno| HostError::errno("sync the file system of", path, errno))?;
-    match sys::fs::trim(directory) {
+    sync(&directory, path)?;
+    match sys::fs::trim(directory, 0) {
         Ok(bytes) => tracing::debug!(path = %path.display(), bytes, "told the disk what is free"),
         // A disk without discard, or a file system that may not tell it: the blocks are free all
         // the same.
@@ -29,4 +29,21 @@ pub(super) fn trim(path: &Path) -> Result<()> {
         Err(errno) => return Err(HostError::errno("trim the file system of", path, errno)),
     }
     Ok(())
+}
+
+/// FITRIM of the volume whose root is open.
+pub(super) fn trim_volume(root: &MountRoot, least: u64) -> Result<()> {
+    let device = &root.device.path;
+    let directory = root_fd(root)?;
+    sync(directory, device)?;
+    let bytes = sys::fs::trim(directory, least)
+        .map_err(|errno| HostError::errno("trim the file system on", device, errno))?;
+    tracing::debug!(device = %device.display(), bytes, "took blocks that nothing needs from the image");
+    Ok(())
+}
+
+/// FITRIM looks at what is free on disk: the release of blocks may be a transaction that is still
+/// in memory.
+fn sync(directory: impl AsFd, path: &Path) -> Result<()> {
+    syncfs(directory).map_err(|errno| HostError::errno("sync the file system of", path, errno))
 }

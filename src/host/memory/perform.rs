@@ -48,6 +48,7 @@ pub(super) fn subject<'a>(effect: &'a Effect<'a>) -> std::borrow::Cow<'a, Path> 
         | Effect::CloneRest { target, .. }
         | Effect::CopyRange { target, .. } => (*target).into(),
         Effect::RenewFsId { image, .. } => (*image).into(),
+        Effect::TrimVolume { root, .. } => (&root.device.path).into(),
         Effect::AttachLoop(spec) => spec.image.into(),
         Effect::DetachLoop { number, .. }
         | Effect::DetachDeadLoop { number, .. }
@@ -95,6 +96,9 @@ impl Machine {
                 reserve,
             } => self.allocate(process, path, *size, *reserve)?,
             Effect::Shorten { path, size } => self.shorten(process, path, *size)?,
+            Effect::TrimVolume { root, .. } => {
+                self.trim_volume(loop_number(&root.device).ok_or(Errno::ENOTBLK)?)?;
+            }
             Effect::Zero { path } => self.erase(process, path, true)?,
             Effect::Discard { path } => self.erase(process, path, false)?,
             Effect::CloneWhole { .. }

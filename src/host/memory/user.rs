@@ -64,6 +64,16 @@ impl Machine {
         Ok(())
     }
 
+    /// Blocks that hold nothing go back to the pool, unless the device forbids it.
+    pub(super) fn trim_volume(&mut self, number: u32) -> Answer<()> {
+        if self.dev(number)?.no_discard {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let ino = self.image_of(number)?;
+        self.data_mut(ino)?.reserved = 0;
+        Ok(())
+    }
+
     /// A mounted file system writes back what its users wrote. What finds no room is lost, and
     /// that is said once.
     pub(super) fn write_back(&mut self, number: u32) -> Answer<()> {
@@ -118,12 +128,7 @@ impl MemoryHost {
     pub fn trim(&self, mount_point: &Path) -> Answer<()> {
         let mut machine = self.lock();
         let (number, _) = machine.fs_at(mount_point)?;
-        if machine.dev(number)?.no_discard {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        let ino = machine.image_of(number)?;
-        machine.data_mut(ino)?.reserved = 0;
-        Ok(())
+        machine.trim_volume(number)
     }
 
     /// The numbers in the file system at a path, in the order written.

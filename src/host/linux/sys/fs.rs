@@ -134,12 +134,12 @@ struct TrimRange {
     min_len: u64,
 }
 
-/// FITRIM over a whole file system; bytes trimmed.
-pub fn trim(file: impl AsFd) -> Result<u64> {
+/// FITRIM over a whole file system, of runs of at least so many bytes; bytes trimmed.
+pub fn trim(file: impl AsFd, min_len: u64) -> Result<u64> {
     let mut range = TrimRange {
         start: 0,
         len: u64::MAX,
-        min_len: 0,
+        min_len,
     };
     let request = request_code_readwrite!(b'X', 121, size_of::<TrimRange>());
     // SAFETY: FITRIM reads and writes an fstrim_range.

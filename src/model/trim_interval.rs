@@ -1,0 +1,97 @@
+//! How often blocks that the files of a volume need no more are given back to its pool.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+const HOUR: u64 = 3600;
+const DAY: u64 = 24 * HOUR;
+/// A trim goes through all of a file system.
+const LEAST: u64 = HOUR;
+/// Who wants more wants never.
+const MOST: u64 = 365 * DAY;
+
+/// From one trim of a pool's volumes to the next: whole hours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrimInterval {
+    seconds: u64,
+}
+
+impl TrimInterval {
+    /// The time.
+    pub fn get(self) -> Duration {
+        Duration::from_secs(self.seconds)
+    }
+}
+
+impl FromStr for TrimInterval {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<TrimInterval, String> {
+        let whole = |unit: char, seconds: u64| {
+            let digits = text.strip_suffix(unit)?;
+            let is_number = digits.bytes().all(|c| c.is_ascii_digit());
+            let number: u64 = digits.parse().ok().filter(|_| is_number)?;
+            number.checked_mul(seconds)
+        };
+        let seconds = whole('d', DAY).or_else(|| whole('h', HOUR));
+        match seconds.filter(|seconds| (LEAST..=MOST).contains(seconds)) {
+            Some(seconds) => Ok(TrimInterval { seconds }),
+            None => Err(format!(
+                "trim={text} is not a time between two trims; give one from 1h to 365d, such as 7d"
+            )),
+        }
+    }
+}
+
+impl fmt::Display for TrimInterval {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.seconds % DAY {
+            0 => write!(f, "{}d", self.seconds / DAY),
+            _ => write!(f, "{}h", self.seconds / HOUR),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_hours_and_days_are_taken_and_nothing_else() {
+        for (text, seconds, printed) in [
+            ("1h", HOUR, "1h"),
+            ("36h", 36 * HOUR, "36h"),
+            ("48h", 2 * DAY, "2d"),
+            ("7d", 7 * DAY, "7d"),
+            ("365d", MOST, "365d"),
+        ] {
+            let interval: TrimInterval = text.parse().unwrap();
+            assert_eq!(interval.get(), Duration::from_secs(seconds));
+            assert_eq!(interval.to_string(), printed);
+        }
+        let bad = [
+            "",
+            "7",
+            "d",
+            "0h",
+            "0d",
+            "+7d",
+            "366d",
+            "30m",
+            "1w",
+            "1.5d",
+            "-1d",
+            "7 d",
+            "99999999999999999999d",
+            "9999999999999999999d",
+        ];
+        for text in bad {
+            let sentence = text.parse::<TrimInterval>().unwrap_err();
+            assert!(
+                sentence.contains(&format!("trim={text} ")) && sentence.contains("such as 7d"),
+                "{sentence}"
+            );
+        }
+    }
+}
