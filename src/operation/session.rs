@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::Driver;
 use super::cutting::Source;
-use super::group::{membership, sources};
+use super::group::{member_of, membership, sources};
 use super::lock::{Guard, Key};
 use super::share::{Kept, Share};
 use crate::cut::Halt;
@@ -149,6 +149,25 @@ impl Driver {
             Ok(None) => self.undone(&mut share),
             Err(first) => Err(self.undo_share(&mut share, first)),
         }
+    }
+
+    /// The locks that a share needs.
+    pub fn locks_of_share(&self, begin: &BeginShare) -> Vec<Key> {
+        let sources = sources(&begin.volume_ids).unwrap_or_default();
+        let of_source = |source: VolumeId| {
+            let snapshot = match begin.group {
+                Some(group) => member_of(group, source),
+                None => SnapshotId::of_name(source.pool, NameKind::Snapshot, &begin.name),
+            };
+            [Key::Volume(source.uuid), Key::Snapshot(snapshot.uuid)]
+        };
+        let whole = match begin.group {
+            Some(group) => Key::Group(group.0),
+            None => Key::SnapshotName(begin.name.clone()),
+        };
+        let mut locks = vec![whole];
+        locks.extend(sources.into_iter().flat_map(of_source));
+        locks
     }
 
     /// Of a group that has nothing here yet. What is in doubt, or committed by another try, must

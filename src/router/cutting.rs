@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::join_all;
 use tokio::runtime::Handle;
@@ -90,6 +90,8 @@ pub(super) struct Wanted {
     pub(super) shares: Vec<(Arc<Agent>, Vec<String>)>,
     /// As in [`crate::operation::CreateSnapshot::requisite`].
     pub(super) requisite: Vec<String>,
+    /// Until when it may wait for what is locked.
+    pub(super) wait_until: Instant,
 }
 
 impl Wanted {
@@ -114,6 +116,16 @@ impl Wanted {
             level: now.level.word().to_string(),
             requisite_homes: self.requisite.clone(),
             early_failure: true,
+            wait_millis: self.wait_millis(),
+        }
+    }
+
+    /// Where several agents take part, each would hold its locks while another one waits.
+    fn wait_millis(&self) -> u64 {
+        let left = self.wait_until.saturating_duration_since(Instant::now());
+        match self.shares.len() {
+            1 => u64::try_from(left.as_millis()).unwrap_or(u64::MAX),
+            _ => 0,
         }
     }
 }
@@ -157,6 +169,7 @@ impl Router {
         &self,
         agent: Arc<Agent>,
         asked: &csi::CreateSnapshotRequest,
+        wait_until: Instant,
     ) -> Result<()> {
         let key = self.topology_key();
         let topology_key = self.options.alpha.snapshot_topology.then_some(key.as_str());
@@ -171,6 +184,7 @@ impl Router {
             sources: vec![request.source_volume_id.clone()],
             shares: vec![(agent, vec![request.source_volume_id])],
             requisite: request.requisite,
+            wait_until,
         };
         let router = self.clone();
         let work = async move {

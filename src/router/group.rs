@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tonic::Request;
 use uuid::Uuid;
@@ -122,13 +122,16 @@ impl Router {
     ) -> Result<Group> {
         let request = warned(request::create_group(&asked)?);
         let id = self.group_id(&request.name);
+        let wait_until = Instant::now() + patience;
         let locks = &self.cuts.locks;
         locks.wait_until_free(&[Key::Group(id.0)], patience).await;
         let lock = self.cuts.locks.acquire(Key::Group(id.0))?;
         let router = self.clone();
         let work = async move {
             let _lock = lock;
-            router.made_group(id, request, asked.parameters).await
+            router
+                .made_group(id, request, asked.parameters, wait_until)
+                .await
         };
         self.detached(work).await
     }
@@ -138,6 +141,7 @@ impl Router {
         id: GroupId,
         request: CreateGroup,
         given: HashMap<String, String>,
+        wait_until: Instant,
     ) -> Result<Group> {
         let sources = request.source_volume_ids.clone();
         // A name that Kubernetes has made is of these volumes alone.
@@ -159,6 +163,7 @@ impl Router {
             given: given.clone(),
             sources: sources.clone(),
             requisite: Vec::new(),
+            wait_until,
         };
         let cut = self.cut(wanted).await;
         self.tell_of_cut(&given, cut.as_ref().map(Option::as_ref));

@@ -1,7 +1,7 @@
 //! CreateSnapshot: by the agent of the volume.
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use futures_util::StreamExt;
 use tonic::Code;
@@ -50,8 +50,9 @@ impl Router {
             // Its application is in a pod, which no agent reaches.
             let lock = [Key::SnapshotName(asked.name.clone())];
             let locks = &self.cuts.locks;
+            let wait_until = Instant::now() + call.patience();
             locks.wait_until_free(&lock, call.patience()).await;
-            match self.cut_single(agent.clone(), &message).await {
+            match self.cut_single(agent.clone(), &message, wait_until).await {
                 // Its volume is paused after another call has failed; the snapshot may be there.
                 Err(paused @ Error::Paused { .. }) => {
                     let question = named(&asked.name);

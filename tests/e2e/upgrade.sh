@@ -13,12 +13,17 @@ image_of() { # CHECKOUT TAG: its program as an image, in all nodes
     IMAGE_NAME=slackwater:$2 IMAGE_OUT=$archive "$1/deploy/image/build" >/dev/null 2>&1
     "$CLUSTER/image" load "$archive"
 }
+only_image() { # TAG
+    [ "$(kubectl -n $SYSTEM get pods -o 'jsonpath={range .items[*]}{range .spec.containers[*]}{.image}{"\n"}{end}{range .spec.initContainers[*]}{.image}{"\n"}{end}{end}' | grep slackwater | sort -u)" = "slackwater:$1" ]
+}
 all_run() { # TAG: each pod of the driver, and nothing else
     local workload
     for workload in $(kubectl -n $SYSTEM get daemonset,deployment -o name); do
         kubectl -n $SYSTEM rollout status --timeout="$WAIT" "$workload" >/dev/null || return 1
     done
-    is "images of the driver's containers" "$(kubectl -n $SYSTEM get pods -o 'jsonpath={range .items[*]}{range .spec.containers[*]}{.image}{"\n"}{end}{range .spec.initContainers[*]}{.image}{"\n"}{end}{end}' | grep slackwater | sort -u)" "slackwater:$1"
+    # Pods of before may take a moment to end.
+    eventually 120 only_image "$1"
+    note "images of the driver's containers: slackwater:$1"
 }
 
 test_upgrade_and_rollback_while_pods_write() {

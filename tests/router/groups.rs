@@ -2,11 +2,12 @@
 //! deleted one by one.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use slackwater::agent::DeleteSnapshotRequest as DeleteSnapshotByHand;
 use slackwater::csi::*;
 use slackwater::host::Host;
-use tonic::Code;
+use tonic::{Code, Request};
 
 use crate::ground::*;
 use crate::harness::*;
@@ -44,7 +45,7 @@ async fn made(routed: &Routed, create: &CreateVolumeGroupSnapshotRequest) -> Vol
         match groups.create_volume_group_snapshot(create.clone()).await {
             Ok(made) => return made.into_inner().group_snapshot.unwrap(),
             Err(status) if status.code() == Code::Aborted => {
-                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                tokio::time::sleep(Duration::from_millis(50)).await;
             }
             Err(status) => panic!("{status:?}"),
         }
@@ -245,4 +246,38 @@ async fn a_member_of_a_group_that_goes_together_is_deleted_by_a_person_alone() {
         }
     }
     assert!(b.machine.read_file(&record(&second)).unwrap().is_none());
+}
+
+/// Also where the router asks agents: what has the volume ends by itself, and some callers take the
+/// first ABORTED for a failed backup.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_of_one_node_waits_until_its_volume_is_free() {
+    let a = Peer::start("node-a", &["default"], None);
+    let routed = Routed::of(&[&a]).await;
+    let volume = routed.create_on("v", &a).await;
+    a.gate.close("allocate");
+    let mut controller = routed.controller();
+    let growth = ControllerExpandVolumeRequest {
+        volume_id: volume.clone(),
+        capacity_range: at_least(2 * GIB),
+        ..Default::default()
+    };
+    let grows = tokio::spawn(async move { controller.controller_expand_volume(growth).await });
+    a.gate.reached(1).await;
+    let waits = |seconds: u64| {
+        let (mut groups, source) = (routed.groups(), volume.clone());
+        let mut request = Request::new(group("g", &[&source]));
+        request.set_timeout(Duration::from_secs(seconds));
+        tokio::spawn(async move { groups.create_volume_group_snapshot(request).await })
+    };
+    let hurried = waits(5).await.unwrap().unwrap_err();
+    assert_eq!(hurried.code(), Code::Aborted, "{hurried:?}");
+    let waiting = waits(300);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!waiting.is_finished());
+    assert_eq!(a.driver.running(), 1, "only the growth has a thread");
+    a.gate.open();
+    grows.await.unwrap().unwrap();
+    let made = waiting.await.unwrap().unwrap().into_inner();
+    assert_eq!(made.group_snapshot.unwrap().snapshots.len(), 1);
 }

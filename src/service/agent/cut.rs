@@ -137,7 +137,19 @@ async fn serve(
         Some(_) | None => Rpc::CreateVolumeGroupSnapshot,
     };
     let is_early = matches!(&first, Some(Step::Begin(begin)) if begin.early_failure);
+    let wait = match &first {
+        Some(Step::Begin(begin)) => Duration::from_millis(begin.wait_millis),
+        Some(_) | None => Duration::ZERO,
+    };
     let begin = begin(first).map_err(|error| failed(rpc, &error))?;
+    if !wait.is_zero() {
+        let locks = driver.locks_of_share(&begin);
+        tokio::select! {
+            () = driver.wait_until_free(&locks, wait) => {}
+            // The router has gone, and nothing was begun.
+            () = answers.closed() => return Ok(()),
+        }
+    }
     let (orders, inbox) = mpsc::channel(STEPS);
     let halt = Halt::default();
     let ears = listen(steps, orders, answers.clone(), halt.clone());
