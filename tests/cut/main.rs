@@ -11,6 +11,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod carried;
 #[cfg(feature = "fault")]
 mod copies;
 #[cfg(feature = "fault")]
