@@ -7,7 +7,8 @@
 //! left nothing; repeats must converge to the same answer and the same picture of the machine;
 //! nothing that a user synced may be lost; and led to its end, the volume must leave nothing.
 //! The same holds of a call that is made while something is wrong that lasts, once it has ended:
-//! a pool that is full and stays full, a record that can't be read, a disk that dies. And of a call that fails after
+//! a pool that is full and stays full, a record that can't be read, from the start or from the
+//! middle of a call on, a disk that dies. And of a call that fails after
 //! others, of the same volume, have failed and then succeeded.
 
 mod again;

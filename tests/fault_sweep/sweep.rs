@@ -9,7 +9,7 @@ use slackwater::host::memory::{FaultMode, Unreadable};
 
 use crate::trial::{Calm, Came, Fault, Scenario, Then};
 use crate::world::check::Picture;
-use crate::world::{Lasting, Step, World};
+use crate::world::{Lasting, Step, World, settings};
 
 const MODES: [FaultMode; 6] = [
     FaultMode::Before(Errno::EIO),
@@ -105,13 +105,20 @@ impl Scenario {
 
     /// What may be wrong from the call on, and stay so.
     fn lasting(&self) -> Vec<Lasting> {
-        let records = World::after(&self.before).record_files();
-        let ways = |path: PathBuf| {
-            [Unreadable::Error, Unreadable::Zeros].map(|how| Lasting::Unreadable(path.clone(), how))
+        let mut records = World::after(&self.before).record_files();
+        let (error, zeros) = (Unreadable::Error, Unreadable::Zeros);
+        let ways =
+            |path: &PathBuf| [error, zeros].map(|how| Lasting::Unreadable(path.clone(), how));
+        let mut all = vec![Lasting::Full, Lasting::Dead { anew: false }];
+        all.extend(records.iter().flat_map(ways));
+        // A driver that has begun before reads them in the middle of calls, or while it looks.
+        records.push(settings().node_record);
+        let later = |path: &PathBuf| {
+            let ways = [(error, 0), (error, 1), (zeros, 1), (error, 2)];
+            ways.map(|(how, reads)| Lasting::UnreadableAfter(path.clone(), how, reads))
         };
-        let unreadable = records.into_iter().flat_map(ways);
-        let disks = [Lasting::Full, Lasting::Dead { anew: false }];
-        disks.into_iter().chain(unreadable).collect()
+        all.extend(records.iter().flat_map(later));
+        all
     }
 
     /// A stranger thaws before each effect in turn: what was cut then is never served.

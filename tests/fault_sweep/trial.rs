@@ -43,8 +43,7 @@ impl Fault {
         match self {
             Fault::Lasting(lasting) => {
                 world.begin(lasting);
-                let is_remembered = lasting.hides() && !lasting.has_no_disk();
-                if is_remembered && world.is_up() {
+                if matches!(lasting, Lasting::Unreadable(..)) && world.is_up() {
                     let started = world.run(&Step::Start);
                     started.map_err(|error| format!("under {lasting:?}: {}", chain(&error)))?;
                 }
@@ -220,12 +219,17 @@ impl Scenario {
             answer.as_ref().is_err_and(is_final)
         };
         let mut answer = first;
+        let home = |world: &World| world.driver().ok().map(|driver| driver.home());
+        let home_before = home(world);
         for _ in 0..2 {
             if let Err(error) = &answer {
                 let must_succeed = match lasting {
                     Lasting::Full => self.act.is_undoing(),
                     Lasting::Dead { .. } | Lasting::Hangs => self.act.is_unmounting(),
                     Lasting::Unreadable(..) => false,
+                    Lasting::UnreadableAfter(..) => {
+                        lasting.is_of_node_record() && self.act != Step::Start
+                    }
                 };
                 if must_succeed {
                     return Err(format!("under {lasting:?}: {}", chain(error)));
@@ -239,13 +243,17 @@ impl Scenario {
             }
             world.check()?;
             world.host.pass_time(Duration::from_secs(3600));
-            if lasting.has_no_disk() && world.is_up() {
+            let is_looked_for = lasting.has_no_disk() || lasting.is_of_node_record();
+            if is_looked_for && world.is_up() {
                 let looked = world.run(&Step::LookAgain);
                 looked.map_err(|error| chain(&error))?;
             }
             answer = world.run(&self.act);
         }
         world.check()?;
+        if self.act != Step::Start && home(world) != home_before {
+            return Err(format!("another home under {lasting:?}"));
+        }
         world.end();
         if world.is_up() {
             let looked = world.run(&Step::LookAgain);

@@ -214,7 +214,7 @@ impl Run {
                 }
                 codes
             }
-            Some(Lasting::Unreadable(..)) => Vec::new(),
+            Some(Lasting::Unreadable(..) | Lasting::UnreadableAfter(..)) => Vec::new(),
         }
     }
 

@@ -319,7 +319,9 @@ impl Run {
                 Some(Lasting::Full) => Errno::ENOSPC,
                 Some(Lasting::Hangs) => Errno::EAGAIN,
                 Some(Lasting::Dead { .. }) => Errno::EIO,
-                Some(Lasting::Unreadable(..)) | None => return false,
+                Some(Lasting::Unreadable(..) | Lasting::UnreadableAfter(..)) | None => {
+                    return false;
+                }
             };
             *errno == expected
         };

@@ -10,7 +10,7 @@ use slackwater::host::memory::{Hung, Unreadable};
 use slackwater::model::VolumeParameters;
 use slackwater::operation::{AskCapacity, PublishVolume, StageVolume};
 
-use super::{How, OTHER, POOL, World, create, staging, target, text};
+use super::{How, OTHER, POOL, World, create, settings, staging, target, text};
 
 /// What stays wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +19,8 @@ pub enum Lasting {
     Full,
     /// A record on the pool can't be read.
     Unreadable(PathBuf, Unreadable),
+    /// A record can't be read once a driver that has begun before has read it so many times more.
+    UnreadableAfter(PathBuf, Unreadable, usize),
     /// The pool's disk is dead. In the end it answers again, or is mounted anew: then devices of
     /// volumes stay dead.
     Dead { anew: bool },
@@ -59,6 +61,12 @@ impl Lasting {
         !matches!(self, Lasting::Full)
     }
 
+    /// Whether it's of the node's record: calls don't need that once the driver has begun.
+    pub fn is_of_node_record(&self) -> bool {
+        let node = settings().node_record;
+        matches!(self, Lasting::UnreadableAfter(path, ..) if *path == node)
+    }
+
     /// Whether the pool's disk is lost, until it's back.
     pub fn has_no_disk(&self) -> bool {
         matches!(self, Lasting::Dead { .. } | Lasting::Hangs)
@@ -72,6 +80,10 @@ impl World {
             Lasting::Full => self.host.keep_full(true),
             Lasting::Unreadable(path, how) => {
                 let made = self.host.make_unreadable(path, *how);
+                made.expect("a record is there");
+            }
+            Lasting::UnreadableAfter(path, how, reads) => {
+                let made = self.host.make_unreadable_after(path, *how, *reads);
                 made.expect("a record is there");
             }
             Lasting::Dead { .. } => {
@@ -91,7 +103,9 @@ impl World {
     pub fn end(&mut self) {
         match self.lasting.take() {
             Some(Lasting::Full) => self.host.keep_full(false),
-            Some(Lasting::Unreadable(..)) => self.host.make_readable(),
+            Some(Lasting::Unreadable(..) | Lasting::UnreadableAfter(..)) => {
+                self.host.make_readable();
+            }
             Some(Lasting::Dead { anew }) => {
                 let folder = Path::new(POOL);
                 let back = match anew {

@@ -12,7 +12,7 @@ use super::fault::Faults;
 use super::freezer::{Froze, Guard};
 use super::loops::LoopDev;
 use super::mounts::{Mounted, Super};
-use super::stranger::Unreadable;
+use super::stranger::{Flawed, Unreadable};
 use super::{EPOCH, MemoryOptions};
 use crate::host::{FileId, NodeKind};
 
@@ -64,7 +64,7 @@ pub(super) struct Machine {
     /// Folders whose disk hangs.
     pub(super) hung: BTreeSet<Ino>,
     /// Files whose content can't be read.
-    pub(super) unreadable: BTreeMap<Ino, Unreadable>,
+    pub(super) unreadable: BTreeMap<Ino, Flawed>,
     pub(super) openers: BTreeMap<u64, Opener>,
     alive: BTreeSet<Process>,
     pub(super) pins: BTreeMap<u64, (Process, Ino)>,
@@ -348,9 +348,10 @@ impl Machine {
     }
 
     /// What a file has, as far as it can be read.
-    pub(super) fn read(&self, ino: Ino) -> Result<Vec<u8>, Errno> {
+    pub(super) fn read(&mut self, ino: Ino) -> Result<Vec<u8>, Errno> {
         let bytes = &self.disk.file(ino)?.live.bytes;
-        match self.unreadable.get(&ino).filter(|_| !self.faults.aside) {
+        let flawed = self.unreadable.get_mut(&ino);
+        match flawed.filter(|_| !self.faults.aside).and_then(Flawed::read) {
             None => Ok(bytes.clone()),
             Some(Unreadable::Error) => Err(Errno::EIO),
             Some(Unreadable::Zeros) => Ok(vec![0; bytes.len()]),

@@ -230,7 +230,10 @@ impl Machine {
             ));
         }
         if let Some(replaced) = self.disk.find(&to_slot)?
-            && self.unreadable.contains_key(&replaced)
+            && self
+                .unreadable
+                .get(&replaced)
+                .is_some_and(|it| it.is_hidden)
         {
             let to = to.display();
             self.violation(format!("{to} was replaced while it could not be read"));

@@ -20,6 +20,28 @@ pub enum Unreadable {
     Zeros,
 }
 
+/// A file that can't be read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Flawed {
+    how: Unreadable,
+    /// So many reads succeed before.
+    reads: usize,
+    /// Nobody who replaces it can have read it.
+    pub(super) is_hidden: bool,
+}
+
+impl Flawed {
+    /// What one more read finds, if it isn't the content.
+    pub(super) fn read(&mut self) -> Option<Unreadable> {
+        if self.reads > 0 {
+            self.reads -= 1;
+            return None;
+        }
+        self.is_hidden = true;
+        Some(self.how)
+    }
+}
+
 /// Something that a stranger has open; closed when this is dropped.
 pub struct Held {
     _keep: Keep,
@@ -160,10 +182,21 @@ impl MemoryHost {
 
     /// From now on the content of a file can't be read. A file that takes its name can.
     pub fn make_unreadable(&self, path: &Path, how: Unreadable) -> Answer<()> {
+        self.make_unreadable_after(path, how, 0)
+    }
+
+    /// The same once it was read so many times more.
+    pub fn make_unreadable_after(&self, path: &Path, how: Unreadable, reads: usize) -> Answer<()> {
         let mut machine = self.lock();
         let ino = machine.image_at(path)?;
         machine.disk.file(ino)?;
-        machine.unreadable.insert(ino, how);
+        let is_hidden = reads == 0;
+        let flawed = Flawed {
+            how,
+            reads,
+            is_hidden,
+        };
+        machine.unreadable.insert(ino, flawed);
         Ok(())
     }
 
