@@ -281,3 +281,36 @@ async fn a_group_of_one_node_waits_until_its_volume_is_free() {
     let made = waiting.await.unwrap().unwrap().into_inner();
     assert_eq!(made.group_snapshot.unwrap().snapshots.len(), 1);
 }
+
+/// Such a pair would be restored as if it had been cut at one moment.
+#[tokio::test(flavor = "multi_thread")]
+async fn members_of_two_attempts_on_two_nodes_are_never_reported_as_one_group() {
+    let mut a = Peer::start("node-a", &["default"], None);
+    let b = Peer::start("node-b", &["default"], None);
+    let routed = Routed::of(&[&a, &b]).await;
+    let (made, ids) = two(&routed, (&a, &b), "g", "together").await;
+    let another = uuid::Uuid::new_v4().to_string();
+    changed(&mut a, &ids[0], "attempt", another.into());
+    routed.until("node-a", true).await;
+    let mut groups = routed.groups();
+    let get = GetVolumeGroupSnapshotRequest {
+        group_snapshot_id: made.group_snapshot_id.clone(),
+        snapshot_ids: ids.to_vec(),
+        ..Default::default()
+    };
+    let got = groups.get_volume_group_snapshot(get).await;
+    refused(
+        got,
+        Code::FailedPrecondition,
+        &["another attempt", "delete the group"],
+    );
+    let delete = DeleteVolumeGroupSnapshotRequest {
+        group_snapshot_id: made.group_snapshot_id.clone(),
+        snapshot_ids: ids.to_vec(),
+        ..Default::default()
+    };
+    groups.delete_volume_group_snapshot(delete).await.unwrap();
+    for id in &ids {
+        assert_eq!(listed(&routed, id).await, None);
+    }
+}
