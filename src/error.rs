@@ -141,7 +141,7 @@ pub enum Error {
         reason: String,
     },
     /// Something that is not ours holds what we need for the moment.
-    #[error("{subject} is held by a stranger: {holder}")]
+    #[error("{subject} is in use: {holder}")]
     Busy {
         /// The object.
         subject: String,

@@ -46,12 +46,8 @@ impl Driver {
         };
         let attached = pool.backend.attach(&record, mode)?;
         let device = &attached.device;
-        if self.is_claimed(device)? {
-            return refuse(format!(
-                "{} has a file system that is not mounted here (frozen, or in another mount namespace), or an exclusive opener{}",
-                device.path.display(),
-                self.holders(device)
-            ));
+        if let Some(claim) = self.find_claim(device)? {
+            return refuse(claim);
         }
         let how = if repair { Check::Repair } else { Check::Look };
         let checked = self.host.perform(&Effect::CheckFs { device, fs, how });

@@ -50,12 +50,8 @@ impl Driver {
                     mount.mount_point.display()
                 )));
             }
-            if self.is_claimed(device)? {
-                return Err(in_use(format!(
-                    "{} is held by a file system that is not mounted here (frozen, or in another mount namespace) or by an exclusive opener{}",
-                    device.path.display(),
-                    self.holders(device)
-                )));
+            if let Some(claim) = self.find_claim(device)? {
+                return Err(in_use(claim));
             }
             pool.backend.detach(record.uuid, device)?;
         }

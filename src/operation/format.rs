@@ -40,16 +40,6 @@ impl Driver {
         let fresh = self.host.random_uuid();
         match plan(record, &signature, fs, fresh)? {
             Plan::Format(uuid) => {
-                // By a mkfs that a driver which has ended had started: it has it open exclusively.
-                if self.is_claimed(device)? {
-                    return Err(Error::Busy {
-                        subject: format!("volume {}", record.uuid),
-                        holder: format!(
-                            "a program that has {} open exclusively, such as a mkfs that has not ended",
-                            device.path.display()
-                        ),
-                    });
-                }
                 record.formatted = Some(Formatted::begun(fs.into(), uuid));
                 pool.backend.update(record)?;
                 let keep_blocks = record.allocation == Allocation::Thick;

@@ -67,15 +67,8 @@ impl Driver {
             },
         )?;
         let mounted = self.is_mounted(&attached)?;
-        if !mounted && self.is_claimed(&attached.device)? {
-            return Err(Error::Busy {
-                subject: format!("volume {}", record.uuid),
-                holder: format!(
-                    "{} has a file system that is not mounted here (frozen, or in another mount namespace){}",
-                    attached.device.path.display(),
-                    self.holders(&attached.device)
-                ),
-            });
+        if !mounted {
+            self.refuse_claimed(record.uuid, &attached.device)?;
         }
         let AccessType::Mount { mount_flags, .. } = stage.capability.access_type.clone() else {
             return Err(Error::Bug {

@@ -42,16 +42,7 @@ impl Driver {
         };
         let attached = pool.backend.attach(record, mode)?;
         let device = &attached.device;
-        if self.is_claimed(device)? {
-            return Err(Error::Busy {
-                subject: format!("volume {}", record.uuid),
-                holder: format!(
-                    "{} has an exclusive opener{}",
-                    device.path.display(),
-                    self.holders(device)
-                ),
-            });
-        }
+        self.refuse_claimed(record.uuid, device)?;
         let doing = || format!("probe volume {}", record.uuid);
         let signature = self.host.signature(device).doing(doing)?;
         let bytes = self.host.device_bytes(device).doing(doing)?;

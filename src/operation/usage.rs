@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use nix::sys::stat::{major, minor};
+use uuid::Uuid;
 
 use super::Driver;
 use crate::error::{Doing, Error, Result};
@@ -43,6 +44,30 @@ impl Driver {
             true => String::new(),
             false => format!("; {} stands on it", holders.join(", ")),
         }
+    }
+
+    /// Refuses what can't be done to a device that a file system or an exclusive opener has. The
+    /// caller knows that no mount shows it. A mkfs whose driver has ended is such an opener.
+    pub(super) fn refuse_claimed(&self, volume: Uuid, device: &Device) -> Result<()> {
+        match self.find_claim(device)? {
+            None => Ok(()),
+            Some(holder) => Err(Error::Busy {
+                subject: format!("volume {volume}"),
+                holder,
+            }),
+        }
+    }
+
+    /// In words, who has a device that no mount shows.
+    pub(super) fn find_claim(&self, device: &Device) -> Result<Option<String>> {
+        let claim = |holders| {
+            format!(
+                "{} is held by a file system that is not mounted here (frozen, or in another mount namespace), or by a program that has it open exclusively, such as a mkfs that has not ended{holders}",
+                device.path.display()
+            )
+        };
+        let is_claimed = self.is_claimed(device)?;
+        Ok(is_claimed.then(|| claim(self.holders(device))))
     }
 
     /// Whether a file system or an exclusive opener has a device.

@@ -1,6 +1,8 @@
 //! What must never happen to data, whatever is found: no second format, no second device.
 
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::time::Duration;
 
 use tonic::Code;
 
@@ -243,5 +245,50 @@ async fn a_device_that_outlived_its_stage_shows_what_has_grown_meanwhile() {
         drop(reader);
         node.end(&id, &staging).await;
     }
+    node.assert_nothing_left();
+}
+
+/// A mkfs outlives the driver that has started it: it has the device open exclusively until it ends,
+/// and a second one beside it would be a second file system.
+#[cfg(feature = "fault")]
+#[tokio::test]
+async fn nothing_is_formatted_beside_a_mkfs_that_has_not_ended() {
+    let mut node = Node::new();
+    node.server
+        .restart_with(&[("SLACKWATER_FAULT", "format:stop-before")]);
+    node.client = node.server.client();
+    let staging = node.staging("v");
+    let id = node
+        .client
+        .create("v", GIB, mount("xfs"), &[])
+        .await
+        .unwrap();
+    let (client, volume, at) = (node.client.clone(), id.clone(), staging.clone());
+    let call = tokio::spawn(async move { client.stage(&volume, &at, mount("xfs")).await });
+    while !node.server.is_stopped() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let device = disk::loops_on(&node.image(&id)).pop().unwrap();
+    let mkfs = std::fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(nix::libc::O_EXCL)
+        .open(device)
+        .unwrap();
+    node.server.restart();
+    call.await.unwrap().unwrap_err();
+    node.client = node.server.client();
+    for _ in 0..2 {
+        let status = node.client.stage(&id, &staging, mount("xfs")).await;
+        let message = refused(status, Code::Aborted);
+        assert!(message.contains("mkfs that has not ended"), "{message}");
+    }
+    let blocks = std::fs::metadata(node.image(&id)).unwrap().blocks();
+    assert_eq!(blocks, 0, "nothing was written");
+    drop(mkfs);
+    node.client
+        .stage(&id, &staging, mount("xfs"))
+        .await
+        .unwrap();
+    node.end(&id, &staging).await;
     node.assert_nothing_left();
 }
