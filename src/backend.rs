@@ -67,7 +67,8 @@ pub struct AttachMode {
     pub lasting: bool,
 }
 
-/// What start-up found and ended.
+/// What start-up found. Loop devices and inline volumes are ended before the pool is served, the rest
+/// beside its calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Leftovers {
     /// Volumes whose creation was never answered.
@@ -96,6 +97,8 @@ pub enum Leftover {
     Volume(Uuid),
     /// The same of a snapshot.
     Snapshot(Uuid),
+    /// A copy that was begun, of which not all is there: a repeat of its call goes on with it.
+    Copy(Image),
     /// Blocks of what was deleted.
     Trash {
         /// Of the volume or snapshot.
@@ -110,6 +113,8 @@ impl std::fmt::Display for Leftover {
         match self {
             Leftover::Volume(uuid) => write!(f, "half-made volume {uuid}"),
             Leftover::Snapshot(uuid) => write!(f, "half-made snapshot {uuid}"),
+            Leftover::Copy(Image::Volume(uuid)) => write!(f, "copy into volume {uuid}"),
+            Leftover::Copy(Image::Snapshot(uuid)) => write!(f, "copy into snapshot {uuid}"),
             Leftover::Trash { name, .. } => write!(f, "trash {name}"),
         }
     }
@@ -152,6 +157,8 @@ pub trait Backend: Send + Sync + 'static {
     fn volumes(&self, after: Option<Uuid>, limit: usize) -> Vec<VolumeRecord>;
     /// Volumes whose record can't be read, with the reason. They are read again first.
     fn damaged(&self) -> Vec<(Uuid, String)>;
+    /// Volumes in any state, damaged ones too, as this process remembers them: the disk isn't asked.
+    fn known_volumes(&self) -> Vec<Uuid>;
     /// Number of volumes, damaged ones left out.
     fn count(&self) -> u64;
 
@@ -167,7 +174,7 @@ pub trait Backend: Send + Sync + 'static {
     /// Makes a volume: intent, image, completed record. `admit` judges the room and runs before
     /// anything is done, with the promises of everything else that is running counted in. On an
     /// error everything is undone durably (or the error is [`crate::error::Error::Undo`]). A crash
-    /// leaves an intent, which [`Backend::recover`] or [`Backend::delete`] ends.
+    /// leaves an intent, which [`Backend::end`] or [`Backend::delete`] ends.
     fn create(&self, record: VolumeRecord, admit: Admit<'_>) -> Result<VolumeRecord>;
     /// Replaces a record durably.
     fn update(&self, record: &VolumeRecord) -> Result<()>;
@@ -176,8 +183,11 @@ pub trait Backend: Send + Sync + 'static {
     fn grow(&self, record: &VolumeRecord, size: u64, admit: Admit<'_>) -> Result<VolumeRecord>;
     /// Ends a volume: out of sight durably, then its blocks, its record last; and whatever an
     /// earlier try left of it. Nothing there is success. A failure or a crash leaves trash, which a
-    /// repeat, [`Backend::end`] or [`Backend::recover`] ends.
+    /// repeat or [`Backend::end`] ends.
     fn delete(&self, uuid: Uuid) -> Result<()>;
+    /// The first step of [`Backend::delete`]: takes a volume out of sight, and leaves its blocks to
+    /// [`Backend::end`].
+    fn hide(&self, uuid: Uuid) -> Result<()>;
     /// Ends what an earlier creation of a volume has left that was never answered. The record is
     /// read from the disk again: an error if it can't be read, or says that the volume is complete.
     fn end_unanswered(&self, uuid: Uuid) -> Result<()>;
@@ -187,6 +197,8 @@ pub trait Backend: Send + Sync + 'static {
     /// Ends a leftover, with the lock of its volume or snapshot held, if the disk still says that it
     /// is one; whether it was.
     fn end(&self, leftover: &Leftover) -> Result<bool>;
+    /// Whether the end of a leftover is to overwrite blocks with zeros, which may take hours.
+    fn is_wiped(&self, leftover: &Leftover) -> bool;
     /// Tells the pool's disk of blocks that deletes with `wipe: discard` have freed, once for all
     /// of them. Does nothing if there are none, or if it was told less than a minute ago.
     fn tell_disk(&self) -> Result<()>;
@@ -263,6 +275,7 @@ pub trait Backend: Send + Sync + 'static {
     /// Lets a device show the image's present size.
     fn resize(&self, uuid: Uuid, device: &Device) -> Result<()>;
 
-    /// Ends what a crash left. `in_use` tells whether a device is held by a mount or a target.
+    /// Ends loop devices that a crash left, before the first call, and counts what else is left.
+    /// `in_use` tells whether a device is held by a mount or a target.
     fn recover(&self, in_use: &dyn Fn(&Device) -> bool) -> Result<Leftovers>;
 }

@@ -67,8 +67,7 @@ use crate::cut::Seams;
 use crate::cut::pause::Pauses;
 use crate::error::{Error, Result};
 use crate::host::Host;
-use crate::host::question::Questions;
-use crate::model::{HomeId, PoolDefinition, PoolId};
+use crate::model::{HomeId, PoolDefinition};
 use crate::record::NodeRecord;
 
 pub use cut_counts::CutCounts;
@@ -139,7 +138,7 @@ pub struct Driver {
     /// Volumes in use whose file system is smaller than it should be.
     small: Mutex<BTreeMap<Uuid, NotGrown>>,
     /// What is asked of pools whose disks may hang.
-    questions: Questions<(&'static str, PoolId)>,
+    questions: watch::PoolQuestions,
 }
 
 impl Driver {

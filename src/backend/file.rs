@@ -25,7 +25,7 @@ use super::{
     Admit, AttachMode, Attached, Backend, FoundDevice, Image, Leftover, Leftovers, PoolSpace,
 };
 use crate::error::{Doing, Result};
-use crate::host::{Device, Effect, Host, Kept, Space};
+use crate::host::{self, Device, Effect, Host, Kept, Space};
 use crate::model::size;
 use crate::record::{self, PoolRecord, SnapshotOrigin, SnapshotRecord, VolumeRecord};
 use folder::Folder;
@@ -134,6 +134,14 @@ impl FileBackend {
     }
 }
 
+/// Writes to the disk of the pool in a folder, durably. The lock has no content, so that writing it
+/// takes no room. A file system that is frozen, or whose disk is gone, may still answer who reads.
+pub fn write_lock(host: &dyn Host, folder: &Path) -> host::Result<()> {
+    let path = &folder.join(LOCK_FILE);
+    host.perform(&Effect::WriteFile { path, bytes: &[] })?;
+    host.perform(&Effect::SyncFile { path }).map(drop)
+}
+
 impl Backend for FileBackend {
     fn pool(&self) -> &PoolRecord {
         &self.pool
@@ -190,6 +198,10 @@ impl Backend for FileBackend {
         self.volumes.damaged()
     }
 
+    fn known_volumes(&self) -> Vec<Uuid> {
+        self.volumes.all()
+    }
+
     fn count(&self) -> u64 {
         self.volumes.count()
     }
@@ -203,13 +215,8 @@ impl Backend for FileBackend {
     }
 
     fn try_disk(&self) -> Result<()> {
-        // The lock has no content, so that writing it takes no room. A file system that is frozen,
-        // or whose disk is gone, may still answer who reads.
-        let path = &self.folder.root.join(LOCK_FILE);
-        let doing = || "write to its disk".to_string();
-        let write = Effect::WriteFile { path, bytes: &[] };
-        self.folder.perform(write, doing)?;
-        self.folder.perform(Effect::SyncFile { path }, doing)
+        write_lock(self.folder.host.as_ref(), &self.folder.root)
+            .doing(|| "write to its disk".into())
     }
 
     fn create(&self, record: VolumeRecord, admit: Admit<'_>) -> Result<VolumeRecord> {
@@ -228,6 +235,10 @@ impl Backend for FileBackend {
         self.volumes.delete(uuid)
     }
 
+    fn hide(&self, uuid: Uuid) -> Result<()> {
+        self.volumes.hide(uuid)
+    }
+
     fn end_unanswered(&self, uuid: Uuid) -> Result<()> {
         self.volumes.end_unanswered(uuid)
     }
@@ -238,6 +249,10 @@ impl Backend for FileBackend {
 
     fn end(&self, leftover: &Leftover) -> Result<bool> {
         self.end_leftover(leftover)
+    }
+
+    fn is_wiped(&self, leftover: &Leftover) -> bool {
+        self.asks_for_wipe(leftover)
     }
 
     fn tell_disk(&self) -> Result<()> {
@@ -358,6 +373,6 @@ impl Backend for FileBackend {
     }
 
     fn recover(&self, in_use: &dyn Fn(&Device) -> bool) -> Result<Leftovers> {
-        self.end_leftovers(in_use)
+        self.free_loops(in_use)
     }
 }

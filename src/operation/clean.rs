@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use super::lock::{Guard, Key};
 use super::{Driver, Pool};
-use crate::backend::Leftover;
+use crate::backend::{Image, Leftover};
 use crate::error::{Error, Result, chain};
 use crate::model::PoolId;
 
@@ -18,12 +18,35 @@ impl Driver {
         self.serving().iter().map(|pool| pool.id()).collect()
     }
 
-    /// Ends what calls have left on a pool, but for members of groups ([`Driver::settle_groups`]).
-    /// Takes as long as the wipes; waits for no lock, and only for this pool's disk.
+    /// Ends what calls have left on a pool, but for what is wiped ([`Driver::wipe`]) and members of
+    /// groups ([`Driver::settle_groups`]). Waits for no lock, and only for this pool's disk.
     pub fn clean(&self, pool: PoolId) {
-        let Ok(Some(pool)) = self.pool(pool) else {
-            return;
-        };
+        if let Ok(Some(pool)) = self.pool(pool) {
+            self.end_inline(&pool);
+            self.end_left(&pool, false);
+        }
+    }
+
+    /// Ends what calls have left on a pool and is to be overwritten: one after the other, which takes
+    /// as long as the wipes.
+    pub fn wipe(&self, pool: PoolId) {
+        if let Ok(Some(pool)) = self.pool(pool) {
+            self.end_left(&pool, true);
+        }
+    }
+
+    fn end_inline(&self, pool: &Pool) {
+        let name = &pool.definition.name;
+        let (ended, failed) = self.end_left_inline(pool);
+        if ended > 0 {
+            tracing::info!(pool = %name, ended, "ended inline volumes that nothing uses");
+        }
+        if let Some(error) = failed {
+            tracing::debug!(pool = %name, error = %chain(&error), "can't end an inline volume that nothing uses");
+        }
+    }
+
+    fn end_left(&self, pool: &Pool, wiped: bool) {
         let name = &pool.definition.name;
         let leftovers = match pool.backend.leftovers() {
             Ok(leftovers) => leftovers,
@@ -32,20 +55,21 @@ impl Driver {
                 return;
             }
         };
-        let (ended, failed) = self.end_left_inline(&pool);
-        if ended > 0 {
-            tracing::info!(pool = %name, ended, "ended inline volumes that nothing uses");
-        }
-        if let Some(error) = failed {
-            tracing::debug!(pool = %name, error = %chain(&error), "can't end an inline volume that nothing uses");
-        }
         for leftover in leftovers {
             if self.in_flight.is_stopping() {
                 return;
             }
+            if pool.backend.is_wiped(&leftover) != wiped {
+                continue;
+            }
             let Ok(_locks) = self.lock_leftover(&leftover) else {
                 continue;
             };
+            if let Leftover::Copy(Image::Volume(uuid) | Image::Snapshot(uuid)) = leftover
+                && !self.copies.is_forgotten(uuid, self.host.now())
+            {
+                continue;
+            }
             match pool.backend.end(&leftover) {
                 Ok(true) => tracing::info!(pool = %name, "ended what a call had left: {leftover}"),
                 Ok(false) => {}
@@ -59,8 +83,12 @@ impl Driver {
 
     fn lock_leftover(&self, leftover: &Leftover) -> Result<Vec<Guard>> {
         let keys = match leftover {
-            Leftover::Volume(uuid) => vec![Key::Volume(*uuid)],
-            Leftover::Snapshot(uuid) => vec![Key::Snapshot(*uuid)],
+            Leftover::Volume(uuid) | Leftover::Copy(Image::Volume(uuid)) => {
+                vec![Key::Volume(*uuid)]
+            }
+            Leftover::Snapshot(uuid) | Leftover::Copy(Image::Snapshot(uuid)) => {
+                vec![Key::Snapshot(*uuid)]
+            }
             // The name doesn't say which of the two it was.
             Leftover::Trash { uuid, .. } => vec![Key::Volume(*uuid), Key::Snapshot(*uuid)],
         };

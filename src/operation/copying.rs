@@ -51,9 +51,15 @@ pub(super) fn no_sharing(pool: &Pool, volume_id: &str) -> Error {
     Error::refused(format!("volume {volume_id}"), why)
 }
 
+/// Seconds after which a copy is forgotten that was begun and that no call has asked for since:
+/// sidecars repeat their calls every few minutes at the latest.
+const FORGOTTEN: u64 = 3600;
+
 /// Copies that run.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
+    /// When those that were begun were asked for, in seconds since 1970, by what is filled.
+    asked: Mutex<HashMap<Uuid, u64>>,
     /// Those of volumes, by the volume.
     of: Mutex<HashMap<Uuid, Arc<AtomicBool>>>,
     /// How many run, and of which namespaces.
@@ -80,6 +86,21 @@ impl Copies {
         if let Some(ended) = copies.get(&volume) {
             ended.store(true, Ordering::SeqCst);
         }
+    }
+
+    /// A call asks for a copy into this volume or snapshot.
+    pub(super) fn ask(&self, into: Uuid, now: u64) {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.retain(|_, at| now < at.saturating_add(2 * FORGOTTEN));
+        asked.insert(into, now);
+    }
+
+    /// Whether no call has asked for a copy for long. One that this process has not been asked for
+    /// has as much time from the first look on: its callers may have been away as well.
+    pub(super) fn is_forgotten(&self, into: Uuid, now: u64) -> bool {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = *asked.entry(into).or_insert(now);
+        now >= at.saturating_add(FORGOTTEN)
     }
 
     /// Takes the place of one more copy. No namespace has more than half of them, so that claims
@@ -266,6 +287,7 @@ impl Driver {
         id: SnapshotId,
     ) -> Result<Snapshot> {
         let pool = &source.pool;
+        self.copies.ask(id.uuid, self.host.now());
         let claim = source.record.claim.as_deref();
         let copying = self.begin_copy(Some(source), claim, [pool.id(), pool.id()])?;
         let image = pool.backend.image_path(Image::Volume(source.id.uuid));

@@ -248,7 +248,7 @@ impl Driver {
             None => false,
         };
         if is_left {
-            pool.backend.delete(uuid)?;
+            pool.backend.hide(uuid)?;
         }
         Ok(is_left)
     }

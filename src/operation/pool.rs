@@ -306,7 +306,7 @@ impl Driver {
             any_mount: definition.mount == Some(MountRule::Any),
             pods: Vec::new(),
         };
-        let known = unknown.clone();
+        let (known, about) = (unknown.clone(), unknown.name.clone());
         let look = move || {
             let space = pool.backend.space().ok();
             PoolStatus {
@@ -321,7 +321,7 @@ impl Driver {
             }
         };
         self.questions
-            .ask(("status", id), STATUS_PATIENCE, look)
+            .ask(("status", about), STATUS_PATIENCE, look)
             .unwrap_or(unknown)
     }
 }

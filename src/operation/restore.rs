@@ -275,6 +275,7 @@ impl Driver {
         record: VolumeRecord,
         content: &Content,
     ) -> Result<Volume> {
+        self.copies.ask(record.uuid, self.host.now());
         let source = content.pool().backend.image_path(content.image());
         let of_volume = match content {
             Content::Snapshot { .. } => None,

@@ -12,12 +12,12 @@ use std::time::Duration;
 use super::pool::{Pool, PoolState};
 use super::pool_ground::{self, PoolGround};
 use super::pool_image::{self, OpenImage};
+use super::watch::{self, PoolQuestions};
 use super::{CutCounts, Driver, InFlight, Locks, Settings, pool_admin, pool_make, usage};
 use crate::backend::Backend;
 use crate::backend::file::{FileBackend, Found};
 use crate::cut::Seams;
 use crate::error::{Doing, Error, Result, chain};
-use crate::host::question::Questions;
 use crate::host::{Effect, Host};
 use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace};
 use crate::record::node::KnownPool;
@@ -52,7 +52,8 @@ fn sweep(seams: &Seams) {
 }
 
 impl Driver {
-    /// Opens the pools, takes their locks and ends what a crash left. A pool that can't be served
+    /// Opens the pools, takes their locks and ends what a crash left and their calls must not meet;
+    /// the rest is ended beside the calls ([`Driver::clean`] and what goes with it). A pool that can't be served
     /// is refused by name and doesn't hold up the others. It is an error only where no pool is
     /// served and none is known, which is a mistake in the definitions.
     pub fn start(settings: Settings, seams: Seams) -> Result<Driver> {
@@ -68,8 +69,10 @@ impl Driver {
         {
             tracing::error!(error = %chain(&error), "can't make the node record durable");
         }
+        let questions = PoolQuestions::new();
+        let hanging = watch::hanging(&host, &questions, &settings.pools);
         if record.home.is_none() {
-            let homes = homes(host.as_ref(), &settings);
+            let homes = homes(host.as_ref(), &settings, &hanging);
             // Of two homes none is ours: all wait for `adopt`.
             if homes.len() < 2 {
                 let found = homes.first().copied();
@@ -94,11 +97,11 @@ impl Driver {
             pauses: Mutex::default(),
             cuts: CutCounts::default(),
             small: Mutex::default(),
-            questions: Questions::new(),
+            questions,
         };
         let mut wrong = None;
         for definition in &driver.settings.pools {
-            let state = match driver.open_pool(definition, None) {
+            let state = match driver.open_unless(&hanging, definition) {
                 Err(error @ Error::Locked { .. }) if driver.settings.alone => return Err(error),
                 Err(error) => {
                     let state = driver.refuse(definition, &error);
@@ -117,9 +120,6 @@ impl Driver {
         }
         if let Err(error) = driver.forget_earlier_stages() {
             tracing::warn!(error = %chain(&error), "entries of an earlier boot stay in the state directory");
-        }
-        for pool in driver.serving() {
-            driver.settle_groups_of(&pool);
         }
         driver.watch_published();
         driver.remember()?;
@@ -295,7 +295,11 @@ impl Driver {
         let mut others = others.filter(|other| other.name != definition.name);
         others.find_map(|other| {
             let is_named = named.as_deref() == Some(&other.place.to_string());
-            match pool_image::identify(self.host.as_ref(), other, &machine) {
+            let found = match watch::answers(&self.host, &self.questions, other) {
+                true => pool_image::identify(self.host.as_ref(), other, &machine),
+                false => Err(watch::no_answer(other)),
+            };
+            match found {
                 Ok(Some(found)) if found.id == id => {
                     Some((Some(id).filter(|_| !is_named), why(&other.place)))
                 }
@@ -410,15 +414,20 @@ pub(super) fn tell(state: &PoolState) {
 fn is_mistake(error: &Error) -> bool {
     !matches!(
         error,
-        Error::Damaged { .. } | Error::Host { .. } | Error::Busy { .. } | Error::Pending { .. }
+        Error::Damaged { .. }
+            | Error::Host { .. }
+            | Error::Busy { .. }
+            | Error::Pending { .. }
+            | Error::Unreachable { .. }
     )
 }
 
 /// Homes of the pools that are there.
-fn homes(host: &dyn Host, settings: &Settings) -> BTreeSet<HomeId> {
+fn homes(host: &dyn Host, settings: &Settings, hanging: &BTreeSet<String>) -> BTreeSet<HomeId> {
     let machine = pool_ground::machine_folders(&settings.node_record, &settings.allowed_paths);
+    let pools = settings.pools.iter();
     let mut homes = BTreeSet::new();
-    for definition in &settings.pools {
+    for definition in pools.filter(|pool| !hanging.contains(&pool.name)) {
         // One that can't be read says so when it's opened.
         let pool = pool_image::identify(host, definition, &machine)
             .ok()

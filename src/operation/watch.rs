@@ -12,15 +12,22 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::start::tell;
+use super::pool_image::MOUNT_POINT;
+use super::pool_make::{self, Found};
+use super::start::{folder, tell};
 use super::{Driver, Pool, PoolState, usage};
 use crate::backend::Backend;
-use crate::backend::file::{FileBackend, IMAGE};
-use crate::error::{Doing, Result, chain};
+use crate::backend::file::{FileBackend, IMAGE, write_lock};
+use crate::error::{Doing, Error, Result, chain};
+use crate::host::Host;
+use crate::host::question::Questions;
 use crate::model::PoolDefinition;
 
 /// A disk answers within milliseconds, or within seconds if it is busy.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Questions about a pool by its name, of which a disk may never answer one.
+pub(super) type PoolQuestions = Questions<(&'static str, String)>;
 
 /// A pool that this process has served until its disk failed.
 #[derive(Debug)]
@@ -89,7 +96,8 @@ impl Driver {
     fn try_disk(&self, pool: &Arc<Pool>, patience: Duration) -> std::result::Result<(), String> {
         let asked = pool.clone();
         let question = move || asked.backend.try_disk();
-        match self.questions.ask(("disk", pool.id()), patience, question) {
+        let about = ("disk", pool.definition.name.clone());
+        match self.questions.ask(about, patience, question) {
             Some(Ok(())) => Ok(()),
             Some(Err(error)) if error.is_lost_disk() => Err(format!(
                 "its disk is dead, and is to be mounted anew ({})",
@@ -131,6 +139,18 @@ impl Driver {
         match opened.unwrap_or_else(|error| self.refuse(definition, &error)) {
             PoolState::Refused { id, why, .. } => refused(id, why),
             serving => serving,
+        }
+    }
+
+    /// Opens a pool, unless it is one whose disk does not answer: the next look serves it.
+    pub(super) fn open_unless(
+        &self,
+        hanging: &BTreeSet<String>,
+        definition: &PoolDefinition,
+    ) -> Result<PoolState> {
+        match hanging.contains(&definition.name) {
+            true => Err(no_answer(definition)),
+            false => self.open_pool(definition, None),
         }
     }
 
@@ -225,11 +245,60 @@ impl Driver {
     }
 }
 
-/// The folders of all volumes of a pool.
+/// Whether the disk of a pool that isn't open answers, with success or an error, who reads and
+/// writes there as the opening of the pool does.
+pub(super) fn answers(
+    host: &Arc<dyn Host>,
+    questions: &PoolQuestions,
+    definition: &PoolDefinition,
+) -> bool {
+    let about = ("closed disk", definition.name.clone());
+    let (host, definition) = (host.clone(), definition.clone());
+    let question = move || {
+        let outer = folder(&definition);
+        let inner = definition.image.map(|_| outer.join(MOUNT_POINT));
+        for path in inner.into_iter().chain([outer]) {
+            // What is wrong there is said by who opens it.
+            let _ = match pool_make::look(host.as_ref(), &path) {
+                Ok(Found::Pool(_) | Found::Image(_)) => write_lock(host.as_ref(), &path),
+                Ok(Found::Blank) if definition.init => host.ground(&path).map(drop),
+                Ok(Found::Blank | Found::Missing | Found::Foreign(_)) | Err(_) => Ok(()),
+            };
+        }
+    };
+    questions.ask(about, PATIENCE, question).is_some()
+}
+
+/// Names of pools whose disks don't answer. All are asked at the same time.
+pub(super) fn hanging(
+    host: &Arc<dyn Host>,
+    questions: &PoolQuestions,
+    pools: &[PoolDefinition],
+) -> BTreeSet<String> {
+    std::thread::scope(|scope| {
+        let ask = |pool| scope.spawn(move || answers(host, questions, pool));
+        let asked: Vec<_> = pools.iter().map(|pool| (&pool.name, ask(pool))).collect();
+        let hangs = asked
+            .into_iter()
+            .filter_map(|(name, asked)| (!asked.join().unwrap_or(false)).then(|| name.clone()));
+        hangs.collect()
+    })
+}
+
+/// Says why a pool whose disk does not answer isn't served.
+pub(super) fn no_answer(definition: &PoolDefinition) -> Error {
+    Error::Unreachable {
+        what: format!("pool {}", definition.name),
+        reason: format!(
+            "its disk does not answer: nothing could be written to it for {} s; is its file system frozen, or its disk gone?",
+            PATIENCE.as_secs()
+        ),
+    }
+}
+
+/// The folders of all volumes of a pool, without asking its disk.
 fn folders(backend: &dyn Backend) -> HashSet<String> {
-    let damaged = backend.damaged().into_iter().map(|(uuid, _)| uuid);
-    let volumes = backend.volumes(None, usize::MAX).into_iter();
-    let all = volumes.map(|record| record.uuid).chain(damaged);
+    let all = backend.known_volumes().into_iter();
     all.map(|uuid| uuid.to_string()).collect()
 }
 

@@ -86,9 +86,10 @@ impl Work {
         let pools = look_at_pools(driver);
         let groups = clean(driver, Driver::settle_groups);
         let leftovers = clean(driver, Driver::clean);
+        let wipes = clean(driver, Driver::wipe);
         let trims = beside(driver, Driver::trim_volumes);
         let disks = beside(driver, Driver::tell_disk);
-        tokio::join!(sweep, look, pools, groups, leftovers, disks, trims);
+        tokio::join!(sweep, look, pools, groups, leftovers, wipes, disks, trims);
     }
 
     /// Waits for work whose callers went away.

@@ -366,7 +366,7 @@ fn encode_pools(encoder: &mut DescriptorEncoder<'_>, pools: &[PoolStatus]) -> fm
     }
     let mut metric = encoder.encode_descriptor(
         "recovered",
-        "What the start found of an earlier life, and ended",
+        "What the start found of an earlier life, to be ended",
         None,
         MetricType::Gauge,
     )?;

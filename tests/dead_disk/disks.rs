@@ -251,3 +251,41 @@ async fn a_pool_on_an_image_whose_file_system_fails_is_served_again() {
     client.unstage(&id, &staging).await.unwrap();
     client.delete_unused(&id).await;
 }
+
+#[tokio::test]
+async fn a_disk_that_hangs_at_a_start_holds_up_its_own_pool_alone() {
+    let _alone = ALONE.lock().await;
+    let scratch = Scratch::new();
+    let hangs = Disk::new(&scratch, "hangs", "xfs", 2 * GIB);
+    let well = Disk::new(&scratch, "well", "xfs", 2 * GIB);
+    let definition = |disk: &Disk, name| format!("{name}=file:{},init", disk.mount_point.display());
+    let pools = [definition(&hangs, "hangs"), definition(&well, "well")];
+    let mut server = Server::start(&scratch, &[&pools[0], &pools[1]]);
+    let kept = create(&server.client(), "hangs", "kept").await;
+    server.kill();
+    let frozen = Frozen::new(&hangs.mount_point);
+    server.restart();
+    let client = server.client();
+    let id = create(&client, "well", "id").await;
+    let staging = scratch.dir("kubelet/id");
+    client.stage(&id, &staging, mount("ext4")).await.unwrap();
+    let parameters = [("pool", "hangs")];
+    let refused_there = client.create("new", GIB / 2, mount("ext4"), &parameters);
+    let why = refused(refused_there.await, Code::Unavailable);
+    assert!(
+        why.contains("pool hangs") && why.contains("does not answer"),
+        "{why}"
+    );
+    drop(frozen);
+    until("it's served without a restart", || async {
+        client
+            .capacity(&parameters)
+            .await
+            .is_ok_and(|free| free > 0)
+    })
+    .await;
+    client.delete(&kept).await.unwrap();
+    client.unstage(&id, &staging).await.unwrap();
+    client.delete_unused(&id).await;
+    assert_eq!((hangs.volumes(), well.volumes()), (Vec::new(), Vec::new()));
+}

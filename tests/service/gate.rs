@@ -12,10 +12,10 @@ use slackwater::host::{
 use slackwater::model::FsType;
 use uuid::Uuid;
 
-/// Which effect waits, and whether one does.
+/// Which effects wait, and how many do.
 #[derive(Default)]
 struct State {
-    closed: Option<&'static str>,
+    closed: Vec<&'static str>,
     waiting: usize,
     missing: Vec<String>,
     panics: bool,
@@ -25,6 +25,15 @@ struct State {
 pub struct GatedHost {
     inner: MemoryHost,
     gate: Arc<(Mutex<State>, Condvar)>,
+}
+
+/// Opens a gate at the end of a test, whatever happens.
+pub struct Opens(pub GatedHost);
+
+impl Drop for Opens {
+    fn drop(&mut self) {
+        self.0.open();
+    }
 }
 
 impl GatedHost {
@@ -37,17 +46,22 @@ impl GatedHost {
 
     /// From now on effects of this name wait.
     pub fn close(&self, effect: &'static str) {
-        self.gate.0.lock().unwrap().closed = Some(effect);
+        self.gate.0.lock().unwrap().closed.push(effect);
     }
 
     pub fn open(&self) {
-        self.gate.0.lock().unwrap().closed = None;
+        self.gate.0.lock().unwrap().closed.clear();
         self.gate.1.notify_all();
+    }
+
+    /// How many effects wait.
+    pub fn waiting(&self) -> usize {
+        self.gate.0.lock().unwrap().waiting
     }
 
     /// Ends when so many effects wait.
     pub async fn reached(&self, waiting: usize) {
-        while self.gate.0.lock().unwrap().waiting < waiting {
+        while self.waiting() < waiting {
             tokio::time::sleep(std::time::Duration::from_millis(2)).await;
         }
     }
@@ -68,7 +82,7 @@ impl Host for GatedHost {
         let mut state = state.lock().unwrap();
         let panics = state.panics;
         state.waiting += 1;
-        while state.closed == Some(effect.name()) {
+        while state.closed.contains(&effect.name()) {
             state = opened.wait(state).unwrap();
         }
         state.waiting -= 1;

@@ -7,12 +7,16 @@ use std::time::Duration;
 use nix::errno::Errno;
 use slackwater::csi::*;
 use slackwater::host::memory::{FaultMode, MemoryHost};
+use slackwater::host::{Effect, Host};
 use slackwater::model::Alpha;
 use slackwater::operation::Settings;
 use tonic::{Code, Request};
 
-use crate::gate::GatedHost;
+use crate::gate::{GatedHost, Opens};
 use crate::harness::*;
+
+/// More than anything takes that does not wait for a disk.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn gated() -> (GatedHost, Node) {
     let machine = MemoryHost::new();
@@ -288,5 +292,125 @@ async fn what_calls_have_left_on_one_pool_is_ended_while_another_ones_disk_hangs
     assert!(left("default") > 0, "its disk hangs");
     host.open();
     until(async || left("default") == 0).await;
+    node.stop().await;
+}
+
+/// Images in the trash of the pool.
+fn in_trash(machine: &MemoryHost) -> usize {
+    let files = machine.files_below(Path::new("/memory/default/trash"));
+    files
+        .iter()
+        .filter(|file| file.ends_with("data.img"))
+        .count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wipe_that_lasts_holds_up_neither_a_start_nor_what_else_was_left() {
+    // Some come after the one that is wiped, in whatever order they are found.
+    const QUICK: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    let machine = MemoryHost::new();
+    let node = Node::on(
+        machine.clone(),
+        Arc::new(machine.clone()),
+        Alpha::default(),
+        |_| {},
+    )
+    .await;
+    let mut controller = node.controller.clone();
+    let mut ids = Vec::new();
+    let how = |name: &str| if name == "wiped" { "zero" } else { "none" };
+    for name in ["wiped"].into_iter().chain(QUICK) {
+        let mut volume = create(name);
+        volume.parameters = map([("wipe", how(name))]);
+        let made = controller.create_volume(volume).await.unwrap();
+        ids.push(made.into_inner().volume.unwrap().volume_id);
+    }
+    node.stop().await;
+    // As deletes leave them that a crash cuts off after the rename.
+    let made = Path::new("/memory/default/volumes");
+    for id in &ids {
+        let (_, uuid) = id.split_once('.').unwrap();
+        let trash = format!("/memory/default/trash/{uuid}.0badcafe");
+        let rename = Effect::Rename {
+            from: &made.join(uuid),
+            to: Path::new(&trash),
+        };
+        machine.perform(&rename).unwrap();
+    }
+    assert_eq!(in_trash(&machine), ids.len());
+
+    let host = GatedHost::new(machine.clone());
+    host.close("zero");
+    let _opened = Opens(host.clone());
+    let (wrapped, of) = (Arc::new(host.clone()), machine.clone());
+    let starting =
+        tokio::spawn(async move { Node::on(of, wrapped, Alpha::default(), |_| {}).await });
+    until(async || starting.is_finished() || host.waiting() > 0).await;
+    let mut starting = starting;
+    let started = tokio::time::timeout(PATIENCE, &mut starting).await;
+    let node = started.expect("the start waits for a wipe").unwrap();
+    host.reached(1).await;
+    until(async || in_trash(&machine) == 1).await;
+    assert_eq!(host.waiting(), 1, "it is still being wiped");
+    // What is left meanwhile is ended as well.
+    let later = Path::new("/memory/default/trash/00000000-0000-0000-0000-000000000009.0badcafe");
+    machine.perform(&Effect::MakeDir { path: later }).unwrap();
+    machine.put_file(&later.join("data.img"), b"").unwrap();
+    until(async || in_trash(&machine) == 1).await;
+    host.open();
+    until(async || in_trash(&machine) == 0).await;
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn a_record_whose_disk_hangs_holds_up_only_who_asks_for_it() {
+    let machine = MemoryHost::new();
+    let node = Node::on(
+        machine.clone(),
+        Arc::new(machine.clone()),
+        Alpha::default(),
+        |_| {},
+    )
+    .await;
+    let volume_id = node.create("v").await.volume_id;
+    node.stop().await;
+    let host = GatedHost::new(machine.clone());
+    let wrapped = Arc::new(host.clone());
+    let node = Node::on(machine, wrapped, Alpha::default(), |_| {}).await;
+    let _opened = Opens(host.clone());
+    host.close("sync_dir");
+    host.close("sync_file");
+    // Who asks first after a start makes sure that the record is durable.
+    let (mut controller, asked) = (node.controller.clone(), volume_id.clone());
+    let expand = ControllerExpandVolumeRequest {
+        volume_id: asked,
+        capacity_range: at_least(GIB),
+        ..Default::default()
+    };
+    let waits = tokio::spawn(async move { controller.controller_expand_volume(expand).await });
+    host.reached(1).await;
+    let mut controller = node.controller.clone();
+    let list = controller.list_volumes(ListVolumesRequest::default());
+    let listed = tokio::time::timeout(PATIENCE, list).await;
+    let listed = listed.expect("a list waits for the disk").unwrap();
+    assert_eq!(listed.into_inner().entries.len(), 1);
+    let driver = node.driver.clone();
+    let look = tokio::task::spawn_blocking(move || driver.look_at_pool("default"));
+    let looked = tokio::time::timeout(PATIENCE, look).await;
+    looked.expect("the look waits for the disk").unwrap();
+    let refusal = node.driver.pool_status().remove(0).refusal;
+    assert!(refusal.is_some_and(|why| why.contains("its disk hangs")));
+    host.open();
+    // It may be told that its pool isn't served meanwhile.
+    let _ = waits.await.unwrap();
+    until(async || {
+        let driver = node.driver.clone();
+        let look = move || {
+            driver.look_at_pool("default");
+            driver.pool_status().remove(0).refusal.is_none()
+        };
+        tokio::task::spawn_blocking(look).await.unwrap()
+    })
+    .await;
     node.stop().await;
 }

@@ -247,7 +247,20 @@ impl World {
         self.host = self.host.restart_process();
         let driver = Driver::start(self.settings.clone(), Seams::simulated(self.host.clone()))?;
         self.driver = Some(Arc::new(driver));
+        self.clean()?;
         self.serving()
+    }
+
+    /// What a process does by itself, at its start and then again and again: it ends what calls
+    /// have left.
+    pub fn clean(&self) -> Result<()> {
+        let driver = self.driver()?;
+        for pool in driver.served() {
+            driver.clean(pool);
+            driver.wipe(pool);
+            driver.settle_groups(pool);
+        }
+        Ok(())
     }
 
     /// What the pools are like.

@@ -224,10 +224,7 @@ impl World {
                 .map(|expanded| format!("{expanded:?}")),
             Step::LookAgain => {
                 driver.look_again();
-                for pool in driver.served() {
-                    driver.clean(pool);
-                    driver.settle_groups(pool);
-                }
+                self.clean()?;
                 self.serving()
             }
             Step::Snapshot(..)

@@ -96,19 +96,24 @@ impl Folder {
         }
     }
 
+    /// What the record in a directory says of the end of its image.
+    pub(super) fn wipe_of(&self, dir: &Path) -> Result<Wipe> {
+        match record::load::<Deleted>(self.host.as_ref(), &dir.join(RECORD)) {
+            Ok(Some(record)) => Ok(record.wipe),
+            // The disk doesn't say whether it asks for a wipe: it may, a moment later.
+            Err(error @ Error::Host { .. }) => Err(error),
+            // A record that is damaged can't ask for one.
+            Ok(None) | Err(_) => Ok(Wipe::None),
+        }
+    }
+
     /// Ends one entry of the trash: wipes as its record says, frees the blocks, record last.
     pub(super) fn empty_trash(&self, name: &str) -> Result<()> {
         let doing = || format!("empty trash {name}");
         let dir = self.root.join(TRASH).join(name);
         let image = dir.join(IMAGE);
         if self.stat(&image, doing)?.is_some() {
-            let wipe = match record::load::<Deleted>(self.host.as_ref(), &dir.join(RECORD)) {
-                Ok(Some(record)) => record.wipe,
-                // The disk doesn't say whether it asks for a wipe: it may, a moment later.
-                Err(error @ Error::Host { .. }) => return Err(error),
-                // A record that is damaged can't ask for one.
-                Ok(None) | Err(_) => Wipe::None,
-            };
+            let wipe = self.wipe_of(&dir)?;
             self.remove_image(&image, wipe)?;
         }
         for file in self.host.list_dir(&dir).doing(doing)?.unwrap_or_default() {

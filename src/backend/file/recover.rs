@@ -7,41 +7,38 @@ use std::path::Path;
 use uuid::Uuid;
 
 use super::{FileBackend, IMAGE, TRASH};
-use crate::backend::{Leftover, Leftovers};
+use crate::backend::{Image, Leftover, Leftovers};
 use crate::error::{Doing, Result, chain};
 use crate::host::{Device, Effect, FileId};
+use crate::model::Wipe;
 
 impl FileBackend {
-    /// Runs before the first call is served. One thing that can't be ended doesn't hold up the
-    /// others: it's logged, and all but the loops are tried again while the pool is served
-    /// (`Driver::clean`).
-    pub(super) fn end_leftovers(&self, in_use: &dyn Fn(&Device) -> bool) -> Result<Leftovers> {
-        let mut ended = Leftovers::default();
-        let each = |what: &str, count: &mut u64, result: Result<()>| match result {
-            Ok(()) => {
-                *count += 1;
-                tracing::info!(pool = %self.pool.name, "ended a leftover: {what}");
-            }
-            Err(error) => {
-                tracing::error!(pool = %self.pool.name, error = %chain(&error), "can't end a leftover: {what}");
-            }
-        };
+    /// Runs before the first call is served. A loop that can't be ended doesn't hold up the others:
+    /// it's logged. Everything else may take as long as a disk is large, and is ended while the
+    /// pool is served (`Driver::clean`, `Driver::wipe`): here it's counted.
+    pub(super) fn free_loops(&self, in_use: &dyn Fn(&Device) -> bool) -> Result<Leftovers> {
+        let mut found = Leftovers::default();
+        let pool = &self.pool.name;
         for number in self.idle_loops(in_use)? {
-            let (device, result) = self.free_loop(number);
-            each(&device, &mut ended.loops, result);
+            match self.free_loop(number) {
+                (device, Ok(())) => {
+                    found.loops += 1;
+                    tracing::info!(%pool, "ended a leftover: {device}");
+                }
+                (device, Err(error)) => {
+                    tracing::error!(%pool, error = %chain(&error), "can't end a leftover: {device}");
+                }
+            }
         }
         for leftover in self.find_leftovers()? {
-            let count = match &leftover {
-                Leftover::Volume(_) => &mut ended.half_made,
-                Leftover::Snapshot(_) => &mut ended.snapshots,
-                Leftover::Trash { .. } => &mut ended.trash,
-            };
-            match self.end_leftover(&leftover) {
-                Ok(false) => {}
-                ended => each(&leftover.to_string(), count, ended.map(drop)),
-            }
+            *match &leftover {
+                Leftover::Copy(_) => continue,
+                Leftover::Volume(_) => &mut found.half_made,
+                Leftover::Snapshot(_) => &mut found.snapshots,
+                Leftover::Trash { .. } => &mut found.trash,
+            } += 1;
         }
-        Ok(ended)
+        Ok(found)
     }
 
     /// What may be left of calls that failed, or that a crash has cut off. Names in the trash that
@@ -54,7 +51,15 @@ impl FileBackend {
             let uuid = Uuid::try_parse(name.split('.').next()?).ok()?;
             Some(Leftover::Trash { uuid, name })
         });
-        Ok(volumes.chain(snapshots).chain(trash).collect())
+        let of_volumes = self.volumes.begun_copies().into_iter().map(Image::Volume);
+        let of_snapshots = self.snapshots.begun_copies().into_iter();
+        let copies = of_volumes.chain(of_snapshots.map(Image::Snapshot));
+        let copies = copies.map(Leftover::Copy);
+        Ok(volumes
+            .chain(snapshots)
+            .chain(trash)
+            .chain(copies)
+            .collect())
     }
 
     /// Ends one of them, if it's still there and is one.
@@ -62,6 +67,8 @@ impl FileBackend {
         match leftover {
             Leftover::Volume(uuid) => self.volumes.end_abandoned(*uuid),
             Leftover::Snapshot(uuid) => self.snapshots.end_abandoned(*uuid),
+            Leftover::Copy(Image::Volume(uuid)) => self.volumes.end_begun_copy(*uuid),
+            Leftover::Copy(Image::Snapshot(uuid)) => self.snapshots.end_begun_copy(*uuid),
             Leftover::Trash { name, .. } => {
                 if !self.folder.list(TRASH)?.contains(name) {
                     return Ok(false);
@@ -70,6 +77,19 @@ impl FileBackend {
                 self.folder.empty_trash(name).map(|()| true)
             }
         }
+    }
+
+    /// Whether the end of one of them overwrites blocks. One that doesn't say it now is not waited
+    /// for.
+    pub(super) fn asks_for_wipe(&self, leftover: &Leftover) -> bool {
+        let dir = match leftover {
+            Leftover::Volume(uuid) | Leftover::Copy(Image::Volume(uuid)) => self.volumes.dir(*uuid),
+            Leftover::Snapshot(uuid) | Leftover::Copy(Image::Snapshot(uuid)) => {
+                self.snapshots.dir(*uuid)
+            }
+            Leftover::Trash { name, .. } => self.folder.root.join(TRASH).join(name),
+        };
+        matches!(self.folder.wipe_of(&dir), Ok(Wipe::Zero))
     }
 
     /// Loops on images of this pool that are neither mounted, bound nor claimed. One that can't be

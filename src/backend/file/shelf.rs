@@ -3,7 +3,7 @@
 //! The directory is the life of its owner: it appears with an intent, is complete once the record
 //! says so, and leaves by one rename into the trash.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,6 +31,8 @@ pub(super) trait Shelved: Record + Clone + Send {
     /// As [`Shelved::is_unanswered`], and neither a copy that a repeat goes on with nor a member of
     /// a group, which is settled with its group.
     fn is_abandoned(&self) -> bool;
+    /// As [`Shelved::is_unanswered`], and a copy that a repeat goes on with, if one comes.
+    fn is_begun_copy(&self) -> bool;
 }
 
 impl Shelved for VolumeRecord {
@@ -51,6 +53,10 @@ impl Shelved for VolumeRecord {
 
     fn is_abandoned(&self) -> bool {
         self.is_unanswered() && self.copy.is_none()
+    }
+
+    fn is_begun_copy(&self) -> bool {
+        self.is_unanswered() && self.copy.is_some()
     }
 }
 
@@ -74,6 +80,10 @@ impl Shelved for SnapshotRecord {
     fn is_abandoned(&self) -> bool {
         self.is_unanswered() && self.copy.is_none() && self.group.is_none()
     }
+
+    fn is_begun_copy(&self) -> bool {
+        self.is_unanswered() && self.copy.is_some() && self.group.is_none()
+    }
 }
 
 /// What a directory holds, as last read or written by this process, which has the pool's lock:
@@ -88,13 +98,24 @@ pub(super) enum Entry<R> {
 struct Index<R> {
     entries: BTreeMap<Uuid, Entry<R>>,
     /// Records as read, after a start or a failed write: the rename that put them there may not
-    /// be durable yet, so they are synced before anything is answered by them.
-    unsynced: HashSet<Uuid>,
+    /// be durable yet, so they are synced before anything is answered by them. Each with a mark of
+    /// its own, so that a sync ends only what came before it.
+    unsynced: HashMap<Uuid, u64>,
+    /// The last mark.
+    marks: u64,
+}
+
+impl<R> Index<R> {
+    fn mark_unsynced(&mut self, uuid: Uuid) {
+        self.marks += 1;
+        self.unsynced.insert(uuid, self.marks);
+    }
 }
 
 /// All of one kind.
 pub(super) struct Shelf<R> {
     folder: Arc<Folder>,
+    /// Never held while the disk is asked, which may not answer.
     index: Mutex<Index<R>>,
     /// The directory of all is there, durably: known, once that was seen to.
     founded: AtomicBool,
@@ -107,16 +128,17 @@ impl<R: Shelved> Shelf<R> {
             folder,
             index: Mutex::new(Index {
                 entries: BTreeMap::new(),
-                unsynced: HashSet::new(),
+                unsynced: HashMap::new(),
+                marks: 0,
             }),
             founded: AtomicBool::new(false),
         };
         for uuid in shelf.uuids()? {
-            // A directory with neither record nor image is half made: `recover` ends it.
+            // A directory with neither record nor image is half made: it's a leftover.
             if let Some(entry) = shelf.read_entry(uuid) {
                 let mut index = shelf.index();
                 index.entries.insert(uuid, entry);
-                index.unsynced.insert(uuid);
+                index.mark_unsynced(uuid);
             }
         }
         Ok(shelf)
@@ -153,9 +175,19 @@ impl<R: Shelved> Shelf<R> {
     }
 
     /// Reads a damaged record again: the disk may have been slow, or somebody has repaired it.
-    fn reread(&self, index: &mut Index<R>, uuid: Uuid) {
-        if let Some(Entry::Damaged(_)) = index.entries.get(&uuid) {
-            match self.read_entry(uuid) {
+    fn reread(&self, uuid: Uuid) {
+        let is_damaged = |index: &Index<R>| {
+            let entry = index.entries.get(&uuid);
+            matches!(entry, Some(Entry::Damaged(_)))
+        };
+        if !is_damaged(&self.index()) {
+            return;
+        }
+        let found = self.read_entry(uuid);
+        let mut index = self.index();
+        // Unless it was ended or written meanwhile.
+        if is_damaged(&index) {
+            match found {
                 Some(entry) => index.entries.insert(uuid, entry),
                 None => index.entries.remove(&uuid),
             };
@@ -167,7 +199,7 @@ impl<R: Shelved> Shelf<R> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn dir(&self, uuid: Uuid) -> PathBuf {
+    pub(super) fn dir(&self, uuid: Uuid) -> PathBuf {
         let name = uuid.hyphenated().to_string();
         self.folder.root.join(R::PART).join(name)
     }
@@ -188,9 +220,19 @@ impl<R: Shelved> Shelf<R> {
 
     /// A record, synced; an error if there is one that can't be read.
     pub(super) fn get(&self, uuid: Uuid) -> Result<Option<R>> {
-        let mut index = self.index();
-        self.reread(&mut index, uuid);
-        if index.unsynced.contains(&uuid) && index.entries.contains_key(&uuid) {
+        self.reread(uuid);
+        loop {
+            let index = self.index();
+            let Some(entry) = index.entries.get(&uuid) else {
+                return Ok(None);
+            };
+            let Some(mark) = index.unsynced.get(&uuid).copied() else {
+                return match entry {
+                    Entry::Known(record) => Ok(Some(record.as_ref().clone())),
+                    Entry::Damaged(problem) => Err(self.is_damaged(uuid, problem.clone())),
+                };
+            };
+            drop(index);
             let path = self.dir(uuid);
             let synced = self.folder.perform(Effect::SyncDir { path: &path }, || {
                 format!("sync the record of {} {uuid}", R::NOUN)
@@ -199,12 +241,10 @@ impl<R: Shelved> Shelf<R> {
                 first: Box::new(first),
                 undo: "whether its record is durable isn't known".into(),
             })?;
-            index.unsynced.remove(&uuid);
-        }
-        match index.entries.get(&uuid) {
-            Some(Entry::Known(record)) => Ok(Some(record.as_ref().clone())),
-            Some(Entry::Damaged(problem)) => Err(self.is_damaged(uuid, problem.clone())),
-            None => Ok(None),
+            let mut index = self.index();
+            if index.unsynced.get(&uuid) == Some(&mark) {
+                index.unsynced.remove(&uuid);
+            }
         }
     }
 
@@ -251,12 +291,11 @@ impl<R: Shelved> Shelf<R> {
             Entry::Damaged(problem) => Some((*uuid, problem.clone())),
             Entry::Known(_) => None,
         };
-        let mut index = self.index();
-        let before: Vec<_> = index.entries.iter().filter_map(problem).collect();
-        for (uuid, _) in before {
-            self.reread(&mut index, uuid);
+        let damaged = || -> Vec<_> { self.index().entries.iter().filter_map(problem).collect() };
+        for (uuid, _) in damaged() {
+            self.reread(uuid);
         }
-        index.entries.iter().filter_map(problem).collect()
+        damaged()
     }
 
     /// What `look` makes of everything there is.
@@ -264,6 +303,11 @@ impl<R: Shelved> Shelf<R> {
         let index = self.index();
         let entries = index.entries.iter();
         entries.map(|(uuid, entry)| look(*uuid, entry)).collect()
+    }
+
+    /// All there are, whatever is in them.
+    pub(super) fn all(&self) -> Vec<Uuid> {
+        self.index().entries.keys().copied().collect()
     }
 
     /// Directories that are probably to be ended by [`Shelf::end_abandoned`]: by what this process
@@ -277,6 +321,13 @@ impl<R: Shelved> Shelf<R> {
             None => true,
         };
         Ok(uuids.into_iter().filter(is_abandoned).collect())
+    }
+
+    /// Copies that were begun, by what this process remembers.
+    pub(super) fn begun_copies(&self) -> Vec<Uuid> {
+        let index = self.index();
+        let begun = known(&index.entries).filter(|record| record.is_begun_copy());
+        begun.map(Shelved::uuid).collect()
     }
 
     /// Every image there is, also beside a record that can't be read.
@@ -333,7 +384,7 @@ impl<R: Shelved> Shelf<R> {
                 if let Ok(Some(found)) = record::load(host, &path) {
                     self.remember(&found);
                 }
-                self.index().unsynced.insert(uuid);
+                self.index().mark_unsynced(uuid);
             }
         }
         stored
@@ -381,9 +432,38 @@ impl<R: Shelved> Shelf<R> {
         }
     }
 
+    /// Ends a copy that was begun, if the disk says now that it is one; whether it was.
+    pub(super) fn end_begun_copy(&self, uuid: Uuid) -> Result<bool> {
+        match self.read_entry(uuid) {
+            Some(Entry::Known(record)) if record.is_begun_copy() => {
+                self.delete(uuid).map(|()| true)
+            }
+            Some(_) | None => Ok(false),
+        }
+    }
+
     /// Ends one, as [`Backend::delete`](crate::backend::Backend::delete) says: one rename takes it
     /// out of sight, and what follows can be repeated by any caller.
     pub(super) fn delete(&self, uuid: Uuid) -> Result<()> {
+        self.hide(uuid)?;
+        let folder = &self.folder;
+        let mine = folder.trash_of(uuid)?;
+        if mine.is_empty() {
+            return Ok(());
+        }
+        let ended = folder
+            .sync(TRASH)
+            .and_then(|()| folder.sync(R::PART))
+            .and_then(|()| mine.iter().try_for_each(|name| folder.empty_trash(name)));
+        // It's out of sight, its blocks are not free: not final, a repeat goes on.
+        ended.map_err(|first| Error::Undo {
+            undo: format!("blocks of {} {uuid} remain", R::NOUN),
+            first: Box::new(first),
+        })
+    }
+
+    /// The first step of [`Shelf::delete`]. The rename is not durable yet.
+    pub(super) fn hide(&self, uuid: Uuid) -> Result<()> {
         let doing = || format!("delete {} {uuid}", R::NOUN);
         let (folder, dir) = (&self.folder, self.dir(uuid));
         if folder.stat(&dir, doing)?.is_some() {
@@ -403,19 +483,7 @@ impl<R: Shelved> Shelf<R> {
             }
         }
         self.index().entries.remove(&uuid);
-        let mine = folder.trash_of(uuid)?;
-        if mine.is_empty() {
-            return Ok(());
-        }
-        let ended = folder
-            .sync(TRASH)
-            .and_then(|()| folder.sync(R::PART))
-            .and_then(|()| mine.iter().try_for_each(|name| folder.empty_trash(name)));
-        // It's out of sight, its blocks are not free: not final, a repeat goes on.
-        ended.map_err(|first| Error::Undo {
-            undo: format!("blocks of {} {uuid} remain", R::NOUN),
-            first: Box::new(first),
-        })
+        Ok(())
     }
 
     /// Passes a result on; what failed is ended durably, or the error says that it isn't.

@@ -191,6 +191,10 @@ fn a_start_ends_what_nobody_goes_on_with_and_keeps_the_rest() {
     let backend = open(&host);
     let ended = backend.recover(&|_| false).unwrap();
     assert_eq!((ended.snapshots, ended.half_made), (1, 1));
+    for leftover in backend.leftovers().unwrap() {
+        let goes_on = matches!(leftover, Leftover::Copy(_));
+        assert!(goes_on || backend.end(&leftover).unwrap(), "{leftover}");
+    }
     let left: Vec<Uuid> = backend
         .unready_snapshots()
         .iter()

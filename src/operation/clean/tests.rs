@@ -38,6 +38,7 @@ fn group(name: &str, sources: &[VolumeId]) -> CreateGroup {
 fn clean(driver: &Driver) {
     for pool in driver.served() {
         driver.clean(pool);
+        driver.wipe(pool);
         driver.settle_groups(pool);
     }
 }

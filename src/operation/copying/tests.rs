@@ -14,6 +14,7 @@ use crate::operation::{CreateVolume, ExpandVolume, StageVolume};
 use crate::record::{ContentSource, VolumeRecord};
 
 struct Node {
+    host: MemoryHost,
     driver: Driver,
     volume: String,
 }
@@ -45,8 +46,9 @@ impl Node {
         host.make_folder(std::path::Path::new("/memory/pool"))
             .unwrap();
         let settings = settings(&[pool("default=file:/memory/pool,init,mount=any")]);
-        let driver = Driver::start(settings, Seams::simulated(host)).unwrap();
+        let driver = Driver::start(settings, Seams::simulated(host.clone())).unwrap();
         let mut node = Node {
+            host,
             driver,
             volume: String::new(),
         };
@@ -188,4 +190,61 @@ fn copies_of_a_pool_share_its_rate() {
     assert!(second >= first + step, "the pool that both read");
     assert!(copies.step([c, b], STEP) >= second + step);
     assert!(copies.step([a, a], STEP) < copies.step([c, b], STEP) + step);
+}
+
+/// A copy into a volume that a stop has cut off after its first step; its id.
+fn cut_off(node: &Node) -> VolumeId {
+    let pool = node.driver.serving().remove(0);
+    let id = VolumeId::of_name(pool.id(), NameKind::Volume, "clone");
+    let source = VolumeId::of_name(pool.id(), NameKind::Volume, "source");
+    let (progress, _) = node
+        .driver
+        .begin_at(&pool.backend.image_path(Image::Volume(source.uuid)))
+        .unwrap();
+    let record = VolumeRecord {
+        copy: Some(progress),
+        content_source: Some(ContentSource::Volume(node.volume.clone())),
+        ..node
+            .driver
+            .plan(&pool, id, "clone", GIB, &VolumeParameters::default())
+            .unwrap()
+    };
+    pool.backend.prepare(&record, &|_| Ok(())).unwrap();
+    id
+}
+
+#[test]
+fn a_copy_that_nobody_asks_for_any_more_is_ended() {
+    let node = Node::on("ext4");
+    let (driver, host) = (&node.driver, &node.host);
+    let id = cut_off(&node);
+    let pool = driver.serving().remove(0);
+    let clean = || driver.clean(pool.id());
+    let is_there = || pool.backend.volume(id.uuid).unwrap().is_some();
+    let wait = |minutes: u64| host.pass_time(Duration::from_secs(60 * minutes));
+    // Its callers may have been away, as the driver was.
+    host.pass_time(Duration::from_secs(24 * 3600));
+    clean();
+    wait(59);
+    clean();
+    assert!(is_there());
+    // It's asked for, in vain: while its volume is in use.
+    node.stage();
+    let refused = driver.create_volume(&node.clone_request()).unwrap_err();
+    assert!(matches!(refused, Error::Refused { .. }), "{refused:?}");
+    wait(59);
+    clean();
+    assert!(is_there());
+    // A call has it.
+    wait(2);
+    let lock = driver.locks.acquire(Key::Volume(id.uuid)).unwrap();
+    clean();
+    assert!(is_there());
+    drop(lock);
+    clean();
+    assert!(!is_there());
+    assert!(
+        pool.backend.volumes(None, 10).len() == 1,
+        "the source stays"
+    );
 }
