@@ -105,6 +105,9 @@ pub struct SnapshotParameters {
     pub max_extents: Option<u64>,
     /// Of a group: how its members are deleted.
     pub members: Members,
+    /// Of a group: its name was made by csi-snapshotter for an object of Kubernetes, and is asked for
+    /// with the same volumes for ever.
+    pub is_of_object: bool,
 }
 
 impl Default for SnapshotParameters {
@@ -119,6 +122,7 @@ impl Default for SnapshotParameters {
             shared_volume: SharedVolume::All,
             max_extents: None,
             members: Members::Together,
+            is_of_object: false,
         }
     }
 }
@@ -167,6 +171,9 @@ impl fmt::Display for SnapshotParameters {
     }
 }
 
+/// What csi-snapshotter adds of the object that a group is made for.
+const GROUP_OBJECT: &str = "csi.storage.k8s.io/volumegroupsnapshot/name";
+
 /// Longer than any application should stand still, and far below the kernel's hung-task limit.
 /// The longest `freezeTimeout`.
 pub const MOST_FREEZE: Duration = Duration::from_secs(30);
@@ -200,6 +207,7 @@ impl SnapshotParameters {
                 "maxExtents" => parsed.max_extents = Some(number(key, value, 1, u64::MAX)?),
                 "members" => parsed.members = members(value)?,
                 "deletionPolicy" => slip = true,
+                GROUP_OBJECT => parsed.is_of_object = true,
                 _ if key.starts_with(SIDECAR_PREFIX) => {}
                 _ => {
                     return Err(Error::invalid(
@@ -334,6 +342,7 @@ mod tests {
             shared_volume: SharedVolume::One,
             max_extents: Some(1000),
             members: Members::Independent,
+            is_of_object: false,
         };
         assert_eq!(parsed, wanted);
     }

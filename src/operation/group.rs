@@ -51,7 +51,7 @@ impl Driver {
         let seen = sources(ids)
             .map(|sources| membership(id, &sources, &request.parameters))
             .and_then(|asked| self.look_at_each(&asked.members))
-            .and_then(|()| self.members_read(id));
+            .and_then(|()| self.members_read(id, &request.parameters));
         let found = self.members_of(id.0, SnapshotState::Ready);
         if let Some((_, one)) = found.first() {
             let membership = one.group.clone().unwrap_or_else(|| no_membership(id.0));
@@ -192,8 +192,16 @@ impl Driver {
     }
 
     /// An error if a record that can't be read may be that of a member of this group: it may have
-    /// been asked for with other volumes before, which may be gone.
-    pub(super) fn members_read(&self, group: GroupId) -> Result<()> {
+    /// been asked for with other volumes before, which may be gone. A name that was made for an object
+    /// of Kubernetes is asked for with the same volumes, of which the caller looks at each.
+    pub(super) fn members_read(
+        &self,
+        group: GroupId,
+        parameters: &SnapshotParameters,
+    ) -> Result<()> {
+        if parameters.is_of_object {
+            return Ok(());
+        }
         for pool in self.serving() {
             for (uuid, _) in pool.backend.damaged_snapshots() {
                 if !is_of_others(&pool, uuid, group) {

@@ -178,7 +178,7 @@ impl Driver {
         let ours = membership(group, &sources(&begin.volume_ids)?, &begin.parameters);
         let seen = self
             .look_at_each(&ours.members)
-            .and_then(|()| self.members_read(group));
+            .and_then(|()| self.members_read(group, &begin.parameters));
         let states = [SnapshotState::Ready, SnapshotState::Cut];
         let mut found = states
             .into_iter()

@@ -129,7 +129,7 @@ enum Left {
 
 /// Makes a snapshot of a volume, which is deleted, and its record unreadable. Then what becomes of a
 /// group and of a share, each asked for by the same name with another volume.
-fn beside(left: Left, is_newer: bool) -> [Result<()>; 2] {
+fn beside(left: Left, is_newer: bool, is_of_object: bool) -> [Result<()>; 2] {
     let host = MemoryHost::new();
     let driver = driver(&host);
     let [gone, other] = ["a", "b"].map(|name| volume(&driver, name));
@@ -161,8 +161,11 @@ fn beside(left: Left, is_newer: bool) -> [Result<()>; 2] {
         host.put_file(&record_of(id), &[0; 512]).unwrap();
     }
     let driver = self::driver(&host);
-    let group = driver.create_group(&request("g", &[other])).map(drop);
-    let begin = begin(Some(GROUP), &[other], &[other]);
+    let mut asked = request("g", &[other]);
+    let mut begin = begin(Some(GROUP), &[other], &[other]);
+    asked.parameters.is_of_object = is_of_object;
+    begin.parameters.is_of_object = is_of_object;
+    let group = driver.create_group(&asked).map(drop);
     let (share, told) = served(&driver, &begin, all_steps());
     assert_eq!(told == 0, share.is_err(), "nothing is prepared in vain");
     for error in [&group, &share]
@@ -178,19 +181,23 @@ fn beside(left: Left, is_newer: bool) -> [Result<()>; 2] {
 #[test]
 fn a_group_is_not_made_anew_beside_an_unreadable_member_of_a_volume_that_is_gone() {
     // A record of a newer release still says whose it is; and it's in nobody else's way.
-    let [group, share] = beside(Left::Group, true);
+    let [group, share] = beside(Left::Group, true, false);
     is_damaged(group);
     share.unwrap();
-    let [group, share] = beside(Left::Share, true);
+    let [group, share] = beside(Left::Share, true, false);
     group.unwrap();
     is_damaged(share);
-    for done in beside(Left::Single, true) {
+    for done in beside(Left::Single, true, false) {
         done.unwrap();
     }
     // One that says nothing may be anybody's.
     for left in [Left::Group, Left::Share, Left::Single] {
-        for done in beside(left, false) {
+        for done in beside(left, false, false) {
             is_damaged(done);
+        }
+        // An object of Kubernetes never has other volumes than it had.
+        for done in beside(left, false, true) {
+            done.unwrap();
         }
     }
 }

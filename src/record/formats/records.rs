@@ -71,6 +71,7 @@ fn everything_asked() -> SnapshotParameters {
         shared_volume: SharedVolume::Skip,
         max_extents: Some(1000),
         members: Members::Independent,
+        is_of_object: true,
     }
 }
 
