@@ -1,8 +1,6 @@
 //! Growth of ext4 while it is mounted: needs CAP_SYS_RESOURCE, which containers and small virtual
 //! machines often lack. So these tests run in a guest kernel (tests/guest), with the real driver as
 //! a process, on a disk of the guest's own.
-//!
-//! Outside, each test starts itself again in the guest, and shows what it said if it failed there.
 
 #![allow(
     clippy::unwrap_used,
@@ -16,54 +14,14 @@ mod support;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
+use support::guest::{self, in_guest};
 use support::{Client, Scratch, Server, mount, run, succeeds};
 
 const MIB: u64 = 1 << 20;
-
-/// Runs `body` in the guest. `test` is the name of the test that calls this.
-fn in_guest(test: &str, body: impl FnOnce()) {
-    if std::env::var_os("GUEST").is_some() {
-        return body();
-    }
-    // One at a time: a guest is a processor of its own.
-    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    let _turn = TURN
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner);
-    let guest = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guest/guest-run");
-    for (left, seconds) in (0..GUESTS.len()).rev().zip(GUESTS) {
-        let output = Command::new(&guest)
-            .args(["--disk", "pool:2G", "--timeout", seconds, "--"])
-            .arg(std::env::current_exe().unwrap())
-            .args(["--exact", test, "--nocapture"])
-            .output()
-            .expect("tests/guest/guest-run starts (deploy/deps test installs what it needs)");
-        let said = String::from_utf8_lossy(&output.stdout);
-        let complaint = String::from_utf8_lossy(&output.stderr);
-        if output.status.code() == Some(HUNG) && left > 0 {
-            eprintln!("the guest hung, {left} more: {said}{complaint}");
-            continue;
-        }
-        assert!(
-            output.status.success() && said.contains("1 passed"),
-            "in the guest: {}\n{said}\n{complaint}",
-            output.status
-        );
-        return;
-    }
-}
-
-/// guest-run's exit code for a guest that didn't end in time.
-const HUNG: i32 = 124;
-/// User Mode Linux 6.1 was seen to lose its timer (2 of 8 boots on a busy machine, none of 20 on a
-/// calm one): it spins in its idle loop and wakes nobody. A driver that hangs does so each time; a
-/// slow machine is given more time, in seconds.
-const GUESTS: [&str; 3] = ["75", "150", "900"];
 
 /// A driver whose pool is the guest's scratch disk.
 struct Guest {
@@ -77,7 +35,7 @@ struct Guest {
 impl Guest {
     fn on(fs: &str) -> Guest {
         let scratch = Scratch::new();
-        let disk = std::env::var("GUEST_DISK_POOL").expect("the guest has a disk");
+        let disk = guest::disk("pool");
         let force = if fs == "ext4" { "-F" } else { "-f" };
         run(&format!("mkfs.{fs}"), &["-q", force, &disk]);
         let pool = scratch.dir("pool");
@@ -240,22 +198,31 @@ fn grows_under_a_writer(pool: &str) {
 
 #[test]
 fn ext4_on_an_xfs_pool_grows_under_a_writer() {
-    in_guest("ext4_on_an_xfs_pool_grows_under_a_writer", || {
-        grows_under_a_writer("xfs");
-    });
+    in_guest(
+        "ext4_on_an_xfs_pool_grows_under_a_writer",
+        &["pool:2G"],
+        || {
+            grows_under_a_writer("xfs");
+        },
+    );
 }
 
 #[test]
 fn ext4_on_an_ext4_pool_grows_under_a_writer() {
-    in_guest("ext4_on_an_ext4_pool_grows_under_a_writer", || {
-        grows_under_a_writer("ext4");
-    });
+    in_guest(
+        "ext4_on_an_ext4_pool_grows_under_a_writer",
+        &["pool:2G"],
+        || {
+            grows_under_a_writer("ext4");
+        },
+    );
 }
 
 #[test]
 fn ext4_that_grew_while_it_was_not_staged_is_grown_by_its_stage() {
     in_guest(
         "ext4_that_grew_while_it_was_not_staged_is_grown_by_its_stage",
+        &["pool:2G"],
         || {
             let guest = Guest::on("xfs");
             let id = guest.create(64 * MIB, &[]);
@@ -276,6 +243,7 @@ fn ext4_that_grew_while_it_was_not_staged_is_grown_by_its_stage() {
 fn thick_ext4_keeps_its_reserved_blocks_while_it_grows() {
     in_guest(
         "thick_ext4_keeps_its_reserved_blocks_while_it_grows",
+        &["pool:2G"],
         || {
             let guest = Guest::on("xfs");
             let id = guest.create(64 * MIB, &[("allocation", "thick")]);

@@ -7,43 +7,17 @@
     reason = "a test says what it expects, and starts programs"
 )]
 
+#[path = "support/guest.rs"]
+mod guest;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const RULE: &str = "deploy/chart/files/59-slackwater.rules";
 const VOLUME: &str = "0d7e3f5c-1111-4222-8333-444455556666";
-/// guest-run's exit code for a guest that didn't end in time; User Mode Linux was seen to lose its
-/// timer on a busy machine.
-const HUNG: i32 = 124;
-
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-}
-
-fn in_guest(test: &str, body: impl FnOnce()) {
-    if std::env::var_os("GUEST").is_some() {
-        return body();
-    }
-    for seconds in ["90", "180", "900"] {
-        let output = Command::new(root().join("tests/guest/guest-run"))
-            .args(["--disk", "pool:1G", "--timeout", seconds, "--"])
-            .arg(std::env::current_exe().unwrap())
-            .args(["--exact", test, "--nocapture"])
-            .output()
-            .expect("tests/guest/guest-run starts (deploy/deps test installs what it needs)");
-        if output.status.code() == Some(HUNG) && seconds != "900" {
-            continue;
-        }
-        let said = String::from_utf8_lossy(&output.stdout);
-        let complaint = String::from_utf8_lossy(&output.stderr);
-        assert!(
-            output.status.success() && said.contains("1 passed"),
-            "in the guest: {}\n{said}\n{complaint}",
-            output.status
-        );
-        return;
-    }
 }
 
 fn run(program: &str, arguments: &[&str]) -> String {
@@ -94,8 +68,9 @@ fn group(device: &str, name: &str) {
 
 #[test]
 fn the_host_ignores_what_a_tenant_writes_to_a_volume() {
-    in_guest("the_host_ignores_what_a_tenant_writes_to_a_volume", || {
-        let disk = std::env::var("GUEST_DISK_POOL").unwrap();
+    let test = "the_host_ignores_what_a_tenant_writes_to_a_volume";
+    guest::in_guest(test, &["pool:1G"], || {
+        let disk = guest::disk("pool");
         run("mkfs.xfs", &["-q", "-f", &disk]);
         let pool = PathBuf::from("/mnt/pool");
         fs::create_dir_all(&pool).unwrap();

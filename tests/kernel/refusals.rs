@@ -1,8 +1,6 @@
 //! What must never happen to data, whatever is found: no second format, no second device.
 
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::time::Duration;
 
 use tonic::Code;
 
@@ -253,6 +251,8 @@ async fn a_device_that_outlived_its_stage_shows_what_has_grown_meanwhile() {
 #[cfg(feature = "fault")]
 #[tokio::test]
 async fn nothing_is_formatted_beside_a_mkfs_that_has_not_ended() {
+    use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+
     let mut node = Node::new();
     node.server
         .restart_with(&[("SLACKWATER_FAULT", "format:stop-before")]);
@@ -266,7 +266,7 @@ async fn nothing_is_formatted_beside_a_mkfs_that_has_not_ended() {
     let (client, volume, at) = (node.client.clone(), id.clone(), staging.clone());
     let call = tokio::spawn(async move { client.stage(&volume, &at, mount("xfs")).await });
     while !node.server.is_stopped() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
     let device = disk::loops_on(&node.image(&id)).pop().unwrap();
     let mkfs = std::fs::OpenOptions::new()

@@ -12,6 +12,7 @@
 
 pub mod client;
 pub mod disk;
+pub mod guest;
 pub mod left_out;
 pub mod node;
 pub mod server;
