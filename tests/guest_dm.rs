@@ -1,5 +1,6 @@
-//! Devices of other software on top of a volume's. In a guest kernel (tests/guest), which has device
-//! mapper where the machine's has none, with the real driver as a process.
+//! Disks below device mapper, which the kernels of containers and small machines often lack: a pool's
+//! disk that hangs, and other software's devices on top of a volume's. In a guest kernel
+//! (tests/guest), with the real driver as a process.
 
 #![allow(
     clippy::unwrap_used,
@@ -10,17 +11,20 @@
 #[path = "support/mod.rs"]
 mod support;
 
+use std::fs;
+use std::future::Future;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use slackwater::csi::VolumeCapability;
 use support::guest::{self, in_guest};
-use support::{Client, Scratch, Server, block, run};
+use support::{Client, PATIENCE, Scratch, Server, block, mount, run};
 use tonic::Code;
 
 const MIB: u64 = 1 << 20;
-const DISKS: [&str; 1] = ["well:1G"];
+const DISKS: [&str; 2] = ["below:1G", "well:1G"];
 
-/// A linear device on the whole of another.
+/// A linear device on the whole of another. It is let go on before it ends.
 struct Linear(&'static str);
 
 impl Linear {
@@ -29,6 +33,19 @@ impl Linear {
         let table = format!("0 {} linear {device} 0", sectors.trim());
         run("dmsetup", &["create", name, "--table", &table]);
         Linear(name)
+    }
+
+    fn device(&self) -> String {
+        format!("/dev/mapper/{}", self.0)
+    }
+
+    /// From now on whatever is written or read waits, and nothing is written back before.
+    fn suspend(&self) {
+        run("dmsetup", &["suspend", "--noflush", "--nolockfs", self.0]);
+    }
+
+    fn resume(&self) {
+        run("dmsetup", &["resume", self.0]);
     }
 
     fn remove(self) {
@@ -47,6 +64,14 @@ fn runtime() -> tokio::runtime::Runtime {
         .enable_all()
         .build()
         .unwrap()
+}
+
+async fn until<F: Future<Output = bool>>(what: &str, mut check: impl FnMut() -> F) {
+    let start = Instant::now();
+    while !check().await {
+        assert!(start.elapsed() < PATIENCE, "not in time: {what}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
 
 /// A volume in use.
@@ -83,6 +108,53 @@ impl Used {
         client.unpublish(&self.id, &self.target).await.unwrap();
         client.unstage(&self.id, &self.staging).await.unwrap();
     }
+}
+
+#[test]
+fn a_disk_that_device_mapper_suspends_stops_its_own_pool_alone() {
+    let test = "a_disk_that_device_mapper_suspends_stops_its_own_pool_alone";
+    in_guest(test, &DISKS, || {
+        let scratch = Scratch::new();
+        let below = Linear::on(&guest::disk("below"), "slackwater-below");
+        let [hangs, well] = ["hangs", "well"].map(|name| scratch.dir(name));
+        mounted(&below.device(), &hangs);
+        mounted(&guest::disk("well"), &well);
+        let pools = [&hangs, &well].map(|at| {
+            let name = at.file_name().unwrap().display();
+            format!("{name}=file:{},init", at.display())
+        });
+        let server = Server::start(&scratch, &[&pools[0], &pools[1]]);
+        runtime().block_on(async {
+            let client = server.client();
+            let stuck = Used::on(&scratch, &client, "hangs", mount("xfs")).await;
+            let free = Used::on(&scratch, &client, "well", mount("ext4")).await;
+            fs::write(stuck.target.join("data"), "kept").unwrap();
+            run("sync", &[]);
+            below.suspend();
+            until("the pool is not served", async || {
+                let refused = client.list().await.err();
+                refused.is_some_and(|status| status.message().contains("its disk hangs"))
+            })
+            .await;
+            assert!(client.is_ready().await);
+            free.down(&client).await;
+            free.up(&client).await;
+            // By the mount table alone.
+            client.unpublish(&stuck.id, &stuck.target).await.unwrap();
+            below.resume();
+            until("the pool is served again", async || {
+                client.list().await.is_ok()
+            })
+            .await;
+            stuck.up(&client).await;
+            let kept = fs::read_to_string(stuck.target.join("data")).unwrap();
+            assert_eq!(kept, "kept");
+            for used in [&stuck, &free] {
+                used.down(&client).await;
+                client.delete_unused(&used.id).await;
+            }
+        });
+    });
 }
 
 #[test]
