@@ -243,14 +243,19 @@ async fn live(
         metrics,
         drain,
     } = ending;
-    let mut servers = pin!(servers);
+    let (mut servers, mut shutdown) = (pin!(servers), pin!(shutdown));
     work.observe(&metrics);
-    metrics.readiness().set(true);
-    tracing::info!(endpoint = %file.path().display(), "serving");
     let ended = tokio::select! {
-        ended = &mut servers => Some(ended),
-        () = work.look_again() => None,
-        () = shutdown => None,
+        () = work.begin() => {
+            metrics.readiness().set(true);
+            tracing::info!(endpoint = %file.path().display(), "serving");
+            tokio::select! {
+                ended = &mut servers => Some(ended),
+                () = work.look_again() => None,
+                () = &mut shutdown => None,
+            }
+        }
+        () = &mut shutdown => None,
     };
     metrics.readiness().set(false);
     work.stop();

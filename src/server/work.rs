@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::task::JoinHandle;
-use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
+use tokio::time::{Interval, MissedTickBehavior, interval, sleep, timeout};
 
 use crate::error::chain;
 use crate::model::PoolId;
@@ -17,6 +18,10 @@ use crate::telemetry::Metrics;
 /// How often pools that aren't served are looked at again, and for what calls have left: a disk that
 /// is mounted late, or writes again, should not need a restart.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
+
+/// So long the first call waits for the end of what a killed process has left. Callers repeat what
+/// meets it later.
+const BEGIN: Duration = Duration::from_secs(5);
 
 /// Calls that haven't been answered.
 #[derive(Clone, Debug, Default)]
@@ -72,6 +77,20 @@ impl Work {
             Work::Driver(driver) => driver.stop(),
             Work::Router(_, router) => router.stop_cuts(),
         }
+    }
+
+    /// Ends what calls of an earlier process have left, but for what has to be wiped; what takes longer
+    /// goes on beside the first calls.
+    pub(super) async fn begin(&self) {
+        let Work::Driver(driver) = self else { return };
+        let chores: [fn(&Driver, PoolId); 2] = [Driver::settle_groups, Driver::clean];
+        let served = driver.served();
+        let each = served.iter().flat_map(|pool| {
+            let one = |chore| done(driver.clone(), chore, *pool);
+            chores.map(one)
+        });
+        // Elapsed is no error.
+        let _ = timeout(BEGIN, join_all(each)).await;
     }
 
     /// Looks at the pools, and ends what calls have left, for ever.
