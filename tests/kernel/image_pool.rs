@@ -412,7 +412,7 @@ fn in_a_container(scratch: &Scratch, disk: &Disk, pool: &str) -> Server {
 
 #[tokio::test]
 async fn a_container_that_dies_leaves_an_image_that_is_found_by_its_device() {
-    let scratch = Scratch::new();
+    let scratch = Scratch::alone();
     let disk = ext4(&scratch);
     let pool = definition(&disk, "1Gi");
     let mut server = in_a_container(&scratch, &disk, &pool);

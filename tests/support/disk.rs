@@ -1,9 +1,10 @@
 //! A scratch folder and disks for pools: image files with a file system, mounted below it.
 
-use std::fs::Permissions;
+use std::fs::{File, OpenOptions, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use nix::fcntl::{Flock, FlockArg};
 use slackwater::host::{Mount, mountinfo};
 
 use super::{run, succeeds, unmount};
@@ -29,17 +30,43 @@ fn loop_ctl_remove(control: &std::fs::File, number: i32) -> nix::Result<i32> {
 /// A folder that takes everything below it along when it goes.
 pub struct Scratch {
     path: PathBuf,
+    // Last: what is below the folder has gone by then.
+    _turn: Flock<File>,
+}
+
+/// Held by whoever has mounts. A process that copies the mount table keeps the mounts of others in
+/// use, so a test that starts one runs alone.
+fn turn(how: FlockArg) -> Flock<File> {
+    let path = std::env::temp_dir().join("slackwater.tests.lock");
+    let made = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path);
+    let file = made.or_else(|_| File::open(&path)).unwrap();
+    Flock::lock(file, how).map_err(|(_, errno)| errno).unwrap()
 }
 
 impl Scratch {
     /// A new one below the system's folder for temporary files.
     pub fn new() -> Scratch {
+        Scratch::with(turn(FlockArg::LockShared))
+    }
+
+    /// One whose test may copy the mount table: no other one is there meanwhile.
+    pub fn alone() -> Scratch {
+        Scratch::with(turn(FlockArg::LockExclusive))
+    }
+
+    fn with(turn: Flock<File>) -> Scratch {
         let folder = tempfile::Builder::new()
             .prefix("slackwater-")
             .tempdir()
             .unwrap();
         Scratch {
             path: folder.keep().canonicalize().unwrap(),
+            _turn: turn,
         }
     }
 
