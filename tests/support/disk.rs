@@ -1,6 +1,6 @@
 //! A scratch folder and disks for pools: image files with a file system, mounted below it.
 
-use std::fs::{File, OpenOptions, Permissions};
+use std::fs::{File, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -37,14 +37,8 @@ pub struct Scratch {
 /// Held by whoever has mounts. A process that copies the mount table keeps the mounts of others in
 /// use, so a test that starts one runs alone.
 fn turn(how: FlockArg) -> Flock<File> {
-    let path = std::env::temp_dir().join("slackwater.tests.lock");
-    let made = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(&path);
-    let file = made.or_else(|_| File::open(&path)).unwrap();
+    // The sources' folder: a file of its own would be left behind.
+    let file = File::open(env!("CARGO_MANIFEST_DIR")).unwrap();
     Flock::lock(file, how).map_err(|(_, errno)| errno).unwrap()
 }
 
