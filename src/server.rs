@@ -230,7 +230,8 @@ where
         .add_optional_service(metadata.then(|| sized!(SnapshotMetadataServer, service)))
 }
 
-/// Serves until the shutdown, and ends in order.
+/// Ends what an earlier process has left, for some seconds at most, serves until the shutdown, and
+/// ends in order.
 async fn live(
     servers: impl Future<Output = Result<(), tonic::transport::Error>>,
     ending: Ending,

@@ -52,9 +52,9 @@ fn sweep(seams: &Seams) {
 }
 
 impl Driver {
-    /// Opens the pools, takes their locks and ends what a crash left and their calls must not meet;
-    /// the rest is ended beside the calls ([`Driver::clean`] and what goes with it). A pool that can't be served
-    /// is refused by name and doesn't hold up the others. It is an error only where no pool is
+    /// Opens the pools, takes their locks and ends the idle loop devices that a crash left. The rest is
+    /// left to [`Driver::clean`], [`Driver::wipe`] and [`Driver::settle_groups`]. A pool that can't be
+    /// served is refused by name and doesn't hold up the others. It is an error only where no pool is
     /// served and none is known, which is a mistake in the definitions.
     pub fn start(settings: Settings, seams: Seams) -> Result<Driver> {
         let host = seams.host.clone();

@@ -3,7 +3,7 @@
 use super::*;
 use crate::cut::guard::MOST_MEMBERS;
 
-/// The log of a world in which nobody was disturbed.
+/// Asserts that a cut has frozen no file system and run no hook.
 fn assert_undisturbed(world: &World) {
     let looks = |line: &String| line.starts_with("count") || line.starts_with("root");
     assert!(world.log().iter().all(looks), "{:?}", world.log());

@@ -62,9 +62,9 @@ impl Machine {
         image.is_some_and(|ino| self.is_on(ino, self.hung.iter()))
     }
 
-    /// Whether what a process asks for waits for a disk that hangs. Who opens or detaches a loop
-    /// device doesn't: that is asked with a limit. Whoever unmounts a file system for good does,
-    /// which is written back.
+    /// Whether an action of a process waits for a disk that hangs. Opening or detaching a loop device
+    /// does not wait, because the driver asks that with a time limit. The last unmount of a file
+    /// system waits, because it writes back.
     pub(super) fn waits(&self, process: Process, action: &str, subject: &Path) -> bool {
         if self.hung.is_empty() || self.faults.aside {
             return false;
@@ -106,8 +106,8 @@ impl MemoryHost {
         self.lock().revive(folder).map(drop)
     }
 
-    /// The file system of a disk that had died is mounted anew at its folder: without what was not
-    /// synced. Loop devices and pinned folders of it as it was before stay dead.
+    /// Mounts the file system of a dead disk again at its folder. What was not synced is lost. Loop
+    /// devices and pinned folders of the earlier mount stay dead.
     pub fn mount_disk_anew(&self, folder: &Path) -> Answer<()> {
         let mut machine = self.lock();
         let ino = machine.revive(folder)?;

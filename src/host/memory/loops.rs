@@ -53,7 +53,7 @@ pub(super) struct LoopDev {
     pub(super) no_discard: bool,
     /// Attached by somebody else.
     pub(super) strange: bool,
-    /// It stands on a file system that has died, and was mounted anew since.
+    /// Its image is on an earlier mount of a file system that died and was mounted again since.
     pub(super) dead: bool,
 }
 
