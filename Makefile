@@ -34,7 +34,7 @@ test: ## Prove it: everything but benchmarks (as root, or with sudo)
 	@rm -rf $(LOGS) && mkdir -p $(LOGS) && touch $(LOGS)/cargo.log $(LOGS)/sanity.log $(LOGS)/e2e.log $(LOGS)/left.log $(LOGS)/left-out.log
 	@$(MAKE) check
 	@code=0; MACHINE_LOG=$(LOGS)/left.log tests/machine.sh around $(MAKE) --keep-going tests sanity e2e-if-warm || code=$$?; \
-	tests/summary $$code $(LOGS)/left.log $(LOGS)/left-out.log $(LOGS)/cargo.log $(LOGS)/sanity.log $(LOGS)/e2e.log
+	tests/summary $$code $(LOGS)/left.log $(LOGS)/left-out.log $(LOGS)/cargo.log $(LOGS)/sanity.log $(LOGS)/e2e.log | tee $(LOGS)/summary.log
 
 .PHONY: check
 check: fmt-check lint deny docs ## What needs no root: layout, lints, dependencies, docs

@@ -377,6 +377,9 @@ fn a_pool_is_made_once_listed_and_forgotten_when_it_is_gone() {
     assert_eq!(made.status.code(), Some(0), "{}", stderr(&made));
     let made: serde_json::Value = serde_json::from_slice(&made.stdout).unwrap();
     assert_eq!(made["changed"], true);
+    // The folder is no disk of its own.
+    let warnings = made["warnings"].to_string();
+    assert!(warnings.contains("mount=any says so"), "{warnings}");
     let again = pool(folder, &["init", &a, "--json"]);
     let again: serde_json::Value = serde_json::from_slice(&again.stdout).unwrap();
     assert_eq!(

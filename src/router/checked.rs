@@ -23,6 +23,8 @@ use crate::operation::{CreateVolume, member_of};
 
 /// So many pods of a pool are named.
 const MOST_PODS: usize = 16;
+/// Devices of a pool whose settings were changed by another process that are named.
+const MOST_CHANGED_DEVICES: usize = 16;
 /// Pools of one agent. Each becomes a Pool object.
 pub(super) const MOST_POOLS: usize = 64;
 /// Groups that an agent may say are not settled.
@@ -324,6 +326,9 @@ pub(super) fn description(mut told: DescribeResponse) -> Verdict<DescribeRespons
         cut(&mut pool.without_mount, TEXT_BYTES);
         pool.pods.retain(|uid| uid.parse::<uuid::Uuid>().is_ok());
         pool.pods.truncate(MOST_PODS);
+        pool.changed_devices.truncate(MOST_CHANGED_DEVICES);
+        let changed = pool.changed_devices.iter_mut();
+        changed.for_each(|text| cut(text, TEXT_BYTES));
     }
     told.not_grown.retain(|small| {
         let pool = small.volume_id.parse::<VolumeId>().map(|id| id.pool);

@@ -44,7 +44,7 @@ fn filled(
 }
 
 #[test]
-fn an_agent_names_volumes_of_its_own_pools_alone_as_not_grown() {
+fn an_agent_names_volumes_of_its_own_pools_alone_and_a_bounded_number() {
     let [own, other] = [1, 2].map(|n| uuid::Uuid::from_u128(n).to_string());
     let small = |pool: &str| NotGrown {
         volume_id: format!("{pool}.{}", uuid::Uuid::from_u128(3)),
@@ -56,14 +56,18 @@ fn an_agent_names_volumes_of_its_own_pools_alone_as_not_grown() {
         pools: vec![Pool {
             name: "default".into(),
             id: own.clone(),
+            changed_devices: vec!["x".repeat(10_000); 100],
             ..Pool::default()
         }],
         not_grown,
         ..DescribeResponse::default()
     };
-    let told = super::checked::description(told).unwrap().not_grown;
-    assert_eq!(told.len(), 64);
-    for small in told {
+    let checked = super::checked::description(told).unwrap();
+    let changed = &checked.pools[0].changed_devices;
+    assert_eq!(changed.len(), 16);
+    assert!(changed.iter().all(|text| text.len() < 5000));
+    assert_eq!(checked.not_grown.len(), 64);
+    for small in checked.not_grown {
         assert!(small.volume_id.starts_with(&own) && small.reason.len() < 5000);
     }
 }

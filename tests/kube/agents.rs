@@ -431,6 +431,9 @@ fn pods_that_keep_the_disk_of_a_pool_are_named_at_its_object() {
             .iter()
             .any(|sent| sent["status"]["message"] == told)
     });
+    eventually("an event at its object says so", || {
+        events(&api, "PoolNotServed") == [id(1)]
+    });
     let asked = || {
         let objects = api.objects.lock().unwrap();
         let all = objects.asked.iter();

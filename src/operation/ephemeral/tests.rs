@@ -4,8 +4,8 @@ use std::num::NonZeroU16;
 
 use super::*;
 use crate::cut::Seams;
-use crate::host::Host;
 use crate::host::memory::MemoryHost;
+use crate::host::{Effect, Host};
 use crate::model::parameters::EphemeralParameters;
 use crate::model::{AccessMode, AccessType, Capability};
 use crate::operation::Settings;
@@ -149,4 +149,38 @@ fn one_whose_unpublish_missed_its_pool_ends_when_the_pool_is_opened() {
     without.look_again();
     assert_eq!(without.serving().len(), 2);
     nothing_is_left(&host, &without);
+}
+
+#[test]
+fn one_stays_while_a_loop_that_may_stand_on_it_can_not_be_asked() {
+    let (folder, other) = (Path::new("/memory/a"), Path::new("/memory/other"));
+    let host = MemoryHost::new();
+    host.make_folder(folder).unwrap();
+    host.make_folder(other).unwrap();
+    let pools = ["default=file:/memory/a,init,mount=any"];
+    let driver = driver(&host, &pools, Some(GIB));
+    driver.publish_ephemeral(&request(GIB, None)).unwrap();
+    let images = host.files_below(folder).into_iter();
+    let image = images.filter(|path| path.ends_with(".img")).next().unwrap();
+    let pool = driver.serving()[0].clone();
+    // Another process unmounts it.
+    let target = Path::new(TARGET);
+    host.perform(&Effect::Unmount { target }).unwrap();
+    assert_eq!(host.loops().unwrap().len(), 0);
+    // A loop device stands on a file of the same name, on a disk that hangs.
+    let copy = other.join(image);
+    let parents: Vec<_> = copy.ancestors().skip(1).collect();
+    for parent in parents.into_iter().rev().skip(3) {
+        host.make_folder(parent).unwrap();
+    }
+    host.put_file(&copy, &[0; 4096]).unwrap();
+    host.foreign_loop(&copy).unwrap();
+    let hung = host.hang_disk(other).unwrap();
+    let (ended, failed) = driver.end_left_inline(&pool);
+    let failed = crate::error::chain(&failed.unwrap());
+    assert!(failed.contains("no answer"), "{failed}");
+    assert_eq!((ended, pool.backend.count()), (0, 1));
+    drop(hung);
+    assert!(matches!(driver.end_left_inline(&pool), (1, None)));
+    assert_eq!(pool.backend.count(), 0);
 }
