@@ -57,6 +57,13 @@ async fn a_dead_disk_and_the_loops_on_it_are_the_trouble_of_its_own_pool_alone()
         client.unstage(&id, &at("well")).await.unwrap();
         client.stage(&id, &at("well"), mount("ext4")).await.unwrap();
         check_pattern(&at("well").join("data"), 1, 1 << 20);
+        // mkfs.btrfs looks up every mounted loop device, the dead one too.
+        let btrfs = client.create("btrfs", GIB / 2, mount("btrfs"), &[("pool", "well")]);
+        let btrfs = btrfs.await.unwrap();
+        let made = client.stage(&btrfs, &at("btrfs"), mount("btrfs")).await;
+        made.unwrap();
+        client.unstage(&btrfs, &at("btrfs")).await.unwrap();
+        client.delete_unused(&btrfs).await;
         let other = create(&client, "well", "other").await;
         server.restart();
         let client = server.client();

@@ -1,7 +1,7 @@
 //! Disks that die or hang while they are served, on real file systems. Needs root.
 //!
 //! A loop device on a dead file system fails also for programs that have nothing to do with it:
-//! mkfs.btrfs asks every mounted loop device. So these tests are a program of their own, which runs
+//! the mkfs.btrfs of another test asks every mounted loop device. So these tests are a program of their own, which runs
 //! beside no other, and they run one after the other.
 
 #![allow(

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::files::failed;
 use super::program::{BLKID, MKFS_BTRFS, MKFS_EXT4, MKFS_XFS};
-use super::{features, loop_device, superblock, sys};
+use super::{features, loop_device, mounts, superblock, sys};
 use crate::error::HostError;
 use crate::host::{Device, Result, Signature};
 use crate::model::FsType;
@@ -41,7 +41,14 @@ pub(super) fn format(
     words.push(path.to_string_lossy().into_owned());
     let bytes = sys::block_bytes(&open)
         .map_err(|errno| HostError::errno("ask for the size of", path, errno))?;
-    let ended = program.run_within(limit(bytes), path, &words)?;
+    let run = || program.run_within(limit(bytes), path, &words);
+    // mkfs.btrfs looks up the image of every mounted loop device, and gives up at the first that it
+    // can't look up.
+    let ended = if fs == FsType::Btrfs && mounts::shows_dead_loop()? {
+        mounts::without_loops(run)
+    } else {
+        run()
+    }?;
     if !ended.status.success() {
         return Err(ended.error("format", path));
     }

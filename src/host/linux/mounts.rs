@@ -17,12 +17,14 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::libc;
-use nix::mount::{MntFlags, umount2};
+use nix::mount::{MntFlags, MsFlags, umount2};
+use nix::sched::CloneFlags;
 use nix::sys::stat::{major, minor};
 use sys_mount::MountFlags;
 
 use super::caller::Folders;
 use super::files::failed;
+use super::program::FOLDERS;
 use super::{loop_device, sys};
 use crate::error::HostError;
 use crate::host::{Device, FileKind, LOOP_MAJOR, Mount, MountSpec, Result, mountinfo};
@@ -311,6 +313,59 @@ pub(super) fn unmount(folders: &Folders, target: &Path) -> Result<()> {
             }
         }
     }
+}
+
+/// Whether the image of a mounted loop device can't be looked at: its disk is dead or hangs.
+pub(super) fn shows_dead_loop() -> Result<bool> {
+    let loops: BTreeSet<u32> = table()?.iter().filter_map(loop_of_source).collect();
+    Ok(loops
+        .into_iter()
+        .any(|number| loop_device::status(number).is_err()))
+}
+
+/// The loop device that was mounted, by its name: btrfs has no number of a device.
+fn loop_of_source(mount: &Mount) -> Option<u32> {
+    let number = mount.source.strip_prefix("/dev").ok()?.to_str()?;
+    number.strip_prefix("loop")?.parse().ok()
+}
+
+/// Does `work` on a thread of its own, whose mount table has no file system on a loop device;
+/// programs that it starts see the same. For programs that look at every mounted device.
+///
+/// The thread's table is a copy, and a copy keeps a file system in use after its unmount. So those
+/// of the volumes leave the copy before `work` begins.
+#[expect(clippy::disallowed_methods, reason = "of a copy of the table alone")]
+pub(super) fn without_loops<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    let root = Path::new("/");
+    let apart = || {
+        nix::sched::unshare(CloneFlags::CLONE_NEWNS)
+            .map_err(|errno| HostError::errno("copy the mount table of", root, errno))?;
+        let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+        nix::mount::mount(None::<&str>, root, None::<&str>, private, None::<&str>)
+            .map_err(|errno| HostError::errno("make private the mounts of", root, errno))?;
+        for mount in table()?.iter().rev() {
+            let needed = FOLDERS
+                .iter()
+                .any(|folder| Path::new(folder).starts_with(&mount.mount_point));
+            if loop_of_source(mount).is_some() && !needed {
+                // One that stays makes the program fail as it would without this copy.
+                let flags = MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW;
+                if let Err(errno) = umount2(&mount.mount_point, flags) {
+                    let target = mount.mount_point.display();
+                    tracing::debug!(%target, %errno, "a copied mount stays");
+                }
+            }
+        }
+        work()
+    };
+    thread::scope(|scope| {
+        let worker = thread::Builder::new().name("own-mounts".into());
+        let worker = worker.spawn_scoped(scope, apart);
+        let worker = worker.map_err(|error| HostError::io("start a thread for", root, &error))?;
+        worker
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }
 
 #[cfg(test)]
