@@ -13,7 +13,10 @@ mod guest;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
+/// For what ends by itself.
+const PATIENCE: Duration = Duration::from_secs(60);
 const RULE: &str = "deploy/chart/files/59-slackwater.rules";
 const VOLUME: &str = "0d7e3f5c-1111-4222-8333-444455556666";
 fn root() -> PathBuf {
@@ -39,13 +42,17 @@ fn attached(image: &Path) -> String {
     device
 }
 
-/// What a tenant may do: a file system with a label, and then udev is told that something changed.
-fn labelled(device: &str, label: &str) {
-    run("mkfs.ext4", &["-q", "-F", "-L", label, device]);
+fn changed(device: &str) {
     run(
         "udevadm",
         &["trigger", "--settle", "--action=change", device],
     );
+}
+
+/// What a tenant may do: a file system with a label, and then udev is told that something changed.
+fn labelled(device: &str, label: &str) {
+    run("mkfs.ext4", &["-q", "-F", "-L", label, device]);
+    changed(device);
 }
 
 fn by_label(label: &str) -> bool {
@@ -60,10 +67,7 @@ fn properties(device: &str) -> String {
 fn group(device: &str, name: &str) {
     run("pvcreate", &["--yes", "--quiet", device]);
     run("vgcreate", &["--yes", "--quiet", name, device]);
-    run(
-        "udevadm",
-        &["trigger", "--settle", "--action=change", device],
-    );
+    changed(device);
 }
 
 #[test]
@@ -91,6 +95,13 @@ fn the_host_ignores_what_a_tenant_writes_to_a_volume() {
         run("udevadm", &["control", "--reload"]);
 
         let device = attached(&volume);
+        // udev reads changed rules when it has time: it looks at most every 3 s, and `reload` has been
+        // seen to return before the new rules were in use.
+        let start = Instant::now();
+        while !properties(&device).contains("SYSTEMD_READY=0") {
+            assert!(start.elapsed() < PATIENCE, "udev does not read the rule");
+            changed(&device);
+        }
         labelled(&device, "tenant-after");
         assert!(!by_label("tenant-after"), "{}", properties(&device));
         let said = properties(&device);

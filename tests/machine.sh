@@ -92,6 +92,8 @@ around() {
         # For tests/summary, which ends with it.
         [ -z "${MACHINE_LOG:-}" ] || printf '%s\n' "$left" >"$MACHINE_LOG"
         [ "$code" != 0 ] || code=1
+        # What is in it stays to be looked at.
+        as_root rmdir --ignore-fail-on-non-empty -- "$work"
     else
         say "The machine is as it was found."
         as_root rm -rf --one-file-system -- "$work"

@@ -265,6 +265,20 @@ impl World {
         let there = self.snapshots.get(&name).cloned();
         let request = snapshot(&format!("s{name}"), &source.id);
         let answer = self.routed.controller().create_snapshot(request).await;
+        if let Some(there) = &there
+            && there.node != source.node
+            && self.away[source.node]
+            && !self.away[there.node]
+        {
+            // The name is taken whatever the source's node says. The router may have noticed before
+            // that this node is away, and ask nobody then.
+            let code = answer.unwrap_err().code();
+            assert!(
+                [Code::AlreadyExists, Code::Unavailable].contains(&code),
+                "{code:?}"
+            );
+            return;
+        }
         let (needed, expected) = match &there {
             // The others could have one of this name as well, as far as anybody knows.
             Some(there) if there.node == source.node && there.source == source.id => {
