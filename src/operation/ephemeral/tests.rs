@@ -160,8 +160,8 @@ fn one_stays_while_a_loop_that_may_stand_on_it_can_not_be_asked() {
     let pools = ["default=file:/memory/a,init,mount=any"];
     let driver = driver(&host, &pools, Some(GIB));
     driver.publish_ephemeral(&request(GIB, None)).unwrap();
-    let images = host.files_below(folder).into_iter();
-    let image = images.filter(|path| path.ends_with(".img")).next().unwrap();
+    let mut images = host.files_below(folder).into_iter();
+    let image = images.find(|path| path.ends_with(".img")).unwrap();
     let pool = driver.serving()[0].clone();
     // Another process unmounts it.
     let target = Path::new(TARGET);
