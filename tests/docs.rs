@@ -65,6 +65,75 @@ fn links_lead_somewhere() {
     assert!(broken.is_empty(), "\n{}\n", broken.join("\n"));
 }
 
+/// The anchors of a page's headings, as GitHub makes them: lower case, blanks as hyphens, without
+/// punctuation and without the markup of code and links.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let mut is_code = false;
+    let mut found = BTreeSet::new();
+    for line in text.lines() {
+        is_code ^= line.starts_with("```");
+        let title = line.trim_start_matches('#');
+        if is_code || title == line || !title.starts_with(' ') {
+            continue;
+        }
+        let anchor = title.trim().chars().filter_map(|c| match c {
+            ' ' => Some('-'),
+            '-' | '_' => Some(c),
+            c if c.is_alphanumeric() => Some(c.to_ascii_lowercase()),
+            _ => None,
+        });
+        found.insert(anchor.collect());
+    }
+    found
+}
+
+#[test]
+fn anchors_of_links_are_headings() {
+    let headings = anchors("# A\n## 1. The `image`, and more\n#no\n    # code\n");
+    let expected = ["a", "1-the-image-and-more"].map(str::to_string);
+    assert_eq!(headings, BTreeSet::from(expected));
+    let mut broken = Vec::new();
+    let mut count = 0;
+    for (page, text) in pages() {
+        for link in links(&text)
+            .into_iter()
+            .filter(|link| !link.contains("://"))
+        {
+            let Some((file, anchor)) = link.split_once('#') else {
+                continue;
+            };
+            let folder = page.parent().expect("a folder");
+            let target = match file {
+                "" => page.clone(),
+                _ => folder.join(file),
+            };
+            if target.extension().is_some_and(|end| end == "md") && target.exists() {
+                count += 1;
+                if !anchors(&read(&target)).contains(anchor) {
+                    broken.push(format!("{}: {link}", page.display()));
+                }
+            }
+        }
+    }
+    assert!(count > 20, "the links are found");
+    assert!(broken.is_empty(), "\n{}\n", broken.join("\n"));
+}
+
+/// Each page that users read is in the list of the README.
+#[test]
+fn the_readme_lists_every_page() {
+    let readme = read(&root().join("README.md"));
+    for page in files(&root().join("docs"), ".md") {
+        let page = page.strip_prefix(root()).expect("a page of ours");
+        let target = page.display().to_string();
+        let is_decision = target.starts_with("docs/adr/") && !target.ends_with("README.md");
+        assert!(
+            is_decision || readme.contains(&format!("({target})")),
+            "README.md does not link {target}"
+        );
+    }
+}
+
 /// Names of all tests: the function after each `#[test]` or `#[tokio::test]`, and those in the
 /// cluster, as they are told when they run.
 fn test_names() -> BTreeSet<String> {
@@ -198,9 +267,11 @@ fn help() -> String {
         &["pool", "adopt"],
         &["pool", "forget"],
         &["pool", "list"],
+        &["pool", "hand-over"],
         &["doctor"],
         &["volumes"],
         &["volumes", "check"],
+        &["snapshots", "delete"],
         &["frozen"],
         &["guard"],
         &["certificates"],
@@ -234,6 +305,7 @@ fn about_the_program(text: &str) -> String {
         "kubectl ",
         "apt-get ",
         "systemctl ",
+        "rm -r ",
         "losetup ",
         "mkfs",
         "btrfs ",
