@@ -206,7 +206,7 @@ fn a_cluster_that_cannot_be_served_is_refused() {
         ),
         (
             &["--kube-version=1.29.14", "--set=certificates.mode=existing"],
-            &["admissionPolicy", "give false"],
+            &["admissionPolicy", "set it to false"],
         ),
     ];
     for (words, told) in cases {

@@ -298,7 +298,7 @@ fn what_is_wrong_is_refused_by_name() {
         ),
         (
             &["pools[0].name=a,pools[0].path=//"],
-            &["pools: //", "a folder of its own"],
+            &["pools: //", "a directory of its own"],
         ),
         (
             &[
@@ -312,11 +312,11 @@ fn what_is_wrong_is_refused_by_name() {
                 "pools[0].name=a,pools[0].path=/a",
                 "pools[1].name=b,pools[1].path=/a/b/",
             ],
-            &["pools: /a and /a/b/ lie within each other"],
+            &["pools: /a and /a/b/ are within each other"],
         ),
         (
             &["pools[0].name=a,pools[0].path=/var/lib/slackwater"],
-            &["pools: /var/lib/slackwater has the node's record"],
+            &["pools: /var/lib/slackwater contains the node's record"],
         ),
         (&["kubeletDir=/"], &["/kubeletDir"]),
         (&["logFormat=xml"], &["/logFormat", "'text', 'json'"]),
@@ -331,11 +331,11 @@ fn what_is_wrong_is_refused_by_name() {
         ),
         (
             &["certificates.nodes={a}"],
-            &["certificates.nodes is for mode cert-manager"],
+            &["certificates.nodes must be empty", "mode made"],
         ),
         (
             &["certificates.issuerRef.name=a"],
-            &["certificates.issuerRef is for mode cert-manager"],
+            &["certificates.issuerRef must be empty", "mode made"],
         ),
         (
             &["certificates.issuerRef.kind=Issuer"],
@@ -347,20 +347,20 @@ fn what_is_wrong_is_refused_by_name() {
         (&["node.agentPort=0"], &["/node/agentPort"]),
         (
             &["node.agentPort=9808"],
-            &["node.agentPort: the liveness probe has port 9808"],
+            &["node.agentPort: the liveness probe already uses port 9808"],
         ),
         (
             &["metrics.port=9820"],
-            &["metrics.port: node.agentPort has port 9820"],
+            &["metrics.port: node.agentPort already uses port 9820"],
         ),
         (&["metrics.address=localhost"], &["/metrics/address"]),
         (
             &["metrics.address=127.0.0.1"],
-            &["metrics.address: nobody reaches 127.0.0.1"],
+            &["metrics.address: 127.0.0.1 is not reachable"],
         ),
         (
             &["node.agentAddress=[::1]"],
-            &["node.agentAddress: nobody reaches [::1]"],
+            &["node.agentAddress: [::1] is not reachable"],
         ),
         (
             &["metrics.serviceMonitor.interval=often"],
@@ -393,11 +393,11 @@ fn what_is_wrong_is_refused_by_name() {
         (&["poolLostAfter=1w"], &["/poolLostAfter"]),
         (
             &["singleNode=true,poolLostAfter=1d"],
-            &["poolLostAfter: with singleNode"],
+            &["poolLostAfter must be empty with singleNode"],
         ),
         (
             &["singleNode=true,hooks.namespaces={a}"],
-            &["hooks.namespaces: with singleNode"],
+            &["hooks.namespaces must be empty with singleNode"],
         ),
     ];
     for (values, told) in cases {
