@@ -1,5 +1,5 @@
-# `make` prints what there is. Tests need root for mounts and loop devices: as another user, sudo is
-# asked for, and only test programs run with it.
+# `make` lists the targets. Tests need root for mounts and loop devices: for other users, only the test
+# programs run with sudo.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
@@ -23,13 +23,13 @@ help: ## Print this help
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: ## See it work: build, then volumes of every kind from create to delete on a throw-away pool
+demo: ## Build the driver and show it: create, use and delete volumes of every kind on a temporary pool
 	@deploy/deps demo
 	$(CARGO) build --release --locked
 	@$(AS_ROOT) target/release/slackwater demo
 
 .PHONY: test
-test: ## Prove it: everything but benchmarks (as root, or with sudo)
+test: ## Run all tests, but no benchmarks (as root, or with sudo)
 	@deploy/deps test
 	@rm -rf $(LOGS) && mkdir -p $(LOGS) && touch $(LOGS)/cargo.log $(LOGS)/sanity.log $(LOGS)/e2e.log $(LOGS)/left.log $(LOGS)/left-out.log
 	@$(MAKE) check
@@ -37,23 +37,23 @@ test: ## Prove it: everything but benchmarks (as root, or with sudo)
 	tests/summary $$code $(LOGS)/left.log $(LOGS)/left-out.log $(LOGS)/cargo.log $(LOGS)/sanity.log $(LOGS)/e2e.log | tee $(LOGS)/summary.log
 
 .PHONY: check
-check: fmt-check lint deny docs ## What needs no root: layout, lints, dependencies, docs
+check: fmt-check lint deny docs ## Check formatting, lints, dependencies and docs; needs no root
 
 .PHONY: fmt-check
 fmt-check:
 	$(CARGO) fmt --check
 
 .PHONY: lint
-lint: ## clippy, with and without the fault harness
+lint: ## Run clippy, with and without fault injection
 	$(CARGO) clippy --locked --all-targets -- --deny warnings
 	$(CARGO) clippy --locked --all-targets --features fault -- --deny warnings
 
 .PHONY: deny
-deny: cargo-deny ## Licences, bans and sources of dependencies
+deny: cargo-deny ## Check licenses, bans and sources of dependencies
 	$(CARGO) deny --locked check bans licenses sources
 
 .PHONY: audit
-audit: cargo-deny ## Known vulnerabilities of dependencies (needs a network)
+audit: cargo-deny ## Check dependencies for known vulnerabilities (needs a network)
 	$(CARGO) deny --locked check advisories
 
 .PHONY: cargo-deny
@@ -61,53 +61,53 @@ cargo-deny:
 	@$(CARGO) deny --version >/dev/null 2>&1 || $(CARGO) install --locked cargo-deny@$(CARGO_DENY)
 
 .PHONY: docs
-docs: ## The sources' own documentation, without a warning
+docs: ## Build the API documentation, without warnings
 	RUSTDOCFLAGS='--deny warnings' $(CARGO) doc --locked --no-deps
 
-# They wait for disks more than they compute: twice as many at once as there are processors.
+# The tests wait for disks more than they compute, so twice as many run at once as there are CPUs.
 .PHONY: tests
-tests: helm ## cargo test, all of it, also those in the guest
+tests: helm ## Run cargo test, including tests in the guest kernel
 	@mkdir -p $(LOGS)
 	SLACKWATER_LEFT_OUT=$(CURDIR)/$(LOGS)/left-out.log \
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO) test --locked --no-fail-fast --features fault $(RUNNER) 2>&1 | tee $(LOGS)/cargo.log | sed --unbuffered '/^test .* \.\.\. ok$$/d; /^$$/d'
 
 .PHONY: helm
-helm: # what the tests of the chart render it with
+helm: # builds helm, which the tests of the chart use
 	@tests/cluster/build --helm
 
 .PHONY: soak
-soak: ## The oracles of cuts and clones, with their rounds in thousands, and every fault there is (hours)
+soak: ## Run the consistency tests of cuts and clones with thousands of rounds, and every fault (hours)
 	SLACKWATER_SOAK=1 SLACKWATER_SWEEP=full PROPTEST_CASES=20000 $(CARGO) test --locked --no-fail-fast --features fault $(RUNNER) --test cut --test host_linux --test guard --test databases --test fault_sweep --test state_machine --test kill
 
 .PHONY: sanity
-sanity: ## csi-sanity, two releases, against the real binary on every kind of pool
+sanity: ## Run two releases of csi-sanity against the real binary on every kind of pool
 	@mkdir -p $(LOGS)
 	$(CARGO) build --locked
 	$(AS_ROOT) env SLACKWATER=$(CURDIR)/target/debug/slackwater csi-sanity/run.sh 2>&1 | tee $(LOGS)/sanity.log
 
 .PHONY: bench
-bench: ## Measure it, beside the same system calls by hand (docs/performance.md)
+bench: ## Measure the driver, and the same system calls without it (docs/performance.md)
 	@deploy/deps bench
 	$(CARGO) bench --locked $(RUNNER) --bench calls --bench cuts --bench rest --bench io --bench router
 
 .PHONY: image
-image: ## The driver's image as an archive, target/slackwater-image.tar (root; no Docker needed)
+image: ## Build the driver's image as an archive, target/slackwater-image.tar (root; needs no Docker)
 	$(CARGO) build --release --locked
 	@$(AS_ROOT) deploy/image/build
 
 NODES := 2
 .PHONY: cluster
-cluster: image ## A Kubernetes of NODES=2 nodes on this machine, with the driver installed (root; the first build takes half an hour)
+cluster: image ## Start a Kubernetes of NODES=2 nodes on this machine and install the driver (root; the first build takes half an hour)
 	@$(AS_ROOT) tests/cluster/up --nodes $(NODES) >/dev/null
 	@$(AS_ROOT) tests/cluster/install
 	@$(AS_ROOT) tests/cluster/up --say
 
 .PHONY: cluster-down
-cluster-down: ## End that Kubernetes, and remove all of it but the cache of builds
+cluster-down: ## Stop that Kubernetes and delete it, except for the build cache
 	@$(AS_ROOT) tests/cluster/down
 
 .PHONY: e2e
-e2e: ## End-to-end tests in the cluster of `make cluster` (SUITES="lifecycle groups")
+e2e: ## Run end-to-end tests in the cluster of `make cluster` (SUITES="lifecycle groups")
 	@$(AS_ROOT) tests/e2e/run $(SUITES)
 
 .PHONY: bench-e2e
@@ -115,7 +115,7 @@ bench-e2e: ## Measure claims, snapshots, restores and growth in that cluster (BE
 	@$(AS_ROOT) tests/e2e/bench
 
 .PHONY: e2e-if-warm
-e2e-if-warm: # of `make test`: tests 1 and 2 on one node, where nothing has to be built for it
+e2e-if-warm: # part of `make test`: suites on one node, if the cluster (and for databases, their images) is already built
 	@mkdir -p $(LOGS); \
 	if ! tests/cluster/build --is-warm; then \
 		echo "end-to-end tests: no cluster is built on this machine (make cluster builds it, half an hour)" | tee -a $(LOGS)/left-out.log; \
@@ -134,5 +134,5 @@ fmt: ## Format the sources
 	$(CARGO) fmt
 
 .PHONY: clean
-clean: ## Remove what was built
+clean: ## Delete build results
 	$(CARGO) clean
