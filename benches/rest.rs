@@ -130,7 +130,10 @@ fn main() {
     let (server, _) = start(&scratch, &pool, &runtime);
     tell_memory(&server, "just started, no volume");
     lives(&server, &scratch, &runtime, 100);
-    tell_memory(&server, "after 100 volumes' lives");
+    tell_memory(
+        &server,
+        "after 100 volumes were created, staged and deleted",
+    );
     let first = runtime.block_on(async {
         let client = server.client();
         let made = client.create("first", MIB, mount("ext4"), &[]).await;
@@ -146,7 +149,7 @@ fn main() {
     assert_eq!(listed.len(), 1_000);
     tell_memory(
         &server,
-        "1,000 volumes, after 100 lives more and a list of all",
+        "1,000 volumes, after 100 more were created, staged and deleted, and a list of all",
     );
     drop(server);
 

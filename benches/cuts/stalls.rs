@@ -160,7 +160,7 @@ pub fn members() {
     let all = [Who::Driver, whole[0], whole[1], Who::Nobody];
     println!("\nstall of the writer that waits longest, ms: medians and quartiles of {turns}\n");
     println!(
-        "| volumes | | driver, at the cut | any other moment | FICLONE side by side | one after the other | nobody cuts | longest FICLONE by hand | driver / that | the whole call |"
+        "| volumes | | driver, at the cut | any other moment | FICLONE in parallel | one after the other | without a cut | longest FICLONE by hand | driver / longest FICLONE | the whole call |"
     );
     println!("|---|---|---|---|---|---|---|---|---|---|");
     for load in [Load::Idle, Load::Busy] {
@@ -176,9 +176,9 @@ pub fn members() {
         let mut lines = [
             line("driver,|at the cut"),
             line("driver,|any other moment"),
-            line("FICLONE side by side,|in one freeze"),
+            line("FICLONE in parallel,|in one freeze"),
             line("FICLONE in sequence,|in one freeze"),
-            line("nobody cuts"),
+            line("without a cut"),
         ];
         let groups = MEMBERS.map(|count| &volumes[..count]);
         let groups = rounds(&ground, &groups, &all, load, turns);
@@ -248,11 +248,11 @@ pub fn extents() {
         line("driver,|any other moment"),
         line("one FICLONE|in the freeze"),
         line("frozen for a copy|of all blocks"),
-        line("nobody cuts"),
+        line("without a cut"),
     ];
     println!("\nstall of a busy writer, ms: medians and quartiles of {turns}\n");
     println!(
-        "| extents | driver, at the cut | any other moment | FICLONE in the freeze | frozen for the copy | nobody cuts | the whole call |"
+        "| extents | driver, at the cut | any other moment | FICLONE in the freeze | frozen for the copy | without a cut | the whole call |"
     );
     println!("|---|---|---|---|---|---|---|");
     for extents in EXTENTS {
