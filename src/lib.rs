@@ -1,4 +1,54 @@
 //! Slackwater: a CSI driver for the disks a node already has.
+//!
+//! A volume is one image file on a file system of the node, attached to a loop device, formatted
+//! once, and mounted. Records of volumes, snapshots and pools are files next to the data; the
+//! current state is read from the kernel. `docs/architecture.md` describes the path of a call, the
+//! dependencies between modules and all invariants; `docs/adr` has the reasons for decisions.
+//!
+//! # Reading order
+//!
+//! A module uses only modules above it in this list. `cargo test --test shape` enforces the exact
+//! rules.
+//!
+//! 1. [`error`] and [`model`]: the error type; ids, sizes and parameters, without I/O.
+//! 2. [`host`]: kernel, disk and programs behind one trait, with a real implementation
+//!    ([`host::linux`]) and a simulated one ([`host::memory`]). Begin with [`host::Effect`].
+//! 3. [`record`]: what survives a restart.
+//! 4. [`backend`]: the storage of one pool: images, records, devices.
+//! 5. [`hook`]: programs that hold an application during a snapshot.
+//! 6. [`cut`]: consistent snapshots. [`cut::guard`] is the separate process that freezes and thaws.
+//! 7. [`operation`]: one file for each operation of CSI; most decisions are made here.
+//! 8. [`csi`] and [`agent`]: messages that are generated from `proto/`.
+//! 9. [`telemetry`] and [`tls`]: logs and metrics; the connections between router and agents.
+//! 10. [`service`]: the gRPC services of one node. [`service::status`](mod@service::status) is the
+//!     table from errors to gRPC codes.
+//! 11. [`router`]: the gRPC services of a cluster. It forwards calls to agents, which are the
+//!     drivers of the nodes, and coordinates snapshots over several nodes.
+//! 12. [`server`]: sockets, start and shutdown of each role.
+//! 13. [`config`], [`doctor`], [`demo`] and [`cli`]: the entry points. No other module uses them.
+//!
+//! A good first call to follow is NodeStageVolume: `service/request/node.rs`,
+//! `operation/stage.rs`, `backend/file/device.rs`, `host/linux/loop_device.rs`,
+//! `operation/format.rs`, `host/linux/mounts.rs`.
+//!
+//! # Invariants
+//!
+//! - Pools, images, records, loop devices and mounts are changed only by [`host::Host::perform`]
+//!   with a [`host::Effect`], so that tests can fail or interrupt each change. Freezing, sockets,
+//!   the end of a hook's program and files of certificates do not pass through it.
+//! - A volume is never formatted twice: its record says that formatting has begun before mkfs
+//!   starts.
+//! - An image never has two loop devices.
+//! - A gRPC code that callers take for final means that nothing is left. Where that is not certain,
+//!   the code is ABORTED or UNAVAILABLE.
+//! - An object that cannot be reached is not gone, and a broken connection is not a reply: both are
+//!   UNAVAILABLE.
+//! - An operation runs to its end, even if its caller goes away. If a lock is taken, the call is
+//!   ABORTED; only calls that create snapshots wait for it, for a limited time.
+//! - Only the freeze guard freezes a file system. It thaws at a deadline and at the end of its
+//!   connection; the driver thaws if the guard dies, and the next start if both died.
+//! - Paths of callers are opened without following links, and used through the open descriptor.
+//! - `Debug` output of a message shows no secret.
 
 pub mod agent;
 pub mod backend;
