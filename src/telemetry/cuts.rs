@@ -15,7 +15,7 @@ use crate::operation::{CutCounts, Driver};
 /// Writes those of a node, with what it has copied and has frozen now.
 pub(super) fn encode(encoder: &mut DescriptorEncoder<'_>, driver: &Driver) -> fmt::Result {
     counts(encoder, driver.cut_counts())?;
-    let help = "Bytes copied where blocks can't be shared";
+    let help = "Bytes copied because blocks could not be shared";
     let metric =
         encoder.encode_descriptor("copied", help, Some(&Unit::Bytes), MetricType::Counter)?;
     ConstCounter::new(driver.copied()).encode(metric)?;
@@ -24,13 +24,13 @@ pub(super) fn encode(encoder: &mut DescriptorEncoder<'_>, driver: &Driver) -> fm
 
 /// Writes those of whoever has coordinated them.
 pub(super) fn counts(encoder: &mut DescriptorEncoder<'_>, counts: &CutCounts) -> fmt::Result {
-    let help = "Cuts that were proven good, by the level that they reached";
+    let help = "Cuts that were verified, by the consistency level that they reached";
     let mut metric = encoder.encode_descriptor("cuts", help, None, MetricType::Counter)?;
     for level in [Level::Application, Level::Filesystem, Level::Crash] {
         let value = ConstCounter::new(counts.reached(level));
         value.encode(metric.encode_family(&[("level", level.word())])?)?;
     }
-    let help = "Tries of a cut that came to nothing, by reason";
+    let help = "Failed attempts to cut, by reason";
     let mut metric = encoder.encode_descriptor("cut_failures", help, None, MetricType::Counter)?;
     for (reason, count) in [
         ("quiesce", &counts.quiesce_failed),
@@ -40,7 +40,7 @@ pub(super) fn counts(encoder: &mut DescriptorEncoder<'_>, counts: &CutCounts) ->
         let value = ConstCounter::new(load(count));
         value.encode(metric.encode_family(&[("reason", reason)])?)?;
     }
-    let help = "Extents cloned for cuts: ahead of the freeze, and within it";
+    let help = "Extents cloned for cuts, before the freeze (ahead) and during it (within)";
     let mut metric = encoder.encode_descriptor("cut_extents", help, None, MetricType::Counter)?;
     for (when, count) in [
         ("ahead", &counts.extents_ahead),
@@ -52,23 +52,23 @@ pub(super) fn counts(encoder: &mut DescriptorEncoder<'_>, counts: &CutCounts) ->
     counter(
         encoder,
         "release_problems",
-        "Applications that did not release by themselves after a cut",
+        "Hooks that did not release their application by themselves after a cut",
         load(&counts.release_problems),
     )?;
     for (name, help, histogram) in [
         (
             "freeze_duration",
-            "From the first freeze of a cut to its last thaw",
+            "Time from the first freeze of a cut to its last thaw, in seconds",
             &counts.freeze,
         ),
         (
             "quiesce_duration",
-            "Until all hooks of a cut were ready",
+            "Time until all hooks of a cut were ready, in seconds",
             &counts.quiesce,
         ),
         (
             "sync_duration",
-            "Writing back before the freeze of a cut",
+            "Time to write back dirty data before the freeze of a cut, in seconds",
             &counts.sync,
         ),
     ] {
@@ -84,7 +84,7 @@ fn frozen(encoder: &mut DescriptorEncoder<'_>, driver: &Driver) -> fmt::Result {
     let Ok(count) = driver.frozen() else {
         return Ok(());
     };
-    let help = "File systems that are frozen now, or about to be";
+    let help = "File systems that are frozen or are being frozen";
     let metric = encoder.encode_descriptor("frozen", help, None, MetricType::Gauge)?;
     #[expect(clippy::cast_precision_loss, reason = "metrics are floats")]
     let value = ConstGauge::new(count as f64);

@@ -70,7 +70,7 @@ pub async fn serve(
                 Ok(accepted) => accepted,
                 // Out of descriptors, mostly: waiting is all that helps.
                 Err(error) => {
-                    tracing::warn!(%error, "can't take a connection for metrics");
+                    tracing::warn!(%error, "failed to accept a connection for metrics");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
                 }
@@ -117,7 +117,7 @@ async fn answer<B>(request: &Request<B>, metrics: Arc<Metrics>) -> Response<Full
         "/readyz" => readiness(metrics).await,
         _ => plain(
             StatusCode::NOT_FOUND,
-            "here are /metrics, /healthz and /readyz\n",
+            "not found; available paths are /metrics, /healthz and /readyz\n",
         ),
     }
 }
@@ -141,14 +141,14 @@ async fn readiness(metrics: Arc<Metrics>) -> Response<Full<Bytes>> {
             let probe = tokio::task::spawn_blocking(move || driver.missing());
             match tokio::time::timeout(LOOK_PATIENCE, probe).await {
                 Ok(Ok(missing)) => missing,
-                Ok(Err(_)) => vec!["the look at this host failed".to_string()],
-                Err(_) => vec!["this host doesn't answer in time".to_string()],
+                Ok(Err(_)) => vec!["the check of this host failed".to_string()],
+                Err(_) => vec!["the check of this host timed out".to_string()],
             }
         }
         None if metrics.readiness().get() && router.is_some() => {
             router.map(|router| router.missing()).unwrap_or_default()
         }
-        _ => vec!["calls aren't served (yet, or any more)".to_string()],
+        _ => vec!["calls are not served: the driver is starting or stopping".to_string()],
     };
     if reasons.is_empty() {
         plain(StatusCode::OK, "ready\n")

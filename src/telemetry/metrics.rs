@@ -83,13 +83,17 @@ impl Metrics {
     pub fn new() -> Metrics {
         let mut registry = Registry::with_prefix("slackwater");
         let version = vec![("version", env!("CARGO_PKG_VERSION"))];
-        registry.register("build", "The running program", Info::new(version));
+        registry.register(
+            "build",
+            "Version of the running program",
+            Info::new(version),
+        );
         let calls = Family::default();
-        registry.register("calls", "Calls that have ended", calls.clone());
+        registry.register("calls", "Calls that have finished", calls.clone());
         let durations = Family::new_with_constructor((|| Histogram::new(BUCKETS)) as fn() -> _);
         registry.register_with_unit(
             "call_duration",
-            "How long calls took",
+            "Duration of calls, in seconds",
             Unit::Seconds,
             durations.clone(),
         );
@@ -206,7 +210,7 @@ impl Collector for Certificate {
         gauge(
             &mut encoder,
             "certificate_expiry",
-            "When the certificate expires that is shown to the other end, since 1970",
+            "Expiry of the certificate that is presented to peers, in seconds since 1970",
             Some(&Unit::Seconds),
             expires,
         )
@@ -233,7 +237,7 @@ type PoolGauge = (
 const POOL_GAUGES: [PoolGauge; 11] = [
     (
         "pool_served",
-        "1 if the pool is served, 0 if not",
+        "1 if the pool is served, 0 if it is not",
         None,
         |pool| Some(u64::from(pool.refusal.is_none())),
     ),
@@ -245,49 +249,49 @@ const POOL_GAUGES: [PoolGauge; 11] = [
     }),
     (
         "pool_damaged_records",
-        "Records of the pool that can't be read",
+        "Records of the pool that cannot be read",
         None,
         |pool| Some(pool.damaged),
     ),
     (
         "pool_changed_devices",
-        "Published raw block volumes whose devices were changed by who uses them",
+        "Published raw block volumes whose loop devices were changed by their users",
         None,
         |pool| Some(pool.changed.len() as u64),
     ),
     (
         "pool_total",
-        "Bytes that the pool has in all",
+        "Size of the pool, in bytes",
         Some(Unit::Bytes),
         |pool| pool.space.map(|space| space.total),
     ),
     (
         "pool_available",
-        "Bytes that may still be filled",
+        "Space that is available in the pool, in bytes",
         Some(Unit::Bytes),
         |pool| pool.space.map(|space| space.available),
     ),
     (
         "pool_allocated",
-        "Bytes of blocks that volumes have",
+        "Space that is allocated to volumes, in bytes",
         Some(Unit::Bytes),
         |pool| pool.space.map(|space| space.allocated),
     ),
     (
         "pool_snapshots_allocated",
-        "Bytes of blocks that snapshots have, shared ones counted in each",
+        "Space that is allocated to snapshots, in bytes; blocks shared by several snapshots count for each",
         Some(Unit::Bytes),
         |pool| pool.space.map(|space| space.snapshots),
     ),
     (
         "pool_own",
-        "Bytes of blocks, at least, that volumes have and no snapshot",
+        "Lower bound of the space that is allocated to volumes and not shared with snapshots, in bytes",
         Some(Unit::Bytes),
         |pool| pool.space.map(|space| space.own),
     ),
     (
         "pool_promised",
-        "Bytes that volumes were promised, thin and thick",
+        "Sum of the sizes of all volumes, thin and thick, in bytes",
         Some(Unit::Bytes),
         |pool| pool.space.map(|space| space.promised),
     ),
@@ -316,7 +320,7 @@ impl Collector for Storage {
         gauge(
             encoder,
             "operations_running",
-            "Operations that run now, whether or not their caller still waits",
+            "Operations that are running, including those whose caller no longer waits",
             None,
             running,
         )?;
@@ -328,7 +332,7 @@ impl Collector for Storage {
         gauge(
             encoder,
             "status_age",
-            "Age of the numbers about pools and devices",
+            "Age of the values about pools and devices, in seconds",
             Some(&Unit::Seconds),
             seen.at.elapsed().as_secs_f64(),
         )?;
@@ -338,14 +342,14 @@ impl Collector for Storage {
             gauge(
                 encoder,
                 "loop_devices",
-                "Loop devices on images of served pools",
+                "Loop devices attached to images of served pools",
                 None,
                 devices,
             )?;
         }
         let formats = encoder.encode_descriptor(
             "formats",
-            "File systems made since the start",
+            "File systems created since the start of the process",
             None,
             MetricType::Counter,
         )?;
@@ -366,7 +370,7 @@ fn encode_pools(encoder: &mut DescriptorEncoder<'_>, pools: &[PoolStatus]) -> fm
     }
     let mut metric = encoder.encode_descriptor(
         "recovered",
-        "What the start found of an earlier life, to be ended",
+        "Objects left behind by a previous process that were found at startup, by kind",
         None,
         MetricType::Gauge,
     )?;

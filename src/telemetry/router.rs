@@ -143,25 +143,25 @@ type AgentGauge = (
 const AGENT_GAUGES: [AgentGauge; 4] = [
     (
         "agent_up",
-        "1 if the agent answered when it was asked last, 0 if not",
+        "1 if the agent answered the last request, 0 if it did not",
         None,
         |agent| Some(f64::from(u8::from(agent.up))),
     ),
     (
         "agent_silent",
-        "Since the agent's last answer",
+        "Time since the agent's last answer, in seconds",
         Some(Unit::Seconds),
         |agent| agent.silent.map(|silent| silent.as_secs_f64()),
     ),
     (
         "agent_pools",
-        "Pools that the agent serves, as it said last",
+        "Pools that the agent serves, according to its last report",
         None,
         |agent| Some(agent.pools as f64),
     ),
     (
         "agent_pools_claimed",
-        "Pools that the agent serves and that another node has: no call goes there",
+        "Pools that the agent serves but that belong to another node; they receive no calls",
         None,
         |agent| Some(agent.claimed as f64),
     ),
@@ -182,7 +182,7 @@ impl Collector for RouterCounts {
                 ConstGauge::new(value).encode(metric.encode_family(&labels)?)?;
             }
         }
-        let help = "Answers of the agent that were refused: what it can't know or own";
+        let help = "Answers of the agent that were rejected because they name objects that it cannot know or own";
         let mut metric =
             encoder.encode_descriptor("agent_answers_refused", help, None, MetricType::Counter)?;
         for agent in &agents {
@@ -196,7 +196,7 @@ impl Collector for RouterCounts {
         let metric =
             encoder.encode_descriptor("forwarded_calls", help, None, MetricType::Counter)?;
         self.forwarded.encode(metric)?;
-        let help = "What calls forwarded to one agent took beside it";
+        let help = "Time that forwarding a call to an agent added to the call, in seconds";
         let unit = Some(&Unit::Seconds);
         let metric =
             encoder.encode_descriptor("router_added", help, unit, MetricType::Histogram)?;
@@ -210,17 +210,17 @@ fn encode_cluster(encoder: &mut DescriptorEncoder<'_>, cluster: &ClusterStatus) 
     let gauges = [
         (
             "router_leads",
-            "1 if this router does what one of all must do: Pool objects, labels, certificates",
+            "1 if this router is the leader, which maintains Pool objects, labels and certificates",
             u64::from(cluster.leads),
         ),
         (
             "cluster_watches_failing",
-            "Watches of the API server that don't get through now; calls are served from memory",
+            "Watches of the API server that are failing; calls are served from memory",
             cluster.failing_watches,
         ),
         (
             "node_label_conflicts",
-            "Nodes whose label names another home than their disks have, and volumes refer to it",
+            "Nodes whose label does not match the home of their disks but is referenced by volumes",
             cluster.label_conflicts,
         ),
     ];
@@ -228,12 +228,12 @@ fn encode_cluster(encoder: &mut DescriptorEncoder<'_>, cluster: &ClusterStatus) 
         let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         ConstGauge::new(value as f64).encode(metric)?;
     }
-    let help = "1 if the cluster has snapshots and this installation has no csi-snapshotter";
+    let help = "1 if the cluster has snapshot CRDs but this installation has no csi-snapshotter";
     let name = "snapshotter_missing";
     let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
     ConstGauge::new(f64::from(u8::from(cluster.snapshotter_missing))).encode(metric)?;
     if let Some(orphans) = cluster.orphans {
-        let help = "Volumes and snapshots on agents that nothing in the cluster names";
+        let help = "Volumes and snapshots on agents that no object in the cluster references";
         let mut metric = encoder.encode_descriptor("orphans", help, None, MetricType::Gauge)?;
         let kinds = [
             ("volume", Some(orphans.volumes)),
@@ -245,7 +245,7 @@ fn encode_cluster(encoder: &mut DescriptorEncoder<'_>, cluster: &ClusterStatus) 
             ConstGauge::new(count as f64).encode(metric.encode_family(&labels)?)?;
         }
     }
-    let help = "Events that nobody was told: too many at once, or refused";
+    let help = "Kubernetes events that were not recorded, because there were too many or the API server rejected them";
     let metric = encoder.encode_descriptor("events_dropped", help, None, MetricType::Counter)?;
     ConstCounter::new(cluster.dropped_events).encode(metric)
 }

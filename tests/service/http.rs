@@ -41,7 +41,7 @@ async fn readiness_follows_the_driver() {
     let early = listen(metrics.clone()).await;
     assert_eq!(ask(early, "GET /healthz").await.0, 200);
     let (status, text) = ask(early, "GET /readyz").await;
-    assert!(status == 503 && text.contains("aren't served"), "{text}");
+    assert!(status == 503 && text.contains("are not served"), "{text}");
     assert_eq!(ask(early, "GET /metrics").await.0, 200);
 
     let machine = MemoryHost::new();
