@@ -191,7 +191,7 @@ start_cluster() {
 listens() {
     local tenth found
     for ((tenth = 0; tenth < 300; tenth++)); do
-        found=$(sed -n 's/.*the agent listens address=\([0-9.:]*\).*/\1/p' "$1")
+        found=$(sed -n 's/.*listening for the controller address=\([0-9.:]*\).*/\1/p' "$1")
         if [ -n "$found" ]; then
             echo "$found"
             return

@@ -111,11 +111,13 @@ pub enum Leftover {
 impl std::fmt::Display for Leftover {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Leftover::Volume(uuid) => write!(f, "half-made volume {uuid}"),
-            Leftover::Snapshot(uuid) => write!(f, "half-made snapshot {uuid}"),
-            Leftover::Copy(Image::Volume(uuid)) => write!(f, "copy into volume {uuid}"),
-            Leftover::Copy(Image::Snapshot(uuid)) => write!(f, "copy into snapshot {uuid}"),
-            Leftover::Trash { name, .. } => write!(f, "trash {name}"),
+            Leftover::Volume(uuid) => write!(f, "incomplete volume {uuid}"),
+            Leftover::Snapshot(uuid) => write!(f, "incomplete snapshot {uuid}"),
+            Leftover::Copy(Image::Volume(uuid)) => write!(f, "incomplete copy into volume {uuid}"),
+            Leftover::Copy(Image::Snapshot(uuid)) => {
+                write!(f, "incomplete copy into snapshot {uuid}")
+            }
+            Leftover::Trash { name, .. } => write!(f, "trash entry {name}"),
         }
     }
 }

@@ -43,7 +43,7 @@ const BAD_CONFIG: u8 = 64;
 #[command(
     name = "slackwater",
     version,
-    about = "A CSI driver for the disks a node already has",
+    about = "A CSI driver for the local disks of a node",
     disable_help_subcommand = true
 )]
 struct Cli {
@@ -53,86 +53,87 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve CSI until a signal comes: one node alone, or a node or the controller of a cluster
+    /// Serve CSI until SIGTERM or SIGINT, as a single node, or as a node or the controller of a cluster
     Serve(Box<ServeArgs>),
-    /// Make, adopt, forget and list pools
+    /// Create, adopt, forget and list pools
     #[command(subcommand, disable_help_subcommand = true)]
     Pool(PoolCommand),
-    /// Show it all on a throw-away pool, in seconds
+    /// Demonstrate all features on a temporary pool, in seconds
     Demo {
-        /// Leave the driver and its volumes until Ctrl-C
+        /// Keep the driver and its volumes running until Ctrl-C
         #[arg(long)]
         keep: bool,
-        /// Where the demo's folder is made [default: the folder for temporary files]
+        /// Directory in which the demo creates its own directory [default: the directory for temporary files]
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
     },
-    /// The demo's hook program
+    /// Hook program of the demo
     #[command(hide = true)]
     DemoHook {
-        /// Where the demo's writers look
+        /// Directory that the demo's writers watch
         folder: PathBuf,
-        /// When it lets them go on by itself
+        /// Seconds after which it releases them by itself
         seconds: u64,
     },
-    /// Tell what this host and its pools can and can't do; exit 1 if a pool can't work
+    /// Report what this host and its pools support; exit 1 if a pool cannot work
     Doctor {
         #[command(flatten)]
         place: Place,
-        /// A folder below which mounts are to be made (may be repeated) [default: /var/lib/kubelet]
+        /// Directory below which the driver will mount volumes (may be repeated) [default: /var/lib/kubelet]
         #[arg(long, value_name = "DIR")]
         allowed_path: Vec<Folder>,
-        /// The driver's folder for its journal of freezes [default: /run/slackwater/state]
+        /// The driver's state directory, which holds its freeze journal [default: /run/slackwater/state]
         #[arg(long, value_name = "DIR")]
         state_dir: Option<Folder>,
     },
-    /// List what is frozen for a cut, by whom and until when; end it
+    /// List the file systems that are frozen for a cut, with owner and deadline, or thaw them
     Frozen {
-        /// Thaw everything that is listed: cuts that are running fail
+        /// Thaw all listed file systems; cuts that are in progress fail
         #[arg(long)]
         thaw: bool,
         /// Print JSON
         #[arg(long)]
         json: bool,
-        /// The driver's state folder [default: /run/slackwater/state]
+        /// The driver's state directory [default: /run/slackwater/state]
         #[arg(long, value_name = "DIR")]
         state_dir: Option<Folder>,
     },
-    /// The freeze guard: freezes for the driver, and thaws whatever becomes of it
+    /// Run the freeze guard, which freezes file systems on behalf of the driver and thaws them even
+    /// if the driver dies
     Guard {
-        /// Where it listens for the driver
+        /// Unix socket on which it listens for the driver
         #[arg(long, value_name = "PATH")]
         socket: Folder,
-        /// The driver's state folder
+        /// The driver's state directory
         #[arg(long, value_name = "DIR")]
         state_dir: Folder,
-        /// Stdin is a pipe of the driver that has started it: end with it
+        /// Stdin is a pipe from the driver that started it: exit when it closes
         #[arg(long, hide = true)]
         with_parent: bool,
     },
-    /// Make certificates for a cluster's controller and nodes
+    /// Create certificates for the controller and the nodes of a cluster
     Certificates(certificates::Wish),
-    /// Keep this node's certificate up to date, beside its driver, in a cluster whose controller
-    /// makes them
+    /// Request and renew this node's certificate, as a sidecar of its driver, in a cluster whose
+    /// controller signs them
     Enrol(enrol::Wish),
-    /// Delete snapshots that nothing in a cluster owns
+    /// Delete snapshots that no object of a cluster owns
     #[command(subcommand, disable_help_subcommand = true)]
     Snapshots(SnapshotsCommand),
-    /// List the volumes of pools, also beside a running driver; check one
+    /// List the volumes of pools, also while a driver is running, or check a volume
     #[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
     Volumes {
         #[command(subcommand)]
         command: Option<VolumesCommand>,
         #[command(flatten)]
         place: Place,
-        /// Volumes and snapshots of a cluster that no object of it names: of the driver at
-        /// --endpoint, in the cluster of KUBECONFIG or of this pod
+        /// List volumes and snapshots of the driver at --endpoint that no object of the cluster
+        /// references; the cluster is that of KUBECONFIG or of this pod
         #[arg(long, conflicts_with_all = ["pool", "node_record"])]
         orphans: bool,
         /// With --orphans: the CSI socket of the controller [env: CSI_ENDPOINT]
         #[arg(long, value_name = "ENDPOINT", requires = "orphans")]
         endpoint: Option<Endpoint>,
-        /// With --orphans: name that the driver at --endpoint must have [default: as it says]
+        /// With --orphans: name that the driver at --endpoint must have [default: any name]
         #[arg(long, value_name = "NAME", requires = "orphans")]
         driver_name: Option<DriverName>,
     },
@@ -140,21 +141,21 @@ enum Command {
 
 #[derive(Debug, Subcommand)]
 enum SnapshotsCommand {
-    /// Delete snapshots that no object of the cluster of KUBECONFIG or of this pod owns, members of
-    /// groups too; without --yes it's only shown
+    /// Delete snapshots, also members of groups, that no object owns in the cluster of KUBECONFIG
+    /// or of this pod; without --yes, only show what would be deleted
     Delete(Box<snapshots::Wish>),
 }
 
 #[derive(Debug, Subcommand)]
 enum VolumesCommand {
-    /// Check the file system of a volume that nobody uses: by the running driver at --endpoint, or
-    /// on pools whose driver does not run
+    /// Check the file system of an unused volume, through the running driver at --endpoint, or
+    /// directly on pools whose driver is not running
     Check(Box<check::Wish>),
 }
 
 #[derive(Debug, Args)]
 struct ServeArgs {
-    /// TOML file with keys named as these flags; a flag wins
+    /// TOML file with keys named as these flags; a flag overrides the file
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(flatten)]
@@ -163,7 +164,7 @@ struct ServeArgs {
 
 #[derive(Debug, Subcommand)]
 enum PoolCommand {
-    /// Make a pool in an empty folder
+    /// Create a pool in an empty directory
     Init {
         /// NAME=file:/path
         #[arg(value_name = "NAME=file:/path")]
@@ -171,61 +172,60 @@ enum PoolCommand {
         #[command(flatten)]
         node: Node,
     },
-    /// Let a pool of another machine belong to this one; with --cluster, let its PersistentVolumes
-    /// follow it
+    /// Transfer a pool of another machine to this one; with --cluster, update its PersistentVolumes
     Adopt {
         /// NAME=file:/path, or the name of a known pool; with --cluster its UUID, name or NODE/NAME
         #[arg(value_name = "NAME[=file:/path]")]
         pool: String,
-        /// Show what would be changed, and change nothing
+        /// Only show what would be changed
         #[arg(long)]
         dry_run: bool,
-        /// Let the PersistentVolumes of a pool that its node has adopted follow it, in the cluster
-        /// of KUBECONFIG or of this pod; without --yes it's only shown
+        /// Update the PersistentVolumes of a pool that its node has adopted, in the cluster of
+        /// KUBECONFIG or of this pod; without --yes, only show what would be changed
         #[arg(long, conflicts_with_all = ["config", "node_record"])]
         cluster: bool,
-        /// Do it
+        /// Apply the changes
         #[arg(long, requires = "cluster", conflicts_with = "dry_run")]
         yes: bool,
-        /// With --cluster: the CSI socket of the controller, which says the driver's name
+        /// With --cluster: the CSI socket of the controller, from which the driver's name is read
         /// [env: CSI_ENDPOINT]
         #[arg(long, value_name = "ENDPOINT", requires = "cluster")]
         endpoint: Option<Endpoint>,
-        /// With --cluster: name of the driver [default: as the driver at --endpoint or the pool's
-        /// object says]
+        /// With --cluster: name of the driver [default: from the driver at --endpoint, else from the
+        /// pool's object]
         #[arg(long, value_name = "NAME", requires = "cluster")]
         driver_name: Option<DriverName>,
         #[command(flatten)]
         node: Node,
     },
-    /// Say which node of a cluster has a pool from now on, where its disk has moved and the node
-    /// that had it can't be asked, or misses it
+    /// Assign a pool of a cluster to another node after its disk was moved there, if the previous
+    /// node cannot be reached or no longer has the pool
     HandOver {
-        /// Its UUID, its name, or NODE/NAME
+        /// UUID or name of the pool, or NODE/NAME
         #[arg(value_name = "POOL")]
         pool: String,
-        /// Name of the node's object
+        /// Name of the Node object
         #[arg(long, value_name = "NODE")]
         to: String,
-        /// The CSI socket of the controller, which says the driver's name [env: CSI_ENDPOINT]
+        /// The CSI socket of the controller, from which the driver's name is read [env: CSI_ENDPOINT]
         #[arg(long, value_name = "ENDPOINT")]
         endpoint: Option<Endpoint>,
-        /// Name of the driver [default: as the driver at --endpoint or the pool's object says]
+        /// Name of the driver [default: from the driver at --endpoint, else from the pool's object]
         #[arg(long, value_name = "NAME")]
         driver_name: Option<DriverName>,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Give up a pool that won't come back: its volumes count as deleted
+    /// Forget a pool that is permanently gone: its volumes count as deleted
     Forget {
-        /// Name or id of a known pool
+        /// Name or ID of a pool that this machine has or had
         #[arg(value_name = "NAME|ID")]
         pool: String,
         #[command(flatten)]
         node: Node,
     },
-    /// List the pools that are configured and those that this machine has had
+    /// List the configured pools and the pools that this machine had
     List {
         #[command(flatten)]
         place: Place,
@@ -406,7 +406,7 @@ fn usage(error: &clap::Error) -> ExitCode {
             return ExitCode::SUCCESS;
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
-            eprintln!("slackwater: a command is missing; see slackwater --help");
+            eprintln!("slackwater: no command given; see slackwater --help");
         }
         _ => eprintln!("slackwater: {}", sentence(error)),
     }

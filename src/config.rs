@@ -45,7 +45,7 @@ pub struct Given {
     #[arg(long, value_name = "ENDPOINT")]
     #[serde(deserialize_with = "value::one")]
     pub endpoint: Option<Endpoint>,
-    /// Name of this node, as Kubernetes knows it
+    /// Name of this node's Node object
     #[arg(long, value_name = "NODE")]
     #[serde(deserialize_with = "value::one")]
     pub node_name: Option<NodeName>,
@@ -53,11 +53,11 @@ pub struct Given {
     #[arg(
         long,
         value_name = "POOL",
-        help = "A pool: NAME=file:/path[,init][,image=SIZE][,snapshots=reserved|best-effort][,extent=SIZE][,overcommit=N][,mount=required|any][,trim=7d] or NAME=memory: (may be repeated)"
+        help = "Pool: NAME=file:/path[,init][,image=SIZE][,snapshots=reserved|best-effort][,extent=SIZE][,overcommit=N][,mount=required|any][,trim=7d] or NAME=memory: (may be repeated)"
     )]
     #[serde(deserialize_with = "value::pools")]
     pub pool: Vec<PoolDefinition>,
-    /// What this process is: all (one node alone), node or controller (of a cluster) [default: all]
+    /// Role of this process: all (a single node), node or controller (of a cluster) [default: all]
     #[arg(long, value_name = "ROLE")]
     #[serde(deserialize_with = "value::one")]
     pub role: Option<Role>,
@@ -65,40 +65,42 @@ pub struct Given {
     #[arg(long, value_name = "NAME")]
     #[serde(deserialize_with = "value::one")]
     pub driver_name: Option<DriverName>,
-    /// How a freeze waits for the kernel's RCU grace periods: expedited (it takes a millisecond,
-    /// /sys/kernel/rcu_expedited is on meanwhile) or normal (25 ms) [default: expedited]
+    /// How a freeze waits for the kernel's RCU grace periods: expedited (takes about 1 ms and sets
+    /// /sys/kernel/rcu_expedited during the freeze) or normal (takes about 25 ms)
+    /// [default: expedited]
     #[arg(long, value_name = "HOW")]
     #[serde(deserialize_with = "value::one")]
     pub grace_periods: Option<GracePeriods>,
-    /// Folder for what survives a process but not a reboot [default: /run/slackwater/state]
+    /// Directory for state that must survive a restart of the driver but not a reboot
+    /// [default: /run/slackwater/state]
     #[arg(long, value_name = "DIR")]
     #[serde(deserialize_with = "value::one")]
     pub state_dir: Option<Folder>,
-    /// Record of this machine's pools, on its own disk [default: /var/lib/slackwater/node.json]
+    /// File on the machine's own disk that records its pools [default: /var/lib/slackwater/node.json]
     #[arg(long, value_name = "FILE")]
     #[serde(deserialize_with = "value::one")]
     pub node_record: Option<Folder>,
-    /// Mounts are made below this folder alone (may be repeated) [default: /var/lib/kubelet]
+    /// Directory below which the driver may mount volumes (may be repeated) [default: /var/lib/kubelet]
     #[arg(long, value_name = "DIR")]
     #[serde(deserialize_with = "value::many")]
     pub allowed_path: Vec<Folder>,
-    /// Pods may have inline volumes, each of at most so many bytes, such as 10Gi [default: none]
+    /// Allow inline volumes of at most this size each, such as 10Gi [default: not allowed]
     #[arg(long, value_name = "SIZE")]
     #[serde(deserialize_with = "value::one")]
     pub inline_max_size: Option<InlineSize>,
-    /// The scheduler places at most so many volumes on this node, 1 to 65535; beyond it no inline
-    /// volume is made [default: no limit]
+    /// Maximum number of volumes that the scheduler places on this node, 1 to 65535; at the limit
+    /// no inline volumes are created either [default: no limit]
     #[arg(long, value_name = "N")]
     pub max_volumes: Option<NonZeroU16>,
-    /// Where to serve /metrics, /healthz and /readyz, such as 127.0.0.1:9810 [default: nowhere]
+    /// Address that serves /metrics, /healthz and /readyz, such as 127.0.0.1:9810 [default: none]
     #[arg(long, value_name = "ADDR:PORT")]
     #[serde(deserialize_with = "value::one")]
     pub metrics_address: Option<Address>,
-    /// text or json [default: text]
+    /// Log format: text or json [default: text]
     #[arg(long, value_name = "FORMAT")]
     #[serde(deserialize_with = "value::one")]
     pub log_format: Option<LogFormat>,
-    /// Alpha parts of CSI to offer, separated by commas
+    /// Alpha features of CSI to enable, separated by commas
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     #[serde(deserialize_with = "value::many")]
     pub alpha: Vec<Alpha>,
@@ -107,11 +109,11 @@ pub struct Given {
     #[serde(deserialize_with = "hook::hooks")]
     pub hook: Vec<HookDefinition>,
 
-    /// Role node: where the controller reaches this node's agent, such as 0.0.0.0:9820
+    /// Role node: address on which the agent listens for the controller, such as 0.0.0.0:9820
     #[arg(long, value_name = "ADDR:PORT")]
     #[serde(deserialize_with = "value::one")]
     pub agent_listen: Option<Address>,
-    /// Role controller: an agent (may be repeated)
+    /// Role controller: node name and address of an agent (may be repeated)
     #[arg(long, value_name = "NODE=ADDR:PORT")]
     #[serde(deserialize_with = "value::many")]
     pub agent: Vec<AgentAddress>,
@@ -119,20 +121,20 @@ pub struct Given {
     #[arg(long, value_name = "NAMESPACE/NAME")]
     #[serde(deserialize_with = "value::one")]
     pub agent_service: Option<ServiceName>,
-    /// Role controller: mark a pool as lost, so that its volumes count as deleted, once its Node
-    /// object and its agent have been gone for so long, such as 24h [default: never]
+    /// Role controller: mark a pool as lost, so that its volumes count as deleted, after its Node
+    /// object and its agent have been gone for this long, such as 24h [default: never]
     #[arg(long, value_name = "DURATION")]
     #[serde(deserialize_with = "value::one")]
     pub lost_after: Option<LostAfter>,
-    /// Roles node and controller: our certificate, in PEM; read again when it changes
+    /// Roles node and controller: certificate of this process, PEM; reloaded when it changes
     #[arg(long, value_name = "FILE")]
     #[serde(deserialize_with = "value::one")]
     pub tls_cert: Option<Folder>,
-    /// Roles node and controller: its key, in PEM
+    /// Roles node and controller: private key of this process, PEM
     #[arg(long, value_name = "FILE")]
     #[serde(deserialize_with = "value::one")]
     pub tls_key: Option<Folder>,
-    /// Roles node and controller: the authorities of the other end's certificates, in PEM
+    /// Roles node and controller: CA certificates that sign the peer's certificate, PEM
     #[arg(long, value_name = "FILE")]
     #[serde(deserialize_with = "value::one")]
     pub tls_ca: Option<Folder>,

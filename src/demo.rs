@@ -108,7 +108,7 @@ async fn play(options: &Options, base: &Path) -> Result<bool> {
     let mut screen = Screen::new(script::steps());
     let mut stage = Stage::new(base)?;
     screen.note(&format!(
-        "Slackwater {} on a throw-away pool in {}",
+        "Slackwater {} on a temporary pool in {}",
         env!("CARGO_PKG_VERSION"),
         stage.ground.folder.display()
     ));
@@ -130,7 +130,7 @@ async fn play(options: &Options, base: &Path) -> Result<bool> {
         screen.note(&format!("LEFT BEHIND: {thing}"));
     }
     if left.is_empty() {
-        screen.note("looked at loop devices, mounts, files and processes: nothing left behind");
+        screen.note("checked loop devices, mounts, files and processes: nothing is left behind");
     }
     screen.note(&format!(
         "{calls} CSI calls in {:.1} s",
@@ -184,13 +184,13 @@ impl Stage {
     async fn act(&mut self, screen: &mut Screen, keep: bool) -> Result<()> {
         let ground = &mut self.ground;
         screen
-            .step("pool", "make an image, format it, mount it", async {
+            .step("pool", "create, format and mount an image", async {
                 ground.raise()
             })
             .await?;
         let (ground, process, client) = (&self.ground, &mut self.process, &mut self.client);
         screen
-            .step("driver", "start it and wait until it is ready", async {
+            .step("driver", "start, and wait until it is ready", async {
                 let started = process.insert(Process::start(ground)?);
                 let client = client.insert(Client::connect(&ground.socket(), started).await?);
                 client.plugin().await
@@ -224,7 +224,7 @@ impl Stage {
         }
         drop(self.client.take());
         if let Some(process) = self.process.take() {
-            let stopped = screen.step("driver", "stop it", process.stop()).await;
+            let stopped = screen.step("driver", "stop", process.stop()).await;
             // A driver that had to be killed is told by the screen.
             drop(stopped);
         }
@@ -238,7 +238,7 @@ impl Stage {
         let text = std::fs::read_to_string(self.ground.log()).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
         let tail = &lines[lines.len().saturating_sub(LINES)..];
-        format!("the driver's last lines:\n  {}", tail.join("\n  "))
+        format!("last lines of the driver's log:\n  {}", tail.join("\n  "))
     }
 
     fn how_to_talk(&self) -> String {
@@ -256,7 +256,7 @@ impl Stage {
             ));
         }
         text.push_str(&format!(
-            "Talk to it, from the source folder:\n  grpcurl -plaintext -unix -import-path proto -proto csi.proto {socket} csi.v1.Identity/GetPluginInfo\n  grpcurl -plaintext -unix -import-path proto -proto csi.proto {socket} csi.v1.Controller/ListVolumes\nEnd it with Ctrl-C, or: kill {}\n",
+            "To call it, from the source directory:\n  grpcurl -plaintext -unix -import-path proto -proto csi.proto {socket} csi.v1.Identity/GetPluginInfo\n  grpcurl -plaintext -unix -import-path proto -proto csi.proto {socket} csi.v1.Controller/ListVolumes\nStop it with Ctrl-C, or: kill {}\n",
             std::process::id()
         ));
         text

@@ -125,14 +125,14 @@ pub enum Error {
         reason: String,
     },
     /// Another process of this program serves a pool.
-    #[error("{place}: another slackwater process serves this pool; stop it first")]
+    #[error("{place}: another slackwater process serves this pool; stop that process first")]
     Locked {
         /// The pool's folder.
         place: String,
     },
     /// A member of a group can't be deleted before every member is committed or undone.
     #[error(
-        "group snapshot {group} is not settled on all nodes, which its members wait for: {reason}; try again"
+        "group snapshot {group} is still in doubt on some nodes, so its members cannot be deleted: {reason}; try again"
     )]
     Unsettled {
         /// The group.
@@ -149,7 +149,7 @@ pub enum Error {
         holder: String,
     },
     /// The pool has not enough room.
-    #[error("pool {pool} has {available} bytes available, {required} are needed")]
+    #[error("pool {pool} has {available} bytes available, but {required} are needed")]
     OutOfSpace {
         /// Name of the pool.
         pool: String,
@@ -160,7 +160,7 @@ pub enum Error {
     },
     /// A snapshot would take room that volumes were promised.
     #[error(
-        "pool {pool} keeps the {promised} bytes that its volumes were promised (snapshots=reserved), and beside its snapshots there would be room for {room}; delete snapshots or volumes that are not needed, or make the pool larger"
+        "pool {pool} guarantees {promised} bytes to its volumes (snapshots=reserved), but next to its snapshots only {room} bytes would remain for them; delete snapshots or volumes that are not needed, or enlarge the pool"
     )]
     Promised {
         /// Name of the pool.
@@ -180,7 +180,7 @@ pub enum Error {
     },
     /// No topology of the request is served here.
     #[error(
-        "accessibility_requirements: none of the requisite topologies is this node's home {home}"
+        "accessibility_requirements: none of the requisite topologies is the home of this node, {home}"
     )]
     ElsewhereOnly {
         /// Our home.
@@ -188,14 +188,14 @@ pub enum Error {
     },
     /// A list token that this driver did not give out.
     #[error(
-        "starting_token {token:?} was not given out by this driver; start the list again without a token"
+        "starting_token {token:?} was not issued by this driver; start the list again without a token"
     )]
     BadToken {
         /// The token.
         token: String,
     },
     /// The owner of the object can't be asked now. Never "not found".
-    #[error("{what} is not served now: {reason}")]
+    #[error("{what} is unavailable: {reason}")]
     Unreachable {
         /// The pool or agent.
         what: String,
@@ -203,7 +203,7 @@ pub enum Error {
         reason: String,
     },
     /// This driver does not serve the call.
-    #[error("{what} is not served")]
+    #[error("{what} is not enabled")]
     Unsupported {
         /// The call or capability.
         what: String,
@@ -226,7 +226,7 @@ pub enum Error {
         source: HostError,
     },
     /// A step failed and so did its clean-up: work is left, a retry or the next start finishes it.
-    #[error("clean-up after a failure did not finish ({undo}); try again")]
+    #[error("cleanup after a failure did not finish ({undo}); try again")]
     Undo {
         /// The first failure.
         #[source]
@@ -236,7 +236,7 @@ pub enum Error {
     },
     /// An application could not be held still, or was not until the cut was made. Everything that
     /// was done has been undone durably.
-    #[error("hook {hook} did not hold its application still: {reason}")]
+    #[error("hook {hook} did not keep its application quiesced: {reason}")]
     QuiesceFailed {
         /// The hook's name; several, joined by ", ".
         hook: String,
@@ -244,13 +244,13 @@ pub enum Error {
         reason: String,
     },
     /// A cut that was made can't be trusted, and has been thrown away, durably.
-    #[error("the cut is thrown away: {reason}")]
+    #[error("the cut was discarded: {reason}")]
     CutLost {
         /// What is not proven.
         reason: String,
     },
     /// All tries have failed, not long ago: applications are left alone for a while.
-    #[error("not tried again for {seconds} s, after {sets} failed calls, the last of them with")]
+    #[error("paused for {seconds} s after {sets} failed calls; the last error was")]
     Paused {
         /// Until the next try.
         seconds: u64,
@@ -272,7 +272,7 @@ pub enum Error {
     #[error("the driver is stopping")]
     Stopping,
     /// A broken invariant: a defect of this program.
-    #[error("defect: {invariant}")]
+    #[error("internal error (please report it): violated invariant: {invariant}")]
     Bug {
         /// What should have been true.
         invariant: String,
@@ -339,7 +339,7 @@ impl Error {
             } => silent,
             first @ Error::Host { .. } => Error::Undo {
                 first: Box::new(first),
-                undo: "what an earlier try has left can't be seen".into(),
+                undo: "it is unknown what an earlier attempt left behind".into(),
             },
             other => other,
         }
@@ -404,7 +404,7 @@ pub enum HostCause {
     #[error("{0}")]
     Errno(nix::errno::Errno),
     /// A program ended with an error. Its first lines of stderr, without control characters.
-    #[error("{program} ended with {status}: {stderr}")]
+    #[error("{program} failed with {status}: {stderr}")]
     Tool {
         /// Its name.
         program: String,
@@ -425,7 +425,7 @@ pub enum HostCause {
     #[error("{0}")]
     Unexpected(String),
     /// There was no answer in time. It says nothing about what was asked for.
-    #[error("there is no answer: its disk or its server hangs")]
+    #[error("no answer in time; the disk or the server behind it hangs")]
     NoAnswer,
 }
 

@@ -50,7 +50,7 @@ pub trait Hooks: Send + Sync + 'static {
 
     /// How somebody who has none gets one, for the sentence of a refusal.
     fn how(&self) -> &'static str {
-        "name the volume or its claim in a [[hook]]"
+        "select the volume or its claim in a [[hook]]"
     }
 }
 

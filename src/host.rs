@@ -267,7 +267,7 @@ pub trait Host: Send + Sync + 'static {
                 return Ok(lock);
             }
             if waited.is_zero() {
-                tracing::info!("waiting for the lock {}", path.display());
+                tracing::info!(path = %path.display(), "waiting for a lock");
             }
             self.pause(STEP);
             waited += STEP;
@@ -332,7 +332,7 @@ pub trait Host: Send + Sync + 'static {
                 Ok(status) if status.backing == found.id => loops.push(status),
                 Ok(_) => {}
                 Err(error) if error.is_dead_disk() => {
-                    tracing::debug!(device = device.number, %error, "left out: the file system of its image is dead");
+                    tracing::debug!(device = device.number, %error, "skipped a loop device on a dead file system");
                 }
                 Err(error) => return Err(error),
             }
@@ -395,7 +395,7 @@ pub trait Host: Send + Sync + 'static {
         Err(HostError::unexpected(
             "find",
             name,
-            "there are no users here",
+            "the simulated host has no users",
         ))
     }
     /// Name of what is missing, without which no volume works on this host, with the fix; empty

@@ -157,7 +157,7 @@ impl Driver {
         let home = *self.home.read().unwrap_or_else(PoisonError::into_inner);
         home.ok_or_else(|| Error::Unreachable {
             what: "this node".into(),
-            reason: "its pools have several homes; run `slackwater pool adopt` for those that are to stay".into(),
+            reason: "its pools have several homes; run `slackwater pool adopt` for the pools that are meant to stay".into(),
         })
     }
 

@@ -115,7 +115,7 @@ pub fn decode<T: Record>(path: &Path, bytes: &[u8]) -> Result<T> {
     let Version { version } = serde_json::from_slice(bytes).map_err(unreadable)?;
     if version > T::VERSION {
         return Err(damaged(format!(
-            "{} has version {version}, this program knows up to {}; use the newer program again",
+            "{} has version {version}, but this program supports versions up to {}; use the newer program",
             T::WHAT,
             T::VERSION
         )));
@@ -140,7 +140,7 @@ pub fn store<T: Record>(host: &dyn Host, path: &Path, record: &T) -> Result<()> 
     temporary.push(TEMPORARY);
     let temporary = Path::new(&temporary);
     let directory = path.parent().ok_or_else(|| Error::Bug {
-        invariant: "a record has a directory".into(),
+        invariant: "a record is in a directory".into(),
     })?;
     let mut steps = [
         Effect::WriteFile {

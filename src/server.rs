@@ -147,7 +147,7 @@ pub async fn serve_node(
             secured::connections(endpoint, &options.metrics),
             ended(&life.stop),
         );
-    tracing::info!(%address, "the agent listens");
+    tracing::info!(%address, "listening for the controller");
     let both = async { tokio::try_join!(kubelet, router).map(drop) };
     live(both, life.ending, Work::Driver(driver), shutdown).await
 }
@@ -279,7 +279,7 @@ async fn live(
             let operations = work.running();
             tracing::warn!(
                 operations,
-                "not all ended in time; the next start finishes them"
+                "stopping before all operations have finished; the next start completes them"
             );
             Ok(())
         }
@@ -290,7 +290,7 @@ async fn live(
 fn connections(listener: UnixListener) -> impl Stream<Item = io::Result<UnixStream>> {
     UnixListenerStream::new(listener).then(|accepted| async {
         if let Err(error) = &accepted {
-            tracing::warn!(%error, "can't take a connection");
+            tracing::warn!(%error, "failed to accept a connection");
             sleep(ACCEPT_PAUSE).await;
         }
         accepted

@@ -96,7 +96,7 @@ impl Service {
 pub(crate) fn seen<M: Ids + Debug>(request: Request<M>) -> M {
     let message = request.into_inner();
     message.note();
-    tracing::trace!(request = ?message, "asked");
+    tracing::trace!(request = ?message, "received");
     message
 }
 
@@ -104,8 +104,7 @@ pub(crate) fn seen<M: Ids + Debug>(request: Request<M>) -> M {
 pub(crate) fn warned<T>(request: Classed<T>) -> T {
     if request.slip {
         tracing::warn!(
-            "parameters.deletionPolicy does nothing: it's a field of the class, beside its \
-             parameters; move it there"
+            "ignoring parameters.deletionPolicy: it is a field of the class next to its parameters; move it there"
         );
     }
     request.args
@@ -116,7 +115,7 @@ pub(crate) fn only_if(served: bool, rpc: Rpc, name: &str) -> std::result::Result
     if served {
         return Ok(());
     }
-    let what = format!("{rpc}, an alpha part of CSI, without --alpha {name},");
+    let what = format!("{rpc} (an alpha feature of CSI; --alpha {name})");
     Err(status(rpc, &Error::Unsupported { what }))
 }
 

@@ -59,7 +59,7 @@ pub enum InitError {
         problem: String,
     },
     /// Somebody has set up logging before.
-    #[error("logging is set up already")]
+    #[error("logging is already initialized")]
     Again,
 }
 

@@ -91,7 +91,7 @@ pub enum TlsError {
         source: std::io::Error,
     },
     /// Something that isn't in what was given.
-    #[error("{place} has no {what}")]
+    #[error("{place} contains no {what}")]
     Nothing {
         /// The file, or what stands for it.
         place: String,
@@ -108,7 +108,7 @@ pub enum TlsError {
         source: rustls::Error,
     },
     /// A certificate of somebody else.
-    #[error("the certificate in {place} is not valid for {name}: make one with this DNS name")]
+    #[error("the certificate in {place} is not valid for {name}: create one with this DNS name")]
     OfAnother {
         /// The file, or what stands for it.
         place: String,
@@ -116,10 +116,12 @@ pub enum TlsError {
         name: Name,
     },
     /// A text that can't stand in a certificate as a name.
-    #[error("{0:?} can't be a name in a certificate: at most 253 letters, 63 between two dots")]
+    #[error(
+        "{0:?} cannot be used as a name in a certificate: at most 253 characters, and 63 between two dots"
+    )]
     BadName(String),
     /// A request for a certificate that must not be signed.
-    #[error("sign a certificate for {name}: the request is refused, {problem}")]
+    #[error("sign a certificate for {name}: the request was rejected, {problem}")]
     Request {
         /// Of whom.
         name: Name,
@@ -127,7 +129,7 @@ pub enum TlsError {
         problem: &'static str,
     },
     /// A certificate that couldn't be made.
-    #[error("make a certificate for {name}")]
+    #[error("create a certificate for {name}")]
     Make {
         /// Of whom.
         name: String,

@@ -379,7 +379,7 @@ fn a_pool_is_made_once_listed_and_forgotten_when_it_is_gone() {
     assert_eq!(made["changed"], true);
     // The folder is no disk of its own.
     let warnings = made["warnings"].to_string();
-    assert!(warnings.contains("mount=any says so"), "{warnings}");
+    assert!(warnings.contains("otherwise set mount=any"), "{warnings}");
     let again = pool(folder, &["init", &a, "--json"]);
     let again: serde_json::Value = serde_json::from_slice(&again.stdout).unwrap();
     assert_eq!(
@@ -445,7 +445,7 @@ fn a_pool_on_a_file_system_that_forgets_is_refused() {
     let output = pool(folder.path(), &["init", &definition(folder.path(), "a")]);
     assert_eq!(output.status.code(), Some(1));
     assert!(
-        stderr(&output).contains("gone after a reboot"),
+        stderr(&output).contains("lost at a reboot"),
         "{}",
         stderr(&output)
     );
@@ -491,9 +491,9 @@ fn root_a_second_process_on_a_pool_is_refused() {
     let state = folder.join("run").join("state");
     let doctor = ["doctor", "--state-dir", state.to_str().unwrap()];
     let doctor = run(&[&doctor[..], &place].concat());
-    assert!(stdout(&doctor).contains("frozen and thawed by the guard"));
+    assert!(stdout(&doctor).contains("froze and thawed a temporary ext4 file system"));
     for fs in ["ext4", "xfs", "btrfs"] {
-        let tried = format!("ok    {fs}: a throw-away one was made and mounted");
+        let tried = format!("ok    {fs}: a temporary file system was created and mounted");
         assert!(stdout(&doctor).contains(&tried), "{}", stdout(&doctor));
     }
     // Nor does it leave a state dir where there was none.

@@ -85,7 +85,7 @@ impl FileBackend {
     /// Opens the pool at `path`: takes its lock, for which it waits as long as `patience`, and reads
     /// its records.
     pub fn open(host: Arc<dyn Host>, path: &Path, patience: Duration) -> Result<Found> {
-        let what = || format!("open pool folder {}", path.display());
+        let what = || format!("open the directory of pool {}", path.display());
         if host.stat(&path.join(POOL_FILE)).doing(what)?.is_none() {
             return Ok(Found::Blank);
         }
@@ -166,16 +166,18 @@ impl Backend for FileBackend {
     fn refuses_thick(&self) -> Option<&'static str> {
         match self.fs_name.as_str() {
             _ if self.writes_in_place() => None,
-            "btrfs" => Some("btrfs writes elsewhere even where blocks are reserved"),
-            _ => Some("only xfs and ext4 are known to write where blocks are reserved"),
+            "btrfs" => Some("btrfs copies on write, even where blocks are reserved"),
+            _ => Some("only xfs and ext4 are known to write to reserved blocks in place"),
         }
     }
 
     fn refuses_zeroing(&self) -> Option<&'static str> {
         match self.fs_name.as_str() {
             _ if self.writes_in_place() => None,
-            "btrfs" => Some("btrfs writes zeros elsewhere and leaves the old blocks as they are"),
-            _ => Some("only xfs and ext4 are known to overwrite blocks where they are"),
+            "btrfs" => Some(
+                "btrfs copies on write: zeros would go to new blocks, and the old blocks would keep their data",
+            ),
+            _ => Some("only xfs and ext4 are known to overwrite blocks in place"),
         }
     }
 
@@ -292,7 +294,7 @@ impl Backend for FileBackend {
         // Until it's durable, a power loss brings the shared blocks back.
         let path = self.image_of(image);
         self.folder.perform(Effect::SyncFile { path: &path }, || {
-            format!("sync {image:?}")
+            format!("sync the image of {image:?}")
         })
     }
 
@@ -300,7 +302,7 @@ impl Backend for FileBackend {
         let (path, size) = (self.image_of(image), 0);
         self.folder
             .perform(Effect::Shorten { path: &path, size }, || {
-                format!("empty {image:?}")
+                format!("truncate the image of {image:?} to 0 bytes")
             })
     }
 

@@ -94,10 +94,10 @@ pub(super) fn run(wish: &Wish) -> Result<ExitCode, Failure> {
 fn said(volume: &str, step: Step) {
     match step {
         Step::Delete => {
-            eprintln!("slackwater: PersistentVolume {volume} is deleted, to be made again");
+            eprintln!("slackwater: deleted PersistentVolume {volume}, to be recreated");
         }
         Step::Make => {
-            eprintln!("slackwater: PersistentVolume {volume} is made again");
+            eprintln!("slackwater: recreated PersistentVolume {volume}");
         }
         Step::Retain | Step::Note | Step::Release | Step::Strike | Step::Restore => {}
     }
@@ -105,9 +105,9 @@ fn said(volume: &str, step: Step) {
 
 fn fate(plan: &Plan, line: &Line) -> String {
     match &line.fate {
-        Fate::Move => format!("gets home {}", plan.pool.home),
-        Fate::Finish => "was begun, and is finished".into(),
-        Fate::Left(why) => format!("is left: {why}"),
+        Fate::Move => format!("move to home {}", plan.pool.home),
+        Fate::Finish => "finish an interrupted move".into(),
+        Fate::Left(why) => format!("skip: {why}"),
     }
 }
 
@@ -133,7 +133,7 @@ fn show(plan: &Plan, as_json: bool) {
     }
     head(plan);
     if plan.lines.is_empty() {
-        print::line("nothing is to be done");
+        print::line("nothing to do");
         return;
     }
     let dash = || "-".to_string();
@@ -149,8 +149,8 @@ fn show(plan: &Plan, as_json: bool) {
             ]
         })
         .collect();
-    print::table(["PERSISTENTVOLUME", "CLAIM", "HOME", "WHAT"], &rows);
-    print::line("nothing was changed; the same with --yes does it");
+    print::table(["PERSISTENTVOLUME", "CLAIM", "HOME", "ACTION"], &rows);
+    print::line("nothing was changed; run the same command with --yes to apply");
 }
 
 fn tell(plan: &Plan, done: &Done, as_json: bool) {
@@ -168,20 +168,20 @@ fn tell(plan: &Plan, done: &Done, as_json: bool) {
     }
     head(plan);
     for name in &done.moved {
-        print::line(format!("{name} names home {} now", plan.pool.home));
+        print::line(format!("{name} now has home {}", plan.pool.home));
     }
     for (name, why) in &done.left {
-        print::line(format!("{name} is left: {why}"));
+        print::line(format!("{name} was skipped: {why}"));
     }
     if done.moved.is_empty() && done.left.is_empty() {
-        print::line("nothing was to be done");
+        print::line("nothing had to be changed");
     }
 }
 
 fn head(plan: &Plan) {
     let there = &plan.pool;
     print::line(format!(
-        "pool {} ({}) is on node {}, home {}; {} PersistentVolumes need nothing",
+        "pool {} ({}) is on node {}, home {}; {} PersistentVolumes are already correct",
         there.name, there.id, there.node, there.home, plan.settled
     ));
 }

@@ -24,13 +24,13 @@ const CONTROLLER: &str = "controller";
 /// What is to be made.
 #[derive(Debug, Args)]
 pub(super) struct Wish {
-    /// Folder for the files; an authority that is there (ca.crt, ca.key) is used again
+    /// Directory for the files; an existing authority (ca.crt, ca.key) is reused
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Name of a node (may be repeated)
     #[arg(long, value_name = "NODE")]
     node: Vec<NodeName>,
-    /// Days that certificates are valid for
+    /// Validity of the certificates, in days
     #[arg(long, value_name = "N", default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=3650))]
     days: u32,
 }
@@ -52,7 +52,7 @@ pub(super) fn run(wish: &Wish) -> Result<ExitCode, Failure> {
     }
     let mut dir = DirBuilder::new();
     let made = dir.recursive(true).mode(0o700).create(&wish.out);
-    made.map_err(|error| failed("make the folder", &wish.out, error))?;
+    made.map_err(|error| failed("create the directory", &wish.out, error))?;
     let mut files = Vec::new();
     let authority = match known(&wish.out)? {
         Some(authority) => authority,
@@ -83,7 +83,7 @@ pub(super) fn run(wish: &Wish) -> Result<ExitCode, Failure> {
     }
     if let Some(file) = files.iter().find(|file| file.path.exists()) {
         let path = file.path.display();
-        let problem = format!("{path} exists, and nothing is written over it; remove it first");
+        let problem = format!("{path} exists and is not overwritten; remove it first");
         return Err(Failure::run(std::io::Error::other(problem)));
     }
     for file in &files {
@@ -110,7 +110,7 @@ fn known(folder: &Path) -> Result<Option<Authority>, Failure> {
         (Some(_), None) | (None, Some(_)) => {
             let folder = folder.display();
             let problem =
-                format!("{folder} has one of ca.crt and ca.key; both are needed, or none");
+                format!("{folder} has only one of ca.crt and ca.key; provide both or neither");
             Err(Failure::run(std::io::Error::other(problem)))
         }
     }

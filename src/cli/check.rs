@@ -22,16 +22,16 @@ use crate::server::admin;
 /// What is asked for.
 #[derive(Debug, clap::Args)]
 pub(super) struct Wish {
-    /// The volume's id
+    /// ID of the volume
     #[arg(value_name = "ID")]
     id: String,
-    /// Repair what is found; what can't be placed goes to lost+found
+    /// Repair the errors that are found; orphaned files are moved to lost+found
     #[arg(long)]
     repair: bool,
     /// The CSI socket of the node's driver [env: CSI_ENDPOINT]
     #[arg(long, value_name = "ENDPOINT")]
     endpoint: Option<Endpoint>,
-    /// The driver's state folder [default: /run/slackwater/state]
+    /// The driver's state directory [default: /run/slackwater/state]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<Folder>,
     #[command(flatten)]
@@ -88,7 +88,7 @@ fn without_driver(
 ) -> Result<CheckVolumeResponse, Failure> {
     let settled = place.with(Vec::new(), state_dir)?;
     if settled.pools.is_empty() {
-        let missing = "no driver answers: give --endpoint of the one that runs, or --pool (or --config) of a node whose driver does not run";
+        let missing = "no driver answers: give --endpoint of a running driver, or --pool (or --config) of a node whose driver is not running";
         return Err(BadConfig(missing.into()).into());
     }
     let host = host_with_guard(&[], &settled.pools, &settled.state_dir);

@@ -14,16 +14,16 @@ use crate::telemetry::{self, LogFormat};
 /// Who enrols.
 #[derive(Debug, Args)]
 pub(super) struct Wish {
-    /// Name of this node, as the cluster knows it
+    /// Name of this node's Node object
     #[arg(long, value_name = "NODE")]
     node_name: NodeName,
     /// Namespace of the controller
     #[arg(long, value_name = "NAMESPACE")]
     namespace: String,
-    /// Folder for tls.crt, tls.key and ca.crt, which the driver reads; best in memory
+    /// Directory for tls.crt, tls.key and ca.crt, which the driver reads; preferably a tmpfs
     #[arg(long, value_name = "DIR")]
     out: Folder,
-    /// text or json [default: text]
+    /// Log format: text or json [default: text]
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<LogFormat>,
 }

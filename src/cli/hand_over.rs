@@ -32,10 +32,9 @@ pub(super) fn run(
     }
     let (id, name, to) = (&done.id, &done.name, &done.to);
     print::line(match done.unchanged {
-        true => format!("pool {name} ({id}) is of node {to} already"),
+        true => format!("pool {name} ({id}) already belongs to node {to}"),
         false => format!(
-            "pool {name} ({id}) was of node {}, and is of node {to} from now on, as soon as that \
-             node shows it",
+            "pool {name} ({id}) belonged to node {}; it belongs to node {to} as soon as the agent of that node reports it",
             done.from
         ),
     });

@@ -28,7 +28,7 @@ pub(super) fn run(
         None => given,
     };
     let Some(Endpoint(socket)) = given.endpoint else {
-        let missing = "--orphans asks the controller: --endpoint (or CSI_ENDPOINT), its CSI socket, such as unix:///csi/csi.sock, is missing";
+        let missing = "--orphans queries the controller, but --endpoint (or CSI_ENDPOINT) is missing; give its CSI socket, such as unix:///csi/csi.sock";
         return Err(BadConfig(missing.into()).into());
     };
     let expected = given.driver_name.map(|name| name.0);
@@ -54,12 +54,12 @@ fn list(socket: &Path, expected: Option<&str>, as_json: bool) -> Result<ExitCode
         return Ok(ExitCode::SUCCESS);
     }
     if found.is_empty() {
-        print::line("everything is named by an object of the cluster");
+        print::line("every volume and snapshot is referenced by an object of the cluster");
         return Ok(ExitCode::SUCCESS);
     }
     let rows: Vec<[String; 3]> = found.iter().map(row).collect();
     print::table(["KIND", "ID", "GROUP"], &rows);
-    print::line("what is just being made may be among them");
+    print::line("volumes and snapshots that are being created right now may be in this list");
     Ok(ExitCode::SUCCESS)
 }
 

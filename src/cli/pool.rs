@@ -55,7 +55,7 @@ fn only_file(pool: &PoolDefinition) -> Result<(), Failure> {
     match pool.place {
         PoolPlace::File { .. } => Ok(()),
         PoolPlace::Memory => Err(BadConfig(format!(
-            "pool {:?}: a memory pool is gone with its process; give NAME=file:/path",
+            "pool {:?}: a memory pool does not outlive its process; give NAME=file:/path",
             pool.name
         ))
         .into()),
@@ -67,7 +67,7 @@ fn init(pool: &PoolDefinition, settled: &Settled) -> Result<ExitCode, Failure> {
     let host = real_host(&[], std::slice::from_ref(pool));
     let made = pool_admin::init(host.as_ref(), &settled.node_record, pool)?;
     for warning in &made.warnings {
-        eprintln!("slackwater: pool {}: note: {warning}", pool.name);
+        eprintln!("slackwater: pool {}: warning: {warning}", pool.name);
     }
     if settled.json {
         print::json(&json!({
@@ -77,9 +77,9 @@ fn init(pool: &PoolDefinition, settled: &Settled) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     let word = if made.changed {
-        "made"
+        "was created"
     } else {
-        "is there already"
+        "already exists"
     };
     print::line(format!(
         "pool {} {word}: {} at {}, home {}",
@@ -120,15 +120,15 @@ fn adopt(text: &str, dry_run: bool, settled: &Settled) -> Result<ExitCode, Failu
     }
     print::line(match adopted.from {
         None => format!(
-            "pool {} belongs to this machine already, home {home}",
+            "pool {} already belongs to this machine, home {home}",
             pool.name
         ),
         Some(from) if dry_run => format!(
-            "pool {} would belong to this machine: home {home}, now it's {from}. Nothing was changed",
+            "pool {} would belong to this machine with home {home}; its current home is {from}. Nothing was changed",
             pool.name
         ),
         Some(from) => format!(
-            "pool {} belongs to this machine now: home {home}, before it was {from}. PersistentVolumes of its volumes name the old home; in the controller's pod, or with KUBECONFIG: slackwater pool adopt {id} --cluster",
+            "pool {} now belongs to this machine, home {home}; its previous home was {from}. The PersistentVolumes of its volumes still have the old home; in the controller's pod, or with KUBECONFIG, run: slackwater pool adopt {id} --cluster",
             pool.name
         ),
     });
@@ -153,7 +153,7 @@ fn find(
         .ok_or_else(|| {
             Failure::run(Error::refused(
                 format!("pool {name}"),
-                "this machine doesn't know it; give NAME=file:/path",
+                "this machine has no pool of this name; give NAME=file:/path",
             ))
         })
 }

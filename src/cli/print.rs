@@ -13,7 +13,9 @@ pub(super) fn line(text: impl std::fmt::Display) {
 pub(super) fn json(value: &impl Serialize) {
     match serde_json::to_string_pretty(value) {
         Ok(text) => line(text),
-        Err(error) => eprintln!("slackwater: defect: an answer as JSON: {error}"),
+        Err(error) => eprintln!(
+            "slackwater: internal error (please report it): cannot serialize the result as JSON: {error}"
+        ),
     }
 }
 

@@ -230,7 +230,7 @@ fn make_parent(socket: &Path) -> Result<(), Failure> {
     };
     let made = DirBuilder::new().recursive(true).mode(0o700).create(parent);
     made.map_err(|error| {
-        let doing = format!("make the folder {}: {error}", parent.display());
+        let doing = format!("create the directory {}: {error}", parent.display());
         Failure::run(io::Error::new(error.kind(), doing))
     })
 }

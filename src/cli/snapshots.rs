@@ -14,16 +14,16 @@ use crate::router::unowned::{Fate, Ground, Line};
 /// What is wished.
 #[derive(Debug, clap::Args)]
 pub(super) struct Wish {
-    /// Ids of snapshots
+    /// IDs of snapshots
     #[arg(value_name = "ID", required = true, value_parser = snapshot_id)]
     ids: Vec<SnapshotId>,
-    /// Do it; else it's only shown
+    /// Delete the snapshots; without it, only show what would be deleted
     #[arg(long)]
     yes: bool,
     /// The CSI socket of the controller [env: CSI_ENDPOINT]
     #[arg(long, value_name = "ENDPOINT")]
     endpoint: Option<Endpoint>,
-    /// Name that the driver at --endpoint must have [default: as it says]
+    /// Name that the driver at --endpoint must have [default: any name]
     #[arg(long, value_name = "NAME")]
     driver_name: Option<DriverName>,
     /// Print JSON
@@ -32,7 +32,7 @@ pub(super) struct Wish {
 }
 
 fn snapshot_id(text: &str) -> Result<SnapshotId, String> {
-    let right = "give ids as slackwater volumes --orphans lists them";
+    let right = "give the IDs that slackwater volumes --orphans lists";
     text.parse()
         .map_err(|problem| format!("ID {text:?}: {problem}; {right}"))
 }
@@ -65,9 +65,9 @@ pub(super) fn delete(wish: &Wish) -> Result<ExitCode, Failure> {
         print::json(&json!({ "changed": changed, "snapshots": lines }));
     } else {
         let rows: Vec<[String; 3]> = lines.iter().map(row).collect();
-        print::table(["ID", "GROUP", "WHAT"], &rows);
+        print::table(["ID", "GROUP", "ACTION"], &rows);
         if !wish.yes {
-            print::line("nothing was changed; the same with --yes does it");
+            print::line("nothing was changed; run the same command with --yes to apply");
         }
     }
     let stays = |line: &Line| matches!(line.fate, Fate::Left(_));
@@ -89,10 +89,10 @@ fn in_json(line: &Line) -> Value {
 
 fn row(line: &Line) -> [String; 3] {
     let what = match &line.fate {
-        Fate::Absent => "is not there".into(),
-        Fate::Unowned => "is deleted with --yes: nothing owns it".into(),
-        Fate::Deleted => "is deleted: nothing owned it".into(),
-        Fate::Left(why) => format!("is left: {why}"),
+        Fate::Absent => "does not exist".into(),
+        Fate::Unowned => "would be deleted with --yes: no object owns it".into(),
+        Fate::Deleted => "deleted: no object owned it".into(),
+        Fate::Left(why) => format!("skipped: {why}"),
     };
     [
         line.id.to_string(),

@@ -41,7 +41,7 @@ pub(super) fn run(place: Place) -> Result<ExitCode, Failure> {
         print::json(&as_json(&whole, &unread));
     } else {
         print::table(
-            ["ID", "NAME", "POOL", "SIZE", "USED", "AS", "STATE"],
+            ["ID", "NAME", "POOL", "SIZE", "USED", "FORMAT", "STATE"],
             &whole.volumes.iter().map(row).collect::<Vec<_>>(),
         );
         if !whole.snapshots.is_empty() {
@@ -51,7 +51,7 @@ pub(super) fn run(place: Place) -> Result<ExitCode, Failure> {
                     "SNAPSHOT",
                     "NAME",
                     "POOL",
-                    "OF VOLUME",
+                    "SOURCE VOLUME",
                     "SIZE",
                     "LEVEL",
                     "STATE",
@@ -80,8 +80,8 @@ pub(super) fn run(place: Place) -> Result<ExitCode, Failure> {
 fn why(state: &PoolState) -> &str {
     match state {
         PoolState::Unreadable(problem) => problem,
-        PoolState::Absent => "it is not there; is its disk mounted?",
-        PoolState::Blank => "no pool was made there yet",
+        PoolState::Absent => "there is nothing at its path; is its disk mounted?",
+        PoolState::Blank => "no pool was created there yet",
         PoolState::Here | PoolState::OtherHome | PoolState::Forgotten => state.word(),
     }
 }

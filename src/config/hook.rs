@@ -58,7 +58,7 @@ pub(super) fn check_together(hooks: &[HookDefinition]) -> Result<(), BadConfig> 
     match hooks.iter().find(|hook| !names.insert(hook.name.as_str())) {
         None => Ok(()),
         Some(hook) => Err(BadConfig(format!(
-            "hook: two are named {}; give each its own name",
+            "hook: two hooks have the name {}; give each hook a different name",
             hook.name
         ))),
     }
@@ -119,6 +119,9 @@ mod tests {
         }
         let twice = hook("command = [\"/x\"]\nvolume = \"*\"\n").repeat(2);
         let BadConfig(error) = file(&twice).unwrap().finish().unwrap_err();
-        assert_eq!(error, "hook: two are named a; give each its own name");
+        assert_eq!(
+            error,
+            "hook: two hooks have the name a; give each hook a different name"
+        );
     }
 }

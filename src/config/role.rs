@@ -162,10 +162,10 @@ impl Given {
         const NODE: &[Role] = &[Role::Node];
         const CONTROLLER: &[Role] = &[Role::Controller];
         const CLUSTER: &[Role] = &[Role::Node, Role::Controller];
-        let no_storage = "a controller owns no storage, and serves none of the kubelet's calls";
+        let no_storage = "a controller owns no storage and does not serve the Node service";
         let listens = "only a node of a cluster has an agent";
-        let asks = "only a controller asks agents";
-        let talks = "one node alone talks to nobody over the network";
+        let asks = "only a controller connects to agents";
+        let talks = "a single node does not communicate over the network";
         [
             ("--node-name", self.node_name.is_some(), STORAGE, no_storage),
             ("--pool", !self.pool.is_empty(), STORAGE, no_storage),
@@ -204,7 +204,7 @@ impl Given {
                 "[[hook]]",
                 !self.hook.is_empty(),
                 ALL,
-                "in a cluster hooks run in pods, as their annotations say",
+                "in a cluster, hooks run in pods and are configured by pod annotations",
             ),
             ("--agent-listen", self.agent_listen.is_some(), NODE, listens),
             ("--agent", !self.agent.is_empty(), CONTROLLER, asks),
@@ -250,7 +250,7 @@ impl Given {
 
     fn node(self) -> Result<RoleConfig, BadConfig> {
         let listen = self.agent_listen.ok_or_else(|| {
-            missing("--agent-listen, where the controller reaches this node, such as 0.0.0.0:9820,")
+            missing("--agent-listen, the address at which the controller reaches this node, such as 0.0.0.0:9820,")
         });
         let tls = self.tls();
         let node = self.storage()?;
@@ -274,7 +274,7 @@ impl Given {
         let LostAfter(lost_after) = self.lost_after.unwrap_or_default();
         if lost_after.is_some() && self.agent_service.is_none() {
             return Err(BadConfig(
-                "--lost-after is for --agent-service: only a cluster says which nodes are gone"
+                "--lost-after needs --agent-service: only with the Kubernetes API does the controller learn which nodes are gone"
                     .into(),
             ));
         }
@@ -288,7 +288,7 @@ impl Given {
             }
             (Some(_), _) => {
                 return Err(BadConfig(
-                    "--agent and --agent-service are given; agents are found in one way, give one of them".into(),
+                    "--agent and --agent-service are mutually exclusive; give one of them".into(),
                 ));
             }
         };
@@ -324,7 +324,7 @@ impl Given {
     fn tls(&self) -> Result<Files, BadConfig> {
         let file = |given: &Option<super::Folder>, what: &str| {
             let path = given.clone().map(|file| file.0);
-            path.ok_or_else(|| missing(&format!("{what}, a file in PEM,")))
+            path.ok_or_else(|| missing(&format!("{what}, a PEM file,")))
         };
         Ok(Files {
             certificate: file(&self.tls_cert, "--tls-cert")?,

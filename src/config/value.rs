@@ -55,10 +55,10 @@ impl FromStr for Endpoint {
             return no("is not a unix socket; give unix:///path/name.sock");
         };
         if !path.ends_with(".sock") || path.ends_with("/.sock") {
-            return no("does not end in a name with .sock, as CSI wants it");
+            return no("does not end in NAME.sock, which CSI requires");
         }
         if path.len() > LONGEST_SOCKET {
-            return no("is too long: the kernel takes socket paths of at most 107 bytes");
+            return no("is too long: the kernel limits socket paths to 107 bytes");
         }
         match plain_path(path) {
             Ok(path) => Ok(Endpoint(path)),
@@ -71,13 +71,13 @@ impl FromStr for Endpoint {
 fn plain_path(text: &str) -> Result<PathBuf, &'static str> {
     let path = Path::new(text);
     if !path.is_absolute() {
-        return Err("has no absolute path");
+        return Err("is not an absolute path");
     }
     if path.components().any(|part| part == Component::ParentDir) {
-        return Err("has \"..\" in its path; give it without");
+        return Err("contains \"..\"; give the path without it");
     }
     if text.chars().any(char::is_control) {
-        return Err("has a control character in it");
+        return Err("contains a control character");
     }
     Ok(path.components().collect())
 }
@@ -129,7 +129,7 @@ impl FromStr for NodeName {
             Ok(NodeName(text.into()))
         } else {
             Err(BadConfig(format!(
-                "{text:?} is not a name of a node; give 1 to 253 letters, digits, '-', '.' and '_', with a letter or digit at both ends"
+                "{text:?} is not a valid node name; give 1 to 253 letters, digits, '-', '.' and '_', with a letter or digit at both ends"
             )))
         }
     }
@@ -156,7 +156,7 @@ impl FromStr for DriverName {
             Ok(DriverName(text.into()))
         } else {
             Err(BadConfig(format!(
-                "{text:?} is not a name of a driver; give 2 to 63 letters, digits, '-', '.' and '_', with a letter at both ends"
+                "{text:?} is not a valid driver name; give 2 to 63 letters, digits, '-', '.' and '_', with a letter at both ends"
             )))
         }
     }
@@ -282,7 +282,7 @@ impl FromStr for LostAfter {
         match parsed.filter(|time| (LEAST_LOST_AFTER..=MOST_LOST_AFTER).contains(time)) {
             Some(time) => Ok(LostAfter(Some(time))),
             None => Err(BadConfig(format!(
-                "{text:?} is not a time after which a pool is lost; give one from 1m to 3650d, such as 24h, or nothing for never"
+                "{text:?} is not a valid duration; give one from 1m to 3650d, such as 24h, or omit it for never"
             ))),
         }
     }
@@ -299,7 +299,8 @@ impl FromStr for InlineSize {
         match parse_size(text) {
             Ok(bytes) if bytes > 0 => Ok(InlineSize(bytes)),
             Ok(_) => Err(BadConfig(
-                "0 is no size of an inline volume; leave it out, and there are none".into(),
+                "0 is not a valid size of an inline volume; omit it to disable inline volumes"
+                    .into(),
             )),
             Err(error) => Err(BadConfig(error.to_string())),
         }
@@ -351,7 +352,7 @@ fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
         }
 
         fn visit_i64<E: serde::de::Error>(self, bytes: i64) -> Result<u64, E> {
-            u64::try_from(bytes).map_err(|_| E::custom(format!("{bytes} is not a size")))
+            u64::try_from(bytes).map_err(|_| E::custom(format!("{bytes} is not a valid size")))
         }
     }
     from.deserialize_any(Size).map(Some)
@@ -364,7 +365,7 @@ impl<'de> Visitor<'de> for PoolVisitor {
     type Value = PoolEntry;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a text like \"NAME=file:/path\", or a table with name and place")
+        f.write_str("a string such as \"NAME=file:/path\", or a table with name and place")
     }
 
     fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<PoolEntry, E> {

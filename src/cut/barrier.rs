@@ -22,7 +22,7 @@ pub fn refuse_without(used: &[Used], level: Level, parameters: &SnapshotParamete
     let crash = |key: &str| {
         Err(Error::invalid(
             format!("parameters.{key}"),
-            "\"crash\" has no moment that several volumes in use share; give filesystem",
+            "\"crash\" does not freeze, so several volumes in use would not be cut at the same point in time; give filesystem",
         ))
     };
     if level == Level::Crash {
@@ -35,7 +35,7 @@ pub fn refuse_without(used: &[Used], level: Level, parameters: &SnapshotParamete
         None => Ok(()),
         Some(used) => Err(Error::refused(
             format!("volume {}", used.volume_id),
-            "it is published as a raw block device, which can't be made to stand still together with other volumes in use; snapshot it alone, or unpublish it first",
+            "it is published as a raw block device, which cannot be frozen together with other volumes in use; snapshot it alone, or unpublish it first",
         )),
     }
 }

@@ -150,7 +150,7 @@ fn plan(hooks: &dyn Hooks, wish: &Wish<'_>) -> Result<Plan> {
     let asked = |level: Level| Plan {
         level,
         hooks: Vec::new(),
-        reason: format!("{level} is what was asked for"),
+        reason: format!("{level} was requested"),
     };
     let instead = |level: Level, reason: String| Plan {
         level,
@@ -161,7 +161,7 @@ fn plan(hooks: &dyn Hooks, wish: &Wish<'_>) -> Result<Plan> {
         return Ok(asked(wish.level));
     }
     if wish.targets.is_empty() {
-        let reason = "nobody uses the volume: there is no application to quiesce";
+        let reason = "the volume is not in use: there is no application to quiesce";
         return Ok(instead(Level::Filesystem, reason.into()));
     }
     let shared = wish.parameters.shared_volume;
@@ -176,7 +176,7 @@ fn plan(hooks: &dyn Hooks, wish: &Wish<'_>) -> Result<Plan> {
     let everybody = hooks.wanted(wish.targets, SharedVolume::All)?;
     if !everybody.is_empty() {
         let names = everybody.join(", ");
-        let reason = format!("several hooks share a volume, and all are skipped: {names}");
+        let reason = format!("several hooks share a volume, and the class skips them all: {names}");
         return Ok(instead(Level::Filesystem, reason));
     }
     let volumes: Vec<&str> = wish.targets.iter().map(|t| t.volume_id.as_str()).collect();
@@ -189,8 +189,7 @@ fn plan(hooks: &dyn Hooks, wish: &Wish<'_>) -> Result<Plan> {
         OnQuiesceFailure::Fail => Err(Error::refused(
             volumes,
             format!(
-                "no hook is configured for it, and the class wants consistency: application; {}, \
-                 or let the class fall back by onQuiesceFailure",
+                "no hook is configured for it, but the class requires consistency: application; {}, or allow a lower level with onQuiesceFailure",
                 hooks.how()
             ),
         )),
@@ -220,15 +219,13 @@ fn judge(ready: &Readiness, plan: &Plan, parameters: &SnapshotParameters) -> Res
     if ready.in_use > 1 && ready.raw > 0 {
         return Err(Error::refused(
             "the group",
-            "a raw block volume that is published can't be cut together with other volumes in \
-             use: nothing holds its writers still; unpublish it, or leave it out",
+            "it contains a published raw block volume, which cannot be cut together with other volumes in use because its writers cannot be frozen; unpublish it, or remove it from the group",
         ));
     }
     if ready.in_use > 1 && plan.level == Level::Crash {
         return Err(Error::refused(
             "the group",
-            "level crash freezes nothing, so volumes in use can't be cut at one moment; use \
-             consistency: filesystem",
+            "level crash does not freeze, so several volumes in use would not be cut at the same point in time; use consistency: filesystem",
         ));
     }
     judge_stall(ready.stall, ready.most_extents.as_ref(), parameters)
@@ -244,9 +241,7 @@ fn judge_stall(
         Some((volume, extents)) if stall > most => Err(Error::refused(
             format!("volume {volume}"),
             format!(
-                "its image is in {extents} pieces; with it the cut would hold writers for about \
-                 {} ms, longer than freezeTimeout ({} ms); raise that, or copy the volume into a \
-                 new one, which is in fewer",
+                "its image has {extents} extents; cutting it would freeze writers for about {} ms, longer than freezeTimeout ({} ms); raise freezeTimeout, or copy the volume into a new one, which has fewer extents",
                 stall.as_millis(),
                 most.as_millis()
             ),
@@ -341,14 +336,14 @@ fn release(
     let released = match released {
         Ok(problem) => {
             if let Some(problem) = &problem {
-                tracing::warn!(problem, "an application was not released as it should be");
+                tracing::warn!(problem, "released an application late");
             }
             stats.release_problem = problem;
             Ok(())
         }
         Err(error) => {
             // Told here, because another error may be told in its place.
-            tracing::warn!(error = chain(&error), "a hook failed at its release");
+            tracing::warn!(error = chain(&error), "failed to release an application");
             Err(error)
         }
     };
@@ -358,7 +353,7 @@ fn release(
 /// What was reached, and why no more.
 fn reached(plan: Plan, ready: &Readiness) -> (Level, String) {
     if ready.raw > 0 && plan.level == Level::Filesystem {
-        let reason = "raw block device: cut in one moment, nothing could be frozen";
+        let reason = "raw block device: cut at one point in time, but it cannot be frozen";
         return (Level::Crash, reason.into());
     }
     (plan.level, plan.reason)
@@ -370,7 +365,7 @@ fn all(crew: &mut Participants, step: Step) -> Result<Vec<Answer>> {
     let answers = answers.map(|answer| {
         answer.unwrap_or_else(|| {
             Err(Error::Bug {
-                invariant: "a participant of a cut ends without a panic".into(),
+                invariant: "no participant of a cut panics".into(),
             })
         })
     });
@@ -379,6 +374,6 @@ fn all(crew: &mut Participants, step: Step) -> Result<Vec<Answer>> {
 
 fn out_of_step() -> Error {
     Error::Bug {
-        invariant: "a participant answers the step that it was told".into(),
+        invariant: "a participant answers the requested step".into(),
     }
 }

@@ -75,7 +75,7 @@ impl<S: Copy + Send + 'static, A: Send + 'static> Worker<S, A> {
         };
         let thread = Builder::new().name("cut".into()).spawn(work);
         let thread = thread.map_err(|error| Error::Host {
-            doing: "make the threads of a cut".into(),
+            doing: "start the threads of a cut".into(),
             source: HostError::io("start", "a thread", &error),
         })?;
         Ok(Worker {

@@ -152,7 +152,7 @@ impl Guard {
             }
             let now = Instant::now();
             if now >= until {
-                let what = "the freeze guard does not come up; its own message is on stderr";
+                let what = "the freeze guard did not start; its own error message is on stderr";
                 return Err(HostError::unexpected("freeze", &socket, what));
             }
             started.retain(|guard| !guard.has_ended());
@@ -215,7 +215,7 @@ impl Guard {
     }
 }
 
-const NOBODY: &str = "the freeze guard does not answer; does its container run, as `slackwater guard` with the same --state-dir?";
+const NOBODY: &str = "the freeze guard does not answer; check that its container is running and executes `slackwater guard` with the same --state-dir";
 
 /// Whether a guard says that it's there.
 fn answers(channel: &Channel) -> bool {
@@ -258,19 +258,19 @@ impl Freezer for Guard {
         let refused = |what: String| Err(HostError::unexpected("freeze", &self.state_dir, what));
         if members.is_empty() || members.len() > MOST_MEMBERS {
             return refused(format!(
-                "{} file systems at once; between 1 and {MOST_MEMBERS} are possible",
+                "a freeze of {} file systems was requested; between 1 and {MOST_MEMBERS} are possible",
                 members.len()
             ));
         }
         if let Some(member) = twice(&members) {
             return refused(format!(
-                "{} is named twice; a file system is frozen once",
+                "{} is listed twice; a file system can be frozen only once",
                 member.root.device.path.display()
             ));
         }
         let namespaces: Vec<_> = members.iter().map(|one| one.namespace.clone()).collect();
         let admitted = self.load.admit(&namespaces);
-        let full = |why| HostError::errno("hand over to", why, Errno::EAGAIN);
+        let full = |why| HostError::errno("hand the file systems over to", why, Errno::EAGAIN);
         let admitted = Arc::new(admitted.map_err(full)?);
         Journal::new(self.host.clone(), self.state_dir.clone()).make_folders()?;
         let until = Instant::now() + PATIENCE;
@@ -279,7 +279,7 @@ impl Freezer for Guard {
                 Ok(session) => return Ok(Box::new(session)),
                 // Nothing is frozen yet: another guard is as good.
                 Err(error) if is_gone(&error) && Instant::now() < until => {
-                    tracing::warn!(error = %crate::error::chain(&error), "another freeze guard is looked for");
+                    tracing::warn!(error = %crate::error::chain(&error), "looking for another freeze guard");
                 }
                 Err(error) => return Err(error),
             }
@@ -311,7 +311,8 @@ fn copy(member: &FreezeMember) -> Result<Member> {
     Ok(Member {
         volume_id: member.volume_id.clone(),
         device: device.clone(),
-        root: root.map_err(|error| HostError::io("copy the descriptor of", device, &error))?,
+        root: root
+            .map_err(|error| HostError::io("duplicate the file descriptor of", device, &error))?,
     })
 }
 

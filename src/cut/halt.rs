@@ -40,7 +40,7 @@ impl Halt {
             drop(state);
             held.give_up();
             return Err(Error::CutLost {
-                reason: "whoever coordinated it has gone".into(),
+                reason: "the coordinator of the cut is gone".into(),
             });
         }
         state.held = Some(Arc::downgrade(held));

@@ -80,14 +80,14 @@ impl Lane {
         let _turn = self.ahead.enter();
         let volume = &member.target.volume_id;
         let source = self.host.stat(&member.source);
-        let source = source.doing(|| format!("look at the image of volume {volume}"))?;
+        let source = source.doing(|| format!("examine the image of volume {volume}"))?;
         let size = source.map_or(0, |source| source.size);
         let made = self.host.perform(&Effect::Allocate {
             path: &member.copy,
             size,
             reserve: false,
         });
-        made.doing(|| format!("lengthen the copy of volume {volume}"))?;
+        made.doing(|| format!("extend the copy of volume {volume}"))?;
         clone(&*self.host, member, |source, target| Effect::CloneAhead {
             source,
             target,
@@ -109,10 +109,9 @@ impl Lane {
             let member = &self.members[one.at];
             let volume = &member.target.volume_id;
             let agrees = self.host.agrees(&member.copy, &one.known);
-            if !agrees.doing(|| format!("look at the copy of volume {volume}"))? {
+            if !agrees.doing(|| format!("verify the copy of volume {volume}"))? {
                 done.lost.get_or_insert(format!(
-                    "blocks of volume {volume} or of its copy were moved meanwhile; is the pool \
-                     being defragmented?"
+                    "blocks of volume {volume} or of its copy were moved during the cut; is the pool being defragmented?"
                 ));
             }
         }
@@ -137,7 +136,7 @@ impl Lane {
                 Ok(true) => None,
                 Ok(false) => Some(thawed_early(volume)),
                 Err(error) => Some(format!(
-                    "nobody can say whether volume {volume} was still frozen: {}",
+                    "it is unknown whether volume {volume} was still frozen: {}",
                     chain(&error)
                 )),
             };
@@ -153,8 +152,7 @@ impl Lane {
 
 fn thawed_early(volume: &str) -> String {
     format!(
-        "the file system of volume {volume} was thawed before it was cut: by the end of \
-         freezeTimeout, the guard's end, or somebody else"
+        "the file system of volume {volume} was thawed before it was cut: freezeTimeout expired, the freeze guard exited, or another program thawed it"
     )
 }
 
@@ -169,7 +167,7 @@ pub(super) fn clone<'a>(
     match done.doing(|| format!("cut volume {volume}"))? {
         Done::Cloned(extents) => Ok(extents),
         Done::Plain | Done::Loop(_) | Done::Checked(_) | Done::Session(_) => Err(Error::Bug {
-            invariant: "a clone tells its extents".into(),
+            invariant: "a clone returns its number of extents".into(),
         }),
     }
 }

@@ -154,7 +154,7 @@ impl Local {
             }
             let Use::Mounted { fs, .. } = member.in_use else {
                 return Err(Error::Bug {
-                    invariant: "what is frozen is mounted".into(),
+                    invariant: "a frozen file system is mounted".into(),
                 });
             };
             members.push(FreezeMember {
@@ -201,7 +201,7 @@ impl Local {
         };
         for answer in lanes.all(step) {
             let thawed = answer.ok_or_else(|| Error::Bug {
-                invariant: "a clone ends without a panic".into(),
+                invariant: "no clone panics".into(),
             })??;
             sum.extents += thawed.extents;
             sum.lost = sum.lost.or(thawed.lost);
@@ -225,7 +225,7 @@ impl Local {
     fn sync(&self) -> Result<Duration> {
         let begun = Instant::now();
         if let Some(held) = &self.held {
-            held.sync().doing(|| "write volumes back".into())?;
+            held.sync().doing(|| "write back volumes".into())?;
         }
         Ok(begun.elapsed())
     }
@@ -277,7 +277,7 @@ impl Local {
     ) -> Result<()> {
         let volume = &member.target.volume_id;
         let extents = self.host.extent_count(&member.source);
-        let extents = extents.doing(|| format!("count the pieces of volume {volume}"))?;
+        let extents = extents.doing(|| format!("count the extents of volume {volume}"))?;
         self.check_extents(member, extents)?;
         let each = match way {
             Way::Quiet => return Ok(()),
@@ -298,8 +298,7 @@ impl Local {
             Some(most) => Err(Error::refused(
                 format!("volume {}", member.target.volume_id),
                 format!(
-                    "its image is in {extents} pieces, and the class allows {most} (maxExtents); \
-                     raise that, or copy the volume into a new one, which is in fewer"
+                    "its image has {extents} extents, but the class allows {most} (maxExtents); raise maxExtents, or copy the volume into a new one, which has fewer extents"
                 ),
             )),
         }
@@ -314,7 +313,7 @@ fn refusal(error: HostError) -> Error {
             reason: chain(&error),
         },
         Some(_) | None => Error::Host {
-            doing: "hand volumes to the guard".into(),
+            doing: "hand volumes over to the freeze guard".into(),
             source: error,
         },
     }
@@ -325,7 +324,7 @@ fn not_frozen(error: HostError) -> Error {
     match error.code() {
         Some(Errno::EBUSY) => Error::Busy {
             subject: "a volume of the cut".into(),
-            holder: format!("another program has frozen it: {}", chain(&error)),
+            holder: format!("another program froze it: {}", chain(&error)),
         },
         Some(_) | None => Error::CutLost {
             reason: format!("volumes could not be frozen: {}", chain(&error)),
@@ -367,8 +366,7 @@ impl Participant for Local {
             return Err(Error::refused(
                 "the group",
                 format!(
-                    "{} of its volumes are mounted on this node, and at most {MOST_MEMBERS} can \
-                     be frozen together; make smaller groups",
+                    "{} of its volumes are mounted on this node, but at most {MOST_MEMBERS} can be frozen together; create smaller groups",
                     self.roots.len()
                 ),
             ));
@@ -455,7 +453,7 @@ impl Participant for Local {
         match &self.held {
             Some(held) => held
                 .written()
-                .doing(|| "see that all was written back before the cut".into())?,
+                .doing(|| "verify that all data was written back before the cut".into())?,
             None => return Ok(()),
         }
         match self.all(Step::Check)?.lost {

@@ -147,8 +147,8 @@ mod tests {
         let error = pauses.check(&["a".into()], now).unwrap_err();
         assert_eq!(
             chain(&error),
-            "not tried again for 1800 s, after 41 failed calls, the last of them with: the cut \
-             is thrown away: reason 7"
+            "paused for 1800 s after 41 failed calls; the last error was: the cut was discarded: \
+             reason 7"
         );
         pauses.forget(&["a".into()]);
         assert!(pauses.check(&["a".into()], now).is_ok());

@@ -306,7 +306,7 @@ fn each_use_is_cut_in_its_own_way_and_gets_its_own_level() {
     let (level, reason) = level_of(&world, &[mounted("m")], Level::Crash);
     assert_eq!(
         (level, reason.as_str()),
-        (Level::Crash, "crash is what was asked for")
+        (Level::Crash, "crash was requested")
     );
     assert_eq!(
         world.log(),
@@ -317,7 +317,7 @@ fn each_use_is_cut_in_its_own_way_and_gets_its_own_level() {
     let idle = [member("idle", Use::Quiet), member("other", Use::Quiet)];
     let (level, reason) = level_of(&world, &idle, Level::Application);
     assert_eq!(level, Level::Filesystem);
-    assert!(reason.contains("nobody uses"), "{reason}");
+    assert!(reason.contains("not in use"), "{reason}");
     assert!(
         !world
             .log()
@@ -357,7 +357,7 @@ fn without_a_hook_application_is_refused_or_falls_back_as_the_class_says() {
     let outcome = attempt(&world.seams(), &[mounted("a")], Level::Application, &skips).unwrap();
     assert_eq!(outcome.level, Level::Filesystem);
     assert!(
-        outcome.reason.contains("skipped: db, web"),
+        outcome.reason.contains("skips them all: db, web"),
         "{}",
         outcome.reason
     );

@@ -83,7 +83,7 @@ pub fn tries<T>(
             Err(error) if is_failed_try(&error) => error,
             // Whatever stands still is in one moment already; no other try would find it thawed.
             Err(error @ Error::Busy { .. }) if disturbed.get() && subject.takes_crash(level) => {
-                why = format!("{level} was asked for: {}", chain(&error));
+                why = format!("{level} was requested: {}", chain(&error));
                 (level, failed) = (Level::Crash, 0);
                 continue;
             }
@@ -97,14 +97,14 @@ pub fn tries<T>(
             }
         };
         let name = subject.name;
-        tracing::warn!(name, level = %level, failed = failed + 1, error = %chain(&error), "a try of a cut has failed");
+        tracing::warn!(name, level = %level, failed = failed + 1, error = %chain(&error), "failed to cut");
         match parameters.on_quiesce_failure {
             _ if failed < parameters.retries => {
                 failed += 1;
                 wait(clock, parameters.retry_interval)?;
             }
             OnQuiesceFailure::Degrade(lower) if lower < level && is_quiesce_failure(&error) => {
-                why = format!("{level} was asked for: {}", chain(&error));
+                why = format!("{level} was requested: {}", chain(&error));
                 (level, failed) = (lower, 0);
             }
             OnQuiesceFailure::Degrade(_) | OnQuiesceFailure::Fail => {
@@ -326,7 +326,7 @@ mod tests {
         );
         let why = done.unwrap();
         assert!(
-            why.starts_with("application was asked for: hook db"),
+            why.starts_with("application was requested: hook db"),
             "{why}"
         );
     }

@@ -91,7 +91,10 @@ impl Client {
         let begun = Instant::now();
         loop {
             if let Some(status) = driver.ended() {
-                return Err(Failed::new(STEP, format!("the driver ended with {status}")));
+                return Err(Failed::new(
+                    STEP,
+                    format!("the driver exited with {status}"),
+                ));
             }
             let problem = match endpoint.connect().await {
                 Ok(channel) => {
@@ -104,7 +107,7 @@ impl Client {
                     };
                     match client.is_ready().await {
                         Ok(true) => return Ok(client),
-                        Ok(false) => "it isn't ready".to_string(),
+                        Ok(false) => "it is not ready".to_string(),
                         Err(failed) => failed.to_string(),
                     }
                 }

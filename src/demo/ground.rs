@@ -35,12 +35,12 @@ impl Ground {
         let host = LinuxHost::new(vec![base.to_path_buf()]);
         let space = host
             .space(base)
-            .map_err(|error| Failed::of("look for room", &error))?;
+            .map_err(|error| Failed::of("check the free space", &error))?;
         if space.available < NEEDED_BYTES {
             return Err(Failed::new(
-                "look for room",
+                "check the free space",
                 format!(
-                    "{} has {} free and {} are needed; give another folder with --dir",
+                    "{} has {} available, but {} are needed; give another directory with --dir",
                     base.display(),
                     Human(space.available),
                     Human(NEEDED_BYTES)
@@ -80,7 +80,8 @@ impl Ground {
 
     /// One hook, as an administrator would write it.
     fn config_text(&self) -> Result<String> {
-        let program = std::env::current_exe().map_err(|error| Failed::of("find myself", &error))?;
+        let program = std::env::current_exe()
+            .map_err(|error| Failed::of("find the program's own path", &error))?;
         let (program, signs) = (
             program.display().to_string(),
             self.signs().display().to_string(),
@@ -120,7 +121,7 @@ impl Ground {
     /// Makes it. What was made before an error is taken away by [`Ground::raze`].
     pub(super) fn raise(&mut self) -> Result<String> {
         let (image, pool) = (self.image_path(), self.pool());
-        let failed = |error: HostError| Failed::of("make the pool", &error);
+        let failed = |error: HostError| Failed::of("create the pool", &error);
         for path in [&self.folder, &self.callers(), &self.signs(), &pool] {
             self.act(&Effect::MakeDir { path }).map_err(failed)?;
         }
@@ -138,7 +139,7 @@ impl Ground {
         .map_err(failed)?;
         let stat = self.host.stat(&image).map_err(failed)?;
         let backing = stat
-            .ok_or_else(|| Failed::new("make the pool", "the image has gone"))?
+            .ok_or_else(|| Failed::new("create the pool", "the image has disappeared"))?
             .id;
         self.image = Some(backing);
         let attach = Effect::AttachLoop(LoopSpec {
@@ -149,7 +150,7 @@ impl Ground {
             read_only: false,
         });
         let Done::Loop(hold) = self.act(&attach).map_err(failed)? else {
-            return Err(Failed::new("make the pool", "no loop device came of it"));
+            return Err(Failed::new("create the pool", "no loop device was created"));
         };
         let device = hold.device();
         self.act(&Effect::Format {
@@ -203,7 +204,7 @@ impl Ground {
 
     #[expect(
         clippy::disallowed_methods,
-        reason = "the demo's own folder, with no mount in it"
+        reason = "the demo's own directory, with no mount in it"
     )]
     fn remove_folder(&self) {
         // Never into a file system that is mounted there.
@@ -211,7 +212,7 @@ impl Ground {
             && let Err(error) = std::fs::remove_dir_all(&self.folder)
             && error.kind() != std::io::ErrorKind::NotFound
         {
-            tracing::debug!(error = %chain(&error), "the folder stays");
+            tracing::debug!(error = %chain(&error), "failed to remove the directory of the demo");
         }
     }
 

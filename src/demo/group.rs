@@ -67,7 +67,7 @@ impl Group {
 
     pub(super) async fn play(&mut self, screen: &mut Screen, client: &mut Client) -> Result<()> {
         screen
-            .step(NAME, "three volumes, writers across them", async {
+            .step(NAME, "create three volumes and start writers", async {
                 for (kind, bytes) in KINDS {
                     let name = format!("demo-group-{}", kind.name());
                     let id = client.create(&name, Some(kind), bytes).await?;
@@ -83,7 +83,7 @@ impl Group {
             .await?;
         self.cut(screen, client).await?;
         screen
-            .step(NAME, "restore all three beside them", async {
+            .step(NAME, "restore all three snapshots", async {
                 let (_, snapshots) = self.group.clone().unwrap_or_default();
                 for ((kind, bytes), snapshot) in KINDS.into_iter().zip(snapshots) {
                     let name = format!("demo-restored-{}", kind.name());
@@ -96,13 +96,13 @@ impl Group {
             })
             .await?;
         screen
-            .step(NAME, "no write is out of order", async {
+            .step(NAME, "verify the order of writes", async {
                 tide::judge(&roots(&self.restored))
                     .map_err(|sentence| Failed::new("compare", sentence))
             })
             .await?;
         screen
-            .step(NAME, "take it all down, delete", async {
+            .step(NAME, "unpublish and delete all", async {
                 self.end(client).await?;
                 Ok(String::new())
             })
@@ -113,7 +113,7 @@ impl Group {
         screen
             .step(NAME, "quiesce, freeze, cut, thaw, release", async {
                 let Some(tide) = &self.tide else {
-                    return Err(Failed::new("cut", "nobody writes"));
+                    return Err(Failed::new("cut", "no writer is running"));
                 };
                 while tide.counts() < LEAST {
                     tokio::time::sleep(std::time::Duration::from_millis(1)).await;
@@ -127,7 +127,7 @@ impl Group {
                     tokio::time::sleep(std::time::Duration::from_millis(1)).await;
                 }
                 Ok(format!(
-                    "the writer stood still for {:.1} ms",
+                    "the writer was paused for {:.1} ms",
                     stall.as_secs_f64() * 1000.0
                 ))
             })
@@ -143,7 +143,8 @@ impl Group {
         };
         let parent = volume.target.parent().unwrap_or(&volume.target);
         for folder in [&volume.staging, parent] {
-            std::fs::create_dir_all(folder).map_err(|error| Failed::of("make folders", &error))?;
+            std::fs::create_dir_all(folder)
+                .map_err(|error| Failed::of("create directories", &error))?;
         }
         Ok(volume)
     }

@@ -37,7 +37,7 @@ fn processes_of(ground: &Ground) -> Vec<String> {
     let folder = ground.folder.display().to_string();
     let ours = [&b"serve"[..], b"guard", b"demo-hook"];
     let Ok(processes) = std::fs::read_dir("/proc") else {
-        return vec!["that can't be told: /proc can't be read".into()];
+        return vec!["unknown, because /proc cannot be read".into()];
     };
     processes
         .flatten()

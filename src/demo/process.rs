@@ -63,13 +63,16 @@ impl Process {
         while begun.elapsed() < PATIENCE {
             match self.ended() {
                 Some(status) if status.success() => return Ok(format!("{status}")),
-                Some(status) => return Err(Failed::new(STEP, format!("it ended with {status}"))),
+                Some(status) => return Err(Failed::new(STEP, format!("it exited with {status}"))),
                 None => tokio::time::sleep(POLL).await,
             }
         }
         Err(Failed::new(
             STEP,
-            format!("it didn't end in {} s and was killed", PATIENCE.as_secs()),
+            format!(
+                "it did not exit within {} s and was killed",
+                PATIENCE.as_secs()
+            ),
         ))
     }
 }

@@ -118,14 +118,14 @@ impl Trial {
             .await?;
         self.grow(screen, client).await?;
         screen
-            .step(label, "unpublish, unstage, and up again", async {
+            .step(label, "unpublish, unstage, publish again", async {
                 client.take_down(self.used()).await?;
                 client.bring_up(self.used()).await?;
                 Ok(String::new())
             })
             .await?;
         screen
-            .step(label, "compare with what was written", async {
+            .step(label, "compare with the written data", async {
                 let found = writer::checksum(&self.place(), WRITTEN);
                 let found = found.map_err(|error| Failed::of("read", &error))?;
                 if found != written {
@@ -140,9 +140,9 @@ impl Trial {
     }
 
     async fn grow(&self, screen: &mut Screen, client: &mut Client) -> Result<()> {
-        const DOING: &str = "grow while it is in use";
+        const DOING: &str = "grow while in use";
         if self.kind == Some(FsType::Ext4) && !has_sys_resource() {
-            let why = "ext4 grows online only with CAP_SYS_RESOURCE, which this process lacks";
+            let why = "growing a mounted ext4 needs CAP_SYS_RESOURCE, which this process lacks";
             screen.skip(self.label, DOING, why);
             return Ok(());
         }
@@ -195,7 +195,8 @@ impl Trial {
     fn make_folders(&self) -> Result<()> {
         let parent = self.target.parent().unwrap_or(&self.target);
         for folder in [&self.staging, parent] {
-            std::fs::create_dir_all(folder).map_err(|error| Failed::of("make folders", &error))?;
+            std::fs::create_dir_all(folder)
+                .map_err(|error| Failed::of("create directories", &error))?;
         }
         Ok(())
     }

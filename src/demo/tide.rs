@@ -150,7 +150,7 @@ pub(super) fn judge(roots: &[PathBuf]) -> std::result::Result<String, String> {
         for root in roots {
             let bytes =
                 std::fs::read(root.join(name(writer))).map_err(|error| error.to_string())?;
-            let bytes = bytes.try_into().map_err(|_| "a counter was cut short")?;
+            let bytes = bytes.try_into().map_err(|_| "a counter is truncated")?;
             counts.push(u64::from_le_bytes(bytes));
         }
         let ordered = counts.windows(2).all(|pair| pair[0] >= pair[1]);

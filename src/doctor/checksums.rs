@@ -20,7 +20,7 @@ pub(super) fn check(
     }
     let subject = format!("{}: checksums", subject(pool));
     if images.in_place {
-        let found = "new images are written in place, without checksums of btrfs";
+        let found = "new images are written in place, without btrfs checksums";
         return Some(Check::ok(subject, found));
     }
     let elsewhere = "move its volumes to a new pool, whose images are written in place";
@@ -28,12 +28,12 @@ pub(super) fn check(
     Some(match buffers {
         true => Check::warn(
             subject,
-            "btrfs keeps checksums of its images: the kernel buffers their direct I/O, which is slower",
+            "btrfs keeps checksums of the images, so the kernel uses buffered instead of direct I/O, which is slower",
             elsewhere,
         ),
         false => Check::warn(
             subject,
-            "btrfs keeps checksums of its images, and before Linux 6.15 direct I/O may leave one wrong: after a power loss, or in a snapshot of level crash, that block is an I/O error",
+            "btrfs keeps checksums of the images, and before Linux 6.15 direct I/O may leave a wrong checksum: after a power loss, or in a snapshot of level crash, reading that block fails with an I/O error",
             format!("boot Linux 6.15 or newer, or {elsewhere}"),
         ),
     })

@@ -35,14 +35,14 @@ pub(super) fn examine(host: &dyn Host, freezer: &dyn Freezer, patient: &Patient)
 /// The folder of the journal: not on what may be frozen, best on what a boot empties.
 fn state_dir(host: &dyn Host, patient: &Patient) -> Check {
     let path = &patient.state_dir;
-    let subject = format!("state dir {}", path.display());
+    let subject = format!("state directory {}", path.display());
     let on_a_pool = patient.pools.iter().find(|pool| match &pool.place {
         PoolPlace::File { path: folder } => path.starts_with(folder),
         PoolPlace::Memory => false,
     });
-    let elsewhere = "give another with --state-dir, such as /run/slackwater/state";
+    let elsewhere = "give another directory with --state-dir, such as /run/slackwater/state";
     if let Some(pool) = on_a_pool {
-        let found = format!("it lies on pool {}", pool.name);
+        let found = format!("it is on pool {}", pool.name);
         return Check::fail(subject, found, elsewhere);
     }
     let mut there = None;
@@ -62,17 +62,17 @@ fn state_dir(host: &dyn Host, patient: &Patient) -> Check {
     }
     let made = match there {
         Some(folder) if folder == path => "",
-        Some(_) | None => ", not made yet",
+        Some(_) | None => " (not created yet)",
     };
     match host.ground(there.unwrap_or(path)) {
         Ok(ground) if FORGETFUL.contains(&ground.fs_name.as_str()) => Check::ok(
             subject,
-            format!("on {}, as it should be{made}", ground.fs_name),
+            format!("on {}, as recommended{made}", ground.fs_name),
         ),
         Ok(ground) => Check::warn(
             subject,
             format!(
-                "on {}: the journal of freezes outlives the boot that they end with{made}",
+                "on {}: the freeze journal survives a reboot, but the freezes do not{made}",
                 ground.fs_name
             ),
             "put it on a tmpfs, such as /run",
@@ -82,7 +82,7 @@ fn state_dir(host: &dyn Host, patient: &Patient) -> Check {
 }
 
 fn trial(host: &dyn Host, freezer: &dyn Freezer, patient: &Patient) -> Check {
-    let fix = "see what is said of rights, programs and loop devices; until then snapshots of mounted volumes need consistency: crash";
+    let fix = "see the checks of privileges, programs and loop devices; until this works, snapshots of mounted volumes need consistency: crash";
     let not_tried = |why: &str| Check::warn("freeze", format!("not tried: {why}"), fix);
     match kernel::may_mount(host) {
         Some(true) => {}
@@ -101,12 +101,12 @@ fn trial(host: &dyn Host, freezer: &dyn Freezer, patient: &Patient) -> Check {
     match frozen {
         Ok(true) => Check::ok(
             "freeze",
-            "a throw-away ext4 was frozen and thawed by the guard",
+            "the freeze guard froze and thawed a temporary ext4 file system",
         ),
         Ok(false) => Check::warn(
             "freeze",
-            "a throw-away ext4 was thawed early by somebody else",
-            "find the program that thaws what it did not freeze: cuts are thrown away because of it",
+            "another program thawed a temporary ext4 file system early",
+            "find the program that thaws file systems it did not freeze; cuts are discarded because of it",
         ),
         Err(error) => Check::warn("freeze", chain(&error), fix),
     }

@@ -15,10 +15,14 @@ const SCRATCH_BYTES: u64 = 16 << 20;
 
 /// Program, Debian package, what for.
 const PROGRAMS: [(&str, &str, &str); 4] = [
-    ("blkid", "util-linux", "reading what is on a volume"),
-    ("mkfs.ext4", "e2fsprogs", "ext4 volumes"),
-    ("mkfs.xfs", "xfsprogs", "xfs volumes"),
-    ("mkfs.btrfs", "btrfs-progs", "btrfs volumes"),
+    (
+        "blkid",
+        "util-linux",
+        "the contents of volumes cannot be detected",
+    ),
+    ("mkfs.ext4", "e2fsprogs", "ext4 volumes cannot be used"),
+    ("mkfs.xfs", "xfsprogs", "xfs volumes cannot be used"),
+    ("mkfs.btrfs", "btrfs-progs", "btrfs volumes cannot be used"),
 ];
 
 pub(super) fn examine(host: &dyn Host, patient: &Patient) -> Vec<Check> {
@@ -61,15 +65,15 @@ fn kernel(release: &str) -> Check {
     let Some(found) = numbers(release) else {
         return Check::warn(
             "kernel",
-            "its release can't be told",
-            "5.12 or newer is needed",
+            "its release is unknown",
+            "Linux 5.12 or newer is needed",
         );
     };
     if found < OLDEST_KERNEL {
         return Check::fail(
             "kernel",
             format!("{release} has no mount_setattr"),
-            "boot 5.12 or newer",
+            "boot Linux 5.12 or newer",
         );
     }
     Check::ok("kernel", release)
@@ -86,28 +90,34 @@ pub fn effective_capabilities(status: &str) -> Option<u64> {
 fn capabilities(status: &str) -> Vec<Check> {
     let Some(effective) = effective_capabilities(status) else {
         return vec![Check::warn(
-            "rights",
-            "the capabilities of this process can't be told",
+            "privileges",
+            "the capabilities of this process are unknown",
             "run it as root",
         )];
     };
     let has = |bit: u32| effective & (1 << bit) != 0;
     vec![
         if has(CAP_SYS_ADMIN) {
-            Check::ok("rights", "CAP_SYS_ADMIN: mounts and loop devices")
+            Check::ok(
+                "privileges",
+                "CAP_SYS_ADMIN: mounts and loop devices are possible",
+            )
         } else {
             Check::fail(
-                "rights",
-                "without CAP_SYS_ADMIN there are no mounts and no loop devices",
-                "run it as root, in a container as privileged",
+                "privileges",
+                "without CAP_SYS_ADMIN, mounts and loop devices are not possible",
+                "run it as root; in a container, as privileged",
             )
         },
         if has(CAP_SYS_RESOURCE) {
-            Check::ok("rights", "CAP_SYS_RESOURCE: ext4 grows while it's mounted")
+            Check::ok(
+                "privileges",
+                "CAP_SYS_RESOURCE: mounted ext4 file systems can grow",
+            )
         } else {
             Check::warn(
-                "rights",
-                "without CAP_SYS_RESOURCE ext4 volumes can't grow while they're mounted",
+                "privileges",
+                "without CAP_SYS_RESOURCE, mounted ext4 volumes cannot grow",
                 "add the capability; xfs and btrfs grow without it",
             )
         },
@@ -117,7 +127,7 @@ fn capabilities(status: &str) -> Vec<Check> {
 /// Whether a freeze takes a millisecond (ADR 0028).
 fn grace_periods(expedited: &str, normal: &str, mountinfo: &str) -> Check {
     let subject = "grace periods";
-    let long = "each freeze stops writers for some 25 ms more";
+    let long = "each freeze blocks writers for about 25 ms longer";
     let on = |text: &str| !matches!(text.trim(), "" | "0");
     let is_sys = |line: &&str| line.split(' ').nth(4) == Some("/sys");
     let is_read_only = |line: &str| {
@@ -125,17 +135,18 @@ fn grace_periods(expedited: &str, normal: &str, mountinfo: &str) -> Check {
         options.split(',').any(|option| option == "ro")
     };
     if on(normal) {
-        let found = format!("normal, as /sys/kernel/rcu_normal says: {long}");
+        let found = format!("normal, as set by /sys/kernel/rcu_normal: {long}");
         return Check::ok(subject, found);
     }
     let found = if expedited.trim().is_empty() {
-        "there is no /sys/kernel/rcu_expedited"
+        "/sys/kernel/rcu_expedited does not exist"
     } else if mountinfo.lines().rfind(is_sys).is_some_and(is_read_only) {
         "/sys is read-only"
     } else {
-        return Check::ok(subject, "expedited while something is frozen");
+        return Check::ok(subject, "expedited while a file system is frozen");
     };
-    let fix = "give the guard a /sys that it may write: as root, in a container as privileged";
+    let fix =
+        "give the freeze guard a writable /sys: run it as root; in a container, as privileged";
     Check::warn(subject, format!("{found}: {long}"), fix)
 }
 
@@ -173,13 +184,13 @@ fn programs(host: &dyn Host, folders: &[PathBuf]) -> Vec<Check> {
         });
     }
     let lvm = if is_there("lvm") {
-        "is there"
+        "found"
     } else {
-        "is not there"
+        "not found"
     };
     checks.push(Check::ok(
         "LVM",
-        format!("{lvm}, and not used by this release"),
+        format!("{lvm}; this release does not use it"),
     ));
     checks
 }
@@ -189,7 +200,7 @@ fn loop_control(host: &dyn Host) -> Check {
         Ok(Some(_)) => Check::ok("loop control", "/dev/loop-control"),
         Ok(None) => Check::fail(
             "loop control",
-            "there is no /dev/loop-control",
+            "/dev/loop-control does not exist",
             "modprobe loop; in a container, mount the host's /dev",
         ),
         Err(error) => Check::fail("loop control", chain(&error), "modprobe loop"),
@@ -198,7 +209,7 @@ fn loop_control(host: &dyn Host) -> Check {
 
 fn loops(host: &dyn Host) -> Check {
     match host.loops() {
-        Ok(loops) => Check::ok("loop devices", format!("{} attached now", loops.len())),
+        Ok(loops) => Check::ok("loop devices", format!("{} attached", loops.len())),
         Err(error) => Check::fail(
             "loop devices",
             chain(&error),
@@ -212,24 +223,24 @@ fn allowed_path(host: &dyn Host, path: &Path, mountinfo: &str) -> Check {
     let subject = format!("allowed path {}", path.display());
     match host.stat(path) {
         Ok(Some(stat)) if stat.kind == FileKind::Dir => {}
-        Ok(Some(_)) => return Check::fail(subject, "is no folder", "give a folder"),
+        Ok(Some(_)) => return Check::fail(subject, "is not a directory", "give a directory"),
         Ok(None) => {
             return Check::warn(
                 subject,
                 "does not exist",
-                "make it, or give another with --allowed-path",
+                "create it, or give another directory with --allowed-path",
             );
         }
-        Err(error) => return Check::fail(subject, chain(&error), "let root read it"),
+        Err(error) => return Check::fail(subject, chain(&error), "make it readable for root"),
     }
     match is_shared(mountinfo, path) {
-        Some(true) => Check::ok(subject, "mounts made in it are seen outside (shared)"),
+        Some(true) => Check::ok(subject, "mounts below it are visible on the host (shared)"),
         Some(false) => Check::warn(
             subject,
-            "mounts made in it stay in this mount namespace",
-            "in a pod, mountPropagation: Bidirectional; else mount --make-rshared",
+            "mounts below it stay in this mount namespace",
+            "in a pod, set mountPropagation: Bidirectional; otherwise run mount --make-rshared",
         ),
-        None => Check::warn(subject, "its mount can't be told", "mount /proc"),
+        None => Check::warn(subject, "its mount is unknown", "mount /proc"),
     }
 }
 
@@ -268,7 +279,7 @@ fn attach(host: &dyn Host, image: &Path, sector: u32) -> Result<LoopStatus, Host
         size: SCRATCH_BYTES,
         reserve: false,
     })?;
-    let gone = || HostError::unexpected("stat", image, "the scratch image has gone");
+    let gone = || HostError::unexpected("stat", image, "the temporary image has disappeared");
     let backing = host.stat(image)?.ok_or_else(gone)?.id;
     let done = host.perform(&Effect::AttachLoop(LoopSpec {
         image,
@@ -281,7 +292,7 @@ fn attach(host: &dyn Host, image: &Path, sector: u32) -> Result<LoopStatus, Host
         return Err(HostError::unexpected(
             "attach",
             image,
-            "no loop device came of it",
+            "no loop device was created",
         ));
     };
     let status = host

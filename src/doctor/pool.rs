@@ -24,7 +24,7 @@ pub(super) fn examine(host: &dyn Host, patient: &Patient) -> Vec<Check> {
             checks.push(Check::fail(
                 "node record",
                 chain(&error),
-                "restore the file, or remove it: pools bring their home along",
+                "restore the file, or remove it: pools store the home as well",
             ));
             NodeRecord::default()
         }
@@ -33,7 +33,10 @@ pub(super) fn examine(host: &dyn Host, patient: &Patient) -> Vec<Check> {
         match &pool.place {
             PoolPlace::File { path } => checks.extend(file_pool(host, &node, pool, path)),
             PoolPlace::Memory => {
-                checks.push(Check::ok(subject(pool), "simulated, gone with the process"));
+                checks.push(Check::ok(
+                    subject(pool),
+                    "simulated; it does not outlive its process",
+                ));
             }
         }
     }
@@ -45,18 +48,18 @@ pub(super) fn examine(host: &dyn Host, patient: &Patient) -> Vec<Check> {
             checks.push(Check::warn(
                 format!("pool {}", known.name),
                 format!(
-                    "this machine had it at {}, and it isn't configured",
+                    "this machine had it at {}, but it is not configured",
                     known.place
                 ),
-                format!("configure it, or end it: slackwater pool forget {id}"),
+                format!("configure it, or forget it: slackwater pool forget {id}"),
             ));
         }
     }
     if patient.pools.is_empty() {
         checks.push(Check::warn(
             "pools",
-            "none is given",
-            "give --pool NAME=file:/path, or --config FILE, to have them looked at",
+            "no pool was given",
+            "give --pool NAME=file:/path or --config FILE to check pools",
         ));
     }
     checks
@@ -75,7 +78,7 @@ fn file_pool(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &P
             return vec![Check::fail(
                 subject,
                 chain(&error),
-                "see to the disk, or restore pool.json",
+                "check the disk, or restore pool.json",
             )];
         }
     };
@@ -83,7 +86,11 @@ fn file_pool(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &P
         pool_make::Found::Pool(record) => record,
         pool_make::Found::Foreign(what) => {
             let error = pool_make::not_blank(path, &what);
-            return vec![Check::fail(subject, chain(&error), "give another folder")];
+            return vec![Check::fail(
+                subject,
+                chain(&error),
+                "give another directory",
+            )];
         }
         pool_make::Found::Image(record) => return vec![unmounted_image(pool, path, &record)],
         pool_make::Found::Blank | pool_make::Found::Missing => {
@@ -110,18 +117,18 @@ fn file_pool(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &P
 fn unmounted_image(pool: &PoolDefinition, path: &Path, record: &ImageRecord) -> Check {
     let subject = format!("{}: image", subject(pool));
     if let Err(error) = pool_image::check_kind(pool, &pool_make::Found::Image(record.clone())) {
-        return Check::fail(subject, chain(&error), "see the definition");
+        return Check::fail(subject, chain(&error), "correct the definition");
     }
     if !record.formatted.complete {
         return Check::ok(
             subject,
-            "it was begun, and is made to its end by pool init or serve",
+            "its creation was interrupted; pool init or serve completes it",
         );
     }
     Check::ok(
         subject,
         format!(
-            "{} reserved in {}, not mounted here: look again while it's served, where it's served",
+            "{} reserved in {}, not mounted here: run doctor while the pool is served, in the mount namespace of its driver",
             Human(record.size),
             path.display()
         ),
@@ -134,10 +141,14 @@ fn image(host: &dyn Host, pool: &PoolDefinition, outer: &Path) -> Option<Check> 
     let found = match pool_make::look(host, outer) {
         Ok(pool_make::Found::Image(record)) => record,
         Ok(_) => return None,
-        Err(error) => return Some(Check::fail(subject, chain(&error), "see to the disk")),
+        Err(error) => return Some(Check::fail(subject, chain(&error), "check the disk")),
     };
     if let Err(error) = pool_image::check_kind(pool, &pool_make::Found::Image(found.clone())) {
-        return Some(Check::fail(subject, chain(&error), "see the definition"));
+        return Some(Check::fail(
+            subject,
+            chain(&error),
+            "correct the definition",
+        ));
     }
     let file = host
         .stat(&outer.join(pool_image::IMAGE_FILE))
@@ -148,24 +159,24 @@ fn image(host: &dyn Host, pool: &PoolDefinition, outer: &Path) -> Option<Check> 
         return Some(Check::warn(
             subject,
             format!(
-                "{} of its {} are reserved: the disk can run full beneath it",
+                "only {} of its {} are reserved: writes can fail when the disk is full",
                 Human(reserved),
                 Human(found.size)
             ),
-            "somebody has punched holes into pool.img: keep the disk from filling up, and move the volumes to a new pool",
+            "another program punched holes into pool.img: keep the disk from filling up, and move the volumes to a new pool",
         ));
     }
     let wanted = pool.image.unwrap_or(found.size);
     if wanted > found.size {
         return Some(Check::warn(
             subject,
-            format!("{}, and {} are asked for", Human(found.size), Human(wanted)),
-            "restart the driver, and see its log if that doesn't help",
+            format!("{}, but {} are requested", Human(found.size), Human(wanted)),
+            "restart the driver; if that does not help, see its log",
         ));
     }
     Some(Check::ok(
         subject,
-        format!("{} of xfs, all of it reserved", Human(found.size)),
+        format!("{} of xfs, fully reserved", Human(found.size)),
     ))
 }
 
@@ -175,10 +186,10 @@ fn not_made(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &Pa
         return Check::fail(
             subject,
             format!(
-                "{} is blank, but this machine had it as {id}",
+                "{} is empty, but this machine had pool {id} there",
                 path.display()
             ),
-            format!("mount its disk; if it won't come back: slackwater pool forget {id}"),
+            format!("mount its disk; if it is permanently gone: slackwater pool forget {id}"),
         );
     }
     let nearest = path
@@ -190,22 +201,22 @@ fn not_made(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &Pa
         None => pool_make::check_ground(host, nearest),
     };
     if let Err(error) = checked {
-        return Check::fail(subject, chain(&error), "give another folder");
+        return Check::fail(subject, chain(&error), "give another directory");
     }
     if pool.init {
         if let Some(missing) = mount(host, pool, path) {
-            let fix = "mount its disk, or say mount=any in its definition if it is to share a file system";
+            let fix = "mount its disk, or set mount=any in its definition if the pool is meant to share a file system";
             return Check::fail(
                 subject,
-                format!("{}, so serve makes no pool there", missing.found),
+                format!("{}, so serve does not create a pool there", missing.found),
                 fix,
             );
         }
-        return Check::ok(subject, "not made yet; serve makes it (init)");
+        return Check::ok(subject, "not created yet; serve creates it (init)");
     }
     Check::fail(
         subject,
-        format!("no pool was made at {} yet", path.display()),
+        format!("no pool was created at {} yet", path.display()),
         format!("slackwater pool init {}", pool.plainly()),
     )
 }
@@ -215,9 +226,12 @@ fn identity(node: &NodeRecord, pool: &PoolDefinition, record: &PoolRecord) -> Ve
     let mut checks = vec![match node.home {
         Some(home) if home != record.home => Check::fail(
             &subject,
-            format!("its home is {}, this machine's is {home}", record.home),
             format!(
-                "if it is to stay here: slackwater pool adopt {}",
+                "its home is {}, but the home of this machine is {home}",
+                record.home
+            ),
+            format!(
+                "if it is meant to stay here: slackwater pool adopt {}",
                 pool.plainly()
             ),
         ),
@@ -225,7 +239,7 @@ fn identity(node: &NodeRecord, pool: &PoolDefinition, record: &PoolRecord) -> Ve
         None => Check::ok(
             &subject,
             format!(
-                "{}, home {}; this machine takes it at the first start",
+                "{}, home {}; this machine takes over this home at the first start",
                 record.id, record.home
             ),
         ),
@@ -233,15 +247,15 @@ fn identity(node: &NodeRecord, pool: &PoolDefinition, record: &PoolRecord) -> Ve
     if node.forgotten.contains_key(&record.id) {
         checks.push(Check::warn(
             &subject,
-            "it was forgotten, and is there again",
-            "slackwater pool adopt, or take it out of the configuration",
+            "it was forgotten, but it is present again",
+            "run slackwater pool adopt, or remove it from the configuration",
         ));
     }
     if let Some(other) = pool_admin::known_as(node, pool).filter(|id| *id != record.id) {
         checks.push(Check::warn(
             &subject,
-            format!("this machine had another pool of this name or at this place, {other}"),
-            format!("mount its disk elsewhere, or end it: slackwater pool forget {other}"),
+            format!("this machine had another pool with this name or path, {other}"),
+            format!("mount the disk of that pool elsewhere, or forget it: slackwater pool forget {other}"),
         ));
     }
     checks
@@ -256,29 +270,29 @@ fn mount(host: &dyn Host, pool: &PoolDefinition, outer: &Path) -> Option<Check> 
     match pool_ground::without_mount(host, outer) {
         Ok(None) => None,
         Ok(Some(what)) => {
-            let fix = "if that is meant, say mount=any in its definition; else move its volumes to a disk of its own";
+            let fix = "if this is intended, set mount=any in its definition; otherwise move its volumes to a separate disk";
             Some(Check::warn(subject, what, fix))
         }
-        Err(error) => Some(Check::fail(subject, chain(&error), "see to the disk")),
+        Err(error) => Some(Check::fail(subject, chain(&error), "check the disk")),
     }
 }
 
 fn ground(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Vec<Check> {
-    let subject = format!("{}: ground", subject(pool));
+    let subject = format!("{}: file system", subject(pool));
     let (warnings, fs) = match (pool_make::check_ground(host, path), host.ground(path)) {
         (Ok(warnings), Ok(fs)) => (warnings, fs),
         (Err(error), _) => return vec![Check::fail(subject, chain(&error), "move the pool")],
-        (_, Err(error)) => return vec![Check::fail(subject, chain(&error), "see to the disk")],
+        (_, Err(error)) => return vec![Check::fail(subject, chain(&error), "check the disk")],
     };
     let mut checks: Vec<Check> = warnings
         .into_iter()
-        .map(|warning| Check::warn(&subject, warning, "fine for trying it out"))
+        .map(|warning| Check::warn(&subject, warning, "suitable for tests only"))
         .collect();
     if checks.is_empty() {
         checks.push(Check::ok(
             &subject,
             format!(
-                "{} mounted at {}, blocks of {}",
+                "{} mounted at {}, block size {}",
                 fs.fs_name,
                 fs.mount_point.display(),
                 fs.sector
@@ -288,7 +302,7 @@ fn ground(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Vec<Check> {
     checks.push(snapshots(pool, &fs));
     match host.ground(&path.join(VOLUMES)) {
         Ok(images) => checks.extend(checksums::check(pool, &images, kernel::version(host))),
-        Err(error) => checks.push(Check::fail(subject, chain(&error), "see to the disk")),
+        Err(error) => checks.push(Check::fail(subject, chain(&error), "check the disk")),
     }
     checks
 }
@@ -300,7 +314,7 @@ fn snapshots(pool: &PoolDefinition, ground: &Ground) -> Check {
         None => Check::ok(
             subject,
             format!(
-                "this {} shares blocks between files: they take no copy, also of volumes in use",
+                "this {} shares blocks between files: snapshots need no copy, also of volumes in use",
                 ground.fs_name
             ),
         ),
@@ -309,17 +323,17 @@ fn snapshots(pool: &PoolDefinition, ground: &Ground) -> Check {
 }
 
 fn room(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Check {
-    let subject = format!("{}: room", subject(pool));
+    let subject = format!("{}: space", subject(pool));
     match host.space(path) {
         Ok(space) => {
             let found = format!("{} of {} free", Human(space.available), Human(space.total));
             if space.available < space.total / 100 * LITTLE_ROOM_PERCENT {
-                Check::warn(subject, found, "delete volumes, or grow the file system")
+                Check::warn(subject, found, "delete volumes, or enlarge the file system")
             } else {
                 Check::ok(subject, found)
             }
         }
-        Err(error) => Check::fail(subject, chain(&error), "see to the disk"),
+        Err(error) => Check::fail(subject, chain(&error), "check the disk"),
     }
 }
 
@@ -327,16 +341,16 @@ fn scratch(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Check {
     let subject = format!("{}: loop device", subject(pool));
     let sector = host.ground(path).map_or(512, |ground| ground.sector);
     match kernel::try_loop(host, path, sector) {
-        Ok(status) if status.direct_io => Check::ok(subject, "a scratch image has direct I/O"),
+        Ok(status) if status.direct_io => Check::ok(subject, "a temporary image uses direct I/O"),
         Ok(_) => Check::warn(
             subject,
-            "a scratch image has buffered I/O: its pages are cached twice",
-            "put the pool on a file system with direct I/O",
+            "a temporary image uses buffered I/O: its pages are cached twice",
+            "put the pool on a file system that supports direct I/O",
         ),
         Err(error) => Check::fail(
             subject,
-            format!("a scratch image can't be attached: {}", chain(&error)),
-            "see what is said of rights and loop devices",
+            format!("a temporary image cannot be attached: {}", chain(&error)),
+            "see the checks of privileges and loop devices",
         ),
     }
 }
@@ -354,7 +368,7 @@ fn server(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Check {
         subject,
         match holder {
             Some(process) => format!("served by process {process}"),
-            None => "no process that can be seen from here serves it".into(),
+            None => "no process that is visible from here serves it".into(),
         },
     )
 }
@@ -387,18 +401,18 @@ fn records(host: &dyn Host, pool: &PoolDefinition, path: &Path, record: &PoolRec
             let (volumes, snapshots) = (found.volumes.len(), found.snapshots.len());
             let count = Check::ok(
                 &subject,
-                format!("{volumes} of volumes and {snapshots} of snapshots in order"),
+                format!("{volumes} volume records and {snapshots} snapshot records are valid"),
             );
             let damaged = found.damaged.into_iter().map(|damaged| {
                 Check::warn(
                     &subject,
                     format!("{}: {}", damaged.path.display(), damaged.problem),
-                    "restore record.json; the image beside it is untouched",
+                    "restore record.json; the image in the same directory is untouched",
                 )
             });
             std::iter::once(count).chain(damaged).collect()
         }
-        Err(error) => vec![Check::fail(subject, chain(&error), "see to the disk")],
+        Err(error) => vec![Check::fail(subject, chain(&error), "check the disk")],
     }
 }
 

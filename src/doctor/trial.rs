@@ -30,24 +30,22 @@ fn trial(host: &dyn Host, patient: &Patient, fs: FsType) -> Check {
         |why: String, fix: &str| Check::warn(fs.name(), format!("not tried: {why}"), fix);
     if kernel::may_mount(host) != Some(true) {
         let why = "it needs CAP_SYS_ADMIN".into();
-        return not_tried(why, "run it as root, in a container as privileged");
+        return not_tried(why, "run it as root; in a container, as privileged");
     }
     if !kernel::is_there(host, &patient.programs, &program) {
-        let fix = format!("without it there are no {fs} volumes; see what is said of programs");
+        let fix = format!("without it there are no {fs} volumes; see the check of programs");
         return not_tried(format!("{program} is missing"), &fix);
     }
     // Each in its own: what one can't take away is not the next one's.
     let mut folder = patient.trial_dir.clone().into_os_string();
     folder.push(format!("-{fs}"));
     match on_mounted(host, Path::new(&folder), fs, |_| Ok(()), || {}) {
-        Ok(()) => Check::ok(fs.name(), "a throw-away one was made and mounted"),
+        Ok(()) => Check::ok(fs.name(), "a temporary file system was created and mounted"),
         Err(error) => Check::warn(
             fs.name(),
             chain(&error),
             format!(
-                "no {fs} volume can be used on this node until that is mended: give it a kernel \
-                 with {fs} (modprobe {fs}) that mounts what {program} makes, or keep {fs} volumes \
-                 on other nodes"
+                "no {fs} volume can be used on this node until this is fixed: use a kernel with {fs} (modprobe {fs}) that mounts what {program} creates, or keep {fs} volumes on other nodes"
             ),
         ),
     }
@@ -94,7 +92,7 @@ fn remove(host: &dyn Host, folder: &Path) -> Result<()> {
 }
 
 fn doing() -> String {
-    "try a throw-away file system".into()
+    "try a temporary file system".into()
 }
 
 fn perform(host: &dyn Host, effect: &Effect<'_>) -> Result<()> {
@@ -145,7 +143,7 @@ fn scratch(host: &dyn Host, image: &Path, size: u64) -> Result<FileStat> {
         reserve: false,
     };
     perform(host, &allocate)?;
-    let gone = || Error::refused(image.display(), "the scratch image has gone");
+    let gone = || Error::refused(image.display(), "the temporary image has disappeared");
     host.stat(image).doing(doing)?.ok_or_else(gone)
 }
 
@@ -168,7 +166,7 @@ fn on_image<T>(
     };
     let Done::Loop(hold) = host.perform(&Effect::AttachLoop(spec)).doing(doing)? else {
         return Err(Error::Bug {
-            invariant: "AttachLoop gives a loop device".into(),
+            invariant: "AttachLoop returns a loop device".into(),
         });
     };
     let device = hold.device();

@@ -26,10 +26,13 @@ pub(super) fn examine(host: &dyn Host) -> Option<Check> {
         .map(|folder| Path::new(folder).join(RULE))
         .find(|rule| is_there(rule));
     Some(match found {
-        Some(rule) => Check::ok("udev", format!("ignores volumes, by {}", rule.display())),
+        Some(rule) => Check::ok(
+            "udev",
+            format!("ignores volumes, because of {}", rule.display()),
+        ),
         None => Check::warn(
             "udev",
-            "it probes what tenants write to their volumes: labels get links in /dev/disk, LVM, md and btrfs may take part",
+            "it probes data that tenants write to their volumes: labels get links in /dev/disk, and LVM, md and btrfs may activate devices found on volumes",
             format!(
                 "copy deploy/chart/files/{RULE} to /etc/udev/rules.d (in the chart: udevRule.install)"
             ),

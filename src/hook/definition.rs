@@ -88,7 +88,7 @@ impl HookDefinition {
             .is_some_and(|user| user.is_empty() || has_control(user))
         {
             return Err(problem(
-                "user is empty or has a control character in it".into(),
+                "user is empty or contains a control character".into(),
             ));
         }
         let whose = whose(parts.volume.as_deref(), parts.pvc.as_deref()).map_err(problem)?;
@@ -140,7 +140,7 @@ fn check_name(name: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "hook: name {name:?} is not one; give 1 to 63 letters, digits, '-', '.' and '_'"
+        "hook: name {name:?} is not valid; give 1 to 63 letters, digits, '-', '.' and '_'"
     ))
 }
 
@@ -152,18 +152,18 @@ fn check_command(command: &[String]) -> Result<(), String> {
     let is_plain = path.components().all(|part| part != Component::ParentDir);
     if !path.is_absolute() || !is_plain || path.file_name().is_none() {
         return Err(format!(
-            "command begins with {program:?}; give the program's absolute path, without \"..\""
+            "command starts with {program:?}; give the absolute path of the program, without \"..\""
         ));
     }
     if command.iter().any(|word| word.contains('\0')) {
-        return Err("command has a zero byte in it".into());
+        return Err("command contains a zero byte".into());
     }
     Ok(())
 }
 
 fn whose(volume: Option<&str>, pvc: Option<&str>) -> Result<Whose, String> {
     match (volume, pvc) {
-        (Some(""), None) => Err("volume is empty; give a pattern of ids, or \"*\"".into()),
+        (Some(""), None) => Err("volume is empty; give a pattern of IDs, or \"*\"".into()),
         (Some(glob), None) => Ok(Whose::Volume(Glob::new(glob))),
         (None, Some(pvc)) => match pvc.split_once('/') {
             Some((namespace, name))
@@ -178,11 +178,12 @@ fn whose(volume: Option<&str>, pvc: Option<&str>) -> Result<Whose, String> {
                 })
             }
             Some(_) | None => Err(format!(
-                "pvc {pvc:?} is not NAMESPACE/PATTERN; give one namespace as it is, and a name \
-                 in which '*' and '?' may stand"
+                "pvc {pvc:?} is not NAMESPACE/PATTERN; give a namespace without wildcards, and a name that may contain '*' and '?'"
             )),
         },
-        (None, None) => Err("neither volume nor pvc says whose it is; give one of them".into()),
+        (None, None) => {
+            Err("neither volume nor pvc selects the hook's volumes; give one of them".into())
+        }
         (Some(_), Some(_)) => Err("both volume and pvc are given; give one of them".into()),
     }
 }
@@ -195,7 +196,7 @@ pub(super) fn timeout(text: Option<&str>) -> Result<Duration, String> {
     let parsed = parse_duration(text).filter(|timeout| *timeout <= MOST_TIMEOUT);
     parsed.ok_or_else(|| {
         format!(
-            "timeout {text:?} is not one; give a time such as \"30s\", at most {}s",
+            "timeout {text:?} is not valid; give a duration such as \"30s\", at most {}s",
             MOST_TIMEOUT.as_secs()
         )
     })

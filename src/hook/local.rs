@@ -41,7 +41,7 @@ impl LocalHooks {
     fn find(&self, name: &str) -> Result<(&HookDefinition, Option<Account>)> {
         let hook = self.hooks.iter().find(|hook| hook.name == name);
         let hook = hook.ok_or_else(|| Error::Bug {
-            invariant: format!("hook {name} is one of those that were found"),
+            invariant: format!("hook {name} is one of the selected hooks"),
         })?;
         let account = hook.user.as_deref().map(|user| self.host.account(user));
         let account = account
@@ -62,7 +62,7 @@ impl LocalHooks {
             Ok(Done::Session(session)) => Ok(session),
             Ok(Done::Plain | Done::Loop(_) | Done::Cloned(_) | Done::Checked(_)) => {
                 Err(Error::Bug {
-                    invariant: "StartSession gives a session".into(),
+                    invariant: "StartSession returns a session".into(),
                 })
             }
             Err(error) => Err(not_started(hook, &error)),
@@ -73,7 +73,7 @@ impl LocalHooks {
 fn not_started(hook: &HookDefinition, error: &HostError) -> Error {
     Error::QuiesceFailed {
         hook: hook.name.clone(),
-        reason: format!("its program can't be started: {}", chain(error)),
+        reason: format!("its program cannot be started: {}", chain(error)),
     }
 }
 

@@ -54,9 +54,7 @@ impl HookRights {
     fn advice(&self, what: &str, namespace: &str) -> String {
         let HookRights { role, account } = self;
         format!(
-            "{what} is forbidden to the driver's controller; who owns namespace {namespace} allows \
-             it there by a RoleBinding of ClusterRole {role} to ServiceAccount {account}, or the \
-             chart does by hooks.namespaces"
+            "{what} is forbidden for the driver's controller; an administrator of namespace {namespace} can allow it with a RoleBinding of ClusterRole {role} to ServiceAccount {account}, or the chart can with hooks.namespaces"
         )
     }
 }
@@ -161,7 +159,7 @@ impl PodHooks {
             (parts.next(), parts.next(), parts.next())
         else {
             return Err(Error::Bug {
-                invariant: format!("hook {name} is one of those that were found"),
+                invariant: format!("hook {name} is one of the selected hooks"),
             });
         };
         let failed = |reason: String| Error::QuiesceFailed {
@@ -171,7 +169,7 @@ impl PodHooks {
         let api = Api::<Pod>::namespaced(self.client.clone(), namespace);
         let what = format!("reading pod {pod}");
         let now = self.ask(namespace, &what, async { api.get_opt(pod).await })?;
-        let now = now.ok_or_else(|| failed("its pod is gone".into()))?;
+        let now = now.ok_or_else(|| failed("its pod was deleted".into()))?;
         match PodHook::of(&now).map_err(failed)? {
             Some(hook) if hook.container == container => Ok(Found {
                 namespace: namespace.into(),

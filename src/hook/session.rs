@@ -34,8 +34,7 @@ pub(super) fn shared_by<T: AsRef<str>>(
             Err(Error::refused(
                 format!("volume {volume_id}"),
                 format!(
-                    "several hooks are for it ({}), and the class has sharedVolume: fail; leave \
-                     one, or choose all, one or skip",
+                    "several hooks select it ({}), but the class has sharedVolume: fail; keep one hook, or set sharedVolume to all, one or skip",
                     names.join(", ")
                 ),
             ))
@@ -67,8 +66,7 @@ impl Running {
         }
         let seconds = self.timeout.as_secs_f64();
         Err(self.failed(format!(
-            "its own deadline ({seconds} s) had passed {before}, so it may have let go; give it a \
-             longer timeout"
+            "its own deadline ({seconds} s) had passed {before}, so it may have released its application; give it a longer timeout"
         )))
     }
 
@@ -116,21 +114,21 @@ impl Sessions {
             let state = running.session.look();
             let limit = timeout.min(running.timeout);
             match state {
-                SessionState::Ready => running.check_time("before all others were ready")?,
+                SessionState::Ready => running.check_time("before all other hooks were ready")?,
                 SessionState::Starting if waited < limit => all = false,
                 SessionState::Starting => {
                     let limit = limit.as_millis();
-                    return Err(running.failed(format!("it did not say READY within {limit} ms")));
+                    return Err(running.failed(format!("it did not print READY within {limit} ms")));
                 }
                 SessionState::Ended {
                     was_ready, status, ..
                 } => {
                     let before = if was_ready {
-                        "before all others were ready"
+                        "before all other hooks were ready"
                     } else {
-                        "before it said READY"
+                        "before it printed READY"
                     };
-                    return Err(running.failed(format!("it ended with {status} {before}")));
+                    return Err(running.failed(format!("it exited with {status} {before}")));
                 }
             }
         }
@@ -181,13 +179,13 @@ impl Sessions {
         }
         let signalled = self.signal(false);
         if self.ended_within(LAST_GRACE) {
-            return (signalled, "was ended by SIGTERM");
+            return (signalled, "was terminated by SIGTERM");
         }
         self.signal(true);
         if self.ended_within(LAST_GRACE) {
             return (signalled, "was killed");
         }
-        (signalled, "was killed, and has not ended yet")
+        (signalled, "was killed, but has not exited yet")
     }
 }
 
@@ -195,14 +193,14 @@ impl Quiesced for Sessions {
     fn verify(&mut self) -> Result<()> {
         for running in &mut self.running {
             match running.session.look() {
-                SessionState::Ready => running.check_time("before the cut was made")?,
+                SessionState::Ready => running.check_time("before the cut was complete")?,
                 SessionState::Starting => {
                     return Err(Error::Bug {
-                        invariant: "a session that was ready stays so".into(),
+                        invariant: "a session that became ready stays ready".into(),
                     });
                 }
                 SessionState::Ended { status, .. } => {
-                    let reason = format!("it ended with {status} before the cut was made");
+                    let reason = format!("it exited with {status} before the cut was complete");
                     return Err(running.failed(reason));
                 }
             }
@@ -224,16 +222,14 @@ impl Quiesced for Sessions {
             };
             if !running.is_here && signalled.contains(&running.name) {
                 let reason = format!(
-                    "it did not end within {} ms after the end of its stdin, so it isn't known \
-                     whether it had held",
+                    "it did not exit within {} ms after its stdin was closed, so it is unknown whether its application was quiesced during the cut",
                     self.grace.as_millis()
                 );
                 return Err(running.failed(reason));
             }
             if !signalled.contains(&running.name) {
                 let reason = format!(
-                    "it ended with {status} when it was to release, so what it held may have \
-                     been lost"
+                    "it exited with {status} during release, so its application may not have stayed quiesced"
                 );
                 return Err(running.failed(reason));
             }
@@ -241,7 +237,7 @@ impl Quiesced for Sessions {
         Ok((!signalled.is_empty()).then(|| {
             let names = signalled.join(", ");
             format!(
-                "hook {names} did not end within {} ms after the end of its stdin, and {how}",
+                "hook {names} did not exit within {} ms after its stdin was closed, and {how}",
                 self.grace.as_millis()
             )
         }))
@@ -254,7 +250,7 @@ impl Drop for Sessions {
             let (signalled, how) = self.end();
             if !signalled.is_empty() {
                 let hooks = signalled.join(", ");
-                tracing::warn!(hooks, how, "a hook did not release by itself");
+                tracing::warn!(hooks, how, "stopped hooks that did not exit by themselves");
             }
         }
     }

@@ -124,7 +124,7 @@ fn is_it(at: &At, number: u64, name: &str) -> bool {
 /// Nobody takes another step meanwhile: a stop reaches other threads a moment later.
 fn send(signal: Signal) {
     let _count = COUNT.lock().unwrap_or_else(PoisonError::into_inner);
-    raise(signal).expect("a process may signal itself");
+    raise(signal).expect("a process can send a signal to itself");
 }
 
 /// The number of this effect; `None` before counting has begun.
@@ -140,7 +140,7 @@ fn count(plan: &Plan, name: &str) -> Option<u64> {
             .append(true)
             .open(log)
             .and_then(|mut file| file.write_all(format!("{} {name}\n", *count).as_bytes()))
-            .expect("the log of a fault test can be written");
+            .expect("the log of a fault test is writable");
     }
     Some(*count)
 }

@@ -75,7 +75,7 @@ impl FromStr for GracePeriods {
 
 /// Neither of the two words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a way to wait for grace periods; give expedited or normal")]
+#[error("{0:?} is not a valid value for grace periods; give expedited or normal")]
 pub struct UnknownGracePeriods(String);
 
 /// A freeze that is journalled, and what became of it.

@@ -166,7 +166,7 @@ impl LinuxHost {
             _ => Err(HostError::unexpected(
                 "change",
                 "",
-                "this is no effect on a file system",
+                "this effect does not act on a file system",
             )),
         }
         .map(|()| Done::Plain)
@@ -308,7 +308,7 @@ impl Host for LinuxHost {
         let text = std::fs::read_to_string(path).map_err(files::failed("read", path))?;
         text.trim()
             .parse()
-            .map_err(|_| HostError::unexpected("read", path, format!("{text:?} is not a uuid")))
+            .map_err(|_| HostError::unexpected("read", path, format!("{text:?} is not a UUID")))
     }
 
     fn random_uuid(&self) -> Uuid {
@@ -359,7 +359,7 @@ fn act_on_copy(effect: &Effect<'_>) -> Result<Done> {
             length,
         } => image::copy_range(source, target, offset, length),
         _ => {
-            let what = format!("{} copies nothing", effect.name());
+            let what = format!("{} does not copy", effect.name());
             Err(HostError::unexpected("act on", Path::new("/"), what))
         }
     }

@@ -109,7 +109,7 @@ impl MemoryOptions {
             .map(|folder| folder.display().to_string())
             .collect();
         Err(format!(
-            "is not below an allowed folder ({})",
+            "is not below an allowed directory ({})",
             folders.join(", ")
         ))
     }
@@ -149,7 +149,7 @@ impl MemoryHost {
         let mut machine = Machine::boot(options);
         for folder in [POOLS, STATE] {
             if machine.make_folder(Path::new(folder)).is_err() {
-                machine.violation(format!("{folder} can't be made"));
+                machine.violation(format!("{folder} cannot be created"));
             }
         }
         let process = machine.start_process();

@@ -75,7 +75,7 @@ impl Mount {
 
 /// Why a line can't be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("line {0:?} of the mount table can't be read")]
+#[error("cannot parse line {0:?} of the mount table")]
 pub struct NotAMount(pub String);
 
 /// Parses the whole table.

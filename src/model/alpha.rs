@@ -48,7 +48,7 @@ pub struct UnknownAlpha(String);
 impl fmt::Display for UnknownAlpha {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let known = Alpha::NAMES.join(", ");
-        write!(f, "{:?} is not an alpha part; known are {known}", self.0)
+        write!(f, "{:?} is not an alpha feature; known are {known}", self.0)
     }
 }
 

@@ -153,7 +153,7 @@ impl Capability {
         };
         let (found_text, mut wanted_text) = (say(found), say(wanted));
         if found != wanted && found_text == wanted_text {
-            wanted_text.push_str(" that are others");
+            wanted_text.push_str(" that differ");
         }
         (found_text, wanted_text)
     }

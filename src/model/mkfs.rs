@@ -125,7 +125,7 @@ pub fn check(field: &str, fs: FsType, words: &[String]) -> Result<(), Error> {
             Some(text) => text,
             None => match words.next() {
                 Some(next) => next.as_str(),
-                None => return refuse(word, "lacks its value"),
+                None => return refuse(word, "has no value"),
             },
         };
         if !given
@@ -141,7 +141,7 @@ pub fn check(field: &str, fs: FsType, words: &[String]) -> Result<(), Error> {
         if let Some(name) = names.into_iter().find(|name| option.denied.contains(name)) {
             return refuse(
                 name,
-                "names another device or file, or is decided by the driver",
+                "names another device or file, or is set by the driver",
             );
         }
     }
@@ -161,10 +161,13 @@ pub fn check_new(field: &str, fs: FsType, words: &[String]) -> Result<(), Error>
     for (flag, value) in pairs(fs, words) {
         match (fs, flag) {
             (FsType::Ext4, "-e") => {
-                return refuse(flag, "decides what an error does to the machine");
+                return refuse(
+                    flag,
+                    "changes how the machine reacts to errors of the file system",
+                );
             }
             (FsType::Ext4, "-O") if value.split(',').any(leaves_no_journal) => {
-                return refuse(flag, "takes the journal away");
+                return refuse(flag, "removes the journal");
             }
             _ => {}
         }

@@ -73,7 +73,7 @@ pub fn check_new(field: &str, options: &[String]) -> Result<(), Error> {
         Some(option) => Err(Error::invalid(
             field,
             format!(
-                "{:?} with this value stops the machine at an error, or leaves out recovery; leave it out, ext4 takes errors=remount-ro",
+                "{:?} with this value stops the machine at an error or skips recovery; omit it (ext4 is mounted with errors=remount-ro)",
                 key(option)
             ),
         )),
@@ -109,11 +109,11 @@ pub fn check(field: &str, options: &[String]) -> Result<(), Error> {
         let why = if option.is_empty() {
             "is empty"
         } else if option.chars().any(char::is_control) {
-            "has a control character"
+            "contains a control character"
         } else if REFUSED.contains(&key(option)) {
-            "is not for a volume of this driver"
+            "is not supported for volumes of this driver"
         } else if option.contains(',') && !is_label(option) {
-            "has a comma; give each option as an entry of its own"
+            "contains a comma; give each option as a separate entry"
         } else {
             continue;
         };
@@ -123,7 +123,7 @@ pub fn check(field: &str, options: &[String]) -> Result<(), Error> {
     if total > TOTAL_BYTES {
         return Err(Error::invalid(
             field,
-            format!("{total} bytes in all; at most {TOTAL_BYTES}"),
+            format!("has {total} bytes in total; at most {TOTAL_BYTES} are allowed"),
         ));
     }
     Ok(())

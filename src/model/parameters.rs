@@ -178,7 +178,7 @@ impl EphemeralParameters {
             None => Ok(()),
             Some(key) => Err(Error::invalid(
                 format!("volume_context[{key:?}]"),
-                "is nothing that a pod chooses; an inline volume has a size, all else is the administrator's (a generic ephemeral volume has a StorageClass)",
+                "is not a parameter of inline volumes; a pod can only set size (use a generic ephemeral volume with a StorageClass for others)",
             )),
         }
     }
@@ -215,7 +215,7 @@ fn unknown(field: &str, key: &str, known: &str) -> Error {
 fn bad(field: &str, key: &str, value: &str, right: &str) -> Error {
     Error::invalid(
         format!("{field}.{key}"),
-        format!("{value:?} is not known; give {right}"),
+        format!("{value:?} is not valid; give {right}"),
     )
 }
 
@@ -274,7 +274,7 @@ fn parse_block_size(field: &str, value: &str) -> Result<Option<u32>, Error> {
             field,
             "blockSize",
             value,
-            "512 or 4096, or leave it out for the pool's own",
+            "512 or 4096, or omit it for the default of the pool",
         )),
     }
 }

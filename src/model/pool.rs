@@ -56,7 +56,7 @@ impl FromStr for MountRule {
         match text {
             "required" => Ok(MountRule::Required),
             "any" => Ok(MountRule::Any),
-            _ => Err(format!("mount={text} is not known; give required or any")),
+            _ => Err(format!("mount={text} is not valid; give required or any")),
         }
     }
 }
@@ -117,7 +117,7 @@ pub struct NotAPool(String);
 
 /// What helps where a pool's file system can't share blocks between files: for refusals, after a
 /// semicolon.
-pub const WAY_OUT: &str = "xfs and btrfs can share blocks; on this disk, a pool with an xfs in one reserved file can as well: --pool NAME=file:/path/to/an/empty/folder,init,mount=any,image=SIZE";
+pub const WAY_OUT: &str = "xfs and btrfs can share blocks; on this disk, a pool with an xfs in a reserved file can too: --pool NAME=file:/path/to/an/empty/folder,init,mount=any,image=SIZE";
 
 /// The grammar, for sentences.
 const GRAMMAR: &str = "NAME=file:/path[,init][,image=SIZE][,snapshots=reserved|best-effort][,extent=SIZE][,overcommit=N][,mount=required|any][,trim=7d] or NAME=memory:";
@@ -139,7 +139,7 @@ impl PoolDefinition {
         let no = |problem: String| NotAPool(format!("pool {name:?}: {problem}"));
         if !is_pool_name(name) {
             return Err(NotAPool(format!(
-                "{name:?} is not a name of a pool; give 1 to 63 of a-z, 0-9 and '-', with no '-' at the ends"
+                "{name:?} is not a valid pool name; give 1 to 63 of a-z, 0-9 and '-', without '-' at the ends"
             )));
         }
         let place = place.parse().map_err(|NotAPool(text)| no(text))?;
@@ -156,11 +156,13 @@ impl PoolDefinition {
         let overcommit = options.overcommit.unwrap_or(1.0);
         if !(1.0..=MOST_OVERCOMMIT).contains(&overcommit) {
             return Err(no(format!(
-                "overcommit={overcommit} is not possible; give a number from 1 to {MOST_OVERCOMMIT}"
+                "overcommit={overcommit} is not valid; give a number from 1 to {MOST_OVERCOMMIT}"
             )));
         }
         if options.mount.is_some() && place == PoolPlace::Memory {
-            return Err(no("mount= is for pools in a folder: give file:/path".into()));
+            return Err(no(
+                "mount= is for pools in a directory: give file:/path".into()
+            ));
         }
         Ok(PoolDefinition {
             name: name.to_string(),
@@ -189,19 +191,17 @@ impl PoolDefinition {
 /// The bytes that an image of this size has.
 fn check_image(place: &PoolPlace, bytes: u64) -> Result<u64, String> {
     if *place == PoolPlace::Memory {
-        return Err("image=SIZE is for pools in a folder: give file:/path".into());
+        return Err("image=SIZE is for pools in a directory: give file:/path".into());
     }
     let least = FsType::Xfs.minimum_bytes();
     if bytes < least {
         return Err(format!(
-            "image={bytes} is too small for an xfs; give at least {}",
+            "image={bytes} is too small for xfs; give at least {}",
             Human(least)
         ));
     }
     if bytes > size::MAX {
-        return Err(format!(
-            "image={bytes} is more than any file system can hold"
-        ));
+        return Err(format!("image={bytes} is larger than any file system"));
     }
     Ok(image_bytes(bytes))
 }
@@ -209,11 +209,11 @@ fn check_image(place: &PoolPlace, bytes: u64) -> Result<u64, String> {
 /// An extent size that every xfs takes.
 fn check_extent(place: &PoolPlace, bytes: u64) -> Result<u64, String> {
     if *place == PoolPlace::Memory {
-        return Err("extent=SIZE is for pools in a folder: give file:/path".into());
+        return Err("extent=SIZE is for pools in a directory: give file:/path".into());
     }
     if !bytes.is_power_of_two() || !(LEAST_EXTENT..=MOST_EXTENT).contains(&bytes) {
         return Err(format!(
-            "extent={bytes} is not possible; give 64Ki, 128Ki, 256Ki, 512Ki or 1Mi"
+            "extent={bytes} is not valid; give 64Ki, 128Ki, 256Ki, 512Ki or 1Mi"
         ));
     }
     Ok(bytes)
@@ -234,7 +234,7 @@ impl FromStr for PoolPlace {
         Err(NotAPool(if text.starts_with("memory:") {
             "a memory pool has no path; give \"memory:\" alone".into()
         } else if text.starts_with("lvm:") {
-            "LVM pools are not in this release; give file:/path on an xfs of that volume group"
+            "this release does not support LVM pools; give file:/path on an xfs of that volume group"
                 .into()
         } else {
             format!("{text:?} is not a place of a pool; give file:/path or memory:")
@@ -250,14 +250,14 @@ fn pool_path(text: &str) -> Result<PathBuf, NotAPool> {
         return no("is not absolute; give file:/path");
     }
     if path.components().any(|part| part == Component::ParentDir) {
-        return no("has \"..\" in it; give it without");
+        return no("contains \"..\"; give the path without it");
     }
     if text.chars().any(char::is_control) {
-        return no("has a control character in it");
+        return no("contains a control character");
     }
     let plain: PathBuf = path.components().collect();
     if plain == Path::new("/") {
-        return no("is the root folder; give a folder of its own");
+        return no("is the root directory; give a separate directory");
     }
     Ok(plain)
 }
@@ -300,12 +300,12 @@ impl FromStr for PoolDefinition {
                 Some(("trim", time)) => options.trim.replace(time.parse().map_err(no)?).is_some(),
                 _ => {
                     return Err(no(format!(
-                        "{word:?} is not known; known are init, image=SIZE, snapshots=reserved|best-effort, extent=SIZE, overcommit=N, mount=required|any and trim=7d, and a path with a comma can be given in the configuration file alone"
+                        "{word:?} is not a known option; known are init, image=SIZE, snapshots=reserved|best-effort, extent=SIZE, overcommit=N, mount=required|any and trim=7d; a path that contains a comma can only be given in the configuration file"
                     )));
                 }
             };
             if twice {
-                return Err(no(format!("{word:?} is said twice")));
+                return Err(no(format!("{word:?} is given twice")));
             }
         }
         PoolDefinition::from_parts(name, place, options)
@@ -376,7 +376,7 @@ fn check_pair(a: &PoolDefinition, b: &PoolDefinition) -> Result<(), NotAPool> {
         (PoolPlace::File { path: outer }, PoolPlace::File { path: inner }) => {
             if inner.starts_with(outer) || outer.starts_with(inner) {
                 return Err(NotAPool(format!(
-                    "pools {:?} and {:?} share a folder ({} and {}); give each its own",
+                    "pools {:?} and {:?} have the same directory ({} and {}); give each pool a separate directory",
                     a.name,
                     b.name,
                     outer.display(),
@@ -387,7 +387,7 @@ fn check_pair(a: &PoolDefinition, b: &PoolDefinition) -> Result<(), NotAPool> {
         }
         (PoolPlace::Memory, PoolPlace::File { .. })
         | (PoolPlace::File { .. }, PoolPlace::Memory) => Err(NotAPool(format!(
-            "pools {:?} and {:?} can't be served together: memory pools live on a simulated host, and a driver has one host",
+            "pools {:?} and {:?} cannot be served together: memory pools are simulated, and a driver cannot serve real and simulated pools",
             a.name, b.name
         ))),
     }

@@ -54,7 +54,7 @@ impl CapacityRange {
         if required > MAX {
             return Err(Error::OutOfRange {
                 field: "capacity_range.required_bytes".into(),
-                problem: format!("{required} is more than any pool can hold; at most {MAX}"),
+                problem: format!("{required} is more than a pool can hold; at most {MAX}"),
             });
         }
         Ok(CapacityRange { required, limit })

@@ -224,7 +224,7 @@ impl SnapshotParameters {
 fn bad(key: &str, value: &str, right: &str) -> Error {
     Error::invalid(
         format!("parameters.{key}"),
-        format!("{value:?} is not known; give {right}"),
+        format!("{value:?} is not valid; give {right}"),
     )
 }
 

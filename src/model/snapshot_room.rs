@@ -24,7 +24,7 @@ impl FromStr for SnapshotRoom {
             "reserved" => Ok(SnapshotRoom::Reserved),
             "best-effort" => Ok(SnapshotRoom::BestEffort),
             _ => Err(format!(
-                "snapshots={text} is not known; give reserved or best-effort"
+                "snapshots={text} is not valid; give reserved or best-effort"
             )),
         }
     }

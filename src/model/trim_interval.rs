@@ -38,7 +38,7 @@ impl FromStr for TrimInterval {
         match seconds.filter(|seconds| (LEAST..=MOST).contains(seconds)) {
             Some(seconds) => Ok(TrimInterval { seconds }),
             None => Err(format!(
-                "trim={text} is not a time between two trims; give one from 1h to 365d, such as 7d"
+                "trim={text} is not a valid interval; give one from 1h to 365d, such as 7d"
             )),
         }
     }

@@ -35,7 +35,7 @@ impl Driver {
         // An unwritten record or entry may be there all the same: the caller must not forget it.
         let unsure = |first| Error::Undo {
             first: Box::new(first),
-            undo: "whether its stage is recorded isn't known".into(),
+            undo: "it is unknown whether its staging was recorded".into(),
         };
         // From now on the user writes what they like: it counts as formatted for ever.
         if record.formatted.as_ref() != Some(&raw) {
@@ -94,7 +94,7 @@ impl Driver {
                     ("read-only", "for writing")
                 };
                 return refuse(format!(
-                    "it is published {has} already, and can't be published {wants} beside that: a second device on one image would destroy it"
+                    "it is already published {has} and cannot be published {wants} as well: a second device on the same image would corrupt it"
                 ));
             }
             pool.backend.detach(record.uuid, &found.device)?;
@@ -130,7 +130,7 @@ impl Driver {
         let name = attached.device.path.display();
         let found = self.host.loop_status(attached.hold.number);
         found
-            .doing(|| format!("look at {name}"))
+            .doing(|| format!("examine {name}"))
             .map_err(Error::unseen)?
             .ok_or_else(|| Error::Pending {
                 what: name.to_string(),
@@ -154,7 +154,7 @@ fn refuse_unless_staged(stage: Option<&LastStage>, request: &PublishVolume) -> R
     let reason = match stage.map(|stage| &stage.staging_path) {
         Some(path) if path == wanted => return Ok(()),
         Some(path) => format!("it is staged at {path}, not at {wanted}"),
-        None => format!("it is not staged at {wanted} as block; stage it there first"),
+        None => format!("it is not staged at {wanted} as a block volume; stage it there first"),
     };
     Err(Error::refused(
         format!("volume {}", request.volume_id),

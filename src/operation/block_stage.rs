@@ -39,7 +39,7 @@ impl Driver {
     }
 
     fn boot(&self) -> Result<Uuid> {
-        self.host.boot_id().doing(|| "read the boot id".into())
+        self.host.boot_id().doing(|| "read the boot ID".into())
     }
 
     fn entry(&self, uuid: Uuid) -> Result<Option<BlockStage>> {
@@ -129,7 +129,7 @@ impl Driver {
         match self.store_entry(uuid, None) {
             // Hardly ever is it a block volume, staged by an earlier release.
             Err(error) if matches!(entry, Ok(None)) && pool.is_none() => {
-                tracing::warn!(volume = %uuid, error = %chain(&error), "can't note that it is not staged");
+                tracing::warn!(volume = %uuid, error = %chain(&error), "failed to record that the volume is not staged");
                 Ok(())
             }
             stored => stored,
@@ -165,7 +165,7 @@ fn stage_on_pool(record: &VolumeRecord, boot: Uuid) -> Option<LastStage> {
 fn clear(pool: &Pool, record: &VolumeRecord) -> bool {
     let cleared = pool.backend.update(record);
     if let Err(error) = &cleared {
-        tracing::warn!(volume = %record.uuid, error = %chain(error), "the stage of an earlier release stays in its record, and is not heeded");
+        tracing::warn!(volume = %record.uuid, error = %chain(error), "failed to remove staging data of an earlier release from the record, ignoring it");
     }
     cleared.is_ok()
 }

@@ -189,7 +189,7 @@ impl Driver {
         let space = match pool.backend.space() {
             Ok(space) => space,
             Err(error) => {
-                tracing::warn!(pool = %pool.definition.name, error = %chain(&error), "its room can't be measured, and counts as none");
+                tracing::warn!(pool = %pool.definition.name, error = %chain(&error), "failed to read the free space of the pool, reporting no capacity");
                 return Ok(nothing);
             }
         };

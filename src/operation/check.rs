@@ -27,7 +27,8 @@ impl Driver {
         let formatted = record.formatted.as_ref().filter(|it| it.complete);
         let Some(fs) = formatted.and_then(|it| it.kind.fs()) else {
             return refuse(
-                "it has no file system of this driver, so there is nothing to check".into(),
+                "it has no file system that this driver created, so there is nothing to check"
+                    .into(),
             );
         };
         if let Some(path) = self.staged_as_block(&record)? {
@@ -37,7 +38,7 @@ impl Driver {
         if let Some(mount) = view.uses().first() {
             let at = mount.mount_point.display();
             return refuse(format!(
-                "it is mounted at {at}; end the pods that use it first"
+                "it is mounted at {at}; delete the pods that use it first"
             ));
         }
         let mode = AttachMode {
@@ -54,7 +55,7 @@ impl Driver {
         let checked = checked.doing(|| format!("check the file system of volume {volume_id}"))?;
         let Done::Checked(checked) = checked else {
             return Err(Error::Bug {
-                invariant: "CheckFs says what it found".into(),
+                invariant: "CheckFs returns a report".into(),
             });
         };
         if repair && checked.sound && record.formatted.as_ref().is_some_and(|it| it.growing) {
@@ -77,7 +78,7 @@ impl Driver {
         if !self.host.is_unclean(device, fs).doing(doing)? {
             return Ok(());
         }
-        tracing::warn!(volume = %record.uuid, "the file system was not left clean: it is checked before it is mounted");
+        tracing::warn!(volume = %record.uuid, "checking a file system that was not cleanly unmounted before mounting it");
         self.repair(pool, record, device, fs, Check::Preen)
     }
 
@@ -104,7 +105,7 @@ impl Driver {
                         stderr,
                     },
                 ..
-            }) => format!("{program} ended with {status}: {stderr}"),
+            }) => format!("{program} failed with {status}: {stderr}"),
             Err(error) => {
                 return Err(error)
                     .doing(|| format!("check the file system of volume {}", record.uuid));
@@ -115,7 +116,7 @@ impl Driver {
             uuid: record.uuid,
         };
         let reason = format!(
-            "its {fs} has errors that `e2fsck -p` does not repair ({}), so it is not mounted; run `slackwater volumes check {id} --repair` on its node, or restore it",
+            "its {fs} has errors that `e2fsck -p` cannot repair ({}), so it is not mounted; run `slackwater volumes check {id} --repair` on its node, or restore it",
             speakable(&why)
         );
         Err(Error::refused(format!("volume {id}"), reason))

@@ -39,10 +39,10 @@ impl Driver {
         let name = &pool.definition.name;
         let (ended, failed) = self.end_left_inline(pool);
         if ended > 0 {
-            tracing::info!(pool = %name, ended, "ended inline volumes that nothing uses");
+            tracing::info!(pool = %name, volumes = ended, "deleted unused inline volumes");
         }
         if let Some(error) = failed {
-            tracing::debug!(pool = %name, error = %chain(&error), "can't end an inline volume that nothing uses");
+            tracing::debug!(pool = %name, error = %chain(&error), "failed to delete an unused inline volume");
         }
     }
 
@@ -51,7 +51,7 @@ impl Driver {
         let leftovers = match pool.backend.leftovers() {
             Ok(leftovers) => leftovers,
             Err(error) => {
-                tracing::debug!(pool = %name, error = %chain(&error), "what calls have left can't be looked for");
+                tracing::debug!(pool = %name, error = %chain(&error), "failed to list leftovers of interrupted calls");
                 return;
             }
         };
@@ -71,11 +71,13 @@ impl Driver {
                 continue;
             }
             match pool.backend.end(&leftover) {
-                Ok(true) => tracing::info!(pool = %name, "ended what a call had left: {leftover}"),
+                Ok(true) => {
+                    tracing::info!(pool = %name, %leftover, "cleaned up after an interrupted call");
+                }
                 Ok(false) => {}
                 // Its first failure was logged as an error, and a broken disk fails every time.
                 Err(error) => {
-                    tracing::debug!(pool = %name, error = %chain(&error), "can't end what a call has left: {leftover}");
+                    tracing::debug!(pool = %name, %leftover, error = %chain(&error), "failed to clean up after an interrupted call");
                 }
             }
         }
@@ -102,7 +104,7 @@ impl Driver {
         if let Ok(Some(pool)) = self.pool(pool)
             && let Err(error) = pool.backend.tell_disk()
         {
-            tracing::warn!(pool = %pool.definition.name, error = %chain(&error), "can't tell the disk which blocks are free; tried again");
+            tracing::warn!(pool = %pool.definition.name, error = %chain(&error), "failed to discard free blocks of the pool, will retry");
         }
     }
 
@@ -124,10 +126,10 @@ impl Driver {
             match self.settle_group(group) {
                 Ok(()) => {}
                 Err(error @ Error::Unreachable { .. }) => {
-                    tracing::debug!(%group, error = %chain(&error), "the first member of a group snapshot decides about it, and isn't here");
+                    tracing::debug!(%group, error = %chain(&error), "skipping a group snapshot whose coordinating member is not on this node");
                 }
                 Err(error) => {
-                    tracing::error!(%group, error = %chain(&error), "can't settle a group snapshot that a crash has left");
+                    tracing::error!(%group, error = %chain(&error), "failed to resolve a group snapshot that a crash left in doubt");
                 }
             }
         }

@@ -42,10 +42,10 @@ const LONGEST: Duration = Duration::from_secs(2);
 pub(super) fn no_sharing(pool: &Pool, volume_id: &str) -> Error {
     let name = &pool.definition.name;
     let why = if pool.backend.shares_blocks() {
-        "it is in use, and a clone of it in another pool would be a copy of a volume that changes; snapshot it and restore the snapshot there, or unstage it first".to_string()
+        "it is in use, and cloning it into another pool would copy a volume that changes during the copy; take a snapshot and restore it there, or unstage the volume first".to_string()
     } else {
         format!(
-            "it is in use, and pool {name} can't share blocks, so that a snapshot or clone would be a copy of a volume that changes; unstage it first; {WAY_OUT}"
+            "it is in use, and pool {name} cannot share blocks, so a snapshot or clone would copy a volume that changes during the copy; unstage it first; {WAY_OUT}"
         )
     };
     Error::refused(format!("volume {volume_id}"), why)
@@ -112,7 +112,7 @@ impl Copies {
         let most = if namespace.is_some() { MOST / 2 } else { MOST };
         if running.len() >= MOST || of_namespace >= most {
             return Err(Error::Pending {
-                what: format!("each of {most} other copies, as many as a node makes at a time,"),
+                what: format!("{most} other copies (the limit of this node)"),
             });
         }
         running.push(namespace.clone());
@@ -152,7 +152,7 @@ impl Copying<'_> {
         match &self.of {
             Some((volume, ended)) if ended.load(Ordering::SeqCst) => Err(Error::Busy {
                 subject: format!("the copy of volume {volume}"),
-                holder: "the volume was staged or published meanwhile, which ended the copy".into(),
+                holder: "the volume was staged or published, which aborted the copy".into(),
             }),
             Some(_) | None => Ok(()),
         }
@@ -219,7 +219,7 @@ impl Driver {
     /// than its record says where a growth could not be recorded, and its file system with it.
     pub(super) fn begin_at(&self, image: &Path) -> Result<(CopyProgress, u64)> {
         let stat = self.host.stat(image);
-        let stat = stat.doing(|| "look at the source of a copy".into());
+        let stat = stat.doing(|| "examine the source of a copy".into());
         let stat = stat.map_err(Error::unseen)?;
         let stat = stat.ok_or_else(|| Error::Damaged {
             path: image.to_path_buf(),
@@ -257,7 +257,7 @@ impl Driver {
                     ..progress
                 })?;
                 saved = at;
-                tracing::info!(copied = at, of = bytes, "copying into {name}");
+                tracing::info!(destination = name, copied = at, of = bytes, "copying");
                 if stopping {
                     return Err(Error::Stopping);
                 }
@@ -325,7 +325,7 @@ impl Driver {
             pool.backend.sync_snapshot(id.uuid)?;
             record.copy = None;
             record.level = Level::Filesystem;
-            record.reason = "a copy of a volume that nobody used".into();
+            record.reason = "a copy of a volume that was not in use".into();
             record.cut_at = self.host.now_nanos();
             record.state = SnapshotState::Ready;
             pool.backend.update_snapshot(&record)

@@ -106,7 +106,7 @@ impl Driver {
             Err(Error::invalid(
                 format!("parameters.{field}"),
                 format!(
-                    "{value:?} can't be had in pool {}: {why}",
+                    "{value:?} is not supported by pool {}: {why}",
                     pool.definition.name
                 ),
             ))
@@ -127,7 +127,7 @@ impl Driver {
             return refuse(
                 "blockSize",
                 &block_size.to_string(),
-                &format!("its disk has blocks of {least} bytes"),
+                &format!("the block size of its disk is {least} bytes"),
             );
         }
         Ok(VolumeRecord {
@@ -179,11 +179,11 @@ impl Driver {
         request: &CreateVolume,
     ) -> Option<Mismatch> {
         if !request.capacity.admits(record.size) {
-            let most = match request.capacity.limit {
-                0 => "any".to_string(),
-                limit => limit.to_string(),
+            let required = request.capacity.required;
+            let range = match request.capacity.limit {
+                0 => format!("at least {required}"),
+                limit => format!("{required} to {limit}"),
             };
-            let range = format!("{} to {most}", request.capacity.required);
             return Some(Mismatch {
                 field: "capacity_bytes",
                 found: record.size.to_string(),
@@ -223,7 +223,8 @@ impl Driver {
 
 /// The first parameter that differs.
 fn differing(pool: &str, record: &VolumeRecord, request: &CreateVolume) -> Option<Mismatch> {
-    let block_size = |size: Option<u32>| size.map_or("of the pool".into(), |size| size.to_string());
+    let block_size =
+        |size: Option<u32>| size.map_or("default of the pool".into(), |size| size.to_string());
     let source = |source: &Option<ContentSource>| source.as_ref().map_or("nothing".into(), said);
     let wanted = &request.parameters;
     let capabilities = Capability::tell_apart(&record.capabilities, &request.capabilities);
@@ -279,7 +280,7 @@ fn fits_disk(pool: &Pool, record: &VolumeRecord, content: &Content) -> Result<()
     Err(Error::invalid(
         "parameters.pool",
         format!(
-            "the source has blocks of {had} bytes, which its content has to keep, and the disk of pool {} has blocks of {least}; leave the copy in the pool of its source",
+            "the block size of the source is {had} bytes, which the copy must keep, but the disk of pool {} has a block size of {least} bytes; create the copy in the pool of its source",
             pool.definition.name
         ),
     ))

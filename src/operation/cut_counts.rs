@@ -71,9 +71,7 @@ impl CutCounts {
         let ms = |time: Option<Duration>| time.map_or(0, |time| time.as_millis() as u64);
         let stats = &outcome.stats;
         if let Some(problem) = &stats.release_problem {
-            tracing::warn!(
-                "the cut is good, but an application was not released as it should be: {problem}"
-            );
+            tracing::warn!(problem, "completed a cut, but released an application late");
         }
         tracing::info!(
             level = %outcome.level,
@@ -126,9 +124,7 @@ impl Driver {
     /// File systems that are journalled as frozen now, by this driver or another one.
     pub fn frozen(&self) -> Result<usize> {
         let journalled = self.seams.freezer.journalled();
-        Ok(journalled
-            .doing(|| "read the journal of freezes".into())?
-            .len())
+        Ok(journalled.doing(|| "read the freeze journal".into())?.len())
     }
 
     /// Whether the freeze guard answers, or can be started: without it nothing is frozen, and so

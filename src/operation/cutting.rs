@@ -83,7 +83,7 @@ impl Driver {
         let name = found.device.path.display();
         if view.devices.len() > 1 || !found.whole {
             return busy(format!(
-                "{name} stands on its image, and isn't a device of ours alone"
+                "{name} is attached to its image, but it is not the only device or does not map the whole image"
             ));
         }
         let uses = view.uses();
@@ -108,7 +108,7 @@ impl Driver {
         }
         if !uses.is_empty() || self.is_claimed(&found.device)? {
             return busy(format!(
-                "{name} has a file system of which no whole mount is here (frozen, or in another mount namespace){}",
+                "{name} has a file system that is not fully mounted here (it is frozen, or mounted in another mount namespace){}",
                 self.holders(&found.device)
             ));
         }
@@ -129,8 +129,7 @@ impl Driver {
                 return Err(Error::refused(
                     format!("volume {}", source.text),
                     format!(
-                        "pool {} lies on it, which would stand still with it; move that pool to \
-                         a disk of its own",
+                        "pool {} is stored on it, and freezing the volume would block that pool; move the pool to a separate disk",
                         pool.definition.name
                     ),
                 ));

@@ -62,7 +62,7 @@ impl Looking {
             return Err(Error::Unreachable {
                 what: format!("pool {}", pool.definition.name),
                 reason: format!(
-                    "{LOOKS} calls that look at it have not ended; its disk is slow, or hangs"
+                    "{LOOKS} calls that read it have not finished; its disk is slow or hangs"
                 ),
             });
         }
@@ -192,7 +192,7 @@ impl InFlight {
             Ok(Ok(permit)) => Ok(Some(permit)),
             // They're never closed.
             Ok(Err(_)) | Err(_) => Err(Error::Pending {
-                what: format!("each of {most} others, as many as a node does at a time,"),
+                what: format!("{most} other objects (the limit of this node)"),
             }),
         }
     }
@@ -244,10 +244,10 @@ impl Driver {
         });
         tokio::select! {
             done = task => done.map_err(|panic| Error::Bug {
-                invariant: format!("an operation ends without a panic: {panic}"),
+                invariant: format!("no operation panics: {panic}"),
             })?,
             why = stuck(told) => Err(Error::Pending {
-                what: format!("the clean-up of a call that failed ({why})"),
+                what: format!("the cleanup of a failed call ({why})"),
             }),
         }
     }

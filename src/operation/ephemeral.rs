@@ -31,7 +31,7 @@ impl Driver {
         let Some(fs) = request.capability.access_type.fs() else {
             return Err(Error::invalid(
                 "volume_capability",
-                "an inline volume is mounted; access type block can't be",
+                "an inline volume must be mounted; access type block is not supported",
             ));
         };
         // One that is there may be of another pool: a pod of an earlier release could name one.
@@ -77,7 +77,7 @@ impl Driver {
         if self.is_inline_published(pool, &record, request, target, read_only)? {
             return Ok(());
         }
-        let boot = self.host.boot_id().doing(|| "read the boot id".into())?;
+        let boot = self.host.boot_id().doing(|| "read the boot ID".into())?;
         let stage = LastStage {
             staging_path: request.target_path.clone(),
             capability: request.capability.clone(),
@@ -139,7 +139,7 @@ impl Driver {
             return Err(Error::InUse {
                 id: request.volume_id.clone(),
                 holder: format!(
-                    "an inline volume has one target, and it is mounted at {}",
+                    "an inline volume has only one target path, and it is mounted at {}",
                     other.mount_point.display()
                 ),
             });
@@ -175,7 +175,7 @@ impl Driver {
         let Some(most) = self.settings.inline_max_size else {
             return Err(Error::refused(
                 format!("inline volume {}", request.volume_id),
-                "inline volumes are off on this node; use a generic ephemeral volume, or let the administrator set --inline-max-size (in the chart: csiDriver.inlineEphemeral)",
+                "inline volumes are disabled on this node; use a generic ephemeral volume, or ask an administrator to set --inline-max-size (in the chart: csiDriver.inlineEphemeral)",
             ));
         };
         request.attributes.check_new()?;
@@ -184,7 +184,7 @@ impl Driver {
             return Err(Error::OutOfRange {
                 field: "volume_context.size".into(),
                 problem: format!(
-                    "{size} bytes are more than the {most} that the administrator allows an inline volume (--inline-max-size)"
+                    "{size} bytes are more than the {most} bytes that an inline volume may have (--inline-max-size)"
                 ),
             });
         }
@@ -205,7 +205,7 @@ impl Driver {
         Err(Error::refused(
             format!("inline volume {volume_id}"),
             format!(
-                "this node has {most} volumes attached, as many as the administrator allows (--max-volumes; in the chart: node.maxVolumes)"
+                "this node has {most} volumes attached, which is the configured limit (--max-volumes; in the chart: node.maxVolumes)"
             ),
         ))
     }

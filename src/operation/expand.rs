@@ -26,7 +26,7 @@ impl Driver {
             return Err(Error::OutOfRange {
                 field: "capacity_range.limit_bytes".into(),
                 problem: format!(
-                    "{} is below the volume's {} bytes, and volumes never shrink",
+                    "{} is below the volume's size of {} bytes; volumes cannot shrink",
                     request.capacity.limit, record.size
                 ),
             });
@@ -109,7 +109,7 @@ impl Driver {
         let Some(writable) = writable else {
             return Err(Error::refused(
                 path.display(),
-                "the volume is mounted read-only only, so its file system can't grow; stage it to be written",
+                "the volume is only mounted read-only, so its file system cannot grow; stage it read-write",
             ));
         };
         let attached = pool.backend.attach(
@@ -129,7 +129,7 @@ impl Driver {
             Some(capacity) if capacity.required > record.size => Err(Error::OutOfRange {
                 field: "capacity_range.required_bytes".into(),
                 problem: format!(
-                    "{} is more than the volume's {} bytes; expand it at the controller first",
+                    "{} is more than the volume's {} bytes; call ControllerExpandVolume first",
                     capacity.required, record.size
                 ),
             }),
@@ -137,7 +137,7 @@ impl Driver {
                 Err(Error::OutOfRange {
                     field: "capacity_range.limit_bytes".into(),
                     problem: format!(
-                        "{} is below the volume's {} bytes, and volumes never shrink",
+                        "{} is below the volume's size of {} bytes; volumes cannot shrink",
                         capacity.limit, record.size
                     ),
                 })
@@ -155,7 +155,7 @@ impl Driver {
             pools.extend(
                 self.host
                     .stat(&file)
-                    .doing(|| "look at a pool".into())?
+                    .doing(|| "examine a pool".into())?
                     .map(|stat| stat.id.device),
             );
         }
@@ -169,9 +169,9 @@ impl Driver {
 /// FAILED_PRECONDITION: with any other code the kubelet does not mount the volume at all.
 fn not_grown(record: &VolumeRecord, error: &Error) -> Error {
     let then = if is_refusal(error) {
-        "the kernel does not grow it while it is mounted; it is grown when it is staged the next time, so end the pods that use it"
+        "the kernel cannot grow it while it is mounted; it is grown the next time the volume is staged, so delete the pods that use it"
     } else {
-        "it serves as large as it is; its next stage tries again"
+        "it is usable at its current size; the next staging tries again"
     };
     let reason = format!("its file system was not grown ({}): {then}", chain(error));
     Error::refused(format!("volume {}", record.uuid), reason)
@@ -193,7 +193,7 @@ fn fits(record: &VolumeRecord, capability: Option<&Capability>) -> Result<()> {
     Err(Error::invalid(
         "volume_capability",
         format!(
-            "access type {} does not fit a volume used as {}",
+            "access type {} does not match a volume that is used as {}",
             capability.access_type.word(),
             formatted.kind.word()
         ),

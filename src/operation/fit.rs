@@ -112,7 +112,9 @@ impl Driver {
         if let Err(error) = self.unmount(spec.target) {
             match self.mount_at(spec.target).map_err(Error::unseen)? {
                 Some(_) => return self.stays_small(pool, record, &error),
-                None => tracing::warn!(error = %chain(&error), "unmounted all the same"),
+                None => {
+                    tracing::warn!(error = %chain(&error), "unmounted a file system, but the kernel reported an error");
+                }
             }
         }
         if let Err(error) = self.grow_unmounted(pool, record, spec.device) {
@@ -123,7 +125,7 @@ impl Driver {
             .map_err(|first| match first {
                 first @ Error::Host { .. } => Error::Undo {
                     first: Box::new(first),
-                    undo: "it is not mounted any more".into(),
+                    undo: "it is no longer mounted".into(),
                 },
                 other => other,
             })
@@ -138,7 +140,7 @@ impl Driver {
         spec: &MountSpec<'_>,
     ) -> Result<bool> {
         let is_sole = View::of(self, pool, record)?.uses().len() == 1;
-        let doing = || format!("measure volume {}", record.uuid);
+        let doing = || format!("read the size of volume {}", record.uuid);
         Ok(is_sole && self.host.grows_unmounted(spec.device).doing(doing)?)
     }
 
@@ -214,7 +216,7 @@ impl Driver {
         device: &Device,
         fs: FsType,
     ) -> Result<()> {
-        tracing::warn!(volume = %record.uuid, "the growth of its file system was cut off: it is repaired before it is mounted");
+        tracing::warn!(volume = %record.uuid, "repairing a file system whose growth was interrupted before mounting it");
         self.repair(pool, record, device, fs, Check::Repair)?;
         self.unmark(pool, record);
         Ok(())
@@ -224,7 +226,7 @@ impl Driver {
     pub(super) fn unmark(&self, pool: &Pool, record: &mut VolumeRecord) {
         let tried = self.mark_growing(pool, record, false);
         if let Err(error) = tried.or_else(|_| self.mark_growing(pool, record, false)) {
-            tracing::warn!(volume = %record.uuid, error = %chain(&error), "it stays marked, and is repaired by the next stage again");
+            tracing::warn!(volume = %record.uuid, error = %chain(&error), "failed to clear the growth marker; the next staging repairs the file system again");
         }
     }
 
@@ -247,7 +249,7 @@ impl Driver {
     fn stays_small(&self, pool: &Pool, record: &VolumeRecord, error: &Error) -> Result<()> {
         tracing::warn!(
             volume = %record.uuid, error = %chain(error),
-            "the file system was not grown to the volume's size; it is mounted as large as it is, and the next stage tries again"
+            "failed to grow the file system to the volume's size; it is mounted at its current size and the next staging tries again"
         );
         let (pool, uuid) = (pool.id(), record.uuid);
         let small = NotGrown {

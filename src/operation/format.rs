@@ -93,7 +93,7 @@ fn plan(record: &VolumeRecord, signature: &Signature, fs: FsType, fresh: Uuid) -
     match (&record.formatted, signature) {
         (None, Signature::None) => Ok(Plan::Format(fresh)),
         (None, found) => refuse(format!(
-            "it was never formatted by this driver, yet {} is on it; it is left as it is",
+            "this driver never formatted it, but {} was found on it; it is left unchanged",
             name(found)
         )),
         // mkfs was cut off; nobody has ever mounted what it left.
@@ -104,12 +104,12 @@ fn plan(record: &VolumeRecord, signature: &Signature, fs: FsType, fresh: Uuid) -
             _,
         ) => Ok(Plan::Format(fresh)),
         (Some(formatted), _) if formatted.kind != FormattedAs::from(fs) => refuse(format!(
-            "it is {}, and {fs} is asked for",
+            "it is formatted as {}, but {fs} was requested",
             formatted.kind.word()
         )),
         (Some(_), Signature::Fs { name, .. }) if name == fs.name() => Ok(Plan::Keep),
         (Some(formatted), found) => refuse(format!(
-            "it was formatted as {}, but {} is found on it; it is never formatted again, repair or restore it",
+            "it was formatted as {}, but {} was found on it; it is never formatted again, so repair or restore it",
             formatted.kind.word(),
             name(found)
         )),

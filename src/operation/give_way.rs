@@ -77,7 +77,7 @@ impl GiveWay {
         };
         let thread = Builder::new().name("give-way".into()).spawn(watch);
         let thread = thread.map_err(|error| Error::Host {
-            doing: "watch the room of a thick volume".into(),
+            doing: "watch the free space of a thick volume".into(),
             source: HostError::io("start", "a thread", &error),
         })?;
         let watch = Some(Watch { go_on, thread });
@@ -97,7 +97,7 @@ impl GiveWay {
         };
         drop(go_on);
         let why = thread.join().map_err(|_| Error::Bug {
-            invariant: "a watch of room ends without a panic".into(),
+            invariant: "the watchdog for thick volumes does not panic".into(),
         })?;
         why.map_or(Ok(()), Err)
     }

@@ -139,7 +139,7 @@ impl Driver {
             let (pool, _, record) = match self.find_snapshot(member) {
                 Err(Error::NotFound { .. }) if some_may_be_gone => continue,
                 Err(Error::NotFound { .. }) => {
-                    return Err(broken(format!("its member {member} is gone")));
+                    return Err(broken(format!("its member {member} no longer exists")));
                 }
                 found => found?,
             };
@@ -285,7 +285,7 @@ pub(super) fn sources(ids: &[String]) -> Result<Vec<VolumeId>> {
 
 /// Why snapshots that were made by two attempts are no group.
 pub fn of_another_moment(member: &str) -> String {
-    format!("its member {member} was cut by another attempt than its first one")
+    format!("its member {member} was cut by a different attempt than its first member")
 }
 
 /// The id of a volume's member of a group.
@@ -378,7 +378,7 @@ pub fn same_members(
     Err(Error::invalid(
         "snapshot_ids",
         format!(
-            "are not the members of group snapshot {}, which are {}",
+            "do not match the members of group snapshot {}, which are {}",
             request.group_id,
             membership.members.join(", ")
         ),

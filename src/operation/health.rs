@@ -51,7 +51,7 @@ impl Driver {
             severity: Severity::Inaccessible,
             reason: "DeviceLost",
             message: format!(
-                "a raw block volume is published at {}, and its loop device was detached; delete its pod",
+                "a raw block volume is published at {}, but its loop device was detached; delete its pod",
                 path.display()
             ),
         }));
@@ -80,7 +80,7 @@ impl Driver {
                 severity: Severity::Degraded,
                 reason: "SeveralDevices",
                 message: format!(
-                    "{} devices stand on the image; unmount and detach all but one",
+                    "{} loop devices are attached to the image; unmount and detach all but one",
                     devices.len()
                 ),
             }),
@@ -127,7 +127,7 @@ fn pool_findings(pool: &Pool) -> Vec<Finding> {
             severity: Severity::Degraded,
             reason: "DamagedRecords",
             message: format!(
-                "pool {name} has {} records that can't be read",
+                "pool {name} has {} records that cannot be read",
                 damaged.len()
             ),
         });

@@ -280,7 +280,7 @@ fn read_one<R: Record>(
         None => load()?.ok_or("it has no record.json")?,
     };
     if Uuid::try_parse(name) != Ok(uuid(&record)) {
-        return Err(format!("its record is of {}", uuid(&record)));
+        return Err(format!("its record describes {}", uuid(&record)));
     }
     Ok(Some((record, image()?.map_or(0, |stat| stat.allocated))))
 }

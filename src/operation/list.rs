@@ -82,7 +82,7 @@ impl Driver {
         if request.read_only {
             return Err(Error::invalid(
                 "readonly",
-                "true is not offered when attaching (PUBLISH_READONLY); NodePublishVolume's readonly is real",
+                "true is not supported by ControllerPublishVolume (PUBLISH_READONLY); use readonly of NodePublishVolume",
             ));
         }
         let (_, _, record) = self.find(&request.volume_id)?;
@@ -117,7 +117,7 @@ impl Driver {
             {
                 let wanted = wanted.map_or("block", |fs| fs.name());
                 return Err(format!(
-                    "the volume is {}, which excludes {wanted}",
+                    "the volume is used as {}, so it cannot be used as {wanted}",
                     formatted.kind.word()
                 ));
             }
@@ -140,7 +140,7 @@ impl Driver {
         }
         match request.mutable.wipe {
             Some(Wipe::Zero) if pool.backend.refuses_zeroing().is_some() => {
-                Err("wipe \"zero\" can't be had in this pool".into())
+                Err("wipe \"zero\" is not supported by this pool".into())
             }
             Some(_) | None => Ok(()),
         }

@@ -56,7 +56,7 @@ impl Driver {
             return Err(Error::OutOfRange {
                 field: "starting_offset".into(),
                 problem: format!(
-                    "{} is beyond the volume's end, {capacity}",
+                    "{} is beyond the end of the volume, {capacity}",
                     request.starting_offset
                 ),
             });
@@ -114,7 +114,7 @@ impl Driver {
         }
         Err(Error::Pending {
             what: format!(
-                "the blocks of snapshot {} (a balance of the pool, which moves them)",
+                "the blocks of snapshot {} (a balance of the pool that moves them)",
                 target.record.uuid
             ),
         })
@@ -123,7 +123,7 @@ impl Driver {
     fn map(&self, path: &Path, from: u64, record: &SnapshotRecord) -> Result<Vec<Extent>> {
         self.host
             .extents(path, from, STEP)
-            .doing(|| format!("read the map of snapshot {}", record.uuid))
+            .doing(|| format!("read the extent map of snapshot {}", record.uuid))
     }
 }
 
@@ -136,7 +136,7 @@ fn same_volume(request: &AskMetadata, base: &Side, target: &Side) -> Result<()> 
     Err(Error::invalid(
         "base_snapshot_id",
         format!(
-            "{} is of another volume than {}; give two snapshots of one volume, or back up all that is allocated",
+            "{} is a snapshot of another volume than {}; give two snapshots of the same volume, or back up all allocated blocks",
             request.base_snapshot_id.as_deref().unwrap_or_default(),
             request.snapshot_id
         ),
@@ -147,7 +147,7 @@ fn same_volume(request: &AskMetadata, base: &Side, target: &Side) -> Result<()> 
 fn gone(request: &AskMetadata) -> Error {
     Error::Pending {
         what: format!(
-            "snapshot {} (it was deleted, or its base, and made anew)",
+            "snapshot {} (it or its base was deleted and recreated)",
             request.snapshot_id
         ),
     }

@@ -17,7 +17,7 @@ impl Driver {
         };
         if let (Wipe::Zero, Some(why)) = (wipe, pool.backend.refuses_zeroing()) {
             let problem = format!(
-                "\"zero\" can't be had in pool {}: {why}",
+                "\"zero\" is not supported by pool {}: {why}",
                 pool.definition.name
             );
             return Err(Error::invalid("mutable_parameters.wipe", problem));

@@ -29,10 +29,13 @@ impl Driver {
                 let parent = path.parent().unwrap_or(Path::new("/"));
                 Err(Error::invalid(
                     field,
-                    format!("{} does not exist; the caller makes it", parent.display()),
+                    format!(
+                        "{} does not exist; the caller must create it",
+                        parent.display()
+                    ),
                 ))
             }
-            Err(error) => Err(error).doing(|| format!("make {}", path.display())),
+            Err(error) => Err(error).doing(|| format!("create {}", path.display())),
         }
     }
 

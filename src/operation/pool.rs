@@ -193,7 +193,7 @@ impl Driver {
         }
         Err(Error::Unreachable {
             what: format!("pool {wanted}"),
-            reason: "no pool of this node has this id; mount its disk and configure it, or end it with `slackwater pool forget`".into(),
+            reason: "no pool of this node has this ID; mount its disk and configure it, or forget it with `slackwater pool forget`".into(),
         })
     }
 
@@ -244,7 +244,7 @@ impl Driver {
                         names.join(", ")
                     ),
                     None => format!(
-                        "is not given, and no pool is named \"default\"; give one of {}",
+                        "is missing, and no pool is named \"default\"; give one of {}",
                         names.join(", ")
                     ),
                 };

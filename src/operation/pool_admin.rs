@@ -87,7 +87,7 @@ fn init_inside(
         && let Some(what) = pool_ground::without_mount(host, folder(pool)?)?
     {
         warnings.push(format!(
-            "{what}: if a disk is meant to be there, stop and mount it first; if not, mount=any says so"
+            "{what}: if a disk is meant to be mounted there, stop and mount it first; otherwise set mount=any"
         ));
     }
     let (record, lock) = match &inside.found {
@@ -158,7 +158,7 @@ fn adoption(
             return Err(Error::refused(
                 format!("pool {}", pool.name),
                 format!(
-                    "there is no pool at {}; is its disk mounted?",
+                    "no pool was found at {}; is its disk mounted?",
                     path.display()
                 ),
             ));
@@ -212,7 +212,7 @@ pub fn forget(host: &dyn Host, node_record: &Path, which: &str) -> Result<(PoolI
             return Err(Error::refused(
                 format!("pool {which}"),
                 format!(
-                    "several have this name; give one of the ids {}",
+                    "several pools have this name; give one of the IDs {}",
                     ids.join(", ")
                 ),
             ));
@@ -224,13 +224,13 @@ pub fn forget(host: &dyn Host, node_record: &Path, which: &str) -> Result<(PoolI
             Err(Error::refused(
                 format!("pool {which}"),
                 format!(
-                    "{what}, at {}; only a pool that won't come back is forgotten (unmount its disk, or empty the folder)",
+                    "{what}, at {}; forget a pool only if it is permanently gone (otherwise unmount its disk, or empty the directory)",
                     path.display()
                 ),
             ))
         };
         match pool_image::look_through(host, &path)? {
-            (_, Found::Pool(found)) if found.id == id => return refuse("it is there"),
+            (_, Found::Pool(found)) if found.id == id => return refuse("the pool is present"),
             // Whose it is, is told once it's mounted.
             (_, Found::Image(_)) => {
                 return refuse("there is an image of a pool that is not mounted here");
@@ -250,7 +250,7 @@ pub fn folder(pool: &PoolDefinition) -> Result<&PathBuf> {
         PoolPlace::File { path } => Ok(path),
         PoolPlace::Memory => Err(Error::refused(
             format!("pool {}", pool.name),
-            "a memory pool is gone with its process; there is nothing to make or adopt",
+            "a memory pool does not outlive its process; it cannot be created or adopted",
         )),
     }
 }
@@ -269,7 +269,7 @@ pub fn store_node(host: &dyn Host, path: &Path, node: &NodeRecord) -> Result<()>
 /// Makes a folder and those above it, durably. The lowest one that is there is synced as well: a
 /// crash may have come right after it was made.
 pub(super) fn make_folders(host: &dyn Host, path: &Path) -> Result<()> {
-    let doing = || format!("make the folder {}", path.display());
+    let doing = || format!("create the directory {}", path.display());
     let mut missing = Vec::new();
     for path in path.ancestors() {
         if host.stat(path).doing(doing)?.is_some() {
@@ -313,7 +313,7 @@ pub fn blank_but_known(pool: &PoolDefinition, id: PoolId) -> Error {
     Error::refused(
         format!("pool {}", pool.name),
         format!(
-            "{} is blank, but this machine had it as {id}: is its disk mounted? If it won't come back: slackwater pool forget {id}",
+            "{} is empty, but this machine had pool {id} there: is its disk mounted? If it is permanently gone: slackwater pool forget {id}",
             pool.place
         ),
     )
@@ -324,7 +324,7 @@ pub fn other_home(pool: &PoolDefinition, record: &PoolRecord, home: HomeId) -> E
     Error::refused(
         format!("pool {}", pool.name),
         format!(
-            "it belongs to another machine (home {}, this machine's is {home}); if it is to stay here: slackwater pool adopt {}",
+            "it belongs to another machine (its home is {}, but the home of this machine is {home}); if it is meant to stay here: slackwater pool adopt {}",
             record.home,
             pool.plainly()
         ),
@@ -365,7 +365,7 @@ fn machine_home(
         [home] => Ok(Some(home)),
         [..] => Err(Error::refused(
             "this machine",
-            "its pools have several homes; adopt those that are to stay: slackwater pool adopt",
+            "its pools have several homes; adopt the pools that are meant to stay: slackwater pool adopt",
         )),
     }
 }
@@ -378,7 +378,7 @@ fn lock(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Result<Kept> {
     lock.ok_or_else(|| {
         Error::refused(
             format!("pool {}", pool.name),
-            "another process serves or changes it; stop that first",
+            "another process serves or changes it; stop that process first",
         )
     })
 }

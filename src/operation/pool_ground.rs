@@ -50,7 +50,7 @@ fn mount_of(host: &dyn Host, folder: &Path) -> Result<FolderMount> {
 fn problem(folder: &Path, shown: &FolderMount) -> Option<String> {
     (!shown.shows_root).then(|| {
         format!(
-            "no file system is mounted at {}, which is a folder on {} ({})",
+            "no file system is mounted at {}, which is a directory on {} ({})",
             folder.display(),
             shown.mount.source.display(),
             shown.mount.fs_name
@@ -63,7 +63,7 @@ fn problem(folder: &Path, shown: &FolderMount) -> Option<String> {
 pub fn without_mount(host: &dyn Host, folder: &Path) -> Result<Option<String>> {
     let found = host
         .stat(folder)
-        .doing(|| format!("look at {}", folder.display()))?;
+        .doing(|| format!("examine {}", folder.display()))?;
     match found {
         None => Ok(Some(format!("{} does not exist", folder.display()))),
         Some(_) => Ok(problem(folder, &mount_of(host, folder)?)),
@@ -81,7 +81,7 @@ pub(super) fn check_mount(host: &dyn Host, pool: &PoolDefinition, folder: &Path)
         Some(what) => Err(Error::refused(
             format!("pool {}", pool.name),
             format!(
-                "{what}, so no pool is made there; mount its disk, or add mount=any to its definition if it is to share a file system"
+                "{what}, so no pool is created there; mount its disk, or add mount=any to its definition if the pool is meant to share a file system"
             ),
         )),
     }

@@ -57,13 +57,13 @@ pub fn check_kind(pool: &PoolDefinition, found: &Found) -> Result<()> {
     let refuse = |reason: String| Err(Error::refused(format!("pool {}", pool.name), reason));
     match (pool.image, found) {
         (None, Found::Image(record)) => refuse(format!(
-            "{} holds a pool on an image of {}; add image={}Mi to its definition",
+            "{} contains a pool on an image of {}; add image={}Mi to its definition",
             pool.place,
             Human(record.size),
             record.size >> 20
         )),
         (Some(_), Found::Pool(_)) => refuse(format!(
-            "{} holds a pool without an image; take image= out of its definition (a pool can't be put on an image later)",
+            "{} contains a pool without an image; remove image= from its definition (a pool cannot be moved onto an image later)",
             pool.place
         )),
         (Some(_), Found::Image(_) | Found::Blank | Found::Missing | Found::Foreign(_))
@@ -79,7 +79,7 @@ pub fn look_through(host: &dyn Host, path: &Path) -> Result<(PathBuf, Found)> {
         let folder = path.join(MOUNT_POINT);
         let shown = host
             .stat(&folder)
-            .doing(|| format!("look at {}", folder.display()))?;
+            .doing(|| format!("examine {}", folder.display()))?;
         if let (Some((_, loops)), Some(shown)) = (on(host, path)?, shown)
             && loops
                 .iter()
@@ -134,11 +134,14 @@ pub fn open(
     };
     if let Some(problem) = problem {
         let size = Human(record.size);
-        warnings.push(format!("its image stays at {size}: {}", chain(&problem)));
+        warnings.push(format!(
+            "its image keeps its size of {size}: {}",
+            chain(&problem)
+        ));
     }
     if wanted < record.size {
         warnings.push(format!(
-            "its image has {} and is never made smaller: {} is not heeded",
+            "its image has {} and cannot shrink: image={} is ignored",
             Human(record.size),
             Human(wanted)
         ));
@@ -148,7 +151,10 @@ pub fn open(
     opening.format_once(record, &device)?;
     let folder = opening.mount(&device)?;
     if let Err(error) = opening.grow(&device, &folder) {
-        warnings.push(format!("its file system can't be grown: {}", chain(&error)));
+        warnings.push(format!(
+            "its file system cannot be grown: {}",
+            chain(&error)
+        ));
     }
     for warning in &warnings {
         tracing::warn!(pool = %pool.name, "{warning}");
@@ -190,7 +196,7 @@ impl Inside {
         if let Some(image) = self.image
             && let Err(error) = close(host, image)
         {
-            tracing::warn!(pool = %pool.name, error = %chain(&error), "can't unmount its image");
+            tracing::warn!(pool = %pool.name, error = %chain(&error), "failed to unmount the image of the pool");
         }
     }
 }
@@ -278,11 +284,8 @@ pub(super) fn leave_dead(host: &dyn Host, pool: &PoolDefinition, path: &Path) ->
     }
     match host.perform(&Effect::Unmount { target: &folder }) {
         Err(error) if error.code() == Some(nix::errno::Errno::EBUSY) => Err(Error::Busy {
-            subject: format!(
-                "the image of pool {}, whose file system is dead,",
-                pool.name
-            ),
-            holder: "volumes on it are in use; end their pods".into(),
+            subject: format!("the image of pool {} (its file system is dead)", pool.name),
+            holder: "volumes on it are in use; delete the pods that use them".into(),
         }),
         done => done
             .map(drop)
@@ -293,7 +296,7 @@ pub(super) fn leave_dead(host: &dyn Host, pool: &PoolDefinition, path: &Path) ->
 fn stat_image(host: &dyn Host, path: &Path) -> Result<Option<FileStat>> {
     let image = path.join(IMAGE_FILE);
     host.stat(&image)
-        .doing(|| format!("look at {}", image.display()))
+        .doing(|| format!("examine {}", image.display()))
 }
 
 /// The image in a pool's folder and the loop devices on it; `None` if there is no image.

@@ -41,7 +41,7 @@ pub enum Found {
 pub fn look(host: &dyn Host, path: &Path) -> Result<Found> {
     let Some(names) = host
         .list_dir(path)
-        .doing(|| format!("look at {}", path.display()))?
+        .doing(|| format!("examine {}", path.display()))?
     else {
         return Ok(Found::Missing);
     };
@@ -53,7 +53,7 @@ pub fn look(host: &dyn Host, path: &Path) -> Result<Found> {
     }
     for name in &names {
         if !is_blank_entry(host, path, name)? {
-            return Ok(Found::Foreign(format!("it holds {name:?}")));
+            return Ok(Found::Foreign(format!("it contains {name:?}")));
         }
     }
     Ok(Found::Blank)
@@ -65,7 +65,7 @@ fn is_blank_entry(host: &dyn Host, path: &Path, name: &str) -> Result<bool> {
     let entry = path.join(name);
     let kind = || {
         host.stat(&entry)
-            .doing(|| format!("look at {}", entry.display()))
+            .doing(|| format!("examine {}", entry.display()))
     };
     Ok(match name {
         LOST_AND_FOUND => true,
@@ -76,7 +76,7 @@ fn is_blank_entry(host: &dyn Host, path: &Path, name: &str) -> Result<bool> {
             kind()?.is_none_or(|stat| stat.kind == FileKind::Dir)
                 && host
                     .list_dir(&entry)
-                    .doing(|| format!("look at {}", entry.display()))?
+                    .doing(|| format!("examine {}", entry.display()))?
                     .is_none_or(|inner| inner.is_empty())
         }
         _ => false,
@@ -119,19 +119,17 @@ pub fn check_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
     let refuse = |reason: &str| {
         Err(Error::refused(
             path.display(),
-            format!("a pool can't lie on {name}: {reason}; give a folder on xfs, btrfs or ext4"),
+            format!("a pool cannot be on {name}: {reason}; give a directory on xfs, btrfs or ext4"),
         ))
     };
     if FORGETFUL.contains(&name) {
-        return refuse("it is gone after a reboot, and its volumes with it");
+        return refuse("its contents are lost at a reboot");
     }
     if UNFIT.contains(&name) {
-        return refuse("loop devices on it lose data or don't work at all");
+        return refuse("loop devices on it lose data or do not work at all");
     }
     if DISTANT.contains(&name) || name.starts_with("fuse") {
-        return refuse(
-            "it is no disk of this machine, so neither locks nor loop devices can be trusted on it",
-        );
+        return refuse("it is not a local disk, so locks and loop devices on it are not reliable");
     }
     let mut warnings = Vec::new();
     match name {
@@ -140,12 +138,12 @@ pub fn check_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
             "btrfs copies on write also within an image: thick volumes are refused here".into(),
         ),
         _ => warnings.push(format!(
-            "{name} is not one of the file systems that pools are tested on (xfs, btrfs, ext4)"
+            "{name} is not one of the file systems on which pools are tested (xfs, btrfs, ext4)"
         )),
     }
     if ground.mount_point == Path::new("/") {
         warnings.push(
-            "it lies on the root file system: new volumes leave a fifth of that free, but snapshots may fill it".into(),
+            "it is on the root file system: new volumes leave 20 % of it free, but snapshots may fill it".into(),
         );
     }
     Ok(warnings)
@@ -165,7 +163,7 @@ pub fn check_extent(host: &dyn Host, definition: &PoolDefinition, path: &Path) -
     Err(Error::refused(
         path.display(),
         format!(
-            "extent=SIZE is for pools on xfs, and this is {}; take extent= out of the definition of pool {}",
+            "extent=SIZE is for pools on xfs, but this is {}; remove extent= from the definition of pool {}",
             ground.fs_name, definition.name
         ),
     ))
@@ -175,7 +173,7 @@ pub fn check_extent(host: &dyn Host, definition: &PoolDefinition, path: &Path) -
 pub fn without_sharing(ground: &Ground) -> Option<String> {
     (!ground.shares_blocks).then(|| {
         format!(
-            "this {} can't share blocks between files: a snapshot is a copy, made only while its volume is not in use, and so is a clone",
+            "this {} cannot share blocks between files: snapshots and clones are full copies, and can be made only while the volume is not in use",
             ground.fs_name
         )
     })
@@ -191,7 +189,7 @@ pub fn check_image_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
     if ground.fs_name == "btrfs" {
         return Err(Error::refused(
             path.display(),
-            "image= can't be kept on btrfs, which writes elsewhere even where blocks are reserved; it shares blocks by itself: take image= out",
+            "image= is not possible on btrfs, which copies on write even where blocks are reserved; btrfs shares blocks by itself, so remove image=",
         ));
     }
     let needless = ground.shares_blocks.then(|| {
@@ -213,7 +211,7 @@ pub fn check_image_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
 pub fn make_pool(host: &dyn Host, name: &str, path: &Path, home: HomeId) -> Result<PoolRecord> {
     match look(host, path)? {
         Found::Pool(record) => return Ok(record),
-        Found::Image(_) => return Err(not_blank(path, "it holds an image")),
+        Found::Image(_) => return Err(not_blank(path, "it contains an image")),
         Found::Foreign(what) => return Err(not_blank(path, &what)),
         Found::Missing => make_folder(host, path)?,
         Found::Blank => {}
@@ -232,7 +230,7 @@ pub fn make_pool(host: &dyn Host, name: &str, path: &Path, home: HomeId) -> Resu
     for part in [VOLUMES, SNAPSHOTS, TRASH] {
         let part = path.join(part);
         host.perform(&Effect::MakeDir { path: &part })
-            .doing(|| format!("make pool {name}"))?;
+            .doing(|| format!("create pool {name}"))?;
     }
     if ground.fs_name == "btrfs" {
         // Only while the pool has no image: one that is written in place and one that is not
@@ -240,25 +238,25 @@ pub fn make_pool(host: &dyn Host, name: &str, path: &Path, home: HomeId) -> Resu
         for part in [VOLUMES, SNAPSHOTS] {
             let part = path.join(part);
             host.perform(&Effect::WriteInPlace { path: &part })
-                .doing(|| format!("make pool {name}"))?;
+                .doing(|| format!("create pool {name}"))?;
         }
     }
     // Durable before pool.json says that they are there.
     host.perform(&Effect::SyncDir { path })
-        .doing(|| format!("make pool {name}"))?;
+        .doing(|| format!("create pool {name}"))?;
     record::store(host, &path.join(POOL_FILE), &record)?;
     Ok(record)
 }
 
 /// Creates the folder itself, never its parents: a missing parent is a slip or an absent disk.
 pub(super) fn make_folder(host: &dyn Host, path: &Path) -> Result<()> {
-    let doing = || format!("make the folder {}", path.display());
+    let doing = || format!("create the directory {}", path.display());
     let parent = path.parent().unwrap_or(Path::new("/"));
     if host.stat(parent).doing(doing)?.is_none() {
         return Err(Error::refused(
             path.display(),
             format!(
-                "the folder {} does not exist; is its disk mounted?",
+                "the directory {} does not exist; is its disk mounted?",
                 parent.display()
             ),
         ));
@@ -274,6 +272,6 @@ pub(super) fn make_folder(host: &dyn Host, path: &Path) -> Result<()> {
 pub fn not_blank(path: &Path, what: &str) -> Error {
     Error::refused(
         path.display(),
-        format!("the folder is not empty and not a pool ({what}); give an empty folder"),
+        format!("the directory is neither empty nor a pool ({what}); give an empty directory"),
     )
 }

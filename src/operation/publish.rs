@@ -25,7 +25,7 @@ impl Driver {
         if request.staging_path.is_empty() {
             return Err(Error::refused(
                 format!("volume {}", request.volume_id),
-                "staging_target_path is missing: stage the volume first",
+                "staging_target_path is missing; stage the volume first",
             ));
         }
         let target = self.caller_path("target_path", &request.target_path)?;
@@ -186,7 +186,7 @@ impl Driver {
             Some(other) => Err(Error::refused(
                 format!("volume {}", request.volume_id),
                 format!(
-                    "access mode {} allows one target path, and it is published at {}",
+                    "access mode {} allows one target path, but it is published at {}",
                     single.name(),
                     other.mount_point.display()
                 ),

@@ -117,7 +117,9 @@ impl Driver {
             None => Ok(()),
             Some(problem) => Err(Error::refused(
                 format!("volume {volume_id}"),
-                format!("{problem}; unpublish it everywhere, and it gets a new device"),
+                format!(
+                    "{problem}; unpublish it everywhere, then publish it again with a new device"
+                ),
             )),
         }
     }
@@ -154,7 +156,7 @@ impl Driver {
 
     fn look_at(&self, number: u32) -> Result<Option<LoopStatus>> {
         let found = self.host.loop_status(number);
-        found.doing(|| format!("look at /dev/loop{number}"))
+        found.doing(|| format!("read the state of /dev/loop{number}"))
     }
 
     /// Looks at all of them, and holds those that an earlier process has published. Without a
@@ -169,7 +171,7 @@ impl Driver {
         let mounts = match self.mounts() {
             Ok(mounts) => mounts,
             Err(error) => {
-                tracing::warn!(error = %chain(&error), "can't look at published devices");
+                tracing::warn!(error = %chain(&error), "failed to examine published devices");
                 return;
             }
         };
@@ -182,7 +184,7 @@ impl Driver {
             if nodes.iter().any(|(shown, _)| *shown == number) {
                 // One that can't be looked at now (its disk is dead) says nothing.
                 if let Err(error) = self.compare(uuid, made) {
-                    tracing::debug!(volume = %uuid, error = %chain(&error), "can't look at a published device");
+                    tracing::debug!(volume = %uuid, error = %chain(&error), "failed to examine a published device");
                 }
             } else {
                 let mut devices = self.published.lock();
@@ -211,23 +213,23 @@ impl Driver {
         };
         let mut wrong = Vec::new();
         if now.backing != shown.backing {
-            wrong.push("stands on another file");
+            wrong.push("is attached to another file");
         }
         if now.autoclear {
-            wrong.push("was told to detach");
+            wrong.push("was set to detach when it is closed");
         }
         if now.partscan {
-            wrong.push("has partition scanning on");
+            wrong.push("has partition scanning enabled");
         }
         if now.offset != 0 || now.size_limit != 0 {
-            wrong.push("shows a part of its image");
+            wrong.push("maps only a part of its image");
         }
         if now.read_only != shown.read_only {
-            wrong.push("can be written where it could not, or the reverse");
+            wrong.push("has a different read-only state");
         }
         let problem = (!wrong.is_empty()).then(|| {
             format!(
-                "its device /dev/loop{number} {}, by an act of the pod that uses it or of somebody on the node",
+                "its device /dev/loop{number} {}; it was changed by the pod that uses it or by another process on the node",
                 wrong.join(" and ")
             )
         });
@@ -236,7 +238,7 @@ impl Driver {
         let mend = shown.direct_io && !now.direct_io && now.backing == shown.backing;
         drop(devices);
         if let Some(problem) = problem.filter(|_| is_news) {
-            tracing::error!(volume = %uuid, "a published volume was changed: {problem}");
+            tracing::error!(volume = %uuid, problem, "found a changed device of a published volume");
         }
         if mend {
             self.mend_direct_io(uuid, made, number);
@@ -247,10 +249,10 @@ impl Driver {
     fn mend_direct_io(&self, uuid: Uuid, made: u64, number: u32) {
         match self.host.perform(&Effect::SetDirectIo { number }) {
             Ok(_) => {
-                tracing::warn!(volume = %uuid, number, "direct I/O of a published device was off, and is on again");
+                tracing::warn!(volume = %uuid, number, "re-enabled direct I/O of a published device");
             }
             Err(error) => {
-                tracing::warn!(volume = %uuid, number, error = %chain(&error), "direct I/O of a published device is off, and stays off");
+                tracing::warn!(volume = %uuid, number, error = %chain(&error), "failed to re-enable direct I/O of a published device");
                 // It isn't possible: asked once.
                 let mut devices = self.published.lock();
                 if let Some(shown) = devices.of.get_mut(&uuid).filter(|now| now.made == made) {
@@ -271,7 +273,7 @@ impl Driver {
             .collect();
         let mut devices = self.published.lock();
         for path in lost.difference(&devices.lost) {
-            tracing::error!(path = %path.display(), "a raw block volume is published here, and its loop device was detached: delete its pod");
+            tracing::error!(path = %path.display(), "found a published raw block volume whose loop device was detached; delete its pod");
         }
         devices.lost = lost;
     }
@@ -300,7 +302,7 @@ impl Driver {
                 continue;
             };
             if let Err(error) = self.hold_one(pool, &record, shown) {
-                tracing::warn!(volume = %record.uuid, error = %chain(&error), "can't hold a published device");
+                tracing::warn!(volume = %record.uuid, error = %chain(&error), "failed to open a published device");
             }
         }
     }

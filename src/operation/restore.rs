@@ -98,14 +98,14 @@ impl Driver {
         if limit != 0 && size > limit {
             return Err(Error::OutOfRange {
                 field: "capacity_range.limit_bytes".into(),
-                problem: format!("{limit} is below the {least} bytes of the source"),
+                problem: format!("{limit} is less than the {least} bytes that the source needs"),
             });
         }
         if required != 0 && required < content.size() {
             return Err(Error::OutOfRange {
                 field: "capacity_range.required_bytes".into(),
                 problem: format!(
-                    "{required} is below the {} bytes of the source; ask for at least as much",
+                    "{required} is less than the {} bytes of the source; request at least as much",
                     content.size()
                 ),
             });
@@ -125,7 +125,9 @@ impl Driver {
         if let Some(asked) = record.asked_block_size.filter(|asked| *asked != block_size) {
             return Err(Error::invalid(
                 "parameters.blockSize",
-                format!("{asked} is not the source's {block_size}, which its content has to keep"),
+                format!(
+                    "{asked} does not match the block size of the source, {block_size}, which the copy must keep"
+                ),
             ));
         }
         let formatted = content
@@ -235,7 +237,7 @@ impl Driver {
 
     /// From a filled image to a volume that can be answered.
     pub(super) fn finish(&self, pool: &Pool, record: &VolumeRecord) -> Result<VolumeRecord> {
-        let doing = || format!("make volume {} from its source", record.uuid);
+        let doing = || format!("create volume {} from its source", record.uuid);
         let image = pool.backend.image_path(Image::Volume(record.uuid));
         let mut record = record.clone();
         if let Some(formatted) = &mut record.formatted
@@ -315,7 +317,7 @@ impl Driver {
             .host
             .perform(&whole)
             .map(drop)
-            .doing(|| format!("make {name}"));
+            .doing(|| format!("create {name}"));
         let copied = longer.and_then(|()| {
             self.copy(&copying, &name, images, bytes, from, |progress| {
                 record.copy = Some(progress);
@@ -365,7 +367,7 @@ fn fitting(formatted: &Formatted, capabilities: &[Capability]) -> Result<Formatt
         Err(Error::invalid(
             "volume_capabilities",
             format!(
-                "{wanted} does not fit the source, which is {}",
+                "{wanted} does not match the source, which is formatted as {}",
                 formatted.kind.word()
             ),
         ))
@@ -419,7 +421,7 @@ pub(super) fn copy_options(record: &VolumeRecord, fs: FsType, given: &[String]) 
     if !harmful.is_empty() {
         tracing::warn!(
             volume = %record.uuid, options = harmful.join(", "),
-            "options stop the machine at an error or leave out recovery: it is mounted without them"
+            "mounting without options that stop the machine at an error or skip recovery"
         );
     }
     options

@@ -186,7 +186,7 @@ impl Driver {
         match found.next() {
             None => seen.map(|()| vec![lock]),
             Some(_) => Err(Error::Pending {
-                what: format!("group snapshot {group}, of which an earlier call has left members,"),
+                what: format!("group snapshot {group} (an earlier call has left members)"),
             }),
         }
     }
@@ -198,7 +198,7 @@ impl Driver {
         let [volume_id] = begin.volume_ids.as_slice() else {
             return Err(Error::invalid(
                 "source_volume_ids",
-                "must be one volume where there is no group_id",
+                "must contain one volume if there is no group_id",
             ));
         };
         if self.find_snapshot_name(name)?.is_some() {
@@ -293,7 +293,7 @@ fn steps(local: &mut dyn Participant, coordinator: &mut dyn Coordinator) -> Resu
 fn out_of_order() -> Error {
     Error::invalid(
         "step",
-        "is out of order: begin, ready, ahead, prepare, freeze, cut, written, keep, commit",
+        "is out of order; the order is begin, ready, ahead, prepare, freeze, cut, written, keep, commit",
     )
 }
 

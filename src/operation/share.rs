@@ -211,7 +211,7 @@ impl Driver {
         others.try_for_each(|(_, one)| {
             ready(one).map_err(|first| Error::Undo {
                 first: Box::new(first),
-                undo: "a member of the group is not committed yet".into(),
+                undo: "at least one member of the group is not committed yet".into(),
             })
         })
     }

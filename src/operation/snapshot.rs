@@ -68,7 +68,7 @@ impl Driver {
             .first()
             .map(|one| self.snapshot(&one.pool, &one.record));
         each.ok_or_else(|| Error::Bug {
-            invariant: "one source is one snapshot".into(),
+            invariant: "a single snapshot has a single source".into(),
         })
     }
 
@@ -181,7 +181,7 @@ impl Driver {
             None => Ok(()),
             Some(group) => Err(Error::Unsettled {
                 group: group.to_string(),
-                reason: "not all of its members are on pools that this node serves".into(),
+                reason: "not all of its members are in pools that this node serves".into(),
             }),
         }
     }
@@ -205,7 +205,7 @@ impl Driver {
             return Err(Error::invalid(
                 "snapshot_id",
                 format!(
-                    "{snapshot_id} is a member of the group snapshot {}, and is deleted with it (DeleteVolumeGroupSnapshot)",
+                    "{snapshot_id} is a member of the group snapshot {}; delete the group with DeleteVolumeGroupSnapshot",
                     of.id
                 ),
             ));

@@ -179,7 +179,7 @@ impl Driver {
         Err(Error::refused(
             format!("volume {}", record.uuid),
             format!(
-                "it has been used as {}, access type {wanted} would destroy that",
+                "it was used as {}, and access type {wanted} would destroy its data",
                 formatted.kind.word()
             ),
         ))
@@ -193,7 +193,7 @@ pub(super) fn for_its_readers(record: &VolumeRecord, asked: &Capability) -> Resu
     }
     Err(Error::invalid(
         "volume_capability.access_mode",
-        "MULTI_NODE_READER_ONLY is not what the volume was made for; give a SINGLE_NODE mode, or make a volume from it with that mode alone",
+        "MULTI_NODE_READER_ONLY was not requested when the volume was created; give a SINGLE_NODE mode, or create a volume from it with only that mode",
     ))
 }
 

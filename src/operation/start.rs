@@ -44,9 +44,9 @@ pub(super) fn folder(definition: &PoolDefinition) -> PathBuf {
 fn sweep(seams: &Seams) {
     match seams.freezer.sweep() {
         Ok(volumes) if volumes.is_empty() => {}
-        Ok(volumes) => tracing::warn!(?volumes, "thawed what a crash had left frozen"),
+        Ok(volumes) => tracing::warn!(?volumes, "thawed file systems after a crash"),
         Err(error) => {
-            tracing::error!(error = %chain(&error), "can't end the freezes that a crash has left");
+            tracing::error!(error = %chain(&error), "failed to thaw file systems after a crash");
         }
     }
 }
@@ -67,7 +67,7 @@ impl Driver {
         if record != NodeRecord::default()
             && let Err(error) = host.perform(&Effect::SyncDir { path: folder })
         {
-            tracing::error!(error = %chain(&error), "can't make the node record durable");
+            tracing::error!(error = %chain(&error), "failed to sync the node record");
         }
         let questions = PoolQuestions::new();
         let hanging = watch::hanging(&host, &questions, &settings.pools);
@@ -119,7 +119,7 @@ impl Driver {
             return Err(error);
         }
         if let Err(error) = driver.forget_earlier_stages() {
-            tracing::warn!(error = %chain(&error), "entries of an earlier boot stay in the state directory");
+            tracing::warn!(error = %chain(&error), "failed to remove entries of an earlier boot from the state directory");
         }
         driver.watch_published();
         driver.remember()?;
@@ -147,7 +147,7 @@ impl Driver {
             }
             // It's written again.
             Ok(None) => {}
-            Err(error) => tracing::error!(error = %chain(&error), "can't read the node record"),
+            Err(error) => tracing::error!(error = %chain(&error), "failed to read the node record"),
         }
     }
 
@@ -203,7 +203,7 @@ impl Driver {
                 return refused(
                     Some(pool.id),
                     format!(
-                        "it belongs to home {}, this machine is {}; if its disk came here for good, run `slackwater pool adopt {}`",
+                        "it belongs to home {}, but the home of this machine is {}; if its disk was moved here permanently, run `slackwater pool adopt {}`",
                         pool.home,
                         self.home(),
                         definition.name
@@ -265,7 +265,7 @@ impl Driver {
             Found::Locked(_) => Err(Error::Locked {
                 place: path.display().to_string(),
             }),
-            Found::Blank => refused(None, format!("{} has no pool any more", path.display())),
+            Found::Blank => refused(None, format!("{} contains no pool", path.display())),
         }
     }
 
@@ -276,7 +276,7 @@ impl Driver {
     fn rival(&self, definition: &PoolDefinition, id: PoolId) -> Option<(Option<PoolId>, String)> {
         let why = |place: &PoolPlace| {
             format!(
-                "the same pool ({id}) is also at {place}; one of them is a copy: take the one that is not to be used out of the configuration"
+                "the same pool ({id}) also exists at {place}; one of them is a copy: remove the one that must not be used from the configuration"
             )
         };
         if let Some(pool) = self.serving().into_iter().find(|pool| pool.id() == id) {
@@ -306,7 +306,7 @@ impl Driver {
                 Err(error) if is_named => Some((
                     Some(id),
                     format!(
-                        "this machine had the same pool ({id}) at {}, which can't be read now ({}); if that one is gone for good, take it out of the configuration",
+                        "this machine had the same pool ({id}) at {}, which cannot be read now ({}); if that pool is permanently gone, remove it from the configuration",
                         other.place,
                         chain(&error)
                     ),
@@ -326,7 +326,7 @@ impl Driver {
     ) -> Result<Pool> {
         let host = self.host.as_ref();
         let ground = PoolGround::of(host, definition, folders, &self.machine_folders())?;
-        let doing = || format!("look at pool {}", definition.name);
+        let doing = || format!("examine pool {}", definition.name);
         let place = self.host.stat(&backend.path()).doing(doing)?;
         let mounts = self.mounts()?;
         let leftovers = backend.recover(&|device| !usage::of_device(&mounts, device).is_empty())?;
@@ -341,7 +341,7 @@ impl Driver {
         let (ended, failed) = self.end_left_inline(&pool);
         pool.leftovers.ephemeral = ended;
         if let Some(error) = failed {
-            tracing::error!(pool = %definition.name, error = %chain(&error), "can't end an inline volume that nothing uses");
+            tracing::error!(pool = %definition.name, error = %chain(&error), "failed to delete an unused inline volume");
         }
         tracing::info!(pool = %definition.name, id = %pool.id(), volumes = pool.backend.count(), leftovers = pool.leftovers.total(), "serving");
         Ok(pool)
@@ -365,7 +365,7 @@ impl Driver {
     /// The same as [`Driver::remember`]; a failure is tried again by the next look.
     pub(super) fn note_served(&self) {
         if let Err(error) = self.remember() {
-            tracing::error!(error = %chain(&error), "can't write the node record");
+            tracing::error!(error = %chain(&error), "failed to write the node record");
         }
     }
 
@@ -386,7 +386,7 @@ impl Driver {
             && self
                 .host
                 .stat(path)
-                .doing(|| "look at the node record".into())?
+                .doing(|| "examine the node record".into())?
                 .is_some()
         {
             return Ok(());
@@ -405,7 +405,7 @@ pub(super) fn tell(state: &PoolState) {
         definition, why, ..
     } = state
     {
-        tracing::error!(pool = %definition.name, "not served: {why}");
+        tracing::error!(pool = %definition.name, reason = why, "refusing to serve a pool");
     }
 }
 
@@ -442,10 +442,10 @@ fn absent(path: &Path, found: &pool_make::Found, last: Option<KnownPool>) -> Str
     let what = if *found == pool_make::Found::Missing {
         "does not exist"
     } else {
-        "has no pool"
+        "contains no pool"
     };
     format!(
-        "{} {what}, but this machine had it at {}; is its disk mounted? (`slackwater pool forget` ends it)",
+        "{} {what}, but this machine had it at {}; is its disk mounted? (If it is permanently gone: `slackwater pool forget`)",
         path.display(),
         last.map(|known| known.place).unwrap_or_default()
     )
@@ -456,7 +456,7 @@ fn no_pool(definition: &PoolDefinition, path: &Path, found: &pool_make::Found) -
         pool_make::Found::Missing => "does not exist".to_string(),
         pool_make::Found::Foreign(what) => format!("is not a pool: {what}"),
         pool_make::Found::Pool(_) | pool_make::Found::Image(_) | pool_make::Found::Blank => {
-            "is empty and was never a pool".to_string()
+            "is empty and has never been a pool".to_string()
         }
     };
     Error::refused(

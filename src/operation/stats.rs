@@ -60,7 +60,7 @@ impl Driver {
         let space = self
             .host
             .space_caller(path)
-            .doing(|| format!("measure {}", path.display()))?;
+            .doing(|| format!("read the usage of {}", path.display()))?;
         let bytes = Usage {
             total: space.total,
             available: Some(space.available),

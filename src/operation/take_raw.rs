@@ -50,7 +50,7 @@ impl Driver {
             Ok(uuid) => uuid,
             Err(found) => {
                 return refuse(format!(
-                    "it has been used as a raw block device, and {found}; only one whole {fs} can be mounted, and nothing else is ever made of it"
+                    "it was used as a raw block device, and {found}; only a volume that is one complete {fs} can be mounted, and the volume is not formatted"
                 ));
             }
         };
@@ -87,7 +87,7 @@ impl Driver {
         };
         self.host
             .perform(&renew)
-            .doing(|| format!("give the btrfs of volume {} a new fsid", record.uuid))?;
+            .doing(|| format!("assign a new fsid to the btrfs of volume {}", record.uuid))?;
         Ok(uuid)
     }
 }
@@ -95,21 +95,21 @@ impl Driver {
 /// The uuid of the one file system on a device, or what is there instead.
 fn whole(signature: &Signature, fs: FsType, bytes: u64) -> std::result::Result<Uuid, String> {
     match signature {
-        Signature::None => Err("nothing that is known is on it".into()),
-        Signature::Other(what) => Err(format!("{what} is on it")),
+        Signature::None => Err("no known file system was found on it".into()),
+        Signature::Other(what) => Err(format!("{what} was found on it")),
         Signature::Fs { name, .. } if name != fs.name() => {
-            Err(format!("{name} is on it, where {fs} is asked for"))
+            Err(format!("{name} was found on it instead of {fs}"))
         }
         Signature::Fs {
             beside: Some(what), ..
-        } => Err(format!("{what} is on it beside {fs}")),
+        } => Err(format!("{what} was found on it in addition to {fs}")),
         Signature::Fs {
             size: Some(size),
             uuid,
             ..
         } if *size <= bytes => Ok(uuid.parse().unwrap_or_default()),
         Signature::Fs { size, .. } => Err(format!(
-            "the {fs} on it has {} bytes, of which {bytes} are there",
+            "the {fs} on it has {} bytes, but the volume has {bytes}",
             size.map_or("an unknown number of".into(), |size| size.to_string())
         )),
     }

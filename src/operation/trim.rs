@@ -31,7 +31,7 @@ impl Driver {
             Ok(true) => {}
             Ok(false) => return,
             Err(error) => {
-                tracing::debug!(pool = %name, error = %chain(&error), "can't look when volumes were trimmed");
+                tracing::debug!(pool = %name, error = %chain(&error), "failed to read when the volumes of a pool were last trimmed");
                 return;
             }
         }
@@ -44,13 +44,13 @@ impl Driver {
                 Ok(true) => trimmed += 1,
                 Ok(false) => {}
                 Err(error) => {
-                    tracing::warn!(pool = %name, volume = %record.uuid, error = %chain(&error), "can't trim a volume; the next round tries again");
+                    tracing::warn!(pool = %name, volume = %record.uuid, error = %chain(&error), "failed to trim a volume, will retry at the next interval");
                 }
             }
         }
         tracing::info!(pool = %name, volumes = trimmed, "trimmed the volumes in use");
         if let Err(error) = pool.backend.note_trimmed(begun) {
-            tracing::warn!(pool = %name, error = %chain(&error), "can't note that volumes were trimmed; the next start trims them again");
+            tracing::warn!(pool = %name, error = %chain(&error), "failed to record the time of a trim; the next start trims the volumes again");
         }
     }
 

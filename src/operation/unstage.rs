@@ -89,7 +89,7 @@ impl Driver {
                 return Err(Error::refused(
                     path.display(),
                     format!(
-                        "what is mounted there ({} of {}) is not this volume",
+                        "the file system mounted there ({} of {}) is not this volume",
                         top.fs_name,
                         top.source.display()
                     ),
@@ -105,7 +105,7 @@ impl Driver {
         match self.host.perform(&Effect::Unmount { target: path }) {
             Ok(_) => Ok(()),
             Err(error) if error.code() == Some(Errno::EBUSY) => {
-                let reason = "a process has files on it open, or works in it; end that first";
+                let reason = "a process has files on it open or its working directory there; stop that process first";
                 Err(Error::refused(path.display(), reason))
             }
             Err(error) => Err(error).doing(|| format!("unmount {}", path.display())),
@@ -131,7 +131,7 @@ impl Driver {
                 .filter(|found| usage::of_device(&mounts, &found.device).is_empty())
             {
                 if self.is_claimed(&found.device)? {
-                    tracing::warn!(volume = %uuid, device = %found.device.path.display(), "unmounted here, but a file system or another device still holds it{}", self.holders(&found.device));
+                    tracing::warn!(volume = %uuid, device = %found.device.path.display(), "unmounted a volume here, but a file system or another device still holds its device{}", self.holders(&found.device));
                     continue;
                 }
                 pool.backend.detach(uuid, &found.device)?;
@@ -163,7 +163,7 @@ impl Driver {
         former: Option<u64>,
     ) -> Result<Vec<Device>> {
         let found = self.host.loop_devices(is_named);
-        let mut found = found.doing(|| "look at loop devices".into())?;
+        let mut found = found.doing(|| "list loop devices".into())?;
         found.retain(|one| match &one.status {
             Ok(status) => Some(status.backing.device) == former,
             Err(_) => true,
@@ -186,7 +186,7 @@ impl Driver {
                 Err(_) => continue,
             };
             if usage::of_device(&mounts, &device).is_empty() && !self.is_claimed(&device)? {
-                tracing::info!(device = %device.path.display(), "detaching it: its disk is dead, and nothing shows it");
+                tracing::info!(device = %device.path.display(), "detaching an unused device of a dead disk");
                 let ended = self.host.perform(&effect);
                 ended.doing(|| format!("detach {}", device.path.display()))?;
             }
@@ -202,7 +202,7 @@ impl Driver {
     pub(super) fn refuse_frozen(&self, volume_id: &str) -> Result<()> {
         let journalled = self.seams.freezer.journalled();
         let journalled = journalled
-            .doing(|| "look at the journal of freezes".into())
+            .doing(|| "read the freeze journal".into())
             .map_err(Error::unseen)?;
         match journalled.iter().any(|one| one.volume_id == volume_id) {
             true => Err(Error::Pending {
@@ -244,7 +244,7 @@ impl Driver {
             .filter(|found| !still.iter().any(|still| still.device == found.device))
         {
             if let Err(error) = pool.backend.released(&record, &gone.device) {
-                tracing::warn!(volume = %uuid, error = %chain(&error), "a limit of this volume stays on its device");
+                tracing::warn!(volume = %uuid, error = %chain(&error), "failed to reset a limit of a released loop device");
             }
         }
         Ok(())
@@ -258,7 +258,7 @@ pub(super) fn without_disk(unmount: impl Fn(bool) -> Result<()>) -> Result<()> {
     match unmount(false) {
         Err(error) if error.is_lost_disk() => unmount(true).inspect(|()| {
             if let Err(error) = unmount(false) {
-                tracing::debug!(error = %chain(&error), "unmounted; what its pool has of it is ended later");
+                tracing::debug!(error = %chain(&error), "unmounted a volume of a dead disk, its device is cleaned up later");
             }
         }),
         done => done,

@@ -42,7 +42,7 @@ impl Driver {
         let holders: Vec<String> = holders.collect();
         match holders.is_empty() {
             true => String::new(),
-            false => format!("; {} stands on it", holders.join(", ")),
+            false => format!("; used by {}", holders.join(", ")),
         }
     }
 
@@ -62,7 +62,7 @@ impl Driver {
     pub(super) fn find_claim(&self, device: &Device) -> Result<Option<String>> {
         let claim = |holders| {
             format!(
-                "{} is held by a file system that is not mounted here (frozen, or in another mount namespace), or by a program that has it open exclusively, such as a mkfs that has not ended{holders}",
+                "{} is held by a file system that is not mounted here (frozen, or in another mount namespace), or by a program that has it open exclusively, such as a running mkfs{holders}",
                 device.path.display()
             )
         };
@@ -74,7 +74,7 @@ impl Driver {
     pub(super) fn is_claimed(&self, device: &Device) -> Result<bool> {
         self.host
             .is_claimed(device)
-            .doing(|| format!("look at {}", device.path.display()))
+            .doing(|| format!("examine {}", device.path.display()))
             .map_err(Error::unseen)
     }
 }

@@ -100,16 +100,16 @@ impl Driver {
         match self.questions.ask(about, patience, question) {
             Some(Ok(())) => Ok(()),
             Some(Err(error)) if error.is_lost_disk() => Err(format!(
-                "its disk is dead, and is to be mounted anew ({})",
+                "its disk is dead and must be mounted again ({})",
                 chain(&error)
             )),
             // A full disk, for one, is no dead one.
             Some(Err(error)) => {
-                tracing::debug!(pool = %pool.definition.name, error = %chain(&error), "can't write to its disk now");
+                tracing::debug!(pool = %pool.definition.name, error = %chain(&error), "failed to write to the disk of a pool");
                 Ok(())
             }
             None => Err(format!(
-                "its disk hangs: nothing could be written to it for {} s; is its file system frozen, or its disk gone?",
+                "its disk hangs: nothing could be written to it for {} s; check whether its file system is frozen or its disk is gone",
                 patience.as_secs()
             )),
         }
@@ -162,7 +162,7 @@ impl Driver {
         backend: &FileBackend,
         was: Option<u64>,
     ) -> Result<Option<String>> {
-        let doing = || format!("look at {}", backend.path().display());
+        let doing = || format!("examine {}", backend.path().display());
         let now = self.host.stat(&backend.path()).doing(doing)?;
         let former = was.filter(|was| now.is_none_or(|now| now.id.device != *was));
         let names = folders(backend);
@@ -176,7 +176,7 @@ impl Driver {
             .collect();
         Ok((!there.is_empty()).then(|| {
             format!(
-                "its disk was mounted anew, and {} of its volumes still stand on it as it was before; end the pods that use them",
+                "its disk was mounted again, but {} of its volumes still use the previous mount; delete the pods that use them",
                 there.join(", ")
             )
         }))
@@ -290,7 +290,7 @@ pub(super) fn no_answer(definition: &PoolDefinition) -> Error {
     Error::Unreachable {
         what: format!("pool {}", definition.name),
         reason: format!(
-            "its disk does not answer: nothing could be written to it for {} s; is its file system frozen, or its disk gone?",
+            "its disk does not answer: nothing could be written to it for {} s; check whether its file system is frozen or its disk is gone",
             PATIENCE.as_secs()
         ),
     }

@@ -43,7 +43,7 @@ impl Router {
         Err(Error::Answered {
             code: Code::FailedPrecondition as i32,
             message: format!(
-                "volume {} is on node {}, and can't be had on node {}",
+                "volume {} is on node {} and cannot be attached to node {}",
                 asked.volume_id,
                 agent.node(),
                 asked.node_id

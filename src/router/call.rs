@@ -62,7 +62,7 @@ impl Call<'_> {
             if left.is_zero() {
                 return Err(Error::Answered {
                     code: Code::DeadlineExceeded as i32,
-                    message: "the call's time is over".into(),
+                    message: "the deadline of the call has passed".into(),
                 });
             }
             request.set_timeout(left);

@@ -48,11 +48,11 @@ impl Router {
     pub(super) fn refuse(&self, agent: &Agent, why: &str) -> Error {
         agent.refused();
         let node = agent.node();
-        tracing::warn!(node, why, "an agent's answer is refused");
-        let message = format!("an answer of this node's agent was refused: {why}");
+        tracing::warn!(node, reason = why, "rejected an answer of an agent");
+        let message = format!("an answer of this node's agent was rejected: {why}");
         let about = About::Node(node.to_string());
         self.cluster.tell(&about, true, "AnswerRefused", message);
-        agent.unreachable(&format!("its answer was refused: {why}"))
+        agent.unreachable(&format!("its answer was rejected: {why}"))
     }
 
     /// An answer that was looked at.
@@ -74,7 +74,7 @@ impl Router {
             true => Ok(()),
             false => Err(self.refuse(
                 agent,
-                &format!("it names pool {pool}, which it does not have"),
+                &format!("it names pool {pool}, which belongs to another node"),
             )),
         }
     }
@@ -153,7 +153,7 @@ impl Router {
             .find(|target| !left.remove(&target.volume_id));
         let verdict = other.map_or(Ok(()), |other| {
             Err(format!(
-                "{:?} is not a volume that it was to cut",
+                "{:?} is not a volume that it was asked to cut",
                 short(&other.volume_id)
             ))
         });
@@ -166,10 +166,10 @@ impl Router {
 fn named(id: Option<&str>, kind: NameKind, name: &str) -> Verdict<VolumeId> {
     let id = id.unwrap_or_default();
     let parsed = id.parse::<VolumeId>();
-    let parsed = parsed.map_err(|_| format!("{:?} is not an id", short(id)))?;
+    let parsed = parsed.map_err(|_| format!("{:?} is not a valid ID", short(id)))?;
     match parsed == VolumeId::of_name(parsed.pool, kind, name) {
         true => Ok(parsed),
-        false => Err(format!("{id} is not the id of {name:?}")),
+        false => Err(format!("{id} is not the ID of {name:?}")),
     }
 }
 
@@ -178,7 +178,7 @@ pub(super) fn same(asked: &str, answered: Option<&str>) -> Verdict {
     match answered {
         Some(answered) if answered == asked => Ok(()),
         other => Err(format!(
-            "it was asked about {asked}, and answers about {:?}",
+            "the request was about {asked}, but the answer is about {:?}",
             short(other.unwrap_or_default())
         )),
     }
@@ -200,36 +200,45 @@ fn volume(
     (key, home): (&str, &str),
 ) -> Verdict {
     let Some(made) = &answer.volume else {
-        return Err("it names no volume".into());
+        return Err("it contains no volume".into());
     };
     let at_home = |topology: &csi::Topology| {
         topology.segments.len() == 1 && topology.segments.get(key).is_some_and(|at| at == home)
     };
     if made.accessible_topology.len() != 1 || !made.accessible_topology.iter().all(at_home) {
         return Err(format!(
-            "volume {} is not at its home {home}",
+            "the topology of volume {} is not its home {home}",
             made.volume_id
         ));
     }
     if made.content_source.as_ref() != source {
-        return Err(format!("volume {} has another source", made.volume_id));
+        return Err(format!(
+            "volume {} has a different content source",
+            made.volume_id
+        ));
     }
     let size = u64::try_from(made.capacity_bytes).unwrap_or(0);
     let range = &asked.capacity;
     if size < range.required || (range.limit > 0 && size > range.limit) {
-        return Err(format!("volume {} has {size} bytes", made.volume_id));
+        return Err(format!(
+            "volume {} has a wrong size of {size} bytes",
+            made.volume_id
+        ));
     }
     let texts = made.volume_context.iter();
     let length: usize = texts.map(|(key, value)| key.len() + value.len()).sum();
     match length > TEXT_BYTES {
-        true => Err(format!("volume {} has too much context", made.volume_id)),
+        true => Err(format!(
+            "the context of volume {} is too long",
+            made.volume_id
+        )),
         false => Ok(()),
     }
 }
 
 fn snapshot((name, source): (&str, &str), answer: &csi::CreateSnapshotResponse) -> Verdict {
     let Some(made) = &answer.snapshot else {
-        return Err("it names no snapshot".into());
+        return Err("it contains no snapshot".into());
     };
     let id = named(Some(&made.snapshot_id), NameKind::Snapshot, name)?;
     let of = source.parse::<VolumeId>();
@@ -239,7 +248,7 @@ fn snapshot((name, source): (&str, &str), answer: &csi::CreateSnapshotResponse) 
     }
     match made.group_snapshot_id.is_empty() && made.size_bytes >= 0 {
         true => Ok(()),
-        false => Err(format!("{id} is not a snapshot of its own")),
+        false => Err(format!("{id} is a member of a group")),
     }
 }
 
@@ -252,7 +261,7 @@ pub(super) fn page(
 ) -> Verdict<Option<VolumeId>> {
     if ids.len() > most || (goes_on && ids.is_empty()) {
         return Err(format!(
-            "a page of {} entries where {most} were asked for",
+            "a page has {} entries although at most {most} were requested",
             ids.len()
         ));
     }
@@ -260,7 +269,12 @@ pub(super) fn page(
     for text in ids {
         let id = text.parse::<VolumeId>().ok().filter(|id| id.pool == pool);
         let id = id.filter(|id| last.is_none_or(|last| last < *id));
-        let out_of_place = || format!("{:?} is out of place in a list of pool {pool}", short(text));
+        let out_of_place = || {
+            format!(
+                "{:?} is out of order in the list of pool {pool}",
+                short(text)
+            )
+        };
         last = Some(id.ok_or_else(out_of_place)?);
     }
     Ok(last)
@@ -269,7 +283,7 @@ pub(super) fn page(
 fn share(group: GroupId, told: &GetGroupResponse, has: impl Fn(PoolId) -> bool) -> Verdict {
     let (members, sources) = (&told.all_member_ids, &told.all_source_volume_ids);
     if members.len() != sources.len() || members.len().max(told.members.len()) > MOST_PARTS {
-        return Err("the members of a group are not those of its sources".into());
+        return Err("the members of a group do not match its sources".into());
     }
     let is_member = |member: &str, source: &str| -> Verdict<SnapshotId> {
         let source = source.parse::<VolumeId>();
@@ -282,13 +296,15 @@ fn share(group: GroupId, told: &GetGroupResponse, has: impl Fn(PoolId) -> bool) 
         shares |= has(is_member(member, source)?.pool);
     }
     if !shares {
-        return Err(format!("it has no part in group {group}, and says who has"));
+        return Err(format!(
+            "it reports members of group {group} but has none of them"
+        ));
     }
     for member in &told.members {
         let id = is_member(&member.snapshot_id, &member.source_volume_id)?;
         let known = |text: &String| members.is_empty() || members.contains(text);
         if !has(id.pool) || !known(&member.snapshot_id) || !is_bounded(member) {
-            return Err(format!("{id} is not a member that it has"));
+            return Err(format!("{id} is not a member on this node"));
         }
     }
     Ok(())
@@ -305,11 +321,11 @@ pub(super) fn description(mut told: DescribeResponse) -> Verdict<DescribeRespons
     if told.pools.len() > MOST_POOLS || groups > MOST_GROUPS {
         let pools = told.pools.len();
         return Err(format!(
-            "it shows {pools} pools and {groups} unsettled groups"
+            "it reports {pools} pools and {groups} groups in doubt, which is too many"
         ));
     }
     if !is_label(&told.home) {
-        return Err(format!("{:?} is not a home", short(&told.home)));
+        return Err(format!("{:?} is not a valid home", short(&told.home)));
     }
     let mut ids = BTreeSet::new();
     for pool in &mut told.pools {
@@ -317,7 +333,7 @@ pub(super) fn description(mut told: DescribeResponse) -> Verdict<DescribeRespons
         let is_new = pool.id.is_empty() || ids.insert(pool.id.clone());
         if !is_id || !is_new || pool.name.len() > NAME_BYTES {
             let (name, id) = (short(&pool.name), short(&pool.id));
-            return Err(format!("{name:?} with the id {id:?} is not a pool"));
+            return Err(format!("the pool {name:?} with the ID {id:?} is not valid"));
         }
         cut(&mut pool.place, TEXT_BYTES);
         cut(&mut pool.refusal, TEXT_BYTES);

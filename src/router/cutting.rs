@@ -157,7 +157,7 @@ impl Router {
         };
         let task = tokio::spawn(work.instrument(tracing::Span::current()));
         task.await.map_err(|panic| Error::Bug {
-            invariant: format!("a cut ends without a panic: {panic}"),
+            invariant: format!("no cut panics: {panic}"),
         })?
     }
 
@@ -227,7 +227,7 @@ impl Router {
         };
         let task = tokio::task::spawn_blocking(tries);
         task.await.map_err(|panic| Error::Bug {
-            invariant: format!("a cut ends without a panic: {panic}"),
+            invariant: format!("no cut panics: {panic}"),
         })?
     }
 
@@ -383,7 +383,7 @@ impl Router {
             // It's committed: a repeat, or the next look, has the others follow.
             Some(first) => Err(Error::Undo {
                 first: Box::new(first),
-                undo: "a member of the group is not committed yet".into(),
+                undo: "at least one member of the group is not committed yet".into(),
             }),
         }
     }

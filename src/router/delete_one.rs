@@ -81,7 +81,7 @@ impl Router {
             match router.asked_to_delete(&agent, request).await? {
                 None => Ok(()),
                 Some(_) => Err(unsettled(format!(
-                    "the agent of node {} has a member in doubt again",
+                    "the agent of node {} reports a member in doubt again",
                     agent.node()
                 ))),
             }
@@ -101,7 +101,10 @@ impl Router {
             "" => Ok(None),
             group => group.parse().map(Some),
         };
-        self.checked(agent, group.map_err(|_| "it names no group".to_string()))
+        self.checked(
+            agent,
+            group.map_err(|_| "it contains no valid group ID".to_string()),
+        )
     }
 }
 
@@ -116,7 +119,7 @@ impl Admin for Router {
         _request: Request<CheckVolumeRequest>,
     ) -> Answer<CheckVolumeResponse> {
         Err(tonic::Status::unimplemented(
-            "a volume is checked by the driver of its node: run this in the container of that driver",
+            "a volume is checked by the driver of its node; run this command in the container of that driver",
         ))
     }
 

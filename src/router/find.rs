@@ -36,7 +36,7 @@ impl Router {
         let mut client = agent.client().await?;
         let question = call.request(question)?;
         let Ok(answer) = timeout(LOOK_UP, client.find(question)).await else {
-            let problem = format!("it doesn't look a name up within {} s", LOOK_UP.as_secs());
+            let problem = format!("it did not look up a name within {} s", LOOK_UP.as_secs());
             return Err(agent.unreachable(&problem));
         };
         let found = answer.map_err(|status| agent.error(&status))?.into_inner();

@@ -308,7 +308,7 @@ async fn ask<T>(what: &str, answer: impl Future<Output = Result<T, KubeError>>) 
         Ok(Ok(answer)) => return Ok(answer),
         Ok(Err(error)) => chain(&error),
         Err(_) => format!(
-            "the API server has not answered within {} s",
+            "the API server did not answer within {} s",
             PATIENCE.as_secs()
         ),
     };

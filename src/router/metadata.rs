@@ -88,7 +88,7 @@ fn passed_on<T: Send + 'static>(rpc: Rpc, agent: Arc<Agent>, stream: Streaming<T
             tracing::warn!(
                 node = agent.node(),
                 error = status.message(),
-                "the stream broke off"
+                "failed to continue a stream"
             );
             status
         })

@@ -121,7 +121,7 @@ impl Router {
             [agent] => agent.clone(),
             [first, second, ..] => {
                 let (first, second) = (first.node(), second.node());
-                let reason = format!("the agents of nodes {first} and {second} both have it");
+                let reason = format!("the agents of nodes {first} and {second} both report it");
                 return Err(not_at_home(home, reason));
             }
         };
@@ -139,7 +139,7 @@ impl Router {
         if self.usable_pool(&agent, class).is_none() && self.is_known_class(class) {
             let pool = class.unwrap_or("default");
             let node = agent.node();
-            return Ok(Tried::No(format!("node {node} has no pool {pool} to use")));
+            return Ok(Tried::No(format!("node {node} has no usable pool {pool}")));
         }
         match self.create(call, &agent, message.clone(), asked).await {
             Ok(made) => Ok(Tried::Made(made)),
@@ -178,7 +178,8 @@ impl Router {
         }
         match (claiming, nodes.first()) {
             (Some(claiming), Some(node)) if agents.is_empty() => {
-                let reason = format!("node {node} has it, and node {claiming} says that it has it");
+                let reason =
+                    format!("it belongs to node {node}, but node {claiming} reports it too");
                 Err(not_at_home(home, reason))
             }
             _ => Ok(agents),
@@ -330,13 +331,13 @@ fn not_at_home(home: &str, reason: String) -> Error {
 }
 
 fn gone(node: &str) -> String {
-    format!("node {node} is not in the cluster any more")
+    format!("node {node} is no longer in the cluster")
 }
 
 /// The scheduler is to choose again.
 fn exhausted(noes: &[String]) -> Error {
     let message = match noes {
-        [] => "no node is known that could have it".to_string(),
+        [] => "no node is known that could provide it".to_string(),
         noes => noes.join("; "),
     };
     Error::Answered {

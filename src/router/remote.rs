@@ -150,7 +150,7 @@ impl Line {
     async fn step(&self, step: Step, limit: Duration) -> Result<Answer> {
         fault(word(&step));
         let mut state = self.state.lock().await;
-        let lost = || self.agent.unreachable("its share in the cut has ended");
+        let lost = || self.agent.unreachable("its part in the cut has ended");
         let steps = self.steps().clone().ok_or_else(lost)?;
         let sent = steps.send(CutRequest { step: Some(step) }).await;
         // Held no longer, so that a halt is the end of the steps.
@@ -179,7 +179,7 @@ impl Line {
                 return Err(lost());
             }
             (Ok(Ok(Some(CutResponse { answer: None }) | None)), _) => {
-                self.agent.unreachable("it ended its share in the cut")
+                self.agent.unreachable("it ended its part in the cut")
             }
             (Ok(Err(status)), _) => self.agent.error(&status),
         };
@@ -209,7 +209,7 @@ impl Line {
 
     fn out_of_step(&self, answer: &Answer) -> Error {
         self.agent.unreachable(&format!(
-            "it answered another step than it was told: {answer:?}"
+            "it answered a different step than requested: {answer:?}"
         ))
     }
 }

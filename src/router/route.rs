@@ -114,9 +114,7 @@ impl Router {
         Err(Error::Unreachable {
             what: self.in_words(pool),
             reason: format!(
-                "node {last} had it last, and its agent can't be asked. It is shown on {claiming}, \
-                 which is not used: if its disk has moved there, say so: slackwater pool hand-over \
-                 {pool} --to NODE"
+                "it was last on node {last}, whose agent cannot be reached. Node {claiming} reports it now, but is not used: if its disk was moved there, run slackwater pool hand-over {pool} --to NODE"
             ),
         })
     }
@@ -159,8 +157,7 @@ impl Router {
                     return Err(Error::Unreachable {
                         what: self.in_words(pool),
                         reason: format!(
-                            "the agents of nodes {first} and {second} both show it; end one of \
-                             them, and look which of the disks is the copy"
+                            "the agents of nodes {first} and {second} both report it; stop one of them, and check which disk is the copy"
                         ),
                     });
                 }
@@ -192,7 +189,7 @@ impl Router {
     /// The error of a pool whose agent has this one.
     pub(super) fn behind(&self, pool: PoolId, error: &Error) -> Error {
         let reason = match error {
-            Error::Unreachable { what, reason } => format!("{what} can't be reached: {reason}"),
+            Error::Unreachable { what, reason } => format!("{what} cannot be reached: {reason}"),
             other => other.to_string(),
         };
         Error::Unreachable {
@@ -204,8 +201,7 @@ impl Router {
     pub(super) fn nobody_shows(&self, pool: PoolId) -> Error {
         let reason = match self.known(pool) {
             Some(known) => format!(
-                "no agent shows it, and node {} did last; bring its disk back, or mark the pool \
-                 as lost",
+                "no agent reports it, and it was last on node {}; bring its disk back, or mark the pool as lost",
                 known.node
             ),
             None => {
@@ -213,9 +209,9 @@ impl Router {
                 let silent = agents.filter(|agent| agent.check().is_err());
                 let silent: Vec<String> = silent.map(|agent| agent.node().to_string()).collect();
                 match silent.is_empty() {
-                    true => "no agent shows it".into(),
+                    true => "no agent reports it".into(),
                     false => format!(
-                        "no agent shows it, and those of nodes {} can't be asked",
+                        "no agent reports it, and the agents of nodes {} cannot be reached",
                         silent.join(", ")
                     ),
                 }
@@ -230,7 +226,7 @@ impl Router {
 
 /// What is final about making something of what was on a lost pool.
 pub(super) fn lost(pool: &str) -> Error {
-    Error::refused(pool, "it's marked as lost, with everything that was on it")
+    Error::refused(pool, "it is marked as lost, together with all its volumes")
 }
 
 /// What a call about one object answers where its id leads nowhere.
@@ -247,7 +243,7 @@ pub(super) fn absent(rpc: Rpc, kind: Kind, id: &str, why: Nowhere) -> Error {
         // Growth and changes are given up at this code.
         Nowhere::Lost(pool) => Error::Answered {
             code: Code::NotFound as i32,
-            message: format!("{kind} {id} does not exist any more: {pool} is marked as lost"),
+            message: format!("{kind} {id} no longer exists: {pool} is marked as lost"),
         },
     }
 }

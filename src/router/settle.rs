@@ -105,7 +105,7 @@ impl Look {
         let missing = |member: &str| {
             Error::refused(
                 format!("group snapshot {id}"),
-                format!("its member {member} is gone; delete the group"),
+                format!("its member {member} no longer exists; delete the group"),
             )
         };
         let members = self.membership.iter().flat_map(|of| &of.members);
@@ -126,7 +126,7 @@ impl Look {
                 return Err(Error::refused(subject, format!("{why}; delete the group")));
             }
             let told = snapshot(id, found);
-            snapshots.push(told.ok_or_else(|| agent.unreachable("it tells no member"))?);
+            snapshots.push(told.ok_or_else(|| agent.unreachable("it does not describe a member"))?);
         }
         let cut_at = snapshots.first().map_or(0, |one| one.cut_at);
         Ok(Group {
@@ -276,7 +276,7 @@ impl Router {
         let unready = look.with(State::Cut).chain(look.with(State::Preparing));
         let agents: BTreeMap<&str, &Arc<Agent>> =
             unready.map(|(agent, _)| (agent.node(), agent)).collect();
-        tracing::info!(%group, committed = %request.attempt, undone = ?request.undone_attempts, "settling a group snapshot that was left in doubt");
+        tracing::info!(%group, committed = %request.attempt, undone = ?request.undone_attempts, "resolving a group snapshot that is in doubt");
         let told = join_all(agents.values().map(|agent| async {
             let mut client = agent.client().await?;
             answered(agent, client.settle_group(request.clone())).await
@@ -356,7 +356,7 @@ impl Router {
                 // Somebody is at it.
                 Ok(_) | Err(Error::Pending { .. }) => {}
                 Err(error) => {
-                    tracing::warn!(%group, error = %chain(&error), "a group snapshot stays in doubt");
+                    tracing::warn!(%group, error = %chain(&error), "failed to resolve a group snapshot that is in doubt");
                 }
             }
         }

@@ -107,7 +107,7 @@ impl Router {
                     return Err(Error::Answered {
                         code: Code::AlreadyExists as i32,
                         message: format!(
-                            "snapshot {name:?} exists as {id}, of another volume than {source}"
+                            "snapshot {name:?} exists as {id}, but of another volume than {source}"
                         ),
                     });
                 }

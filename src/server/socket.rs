@@ -61,13 +61,13 @@ impl Socket {
             }
         };
         remove_stale(path)?;
-        let socket = UnixSocket::new_stream().map_err(io("make a socket for"))?;
+        let socket = UnixSocket::new_stream().map_err(io("create a socket for"))?;
         // The file takes the socket's mode when it's made, so there is no moment in which others
         // can connect; besides, nobody can before `listen`.
         fchmod(&socket, Mode::S_IRUSR | Mode::S_IWUSR)
             .map_err(|errno| io("set the mode of")(errno.into()))?;
         socket.bind(path).map_err(io("bind"))?;
-        let metadata = fs::symlink_metadata(path).map_err(io("look at"))?;
+        let metadata = fs::symlink_metadata(path).map_err(io("examine"))?;
         let file = SocketFile {
             path: path.to_path_buf(),
             device: metadata.dev(),
@@ -93,7 +93,7 @@ impl Drop for SocketFile {
         let still_ours = fs::symlink_metadata(&self.path)
             .is_ok_and(|now| (now.dev(), now.ino()) == (self.device, self.inode));
         if still_ours && let Err(error) = fs::remove_file(&self.path) {
-            tracing::warn!(path = %self.path.display(), %error, "the socket stays behind");
+            tracing::warn!(path = %self.path.display(), %error, "failed to remove the socket");
         }
     }
 }
@@ -107,7 +107,7 @@ fn remove_stale(path: &Path) -> Result<(), BindError> {
     };
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(io("look at", error)),
+        Err(error) => return Err(io("examine", error)),
         Ok(found) if !found.file_type().is_socket() => {
             return Err(BindError::NotASocket(path.to_path_buf()));
         }

@@ -130,14 +130,16 @@ where
             span,
             metrics: self.watch.metrics.clone(),
             _begun: self.watch.calls.begin(),
-            status: Some(Status::cancelled("the caller went away; the work goes on")),
+            status: Some(Status::cancelled(
+                "the caller has gone; the operation continues",
+            )),
         };
         Box::pin(async move {
             let response = running.await;
             // Without a status among the headers the call was answered.
             call.end(match &response {
                 Ok(response) => Status::from_header_map(response.headers()),
-                Err(_) => Some(Status::unknown("no service could be reached")),
+                Err(_) => Some(Status::unknown("no service is available")),
             });
             response
         })

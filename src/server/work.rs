@@ -100,8 +100,8 @@ impl Work {
             Work::Router(..) => return std::future::pending().await,
         };
         // Beside each other: a wipe takes long, and a look may wait for a disk.
-        let sweep = every_tick(driver, "the sweep of freezes", Driver::sweep_freezes);
-        let look = every_tick(driver, "looking at the node again", Driver::look_at_node);
+        let sweep = every_tick(driver, "sweep of freezes", Driver::sweep_freezes);
+        let look = every_tick(driver, "check of the node", Driver::look_at_node);
         let pools = look_at_pools(driver);
         let groups = clean(driver, Driver::settle_groups);
         let leftovers = clean(driver, Driver::clean);
@@ -127,7 +127,7 @@ async fn every_tick(driver: &Arc<Driver>, what: &str, chore: fn(&Driver)) {
         ticks.tick().await;
         let driver = driver.clone();
         if let Err(error) = tokio::task::spawn_blocking(move || chore(&driver)).await {
-            tracing::error!(%error, "{what} failed");
+            tracing::error!(%error, task = what, "failed to run a periodic task");
         }
     }
 }
@@ -187,7 +187,7 @@ async fn done(driver: Arc<Driver>, chore: fn(&Driver, PoolId), pool: PoolId) {
         Ok(())
     });
     if let Err(error) = done.await {
-        tracing::debug!(error = %chain(&error), "what calls have left waits");
+        tracing::debug!(error = %chain(&error), "postponed the cleanup of interrupted calls");
     }
 }
 

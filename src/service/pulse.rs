@@ -80,7 +80,7 @@ impl Pulse {
             Some(found) if !late => Ok(found.clone()),
             Some(_) | None => Err(Error::Unreachable {
                 what: "this driver".into(),
-                reason: "none of its threads has become free for a look at the host; disks that hang hold them".into(),
+                reason: "all of its worker threads are busy; a disk may hang".into(),
             }),
         }
     }

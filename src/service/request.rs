@@ -57,7 +57,7 @@ fn name(text: &str) -> Result<String> {
     bounded(FIELD, required(FIELD, text)?, STRING_BYTES)?;
     if let Some(c) = text.chars().find(|c| is_forbidden(*c)) {
         let problem = format!(
-            "{text:?} has the control character U+{:04X}; give a name without",
+            "{text:?} contains the control character U+{:04X}; give a name without it",
             u32::from(c)
         );
         return Err(Error::invalid(FIELD, problem));
@@ -135,7 +135,7 @@ pub fn only_pool(metadata: &MetadataMap) -> Result<Option<PoolId>> {
     let parsed = given.to_str().ok().and_then(|text| text.parse().ok());
     match parsed {
         Some(pool) => Ok(Some(pool)),
-        None => Err(Error::invalid(ONLY_POOL, "is not the id of a pool")),
+        None => Err(Error::invalid(ONLY_POOL, "is not the ID of a pool")),
     }
 }
 
@@ -151,7 +151,8 @@ fn page(max_entries: i32, starting_token: &str) -> Result<ListVolumes> {
 /// At most so many of a list; 0 is no limit.
 fn entries(max_entries: i32) -> Result<usize> {
     usize::try_from(max_entries).map_err(|_| {
-        let problem = format!("{max_entries} is negative; give 0 for no limit, or a number");
+        let problem =
+            format!("{max_entries} is negative; give 0 for no limit, or a positive number");
         Error::invalid("max_entries", problem)
     })
 }

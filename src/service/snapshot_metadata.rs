@@ -98,7 +98,7 @@ impl<T> Filler<T> {
                 Ok(page) => page,
                 Err(error) => {
                     let status = status(self.rpc, &error);
-                    tracing::warn!(error = status.message(), "the stream broke off");
+                    tracing::warn!(error = status.message(), "failed to continue a stream");
                     let _ = self.to.send(Sent::Failed(status)).await;
                     return;
                 }

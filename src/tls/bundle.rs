@@ -71,7 +71,7 @@ impl Places {
         Places {
             certificate: "the certificate".into(),
             key: "the key".into(),
-            authorities: "the list of authorities".into(),
+            authorities: "the CA certificates".into(),
         }
     }
 }

@@ -74,7 +74,7 @@ impl Credentials {
     pub fn of_files_to_come(own: Name, files: Files) -> Result<Credentials, TlsError> {
         match files.read() {
             Err(error) if error.is_missing() => {
-                tracing::warn!(error = %chain(&error), "certificates are awaited; until then nobody can connect");
+                tracing::warn!(error = %chain(&error), "waiting for certificates; connections are refused until then");
                 Ok(Credentials::with(own, Some(files), Bundle::default(), None))
             }
             Ok(_) | Err(_) => Credentials::of_files(own, files),
@@ -178,9 +178,9 @@ impl Credentials {
         }
         let Some(error) = problem else { return };
         if state.current.is_none() {
-            tracing::warn!(error = %chain(&error), "certificates are awaited");
+            tracing::warn!(error = %chain(&error), "still waiting for certificates");
         } else {
-            tracing::warn!(error = %chain(&error), "the new certificates can't be used; the last good ones stay");
+            tracing::warn!(error = %chain(&error), "failed to load the new certificates, using the previous ones");
         }
     }
 }
@@ -226,9 +226,9 @@ impl Current {
         let now = UnixTime::now().as_secs();
         match self.expires {
             Some(expires) if expires <= now => {
-                tracing::warn!(name = %own, expired = expires, "our certificate has expired: nobody will take it");
+                tracing::warn!(name = %own, expired = expires, "loaded an expired certificate, which peers will reject");
             }
-            expires => tracing::info!(name = %own, expires, "certificates are read"),
+            expires => tracing::info!(name = %own, expires, "loaded certificates"),
         }
     }
 }
@@ -301,12 +301,12 @@ fn in_words(error: &rustls::Error) -> String {
             time,
             not_before,
         }) => format!(
-            "it is valid only in {} s: this machine's clock is behind that of who has signed it",
+            "it becomes valid in {} s: the clock of this machine is behind the clock of the signer",
             not_before.as_secs().saturating_sub(time.as_secs())
         ),
         rustls::Error::InvalidCertificate(CertificateError::ExpiredContext { time, not_after }) => {
             format!(
-                "it expired {} s ago: this machine's clock is ahead, or it was not renewed in time",
+                "it expired {} s ago: the clock of this machine is ahead, or the certificate was not renewed in time",
                 time.as_secs().saturating_sub(not_after.as_secs())
             )
         }

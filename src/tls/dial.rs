@@ -44,7 +44,7 @@ impl Connector {
         let stream = TcpStream::connect(self.address).await?;
         // Without it requests of a few bytes would wait for the other end's acknowledgement.
         let _ = stream.set_nodelay(true);
-        let none = || io::Error::other("there is no certificate of ours yet");
+        let none = || io::Error::other("there is no certificate of this process yet");
         let current = self.credentials.now().ok_or_else(none)?;
         let connector = TlsConnector::from(current.client.clone());
         let mut secured = connector.connect(self.name.0, stream).await?;

@@ -62,7 +62,7 @@ impl Refusals {
 
     fn refused(&self, from: SocketAddr, why: &dyn std::fmt::Display) {
         if let Some(since) = self.add(Instant::now()) {
-            tracing::warn!(%from, %why, since, "connections are refused; this is the last one");
+            tracing::warn!(%from, reason = %why, connections = since, "refused connections");
         }
     }
 }
@@ -118,7 +118,7 @@ async fn accept(
             accepted = listener.accept() => match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    tracing::warn!(%error, "can't take a connection");
+                    tracing::warn!(%error, "failed to accept a connection");
                     sleep(PAUSE).await;
                     continue;
                 }
@@ -130,10 +130,7 @@ async fn accept(
             && let Some(at) = running.iter().position(|(one, _)| *one == ip)
             && let Some((_, oldest)) = running.remove(at)
         {
-            refusals.refused(
-                from,
-                &"too many handshakes at a time: the oldest is given up",
-            );
+            refusals.refused(from, &"too many concurrent handshakes, dropping the oldest");
             oldest.abort();
         }
         let (credentials, ready) = (credentials.clone(), ready.clone());
@@ -168,7 +165,7 @@ async fn shake_hands(
     // Without it answers of a few bytes would wait for the other end's acknowledgement.
     let _ = stream.set_nodelay(true);
     let Some(current) = credentials.now() else {
-        refusals.refused(from, &"there is no certificate yet");
+        refusals.refused(from, &"this process has no certificate yet");
         return None;
     };
     let acceptor = TlsAcceptor::from(current.server.clone());
@@ -176,7 +173,7 @@ async fn shake_hands(
         Ok(Ok(secured)) => Some(secured),
         // Somebody who looks whether the port is open.
         Ok(Err(error)) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
-            tracing::debug!(%from, "a connection ended before its handshake");
+            tracing::debug!(%from, "closed a connection that ended before its handshake");
             None
         }
         Ok(Err(error)) => {

@@ -58,14 +58,14 @@ impl PublicKeyData for Requested {
 
 /// Reads a request as PEM. The error says what is wrong with it.
 pub(super) fn read(pem: &[u8]) -> Result<Requested, &'static str> {
-    let der = CertificateSigningRequestDer::from_pem_slice(pem).map_err(|_| "it's not in PEM")?;
-    let parts = parts(&der).ok_or("it's not a PKCS #10 request")?;
+    let der = CertificateSigningRequestDer::from_pem_slice(pem).map_err(|_| "it is not PEM")?;
+    let parts = parts(&der).ok_or("it is not a PKCS #10 request")?;
     if parts.algorithm != ECDSA_SHA256 {
-        return Err("it's not signed with ECDSA and SHA-256");
+        return Err("it is not signed with ECDSA and SHA-256");
     }
     let point = parts.key.strip_prefix(&P256);
     let point = point.filter(|point| point.len() == 65);
-    let point = point.ok_or("its key is not of the curve P-256")?;
+    let point = point.ok_or("its key is not on the curve P-256")?;
     let algorithms = ring::default_provider()
         .signature_verification_algorithms
         .all;
@@ -73,9 +73,9 @@ pub(super) fn read(pem: &[u8]) -> Result<Requested, &'static str> {
         one.public_key_alg_id() == alg_id::ECDSA_P256
             && one.signature_alg_id() == alg_id::ECDSA_SHA256
     });
-    let ours = ours.ok_or("signatures of its kind can't be verified")?;
+    let ours = ours.ok_or("its kind of signature cannot be verified")?;
     let signed = ours.verify_signature(point, parts.signed, parts.signature);
-    signed.map_err(|_| "its signature is not by its key")?;
+    signed.map_err(|_| "its signature was not made with its key")?;
     Ok(Requested {
         point: point.to_vec(),
     })
@@ -175,12 +175,12 @@ mod tests {
 
     #[test]
     fn what_is_no_request_is_refused() {
-        assert_eq!(read(b"hello").unwrap_err(), "it's not in PEM");
+        assert_eq!(read(b"hello").unwrap_err(), "it is not PEM");
         let (key, _) = make(&Name::controller().unwrap()).unwrap();
-        assert_eq!(read(key.as_bytes()).unwrap_err(), "it's not in PEM");
+        assert_eq!(read(key.as_bytes()).unwrap_err(), "it is not PEM");
         assert_eq!(
             read(pem(b"hello").as_bytes()).unwrap_err(),
-            "it's not a PKCS #10 request"
+            "it is not a PKCS #10 request"
         );
     }
 

@@ -230,7 +230,7 @@ fn a_certificate_that_is_not_valid_yet_names_the_clock() {
     let credentials = Credentials::of_bundle(node(), bundle).unwrap();
     assert!(!credentials.is_trusted());
     let why = credentials.distrust().unwrap();
-    assert!(why.contains("this machine's clock is behind"), "{why}");
+    assert!(why.contains("the clock of this machine is behind"), "{why}");
 }
 
 fn files(folder: &Path) -> Files {

@@ -51,8 +51,7 @@ async fn an_agent_killed_at_any_effect_of_a_cut_leaves_nothing_frozen_or_torn() 
             // is waited for at each agent; after that a new router, which remembers none, repeats it.
             let client = cluster.router.client.clone();
             let repeat = client.group(&name, &asked, &PARAMETERS).await;
-            let is_paused =
-                repeat.is_err_and(|status| status.message().contains("not tried again for"));
+            let is_paused = repeat.is_err_and(|status| status.message().contains("paused for"));
             if is_paused && std::mem::replace(&mut has_paused, true) {
                 cluster.restart_router(&[]).await;
             }

@@ -232,7 +232,7 @@ async fn hooks_of_the_cluster_hold_applications_across_nodes_and_always_let_go()
         let (of, is_warning, message) = &told[0];
         assert!(*of == about && !is_warning, "{told:?}");
         assert!(
-            message.contains("level filesystem: application was asked for"),
+            message.contains("level filesystem: application was requested"),
             "{message}"
         );
         cluster.end_group(&made).await;

@@ -39,7 +39,7 @@ async fn a_volume_that_carries_a_pool_is_not_frozen_while_that_pool_is_served() 
         node.client.snapshot("s", &id, &[]).await,
         Code::FailedPrecondition,
     );
-    assert!(said.contains("pool inner lies on it"), "{said}");
+    assert!(said.contains("pool inner is stored on it"), "{said}");
     assert!(node.disk.snapshots().is_empty(), "nothing is left");
 
     let node = serve(node, &[&outer]);

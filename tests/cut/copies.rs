@@ -158,7 +158,7 @@ async fn a_stage_of_its_source_ends_a_copy() {
         go_on(&node);
         client.stage(&id, &staging, mount("ext4")).await.unwrap();
         let said = refused(end_of(call).await, Code::Aborted);
-        assert!(said.contains("ended the copy"), "{said}");
+        assert!(said.contains("aborted the copy"), "{said}");
         // In use, it's no longer a matter of trying again.
         let said = client.snapshot("s", &id, &[]).await;
         refused(said, Code::FailedPrecondition);
@@ -266,7 +266,7 @@ async fn a_restore_or_clone_into_another_pool_is_a_copy() {
     let there = [("pool", "other")];
     let clone = client.create_from("c", LESS, mount("ext4"), from_volume(&id), &there);
     let said = refused(clone.await, Code::FailedPrecondition);
-    assert!(said.contains("snapshot it and restore"), "{said}");
+    assert!(said.contains("take a snapshot and restore"), "{said}");
     write_pattern(&staging.join("first"), 9, BYTES);
     client.unstage(&id, &staging).await.unwrap();
     for (name, source, seed) in [

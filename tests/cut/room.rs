@@ -101,7 +101,7 @@ async fn write_back_without_room(fs: &'static str) {
     go_on(&node);
     let said = end_of(call).await.expect_err("not all of it was written");
     assert!(
-        said.message().contains("write volumes back"),
+        said.message().contains("write back volumes"),
         "{fs}: {said}"
     );
     let listed = node.client.snapshots("").await.unwrap();

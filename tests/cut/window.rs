@@ -163,7 +163,10 @@ async fn what_is_frozen_is_listed_and_thawed_by_hand_and_the_cut_is_thrown_away(
     writer.goes_on();
     go_on(&node);
     let said = end_of(call).await.unwrap_err();
-    assert!(said.message().contains("somebody else"), "{said}");
+    assert!(
+        said.message().contains("another program thawed it"),
+        "{said}"
+    );
     assert_eq!(
         node.client.snapshots("").await.unwrap(),
         Vec::<String>::new()

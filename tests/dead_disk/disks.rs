@@ -169,7 +169,7 @@ async fn a_disk_that_was_mounted_anew_is_not_served_beside_devices_on_what_it_wa
     let device = run("losetup", &["--find", "--show", image]);
     run("mount", &["-o", "nouuid", device.trim(), folder]);
     until("it says who keeps it", || async {
-        refused(node.client.list().await, Code::Unavailable).contains("end the pods")
+        refused(node.client.list().await, Code::Unavailable).contains("delete the pods")
     })
     .await;
     for (id, staging, target) in [&fs, &raw] {
@@ -248,7 +248,7 @@ async fn a_pool_on_an_image_whose_file_system_fails_is_served_again() {
     run("xfs_io", &["-x", "-c", "shutdown", inner.to_str().unwrap()]);
     unserved(&client).await;
     until("it says who keeps it", || async {
-        refused(client.list().await, Code::Unavailable).contains("end their pods")
+        refused(client.list().await, Code::Unavailable).contains("delete the pods")
     })
     .await;
     client.unstage(&id, &staging).await.unwrap();

@@ -79,7 +79,7 @@ test_a_pool_is_adopted_by_another_node() {
     pod early data:/v
     eventually 60 is_there early node-2
     told=$(router pool adopt "$pool" --cluster | grep "$NS/data")
-    has "its volume" "$told" "is left:"
+    has "its volume" "$told" "skip:"
     gone pod/early
     eventually 120 detached "$volume"
 

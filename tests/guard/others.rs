@@ -70,7 +70,10 @@ fn a_guard_of_others_is_asked_and_never_started() {
         told(guard.ready()),
         told(guard.begin(bench.members(&[Ext4]), long())),
     ] {
-        assert!(said.contains("does its container run"), "{said}");
+        assert!(
+            said.contains("check that its container is running"),
+            "{said}"
+        );
     }
     assert!(guards(&bench.state).is_empty());
     assert!(bench.journal_is_empty());

@@ -306,7 +306,7 @@ fn what_can_not_be_is_refused_before() {
     };
     assert!(refused(0).contains("between 1 and"));
     assert!(refused(MOST_MEMBERS + 1).contains("between 1 and"));
-    assert!(refused(2).contains("named twice"));
+    assert!(refused(2).contains("listed twice"));
     assert!(
         guards(&bench.state).is_empty(),
         "nobody was started for that"

@@ -264,7 +264,10 @@ fn a_hook_that_dies_under_the_freeze_loses_the_level() {
     };
     let error = node.snapshot("s", &parameters).unwrap_err();
     let reason = failed_hook(&error);
-    assert!(reason.contains("before the cut was made: lost"), "{reason}");
+    assert!(
+        reason.contains("before the cut was complete: lost"),
+        "{reason}"
+    );
     node.assert_clean();
 }
 

@@ -141,8 +141,8 @@ fn one_that_ends_before_it_is_ready_fails_with_its_words_and_the_others_are_rele
     let error = refused(quiesce(&hooks, &["good", "bad"], LONG));
     assert_eq!(
         error,
-        "hook bad did not hold its application still: it ended with exit status: 3 before it \
-         said READY: no such database"
+        "hook bad did not keep its application quiesced: it exited with exit status: 3 before it \
+         printed READY: no such database"
     );
     assert_eq!(ground.lines("log"), ["quiesced", "released"]);
 }
@@ -157,7 +157,7 @@ fn one_that_never_says_ready_fails_at_the_timeout_and_is_told_so() {
         let _ = fs::remove_file(ground.path("log"));
         let timeout = Duration::from_millis(*millis);
         let error = refused(quiesce(&local(vec![hook.clone()]), &["a"], timeout));
-        let expected = format!("did not say READY within {millis} ms");
+        let expected = format!("did not print READY within {millis} ms");
         assert!(error.contains(&expected), "{error}");
         assert_eq!(ground.lines("log"), ["released"]);
         error.ends_with(": waiting for a lock")
@@ -181,7 +181,7 @@ fn one_that_dies_while_it_is_to_hold_is_found() {
     let error = refused(held.verify());
     assert!(error.contains("hook a"), "{error}");
     assert!(
-        error.contains("ended with exit status: 0 before the cut was made: gone"),
+        error.contains("exited with exit status: 0 before the cut was complete: gone"),
         "{error}"
     );
 }
@@ -214,8 +214,8 @@ fn one_that_says_at_its_release_that_it_failed_loses_the_level() {
     assert!(matches!(error, Error::QuiesceFailed { .. }), "{error:?}");
     assert!(
         error.to_string().contains(
-            "it ended with exit status: 2 when it was to release, so what it held may have been \
-             lost: connection lost"
+            "it exited with exit status: 2 during release, so its application may not have stayed \
+             quiesced: connection lost"
         ),
         "{error}"
     );
@@ -228,7 +228,7 @@ fn one_that_ignores_its_stdin_is_ended_with_all_that_it_started_and_the_cut_is_g
     let loops = "sleep 1000 & echo $$ $! > pids.$SLACKWATER_HOOK; echo READY; \
                  while :; do sleep 0.05; done";
     for (name, body, how) in [
-        ("polite", loops.to_string(), "was ended by SIGTERM"),
+        ("polite", loops.to_string(), "was terminated by SIGTERM"),
         ("deaf", format!("trap '' TERM; {loops}"), "was killed"),
     ] {
         let hooks = local(vec![ground.hook(name, &body)]).with_grace(GRACE);
@@ -236,7 +236,7 @@ fn one_that_ignores_its_stdin_is_ended_with_all_that_it_started_and_the_cut_is_g
         held.verify().unwrap();
         let told = held.release().unwrap().expect("it's told");
         assert!(
-            told.contains(&format!("hook {name} did not end within 300 ms")),
+            told.contains(&format!("hook {name} did not exit within 300 ms")),
             "{told}"
         );
         assert!(told.ends_with(how), "{told}");
@@ -279,7 +279,7 @@ fn ready_is_a_line_among_others_and_much_talk_holds_up_nobody() {
         &["b"],
         Duration::from_millis(300),
     ));
-    assert!(error.contains("did not say READY"), "{error}");
+    assert!(error.contains("did not print READY"), "{error}");
 }
 
 #[test]
@@ -371,7 +371,7 @@ fn hooks_of_several_users_of_a_volume_are_chosen_by_the_class() {
     assert!(
         error
             .to_string()
-            .contains("volume 1: several hooks are for it (db, web)"),
+            .contains("volume 1: several hooks select it (db, web)"),
         "{error}"
     );
     assert_eq!(

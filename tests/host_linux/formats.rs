@@ -105,7 +105,7 @@ fn what_mkfs_says_is_in_the_error() {
         keep_blocks: false,
     });
     assert!(
-        refusal.contains("mkfs.xfs ended with exit status: 1"),
+        refusal.contains("mkfs.xfs failed with exit status: 1"),
         "{refusal}"
     );
     assert!(refusal.contains("300MB"), "{refusal}");

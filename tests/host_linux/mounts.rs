@@ -97,7 +97,7 @@ fn a_device_without_the_file_system_is_refused_with_a_sentence() {
         options: &[],
         read_only: false,
     }));
-    assert!(refusal.contains("holds no ext4"), "{refusal}");
+    assert!(refusal.contains("has no ext4"), "{refusal}");
 }
 
 #[test]
@@ -203,7 +203,10 @@ fn a_device_is_shown_at_a_callers_file() {
     let found = scratch.host.stat_caller(&target).unwrap().unwrap();
     assert_eq!((found.kind, found.rdev), (FileKind::Block, device.rdev));
     let refusal = scratch.refused(&Effect::RemoveTarget { path: &target });
-    assert!(refusal.contains("a block device is there"), "{refusal}");
+    assert!(
+        refusal.contains("it is a block device instead of"),
+        "{refusal}"
+    );
     scratch.unmount(&target);
     scratch.done(&Effect::RemoveTarget { path: &target });
     assert!(scratch.host.stat_caller(&target).unwrap().is_none());

@@ -47,7 +47,7 @@ fn a_path_must_be_plain_and_below_an_allowed_folder() {
     assert!(refusal(&long).contains("at most 4095"));
     assert!(refusal(&pods.join("no/such/x")).contains("does not exist"));
     fs::write(pods.join("file"), "").unwrap();
-    assert!(refusal(&pods.join("file/x")).contains("is not a folder"));
+    assert!(refusal(&pods.join("file/x")).contains("is not a directory"));
 }
 
 #[test]

@@ -135,16 +135,16 @@ async fn a_raw_volume_without_one_whole_file_system_of_that_kind_is_refused_and_
     let text = |device: &Path| device.to_str().unwrap().to_string();
     type Act<'a> = &'a dyn Fn(&Path);
     let cases: [(&str, Act<'_>, &str); 5] = [
-        ("blank", &|_| {}, "nothing that is known"),
+        ("blank", &|_| {}, "no known file system"),
         (
             "other",
             &|device| drop(run("mkfs.xfs", &["-q", &text(device)])),
-            "xfs is on it",
+            "xfs was found on it",
         ),
         (
             "swap",
             &|device| drop(run("mkswap", &[&text(device)])),
-            "swap is on it",
+            "swap was found on it",
         ),
         (
             "long",

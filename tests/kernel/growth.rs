@@ -57,7 +57,10 @@ async fn an_ext4_that_the_kernel_does_not_grow_is_grown_when_it_is_staged() {
         node.client.expand_node(&id, &staging).await,
         Code::FailedPrecondition,
     );
-    assert!(message.contains("staged the next time"), "{message}");
+    assert!(
+        message.contains("the next time the volume is staged"),
+        "{message}"
+    );
     assert!(total(&node, &id, &staging).await < GIB);
     node.client.unstage(&id, &staging).await.unwrap();
     node.client

@@ -393,7 +393,7 @@ fn doctor_warns_of_a_btrfs_pool_whose_images_have_checksums() {
     ];
     let said = run_it(&doctor);
     assert!(
-        said.contains("written in place, without checksums"),
+        said.contains("written in place, without btrfs checksums"),
         "{said}"
     );
     // As a pool that was made by an earlier release.
@@ -481,7 +481,7 @@ async fn a_start_waits_for_a_lock_that_a_killed_process_left_between_fork_and_ex
     // Closed and not given back, as by a kill.
     drop(lock);
     let server = Server::spawn(&scratch, &[&pool], &[], &[]);
-    let said = "waiting for the lock";
+    let said = "waiting for a lock";
     eventually("the start waits", || server.log().contains(said));
     assert!(open().try_lock().is_err(), "the child has it");
     go.write_all(&[1]).unwrap();

@@ -133,7 +133,7 @@ async fn growth_is_judged_by_what_it_adds() {
     assert_eq!(
         node.client.expand(&id, GIB).await.unwrap(),
         GIB + 512 * MIB,
-        "volumes never shrink"
+        "volumes cannot shrink"
     );
     node.client.delete(&id).await.unwrap();
     node.assert_nothing_left();

@@ -432,7 +432,7 @@ fn tells_orphans(ground: &Ground) {
     let orphans = ["volumes", "--orphans", "--endpoint", &socket];
     let (code, told) = ground.run(&orphans);
     assert_eq!(code, Some(0));
-    assert!(told.contains("everything is named"), "{told}");
+    assert!(told.contains("is referenced by an object"), "{told}");
     let made = ground.plane.runtime.block_on(async {
         let client = ground.server.client();
         client

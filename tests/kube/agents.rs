@@ -141,7 +141,7 @@ fn what_one_agent_says_does_not_keep_the_others_from_being_written() {
         json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-c", "uid": "c"}});
     api.put("/api/v1/nodes/node-c", node);
     let mut lying = report("node-c", &[]);
-    lying.problem = Some("what it says of itself was refused: it shows 200000 pools".into());
+    lying.problem = Some("its description was rejected: it reports 200000 pools".into());
     lying.is_refused = true;
     *agents.0.lock().unwrap() = vec![report("node-a", &[1]), report("node-b", &[2]), lying];
     let cluster = cluster(&api, &agents, |_| {});

@@ -469,7 +469,7 @@ fn is_gone(plane: &mut Plane, cluster: &InCluster) {
     );
     eventually("it's said", || {
         let problem = cluster.problem().unwrap_or_default();
-        problem.contains("can't follow")
+        problem.contains("watching")
     });
     eprintln!("{}", cluster.problem().unwrap_or_default());
     plane.start_api();

@@ -159,7 +159,7 @@ fn a_node_is_signed_for_by_its_pods_token() {
     let unbound = plane.kubectl(&["create", "token", "slackwater-node", "-n", "slackwater"]);
     let (_, done) = enrol("unbound", "node-3", unbound.trim());
     let told = chain(&done.unwrap_err());
-    assert!(told.contains("names no node"), "{told}");
+    assert!(told.contains("does not name a node"), "{told}");
     eprintln!("{}", plane.kubectl(&["get", "csr"]));
     plane.runtime.block_on(cluster.end());
 

@@ -156,7 +156,10 @@ fn a_session_that_is_never_ready_is_let_go() {
     // Shorter than its own deadline, which would be told in other words.
     let limit = Duration::from_secs(5);
     let told = failed(ground.hooks().quiesce(&["shop/db-0/main".into()], limit));
-    assert!(told.contains("did not say READY within 5000 ms"), "{told}");
+    assert!(
+        told.contains("did not print READY within 5000 ms"),
+        "{told}"
+    );
     eventually("it sees the end of its stdin", || {
         ground.lines() == ["let go"]
     });
@@ -168,7 +171,7 @@ fn a_program_that_is_not_there_is_told() {
     let session = json!({"hooks.slackwater.dev/session": r#"["/no/such/program"]"#});
     ground.pods("shop", &[pod("db-0", session)]);
     let told = failed(ground.quiesce());
-    assert!(told.contains("before it said READY"), "{told}");
+    assert!(told.contains("before it printed READY"), "{told}");
 }
 
 #[test]
@@ -178,11 +181,11 @@ fn a_lost_connection_fails_the_look_and_releases_the_application() {
     held.verify().unwrap();
     ground.server.cut_off();
     eventually("the loss is seen", || held.verify().is_err());
-    assert!(failed(held.verify()).contains("loss of its connection"));
+    assert!(failed(held.verify()).contains("connection loss"));
     eventually("it's released all the same", || {
         ground.lines() == ["released"]
     });
-    assert!(failed(held.release()).contains("loss of its connection"));
+    assert!(failed(held.release()).contains("connection loss"));
 }
 
 #[test]
@@ -211,7 +214,10 @@ fn a_session_that_does_not_end_proves_nothing() {
     let mut held = hooks.quiesce(&["shop/db-0/main".into()], LONG).unwrap();
     held.verify().unwrap();
     let told = failed(held.release());
-    assert!(told.contains("isn't known whether it had held"), "{told}");
+    assert!(
+        told.contains("is unknown whether its application was quiesced"),
+        "{told}"
+    );
 }
 
 #[test]

@@ -54,7 +54,7 @@ async fn what_the_command_makes_is_all_that_a_cluster_needs() {
     let again = certificates(&scratch, &["--node", NODE]);
     assert_eq!(again.status.code(), Some(1));
     let said = String::from_utf8(again.stderr).unwrap();
-    assert!(said.contains("nothing is written over it"), "{said}");
+    assert!(said.contains("is not overwritten"), "{said}");
 
     // A node that comes later has the same authority.
     let before = bundle(&scratch, "controller");

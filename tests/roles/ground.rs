@@ -98,7 +98,7 @@ pub fn address(server: &Server) -> SocketAddr {
     eventually("an agent that listens", || {
         found = server
             .log()
-            .rsplit("the agent listens address=")
+            .rsplit("listening for the controller address=")
             .next()
             .and_then(|rest| rest.split_whitespace().next()?.parse().ok());
         found.is_some()

@@ -160,7 +160,7 @@ async fn a_stranger_at_an_agents_address_is_not_asked() {
     assert!(
         problem
             .to_string()
-            .contains("it says that it's of node \"node-a\""),
+            .contains("it reports to be node \"node-a\""),
         "{problem}"
     );
     refused(

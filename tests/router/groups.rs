@@ -158,7 +158,7 @@ async fn a_member_that_is_independent_goes_by_itself_once_all_are_committed() {
     b.kill();
     routed.until("node-b", false).await;
     let refused = routed.controller().delete_snapshot(delete(&first)).await;
-    self::refused(refused, Code::Aborted, &["not settled", "node-b"]);
+    self::refused(refused, Code::Aborted, &["in doubt", "node-b"]);
     assert!(listed(&routed, &first).await.is_some());
     b.revive();
     routed.until("node-b", true).await;
@@ -227,7 +227,7 @@ async fn a_member_of_a_group_that_goes_together_is_deleted_by_a_person_alone() {
     b.kill();
     routed.until("node-b", false).await;
     let refused = routed.admin().delete_snapshot(by_hand(&first)).await;
-    self::refused(refused, Code::Aborted, &["not settled", "node-b"]);
+    self::refused(refused, Code::Aborted, &["in doubt", "node-b"]);
     b.revive();
     routed.until("node-b", true).await;
     for member in [&first, &second, &first] {
@@ -302,7 +302,7 @@ async fn members_of_two_attempts_on_two_nodes_are_never_reported_as_one_group() 
     refused(
         got,
         Code::FailedPrecondition,
-        &["another attempt", "delete the group"],
+        &["a different attempt", "delete the group"],
     );
     let delete = DeleteVolumeGroupSnapshotRequest {
         group_snapshot_id: made.group_snapshot_id.clone(),

@@ -204,7 +204,7 @@ async fn a_pool_that_nobody_shows_is_never_taken_for_deleted() {
     refused(
         unknown,
         Code::Unavailable,
-        &[&pool.to_string(), "no agent shows it"],
+        &[&pool.to_string(), "no agent reports it"],
     );
     let unknown = controller.delete_snapshot(delete_snapshot(&id)).await;
     refused(unknown, Code::Unavailable, &[&pool.to_string()]);

@@ -612,7 +612,7 @@ async fn ids_of_another_node_are_refused_counted_and_told() {
         .routed
         .create(at(create("m"), &[&ground.b.home()]))
         .await;
-    refused(made, Code::Unavailable, &["node-b", "refused"]);
+    refused(made, Code::Unavailable, &["node-b", "rejected"]);
     // Its snapshot would be restored into somebody else's claim.
     let stolen = Snapshot {
         snapshot_id: ground.snapshot.clone(),
@@ -628,7 +628,7 @@ async fn ids_of_another_node_are_refused_counted_and_told() {
     let made = controller
         .create_snapshot(snapshotted("m", &ground.own))
         .await;
-    refused(made, Code::Unavailable, &["node-b", "refused"]);
+    refused(made, Code::Unavailable, &["node-b", "rejected"]);
     ground.liar.tells(None);
     let told = ground.routed.kubernetes.0.lock().unwrap().told.clone();
     let about = (About::Node("node-b".into()), "AnswerRefused");

@@ -111,7 +111,7 @@ async fn a_node_that_is_gone_takes_no_new_volumes() {
     refused(
         routed.create(claimed(request(), "ns/claim")).await,
         Code::ResourceExhausted,
-        &["node-b is not in the cluster"],
+        &["node-b is no longer in the cluster"],
     );
     let made = routed.create(request()).await.unwrap();
     assert_eq!(home_of(&made), a.home());

@@ -175,7 +175,7 @@ async fn create_volume_on_a_host_that_fails() {
     node.host.clear_faults();
     // Neither the work nor its undoing works.
     node.host.fail_always("rename", Some(Errno::EIO));
-    refused(&node, create("v"), Code::Aborted, "clean-up").await;
+    refused(&node, create("v"), Code::Aborted, "cleanup").await;
     assert!(!node.host.files_below(volumes).is_empty());
     node.host.clear_faults();
     node.create("v").await;
@@ -189,9 +189,9 @@ async fn a_defect_is_never_final_for_what_it_may_have_left() {
     let node = Node::on(machine, Arc::new(host.clone()), Alpha::default(), |_| {}).await;
     let id = node.create("v").await.volume_id;
     host.panic_from_now();
-    refused(&node, create("w"), Code::Aborted, "defect").await;
-    refused(&node, stage(&id), Code::Aborted, "defect").await;
-    refused(&node, delete(&id), Code::Internal, "defect").await;
+    refused(&node, create("w"), Code::Aborted, "internal error").await;
+    refused(&node, stage(&id), Code::Aborted, "internal error").await;
+    refused(&node, delete(&id), Code::Internal, "internal error").await;
     assert_eq!(node.driver.locks_held(), 0, "a defect gives its locks back");
     assert_eq!(node.driver.running(), 0);
     node.stop().await;
@@ -330,7 +330,7 @@ async fn the_controllers_other_calls() {
     refused(&node, modify, Code::NotFound, "nothing").await;
 
     refused(&node, grow("nothing", GIB, 0), Code::NotFound, "nothing").await;
-    refused(&node, grow(&id, 0, MIB), Code::OutOfRange, "never shrink").await;
+    refused(&node, grow(&id, 0, MIB), Code::OutOfRange, "cannot shrink").await;
     // The user can lower the claim again; RESOURCE_EXHAUSTED would be repeated for ever.
     refused(
         &node,

@@ -270,6 +270,6 @@ async fn pages_are_never_of_two_snapshots_that_had_one_id() {
         .unwrap();
     assert_eq!(node.cut("s1", &volume).await.snapshot_id, id);
     let error = node.driver.snapshot_metadata(&next).unwrap_err();
-    assert!(error.to_string().contains("made anew"), "{error}");
+    assert!(error.to_string().contains("recreated"), "{error}");
     node.stop().await;
 }

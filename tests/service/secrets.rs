@@ -425,7 +425,7 @@ async fn a_deletion_policy_among_the_parameters_is_told_once_a_call() {
     node.stop().await;
     drop(guard);
     let text = log.text();
-    let warned = |line: &&str| line.contains("parameters.deletionPolicy does nothing");
+    let warned = |line: &&str| line.contains("ignoring parameters.deletionPolicy");
     assert_eq!(text.lines().filter(warned).count(), 2, "{text}");
 }
 
@@ -477,5 +477,5 @@ async fn a_call_whose_caller_went_away_is_told() {
     host.open();
     node.stop().await;
     drop(guard);
-    assert!(log.text().contains("the work goes on"));
+    assert!(log.text().contains("the operation continues"));
 }

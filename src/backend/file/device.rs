@@ -66,7 +66,10 @@ impl FileBackend {
                     .collect();
                 return Err(busy(
                     uuid,
-                    format!("{} stand on its image at once", names.join(" and ")),
+                    format!(
+                        "{} are attached to its image at the same time; detach all but one",
+                        names.join(" and ")
+                    ),
                 ));
             }
         };
@@ -75,10 +78,9 @@ impl FileBackend {
             let effect = Effect::ForbidDiscard {
                 number: hold.number,
             };
-            if let Err(error) = self
-                .folder
-                .perform(effect, || format!("keep blocks of volume {uuid}"))
-            {
+            if let Err(error) = self.folder.perform(effect, || {
+                format!("disable discard on the device of volume {uuid}")
+            }) {
                 let device = hold.device();
                 drop(hold);
                 self.detach_image(uuid, &device)?;
@@ -115,7 +117,7 @@ impl FileBackend {
             Done::Loop(hold) => Ok(hold),
             Done::Plain | Done::Cloned(_) | Done::Checked(_) | Done::Session(_) => {
                 Err(Error::Bug {
-                    invariant: "AttachLoop gives a loop device".into(),
+                    invariant: "AttachLoop returns a loop device".into(),
                 })
             }
         }
@@ -131,7 +133,10 @@ impl FileBackend {
     ) -> Result<LoopHold> {
         let name = format!("/dev/loop{}", found.number);
         if !is_whole(found) {
-            return Err(busy(uuid, format!("{name} shows a part of its image")));
+            return Err(busy(
+                uuid,
+                format!("{name} maps only a part of its image; detach it"),
+            ));
         }
         if found.read_only != mode.read_only {
             let how = if found.read_only {
@@ -141,14 +146,16 @@ impl FileBackend {
             };
             return Err(Error::refused(
                 format!("volume {uuid}"),
-                format!("{name} has its image open {how}; a second loop device would destroy it"),
+                format!(
+                    "{name} has its image open {how}; a second loop device on the same image would corrupt it"
+                ),
             ));
         }
         if mode.lasting && found.autoclear {
             return Err(busy(
                 uuid,
                 format!(
-                    "{name} is still open from an earlier mount and vanishes once that is closed"
+                    "{name} is still open from an earlier mount and is detached when it is closed"
                 ),
             ));
         }
@@ -166,7 +173,7 @@ impl FileBackend {
 
     /// A device that outlived its stage shows the image as long as it was then.
     fn catch_up(&self, hold: &LoopHold, name: &str, size: u64) -> Result<()> {
-        let doing = || format!("let {name} show its whole image");
+        let doing = || format!("resize {name} to the size of its image");
         if self.folder.host.device_bytes(&hold.device()).doing(doing)? < size {
             let number = hold.number;
             self.folder.perform(Effect::ResizeLoop { number }, doing)?;
@@ -199,7 +206,7 @@ impl FileBackend {
             return Ok(());
         }
         let number = nix::sys::stat::minor(device.rdev) as u32;
-        let doing = || format!("renew {}", device.path.display());
+        let doing = || format!("reset the limits of {}", device.path.display());
         self.folder.perform(Effect::RenewLoop { number }, doing)
     }
 

@@ -43,7 +43,7 @@ impl Record for Deleted {
     } else {
         SnapshotRecord::VERSION
     };
-    const WHAT: &'static str = "record of what is being deleted";
+    const WHAT: &'static str = "record of the object that is being deleted";
 }
 
 impl Folder {
@@ -109,7 +109,7 @@ impl Folder {
 
     /// Ends one entry of the trash: wipes as its record says, frees the blocks, record last.
     pub(super) fn empty_trash(&self, name: &str) -> Result<()> {
-        let doing = || format!("empty trash {name}");
+        let doing = || format!("empty trash entry {name}");
         let dir = self.root.join(TRASH).join(name);
         let image = dir.join(IMAGE);
         if self.stat(&image, doing)?.is_some() {
@@ -133,7 +133,7 @@ impl Folder {
     }
 
     fn remove_image(&self, image: &Path, wipe: Wipe) -> Result<()> {
-        let doing = || format!("wipe ({})", wipe.word());
+        let doing = || format!("wipe an image ({})", wipe.word());
         let alone = (wipe == Wipe::Zero).then(|| self.wiping.try_lock());
         let _alone = match alone {
             None => None,
@@ -141,7 +141,7 @@ impl Folder {
             Some(Err(TryLockError::Poisoned(poisoned))) => Some(poisoned.into_inner()),
             Some(Err(TryLockError::WouldBlock)) => {
                 return Err(Error::Pending {
-                    what: format!("pool {}, a wipe that goes before,", self.path.display()),
+                    what: format!("pool {} (a wipe of another image)", self.path.display()),
                 });
             }
         };
@@ -160,7 +160,7 @@ impl Folder {
             }
         }
         self.perform(Effect::RemoveFile { path: image }, || {
-            "remove an image".into()
+            "delete an image".into()
         })
     }
 }

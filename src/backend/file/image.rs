@@ -30,12 +30,13 @@ impl FileBackend {
         let bytes = image_bytes(record.size);
         Ok(match image {
             None => Some("the image is missing".into()),
-            Some(image) if image.size < bytes => {
-                Some(format!("the image has {} of {bytes} bytes", image.size))
-            }
+            Some(image) if image.size < bytes => Some(format!(
+                "the image has {} instead of {bytes} bytes",
+                image.size
+            )),
             Some(image) if record.allocation == Allocation::Thick && image.allocated < bytes => {
                 Some(format!(
-                    "{} of {bytes} reserved bytes are left",
+                    "only {} of {bytes} bytes are still reserved",
                     image.allocated
                 ))
             }
@@ -108,8 +109,9 @@ impl FileBackend {
         if self.fs_name != "btrfs" {
             return Ok(());
         }
-        self.folder
-            .perform(Effect::MakeLike { path, source }, || "make an image".into())
+        self.folder.perform(Effect::MakeLike { path, source }, || {
+            "create an image".into()
+        })
     }
 
     /// The uuid in an id, if what has it can share blocks with images of this pool.
@@ -135,7 +137,7 @@ impl FileBackend {
                 let path = &self.volumes.image(record.uuid);
                 self.folder
                     .perform(Effect::HintExtents { path, bytes }, || {
-                        "make an image".into()
+                        "create an image".into()
                     })?;
             }
             self.lengthen(&record, reserve)?;
@@ -156,7 +158,7 @@ impl FileBackend {
             reserve,
         };
         self.folder
-            .perform(image, || format!("make volume {}", record.uuid))
+            .perform(image, || format!("create volume {}", record.uuid))
     }
 
     /// The image is durable before the record says that it's complete.
@@ -203,7 +205,7 @@ impl FileBackend {
         for offset in (0..bytes).step_by(UNSHARE_STEP as usize) {
             if told.elapsed() >= TELL_EVERY {
                 told = Instant::now();
-                tracing::info!(pool = %self.pool.name, ?image, done = offset, of = bytes, "un-sharing blocks");
+                tracing::info!(pool = %self.pool.name, ?image, done = offset, of = bytes, "unsharing blocks");
             }
             let step = Effect::Unshare {
                 path: &path,
@@ -211,7 +213,7 @@ impl FileBackend {
                 length: UNSHARE_STEP.min(bytes - offset),
             };
             self.folder
-                .perform(step, || format!("un-share blocks of {image:?}"))?;
+                .perform(step, || format!("unshare blocks of the image of {image:?}"))?;
         }
         Ok(())
     }
@@ -277,7 +279,7 @@ impl FileBackend {
         // a repeat completes it, and a shorter image under a longer record would lose its tail.
         self.volumes.update(&grown).map_err(|first| Error::Undo {
             first: Box::new(first),
-            undo: "the image is longer than its record says".into(),
+            undo: "the image is longer than its record states".into(),
         })?;
         Ok(grown)
     }

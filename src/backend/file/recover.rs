@@ -23,10 +23,10 @@ impl FileBackend {
             match self.free_loop(number) {
                 (device, Ok(())) => {
                     found.loops += 1;
-                    tracing::info!(%pool, "ended a leftover: {device}");
+                    tracing::info!(%pool, device, "detached an unused loop device");
                 }
                 (device, Err(error)) => {
-                    tracing::error!(%pool, error = %chain(&error), "can't end a leftover: {device}");
+                    tracing::error!(%pool, device, error = %chain(&error), "failed to detach an unused loop device");
                 }
             }
         }
@@ -95,7 +95,7 @@ impl FileBackend {
     /// Loops on images of this pool that are neither mounted, bound nor claimed. One that can't be
     /// asked stays.
     fn idle_loops(&self, in_use: &dyn Fn(&Device) -> bool) -> Result<Vec<(u32, FileId)>> {
-        let doing = || "look at loop devices".to_string();
+        let doing = || "list the loop devices of the pool's images".to_string();
         let mut images = self.volumes.images()?;
         images.extend(self.snapshots.images()?);
         let folder = |image: &Path| image.parent()?.file_name().map(OsStr::to_os_string);
@@ -124,7 +124,7 @@ impl FileBackend {
     }
 
     fn free_loop(&self, (number, backing): (u32, FileId)) -> (String, Result<()>) {
-        let name = format!("loop device /dev/loop{number}");
+        let name = format!("/dev/loop{number}");
         let result = self
             .folder
             .perform(Effect::DetachLoop { number, backing }, || {

@@ -161,13 +161,13 @@ impl<R: Shelved> Shelf<R> {
         match read {
             Ok(Some(record)) if record.uuid() == uuid => Some(Entry::Known(Box::new(record))),
             Ok(Some(record)) => damaged(format!(
-                "its record is of another {}, {}",
+                "its record describes another {}, {}",
                 R::NOUN,
                 record.uuid()
             )),
             Ok(None) => match self.folder.host.stat(&self.image(uuid)) {
                 Ok(None) => None,
-                Ok(Some(_)) => damaged("its record is missing, its image is there".into()),
+                Ok(Some(_)) => damaged("its record is missing, but its image exists".into()),
                 Err(error) => damaged(chain(&error)),
             },
             Err(error) => damaged(chain(&error)),
@@ -239,7 +239,7 @@ impl<R: Shelved> Shelf<R> {
             });
             synced.map_err(|first| Error::Undo {
                 first: Box::new(first),
-                undo: "whether its record is durable isn't known".into(),
+                undo: "it is unknown whether its record is durable".into(),
             })?;
             let mut index = self.index();
             if index.unsynced.get(&uuid) == Some(&mark) {
@@ -344,7 +344,7 @@ impl<R: Shelved> Shelf<R> {
 
     /// Makes the directory and records the intent, durably.
     pub(super) fn begin(&self, record: &R) -> Result<()> {
-        let doing = || format!("make {} {}", R::NOUN, record.uuid());
+        let doing = || format!("create {} {}", R::NOUN, record.uuid());
         let dir = self.dir(record.uuid());
         self.found(doing)?;
         self.folder.perform(Effect::MakeDir { path: &dir }, doing)?;
@@ -415,7 +415,7 @@ impl<R: Shelved> Shelf<R> {
     pub(super) fn end_unanswered(&self, uuid: Uuid) -> Result<()> {
         match self.read_entry(uuid) {
             Some(Entry::Known(record)) if !record.is_unanswered() => Err(Error::Pending {
-                what: format!("{} {uuid}, which was completed meanwhile,", R::NOUN),
+                what: format!("{} {uuid} (another call has just completed it)", R::NOUN),
             }),
             Some(Entry::Damaged(problem)) => Err(self.is_damaged(uuid, problem)),
             Some(Entry::Known(_)) | None => self.delete(uuid),
@@ -457,7 +457,7 @@ impl<R: Shelved> Shelf<R> {
             .and_then(|()| mine.iter().try_for_each(|name| folder.empty_trash(name)));
         // It's out of sight, its blocks are not free: not final, a repeat goes on.
         ended.map_err(|first| Error::Undo {
-            undo: format!("blocks of {} {uuid} remain", R::NOUN),
+            undo: format!("blocks of {} {uuid} are not freed yet", R::NOUN),
             first: Box::new(first),
         })
     }

@@ -24,7 +24,7 @@ impl FileBackend {
         let planned = Some(&record);
         self.admit_beside(planned, admit, |_| self.snapshots.remember(&record))?;
         let made = self.snapshots.begin(&record).and_then(|()| {
-            let doing = || format!("make snapshot {uuid}");
+            let doing = || format!("create snapshot {uuid}");
             let source = self.volumes.image(record.source);
             let path = self.snapshots.image(uuid);
             self.make_like(&path, &source)?;

@@ -54,7 +54,9 @@ impl Folder {
 
     /// Finds what an earlier process has left to be told.
     pub(super) fn find_untold(&self) -> Result<()> {
-        let mark = self.stat(&self.untold_mark(), || "look for a mark".into())?;
+        let mark = self.stat(&self.untold_mark(), || {
+            "look up the marker for freed blocks".into()
+        })?;
         self.untold.state().marked = mark.is_some();
         Ok(())
     }
@@ -69,7 +71,7 @@ impl Folder {
                 path: &path,
                 bytes: &[],
             };
-            self.perform(mark, || "mark that blocks were freed".into())?;
+            self.perform(mark, || "write the marker for freed blocks".into())?;
             self.sync(TRASH)?;
             state.marked = true;
         }
@@ -90,14 +92,14 @@ impl Folder {
         };
         let path = self.root.join(TRASH);
         self.perform(Effect::Trim { path: &path }, || {
-            format!("tell the disk of pool {}", self.path.display())
+            format!("discard the free blocks of pool {}", self.path.display())
         })?;
         let mut state = self.untold.state();
         // What was freed meanwhile may have been missed: it is told by the next one.
         if state.freed == freed {
             let path = self.untold_mark();
             self.perform(Effect::RemoveFile { path: &path }, || {
-                "remove a mark".into()
+                "remove the marker for freed blocks".into()
             })?;
             state.marked = false;
         }
@@ -109,7 +111,7 @@ impl Folder {
         let mut known = self.last_trim();
         if known.is_none() {
             let read = self.host.read_file(&self.root.join(TRASH).join(TRIMMED));
-            let read = read.doing(|| "read when volumes were trimmed".into())?;
+            let read = read.doing(|| "read the time of the last trim".into())?;
             let text = read.and_then(|bytes| String::from_utf8(bytes).ok());
             *known = text.and_then(|text| text.trim().parse().ok());
         }
@@ -119,7 +121,7 @@ impl Folder {
     /// This process knows it also where the disk has no room for the note.
     pub(super) fn note_trimmed(&self, at: u64) -> Result<()> {
         *self.last_trim() = Some(at);
-        let doing = || "note that volumes were trimmed".to_string();
+        let doing = || "record the time of the last trim".to_string();
         let path = self.root.join(TRASH).join(TRIMMED);
         let bytes = at.to_string().into_bytes();
         let note = Effect::WriteFile {

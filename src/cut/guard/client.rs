@@ -59,7 +59,9 @@ impl Session {
         let sent = step("guard_begin", || {
             channel
                 .send_with_fds(&begin.encode(), &fds)
-                .map_err(|errno| HostError::errno("hand over to", "the freeze guard", errno))
+                .map_err(|errno| {
+                    HostError::errno("hand the file systems over to", "the freeze guard", errno)
+                })
         });
         if let Err(error) = sent {
             journal.end();
@@ -101,8 +103,8 @@ impl Session {
         let failed = |what: &str| self.0.failure("freeze", what);
         match (answer, &self.0.guard) {
             (Some(errno), _) if errno == Errno::EAGAIN as i32 => {
-                let guard = "the freeze guard, which holds as much as it takes";
-                HostError::errno("hand over to", guard, Errno::EAGAIN)
+                let guard = "the freeze guard, which has reached its limit";
+                HostError::errno("hand the file systems over to", guard, Errno::EAGAIN)
             }
             (Some(errno), _) if errno > 0 => {
                 let errno = Errno::from_raw(errno);
@@ -126,7 +128,7 @@ impl Session {
         }
         if state.phase != wanted {
             let what = format!(
-                "the freeze session is {:?} and must be {wanted:?}",
+                "the freeze session is {:?} but must be {wanted:?}",
                 state.phase
             );
             return Err(self.0.failure(action, &what));
@@ -210,17 +212,18 @@ impl Session {
             Some((0, early)) => Ok(!early),
             Some((errno, _)) if errno == Errno::EINVAL as i32 => Ok(false),
             Some((errno, _)) => Err(self.0.error("thaw", at, errno)),
-            None => Err(self.0.failure("thaw", "it hangs; it is tried again")),
+            None => Err(self.0.failure("thaw", "the thaw hangs and is retried")),
         }
     }
 }
 
-const GONE: &str = "the freeze guard has ended; everything is thawed, or will be";
-const SILENT: &str = "the freeze guard does not answer; it was ended, and is started anew";
-const STUCK: &str = "the freeze guard does not answer, and can't be ended from here";
+const GONE: &str = "the freeze guard has exited; all file systems are thawed or will be";
+const SILENT: &str = "the freeze guard did not answer; it was killed and is being restarted";
+const STUCK: &str = "the freeze guard does not answer, and this process cannot kill it";
 const RELIED_ON: &str =
-    "the freeze guard does not answer, and is not ended while another cut relies on it";
-const TOO_LATE: &str = "not all was frozen before the deadline; all is thawed again, or will be";
+    "the freeze guard does not answer, but it is not killed because another cut depends on it";
+const TOO_LATE: &str =
+    "not all file systems were frozen before the deadline; all are thawed again or will be";
 
 /// Whether an error says that there was no guard to take over.
 pub(super) fn says_gone(error: &HostError) -> bool {
@@ -329,7 +332,7 @@ impl Session {
             .find(|(answers, _)| answers.synced.is_none());
         let device = slow.map_or_else(|| self.0.everything(), |(_, member)| member.device.clone());
         let what = format!(
-            "what is unwritten could not be written back within {:?}",
+            "dirty data could not be written back within {:?}",
             self.0.limits.sync
         );
         HostError::unexpected("write back", device, what)
@@ -347,10 +350,11 @@ impl Drop for Session {
             .wait(until, |state| state.ended.then_some(()))
             .is_none()
         {
-            let error = self
-                .0
-                .failure("end a freeze of", "the guard is still at it");
-            tracing::warn!(error = %chain(&error), "a freeze session ends later");
+            let error = self.0.failure(
+                "end a freeze of",
+                "the freeze guard has not finished it yet",
+            );
+            tracing::warn!(error = %chain(&error), "ending a freeze session takes longer than expected");
         } else if let Some(keeper) = self.1.take() {
             // With it the last copies of the roots are closed: what was cut can be unmounted.
             let _ = keeper.join();

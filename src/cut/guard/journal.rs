@@ -90,7 +90,7 @@ impl EntryMember {
 
 impl Record for Entry {
     const VERSION: u32 = 1;
-    const WHAT: &'static str = "journal entry of a freeze";
+    const WHAT: &'static str = "freeze journal entry";
 }
 
 /// The folder of the entries.
@@ -329,7 +329,7 @@ impl Own {
     pub fn end(self) {
         if let Err(error) = self.journal.remove(self.id) {
             let path = self.journal.entry_path(self.id);
-            tracing::warn!(entry = %path.display(), error = %chain(&error), "the entry of a freeze that has ended stays until the next sweep");
+            tracing::warn!(entry = %path.display(), error = %chain(&error), "failed to remove the journal entry of a finished freeze; the next sweep removes it");
         }
     }
 }

@@ -45,7 +45,7 @@ pub(super) fn keep(shared: &Arc<Shared>) {
         Ending::Late => {
             // Nothing is logged before all is thawed: the log may lie on a frozen file system.
             let thawed = thaw_all(shared, true);
-            tracing::warn!("the freeze guard was late, and was given up");
+            tracing::warn!("stopped waiting for a freeze guard that missed its deadline");
             finish(shared, thawed);
         }
     }
@@ -226,7 +226,7 @@ fn thaw_all(shared: &Arc<Shared>, is_late: bool) -> bool {
         });
         match thawing {
             Ok(_) => waited_for += 1,
-            Err(error) => tracing::error!(%error, "no thread to thaw with"),
+            Err(error) => tracing::error!(%error, "failed to start a thread for thawing"),
         }
     }
     drop(done);
@@ -294,7 +294,7 @@ fn thaw_one(shared: &Shared, at: usize) -> bool {
         }
         thread::sleep(AGAIN);
     }
-    tracing::error!(volume = %member.volume_id, device = %member.device.display(), "can't be thawed, or might still be frozen; the sweep goes on");
+    tracing::error!(volume = %member.volume_id, device = %member.device.display(), "failed to thaw, the file system may still be frozen; the sweep retries");
     false
 }
 

@@ -50,8 +50,7 @@ impl Load {
         let mut held = self.held();
         if held.sessions >= MOST_SESSIONS || held.members + members > MOST_HELD {
             return Err(format!(
-                "the freeze guard, which holds {} file systems in {} cuts, and takes {MOST_HELD} in \
-                 {MOST_SESSIONS} at most",
+                "the freeze guard, which holds {} file systems in {} cuts; the limit is {MOST_HELD} in {MOST_SESSIONS}",
                 held.members, held.sessions
             ));
         }
@@ -59,8 +58,7 @@ impl Load {
             let has = held.by_namespace.get(namespace).copied().unwrap_or(0);
             if has + more > MOST_OF_ONE {
                 return Err(format!(
-                    "the freeze guard, which holds {has} file systems of namespace {namespace}, \
-                     and takes {MOST_OF_ONE} of one namespace at most"
+                    "the freeze guard, which holds {has} file systems of namespace {namespace}; the limit is {MOST_OF_ONE} of one namespace"
                 ));
             }
         }

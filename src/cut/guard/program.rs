@@ -112,7 +112,7 @@ fn turn(host: &dyn Host, options: &Options, signals: &SignalFd) -> Result<Option
 
 fn stop_line(options: &Options) -> Result<(PipeWriter, Arc<std::io::PipeReader>)> {
     let (stopped, stop) =
-        pipe().map_err(|error| HostError::io("make a pipe for", &options.socket, &error))?;
+        pipe().map_err(|error| HostError::io("create a pipe for", &options.socket, &error))?;
     Ok((stop, Arc::new(stopped)))
 }
 

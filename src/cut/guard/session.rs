@@ -253,7 +253,7 @@ pub(super) fn serve(channel: Channel, stop: BorrowedFd<'_>, expedite: &Expedite,
 /// The first message.
 #[expect(
     clippy::type_complexity,
-    reason = "a refusal goes back through the channel it came from"
+    reason = "a refusal is returned through the channel on which the request arrived"
 )]
 fn receive(
     channel: Channel,

@@ -158,7 +158,7 @@ impl Shared {
 
     pub(super) fn ask(&self, action: &'static str, ask: Ask) -> Result<()> {
         self.channel.send(&ask.encode()).map_err(|errno| {
-            self.failure(action, &format!("the freeze guard can't be told: {errno}"))
+            self.failure(action, &format!("cannot send to the freeze guard: {errno}"))
         })
     }
 }

@@ -108,12 +108,12 @@ impl Sweeper {
         let mut errors = errors.into_iter();
         let first = errors.next();
         for error in errors {
-            tracing::error!(error = %chain(&error), "a journalled freeze can't be ended");
+            tracing::error!(error = %chain(&error), "failed to thaw a journaled freeze");
         }
         match first {
             Some(error) => {
                 if !thawed.is_empty() {
-                    tracing::warn!(volumes = ?thawed, "thawed what a crash had left frozen");
+                    tracing::warn!(volumes = ?thawed, "thawed file systems after a crash");
                 }
                 Err(error)
             }
@@ -130,7 +130,7 @@ impl Sweeper {
                 return Ok(turn);
             }
             if waited >= TURN {
-                let what = "another process is sweeping for a long time";
+                let what = "another process has been sweeping for too long";
                 return Err(HostError::unexpected("sweep", &self.state_dir, what));
             }
             thread::sleep(TURN_LOOK);
@@ -157,7 +157,7 @@ impl Sweeper {
                 Ok(Thawed::Now) => thawed.push(member.volume_id.clone()),
                 Ok(Thawed::NotFrozen) => {}
                 Err(error) => {
-                    tracing::error!(volume = %member.volume_id, error = %chain(&error), "can't thaw what is journalled as frozen");
+                    tracing::error!(volume = %member.volume_id, error = %chain(&error), "failed to thaw a file system that the journal lists as frozen");
                     problem = Some(error);
                 }
             }
@@ -178,7 +178,7 @@ impl Sweeper {
     /// In a thread: it may hang, and is then looked at by the next sweep.
     fn thaw_in_time(&self, member: &EntryMember) -> Result<Thawed> {
         let hangs = || {
-            let what = "thawing hangs, as it does while a freeze of it hangs; is the pool beneath frozen or its disk stuck?";
+            let what = "thawing hangs, which happens while freezing it hangs; check whether the file system of the pool is frozen or its disk hangs";
             Err(HostError::unexpected("thaw", &member.device, what))
         };
         if !self.begin_hanging(member.rdev) {

@@ -33,7 +33,7 @@ fn what_has_no_barrier_or_too_many_pieces_is_refused_before_anybody_is_disturbed
         "raw block volume",
     );
     refuse(&[raw("r"), raw("s")], 1, application(), "raw block volume");
-    refuse(&two, 1, crash.clone(), "level crash freezes nothing");
+    refuse(&two, 1, crash.clone(), "level crash does not freeze");
     let few = SnapshotParameters {
         max_extents: Some(9),
         ..application()
@@ -42,7 +42,7 @@ fn what_has_no_barrier_or_too_many_pieces_is_refused_before_anybody_is_disturbed
         &two,
         10,
         few,
-        "volume a: its image is in 10 pieces, and the class allows 9 (maxExtents)",
+        "volume a: its image has 10 extents, but the class allows 9 (maxExtents)",
     );
     let short = SnapshotParameters {
         freeze_timeout: Duration::from_millis(100),
@@ -63,7 +63,7 @@ fn what_has_no_barrier_or_too_many_pieces_is_refused_before_anybody_is_disturbed
         &[raw("r")],
         6_667,
         raw_and_short.clone(),
-        "volume r: its image is in 6667 pieces",
+        "volume r: its image has 6667 extents",
     );
     let world = World::default();
     world.set_extents(6_666);

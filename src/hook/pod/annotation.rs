@@ -37,8 +37,7 @@ impl PodHook {
         for name in said.keys().filter(|name| name.starts_with(PREFIX)) {
             if ![SESSION, CONTAINER, TIMEOUT, SKIP].contains(&name.as_str()) {
                 return Err(format!(
-                    "annotation {name} is unknown; there are {SESSION}, {CONTAINER}, {TIMEOUT} \
-                     and {SKIP}"
+                    "annotation {name} is unknown; known annotations are {SESSION}, {CONTAINER}, {TIMEOUT} and {SKIP}"
                 ));
             }
         }
@@ -73,19 +72,16 @@ pub(super) fn says_skip(said: &BTreeMap<String, String>) -> Result<bool, String>
 fn words(session: &str) -> Result<Vec<String>, String> {
     let wrong = |problem: &str| {
         Err(format!(
-            "annotation {SESSION} {problem}; give a JSON array of words, such as \
-             [\"/bin/hold\", \"--seconds={{seconds}}\"]"
+            "annotation {SESSION} {problem}; give a JSON array of strings, such as [\"/bin/hold\", \"--seconds={{seconds}}\"]"
         ))
     };
     let Ok(words) = serde_json::from_str::<Vec<String>>(session) else {
-        return wrong("is not a JSON array of texts");
+        return wrong("is not a JSON array of strings");
     };
     match words.first() {
-        None => wrong("has no program in it"),
-        Some(program) if program.trim().is_empty() => wrong("has an empty program"),
-        Some(_) if words.iter().any(|word| word.contains('\0')) => {
-            wrong("has a zero byte in a word")
-        }
+        None => wrong("contains no program"),
+        Some(program) if program.trim().is_empty() => wrong("has an empty program name"),
+        Some(_) if words.iter().any(|word| word.contains('\0')) => wrong("contains a zero byte"),
         Some(_) => Ok(words),
     }
 }
@@ -98,7 +94,7 @@ fn container(pod: &Pod, wanted: Option<&str>) -> Result<String, String> {
     match (wanted, names.first()) {
         (Some(wanted), _) if names.contains(&wanted) => Ok(wanted.into()),
         (Some(wanted), _) => Err(format!(
-            "annotation {CONTAINER} names {wanted:?}; the pod has {}",
+            "annotation {CONTAINER} names {wanted:?}; the containers of the pod are {}",
             names.join(", ")
         )),
         (None, Some(first)) => Ok((*first).into()),

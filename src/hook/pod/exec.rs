@@ -87,10 +87,10 @@ fn refusal(error: &KubeError, rights: &HookRights, namespace: &str) -> String {
         _ => 0,
     };
     match code {
-        _ if is_forbidden(error) => rights.advice("exec in its pod", namespace),
-        403 => rights.advice("exec in its pod", namespace),
-        404 => "its pod is gone".into(),
-        _ => format!("its program can't be started: {}", chain(error)),
+        _ if is_forbidden(error) => rights.advice("exec into its pod", namespace),
+        403 => rights.advice("exec into its pod", namespace),
+        404 => "its pod was deleted".into(),
+        _ => format!("its program cannot be started: {}", chain(error)),
     }
 }
 
@@ -106,7 +106,7 @@ async fn follow(
         process.stderr(),
         process.take_status(),
     ) else {
-        end(&told, false, "no streams".into());
+        end(&told, false, "the response has no streams".into());
         return;
     };
     let mut status = std::pin::pin!(status);
@@ -135,7 +135,7 @@ async fn follow(
     let _ = tokio::time::timeout(TAIL, rest).await;
     let (success, text) = match ended {
         Some(status) => outcome(&status),
-        None => (false, "the loss of its connection".into()),
+        None => (false, "connection loss".into()),
     };
     end(&told, success, text);
 }
@@ -207,7 +207,7 @@ impl Session for Exec {
     fn end(&mut self, _by_force: bool) {
         self.stdin = None;
         self.following.abort();
-        end(&self.heard, false, "no known end".into());
+        end(&self.heard, false, "an unknown exit status".into());
     }
 }
 

@@ -61,9 +61,9 @@ impl Folders {
         told.map_err(|stop| match stop {
             Stop::Refused(text) => text,
             Stop::Absent(folder) => format!(
-                "{path:?}: the folder {folder:?} does not exist; it must be there before the call"
+                "{path:?}: the directory {folder:?} does not exist; the caller must create it before the call"
             ),
-            Stop::Errno(errno) => format!("{path:?} can't be looked up: {errno}"),
+            Stop::Errno(errno) => format!("{path:?} cannot be resolved: {errno}"),
         })
     }
 
@@ -96,18 +96,18 @@ fn split<'a>(
     }
     if bytes.len() >= libc::PATH_MAX as usize {
         return Err(format!(
-            "a path of {} bytes; at most {} are possible",
+            "the path has {} bytes; at most {} are allowed",
             bytes.len(),
             libc::PATH_MAX - 1
         ));
     }
     if bytes.contains(&0) {
-        return Err(format!("{path:?} has a zero byte"));
+        return Err(format!("{path:?} contains a zero byte"));
     }
     let odd = |name: &[u8]| name.is_empty() || name == b"." || name == b"..";
     if bytes[1..].split(|c| *c == b'/').any(odd) {
         return Err(format!(
-            "{path:?} has an empty, `.` or `..` component; give the plain path"
+            "{path:?} has an empty, `.` or `..` component; give the path without it"
         ));
     }
     let below = |root: &'a PathBuf| {
@@ -126,7 +126,7 @@ fn split<'a>(
         for root in roots {
             let _ = write!(list, " {}", root.display());
         }
-        format!("{path:?} is not below an allowed folder (--allowed-path:{list})")
+        format!("{path:?} is not below an allowed directory (--allowed-path:{list})")
     })
 }
 
@@ -188,7 +188,7 @@ fn explain(top: &OwnedFd, root: &Path, names: &[&OsStr], errno: Errno) -> Stop {
         match kind_of(&next) {
             Ok(FileKind::Dir) => folder = Some(next),
             Ok(FileKind::Link) => return Stop::Refused(link_text(&whole)),
-            Ok(_) => return Stop::Refused(format!("{whole:?} is not a folder")),
+            Ok(_) => return Stop::Refused(format!("{whole:?} is not a directory")),
             Err(errno) => return Stop::Errno(errno),
         }
     }
@@ -196,7 +196,7 @@ fn explain(top: &OwnedFd, root: &Path, names: &[&OsStr], errno: Errno) -> Stop {
 }
 
 fn link_text(path: &Path) -> String {
-    format!("{path:?} is a symbolic link; links are not followed in a caller's path")
+    format!("{path:?} is a symbolic link; symbolic links are not followed")
 }
 
 fn kind_of(fd: &OwnedFd) -> std::result::Result<FileKind, Errno> {
@@ -320,7 +320,10 @@ impl Place {
             FileKind::Dir => UnlinkatFlags::RemoveDir,
             FileKind::File if found.size == 0 => UnlinkatFlags::NoRemoveDir,
             FileKind::File => {
-                let what = format!("it is a file of {} bytes, not an empty one", found.size);
+                let what = format!(
+                    "it is a file of {} bytes instead of an empty file",
+                    found.size
+                );
                 return Err(self.unexpected("remove", what));
             }
             FileKind::Link => return Err(self.unexpected("remove", link_text(&self.path))),
@@ -343,7 +346,7 @@ impl Place {
 fn wrong_kind(found: FileKind, wanted: &[FileKind]) -> String {
     let wanted: Vec<_> = wanted.iter().map(|kind| kind_name(*kind)).collect();
     format!(
-        "{} is there instead of {}",
+        "it is {} instead of {}",
         kind_name(found),
         wanted.join(" or ")
     )
@@ -355,6 +358,6 @@ fn kind_name(kind: FileKind) -> &'static str {
         FileKind::Dir => "a directory",
         FileKind::Block => "a block device",
         FileKind::Link => "a symbolic link",
-        FileKind::Other => "something else",
+        FileKind::Other => "an unknown kind of file",
     }
 }

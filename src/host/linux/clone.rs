@@ -48,7 +48,7 @@ impl<'a> Pair<'a> {
             Ok((found.dev(), found.ino()))
         };
         if id(&pair.source, source_path)? == id(&pair.target, target_path)? {
-            let what = "it would be cloned onto itself";
+            let what = "source and target are the same file";
             return Err(HostError::unexpected("clone to", target_path, what));
         }
         Ok(pair)
@@ -107,7 +107,7 @@ impl<'a> Pair<'a> {
             while at < end {
                 let next = (at + CLONE_PIECE).min(end);
                 if !self.range(at, next, size)? {
-                    let what = "its length changed while it was cloned";
+                    let what = "its length changed while it was being cloned";
                     return Err(HostError::unexpected("clone", self.source_path, what));
                 }
                 at = next;
@@ -146,7 +146,7 @@ pub(super) fn ahead(source: &Path, target: &Path) -> Result<Done> {
         if start >= end || !pair.range(start, end, size)? {
             races += 1;
             if races > RACES {
-                let what = "its length changes all the time";
+                let what = "its length keeps changing";
                 return Err(HostError::unexpected("clone", source, what));
             }
             size = pair.fit()?;

@@ -40,9 +40,9 @@ pub(super) fn make_dir(path: &Path) -> Result<()> {
             if found.is_dir() {
                 return Ok(());
             }
-            Err(HostError::io("make directory", path, &error))
+            Err(HostError::io("create directory", path, &error))
         }
-        other => other.map_err(failed("make directory", path)),
+        other => other.map_err(failed("create directory", path)),
     }
 }
 
@@ -155,7 +155,7 @@ pub(super) fn read_file(path: &Path) -> Result<Option<Vec<u8>>> {
         .read_to_end(&mut bytes)
         .map_err(failed("read", path))?;
     if bytes.len() as u64 > SMALL_FILE {
-        let what = format!("it has more than {SMALL_FILE} bytes, so it is no record");
+        let what = format!("it has more than {SMALL_FILE} bytes, so it is not a record");
         return Err(HostError::unexpected("read", path, what));
     }
     Ok(Some(bytes))

@@ -40,7 +40,7 @@ pub(super) fn format(
     let mut words = features::mountable(fs, program, words);
     words.push(path.to_string_lossy().into_owned());
     let bytes = sys::block_bytes(&open)
-        .map_err(|errno| HostError::errno("ask for the size of", path, errno))?;
+        .map_err(|errno| HostError::errno("read the size of", path, errno))?;
     let run = || program.run_within(limit(bytes), path, &words);
     // mkfs.btrfs looks up the image of every mounted loop device, and gives up at the first that it
     // can't look up.
@@ -118,7 +118,7 @@ pub(super) fn signature(device: &Device) -> Result<Signature> {
         Some(0) => Ok(parse(&ended.stdout, &head)),
         Some(NOTHING_FOUND) => Ok(Signature::None),
         Some(AMBIVALENT) => Ok(Signature::Other(
-            "several signatures that contradict each other (blkid: ambivalent)".into(),
+            "several contradictory signatures (blkid: ambivalent)".into(),
         )),
         _ => Err(ended.error("probe", path)),
     }
@@ -128,7 +128,7 @@ fn read_ends(device: &Device) -> Result<Vec<u8>> {
     let path: &Path = &device.path;
     let open = loop_device::open_verified(device)?;
     let size = sys::block_bytes(&open)
-        .map_err(|errno| HostError::errno("ask for the size of", path, errno))?;
+        .map_err(|errno| HostError::errno("read the size of", path, errno))?;
     let read = |from: u64, length: u64| {
         let mut bytes = vec![0; length as usize];
         open.read_exact_at(&mut bytes, from)
@@ -156,7 +156,7 @@ fn parse(text: &str, head: &[u8]) -> Signature {
         (Some(name), _) => Signature::Other(name),
         (None, _) => match value("PTTYPE") {
             Some(table) => Signature::Other(format!("partition table {table}")),
-            None => Signature::Other("something that blkid has no name for".into()),
+            None => Signature::Other("a signature that blkid cannot name".into()),
         },
     }
 }

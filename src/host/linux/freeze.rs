@@ -151,7 +151,11 @@ pub fn start_guard(program: Option<&Path>, socket: &Path, state_dir: &Path) -> R
     sys::start_alone(&mut command);
     let mut child = command.spawn().map_err(failed("run", program))?;
     let Some(stdin) = child.stdin.take() else {
-        return Err(HostError::unexpected("run", program, "it has no stdin"));
+        return Err(HostError::unexpected(
+            "run",
+            program,
+            "its stdin is not available",
+        ));
     };
     // Without somebody who waits for it, its end would leave a zombie.
     let reaper = thread::Builder::new().name("guard-reaper".into());
@@ -173,7 +177,11 @@ pub fn start_guard(program: Option<&Path>, socket: &Path, state_dir: &Path) -> R
 pub fn root_fd(root: &MountRoot) -> Result<BorrowedFd<'_>> {
     let keep = root.keep.downcast_ref::<OwnedFd>();
     keep.map(AsFd::as_fd).ok_or_else(|| {
-        HostError::unexpected("freeze", &root.device.path, "it is of a simulated machine")
+        HostError::unexpected(
+            "freeze",
+            &root.device.path,
+            "it belongs to a simulated machine",
+        )
     })
 }
 

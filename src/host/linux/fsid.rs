@@ -17,7 +17,7 @@ use super::superblock::{Btrfs, Checksum};
 use crate::error::HostError;
 use crate::host::Result;
 
-const ACTION: &str = "renew the fsid of";
+const ACTION: &str = "change the fsid of";
 
 /// Where super blocks are: the one that counts, and its copies where the device is long enough.
 const PLACES: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
@@ -26,17 +26,17 @@ const PLACES: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
 pub(super) fn renew(image: &Path, uuid: Uuid) -> Result<()> {
     let file = open_existing(image, true)?;
     let wrong = |what: &str| HostError::unexpected(ACTION, image, what);
-    let first = read(&file, image, PLACES[0])?.ok_or_else(|| wrong("there is no btrfs on it"))?;
+    let first = read(&file, image, PLACES[0])?.ok_or_else(|| wrong("it contains no btrfs"))?;
     first.check().map_err(|what| wrong(&what))?;
     if first.fsid() == uuid {
         return Ok(());
     }
     match first.checksum() {
         Checksum::Good => {}
-        Checksum::Bad => return Err(wrong("its super block is damaged")),
+        Checksum::Bad => return Err(wrong("its superblock is damaged")),
         Checksum::Foreign if first.has_log() => {
             return Err(wrong(
-                "its log has to be replayed first, and its checksums are not crc32c: a new fsid can't be written around them; mount its source once and copy it again",
+                "its log must be replayed first, and its checksums are not crc32c, so its fsid cannot be changed directly; mount its source once and copy it again",
             ));
         }
         Checksum::Foreign => return by_program(image, uuid),

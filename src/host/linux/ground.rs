@@ -47,13 +47,14 @@ pub(super) fn mount_of(path: &Path) -> Result<FolderMount> {
 fn mount_of_open(folder: &File, path: &Path) -> Result<FolderMount> {
     let found = sys::statx(folder).map_err(|errno| HostError::errno("statx", path, errno))?;
     if found.stx_mask & libc::STATX_MNT_ID == 0 {
-        let what = "the kernel does not tell the mount of a file; Linux 5.8 or newer is needed";
+        let what =
+            "the kernel does not report the mount ID of a file; Linux 5.8 or newer is needed";
         return Err(HostError::unexpected("statx", path, what));
     }
     let mut table = mounts::table()?.into_iter();
     let mount = table.find(|mount| u64::from(mount.id) == found.stx_mnt_id);
     let mount = mount.ok_or_else(|| {
-        let what = "its mount is not in this mount namespace's table (unmounted lazily?)";
+        let what = "its mount is not in the mount table of this mount namespace (was it unmounted lazily?)";
         HostError::unexpected("find the mount of", path, what)
     })?;
     let is_mount_point = found.stx_attributes & libc::STATX_ATTR_MOUNT_ROOT as u64 != 0;

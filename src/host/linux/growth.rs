@@ -67,7 +67,7 @@ pub(super) fn grow(
     grown.map_err(|errno| match (errno, fs) {
         (Errno::EPERM, FsType::Ext4) if !missing::has_capability(missing::SYS_RESOURCE) => {
             HostError::errno(
-                "grow, without the capability CAP_SYS_RESOURCE, the ext4 at",
+                "grow (without the capability CAP_SYS_RESOURCE) the ext4 at",
                 mount_point,
                 errno,
             )
@@ -75,7 +75,7 @@ pub(super) fn grow(
         (Errno::EPERM, _) if !missing::has_capability(missing::SYS_ADMIN) => HostError::unexpected(
             "grow",
             mount_point,
-            "this process lacks the capability CAP_SYS_ADMIN; run the driver privileged",
+            "this process lacks the capability CAP_SYS_ADMIN; run the driver as privileged",
         ),
         (errno, _) => HostError::errno("grow", mount_point, errno),
     })
@@ -144,7 +144,7 @@ pub(super) fn ext4_superblock(device: &Device) -> Result<superblock::Ext4> {
         .read_exact_at(&mut head, 0)
         .map_err(failed("read", &device.path))?;
     superblock::ext4(&head)
-        .ok_or_else(|| HostError::unexpected("measure", &device.path, "it has no ext4 super block"))
+        .ok_or_else(|| HostError::unexpected("measure", &device.path, "it has no ext4 superblock"))
 }
 
 fn xfs_blocks(device_bytes: u64, block_size: u64, ag_blocks: u64) -> u64 {
@@ -180,7 +180,7 @@ fn prove(root: &File, device: &Device, mount_point: &Path) -> Result<()> {
     if found.dev() == device.rdev {
         return Ok(());
     }
-    let what = format!("{} is not what is mounted there", device.path.display());
+    let what = format!("{} is not mounted there", device.path.display());
     Err(HostError::unexpected("measure", mount_point, what))
 }
 
@@ -202,7 +202,7 @@ fn prove_btrfs(
         return Ok(());
     }
     let what = format!(
-        "what is mounted there has {} devices, {path} among them, and not {} alone",
+        "the file system mounted there has {} devices, including {path}, instead of only {}",
         info.num_devices,
         device.path.display()
     );

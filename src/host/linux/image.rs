@@ -38,9 +38,9 @@ pub(super) fn hint_extents(path: &Path, bytes: u64) -> Result<()> {
         return Ok(());
     }
     let bytes = u32::try_from(bytes)
-        .map_err(|_| HostError::errno("give extents of a size to", path, Errno::EINVAL))?;
+        .map_err(|_| HostError::errno("set the extent size of", path, Errno::EINVAL))?;
     sys::fs::set_extent_size(file, bytes)
-        .map_err(|errno| HostError::errno("give extents of a size to", path, errno))
+        .map_err(|errno| HostError::errno("set the extent size of", path, errno))
 }
 
 pub(super) fn allocate(path: &Path, size: u64, reserve: bool) -> Result<()> {
@@ -136,7 +136,11 @@ fn write_in_place(file: &File, path: &Path) -> Result<()> {
     match sys::fs::xfs_release_reserved(file) {
         // Other file systems don't know it.
         Ok(()) | Err(Errno::ENOTTY | Errno::EOPNOTSUPP | Errno::EINVAL) => Ok(()),
-        Err(errno) => Err(HostError::errno("free what is set aside for", path, errno)),
+        Err(errno) => Err(HostError::errno(
+            "free the preallocated blocks of",
+            path,
+            errno,
+        )),
     }
 }
 
@@ -192,7 +196,7 @@ impl Wipe<'_> {
         let _ = posix_fadvise(self.file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
         if self.told.elapsed() >= TELL_EVERY {
             self.told = Instant::now();
-            tracing::info!(image = %self.path.display(), done = at, of = self.size, "overwriting with zeros");
+            tracing::info!(image = %self.path.display(), done = at, of = self.size, "overwriting an image with zeros");
         }
         Ok(())
     }
@@ -205,7 +209,7 @@ pub(super) fn copy_range(source: &Path, target: &Path, start: u64, bytes: u64) -
     let end = start.saturating_add(bytes).min(length(&from, source)?);
     let room = length(&to, target)?;
     if end > room {
-        let what = format!("it has {room} bytes, {end} are to be there");
+        let what = format!("it has {room} bytes, but {end} are needed");
         return Err(HostError::unexpected("copy to", target, what));
     }
     let mut buffer = vec![0; PIECE];

@@ -38,8 +38,8 @@ pub(super) fn of_folder(path: &Path) -> Result<()> {
         // Zoned disks can't, and a folder that is to be compressed must not.
         Err(errno @ (Errno::EPERM | Errno::EINVAL | Errno::EOPNOTSUPP)) => {
             tracing::warn!(
-                folder = %path.display(), %errno,
-                "its files can't be written in place; images keep btrfs checksums"
+                path = %path.display(), %errno,
+                "failed to disable copy-on-write for new files; images keep btrfs checksums"
             );
             Ok(())
         }

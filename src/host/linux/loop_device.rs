@@ -140,7 +140,9 @@ pub(super) fn attach(spec: &LoopSpec<'_>) -> Result<LoopHold> {
             Err(errno) => return Err(HostError::errno("attach", spec.image, errno)),
         }
     }
-    let what = format!("every loop device offered in {ATTACH_TRIES} tries was taken by others");
+    let what = format!(
+        "other processes took every loop device that the kernel offered in {ATTACH_TRIES} attempts"
+    );
     Err(HostError::unexpected("attach", spec.image, what))
 }
 
@@ -174,7 +176,7 @@ fn is_limited(number: u32) -> bool {
 fn new_number(control: &File, shown: &BTreeSet<u32>) -> Result<u32> {
     loop {
         let number = sys::loop_add(control, None)
-            .map_err(|errno| HostError::errno("make a loop in", CONTROL, errno))?;
+            .map_err(|errno| HostError::errno("create a loop device in", CONTROL, errno))?;
         if !shown.contains(&number) {
             return Ok(number);
         }
@@ -188,7 +190,7 @@ fn new_number(control: &File, shown: &BTreeSet<u32>) -> Result<u32> {
 /// it gone: so another free one is taken, or a new one made, and only when many have gathered are
 /// they made afresh, never the one that the kernel offers to all at the moment.
 fn pick(control: &File, turn: u32, shown: &BTreeSet<u32>) -> Result<u32> {
-    let failed = |errno| HostError::errno("find a free loop in", CONTROL, errno);
+    let failed = |errno| HostError::errno("find a free loop device in", CONTROL, errno);
     let offered = sys::loop_free(control).map_err(failed)?;
     if !is_limited(offered) && !shown.contains(&offered) {
         return Ok(offered);
@@ -237,7 +239,7 @@ fn wait_for_node(number: u32) -> Result<Option<File>> {
             _ => return Err(error),
         }
     }
-    let what = "the kernel made the loop device, but its node does not appear; is /dev the host's?";
+    let what = "the kernel created the loop device, but its device node does not appear; is /dev the host's /dev?";
     Err(HostError::unexpected("open", device.path, what))
 }
 
@@ -252,13 +254,13 @@ fn name_for_people(image: &Path, name: &mut [u8; 64]) {
 /// mounted devices refuses to mount one that is open for writing.
 fn hold_attached(number: u32, spec: &LoopSpec<'_>) -> Result<LoopHold> {
     let Some((keep, info)) = open_attached(number, spec.backing)? else {
-        let what = "the loop device was taken away at once by somebody else";
+        let what = "another process detached the loop device immediately";
         return Err(HostError::unexpected("attach", spec.image, what));
     };
     if info.flags & LO_FLAGS_DIRECT_IO == 0 {
         tracing::warn!(
             number, image = %spec.image.display(), block_size = spec.block_size,
-            "direct I/O is not possible with this image and block size: the loop device goes through the pool's page cache"
+            "attached a loop device without direct I/O, which this image and block size do not allow; it uses the pool's page cache"
         );
     }
     Ok(held(number, keep))
@@ -289,7 +291,7 @@ fn ask(number: u32) -> Result<Option<(OwnedFd, sys::LoopInfo)>> {
     let answer = QUESTIONS.ask(number, PATIENCE_FOR_AN_ANSWER, move || open_any(number));
     answer.unwrap_or_else(|| {
         let path = Device::of_loop(number).path;
-        Err(HostError::no_answer("ask for the image of", path))
+        Err(HostError::no_answer("query the image of", path))
     })
 }
 
@@ -310,7 +312,7 @@ fn open_any(number: u32) -> Result<Option<(OwnedFd, sys::LoopInfo)>> {
     match sys::loop_status(&opened) {
         Ok(info) => Ok(Some((opened.into(), info))),
         Err(Errno::ENXIO) => Ok(None),
-        Err(errno) => Err(HostError::errno("ask for the image of", device.path, errno)),
+        Err(errno) => Err(HostError::errno("query the image of", device.path, errno)),
     }
 }
 
@@ -458,7 +460,7 @@ fn image_name(number: u32) -> Option<PathBuf> {
 
 pub(super) fn bytes(device: &Device) -> Result<u64> {
     sys::block_bytes(open_verified(device)?)
-        .map_err(|errno| HostError::errno("ask for the size of", &device.path, errno))
+        .map_err(|errno| HostError::errno("read the size of", &device.path, errno))
 }
 
 /// A mounted file system claims its device, also a frozen one that was unmounted.
@@ -475,7 +477,7 @@ pub(super) fn missing() -> Option<String> {
     match control() {
         Ok(_) => None,
         Err(error) => Some(format!(
-            "{}; load the module (modprobe loop), and show the host's /dev to the container",
+            "{}; load the module (modprobe loop), and mount the host's /dev into the container",
             crate::error::chain(&error)
         )),
     }

@@ -69,7 +69,7 @@ impl<'a> Runs<'a> {
         let page = self
             .map
             .read(self.file, self.from, std::mem::take(&mut self.sync))
-            .map_err(|errno| HostError::errno("read the map of", self.path, errno))?;
+            .map_err(|errno| HostError::errno("read the extent map of", self.path, errno))?;
         (self.next, self.got) = (0, page.len());
         let Some(record) = page.last() else {
             self.last = true;
@@ -77,8 +77,12 @@ impl<'a> Runs<'a> {
         };
         let end = record.logical.saturating_add(record.length);
         if end <= self.from {
-            let what = "its map goes backwards";
-            return Err(HostError::unexpected("read the map of", self.path, what));
+            let what = "its extent map is not in ascending order";
+            return Err(HostError::unexpected(
+                "read the extent map of",
+                self.path,
+                what,
+            ));
         }
         self.last = record.flags & blocks::LAST != 0 || end == u64::MAX;
         self.from = end;

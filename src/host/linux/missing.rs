@@ -25,14 +25,14 @@ pub(super) fn list() -> Vec<String> {
     let mut missing = Vec::new();
     if !has_capability(SYS_ADMIN) {
         missing.push(
-            "the capability CAP_SYS_ADMIN, without which nothing can be mounted; run as root, or the container privileged"
+            "the capability CAP_SYS_ADMIN is missing, so nothing can be mounted; run as root, and the container as privileged"
                 .to_string(),
         );
     }
     missing.extend(loop_device::missing());
     if program::BLKID.find().is_none() {
         missing.push(format!(
-            "the program {}; install the package {}",
+            "the program {} is missing; install the package {}",
             program::BLKID.name,
             program::BLKID.package
         ));

@@ -126,7 +126,7 @@ fn by_fd(file: &File) -> PathBuf {
 
 /// Mounts a device. The device is named by its own path, which then stands in the mount table:
 /// /dev is root's, and the caller of this effect holds the loop device open.
-#[expect(clippy::disallowed_methods, reason = "the one place that mounts")]
+#[expect(clippy::disallowed_methods, reason = "the only place that mounts")]
 pub(super) fn mount(folders: &Folders, spec: &MountSpec<'_>) -> Result<()> {
     let device = loop_device::open_verified(spec.device)?;
     let (target, _) = folders
@@ -222,10 +222,11 @@ fn explain(spec: &MountSpec<'_>, selinux: bool) -> HostError {
         .find_map(|option| refused_option(fs.name(), option));
     let text = tried.unwrap_or_else(|| {
         format!(
-            "EINVAL: the device {} holds no {fs} that this kernel can mount with these options{}",
+            "EINVAL: the device {} has no {fs} that this kernel can mount with these options{}",
             spec.device.path.display(),
             match fs {
-                crate::model::FsType::Xfs => " (or one of the same uuid is mounted: `nouuid`)",
+                crate::model::FsType::Xfs =>
+                    " (or a file system with the same UUID is mounted: `nouuid`)",
                 _ => "",
             }
         )
@@ -251,9 +252,9 @@ fn refused_option(fs: &str, option: &str) -> Option<String> {
     let key = mount_option::key(option);
     Some(match said {
         said if said.is_empty() || tells_value => {
-            format!("{fs} refuses the mount option {key:?}: {errno}")
+            format!("{fs} rejects the mount option {key:?}: {errno}")
         }
-        said => format!("{fs} refuses the mount option {key:?}: {said}"),
+        said => format!("{fs} rejects the mount option {key:?}: {said}"),
     })
 }
 
@@ -296,7 +297,7 @@ fn bind_open(
 
 /// Unmounts what is topmost at a caller's path: reached through its parent, since a descriptor of
 /// the mount itself would keep it busy.
-#[expect(clippy::disallowed_methods, reason = "the one place that unmounts")]
+#[expect(clippy::disallowed_methods, reason = "the only place that unmounts")]
 pub(super) fn unmount(folders: &Folders, target: &Path) -> Result<()> {
     let place = folders.place("unmount", target)?;
     let mut tries = 0;
@@ -342,7 +343,7 @@ pub(super) fn without_loops<T: Send>(work: impl FnOnce() -> Result<T> + Send) ->
             .map_err(|errno| HostError::errno("copy the mount table of", root, errno))?;
         let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
         nix::mount::mount(None::<&str>, root, None::<&str>, private, None::<&str>)
-            .map_err(|errno| HostError::errno("make private the mounts of", root, errno))?;
+            .map_err(|errno| HostError::errno("set the mount propagation of", root, errno))?;
         for mount in table()?.iter().rev() {
             let needed = FOLDERS
                 .iter()
@@ -352,7 +353,7 @@ pub(super) fn without_loops<T: Send>(work: impl FnOnce() -> Result<T> + Send) ->
                 let flags = MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW;
                 if let Err(errno) = umount2(&mount.mount_point, flags) {
                     let target = mount.mount_point.display();
-                    tracing::debug!(%target, %errno, "a copied mount stays");
+                    tracing::debug!(%target, %errno, "failed to unmount a copied mount");
                 }
             }
         }

@@ -109,7 +109,7 @@ impl Program {
 
     #[expect(
         clippy::disallowed_methods,
-        reason = "the one place that starts programs"
+        reason = "the only place that starts programs"
     )]
     fn run_with<S: AsRef<OsStr>>(
         self,
@@ -147,7 +147,7 @@ impl Program {
             status: output.status,
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
             stderr: match limit {
-                Some(limit) if killed => format!("it was ended after {limit:?}; {stderr}"),
+                Some(limit) if killed => format!("it was killed after {limit:?}; {stderr}"),
                 Some(_) | None => stderr,
             },
         })
@@ -226,7 +226,7 @@ mod tests {
         let ended = sleep.run_within(limit, Path::new("/dev/x"), &["86400"]);
         let text = crate::error::chain(&ended.unwrap().error("format", Path::new("/dev/x")));
         assert!(text.contains("SIGKILL"), "{text}");
-        assert!(text.contains("it was ended after 50ms"), "{text}");
+        assert!(text.contains("it was killed after 50ms"), "{text}");
         let limit = Duration::from_secs(86400);
         let ended = sleep.run_within(limit, Path::new("/dev/x"), &["0"]);
         assert!(ended.unwrap().status.success());

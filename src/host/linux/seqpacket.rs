@@ -50,7 +50,7 @@ fn new_socket(path: &Path, flags: SockFlag) -> Result<OwnedFd> {
         SockFlag::SOCK_CLOEXEC | flags,
         None,
     )
-    .map_err(|errno| HostError::errno("make a socket for", path, errno))
+    .map_err(|errno| HostError::errno("create a socket for", path, errno))
 }
 
 impl Listener {

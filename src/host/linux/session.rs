@@ -134,7 +134,7 @@ impl Process {
             Err(errno) => {
                 // Its number may be another's already, so nothing is sent to it.
                 self.child = None;
-                self.ended = Some((false, format!("an end that is not known ({errno})")));
+                self.ended = Some((false, format!("an unknown exit status ({errno})")));
                 false
             }
         }
@@ -149,7 +149,7 @@ impl Process {
         let _ = killpg(self.pid, Signal::SIGKILL);
         self.ended = Some(match child.wait() {
             Ok(status) => (status.success(), status.to_string()),
-            Err(error) => (false, format!("an end that is not known ({error})")),
+            Err(error) => (false, format!("an unknown exit status ({error})")),
         });
     }
 }

@@ -214,10 +214,10 @@ impl Btrfs {
     pub(super) fn check(&self) -> Result<(), String> {
         let devices = self.number(0x88);
         if devices != 1 {
-            return Err(format!("the btrfs on it has {devices} devices"));
+            return Err(format!("its btrfs has {devices} devices"));
         }
         if self.number(0x38) & NOT_TO_BE_CHANGED != 0 {
-            return Err("its fsid is being changed, or it's a seed of others".into());
+            return Err("its fsid is being changed, or it is a seed device".into());
         }
         Ok(())
     }

@@ -17,13 +17,15 @@ pub(super) fn trim(path: &Path) -> Result<()> {
     let directory = open_real_dir(path)?;
     sync(&directory, path)?;
     match sys::fs::trim(directory, 0) {
-        Ok(bytes) => tracing::debug!(path = %path.display(), bytes, "told the disk what is free"),
+        Ok(bytes) => {
+            tracing::debug!(path = %path.display(), bytes, "discarded free blocks of a file system");
+        }
         // A disk without discard, or a file system that may not tell it: the blocks are free all
         // the same.
         Err(errno @ (Errno::EOPNOTSUPP | Errno::ENOTTY | Errno::EINVAL | Errno::EPERM)) => {
             tracing::warn!(
                 path = %path.display(), %errno,
-                "the disk can't be told which blocks are free (FITRIM)"
+                "failed to discard free blocks (FITRIM), because the disk or file system does not support it"
             );
         }
         Err(errno) => return Err(HostError::errno("trim the file system of", path, errno)),
@@ -38,7 +40,7 @@ pub(super) fn trim_volume(root: &MountRoot, least: u64) -> Result<()> {
     sync(directory, device)?;
     let bytes = sys::fs::trim(directory, least)
         .map_err(|errno| HostError::errno("trim the file system on", device, errno))?;
-    tracing::debug!(device = %device.display(), bytes, "took blocks that nothing needs from the image");
+    tracing::debug!(device = %device.display(), bytes, "released unused blocks of a volume's image");
     Ok(())
 }
 

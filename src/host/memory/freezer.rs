@@ -252,7 +252,7 @@ impl Freezer for MemoryHost {
         for session in left {
             thawed.extend(self.step("thaw", |machine| Ok(machine.end_session(session)))?);
         }
-        self.with("look at", Path::new(GUARD), |machine| {
+        self.with("examine", Path::new(GUARD), |machine| {
             let sessions = &machine.guard.sessions;
             let lost = |froze: &Froze| match froze {
                 Froze::Session(id) => !sessions.contains_key(id),

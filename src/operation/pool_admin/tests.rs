@@ -65,7 +65,7 @@ fn an_extent_size_is_refused_by_name_where_there_is_none() {
         }
         let sentence = refusal(made);
         assert!(
-            sentence.contains(ground) && sentence.contains("take extent= out"),
+            sentence.contains(ground) && sentence.contains("remove extent="),
             "{sentence}"
         );
         // Neither is a pool made by a start, nor one that is there served by it.
@@ -75,7 +75,7 @@ fn an_extent_size_is_refused_by_name_where_there_is_none() {
             &[pool("a=file:/memory/a"), hinted("b")],
         );
         let why = driver.unwrap().pool_status()[1].refusal.clone().unwrap();
-        assert!(why.contains("take extent= out"), "{why}");
+        assert!(why.contains("remove extent="), "{why}");
         assert!(host.files_below(Path::new("/memory/b")).is_empty());
     }
 }
@@ -121,7 +121,7 @@ fn a_file_system_that_forgets_is_refused() {
     };
     let host = MemoryHost::with_options(options);
     let text = refusal(init(&host, node(), &pool("a=file:/memory/a")));
-    assert!(text.contains("gone after a reboot"), "{text}");
+    assert!(text.contains("lost at a reboot"), "{text}");
     let names = host.list_dir(Path::new("/memory")).unwrap();
     assert_eq!(names, Some(Vec::new()), "nothing was made");
 }
@@ -132,7 +132,7 @@ fn a_disk_that_is_not_mounted_is_not_made_a_pool_until_it_is_forgotten() {
     let a = pool("a=file:/memory/a");
     let made = init(&host, node(), &a).unwrap();
     let text = refusal(forget(&host, node(), "a"));
-    assert!(text.contains("it is there"), "{text}");
+    assert!(text.contains("the pool is present"), "{text}");
 
     // The disk is pulled: the same path, blank.
     let moved = Effect::Rename {
@@ -183,7 +183,7 @@ fn a_pool_of_another_machine_waits_for_adopt() {
     let held = holder.try_lock_file(Path::new("/memory/b/lock")).unwrap();
     assert!(held.is_some());
     let text = refusal(adopt(&host, node(), &b, &[]));
-    assert!(text.contains("stop that first"), "{text}");
+    assert!(text.contains("stop that process first"), "{text}");
     drop(holder.restart_process());
 
     // What it would come to is told, and nothing is changed.
@@ -442,7 +442,7 @@ fn why_a_pool_is_not_served_is_logged_once_and_again_when_it_changes() {
     });
     let whys: Vec<_> = told
         .lines()
-        .filter(|line| line.contains("not served"))
+        .filter(|line| line.contains("refusing to serve"))
         .collect();
     assert_eq!(whys.len(), 2, "{told}");
     assert!(whys[0].contains("is its disk mounted?") && whys[1].contains("EIO"));

@@ -87,10 +87,15 @@ impl Opening<'_> {
         if there.is_some_and(|file| file.size > wanted) {
             let found = on(self.host, self.path)?;
             if found.is_some_and(|(_, loops)| !loops.is_empty()) {
-                return Err(self.busy("a loop device of an earlier try is still on it".into()));
+                return Err(
+                    self.busy("a loop device of an earlier attempt is still attached to it".into())
+                );
             }
             let path = image.as_path();
-            self.perform(&Effect::Shorten { path, size: wanted }, "shorten the image")?;
+            self.perform(
+                &Effect::Shorten { path, size: wanted },
+                "truncate the image",
+            )?;
         }
         self.reserve(wanted).inspect_err(|_| self.give_up())?;
         Ok(record)
@@ -115,7 +120,7 @@ impl Opening<'_> {
         for name in [IMAGE_FILE, IMAGE_RECORD] {
             let path = self.path.join(name);
             if let Err(error) = self.host.perform(&Effect::RemoveFile { path: &path }) {
-                tracing::error!(pool = %self.pool.name, error = %chain(&error), "can't remove {}", path.display());
+                tracing::error!(pool = %self.pool.name, error = %chain(&error), path = %path.display(), "failed to remove an incomplete image");
                 return;
             }
         }
@@ -126,7 +131,7 @@ impl Opening<'_> {
         let space = self
             .host
             .space(self.path)
-            .doing(|| format!("measure {}", self.path.display()))?;
+            .doing(|| format!("read the free space of {}", self.path.display()))?;
         let mount = self
             .host
             .mount_of(self.path)
@@ -142,7 +147,7 @@ impl Opening<'_> {
         Err(Error::refused(
             self.path.display(),
             format!(
-                "image={size} ({}) does not fit: all of it is reserved at once, {} are free there, and {} stay free; give at most image={}Mi",
+                "image={size} ({}) does not fit: it is fully reserved at creation, {} are available, and {} must stay free; give at most image={}Mi",
                 Human(size),
                 Human(space.available + allocated),
                 Human(kept),
@@ -182,16 +187,19 @@ impl Opening<'_> {
                 path: &path,
                 size: record.size,
             };
-            self.perform(&shorten, "shorten the image")?;
+            self.perform(&shorten, "truncate the image")?;
         }
         Ok((record, problem))
     }
 
     fn must_stat(&self, record: &ImageRecord) -> Result<FileStat> {
         match stat_image(self.host, self.path)? {
-            None => Err(self.damaged("it is missing; image.json says that it was made".into())),
+            None => {
+                Err(self
+                    .damaged("it is missing, but image.json records that it was created".into()))
+            }
             Some(file) if file.size < record.size => Err(self.damaged(format!(
-                "it has {} bytes, its record says {}",
+                "it has {} bytes, but its record states {}",
                 file.size, record.size
             ))),
             Some(file) => Ok(file),
@@ -212,20 +220,26 @@ impl Opening<'_> {
                     .iter()
                     .map(|found| format!("/dev/loop{}", found.number))
                     .collect();
-                return Err(self.busy(format!("{} stand on it at once", names.join(" and "))));
+                return Err(self.busy(format!(
+                    "{} are attached to it at the same time; detach all but one",
+                    names.join(" and ")
+                )));
             }
         };
         let number = hold.number;
         self.perform(
             &Effect::ForbidDiscard { number },
-            "keep the blocks of the image",
+            "disable discard on the device of the image",
         )?;
         let shown = self
             .host
             .device_bytes(&hold.device())
-            .doing(|| "measure the image's device".into())?;
+            .doing(|| "read the size of the image's device".into())?;
         if shown < file.size {
-            self.perform(&Effect::ResizeLoop { number }, "show the whole image")?;
+            self.perform(
+                &Effect::ResizeLoop { number },
+                "resize the loop device of the image",
+            )?;
         }
         Ok(hold)
     }
@@ -243,7 +257,7 @@ impl Opening<'_> {
             Done::Loop(hold) => Ok(hold),
             Done::Plain | Done::Cloned(_) | Done::Checked(_) | Done::Session(_) => {
                 Err(Error::Bug {
-                    invariant: "AttachLoop gives a loop device".into(),
+                    invariant: "AttachLoop returns a loop device".into(),
                 })
             }
         }
@@ -253,7 +267,7 @@ impl Opening<'_> {
         let name = format!("/dev/loop{}", found.number);
         if found.offset != 0 || found.size_limit != 0 || found.read_only {
             return Err(self.busy(format!(
-                "{name} stands on a part of it, or read-only; detach it: losetup -d {name}"
+                "{name} maps only a part of it or is read-only; detach it: losetup -d {name}"
             )));
         }
         let held = self
@@ -278,7 +292,7 @@ impl Opening<'_> {
                     Ok(())
                 }
                 found => Err(self.damaged(format!(
-                    "the xfs {} was made on it, and {found:?} is found; it is never formatted again, repair or restore it",
+                    "the xfs {} was created on it, but {found:?} was found; it is never formatted again, so repair or restore it",
                     formatted.uuid
                 ))),
             };
@@ -308,7 +322,7 @@ impl Opening<'_> {
     pub(super) fn mount(&self, device: &Device) -> Result<PathBuf> {
         let folder = self.path.join(MOUNT_POINT);
         let target = folder.as_path();
-        self.perform(&Effect::MakeDir { path: target }, "make the mount point")?;
+        self.perform(&Effect::MakeDir { path: target }, "create the mount point")?;
         let table = self.host.mounts().doing(|| "read the mount table".into())?;
         match table.iter().rfind(|mount| mount.mount_point == target) {
             Some(mount) if mount.device == device.rdev => {}
@@ -335,10 +349,10 @@ impl Opening<'_> {
         let shown = self
             .host
             .stat(target)
-            .doing(|| format!("look at {}", target.display()))?;
+            .doing(|| format!("examine {}", target.display()))?;
         if shown.is_none_or(|shown| shown.id.device != device.rdev) {
             return Err(self.busy(format!(
-                "{} shows something else than {}",
+                "{} does not show the file system of {}",
                 target.display(),
                 device.path.display()
             )));
@@ -350,7 +364,7 @@ impl Opening<'_> {
         let wanted = self
             .host
             .wants_growth(device, folder, FsType::Xfs)
-            .doing(|| format!("measure {}", folder.display()))?;
+            .doing(|| format!("read the size of {}", folder.display()))?;
         if !wanted {
             return Ok(());
         }

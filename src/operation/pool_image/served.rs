@@ -65,12 +65,12 @@ impl Driver {
             drop(backend);
             let name = &definition.name;
             match close(self.host.as_ref(), image) {
-                Ok(true) => tracing::info!(pool = %name, "its image is unmounted"),
+                Ok(true) => tracing::info!(pool = %name, "unmounted the image of the pool"),
                 Ok(false) => {
-                    tracing::info!(pool = %name, "its image is in use by volumes, and stays mounted");
+                    tracing::info!(pool = %name, "keeping the image of the pool mounted because volumes use it");
                 }
                 Err(error) => {
-                    tracing::warn!(pool = %name, error = %chain(&error), "can't unmount its image");
+                    tracing::warn!(pool = %name, error = %chain(&error), "failed to unmount the image of the pool");
                 }
             }
         }

@@ -54,11 +54,14 @@ fn a_pool_that_can_not_be_served_does_not_hold_up_the_others() {
             "b=file:/nowhere/b,init,mount=any",
             "does not exist; is its disk mounted?",
         ),
-        ("b=file:/memory/blank", "is empty and was never a pool"),
-        ("b=file:/memory/full,init,mount=any", "not a pool"),
+        ("b=file:/memory/blank", "is empty and has never been a pool"),
+        (
+            "b=file:/memory/full,init,mount=any",
+            "neither empty nor a pool",
+        ),
         (
             "b=file:/memory/a,image=1Gi",
-            "holds a pool without an image",
+            "contains a pool without an image",
         ),
     ] {
         // Alone it is a mistake of who has started it, and nothing is lost by saying so.
@@ -162,7 +165,7 @@ fn of_two_copies_of_a_pool_the_one_that_is_served_goes_on() {
     assert_eq!(refused.len(), 1);
     assert_eq!(refused[0].0, "a");
     assert!(
-        refused[0].1.contains("is also at file:/memory/b"),
+        refused[0].1.contains("also exists at file:/memory/b"),
         "{refused:?}"
     );
 }
@@ -181,8 +184,8 @@ fn of_two_copies_that_are_both_unknown_neither_is_served() {
     let driver = start(&host, &three).unwrap();
     let refused = refusals(&driver);
     assert_eq!(refused.len(), 2, "{refused:?}");
-    assert!(refused[0].1.contains("is also at file:/memory/b"));
-    assert!(refused[1].1.contains("is also at file:/memory/x"));
+    assert!(refused[0].1.contains("also exists at file:/memory/b"));
+    assert!(refused[1].1.contains("also exists at file:/memory/x"));
     let id = pool_admin::load_node(&host, Path::new(NODE)).unwrap();
     let id = id.pools.iter().find(|(_, known)| known.name == "a");
     let error = driver.pool(*id.unwrap().0).err().unwrap();
@@ -199,7 +202,7 @@ fn a_copy_waits_while_the_known_one_can_not_be_read() {
     let refused = refusals(&driver);
     assert_eq!(refused.len(), 2, "{refused:?}");
     assert!(
-        refused[0].1.contains("which can't be read now"),
+        refused[0].1.contains("which cannot be read now"),
         "{refused:?}"
     );
 }
@@ -223,7 +226,7 @@ fn no_pool_is_made_in_a_folder_in_which_a_disk_may_be_missing() {
     // The disk itself is mounted here.
     let driver = start(&host, &[pool("a=file:/memory,init")]);
     let text = chain(&driver.err().unwrap());
-    assert!(text.contains("not empty"), "{text}");
+    assert!(text.contains("neither empty nor a pool"), "{text}");
     let remove = Effect::RemoveDir { path: folder };
     host.perform(&remove).unwrap();
     let driver = start(&host, &[pool("a=file:/memory,init")]).unwrap();

@@ -213,17 +213,14 @@ impl Agent {
             let asked = Instant::now();
             let described = match timeout(DESCRIBE, self.describe()).await {
                 Ok(described) => described,
-                Err(_) => Err(format!("it doesn't answer within {} s", DESCRIBE.as_secs())),
+                Err(_) => Err(format!("it did not answer within {} s", DESCRIBE.as_secs())),
             };
             drop(turn);
             let verified = |told| self.verify(told, driver_name);
             let (described, is_refused) = match described.map(verified) {
                 Ok(Err(why)) => {
                     self.refused();
-                    (
-                        Err(format!("what it says of itself was refused: {why}")),
-                        true,
-                    )
+                    (Err(format!("its description was rejected: {why}")), true)
                 }
                 Ok(told) => (told, false),
                 Err(problem) => (Err(problem), false),
@@ -252,11 +249,13 @@ impl Agent {
         driver_name: &str,
     ) -> Result<DescribeResponse, String> {
         if told.node_name != self.node {
-            return Err(format!("it says that it's of node {:?}", told.node_name));
+            return Err(format!("it reports to be node {:?}", told.node_name));
         }
         if told.driver_name != driver_name {
             let theirs = &told.driver_name;
-            return Err(format!("it's of driver {theirs:?}, not of {driver_name:?}"));
+            return Err(format!(
+                "it belongs to driver {theirs:?} instead of {driver_name:?}"
+            ));
         }
         checked::description(told)
     }
@@ -275,9 +274,11 @@ impl Agent {
             news = seen.problem != problem;
             match (&seen.problem, &problem) {
                 (None, Some(problem)) => {
-                    tracing::warn!(node = self.node, problem, "an agent can't be reached");
+                    tracing::warn!(node = self.node, problem, "lost contact with an agent");
                 }
-                (Some(_), None) => tracing::info!(node = self.node, "an agent is back"),
+                (Some(_), None) => {
+                    tracing::info!(node = self.node, "regained contact with an agent");
+                }
                 (None, None) | (Some(_), Some(_)) => {}
             }
             seen.problem = problem;

@@ -209,7 +209,7 @@ pub(super) fn one_of<'a>(which: &str, pools: &'a [Pool]) -> Result<&'a Pool> {
             Err(Error::refused(
                 format!("pool {which}"),
                 format!(
-                    "several have this name; give one of the ids {}",
+                    "several pools have this name; give one of the IDs {}",
                     each.collect::<Vec<_>>().join(", ")
                 ),
             ))
@@ -222,14 +222,14 @@ fn adopted(pool: &Pool, now: Timestamp) -> Result<Adopted> {
     let name = pool.name_any();
     let refuse = |why: String| Err(Error::refused(format!("pool {name}"), why));
     let (Some(id), Some(status)) = (pool.id(), &pool.status) else {
-        return refuse("nothing is known of it".into());
+        return refuse("its object has no status yet".into());
     };
     if pool.spec.lost {
-        return refuse("it's marked as lost; take the mark away first (spec.lost: false)".into());
+        return refuse("it is marked as lost; set spec.lost to false first".into());
     }
     if !matches!(status.health, Health::Healthy | Health::Degraded) {
         return refuse(format!(
-            "it's {}, so nobody knows at which home it is: {}",
+            "it is {}, so its home is unknown: {}",
             status.health.word(),
             status.message
         ));
@@ -237,11 +237,11 @@ fn adopted(pool: &Pool, now: Timestamp) -> Result<Adopted> {
     let seen = status.last_seen.as_ref().map(|seen| seen.0);
     if seen.is_none_or(|seen| now.duration_since(seen) > STALE) {
         return refuse(
-            "its object hasn't been written for minutes; does the controller run?".into(),
+            "its object was not updated for several minutes; is the controller running?".into(),
         );
     }
     if status.home.is_empty() {
-        return refuse(format!("node {} tells no home", status.node));
+        return refuse(format!("node {} reports no home", status.node));
     }
     Ok(Adopted {
         id,
@@ -259,7 +259,7 @@ fn noted(pool: &Pool) -> Result<BTreeMap<String, Manifest>> {
         let object: DynamicObject = serde_json::from_str(text).map_err(|error| {
             Error::refused(
                 format!("pool {}", pool.name_any()),
-                format!("annotation {key} is no PersistentVolume: {error}"),
+                format!("annotation {key} is not a PersistentVolume: {error}"),
             )
         })?;
         let manifest = Manifest(object);
@@ -350,6 +350,6 @@ mod tests {
             let long_ago = Timestamp::from_second(1_700_000_000).unwrap();
             pool.status.as_mut().unwrap().last_seen = Some(Time(long_ago));
         });
-        assert!(stale.unwrap_err().contains("does the controller run"));
+        assert!(stale.unwrap_err().contains("is the controller running"));
     }
 }

@@ -38,8 +38,7 @@ pub async fn driver(socket: &Path, expected: Option<&str>) -> Result<(Channel, S
         Some(expected) if expected != name => Err(Error::invalid(
             "--driver-name",
             format!(
-                "the driver at {} is {name}, not {expected}; leave --driver-name out, or give the \
-                 socket of the other driver as --endpoint",
+                "the driver at {} is {name}, not {expected}; omit --driver-name, or give the socket of the other driver as --endpoint",
                 socket.display()
             ),
         )),

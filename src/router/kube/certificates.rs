@@ -109,7 +109,7 @@ impl Certificates {
                 Ok(true) => EVERY,
                 Ok(false) => SOON,
                 Err(error) => {
-                    tracing::warn!(error, "the authority can't be looked after");
+                    tracing::warn!(error, "failed to maintain the certificate authority");
                     SOON
                 }
             };
@@ -131,7 +131,7 @@ impl Certificates {
             let next = Authorities::step(now.as_ref(), Timestamp::now());
             if let Some(next) = next.map_err(|error| chain(&error))? {
                 self.write(&secrets, found, &next).await?;
-                tracing::info!("the authority has changed");
+                tracing::info!("changed the certificate authority");
                 now = Some(next);
             }
         }
@@ -263,7 +263,7 @@ impl Certificates {
             for (name, request) in open {
                 if let Err(error) = self.sign(&authorities, &name, &request).await {
                     let error = chain(&error);
-                    tracing::warn!(name, error, "a certificate can't be signed");
+                    tracing::warn!(name, error, "failed to sign a certificate");
                 }
             }
         }
@@ -276,7 +276,7 @@ impl Certificates {
         let params = PatchParams::default();
         let condition = Patch::Merge(judgement.condition());
         ask(
-            "the request",
+            "the CertificateSigningRequest",
             gone(api.patch_approval(name, &params, &condition)),
         )
         .await?;
@@ -285,11 +285,15 @@ impl Certificates {
                 let bytes = ByteString(certificate.into_bytes());
                 let patch = serde_json::json!({ "status": { "certificate": bytes } });
                 let patch = Patch::Merge(patch);
-                ask("the request", gone(api.patch_status(name, &params, &patch))).await?;
-                tracing::info!(node, request = name, "a node has its certificate");
+                ask(
+                    "the CertificateSigningRequest",
+                    gone(api.patch_status(name, &params, &patch)),
+                )
+                .await?;
+                tracing::info!(node, request = name, "signed the certificate of a node");
             }
             Judgement::Deny(problem) => {
-                tracing::warn!(request = name, problem, "a certificate was denied");
+                tracing::warn!(request = name, problem, "denied a certificate");
             }
         }
         Ok(())

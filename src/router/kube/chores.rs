@@ -55,12 +55,7 @@ pub(super) async fn run(cluster: &InCluster, fleet: &dyn Fleet) {
         // Each fails for itself: what one agent says must not keep the others from being written.
         if let Some((what, error)) = failed.first() {
             let more = failed.len() - 1;
-            tracing::warn!(
-                what,
-                error,
-                more,
-                "what an agent reports can't be written down"
-            );
+            tracing::warn!(what, error, more, "failed to update Pool or Node objects");
         }
     }
 }
@@ -80,10 +75,8 @@ async fn look_for_snapshots(cluster: &InCluster) {
         .snapshotter_missing
         .store(missing, Ordering::Relaxed);
     if missing {
-        let message = "the cluster has snapshots, and this installation of Slackwater has no \
-                       csi-snapshotter, so that no VolumeSnapshot of it is ever made: install it \
-                       with the value snapshots=true";
-        tracing::warn!(message, "no snapshotter");
+        let message = "the cluster has the snapshot CRDs, but this installation of Slackwater has no csi-snapshotter, so VolumeSnapshots are never created: install it with the value snapshots=true";
+        tracing::warn!(advice = message, "found no csi-snapshotter");
         cluster.tell(&About::Router, true, "NoSnapshotter", message.into());
     }
 }
@@ -109,9 +102,7 @@ fn tell_not_grown(cluster: &InCluster, reports: &[Report], told: &mut BTreeSet<(
             let known = (small.volume_id.clone(), small.reason.clone());
             if !told.contains(&known) {
                 let message = format!(
-                    "the file system was not grown to the volume's size, and is used as large as \
-                     it is: {}; it's tried again when the volume is staged the next time, so end \
-                     the pods that use it",
+                    "the file system was not grown to the volume's size and is used at its current size: {}; it is tried again the next time the volume is staged, so delete the pods that use it",
                     small.reason
                 );
                 cluster.tell(&About::Claim(claim), true, "FileSystemNotGrown", message);
@@ -179,13 +170,13 @@ async fn done<T>(
         Ok(Ok(_)) => Ok(()),
         Ok(Err(KubeError::Api(status))) if status.code == 409 || status.code == 404 => Ok(()),
         Ok(Err(error)) => Err(format!("{doing}: {}", chain(&error))),
-        Err(_) => Err(format!("{doing}: no answer")),
+        Err(_) => Err(format!("{doing}: no answer from the API server")),
     }
 }
 
 async fn write(cluster: &InCluster, change: &Change) -> Result<(), String> {
     if !cluster.is_leader() {
-        return Err("another router leads now".into());
+        return Err("another router is the leader now".into());
     }
     let api = Api::<Pool>::all(cluster.client.clone());
     let name = change.id.to_string();
@@ -199,20 +190,24 @@ async fn write(cluster: &InCluster, change: &Change) -> Result<(), String> {
         let patch = serde_json::json!({ "spec": { "lost": true, "lostReason": reason } });
         let patch = Patch::Merge(patch);
         done("mark a Pool as lost", api.patch(&name, &params, &patch)).await?;
-        tracing::warn!(pool = name, reason, "a pool is marked as lost");
+        tracing::warn!(pool = name, reason, "marked a pool as lost");
         cluster.tell(&About::Pool(change.id), true, "PoolLost", reason.clone());
     }
     let patch = Patch::Merge(serde_json::json!({ "status": change.status }));
     done(
-        "write a Pool's status",
+        "update a Pool's status",
         api.patch_status(&name, &params, &patch),
     )
     .await?;
     if change.handed_over {
         let patch = Patch::Merge(serde_json::json!({ "spec": { "node": null } }));
-        done("take a mark away", api.patch(&name, &params, &patch)).await?;
-        let message = format!("it's handed over to node {}", change.status.node);
-        tracing::info!(pool = name, message, "a pool is handed over");
+        done(
+            "clear spec.node of a Pool",
+            api.patch(&name, &params, &patch),
+        )
+        .await?;
+        let message = format!("the pool was handed over to node {}", change.status.node);
+        tracing::info!(pool = name, message, "handed over a pool");
         cluster.tell(&About::Pool(change.id), false, "PoolHandedOver", message);
     }
     if change.turned {
@@ -229,7 +224,7 @@ async fn write(cluster: &InCluster, change: &Change) -> Result<(), String> {
             pool = name,
             health = health.word(),
             message,
-            "a pool's health"
+            "recorded a change of a pool's health"
         );
         cluster.tell(&About::Pool(change.id), !is_well, reason(health), message);
     }
@@ -275,12 +270,15 @@ async fn apply(cluster: &InCluster, act: Act) -> Result<(), String> {
                 "labels": { &key: new },
             }}));
             let params = PatchParams::default();
-            done("mend a Node's label", api.patch(&node, &params, &patch)).await?;
+            done(
+                "update the label of a Node",
+                api.patch(&node, &params, &patch),
+            )
+            .await?;
             let message = format!(
-                "label {key} was {old}, to which no PersistentVolume of this node refers any \
-                 more; it's now {new}, the home of the node's disks"
+                "label {key} was changed from {old}, which no PersistentVolume of this node uses any more, to {new}, the home of the node's disks"
             );
-            tracing::info!(node, old, new, "a node's label is mended");
+            tracing::info!(node, old, new, "updated the label of a node");
             cluster.tell(&About::Node(node), false, "HomeRelabelled", message);
             Ok(())
         }

@@ -70,7 +70,7 @@ impl Fleet for Agents {
                         node = agent.node(),
                         pool = %pool.id,
                         problem,
-                        "what a pool has can't be listed now"
+                        "failed to list the contents of a pool"
                     ),
                 }
             }

@@ -41,11 +41,11 @@ impl Following {
             let long = failing.filter(|(since, _)| since.elapsed() >= PATIENCE);
             match (long, failing, watch.is_complete) {
                 (Some((since, error)), _, _) => Some(format!(
-                    "can't follow {what} for {} s: {error}",
+                    "watching {what} has failed for {} s: {error}",
                     since.elapsed().as_secs()
                 )),
-                (None, Some((_, error)), false) => Some(format!("can't read {what}: {error}")),
-                (None, None, false) => Some(format!("{what} are being read")),
+                (None, Some((_, error)), false) => Some(format!("cannot read {what}: {error}")),
+                (None, None, false) => Some(format!("{what} are not completely read yet")),
                 (None, _, true) => None,
             }
         })
@@ -74,12 +74,12 @@ impl Following {
             Ok(()) => {
                 if let Some((since, _)) = watch.failing.take() {
                     let seconds = since.elapsed().as_secs();
-                    tracing::info!(what, seconds, "the API server is followed again");
+                    tracing::info!(resource = what, seconds, "resumed watching the API server");
                 }
             }
             Err(error) => {
                 if watch.failing.is_none() {
-                    tracing::warn!(what, error, "the API server can't be followed");
+                    tracing::warn!(resource = what, error, "failed to watch the API server");
                 }
                 let since = watch
                     .failing

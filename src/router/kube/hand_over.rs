@@ -52,7 +52,7 @@ pub async fn hand_over(
     let id = pool.name_any();
     let refuse = |why: &str| Err(Error::refused(format!("pool {id}"), why));
     if pool.spec.lost {
-        return refuse("it's marked as lost; take the mark away first (spec.lost: false)");
+        return refuse("it is marked as lost; set spec.lost to false first");
     }
     let status = pool.status.clone().unwrap_or_default();
     let marked = pool.spec.node.as_deref();
@@ -64,8 +64,7 @@ pub async fn hand_over(
         let now = ask(&format!("pool {id}"), api.patch(&id, &params, &patch)).await?;
         if now.spec.node.as_deref() != Some(node) {
             return refuse(
-                "the API server has not kept the mark: the CustomResourceDefinition is of an \
-                 older release; apply deploy/chart/crds/pools.yaml, and try again",
+                "the API server did not store spec.node: the CustomResourceDefinition is of an older release; apply deploy/chart/crds/pools.yaml, and try again",
             );
         }
     }

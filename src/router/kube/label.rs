@@ -74,10 +74,7 @@ pub fn acts(
         Some(Act::Conflict {
             node: node.clone(),
             message: format!(
-                "this node is labelled as home {old}, and its disks are of home {new}; {volumes} \
-                 PersistentVolumes refer to {old}, so the label is left as it is, and the kubelet \
-                 refuses the driver. Bring the disks of {old} back, or mark their pools as lost \
-                 and delete those PersistentVolumes"
+                "this node is labeled with home {old}, but its disks have home {new}; {volumes} PersistentVolumes use {old}, so the label is not changed, and the kubelet rejects the driver. Bring the disks of {old} back, or mark their pools as lost and delete those PersistentVolumes"
             ),
         })
     });
@@ -120,7 +117,7 @@ mod tests {
         let texts = acts.into_iter().map(|act| match act {
             Act::Overwrite { node, old, new } => format!("{node}: {old} -> {new}"),
             Act::Conflict { node, message } => {
-                assert!(message.contains("PersistentVolumes refer to"), "{message}");
+                assert!(message.contains("PersistentVolumes use"), "{message}");
                 format!("{node}: conflict")
             }
         });

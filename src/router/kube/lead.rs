@@ -109,8 +109,8 @@ impl Leadership {
             }
             self.following.heard(WHAT, answer);
             match (was, self.is_leader()) {
-                (false, true) => tracing::info!(me = self.me, "this router leads"),
-                (true, false) => tracing::warn!(me = self.me, "this router leads no longer"),
+                (false, true) => tracing::info!(identity = self.me, "became the leader"),
+                (true, false) => tracing::warn!(identity = self.me, "lost the leadership"),
                 (true, true) | (false, false) => {}
             }
             tokio::time::sleep(self.pace.every).await;

@@ -46,17 +46,21 @@ pub(super) async fn write(client: Client, mut notes: mpsc::Receiver<Note>) {
                 Ok(Ok(())) => break,
                 Ok(Err(KubeError::Api(status))) if status.code < 500 && status.code != 429 => {
                     let error = status.message;
-                    tracing::debug!(?content, error, "what a snapshot has reached is not noted");
+                    tracing::debug!(
+                        ?content,
+                        error,
+                        "failed to record the consistency level of a snapshot"
+                    );
                     break;
                 }
                 Ok(Err(error)) => chain(&error),
-                Err(_) => "no answer".into(),
+                Err(_) => "no answer from the API server".into(),
             };
             let Some(pause) = pauses.next() else {
                 tracing::warn!(
                     ?content,
                     problem,
-                    "what a snapshot has reached is not noted"
+                    "failed to record the consistency level of a snapshot"
                 );
                 break;
             };

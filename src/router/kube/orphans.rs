@@ -110,7 +110,7 @@ impl Orphan {
             None => String::new(),
         };
         format!(
-            "{what} {}{group} is on node {}, and no {object} names it; it's left as it is",
+            "{what} {}{group} is on node {}, but no {object} references it; it is not deleted",
             self.id, self.node
         )
     }
@@ -203,7 +203,7 @@ async fn look(cluster: &InCluster, fleet: &dyn Fleet, memory: &mut Memory) -> Op
     let snapshots = match snapshot_handles(&cluster.client, &cluster.options.driver).await {
         Ok(snapshots) => snapshots,
         Err(error) => {
-            tracing::debug!(error = %chain(&error), "orphans can't be looked for now");
+            tracing::debug!(error = %chain(&error), "failed to look for orphans");
             return *cluster
                 .orphans
                 .lock()
@@ -218,7 +218,12 @@ async fn look(cluster: &InCluster, fleet: &dyn Fleet, memory: &mut Memory) -> Op
     memory.take(&stored, unnamed(&stored, names, snapshots.as_ref()), now);
     for orphan in memory.untold(age, now) {
         let message = orphan.words();
-        tracing::warn!(id = orphan.id, node = orphan.node, message, "an orphan");
+        tracing::warn!(
+            id = orphan.id,
+            node = orphan.node,
+            message,
+            "found an orphan"
+        );
         cluster.tell(&About::Pool(orphan.pool), true, "Orphan", message);
     }
     let count = |what: What| memory.old(age, now).filter(|one| one.what == what).count() as u64;
@@ -248,7 +253,7 @@ pub(super) async fn each(
     let api = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::from_gvk(kind));
     let failed = |reason: String| {
         Unlisted::Failed(Error::Unreachable {
-            what: format!("{}s", kind.kind),
+            what: format!("the list of {}s", kind.kind),
             reason,
         })
     };
@@ -261,7 +266,7 @@ pub(super) async fn each(
                 return Err(Unlisted::Forbidden);
             }
             Ok(Err(error)) => return Err(failed(chain(&error))),
-            Err(_) => return Err(failed("no answer".into())),
+            Err(_) => return Err(failed("no answer from the API server".into())),
         };
         page.items.iter().for_each(&mut look);
         match page.metadata.continue_.filter(|token| !token.is_empty()) {

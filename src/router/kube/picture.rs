@@ -136,8 +136,7 @@ impl Picture<'_> {
                     .map(|one| one.answer.node_name.as_str())
                     .collect();
                 status.message = format!(
-                    "nodes {} show this pool, so no call goes to either; take it away from all \
-                     but one",
+                    "nodes {} report this pool, so it receives no calls; remove it from all but one node",
                     nodes.join(" and ")
                 );
             }
@@ -228,17 +227,17 @@ impl Picture<'_> {
                     status.last_seen = status.last_seen.max(Some(at));
                 }
                 format!(
-                    "the agent of node {} can't be reached: {problem}",
+                    "the agent of node {} cannot be reached: {problem}",
                     status.node
                 )
             }
             Some(Report { seen: None, .. }) => return None,
             Some(Report { seen: Some(_), .. }) => format!(
-                "the agent of node {} answers, and doesn't show this pool; is its disk there?",
+                "the agent of node {} answers but does not report this pool; is its disk present?",
                 status.node
             ),
             None if since_start < SILENCE => return None,
-            None => format!("there is no agent on node {}", status.node),
+            None => format!("node {} has no agent", status.node),
         };
         Some(status)
     }
@@ -270,14 +269,13 @@ impl Picture<'_> {
             (true, true) => {
                 status.health = Health::Quarantined;
                 status.message = format!(
-                    "it's marked as lost, and node {} shows it: nothing is done with it until \
-                     somebody takes the mark away (spec.lost: false), or the disk",
+                    "it is marked as lost, but node {} reports it: it is not used until spec.lost is set to false, or its disk is removed",
                     status.node
                 );
             }
             (true, false) => {
                 status.health = Health::Lost;
-                status.message = "it's marked as lost: its volumes count as deleted".into();
+                status.message = "it is marked as lost: its volumes count as deleted".into();
             }
             (false, _) => {}
         }
@@ -373,8 +371,7 @@ fn claimed(status: &mut PoolStatus, id: PoolId, claims: &[&str]) {
     }
     let and = if status.message.is_empty() { "" } else { "; " };
     status.message = format!(
-        "{}{and}node {} shows it too, which changes nothing: if its disk has moved there, slackwater \
-         pool hand-over {id} --to NODE",
+        "{}{and}node {} also reports it, which is ignored: if its disk was moved there, run slackwater pool hand-over {id} --to NODE",
         status.message,
         claims.join(" and ")
     );

@@ -50,7 +50,7 @@ async fn of_node(cluster: &InCluster, node: &str) -> Option<BTreeMap<String, Str
     let found = match tokio::time::timeout(super::PATIENCE, api.list_metadata(&here)).await {
         Ok(Ok(found)) => found,
         Ok(Err(error)) => {
-            tracing::warn!(node, error = %chain(&error), "can't list the pods of a node whose pool isn't served");
+            tracing::warn!(node, error = %chain(&error), "failed to list the pods of a node with a pool that is not served");
             return None;
         }
         Err(_) => return None,

@@ -166,15 +166,15 @@ pub(super) async fn send(client: Client, options: Options, mut queue: Queue) {
                 }
                 Ok(Err(KubeError::Api(status))) if status.code < 500 && status.code != 429 => {
                     // No such object, a namespace that ends, or not allowed: said again later.
-                    tracing::debug!(?words, error = status.message, "an event was refused");
+                    tracing::debug!(event = ?words, error = status.message, "failed to record an event, which the API server rejected");
                     queue.dropped.fetch_add(1, Ordering::Relaxed);
                     break;
                 }
                 Ok(Err(error)) => chain(&error),
-                Err(_) => "no answer".into(),
+                Err(_) => "no answer from the API server".into(),
             };
             let Some(pause) = pauses.next() else {
-                tracing::warn!(?words, error, "an event could not be sent");
+                tracing::warn!(event = ?words, error, "failed to record an event");
                 queue.dropped.fetch_add(1, Ordering::Relaxed);
                 break;
             };

@@ -103,7 +103,7 @@ impl Ground {
         let found = found.find_map(|entry| entry.snapshot);
         match found {
             Some(other) if other.snapshot_id != id.to_string() => Err(unknown(format!(
-                "asked about {id}, it answers about {}",
+                "the request was about {id}, but the answer is about {}",
                 other.snapshot_id
             ))),
             found => Ok(found),
@@ -167,12 +167,12 @@ fn why(
 ) -> Option<String> {
     let says = |text: &&str| mentions(&content.data, text);
     if let Some(name) = names.iter().find(|name| says(name)) {
-        return Some(format!("{kind} {} names {name}", content.name_any()));
+        return Some(format!("{kind} {} references {name}", content.name_any()));
     }
     let has_handle = content.data.pointer(handle).is_some();
     (!has_handle && says(&&*snapshot.source_volume_id)).then(|| {
         format!(
-            "{kind} {} is of its volume {}, and has no handle yet",
+            "{kind} {} is of its volume {} and has no handle yet",
             content.name_any(),
             snapshot.source_volume_id
         )
@@ -198,7 +198,7 @@ fn patiently<M>(message: M) -> Request<M> {
 fn said(status: &Status) -> String {
     match status.code() {
         Code::Unimplemented => {
-            "the driver at --endpoint is of an earlier release, which deletes no members".into()
+            "the driver at --endpoint is of an earlier release, which cannot delete members of groups".into()
         }
         _ => status.message().to_string(),
     }
@@ -213,7 +213,8 @@ fn unknown(reason: String) -> Error {
 
 fn unlisted(kind: &str) -> Error {
     Error::Unreachable {
-        what: format!("{kind}s"),
-        reason: "the API server doesn't list them, so that nobody knows who owns what".into(),
+        what: format!("the list of {kind}s"),
+        reason: "the API server does not list them, so it is unknown which snapshots are in use"
+            .into(),
     }
 }

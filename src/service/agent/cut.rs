@@ -183,17 +183,22 @@ async fn listen(
         let step = match next {
             Ok(Some(request)) => step(request.step),
             Ok(None) => break None,
-            Err(status) => break Some(format!("its stream broke off: {}", status.message())),
+            Err(status) => {
+                break Some(format!(
+                    "the stream of the cut failed: {}",
+                    status.message()
+                ));
+            }
         };
         // One that can't be understood, or comes before its time, ends it as well.
         let Some(Ok(())) = step.map(|step| orders.try_send(step)) else {
-            break Some("a step is not one that can follow".to_string());
+            break Some("received a step that is out of order".to_string());
         };
     };
     // Nothing is logged before all is thawed: the log may lie on a frozen file system.
     halt.now();
     if let Some(why) = why {
-        tracing::warn!(why, "a share in a cut is given up");
+        tracing::warn!(reason = why, "aborting the part of this node in a cut");
     }
 }
 
@@ -227,22 +232,26 @@ impl Coordinator for Line {
 
 fn group_id(text: &str) -> Result<GroupId> {
     text.parse()
-        .map_err(|_| Error::invalid("group_id", format!("{text:?} is not the id of a group")))
+        .map_err(|_| Error::invalid("group_id", format!("{text:?} is not a valid group ID")))
 }
 
 fn attempt(field: &str, text: &str) -> Result<Uuid> {
     Uuid::try_parse(text)
-        .map_err(|_| Error::invalid(field, format!("{text:?} is not the id of a try")))
+        .map_err(|_| Error::invalid(field, format!("{text:?} is not a valid attempt ID")))
 }
 
 fn level(text: &str) -> Result<Level> {
-    Level::of_word(text)
-        .ok_or_else(|| Error::invalid("level", format!("{text:?} is none that this agent knows")))
+    Level::of_word(text).ok_or_else(|| {
+        Error::invalid(
+            "level",
+            format!("{text:?} is not a level that this agent supports"),
+        )
+    })
 }
 
 fn begin(first: Option<Step>) -> Result<BeginShare> {
     let Some(Step::Begin(begin)) = first else {
-        return Err(Error::invalid("step", "must be begin at first"));
+        return Err(Error::invalid("step", "the first step must be begin"));
     };
     let group = match begin.group_id.as_str() {
         "" => None,

@@ -55,7 +55,7 @@ impl Service {
         let Some(seen) = self.looks.look(self.driver.clone()).await else {
             let hangs = Error::Unreachable {
                 what: "this node".into(),
-                reason: "the look at its pools takes too long; a disk hangs".into(),
+                reason: "reading the state of its pools takes too long; a disk hangs".into(),
             };
             return Err(status(Rpc::Probe, &hangs));
         };
@@ -85,7 +85,10 @@ impl Service {
         let named = match request.kind() {
             Kind::Volume => Ok(Named::Volume((!pool.is_empty()).then(|| pool.clone()))),
             Kind::Snapshot => Ok(Named::Snapshot),
-            Kind::Unknown => Err(Error::invalid("kind", "is none that this agent knows")),
+            Kind::Unknown => Err(Error::invalid(
+                "kind",
+                "is not a kind that this agent supports",
+            )),
         };
         let name = name.clone();
         let found = self

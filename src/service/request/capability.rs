@@ -29,7 +29,7 @@ pub fn for_one_volume(capabilities: &[VolumeCapability]) -> Result<Vec<Capabilit
     if types().any(|t| *t == AccessType::Block) && types().any(|t| *t != AccessType::Block) {
         return Err(Error::invalid(
             LIST,
-            "both block and mount are asked for; give one access type for one volume",
+            "both block and mount are requested; give one access type per volume",
         ));
     }
     let mut said = types().filter_map(said_fs);
@@ -38,7 +38,7 @@ pub fn for_one_volume(capabilities: &[VolumeCapability]) -> Result<Vec<Capabilit
     {
         return Err(Error::invalid(
             LIST,
-            format!("both {first} and {other} are asked for; give one fs_type for one volume"),
+            format!("both {first} and {other} are requested; give one fs_type per volume"),
         ));
     }
     Ok(parsed)
@@ -53,9 +53,7 @@ pub fn readers_of_copies(field: &str, parsed: &[Capability], is_copy: bool) -> R
     }
     Err(Error::invalid(
         field,
-        "MULTI_NODE_READER_ONLY (ReadOnlyMany) is served for volumes with a \
-         volume_content_source, and with no other mode beside it; give a source, or \
-         SINGLE_NODE_MULTI_WRITER (ReadWriteOnce)",
+        "MULTI_NODE_READER_ONLY (ReadOnlyMany) is only supported as the only mode of a volume with a volume_content_source; give a source, or SINGLE_NODE_MULTI_WRITER (ReadWriteOnce)",
     ))
 }
 
@@ -131,7 +129,7 @@ fn parse_mount(field: &str, mount: &MountVolume) -> Result<AccessType> {
             let known = FsType::ALL.map(FsType::name).join(", ");
             Error::invalid(
                 format!("{field}.fs_type"),
-                format!("{text:?} is not known; give {known}, or nothing for ext4"),
+                format!("{text:?} is not supported; give {known}, or nothing for ext4"),
             )
         })?),
     };
@@ -140,8 +138,7 @@ fn parse_mount(field: &str, mount: &MountVolume) -> Result<AccessType> {
         return Err(Error::invalid(
             format!("{field}.volume_mount_group"),
             format!(
-                "{:?} can't be applied: VOLUME_MOUNT_GROUP is not among this node's \
-                 capabilities; leave it out, and the kubelet changes the group",
+                "{:?} cannot be applied: this node does not have the capability VOLUME_MOUNT_GROUP; omit it, and the kubelet changes the group",
                 mount.volume_mount_group
             ),
         ));
@@ -156,7 +153,7 @@ fn parse_mode(field: &str, mode: i32) -> Result<AccessMode> {
     let multi = |name: &str| {
         Err(Error::invalid(
             field,
-            format!("{name} can't be served: {SINGLE_NODE}"),
+            format!("{name} is not supported: {SINGLE_NODE}"),
         ))
     };
     match Mode::try_from(mode) {

@@ -81,8 +81,7 @@ pub fn attach(request: &csi::ControllerPublishVolumeRequest) -> Result<Attach> {
     if request.readonly {
         return Err(Error::invalid(
             "readonly",
-            "true can't be served: PUBLISH_READONLY is not among this controller's \
-             capabilities; publish read-only on the node",
+            "true is not supported: this controller does not have the capability PUBLISH_READONLY; set readonly in NodePublishVolume",
         ));
     }
     Ok(Attach {

@@ -43,12 +43,12 @@ pub fn delta(request: &csi::GetMetadataDeltaRequest) -> Result<Streamed> {
 
 fn streamed(base: Option<&str>, id: &str, offset: i64, max_results: i32) -> Result<Streamed> {
     let in_message = usize::try_from(max_results).map_err(|_| {
-        let problem = format!("is {max_results}; give 0 for any number, or more");
+        let problem = format!("is {max_results}; give 0 for any number, or a positive number");
         Error::invalid("max_results", problem)
     })?;
     let starting_offset = u64::try_from(offset).map_err(|_| Error::OutOfRange {
         field: "starting_offset".into(),
-        problem: format!("{offset} is before the volume's beginning"),
+        problem: format!("{offset} is before the beginning of the volume"),
     })?;
     Ok(Streamed {
         ask: AskMetadata {

@@ -32,8 +32,7 @@ pub fn create_snapshot(
     if request.parameters.contains_key("members") {
         return Err(Error::invalid(
             "parameters.members",
-            "is of groups; say it in a VolumeGroupSnapshotClass, and leave it out of a \
-             VolumeSnapshotClass",
+            "is a parameter of groups; set it in a VolumeGroupSnapshotClass instead of a VolumeSnapshotClass",
         ));
     }
     let topologies = request.accessibility_requirements.iter();
@@ -103,8 +102,7 @@ pub(super) fn content_source(
         None => {
             return Err(Error::invalid(
                 FIELD,
-                "is neither a snapshot nor a volume; give one of them, or leave it out for an \
-                 empty volume",
+                "is neither a snapshot nor a volume; give one of them, or omit it for an empty volume",
             ));
         }
     };
@@ -136,7 +134,8 @@ fn sources(ids: &[String]) -> Result<Vec<String>> {
     for (i, id) in ids.iter().enumerate() {
         let field = format!("{LIST}[{i}]");
         if let Some(first) = seen.insert(required(&field, id)?, i) {
-            let problem = format!("{id:?} is {LIST}[{first}] already; give each volume once");
+            let problem =
+                format!("{id:?} is already listed as {LIST}[{first}]; give each volume once");
             return Err(Error::invalid(field, problem));
         }
     }

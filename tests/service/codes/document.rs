@@ -86,13 +86,13 @@ fn conditions() -> Vec<Condition> {
         of(
             Error::invalid(
                 "volume_capability.mount.fs_type",
-                "\"ntfs\" is not known; give ext4, xfs, btrfs, or nothing for ext4",
+                "\"ntfs\" is not supported; give ext4, xfs, btrfs, or nothing for ext4",
             ),
-            "The request is wrong in itself and nothing was changed. Correct the class, the claim or the caller; a repeat gets the same answer. The resizer marks a modification as infeasible.",
+            "The request is invalid and nothing was changed. Correct the class, the claim or the caller; a retry gets the same answer. The resizer marks a modification as infeasible.",
         ),
         of(
             Error::no_volume(VOLUME),
-            "The pool that would have it was asked, and it isn't there. Deletes, unstage, unpublish and detach of what isn't there are OK instead.",
+            "The pool to which the ID belongs was searched, and the object does not exist. Delete, unstage, unpublish and detach of an object that does not exist return OK instead.",
         ),
         of(
             Error::Exists {
@@ -101,44 +101,44 @@ fn conditions() -> Vec<Condition> {
                 mismatch: Mismatch {
                     field: "capacity_bytes",
                     found: "1073741824".into(),
-                    wanted: "2147483648 to any".into(),
+                    wanted: "at least 2147483648".into(),
                 },
             },
-            "The name or path is taken by something with other attributes; the first difference is named. Nothing was changed.",
+            "An object of this name or at this path exists with different attributes; the message names the first difference. Nothing was changed.",
         ),
         of(
             Error::Pending {
                 what: format!("volume {VOLUME}"),
             },
-            "An earlier call still runs. Callers repeat the call; it meets the result.",
+            "An earlier call is still running. Callers retry and then get its result.",
         ),
         of(
             Error::Unsettled {
                 group: "0c1d...9f".into(),
-                reason: "the agent of node node-b is not served now: it does not answer".into(),
+                reason: "the agent of node node-b is unavailable: it did not answer within 5 s".into(),
             },
-            "A member of a group can't be deleted as long as a node has one that is neither committed nor undone. Callers repeat; it goes once that node answers.",
+            "A member of a group cannot be deleted as long as a node has a member that is neither committed nor aborted. Callers retry; the call succeeds after that node answers.",
         ),
         of(
             Error::InUse {
                 id: VOLUME.into(),
                 holder: "staged at /var/lib/kubelet/...; unstage it first".into(),
             },
-            "Somebody holds the volume, and is named. Provisioner and kubelet repeat until it is free; the resizer waits until no pod uses the claim.",
+            "The volume is in use; the message says by what. Provisioner and kubelet retry until it is free; the resizer waits until no pod uses the claim.",
         ),
         of(
             Error::refused(
                 format!("volume {VOLUME}"),
-                "it was published as a raw block device before, and is never formatted",
+                "it was used as block, and access type mount would destroy its data",
             ),
-            "The volume is in a state in which this must not be done; the sentence says the way out.",
+            "The state of the volume does not allow the operation; the message says what to do.",
         ),
         of(
             Error::Busy {
                 subject: format!("volume {VOLUME}"),
-                holder: "/dev/loop7 stands on its image".into(),
+                holder: "/dev/loop7 maps only a part of its image; detach it".into(),
             },
-            "Something that isn't this driver's holds the image for the moment. Callers repeat; nothing of it is touched.",
+            "A foreign process, mount or device uses the image. Callers retry; the driver does not touch the foreign object.",
         ),
         of(
             Error::OutOfSpace {
@@ -146,7 +146,7 @@ fn conditions() -> Vec<Condition> {
                 required: 2 << 30,
                 available: 1 << 30,
             },
-            "A new volume is scheduled to another node where the claim lets it; other calls are repeated until there is room.",
+            "A new volume is scheduled to another node if the claim allows it; other calls are retried until there is space.",
         ),
         of(
             Error::Promised {
@@ -154,7 +154,7 @@ fn conditions() -> Vec<Condition> {
                 promised: 8 << 30,
                 room: 7 << 30,
             },
-            "Only snapshots: no one was made. It is repeated until it fits.",
+            "Only for snapshots: no snapshot was created. Callers retry until it fits.",
         ),
         of(
             Error::OutOfRange {
@@ -162,13 +162,13 @@ fn conditions() -> Vec<Condition> {
                 problem: "104857600 is below the 314572800 bytes that this kind of volume needs"
                     .into(),
             },
-            "No size within the range is possible. The user can change the claim; growth that is infeasible can be taken back.",
+            "No size within the range is possible. The user can change the claim; an expansion that is infeasible can be reverted.",
         ),
         of(
             Error::ElsewhereOnly {
                 home: "0b5c...77".into(),
             },
-            "The claim may only be on other nodes. The provisioner asks the scheduler for another node.",
+            "The requested topology only allows other nodes. The provisioner asks the scheduler for another node.",
         ),
         of(
             Error::BadToken {
@@ -179,33 +179,33 @@ fn conditions() -> Vec<Condition> {
         of(
             Error::Unreachable {
                 what: "pool fast (5f0c...e1)".into(),
-                reason: "/disks/fast has no pool, but this machine had it; is its disk mounted?"
+                reason: "/disks/fast contains no pool, but this machine had it at file:/disks/fast; is its disk mounted?"
                     .into(),
             },
-            "Nobody can say whether the object exists until the pool is back. Callers repeat; nothing is forgotten.",
+            "Until the pool is back it is unknown whether the object exists. Callers retry, and keep the object in their records.",
         ),
         of(
             Error::Unsupported {
-                what: "ControllerGetVolume, an alpha part of CSI, without --alpha get-volume,"
+                what: "ControllerGetVolume (an alpha feature of CSI; --alpha get-volume)"
                     .into(),
             },
-            "Callers that read the capabilities don't ask.",
+            "Callers that check the capabilities do not make this call.",
         ),
         of(
             Error::Damaged {
                 path: "/pool/volumes/8a27...3d/record.json".into(),
                 problem: "not a record of a volume: expected value at line 1 column 1".into(),
             },
-            "The record can't be understood, and is left as it is for an administrator. Callers repeat.",
+            "The record cannot be read. It is left unchanged for an administrator. Callers retry.",
         ),
         of(
             host("grow", errno(Errno::EIO)),
-            "The kernel or a program refused; what had been done is undone, durably. The provisioner may forget the volume: nothing is left of it. A claim that still exists is tried again.",
+            "The kernel or a program reported an error; all completed steps were undone, durably. The provisioner may forget the volume: nothing of it is left. A claim that still exists is retried.",
         ),
-        of(host("create", errno(Errno::ENOSPC)), "As out of space."),
+        of(host("create", errno(Errno::ENOSPC)), "See Out of space."),
         of(
             host("grow", errno(Errno::EFBIG)),
-            "As out of range: the pool's file system has no files of that length (ext4: 16 TiB), however much room it has. Nothing is left.",
+            "See Out of range: the pool's file system does not support files of this size (ext4: 16 TiB), regardless of its free space. Nothing is left.",
         ),
         of(
             host("format", missing),
@@ -214,29 +214,29 @@ fn conditions() -> Vec<Condition> {
         of(
             host(
                 "find the loop devices of",
-                HostError::no_answer("ask for the image of", "/dev/loop7"),
+                HostError::no_answer("query the image of", "/dev/loop7"),
             ),
-            "A disk or server beneath hangs, and what was asked can't be known. Callers repeat; nothing is forgotten.",
+            "A disk or server hangs, so the state of the object is unknown. Callers retry, and keep the object in their records.",
         ),
         of(
             Error::Undo {
                 first: Box::new(host("create", errno(Errno::EIO))),
                 undo: "remove /pool/volumes/8a27...3d: EIO".into(),
             },
-            "Something is left, and the caller must not forget it: a repeat or the next start of the driver removes it.",
+            "Something was left behind, and the caller must not forget it: a retry or the next start of the driver cleans it up.",
         ),
         of(
             Error::QuiesceFailed {
                 hook: "orders-db".into(),
-                reason: "it ended with exit status: 2 before it said READY: FATAL: the database system is starting up".into(),
+                reason: "it exited with exit status: 2 before it printed READY: FATAL: the database system is starting up".into(),
             },
-            "No snapshot was made, in no try, and the class allows no lower level (`onQuiesceFailure`). The hook's program, or its application, is to be looked at. The snapshotter repeats, and meets \"paused\".",
+            "No snapshot was created in any attempt, and the class allows no lower level (`onQuiesceFailure`). Check the hook's program and its application. The snapshotter retries, and gets Paused.",
         ),
         of(
             Error::CutLost {
                 reason: format!("the file system of volume {VOLUME} was thawed before it was cut"),
             },
-            "No snapshot was made: what was copied is not proven to be of one moment. If it happens again, raise `freezeTimeout`, or find who else thaws.",
+            "No snapshot was created: the copies are not proven to be from one point in time. If it happens again, raise `freezeTimeout`, or find the other program that thaws.",
         ),
         of(
             Error::Paused {
@@ -244,28 +244,28 @@ fn conditions() -> Vec<Condition> {
                 sets: 2,
                 last: Error::QuiesceFailed {
                     hook: "orders-db".into(),
-                    reason: "it did not say READY within 30 s".into(),
+                    reason: "it did not print READY within 30000 ms".into(),
                 }
                 .into(),
             },
-            "The recorded failure, with its own code: callers repeat for ever, and neither the application nor its file system is touched for 1, then 2, 4 ... 30 minutes. Another name is tried at once.",
+            "The recorded failure, with its own code: callers retry indefinitely, and neither the application nor its file system is disturbed for 1, then 2, 4 ... 30 minutes. The pause applies to these volumes with these class parameters; calls for other volumes, or with other parameters, are not paused.",
         ),
         of(
             Error::Answered {
                 code: Code::ResourceExhausted as i32,
-                message: "pool default has 0 bytes available, 1073741824 are needed".into(),
+                message: "pool default has 0 bytes available, but 1073741824 are needed".into(),
             },
-            "What the agent of a node has answered to the cluster's router, which passes sentence and code on as they are; here a full pool.",
+            "The answer of a node's agent to the cluster's router, which passes message and code on unchanged; in this example a full pool.",
         ),
         of(
             Error::Stopping,
-            "The driver is being stopped. Callers repeat, and meet the next one.",
+            "The driver is being stopped. Callers retry, and reach its next instance.",
         ),
         of(
             Error::Bug {
-                invariant: "an operation ends without a panic".into(),
+                invariant: "no operation panics".into(),
             },
-            "A defect of this driver: please report it. What it left behind is found by a repeat or the next start.",
+            "A bug in the driver: please report it. A retry or the next start cleans up what it left behind.",
         ),
     ]
 }
@@ -274,16 +274,16 @@ fn conditions() -> Vec<Condition> {
 fn exception(condition: &str, code: Code) -> &'static str {
     match (condition, code) {
         ("Out of space" | "Promised" | "Host: disk full", Code::OutOfRange) => {
-            "growth would be repeated for ever; this lets the user lower the claim again"
+            "the resizer would retry indefinitely; this code lets the user lower the claim again"
         }
         ("Host: program missing", Code::Internal) => {
-            "FAILED_PRECONDITION would mean \"in use\" there, and would not be repeated"
+            "the resizer takes FAILED_PRECONDITION for \"in use\" and would not retry"
         }
         ("Damaged", Code::Unavailable) => {
-            "the record may be that of what an earlier try made, and a final code would have it forgotten"
+            "the record may belong to an object that an earlier attempt created, and after a final code the caller would forget it"
         }
         ("Bug", Code::Aborted) => {
-            "nobody knows whether something was made, so it must not be forgotten"
+            "it is unknown whether something was created, so the caller must not forget it"
         }
         other => panic!("say why {other:?} differs"),
     }
@@ -291,23 +291,24 @@ fn exception(condition: &str, code: Code) -> &'static str {
 
 const HEAD: &str = "# Errors
 
-This page is rendered from the code table (`src/service/status.rs`) by a test; write it anew with
+A test renders this page from the code table (`src/service/status.rs`). To update it, run
 `UPDATE_DOCS=1 cargo test --test service`.
 
-Every refusal is one sentence about the caller's object: what is wrong, what was found, what would
-be right. `status.details` is empty, as CSI demands. The codes are chosen by what the callers do:
+Every error message is one sentence about the caller's object: what is wrong, which value was
+found, and which values are allowed. `status.details` is empty, as CSI requires. The codes are
+chosen by how the callers react:
 
 | Code | external-provisioner (create) | csi-snapshotter, kubelet (stage, publish) | external-resizer |
 |---|---|---|---|
-| ABORTED 10, UNAVAILABLE 14 | may be in progress: repeats, never forgets | the same | repeats |
-| RESOURCE_EXHAUSTED 8 | asks the scheduler for another node | repeats | repeats |
+| ABORTED 10, UNAVAILABLE 14 | may be in progress: retries, never forgets | the same | retries |
+| RESOURCE_EXHAUSTED 8 | asks the scheduler for another node | retries | retries |
 | INVALID_ARGUMENT 3, NOT_FOUND 5, OUT_OF_RANGE 11 | final: nothing is left | final | gives up: the claim can be lowered again |
 | FAILED_PRECONDITION 9 | final: nothing is left | final | waits until no pod uses the claim |
-| any other | final: nothing is left | final | repeats |
+| any other | final: nothing is left | final | retries |
 
-Final means that the object may be forgotten without a delete, an unstage or an unpublish. So a
-final code is given only where it's certain that nothing is left. Deletes, unstage, unpublish and
-detach are repeated after every code.
+Final means that the caller may forget the object without a delete, an unstage or an unpublish.
+Therefore the driver returns a final code only if it is certain that nothing is left. Delete,
+unstage, unpublish and detach are retried after every code.
 
 ## Conditions
 ";
@@ -369,7 +370,7 @@ fn render_table(page: &mut String) {
 
 async fn render_refusals(page: &mut String) {
     page.push_str(
-        "\n## Requests that are wrong in themselves\n\nAll of them INVALID_ARGUMENT 3; nothing was \
+        "\n## Invalid requests\n\nAll of them return INVALID_ARGUMENT 3; nothing was \
          changed.\n\n| Call | Given | Message |\n|---|---|---|\n",
     );
     let node = Node::start().await;

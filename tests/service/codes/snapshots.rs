@@ -282,8 +282,8 @@ async fn a_defect_while_cutting_is_never_final() {
     let node = Node::on(machine, Arc::new(host.clone()), Alpha::default(), |_| {}).await;
     let id = node.create("v").await.volume_id;
     host.panic_from_now();
-    refused(&node, snapshot("s", &id), Code::Aborted, "defect").await;
-    refused(&node, group("g", &[&id]), Code::Aborted, "defect").await;
+    refused(&node, snapshot("s", &id), Code::Aborted, "internal error").await;
+    refused(&node, group("g", &[&id]), Code::Aborted, "internal error").await;
     assert_eq!(node.driver.locks_held(), 0, "a defect gives its locks back");
     node.stop().await;
 }

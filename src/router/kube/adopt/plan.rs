@@ -26,8 +26,7 @@ impl Users {
             };
             let node = &attachment.spec.node_name;
             let words = format!(
-                "it's attached to node {node}: delete the pods that use it, or, if that node \
-                 won't come back, its Node object"
+                "it is attached to node {node}: delete the pods that use it, or, if that node is permanently gone, its Node object"
             );
             users.by_volume.insert(volume.clone(), words);
         }
@@ -58,7 +57,8 @@ impl Users {
                 (None, Some(_)) => format!("{name}-{}", volume.name),
                 (None, None) => continue,
             };
-            let words = format!("pod {namespace}/{name} on node {node} uses it: delete that first");
+            let words =
+                format!("pod {namespace}/{name} on node {node} uses it: delete that pod first");
             self.by_claim.insert(format!("{namespace}/{claim}"), words);
         }
     }
@@ -227,7 +227,7 @@ mod tests {
             "attacher": DRIVER, "nodeName": "node-2", "source": { "persistentVolumeName": "pv" },
         }});
         let users = Users::new(&[serde_json::from_value(attached).unwrap()], &[]);
-        assert!(plan(&live, &[], &users).0[0].contains("left: it's att"));
+        assert!(plan(&live, &[], &users).0[0].contains("left: it is at"));
         // What was deleted already is made again, whoever waits for it.
         assert_eq!(plan(&[], &live, &users).0, ["pv finishes"]);
     }

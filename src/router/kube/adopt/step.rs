@@ -79,15 +79,14 @@ pub(super) fn next(
     let handle = |manifest: &Manifest| manifest.0.data.pointer("/spec/csi/volumeHandle").cloned();
     if noted.is_some_and(|noted| handle(noted) != handle(live)) {
         return Next::Refuse(
-            "a PersistentVolume of another volume has this name; the one that was deleted is \
-             written down at the Pool object"
+            "a PersistentVolume of another volume has this name; the deleted PersistentVolume is stored in an annotation of the Pool object"
                 .into(),
         );
     }
     match live.homes(key) {
         Homes::One(its) if its == home => {
             return match (noted.is_some(), live.is_leaving()) {
-                (_, true) => Next::Refuse("somebody deletes it".into()),
+                (_, true) => Next::Refuse("it is being deleted by someone else".into()),
                 (true, false) => Next::Strike,
                 (false, false) => Next::Arrived,
             };
@@ -96,8 +95,7 @@ pub(super) fn next(
         Homes::Any => return Next::Arrived,
         Homes::Else => {
             return Next::Refuse(
-                "its node affinity says more, or other, than one home: somebody has written it, \
-                 and is to change it"
+                "its node affinity is not exactly one home; someone has edited it and must correct it"
                     .into(),
             );
         }
@@ -107,7 +105,7 @@ pub(super) fn next(
         return match (same, live.has_finalizers()) {
             (Some(_), true) => Next::Release,
             (Some(_), false) => Next::Wait,
-            (None, _) => Next::Refuse("somebody deletes it".into()),
+            (None, _) => Next::Refuse("it is being deleted by someone else".into()),
         };
     }
     if live.policy() != "Retain" || live.policy_before().is_none() {
@@ -231,7 +229,7 @@ mod tests {
         // Deleted by somebody before anything was done.
         let now = serde_json::from_value(json!("2026-01-02T00:00:00Z")).unwrap();
         world.change(|live| live.0.metadata.deletion_timestamp = Some(now));
-        assert!(matches!(world.next(), Next::Refuse(why) if why.contains("deletes")));
+        assert!(matches!(world.next(), Next::Refuse(why) if why.contains("being deleted")));
         // What is written down is of another one that had the name.
         let mut world = World::new();
         world.noted = world.live.as_ref().map(Manifest::plain);

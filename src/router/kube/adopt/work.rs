@@ -89,7 +89,7 @@ async fn written<T>(
             return Ok(Write::Stale);
         }
         Ok(Err(error)) => chain(&error),
-        Err(_) => "no answer; run it again, and it goes on where it was".into(),
+        Err(_) => "no answer; run the command again, and it continues where it stopped".into(),
     };
     Err(Error::Unreachable {
         what: what.into(),
@@ -155,7 +155,7 @@ impl<W: FnMut(&str, Step) + Send> Work<'_, W> {
             }
         }
         Ok(End::Left(
-            "it's changed again and again by somebody else; run it again".into(),
+            "it keeps being changed by someone else; run the command again".into(),
         ))
     }
 
@@ -267,10 +267,9 @@ impl<W: FnMut(&str, Step) + Send> Work<'_, W> {
             if since.elapsed() > patience {
                 let names: Vec<_> = arrived.keys().map(String::as_str).collect();
                 return Err(Error::Unreachable {
-                    what: "the controller of claims".into(),
+                    what: "the PersistentVolume controller of Kubernetes".into(),
                     reason: format!(
-                        "PersistentVolumes {} are made again with the reclaim policy Retain, and \
-                         are not bound yet; run it again when they are",
+                        "PersistentVolumes {} were recreated with the reclaim policy Retain, but are not bound yet; run the command again once they are bound",
                         names.join(", ")
                     ),
                 });
@@ -290,8 +289,7 @@ impl<W: FnMut(&str, Step) + Send> Work<'_, W> {
             is_warning: false,
             reason: "VolumeAdopted",
             message: format!(
-                "PersistentVolume {} follows its pool to node {} (home {}); nothing of its data \
-                 is lost, whatever an earlier event says",
+                "PersistentVolume {} was moved with its pool to node {} (home {}); no data is lost, even if an earlier event says so",
                 now.name(),
                 self.plan.pool.node,
                 self.plan.pool.home
@@ -301,7 +299,7 @@ impl<W: FnMut(&str, Step) + Send> Work<'_, W> {
         let from = (self.plan.driver.as_str(), "slackwater-pool-adopt", "");
         let sent = tell::one(client, from, &words, &tell::Act::Create);
         if let Ok(Err(error)) = tokio::time::timeout(PATIENCE, sent).await {
-            tracing::debug!(error = %chain(&error), "a claim's owner can't be told");
+            tracing::debug!(error = %chain(&error), "failed to create an event for a claim");
         }
     }
 }

@@ -68,7 +68,7 @@ impl Authorities {
                     }))
                 }
                 _ => Err(format!(
-                    "the Secret's {stem}.crt, .key and .since don't go together"
+                    "{stem}.crt, {stem}.key and {stem}.since in the Secret do not match"
                 )),
             }
         };

@@ -59,11 +59,7 @@ impl Enrolment {
                 Err(error) => {
                     failures += 1;
                     let (error, pause) = (chain(&error), pause(failures).as_secs());
-                    tracing::warn!(
-                        error,
-                        pause,
-                        "this node's certificate can't be looked after"
-                    );
+                    tracing::warn!(error, pause, "failed to renew the certificate of this node");
                 }
             }
             tokio::time::sleep(pause(failures)).await;
@@ -75,11 +71,11 @@ impl Enrolment {
     pub async fn look(&self, client: &Client) -> Result<()> {
         let name = Name::node(&self.node).map_err(|error| refused(&error))?;
         let maps = Api::<ConfigMap>::namespaced(client.clone(), &self.namespace);
-        let trusted = ask("the list of authorities", maps.get_opt(TRUST)).await?;
+        let trusted = ask("the ConfigMap of CA certificates", maps.get_opt(TRUST)).await?;
         let trusted = trusted.and_then(|map| map.data?.remove(CA));
         let trusted = trusted.ok_or_else(|| Error::Unreachable {
-            what: "the list of authorities".into(),
-            reason: format!("there is no ConfigMap {}/{TRUST} yet", self.namespace),
+            what: "the ConfigMap of CA certificates".into(),
+            reason: format!("ConfigMap {}/{TRUST} does not exist yet", self.namespace),
         })?;
         let files = self.files();
         if std::fs::read_to_string(&files.authorities).ok().as_ref() != Some(&trusted) {
@@ -106,13 +102,16 @@ impl Enrolment {
         if let Some(why) = new.distrust() {
             return Err(Error::Unreachable {
                 what: "the new certificate".into(),
-                reason: format!("it would not be taken: {why}"),
+                reason: format!("peers would reject it: {why}"),
             });
         }
         write(&files.key, &key)?;
         write(&files.certificate, &certificate)?;
         self.forget()?;
-        tracing::info!(node = self.node, "this node has a new certificate");
+        tracing::info!(
+            node = self.node,
+            "installed a new certificate for this node"
+        );
         Ok(())
     }
 
@@ -163,7 +162,7 @@ impl Enrolment {
             let found = ask("a CertificateSigningRequest", api.get_opt(&request)).await?;
             let Some(found) = found else {
                 self.forget()?;
-                return Err(unanswered("it's gone".into()));
+                return Err(unanswered("it was deleted".into()));
             };
             match answer(found.status.unwrap_or_default()) {
                 Some(Ok(certificate)) => return Ok((key, certificate)),
@@ -176,7 +175,7 @@ impl Enrolment {
         }
         let seconds = PATIENCE.as_secs();
         Err(unanswered(format!(
-            "no router has answered it within {seconds} s; it is looked at again"
+            "no router answered it within {seconds} s; it will be checked again"
         )))
     }
 
@@ -219,10 +218,10 @@ fn answer(status: CertificateSigningRequestStatus) -> Option<Result<String, Stri
     let denied = conditions.find(|one| one.type_ == "Denied" || one.type_ == "Failed");
     if let Some(denied) = denied {
         let problem = denied.message.unwrap_or_default();
-        return Some(Err(format!("it's denied: {problem}")));
+        return Some(Err(format!("it was denied: {problem}")));
     }
     let bytes = status.certificate.filter(|bytes| !bytes.0.is_empty())?;
-    Some(String::from_utf8(bytes.0).map_err(|_| "its certificate is no text".into()))
+    Some(String::from_utf8(bytes.0).map_err(|_| "its certificate is not valid UTF-8".into()))
 }
 
 fn refused(error: &TlsError) -> Error {
@@ -246,7 +245,7 @@ fn remove(path: &Path) -> Result<()> {
 /// would refuse half a certificate.
 #[expect(
     clippy::disallowed_methods,
-    reason = "a program of its own beside the driver: no host of pools, and nothing to simulate"
+    reason = "a separate program: it has no host of pools, and nothing to simulate"
 )]
 fn write(path: &Path, text: &str) -> Result<()> {
     let mut new = path.as_os_str().to_owned();

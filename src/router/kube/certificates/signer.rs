@@ -65,7 +65,7 @@ impl Judgement {
             Judgement::Sign { node, .. } => (
                 "Approved",
                 "NodesOwnPod",
-                format!("asked for by the pod of node {node}"),
+                format!("requested by the pod of node {node}"),
             ),
             Judgement::Deny(problem) => ("Denied", "NotANodesPod", problem.clone()),
         };
@@ -79,13 +79,13 @@ impl Judgement {
 pub fn judge(authorities: &Authorities, request: &Request, account: &str) -> Judgement {
     if request.user != account {
         return Judgement::Deny(format!(
-            "asked for by {}; certificates of agents are for {account}",
+            "requested by {}; only {account} may request certificates of agents",
             request.user
         ));
     }
     let Some(node) = &request.node else {
         return Judgement::Deny(
-            "the token names no node; it must be of a pod, made by Kubernetes 1.30 or later".into(),
+            "the token does not name a node; it must be a pod token issued by Kubernetes 1.30 or later".into(),
         );
     };
     let sign = || -> Result<String, TlsError> {
@@ -151,12 +151,17 @@ mod tests {
                 "system:serviceaccount:shop:slackwater-node",
                 json!(["node-1"]),
                 &*pem,
-                "asked for by",
+                "requested by",
             ),
-            (ACCOUNT, json!([]), &pem, "names no node"),
-            (ACCOUNT, json!(["node-1", "node-2"]), &pem, "names no node"),
-            (ACCOUNT, json!(["node 1"]), &pem, "can't be a name"),
-            (ACCOUNT, json!(["node-1"]), "no request", "not in PEM"),
+            (ACCOUNT, json!([]), &pem, "does not name a node"),
+            (
+                ACCOUNT,
+                json!(["node-1", "node-2"]),
+                &pem,
+                "does not name a node",
+            ),
+            (ACCOUNT, json!(["node 1"]), &pem, "cannot be used as a name"),
+            (ACCOUNT, json!(["node-1"]), "no request", "not PEM"),
         ];
         for (user, nodes, pem, words) in cases {
             let asked = Request::read(object(user, nodes, pem)).unwrap();

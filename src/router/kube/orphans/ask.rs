@@ -76,7 +76,7 @@ pub(in crate::router::kube) async fn ask(
 /// The token of the next page: ids ascend, so each is after the one before.
 fn next(before: &str, token: String, entries: usize) -> Result<String, String> {
     match entries > MOST || (!token.is_empty() && token.as_str() <= before) {
-        true => Err(format!("its list does not end: {entries} entries")),
+        true => Err(format!("its list does not end after {entries} entries")),
         false => Ok(token),
     }
 }

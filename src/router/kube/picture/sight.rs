@@ -62,9 +62,7 @@ impl Sight<'_> {
                 "False",
                 "NotMounted",
                 format!(
-                    "{without}; the pool was made there and is served. If a disk is meant to be \
-                     there, move its volumes to one; if not, say mount=any in its definition (in \
-                     the chart mount: any)"
+                    "{without}; the pool was created there nevertheless and is served. If a disk is meant to be mounted there, move its volumes to one; otherwise set mount=any in its definition (in the chart mount: any)"
                 ),
             ),
         };
@@ -86,7 +84,7 @@ fn health(
     pods: &BTreeMap<String, String>,
 ) -> (Health, String) {
     if pool.forgotten {
-        let message = "the record of its node forgets it: its volumes count as deleted";
+        let message = "it was forgotten on its node: its volumes count as deleted";
         return (Health::Forgotten, message.into());
     }
     if !pool.refusal.is_empty() {
@@ -103,18 +101,17 @@ fn health(
     }
     let mut wrong = Vec::new();
     if pool.damaged > 0 {
-        wrong.push(format!("{} of its records can't be read", pool.damaged));
+        wrong.push(format!("{} of its records cannot be read", pool.damaged));
     }
     if strays > 0 {
         wrong.push(format!(
-            "{strays} PersistentVolumes name another home than this node's, so their pods find no \
-             node: slackwater pool adopt {} --cluster",
+            "{strays} PersistentVolumes have another home than this node, so their pods cannot be scheduled: slackwater pool adopt {} --cluster",
             pool.id
         ));
     }
     wrong.extend(pool.changed_devices.iter().cloned());
     if !answer.guard_alive {
-        wrong.push("the freeze guard of its node doesn't answer".into());
+        wrong.push("the freeze guard of its node does not answer".into());
     }
     wrong.extend(answer.missing.iter().cloned());
     match wrong.is_empty() {

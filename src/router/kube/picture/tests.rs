@@ -306,7 +306,7 @@ fn an_agent_that_is_gone_leaves_its_pools_as_they_were_seen() {
     sky.says("a", vec![]);
     sky.write();
     assert_eq!(sky.status(1).health, Health::Unreachable);
-    assert!(sky.status(1).message.contains("is its disk there?"));
+    assert!(sky.status(1).message.contains("is its disk present?"));
 }
 
 #[test]
@@ -319,7 +319,7 @@ fn a_new_leader_does_not_take_those_it_has_not_asked_for_gone() {
     assert_eq!(sky.changes(), []);
     sky.now = 30;
     sky.write();
-    assert!(sky.status(1).message.contains("no agent on node a"));
+    assert!(sky.status(1).message.contains("node a has no agent"));
 }
 
 #[test]
@@ -334,7 +334,7 @@ fn a_lost_pool_that_returns_is_quarantined() {
     sky.says("b", vec![shown(1)]);
     assert!(sky.write()[0].turned);
     assert_eq!(sky.status(1).health, Health::Quarantined);
-    assert!(sky.status(1).message.contains("node b shows it"));
+    assert!(sky.status(1).message.contains("node b reports it"));
     sky.pools.get_mut(&id(1)).unwrap().spec.lost = false;
     sky.write();
     assert_eq!(sky.status(1).health, Health::Healthy);
@@ -426,7 +426,7 @@ fn a_pool_of_a_silent_node_stays_its_own_until_the_node_ends() {
         (status.health, status.node.as_str()),
         (Health::Degraded, "a")
     );
-    assert!(status.message.contains("node b shows it too"));
+    assert!(status.message.contains("node b also reports it"));
     // It falls silent, and the other says that it's gone for good, or serves it.
     for forgotten in [true, false] {
         let mut claimed = shown(1);
