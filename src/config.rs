@@ -45,7 +45,7 @@ pub struct Given {
     #[arg(long, value_name = "ENDPOINT")]
     #[serde(deserialize_with = "value::one")]
     pub endpoint: Option<Endpoint>,
-    /// Name of this node's Node object
+    /// Name of this node; in Kubernetes, the name of its Node object
     #[arg(long, value_name = "NODE")]
     #[serde(deserialize_with = "value::one")]
     pub node_name: Option<NodeName>,

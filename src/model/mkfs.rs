@@ -133,7 +133,10 @@ pub fn check(field: &str, fs: FsType, words: &[String]) -> Result<(), Error> {
             .all(|c| c.is_ascii_alphanumeric() || b"_.,=:^+-".contains(&c))
             || given.starts_with('-')
         {
-            return refuse(given, "is not a plain value");
+            return refuse(
+                given,
+                "is not a valid value: letters, digits and _.,=:^+- are possible",
+            );
         }
         let names = given
             .split(',')

@@ -224,7 +224,7 @@ pub fn forget(host: &dyn Host, node_record: &Path, which: &str) -> Result<(PoolI
             Err(Error::refused(
                 format!("pool {which}"),
                 format!(
-                    "{what}, at {}; forget a pool only if it is permanently gone (otherwise unmount its disk, or empty the directory)",
+                    "{what}, at {}; a pool can be forgotten only after its disk was unmounted or its directory was emptied",
                     path.display()
                 ),
             ))

@@ -50,7 +50,7 @@ impl Driver {
             Ok(uuid) => uuid,
             Err(found) => {
                 return refuse(format!(
-                    "it was used as a raw block device, and {found}; only a volume that is one complete {fs} can be mounted, and the volume is not formatted"
+                    "it was used as a raw block device, and {found}; it can be mounted only if its content is exactly one complete {fs}; the driver does not format it"
                 ));
             }
         };
