@@ -8,7 +8,8 @@ MAKEFLAGS += --no-print-directory
 export PATH := $(HOME)/.cargo/bin:/usr/local/go/bin:/usr/local/sbin:/usr/sbin:/sbin:$(PATH)
 
 CARGO := cargo
-LOGS := target/test-logs
+TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
+LOGS := $(TARGET)/test-logs
 CARGO_DENY := 0.20.2
 ifeq ($(shell id -u),0)
 AS_ROOT :=
@@ -26,7 +27,7 @@ help: ## Print this help
 demo: ## Build the driver and show it: create, use and delete volumes of every kind on a temporary pool
 	@deploy/deps demo
 	$(CARGO) build --release --locked
-	@$(AS_ROOT) target/release/slackwater demo
+	@$(AS_ROOT) $(TARGET)/release/slackwater demo
 
 .PHONY: test
 test: ## Run all tests, but no benchmarks (as root, or with sudo)
@@ -37,7 +38,19 @@ test: ## Run all tests, but no benchmarks (as root, or with sudo)
 	tests/summary $$code $(LOGS)/left.log $(LOGS)/left-out.log $(LOGS)/cargo.log $(LOGS)/sanity.log $(LOGS)/e2e.log | tee $(LOGS)/summary.log
 
 .PHONY: check
-check: fmt-check lint deny docs ## Check formatting, lints, dependencies and docs; needs no root
+check: fmt-check words typos shell lint deny docs ## Check formatting, language, lints, dependencies and docs; needs no root
+
+.PHONY: words
+words: ## Look for words that docs/style.md rules out
+	@tests/check/words
+
+.PHONY: typos
+typos: ## Look for misspelled words
+	@tests/check/typos
+
+.PHONY: shell
+shell: ## Run shellcheck on all shell scripts
+	@tests/check/shell
 
 .PHONY: fmt-check
 fmt-check:
@@ -68,8 +81,12 @@ docs: ## Build the API documentation, without warnings
 .PHONY: tests
 tests: helm ## Run cargo test, including tests in the guest kernel
 	@mkdir -p $(LOGS)
-	SLACKWATER_LEFT_OUT=$(CURDIR)/$(LOGS)/left-out.log \
+	SLACKWATER_LEFT_OUT=$(LOGS)/left-out.log \
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO) test --locked --no-fail-fast --features fault $(RUNNER) 2>&1 | tee $(LOGS)/cargo.log | sed --unbuffered '/^test .* \.\.\. ok$$/d; /^$$/d'
+
+.PHONY: quick
+quick: ## Run unit tests, the gRPC services and the checks of sources and docs on simulated pools; about a minute, no root
+	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO) test --locked --features fault --lib --test service --test shape --test docs
 
 .PHONY: helm
 helm: # builds helm, which the tests of the chart use
@@ -83,7 +100,7 @@ soak: ## Run the consistency tests of cuts and clones with thousands of rounds, 
 sanity: ## Run two releases of csi-sanity against the real binary on every kind of pool
 	@mkdir -p $(LOGS)
 	$(CARGO) build --locked
-	$(AS_ROOT) env SLACKWATER=$(CURDIR)/target/debug/slackwater csi-sanity/run.sh 2>&1 | tee $(LOGS)/sanity.log
+	$(AS_ROOT) env SLACKWATER=$(TARGET)/debug/slackwater csi-sanity/run.sh 2>&1 | tee $(LOGS)/sanity.log
 
 .PHONY: bench
 bench: ## Measure the driver, and the same system calls without it (docs/performance.md)
@@ -93,7 +110,7 @@ bench: ## Measure the driver, and the same system calls without it (docs/perform
 .PHONY: image
 image: ## Build the driver's image as an archive, target/slackwater-image.tar (root; needs no Docker)
 	$(CARGO) build --release --locked
-	@$(AS_ROOT) deploy/image/build
+	@$(AS_ROOT) env IMAGE_PROGRAM=$(TARGET)/release/slackwater deploy/image/build
 
 NODES := 2
 .PHONY: cluster

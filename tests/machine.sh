@@ -55,7 +55,7 @@ default_folders() { find "${defaults[@]}" "$@" -printf 'file %p\n' 2>/dev/null |
 
 # Runs this script again in a mount namespace with empty default folders.
 shadowed() {
-    local folder user
+    local user
     user=$(id -u)
     # shellcheck disable=SC2016
     local hide='

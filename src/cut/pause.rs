@@ -153,7 +153,7 @@ mod tests {
         pauses.forget(&["a".into()]);
         assert!(pauses.check(&["a".into()], now).is_ok());
         let _ = pauses.failed(&["a".into()], lost(8), now);
-        assert_eq!(left(&pauses, "a", now), 60, "begins anew");
+        assert_eq!(left(&pauses, "a", now), 60, "begins again");
     }
 
     #[test]

@@ -226,7 +226,7 @@ mod tests {
         let (levels, error, _) = all_fail(&degrade, "disturbed");
         assert_eq!(levels, [app], "no further try");
         let Error::Paused { last, .. } = error else {
-            panic!("somebody was disturbed: {error:?}");
+            panic!("an application was disturbed: {error:?}");
         };
         assert!(matches!(*last, Error::Stopping), "{last:?}");
     }
@@ -293,7 +293,7 @@ mod tests {
         assert_eq!(asked.get(), 3);
         let error = call(true).unwrap_err();
         assert!(matches!(error, Error::Paused { .. }), "{error:?}");
-        assert_eq!(asked.get(), 3, "nobody was disturbed");
+        assert_eq!(asked.get(), 3, "no application was disturbed");
         // Another name changes nothing, nor does another group of one of the volumes; another
         // class does.
         let other = ["w".to_string(), "x".to_string()];

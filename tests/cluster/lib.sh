@@ -1,5 +1,5 @@
 # Settings and helpers shared by the cluster scripts; sourced, not run.
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034 # variables are for the scripts that source this
 set -euo pipefail
 
 LAB=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -155,6 +155,7 @@ test_a_hook_that_hangs_or_dies_costs_the_level_alone() {
     local which
     for which in hangs dies; do
         claim $which 100Mi
+        # shellcheck disable=SC2034 # `pod` reads it
         case $which in
         hangs) ANNOTATIONS='hooks.slackwater.dev/timeout: 5s, hooks.slackwater.dev/session: "[\"sh\", \"-c\", \"cat > /dev/null\"]"' ;;
         dies) ANNOTATIONS='hooks.slackwater.dev/session: "[\"sh\", \"-c\", \"echo READY\"]"' ;;

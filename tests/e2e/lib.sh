@@ -1,6 +1,6 @@
 # Words that the tests share; sourced, not run. Nothing here decides what is right: tests do, with
 # `is`, `has` and the exit codes of kubectl.
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034 # variables are for the scripts that source this
 set -euo pipefail
 
 E2E=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

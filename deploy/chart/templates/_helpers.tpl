@@ -176,7 +176,7 @@ seLinuxOptions: {type: {{ . }}}
 {{- end }}
 
 {{/* A node's certificate, asked for and kept up to date. Beside the driver and never before it: the
-kubelet is served without one, also while no router is there to sign. Nobody else in the node's pod
+kubelet is served without one, also while no router is there to sign. No other container of the node's pod
 has a token for the API server. */}}
 {{- define "slackwater.enrol" -}}
 {{- if and (not .Values.singleNode) (eq .Values.certificates.mode "made") -}}

@@ -234,7 +234,7 @@ mod tests {
         let mut world = World::new();
         world.noted = world.live.as_ref().map(Manifest::plain);
         world.change(|live| live.0.metadata.uid = Some("uid-9".into()));
-        assert_eq!(world.next(), Next::Retain, "it's looked at as it is");
+        assert_eq!(world.next(), Next::Retain, "its state is read as it is");
         world.step();
         assert_eq!(world.next(), Next::Note);
         world.noted = Some(volume("pv", "pool.other", "old"));
