@@ -15,6 +15,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use measure::{Pairs, Spread, given};
+use slackwater::cut::guard::{Guard, PROGRAM};
+use slackwater::host::freezer::FreezeLimits;
+use slackwater::host::linux::LinuxHost;
+use slackwater::host::{Device, FileId, FreezeMember, Freezer, Host};
+use slackwater::model::FsType;
+use support::disk::mounts_below;
 use support::{Client, Disk, Scratch, Server, mount};
 
 const MIB: u64 = 1 << 20;
@@ -22,8 +28,8 @@ const MIB: u64 = 1 << 20;
 const REST: Duration = Duration::from_secs(8);
 
 /// A number of kB from a file of `/proc/PID`, as MiB.
-fn proc_mib(server: &Server, file: &str, key: &str) -> f64 {
-    let path = format!("/proc/{}/{file}", server.pid());
+fn proc_mib(pid: impl std::fmt::Display, file: &str, key: &str) -> f64 {
+    let path = format!("/proc/{pid}/{file}");
     let text = std::fs::read_to_string(path).expect("the process runs");
     let line = text.lines().find_map(|line| line.strip_prefix(key));
     let number = line.and_then(|line| line.split_whitespace().next());
@@ -37,11 +43,76 @@ fn tell_memory(server: &Server, what: &str) {
         .count();
     println!(
         "| {what} | {:.1} | {:.1} | {:.1} | {:.1} | {threads} |",
-        proc_mib(server, "status", "VmRSS:"),
-        proc_mib(server, "status", "RssAnon:"),
-        proc_mib(server, "smaps_rollup", "Pss:"),
-        proc_mib(server, "status", "VmHWM:"),
+        proc_mib(server.pid(), "status", "VmRSS:"),
+        proc_mib(server.pid(), "status", "RssAnon:"),
+        proc_mib(server.pid(), "smaps_rollup", "Pss:"),
+        proc_mib(server.pid(), "status", "VmHWM:"),
     );
+}
+
+/// The guard's process: the one that has been told of a state directory.
+fn guard_of(state: &Path) -> u32 {
+    let state = state.to_str().expect("a plain name");
+    let is_guard = |pid: &u32| {
+        let words = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let mut words = words.split('\0');
+        let program = words.next().unwrap_or_default();
+        program.ends_with(PROGRAM) && words.any(|word| word == state)
+    };
+    let entries = std::fs::read_dir("/proc").expect("/proc").flatten();
+    let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.find(is_guard).expect("a guard")
+}
+
+/// The guard's memory, all of which is locked: at rest, and with sessions of one member each.
+fn tell_guard(scratch: &Scratch, disk: &Disk) {
+    const SESSIONS: usize = 20;
+    let state = scratch.dir("guard-state");
+    let host = LinuxHost::new(Vec::new()).with_own_folder(Guard::private_folder(&state));
+    let source = mounts_below(&disk.mount_point)[0].source.clone();
+    let number = source
+        .to_str()
+        .and_then(|path| path.strip_prefix("/dev/loop"));
+    let number = number.and_then(|number| number.parse().ok());
+    let device = Device::of_loop(number.expect("a loop device"));
+    let member = || FreezeMember {
+        volume_id: "volume".into(),
+        namespace: None,
+        image: FileId {
+            device: 0,
+            inode: 0,
+        },
+        fs: FsType::Xfs,
+        root: host
+            .open_mount_root(&disk.mount_point, &device, FsType::Xfs)
+            .expect("a root"),
+    };
+    let driver = LinuxHost::new(Vec::new()).with_own_folder(Guard::private_folder(&state));
+    let guard = Guard::new(std::sync::Arc::new(driver), state.clone())
+        .with_program(env!("CARGO_BIN_EXE_slackwater-guard").into());
+    let limits = FreezeLimits {
+        sync: Duration::from_secs(60),
+        freeze: Duration::from_secs(60),
+    };
+    let begin = || guard.begin(vec![member()], limits).expect("a session");
+    drop(begin());
+    let pid = guard_of(&state);
+    let tell = |what: &str| {
+        println!(
+            "| {what} | {:.1} | {:.1} |",
+            proc_mib(pid, "status", "VmRSS:"),
+            proc_mib(pid, "status", "RssAnon:"),
+        );
+    };
+    println!("\nthe guard's memory in MiB, all of it locked\n");
+    println!("| | resident | of it anonymous |");
+    println!("|---|---|---|");
+    tell("at rest, after one session");
+    let sessions: Vec<_> = (0..SESSIONS).map(|_| begin()).collect();
+    tell("with 20 sessions of one member");
+    drop(sessions);
+    tell("after them");
+    guard.end();
 }
 
 /// Copies of one volume of the driver's, each with a uuid and a name of its own.
@@ -185,9 +256,10 @@ fn main() {
         Spread::of(creates.hand.iter().copied())
     );
 
-    let size = std::fs::metadata(support::binary())
-        .expect("the program")
-        .len();
-    println!("\nthe program has {:.1} MiB", size as f64 / MIB as f64);
+    tell_guard(&scratch, &disk);
+    for program in [support::binary(), env!("CARGO_BIN_EXE_slackwater-guard")] {
+        let size = std::fs::metadata(program).expect("the program").len();
+        println!("\n{program} has {:.1} MiB", size as f64 / MIB as f64);
+    }
     print!("{}", support::run("ldd", &[support::binary()]));
 }

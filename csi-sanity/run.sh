@@ -112,7 +112,7 @@ build() {
             ./... github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity)
     done
     if [ -z "${SLACKWATER:-}" ]; then
-        (cd "$repository" && cargo build --quiet --bin slackwater)
+        (cd "$repository" && cargo build --quiet --bins)
         SLACKWATER=$target/debug/slackwater
     fi
     [ -x "$SLACKWATER" ] || die "no binary at $SLACKWATER"

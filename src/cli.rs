@@ -360,7 +360,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             socket,
             state_dir,
             with_parent,
-        } => guard::run(socket.0, state_dir.0, with_parent),
+        } => guard::run(&socket.0, &state_dir.0, with_parent),
         Command::Certificates(wish) => certificates::run(&wish),
         Command::Enrol(wish) => enrol::run(wish),
         Command::Snapshots(SnapshotsCommand::Delete(wish)) => snapshots::delete(&wish),

@@ -9,7 +9,6 @@ pub mod barrier;
 pub mod coordinator;
 mod crew;
 mod gate;
-pub mod guard;
 mod halt;
 mod lane;
 pub mod local;
@@ -30,6 +29,8 @@ use crate::hook::{Hooks, NoHooks};
 use crate::host::memory::MemoryHost;
 use crate::host::{Device, FileId, Freezer, Host};
 use crate::model::{FsType, Level, SnapshotParameters};
+
+pub use slackwater_guard as guard;
 
 pub use halt::Halt;
 pub use local::Room;

@@ -28,8 +28,8 @@
 //! 13. [`config`], [`doctor`], [`demo`] and [`cli`]: the entry points. No other module uses them.
 //!
 //! A good first call to follow is NodeStageVolume: `service/request/node.rs`,
-//! `operation/stage.rs`, `backend/file/device.rs`, `host/linux/loop_device.rs`,
-//! `operation/format.rs`, `host/linux/mounts.rs`.
+//! `operation/stage.rs`, `backend/file/device.rs`, `core/src/host/linux/loop_device.rs`,
+//! `operation/format.rs`, `core/src/host/linux/mounts.rs`.
 //!
 //! # Invariants
 //!
@@ -58,14 +58,12 @@ pub mod csi;
 pub mod cut;
 pub mod demo;
 pub mod doctor;
-pub mod error;
 pub mod hook;
-pub mod host;
-pub mod model;
 pub mod operation;
-pub mod record;
 pub mod router;
 pub mod server;
 pub mod service;
 pub mod telemetry;
 pub mod tls;
+
+pub use slackwater_core::{error, host, model, record};

@@ -146,7 +146,7 @@ fn test_names() -> BTreeSet<String> {
         });
         names.extend(found);
     }
-    for folder in ["src", "tests"] {
+    for folder in ["src", "core/src", "guard/src", "tests"] {
         for file in files(&root().join(folder), ".rs") {
             let text = read(&file);
             let marked = text.split("test]").chain(text.split("::test(")).skip(1);
@@ -367,7 +367,7 @@ fn the_shipped_configuration_is_one() {
 
 #[test]
 fn the_image_has_the_programs_that_the_driver_starts() {
-    let program = read(&root().join("src/host/linux/program.rs"));
+    let program = read(&root().join("core/src/host/linux/program.rs"));
     let program = program.split("#[cfg(test)]").next().unwrap_or(&program);
     let packages = program.split("package: \"").skip(1);
     let dockerfile = read(&root().join("Dockerfile"));

@@ -1,23 +1,15 @@
-//! `slackwater guard`: no runtime, no logs; one line on stderr if it can't begin.
+//! `slackwater guard`: becomes the program `slackwater-guard`, which lies beside this one.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::ExitCode;
 
-use super::{Failure, host_with_guard};
-use crate::cut::guard::program::{self, Options};
+use super::Failure;
+use crate::cut::guard;
+use crate::host::linux::freeze;
 
-/// Guards until SIGTERM, or until its parent is gone; at once done if another guard is there.
-pub(super) fn run(
-    socket: PathBuf,
-    state_dir: PathBuf,
-    with_parent: bool,
-) -> Result<ExitCode, Failure> {
-    let host = host_with_guard(&[], &[], &state_dir);
-    let options = Options {
-        socket,
-        state_dir,
-        with_parent,
-    };
-    program::run(host, &options).map_err(Failure::run)?;
-    Ok(ExitCode::SUCCESS)
+/// Returns only if the program can't be run.
+pub(super) fn run(socket: &Path, state_dir: &Path, with_parent: bool) -> Result<ExitCode, Failure> {
+    let program = guard::program().map_err(Failure::run)?;
+    let failed = freeze::become_guard(&program, socket, state_dir, with_parent);
+    Err(Failure::run(failed))
 }

@@ -174,6 +174,7 @@ fn open(
         Seams {
             hooks: Arc::new(LocalHooks::new(hooks, host.clone())),
             freezer: Arc::new(if is_alone {
+                guard.check_program().map_err(Failure::run)?;
                 guard
             } else {
                 guard.started_by_others()

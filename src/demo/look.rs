@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::ground::Ground;
+use crate::cut::guard;
 
 /// The kernel ends a loop device a moment after its last opener has gone.
 const SETTLE: Duration = Duration::from_secs(3);
@@ -35,7 +36,8 @@ fn look(ground: &Ground) -> Vec<String> {
 /// Drivers, guards and hooks: processes that have been told of the demo's folder.
 fn processes_of(ground: &Ground) -> Vec<String> {
     let folder = ground.folder.display().to_string();
-    let ours = [&b"serve"[..], b"guard", b"demo-hook"];
+    let ours = [&b"serve"[..], b"demo-hook"];
+    let is_guard = |program: &[u8]| program.ends_with(guard::PROGRAM.as_bytes());
     let Ok(processes) = std::fs::read_dir("/proc") else {
         return vec!["unknown, because /proc cannot be read".into()];
     };
@@ -43,9 +45,11 @@ fn processes_of(ground: &Ground) -> Vec<String> {
         .flatten()
         .filter(|process| {
             let words = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
-            let mut words = words.split(|byte| *byte == 0).skip(1);
+            let mut words = words.split(|byte| *byte == 0);
             let told = |word: &[u8]| String::from_utf8_lossy(word).contains(&folder);
-            words.next().is_some_and(|word| ours.contains(&word)) && words.any(told)
+            let is_ours = words.next().is_some_and(is_guard)
+                || words.next().is_some_and(|word| ours.contains(&word));
+            is_ours && words.any(told)
         })
         .map(|process| process.file_name().to_string_lossy().into_owned())
         .collect()

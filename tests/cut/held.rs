@@ -111,7 +111,8 @@ impl Release {
             let words = std::fs::read_to_string(format!("/proc/{pid}/cmdline"));
             words.is_ok_and(|words| {
                 let mut words = words.split('\0');
-                words.any(|word| word == "guard") && words.any(|word| word == state)
+                words.any(|word| word.ends_with("slackwater-guard"))
+                    && words.any(|word| word == state)
             })
         };
         numbers.filter(is_guard).collect()

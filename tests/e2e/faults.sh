@@ -33,7 +33,7 @@ killed_again_and_again() { # SIGNAL PATTERN
 
 test_agents_killed() { killed_again_and_again KILL "$AGENT"; }
 test_guards_killed() { killed_again_and_again KILL "$GUARD"; }
-test_agents_and_guards_killed_together() { killed_again_and_again KILL '^/usr/local/bin/slackwater (guard|serve .*--role=(node|all))'; }
+test_agents_and_guards_killed_together() { killed_again_and_again KILL '^/usr/local/bin/slackwater(-guard| guard| serve .*--role=(node|all))'; }
 test_routers_killed() {
     routers
     killed_again_and_again KILL "$ROUTER"

@@ -57,7 +57,8 @@ two_nodes() { [ "$(nodes)" -ge 2 ] || { note "one node alone"; exit 77; }; }
 # The driver's processes, by their command lines.
 AGENT='^/usr/local/bin/slackwater serve .*--role=(node|all)'
 ROUTER='^/usr/local/bin/slackwater serve .*--role=controller'
-GUARD='^/usr/local/bin/slackwater guard'
+# ("slackwater guard" until it runs, and in older releases)
+GUARD='^/usr/local/bin/slackwater(-guard| guard)'
 # The pool that a node shows, and how it is.
 pool_id() { node "$1" sh -c "grep -o '\"id\": *\"[^\"]*\"' /var/lib/slackwater/pool/pool.json | head -1 | cut -d '\"' -f 4"; }
 health_of() { kubectl get pool "$1" -o 'jsonpath={.status.health}'; }

@@ -64,7 +64,7 @@ pub fn size_of(fs: FsType) -> u64 {
 pub fn guard_of(state: &Path) -> Guard {
     let host = LinuxHost::new(Vec::new()).with_own_folder(Guard::private_folder(state));
     Guard::new(Arc::new(host), state.to_path_buf())
-        .with_program(env!("CARGO_BIN_EXE_slackwater").into())
+        .with_program(env!("CARGO_BIN_EXE_slackwater-guard").into())
 }
 
 impl Bench {
@@ -263,7 +263,7 @@ pub fn guards(state: &Path) -> Vec<u32> {
         .filter(|pid| {
             let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let words: Vec<_> = words.split(|c| *c == 0).collect();
-            words.get(1) == Some(&&b"guard"[..]) && words.contains(&wanted.as_bytes())
+            words[0].ends_with(b"slackwater-guard") && words.contains(&wanted.as_bytes())
         })
         .collect()
 }

@@ -5,6 +5,8 @@
 //! would read as absent, so a file here is never changed: a new shape of a record gets a new file.
 //! `UPDATE_FORMATS=1 cargo test --lib` writes the files that are missing, and no other.
 
+#![allow(clippy::unwrap_used, reason = "of tests alone")]
+
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
@@ -13,11 +15,11 @@ use super::{Record, decode, encode};
 
 fn folder(kind: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    root.join("tests/formats").join(kind)
+    root.join("../tests/formats").join(kind)
 }
 
 /// Names and contents of the files of a kind.
-pub(crate) fn files(kind: &str) -> BTreeMap<String, Vec<u8>> {
+pub fn files(kind: &str) -> BTreeMap<String, Vec<u8>> {
     let Ok(entries) = std::fs::read_dir(folder(kind)) else {
         return BTreeMap::new();
     };
@@ -33,7 +35,7 @@ pub(crate) fn files(kind: &str) -> BTreeMap<String, Vec<u8>> {
 /// Compares files of a kind with what this program makes of them.
 #[expect(clippy::disallowed_methods, reason = "a test writes its own files")]
 #[track_caller]
-pub(crate) fn check_with<T: PartialEq + Debug>(
+pub fn check_with<T: PartialEq + Debug>(
     kind: &str,
     expected: Vec<(&str, T)>,
     read: impl Fn(&[u8]) -> T,
@@ -66,11 +68,12 @@ pub(crate) fn check_with<T: PartialEq + Debug>(
 
 /// The same for a kind of record.
 #[track_caller]
-pub(crate) fn check<T: Record + PartialEq + Debug>(kind: &str, expected: Vec<(&str, T)>) {
+pub fn check<T: Record + PartialEq + Debug>(kind: &str, expected: Vec<(&str, T)>) {
     let path = folder(kind);
     let read = |bytes: &[u8]| decode::<T>(&path, bytes).unwrap();
     let write = |record: &T| encode(&path, None, record).unwrap();
     check_with(kind, expected, read, write);
 }
 
+#[cfg(test)]
 mod records;

@@ -14,7 +14,7 @@ use super::client::LATE;
 use super::journal::Own;
 use super::protocol::{Ask, MESSAGE, Say, code};
 use super::shared::{Answers, Shared};
-use crate::host::linux::freeze;
+use slackwater_core::host::linux::freeze;
 
 /// How long our own FITHAWs are waited for before the session goes on without their answer.
 const THAW: Duration = Duration::from_secs(1);

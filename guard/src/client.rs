@@ -20,11 +20,11 @@ use super::load::Admitted;
 use super::protocol::{Ask, code};
 use super::shared::{Answers, Member, Phase, Shared, State};
 use super::{fault, keeper};
-use crate::error::{HostCause, HostError, chain};
-use crate::host::freezer::{FreezeLimits, GracePeriods};
-use crate::host::linux::freeze::{self, Process};
-use crate::host::linux::seqpacket::Channel;
-use crate::host::{Freeze, Result, step};
+use slackwater_core::error::{HostCause, HostError, chain};
+use slackwater_core::host::freezer::{FreezeLimits, GracePeriods};
+use slackwater_core::host::linux::freeze::{self, Process};
+use slackwater_core::host::linux::seqpacket::Channel;
+use slackwater_core::host::{Freeze, Result, step};
 
 /// How late the guard may be before it's killed.
 pub(super) const LATE: Duration = Duration::from_secs(1);

@@ -1,7 +1,9 @@
-//! The guard: another process, which alone freezes, and thaws whatever becomes of us.
+//! The freeze guard: a process of its own, which alone freezes file systems, and always thaws them,
+//! even if the driver dies. The driver links this crate too, for its side of a session.
 //!
-//! | room | what |
+//! | module | what |
 //! |---|---|
+//! | `command` | the command line of `slackwater-guard` |
 //! | `program`, `session` | the process itself: a socket, a session a connection, a thread a member |
 //! | `client`, `shared`, `keeper` | a session from the driver's side, and what is done without the guard |
 //! | `journal`, `sweep` | what may be frozen is written down before, and thawed by whoever comes next |
@@ -13,6 +15,7 @@
 //! sweep at the start of either, and every few seconds, when both died.
 
 mod client;
+pub mod command;
 mod fault;
 mod journal;
 mod keeper;
@@ -32,19 +35,21 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::error::HostError;
-use crate::host::freezer::{FreezeLimits, GracePeriods, Journalled};
-use crate::host::linux::freeze::{self, Process, Started};
-use crate::host::linux::seqpacket::Channel;
-use crate::host::{Freeze, FreezeMember, Freezer, Host, Result};
 use client::Session;
 use journal::{Entry, EntryMember, Journal, Own};
 use load::{Admitted, Load};
 pub use protocol::MOST_MEMBERS;
-use protocol::{Ask, MESSAGE};
+use protocol::{Ask, MESSAGE, Say};
 use shared::Member;
+use slackwater_core::error::HostError;
+use slackwater_core::host::freezer::{FreezeLimits, GracePeriods, Journalled};
+use slackwater_core::host::linux::freeze::{self, Process, Started};
+use slackwater_core::host::linux::seqpacket::Channel;
+use slackwater_core::host::{Freeze, FreezeMember, Freezer, Host, Result};
 use sweep::Sweeper;
 
+/// Name of the program. It lies beside the driver's.
+pub const PROGRAM: &str = "slackwater-guard";
 /// Name of the socket in the state dir.
 const SOCKET: &str = "guard.sock";
 /// How long a guard may take to come up, and to take a session over, on a machine under load.
@@ -62,7 +67,7 @@ const PONG: Duration = Duration::from_secs(1);
 
 /// Who starts the guard.
 enum Starter {
-    /// The driver, when it's needed: another program than this very one in tests.
+    /// The driver, when it's needed: another program than the one beside the driver's in tests.
     Ourselves(Option<PathBuf>),
     /// A supervisor: in a cluster it's a container beside the driver's.
     Others,
@@ -114,7 +119,7 @@ impl Guard {
         self
     }
 
-    /// With another program than this very one: tests are no guards.
+    /// With a program of another place: that of a test lies elsewhere.
     #[must_use]
     pub fn with_program(mut self, program: PathBuf) -> Guard {
         self.starter = Starter::Ourselves(Some(program));
@@ -131,6 +136,15 @@ impl Guard {
         self.sweeper.sweep(true)
     }
 
+    /// Fails if the guard is to be started by this process, and its program is missing: without it
+    /// no volume in use could be snapshotted.
+    pub fn check_program(&self) -> Result<()> {
+        match &self.starter {
+            Starter::Ourselves(None) => program().map(drop),
+            Starter::Ourselves(Some(_)) | Starter::Others => Ok(()),
+        }
+    }
+
     fn socket(&self) -> PathBuf {
         self.state_dir.join(SOCKET)
     }
@@ -139,7 +153,8 @@ impl Guard {
     fn connect(&self, until: Instant) -> Result<(Channel, Option<Process>)> {
         let socket = self.socket();
         let program = match &self.starter {
-            Starter::Ourselves(program) => program.as_deref(),
+            Starter::Ourselves(Some(program)) => program.clone(),
+            Starter::Ourselves(None) => program()?,
             Starter::Others => return self.find(until),
         };
         let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
@@ -161,7 +176,7 @@ impl Guard {
                 false => START_ANOTHER,
             };
             if last_start.is_none_or(|at: Instant| now.duration_since(at) >= pause) {
-                started.push(freeze::start_guard(program, &socket, &self.state_dir)?);
+                started.push(freeze::start_guard(&program, &socket, &self.state_dir)?);
                 last_start = Some(now);
             }
             thread::sleep(LOOK);
@@ -215,6 +230,22 @@ impl Guard {
     }
 }
 
+/// The guard's program: in the folder of this one, never from PATH.
+pub fn program() -> Result<PathBuf> {
+    let own = Path::new("/proc/self/exe");
+    let running = std::fs::read_link(own).map_err(|error| HostError::io("read", own, &error))?;
+    // (The name may end with "(deleted)", the folder does not.)
+    let program = running.with_file_name(PROGRAM);
+    match program.is_file() {
+        true => Ok(program),
+        false => Err(HostError::unexpected(
+            "find",
+            &program,
+            "the freeze guard's program is missing; install it into the same folder as slackwater, from the same release",
+        )),
+    }
+}
+
 const NOBODY: &str = "the freeze guard does not answer; check that its container is running and executes `slackwater guard` with the same --state-dir";
 
 /// Whether a guard says that it's there.
@@ -224,9 +255,11 @@ fn answers(channel: &Channel) -> bool {
     }
     let timeout = PollTimeout::try_from(PONG).unwrap_or(PollTimeout::MAX);
     let mut one = [PollFd::new(channel.as_fd(), PollFlags::POLLIN)];
-    // One of an older release refuses the question, and so is there as well.
     let answered = poll(&mut one, timeout).is_ok() && one[0].any() == Some(true);
-    answered && matches!(channel.receive(&mut [0; MESSAGE]), Ok(Some(())))
+    let mut bytes = [0; MESSAGE];
+    // One of an older release refuses the question, and so is there as well. One of another protocol
+    // is of no use.
+    answered && matches!(channel.receive(&mut bytes), Ok(Some(()))) && Say::decode(&bytes).is_some()
 }
 
 /// The process at the other end, if it can be seen from here; `None` if it's gone.
@@ -279,7 +312,7 @@ impl Freezer for Guard {
                 Ok(session) => return Ok(Box::new(session)),
                 // Nothing is frozen yet: another guard is as good.
                 Err(error) if is_gone(&error) && Instant::now() < until => {
-                    tracing::warn!(error = %crate::error::chain(&error), "looking for another freeze guard");
+                    tracing::warn!(error = %slackwater_core::error::chain(&error), "looking for another freeze guard");
                 }
                 Err(error) => return Err(error),
             }
@@ -318,7 +351,9 @@ fn copy(member: &FreezeMember) -> Result<Member> {
 
 /// The guard ended between connection and hand-over.
 fn is_gone(error: &HostError) -> bool {
-    matches!(error.code(), Some(Errno::EPIPE | Errno::ECONNRESET)) || client::says_gone(error)
+    // EPROTO: a guard of a release with another protocol, which ends with its last session.
+    let codes = [Errno::EPIPE, Errno::ECONNRESET, Errno::EPROTO];
+    error.code().is_some_and(|code| codes.contains(&code)) || client::says_gone(error)
 }
 
 fn twice(members: &[FreezeMember]) -> Option<&FreezeMember> {

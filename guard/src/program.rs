@@ -20,14 +20,16 @@ use super::journal::Journal;
 use super::load::Load;
 use super::sweep::Sweeper;
 use super::{fault, session};
-use crate::error::{HostError, chain};
-use crate::host::linux::expedite::Expedite;
-use crate::host::linux::freeze;
-use crate::host::linux::seqpacket::Listener;
-use crate::host::{Effect, Host, Kept, Result};
+use slackwater_core::error::{HostError, chain};
+use slackwater_core::host::linux::expedite::Expedite;
+use slackwater_core::host::linux::freeze;
+use slackwater_core::host::linux::seqpacket::Listener;
+use slackwater_core::host::{Effect, Host, Kept, Result};
 
 /// How long the sweep at the start may hold up the first connection.
 const SWEEP: Duration = Duration::from_secs(3);
+/// Stack of the thread that sweeps, in bytes: it reads and writes records.
+const SWEEP_STACK: usize = 128 << 10;
 /// How often, in milliseconds, a guard that waits for another one's end looks for it.
 const TURN: u16 = 200;
 /// How often it's looked whether the last session has ended, once no more come.
@@ -131,7 +133,9 @@ fn signals() -> Result<SignalFd> {
 fn sweep(host: Arc<dyn Host>, options: &Options) {
     let state_dir = options.state_dir.clone();
     let (done, wait) = std::sync::mpsc::channel();
-    let sweeping = thread::Builder::new().spawn(move || {
+    // Its stack stays with the process, and is locked later.
+    let sweeping = thread::Builder::new().stack_size(SWEEP_STACK);
+    let sweeping = sweeping.spawn(move || {
         if let Err(error) = Sweeper::new(host, state_dir).sweep(false) {
             eprintln!("slackwater: guard: {}", chain(&error));
         }

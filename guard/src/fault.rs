@@ -45,7 +45,8 @@ static PLAN: std::sync::OnceLock<Option<(String, String)>> = std::sync::OnceLock
 pub(super) fn prepare() {
     #[cfg(feature = "fault")]
     {
-        let text = std::env::var(crate::host::linux::freeze::GUARD_FAULT).unwrap_or_default();
+        let text =
+            std::env::var(slackwater_core::host::linux::freeze::GUARD_FAULT).unwrap_or_default();
         let plan = text
             .split_once(':')
             .map(|(step, signal)| (step.into(), signal.into()));

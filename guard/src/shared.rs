@@ -10,11 +10,11 @@ use nix::errno::Errno;
 use super::journal::Own;
 use super::load::Admitted;
 use super::protocol::Ask;
-use crate::error::HostError;
-use crate::host::Result;
-use crate::host::freezer::FreezeLimits;
-use crate::host::linux::freeze::Process;
-use crate::host::linux::seqpacket::Channel;
+use slackwater_core::error::HostError;
+use slackwater_core::host::Result;
+use slackwater_core::host::freezer::FreezeLimits;
+use slackwater_core::host::linux::freeze::Process;
+use slackwater_core::host::linux::seqpacket::Channel;
 
 /// One file system.
 pub(super) struct Member {

@@ -160,7 +160,7 @@ pub fn store<T: Record>(host: &dyn Host, path: &Path, record: &T) -> Result<()> 
         .doing(|| format!("write {}", T::WHAT))
 }
 
-#[cfg(test)]
-pub(crate) mod formats;
+#[cfg(any(test, feature = "testing"))]
+pub mod formats;
 #[cfg(test)]
 mod tests;

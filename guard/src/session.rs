@@ -25,10 +25,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::fault;
 use super::load::Load;
 use super::protocol::{Ask, MESSAGE, MOST_MEMBERS, Say, code};
-use crate::host::linux::expedite::Expedite;
-use crate::host::linux::freeze;
-use crate::host::linux::seqpacket::Channel;
-use crate::model::snapshot::MOST_FREEZE;
+use slackwater_core::host::linux::expedite::Expedite;
+use slackwater_core::host::linux::freeze;
+use slackwater_core::host::linux::seqpacket::Channel;
+use slackwater_core::model::snapshot::MOST_FREEZE;
 
 /// Threads here call a few system calls; more stack would only be locked in memory.
 pub(super) const STACK: usize = 64 << 10;

@@ -12,12 +12,12 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::error::{Error, HostError, chain};
-use crate::host::freezer::Journalled;
-use crate::host::linux::freeze;
-use crate::host::{Device, Effect, FileId, FreezeMember, Host, Result};
-use crate::model::FsType;
-use crate::record::{self, Record};
+use slackwater_core::error::{Error, HostError, chain};
+use slackwater_core::host::freezer::Journalled;
+use slackwater_core::host::linux::freeze;
+use slackwater_core::host::{Device, Effect, FileId, FreezeMember, Host, Result};
+use slackwater_core::model::FsType;
+use slackwater_core::record::{self, Record};
 
 /// How often a lock is tried that somebody only looks at for a moment.
 const LOOKS: u32 = 5;
@@ -337,7 +337,7 @@ impl Own {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::formats;
+    use slackwater_core::record::formats;
 
     #[test]
     fn entries_of_the_journal_keep_their_format() {

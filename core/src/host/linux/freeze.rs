@@ -123,23 +123,35 @@ impl Started {
     }
 }
 
-/// Starts the guard as a process of its own: an empty environment, and no descriptor of ours but
-/// stderr and a pipe, whose end tells it that we are gone. `program` is ourselves if `None`.
+/// The guard's program with what it needs to know.
 #[expect(
     clippy::disallowed_methods,
-    reason = "the guard is this very program, not one of the system's folders"
+    reason = "the guard's program lies beside the driver's, not in one of the system's folders"
 )]
-pub fn start_guard(program: Option<&Path>, socket: &Path, state_dir: &Path) -> Result<Started> {
-    let program = program.unwrap_or(Path::new("/proc/self/exe"));
+fn guard(program: &Path, socket: &Path, state_dir: &Path, with_parent: bool) -> Command {
     let mut command = Command::new(program);
+    command.arg("--socket").arg(socket);
+    command.arg("--state-dir").arg(state_dir);
+    command.args(with_parent.then_some("--with-parent"));
     command
-        .arg0("slackwater")
-        .arg("guard")
-        .arg("--socket")
-        .arg(socket)
-        .arg("--state-dir")
-        .arg(state_dir)
-        .arg("--with-parent")
+}
+
+/// Makes this process the guard. Returns only why that failed.
+pub fn become_guard(
+    program: &Path,
+    socket: &Path,
+    state_dir: &Path,
+    with_parent: bool,
+) -> HostError {
+    let error = guard(program, socket, state_dir, with_parent).exec();
+    HostError::io("run", program, &error)
+}
+
+/// Starts the guard as a process of its own: an empty environment, and no descriptor of ours but
+/// stderr and a pipe, whose end tells it that we are gone.
+pub fn start_guard(program: &Path, socket: &Path, state_dir: &Path) -> Result<Started> {
+    let mut command = guard(program, socket, state_dir, true);
+    command
         .env_clear()
         .current_dir("/")
         .stdin(Stdio::piped())

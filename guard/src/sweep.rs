@@ -17,12 +17,12 @@ use nix::sys::stat::{major, minor};
 use uuid::Uuid;
 
 use super::journal::{Entries, Entry, EntryMember, Hold, Journal};
-use crate::error::{HostError, chain};
-use crate::host::freezer::Journalled;
-use crate::host::linux::expedite::Expedite;
-use crate::host::linux::freeze;
-use crate::host::{Effect, Host, Kept, Mount, MountRoot, MountSpec, Result};
-use crate::model::FsType;
+use slackwater_core::error::{HostError, chain};
+use slackwater_core::host::freezer::Journalled;
+use slackwater_core::host::linux::expedite::Expedite;
+use slackwater_core::host::linux::freeze;
+use slackwater_core::host::{Effect, Host, Kept, Mount, MountRoot, MountSpec, Result};
+use slackwater_core::model::FsType;
 
 /// A FITHAW takes less than a millisecond, or hangs for as long as a FIFREEZE does.
 const THAW: Duration = Duration::from_secs(2);
@@ -307,7 +307,7 @@ impl Sweeper {
 }
 
 fn thaw_root(root: &MountRoot) -> Result<Thawed> {
-    crate::host::step("sweep_thaw", || {
+    slackwater_core::host::step("sweep_thaw", || {
         match freeze::thaw(freeze::root_fd(root)?) {
             Ok(()) => Ok(Thawed::Now),
             Err(Errno::EINVAL) => Ok(Thawed::NotFrozen),

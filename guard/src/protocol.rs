@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
-pub use crate::host::linux::seqpacket::MESSAGE;
+pub use slackwater_core::host::linux::seqpacket::MESSAGE;
 
 /// Of this protocol.
 const VERSION: u32 = 1;

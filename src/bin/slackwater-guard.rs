@@ -1,0 +1,8 @@
+//! The freeze guard. All of it is in `guard/`; this package only gives it its program, so that both
+//! programs are always built together.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    slackwater_guard::command::main(std::env::args_os())
+}
