@@ -110,6 +110,11 @@ fn the_host_ignores_what_a_tenant_writes_to_a_volume() {
         group(&device, "tenants");
         let said = properties(&device);
         assert!(!said.contains("LVM2_member"), "{said}");
+        run("mkfs.btrfs", &["-q", "-f", &device]);
+        changed(&device);
+        let said = properties(&device);
+        assert!(!said.contains("ID_BTRFS_READY"), "{said}");
+        assert!(!said.contains("ID_FS_TYPE=btrfs"), "{said}");
 
         // The pool's own image, and images of others, are as ever.
         for (image, label) in [("pool.img", "pool-image"), ("volumes/other.img", "others")] {

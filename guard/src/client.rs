@@ -106,6 +106,10 @@ impl Session {
                 let guard = "the freeze guard, which has reached its limit";
                 HostError::errno("hand the file systems over to", guard, Errno::EAGAIN)
             }
+            (Some(errno), _) if errno == Errno::EPROTO as i32 => {
+                let guard = "the freeze guard, which is of a release with another protocol; it is waited for until it exits";
+                HostError::errno("hand the file systems over to", guard, Errno::EPROTO)
+            }
             (Some(errno), _) if errno > 0 => {
                 let errno = Errno::from_raw(errno);
                 failed(&format!("the freeze guard refused: {errno}"))

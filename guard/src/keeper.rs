@@ -64,6 +64,12 @@ fn listen(shared: &Shared) -> Ending {
             Ok(Some(())) => match Say::decode(&bytes) {
                 Some(Say::Bye) => return Ending::Bye,
                 Some(say) => note(shared, say),
+                // Another protocol: such a guard has refused the session, so nothing is frozen. It may
+                // hold a freeze of another driver.
+                None if shared.state().ready.is_none() => {
+                    note(shared, Say::Ready(Errno::EPROTO as i32));
+                    return Ending::Bye;
+                }
                 None => return Ending::Late,
             },
             Ok(None) => return Ending::Dead,

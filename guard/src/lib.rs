@@ -313,6 +313,9 @@ impl Freezer for Guard {
                 // Nothing is frozen yet: another guard is as good.
                 Err(error) if is_gone(&error) && Instant::now() < until => {
                     tracing::warn!(error = %slackwater_core::error::chain(&error), "looking for another freeze guard");
+                    if error.code() == Some(Errno::EPROTO) {
+                        thread::sleep(START_AGAIN);
+                    }
                 }
                 Err(error) => return Err(error),
             }

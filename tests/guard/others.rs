@@ -1,13 +1,15 @@
 //! A guard that others start, as in a cluster, where it's a container beside the driver's: it's
 //! only ever asked, and may be out of the driver's sight.
 
+use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::Signal;
 use slackwater::cut::guard::Guard;
 use slackwater::host::freezer::FreezeLimits;
-use slackwater::host::linux::seqpacket::Channel;
+use slackwater::host::linux::seqpacket::{Channel, Listener, MESSAGE};
 use slackwater::host::{Freezer, Result};
 use slackwater::model::FsType::{Ext4, Xfs};
 
@@ -60,6 +62,50 @@ fn asked(bench: &Bench) -> Guard {
 
 fn told(outcome: Result<impl Sized>) -> String {
     outcome.err().map_or_else(String::new, |error| said(&error))
+}
+
+/// Answers as a guard of a release with another protocol does, for a while. It is this process: a
+/// driver that kills it ends the test.
+fn of_another_protocol(bench: &Bench, time: Duration) -> std::thread::JoinHandle<usize> {
+    std::fs::create_dir_all(&bench.state).unwrap();
+    let socket = bench.state.join("guard.sock");
+    let listener = Listener::bind(&socket).unwrap();
+    std::thread::spawn(move || {
+        let end = std::time::Instant::now() + time;
+        let mut sessions = 0;
+        while std::time::Instant::now() < end {
+            let mut ready = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+            if poll(&mut ready, 10u16).unwrap() == 0 {
+                continue;
+            }
+            let channel = listener.accept().unwrap();
+            let mut bytes = [0; MESSAGE];
+            if let Ok(Some(_)) = channel.receive_with_fds(&mut bytes, 200) {
+                sessions += 1;
+                let mut answer = [0; MESSAGE];
+                answer[0] = 2;
+                answer[4] = 1;
+                let _ = channel.send(&answer);
+            }
+        }
+        std::fs::remove_file(&socket).unwrap();
+        sessions
+    })
+}
+
+#[test]
+fn a_guard_of_another_protocol_is_waited_for_and_never_killed() {
+    let bench = Bench::new(&[Ext4]);
+    let other = of_another_protocol(&bench, Duration::from_secs(1));
+    let why = told(asked(&bench).ready());
+    assert!(why.contains("does not answer"), "{why}");
+    // The driver's own guard takes over once the other one has ended.
+    let session = bench.frozen(&[Ext4], long());
+    assert!(session.thaw(0).unwrap());
+    drop(session);
+    assert!(other.join().unwrap() >= 2);
+    assert_eq!(guards(&bench.state).len(), 1);
+    assert!(bench.journal_is_empty());
 }
 
 #[test]
