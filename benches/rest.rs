@@ -15,7 +15,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use measure::{Pairs, Spread, given};
-use slackwater::cut::guard::{Guard, PROGRAM};
+use slackwater::cut::guard::{GuardClient, PROGRAM};
 use slackwater::host::freezer::FreezeLimits;
 use slackwater::host::linux::LinuxHost;
 use slackwater::host::{Device, FileId, FreezeMember, Freezer, Host};
@@ -68,7 +68,7 @@ fn guard_of(state: &Path) -> u32 {
 fn tell_guard(scratch: &Scratch, disk: &Disk) {
     const SESSIONS: usize = 20;
     let state = scratch.dir("guard-state");
-    let host = LinuxHost::new(Vec::new()).with_own_folder(Guard::private_folder(&state));
+    let host = LinuxHost::new(Vec::new()).with_own_folder(GuardClient::private_folder(&state));
     let source = mounts_below(&disk.mount_point)[0].source.clone();
     let number = source
         .to_str()
@@ -87,8 +87,8 @@ fn tell_guard(scratch: &Scratch, disk: &Disk) {
             .open_mount_root(&disk.mount_point, &device, FsType::Xfs)
             .expect("a root"),
     };
-    let driver = LinuxHost::new(Vec::new()).with_own_folder(Guard::private_folder(&state));
-    let guard = Guard::new(std::sync::Arc::new(driver), state.clone())
+    let driver = LinuxHost::new(Vec::new()).with_own_folder(GuardClient::private_folder(&state));
+    let guard = GuardClient::new(std::sync::Arc::new(driver), state.clone())
         .with_program(env!("CARGO_BIN_EXE_slackwater-guard").into());
     let limits = FreezeLimits {
         sync: Duration::from_secs(60),
@@ -112,7 +112,7 @@ fn tell_guard(scratch: &Scratch, disk: &Disk) {
     tell("with 20 sessions of one member");
     drop(sessions);
     tell("after them");
-    guard.end();
+    guard.stop_guard();
 }
 
 /// Copies of one volume of the driver's, each with a uuid and a name of its own.

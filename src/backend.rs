@@ -175,30 +175,30 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Makes a volume: intent, image, completed record. `admit` judges the room and runs before
     /// anything is done, with the promises of everything else that is running counted in. On an
-    /// error everything is undone durably (or the error is [`crate::error::Error::Undo`]). A crash
-    /// leaves an intent, which [`Backend::end`] or [`Backend::delete`] ends.
+    /// error everything is undone durably (or the error is [`crate::error::Error::RollbackFailed`]). A crash
+    /// leaves an intent, which [`Backend::clean_up`] or [`Backend::delete`] ends.
     fn create(&self, record: VolumeRecord, admit: Admit<'_>) -> Result<VolumeRecord>;
     /// Replaces a record durably.
     fn update(&self, record: &VolumeRecord) -> Result<()>;
     /// Makes the image larger, then the record. On an error the image has its old length again,
-    /// or the error is [`crate::error::Error::Undo`].
+    /// or the error is [`crate::error::Error::RollbackFailed`].
     fn grow(&self, record: &VolumeRecord, size: u64, admit: Admit<'_>) -> Result<VolumeRecord>;
     /// Ends a volume: out of sight durably, then its blocks, its record last; and whatever an
     /// earlier try left of it. Nothing there is success. A failure or a crash leaves trash, which a
-    /// repeat or [`Backend::end`] ends.
+    /// repeat or [`Backend::clean_up`] ends.
     fn delete(&self, uuid: Uuid) -> Result<()>;
     /// The first step of [`Backend::delete`]: takes a volume out of sight, and leaves its blocks to
-    /// [`Backend::end`].
+    /// [`Backend::clean_up`].
     fn hide(&self, uuid: Uuid) -> Result<()>;
     /// Ends what an earlier creation of a volume has left that was never answered. The record is
     /// read from the disk again: an error if it can't be read, or says that the volume is complete.
-    fn end_unanswered(&self, uuid: Uuid) -> Result<()>;
+    fn delete_unanswered(&self, uuid: Uuid) -> Result<()>;
     /// What may have been left by calls that failed or were cut off, of snapshots too: not every
     /// caller comes again. Something that is being made is among it.
     fn leftovers(&self) -> Result<Vec<Leftover>>;
     /// Ends a leftover, with the lock of its volume or snapshot held, if the disk still says that it
     /// is one; whether it was.
-    fn end(&self, leftover: &Leftover) -> Result<bool>;
+    fn clean_up(&self, leftover: &Leftover) -> Result<bool>;
     /// Whether the end of a leftover is to overwrite blocks with zeros, which may take hours.
     fn is_wiped(&self, leftover: &Leftover) -> bool;
     /// Tells the pool's disk of blocks that deletes with `wipe: discard` have freed, once for all
@@ -220,7 +220,7 @@ pub trait Backend: Send + Sync + 'static {
     /// length without blocks. Filled by effects on [`Backend::image_path`], then completed by
     /// [`Backend::complete`], or ended by [`Backend::delete`]. A crash leaves an intent (and with
     /// `copy` in its record a copy that can go on). On an error nothing is left, or it's
-    /// [`crate::error::Error::Undo`]. What `content_source` names on this pool must exist.
+    /// [`crate::error::Error::RollbackFailed`]. What `content_source` names on this pool must exist.
     fn prepare(&self, record: &VolumeRecord, admit: Admit<'_>) -> Result<()>;
     /// Gives a filled image its full length, syncs it and records it as `ready`; reserves and
     /// un-shares all of it first if it's thick. A clone of a thick volume is un-shared as well, so
@@ -250,7 +250,7 @@ pub trait Backend: Send + Sync + 'static {
     fn count_snapshots(&self) -> u64;
     /// Makes an empty snapshot in the state of its record (`preparing`), with an image as long as
     /// its source's and without blocks. Of a thick volume it counts in full until it's ready. On an
-    /// error nothing is left, or it's [`crate::error::Error::Undo`].
+    /// error nothing is left, or it's [`crate::error::Error::RollbackFailed`].
     fn prepare_snapshot(&self, record: &SnapshotRecord, admit: Admit<'_>) -> Result<()>;
     /// fsync of a snapshot's image: before its record may say `cut` or `ready`. Its name becomes
     /// durable with that record.
@@ -259,8 +259,8 @@ pub trait Backend: Send + Sync + 'static {
     fn update_snapshot(&self, record: &SnapshotRecord) -> Result<()>;
     /// Ends a snapshot, as [`Backend::delete`] does a volume.
     fn delete_snapshot(&self, uuid: Uuid) -> Result<()>;
-    /// As [`Backend::end_unanswered`].
-    fn end_unanswered_snapshot(&self, uuid: Uuid) -> Result<()>;
+    /// As [`Backend::delete_unanswered`].
+    fn delete_unanswered_snapshot(&self, uuid: Uuid) -> Result<()>;
 
     /// What is wrong with the image by its length and blocks, if anything: for health.
     fn image_problem(&self, record: &VolumeRecord) -> Result<Option<String>>;

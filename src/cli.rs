@@ -28,7 +28,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};
 
 use crate::config::{self, BadConfig, DriverName, Endpoint, Folder, Given};
-use crate::cut::guard::Guard;
+use crate::cut::guard::GuardClient;
 use crate::demo;
 use crate::error;
 use crate::host::Host;
@@ -112,10 +112,10 @@ enum Command {
         with_parent: bool,
     },
     /// Create certificates for the controller and the nodes of a cluster
-    Certificates(certificates::Wish),
+    Certificates(certificates::Arguments),
     /// Request and renew this node's certificate, as a sidecar of its driver, in a cluster whose
     /// controller signs them
-    Enrol(enrol::Wish),
+    Enrol(enrol::Arguments),
     /// Delete snapshots that no object of a cluster owns
     #[command(subcommand, disable_help_subcommand = true)]
     Snapshots(SnapshotsCommand),
@@ -143,14 +143,14 @@ enum Command {
 enum SnapshotsCommand {
     /// Delete snapshots, also members of groups, that no object owns in the cluster of KUBECONFIG
     /// or of this pod; without --yes, only show what would be deleted
-    Delete(Box<snapshots::Wish>),
+    Delete(Box<snapshots::Arguments>),
 }
 
 #[derive(Debug, Subcommand)]
 enum VolumesCommand {
     /// Check the file system of an unused volume, through the running driver at --endpoint, or
     /// directly on pools whose driver is not running
-    Check(Box<check::Wish>),
+    Check(Box<check::Arguments>),
 }
 
 #[derive(Debug, Args)]
@@ -361,13 +361,13 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             state_dir,
             with_parent,
         } => guard::run(&socket.0, &state_dir.0, with_parent),
-        Command::Certificates(wish) => certificates::run(&wish),
-        Command::Enrol(wish) => enrol::run(wish),
-        Command::Snapshots(SnapshotsCommand::Delete(wish)) => snapshots::delete(&wish),
+        Command::Certificates(arguments) => certificates::run(&arguments),
+        Command::Enrol(arguments) => enrol::run(arguments),
+        Command::Snapshots(SnapshotsCommand::Delete(arguments)) => snapshots::delete(&arguments),
         Command::Volumes {
-            command: Some(VolumesCommand::Check(wish)),
+            command: Some(VolumesCommand::Check(arguments)),
             ..
-        } => check::run(*wish),
+        } => check::run(*arguments),
         Command::Volumes {
             place,
             orphans: true,
@@ -449,7 +449,7 @@ fn host_with_guard(
     pools: &[PoolDefinition],
     state_dir: &Path,
 ) -> Arc<dyn Host> {
-    let folder = Guard::private_folder(state_dir);
+    let folder = GuardClient::private_folder(state_dir);
     Arc::new(kernel(allowed, pools).with_own_folder(folder))
 }
 

@@ -5,18 +5,18 @@
 //! Who prepares and commits the members' records is `operation`; across nodes the router
 //! coordinates, with a stream to each agent as its participant.
 
+mod abort;
+pub mod backoff;
 pub mod barrier;
+mod clone_worker;
 pub mod coordinator;
-mod crew;
-mod gate;
-mod halt;
-mod lane;
 pub mod local;
 pub mod participant;
-pub mod pause;
+pub mod retry;
+mod semaphore;
+mod step_workers;
 #[cfg(test)]
 mod tests;
-pub mod tries;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -32,9 +32,9 @@ use crate::model::{FsType, Level, SnapshotParameters};
 
 pub use slackwater_guard as guard;
 
-pub use halt::Halt;
+pub use abort::AbortHandle;
 pub use local::Room;
-pub use tries::Try;
+pub use retry::Attempt;
 
 /// How a member is used while it's cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub enum Use {
 /// One image to be cut. Its target exists, empty; what a failed try leaves in it is the caller's
 /// to delete.
 #[derive(Clone, Debug)]
-pub struct Member {
+pub struct CutMember {
     /// The volume.
     pub target: HookTarget,
     /// Its image.
@@ -146,23 +146,23 @@ impl Seams {
 /// [`Error::CutLost`]: crate::error::Error::CutLost
 pub fn attempt(
     seams: &Seams,
-    members: &[Member],
-    now: &Try<'_>,
+    members: &[CutMember],
+    now: &Attempt<'_>,
     parameters: &SnapshotParameters,
     room: Arc<Room>,
 ) -> Result<Outcome> {
     let used = members.iter().filter(|member| member.in_use != Use::Quiet);
     let targets: Vec<HookTarget> = used.map(|member| member.target.clone()).collect();
     let local = local::Local::new(seams, members, parameters).with_room(room);
-    let wish = coordinator::Wish {
+    let spec = coordinator::CutSpec {
         level: now.level,
         parameters,
         targets: &targets,
     };
-    let means = coordinator::Means {
+    let context = coordinator::CutContext {
         hooks: seams.hooks.as_ref(),
         now_nanos: &|| seams.host.now_nanos(),
         disturbed: now.disturbed,
     };
-    coordinator::run(&means, vec![Box::new(local)], &wish)
+    coordinator::run(&context, vec![Box::new(local)], &spec)
 }

@@ -10,14 +10,14 @@
 //! whether something is left.
 
 mod client;
-mod ground;
 mod group;
-mod look;
+mod leak_check;
 mod process;
-mod screen;
+mod progress;
+mod scratch_pool;
 mod script;
-mod tide;
 mod writer;
+mod writers;
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
@@ -27,10 +27,10 @@ use crate::error::chain;
 use crate::server;
 
 use client::Client;
-use ground::Ground;
 use group::Group;
 use process::Process;
-use screen::Screen;
+use progress::Progress;
+use scratch_pool::ScratchPool;
 use script::Trial;
 
 /// What may be asked of it.
@@ -74,7 +74,7 @@ enum Ending {
 
 /// The hook's program of the demo: holds its first writer still until its stdin ends.
 pub fn hook(folder: &Path, deadline: std::time::Duration) -> std::io::Result<()> {
-    tide::hook(folder, deadline)
+    writers::hook(folder, deadline)
 }
 
 /// Runs it; true if all went well and nothing is left.
@@ -105,34 +105,34 @@ async fn play(options: &Options, base: &Path) -> Result<bool> {
     let signal = server::signal().map_err(|error| Failed::of("wait for signals", &error))?;
     let mut signal = std::pin::pin!(signal);
     let begun = Instant::now();
-    let mut screen = Screen::new(script::steps());
+    let mut progress = Progress::new(script::steps());
     let mut stage = Stage::new(base)?;
-    screen.note(&format!(
+    progress.note(&format!(
         "Slackwater {} on a temporary pool in {}",
         env!("CARGO_PKG_VERSION"),
-        stage.ground.folder.display()
+        stage.pool.folder.display()
     ));
 
-    let ending = until(signal.as_mut(), stage.act(&mut screen, options.keep)).await;
+    let ending = until(signal.as_mut(), stage.act(&mut progress, options.keep)).await;
     if matches!(ending, Ending::Done) && options.keep {
-        screen.note(&stage.how_to_talk());
+        progress.note(&stage.how_to_talk());
         signal.await;
     }
     if let Ending::Failed(_) = &ending {
-        screen.note(&stage.log_tail());
+        progress.note(&stage.log_tail());
     }
     if !matches!(ending, Ending::Done) {
-        screen.note("cleaning up");
+        progress.note("cleaning up");
     }
     let calls = stage.calls();
-    let left = stage.strike(&mut screen).await;
+    let left = stage.strike(&mut progress).await;
     for thing in &left {
-        screen.note(&format!("LEFT BEHIND: {thing}"));
+        progress.note(&format!("LEFT BEHIND: {thing}"));
     }
     if left.is_empty() {
-        screen.note("checked loop devices, mounts, files and processes: nothing is left behind");
+        progress.note("checked loop devices, mounts, files and processes: nothing is left behind");
     }
-    screen.note(&format!(
+    progress.note(&format!(
         "{calls} CSI calls in {:.1} s",
         begun.elapsed().as_secs_f64()
     ));
@@ -159,7 +159,7 @@ async fn until(
 
 /// Everything that was put up and has to be taken down.
 struct Stage {
-    ground: Ground,
+    pool: ScratchPool,
     process: Option<Process>,
     client: Option<Client>,
     trials: Vec<Trial>,
@@ -168,11 +168,11 @@ struct Stage {
 
 impl Stage {
     fn new(base: &Path) -> Result<Stage> {
-        let ground = Ground::new(base)?;
-        let trials = script::trials(&ground.callers());
-        let group = Group::new(&ground.callers(), &ground.signs());
+        let pool = ScratchPool::new(base)?;
+        let trials = script::trials(&pool.callers());
+        let group = Group::new(&pool.callers(), &pool.signs());
         Ok(Stage {
-            ground,
+            pool,
             process: None,
             client: None,
             trials,
@@ -181,18 +181,18 @@ impl Stage {
     }
 
     /// The part that may fail, or be stopped at any point.
-    async fn act(&mut self, screen: &mut Screen, keep: bool) -> Result<()> {
-        let ground = &mut self.ground;
-        screen
+    async fn act(&mut self, progress: &mut Progress, keep: bool) -> Result<()> {
+        let pool = &mut self.pool;
+        progress
             .step("pool", "create, format and mount an image", async {
-                ground.raise()
+                pool.set_up()
             })
             .await?;
-        let (ground, process, client) = (&self.ground, &mut self.process, &mut self.client);
-        screen
+        let (pool, process, client) = (&self.pool, &mut self.process, &mut self.client);
+        progress
             .step("driver", "start, and wait until it is ready", async {
-                let started = process.insert(Process::start(ground)?);
-                let client = client.insert(Client::connect(&ground.socket(), started).await?);
+                let started = process.insert(Process::start(pool)?);
+                let client = client.insert(Client::connect(&pool.socket(), started).await?);
                 client.plugin().await
             })
             .await?;
@@ -200,12 +200,12 @@ impl Stage {
             return Err(Failed::new("driver", "it has no client"));
         };
         for trial in &mut self.trials {
-            trial.play(screen, client).await?;
+            trial.play(progress, client).await?;
             if !keep {
-                trial.end(screen, client).await?;
+                trial.tear_down(progress, client).await?;
             }
         }
-        self.group.play(screen, client).await
+        self.group.play(progress, client).await
     }
 
     fn calls(&self) -> u64 {
@@ -214,7 +214,7 @@ impl Stage {
 
     /// Takes everything down, through the driver as far as it still answers, and tells what is
     /// left all the same.
-    async fn strike(mut self, screen: &mut Screen) -> Vec<String> {
+    async fn strike(mut self, progress: &mut Progress) -> Vec<String> {
         if let Some(client) = &mut self.client {
             self.group.take_down(client).await;
             for trial in &self.trials {
@@ -224,29 +224,29 @@ impl Stage {
         }
         drop(self.client.take());
         if let Some(process) = self.process.take() {
-            let stopped = screen.step("driver", "stop", process.stop()).await;
+            let stopped = progress.step("driver", "stop", process.stop()).await;
             // A driver that had to be killed is told by the screen.
             drop(stopped);
         }
-        self.ground.raze();
-        look::around(&self.ground).await
+        self.pool.tear_down();
+        leak_check::leaks(&self.pool).await
     }
 
     /// The last lines of the driver's log, which say more than a status.
     fn log_tail(&self) -> String {
         const LINES: usize = 8;
-        let text = std::fs::read_to_string(self.ground.log()).unwrap_or_default();
+        let text = std::fs::read_to_string(self.pool.log()).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
         let tail = &lines[lines.len().saturating_sub(LINES)..];
         format!("last lines of the driver's log:\n  {}", tail.join("\n  "))
     }
 
     fn how_to_talk(&self) -> String {
-        let socket = self.ground.socket();
+        let socket = self.pool.socket();
         let socket = socket.display();
         let mut text = format!(
             "\nThe driver runs on unix://{socket}\n  log: {}\n",
-            self.ground.log().display()
+            self.pool.log().display()
         );
         for trial in &self.trials {
             text.push_str(&format!(

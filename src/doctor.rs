@@ -24,7 +24,7 @@ use crate::model::PoolDefinition;
 /// How good a thing is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Level {
+pub enum CheckStatus {
     /// As it should be.
     Ok,
     /// Works, with less than could be had, or can't be told.
@@ -37,7 +37,7 @@ pub enum Level {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
     /// How good.
-    pub level: Level,
+    pub level: CheckStatus,
     /// About what: "loop devices", "pool default".
     pub subject: String,
     /// What was found.
@@ -49,7 +49,7 @@ pub struct Check {
 impl Check {
     fn ok(subject: impl Into<String>, found: impl Into<String>) -> Check {
         Check {
-            level: Level::Ok,
+            level: CheckStatus::Ok,
             subject: subject.into(),
             found: found.into(),
             fix: None,
@@ -58,7 +58,7 @@ impl Check {
 
     fn warn(subject: impl Into<String>, found: impl Into<String>, fix: impl Into<String>) -> Check {
         Check {
-            level: Level::Warn,
+            level: CheckStatus::Warn,
             fix: Some(fix.into()),
             ..Check::ok(subject, found)
         }
@@ -66,7 +66,7 @@ impl Check {
 
     fn fail(subject: impl Into<String>, found: impl Into<String>, fix: impl Into<String>) -> Check {
         Check {
-            level: Level::Fail,
+            level: CheckStatus::Fail,
             ..Check::warn(subject, found, fix)
         }
     }
@@ -75,9 +75,9 @@ impl Check {
 impl fmt::Display for Check {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let word = match self.level {
-            Level::Ok => "ok  ",
-            Level::Warn => "warn",
-            Level::Fail => "FAIL",
+            CheckStatus::Ok => "ok  ",
+            CheckStatus::Warn => "warn",
+            CheckStatus::Fail => "FAIL",
         };
         write!(f, "{word}  {}: {}", self.subject, self.found)?;
         match &self.fix {
@@ -89,7 +89,7 @@ impl fmt::Display for Check {
 
 /// What to look at.
 #[derive(Clone, Debug)]
-pub struct Patient {
+pub struct Subject {
     /// Configured pools.
     pub pools: Vec<PoolDefinition>,
     /// `--node-record`.
@@ -105,11 +105,11 @@ pub struct Patient {
 }
 
 /// Looks at everything, the machine first.
-pub fn examine(host: &dyn Host, freezer: &dyn Freezer, patient: &Patient) -> Vec<Check> {
+pub fn examine(host: &dyn Host, freezer: &dyn Freezer, patient: &Subject) -> Vec<Check> {
     let mut checks = kernel::examine(host, patient);
     let freezes = freeze::examine(host, freezer, patient);
     // In a folder that can't be used nothing is tried.
-    if freezes.iter().all(|check| check.level != Level::Fail) {
+    if freezes.iter().all(|check| check.level != CheckStatus::Fail) {
         checks.extend(trial::examine(host, patient));
     }
     checks.extend(freezes);
@@ -118,8 +118,8 @@ pub fn examine(host: &dyn Host, freezer: &dyn Freezer, patient: &Patient) -> Vec
 }
 
 /// Whether a pool, or everything, can't work.
-pub fn is_ill(checks: &[Check]) -> bool {
-    checks.iter().any(|check| check.level == Level::Fail)
+pub fn has_failures(checks: &[Check]) -> bool {
+    checks.iter().any(|check| check.level == CheckStatus::Fail)
 }
 
 #[cfg(test)]

@@ -20,7 +20,6 @@ mod ephemeral;
 mod expand;
 mod fit;
 mod format;
-mod give_way;
 mod group;
 mod health;
 pub mod inventory;
@@ -37,9 +36,9 @@ pub mod pool_make;
 mod publish;
 mod published;
 pub mod request;
+mod resolve;
 mod restore;
 mod session;
-mod settle;
 mod share;
 mod snapshot;
 mod snapshot_list;
@@ -47,6 +46,7 @@ mod stage;
 mod start;
 mod stats;
 mod take_raw;
+mod thick_space_watchdog;
 mod trim;
 mod unstage;
 mod usage;
@@ -64,7 +64,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use uuid::Uuid;
 
 use crate::cut::Seams;
-use crate::cut::pause::Pauses;
+use crate::cut::backoff::Backoffs;
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::model::{HomeId, PoolDefinition};
@@ -77,15 +77,15 @@ pub use fit::NotGrown;
 pub use group::{member_of, of_another_moment, same_members, same_request};
 pub use list::PAGE as MOST_LISTED;
 pub use lock::{Key, Locks};
-pub use pool::{Pool, PoolState, PoolStatus};
+pub use pool::{Pool, PoolStatus, ServingState};
 pub use pool_ground::PoolGround;
 pub use published::ChangedDevice;
 pub use request::*;
+pub use resolve::{GroupDecision, GroupHere, GroupMember};
 pub use session::{BeginShare, Coordinator, ShareAnswer, ShareStep};
-pub use settle::{GroupHere, GroupMember, Verdict};
 pub use share::Kept;
 
-pub use crate::cut::Halt;
+pub use crate::cut::AbortHandle;
 pub use crate::cut::barrier::Used;
 pub use crate::cut::participant::Prepared as SharePrepared;
 pub use crate::record::{GroupMembership, SnapshotState};
@@ -125,7 +125,7 @@ pub struct Driver {
     home: RwLock<Option<HomeId>>,
     /// Stands for the home meanwhile: no pool has it.
     nobodys_home: HomeId,
-    pools: RwLock<Vec<PoolState>>,
+    pools: RwLock<Vec<ServingState>>,
     record: Mutex<NodeRecord>,
     locks: Locks,
     in_flight: InFlight,
@@ -133,7 +133,7 @@ pub struct Driver {
     copies: copying::Copies,
     copied: AtomicU64,
     published: published::Published,
-    pauses: Mutex<Pauses>,
+    backoffs: Mutex<Backoffs>,
     cuts: CutCounts,
     /// Volumes in use whose file system is smaller than it should be.
     small: Mutex<BTreeMap<Uuid, NotGrown>>,

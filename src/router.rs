@@ -40,8 +40,8 @@ mod lists;
 mod metadata;
 mod place;
 mod remote;
+mod resolve;
 mod route;
-mod settle;
 mod snapshot;
 #[cfg(test)]
 mod tests;
@@ -118,7 +118,7 @@ impl Router {
         };
         // Without a runtime nobody can be asked at all.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(settle::settle_for_ever(router.downgrade()));
+            runtime.spawn(resolve::resolve_periodically(router.downgrade()));
         }
         router
     }

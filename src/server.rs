@@ -42,7 +42,7 @@ use crate::operation::Driver;
 use crate::router::Router;
 use crate::service::Service;
 use crate::telemetry::Metrics;
-use crate::tls::{Credentials, PING_EVERY, PING_PATIENCE};
+use crate::tls::{Credentials, PING_INTERVAL, PING_TIMEOUT};
 
 pub use secured::listen;
 pub use socket::{BindError, Socket};
@@ -115,7 +115,7 @@ pub async fn serve(
     let server = with_controllers(server, &service, &options)
         .add_service(sized!(NodeServer, service))
         .add_service(sized!(AdminServer, service))
-        .serve_with_incoming_shutdown(connections(life.listener), ended(&life.stop));
+        .serve_with_incoming_shutdown(connections(life.listener), wait_for_stop(&life.stop));
     live(server, life.ending, Work::Driver(driver), shutdown).await
 }
 
@@ -134,18 +134,18 @@ pub async fn serve_node(
         .add_service(sized!(IdentityServer, service))
         .add_service(sized!(NodeServer, service))
         .add_service(sized!(AdminServer, service))
-        .serve_with_incoming_shutdown(connections(life.listener), ended(&life.stop));
+        .serve_with_incoming_shutdown(connections(life.listener), wait_for_stop(&life.stop));
     let address = endpoint.listener.local_addr()?;
     let router = builder(&options.metrics, &life.calls)
         // A freeze ends with the router's stream: so its end must be noticed.
-        .http2_keepalive_interval(Some(PING_EVERY))
-        .http2_keepalive_timeout(Some(PING_PATIENCE))
+        .http2_keepalive_interval(Some(PING_INTERVAL))
+        .http2_keepalive_timeout(Some(PING_TIMEOUT))
         .max_concurrent_streams(Some(STREAMS));
     let router = with_controllers(router, &service, &options)
         .add_service(sized!(AgentServer, service))
         .serve_with_incoming_shutdown(
             secured::connections(endpoint, &options.metrics),
-            ended(&life.stop),
+            wait_for_stop(&life.stop),
         );
     tracing::info!(%address, "listening for the controller");
     let both = async { tokio::try_join!(kubelet, router).map(drop) };
@@ -163,7 +163,7 @@ pub async fn serve_router(
     let server = builder(&options.metrics, &life.calls);
     let server = with_controllers(server, &router, &options)
         .add_service(sized!(AdminServer, router))
-        .serve_with_incoming_shutdown(connections(life.listener), ended(&life.stop));
+        .serve_with_incoming_shutdown(connections(life.listener), wait_for_stop(&life.stop));
     let work = Work::Router(life.calls, router);
     live(server, life.ending, work, shutdown).await
 }
@@ -204,7 +204,7 @@ impl Life {
 }
 
 /// Until there's nobody any more who could say something else.
-fn ended(stop: &Receiver<()>) -> impl Future<Output = ()> + use<> {
+fn wait_for_stop(stop: &Receiver<()>) -> impl Future<Output = ()> + use<> {
     let mut stop = stop.clone();
     async move { while stop.changed().await.is_ok() {} }
 }
@@ -252,7 +252,7 @@ async fn live(
             tracing::info!(endpoint = %file.path().display(), "serving");
             tokio::select! {
                 ended = &mut servers => Some(ended),
-                () = work.look_again() => None,
+                () = work.refresh_pools() => None,
                 () = &mut shutdown => None,
             }
         }
@@ -269,7 +269,7 @@ async fn live(
     drop(stop);
     let drained = tokio::select! {
         ended = async { let ended = servers.await; work.idle().await; ended } => Some(ended),
-        () = async { work.idle().await; sleep(FAREWELL).await } => Some(Ok(())),
+        () = async { work.idle().await; sleep(CONNECTION_CLOSE_TIMEOUT).await } => Some(Ok(())),
         () = sleep_until(deadline) => None,
     };
     drop(file);
@@ -299,7 +299,7 @@ fn connections(listener: UnixListener) -> impl Stream<Item = io::Result<UnixStre
 
 /// Once nothing runs, a client that doesn't read has this long to take its last answers: an idle
 /// connection of a sidecar that hangs must not hold up the next driver.
-const FAREWELL: Duration = Duration::from_secs(1);
+const CONNECTION_CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Ends at the first SIGTERM or SIGINT after this call.
 pub fn signal() -> io::Result<impl Future<Output = ()> + Send> {

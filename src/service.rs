@@ -48,7 +48,7 @@ pub struct Service {
 }
 
 /// What a call gives to tonic.
-pub(crate) type Answer<T> = std::result::Result<Response<T>, Status>;
+pub(crate) type RpcResult<T> = std::result::Result<Response<T>, Status>;
 
 impl Service {
     /// On a driver that has started.
@@ -93,7 +93,7 @@ impl Service {
 
 /// The message of a request: its ids go to the line that is logged of the call, the message
 /// itself, without its secrets, to who asks for traces.
-pub(crate) fn seen<M: Ids + Debug>(request: Request<M>) -> M {
+pub(crate) fn log_and_unwrap<M: Ids + Debug>(request: Request<M>) -> M {
     let message = request.into_inner();
     message.note();
     tracing::trace!(request = ?message, "received");
@@ -101,7 +101,7 @@ pub(crate) fn seen<M: Ids + Debug>(request: Request<M>) -> M {
 }
 
 /// Tells of a slip in the class that a request is of, once a call.
-pub(crate) fn warned<T>(request: Classed<T>) -> T {
+pub(crate) fn warn_misplaced_policy<T>(request: Classed<T>) -> T {
     if request.slip {
         tracing::warn!(
             "ignoring parameters.deletionPolicy: it is a field of the class next to its parameters; move it there"
@@ -119,6 +119,6 @@ pub(crate) fn only_if(served: bool, rpc: Rpc, name: &str) -> std::result::Result
     Err(status(rpc, &Error::Unsupported { what }))
 }
 
-fn answer<T>(message: T) -> Answer<T> {
+fn answer<T>(message: T) -> RpcResult<T> {
     Ok(Response::new(message))
 }

@@ -38,10 +38,10 @@ pub use dial::{Connection, Connector};
 pub use incoming::{Incoming, Refusals, Secured};
 
 /// How often an idle connection is asked whether its other end is there, by both ends.
-pub const PING_EVERY: Duration = Duration::from_secs(1);
+pub const PING_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the answer may take. Together: how long after a cut of the network a freeze ends, and
 /// how long a stall of the other machine may be before its calls fail.
-pub const PING_PATIENCE: Duration = Duration::from_secs(2);
+pub const PING_TIMEOUT: Duration = Duration::from_secs(2);
 /// A name within a certificate: who somebody is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name(ServerName<'static>);

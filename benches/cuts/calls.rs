@@ -109,7 +109,10 @@ fn one(ground: &Ground, volume: &Volume, fs: FsType, round: usize) -> ([f64; WAY
         };
     }
     ground.runtime.block_on(async {
-        ground.node.end(&volume_id, &staging("driver")).await;
+        ground
+            .node
+            .unstage_and_delete(&volume_id, &staging("driver"))
+            .await;
         client.delete_snapshot(&id).await.expect("delete");
     });
     ground.hand.unstage(&staging("effects"));

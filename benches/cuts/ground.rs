@@ -109,7 +109,8 @@ impl Ground {
     /// Its end.
     pub fn end(&self, volume: &Volume) {
         let (id, staging) = (&volume.id, &volume.staging);
-        self.runtime.block_on(self.node.end(id, staging));
+        self.runtime
+            .block_on(self.node.unstage_and_delete(id, staging));
     }
 
     /// Brings a volume's image into so many pieces more, without a change of what is in it: blocks

@@ -182,7 +182,7 @@ pub enum Error {
     #[error(
         "accessibility_requirements: none of the requisite topologies is the home of this node, {home}"
     )]
-    ElsewhereOnly {
+    TopologyMismatch {
         /// Our home.
         home: String,
     },
@@ -227,7 +227,7 @@ pub enum Error {
     },
     /// A step failed and so did its clean-up: work is left, a retry or the next start finishes it.
     #[error("cleanup after a failure did not finish ({undo}); try again")]
-    Undo {
+    RollbackFailed {
         /// The first failure.
         #[source]
         first: Box<Error>,
@@ -262,7 +262,7 @@ pub enum Error {
     },
     /// What an agent has answered, passed on as it is: its code was chosen for the same caller.
     #[error("{message}")]
-    Answered {
+    Forwarded {
         /// The gRPC code.
         code: i32,
         /// The agent's sentence.
@@ -317,7 +317,7 @@ impl Error {
     pub fn with_undo(self, undone: Result<()>) -> Error {
         match undone {
             Ok(()) => self,
-            Err(undo) => Error::Undo {
+            Err(undo) => Error::RollbackFailed {
                 first: Box::new(self),
                 undo: chain(&undo),
             },
@@ -326,7 +326,7 @@ impl Error {
 
     /// For looks that a verb begins with: a look that fails says nothing about what an earlier
     /// try of the same call has left, so the answer must not be final.
-    pub fn unseen(self) -> Error {
+    pub fn into_indeterminate(self) -> Error {
         match self {
             // Says so by itself.
             silent @ Error::Host {
@@ -337,7 +337,7 @@ impl Error {
                     },
                 ..
             } => silent,
-            first @ Error::Host { .. } => Error::Undo {
+            first @ Error::Host { .. } => Error::RollbackFailed {
                 first: Box::new(first),
                 undo: "it is unknown what an earlier attempt left behind".into(),
             },
@@ -358,13 +358,13 @@ impl Error {
 }
 
 /// Puts what was being done around a host's refusal.
-pub trait Doing<T> {
+pub trait ErrorContext<T> {
     /// `doing` is a fragment after "failed to": "format volume X".
-    fn doing(self, doing: impl FnOnce() -> String) -> Result<T>;
+    fn context(self, doing: impl FnOnce() -> String) -> Result<T>;
 }
 
-impl<T> Doing<T> for std::result::Result<T, HostError> {
-    fn doing(self, doing: impl FnOnce() -> String) -> Result<T> {
+impl<T> ErrorContext<T> for std::result::Result<T, HostError> {
+    fn context(self, doing: impl FnOnce() -> String) -> Result<T> {
         self.map_err(|source| Error::Host {
             doing: doing(),
             source,

@@ -109,7 +109,7 @@ pub struct Space {
 
 /// What lies beneath a pool's folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ground {
+pub struct BackingFs {
     /// Name of the file system, as the kernel's mount table has it ("xfs", "tmpfs", "nfs4").
     pub fs_name: String,
     /// Where it is mounted.
@@ -284,14 +284,14 @@ pub trait Host: Send + Sync + 'static {
     /// The mount that shows a folder. Its device number is the file system's, also on btrfs.
     fn mount_of(&self, folder: &Path) -> Result<FolderMount>;
     /// The file system beneath a folder.
-    fn ground(&self, path: &Path) -> Result<Ground>;
+    fn backing_fs(&self, path: &Path) -> Result<BackingFs>;
 
     /// The map of a file from an offset on, written back first; at most `limit` runs, none at its
     /// end. Runs ascend and don't overlap; the first may begin before `from`.
     fn extents(&self, path: &Path, from: u64, limit: usize) -> Result<Vec<Extent>>;
-    /// Whether a copy has, by its map, what [`Effect::CloneRest`] took for granted of it. If not,
+    /// Whether a copy has, by its map, what [`Effect::CloneDelta`] took for granted of it. If not,
     /// it may not be what the image was, and is to be thrown away.
-    fn agrees(&self, copy: &Path, known: &Known) -> Result<bool>;
+    fn verify_copy(&self, copy: &Path, known: &Known) -> Result<bool>;
     /// Number of runs of a file's map, without reading it; not written back first.
     fn extent_count(&self, path: &Path) -> Result<u64>;
 

@@ -21,7 +21,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::error::{Doing, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::host::{Effect, Host};
 
 pub use image::ImageRecord;
@@ -125,7 +125,10 @@ pub fn decode<T: Record>(path: &Path, bytes: &[u8]) -> Result<T> {
 
 /// Reads a record; `None` if there is no file.
 pub fn load<T: Record>(host: &dyn Host, path: &Path) -> Result<Option<T>> {
-    match host.read_file(path).doing(|| format!("read {}", T::WHAT))? {
+    match host
+        .read_file(path)
+        .context(|| format!("read {}", T::WHAT))?
+    {
         Some(bytes) => decode(path, &bytes).map(Some),
         None => Ok(None),
     }
@@ -134,7 +137,9 @@ pub fn load<T: Record>(host: &dyn Host, path: &Path) -> Result<Option<T>> {
 /// Writes a record durably. A crash leaves the old or the new one, and perhaps a temporary file,
 /// which the next write replaces. A file that can't be read as such a record is not replaced.
 pub fn store<T: Record>(host: &dyn Host, path: &Path, record: &T) -> Result<()> {
-    let present = host.read_file(path).doing(|| format!("read {}", T::WHAT))?;
+    let present = host
+        .read_file(path)
+        .context(|| format!("read {}", T::WHAT))?;
     let bytes = encode(path, present.as_deref(), record)?;
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(TEMPORARY);
@@ -157,7 +162,7 @@ pub fn store<T: Record>(host: &dyn Host, path: &Path, record: &T) -> Result<()> 
     .into_iter();
     steps
         .try_for_each(|step| host.perform(&step).map(drop))
-        .doing(|| format!("write {}", T::WHAT))
+        .context(|| format!("write {}", T::WHAT))
 }
 
 #[cfg(any(test, feature = "testing"))]

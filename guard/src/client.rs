@@ -27,12 +27,12 @@ use slackwater_core::host::linux::seqpacket::Channel;
 use slackwater_core::host::{Freeze, Result, step};
 
 /// How late the guard may be before it's killed.
-pub(super) const LATE: Duration = Duration::from_secs(1);
+pub(super) const KILL_DELAY: Duration = Duration::from_secs(1);
 /// How long an answer may take beyond the moment at which the guard is killed: its end, and our
 /// own FITHAWs.
-const AFTERMATH: Duration = Duration::from_secs(3);
+const THAW_GRACE: Duration = Duration::from_secs(3);
 /// How long a dropped session is waited for. In order it takes less than a millisecond.
-const FAREWELL: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// File systems in the guard's hands.
 pub(super) struct Session(Arc<Shared>, Option<JoinHandle<()>>);
@@ -64,7 +64,7 @@ impl Session {
                 })
         });
         if let Err(error) = sent {
-            journal.end();
+            journal.remove_entry();
             return Err(error);
         }
         drop(fds);
@@ -82,7 +82,7 @@ impl Session {
         let keeper = thread::Builder::new().name("freeze-keeper".into());
         let keeper = keeper.spawn(move || keeper::keep(&kept)).map_err(|error| {
             if let Some(journal) = shared.journal().take() {
-                journal.end();
+                journal.remove_entry();
             }
             HostError::io("start a thread for", "the freeze guard", &error)
         })?;
@@ -153,7 +153,7 @@ impl Session {
             let until = now + self.0.limits.freeze + Duration::from_millis(999);
             journal.begin_freezing(now.as_secs(), until.as_secs())?;
         }
-        let late_at = Instant::now() + self.0.limits.freeze + LATE;
+        let late_at = Instant::now() + self.0.limits.freeze + KILL_DELAY;
         {
             let mut state = self.0.state();
             state.phase = Phase::Frozen;
@@ -209,7 +209,7 @@ impl Session {
             // lie on a frozen file system.
             let _ = self.0.ask("thaw", Ask::Thaw(at as u32));
         }
-        let answer = self.0.wait(late_at + AFTERMATH, |state| {
+        let answer = self.0.wait(late_at + THAW_GRACE, |state| {
             known(state).or_else(|| state.ended.then_some((0, true)))
         });
         match answer {
@@ -348,7 +348,7 @@ impl Drop for Session {
         if self.0.ask("end", Ask::End).is_err() {
             self.0.channel.finish();
         }
-        let until = Instant::now() + FAREWELL;
+        let until = Instant::now() + CLOSE_TIMEOUT;
         if self
             .0
             .wait(until, |state| state.ended.then_some(()))

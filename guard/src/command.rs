@@ -9,7 +9,7 @@ use slackwater_core::error::chain;
 use slackwater_core::host::linux::LinuxHost;
 
 use super::program::{self, Options};
-use super::{Guard, PROGRAM};
+use super::{GuardClient, PROGRAM};
 
 /// The command line can't be understood: EX_USAGE of sysexits.h, as of `slackwater`.
 const USAGE_ERROR: u8 = 64;
@@ -45,7 +45,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             return ExitCode::from(USAGE_ERROR);
         }
     };
-    let folder = Guard::private_folder(&options.state_dir);
+    let folder = GuardClient::private_folder(&options.state_dir);
     let host = Arc::new(LinuxHost::new(Vec::new()).with_own_folder(folder));
     match program::run(host, &options) {
         Ok(()) => ExitCode::SUCCESS,

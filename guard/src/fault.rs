@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use super::client::LATE;
+use super::client::KILL_DELAY;
 
 /// Nothing.
 #[cfg(not(feature = "fault"))]
@@ -59,7 +59,7 @@ pub(super) fn prepare() {
 pub(super) fn thaw_patience() -> Duration {
     #[cfg(feature = "fault")]
     if let Ok(text) = std::env::var("SLACKWATER_THAW_SECONDS") {
-        return text.parse().map_or(LATE, Duration::from_secs);
+        return text.parse().map_or(KILL_DELAY, Duration::from_secs);
     }
-    LATE
+    KILL_DELAY
 }

@@ -20,9 +20,9 @@ use slackwater_core::model::FsType;
 use slackwater_core::record::{self, Record};
 
 /// How often a lock is tried that somebody only looks at for a moment.
-const LOOKS: u32 = 5;
+const LOCK_TRIES: u32 = 5;
 /// Between two looks.
-const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_millis(5);
+const LOCK_RETRY_INTERVAL: std::time::Duration = std::time::Duration::from_millis(5);
 
 /// One freeze session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -240,10 +240,10 @@ impl Journal {
 
     /// Takes the lock of an entry that nobody holds any more.
     pub fn take(&self, id: Uuid) -> Result<Hold> {
-        for _ in 0..LOOKS {
+        for _ in 0..LOCK_TRIES {
             match freeze::lock_shared_with_guard(&self.lock_path(id)) {
                 Ok(Some(lock)) => return Ok(Hold::Free(Some(lock))),
-                Ok(None) => std::thread::sleep(LOOK_AGAIN),
+                Ok(None) => std::thread::sleep(LOCK_RETRY_INTERVAL),
                 Err(error) if error.code() == Some(nix::errno::Errno::ENOENT) => {
                     return Ok(Hold::Free(None));
                 }
@@ -326,7 +326,7 @@ impl Own {
     }
 
     /// Nothing of it is frozen any more, nor can be.
-    pub fn end(self) {
+    pub fn remove_entry(self) {
         if let Err(error) = self.journal.remove(self.id) {
             let path = self.journal.entry_path(self.id);
             tracing::warn!(entry = %path.display(), error = %chain(&error), "failed to remove the journal entry of a finished freeze; the next sweep removes it");

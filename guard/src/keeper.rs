@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::client::LATE;
+use super::client::KILL_DELAY;
 use super::journal::Own;
 use super::protocol::{Ask, MESSAGE, Say, code};
 use super::shared::{Answers, Shared};
 use slackwater_core::host::linux::freeze;
 
 /// How long our own FITHAWs are waited for before the session goes on without their answer.
-const THAW: Duration = Duration::from_secs(1);
+const THAW_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often a FITHAW that failed, or came before the guard's end, is repeated.
-const AGAIN: Duration = Duration::from_millis(200);
+const THAW_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// Then the sweep goes on with what is journalled.
 const TRIES: u32 = 300;
 
@@ -97,7 +97,7 @@ fn is_late(shared: &Shared) -> bool {
     }
     // It's asked at the deadline, and must have answered when it's late.
     let is_asked = state.asked.is_some_and(|asked| asked == late_at);
-    if now + LATE < late_at || state.answers.iter().all(Answers::is_settled) {
+    if now + KILL_DELAY < late_at || state.answers.iter().all(Answers::is_settled) {
         return false;
     }
     if !is_asked {
@@ -116,17 +116,19 @@ fn is_late(shared: &Shared) -> bool {
         // Its answers may be there, unread, since it's us who were stopped.
         return !wait_for(shared.channel.as_fd(), Duration::ZERO);
     }
-    state.late_at = Some(now + LATE);
+    state.late_at = Some(now + KILL_DELAY);
     false
 }
 
 /// Waits for a message, at most until the guard would be late, and never long: that moment may be
 /// set meanwhile.
 fn readable(shared: &Shared) -> bool {
-    const LOOK: Duration = Duration::from_millis(250);
+    const MAX_WAIT: Duration = Duration::from_millis(250);
     let late_at = shared.state().late_at.filter(|at| *at > Instant::now());
-    let left = late_at.map_or(LOOK, |late_at| {
-        late_at.saturating_duration_since(Instant::now()).min(LOOK)
+    let left = late_at.map_or(MAX_WAIT, |late_at| {
+        late_at
+            .saturating_duration_since(Instant::now())
+            .min(MAX_WAIT)
     });
     wait_for(shared.channel.as_fd(), left)
 }
@@ -151,7 +153,7 @@ fn note(shared: &Shared, say: Say) {
                 answers.frozen = Some(errno);
             }
             // What comes out of a FIFREEZE that was late is thawed in the next moment.
-            let soon = Instant::now() + LATE;
+            let soon = Instant::now() + KILL_DELAY;
             state.late_at = state.late_at.map(|late_at| late_at.max(soon));
         }
         Say::Thawed {
@@ -238,7 +240,7 @@ fn thaw_all(shared: &Arc<Shared>, is_late: bool) -> bool {
     drop(done);
     shared.tell();
     // First the writers go on; a FITHAW that hangs is waited for a little.
-    shared.wait(Instant::now() + THAW, |state| {
+    shared.wait(Instant::now() + THAW_TIMEOUT, |state| {
         let thawed = |answers: &Answers| answers.thawed.is_some() || answers.is_settled();
         state.answers.iter().all(thawed).then_some(())
     });
@@ -259,7 +261,7 @@ fn collect(shared: &Shared, answers: &Receiver<bool>, waited_for: usize, is_late
     }
     for _ in 0..waited_for {
         let answer = loop {
-            match answers.recv_timeout(AGAIN) {
+            match answers.recv_timeout(THAW_RETRY_INTERVAL) {
                 Err(RecvTimeoutError::Timeout) if is_late => kill(shared),
                 Err(RecvTimeoutError::Timeout) => {}
                 answer => break answer,
@@ -298,7 +300,7 @@ fn thaw_one(shared: &Shared, at: usize) -> bool {
         if thawed && final_word {
             return true;
         }
-        thread::sleep(AGAIN);
+        thread::sleep(THAW_RETRY_INTERVAL);
     }
     tracing::error!(volume = %member.volume_id, device = %member.device.display(), "failed to thaw, the file system may still be frozen; the sweep retries");
     false
@@ -308,7 +310,7 @@ fn thaw_one(shared: &Shared, at: usize) -> bool {
 fn finish(shared: &Shared, thawed: bool) {
     let journal = shared.journal().take();
     match journal {
-        Some(journal) if thawed => journal.end(),
+        Some(journal) if thawed => journal.remove_entry(),
         // Its lock is given back, and the sweep takes it over.
         Some(_) | None => {}
     }

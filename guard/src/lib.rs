@@ -53,17 +53,17 @@ pub const PROGRAM: &str = "slackwater-guard";
 /// Name of the socket in the state dir.
 const SOCKET: &str = "guard.sock";
 /// How long a guard may take to come up, and to take a session over, on a machine under load.
-const PATIENCE: Duration = Duration::from_secs(10);
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often it's looked for meanwhile.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// A guard that ends at once, because another one was still there, is started again after this.
-const START_AGAIN: Duration = Duration::from_millis(200);
+const RESTART_DELAY: Duration = Duration::from_millis(200);
 /// And one that lives, and isn't found, gets company after this.
-const START_ANOTHER: Duration = Duration::from_secs(4);
+const SECOND_START_DELAY: Duration = Duration::from_secs(4);
 /// How long a guard that others start may be away, its container's restart included.
-const AWAY: Duration = Duration::from_secs(3);
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a guard that others have started may take to say that it's there.
-const PONG: Duration = Duration::from_secs(1);
+const PONG_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Who starts the guard.
 enum Starter {
@@ -78,7 +78,7 @@ enum Starter {
 /// One that others have started may be out of reach, in another pid namespace. Then the driver
 /// can't end it, and thaws until the guard's connection has ended, or for a minute; after that the
 /// sweeps do.
-pub struct Guard {
+pub struct GuardClient {
     host: Arc<dyn Host>,
     state_dir: PathBuf,
     starter: Starter,
@@ -90,11 +90,11 @@ pub struct Guard {
     sweeper: Sweeper,
 }
 
-impl Guard {
+impl GuardClient {
     /// With the folder of its socket and of the journal (`--state-dir`). The host must know
-    /// [`Guard::private_folder`] as one of its own.
-    pub fn new(host: Arc<dyn Host>, state_dir: PathBuf) -> Guard {
-        Guard {
+    /// [`GuardClient::private_folder`] as one of its own.
+    pub fn new(host: Arc<dyn Host>, state_dir: PathBuf) -> GuardClient {
+        GuardClient {
             sweeper: Sweeper::new(host.clone(), state_dir.clone()),
             host,
             state_dir,
@@ -107,21 +107,21 @@ impl Guard {
 
     /// One that is started by others, with the same `--state-dir`, and is only ever asked.
     #[must_use]
-    pub fn started_by_others(mut self) -> Guard {
+    pub fn started_by_others(mut self) -> GuardClient {
         self.starter = Starter::Others;
         self
     }
 
     /// With another way to wait for grace periods than the default.
     #[must_use]
-    pub fn with_grace_periods(mut self, grace_periods: GracePeriods) -> Guard {
+    pub fn with_grace_periods(mut self, grace_periods: GracePeriods) -> GuardClient {
         self.grace_periods = grace_periods;
         self
     }
 
     /// With a program of another place: that of a test lies elsewhere.
     #[must_use]
-    pub fn with_program(mut self, program: PathBuf) -> Guard {
+    pub fn with_program(mut self, program: PathBuf) -> GuardClient {
         self.starter = Starter::Ourselves(Some(program));
         self
     }
@@ -172,21 +172,21 @@ impl Guard {
             }
             started.retain(|guard| !guard.has_ended());
             let pause = match started.is_empty() {
-                true => START_AGAIN,
-                false => START_ANOTHER,
+                true => RESTART_DELAY,
+                false => SECOND_START_DELAY,
             };
             if last_start.is_none_or(|at: Instant| now.duration_since(at) >= pause) {
                 started.push(freeze::start_guard(&program, &socket, &self.state_dir)?);
                 last_start = Some(now);
             }
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
     /// A connection to the guard that others have started.
     fn find(&self, until: Instant) -> Result<(Channel, Option<Process>)> {
         let socket = self.socket();
-        let until = until.min(Instant::now() + AWAY);
+        let until = until.min(Instant::now() + RECONNECT_TIMEOUT);
         loop {
             if let Some(channel) = Channel::connect(&socket)?
                 && let Some(guard) = prove(&channel)
@@ -196,7 +196,7 @@ impl Guard {
             if Instant::now() >= until {
                 return Err(HostError::unexpected("ask", &socket, NOBODY));
             }
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -211,7 +211,7 @@ impl Guard {
         let copies = members.iter().map(copy).collect::<Result<Vec<_>>>()?;
         let (channel, guard) = self.connect(until)?;
         let journal = self.write_down(members, limits)?;
-        let (how, patience) = (self.grace_periods, PATIENCE / 2);
+        let (how, patience) = (self.grace_periods, START_TIMEOUT / 2);
         let held = (copies, admitted.clone());
         Session::begin(channel, guard, held, journal, limits, how, patience)
     }
@@ -253,7 +253,7 @@ fn answers(channel: &Channel) -> bool {
     if channel.send(&Ask::Ping.encode()).is_err() {
         return false;
     }
-    let timeout = PollTimeout::try_from(PONG).unwrap_or(PollTimeout::MAX);
+    let timeout = PollTimeout::try_from(PONG_TIMEOUT).unwrap_or(PollTimeout::MAX);
     let mut one = [PollFd::new(channel.as_fd(), PollFlags::POLLIN)];
     let answered = poll(&mut one, timeout).is_ok() && one[0].any() == Some(true);
     let mut bytes = [0; MESSAGE];
@@ -275,7 +275,7 @@ fn prove(channel: &Channel) -> Option<Option<Process>> {
     (one[0].any() == Some(false)).then_some(process)
 }
 
-impl Freezer for Guard {
+impl Freezer for GuardClient {
     fn ready(&self) -> Result<()> {
         if matches!(self.starter, Starter::Ourselves(_)) {
             return Ok(());
@@ -306,7 +306,7 @@ impl Freezer for Guard {
         let full = |why| HostError::errno("hand the file systems over to", why, Errno::EAGAIN);
         let admitted = Arc::new(admitted.map_err(full)?);
         Journal::new(self.host.clone(), self.state_dir.clone()).make_folders()?;
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + START_TIMEOUT;
         loop {
             match self.hand_over(&members, limits, until, &admitted) {
                 Ok(session) => return Ok(Box::new(session)),
@@ -314,7 +314,7 @@ impl Freezer for Guard {
                 Err(error) if is_gone(&error) && Instant::now() < until => {
                     tracing::warn!(error = %slackwater_core::error::chain(&error), "looking for another freeze guard");
                     if error.code() == Some(Errno::EPROTO) {
-                        thread::sleep(START_AGAIN);
+                        thread::sleep(RESTART_DELAY);
                     }
                 }
                 Err(error) => return Err(error),
@@ -330,12 +330,12 @@ impl Freezer for Guard {
         self.sweeper.journalled()
     }
 
-    fn end(&self) {
+    fn stop_guard(&self) {
         let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
         started.iter_mut().for_each(Started::release);
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + START_TIMEOUT;
         while !started.iter().all(Started::has_ended) && Instant::now() < until {
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 }

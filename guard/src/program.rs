@@ -27,13 +27,13 @@ use slackwater_core::host::linux::seqpacket::Listener;
 use slackwater_core::host::{Effect, Host, Kept, Result};
 
 /// How long the sweep at the start may hold up the first connection.
-const SWEEP: Duration = Duration::from_secs(3);
+const SWEEP_TIMEOUT: Duration = Duration::from_secs(3);
 /// Stack of the thread that sweeps, in bytes: it reads and writes records.
 const SWEEP_STACK: usize = 128 << 10;
 /// How often, in milliseconds, a guard that waits for another one's end looks for it.
-const TURN: u16 = 200;
+const LOCK_POLL_MILLISECONDS: u16 = 200;
 /// How often it's looked whether the last session has ended, once no more come.
-const LOOK: u16 = 20;
+const DRAIN_POLL_MILLISECONDS: u16 = 20;
 
 /// How it's called.
 #[derive(Clone, Debug)]
@@ -80,7 +80,7 @@ pub fn run(host: Arc<dyn Host>, options: &Options) -> Result<()> {
         sessions.retain(|session| !session.is_finished());
         let Ok(channel) = listener.accept() else {
             // Out of descriptors, perhaps, until a session ends.
-            thread::sleep(Duration::from_millis(u64::from(LOOK)));
+            thread::sleep(Duration::from_millis(u64::from(DRAIN_POLL_MILLISECONDS)));
             continue;
         };
         let (line, expedite, load) = (stopped.clone(), expedite.clone(), load.clone());
@@ -106,7 +106,7 @@ fn turn(host: &dyn Host, options: &Options, signals: &SignalFd) -> Result<Option
             return Ok(lock);
         }
         let mut ready = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
-        if poll(&mut ready, TURN).is_ok() && ready[0].any() == Some(true) {
+        if poll(&mut ready, LOCK_POLL_MILLISECONDS).is_ok() && ready[0].any() == Some(true) {
             return Ok(None);
         }
     }
@@ -142,7 +142,7 @@ fn sweep(host: Arc<dyn Host>, options: &Options) {
         let _ = done.send(());
     });
     if sweeping.is_ok() {
-        let _ = wait.recv_timeout(SWEEP);
+        let _ = wait.recv_timeout(SWEEP_TIMEOUT);
     }
 }
 
@@ -184,7 +184,7 @@ fn drain(signals: &SignalFd, sessions: Vec<JoinHandle<()>>, stop: PipeWriter, at
     let mut stop = Some(stop).filter(|_| !at_once);
     while sessions.iter().any(|session| !session.is_finished()) {
         let mut ready = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
-        let got = poll(&mut ready, PollTimeout::from(LOOK));
+        let got = poll(&mut ready, PollTimeout::from(DRAIN_POLL_MILLISECONDS));
         if got.is_ok() && ready[0].any() == Some(true) {
             // Taken, or it would be there for ever.
             let _ = signals.read_signal();

@@ -37,10 +37,10 @@ pub(super) const STACK: usize = 64 << 10;
 /// doesn't, stays journalled.
 const THAW_TRIES: u32 = 20;
 /// Between two of them.
-const THAW_WAIT: Duration = Duration::from_millis(50);
+const THAW_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How soon it's looked whether all threads have ended, and how much later each time.
-const LOOK: Duration = Duration::from_millis(1);
+const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// What a thread is to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +92,7 @@ impl Shared {
     }
 
     /// Ends it for all members, for good.
-    fn end(&self) {
+    fn stop(&self) {
         self.over.store(true, Ordering::SeqCst);
         for member in &self.members {
             // With the lock: between a thread's look at `over` and its sleep nothing gets lost.
@@ -170,7 +170,7 @@ fn freeze(shared: &Shared, member: &Member, at: u32) -> bool {
     fault::at("freeze-after");
     shared.say(Say::Frozen(at, errno));
     if errno != 0 {
-        shared.end();
+        shared.stop();
     }
     errno == 0
 }
@@ -186,7 +186,7 @@ fn thaw(shared: &Shared, member: &Member, at: u32, frozen: bool, unasked: bool) 
             if errno == 0 || errno == Errno::EINVAL as i32 {
                 break;
             }
-            thread::sleep(THAW_WAIT);
+            thread::sleep(THAW_RETRY_INTERVAL);
         }
         fault::at("thaw-after");
     }
@@ -234,7 +234,7 @@ pub(super) fn serve(channel: Channel, stop: BorrowedFd<'_>, expedite: &Expedite,
             fault::at("expedited");
         }
     });
-    shared.end();
+    shared.stop();
     for thread in threads {
         // It can't panic, and if it did, there would be nothing more to do.
         let _ = thread.join();
@@ -321,7 +321,7 @@ fn attendants(shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>, Errno> {
         match thread {
             Ok(thread) => threads.push(thread),
             Err(_) => {
-                shared.end();
+                shared.stop();
                 return Err(Errno::EAGAIN);
             }
         }
@@ -343,7 +343,7 @@ fn listen(
         let deadline = shared.deadline.get().copied();
         let pending = deadline.filter(|_| !shared.over.load(Ordering::SeqCst));
         // Once it's to end, the threads have mostly ended before anybody can look.
-        let look = looks.map(|looks: u32| after(LOOK.saturating_mul(looks.min(20))));
+        let look = looks.map(|looks: u32| after(EXIT_POLL_INTERVAL.saturating_mul(looks.min(20))));
         if look.is_some() && threads.iter().all(JoinHandle::is_finished) {
             return;
         }
@@ -354,7 +354,7 @@ fn listen(
         looks = looks.map(|looks| looks + 1);
         if pending.is_some_and(|deadline| Instant::now() >= deadline) {
             fault::at("deadline");
-            shared.end();
+            shared.stop();
         }
         if !readable {
             continue;
@@ -383,7 +383,7 @@ fn listen(
             },
             Some(Ask::Ping) => shared.say(Say::Pong),
             Some(Ask::End) => {
-                shared.end();
+                shared.stop();
                 looks = Some(0);
                 thread::yield_now();
             }

@@ -25,13 +25,13 @@ use slackwater_core::host::{Effect, Host, Kept, Mount, MountRoot, MountSpec, Res
 use slackwater_core::model::FsType;
 
 /// A FITHAW takes less than a millisecond, or hangs for as long as a FIFREEZE does.
-const THAW: Duration = Duration::from_secs(2);
+const THAW_TIMEOUT: Duration = Duration::from_secs(2);
 /// So long after its deadline an entry is thawed although it's held, in seconds: driver and guard
 /// are both stopped then.
-const GRACE: u64 = 1;
-/// How long another sweep is waited for; it hangs no longer than a few [`THAW`].
-const TURN: Duration = Duration::from_secs(20);
-const TURN_LOOK: Duration = Duration::from_millis(20);
+const DEADLINE_GRACE_SECONDS: u64 = 1;
+/// How long another sweep is waited for; it hangs no longer than a few [`THAW_TIMEOUT`].
+const SWEEP_LOCK_TIMEOUT: Duration = Duration::from_secs(20);
+const SWEEP_LOCK_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Major number of loop devices.
 const LOOP_MAJOR: u64 = 7;
 /// What can be frozen and hidden needs no programs and devices for that moment.
@@ -129,12 +129,12 @@ impl Sweeper {
             if let Some(turn) = self.host.try_lock_file(&path)? {
                 return Ok(turn);
             }
-            if waited >= TURN {
+            if waited >= SWEEP_LOCK_TIMEOUT {
                 let what = "another process has been sweeping for too long";
                 return Err(HostError::unexpected("sweep", &self.state_dir, what));
             }
-            thread::sleep(TURN_LOOK);
-            waited += TURN_LOOK;
+            thread::sleep(SWEEP_LOCK_POLL_INTERVAL);
+            waited += SWEEP_LOCK_POLL_INTERVAL;
         }
     }
 
@@ -145,7 +145,8 @@ impl Sweeper {
             return Ok(Vec::new());
         }
         let hold = self.journal.take(id)?;
-        let late = entry.freezing && self.host.now() > entry.until.saturating_add(GRACE);
+        let late =
+            entry.freezing && self.host.now() > entry.until.saturating_add(DEADLINE_GRACE_SECONDS);
         let held = matches!(hold, Hold::Held);
         if held && !late && !all {
             return Ok(Vec::new());
@@ -181,29 +182,29 @@ impl Sweeper {
             let what = "thawing hangs, which happens while freezing it hangs; check whether the file system of the pool is frozen or its disk hangs";
             Err(HostError::unexpected("thaw", &member.device, what))
         };
-        if !self.begin_hanging(member.rdev) {
+        if !self.mark_hanging(member.rdev) {
             return hangs();
         }
         let (done, wait) = channel();
         let (sweeper, mine) = (self.clone(), member.clone());
         let spawned = thread::Builder::new().name("thaw".into()).spawn(move || {
             let thawed = sweeper.thaw(&mine);
-            sweeper.end_hanging(mine.rdev);
+            sweeper.clear_hanging(mine.rdev);
             let _ = done.send(thawed);
         });
         if let Err(error) = spawned {
-            self.end_hanging(member.rdev);
+            self.clear_hanging(member.rdev);
             return Err(HostError::io("thaw", &member.device, &error));
         }
-        wait.recv_timeout(THAW).unwrap_or_else(|_| hangs())
+        wait.recv_timeout(THAW_TIMEOUT).unwrap_or_else(|_| hangs())
     }
 
-    fn begin_hanging(&self, rdev: u64) -> bool {
+    fn mark_hanging(&self, rdev: u64) -> bool {
         let mut hanging = self.hanging.lock().unwrap_or_else(PoisonError::into_inner);
         hanging.insert(rdev)
     }
 
-    fn end_hanging(&self, rdev: u64) {
+    fn clear_hanging(&self, rdev: u64) {
         let mut hanging = self.hanging.lock().unwrap_or_else(PoisonError::into_inner);
         hanging.remove(&rdev);
     }

@@ -7,9 +7,9 @@
 mod device;
 mod folder;
 mod image;
+mod record_store;
 mod recover;
 mod room;
-mod shelf;
 mod snapshot;
 #[cfg(test)]
 mod tests;
@@ -24,13 +24,13 @@ use uuid::Uuid;
 use super::{
     Admit, AttachMode, Attached, Backend, FoundDevice, Image, Leftover, Leftovers, PoolSpace,
 };
-use crate::error::{Doing, Result};
+use crate::error::{ErrorContext, Result};
 use crate::host::{self, Device, Effect, Host, Kept, Space};
 use crate::model::size;
 use crate::record::{self, PoolRecord, SnapshotOrigin, SnapshotRecord, VolumeRecord};
 use folder::Folder;
+use record_store::RecordStore;
 use room::Growing;
-use shelf::Shelf;
 
 /// Name of the pool's record within its folder.
 pub const POOL_FILE: &str = "pool.json";
@@ -51,8 +51,8 @@ pub const IMAGE: &str = "data.img";
 /// A pool of image files.
 pub struct FileBackend {
     folder: Arc<Folder>,
-    volumes: Shelf<VolumeRecord>,
-    snapshots: Shelf<SnapshotRecord>,
+    volumes: RecordStore<VolumeRecord>,
+    snapshots: RecordStore<SnapshotRecord>,
     /// Held while room is judged and taken.
     growing: Mutex<Growing>,
     pool: PoolRecord,
@@ -67,7 +67,7 @@ pub struct FileBackend {
 }
 
 /// What lies at a configured path.
-pub enum Found {
+pub enum OpenResult {
     /// No pool: the folder has no `pool.json`.
     Blank,
     /// Another process serves it.
@@ -84,25 +84,25 @@ impl FileBackend {
 
     /// Opens the pool at `path`: takes its lock, for which it waits as long as `patience`, and reads
     /// its records.
-    pub fn open(host: Arc<dyn Host>, path: &Path, patience: Duration) -> Result<Found> {
+    pub fn open(host: Arc<dyn Host>, path: &Path, patience: Duration) -> Result<OpenResult> {
         let what = || format!("open the directory of pool {}", path.display());
-        if host.stat(&path.join(POOL_FILE)).doing(what)?.is_none() {
-            return Ok(Found::Blank);
+        if host.stat(&path.join(POOL_FILE)).context(what)?.is_none() {
+            return Ok(OpenResult::Blank);
         }
-        let (root, pinned) = host.pin_dir(path).doing(what)?;
+        let (root, pinned) = host.pin_dir(path).context(what)?;
         let Some(pool) = record::load::<PoolRecord>(host.as_ref(), &root.join(POOL_FILE))? else {
-            return Ok(Found::Blank);
+            return Ok(OpenResult::Blank);
         };
         let lock = host.lock_file(&root.join(LOCK_FILE), patience);
-        let Some(lock) = lock.doing(what)? else {
-            return Ok(Found::Locked(pool));
+        let Some(lock) = lock.context(what)? else {
+            return Ok(OpenResult::Locked(pool));
         };
-        let ground = host.ground(path).doing(what)?;
+        let ground = host.backing_fs(path).context(what)?;
         let folder = Arc::new(Folder::new(host, path.to_path_buf(), root));
         folder.find_untold()?;
-        Ok(Found::Pool(Box::new(FileBackend {
-            volumes: Shelf::read(folder.clone())?,
-            snapshots: Shelf::read(folder.clone())?,
+        Ok(OpenResult::Pool(Box::new(FileBackend {
+            volumes: RecordStore::read(folder.clone())?,
+            snapshots: RecordStore::read(folder.clone())?,
             folder,
             growing: Mutex::default(),
             pool,
@@ -218,7 +218,7 @@ impl Backend for FileBackend {
 
     fn try_disk(&self) -> Result<()> {
         write_lock(self.folder.host.as_ref(), &self.folder.root)
-            .doing(|| "write to its disk".into())
+            .context(|| "write to its disk".into())
     }
 
     fn create(&self, record: VolumeRecord, admit: Admit<'_>) -> Result<VolumeRecord> {
@@ -241,16 +241,16 @@ impl Backend for FileBackend {
         self.volumes.hide(uuid)
     }
 
-    fn end_unanswered(&self, uuid: Uuid) -> Result<()> {
-        self.volumes.end_unanswered(uuid)
+    fn delete_unanswered(&self, uuid: Uuid) -> Result<()> {
+        self.volumes.delete_unanswered(uuid)
     }
 
     fn leftovers(&self) -> Result<Vec<Leftover>> {
         self.find_leftovers()
     }
 
-    fn end(&self, leftover: &Leftover) -> Result<bool> {
-        self.end_leftover(leftover)
+    fn clean_up(&self, leftover: &Leftover) -> Result<bool> {
+        self.clean_up_leftover(leftover)
     }
 
     fn is_wiped(&self, leftover: &Leftover) -> bool {
@@ -301,7 +301,7 @@ impl Backend for FileBackend {
     fn empty(&self, image: Image) -> Result<()> {
         let (path, size) = (self.image_of(image), 0);
         self.folder
-            .perform(Effect::Shorten { path: &path, size }, || {
+            .perform(Effect::Truncate { path: &path, size }, || {
                 format!("truncate the image of {image:?} to 0 bytes")
             })
     }
@@ -346,8 +346,8 @@ impl Backend for FileBackend {
         self.snapshots.delete(uuid)
     }
 
-    fn end_unanswered_snapshot(&self, uuid: Uuid) -> Result<()> {
-        self.snapshots.end_unanswered(uuid)
+    fn delete_unanswered_snapshot(&self, uuid: Uuid) -> Result<()> {
+        self.snapshots.delete_unanswered(uuid)
     }
 
     fn image_problem(&self, record: &VolumeRecord) -> Result<Option<String>> {

@@ -15,11 +15,11 @@ use crate::router::{behind, connect};
 
 /// How long claims may take to be bound again: Kubernetes looks at all of them every 15 s, and
 /// many take a while.
-const PATIENCE: Duration = Duration::from_secs(180);
+const REBIND_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// What is wished.
 #[derive(Debug)]
-pub(super) struct Wish {
+pub(super) struct Arguments {
     /// UUID, name or NODE/NAME of the pool.
     pub(super) pool: String,
     /// Which driver's it is.
@@ -70,19 +70,19 @@ pub(super) async fn driver(whose: &Whose) -> Result<Option<String>, Error> {
 }
 
 /// Shows what is to be done, or does it. Exit 1 if something had to be left.
-pub(super) fn run(wish: &Wish) -> Result<ExitCode, Failure> {
+pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let runtime = Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(Failure::run)?;
     runtime.block_on(async {
         let client = connect().await?;
-        let driver = driver(&wish.whose).await?;
-        let plan = adopt::look(&client, driver.as_deref(), &wish.pool).await?;
-        if !wish.yes {
-            show(&plan, wish.json);
+        let driver = driver(&arguments.whose).await?;
+        let plan = adopt::make_plan(&client, driver.as_deref(), &arguments.pool).await?;
+        if !arguments.yes {
+            show(&plan, arguments.json);
             return Ok(ExitCode::SUCCESS);
         }
-        let done = adopt::carry_out(&client, &plan, PATIENCE, said).await?;
-        tell(&plan, &done, wish.json);
+        let done = adopt::carry_out(&client, &plan, REBIND_TIMEOUT, said).await?;
+        tell(&plan, &done, arguments.json);
         Ok(match done.left.is_empty() {
             true => ExitCode::SUCCESS,
             false => ExitCode::FAILURE,

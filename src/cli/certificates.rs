@@ -23,7 +23,7 @@ const CONTROLLER: &str = "controller";
 
 /// What is to be made.
 #[derive(Debug, Args)]
-pub(super) struct Wish {
+pub(super) struct Arguments {
     /// Directory for the files; an existing authority (ca.crt, ca.key) is reused
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
@@ -43,24 +43,24 @@ struct File {
 
 /// Makes them all, or nothing. Files that exist are never written over; what a crash has left
 /// half done is told, and is to be removed by hand.
-pub(super) fn run(wish: &Wish) -> Result<ExitCode, Failure> {
+pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let mut names = Vec::new();
-    for NodeName(node) in &wish.node {
+    for NodeName(node) in &arguments.node {
         let name = Name::node(node);
         let name = name.map_err(|error| BadConfig(format!("--node: {error}")))?;
         names.push((format!("node-{node}"), name));
     }
     let mut dir = DirBuilder::new();
-    let made = dir.recursive(true).mode(0o700).create(&wish.out);
-    made.map_err(|error| failed("create the directory", &wish.out, error))?;
+    let made = dir.recursive(true).mode(0o700).create(&arguments.out);
+    made.map_err(|error| failed("create the directory", &arguments.out, error))?;
     let mut files = Vec::new();
-    let authority = match known(&wish.out)? {
+    let authority = match known(&arguments.out)? {
         Some(authority) => authority,
         None => {
             let authority = Authority::new(Validity::from_now(AUTHORITY)).map_err(Failure::run)?;
             add(
                 &mut files,
-                &wish.out,
+                &arguments.out,
                 CA,
                 authority.certificate(),
                 &authority.key(),
@@ -69,15 +69,15 @@ pub(super) fn run(wish: &Wish) -> Result<ExitCode, Failure> {
         }
     };
     // Beside nodes that are new the router's own mostly is there.
-    if names.is_empty() || !wish.out.join(format!("{CONTROLLER}.crt")).exists() {
+    if names.is_empty() || !arguments.out.join(format!("{CONTROLLER}.crt")).exists() {
         names.push((CONTROLLER.into(), Name::controller().map_err(Failure::run)?));
     }
     for (stem, name) in &names {
-        let bundle = authority.issue(name, Validity::from_now(DAY * wish.days));
+        let bundle = authority.issue(name, Validity::from_now(DAY * arguments.days));
         let bundle = bundle.map_err(Failure::run)?;
         let parts = [("crt", bundle.certificate), ("key", bundle.key)];
         files.extend(parts.map(|(end, text)| File {
-            path: wish.out.join(format!("{stem}.{end}")),
+            path: arguments.out.join(format!("{stem}.{end}")),
             text,
         }));
     }

@@ -13,7 +13,7 @@ use super::{Failure, Place, host_with_guard, print};
 use crate::agent::CheckVolumeResponse;
 use crate::config::{BadConfig, Endpoint, Folder, Given};
 use crate::cut::Seams;
-use crate::cut::guard::Guard;
+use crate::cut::guard::GuardClient;
 use crate::hook::NoHooks;
 use crate::model::PoolDefinition;
 use crate::operation::{Driver, Settings};
@@ -21,7 +21,7 @@ use crate::server::admin;
 
 /// What is asked for.
 #[derive(Debug, clap::Args)]
-pub(super) struct Wish {
+pub(super) struct Arguments {
     /// ID of the volume
     #[arg(value_name = "ID")]
     id: String,
@@ -39,31 +39,42 @@ pub(super) struct Wish {
 }
 
 /// Exit 1 if the file system has errors, and keeps them.
-pub(super) fn run(wish: Wish) -> Result<ExitCode, Failure> {
+pub(super) fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let flags = Given {
-        endpoint: wish.endpoint,
+        endpoint: arguments.endpoint,
         ..Given::default()
     };
     let flags = flags.with_env(std::env::var("CSI_ENDPOINT").ok())?;
-    let given = match &wish.place.node.config {
+    let given = match &arguments.place.node.config {
         Some(path) => flags.over(crate::config::read_file(path)?),
         None => flags,
     };
-    let as_json = wish.place.node.json;
+    let as_json = arguments.place.node.json;
     let checked = match given.endpoint {
         Some(Endpoint(socket)) => {
             let runtime = Builder::new_current_thread().enable_all().build();
             let runtime = runtime.map_err(Failure::run)?;
-            runtime.block_on(admin::check_volume(&socket, &wish.id, wish.repair))?
+            runtime.block_on(admin::check_volume(
+                &socket,
+                &arguments.id,
+                arguments.repair,
+            ))?
         }
         None => None,
     };
     let checked = match checked {
         Some(checked) => checked,
-        None => without_driver(wish.place, wish.state_dir, &wish.id, wish.repair)?,
+        None => without_driver(
+            arguments.place,
+            arguments.state_dir,
+            &arguments.id,
+            arguments.repair,
+        )?,
     };
     if as_json {
-        print::json(&json!({ "id": wish.id, "sound": checked.sound, "report": checked.report }));
+        print::json(
+            &json!({ "id": arguments.id, "sound": checked.sound, "report": checked.report }),
+        );
     } else {
         print::line(&checked.report);
         let word = if checked.sound {
@@ -71,7 +82,7 @@ pub(super) fn run(wish: Wish) -> Result<ExitCode, Failure> {
         } else {
             "has errors"
         };
-        print::line(format!("the file system of volume {} {word}", wish.id));
+        print::line(format!("the file system of volume {} {word}", arguments.id));
     }
     Ok(match checked.sound {
         true => ExitCode::SUCCESS,
@@ -94,7 +105,7 @@ fn without_driver(
     let host = host_with_guard(&[], &settled.pools, &settled.state_dir);
     let seams = Seams {
         hooks: Arc::new(NoHooks),
-        freezer: Arc::new(Guard::new(host.clone(), settled.state_dir.clone())),
+        freezer: Arc::new(GuardClient::new(host.clone(), settled.state_dir.clone())),
         host,
     };
     let pools = settled.pools.into_iter().map(|pool| PoolDefinition {

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use serde_json::json;
 
 use super::{Failure, Settled, print, real_host};
-use crate::cut::guard::Guard;
-use crate::doctor::{self, Patient};
+use crate::cut::guard::GuardClient;
+use crate::doctor::{self, Subject};
 use crate::host::Freezer;
 
 /// Where the driver looks for programs; never in `$PATH`.
@@ -21,7 +21,7 @@ pub(super) fn run(settled: Settled) -> Result<ExitCode, Failure> {
     // A unix socket lies in it, whose path is short.
     let number = host.random_uuid().as_u128() as u32;
     let trial_dir = settled.state_dir.join(format!("doctor-{number:08x}"));
-    let patient = Patient {
+    let patient = Subject {
         trial_dir,
         state_dir: settled.state_dir,
         pools: settled.pools,
@@ -30,19 +30,19 @@ pub(super) fn run(settled: Settled) -> Result<ExitCode, Failure> {
         programs: PROGRAM_FOLDERS.map(PathBuf::from).to_vec(),
     };
     // The guard that runs, or one whose journal and locks go with the folder of the trial.
-    let running = Guard::new(host.clone(), patient.state_dir.clone()).started_by_others();
+    let running = GuardClient::new(host.clone(), patient.state_dir.clone()).started_by_others();
     let guard = match running.ready() {
         Ok(()) => running,
-        Err(_) => Guard::new(host.clone(), patient.trial_dir.clone()),
+        Err(_) => GuardClient::new(host.clone(), patient.trial_dir.clone()),
     };
     let checks = doctor::examine(host.as_ref(), &guard, &patient);
-    let is_ill = doctor::is_ill(&checks);
+    let has_failures = doctor::has_failures(&checks);
     if settled.json {
-        print::json(&json!({ "ok": !is_ill, "checks": checks }));
+        print::json(&json!({ "ok": !has_failures, "checks": checks }));
     } else {
         checks.iter().for_each(print::line);
     }
-    Ok(if is_ill {
+    Ok(if has_failures {
         ExitCode::FAILURE
     } else {
         ExitCode::SUCCESS

@@ -13,7 +13,7 @@ use crate::telemetry::{self, LogFormat};
 
 /// Who enrols.
 #[derive(Debug, Args)]
-pub(super) struct Wish {
+pub(super) struct Arguments {
     /// Name of this node's Node object
     #[arg(long, value_name = "NODE")]
     node_name: NodeName,
@@ -29,8 +29,8 @@ pub(super) struct Wish {
 }
 
 /// Keeps them up to date until a signal comes.
-pub(super) fn run(wish: Wish) -> Result<ExitCode, Failure> {
-    let format = wish.log_format.unwrap_or(LogFormat::Text);
+pub(super) fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+    let format = arguments.log_format.unwrap_or(LogFormat::Text);
     telemetry::init(format, None).map_err(|error| BadConfig(one_line(&error.to_string())))?;
     let runtime = Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(Failure::run)?;
@@ -38,9 +38,9 @@ pub(super) fn run(wish: Wish) -> Result<ExitCode, Failure> {
         let signal = server::signal().map_err(Failure::run)?;
         let client = connect().await.map_err(Failure::run)?;
         let enrolment = Enrolment {
-            node: wish.node_name.0,
-            namespace: wish.namespace,
-            folder: wish.out.0,
+            node: arguments.node_name.0,
+            namespace: arguments.namespace,
+            folder: arguments.out.0,
         };
         tokio::select! {
             () = enrolment.run(&client) => {}

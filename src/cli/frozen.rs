@@ -6,14 +6,14 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 
 use super::{Failure, host_with_guard, print};
-use crate::cut::guard::Guard;
+use crate::cut::guard::GuardClient;
 use crate::host::Freezer;
 use crate::host::freezer::Journalled;
 
 /// Lists what is journalled. With `thaw`, all of it is thawed, and what was frozen is listed; a
 /// cut that runs meanwhile sees it, and is thrown away.
 pub(super) fn run(state_dir: &Path, thaw: bool, json: bool) -> Result<ExitCode, Failure> {
-    let guard = Guard::new(
+    let guard = GuardClient::new(
         host_with_guard(&[], &[], state_dir),
         state_dir.to_path_buf(),
     );

@@ -9,7 +9,7 @@ use crate::config::{BadConfig, Given};
 use crate::error::Error;
 use crate::model::pool::NotAPool;
 use crate::model::{PoolDefinition, PoolOptions, PoolPlace};
-use crate::operation::inventory::{self, PoolState};
+use crate::operation::inventory::{self, PoolPresence};
 use crate::operation::pool_admin;
 
 /// Runs one.
@@ -24,7 +24,7 @@ pub(super) fn run(command: PoolCommand) -> Result<ExitCode, Failure> {
             endpoint,
             node,
             dry_run: _,
-        } => super::adopt::run(&super::adopt::Wish {
+        } => super::adopt::run(&super::adopt::Arguments {
             pool,
             whose: super::adopt::Whose::given(driver_name, endpoint)?,
             yes,
@@ -180,7 +180,7 @@ fn list(settled: &Settled) -> Result<ExitCode, Failure> {
             .iter()
             .map(|entry| {
                 let problem = match &entry.state {
-                    PoolState::Unreadable(problem) => Some(problem),
+                    PoolPresence::Unreadable(problem) => Some(problem),
                     _ => None,
                 };
                 json!({

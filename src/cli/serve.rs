@@ -14,7 +14,7 @@ use tokio::runtime::{Builder, Runtime};
 use super::{Failure, host_with_guard, real_host, router};
 use crate::config::{self, AgentConfig, BadConfig, Config, Given, NodeConfig, RoleConfig};
 use crate::cut::Seams;
-use crate::cut::guard::Guard;
+use crate::cut::guard::GuardClient;
 use crate::error::chain;
 use crate::hook::{HookDefinition, LocalHooks};
 use crate::host::memory::{MemoryHost, MemoryOptions};
@@ -117,7 +117,7 @@ async fn run(config: Config) -> Result<(), Failure> {
             let socket = bind(&endpoint)?;
             let served = server::serve_router(socket, router, options, signal).await;
             if let Some(cluster) = cluster {
-                cluster.end().await;
+                cluster.shut_down().await;
             }
             served.map_err(Failure::run)
         }
@@ -169,8 +169,8 @@ fn open(
         }
     } else {
         let host = host_with_guard(&node.allowed_paths, &node.pools, &node.state_dir);
-        let guard =
-            Guard::new(host.clone(), node.state_dir.clone()).with_grace_periods(node.grace_periods);
+        let guard = GuardClient::new(host.clone(), node.state_dir.clone())
+            .with_grace_periods(node.grace_periods);
         Seams {
             hooks: Arc::new(LocalHooks::new(hooks, host.clone())),
             freezer: Arc::new(if is_alone {

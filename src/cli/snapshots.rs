@@ -9,11 +9,11 @@ use super::{Failure, print};
 use crate::config::{BadConfig, DriverName, Endpoint, Given};
 use crate::model::SnapshotId;
 use crate::router::connect;
-use crate::router::unowned::{Fate, Ground, Line};
+use crate::router::unowned::{Fate, UnownedSnapshot, UnownedSnapshots};
 
 /// What is wished.
 #[derive(Debug, clap::Args)]
-pub(super) struct Wish {
+pub(super) struct Arguments {
     /// IDs of snapshots
     #[arg(value_name = "ID", required = true, value_parser = snapshot_id)]
     ids: Vec<SnapshotId>,
@@ -38,9 +38,9 @@ fn snapshot_id(text: &str) -> Result<SnapshotId, String> {
 }
 
 /// Shows what is to be done, or does it. Exit 1 if a snapshot has to stay.
-pub(super) fn delete(wish: &Wish) -> Result<ExitCode, Failure> {
+pub(super) fn delete(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let given = Given {
-        endpoint: wish.endpoint.clone(),
+        endpoint: arguments.endpoint.clone(),
         ..Given::default()
     };
     let given = given.with_env(std::env::var("CSI_ENDPOINT").ok())?;
@@ -48,36 +48,36 @@ pub(super) fn delete(wish: &Wish) -> Result<ExitCode, Failure> {
         let missing = "--endpoint (or CSI_ENDPOINT) is missing; give the controller's CSI socket, such as unix:///csi/csi.sock";
         return Err(BadConfig(missing.into()).into());
     };
-    let expected = wish.driver_name.as_ref().map(|name| name.0.as_str());
+    let expected = arguments.driver_name.as_ref().map(|name| name.0.as_str());
     let runtime = Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(Failure::run)?;
     let lines = runtime.block_on(async {
-        let ground = Ground::new(connect().await?, expected, &socket).await?;
+        let unowned = UnownedSnapshots::new(connect().await?, expected, &socket).await?;
         let mut lines = Vec::new();
-        for id in &wish.ids {
-            lines.push(ground.end(*id, wish.yes).await);
+        for id in &arguments.ids {
+            lines.push(unowned.delete_unowned(*id, arguments.yes).await);
         }
         Ok::<_, Failure>(lines)
     })?;
-    if wish.json {
+    if arguments.json {
         let changed = lines.iter().any(|line| line.fate == Fate::Deleted);
         let lines: Vec<Value> = lines.iter().map(in_json).collect();
         print::json(&json!({ "changed": changed, "snapshots": lines }));
     } else {
         let rows: Vec<[String; 3]> = lines.iter().map(row).collect();
         print::table(["ID", "GROUP", "ACTION"], &rows);
-        if !wish.yes {
+        if !arguments.yes {
             print::line("nothing was changed; run the same command with --yes to apply");
         }
     }
-    let stays = |line: &Line| matches!(line.fate, Fate::Left(_));
+    let stays = |line: &UnownedSnapshot| matches!(line.fate, Fate::Left(_));
     Ok(match lines.iter().any(stays) {
         true => ExitCode::FAILURE,
         false => ExitCode::SUCCESS,
     })
 }
 
-fn in_json(line: &Line) -> Value {
+fn in_json(line: &UnownedSnapshot) -> Value {
     let (what, reason) = match &line.fate {
         Fate::Absent => ("absent", None),
         Fate::Unowned => ("delete", None),
@@ -87,7 +87,7 @@ fn in_json(line: &Line) -> Value {
     json!({ "id": line.id.to_string(), "group_id": line.group, "what": what, "reason": reason })
 }
 
-fn row(line: &Line) -> [String; 3] {
+fn row(line: &UnownedSnapshot) -> [String; 3] {
     let what = match &line.fate {
         Fate::Absent => "does not exist".into(),
         Fate::Unowned => "would be deleted with --yes: no object owns it".into(),

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{Failure, Place, print, real_host};
 use crate::model::VolumeId;
 use crate::model::size::Human;
-use crate::operation::inventory::{self, Inventory, PoolState, SnapshotEntry, VolumeEntry};
+use crate::operation::inventory::{self, Inventory, PoolPresence, SnapshotEntry, VolumeEntry};
 use crate::record::{FormattedAs, SnapshotState, VolumeState};
 
 /// Lists the volumes of the configured pools, or of all that this machine has had. Exit 1 if a
@@ -18,10 +18,10 @@ pub(super) fn run(place: Place) -> Result<ExitCode, Failure> {
     let mut whole = Inventory::default();
     let mut unread = Vec::new();
     for pool in inventory::pools(host.as_ref(), &settled.node_record, &settled.pools)? {
-        if !pool.configured && !settled.pools.is_empty() || pool.state == PoolState::Forgotten {
+        if !pool.configured && !settled.pools.is_empty() || pool.state == PoolPresence::Forgotten {
             continue;
         }
-        let (Some(id), PoolState::Here | PoolState::OtherHome, Some(path)) =
+        let (Some(id), PoolPresence::Here | PoolPresence::OtherHome, Some(path)) =
             (pool.id, &pool.state, &pool.folder)
         else {
             unread.push(format!(
@@ -77,12 +77,12 @@ pub(super) fn run(place: Place) -> Result<ExitCode, Failure> {
     })
 }
 
-fn why(state: &PoolState) -> &str {
+fn why(state: &PoolPresence) -> &str {
     match state {
-        PoolState::Unreadable(problem) => problem,
-        PoolState::Absent => "there is nothing at its path; is its disk mounted?",
-        PoolState::Blank => "no pool was created there yet",
-        PoolState::Here | PoolState::OtherHome | PoolState::Forgotten => state.word(),
+        PoolPresence::Unreadable(problem) => problem,
+        PoolPresence::Absent => "there is nothing at its path; is its disk mounted?",
+        PoolPresence::Blank => "no pool was created there yet",
+        PoolPresence::Here | PoolPresence::OtherHome | PoolPresence::Forgotten => state.word(),
     }
 }
 

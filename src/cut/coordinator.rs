@@ -8,15 +8,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::crew::{Crew, Job};
 use super::participant::{Participant, Prepared, Readiness, Thawed};
+use super::step_workers::{Job, StepWorkers};
 use super::{CutStats, Outcome};
 use crate::error::{Error, Result, chain};
 use crate::hook::{HookTarget, Hooks, Quiesced};
 use crate::model::{Level, OnQuiesceFailure, SharedVolume, SnapshotParameters};
 
 /// What is to be reached.
-pub struct Wish<'a> {
+pub struct CutSpec<'a> {
     /// The level.
     pub level: Level,
     /// The class.
@@ -26,18 +26,18 @@ pub struct Wish<'a> {
 }
 
 /// What a coordinator has of its own, wherever its participants are.
-pub struct Means<'a> {
+pub struct CutContext<'a> {
     /// Who quiesces.
     pub hooks: &'a dyn Hooks,
     /// Nanoseconds since 1970.
     pub now_nanos: &'a dyn Fn() -> u64,
-    /// [`super::Try::disturbed`].
+    /// [`super::Attempt::disturbed`].
     pub disturbed: &'a Cell<bool>,
 }
 
 /// What the class and the configured hooks make of the wish.
 #[derive(Debug, PartialEq, Eq)]
-struct Plan {
+struct CutMode {
     level: Level,
     hooks: Vec<String>,
     /// Why not a higher level.
@@ -45,7 +45,7 @@ struct Plan {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Step {
+enum CutStep {
     Ready(Level),
     /// Whether applications will be held.
     Ahead(bool),
@@ -67,38 +67,42 @@ enum Answer {
     Halted,
 }
 
-type Participants = Crew<Step, Result<Answer>>;
+type Participants = StepWorkers<CutStep, Result<Answer>>;
 
 /// One try. On an error nothing is frozen or quiesced any more, as far as it's in the power of
 /// this process, and what was copied is worthless.
 pub fn run(
-    means: &Means<'_>,
+    context: &CutContext<'_>,
     participants: Vec<Box<dyn Participant>>,
-    wish: &Wish<'_>,
+    spec: &CutSpec<'_>,
 ) -> Result<Outcome> {
-    let plan = plan(means.hooks, wish)?;
-    let mut crew = Crew::new(jobs(participants))?;
-    let ready = readiness(&mut crew, plan.level)?;
-    judge(&ready, &plan, wish.parameters)?;
+    let plan = plan(context.hooks, spec)?;
+    let mut workers = StepWorkers::new(jobs(participants))?;
+    let ready = readiness(&mut workers, plan.level)?;
+    judge(&ready, &plan, spec.parameters)?;
 
     let mut stats = CutStats::default();
     // Everything that can be done before an application is held, and can fail.
-    prepared(&mut crew, Step::Ahead(!plan.hooks.is_empty()), &mut stats)?;
-    let quiesced = quiesce(means, &plan, wish.parameters, &mut stats)?;
+    prepared(
+        &mut workers,
+        CutStep::Ahead(!plan.hooks.is_empty()),
+        &mut stats,
+    )?;
+    let quiesced = quiesce(context, &plan, spec.parameters, &mut stats)?;
     // Declared after the sessions, so that a panic, too, thaws first and releases then.
-    let mut crew = crew;
+    let mut workers = workers;
     let held = Instant::now();
-    let cut = stand_still(means, &mut crew, &ready, wish.parameters, &mut stats);
+    let cut = stand_still(context, &mut workers, &ready, spec.parameters, &mut stats);
     // Thawed, whatever became of the cut, before anybody is released.
-    let crew = cut.is_ok().then_some(crew);
+    let workers = cut.is_ok().then_some(workers);
     stats.held = quiesced.is_some().then(|| held.elapsed());
     let (alive, released) = release(quiesced, cut.is_ok(), &mut stats);
     let cut_at = cut?;
     alive?;
     released?;
     // Last, since it may take as long as writing back does.
-    if let Some(mut crew) = crew {
-        all(&mut crew, Step::Written)?;
+    if let Some(mut workers) = workers {
+        all(&mut workers, CutStep::Written)?;
     }
     let (level, reason) = reached(plan, &ready);
     Ok(Outcome {
@@ -111,13 +115,13 @@ pub fn run(
 
 /// The participants' work. The first one whose step fails ends the others at once: they thaw
 /// while it still undoes what it has made, and whatever step they are in.
-fn jobs(participants: Vec<Box<dyn Participant>>) -> Vec<Job<Step, Result<Answer>>> {
-    let halts: Arc<[_]> = participants.iter().map(|one| one.halt()).collect();
+fn jobs(participants: Vec<Box<dyn Participant>>) -> Vec<Job<CutStep, Result<Answer>>> {
+    let halts: Arc<[_]> = participants.iter().map(|one| one.abort()).collect();
     let failed = Arc::new(AtomicBool::new(false));
     let each = participants.into_iter().enumerate();
     let jobs = each.map(|(at, mut participant)| {
         let (halts, failed) = (halts.clone(), failed.clone());
-        let job: Job<Step, Result<Answer>> = Box::new(move |step| {
+        let job: Job<CutStep, Result<Answer>> = Box::new(move |step| {
             let done = take(participant.as_mut(), step);
             if done.is_ok() {
                 return done;
@@ -126,7 +130,7 @@ fn jobs(participants: Vec<Box<dyn Participant>>) -> Vec<Job<Step, Result<Answer>
                 return Ok(Answer::Halted);
             }
             let others = halts.iter().enumerate().filter(|(other, _)| *other != at);
-            others.for_each(|(_, halt)| halt());
+            others.for_each(|(_, abort)| abort());
             done
         });
         job
@@ -134,54 +138,54 @@ fn jobs(participants: Vec<Box<dyn Participant>>) -> Vec<Job<Step, Result<Answer>
     jobs.collect()
 }
 
-fn take(participant: &mut dyn Participant, step: Step) -> Result<Answer> {
+fn take(participant: &mut dyn Participant, step: CutStep) -> Result<Answer> {
     match step {
-        Step::Ready(level) => participant.ready(level).map(Answer::Ready),
-        Step::Ahead(hooks) => participant.ahead(hooks).map(Answer::Prepared),
-        Step::Prepare => participant.prepare().map(Answer::Prepared),
-        Step::Freeze => participant.freeze().map(|()| Answer::Frozen),
-        Step::Cut => participant.cut().map(Answer::Thawed),
-        Step::Written => participant.written().map(|()| Answer::Written),
+        CutStep::Ready(level) => participant.ready(level).map(Answer::Ready),
+        CutStep::Ahead(hooks) => participant.ahead(hooks).map(Answer::Prepared),
+        CutStep::Prepare => participant.prepare().map(Answer::Prepared),
+        CutStep::Freeze => participant.freeze().map(|()| Answer::Frozen),
+        CutStep::Cut => participant.cut().map(Answer::Thawed),
+        CutStep::Written => participant.written().map(|()| Answer::Written),
     }
 }
 
 /// Which hooks, and which level is left without any.
-fn plan(hooks: &dyn Hooks, wish: &Wish<'_>) -> Result<Plan> {
-    let asked = |level: Level| Plan {
+fn plan(hooks: &dyn Hooks, spec: &CutSpec<'_>) -> Result<CutMode> {
+    let asked = |level: Level| CutMode {
         level,
         hooks: Vec::new(),
         reason: format!("{level} was requested"),
     };
-    let instead = |level: Level, reason: String| Plan {
+    let instead = |level: Level, reason: String| CutMode {
         level,
         hooks: Vec::new(),
         reason,
     };
-    if wish.level < Level::Application {
-        return Ok(asked(wish.level));
+    if spec.level < Level::Application {
+        return Ok(asked(spec.level));
     }
-    if wish.targets.is_empty() {
+    if spec.targets.is_empty() {
         let reason = "the volume is not in use: there is no application to quiesce";
         return Ok(instead(Level::Filesystem, reason.into()));
     }
-    let shared = wish.parameters.shared_volume;
-    let wanted = hooks.wanted(wish.targets, shared)?;
+    let shared = spec.parameters.shared_volume;
+    let wanted = hooks.wanted(spec.targets, shared)?;
     if !wanted.is_empty() {
-        return Ok(Plan {
+        return Ok(CutMode {
             level: Level::Application,
             hooks: wanted,
             reason: String::new(),
         });
     }
-    let everybody = hooks.wanted(wish.targets, SharedVolume::All)?;
+    let everybody = hooks.wanted(spec.targets, SharedVolume::All)?;
     if !everybody.is_empty() {
         let names = everybody.join(", ");
         let reason = format!("several hooks share a volume, and the class skips them all: {names}");
         return Ok(instead(Level::Filesystem, reason));
     }
-    let volumes: Vec<&str> = wish.targets.iter().map(|t| t.volume_id.as_str()).collect();
+    let volumes: Vec<&str> = spec.targets.iter().map(|t| t.volume_id.as_str()).collect();
     let volumes = format!("volume {}", volumes.join(", "));
-    match wish.parameters.on_quiesce_failure {
+    match spec.parameters.on_quiesce_failure {
         OnQuiesceFailure::Degrade(level) => Ok(instead(
             level,
             format!("no hook is configured for {volumes}"),
@@ -197,9 +201,9 @@ fn plan(hooks: &dyn Hooks, wish: &Wish<'_>) -> Result<Plan> {
 }
 
 /// The sum of all participants.
-fn readiness(crew: &mut Participants, level: Level) -> Result<Readiness> {
+fn readiness(workers: &mut Participants, level: Level) -> Result<Readiness> {
     let mut sum = Readiness::default();
-    for answer in all(crew, Step::Ready(level))? {
+    for answer in all(workers, CutStep::Ready(level))? {
         let Answer::Ready(one) = answer else {
             return Err(out_of_step());
         };
@@ -215,7 +219,7 @@ fn readiness(crew: &mut Participants, level: Level) -> Result<Readiness> {
 }
 
 /// What can't be cut as it should be is refused before anybody is quiesced.
-fn judge(ready: &Readiness, plan: &Plan, parameters: &SnapshotParameters) -> Result<()> {
+fn judge(ready: &Readiness, plan: &CutMode, parameters: &SnapshotParameters) -> Result<()> {
     if ready.in_use > 1 && ready.raw > 0 {
         return Err(Error::refused(
             "the group",
@@ -251,8 +255,8 @@ fn judge_stall(
 }
 
 fn quiesce(
-    means: &Means<'_>,
-    plan: &Plan,
+    context: &CutContext<'_>,
+    plan: &CutMode,
     parameters: &SnapshotParameters,
     stats: &mut CutStats,
 ) -> Result<Option<Box<dyn Quiesced>>> {
@@ -260,21 +264,23 @@ fn quiesce(
         return Ok(None);
     }
     let begun = Instant::now();
-    means.disturbed.set(true);
-    let quiesced = means.hooks.quiesce(&plan.hooks, parameters.quiesce_timeout);
+    context.disturbed.set(true);
+    let quiesced = context
+        .hooks
+        .quiesce(&plan.hooks, parameters.quiesce_timeout);
     stats.quiesce = Some(begun.elapsed());
     quiesced.map(Some)
 }
 
 /// A step that is done before the freeze; what that will cost, by the slowest participant.
 fn prepared(
-    crew: &mut Participants,
-    step: Step,
+    workers: &mut Participants,
+    step: CutStep,
     stats: &mut CutStats,
 ) -> Result<(Duration, Option<(String, u64)>)> {
     let mut sync = Duration::ZERO;
     let mut slowest = (Duration::ZERO, None);
-    for answer in all(crew, step)? {
+    for answer in all(workers, step)? {
         let Answer::Prepared(one) = answer else {
             return Err(out_of_step());
         };
@@ -290,21 +296,21 @@ fn prepared(
 
 /// Puts the clones right, freezes all, cuts all, thaws all. When it was.
 fn stand_still(
-    means: &Means<'_>,
-    crew: &mut Participants,
+    context: &CutContext<'_>,
+    workers: &mut Participants,
     ready: &Readiness,
     parameters: &SnapshotParameters,
     stats: &mut CutStats,
 ) -> Result<u64> {
-    let (stall, most_extents) = prepared(crew, Step::Prepare, stats)?;
+    let (stall, most_extents) = prepared(workers, CutStep::Prepare, stats)?;
     judge_stall(stall, most_extents.as_ref(), parameters)?;
     if ready.frozen > 0 {
-        means.disturbed.set(true);
+        context.disturbed.set(true);
     }
     let begun = Instant::now();
-    all(crew, Step::Freeze)?;
-    let cut_at = (means.now_nanos)();
-    let cut = all(crew, Step::Cut);
+    all(workers, CutStep::Freeze)?;
+    let cut_at = (context.now_nanos)();
+    let cut = all(workers, CutStep::Cut);
     stats.freeze = (ready.frozen > 0).then(|| begun.elapsed());
     let mut lost = None;
     for answer in cut? {
@@ -351,7 +357,7 @@ fn release(
 }
 
 /// What was reached, and why no more.
-fn reached(plan: Plan, ready: &Readiness) -> (Level, String) {
+fn reached(plan: CutMode, ready: &Readiness) -> (Level, String) {
     if ready.raw > 0 && plan.level == Level::Filesystem {
         let reason = "raw block device: cut at one point in time, but it cannot be frozen";
         return (Level::Crash, reason.into());
@@ -360,8 +366,8 @@ fn reached(plan: Plan, ready: &Readiness) -> (Level, String) {
 }
 
 /// A step in all participants: the answers, or the first error once all have ended.
-fn all(crew: &mut Participants, step: Step) -> Result<Vec<Answer>> {
-    let answers = crew.all(step).into_iter();
+fn all(workers: &mut Participants, step: CutStep) -> Result<Vec<Answer>> {
+    let answers = workers.all(step).into_iter();
     let answers = answers.map(|answer| {
         answer.unwrap_or_else(|| {
             Err(Error::Bug {

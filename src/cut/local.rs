@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
-use super::crew::{Crew, Job};
-use super::gate::Gate;
+use super::clone_worker::{CloneStep, CloneWorker, ClonedMember, clone};
 use super::guard::MOST_MEMBERS;
-use super::lane::{InLane, Lane, Step, clone};
 use super::participant::{Participant, Prepared, Readiness, Thawed};
-use super::{Halt, Member, Seams, Use};
-use crate::error::{Doing, Error, HostError, Result, chain};
+use super::semaphore::Semaphore;
+use super::step_workers::{Job, StepWorkers};
+use super::{AbortHandle, CutMember, Seams, Use};
+use crate::error::{Error, ErrorContext, HostError, Result, chain};
 use crate::host::freezer::FreezeLimits;
 use crate::host::{Effect, Freeze, FreezeMember, Freezer, Host, MountRoot};
 use crate::model::{Level, SnapshotParameters};
@@ -45,7 +45,7 @@ const AHEAD_AT_ONCE: usize = 4;
 
 /// How a member is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum MemberMode {
     /// Whole, before anything is frozen.
     Quiet,
     /// Whole, at the cut, and nothing is frozen for it.
@@ -61,7 +61,7 @@ pub type Room = dyn Fn() -> Result<()> + Send + Sync;
 pub struct Local {
     host: Arc<dyn Host>,
     freezer: Arc<dyn Freezer>,
-    members: Arc<[Member]>,
+    members: Arc<[CutMember]>,
     limits: FreezeLimits,
     max_extents: Option<u64>,
     /// Whether the pools still have their head-room.
@@ -71,18 +71,18 @@ pub struct Local {
     /// Of tests alone: see [`Local::one_by_one`].
     in_sequence: bool,
     /// One for each member; made by `ready`.
-    ways: Vec<Way>,
+    ways: Vec<MemberMode>,
     /// Open roots of those that will be frozen, in the order of members.
     roots: Vec<MountRoot>,
     /// Dropped before `held`, which its lanes share: the last of them thaws.
-    lanes: Option<Crew<Step, Result<Thawed>>>,
+    lanes: Option<StepWorkers<CloneStep, Result<Thawed>>>,
     held: Option<Arc<dyn Freeze>>,
-    halt: Halt,
+    abort: AbortHandle,
 }
 
 impl Local {
     /// With its members, whose copies exist and are empty, and whose volumes are locked.
-    pub fn new(seams: &Seams, members: &[Member], parameters: &SnapshotParameters) -> Local {
+    pub fn new(seams: &Seams, members: &[CutMember], parameters: &SnapshotParameters) -> Local {
         Local {
             host: seams.host.clone(),
             freezer: seams.freezer.clone(),
@@ -100,7 +100,7 @@ impl Local {
             roots: Vec::new(),
             lanes: None,
             held: None,
-            halt: Halt::default(),
+            abort: AbortHandle::default(),
         }
     }
 
@@ -113,12 +113,12 @@ impl Local {
 
     /// With a halt that ends it from another thread.
     #[must_use]
-    pub fn halted_by(mut self, halt: &Halt) -> Local {
-        self.halt = halt.clone();
+    pub fn aborted_by(mut self, abort: &AbortHandle) -> Local {
+        self.abort = abort.clone();
         self
     }
 
-    fn of_way(&self, way: Way) -> impl Iterator<Item = (usize, &Member)> {
+    fn of_way(&self, way: MemberMode) -> impl Iterator<Item = (usize, &CutMember)> {
         let members = self.members.iter().zip(&self.ways).enumerate();
         members
             .filter(move |(_, (_, its))| **its == way)
@@ -126,7 +126,7 @@ impl Local {
     }
 
     /// Clones whole images, one after the other.
-    fn clone_whole(&self, way: Way) -> Result<u64> {
+    fn clone_whole(&self, way: MemberMode) -> Result<u64> {
         let mut extents = 0;
         for (_, member) in self.of_way(way) {
             extents += clone(&*self.host, member, |source, target| Effect::CloneWhole {
@@ -141,7 +141,7 @@ impl Local {
     /// one for each, and one for all of those that gain nothing from it.
     fn begin(&mut self) -> Result<()> {
         let roots = std::mem::take(&mut self.roots);
-        let frozen: Vec<usize> = self.of_way(Way::Frozen).map(|(at, _)| at).collect();
+        let frozen: Vec<usize> = self.of_way(MemberMode::Frozen).map(|(at, _)| at).collect();
         let mut lanes: Vec<Vec<(usize, usize)>> = Vec::new();
         let mut series = Vec::new();
         let mut members = Vec::new();
@@ -171,30 +171,30 @@ impl Local {
         let held = self.freezer.begin(members, self.limits);
         let held: Arc<dyn Freeze> = held.map_err(refusal)?.into();
         self.held = Some(held.clone());
-        self.halt.watch(&held)?;
+        self.abort.watch(&held)?;
         let failed = Arc::new(AtomicBool::new(false));
-        let (ahead, budget) = (Arc::new(Gate::new(AHEAD_AT_ONCE)), Arc::default());
+        let (ahead, budget) = (Arc::new(Semaphore::new(AHEAD_AT_ONCE)), Arc::default());
         let jobs = lanes.into_iter().map(|members| {
-            let lane = Lane {
+            let lane = CloneWorker {
                 host: self.host.clone(),
                 members: self.members.clone(),
                 lane: members
                     .into_iter()
-                    .map(|one| InLane::new(one, &budget))
+                    .map(|one| ClonedMember::new(one, &budget))
                     .collect(),
                 held: held.clone(),
                 failed: failed.clone(),
                 ahead: ahead.clone(),
             };
-            let job: Job<Step, Result<Thawed>> = Box::new(move |step| lane.act(step));
+            let job: Job<CloneStep, Result<Thawed>> = Box::new(move |step| lane.act(step));
             job
         });
-        self.lanes = Some(Crew::new(jobs.collect())?);
+        self.lanes = Some(StepWorkers::new(jobs.collect())?);
         Ok(())
     }
 
     /// One step in all lanes; their sum, or the first error once all have ended.
-    fn all(&mut self, step: Step) -> Result<Thawed> {
+    fn all(&mut self, step: CloneStep) -> Result<Thawed> {
         let mut sum = Thawed::default();
         let Some(lanes) = &mut self.lanes else {
             return Ok(sum);
@@ -213,7 +213,7 @@ impl Local {
     fn put_right(&mut self) -> Result<u64> {
         let mut done = 0;
         for _ in 0..PASSES {
-            let ranges = self.all(Step::Rest)?.extents;
+            let ranges = self.all(CloneStep::Rest)?.extents;
             done += ranges;
             if ranges <= FEW_RANGES {
                 break;
@@ -225,7 +225,7 @@ impl Local {
     fn sync(&self) -> Result<Duration> {
         let begun = Instant::now();
         if let Some(held) = &self.held {
-            held.sync().doing(|| "write back volumes".into())?;
+            held.sync().context(|| "write back volumes".into())?;
         }
         Ok(begun.elapsed())
     }
@@ -248,7 +248,7 @@ impl Local {
                 roots: Vec::new(),
                 lanes: None,
                 held: None,
-                halt: self.halt.clone(),
+                abort: self.abort.clone(),
             };
             alone.ready(Level::Filesystem)?;
             alone.prepare()?;
@@ -260,29 +260,29 @@ impl Local {
         Ok(sum)
     }
 
-    fn way(member: &Member, level: Level) -> Way {
+    fn mode_of(member: &CutMember, level: Level) -> MemberMode {
         match (&member.in_use, level) {
-            (Use::Quiet, _) => Way::Quiet,
-            (Use::Raw, _) | (Use::Mounted { .. }, Level::Crash) => Way::Moment,
-            (Use::Mounted { .. }, Level::Filesystem | Level::Application) => Way::Frozen,
+            (Use::Quiet, _) => MemberMode::Quiet,
+            (Use::Raw, _) | (Use::Mounted { .. }, Level::Crash) => MemberMode::Moment,
+            (Use::Mounted { .. }, Level::Filesystem | Level::Application) => MemberMode::Frozen,
         }
     }
 
     /// Adds what a member in use will cost under the freeze.
     fn weigh(
         &self,
-        member: &Member,
-        way: Way,
+        member: &CutMember,
+        way: MemberMode,
         (stall, most): (&mut Duration, &mut Option<(String, u64)>),
     ) -> Result<()> {
         let volume = &member.target.volume_id;
         let extents = self.host.extent_count(&member.source);
-        let extents = extents.doing(|| format!("count the extents of volume {volume}"))?;
+        let extents = extents.context(|| format!("count the extents of volume {volume}"))?;
         self.check_extents(member, extents)?;
         let each = match way {
-            Way::Quiet => return Ok(()),
-            Way::Moment => CLONED,
-            Way::Frozen => COMPARED,
+            MemberMode::Quiet => return Ok(()),
+            MemberMode::Moment => CLONED,
+            MemberMode::Frozen => COMPARED,
         };
         let its = each.saturating_mul(u32::try_from(extents).unwrap_or(u32::MAX));
         *stall = stall.saturating_add(its);
@@ -292,7 +292,7 @@ impl Local {
         Ok(())
     }
 
-    fn check_extents(&self, member: &Member, extents: u64) -> Result<()> {
+    fn check_extents(&self, member: &CutMember, extents: u64) -> Result<()> {
         match self.max_extents.filter(|most| extents > *most) {
             None => Ok(()),
             Some(most) => Err(Error::refused(
@@ -338,17 +338,17 @@ impl Participant for Local {
         let members = self.members.clone();
         for member in members.iter() {
             let volume = &member.target.volume_id;
-            let way = Local::way(member, level);
+            let way = Local::mode_of(member, level);
             self.ways.push(way);
             let stall = (&mut ready.stall, &mut ready.most_extents);
             self.weigh(member, way, stall)?;
-            if way == Way::Quiet {
+            if way == MemberMode::Quiet {
                 continue;
             }
             ready.in_use += 1;
             ready.raw += usize::from(member.in_use == Use::Raw);
             if let (
-                Way::Frozen,
+                MemberMode::Frozen,
                 Use::Mounted {
                     device,
                     fs,
@@ -359,7 +359,7 @@ impl Participant for Local {
                 ready.frozen += 1;
                 let root = self.host.open_mount_root(mount_point, device, *fs);
                 self.roots
-                    .push(root.doing(|| format!("open the file system of volume {volume}"))?);
+                    .push(root.context(|| format!("open the file system of volume {volume}"))?);
             }
         }
         if self.roots.len() > MOST_MEMBERS {
@@ -387,7 +387,7 @@ impl Participant for Local {
             return Ok(Prepared::default());
         }
         let mut done = Prepared {
-            extents: self.clone_whole(Way::Quiet)?,
+            extents: self.clone_whole(MemberMode::Quiet)?,
             ..Prepared::default()
         };
         if self.roots.is_empty() {
@@ -395,7 +395,7 @@ impl Participant for Local {
         }
         self.begin()?;
         done.sync += self.sync()?;
-        done.extents += self.all(Step::Ahead)?.extents;
+        done.extents += self.all(CloneStep::Ahead)?.extents;
         if hooks {
             // What was written meanwhile would have to be written and cloned under the hooks.
             done.sync += self.sync()?;
@@ -415,12 +415,12 @@ impl Participant for Local {
         if self.held.is_some() {
             done.sync += self.sync()?;
             done.extents += self.put_right()?;
-            self.all(Step::Seal)?;
+            self.all(CloneStep::Seal)?;
         }
         // Since the first look, images may have come into more pieces, and pools may have filled.
         let members = self.members.clone();
         for (member, way) in members.iter().zip(&self.ways) {
-            if *way != Way::Quiet {
+            if *way != MemberMode::Quiet {
                 self.weigh(member, *way, (&mut done.stall, &mut done.most_extents))?;
             }
         }
@@ -439,24 +439,24 @@ impl Participant for Local {
         if self.in_sequence {
             return self.one_by_one();
         }
-        let mut done = self.all(Step::Cut)?;
-        done.extents += self.clone_whole(Way::Moment)?;
+        let mut done = self.all(CloneStep::Cut)?;
+        done.extents += self.clone_whole(MemberMode::Moment)?;
         Ok(done)
     }
 
-    fn halt(&self) -> Box<dyn Fn() + Send + Sync> {
-        let halt = self.halt.clone();
-        Box::new(move || halt.now())
+    fn abort(&self) -> Box<dyn Fn() + Send + Sync> {
+        let abort = self.abort.clone();
+        Box::new(move || abort.now())
     }
 
     fn written(&mut self) -> Result<()> {
         match &self.held {
             Some(held) => held
                 .written()
-                .doing(|| "verify that all data was written back before the cut".into())?,
+                .context(|| "verify that all data was written back before the cut".into())?,
             None => return Ok(()),
         }
-        match self.all(Step::Check)?.lost {
+        match self.all(CloneStep::Check)?.lost {
             Some(reason) => Err(Error::CutLost { reason }),
             None => Ok(()),
         }

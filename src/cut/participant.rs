@@ -42,7 +42,7 @@ pub trait Participant: Send {
 
     /// What ends it from another thread, whatever step it's in: it thaws at once, and its step
     /// ends with an error. Asked for before the first step.
-    fn halt(&self) -> Box<dyn Fn() + Send + Sync> {
+    fn abort(&self) -> Box<dyn Fn() + Send + Sync> {
         Box::new(|| {})
     }
 }

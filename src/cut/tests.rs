@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Barrier, Condvar, Mutex};
 use std::time::Duration;
 
-use super::coordinator::{self, Wish};
+use super::coordinator::{self, CutSpec};
 use super::participant::{Participant, Prepared, Readiness, Thawed};
 use super::*;
 use crate::error::{Error, chain};
@@ -24,7 +24,7 @@ fn application() -> SnapshotParameters {
 
 /// Two mounted volumes whose clones go in series, so that the order is always the same, and one
 /// that nobody uses.
-fn group() -> Vec<Member> {
+fn group() -> Vec<CutMember> {
     let mut members = vec![mounted("a"), member("idle", Use::Quiet), mounted("b")];
     for member in &mut members {
         member.in_series = true;
@@ -35,11 +35,11 @@ fn group() -> Vec<Member> {
 /// One try, whoever it disturbs.
 fn attempt(
     seams: &Seams,
-    members: &[Member],
+    members: &[CutMember],
     level: Level,
     parameters: &SnapshotParameters,
 ) -> crate::error::Result<Outcome> {
-    let now = Try {
+    let now = Attempt {
         level,
         why: "",
         disturbed: &Cell::new(false),
@@ -48,9 +48,9 @@ fn attempt(
 }
 
 /// An attempt that may panic; what it left is looked at by the caller.
-fn tried(world: &World, members: &[Member], level: Level) -> Result<Outcome, String> {
+fn tried(world: &World, members: &[CutMember], level: Level) -> Result<Outcome, String> {
     let parameters = application();
-    let now = Try {
+    let now = Attempt {
         level,
         why: "",
         disturbed: &Cell::new(false),
@@ -273,7 +273,7 @@ fn a_session_that_had_to_be_killed_is_told_beside_a_good_cut() {
 
 #[test]
 fn each_use_is_cut_in_its_own_way_and_gets_its_own_level() {
-    let level_of = |world: &World, members: &[Member], level| {
+    let level_of = |world: &World, members: &[CutMember], level| {
         let outcome = tried(world, members, level).unwrap();
         world.assert_still();
         (outcome.level, outcome.reason)
@@ -368,23 +368,23 @@ fn without_a_hook_application_is_refused_or_falls_back_as_the_class_says() {
 fn a_halt_thaws_in_the_middle_of_a_cut_and_nothing_is_frozen_after_it() {
     let (world, members) = (World::default(), [mounted("a")]);
     let parameters = SnapshotParameters::default();
-    let local = |halt: &Halt| {
-        let mut local = local::Local::new(&world.seams(), &members, &parameters).halted_by(halt);
+    let local = |abort: &AbortHandle| {
+        let mut local = local::Local::new(&world.seams(), &members, &parameters).aborted_by(abort);
         local.ready(Level::Filesystem).unwrap();
         local
     };
-    let halt = Halt::default();
-    let mut frozen = local(&halt);
+    let abort = AbortHandle::default();
+    let mut frozen = local(&abort);
     frozen.prepare().unwrap();
     frozen.freeze().unwrap();
-    halt.now();
+    abort.now();
     world.assert_still();
     let thawed = frozen.cut().unwrap();
     assert!(thawed.lost.unwrap().contains("volume a was thawed"));
 
-    let halt = Halt::default();
-    halt.now();
-    let error = local(&halt).prepare().unwrap_err();
+    let abort = AbortHandle::default();
+    abort.now();
+    let error = local(&abort).prepare().unwrap_err();
     assert!(matches!(error, Error::CutLost { .. }), "{error:?}");
     assert_eq!(
         world.log().iter().filter(|line| *line == "freeze").count(),
@@ -402,7 +402,7 @@ struct Far {
     /// How long its members would stand still.
     stall: Duration,
     /// Its freeze waits for that.
-    halted: Option<Arc<(Mutex<bool>, Condvar)>>,
+    aborted: Option<Arc<(Mutex<bool>, Condvar)>>,
 }
 
 impl Participant for Far {
@@ -427,11 +427,11 @@ impl Participant for Far {
     }
 
     fn freeze(&mut self) -> crate::error::Result<()> {
-        if let Some(halted) = &self.halted {
-            let wait = halted.1.wait_timeout_while(
-                halted.0.lock().unwrap(),
+        if let Some(aborted) = &self.aborted {
+            let wait = aborted.1.wait_timeout_while(
+                aborted.0.lock().unwrap(),
                 Duration::from_secs(60),
-                |halted| !*halted,
+                |aborted| !*aborted,
             );
             assert!(*wait.unwrap().0, "it is halted");
             return Err(Error::Stopping);
@@ -452,13 +452,13 @@ impl Participant for Far {
         Ok(())
     }
 
-    fn halt(&self) -> Box<dyn Fn() + Send + Sync> {
-        let (world, name, halted) = (self.world.clone(), self.name, self.halted.clone());
+    fn abort(&self) -> Box<dyn Fn() + Send + Sync> {
+        let (world, name, aborted) = (self.world.clone(), self.name, self.aborted.clone());
         Box::new(move || {
             world.note(&format!("halted {name}"));
-            if let Some(halted) = &halted {
-                *halted.0.lock().unwrap() = true;
-                halted.1.notify_all();
+            if let Some(aborted) = &aborted {
+                *aborted.0.lock().unwrap() = true;
+                aborted.1.notify_all();
             }
         })
     }
@@ -482,21 +482,21 @@ fn no_participant_cuts_before_all_have_frozen() {
                 meet: meet.clone(),
                 fails: fails && name == "y",
                 stall: Duration::ZERO,
-                halted: None,
+                aborted: None,
             };
             Box::new(far) as Box<dyn Participant>
         });
-        let wish = Wish {
+        let spec = CutSpec {
             level: Level::Application,
             parameters: &application(),
             targets: &[mounted("a").target],
         };
-        let means = coordinator::Means {
+        let context = coordinator::CutContext {
             hooks: &world,
             now_nanos: &|| fakes::CUT_AT,
             disturbed: &Cell::new(false),
         };
-        let done = coordinator::run(&means, participants.into(), &wish);
+        let done = coordinator::run(&context, participants.into(), &spec);
         assert_eq!(done.is_err(), fails);
         let log = world.log();
         let first_cut = log.iter().position(|line| line.starts_with("cut"));
@@ -542,22 +542,22 @@ fn one_that_fails_to_freeze_ends_all_others_at_once() {
             meet: meet.clone(),
             fails: name == "y",
             stall: Duration::ZERO,
-            halted: (name == "z").then(Arc::default),
+            aborted: (name == "z").then(Arc::default),
         };
         Box::new(far) as Box<dyn Participant>
     });
-    let wish = Wish {
+    let spec = CutSpec {
         level: Level::Filesystem,
         parameters: &SnapshotParameters::default(),
         targets: &[],
     };
     let disturbed = Cell::new(false);
-    let means = coordinator::Means {
+    let context = coordinator::CutContext {
         hooks: &world,
         now_nanos: &|| fakes::CUT_AT,
         disturbed: &disturbed,
     };
-    let error = coordinator::run(&means, participants.into(), &wish).unwrap_err();
+    let error = coordinator::run(&context, participants.into(), &spec).unwrap_err();
     assert!(
         matches!(error, Error::NotFound { .. }),
         "the cause: {error:?}"
@@ -566,8 +566,8 @@ fn one_that_fails_to_freeze_ends_all_others_at_once() {
     let log = world.log();
     let at = |event: &str| log.iter().position(|line| line == event);
     for name in ["x", "z"] {
-        let halted = at(&format!("halted {name}"));
-        assert!(halted.is_some() && halted < at("gone y"), "{log:?}");
+        let aborted = at(&format!("halted {name}"));
+        assert!(aborted.is_some() && aborted < at("gone y"), "{log:?}");
     }
     assert_eq!(at("halted y"), None, "it undoes what it has made");
 }

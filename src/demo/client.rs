@@ -29,10 +29,10 @@ use crate::service::status::code_name;
 /// Name of the node that the demo is.
 pub(super) const NODE: &str = "demo";
 /// A pool of a few files is opened in milliseconds.
-const PATIENCE: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// As the sidecars have it; a driver that hangs must not keep the demo from cleaning up.
-const CALL_PATIENCE: Duration = Duration::from_secs(60);
-const POLL: Duration = Duration::from_millis(10);
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A volume and where it's used.
 #[derive(Clone, Copy, Debug)]
@@ -87,10 +87,10 @@ impl Client {
         let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()));
         let endpoint = endpoint
             .map_err(|error| Failed::of(STEP, &error))?
-            .timeout(CALL_PATIENCE);
+            .timeout(CALL_TIMEOUT);
         let begun = Instant::now();
         loop {
-            if let Some(status) = driver.ended() {
+            if let Some(status) = driver.try_wait() {
                 return Err(Failed::new(
                     STEP,
                     format!("the driver exited with {status}"),
@@ -113,10 +113,10 @@ impl Client {
                 }
                 Err(error) => crate::error::chain(&error),
             };
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > START_TIMEOUT {
                 return Err(Failed::new(STEP, problem));
             }
-            tokio::time::sleep(POLL).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 

@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 
 use super::client::{Client, Use};
-use super::screen::Screen;
-use super::tide::{self, Tide};
+use super::progress::Progress;
+use super::writers::{self, Writers};
 use super::{Failed, Result};
 use crate::model::FsType;
 use crate::model::size::MIB;
@@ -47,7 +47,7 @@ pub(super) struct Group {
     callers: PathBuf,
     /// Where writers and hook meet.
     signs: PathBuf,
-    tide: Option<Tide>,
+    tide: Option<Writers>,
     volumes: Vec<Volume>,
     restored: Vec<Volume>,
     group: Option<(String, Vec<String>)>,
@@ -65,8 +65,12 @@ impl Group {
         }
     }
 
-    pub(super) async fn play(&mut self, screen: &mut Screen, client: &mut Client) -> Result<()> {
-        screen
+    pub(super) async fn play(
+        &mut self,
+        progress: &mut Progress,
+        client: &mut Client,
+    ) -> Result<()> {
+        progress
             .step(NAME, "create three volumes and start writers", async {
                 for (kind, bytes) in KINDS {
                     let name = format!("demo-group-{}", kind.name());
@@ -77,12 +81,12 @@ impl Group {
                 }
                 let roots = roots(&self.volumes);
                 let failed = |error| Failed::of("write", &error);
-                self.tide = Some(Tide::start(&roots, &self.signs).map_err(failed)?);
+                self.tide = Some(Writers::start(&roots, &self.signs).map_err(failed)?);
                 Ok("ext4, xfs and btrfs".into())
             })
             .await?;
-        self.cut(screen, client).await?;
-        screen
+        self.cut(progress, client).await?;
+        progress
             .step(NAME, "restore all three snapshots", async {
                 let (_, snapshots) = self.group.clone().unwrap_or_default();
                 for ((kind, bytes), snapshot) in KINDS.into_iter().zip(snapshots) {
@@ -95,22 +99,22 @@ impl Group {
                 Ok(String::new())
             })
             .await?;
-        screen
+        progress
             .step(NAME, "verify the order of writes", async {
-                tide::judge(&roots(&self.restored))
+                writers::judge(&roots(&self.restored))
                     .map_err(|sentence| Failed::new("compare", sentence))
             })
             .await?;
-        screen
+        progress
             .step(NAME, "unpublish and delete all", async {
-                self.end(client).await?;
+                self.tear_down(client).await?;
                 Ok(String::new())
             })
             .await
     }
 
-    async fn cut(&mut self, screen: &mut Screen, client: &mut Client) -> Result<()> {
-        screen
+    async fn cut(&mut self, progress: &mut Progress, client: &mut Client) -> Result<()> {
+        progress
             .step(NAME, "quiesce, freeze, cut, thaw, release", async {
                 let Some(tide) = &self.tide else {
                     return Err(Failed::new("cut", "no writer is running"));
@@ -149,7 +153,7 @@ impl Group {
         Ok(volume)
     }
 
-    async fn end(&mut self, client: &mut Client) -> Result<()> {
+    async fn tear_down(&mut self, client: &mut Client) -> Result<()> {
         self.tide = None;
         for volumes in [&mut self.restored, &mut self.volumes] {
             while let Some(volume) = volumes.last() {

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::ground::Ground;
+use super::scratch_pool::ScratchPool;
 use super::{Failed, Result};
 
 /// A driver finishes what runs within 25 s.
-const PATIENCE: Duration = Duration::from_secs(30);
-const POLL: Duration = Duration::from_millis(10);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 pub(super) struct Process {
     child: Child,
@@ -26,12 +26,12 @@ impl Process {
         clippy::disallowed_methods,
         reason = "a client of the driver, not a part of it"
     )]
-    pub(super) fn start(ground: &Ground) -> Result<Process> {
+    pub(super) fn start(pool: &ScratchPool) -> Result<Process> {
         let failed = |error: std::io::Error| Failed::of("start the driver", &error);
         let program = std::env::current_exe().map_err(failed)?;
-        let log = File::create(ground.log()).map_err(failed)?;
+        let log = File::create(pool.log()).map_err(failed)?;
         let child = Command::new(program)
-            .args(ground.serve_arguments())
+            .args(pool.serve_arguments())
             .env_remove("CSI_ENDPOINT")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -48,7 +48,7 @@ impl Process {
     }
 
     /// How it ended, if it has.
-    pub(super) fn ended(&mut self) -> Option<ExitStatus> {
+    pub(super) fn try_wait(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
@@ -56,22 +56,22 @@ impl Process {
     pub(super) async fn stop(mut self) -> Result<String> {
         const STEP: &str = "stop the driver";
         let id = i32::try_from(self.id()).map_err(|error| Failed::of(STEP, &error))?;
-        if self.ended().is_none() {
+        if self.try_wait().is_none() {
             kill(Pid::from_raw(id), Signal::SIGTERM).map_err(|errno| Failed::of(STEP, &errno))?;
         }
         let begun = Instant::now();
-        while begun.elapsed() < PATIENCE {
-            match self.ended() {
+        while begun.elapsed() < EXIT_TIMEOUT {
+            match self.try_wait() {
                 Some(status) if status.success() => return Ok(format!("{status}")),
                 Some(status) => return Err(Failed::new(STEP, format!("it exited with {status}"))),
-                None => tokio::time::sleep(POLL).await,
+                None => tokio::time::sleep(POLL_INTERVAL).await,
             }
         }
         Err(Failed::new(
             STEP,
             format!(
                 "it did not exit within {} s and was killed",
-                PATIENCE.as_secs()
+                EXIT_TIMEOUT.as_secs()
             ),
         ))
     }
@@ -80,7 +80,7 @@ impl Process {
 /// No driver outlives its demo.
 impl Drop for Process {
     fn drop(&mut self) {
-        if self.ended().is_none() {
+        if self.try_wait().is_none() {
             let _ = self.child.kill();
             let _ = self.child.wait();
         }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::client::{Client, Use};
-use super::screen::Screen;
+use super::progress::Progress;
 use super::{Failed, Result, writer};
 use crate::host::Host;
 use crate::host::linux::LinuxHost;
@@ -85,18 +85,22 @@ impl Trial {
     }
 
     /// From its creation to its comparison.
-    pub(super) async fn play(&mut self, screen: &mut Screen, client: &mut Client) -> Result<()> {
+    pub(super) async fn play(
+        &mut self,
+        progress: &mut Progress,
+        client: &mut Client,
+    ) -> Result<()> {
         let label = self.label;
         let name = format!("demo-{label}");
         let (kind, size) = (self.kind, self.size);
         let id = &mut self.id;
-        screen
+        progress
             .step(label, "create", async {
                 *id = client.create(&name, kind, size).await?;
                 Ok(Human(size).to_string())
             })
             .await?;
-        screen
+        progress
             .step(label, "attach, stage, publish", async {
                 self.make_folders()?;
                 client.bring_up(self.used()).await?;
@@ -104,7 +108,7 @@ impl Trial {
             })
             .await?;
         let mut written = 0;
-        screen
+        progress
             .step(label, "write and sync", async {
                 let sum = writer::write(&self.place(), WRITTEN, self.seed);
                 written = sum.map_err(|error| Failed::of("write", &error))?;
@@ -116,15 +120,15 @@ impl Trial {
                 ))
             })
             .await?;
-        self.grow(screen, client).await?;
-        screen
+        self.grow(progress, client).await?;
+        progress
             .step(label, "unpublish, unstage, publish again", async {
                 client.take_down(self.used()).await?;
                 client.bring_up(self.used()).await?;
                 Ok(String::new())
             })
             .await?;
-        screen
+        progress
             .step(label, "compare with the written data", async {
                 let found = writer::checksum(&self.place(), WRITTEN);
                 let found = found.map_err(|error| Failed::of("read", &error))?;
@@ -139,14 +143,14 @@ impl Trial {
             .await
     }
 
-    async fn grow(&self, screen: &mut Screen, client: &mut Client) -> Result<()> {
+    async fn grow(&self, progress: &mut Progress, client: &mut Client) -> Result<()> {
         const DOING: &str = "grow while in use";
         if self.kind == Some(FsType::Ext4) && !has_sys_resource() {
             let why = "growing a mounted ext4 needs CAP_SYS_RESOURCE, which this process lacks";
-            screen.skip(self.label, DOING, why);
+            progress.skip(self.label, DOING, why);
             return Ok(());
         }
-        screen
+        progress
             .step(self.label, DOING, async {
                 let before = self.bytes(client).await?;
                 client.grow(self.used(), self.grown).await?;
@@ -174,8 +178,12 @@ impl Trial {
     }
 
     /// Down and deleted.
-    pub(super) async fn end(&self, screen: &mut Screen, client: &mut Client) -> Result<()> {
-        screen
+    pub(super) async fn tear_down(
+        &self,
+        progress: &mut Progress,
+        client: &mut Client,
+    ) -> Result<()> {
+        progress
             .step(self.label, "unpublish, unstage, detach, delete", async {
                 client.take_down(self.used()).await?;
                 client.delete(&self.id).await?;

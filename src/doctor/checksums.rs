@@ -3,7 +3,7 @@
 
 use super::Check;
 use super::pool::subject;
-use crate::host::Ground;
+use crate::host::BackingFs;
 use crate::model::PoolDefinition;
 
 /// The first kernel that doesn't let direct I/O leave wrong checksums.
@@ -12,7 +12,7 @@ const BUFFERS_CHECKSUMMED: (u32, u32) = (6, 15);
 /// What becomes of the images that are made in a pool's folder of volumes.
 pub(super) fn check(
     pool: &PoolDefinition,
-    images: &Ground,
+    images: &BackingFs,
     kernel: Option<(u32, u32)>,
 ) -> Option<Check> {
     if images.fs_name != "btrfs" {
@@ -47,7 +47,7 @@ mod tests {
     fn images_with_checksums_are_told_of_by_what_the_kernel_does_with_them() {
         let pool = "default=file:/srv/pool".parse().unwrap();
         let said = |fs_name: &str, in_place: bool, kernel: Option<(u32, u32)>| {
-            let images = Ground {
+            let images = BackingFs {
                 fs_name: fs_name.into(),
                 mount_point: "/srv/pool".into(),
                 sector: 4096,

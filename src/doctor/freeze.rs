@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use super::trial::{Mounted, on_mounted};
-use super::{Check, Patient, kernel};
-use crate::error::{Doing, Result, chain};
+use super::{Check, Subject, kernel};
+use crate::error::{ErrorContext, Result, chain};
 use crate::host::freezer::FreezeLimits;
 use crate::host::{FileKind, FreezeMember, Freezer, Host};
 use crate::model::{FsType, PoolPlace};
@@ -22,9 +22,9 @@ const FORGETFUL: [&str; 2] = ["tmpfs", "ramfs"];
 /// Name of the member in journal and logs.
 const MEMBER: &str = "doctor";
 
-pub(super) fn examine(host: &dyn Host, freezer: &dyn Freezer, patient: &Patient) -> Vec<Check> {
+pub(super) fn examine(host: &dyn Host, freezer: &dyn Freezer, patient: &Subject) -> Vec<Check> {
     let state = state_dir(host, patient);
-    let usable = state.level != super::Level::Fail;
+    let usable = state.level != super::CheckStatus::Fail;
     let mut checks = vec![state];
     if usable {
         checks.push(trial(host, freezer, patient));
@@ -33,7 +33,7 @@ pub(super) fn examine(host: &dyn Host, freezer: &dyn Freezer, patient: &Patient)
 }
 
 /// The folder of the journal: not on what may be frozen, best on what a boot empties.
-fn state_dir(host: &dyn Host, patient: &Patient) -> Check {
+fn state_dir(host: &dyn Host, patient: &Subject) -> Check {
     let path = &patient.state_dir;
     let subject = format!("state directory {}", path.display());
     let on_a_pool = patient.pools.iter().find(|pool| match &pool.place {
@@ -64,7 +64,7 @@ fn state_dir(host: &dyn Host, patient: &Patient) -> Check {
         Some(folder) if folder == path => "",
         Some(_) | None => " (not created yet)",
     };
-    match host.ground(there.unwrap_or(path)) {
+    match host.backing_fs(there.unwrap_or(path)) {
         Ok(ground) if FORGETFUL.contains(&ground.fs_name.as_str()) => Check::ok(
             subject,
             format!("on {}, as recommended{made}", ground.fs_name),
@@ -81,7 +81,7 @@ fn state_dir(host: &dyn Host, patient: &Patient) -> Check {
     }
 }
 
-fn trial(host: &dyn Host, freezer: &dyn Freezer, patient: &Patient) -> Check {
+fn trial(host: &dyn Host, freezer: &dyn Freezer, patient: &Subject) -> Check {
     let fix = "see the checks of privileges, programs and loop devices; until this works, snapshots of mounted volumes need consistency: crash";
     let not_tried = |why: &str| Check::warn("freeze", format!("not tried: {why}"), fix);
     match kernel::may_mount(host) {
@@ -96,7 +96,7 @@ fn trial(host: &dyn Host, freezer: &dyn Freezer, patient: &Patient) -> Check {
         &patient.trial_dir,
         FsType::Ext4,
         |mounted| freeze(host, freezer, mounted),
-        || freezer.end(),
+        || freezer.stop_guard(),
     );
     match frozen {
         Ok(true) => Check::ok(
@@ -117,7 +117,7 @@ fn freeze(host: &dyn Host, freezer: &dyn Freezer, mounted: &Mounted<'_>) -> Resu
     let doing = || "try a freeze".to_string();
     let root = host
         .open_mount_root(mounted.target, mounted.device, FsType::Ext4)
-        .doing(doing)?;
+        .context(doing)?;
     let member = FreezeMember {
         volume_id: MEMBER.into(),
         namespace: None,
@@ -125,8 +125,8 @@ fn freeze(host: &dyn Host, freezer: &dyn Freezer, mounted: &Mounted<'_>) -> Resu
         fs: FsType::Ext4,
         root,
     };
-    let session = freezer.begin(vec![member], LIMITS).doing(doing)?;
-    session.sync().doing(doing)?;
-    session.freeze().doing(doing)?;
-    session.thaw(0).doing(doing)
+    let session = freezer.begin(vec![member], LIMITS).context(doing)?;
+    session.sync().context(doing)?;
+    session.freeze().context(doing)?;
+    session.thaw(0).context(doing)
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Check, Patient};
+use super::{Check, Subject};
 use crate::error::{HostError, chain};
 use crate::host::{Done, Effect, FileKind, Host, LoopSpec, LoopStatus};
 
@@ -25,7 +25,7 @@ const PROGRAMS: [(&str, &str, &str); 4] = [
     ("mkfs.btrfs", "btrfs-progs", "btrfs volumes cannot be used"),
 ];
 
-pub(super) fn examine(host: &dyn Host, patient: &Patient) -> Vec<Check> {
+pub(super) fn examine(host: &dyn Host, patient: &Subject) -> Vec<Check> {
     let mut checks = vec![kernel(&text(host, RELEASE))];
     checks.extend(capabilities(&text(host, "/proc/self/status")));
     checks.extend(programs(host, &patient.programs));

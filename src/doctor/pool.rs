@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use super::{Check, Patient, checksums, kernel};
+use super::{Check, Subject, checksums, kernel};
 use crate::backend::file::{LOCK_FILE, VOLUMES};
 use crate::error::chain;
-use crate::host::{FileId, Ground, Host};
+use crate::host::{BackingFs, FileId, Host};
 use crate::model::pool::WAY_OUT;
 use crate::model::size::Human;
 use crate::model::{MountRule, PoolDefinition, PoolPlace};
@@ -16,7 +16,7 @@ use crate::record::{ImageRecord, NodeRecord, PoolRecord};
 /// Below this share of free room a warning is due.
 const LITTLE_ROOM_PERCENT: u64 = 10;
 
-pub(super) fn examine(host: &dyn Host, patient: &Patient) -> Vec<Check> {
+pub(super) fn examine(host: &dyn Host, patient: &Subject) -> Vec<Check> {
     let mut checks = Vec::new();
     let node = match pool_admin::load_node(host, &patient.node_record) {
         Ok(node) => node,
@@ -83,8 +83,8 @@ fn file_pool(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &P
         }
     };
     let record = match found {
-        pool_make::Found::Pool(record) => record,
-        pool_make::Found::Foreign(what) => {
+        pool_make::Probe::Pool(record) => record,
+        pool_make::Probe::Foreign(what) => {
             let error = pool_make::not_blank(path, &what);
             return vec![Check::fail(
                 subject,
@@ -92,8 +92,8 @@ fn file_pool(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &P
                 "give another directory",
             )];
         }
-        pool_make::Found::Image(record) => return vec![unmounted_image(pool, path, &record)],
-        pool_make::Found::Blank | pool_make::Found::Missing => {
+        pool_make::Probe::Image(record) => return vec![unmounted_image(pool, path, &record)],
+        pool_make::Probe::Blank | pool_make::Probe::Missing => {
             return vec![not_made(host, node, pool, path)];
         }
     };
@@ -116,7 +116,7 @@ fn file_pool(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &P
 /// mounted.
 fn unmounted_image(pool: &PoolDefinition, path: &Path, record: &ImageRecord) -> Check {
     let subject = format!("{}: image", subject(pool));
-    if let Err(error) = pool_image::check_kind(pool, &pool_make::Found::Image(record.clone())) {
+    if let Err(error) = pool_image::check_kind(pool, &pool_make::Probe::Image(record.clone())) {
         return Check::fail(subject, chain(&error), "correct the definition");
     }
     if !record.formatted.complete {
@@ -138,12 +138,12 @@ fn unmounted_image(pool: &PoolDefinition, path: &Path, record: &ImageRecord) -> 
 /// The image beneath a pool that is mounted: is all of it reserved?
 fn image(host: &dyn Host, pool: &PoolDefinition, outer: &Path) -> Option<Check> {
     let subject = format!("{}: image", subject(pool));
-    let found = match pool_make::look(host, outer) {
-        Ok(pool_make::Found::Image(record)) => record,
+    let found = match pool_make::probe(host, outer) {
+        Ok(pool_make::Probe::Image(record)) => record,
         Ok(_) => return None,
         Err(error) => return Some(Check::fail(subject, chain(&error), "check the disk")),
     };
-    if let Err(error) = pool_image::check_kind(pool, &pool_make::Found::Image(found.clone())) {
+    if let Err(error) = pool_image::check_kind(pool, &pool_make::Probe::Image(found.clone())) {
         return Some(Check::fail(
             subject,
             chain(&error),
@@ -279,7 +279,7 @@ fn mount(host: &dyn Host, pool: &PoolDefinition, outer: &Path) -> Option<Check> 
 
 fn ground(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Vec<Check> {
     let subject = format!("{}: file system", subject(pool));
-    let (warnings, fs) = match (pool_make::check_ground(host, path), host.ground(path)) {
+    let (warnings, fs) = match (pool_make::check_ground(host, path), host.backing_fs(path)) {
         (Ok(warnings), Ok(fs)) => (warnings, fs),
         (Err(error), _) => return vec![Check::fail(subject, chain(&error), "move the pool")],
         (_, Err(error)) => return vec![Check::fail(subject, chain(&error), "check the disk")],
@@ -300,7 +300,7 @@ fn ground(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Vec<Check> {
         ));
     }
     checks.push(snapshots(pool, &fs));
-    match host.ground(&path.join(VOLUMES)) {
+    match host.backing_fs(&path.join(VOLUMES)) {
         Ok(images) => checks.extend(checksums::check(pool, &images, kernel::version(host))),
         Err(error) => checks.push(Check::fail(subject, chain(&error), "check the disk")),
     }
@@ -308,7 +308,7 @@ fn ground(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Vec<Check> {
 }
 
 /// What snapshots cost on a pool.
-fn snapshots(pool: &PoolDefinition, ground: &Ground) -> Check {
+fn snapshots(pool: &PoolDefinition, ground: &BackingFs) -> Check {
     let subject = format!("{}: snapshots", subject(pool));
     match pool_make::without_sharing(ground) {
         None => Check::ok(
@@ -339,7 +339,7 @@ fn room(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Check {
 
 fn scratch(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Check {
     let subject = format!("{}: loop device", subject(pool));
-    let sector = host.ground(path).map_or(512, |ground| ground.sector);
+    let sector = host.backing_fs(path).map_or(512, |ground| ground.sector);
     match kernel::try_loop(host, path, sector) {
         Ok(status) if status.direct_io => Check::ok(subject, "a temporary image uses direct I/O"),
         Ok(_) => Check::warn(

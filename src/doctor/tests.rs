@@ -46,8 +46,8 @@ fn machine(ground: &str) -> MemoryHost {
     host
 }
 
-fn patient(pools: &[&str]) -> Patient {
-    Patient {
+fn patient(pools: &[&str]) -> Subject {
+    Subject {
         pools: pools.iter().map(|text| text.parse().unwrap()).collect(),
         node_record: NODE.into(),
         state_dir: STATE.into(),
@@ -69,7 +69,7 @@ fn a_machine_in_order() {
     pool_admin::init(&host, Path::new(NODE), &patient.pools[0]).unwrap();
     let checks = examine(&host, &host, &patient);
     insta::assert_snapshot!(told(&checks));
-    assert!(!is_ill(&checks));
+    assert!(!has_failures(&checks));
     let left = host.files_below(Path::new("/memory/a"));
     assert!(!left.iter().any(|name| name.contains("doctor")), "{left:?}");
     assert_eq!(host.loop_numbers(), []);
@@ -122,7 +122,7 @@ fn a_machine_with_each_trouble_of_pools() {
         .filter(|check| check.subject.starts_with("pool"))
         .collect();
     insta::assert_snapshot!(told(&of_pools));
-    assert!(is_ill(&of_pools));
+    assert!(has_failures(&of_pools));
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn a_trial_that_can_not_be_made_to_its_end_leaves_nothing() {
             let may_leave = is_clean_up || is_journal;
             let left = host.files_below(Path::new(STATE));
             if may_leave && !left.is_empty() {
-                assert_eq!(told.level, Level::Warn, "{failed}: {told}");
+                assert_eq!(told.level, CheckStatus::Warn, "{failed}: {told}");
             } else {
                 assert_eq!(host.loop_numbers(), [], "{failed}: {told}");
                 assert_eq!(left, Vec::<String>::new(), "{failed}: {told}");

@@ -3,8 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Check, Patient, kernel};
-use crate::error::{Doing, Error, Result, chain};
+use super::{Check, Subject, kernel};
+use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::{Device, Done, Effect, FileKind, FileStat, Host, LoopSpec, MountSpec, NodeKind};
 use crate::model::FsType;
 
@@ -19,12 +19,12 @@ pub(super) struct Mounted<'a> {
 }
 
 /// One trial of each kind.
-pub(super) fn examine(host: &dyn Host, patient: &Patient) -> Vec<Check> {
+pub(super) fn examine(host: &dyn Host, patient: &Subject) -> Vec<Check> {
     let kinds = FsType::ALL.into_iter();
     kinds.map(|fs| trial(host, patient, fs)).collect()
 }
 
-fn trial(host: &dyn Host, patient: &Patient, fs: FsType) -> Check {
+fn trial(host: &dyn Host, patient: &Subject, fs: FsType) -> Check {
     let program = format!("mkfs.{fs}");
     let not_tried =
         |why: String, fix: &str| Check::warn(fs.name(), format!("not tried: {why}"), fix);
@@ -80,9 +80,9 @@ pub(super) fn on_mounted<T>(
 /// Removes a folder with all that is in it.
 fn remove(host: &dyn Host, folder: &Path) -> Result<()> {
     let doing = || format!("clear {}", folder.display());
-    for name in host.list_dir(folder).doing(doing)?.unwrap_or_default() {
+    for name in host.list_dir(folder).context(doing)?.unwrap_or_default() {
         let path = folder.join(name);
-        match host.stat(&path).doing(doing)?.map(|found| found.kind) {
+        match host.stat(&path).context(doing)?.map(|found| found.kind) {
             Some(FileKind::Dir) => remove(host, &path)?,
             Some(_) => perform(host, &Effect::RemoveFile { path: &path })?,
             None => {}
@@ -96,7 +96,7 @@ fn doing() -> String {
 }
 
 fn perform(host: &dyn Host, effect: &Effect<'_>) -> Result<()> {
-    host.perform(effect).map(drop).doing(doing)
+    host.perform(effect).map(drop).context(doing)
 }
 
 /// Folders that go when this does, the last first; those that others use by then stay.
@@ -116,7 +116,7 @@ impl Made<'_> {
     fn folders_to(&mut self, path: &Path) -> Result<()> {
         let mut missing = Vec::new();
         for folder in path.ancestors() {
-            if self.host.stat(folder).doing(doing)?.is_some() {
+            if self.host.stat(folder).context(doing)?.is_some() {
                 break;
             }
             missing.push(folder);
@@ -144,7 +144,7 @@ fn scratch(host: &dyn Host, image: &Path, size: u64) -> Result<FileStat> {
     };
     perform(host, &allocate)?;
     let gone = || Error::refused(image.display(), "the temporary image has disappeared");
-    host.stat(image).doing(doing)?.ok_or_else(gone)
+    host.stat(image).context(doing)?.ok_or_else(gone)
 }
 
 fn on_image<T>(
@@ -164,7 +164,7 @@ fn on_image<T>(
         autoclear: true,
         read_only: false,
     };
-    let Done::Loop(hold) = host.perform(&Effect::AttachLoop(spec)).doing(doing)? else {
+    let Done::Loop(hold) = host.perform(&Effect::AttachLoop(spec)).context(doing)? else {
         return Err(Error::Bug {
             invariant: "AttachLoop returns a loop device".into(),
         });

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::definition::HookDefinition;
-use super::session::{GRACE, Running, Sessions, shared_by};
+use super::session::{RELEASE_GRACE, Running, Sessions, shared_by};
 use super::{HookTarget, Hooks, Quiesced};
 use crate::error::{Error, HostError, Result, chain};
 use crate::host::{Account, Done, Effect, Host, Session, SessionSpec};
@@ -26,7 +26,7 @@ impl LocalHooks {
         LocalHooks {
             hooks,
             host,
-            grace: GRACE,
+            grace: RELEASE_GRACE,
         }
     }
 

@@ -26,9 +26,9 @@ use annotation::PodHook;
 
 /// Between the end of a session's stdin and giving it up. Longer than on the same machine: API
 /// server, kubelet and container runtime are between.
-const GRACE: Duration = Duration::from_secs(20);
+const RELEASE_GRACE: Duration = Duration::from_secs(20);
 /// The API server has so long for a look at pods.
-const LOOK: Duration = Duration::from_secs(20);
+const LIST_PODS_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What a namespace's owner binds, and to whom, so that hooks may run there: for the advice where
 /// that's missing. By default the names that the chart gives in a release called `slackwater`.
@@ -88,7 +88,7 @@ impl PodHooks {
             client,
             rights: HookRights::default(),
             runtime: Handle::current(),
-            grace: GRACE,
+            grace: RELEASE_GRACE,
         }
     }
 
@@ -115,12 +115,12 @@ impl PodHooks {
     ) -> Result<T> {
         let answer = self
             .runtime
-            .block_on(async { tokio::time::timeout(LOOK, answer).await });
+            .block_on(async { tokio::time::timeout(LIST_PODS_TIMEOUT, answer).await });
         let reason = match answer {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(error)) if is_forbidden(&error) => self.rights.advice(what, namespace),
             Ok(Err(error)) => format!("{what} failed: {}", chain(&error)),
-            Err(_) => format!("{what} took longer than {} s", LOOK.as_secs()),
+            Err(_) => format!("{what} took longer than {} s", LIST_PODS_TIMEOUT.as_secs()),
         };
         Err(Error::QuiesceFailed {
             hook: format!("of namespace {namespace}"),

@@ -10,11 +10,11 @@ use crate::model::SharedVolume;
 
 /// Between the end of a session's stdin and SIGTERM: an application that has stood still needs a
 /// moment to get going, and then its client to say goodbye.
-pub(super) const GRACE: Duration = Duration::from_secs(10);
+pub(super) const RELEASE_GRACE: Duration = Duration::from_secs(10);
 /// Between SIGTERM and SIGKILL, and after that until it's given up.
-const LAST_GRACE: Duration = Duration::from_secs(2);
+const SIGNAL_GRACE: Duration = Duration::from_secs(2);
 /// Between two looks at sessions that aren't there yet: short beside starting a program.
-const LOOK_EVERY: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Which of a volume's hooks are run, in their order.
 pub(super) fn shared_by<T: AsRef<str>>(
@@ -102,7 +102,7 @@ impl Sessions {
     /// Waits until all have said READY, for at most `timeout` since `begun`.
     pub(super) fn ready(mut self, begun: Instant, timeout: Duration) -> Result<Box<dyn Quiesced>> {
         while !self.are_ready(begun.elapsed(), timeout)? {
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(Box::new(self))
     }
@@ -111,7 +111,7 @@ impl Sessions {
     fn are_ready(&mut self, waited: Duration, timeout: Duration) -> Result<bool> {
         let mut all = true;
         for running in &mut self.running {
-            let state = running.session.look();
+            let state = running.session.poll();
             let limit = timeout.min(running.timeout);
             match state {
                 SessionState::Ready => running.check_time("before all other hooks were ready")?,
@@ -136,11 +136,11 @@ impl Sessions {
     }
 
     /// Waits for all ends; whether all have come.
-    fn ended_within(&mut self, time: Duration) -> bool {
+    fn wait_for_exits(&mut self, time: Duration) -> bool {
         let until = Instant::now() + time;
         loop {
             let ended = |running: &mut Running| {
-                matches!(running.session.look(), SessionState::Ended { .. })
+                matches!(running.session.poll(), SessionState::Ended { .. })
             };
             // Each is looked at: its pipes are emptied by that.
             let left = self
@@ -153,7 +153,7 @@ impl Sessions {
             if Instant::now() >= until {
                 return false;
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -161,8 +161,8 @@ impl Sessions {
     fn signal(&mut self, by_force: bool) -> Vec<String> {
         let mut names = Vec::new();
         for running in &mut self.running {
-            if !matches!(running.session.look(), SessionState::Ended { .. }) {
-                running.session.end(by_force);
+            if !matches!(running.session.poll(), SessionState::Ended { .. }) {
+                running.session.kill(by_force);
                 names.push(running.name.clone());
             }
         }
@@ -170,19 +170,19 @@ impl Sessions {
     }
 
     /// Ends them all. Names of those that had to be told by a signal, and how that went.
-    fn end(&mut self) -> (Vec<String>, &'static str) {
+    fn terminate(&mut self) -> (Vec<String>, &'static str) {
         for running in &mut self.running {
             running.session.let_go();
         }
-        if self.ended_within(self.grace) {
+        if self.wait_for_exits(self.grace) {
             return (Vec::new(), "");
         }
         let signalled = self.signal(false);
-        if self.ended_within(LAST_GRACE) {
+        if self.wait_for_exits(SIGNAL_GRACE) {
             return (signalled, "was terminated by SIGTERM");
         }
         self.signal(true);
-        if self.ended_within(LAST_GRACE) {
+        if self.wait_for_exits(SIGNAL_GRACE) {
             return (signalled, "was killed");
         }
         (signalled, "was killed, but has not exited yet")
@@ -192,7 +192,7 @@ impl Sessions {
 impl Quiesced for Sessions {
     fn verify(&mut self) -> Result<()> {
         for running in &mut self.running {
-            match running.session.look() {
+            match running.session.poll() {
                 SessionState::Ready => running.check_time("before the cut was complete")?,
                 SessionState::Starting => {
                     return Err(Error::Bug {
@@ -209,14 +209,14 @@ impl Quiesced for Sessions {
     }
 
     fn release(mut self: Box<Self>) -> Result<Option<String>> {
-        let (signalled, how) = self.end();
+        let (signalled, how) = self.terminate();
         let running = std::mem::take(&mut self.running);
         for mut running in running {
             let SessionState::Ended {
                 success: false,
                 status,
                 ..
-            } = running.session.look()
+            } = running.session.poll()
             else {
                 continue;
             };
@@ -247,7 +247,7 @@ impl Quiesced for Sessions {
 impl Drop for Sessions {
     fn drop(&mut self) {
         if !self.running.is_empty() {
-            let (signalled, how) = self.end();
+            let (signalled, how) = self.terminate();
             if !signalled.is_empty() {
                 let hooks = signalled.join(", ");
                 tracing::warn!(hooks, how, "stopped hooks that did not exit by themselves");

@@ -12,7 +12,7 @@ use super::publish::View;
 use super::stage::{same_capability, staged_at};
 use super::{Driver, Pool, PublishVolume, StageVolume};
 use crate::backend::{AttachMode, Attached, FoundDevice};
-use crate::error::{Doing, Error, Result, chain};
+use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::{Effect, LoopStatus, NodeKind};
 use crate::record::{Formatted, LastStage, VolumeRecord};
 
@@ -25,7 +25,10 @@ impl Driver {
         request: &StageVolume,
     ) -> Result<()> {
         self.refuse_other_access(&record, "block")?;
-        if let Some(stage) = self.block_stage(&record).map_err(Error::unseen)? {
+        if let Some(stage) = self
+            .block_stage(&record)
+            .map_err(Error::into_indeterminate)?
+        {
             if stage.staging_path != request.staging_path {
                 return Err(staged_at(request, &stage.staging_path));
             }
@@ -33,7 +36,7 @@ impl Driver {
         }
         let raw = Formatted::raw();
         // An unwritten record or entry may be there all the same: the caller must not forget it.
-        let unsure = |first| Error::Undo {
+        let unsure = |first| Error::RollbackFailed {
             first: Box::new(first),
             undo: "it is unknown whether its staging was recorded".into(),
         };
@@ -73,7 +76,9 @@ impl Driver {
                 reason,
             ))
         };
-        let stage = self.block_stage(record).map_err(Error::unseen)?;
+        let stage = self
+            .block_stage(record)
+            .map_err(Error::into_indeterminate)?;
         refuse_unless_staged(stage.as_ref(), request)?;
         if self.is_published(request, view, target, read_only)? {
             return Ok(());
@@ -130,8 +135,8 @@ impl Driver {
         let name = attached.device.path.display();
         let found = self.host.loop_status(attached.hold.number);
         found
-            .doing(|| format!("examine {name}"))
-            .map_err(Error::unseen)?
+            .context(|| format!("examine {name}"))
+            .map_err(Error::into_indeterminate)?
             .ok_or_else(|| Error::Pending {
                 what: name.to_string(),
             })
@@ -141,7 +146,7 @@ impl Driver {
     fn undo_devices(&self, pool: &Pool, uuid: Uuid, before: &[FoundDevice], first: Error) -> Error {
         match self.free_devices(pool, uuid, before) {
             Ok(()) => first,
-            Err(undo) => Error::Undo {
+            Err(undo) => Error::RollbackFailed {
                 first: Box::new(first),
                 undo: chain(&undo),
             },

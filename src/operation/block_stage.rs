@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::{Driver, Pool, pool_admin};
-use crate::error::{Doing, Result, chain};
+use crate::error::{ErrorContext, Result, chain};
 use crate::host::Effect;
 use crate::model::AccessType;
 use crate::record::{self, LastStage, Record, VolumeRecord};
@@ -39,7 +39,7 @@ impl Driver {
     }
 
     fn boot(&self) -> Result<Uuid> {
-        self.host.boot_id().doing(|| "read the boot ID".into())
+        self.host.boot_id().context(|| "read the boot ID".into())
     }
 
     fn entry(&self, uuid: Uuid) -> Result<Option<BlockStage>> {
@@ -58,7 +58,7 @@ impl Driver {
         self.host
             .perform(&Effect::RemoveFile { path })
             .map(drop)
-            .doing(|| format!("remove {}", path.display()))
+            .context(|| format!("remove {}", path.display()))
     }
 
     /// How a block volume is staged, in this boot.
@@ -91,12 +91,7 @@ impl Driver {
     }
 
     /// Ends the stage of a volume at a path, if it is one of a block volume; without the pool too.
-    pub(super) fn end_block_stage(
-        &self,
-        pool: Option<&Pool>,
-        uuid: Uuid,
-        path: &str,
-    ) -> Result<()> {
+    pub(super) fn unstage_block(&self, pool: Option<&Pool>, uuid: Uuid, path: &str) -> Result<()> {
         let boot = self.boot()?;
         let entry = self.entry(uuid);
         let staged = match &entry {
@@ -140,7 +135,7 @@ impl Driver {
     pub(super) fn forget_earlier_stages(&self) -> Result<()> {
         let boot = self.boot()?;
         let names = self.host.list_dir(&self.stages());
-        let names = names.doing(|| "list staged block volumes".into())?;
+        let names = names.context(|| "list staged block volumes".into())?;
         for name in names.unwrap_or_default() {
             let Some(Ok(uuid)) = name.strip_suffix(".json").map(Uuid::try_parse) else {
                 continue;

@@ -5,7 +5,7 @@ use super::lock::Key;
 use super::publish::View;
 use super::{Driver, Pool};
 use crate::backend::AttachMode;
-use crate::error::{Doing, Error, HostCause, HostError, Result};
+use crate::error::{Error, ErrorContext, HostCause, HostError, Result};
 use crate::host::session::speakable;
 use crate::host::{Check, Checked, Device, Done, Effect};
 use crate::model::{FsType, VolumeId};
@@ -52,7 +52,7 @@ impl Driver {
         }
         let how = if repair { Check::Repair } else { Check::Look };
         let checked = self.host.perform(&Effect::CheckFs { device, fs, how });
-        let checked = checked.doing(|| format!("check the file system of volume {volume_id}"))?;
+        let checked = checked.context(|| format!("check the file system of volume {volume_id}"))?;
         let Done::Checked(checked) = checked else {
             return Err(Error::Bug {
                 invariant: "CheckFs returns a report".into(),
@@ -75,7 +75,7 @@ impl Driver {
         fs: FsType,
     ) -> Result<()> {
         let doing = || format!("check the file system of volume {}", record.uuid);
-        if !self.host.is_unclean(device, fs).doing(doing)? {
+        if !self.host.is_unclean(device, fs).context(doing)? {
             return Ok(());
         }
         tracing::warn!(volume = %record.uuid, "checking a file system that was not cleanly unmounted before mounting it");
@@ -108,7 +108,7 @@ impl Driver {
             }) => format!("{program} failed with {status}: {stderr}"),
             Err(error) => {
                 return Err(error)
-                    .doing(|| format!("check the file system of volume {}", record.uuid));
+                    .context(|| format!("check the file system of volume {}", record.uuid));
             }
         };
         let id = VolumeId {

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use super::lock::{Guard, Key};
+use super::lock::{Key, LockGuard};
 use super::{Driver, Pool};
 use crate::backend::{Image, Leftover};
 use crate::error::{Error, Result, chain};
@@ -19,11 +19,11 @@ impl Driver {
     }
 
     /// Ends what calls have left on a pool, but for what is wiped ([`Driver::wipe`]) and members of
-    /// groups ([`Driver::settle_groups`]). Waits for no lock, and only for this pool's disk.
+    /// groups ([`Driver::resolve_groups`]). Waits for no lock, and only for this pool's disk.
     pub fn clean(&self, pool: PoolId) {
         if let Ok(Some(pool)) = self.pool(pool) {
-            self.end_inline(&pool);
-            self.end_left(&pool, false);
+            self.clean_up_inline(&pool);
+            self.clean_up_leftovers(&pool, false);
         }
     }
 
@@ -31,13 +31,13 @@ impl Driver {
     /// as long as the wipes.
     pub fn wipe(&self, pool: PoolId) {
         if let Ok(Some(pool)) = self.pool(pool) {
-            self.end_left(&pool, true);
+            self.clean_up_leftovers(&pool, true);
         }
     }
 
-    fn end_inline(&self, pool: &Pool) {
+    fn clean_up_inline(&self, pool: &Pool) {
         let name = &pool.definition.name;
-        let (ended, failed) = self.end_left_inline(pool);
+        let (ended, failed) = self.delete_leftover_inline(pool);
         if ended > 0 {
             tracing::info!(pool = %name, volumes = ended, "deleted unused inline volumes");
         }
@@ -46,7 +46,7 @@ impl Driver {
         }
     }
 
-    fn end_left(&self, pool: &Pool, wiped: bool) {
+    fn clean_up_leftovers(&self, pool: &Pool, wiped: bool) {
         let name = &pool.definition.name;
         let leftovers = match pool.backend.leftovers() {
             Ok(leftovers) => leftovers,
@@ -70,7 +70,7 @@ impl Driver {
             {
                 continue;
             }
-            match pool.backend.end(&leftover) {
+            match pool.backend.clean_up(&leftover) {
                 Ok(true) => {
                     tracing::info!(pool = %name, %leftover, "cleaned up after an interrupted call");
                 }
@@ -83,7 +83,7 @@ impl Driver {
         }
     }
 
-    fn lock_leftover(&self, leftover: &Leftover) -> Result<Vec<Guard>> {
+    fn lock_leftover(&self, leftover: &Leftover) -> Result<Vec<LockGuard>> {
         let keys = match leftover {
             Leftover::Volume(uuid) | Leftover::Copy(Image::Volume(uuid)) => {
                 vec![Key::Volume(*uuid)]
@@ -110,7 +110,7 @@ impl Driver {
 
     /// Settles what has been left of groups that have members on a pool, one group after another.
     /// Groups that are being made are left alone, and those that another node decides about.
-    pub fn settle_groups(&self, pool: PoolId) {
+    pub fn resolve_groups(&self, pool: PoolId) {
         if let Ok(Some(pool)) = self.pool(pool) {
             self.settle_groups_of(&pool);
         }
@@ -123,7 +123,7 @@ impl Driver {
             let Ok(_lock) = self.locks.acquire(Key::Group(group)) else {
                 continue;
             };
-            match self.settle_group(group) {
+            match self.resolve_group(group) {
                 Ok(()) => {}
                 Err(error @ Error::Unreachable { .. }) => {
                     tracing::debug!(%group, error = %chain(&error), "skipping a group snapshot whose coordinating member is not on this node");

@@ -19,7 +19,7 @@ use super::snapshot::Prepared;
 use super::{CreateSnapshot, Driver, Pool, Snapshot};
 use crate::backend::Image;
 use crate::cut::Use;
-use crate::error::{Doing, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::host::Effect;
 use crate::model::pool::WAY_OUT;
 use crate::model::size::MIB;
@@ -32,11 +32,11 @@ const STEP: u64 = 16 * MIB;
 const SAVE: u64 = 512 * MIB;
 /// Bytes a second of all copies that read or write a pool, at most: half of what a SATA disk gives,
 /// so that copies are never all that a disk has to do.
-const RATE: u64 = 256 * MIB;
+const MAX_BYTES_PER_SECOND: u64 = 256 * MIB;
 /// Copies that run at a time.
-const MOST: usize = 8;
+const MAX_COPIES: usize = 8;
 /// How long a copy may have to wait for the others, at a step of each.
-const LONGEST: Duration = Duration::from_secs(2);
+const MAX_STEP_DELAY: Duration = Duration::from_secs(2);
 
 /// Why a volume in use isn't copied, and the way out.
 pub(super) fn no_sharing(pool: &Pool, volume_id: &str) -> Error {
@@ -53,7 +53,7 @@ pub(super) fn no_sharing(pool: &Pool, volume_id: &str) -> Error {
 
 /// Seconds after which a copy is forgotten that was begun and that no call has asked for since:
 /// sidecars repeat their calls every few minutes at the latest.
-const FORGOTTEN: u64 = 3600;
+const FORGOTTEN_AFTER_SECONDS: u64 = 3600;
 
 /// Copies that run.
 #[derive(Debug, Default)]
@@ -81,7 +81,7 @@ pub(super) struct Copying<'a> {
 
 impl Copies {
     /// Ends the copy of a volume that is about to be used: what was copied is worthless.
-    pub(super) fn end(&self, volume: Uuid) {
+    pub(super) fn cancel(&self, volume: Uuid) {
         let copies = self.of.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(ended) = copies.get(&volume) {
             ended.store(true, Ordering::SeqCst);
@@ -91,7 +91,7 @@ impl Copies {
     /// A call asks for a copy into this volume or snapshot.
     pub(super) fn ask(&self, into: Uuid, now: u64) {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        asked.retain(|_, at| now < at.saturating_add(2 * FORGOTTEN));
+        asked.retain(|_, at| now < at.saturating_add(2 * FORGOTTEN_AFTER_SECONDS));
         asked.insert(into, now);
     }
 
@@ -100,7 +100,7 @@ impl Copies {
     pub(super) fn is_forgotten(&self, into: Uuid, now: u64) -> bool {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         let at = *asked.entry(into).or_insert(now);
-        now >= at.saturating_add(FORGOTTEN)
+        now >= at.saturating_add(FORGOTTEN_AFTER_SECONDS)
     }
 
     /// Takes the place of one more copy. No namespace has more than half of them, so that claims
@@ -109,8 +109,12 @@ impl Copies {
         let namespace = claim.and_then(|claim| Some(claim.split_once('/')?.0.to_string()));
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let of_namespace = running.iter().filter(|one| **one == namespace).count();
-        let most = if namespace.is_some() { MOST / 2 } else { MOST };
-        if running.len() >= MOST || of_namespace >= most {
+        let most = if namespace.is_some() {
+            MAX_COPIES / 2
+        } else {
+            MAX_COPIES
+        };
+        if running.len() >= MAX_COPIES || of_namespace >= most {
             return Err(Error::Pending {
                 what: format!("{most} other copies (the limit of this node)"),
             });
@@ -128,12 +132,12 @@ impl Copies {
     /// together.
     fn step(&self, pools: [PoolId; 2], length: u64) -> Instant {
         let now = Instant::now();
-        let step = Duration::from_secs_f64(length as f64 / RATE as f64);
+        let step = Duration::from_secs_f64(length as f64 / MAX_BYTES_PER_SECOND as f64);
         let mut paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
         let due = |paces: &HashMap<_, _>, pool| paces.get(pool).copied().unwrap_or(now).max(now);
         let due = due(&paces, &pools[0]).max(due(&paces, &pools[1]));
         // What was not waited for (time of simulated machines, copies that have failed) is not owed.
-        let next = (due + step).min(now + LONGEST);
+        let next = (due + step).min(now + MAX_STEP_DELAY);
         paces.extend(pools.map(|pool| (pool, next)));
         next
     }
@@ -193,7 +197,7 @@ impl Driver {
         };
         let _lock = self.locks.acquire(Key::Volume(source.id.uuid))?;
         self.check_unchanged(source)?;
-        if self.use_of(source).map_err(Error::unseen)? != Use::Quiet
+        if self.use_of(source).map_err(Error::into_indeterminate)? != Use::Quiet
             || self.staged_as_block(&source.record)?.is_some()
         {
             return Err(no_sharing(&source.pool, &source.text));
@@ -219,13 +223,13 @@ impl Driver {
     /// than its record says where a growth could not be recorded, and its file system with it.
     pub(super) fn begin_at(&self, image: &Path) -> Result<(CopyProgress, u64)> {
         let stat = self.host.stat(image);
-        let stat = stat.doing(|| "examine the source of a copy".into());
-        let stat = stat.map_err(Error::unseen)?;
+        let stat = stat.context(|| "examine the source of a copy".into());
+        let stat = stat.map_err(Error::into_indeterminate)?;
         let stat = stat.ok_or_else(|| Error::Damaged {
             path: image.to_path_buf(),
             problem: "the image is missing".into(),
         });
-        let stat = stat.map_err(Error::unseen)?;
+        let stat = stat.map_err(Error::into_indeterminate)?;
         let begin = CopyProgress {
             copied: 0,
             source_modified: stat.modified,
@@ -251,7 +255,7 @@ impl Driver {
             let stopping = self.in_flight.is_stopping();
             if stopping || at - saved >= SAVE {
                 let sync = Effect::SyncFile { path: target };
-                self.host.perform(&sync).doing(doing)?;
+                self.host.perform(&sync).context(doing)?;
                 save(CopyProgress {
                     copied: at,
                     ..progress
@@ -270,7 +274,7 @@ impl Driver {
                 length,
             };
             let next = self.copies.step(copying.pools, length);
-            self.host.perform(&step).doing(doing)?;
+            self.host.perform(&step).context(doing)?;
             at += length;
             self.copied.fetch_add(length, Ordering::Relaxed);
             self.host
@@ -305,8 +309,8 @@ impl Driver {
                 let attempt = self.host.random_uuid();
                 let mut record = self.plan_snapshot(source, id, &request.name, attempt);
                 record.copy = Some(begin);
-                let ended = pool.backend.end_unanswered_snapshot(id.uuid);
-                ended.map_err(Error::unseen)?;
+                let ended = pool.backend.delete_unanswered_snapshot(id.uuid);
+                ended.map_err(Error::into_indeterminate)?;
                 pool.backend
                     .prepare_snapshot(&record, &|space| admit_snapshot(pool, space, &record))?;
                 record

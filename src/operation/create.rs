@@ -34,7 +34,7 @@ impl Driver {
         }
         let home = self.home().to_string();
         if !request.requisite.is_empty() && !request.requisite.contains(&home) {
-            return Err(Error::ElsewhereOnly { home });
+            return Err(Error::TopologyMismatch { home });
         }
         let content = match &request.content_source {
             Some(source) => Some(self.content_of(&request.name, source)?),
@@ -70,8 +70,8 @@ impl Driver {
             return self.make_from(&pool, record, &content);
         }
         // A half-made one whose clean-up failed: it was never answered to anybody.
-        let ended = pool.backend.end_unanswered(id.uuid);
-        ended.map_err(Error::unseen)?;
+        let ended = pool.backend.delete_unanswered(id.uuid);
+        ended.map_err(Error::into_indeterminate)?;
         let record = pool.backend.create(record, &|space| {
             admit(&pool, space, request.parameters.allocation, 0, size)
         })?;
@@ -88,7 +88,7 @@ impl Driver {
         let ended = self.serving().into_iter().try_for_each(|pool| {
             let uuid = VolumeId::of_name(pool.id(), NameKind::Volume, name).uuid;
             let _lock = self.locks.acquire(Key::Volume(uuid))?;
-            pool.backend.end_unanswered(uuid)
+            pool.backend.delete_unanswered(uuid)
         });
         Err(absent.with_undo(ended))
     }

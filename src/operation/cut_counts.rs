@@ -7,7 +7,7 @@ use prometheus_client::metrics::histogram::Histogram;
 
 use super::Driver;
 use crate::cut::Outcome;
-use crate::error::{Doing, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::model::Level;
 
 /// Upper ends of the histograms' buckets, in seconds: a freeze lasts milliseconds, and at most
@@ -124,7 +124,9 @@ impl Driver {
     /// File systems that are journalled as frozen now, by this driver or another one.
     pub fn frozen(&self) -> Result<usize> {
         let journalled = self.seams.freezer.journalled();
-        Ok(journalled.doing(|| "read the freeze journal".into())?.len())
+        Ok(journalled
+            .context(|| "read the freeze journal".into())?
+            .len())
     }
 
     /// Whether the freeze guard answers, or can be started: without it nothing is frozen, and so

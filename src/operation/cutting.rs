@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::capacity::check_headroom;
-use super::lock::{Guard, Key};
+use super::lock::{Key, LockGuard};
 use super::publish::View;
 use super::{Driver, Pool, usage};
 use crate::backend::Image;
 use crate::cut::barrier::Used;
-use crate::cut::tries::{self, Clock, Subject};
-use crate::cut::{self, HookTarget, Member, Outcome, Room, Try, Use};
-use crate::error::{Doing, Error, Result};
+use crate::cut::retry::{self, Clock, Subject};
+use crate::cut::{self, Attempt, CutMember, HookTarget, Outcome, Room, Use};
+use crate::error::{Error, ErrorContext, Result};
 use crate::model::{FsType, SnapshotParameters, VolumeId};
 use crate::record::VolumeRecord;
 
@@ -54,7 +54,10 @@ impl Driver {
     }
 
     /// Takes the locks of volumes, and reads them again under these.
-    pub(super) fn lock_sources(&self, volume_ids: &[String]) -> Result<(Vec<Guard>, Vec<Source>)> {
+    pub(super) fn lock_sources(
+        &self,
+        volume_ids: &[String],
+    ) -> Result<(Vec<LockGuard>, Vec<Source>)> {
         let mut locks = Vec::new();
         let mut sources = Vec::new();
         for volume_id in volume_ids {
@@ -144,7 +147,7 @@ impl Driver {
         sources: &[Source],
         uses: &[Use],
         copies: &[Image],
-    ) -> Result<Vec<Member>> {
+    ) -> Result<Vec<CutMember>> {
         let each = sources.iter().zip(uses).zip(copies);
         each.map(|((source, in_use), copy)| {
             let path = source
@@ -154,14 +157,14 @@ impl Driver {
             let stat = self
                 .host
                 .stat(&path)
-                .doing(|| format!("find the image of volume {}", source.text))?;
+                .context(|| format!("find the image of volume {}", source.text))?;
             let Some(stat) = stat else {
                 return Err(Error::Damaged {
                     path: source.pool.backend.path(),
                     problem: format!("the image of volume {} is missing", source.text),
                 });
             };
-            Ok(Member {
+            Ok(CutMember {
                 target: HookTarget {
                     volume_id: source.text.clone(),
                     claim: source.record.claim.clone(),
@@ -180,7 +183,7 @@ impl Driver {
 
     /// A look at the room of the members' pools: copies were admitted before the clones, and
     /// anything may have filled a pool since.
-    pub(super) fn room(&self, members: &[Member]) -> Result<Arc<Room>> {
+    pub(super) fn room(&self, members: &[CutMember]) -> Result<Arc<Room>> {
         let mut pools: Vec<Arc<Pool>> = Vec::new();
         for member in members {
             let (pool, ..) = self.find(&member.target.volume_id)?;
@@ -196,8 +199,8 @@ impl Driver {
     /// Cuts, on prepared copies, with the sources' locks held.
     pub(super) fn cut(
         &self,
-        members: &[Member],
-        now: &Try<'_>,
+        members: &[CutMember],
+        now: &Attempt<'_>,
         parameters: &SnapshotParameters,
     ) -> Result<Outcome> {
         let attempt = cut::attempt(&self.seams, members, now, parameters, self.room(members)?);
@@ -209,13 +212,13 @@ impl Driver {
         Ok(outcome)
     }
 
-    /// Tries a cut as its class says ([`tries::tries`]).
-    pub(super) fn tries<T>(
+    /// Tries a cut as its class says ([`retry::retry`]).
+    pub(super) fn retry<T>(
         &self,
         subject: &Subject<'_>,
-        once: impl FnMut(&Try<'_>) -> Result<T>,
+        once: impl FnMut(&Attempt<'_>) -> Result<T>,
     ) -> Result<T> {
-        tries::tries(self, &self.pauses, subject, once)
+        retry::retry(self, &self.backoffs, subject, once)
     }
 }
 
@@ -234,7 +237,7 @@ impl Clock for Driver {
 }
 
 /// A member, if somebody uses it.
-pub(super) fn used(member: &Member) -> Option<Used> {
+pub(super) fn used(member: &CutMember) -> Option<Used> {
     (member.in_use != Use::Quiet).then(|| Used {
         volume_id: member.target.volume_id.clone(),
         claim: member.target.claim.clone(),

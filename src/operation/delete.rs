@@ -1,7 +1,7 @@
 //! DeleteVolume.
 
 use super::lock::Key;
-use super::pool::{Owner, Pool};
+use super::pool::{Pool, PoolLookup};
 use super::{Driver, usage};
 use crate::error::{Error, Result};
 use crate::record::VolumeRecord;
@@ -10,7 +10,7 @@ impl Driver {
     /// DeleteVolume. What isn't there is deleted; what is used stays, and says who uses it. A
     /// failure or a crash leaves trash, which a repeat, [`Driver::clean`] or the next start ends.
     pub fn delete_volume(&self, volume_id: &str) -> Result<()> {
-        let Owner::Pool(pool, id) = self.owner(volume_id)? else {
+        let PoolLookup::Pool(pool, id) = self.owner(volume_id)? else {
             return Ok(());
         };
         let _lock = self.locks.acquire(Key::Volume(id.uuid))?;

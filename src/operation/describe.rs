@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use uuid::Uuid;
 
 use super::lock::Key;
-use super::{Driver, NotGrown, PoolState, PoolStatus};
+use super::{Driver, NotGrown, PoolStatus, ServingState};
 use crate::error::{Error, Result, chain};
 use crate::model::id::NameKind;
 use crate::model::{HomeId, PoolId, VolumeId};
@@ -96,7 +96,7 @@ impl Driver {
         let mut unseen = None;
         for state in states {
             match state {
-                PoolState::Serving(pool) => {
+                ServingState::Serving(pool) => {
                     let id = VolumeId::of_name(pool.id(), kind, name);
                     let is_there = match named {
                         Named::Volume(_) => pool.backend.volume(id.uuid)?.is_some(),
@@ -106,7 +106,7 @@ impl Driver {
                         return Ok(Some(id));
                     }
                 }
-                PoolState::Refused {
+                ServingState::Refused {
                     definition, why, ..
                 } => {
                     let could_have = match named {

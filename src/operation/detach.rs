@@ -16,16 +16,16 @@ use crate::model::PoolId;
 
 /// How long a caller waits for the clean-up of what failed: it takes milliseconds, unless the
 /// pool's disk hangs, and that is often what it failed by.
-const CLEAN_UP: Duration = Duration::from_secs(3);
+const CLEAN_UP_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Operations of [`Lane::Work`] that run at a time, and of [`Lane::Cut`].
-const WORK: usize = 32;
-const CUTS: usize = 16;
+const MAX_OPERATIONS: usize = 32;
+const MAX_CUTS: usize = 16;
 /// How long one waits for its turn, before it has a thread or a lock. Creating a volume takes
 /// milliseconds; only what takes long is there for longer.
-const TURN: Duration = Duration::from_secs(5);
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Looks at one pool that run at a time: each takes microseconds, unless its disk hangs.
-const LOOKS: usize = 16;
+const MAX_PROBES: usize = 16;
 
 /// With whom an operation shares the threads. What takes long, or hangs, is bounded in its own
 /// lane, so that calls of the kubelet always find a thread.
@@ -58,11 +58,11 @@ impl Looking {
         }
         let mut looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
         let running = looks.entry(id).or_default();
-        if *running >= LOOKS {
+        if *running >= MAX_PROBES {
             return Err(Error::Unreachable {
                 what: format!("pool {}", pool.definition.name),
                 reason: format!(
-                    "{LOOKS} calls that read it have not finished; its disk is slow or hangs"
+                    "{MAX_PROBES} calls that read it have not finished; its disk is slow or hangs"
                 ),
             });
         }
@@ -119,7 +119,7 @@ thread_local! {
     static FAILING: RefCell<Option<watch::Sender<Option<String>>>> = const { RefCell::new(None) };
 }
 
-/// A clean-up that runs, until this is dropped. If it takes longer than [`CLEAN_UP`], the caller
+/// A clean-up that runs, until this is dropped. If it takes longer than [`CLEAN_UP_TIMEOUT`], the caller
 /// is told why it was needed, and that it isn't done; it goes on, with the operation's locks.
 pub(super) struct CleanUp(());
 
@@ -152,7 +152,10 @@ async fn stuck(mut failing: watch::Receiver<Option<String>>) -> String {
             return std::future::pending().await;
         };
         let cleaned = failing.wait_for(Option::is_none);
-        if tokio::time::timeout(CLEAN_UP, cleaned).await.is_err() {
+        if tokio::time::timeout(CLEAN_UP_TIMEOUT, cleaned)
+            .await
+            .is_err()
+        {
             return why;
         }
     }
@@ -173,8 +176,8 @@ impl Default for InFlight {
         InFlight {
             running: AtomicUsize::default(),
             stopping: AtomicBool::default(),
-            work: Arc::new(Semaphore::new(WORK)),
-            cuts: Arc::new(Semaphore::new(CUTS)),
+            work: Arc::new(Semaphore::new(MAX_OPERATIONS)),
+            cuts: Arc::new(Semaphore::new(MAX_CUTS)),
             looks: Looks::default(),
         }
     }
@@ -184,11 +187,11 @@ impl InFlight {
     /// Waits for the turn of an operation, if there are bounds for its like.
     async fn turn(&self, lane: Lane) -> Result<Option<OwnedSemaphorePermit>> {
         let (permits, most) = match lane {
-            Lane::Work => (&self.work, WORK),
-            Lane::Cut => (&self.cuts, CUTS),
+            Lane::Work => (&self.work, MAX_OPERATIONS),
+            Lane::Cut => (&self.cuts, MAX_CUTS),
             Lane::Node | Lane::Look => return Ok(None),
         };
-        match tokio::time::timeout(TURN, permits.clone().acquire_owned()).await {
+        match tokio::time::timeout(QUEUE_TIMEOUT, permits.clone().acquire_owned()).await {
             Ok(Ok(permit)) => Ok(Some(permit)),
             // They're never closed.
             Ok(Err(_)) | Err(_) => Err(Error::Pending {

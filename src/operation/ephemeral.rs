@@ -18,7 +18,7 @@ use super::publish::View;
 use super::{Driver, PublishEphemeral, usage};
 use crate::backend::FoundDevice;
 use crate::backend::file::IMAGE;
-use crate::error::{Doing, Error, Kind, Mismatch, Result};
+use crate::error::{Error, ErrorContext, Kind, Mismatch, Result};
 use crate::host::NodeKind;
 use crate::model::{FsType, VolumeId, VolumeParameters, size};
 use crate::record::{LastStage, VolumeRecord, VolumeState};
@@ -51,7 +51,7 @@ impl Driver {
             Some(record) if record.state == VolumeState::Ready => record,
             Some(_) | None => {
                 self.refuse_new_inline(fs, request)?;
-                if let Some(top) = self.mount_at(&target).map_err(Error::unseen)? {
+                if let Some(top) = self.mount_at(&target).map_err(Error::into_indeterminate)? {
                     return Err(usage::stranger(&target, &top));
                 }
                 self.create_ephemeral(&pool, id, fs, request)
@@ -77,7 +77,7 @@ impl Driver {
         if self.is_inline_published(pool, &record, request, target, read_only)? {
             return Ok(());
         }
-        let boot = self.host.boot_id().doing(|| "read the boot ID".into())?;
+        let boot = self.host.boot_id().context(|| "read the boot ID".into())?;
         let stage = LastStage {
             staging_path: request.target_path.clone(),
             capability: request.capability.clone(),
@@ -102,10 +102,10 @@ impl Driver {
         }
         match self.mount_at(target) {
             Ok(None) => {}
-            Ok(Some(_)) | Err(_) => return first.unseen(),
+            Ok(Some(_)) | Err(_) => return first.into_indeterminate(),
         }
         let first = self.undo_target(target, first);
-        first.with_undo(self.end_ephemeral(pool, uuid, &request.volume_id, &[]))
+        first.with_undo(self.delete_ephemeral(pool, uuid, &request.volume_id, &[]))
     }
 
     /// Whether the volume is at this target as asked. There otherwise is an error.
@@ -162,8 +162,8 @@ impl Driver {
             ..self.plan(pool, id, &request.volume_id, size, &parameters)?
         };
         check_new("volume_context", "volume_capability", &record)?;
-        let ended = pool.backend.end_unanswered(id.uuid);
-        ended.map_err(Error::unseen)?;
+        let ended = pool.backend.delete_unanswered(id.uuid);
+        ended.map_err(Error::into_indeterminate)?;
         pool.backend.create(record, &|space| {
             admit(pool, space, parameters.allocation, 0, size)
         })
@@ -198,8 +198,8 @@ impl Driver {
         };
         let is_image = |name: &Path| name.ends_with(IMAGE);
         let attached = self.host.loop_devices(&is_image);
-        let attached = attached.doing(|| "list loop devices".into());
-        if attached.map_err(Error::unseen)?.len() < usize::from(most.get()) {
+        let attached = attached.context(|| "list loop devices".into());
+        if attached.map_err(Error::into_indeterminate)?.len() < usize::from(most.get()) {
             return Ok(());
         }
         Err(Error::refused(
@@ -224,12 +224,12 @@ impl Driver {
     /// Ends inline volumes of a pool which nothing shows any more: of an earlier boot, or of an
     /// unpublish that worked without the pool's disk. One of which that isn't certain, because its
     /// devices or the mounts can't be looked at, stays. Tells how many, and what has failed.
-    pub(super) fn end_left_inline(&self, pool: &Pool) -> (u64, Option<Error>) {
+    pub(super) fn delete_leftover_inline(&self, pool: &Pool) -> (u64, Option<Error>) {
         let mut ended = 0;
         let mut failed = None;
         let all = pool.backend.volumes(None, usize::MAX).into_iter();
         for record in all.filter(|record| record.ephemeral) {
-            match self.end_if_left(pool, record.uuid) {
+            match self.hide_if_left(pool, record.uuid) {
                 Ok(true) => ended += 1,
                 Ok(false) => {}
                 Err(error) => failed = failed.or(Some(error)),
@@ -238,7 +238,7 @@ impl Driver {
         (ended, failed)
     }
 
-    fn end_if_left(&self, pool: &Pool, uuid: Uuid) -> Result<bool> {
+    fn hide_if_left(&self, pool: &Pool, uuid: Uuid) -> Result<bool> {
         // A call that is at work on it ends or shows it.
         let Ok(_lock) = self.locks.acquire(Key::Volume(uuid)) else {
             return Ok(false);
@@ -267,7 +267,7 @@ impl Driver {
     }
 
     /// Ends an inline volume once nothing shows it.
-    pub(super) fn end_ephemeral(
+    pub(super) fn delete_ephemeral(
         &self,
         pool: &Pool,
         uuid: Uuid,
@@ -289,7 +289,7 @@ impl Driver {
 
     /// Ends blocks of inline volumes of this name whose unpublish was cut off after they were out
     /// of sight.
-    pub(super) fn end_remains(&self, volume_id: &str) -> Result<()> {
+    pub(super) fn delete_hidden_inline(&self, volume_id: &str) -> Result<()> {
         if volume_id.parse::<VolumeId>().is_ok() {
             return Ok(());
         }

@@ -8,7 +8,7 @@ use super::lock::Key;
 use super::publish::View;
 use super::stage::for_its_readers;
 use super::{Driver, ExpandNode, ExpandVolume, Expanded, usage};
-use crate::error::{Doing, Error, Result, chain};
+use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::Mount;
 use crate::model::{Capability, CapacityRange};
 use crate::record::VolumeRecord;
@@ -148,14 +148,14 @@ impl Driver {
 
     /// Loop devices on images of the pools that are served; for metrics.
     pub fn loop_devices(&self) -> Result<usize> {
-        let loops = self.host.loops().doing(|| "list loop devices".into())?;
+        let loops = self.host.loops().context(|| "list loop devices".into())?;
         let mut pools = Vec::new();
         for pool in self.serving() {
             let file = pool.backend.path().join(crate::backend::file::POOL_FILE);
             pools.extend(
                 self.host
                     .stat(&file)
-                    .doing(|| "examine a pool".into())?
+                    .context(|| "examine a pool".into())?
                     .map(|stat| stat.id.device),
             );
         }

@@ -14,7 +14,7 @@ use super::publish::View;
 use super::restore::copy_options;
 use super::{Driver, Pool};
 use crate::backend::AttachMode;
-use crate::error::{Doing, Error, HostError, Result, chain};
+use crate::error::{Error, ErrorContext, HostError, Result, chain};
 use crate::host::{Check, Device, Effect, MountSpec};
 use crate::model::{AccessType, Capability, FsType, VolumeId};
 use crate::record::{Formatted, VolumeRecord};
@@ -39,7 +39,7 @@ impl Driver {
         self.host
             .perform(&Effect::Mount(*spec))
             .map(drop)
-            .doing(|| format!("mount volume {} at {}", record.uuid, spec.target.display()))
+            .context(|| format!("mount volume {} at {}", record.uuid, spec.target.display()))
             .map_err(|first| self.undo_mount(spec.target, first))
     }
 
@@ -51,7 +51,7 @@ impl Driver {
         spec: &MountSpec<'_>,
     ) -> Result<()> {
         if record.formatted.as_ref().is_some_and(|it| it.growing) {
-            self.end_growth(pool, record, spec.device, spec.fs)?;
+            self.repair_growth(pool, record, spec.device, spec.fs)?;
         }
         self.check_unclean(pool, record, spec.device, spec.fs)?;
         self.mount(record, spec)
@@ -66,7 +66,7 @@ impl Driver {
         staging: &Path,
         capability: &Capability,
     ) -> Result<()> {
-        let top = self.mount_at(staging).map_err(Error::unseen)?;
+        let top = self.mount_at(staging).map_err(Error::into_indeterminate)?;
         let AccessType::Mount { mount_flags, .. } = &capability.access_type else {
             return Ok(());
         };
@@ -77,7 +77,10 @@ impl Driver {
             read_only: false,
             lasting: false,
         };
-        let attached = pool.backend.attach(record, mode).map_err(Error::unseen)?;
+        let attached = pool
+            .backend
+            .attach(record, mode)
+            .map_err(Error::into_indeterminate)?;
         let options = copy_options(record, fs, mount_flags);
         let spec = MountSpec {
             device: &attached.device,
@@ -110,7 +113,10 @@ impl Driver {
             Err(error) => return self.stays_small(pool, record, &error),
         }
         if let Err(error) = self.unmount(spec.target) {
-            match self.mount_at(spec.target).map_err(Error::unseen)? {
+            match self
+                .mount_at(spec.target)
+                .map_err(Error::into_indeterminate)?
+            {
                 Some(_) => return self.stays_small(pool, record, &error),
                 None => {
                     tracing::warn!(error = %chain(&error), "unmounted a file system, but the kernel reported an error");
@@ -123,7 +129,7 @@ impl Driver {
         // It may have been staged before this call: the caller must not forget it.
         self.mount_sound(pool, record, spec)
             .map_err(|first| match first {
-                first @ Error::Host { .. } => Error::Undo {
+                first @ Error::Host { .. } => Error::RollbackFailed {
                     first: Box::new(first),
                     undo: "it is no longer mounted".into(),
                 },
@@ -141,7 +147,7 @@ impl Driver {
     ) -> Result<bool> {
         let is_sole = View::of(self, pool, record)?.uses().len() == 1;
         let doing = || format!("read the size of volume {}", record.uuid);
-        Ok(is_sole && self.host.grows_unmounted(spec.device).doing(doing)?)
+        Ok(is_sole && self.host.grows_unmounted(spec.device).context(doing)?)
     }
 
     /// Grows a mounted file system that is smaller than its device.
@@ -153,13 +159,13 @@ impl Driver {
     ) -> Result<()> {
         let doing = || format!("grow {fs} at {}", mount_point.display());
         let wanted = self.host.wants_growth(device, mount_point, fs);
-        if wanted.doing(doing)? {
+        if wanted.context(doing)? {
             let effect = Effect::GrowFs {
                 device,
                 mount_point,
                 fs,
             };
-            self.host.perform(&effect).doing(doing)?;
+            self.host.perform(&effect).context(doing)?;
         }
         Ok(())
     }
@@ -181,13 +187,13 @@ impl Driver {
             how: Check::Whole,
         };
         self.wait_for_release(device)?;
-        self.host.perform(&check).doing(doing)?;
+        self.host.perform(&check).context(doing)?;
         let marked = self.mark_growing(pool, record, true);
         let grown = marked.and_then(|()| {
             self.host
                 .perform(&Effect::GrowUnmounted { device })
                 .map(drop)
-                .doing(doing)
+                .context(doing)
         });
         if grown.is_ok() || record.formatted.as_ref().is_some_and(|it| !it.growing) {
             self.unmark(pool, record);
@@ -209,7 +215,7 @@ impl Driver {
 
     /// Ends a growth that was cut off: e2fsck repairs whatever it finds, and the file system was
     /// sound before. One that it can't end stays marked.
-    fn end_growth(
+    fn repair_growth(
         &self,
         pool: &Pool,
         record: &mut VolumeRecord,

@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::Driver;
 use super::pool::Pool;
 use crate::backend::Attached;
-use crate::error::{Doing, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::host::{Effect, Signature};
 use crate::model::{AccessType, Allocation, Capability, FsType, mkfs};
 use crate::record::{Formatted, FormattedAs, LastStage, VolumeRecord};
@@ -36,7 +36,7 @@ impl Driver {
         let signature = self
             .host
             .signature(device)
-            .doing(|| format!("probe volume {}", record.uuid))?;
+            .context(|| format!("probe volume {}", record.uuid))?;
         let fresh = self.host.random_uuid();
         match plan(record, &signature, fs, fresh)? {
             Plan::Format(uuid) => {
@@ -53,7 +53,7 @@ impl Driver {
                 };
                 self.host
                     .perform(&effect)
-                    .doing(|| format!("format volume {} as {fs}", record.uuid))?;
+                    .context(|| format!("format volume {} as {fs}", record.uuid))?;
                 self.formats.fetch_add(1, Ordering::Relaxed);
                 record.formatted = Some(Formatted::complete(fs.into(), uuid));
             }

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::cutting::Source;
-use super::lock::{Guard, Key};
-use super::pool::Owner;
+use super::lock::{Key, LockGuard};
+use super::pool::PoolLookup;
 use super::{CreateGroup, Driver, Group, NamedGroup, Pool};
 use crate::backend::file::SNAPSHOTS;
-use crate::cut::tries::Subject;
+use crate::cut::retry::Subject;
 use crate::error::{Error, Kind, Mismatch, Result};
 use crate::model::id::NameKind;
 use crate::model::{GroupId, Members, SnapshotId, SnapshotParameters, VolumeId};
@@ -45,7 +45,7 @@ impl Driver {
     pub fn create_group(&self, request: &CreateGroup) -> Result<Group> {
         let id = GroupId::of_name(self.settled_home()?, &request.name);
         let _group = self.locks.acquire(Key::Group(id.0))?;
-        self.settle_group(id.0)?;
+        self.resolve_group(id.0)?;
         let ids = &request.source_volume_ids;
         // Before the list, which may have one by then that couldn't be read.
         let seen = sources(ids)
@@ -60,7 +60,7 @@ impl Driver {
             return self.group(id, &membership, found, false);
         }
         seen?;
-        let made = self.tries(
+        let made = self.retry(
             &Subject {
                 name: &format!("group {}", request.name),
                 volumes: ids,
@@ -163,7 +163,7 @@ impl Driver {
             return Ok(());
         };
         let _group = self.locks.acquire(Key::Group(id.0))?;
-        self.settle_group(id.0)?;
+        self.resolve_group(id.0)?;
         let seen = self.all_seen();
         let found = self.members_of(id.0, SnapshotState::Ready);
         if let Some(membership) = found.first().and_then(|(_, one)| one.group.as_ref()) {
@@ -177,14 +177,14 @@ impl Driver {
         let mut members: BTreeSet<String> = known.flat_map(|of| of.members.clone()).collect();
         members.extend(found.iter().map(id_of));
         members.extend(request.snapshot_ids.iter().cloned());
-        self.end_members(id.0, members.iter())
+        self.delete_members(id.0, members.iter())
     }
 
     /// Looks at snapshots by their ids; an error if one can't be looked at, or its record can't be
     /// read: whether it's there isn't known then.
     pub(super) fn look_at_each(&self, members: &[String]) -> Result<()> {
         members.iter().try_for_each(|member| {
-            if let Owner::Pool(pool, id) = self.owner(member)? {
+            if let PoolLookup::Pool(pool, id) = self.owner(member)? {
                 pool.backend.snapshot(id.uuid)?;
             }
             Ok(())
@@ -225,7 +225,7 @@ impl Driver {
     }
 
     /// Deletes members, also those without a record: an earlier try may have left their blocks.
-    pub(super) fn end_members<'a>(
+    pub(super) fn delete_members<'a>(
         &self,
         group: Uuid,
         members: impl Iterator<Item = &'a String>,
@@ -233,11 +233,11 @@ impl Driver {
         let mut ends = BTreeMap::new();
         for member in members {
             // One on a pool that isn't served now is not gone.
-            if let Owner::Pool(pool, id) = self.owner(member)? {
+            if let PoolLookup::Pool(pool, id) = self.owner(member)? {
                 ends.insert(id, pool);
             }
         }
-        let _locks: Vec<Guard> = ends
+        let _locks: Vec<LockGuard> = ends
             .keys()
             .map(|id| self.locks.acquire(Key::Snapshot(id.uuid)))
             .collect::<Result<_>>()?;

@@ -1,6 +1,6 @@
 //! Health of volumes and of the node's storage (alpha in CSI 1.13).
 
-use super::{Driver, Finding, ListVolumes, Pool, PoolState, Severity, VolumeHealth};
+use super::{Driver, Finding, ListVolumes, Pool, ServingState, Severity, VolumeHealth};
 use crate::backend::PoolSpace;
 use crate::error::{Result, chain};
 use crate::model::VolumeId;
@@ -37,14 +37,14 @@ impl Driver {
         let mut findings = Vec::new();
         for state in self.states() {
             match state {
-                PoolState::Refused {
+                ServingState::Refused {
                     definition, why, ..
                 } => findings.push(Finding {
                     severity: Severity::Inaccessible,
                     reason: "PoolNotServed",
                     message: format!("pool {}: {why}", definition.name),
                 }),
-                PoolState::Serving(pool) => findings.extend(pool_findings(&pool)),
+                ServingState::Serving(pool) => findings.extend(pool_findings(&pool)),
             }
         }
         findings.extend(self.lost_devices().into_iter().map(|path| Finding {

@@ -6,9 +6,9 @@ use uuid::Uuid;
 
 use super::pool_admin::load_node;
 use super::pool_image::look_through;
-use super::pool_make::Found;
+use super::pool_make::Probe;
 use crate::backend::file::{SNAPSHOTS, VOLUMES};
-use crate::error::{Doing, Result, chain};
+use crate::error::{ErrorContext, Result, chain};
 use crate::host::Host;
 use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace};
 use crate::record::{self, NodeRecord, Record, SnapshotRecord, VolumeRecord};
@@ -29,12 +29,12 @@ pub struct PoolEntry {
     /// Named on the command line or in the file.
     pub configured: bool,
     /// How it is.
-    pub state: PoolState,
+    pub state: PoolPresence,
 }
 
 /// How a pool is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PoolState {
+pub enum PoolPresence {
     /// There, and of this machine.
     Here,
     /// There, with another home than this machine's.
@@ -49,16 +49,16 @@ pub enum PoolState {
     Unreadable(String),
 }
 
-impl PoolState {
+impl PoolPresence {
     /// For lists.
     pub fn word(&self) -> &'static str {
         match self {
-            PoolState::Here => "here",
-            PoolState::OtherHome => "other home",
-            PoolState::Absent => "absent",
-            PoolState::Blank => "blank",
-            PoolState::Forgotten => "forgotten",
-            PoolState::Unreadable(_) => "unreadable",
+            PoolPresence::Here => "here",
+            PoolPresence::OtherHome => "other home",
+            PoolPresence::Absent => "absent",
+            PoolPresence::Blank => "blank",
+            PoolPresence::Forgotten => "forgotten",
+            PoolPresence::Unreadable(_) => "unreadable",
         }
     }
 }
@@ -90,7 +90,7 @@ pub fn pools(
                 home: None,
                 folder: None,
                 configured: false,
-                state: PoolState::Unreadable(error.to_string()),
+                state: PoolPresence::Unreadable(error.to_string()),
             },
         });
     }
@@ -101,7 +101,7 @@ pub fn pools(
         home: None,
         folder: None,
         configured: false,
-        state: PoolState::Forgotten,
+        state: PoolPresence::Forgotten,
     }));
     Ok(entries)
 }
@@ -116,29 +116,29 @@ fn entry(
     let known = super::pool_admin::known_at(node, place);
     let mut folder = None;
     let (id, home, state) = match place {
-        PoolPlace::Memory => (None, None, PoolState::Blank),
+        PoolPlace::Memory => (None, None, PoolPresence::Blank),
         PoolPlace::File { path } => match look_through(host, path) {
-            Ok((inner, Found::Pool(found))) => {
+            Ok((inner, Probe::Pool(found))) => {
                 folder = Some(inner);
                 let is_ours = node.home.is_none_or(|home| home == found.home);
                 let state = if is_ours {
-                    PoolState::Here
+                    PoolPresence::Here
                 } else {
-                    PoolState::OtherHome
+                    PoolPresence::OtherHome
                 };
                 (Some(found.id), Some(found.home), state)
             }
-            Ok((_, Found::Blank | Found::Missing)) if known.is_some() => {
-                (known, None, PoolState::Absent)
+            Ok((_, Probe::Blank | Probe::Missing)) if known.is_some() => {
+                (known, None, PoolPresence::Absent)
             }
-            Ok((_, Found::Blank | Found::Missing)) => (None, None, PoolState::Blank),
-            Ok((_, Found::Image(_))) => (
+            Ok((_, Probe::Blank | Probe::Missing)) => (None, None, PoolPresence::Blank),
+            Ok((_, Probe::Image(_))) => (
                 known,
                 None,
-                PoolState::Unreadable("its image is not mounted here".into()),
+                PoolPresence::Unreadable("its image is not mounted here".into()),
             ),
-            Ok((_, Found::Foreign(what))) => (known, None, PoolState::Unreadable(what)),
-            Err(error) => (known, None, PoolState::Unreadable(chain(&error))),
+            Ok((_, Probe::Foreign(what))) => (known, None, PoolPresence::Unreadable(what)),
+            Err(error) => (known, None, PoolPresence::Unreadable(chain(&error))),
         },
     };
     PoolEntry {
@@ -234,17 +234,17 @@ pub fn read(host: &dyn Host, name: &str, pool_id: PoolId, path: &Path) -> Result
 }
 
 /// Records with the bytes of their images, and what can't be read.
-type Shelf<R> = (Vec<(R, u64)>, Vec<DamagedEntry>);
+type RecordsRead<R> = (Vec<(R, u64)>, Vec<DamagedEntry>);
 
 fn shelf<R: Record>(
     host: &dyn Host,
     pool: &str,
     folder: &Path,
     uuid: impl Fn(&R) -> Uuid,
-) -> Result<Shelf<R>> {
+) -> Result<RecordsRead<R>> {
     let names = host
         .list_dir(folder)
-        .doing(|| format!("list {} of pool {pool}", folder.display()))?
+        .context(|| format!("list {} of pool {pool}", folder.display()))?
         .unwrap_or_default();
     let (mut records, mut damaged) = (Vec::new(), Vec::new());
     for entry in names {

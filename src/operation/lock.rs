@@ -55,16 +55,16 @@ struct Held {
 
 /// A taken lock; dropping it gives it back.
 #[derive(Debug)]
-pub struct Guard {
+pub struct LockGuard {
     locks: Locks,
     key: Key,
 }
 
 impl Locks {
     /// Takes a lock, or says that somebody has it.
-    pub fn acquire(&self, key: Key) -> Result<Guard> {
+    pub fn acquire(&self, key: Key) -> Result<LockGuard> {
         if self.held_now().insert(key.clone()) {
-            Ok(Guard {
+            Ok(LockGuard {
                 locks: self.clone(),
                 key,
             })
@@ -106,7 +106,7 @@ impl Locks {
     }
 }
 
-impl Drop for Guard {
+impl Drop for LockGuard {
     fn drop(&mut self) {
         self.locks.held_now().remove(&self.key);
         self.locks.0.freed.notify_waiters();

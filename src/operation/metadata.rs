@@ -12,7 +12,7 @@ use std::path::Path;
 
 use super::{AskMetadata, Driver, MetadataOf, MetadataPage};
 use crate::backend::Image;
-use crate::error::{Doing, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::host::Extent;
 use crate::host::difference::Differences;
 use crate::record::SnapshotRecord;
@@ -123,7 +123,7 @@ impl Driver {
     fn map(&self, path: &Path, from: u64, record: &SnapshotRecord) -> Result<Vec<Extent>> {
         self.host
             .extents(path, from, STEP)
-            .doing(|| format!("read the extent map of snapshot {}", record.uuid))
+            .context(|| format!("read the extent map of snapshot {}", record.uuid))
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 
 use super::Driver;
-use crate::error::{Doing, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::host::{Effect, NodeKind};
 
 impl Driver {
@@ -35,7 +35,7 @@ impl Driver {
                     ),
                 ))
             }
-            Err(error) => Err(error).doing(|| format!("create {}", path.display())),
+            Err(error) => Err(error).context(|| format!("create {}", path.display())),
         }
     }
 
@@ -43,6 +43,6 @@ impl Driver {
     pub(super) fn table_path(&self, path: &Path) -> Result<PathBuf> {
         self.host
             .mount_table_path(path)
-            .doing(|| format!("resolve {}", path.display()))
+            .context(|| format!("resolve {}", path.display()))
     }
 }

@@ -17,7 +17,7 @@ use crate::model::{MountRule, PoolDefinition, PoolId, SnapshotRoom, VolumeId};
 use crate::record::VolumeRecord;
 
 /// How long a look at the room of a pool may take: it asks each image.
-const STATUS_PATIENCE: Duration = Duration::from_secs(5);
+const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A pool that is served.
 pub struct Pool {
@@ -65,7 +65,7 @@ impl Pool {
 
 /// A configured pool.
 #[derive(Clone)]
-pub enum PoolState {
+pub enum ServingState {
     /// Served.
     Serving(Arc<Pool>),
     /// Not served now; looked at again.
@@ -81,12 +81,12 @@ pub enum PoolState {
     },
 }
 
-impl PoolState {
+impl ServingState {
     /// As configured.
     pub fn definition(&self) -> &PoolDefinition {
         match self {
-            PoolState::Serving(pool) => &pool.definition,
-            PoolState::Refused { definition, .. } => definition,
+            ServingState::Serving(pool) => &pool.definition,
+            ServingState::Refused { definition, .. } => definition,
         }
     }
 }
@@ -127,15 +127,15 @@ pub struct PoolStatus {
 }
 
 /// Where an id leads.
-pub(super) enum Owner {
+pub(super) enum PoolLookup {
     /// To a pool that is served.
     Pool(Arc<Pool>, VolumeId),
     /// Nowhere: it isn't an id of ours, or its pool was forgotten.
-    Nobody,
+    Unknown,
 }
 
 impl Driver {
-    pub(super) fn states(&self) -> Vec<PoolState> {
+    pub(super) fn states(&self) -> Vec<ServingState> {
         self.pools
             .read()
             .unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -147,20 +147,20 @@ impl Driver {
         states
             .into_iter()
             .filter_map(|state| match state {
-                PoolState::Serving(pool) => Some(pool),
-                PoolState::Refused { .. } => None,
+                ServingState::Serving(pool) => Some(pool),
+                ServingState::Refused { .. } => None,
             })
             .collect()
     }
 
     /// Who owns an id. A pool that isn't served is never "nobody": its disk may come back.
-    pub(super) fn owner(&self, volume_id: &str) -> Result<Owner> {
+    pub(super) fn owner(&self, volume_id: &str) -> Result<PoolLookup> {
         let Ok(id) = volume_id.parse::<VolumeId>() else {
-            return Ok(Owner::Nobody);
+            return Ok(PoolLookup::Unknown);
         };
         Ok(match self.pool(id.pool)? {
-            Some(pool) => Owner::Pool(pool, id),
-            None => Owner::Nobody,
+            Some(pool) => PoolLookup::Pool(pool, id),
+            None => PoolLookup::Unknown,
         })
     }
 
@@ -174,7 +174,7 @@ impl Driver {
         }
         for state in self.states() {
             match state {
-                PoolState::Refused {
+                ServingState::Refused {
                     id: Some(pool),
                     why,
                     definition,
@@ -185,7 +185,7 @@ impl Driver {
                         reason: why,
                     });
                 }
-                PoolState::Serving(_) | PoolState::Refused { .. } => {}
+                ServingState::Serving(_) | ServingState::Refused { .. } => {}
             }
         }
         if self.node_record().forgotten.contains_key(&wanted) {
@@ -199,7 +199,7 @@ impl Driver {
 
     /// The pool and record of a volume that must exist. A half-made one doesn't.
     pub(super) fn find(&self, volume_id: &str) -> Result<(Arc<Pool>, VolumeId, VolumeRecord)> {
-        let Owner::Pool(pool, id) = self.owner(volume_id)? else {
+        let PoolLookup::Pool(pool, id) = self.owner(volume_id)? else {
             return Err(Error::no_volume(volume_id));
         };
         match pool.backend.volume(id.uuid)? {
@@ -223,11 +223,11 @@ impl Driver {
             None
         };
         match named.or(only) {
-            Some(PoolState::Serving(pool)) => {
+            Some(ServingState::Serving(pool)) => {
                 look_at(pool)?;
                 Ok(pool.clone())
             }
-            Some(PoolState::Refused {
+            Some(ServingState::Refused {
                 definition, why, ..
             }) => Err(Error::Unreachable {
                 what: format!("pool {}", definition.name),
@@ -255,9 +255,9 @@ impl Driver {
 
     /// Every configured pool as it is now. One whose disk hangs holds it up for a moment only.
     pub fn pool_status(&self) -> Vec<PoolStatus> {
-        let status = |state: PoolState| match state {
-            PoolState::Serving(pool) => self.status_of_served(pool),
-            PoolState::Refused {
+        let status = |state: ServingState| match state {
+            ServingState::Serving(pool) => self.status_of_served(pool),
+            ServingState::Refused {
                 definition,
                 id,
                 why,
@@ -321,7 +321,7 @@ impl Driver {
             }
         };
         self.questions
-            .ask(("status", about), STATUS_PATIENCE, look)
+            .ask(("status", about), STATUS_TIMEOUT, look)
             .unwrap_or(unknown)
     }
 }

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 
 use super::pool_ground::{self, machine_folders};
 use super::pool_image::{self, Inside};
-use super::pool_make::{self, Found};
+use super::pool_make::{self, Probe};
 use crate::backend::file::{LOCK_FILE, POOL_FILE};
-use crate::error::{Doing, Error, Kind, Result};
+use crate::error::{Error, ErrorContext, Kind, Result};
 use crate::host::{Effect, Host, Kept};
 use crate::model::pool::WAY_OUT;
 use crate::model::{HomeId, MountRule, PoolDefinition, PoolId, PoolPlace};
@@ -43,7 +43,10 @@ pub fn init(host: &dyn Host, node_record: &Path, pool: &PoolDefinition) -> Resul
     let node = load_node(host, node_record)?;
     let outer = folder(pool)?;
     if pool.mount == Some(MountRule::Required)
-        && matches!(pool_make::look(host, outer)?, Found::Blank | Found::Missing)
+        && matches!(
+            pool_make::probe(host, outer)?,
+            Probe::Blank | Probe::Missing
+        )
     {
         pool_ground::check_mount(host, pool, outer)?;
     }
@@ -61,25 +64,25 @@ fn init_inside(
     inside: &Inside,
 ) -> Result<Made> {
     let path = inside.folder.as_path();
-    if let Found::Foreign(what) = &inside.found {
+    if let Probe::Foreign(what) = &inside.found {
         return Err(pool_make::not_blank(path, what));
     }
     let home = machine_home(host, &node, &[])?;
-    if let Found::Pool(record) = &inside.found {
+    if let Probe::Pool(record) = &inside.found {
         if let Some(home) = home.filter(|home| *home != record.home) {
             return Err(other_home(pool, record, home));
         }
     } else if let Some(id) = known_as(&node, pool) {
         return Err(blank_but_known(pool, id));
     }
-    if inside.found == Found::Missing {
+    if inside.found == Probe::Missing {
         pool_make::make_folder(host, path)?;
     }
     let mut warnings = pool_make::check_ground(host, path)?;
     pool_make::check_extent(host, pool, path)?;
     let ground = host
-        .ground(path)
-        .doing(|| format!("find the file system of {}", path.display()))?;
+        .backing_fs(path)
+        .context(|| format!("find the file system of {}", path.display()))?;
     let without = pool_make::without_sharing(&ground);
     warnings.extend(without.map(|what| format!("{what}; {WAY_OUT}")));
     warnings.extend(inside.warnings(host, pool)?);
@@ -91,8 +94,8 @@ fn init_inside(
         ));
     }
     let (record, lock) = match &inside.found {
-        Found::Pool(record) => (record.clone(), None),
-        Found::Blank | Found::Missing | Found::Foreign(_) | Found::Image(_) => {
+        Probe::Pool(record) => (record.clone(), None),
+        Probe::Blank | Probe::Missing | Probe::Foreign(_) | Probe::Image(_) => {
             let lock = lock(host, pool, path)?;
             let home = home.unwrap_or_else(|| HomeId(host.random_uuid()));
             let record = pool_make::make_pool(host, &pool.name, path, home)?;
@@ -153,8 +156,8 @@ fn adoption(
 ) -> Result<(Adopted, Option<Kept>)> {
     let path = inside.folder.as_path();
     let mut record = match &inside.found {
-        Found::Pool(record) => record.clone(),
-        Found::Blank | Found::Missing | Found::Foreign(_) | Found::Image(_) => {
+        Probe::Pool(record) => record.clone(),
+        Probe::Blank | Probe::Missing | Probe::Foreign(_) | Probe::Image(_) => {
             return Err(Error::refused(
                 format!("pool {}", pool.name),
                 format!(
@@ -230,12 +233,12 @@ pub fn forget(host: &dyn Host, node_record: &Path, which: &str) -> Result<(PoolI
             ))
         };
         match pool_image::look_through(host, &path)? {
-            (_, Found::Pool(found)) if found.id == id => return refuse("the pool is present"),
+            (_, Probe::Pool(found)) if found.id == id => return refuse("the pool is present"),
             // Whose it is, is told once it's mounted.
-            (_, Found::Image(_)) => {
+            (_, Probe::Image(_)) => {
                 return refuse("there is an image of a pool that is not mounted here");
             }
-            (_, Found::Pool(_) | Found::Blank | Found::Missing | Found::Foreign(_)) => {}
+            (_, Probe::Pool(_) | Probe::Blank | Probe::Missing | Probe::Foreign(_)) => {}
         }
     }
     node.pools.remove(&id);
@@ -272,18 +275,18 @@ pub(super) fn make_folders(host: &dyn Host, path: &Path) -> Result<()> {
     let doing = || format!("create the directory {}", path.display());
     let mut missing = Vec::new();
     for path in path.ancestors() {
-        if host.stat(path).doing(doing)?.is_some() {
+        if host.stat(path).context(doing)?.is_some() {
             if let Some(path) = path.parent() {
-                host.perform(&Effect::SyncDir { path }).doing(doing)?;
+                host.perform(&Effect::SyncDir { path }).context(doing)?;
             }
             break;
         }
         missing.push(path);
     }
     for path in missing.into_iter().rev() {
-        host.perform(&Effect::MakeDir { path }).doing(doing)?;
+        host.perform(&Effect::MakeDir { path }).context(doing)?;
         if let Some(path) = path.parent() {
-            host.perform(&Effect::SyncDir { path }).doing(doing)?;
+            host.perform(&Effect::SyncDir { path }).context(doing)?;
         }
     }
     Ok(())
@@ -342,7 +345,7 @@ fn homes(host: &dyn Host, node: &NodeRecord, pools: &[PoolDefinition]) -> Result
     let mut homes = Vec::new();
     for place in places {
         if let PoolPlace::File { path } = place
-            && let (_, Found::Pool(record)) = pool_image::look_through(host, &path)?
+            && let (_, Probe::Pool(record)) = pool_image::look_through(host, &path)?
             && seen.insert(record.home)
         {
             homes.push(record.home);
@@ -374,7 +377,7 @@ fn machine_home(
 fn lock(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Result<Kept> {
     let lock = host
         .try_lock_file(&path.join(LOCK_FILE))
-        .doing(|| format!("lock pool {}", pool.name))?;
+        .context(|| format!("lock pool {}", pool.name))?;
     lock.ok_or_else(|| {
         Error::refused(
             format!("pool {}", pool.name),

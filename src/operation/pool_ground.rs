@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::error::{Doing, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::host::{FolderMount, Host};
 use crate::model::{MountRule, PoolDefinition, PoolPlace};
 
@@ -44,7 +44,7 @@ impl PoolGround {
 
 fn mount_of(host: &dyn Host, folder: &Path) -> Result<FolderMount> {
     host.mount_of(folder)
-        .doing(|| format!("find the mount of {}", folder.display()))
+        .context(|| format!("find the mount of {}", folder.display()))
 }
 
 fn problem(folder: &Path, shown: &FolderMount) -> Option<String> {
@@ -63,7 +63,7 @@ fn problem(folder: &Path, shown: &FolderMount) -> Option<String> {
 pub fn without_mount(host: &dyn Host, folder: &Path) -> Result<Option<String>> {
     let found = host
         .stat(folder)
-        .doing(|| format!("examine {}", folder.display()))?;
+        .context(|| format!("examine {}", folder.display()))?;
     match found {
         None => Ok(Some(format!("{} does not exist", folder.display()))),
         Some(_) => Ok(problem(folder, &mount_of(host, folder)?)),

@@ -20,9 +20,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::pool_admin;
-use super::pool_make::{self, Found};
+use super::pool_make::{self, Probe};
 use crate::backend::file::LOCK_FILE;
-use crate::error::{Doing, Error, Result, chain};
+use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::{Device, Effect, FileStat, Host, Kept, LoopDevice, LoopStatus};
 use crate::model::size::Human;
 use crate::model::{PoolDefinition, PoolPlace};
@@ -53,39 +53,39 @@ pub struct OpenImage {
 
 /// Whether a definition and what lies at its path go together: one with `image=` and one without
 /// would each take the other's folder for something else.
-pub fn check_kind(pool: &PoolDefinition, found: &Found) -> Result<()> {
+pub fn check_kind(pool: &PoolDefinition, found: &Probe) -> Result<()> {
     let refuse = |reason: String| Err(Error::refused(format!("pool {}", pool.name), reason));
     match (pool.image, found) {
-        (None, Found::Image(record)) => refuse(format!(
+        (None, Probe::Image(record)) => refuse(format!(
             "{} contains a pool on an image of {}; add image={}Mi to its definition",
             pool.place,
             Human(record.size),
             record.size >> 20
         )),
-        (Some(_), Found::Pool(_)) => refuse(format!(
+        (Some(_), Probe::Pool(_)) => refuse(format!(
             "{} contains a pool without an image; remove image= from its definition (a pool cannot be moved onto an image later)",
             pool.place
         )),
-        (Some(_), Found::Image(_) | Found::Blank | Found::Missing | Found::Foreign(_))
-        | (None, Found::Pool(_) | Found::Blank | Found::Missing | Found::Foreign(_)) => Ok(()),
+        (Some(_), Probe::Image(_) | Probe::Blank | Probe::Missing | Probe::Foreign(_))
+        | (None, Probe::Pool(_) | Probe::Blank | Probe::Missing | Probe::Foreign(_)) => Ok(()),
     }
 }
 
 /// The folder in which the pool at a path is to be found now, and what lies there: an image that
-/// is mounted here is looked into, one that isn't is told as [`Found::Image`]. Changes nothing.
-pub fn look_through(host: &dyn Host, path: &Path) -> Result<(PathBuf, Found)> {
-    let found = pool_make::look(host, path)?;
-    if matches!(found, Found::Image(_)) {
+/// is mounted here is looked into, one that isn't is told as [`Probe::Image`]. Changes nothing.
+pub fn look_through(host: &dyn Host, path: &Path) -> Result<(PathBuf, Probe)> {
+    let found = pool_make::probe(host, path)?;
+    if matches!(found, Probe::Image(_)) {
         let folder = path.join(MOUNT_POINT);
         let shown = host
             .stat(&folder)
-            .doing(|| format!("examine {}", folder.display()))?;
+            .context(|| format!("examine {}", folder.display()))?;
         if let (Some((_, loops)), Some(shown)) = (on(host, path)?, shown)
             && loops
                 .iter()
                 .any(|found| Device::of_loop(found.number).rdev == shown.id.device)
         {
-            let inner = pool_make::look(host, &folder)?;
+            let inner = pool_make::probe(host, &folder)?;
             return Ok((folder, inner));
         }
     }
@@ -113,7 +113,7 @@ pub fn open(
     let path = pool_admin::folder(pool)?;
     let lock = host
         .lock_file(&path.join(LOCK_FILE), patience)
-        .doing(|| format!("lock pool {}", pool.name))?
+        .context(|| format!("lock pool {}", pool.name))?
         .ok_or_else(|| Error::Locked {
             place: path.display().to_string(),
         })?;
@@ -173,7 +173,7 @@ pub struct Inside {
     /// Where the pool is, or is to be made.
     pub folder: PathBuf,
     /// What lies there.
-    pub found: Found,
+    pub found: Probe,
     /// The image, if it was opened for the act.
     image: Option<OpenImage>,
 }
@@ -211,12 +211,12 @@ pub fn enter(
     machine: &[PathBuf],
 ) -> Result<Inside> {
     let outer = pool_admin::folder(pool)?;
-    check_kind(pool, &pool_make::look(host, outer)?)?;
+    check_kind(pool, &pool_make::probe(host, outer)?)?;
     let (folder, found) = look_through(host, outer)?;
     let size = match (pool.image, &found) {
-        (Some(size), Found::Image(_)) => size,
-        (Some(size), Found::Blank) if make && folder == *outer => size,
-        (Some(size), Found::Missing) if make => size,
+        (Some(size), Probe::Image(_)) => size,
+        (Some(size), Probe::Blank) if make && folder == *outer => size,
+        (Some(size), Probe::Missing) if make => size,
         _ => {
             return Ok(Inside {
                 folder,
@@ -225,17 +225,17 @@ pub fn enter(
             });
         }
     };
-    if !matches!(found, Found::Image(_))
+    if !matches!(found, Probe::Image(_))
         && let Some(id) = pool_admin::known_as(node, pool)
     {
         return Err(pool_admin::blank_but_known(pool, id));
     }
-    if found == Found::Missing {
+    if found == Probe::Missing {
         pool_make::make_folder(host, outer)?;
     }
     let image = open(host, pool, size, Duration::ZERO, machine)?;
     Ok(Inside {
-        found: pool_make::look(host, &image.folder)?,
+        found: pool_make::probe(host, &image.folder)?,
         folder: image.folder.clone(),
         image: Some(image),
     })
@@ -246,7 +246,7 @@ pub fn enter(
 pub fn close(host: &dyn Host, image: OpenImage) -> Result<bool> {
     let is_image = |name: &Path| name.ends_with(crate::backend::file::IMAGE);
     let loops = host.loop_devices(&is_image);
-    let mut asked = loops.doing(|| "list loop devices".into())?.into_iter();
+    let mut asked = loops.context(|| "list loop devices".into())?.into_iter();
     let alive = host.stat(&image.folder).is_ok();
     // One that can't be asked may be on it, unless it is dead and the image is not.
     let is_on_it = |found: LoopDevice| match found.status {
@@ -260,12 +260,12 @@ pub fn close(host: &dyn Host, image: OpenImage) -> Result<bool> {
     let doing = || format!("unmount {}", target.display());
     match host.perform(&Effect::Unmount { target }) {
         Err(error) if error.code() == Some(nix::errno::Errno::EBUSY) => return Ok(false),
-        done => done.map(drop).doing(doing)?,
+        done => done.map(drop).context(doing)?,
     }
     let number = nix::sys::stat::minor(image.device.rdev) as u32;
-    host.perform(&Effect::RenewLoop { number })
+    host.perform(&Effect::RecreateLoop { number })
         .map(drop)
-        .doing(|| format!("renew {}", image.device.path.display()))?;
+        .context(|| format!("renew {}", image.device.path.display()))?;
     Ok(true)
 }
 
@@ -276,7 +276,7 @@ pub(super) fn leave_dead(host: &dyn Host, pool: &PoolDefinition, path: &Path) ->
         return Ok(());
     }
     let folder = path.join(MOUNT_POINT);
-    let mounts = host.mounts().doing(|| "read the mount table".into())?;
+    let mounts = host.mounts().context(|| "read the mount table".into())?;
     let is_mounted = mounts.iter().any(|mount| mount.mount_point == folder);
     let is_dead = || matches!(host.stat(&folder), Err(error) if error.is_dead_disk());
     if !is_mounted || !is_dead() {
@@ -289,20 +289,20 @@ pub(super) fn leave_dead(host: &dyn Host, pool: &PoolDefinition, path: &Path) ->
         }),
         done => done
             .map(drop)
-            .doing(|| format!("unmount {}", folder.display())),
+            .context(|| format!("unmount {}", folder.display())),
     }
 }
 
 fn stat_image(host: &dyn Host, path: &Path) -> Result<Option<FileStat>> {
     let image = path.join(IMAGE_FILE);
     host.stat(&image)
-        .doing(|| format!("examine {}", image.display()))
+        .context(|| format!("examine {}", image.display()))
 }
 
 /// The image in a pool's folder and the loop devices on it; `None` if there is no image.
 fn on(host: &dyn Host, path: &Path) -> Result<Option<(FileStat, Vec<LoopStatus>)>> {
     host.loops_on(&path.join(IMAGE_FILE), Path::new(IMAGE_FILE))
-        .doing(|| format!("find the loop devices of the image in {}", path.display()))
+        .context(|| format!("find the loop devices of the image in {}", path.display()))
 }
 
 /// The folders of images: their mounts are the driver's own.

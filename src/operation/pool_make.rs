@@ -10,8 +10,8 @@ use std::path::Path;
 
 use super::pool_image::IMAGE_RECORD;
 use crate::backend::file::{LOCK_FILE, POOL_FILE, SNAPSHOTS, TRASH, VOLUMES};
-use crate::error::{Doing, Error, Result};
-use crate::host::{Effect, FileKind, Ground, Host};
+use crate::error::{Error, ErrorContext, Result};
+use crate::host::{BackingFs, Effect, FileKind, Host};
 use crate::model::{HomeId, PoolDefinition, PoolId, SnapshotRoom};
 use crate::record::{self, ImageRecord, PoolRecord};
 
@@ -24,7 +24,7 @@ const LOST_AND_FOUND: &str = "lost+found";
 
 /// What lies at a pool's path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum Probe {
     /// A pool.
     Pool(PoolRecord),
     /// A pool on an image, which is looked into once it's mounted.
@@ -38,25 +38,25 @@ pub enum Found {
 }
 
 /// Looks what lies at a pool's path; an error for a pool whose record can't be read.
-pub fn look(host: &dyn Host, path: &Path) -> Result<Found> {
+pub fn probe(host: &dyn Host, path: &Path) -> Result<Probe> {
     let Some(names) = host
         .list_dir(path)
-        .doing(|| format!("examine {}", path.display()))?
+        .context(|| format!("examine {}", path.display()))?
     else {
-        return Ok(Found::Missing);
+        return Ok(Probe::Missing);
     };
     if let Some(record) = record::load::<PoolRecord>(host, &path.join(POOL_FILE))? {
-        return Ok(Found::Pool(record));
+        return Ok(Probe::Pool(record));
     }
     if let Some(record) = record::load::<ImageRecord>(host, &path.join(IMAGE_RECORD))? {
-        return Ok(Found::Image(record));
+        return Ok(Probe::Image(record));
     }
     for name in &names {
         if !is_blank_entry(host, path, name)? {
-            return Ok(Found::Foreign(format!("it contains {name:?}")));
+            return Ok(Probe::Foreign(format!("it contains {name:?}")));
         }
     }
-    Ok(Found::Blank)
+    Ok(Probe::Blank)
 }
 
 /// Whether an entry of a folder without `pool.json` is one that an empty disk or a pool that was
@@ -65,7 +65,7 @@ fn is_blank_entry(host: &dyn Host, path: &Path, name: &str) -> Result<bool> {
     let entry = path.join(name);
     let kind = || {
         host.stat(&entry)
-            .doing(|| format!("examine {}", entry.display()))
+            .context(|| format!("examine {}", entry.display()))
     };
     Ok(match name {
         LOST_AND_FOUND => true,
@@ -76,7 +76,7 @@ fn is_blank_entry(host: &dyn Host, path: &Path, name: &str) -> Result<bool> {
             kind()?.is_none_or(|stat| stat.kind == FileKind::Dir)
                 && host
                     .list_dir(&entry)
-                    .doing(|| format!("examine {}", entry.display()))?
+                    .context(|| format!("examine {}", entry.display()))?
                     .is_none_or(|inner| inner.is_empty())
         }
         _ => false,
@@ -113,8 +113,8 @@ const DISTANT: [&str; 16] = [
 /// `path` must exist.
 pub fn check_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
     let ground = host
-        .ground(path)
-        .doing(|| format!("find the file system of {}", path.display()))?;
+        .backing_fs(path)
+        .context(|| format!("find the file system of {}", path.display()))?;
     let name = ground.fs_name.as_str();
     let refuse = |reason: &str| {
         Err(Error::refused(
@@ -155,8 +155,8 @@ pub fn check_extent(host: &dyn Host, definition: &PoolDefinition, path: &Path) -
         return Ok(());
     }
     let ground = host
-        .ground(path)
-        .doing(|| format!("find the file system of {}", path.display()))?;
+        .backing_fs(path)
+        .context(|| format!("find the file system of {}", path.display()))?;
     if ground.fs_name == "xfs" {
         return Ok(());
     }
@@ -170,7 +170,7 @@ pub fn check_extent(host: &dyn Host, definition: &PoolDefinition, path: &Path) -
 }
 
 /// What it means for a pool if its file system can't share blocks between files; `None` if it can.
-pub fn without_sharing(ground: &Ground) -> Option<String> {
+pub fn without_sharing(ground: &BackingFs) -> Option<String> {
     (!ground.shares_blocks).then(|| {
         format!(
             "this {} cannot share blocks between files: snapshots and clones are full copies, and can be made only while the volume is not in use",
@@ -184,8 +184,8 @@ pub fn without_sharing(ground: &Ground) -> Option<String> {
 pub fn check_image_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
     check_ground(host, path)?;
     let ground = host
-        .ground(path)
-        .doing(|| format!("find the file system of {}", path.display()))?;
+        .backing_fs(path)
+        .context(|| format!("find the file system of {}", path.display()))?;
     if ground.fs_name == "btrfs" {
         return Err(Error::refused(
             path.display(),
@@ -209,17 +209,17 @@ pub fn check_image_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
 ///
 /// A folder with anything of somebody else's, a missing parent, unfit ground, a host failure.
 pub fn make_pool(host: &dyn Host, name: &str, path: &Path, home: HomeId) -> Result<PoolRecord> {
-    match look(host, path)? {
-        Found::Pool(record) => return Ok(record),
-        Found::Image(_) => return Err(not_blank(path, "it contains an image")),
-        Found::Foreign(what) => return Err(not_blank(path, &what)),
-        Found::Missing => make_folder(host, path)?,
-        Found::Blank => {}
+    match probe(host, path)? {
+        Probe::Pool(record) => return Ok(record),
+        Probe::Image(_) => return Err(not_blank(path, "it contains an image")),
+        Probe::Foreign(what) => return Err(not_blank(path, &what)),
+        Probe::Missing => make_folder(host, path)?,
+        Probe::Blank => {}
     }
     check_ground(host, path)?;
     let ground = host
-        .ground(path)
-        .doing(|| format!("find the file system of {}", path.display()))?;
+        .backing_fs(path)
+        .context(|| format!("find the file system of {}", path.display()))?;
     let record = PoolRecord {
         id: PoolId(host.random_uuid()),
         home,
@@ -230,7 +230,7 @@ pub fn make_pool(host: &dyn Host, name: &str, path: &Path, home: HomeId) -> Resu
     for part in [VOLUMES, SNAPSHOTS, TRASH] {
         let part = path.join(part);
         host.perform(&Effect::MakeDir { path: &part })
-            .doing(|| format!("create pool {name}"))?;
+            .context(|| format!("create pool {name}"))?;
     }
     if ground.fs_name == "btrfs" {
         // Only while the pool has no image: one that is written in place and one that is not
@@ -238,12 +238,12 @@ pub fn make_pool(host: &dyn Host, name: &str, path: &Path, home: HomeId) -> Resu
         for part in [VOLUMES, SNAPSHOTS] {
             let part = path.join(part);
             host.perform(&Effect::WriteInPlace { path: &part })
-                .doing(|| format!("create pool {name}"))?;
+                .context(|| format!("create pool {name}"))?;
         }
     }
     // Durable before pool.json says that they are there.
     host.perform(&Effect::SyncDir { path })
-        .doing(|| format!("create pool {name}"))?;
+        .context(|| format!("create pool {name}"))?;
     record::store(host, &path.join(POOL_FILE), &record)?;
     Ok(record)
 }
@@ -252,7 +252,7 @@ pub fn make_pool(host: &dyn Host, name: &str, path: &Path, home: HomeId) -> Resu
 pub(super) fn make_folder(host: &dyn Host, path: &Path) -> Result<()> {
     let doing = || format!("create the directory {}", path.display());
     let parent = path.parent().unwrap_or(Path::new("/"));
-    if host.stat(parent).doing(doing)?.is_none() {
+    if host.stat(parent).context(doing)?.is_none() {
         return Err(Error::refused(
             path.display(),
             format!(
@@ -262,9 +262,9 @@ pub(super) fn make_folder(host: &dyn Host, path: &Path) -> Result<()> {
         ));
     }
     check_ground(host, parent)?;
-    host.perform(&Effect::MakeDir { path }).doing(doing)?;
+    host.perform(&Effect::MakeDir { path }).context(doing)?;
     host.perform(&Effect::SyncDir { path: parent })
-        .doing(doing)?;
+        .context(doing)?;
     Ok(())
 }
 

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::lock::Key;
-use super::pool::{Owner, Pool};
+use super::pool::{Pool, PoolLookup};
 use super::stage::for_its_readers;
 use super::unstage::without_disk;
 use super::{Driver, PublishVolume, usage};
 use crate::backend::FoundDevice;
-use crate::error::{Doing, Error, Kind, Mismatch, Result, chain};
+use crate::error::{Error, ErrorContext, Kind, Mismatch, Result, chain};
 use crate::host::{Device, Effect, Mount, NodeKind};
 use crate::model::{AccessMode, AccessType, VolumeId};
 use crate::record::{LastStage, VolumeRecord};
@@ -33,7 +33,7 @@ impl Driver {
         let (pool, id, _) = self.find(&request.volume_id)?;
         let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
         let (_, _, record) = self.find(&request.volume_id)?;
-        let view = View::of(self, &pool, &record).map_err(Error::unseen)?;
+        let view = View::of(self, &pool, &record).map_err(Error::into_indeterminate)?;
         for_its_readers(&record, &request.capability)?;
         let read_only =
             request.read_only || request.capability.is_read_only() || record.is_for_readers();
@@ -101,18 +101,18 @@ impl Driver {
         doing: impl Fn() -> String,
     ) -> Result<()> {
         self.make_target("target_path", target, kind)
-            .and_then(|()| self.host.perform(&mount).map(drop).doing(&doing))
+            .and_then(|()| self.host.perform(&mount).map(drop).context(&doing))
             .map_err(|first| self.undo_target(target, self.undo_mount(target, first)))
     }
 
     /// Removes the leaf that an attempt has made.
     pub(super) fn undo_target(&self, target: &Path, first: Error) -> Error {
-        if matches!(first, Error::Invalid { .. } | Error::Undo { .. }) {
+        if matches!(first, Error::Invalid { .. } | Error::RollbackFailed { .. }) {
             return first;
         }
         match self.host.perform(&Effect::RemoveTarget { path: target }) {
             Ok(_) => first,
-            Err(undo) => Error::Undo {
+            Err(undo) => Error::RollbackFailed {
                 first: Box::new(first),
                 undo: chain(&undo),
             },
@@ -232,13 +232,13 @@ impl Driver {
         )?;
         self.host
             .perform(&Effect::RemoveTarget { path: target })
-            .doing(|| format!("remove {}", target.display()))?;
+            .context(|| format!("remove {}", target.display()))?;
         let Some((pool, uuid)) = owned else {
             uuid.map_or(Ok(()), |uuid| self.free_dead_devices(uuid))?;
             return match by_table {
                 // Its blocks are ended by whoever can.
                 true => Ok(()),
-                false => self.end_remains(volume_id),
+                false => self.delete_hidden_inline(volume_id),
             };
         };
         self.let_go(uuid)?;
@@ -246,7 +246,7 @@ impl Driver {
             return Ok(());
         };
         if record.ephemeral {
-            return self.end_ephemeral(&pool, uuid, volume_id, &before);
+            return self.delete_ephemeral(&pool, uuid, volume_id, &before);
         }
         if record.is_raw() {
             self.free_devices(&pool, uuid, &before)
@@ -258,7 +258,7 @@ impl Driver {
     /// The volume of an id that a node call brings, inline ones included. A pool that isn't
     /// served is no error here: the mount table serves.
     fn owner_on_node(&self, volume_id: &str) -> Result<Option<(Arc<Pool>, Uuid)>> {
-        if let Ok(Owner::Pool(pool, id)) = self.owner(volume_id) {
+        if let Ok(PoolLookup::Pool(pool, id)) = self.owner(volume_id) {
             return Ok(Some((pool, id.uuid)));
         }
         Ok(self.pool_of_inline(volume_id)?.map(|pool| {

@@ -16,7 +16,7 @@ use uuid::Uuid;
 use super::lock::Key;
 use super::{Driver, Pool, usage};
 use crate::backend::Image;
-use crate::error::{Doing, Error, Result, chain};
+use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::{Device, Effect, FileId, LOOP_MAJOR, LoopHold, LoopStatus, Mount};
 use crate::model::PoolId;
 use crate::record::VolumeRecord;
@@ -106,7 +106,8 @@ impl Driver {
     pub(super) fn refuse_changed(&self, volume_id: &str, uuid: Uuid) -> Result<()> {
         let made = self.published.lock().of.get(&uuid).map(|shown| shown.made);
         let Some(made) = made else { return Ok(()) };
-        self.compare(uuid, made).map_err(Error::unseen)?;
+        self.compare(uuid, made)
+            .map_err(Error::into_indeterminate)?;
         let problem = self
             .published
             .lock()
@@ -135,19 +136,19 @@ impl Driver {
             return Ok(());
         }
         let gone = self.published.lock().of.remove(&uuid);
-        gone.map_or(Ok(()), |shown| self.end_changed(&shown))
+        gone.map_or(Ok(()), |shown| self.detach_changed(&shown))
     }
 
     /// Detaches a device that has come to stand on another file: no volume is found by it. While
     /// it's held, its number can't have become another's.
-    fn end_changed(&self, shown: &Shown) -> Result<()> {
+    fn detach_changed(&self, shown: &Shown) -> Result<()> {
         let number = shown.hold.number;
         match self.look_at(number) {
             Ok(Some(LoopStatus { backing, .. })) if backing != shown.backing => self
                 .host
                 .perform(&Effect::DetachLoop { number, backing })
                 .map(drop)
-                .doing(|| format!("detach /dev/loop{number}")),
+                .context(|| format!("detach /dev/loop{number}")),
             // On a dead disk it can't be asked.
             Err(error) if !error.is_lost_disk() => Err(error),
             Ok(_) | Err(_) => Ok(()),
@@ -156,7 +157,7 @@ impl Driver {
 
     fn look_at(&self, number: u32) -> Result<Option<LoopStatus>> {
         let found = self.host.loop_status(number);
-        found.doing(|| format!("read the state of /dev/loop{number}"))
+        found.context(|| format!("read the state of /dev/loop{number}"))
     }
 
     /// Looks at all of them, and holds those that an earlier process has published. Without a
@@ -312,7 +313,7 @@ impl Driver {
         let image = self
             .host
             .stat(&path)
-            .doing(|| format!("find the image of volume {}", record.uuid))?;
+            .context(|| format!("find the image of volume {}", record.uuid))?;
         let backing = image.map(|image| image.id);
         let Some(found) = shown.iter().find(|found| Some(found.backing) == backing) else {
             return Ok(());
@@ -320,7 +321,7 @@ impl Driver {
         let held = self
             .host
             .hold_loop(found.number, found.backing)
-            .doing(|| format!("open /dev/loop{}", found.number))?;
+            .context(|| format!("open /dev/loop{}", found.number))?;
         if let Some(hold) = held {
             // What its pod did meanwhile isn't known: direct I/O is tried.
             let was = LoopStatus {

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use super::capacity::{admit_copy, minimum_size};
 use super::cutting::Source;
 use super::detach::CleanUp;
-use super::give_way::{GiveWay, ThickCopy};
-use super::lock::{Guard, Key};
+use super::lock::{Key, LockGuard};
+use super::thick_space_watchdog::{ThickCopy, ThickSpaceWatchdog};
 use super::{CreateVolume, Driver, Pool, Volume};
 use crate::backend::Image;
-use crate::cut::Member;
-use crate::cut::tries::Subject;
-use crate::error::{Doing, Error, Result};
+use crate::cut::CutMember;
+use crate::cut::retry::Subject;
+use crate::error::{Error, ErrorContext, Result};
 use crate::host::Effect;
 use crate::model::size::image_bytes;
 use crate::model::{
@@ -27,7 +27,7 @@ pub(super) enum Content {
     Snapshot {
         pool: Arc<Pool>,
         record: Box<SnapshotRecord>,
-        _lock: Guard,
+        _lock: LockGuard,
     },
     /// A volume, in use or not.
     Volume(Box<Source>),
@@ -143,7 +143,7 @@ impl Driver {
     }
 
     /// Makes the volume of a planned record, with the content. On an error nothing is left, or
-    /// it's [`Error::Undo`]; a crash leaves an intent, which a repeat or the next start ends.
+    /// it's [`Error::RollbackFailed`]; a crash leaves an intent, which a repeat or the next start ends.
     pub(super) fn make_from(
         &self,
         pool: &Arc<Pool>,
@@ -162,7 +162,7 @@ impl Driver {
                 self.host
                     .perform(&clone)
                     .map(drop)
-                    .doing(|| format!("clone a snapshot into volume {}", record.uuid))
+                    .context(|| format!("clone a snapshot into volume {}", record.uuid))
             }),
             Content::Volume(source) => self.clone_volume(pool, &record, source),
         };
@@ -183,7 +183,7 @@ impl Driver {
             volumes: &ids,
             parameters: &parameters,
         };
-        self.tries(&subject, |now| {
+        self.retry(&subject, |now| {
             let (locks, sources) = self.lock_sources(&ids)?;
             self.check_unchanged(source)?;
             let uses = self.uses_of(&sources)?;
@@ -191,16 +191,17 @@ impl Driver {
             self.filled(pool, record, |_| {
                 let copies = [Image::Volume(record.uuid)];
                 let members = self.members(&sources, &uses, &copies)?;
-                let mut give_way = GiveWay::watch(of_thick(pool, record, source, &members))?;
+                let mut watchdog =
+                    ThickSpaceWatchdog::watch(of_thick(pool, record, source, &members))?;
                 let cut = self.cut(&members, now, &parameters);
                 // What follows takes long for thick volumes.
                 drop(locks.take());
                 // Ahead of the completion, which would do it as well: the clone gives way until
                 // then, and must not when it's complete.
-                let mut thick = give_way.copies().iter();
+                let mut thick = watchdog.copies().iter();
                 let apart = cut.and_then(|_| thick.try_for_each(ThickCopy::unshare));
                 // Whatever has failed, has failed for want of room where there was none.
-                give_way.end().and(apart)
+                watchdog.stop().and(apart)
             })
         })
     }
@@ -213,8 +214,8 @@ impl Driver {
         fill: impl FnOnce(&std::path::Path) -> Result<()>,
     ) -> Result<VolumeRecord> {
         // A half-made one whose clean-up failed: it was never answered to anybody.
-        let ended = pool.backend.end_unanswered(record.uuid);
-        ended.map_err(Error::unseen)?;
+        let ended = pool.backend.delete_unanswered(record.uuid);
+        ended.map_err(Error::into_indeterminate)?;
         self.prepare(pool, record)?;
         let target = pool.backend.image_path(Image::Volume(record.uuid));
         let made = fill(&target).and_then(|()| self.finish(pool, record));
@@ -251,7 +252,7 @@ impl Driver {
                 image: &image,
                 uuid: formatted.uuid,
             };
-            self.host.perform(&renew).doing(doing)?;
+            self.host.perform(&renew).context(doing)?;
         }
         record.copy = None;
         pool.backend.complete(&record)
@@ -298,8 +299,8 @@ impl Driver {
             None => {
                 let mut record = record;
                 record.copy = Some(begin);
-                let ended = pool.backend.end_unanswered(record.uuid);
-                ended.map_err(Error::unseen)?;
+                let ended = pool.backend.delete_unanswered(record.uuid);
+                ended.map_err(Error::into_indeterminate)?;
                 self.prepare(pool, &record)?;
                 record
             }
@@ -317,7 +318,7 @@ impl Driver {
             .host
             .perform(&whole)
             .map(drop)
-            .doing(|| format!("create {name}"));
+            .context(|| format!("create {name}"));
         let copied = longer.and_then(|()| {
             self.copy(&copying, &name, images, bytes, from, |progress| {
                 record.copy = Some(progress);
@@ -339,10 +340,10 @@ fn of_thick(
     pool: &Arc<Pool>,
     record: &VolumeRecord,
     source: &Source,
-    members: &[Member],
+    members: &[CutMember],
 ) -> Vec<ThickCopy> {
     let thick = source.record.allocation == Allocation::Thick;
-    let copy = |member: &Member| ThickCopy {
+    let copy = |member: &CutMember| ThickCopy {
         pool: pool.clone(),
         image: Image::Volume(record.uuid),
         bytes: image_bytes(source.record.size),

@@ -9,9 +9,9 @@ use uuid::Uuid;
 use super::Driver;
 use super::cutting::Source;
 use super::group::{member_of, membership, sources};
-use super::lock::{Guard, Key};
+use super::lock::{Key, LockGuard};
 use super::share::{Kept, Share};
-use crate::cut::Halt;
+use crate::cut::AbortHandle;
 use crate::cut::barrier::Used;
 use crate::cut::local::Local;
 use crate::cut::participant::{Participant, Prepared, Readiness, Thawed};
@@ -96,21 +96,21 @@ pub trait Coordinator {
     /// The next step; `None` once none will come.
     fn next(&mut self) -> Option<ShareStep>;
     /// Is told an answer. One that has gone shows by the next step.
-    fn tell(&mut self, answer: ShareAnswer);
+    fn send_reply(&mut self, answer: ShareAnswer);
     /// Is told that a step has failed, before what was made is deleted.
     fn failing(&mut self, _error: &Error) {}
 }
 
 impl Driver {
-    /// Serves a share to its end. `halt` thaws it from another thread, once the coordinator is
+    /// Serves a share to its end. `abort` thaws it from another thread, once the coordinator is
     /// known to have gone.
     ///
-    /// On an error nothing is frozen, and nothing is left (or it's [`Error::Undo`]). A crash of
+    /// On an error nothing is frozen, and nothing is left (or it's [`Error::RollbackFailed`]). A crash of
     /// this process leaves what the end of the steps at this point would, once it's started again.
     pub fn serve_share(
         &self,
         begin: &BeginShare,
-        halt: &Halt,
+        abort: &AbortHandle,
         coordinator: &mut dyn Coordinator,
     ) -> Result<()> {
         let _name = match begin.group {
@@ -118,7 +118,7 @@ impl Driver {
             None => match self.lock_single(begin)? {
                 Some(locks) => locks,
                 None => {
-                    coordinator.tell(ShareAnswer::Plain);
+                    coordinator.send_reply(ShareAnswer::Plain);
                     return Ok(());
                 }
             },
@@ -137,15 +137,15 @@ impl Driver {
         };
         let parameters = &begin.parameters;
         let mut share = self.begin_share(&begin.volume_ids, begin.level, parameters, plan)?;
-        coordinator.tell(ShareAnswer::Begun(share.used()));
+        coordinator.send_reply(ShareAnswer::Begun(share.used()));
 
-        let local = Local::new(&self.seams, &share.members, parameters).halted_by(halt);
+        let local = Local::new(&self.seams, &share.members, parameters).aborted_by(abort);
         let local = match self.room(&share.members) {
             Ok(room) => local.with_room(room),
             Err(first) => return Err(self.undo_share(&mut share, first)),
         };
         match stand_still(Box::new(local), coordinator) {
-            Ok(Some(kept)) => self.end_share(&mut share, &kept, coordinator),
+            Ok(Some(kept)) => self.keep_and_commit(&mut share, &kept, coordinator),
             Ok(None) => self.undone(&mut share),
             Err(first) => Err(self.undo_share(&mut share, first)),
         }
@@ -172,7 +172,7 @@ impl Driver {
 
     /// Of a group that has nothing here yet. What is in doubt, or committed by another try, must
     /// be seen by whoever coordinates before it's begun again.
-    fn lock_group(&self, group: GroupId, begin: &BeginShare) -> Result<Vec<Guard>> {
+    fn lock_group(&self, group: GroupId, begin: &BeginShare) -> Result<Vec<LockGuard>> {
         let lock = self.locks.acquire(Key::Group(group.0))?;
         // Before the list, which may have one by then that couldn't be read.
         let ours = membership(group, &sources(&begin.volume_ids)?, &begin.parameters);
@@ -192,7 +192,7 @@ impl Driver {
     }
 
     /// Of a single snapshot; `None` where there is nothing to cut.
-    fn lock_single(&self, begin: &BeginShare) -> Result<Option<Vec<Guard>>> {
+    fn lock_single(&self, begin: &BeginShare) -> Result<Option<Vec<LockGuard>>> {
         let name = &begin.name;
         let by_name = self.locks.acquire(Key::SnapshotName(name.clone()))?;
         let [volume_id] = begin.volume_ids.as_slice() else {
@@ -217,7 +217,7 @@ impl Driver {
     }
 
     /// From a cut that is proven good to its commit.
-    fn end_share(
+    fn keep_and_commit(
         &self,
         share: &mut Share,
         kept: &Kept,
@@ -226,11 +226,11 @@ impl Driver {
         if let Err(first) = self.keep_share(share, kept) {
             return Err(self.undo_share(share, first));
         }
-        coordinator.tell(ShareAnswer::Kept);
+        coordinator.send_reply(ShareAnswer::Kept);
         match coordinator.next() {
             Some(ShareStep::Commit) => {
                 self.commit_share(share)?;
-                coordinator.tell(ShareAnswer::Committed);
+                coordinator.send_reply(ShareAnswer::Committed);
                 Ok(())
             }
             // Nobody else can commit it any more.
@@ -285,7 +285,7 @@ fn steps(local: &mut dyn Participant, coordinator: &mut dyn Coordinator) -> Resu
             (6, ShareStep::Keep(kept)) => return Ok(Some(kept)),
             _ => return Err(out_of_order()),
         };
-        coordinator.tell(answer);
+        coordinator.send_reply(answer);
     }
     Ok(None)
 }

@@ -10,12 +10,12 @@ use super::capacity::{admit_snapshot, check_promises};
 use super::copying::no_sharing;
 use super::cutting::{Source, used};
 use super::detach::CleanUp;
-use super::give_way::{GiveWay, ThickCopy};
-use super::lock::{Guard, Key};
+use super::lock::{Key, LockGuard};
 use super::snapshot::Prepared;
+use super::thick_space_watchdog::{ThickCopy, ThickSpaceWatchdog};
 use crate::backend::Image;
 use crate::cut::barrier::{self, Used};
-use crate::cut::{Member, Outcome, Try};
+use crate::cut::{Attempt, CutMember, Outcome};
 use crate::error::{Error, Result};
 use crate::model::size::image_bytes;
 use crate::model::{Allocation, Level, SnapshotId, SnapshotParameters, SnapshotRoom};
@@ -24,12 +24,12 @@ use crate::record::{SnapshotRecord, SnapshotState};
 /// Members of one node and one try. Their volumes are locked until all are kept.
 pub(super) struct Share {
     pub(super) made: Vec<Prepared>,
-    pub(super) members: Vec<Member>,
-    locks: Vec<Guard>,
+    pub(super) members: Vec<CutMember>,
+    locks: Vec<LockGuard>,
     /// Of a group's members, which nobody deletes before it's made.
-    _members: Vec<Guard>,
+    _members: Vec<LockGuard>,
     /// Of thick volumes' copies, until these have blocks of their own.
-    give_way: GiveWay,
+    watchdog: ThickSpaceWatchdog,
 }
 
 /// What is known of a cut that was proven good: the same for all its members.
@@ -77,7 +77,7 @@ impl Share {
     fn of_thick(&self) -> Vec<ThickCopy> {
         let made = self.made.iter().zip(&self.members);
         let thick = made.filter(|(one, _)| one.record.allocation == Allocation::Thick);
-        let copy = |(one, member): (&Prepared, &Member)| ThickCopy {
+        let copy = |(one, member): (&Prepared, &CutMember)| ThickCopy {
             pool: one.pool.clone(),
             image: Image::Snapshot(one.record.uuid),
             bytes: image_bytes(one.record.size),
@@ -94,7 +94,7 @@ impl Share {
 
 impl Driver {
     /// Locks the volumes, and prepares a member of each, as `plan` has it. On an error nothing is
-    /// left, or it's [`Error::Undo`]; a crash leaves members that the next start ends.
+    /// left, or it's [`Error::RollbackFailed`]; a crash leaves members that the next start ends.
     pub(super) fn begin_share(
         &self,
         volume_ids: &[String],
@@ -117,7 +117,7 @@ impl Driver {
             members: Vec::new(),
             locks,
             _members: grouped.collect::<Result<_>>()?,
-            give_way: GiveWay::default(),
+            watchdog: ThickSpaceWatchdog::default(),
         };
         let copies: Vec<Image> = planned
             .iter()
@@ -125,7 +125,7 @@ impl Driver {
             .collect();
         // What an earlier try has left is ended after this look.
         let members = self.members(&sources, &uses, &copies);
-        share.members = members.map_err(Error::unseen)?;
+        share.members = members.map_err(Error::into_indeterminate)?;
         barrier::refuse_without(&share.used(), level, parameters)?;
         for (source, record) in sources.iter().zip(planned) {
             if let Err(first) = self.prepare_snapshot(&source.pool, &record) {
@@ -134,8 +134,8 @@ impl Driver {
             let pool = source.pool.clone();
             share.made.push(Prepared { pool, record });
         }
-        match GiveWay::watch(share.of_thick()) {
-            Ok(watch) => share.give_way = watch,
+        match ThickSpaceWatchdog::watch(share.of_thick()) {
+            Ok(watch) => share.watchdog = watch,
             Err(first) => return Err(self.undo_share(&mut share, first)),
         }
         Ok(share)
@@ -143,18 +143,18 @@ impl Driver {
 
     fn prepare_snapshot(&self, pool: &super::Pool, record: &SnapshotRecord) -> Result<()> {
         // One that an earlier try has left, whose clean-up failed: it was never answered.
-        let ended = pool.backend.end_unanswered_snapshot(record.uuid);
-        ended.map_err(Error::unseen)?;
+        let ended = pool.backend.delete_unanswered_snapshot(record.uuid);
+        ended.map_err(Error::into_indeterminate)?;
         pool.backend
             .prepare_snapshot(record, &|space| admit_snapshot(pool, space, record))
     }
 
     /// The rest of a try of which this process has all members: cut, kept, committed. On an error
-    /// none is left, or it's [`Error::Undo`].
+    /// none is left, or it's [`Error::RollbackFailed`].
     pub(super) fn make(
         &self,
         mut share: Share,
-        now: &Try<'_>,
+        now: &Attempt<'_>,
         parameters: &SnapshotParameters,
     ) -> Result<Vec<Prepared>> {
         let cut = self.cut(&share.members, now, parameters);
@@ -190,10 +190,10 @@ impl Driver {
         }
         // What follows takes long for thick volumes, and doesn't mind what is done to them.
         share.locks.clear();
-        let mut thick = share.give_way.copies().iter();
+        let mut thick = share.watchdog.copies().iter();
         let unshared = thick.try_for_each(ThickCopy::unshare);
         // Before anything is committed; what has given way isn't.
-        share.give_way.end().and(unshared)
+        share.watchdog.stop().and(unshared)
     }
 
     /// Commits: the first member's record decides for a group, so that after a crash the others
@@ -209,7 +209,7 @@ impl Driver {
         let others = share.made.iter_mut().enumerate();
         let mut others = others.filter(|(at, _)| Some(*at) != lead);
         others.try_for_each(|(_, one)| {
-            ready(one).map_err(|first| Error::Undo {
+            ready(one).map_err(|first| Error::RollbackFailed {
                 first: Box::new(first),
                 undo: "at least one member of the group is not committed yet".into(),
             })
@@ -218,7 +218,7 @@ impl Driver {
 
     /// Deletes what a try has made.
     pub(super) fn undo_share(&self, share: &mut Share, first: Error) -> Error {
-        let first = match (share.give_way.end(), first) {
+        let first = match (share.watchdog.stop(), first) {
             // Not for want of room, and not to be told as that.
             (_, Error::Stopping) => Error::Stopping,
             // Whatever has failed, has failed for this.

@@ -9,10 +9,10 @@ use uuid::Uuid;
 
 use super::cutting::Source;
 use super::lock::Key;
-use super::pool::Owner;
+use super::pool::PoolLookup;
 use super::{CreateSnapshot, DeleteOne, Driver, Pool, Snapshot};
 use crate::cut::Use;
-use crate::cut::tries::Subject;
+use crate::cut::retry::Subject;
 use crate::error::{Error, Kind, Mismatch, Result};
 use crate::model::id::NameKind;
 use crate::model::{GroupId, Level, SnapshotId, SnapshotParameters, VolumeId};
@@ -57,7 +57,7 @@ impl Driver {
             volumes: &ids,
             parameters: &request.parameters,
         };
-        let made = self.tries(&subject, |now| {
+        let made = self.retry(&subject, |now| {
             let attempt = self.host.random_uuid();
             let parameters = &request.parameters;
             let plan = |source: &Source| self.plan_single(source, id, name, parameters, attempt);
@@ -79,12 +79,12 @@ impl Driver {
             Err(absent @ Error::NotFound { .. }) => absent,
             found => return found,
         };
-        let Owner::Pool(pool, _) = self.owner(volume_id)? else {
+        let PoolLookup::Pool(pool, _) = self.owner(volume_id)? else {
             return Err(absent);
         };
         let uuid = SnapshotId::of_name(pool.id(), NameKind::Snapshot, name).uuid;
         let lock = self.locks.acquire(Key::Snapshot(uuid));
-        let ended = lock.and_then(|_lock| pool.backend.end_unanswered_snapshot(uuid));
+        let ended = lock.and_then(|_lock| pool.backend.delete_unanswered_snapshot(uuid));
         Err(absent.with_undo(ended))
     }
 
@@ -93,14 +93,14 @@ impl Driver {
         let home = self.home().to_string();
         match requisite.is_empty() || requisite.contains(&home) {
             true => Ok(()),
-            false => Err(Error::ElsewhereOnly { home }),
+            false => Err(Error::TopologyMismatch { home }),
         }
     }
 
     pub(super) fn uses_of(&self, sources: &[Source]) -> Result<Vec<Use>> {
         let uses: Result<_> = sources.iter().map(|source| self.use_of(source)).collect();
         // What an earlier try has left is ended after this look.
-        uses.map_err(Error::unseen)
+        uses.map_err(Error::into_indeterminate)
     }
 
     /// The record of a new snapshot that is no member.
@@ -190,7 +190,7 @@ impl Driver {
     /// may be the one that decides about them. Where some of them are other nodes' and `how`
     /// doesn't say that it's so, nothing is deleted, and the group is answered.
     pub fn delete_one(&self, snapshot_id: &str, how: &DeleteOne) -> Result<Option<GroupId>> {
-        let Owner::Pool(pool, id) = self.owner(snapshot_id)? else {
+        let PoolLookup::Pool(pool, id) = self.owner(snapshot_id)? else {
             return Ok(None);
         };
         let _lock = self.locks.acquire(Key::Snapshot(id.uuid))?;
@@ -236,7 +236,7 @@ impl Driver {
             kind: Kind::Snapshot,
             id: snapshot_id.to_string(),
         };
-        let Owner::Pool(pool, id) = self.owner(snapshot_id)? else {
+        let PoolLookup::Pool(pool, id) = self.owner(snapshot_id)? else {
             return Err(absent());
         };
         match pool.backend.snapshot(id.uuid)? {

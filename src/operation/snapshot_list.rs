@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::detach::look_at;
 use super::list::PAGE;
-use super::pool::Owner;
-use super::{Driver, ListSnapshots, Pool, PoolState, Snapshot, SnapshotPage};
+use super::pool::PoolLookup;
+use super::{Driver, ListSnapshots, Pool, ServingState, Snapshot, SnapshotPage};
 use crate::error::{Error, Result};
 use crate::model::{PoolId, SnapshotId};
 use crate::record::SnapshotState;
@@ -56,7 +56,7 @@ impl Driver {
         let (of, one) = (&request.source_volume_id, &request.snapshot_id);
         let later = |snapshot: &Snapshot| after.is_none_or(|after| snapshot.id > after);
         if !one.is_empty() {
-            let Owner::Pool(pool, id) = self.owner(one)? else {
+            let PoolLookup::Pool(pool, id) = self.owner(one)? else {
                 return Ok(Vec::new());
             };
             let found = pool.backend.snapshot(id.uuid)?;
@@ -68,7 +68,7 @@ impl Driver {
             return Ok(snapshot.into_iter().filter(wanted).collect());
         }
         if !of.is_empty() {
-            let Owner::Pool(pool, id) = self.owner(of)? else {
+            let PoolLookup::Pool(pool, id) = self.owner(of)? else {
                 return Ok(Vec::new());
             };
             let all = pool.backend.snapshots(None, usize::MAX);
@@ -101,8 +101,8 @@ impl Driver {
     /// All pools, or an error if one of them isn't served: what it has isn't known then.
     pub(super) fn all_serving(&self) -> Result<Vec<Arc<Pool>>> {
         let each = self.states().into_iter().map(|state| match state {
-            PoolState::Serving(pool) => look_at(&pool).map(|()| pool),
-            PoolState::Refused {
+            ServingState::Serving(pool) => look_at(&pool).map(|()| pool),
+            ServingState::Refused {
                 definition, why, ..
             } => Err(Error::Unreachable {
                 what: format!("pool {}", definition.name),

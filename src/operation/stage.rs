@@ -12,7 +12,7 @@ use super::publish::View;
 use super::restore::copy_options;
 use super::{Driver, StageVolume, usage};
 use crate::backend::{AttachMode, Attached};
-use crate::error::{Doing, Error, Kind, Mismatch, Result, chain};
+use crate::error::{Error, ErrorContext, Kind, Mismatch, Result, chain};
 use crate::host::{Effect, MountSpec, NodeKind};
 use crate::model::{AccessMode, AccessType, Capability, FsType, mount_option};
 use crate::record::{Formatted, FormattedAs, LastStage, VolumeRecord};
@@ -24,7 +24,7 @@ impl Driver {
         let staging = self.caller_path("staging_target_path", &request.staging_path)?;
         let (pool, id, _) = self.find(&request.volume_id)?;
         let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
-        self.copies.end(id.uuid);
+        self.copies.cancel(id.uuid);
         // Read again: it may have been deleted before the lock was ours.
         let (_, _, record) = self.find(&request.volume_id)?;
         for_its_readers(&record, &request.capability)?;
@@ -33,7 +33,7 @@ impl Driver {
         };
         let mut record = record;
         let staged = self.is_staged(&pool, &record, request, &staging);
-        if staged.map_err(Error::unseen)? {
+        if staged.map_err(Error::into_indeterminate)? {
             return self.fit_staged(&pool, &mut record, fs, &staging, &request.capability);
         }
         if record.formatted == Some(Formatted::raw()) {
@@ -106,11 +106,11 @@ impl Driver {
                 .host
                 .perform(&Effect::Unmount { target })
                 .map(drop)
-                .doing(|| format!("unmount {}", target.display())),
+                .context(|| format!("unmount {}", target.display())),
         });
         match unmounted {
             Ok(()) => first,
-            Err(undo) => Error::Undo {
+            Err(undo) => Error::RollbackFailed {
                 first: Box::new(first),
                 undo: chain(&undo),
             },

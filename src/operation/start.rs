@@ -9,22 +9,22 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-use super::pool::{Pool, PoolState};
+use super::pool::{Pool, ServingState};
 use super::pool_ground::{self, PoolGround};
 use super::pool_image::{self, OpenImage};
 use super::watch::{self, PoolQuestions};
 use super::{CutCounts, Driver, InFlight, Locks, Settings, pool_admin, pool_make, usage};
 use crate::backend::Backend;
-use crate::backend::file::{FileBackend, Found};
+use crate::backend::file::{FileBackend, OpenResult};
 use crate::cut::Seams;
-use crate::error::{Doing, Error, Result, chain};
+use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::{Effect, Host};
 use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace};
 use crate::record::node::KnownPool;
 use crate::record::{self, NodeRecord};
 
 /// How long a start waits for the lock of a pool that a process which was killed just now served.
-const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Where the simulated host has its pools.
 fn memory_path(name: &str) -> PathBuf {
@@ -53,7 +53,7 @@ fn sweep(seams: &Seams) {
 
 impl Driver {
     /// Opens the pools, takes their locks and ends the idle loop devices that a crash left. The rest is
-    /// left to [`Driver::clean`], [`Driver::wipe`] and [`Driver::settle_groups`]. A pool that can't be
+    /// left to [`Driver::clean`], [`Driver::wipe`] and [`Driver::resolve_groups`]. A pool that can't be
     /// served is refused by name and doesn't hold up the others. It is an error only where no pool is
     /// served and none is known, which is a mistake in the definitions.
     pub fn start(settings: Settings, seams: Seams) -> Result<Driver> {
@@ -94,7 +94,7 @@ impl Driver {
             copies: super::copying::Copies::default(),
             copied: std::sync::atomic::AtomicU64::new(0),
             published: super::published::Published::default(),
-            pauses: Mutex::default(),
+            backoffs: Mutex::default(),
             cuts: CutCounts::default(),
             small: Mutex::default(),
             questions,
@@ -110,12 +110,12 @@ impl Driver {
                 }
                 Ok(state) => state,
             };
-            tell(&state);
+            log_refused(&state);
             let mut states = driver.pools.write().unwrap_or_else(PoisonError::into_inner);
             states.push(state);
         }
-        let is_nowhere = |state: &PoolState| matches!(state, PoolState::Refused { id: None, .. });
-        if let Some(error) = wrong.filter(|_| driver.states().iter().all(is_nowhere)) {
+        let no_id = |state: &ServingState| matches!(state, ServingState::Refused { id: None, .. });
+        if let Some(error) = wrong.filter(|_| driver.states().iter().all(no_id)) {
             return Err(error);
         }
         if let Err(error) = driver.forget_earlier_stages() {
@@ -152,8 +152,8 @@ impl Driver {
     }
 
     /// A pool that could not be opened, as the node record knows it.
-    pub(super) fn refuse(&self, definition: &PoolDefinition, error: &Error) -> PoolState {
-        PoolState::Refused {
+    pub(super) fn refuse(&self, definition: &PoolDefinition, error: &Error) -> ServingState {
+        ServingState::Refused {
             definition: definition.clone(),
             id: self.known(definition).map(|(id, _)| id),
             why: chain(error),
@@ -164,7 +164,7 @@ impl Driver {
     /// How long a pool's lock is waited for: later on it's looked at again and again.
     fn lock_patience(&self) -> Duration {
         match self.states().len() < self.settings.pools.len() {
-            true => LOCK_PATIENCE,
+            true => LOCK_TIMEOUT,
             false => Duration::ZERO,
         }
     }
@@ -175,10 +175,10 @@ impl Driver {
         &self,
         definition: &PoolDefinition,
         was: Option<u64>,
-    ) -> Result<PoolState> {
+    ) -> Result<ServingState> {
         let outer = folder(definition);
         let refused = |id, why: String| {
-            Ok(PoolState::Refused {
+            Ok(ServingState::Refused {
                 definition: definition.clone(),
                 id,
                 why,
@@ -187,9 +187,9 @@ impl Driver {
         };
         let known = self.known(definition);
         pool_image::leave_dead(self.host.as_ref(), definition, &outer)?;
-        let found = pool_make::look(self.host.as_ref(), &outer)?;
+        let found = pool_make::probe(self.host.as_ref(), &outer)?;
         pool_image::check_kind(definition, &found)?;
-        let is_nothing = matches!(found, pool_make::Found::Blank | pool_make::Found::Missing);
+        let is_nothing = matches!(found, pool_make::Probe::Blank | pool_make::Probe::Missing);
         if is_nothing && definition.init && known.is_none() {
             pool_ground::check_mount(self.host.as_ref(), definition, &outer)?;
         }
@@ -199,7 +199,7 @@ impl Driver {
             .as_ref()
             .map_or(outer.clone(), |image| image.folder.clone());
         match found {
-            pool_make::Found::Pool(pool) if pool.home != self.home() => {
+            pool_make::Probe::Pool(pool) if pool.home != self.home() => {
                 return refused(
                     Some(pool.id),
                     format!(
@@ -210,7 +210,7 @@ impl Driver {
                     ),
                 );
             }
-            pool_make::Found::Pool(pool) => {
+            pool_make::Probe::Pool(pool) => {
                 if let Some((id, why)) = self.rival(definition, pool.id) {
                     if let Some(image) = image {
                         // Of two images with one uuid the kernel mounts one.
@@ -243,9 +243,9 @@ impl Driver {
         (outer, path): (&Path, &Path),
         patience: Duration,
         (image, was): (Option<OpenImage>, Option<u64>),
-    ) -> Result<PoolState> {
+    ) -> Result<ServingState> {
         let refused = |id, why| {
-            Ok(PoolState::Refused {
+            Ok(ServingState::Refused {
                 definition: definition.clone(),
                 id,
                 why,
@@ -253,19 +253,19 @@ impl Driver {
             })
         };
         match FileBackend::open(self.host.clone(), path, patience)? {
-            Found::Pool(backend) => match self.stays_behind(&backend, was)? {
+            OpenResult::Pool(backend) => match self.stays_behind(&backend, was)? {
                 Some(why) => refused(Some(backend.pool().id), why),
-                None => Ok(PoolState::Serving(Arc::new(self.recover(
+                None => Ok(ServingState::Serving(Arc::new(self.recover(
                     definition,
                     backend.with_extent(definition.extent),
                     (outer, path),
                     image,
                 )?))),
             },
-            Found::Locked(_) => Err(Error::Locked {
+            OpenResult::Locked(_) => Err(Error::Locked {
                 place: path.display().to_string(),
             }),
-            Found::Blank => refused(None, format!("{} contains no pool", path.display())),
+            OpenResult::Blank => refused(None, format!("{} contains no pool", path.display())),
         }
     }
 
@@ -327,7 +327,7 @@ impl Driver {
         let host = self.host.as_ref();
         let ground = PoolGround::of(host, definition, folders, &self.machine_folders())?;
         let doing = || format!("examine pool {}", definition.name);
-        let place = self.host.stat(&backend.path()).doing(doing)?;
+        let place = self.host.stat(&backend.path()).context(doing)?;
         let mounts = self.mounts()?;
         let leftovers = backend.recover(&|device| !usage::of_device(&mounts, device).is_empty())?;
         let mut pool = Pool {
@@ -338,7 +338,7 @@ impl Driver {
             leftovers,
             device: place.map_or(0, |place| place.id.device),
         };
-        let (ended, failed) = self.end_left_inline(&pool);
+        let (ended, failed) = self.delete_leftover_inline(&pool);
         pool.leftovers.ephemeral = ended;
         if let Some(error) = failed {
             tracing::error!(pool = %definition.name, error = %chain(&error), "failed to delete an unused inline volume");
@@ -386,7 +386,7 @@ impl Driver {
             && self
                 .host
                 .stat(path)
-                .doing(|| "examine the node record".into())?
+                .context(|| "examine the node record".into())?
                 .is_some()
         {
             return Ok(());
@@ -400,8 +400,8 @@ impl Driver {
 }
 
 /// Logs a pool that is not served, once for each reason.
-pub(super) fn tell(state: &PoolState) {
-    if let PoolState::Refused {
+pub(super) fn log_refused(state: &ServingState) {
+    if let ServingState::Refused {
         definition, why, ..
     } = state
     {
@@ -438,8 +438,8 @@ fn homes(host: &dyn Host, settings: &Settings, hanging: &BTreeSet<String>) -> BT
 }
 
 /// Why a place isn't made a pool: this machine had one there.
-fn absent(path: &Path, found: &pool_make::Found, last: Option<KnownPool>) -> String {
-    let what = if *found == pool_make::Found::Missing {
+fn absent(path: &Path, found: &pool_make::Probe, last: Option<KnownPool>) -> String {
+    let what = if *found == pool_make::Probe::Missing {
         "does not exist"
     } else {
         "contains no pool"
@@ -451,11 +451,11 @@ fn absent(path: &Path, found: &pool_make::Found, last: Option<KnownPool>) -> Str
     )
 }
 
-fn no_pool(definition: &PoolDefinition, path: &Path, found: &pool_make::Found) -> Error {
+fn no_pool(definition: &PoolDefinition, path: &Path, found: &pool_make::Probe) -> Error {
     let what = match found {
-        pool_make::Found::Missing => "does not exist".to_string(),
-        pool_make::Found::Foreign(what) => format!("is not a pool: {what}"),
-        pool_make::Found::Pool(_) | pool_make::Found::Image(_) | pool_make::Found::Blank => {
+        pool_make::Probe::Missing => "does not exist".to_string(),
+        pool_make::Probe::Foreign(what) => format!("is not a pool: {what}"),
+        pool_make::Probe::Pool(_) | pool_make::Probe::Image(_) | pool_make::Probe::Blank => {
             "is empty and has never been a pool".to_string()
         }
     };

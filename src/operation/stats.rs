@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::publish::View;
 use super::{AskStats, Driver, Stats, Usage, usage};
-use crate::error::{Doing, Error, Kind, Result};
+use crate::error::{Error, ErrorContext, Kind, Result};
 
 impl Driver {
     /// NodeGetVolumeStats. Looks only: it never waits for a running operation.
@@ -60,7 +60,7 @@ impl Driver {
         let space = self
             .host
             .space_caller(path)
-            .doing(|| format!("read the usage of {}", path.display()))?;
+            .context(|| format!("read the usage of {}", path.display()))?;
         let bytes = Usage {
             total: space.total,
             available: Some(space.available),

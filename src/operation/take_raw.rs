@@ -6,7 +6,7 @@ use uuid::Uuid;
 use super::publish::View;
 use super::{Driver, Pool};
 use crate::backend::{AttachMode, Image};
-use crate::error::{Doing, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::host::{Effect, Signature};
 use crate::model::FsType;
 use crate::record::{Formatted, VolumeRecord};
@@ -24,12 +24,15 @@ impl Driver {
     ) -> Result<()> {
         let refuse =
             |reason: String| Err(Error::refused(format!("volume {}", record.uuid), reason));
-        if let Some(path) = self.staged_as_block(record).map_err(Error::unseen)? {
+        if let Some(path) = self
+            .staged_as_block(record)
+            .map_err(Error::into_indeterminate)?
+        {
             return refuse(format!(
                 "it is staged as a raw block device at {path}; unstage it there first"
             ));
         }
-        let view = View::of(self, pool, record).map_err(Error::unseen)?;
+        let view = View::of(self, pool, record).map_err(Error::into_indeterminate)?;
         if let Some(mount) = view.uses().first() {
             let at = mount.mount_point.display();
             return refuse(format!(
@@ -44,8 +47,8 @@ impl Driver {
         let device = &attached.device;
         self.refuse_claimed(record.uuid, device)?;
         let doing = || format!("probe volume {}", record.uuid);
-        let signature = self.host.signature(device).doing(doing)?;
-        let bytes = self.host.device_bytes(device).doing(doing)?;
+        let signature = self.host.signature(device).context(doing)?;
+        let bytes = self.host.device_bytes(device).context(doing)?;
         let uuid = match whole(&signature, fs, bytes) {
             Ok(uuid) => uuid,
             Err(found) => {
@@ -87,7 +90,7 @@ impl Driver {
         };
         self.host
             .perform(&renew)
-            .doing(|| format!("assign a new fsid to the btrfs of volume {}", record.uuid))?;
+            .context(|| format!("assign a new fsid to the btrfs of volume {}", record.uuid))?;
         Ok(uuid)
     }
 }

@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::lock::Key;
 use super::publish::View;
 use super::{Driver, Pool};
-use crate::error::{Doing, Result, chain};
+use crate::error::{ErrorContext, Result, chain};
 use crate::host::Effect;
 use crate::model::{Allocation, PoolId, VolumeId, size};
 use crate::record::{FormattedAs, VolumeRecord, VolumeState};
@@ -85,13 +85,13 @@ impl Driver {
             return Ok(false);
         };
         let root = self.host.open_mount_root(&mount.mount_point, device, fs);
-        let root = root.doing(|| format!("open the file system of volume {id}"))?;
+        let root = root.context(|| format!("open the file system of volume {id}"))?;
         let effect = Effect::TrimVolume {
             root: &root,
             least: LEAST,
         };
         let trimmed = self.host.perform(&effect);
-        trimmed.doing(|| format!("trim volume {id}"))?;
+        trimmed.context(|| format!("trim volume {id}"))?;
         Ok(true)
     }
 }

@@ -7,11 +7,11 @@ use nix::errno::Errno;
 use uuid::Uuid;
 
 use super::lock::Key;
-use super::pool::{Owner, Pool};
+use super::pool::{Pool, PoolLookup};
 use super::{Driver, usage};
 use crate::backend::FoundDevice;
 use crate::backend::file::IMAGE;
-use crate::error::{Doing, Error, Result, chain};
+use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::{Device, Effect};
 use crate::model::VolumeId;
 use crate::record::VolumeRecord;
@@ -42,7 +42,7 @@ impl Driver {
             .locks
             .acquire(uuid.map_or(Key::Path(staging_path.into()), Key::Volume))?;
         let owned = match &owner {
-            Ok(Owner::Pool(pool, id)) if !by_table => Some((pool.as_ref(), id.uuid)),
+            Ok(PoolLookup::Pool(pool, id)) if !by_table => Some((pool.as_ref(), id.uuid)),
             Ok(_) | Err(_) => None,
         };
         if owned.is_none() {
@@ -50,9 +50,9 @@ impl Driver {
         }
         let before = self.unmount_all(owned, staging)?;
         if let Some(uuid) = uuid
-            && !matches!(owner, Ok(Owner::Nobody))
+            && !matches!(owner, Ok(PoolLookup::Unknown))
         {
-            self.end_block_stage(owned.map(|(pool, _)| pool), uuid, staging_path)?;
+            self.unstage_block(owned.map(|(pool, _)| pool), uuid, staging_path)?;
         }
         match (owned, uuid) {
             (Some((pool, uuid)), _) => self.free_devices(pool, uuid, &before),
@@ -108,7 +108,7 @@ impl Driver {
                 let reason = "a process has files on it open or its working directory there; stop that process first";
                 Err(Error::refused(path.display(), reason))
             }
-            Err(error) => Err(error).doing(|| format!("unmount {}", path.display())),
+            Err(error) => Err(error).context(|| format!("unmount {}", path.display())),
         }
     }
 
@@ -150,20 +150,20 @@ impl Driver {
         self.let_go(uuid)?;
         self.no_longer_small(uuid);
         let name = Path::new(&uuid.to_string()).join(IMAGE);
-        self.end_dead_devices(&|shown| shown.ends_with(&name), None)
+        self.detach_dead_devices(&|shown| shown.ends_with(&name), None)
             .map(drop)
     }
 
     /// The devices, of images with such names, whose disk is dead, or that stand on the file system
     /// `former`; those that nothing shows are being detached. Of one that doesn't answer it isn't
     /// known: it's among them.
-    pub(super) fn end_dead_devices(
+    pub(super) fn detach_dead_devices(
         &self,
         is_named: &dyn Fn(&Path) -> bool,
         former: Option<u64>,
     ) -> Result<Vec<Device>> {
         let found = self.host.loop_devices(is_named);
-        let mut found = found.doing(|| "list loop devices".into())?;
+        let mut found = found.context(|| "list loop devices".into())?;
         found.retain(|one| match &one.status {
             Ok(status) => Some(status.backing.device) == former,
             Err(_) => true,
@@ -188,7 +188,7 @@ impl Driver {
             if usage::of_device(&mounts, &device).is_empty() && !self.is_claimed(&device)? {
                 tracing::info!(device = %device.path.display(), "detaching an unused device of a dead disk");
                 let ended = self.host.perform(&effect);
-                ended.doing(|| format!("detach {}", device.path.display()))?;
+                ended.context(|| format!("detach {}", device.path.display()))?;
             }
         }
         Ok(found
@@ -202,8 +202,8 @@ impl Driver {
     pub(super) fn refuse_frozen(&self, volume_id: &str) -> Result<()> {
         let journalled = self.seams.freezer.journalled();
         let journalled = journalled
-            .doing(|| "read the freeze journal".into())
-            .map_err(Error::unseen)?;
+            .context(|| "read the freeze journal".into())
+            .map_err(Error::into_indeterminate)?;
         match journalled.iter().any(|one| one.volume_id == volume_id) {
             true => Err(Error::Pending {
                 what: format!("a freeze of volume {volume_id}"),

@@ -6,12 +6,12 @@ use nix::sys::stat::{major, minor};
 use uuid::Uuid;
 
 use super::Driver;
-use crate::error::{Doing, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::host::{Device, LOOP_MAJOR, Mount};
 
 impl Driver {
     pub(super) fn mounts(&self) -> Result<Vec<Mount>> {
-        self.host.mounts().doing(|| "read the mount table".into())
+        self.host.mounts().context(|| "read the mount table".into())
     }
 
     /// The topmost mount at a caller's path.
@@ -74,8 +74,8 @@ impl Driver {
     pub(super) fn is_claimed(&self, device: &Device) -> Result<bool> {
         self.host
             .is_claimed(device)
-            .doing(|| format!("examine {}", device.path.display()))
-            .map_err(Error::unseen)
+            .context(|| format!("examine {}", device.path.display()))
+            .map_err(Error::into_indeterminate)
     }
 }
 

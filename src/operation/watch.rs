@@ -13,18 +13,18 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::pool_image::MOUNT_POINT;
-use super::pool_make::{self, Found};
-use super::start::{folder, tell};
-use super::{Driver, Pool, PoolState, usage};
+use super::pool_make::{self, Probe};
+use super::start::{folder, log_refused};
+use super::{Driver, Pool, ServingState, usage};
 use crate::backend::Backend;
 use crate::backend::file::{FileBackend, IMAGE, write_lock};
-use crate::error::{Doing, Error, Result, chain};
+use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::Host;
 use crate::host::question::Questions;
 use crate::model::PoolDefinition;
 
 /// A disk answers within milliseconds, or within seconds if it is busy.
-const PATIENCE: Duration = Duration::from_secs(10);
+const DISK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Questions about a pool by its name, of which a disk may never answer one.
 pub(super) type PoolQuestions = Questions<(&'static str, String)>;
@@ -43,7 +43,7 @@ pub struct Former {
 impl Driver {
     /// Looks at the node record, which `pool forget` and `pool adopt` may have changed, at
     /// published devices, and at all pools, one after the other.
-    pub fn look_again(&self) {
+    pub fn refresh_pools(&self) {
         self.read_node_record();
         for definition in &self.settings.pools {
             self.look_at_pool(&definition.name);
@@ -61,7 +61,7 @@ impl Driver {
     /// Looks whether a pool's disk still takes writes, or whether one that isn't served can be. It
     /// may hang with the disk; several at a time come to one decision.
     pub fn look_at_pool(&self, name: &str) {
-        self.look_at_pool_within(name, PATIENCE);
+        self.look_at_pool_within(name, DISK_TIMEOUT);
     }
 
     /// The same with a limit of its own for the disk's answer: for tests, in which a disk hangs
@@ -72,9 +72,9 @@ impl Driver {
             return;
         };
         let now = match &before {
-            PoolState::Serving(pool) => match self.try_disk(pool, patience) {
+            ServingState::Serving(pool) => match self.try_disk(pool, patience) {
                 Ok(()) => return,
-                Err(why) => PoolState::Refused {
+                Err(why) => ServingState::Refused {
                     definition: pool.definition.clone(),
                     id: Some(pool.id()),
                     why,
@@ -85,7 +85,7 @@ impl Driver {
                     })),
                 },
             },
-            PoolState::Refused {
+            ServingState::Refused {
                 definition, was, ..
             } => self.try_again(definition, was.as_ref(), patience),
         };
@@ -122,8 +122,8 @@ impl Driver {
         definition: &PoolDefinition,
         was: Option<&Arc<Former>>,
         patience: Duration,
-    ) -> PoolState {
-        let refused = |id, why| PoolState::Refused {
+    ) -> ServingState {
+        let refused = |id, why| ServingState::Refused {
             definition: definition.clone(),
             id,
             why,
@@ -131,13 +131,13 @@ impl Driver {
         };
         if let Some(pool) = was.and_then(|was| was.pool.upgrade()) {
             return match self.try_disk(&pool, patience) {
-                Ok(()) => PoolState::Serving(pool),
+                Ok(()) => ServingState::Serving(pool),
                 Err(why) => refused(Some(pool.id()), why),
             };
         }
         let opened = self.open_pool(definition, was.map(|was| was.device));
         match opened.unwrap_or_else(|error| self.refuse(definition, &error)) {
-            PoolState::Refused { id, why, .. } => refused(id, why),
+            ServingState::Refused { id, why, .. } => refused(id, why),
             serving => serving,
         }
     }
@@ -147,7 +147,7 @@ impl Driver {
         &self,
         hanging: &BTreeSet<String>,
         definition: &PoolDefinition,
-    ) -> Result<PoolState> {
+    ) -> Result<ServingState> {
         match hanging.contains(&definition.name) {
             true => Err(no_answer(definition)),
             false => self.open_pool(definition, None),
@@ -163,13 +163,13 @@ impl Driver {
         was: Option<u64>,
     ) -> Result<Option<String>> {
         let doing = || format!("examine {}", backend.path().display());
-        let now = self.host.stat(&backend.path()).doing(doing)?;
+        let now = self.host.stat(&backend.path()).context(doing)?;
         let former = was.filter(|was| now.is_none_or(|now| now.id.device != *was));
         let names = folders(backend);
         let is_named = |shown: &Path| {
             shown.ends_with(IMAGE) && folder_of(shown).is_some_and(|name| names.contains(name))
         };
-        let there = self.end_dead_devices(&is_named, former)?;
+        let there = self.detach_dead_devices(&is_named, former)?;
         let there: Vec<_> = there
             .iter()
             .map(|device| device.path.display().to_string())
@@ -208,10 +208,10 @@ impl Driver {
     }
 
     /// Puts a new state in the place of the one that was looked at, unless another look was quicker.
-    fn decide(&self, before: &PoolState, now: PoolState) {
+    fn decide(&self, before: &ServingState, now: ServingState) {
         let mut states = self.pools.write().unwrap_or_else(PoisonError::into_inner);
-        if let PoolState::Serving(pool) = &now {
-            let is_it = |state: &PoolState| matches!(state, PoolState::Serving(other) if other.id() == pool.id());
+        if let ServingState::Serving(pool) = &now {
+            let is_it = |state: &ServingState| matches!(state, ServingState::Serving(other) if other.id() == pool.id());
             if states.iter().any(is_it) {
                 // A copy, opened at the same time: the next look says so.
                 return;
@@ -223,22 +223,22 @@ impl Driver {
             .find(|slot| slot.definition().name == *name);
         let Some(slot) = slot else { return };
         let is_news = match (before, &*slot) {
-            (PoolState::Serving(before), PoolState::Serving(there))
+            (ServingState::Serving(before), ServingState::Serving(there))
                 if Arc::ptr_eq(before, there) =>
             {
                 true
             }
-            (PoolState::Refused { .. }, PoolState::Refused { why: there, .. }) => {
-                !matches!(&now, PoolState::Refused { why, .. } if why == there)
+            (ServingState::Refused { .. }, ServingState::Refused { why: there, .. }) => {
+                !matches!(&now, ServingState::Refused { why, .. } if why == there)
             }
             _ => return,
         };
         let there = std::mem::replace(slot, now.clone());
         drop(states);
         if is_news {
-            tell(&now);
+            log_refused(&now);
         }
-        if matches!(now, PoolState::Serving(_)) {
+        if matches!(now, ServingState::Serving(_)) {
             self.note_served();
         }
         drop(there);
@@ -259,14 +259,14 @@ pub(super) fn answers(
         let inner = definition.image.map(|_| outer.join(MOUNT_POINT));
         for path in inner.into_iter().chain([outer]) {
             // What is wrong there is said by who opens it.
-            let _ = match pool_make::look(host.as_ref(), &path) {
-                Ok(Found::Pool(_) | Found::Image(_)) => write_lock(host.as_ref(), &path),
-                Ok(Found::Blank) if definition.init => host.ground(&path).map(drop),
-                Ok(Found::Blank | Found::Missing | Found::Foreign(_)) | Err(_) => Ok(()),
+            let _ = match pool_make::probe(host.as_ref(), &path) {
+                Ok(Probe::Pool(_) | Probe::Image(_)) => write_lock(host.as_ref(), &path),
+                Ok(Probe::Blank) if definition.init => host.backing_fs(&path).map(drop),
+                Ok(Probe::Blank | Probe::Missing | Probe::Foreign(_)) | Err(_) => Ok(()),
             };
         }
     };
-    questions.ask(about, PATIENCE, question).is_some()
+    questions.ask(about, DISK_TIMEOUT, question).is_some()
 }
 
 /// Names of pools whose disks don't answer. All are asked at the same time.
@@ -291,7 +291,7 @@ pub(super) fn no_answer(definition: &PoolDefinition) -> Error {
         what: format!("pool {}", definition.name),
         reason: format!(
             "its disk does not answer: nothing could be written to it for {} s; check whether its file system is frozen or its disk is gone",
-            PATIENCE.as_secs()
+            DISK_TIMEOUT.as_secs()
         ),
     }
 }

@@ -19,21 +19,21 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::error::{Error, Result};
 use crate::model::PoolId;
-use crate::tls::{PING_EVERY, PING_PATIENCE};
+use crate::tls::{PING_INTERVAL, PING_TIMEOUT};
 
 pub(super) use agent::beneath;
 pub use agent::{Agent, Seen, ShownPool};
 
 /// How often an agent is asked to describe itself.
-pub const POLL: Duration = Duration::from_secs(5);
+pub const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// How long that may take: twice as long as an agent itself waits for a disk.
-const DESCRIBE: Duration = Duration::from_secs(4);
+const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(4);
 /// What an agent said so long ago isn't asked for again: a crowd of calls is one question.
-const FRESH: Duration = Duration::from_secs(1);
-/// Agents that are asked at a time. Those that hang take their place for [`DESCRIBE`].
+const MAX_STATUS_AGE: Duration = Duration::from_secs(1);
+/// Agents that are asked at a time. Those that hang take their place for [`DESCRIBE_TIMEOUT`].
 const AT_ONCE: usize = 64;
 /// How long a connection may take, with its TLS.
-const CONNECT: Duration = Duration::from_secs(3);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// How agents are reached.
 #[tonic::async_trait]
 pub trait Dial: Send + Sync + 'static {
@@ -50,10 +50,10 @@ pub fn endpoint(address: &str) -> Result<Endpoint> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
         .map_err(|error| Error::invalid("agent", format!("{address:?}: {error}")))?;
     Ok(endpoint
-        .connect_timeout(CONNECT)
+        .connect_timeout(CONNECT_TIMEOUT)
         .tcp_nodelay(true)
-        .http2_keep_alive_interval(PING_EVERY)
-        .keep_alive_timeout(PING_PATIENCE)
+        .http2_keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT)
         .keep_alive_while_idle(true))
 }
 

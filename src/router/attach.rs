@@ -40,7 +40,7 @@ impl Router {
                 id: asked.node_id,
             });
         }
-        Err(Error::Answered {
+        Err(Error::Forwarded {
             code: Code::FailedPrecondition as i32,
             message: format!(
                 "volume {} is on node {} and cannot be attached to node {}",

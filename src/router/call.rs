@@ -13,7 +13,7 @@ use super::agents::{Agent, beneath};
 use crate::csi::controller_client::ControllerClient;
 use crate::error::{Error, Result};
 use crate::service::status::code_name;
-use crate::service::{Answer, Rpc, patience, status, timeout};
+use crate::service::{Rpc, RpcResult, patience, status, timeout};
 
 /// A call that is being answered. Whoever drops it (the deadline, a caller that went away) drops
 /// what it asks of agents as well: their work goes on, detached there.
@@ -60,7 +60,7 @@ impl Call<'_> {
         if let Some(until) = self.until {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Error::Answered {
+                return Err(Error::Forwarded {
                     code: Code::DeadlineExceeded as i32,
                     message: "the deadline of the call has passed".into(),
                 });
@@ -130,7 +130,7 @@ impl Call<'_> {
     }
 
     /// What the caller gets.
-    pub(super) fn answer<A>(&self, outcome: Result<A>) -> Answer<A> {
+    pub(super) fn answer<A>(&self, outcome: Result<A>) -> RpcResult<A> {
         outcome
             .map(Response::new)
             .map_err(|error| status(self.rpc, &error))

@@ -15,7 +15,7 @@ use crate::operation::Capacity;
 use crate::service::{reply, request};
 
 /// An agent that takes longer has nothing: whoever asks is asking for all nodes in turn.
-const PATIENCE: Duration = Duration::from_secs(3);
+const AGENT_TIMEOUT: Duration = Duration::from_secs(3);
 
 impl Router {
     /// What can be had; 0, at once, of what can't be reached, is marked as lost, or isn't known.
@@ -42,9 +42,12 @@ impl Router {
             // Any agent says what is wrong with it.
             agents.truncate(1);
         }
-        let each = agents
-            .iter()
-            .map(|agent| timeout(PATIENCE, self.ask_capacity(call, agent, message.clone())));
+        let each = agents.iter().map(|agent| {
+            timeout(
+                AGENT_TIMEOUT,
+                self.ask_capacity(call, agent, message.clone()),
+            )
+        });
         for answer in join_all(each).await {
             match answer {
                 Ok(Ok(answer)) => add(&mut sum, &answer),

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use super::Router;
 use super::agents::Agent;
-use super::cluster::About;
+use super::cluster::ObjectRef;
 use super::route::Route;
 use crate::agent::cut_response::Begun;
 use crate::agent::{DescribeResponse, GetGroupResponse, GroupMember};
@@ -50,8 +50,9 @@ impl Router {
         let node = agent.node();
         tracing::warn!(node, reason = why, "rejected an answer of an agent");
         let message = format!("an answer of this node's agent was rejected: {why}");
-        let about = About::Node(node.to_string());
-        self.cluster.tell(&about, true, "AnswerRefused", message);
+        let about = ObjectRef::Node(node.to_string());
+        self.cluster
+            .record_event(&about, true, "AnswerRefused", message);
         agent.unreachable(&format!("its answer was rejected: {why}"))
     }
 

@@ -10,7 +10,7 @@ use crate::telemetry::router::ClusterStatus;
 
 /// Kind of an event's object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum About {
+pub enum ObjectRef {
     /// A claim, "namespace/name".
     Claim(String),
     /// A VolumeSnapshot, "namespace/name".
@@ -74,7 +74,13 @@ pub trait Cluster: Send + Sync + 'static {
     fn is_leader(&self) -> bool;
 
     /// Tells people something, by an event on an object. Never fails and never waits.
-    fn tell(&self, about: &About, is_warning: bool, reason: &'static str, message: String);
+    fn record_event(
+        &self,
+        about: &ObjectRef,
+        is_warning: bool,
+        reason: &'static str,
+        message: String,
+    );
 
     /// Writes down, at the object of a snapshot, what it has reached. Never fails and never waits.
     fn note(&self, _content: &Content, _reached: Reached) {}
@@ -143,7 +149,14 @@ impl Cluster for NoCluster {
         true
     }
 
-    fn tell(&self, _about: &About, _is_warning: bool, _reason: &'static str, _message: String) {}
+    fn record_event(
+        &self,
+        _about: &ObjectRef,
+        _is_warning: bool,
+        _reason: &'static str,
+        _message: String,
+    ) {
+    }
 
     fn hooks(&self) -> Arc<dyn Hooks> {
         Arc::new(NoHooks)

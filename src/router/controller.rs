@@ -30,7 +30,7 @@ use crate::csi::{
     ValidateVolumeCapabilitiesResponse,
 };
 use crate::error::{Kind, Result};
-use crate::service::{Answer, Rpc, ids, only_if, reply, request, seen};
+use crate::service::{Rpc, RpcResult, ids, log_and_unwrap, only_if, reply, request};
 
 type Client = ControllerClient<Channel>;
 
@@ -79,9 +79,9 @@ impl Controller for Router {
     async fn create_volume(
         &self,
         request: Request<CreateVolumeRequest>,
-    ) -> Answer<CreateVolumeResponse> {
+    ) -> RpcResult<CreateVolumeResponse> {
         let call = self.call(Rpc::CreateVolume, &request);
-        let made = self.place(&call, seen(request)).await;
+        let made = self.place(&call, log_and_unwrap(request)).await;
         if let Ok(CreateVolumeResponse { volume: Some(made) }) = &made {
             ids::record("volume_id", &made.volume_id);
         }
@@ -92,9 +92,9 @@ impl Controller for Router {
     async fn delete_volume(
         &self,
         request: Request<DeleteVolumeRequest>,
-    ) -> Answer<DeleteVolumeResponse> {
+    ) -> RpcResult<DeleteVolumeResponse> {
         let call = self.call(Rpc::DeleteVolume, &request);
-        let message = seen(request);
+        let message = log_and_unwrap(request);
         let deleted = async {
             let id = request::delete_volume(&message)?;
             match self.owner(&id).await? {
@@ -113,9 +113,9 @@ impl Controller for Router {
     async fn controller_publish_volume(
         &self,
         request: Request<ControllerPublishVolumeRequest>,
-    ) -> Answer<ControllerPublishVolumeResponse> {
+    ) -> RpcResult<ControllerPublishVolumeResponse> {
         let call = self.call(Rpc::ControllerPublishVolume, &request);
-        let attached = self.attach(&call, seen(request)).await;
+        let attached = self.attach(&call, log_and_unwrap(request)).await;
         call.answer(attached)
     }
 
@@ -123,45 +123,49 @@ impl Controller for Router {
     async fn controller_unpublish_volume(
         &self,
         request: Request<ControllerUnpublishVolumeRequest>,
-    ) -> Answer<ControllerUnpublishVolumeResponse> {
+    ) -> RpcResult<ControllerUnpublishVolumeResponse> {
         let call = self.call(Rpc::ControllerUnpublishVolume, &request);
-        let detached = request::detach(&seen(request));
+        let detached = request::detach(&log_and_unwrap(request));
         call.answer(detached.map(|()| ControllerUnpublishVolumeResponse {}))
     }
 
     async fn list_volumes(
         &self,
         request: Request<ListVolumesRequest>,
-    ) -> Answer<ListVolumesResponse> {
+    ) -> RpcResult<ListVolumesResponse> {
         let call = self.call(Rpc::ListVolumes, &request);
-        let listed = self.list_volumes_of_all(&call, &seen(request)).await;
+        let listed = self
+            .list_volumes_of_all(&call, &log_and_unwrap(request))
+            .await;
         call.answer(listed)
     }
 
     async fn controller_list_volume_health(
         &self,
         request: Request<ControllerListVolumeHealthRequest>,
-    ) -> Answer<ControllerListVolumeHealthResponse> {
+    ) -> RpcResult<ControllerListVolumeHealthResponse> {
         let call = self.call(Rpc::ControllerListVolumeHealth, &request);
         only_if(self.options.alpha.health, call.rpc(), "health")?;
-        let listed = self.list_health_of_all(&call, &seen(request)).await;
+        let listed = self
+            .list_health_of_all(&call, &log_and_unwrap(request))
+            .await;
         call.answer(listed)
     }
 
     async fn get_capacity(
         &self,
         request: Request<GetCapacityRequest>,
-    ) -> Answer<GetCapacityResponse> {
+    ) -> RpcResult<GetCapacityResponse> {
         let call = self.call(Rpc::GetCapacity, &request);
-        let capacity = self.capacity(&call, seen(request)).await;
+        let capacity = self.capacity(&call, log_and_unwrap(request)).await;
         call.answer(capacity)
     }
 
     async fn controller_get_capabilities(
         &self,
         request: Request<ControllerGetCapabilitiesRequest>,
-    ) -> Answer<ControllerGetCapabilitiesResponse> {
-        seen(request);
+    ) -> RpcResult<ControllerGetCapabilitiesResponse> {
+        log_and_unwrap(request);
         let alpha = self.options.alpha;
         Ok(Response::new(reply::controller_capabilities(alpha)))
     }
@@ -169,9 +173,9 @@ impl Controller for Router {
     async fn create_snapshot(
         &self,
         request: Request<CreateSnapshotRequest>,
-    ) -> Answer<CreateSnapshotResponse> {
+    ) -> RpcResult<CreateSnapshotResponse> {
         let call = self.call(Rpc::CreateSnapshot, &request);
-        let made = self.snapshot(&call, seen(request)).await;
+        let made = self.snapshot(&call, log_and_unwrap(request)).await;
         if let Ok(CreateSnapshotResponse {
             snapshot: Some(made),
         }) = &made
@@ -184,27 +188,31 @@ impl Controller for Router {
     async fn delete_snapshot(
         &self,
         request: Request<DeleteSnapshotRequest>,
-    ) -> Answer<DeleteSnapshotResponse> {
+    ) -> RpcResult<DeleteSnapshotResponse> {
         let call = self.call(Rpc::DeleteSnapshot, &request);
-        let deleted = self.delete_snapshot_of_csi(&call, seen(request)).await;
+        let deleted = self
+            .delete_snapshot_of_csi(&call, log_and_unwrap(request))
+            .await;
         call.answer(deleted)
     }
 
     async fn list_snapshots(
         &self,
         request: Request<ListSnapshotsRequest>,
-    ) -> Answer<ListSnapshotsResponse> {
+    ) -> RpcResult<ListSnapshotsResponse> {
         let call = self.call(Rpc::ListSnapshots, &request);
-        let listed = self.list_snapshots_of_all(&call, seen(request)).await;
+        let listed = self
+            .list_snapshots_of_all(&call, log_and_unwrap(request))
+            .await;
         call.answer(listed)
     }
 
     async fn validate_volume_capabilities(
         &self,
         request: Request<ValidateVolumeCapabilitiesRequest>,
-    ) -> Answer<ValidateVolumeCapabilitiesResponse> {
+    ) -> RpcResult<ValidateVolumeCapabilitiesResponse> {
         let call = self.call(Rpc::ValidateVolumeCapabilities, &request);
-        let message = seen(request);
+        let message = log_and_unwrap(request);
         let answered = async {
             request::validate(&message)?;
             let id = message.volume_id.clone();
@@ -219,9 +227,9 @@ impl Controller for Router {
     async fn controller_expand_volume(
         &self,
         request: Request<ControllerExpandVolumeRequest>,
-    ) -> Answer<ControllerExpandVolumeResponse> {
+    ) -> RpcResult<ControllerExpandVolumeResponse> {
         let call = self.call(Rpc::ControllerExpandVolume, &request);
-        let message = seen(request);
+        let message = log_and_unwrap(request);
         let answered = async {
             request::expand_volume(&message)?;
             let id = message.volume_id.clone();
@@ -236,9 +244,9 @@ impl Controller for Router {
     async fn controller_modify_volume(
         &self,
         request: Request<ControllerModifyVolumeRequest>,
-    ) -> Answer<ControllerModifyVolumeResponse> {
+    ) -> RpcResult<ControllerModifyVolumeResponse> {
         let call = self.call(Rpc::ControllerModifyVolume, &request);
-        let message = seen(request);
+        let message = log_and_unwrap(request);
         let answered = async {
             request::modify_volume(&message)?;
             let id = message.volume_id.clone();
@@ -253,10 +261,10 @@ impl Controller for Router {
     async fn controller_get_volume(
         &self,
         request: Request<ControllerGetVolumeRequest>,
-    ) -> Answer<ControllerGetVolumeResponse> {
+    ) -> RpcResult<ControllerGetVolumeResponse> {
         let call = self.call(Rpc::ControllerGetVolume, &request);
         only_if(self.options.alpha.get_volume, call.rpc(), "get-volume")?;
-        let message = seen(request);
+        let message = log_and_unwrap(request);
         let answered = async {
             request::get_volume(&message)?;
             let id = message.volume_id.clone();
@@ -275,10 +283,10 @@ impl Controller for Router {
     async fn controller_get_volume_health(
         &self,
         request: Request<ControllerGetVolumeHealthRequest>,
-    ) -> Answer<ControllerGetVolumeHealthResponse> {
+    ) -> RpcResult<ControllerGetVolumeHealthResponse> {
         let call = self.call(Rpc::ControllerGetVolumeHealth, &request);
         only_if(self.options.alpha.health, call.rpc(), "health")?;
-        let message = seen(request);
+        let message = log_and_unwrap(request);
         let answered = async {
             request::get_health(&message)?;
             let id = message.volume_id.clone();
@@ -300,10 +308,10 @@ impl Controller for Router {
     async fn get_snapshot(
         &self,
         request: Request<GetSnapshotRequest>,
-    ) -> Answer<GetSnapshotResponse> {
+    ) -> RpcResult<GetSnapshotResponse> {
         let call = self.call(Rpc::GetSnapshot, &request);
         only_if(self.options.alpha.get_snapshot, call.rpc(), "get-snapshot")?;
-        let message = seen(request);
+        let message = log_and_unwrap(request);
         let answered = async {
             request::get_snapshot(&message)?;
             let id = message.snapshot_id.clone();

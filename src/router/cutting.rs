@@ -20,15 +20,15 @@ use uuid::Uuid;
 use super::Router;
 use super::agents::Agent;
 use super::held::{Held, HeldOf};
-use super::remote::{Line, Remote};
+use super::remote::{ParticipantStream, Remote};
 use crate::agent::cut_request::{Begin, Keep};
 use crate::agent::cut_response::Begun;
 use crate::csi;
+use crate::cut::backoff::Backoffs;
 use crate::cut::barrier::{self, Used};
-use crate::cut::coordinator::{self, Means, Wish};
-use crate::cut::pause::Pauses;
-use crate::cut::tries::{self, Clock, Subject};
-use crate::cut::{HookTarget, Outcome, Try};
+use crate::cut::coordinator::{self, CutContext, CutSpec};
+use crate::cut::retry::{self, Clock, Subject};
+use crate::cut::{Attempt, HookTarget, Outcome};
 use crate::error::{Error, Result, chain};
 use crate::model::{GroupId, Level, SnapshotParameters};
 use crate::operation::{CutCounts, Kept, Key, Locks};
@@ -39,7 +39,7 @@ use crate::service::request;
 pub(super) struct Cuts {
     /// Names that this router is at; another one's are locked at the agents.
     pub(super) locks: Locks,
-    pauses: Mutex<Pauses>,
+    backoffs: Mutex<Backoffs>,
     /// Cuts with hooks that run, by namespace.
     held: Held,
     pub(super) counts: CutCounts,
@@ -105,7 +105,7 @@ impl Wanted {
         format!("{kind} {}", self.name)
     }
 
-    fn begin(&self, now: &Try<'_>, attempt: Uuid, sources: &[String]) -> Begin {
+    fn begin(&self, now: &Attempt<'_>, attempt: Uuid, sources: &[String]) -> Begin {
         Begin {
             name: self.name.clone(),
             group_id: self.group.map(|id| id.to_string()).unwrap_or_default(),
@@ -216,14 +216,14 @@ impl Router {
         let span = tracing::Span::current();
         let tries = move || {
             let (_entered, _held) = (span.enter(), held);
-            let once = |now: &Try<'_>| router.cut_once(&handle, &wanted, now);
+            let once = |now: &Attempt<'_>| router.cut_once(&handle, &wanted, now);
             let cuts = &router.cuts;
             let subject = Subject {
                 name: &wanted.title(),
                 volumes: &wanted.sources,
                 parameters: &wanted.parameters,
             };
-            tries::tries(cuts.as_ref(), &cuts.pauses, &subject, once)
+            retry::retry(cuts.as_ref(), &cuts.backoffs, &subject, once)
         };
         let task = tokio::task::spawn_blocking(tries);
         task.await.map_err(|panic| Error::Bug {
@@ -231,15 +231,20 @@ impl Router {
         })?
     }
 
-    fn cut_once(&self, handle: &Handle, wanted: &Wanted, now: &Try<'_>) -> Result<Option<Kept>> {
+    fn cut_once(
+        &self,
+        handle: &Handle,
+        wanted: &Wanted,
+        now: &Attempt<'_>,
+    ) -> Result<Option<Kept>> {
         let attempt = Uuid::new_v4();
         let mut lines = Vec::new();
         let done = handle.block_on(self.begin(wanted, now, attempt, &mut lines));
         let done = match done {
             Ok(None) => {
                 handle
-                    .block_on(end_all(&lines))
-                    .map_err(|left| Error::Undo {
+                    .block_on(close_all(&lines))
+                    .map_err(|left| Error::RollbackFailed {
                         first: Box::new(Error::Stopping),
                         undo: left,
                     })?;
@@ -268,13 +273,13 @@ impl Router {
     async fn begin(
         &self,
         wanted: &Wanted,
-        now: &Try<'_>,
+        now: &Attempt<'_>,
         attempt: Uuid,
-        lines: &mut Vec<Arc<Line>>,
+        lines: &mut Vec<Arc<ParticipantStream>>,
     ) -> Result<Option<Vec<Used>>> {
         let freeze = wanted.parameters.freeze_timeout;
         let begin = |(agent, sources): &(Arc<Agent>, Vec<String>)| {
-            Line::begin(agent.clone(), wanted.begin(now, attempt, sources), freeze)
+            ParticipantStream::begin(agent.clone(), wanted.begin(now, attempt, sources), freeze)
         };
         let mut shares = wanted.shares.iter();
         let mut used = Vec::new();
@@ -322,9 +327,9 @@ impl Router {
     fn stand_still(
         &self,
         handle: &Handle,
-        lines: &[Arc<Line>],
+        lines: &[Arc<ParticipantStream>],
         wanted: &Wanted,
-        now: &Try<'_>,
+        now: &Attempt<'_>,
         used: &[Used],
     ) -> Result<Outcome> {
         let node_of = |volume_id: &String| {
@@ -341,24 +346,31 @@ impl Router {
         });
         let targets: Vec<_> = targets.collect();
         let hooks = self.cluster.hooks();
-        let means = Means {
+        let context = CutContext {
             hooks: hooks.as_ref(),
             now_nanos: &|| u64::try_from(since_1970().as_nanos()).unwrap_or(u64::MAX),
             disturbed: now.disturbed,
         };
-        let wish = Wish {
+        let spec = CutSpec {
             level: now.level,
             parameters: &wanted.parameters,
             targets: &targets,
         };
-        let remote = |line: &Arc<Line>| Box::new(Remote::new(line.clone(), handle.clone())) as _;
-        let attempt = coordinator::run(&means, lines.iter().map(remote).collect(), &wish);
+        let remote = |line: &Arc<ParticipantStream>| {
+            Box::new(Remote::new(line.clone(), handle.clone())) as _
+        };
+        let attempt = coordinator::run(&context, lines.iter().map(remote).collect(), &spec);
         self.cuts.counts.count(&attempt);
         attempt
     }
 
     /// From a cut that is proven good to its commit. The first line's agent decides.
-    async fn keep(&self, lines: &[Arc<Line>], wanted: &Wanted, kept: &Kept) -> Result<()> {
+    async fn keep(
+        &self,
+        lines: &[Arc<ParticipantStream>],
+        wanted: &Wanted,
+        kept: &Kept,
+    ) -> Result<()> {
         let keep = Keep {
             cut_at: kept.cut_at,
             level: kept.level.word().to_string(),
@@ -381,7 +393,7 @@ impl Router {
         match others.into_iter().find_map(Result::err) {
             None => Ok(()),
             // It's committed: a repeat, or the next look, has the others follow.
-            Some(first) => Err(Error::Undo {
+            Some(first) => Err(Error::RollbackFailed {
                 first: Box::new(first),
                 undo: "at least one member of the group is not committed yet".into(),
             }),
@@ -390,7 +402,12 @@ impl Router {
 
     /// After a failure that may have left members in doubt: ends the streams and settles. The
     /// error, which is final only if nothing is left.
-    async fn not_kept(&self, lines: &[Arc<Line>], wanted: &Wanted, first: Error) -> Error {
+    async fn not_kept(
+        &self,
+        lines: &[Arc<ParticipantStream>],
+        wanted: &Wanted,
+        first: Error,
+    ) -> Error {
         let first = undone(lines, first).await;
         let Some(group) = wanted.group else {
             return first;
@@ -401,7 +418,7 @@ impl Router {
                 what: format!("group snapshot {group}"),
             },
             Ok(_) => first,
-            Err(doubt) => Error::Undo {
+            Err(doubt) => Error::RollbackFailed {
                 first: Box::new(first),
                 undo: chain(&doubt),
             },
@@ -410,9 +427,9 @@ impl Router {
 }
 
 /// Ends all streams: in words, who may have left something.
-async fn end_all(lines: &[Arc<Line>]) -> std::result::Result<(), String> {
+async fn close_all(lines: &[Arc<ParticipantStream>]) -> std::result::Result<(), String> {
     let ended = join_all(lines.iter().map(|line| async {
-        let ended = line.end().await;
+        let ended = line.close().await;
         ended.map_err(|left| format!("node {}: {left}", line.agent().node()))
     }));
     let left: Vec<_> = ended.await.into_iter().filter_map(Result::err).collect();
@@ -424,12 +441,12 @@ async fn end_all(lines: &[Arc<Line>]) -> std::result::Result<(), String> {
 
 /// Ends all streams after a failure: an error whose code is final only if all agents have said
 /// that nothing is left.
-async fn undone(lines: &[Arc<Line>], first: Error) -> Error {
-    match (end_all(lines).await, first) {
+async fn undone(lines: &[Arc<ParticipantStream>], first: Error) -> Error {
+    match (close_all(lines).await, first) {
         (Ok(()), first) => first,
         // Not final, and names the agent.
         (Err(_), first @ Error::Unreachable { .. }) => first,
-        (Err(left), first) => Error::Undo {
+        (Err(left), first) => Error::RollbackFailed {
             first: Box::new(first),
             undo: left,
         },

@@ -12,8 +12,8 @@ use tonic::{Code, Request};
 use super::Router;
 use super::agents::Agent;
 use super::call::Call;
+use super::resolve::{Asked, answered};
 use super::route::Owner;
-use super::settle::{Asked, answered};
 use crate::agent::admin_server::Admin;
 use crate::agent::{
     CheckVolumeRequest, CheckVolumeResponse, DeleteOneRequest, DeleteSnapshotRequest,
@@ -24,7 +24,7 @@ use crate::csi::{self, DeleteSnapshotResponse as Deleted};
 use crate::error::{Error, Result, chain};
 use crate::model::GroupId;
 use crate::operation::Key;
-use crate::service::{Answer, Rpc, request};
+use crate::service::{Rpc, RpcResult, request};
 
 impl Router {
     /// DeleteSnapshot. What leads nowhere is deleted.
@@ -72,7 +72,7 @@ impl Router {
                 reason,
             };
             let ids = [request.snapshot_id.clone()];
-            let settled = router.settled_by(group, &ids, Asked::Theirs).await;
+            let settled = router.resolve_and_look(group, &ids, Asked::Theirs).await;
             settled.map_err(|error| unsettled(chain(&error)))?;
             let request = DeleteOneRequest {
                 settled_group_id: group.to_string(),
@@ -109,7 +109,7 @@ impl Router {
 }
 
 fn has_code(error: &Error, wanted: Code) -> bool {
-    matches!(error, Error::Answered { code, .. } if *code == wanted as i32)
+    matches!(error, Error::Forwarded { code, .. } if *code == wanted as i32)
 }
 
 #[tonic::async_trait]
@@ -117,7 +117,7 @@ impl Admin for Router {
     async fn check_volume(
         &self,
         _request: Request<CheckVolumeRequest>,
-    ) -> Answer<CheckVolumeResponse> {
+    ) -> RpcResult<CheckVolumeResponse> {
         Err(tonic::Status::unimplemented(
             "a volume is checked by the driver of its node; run this command in the container of that driver",
         ))
@@ -126,7 +126,7 @@ impl Admin for Router {
     async fn delete_snapshot(
         &self,
         request: Request<DeleteSnapshotRequest>,
-    ) -> Answer<DeleteSnapshotResponse> {
+    ) -> RpcResult<DeleteSnapshotResponse> {
         let call = self.call(Rpc::DeleteSnapshot, &request);
         let deleted = async {
             let id = request::snapshot_id(&request.get_ref().snapshot_id)?;

@@ -17,7 +17,7 @@ use crate::model::id::NameKind;
 /// Agents that are asked for a name at a time.
 pub(super) const AT_ONCE: usize = 64;
 /// How long an agent may take to look a name up: who hangs is as one that can't be reached.
-const LOOK_UP: Duration = Duration::from_secs(5);
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Router {
     /// The id that a name has on an agent; what is on a lost pool doesn't count.
@@ -35,8 +35,11 @@ impl Router {
         let name = question.name.clone();
         let mut client = agent.client().await?;
         let question = call.request(question)?;
-        let Ok(answer) = timeout(LOOK_UP, client.find(question)).await else {
-            let problem = format!("it did not look up a name within {} s", LOOK_UP.as_secs());
+        let Ok(answer) = timeout(LOOKUP_TIMEOUT, client.find(question)).await else {
+            let problem = format!(
+                "it did not look up a name within {} s",
+                LOOKUP_TIMEOUT.as_secs()
+            );
             return Err(agent.unreachable(&problem));
         };
         let found = answer.map_err(|status| agent.error(&status))?.into_inner();

@@ -10,9 +10,9 @@ use uuid::Uuid;
 
 use super::Router;
 use super::agents::Agent;
-use super::cluster::{About, Content, Reached};
+use super::cluster::{Content, ObjectRef, Reached};
 use super::cutting::Wanted;
-use super::settle::Asked;
+use super::resolve::Asked;
 use crate::csi::group_controller_server::GroupController;
 use crate::csi::{
     CreateVolumeGroupSnapshotRequest, CreateVolumeGroupSnapshotResponse,
@@ -23,15 +23,17 @@ use crate::csi::{
 use crate::error::{Error, Kind, Result, chain};
 use crate::model::{GroupId, HomeId, VolumeId};
 use crate::operation::{CreateGroup, Group, Kept, Key, NamedGroup, same_members, same_request};
-use crate::service::{Answer, Rpc, ids, patience, reply, request, seen, status, warned};
+use crate::service::{
+    Rpc, RpcResult, ids, log_and_unwrap, patience, reply, request, status, warn_misplaced_policy,
+};
 
 /// A kind of object by the prefix of its metadata keys.
-type Object = (&'static str, fn(String) -> About);
+type Object = (&'static str, fn(String) -> ObjectRef);
 
 /// Names of objects among the parameters, as csi-snapshotter adds them (`--extra-create-metadata`).
 const OBJECTS: [Object; 2] = [
-    ("csi.storage.k8s.io/volumesnapshot", About::Snapshot),
-    ("csi.storage.k8s.io/volumegroupsnapshot", About::Group),
+    ("csi.storage.k8s.io/volumesnapshot", ObjectRef::Snapshot),
+    ("csi.storage.k8s.io/volumegroupsnapshot", ObjectRef::Group),
 ];
 
 /// What csi-snapshotter adds of the object that is to stand for a group.
@@ -42,17 +44,17 @@ impl GroupController for Router {
     async fn group_controller_get_capabilities(
         &self,
         request: Request<GroupControllerGetCapabilitiesRequest>,
-    ) -> Answer<GroupControllerGetCapabilitiesResponse> {
-        seen(request);
+    ) -> RpcResult<GroupControllerGetCapabilitiesResponse> {
+        log_and_unwrap(request);
         Ok(tonic::Response::new(reply::group_capabilities()))
     }
 
     async fn create_volume_group_snapshot(
         &self,
         request: Request<CreateVolumeGroupSnapshotRequest>,
-    ) -> Answer<CreateVolumeGroupSnapshotResponse> {
+    ) -> RpcResult<CreateVolumeGroupSnapshotResponse> {
         let patience = patience(&request);
-        let message = seen(request);
+        let message = log_and_unwrap(request);
         let content = message.parameters.get(CONTENT_NAME).cloned();
         let created = self.create_group(message, patience).await;
         let group = created.map_err(|error| status(Rpc::CreateVolumeGroupSnapshot, &error))?;
@@ -76,8 +78,8 @@ impl GroupController for Router {
     async fn delete_volume_group_snapshot(
         &self,
         request: Request<DeleteVolumeGroupSnapshotRequest>,
-    ) -> Answer<DeleteVolumeGroupSnapshotResponse> {
-        let deleted = match request::delete_group(&seen(request)) {
+    ) -> RpcResult<DeleteVolumeGroupSnapshotResponse> {
+        let deleted = match request::delete_group(&log_and_unwrap(request)) {
             Ok(named) => self.delete_group(named).await,
             Err(error) => Err(error),
         };
@@ -88,8 +90,8 @@ impl GroupController for Router {
     async fn get_volume_group_snapshot(
         &self,
         request: Request<GetVolumeGroupSnapshotRequest>,
-    ) -> Answer<GetVolumeGroupSnapshotResponse> {
-        let got = match request::get_group(&seen(request)) {
+    ) -> RpcResult<GetVolumeGroupSnapshotResponse> {
+        let got = match request::get_group(&log_and_unwrap(request)) {
             Ok(named) => self.get_group(named).await,
             Err(error) => Err(error),
         };
@@ -120,7 +122,7 @@ impl Router {
         asked: CreateVolumeGroupSnapshotRequest,
         patience: Duration,
     ) -> Result<Group> {
-        let request = warned(request::create_group(&asked)?);
+        let request = warn_misplaced_policy(request::create_group(&asked)?);
         let id = self.group_id(&request.name);
         let wait_until = Instant::now() + patience;
         let locks = &self.cuts.locks;
@@ -146,10 +148,10 @@ impl Router {
         let sources = request.source_volume_ids.clone();
         // A name that Kubernetes has made is of these volumes alone.
         let asked = match about(&given) {
-            Some(About::Group(_)) => Asked::Theirs,
+            Some(ObjectRef::Group(_)) => Asked::Theirs,
             _ => Asked::All,
         };
-        let look = self.settled_by(id, &sources, asked).await?;
+        let look = self.resolve_and_look(id, &sources, asked).await?;
         if let Some(membership) = look.membership() {
             same_request(&request, membership)?;
             // Also of members that may be deleted one by one: all are asked for.
@@ -168,7 +170,7 @@ impl Router {
         let cut = self.cut(wanted).await;
         self.tell_of_cut(&given, cut.as_ref().map(Option::as_ref));
         cut?;
-        let look = self.settled_by(id, &sources, asked).await?;
+        let look = self.resolve_and_look(id, &sources, asked).await?;
         look.group(id, false)
     }
 
@@ -198,11 +200,11 @@ impl Router {
         };
         let id: GroupId = named.group_id.parse().map_err(|_| absent())?;
         let look = self
-            .settled_by(id, &named.snapshot_ids, Asked::Theirs)
+            .resolve_and_look(id, &named.snapshot_ids, Asked::Theirs)
             .await?;
         let Some(membership) = look.membership() else {
             // "There is none" is only known where all agents have answered.
-            look.unseen()?;
+            look.fail_if_unknown()?;
             return Err(absent());
         };
         same_members(&named, membership, look.found().cloned())?;
@@ -217,14 +219,14 @@ impl Router {
         let router = self.clone();
         let work = async move {
             let _lock = lock;
-            router.ended_group(id, named).await
+            router.delete_settled_group(id, named).await
         };
         self.detached(work).await
     }
 
-    async fn ended_group(&self, id: GroupId, named: NamedGroup) -> Result<()> {
+    async fn delete_settled_group(&self, id: GroupId, named: NamedGroup) -> Result<()> {
         let look = self
-            .settled_by(id, &named.snapshot_ids, Asked::Theirs)
+            .resolve_and_look(id, &named.snapshot_ids, Asked::Theirs)
             .await?;
         if let Some(membership) = look.membership() {
             same_members(&named, membership, look.found().cloned())?;
@@ -237,10 +239,11 @@ impl Router {
         );
         if members.is_empty() && named.snapshot_ids.is_empty() {
             // Wherever its members were: an agent that can't be reached may have them.
-            return look.unseen();
+            return look.fail_if_unknown();
         }
         members.extend(named.snapshot_ids);
-        self.end_group(id, self.whose(&members).await?).await
+        self.delete_group_members(id, self.whose(&members).await?)
+            .await
     }
 
     /// An event on the object that a cut was asked for: the level reached and why, or the refusal.
@@ -258,15 +261,17 @@ impl Router {
                     "" => format!("cut at level {}", kept.level),
                     reason => format!("cut at level {}: {reason}", kept.level),
                 };
-                self.cluster.tell(&about, false, "Cut", message);
+                self.cluster.record_event(&about, false, "Cut", message);
             }
-            Err(error) => self.cluster.tell(&about, true, "CutFailed", chain(error)),
+            Err(error) => self
+                .cluster
+                .record_event(&about, true, "CutFailed", chain(error)),
         }
     }
 }
 
 /// The object that a class's parameters name.
-fn about(given: &HashMap<String, String>) -> Option<About> {
+fn about(given: &HashMap<String, String>) -> Option<ObjectRef> {
     OBJECTS.into_iter().rev().find_map(|(prefix, about)| {
         let namespace = given.get(&format!("{prefix}/namespace"))?;
         let name = given.get(&format!("{prefix}/name"))?;
@@ -291,14 +296,14 @@ mod tests {
                 ("volumesnapshot/name", "s"),
                 ("volumesnapshot/namespace", "shop")
             ]),
-            Some(About::Snapshot("shop/s".into()))
+            Some(ObjectRef::Snapshot("shop/s".into()))
         );
         assert_eq!(
             given(&[
                 ("volumegroupsnapshot/name", "g"),
                 ("volumegroupsnapshot/namespace", "shop")
             ]),
-            Some(About::Group("shop/g".into()))
+            Some(ObjectRef::Group("shop/g".into()))
         );
         assert_eq!(given(&[("volumesnapshot/name", "s")]), None);
     }

@@ -8,15 +8,15 @@ use crate::csi::{
     GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest,
     GetPluginInfoResponse, ProbeRequest, ProbeResponse,
 };
-use crate::service::{Answer, reply, seen};
+use crate::service::{RpcResult, log_and_unwrap, reply};
 
 #[tonic::async_trait]
 impl Identity for Router {
     async fn get_plugin_info(
         &self,
         request: Request<GetPluginInfoRequest>,
-    ) -> Answer<GetPluginInfoResponse> {
-        seen(request);
+    ) -> RpcResult<GetPluginInfoResponse> {
+        log_and_unwrap(request);
         Ok(Response::new(reply::plugin_info(
             self.options.driver_name.clone(),
         )))
@@ -25,8 +25,8 @@ impl Identity for Router {
     async fn get_plugin_capabilities(
         &self,
         request: Request<GetPluginCapabilitiesRequest>,
-    ) -> Answer<GetPluginCapabilitiesResponse> {
-        seen(request);
+    ) -> RpcResult<GetPluginCapabilitiesResponse> {
+        log_and_unwrap(request);
         Ok(Response::new(reply::plugin_capabilities(
             self.options.alpha,
         )))
@@ -38,8 +38,8 @@ impl Identity for Router {
     /// An API server that doesn't answer does: sidecars ask this at their start, and wait.
     /// external-snapshotter, when it starts without an API server, takes the CRDs of groups for
     /// missing, and goes on without groups until it's started again.
-    async fn probe(&self, request: Request<ProbeRequest>) -> Answer<ProbeResponse> {
-        seen(request);
+    async fn probe(&self, request: Request<ProbeRequest>) -> RpcResult<ProbeResponse> {
+        log_and_unwrap(request);
         let ready = self.agents.all_asked().is_ok() && self.cluster.answers().await;
         Ok(Response::new(ProbeResponse { ready: Some(ready) }))
     }

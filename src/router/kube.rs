@@ -9,21 +9,21 @@ pub mod adopt;
 mod begin;
 pub mod behind;
 pub mod certificates;
-mod chores;
 mod endpoints;
+mod events;
 mod fleet;
-pub mod follow;
 pub mod hand_over;
 pub mod label;
-pub mod lead;
+pub mod lease;
 mod note;
 pub mod orphans;
-pub mod picture;
 mod pods;
 pub mod pool;
-mod tell;
+pub mod pool_status;
+mod reconcile;
 pub mod unowned;
 mod volumes;
+pub mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -41,26 +41,26 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::cluster::{About, Cluster, Content, KnownPool, Reached};
+use super::cluster::{Cluster, Content, KnownPool, ObjectRef, Reached};
 use crate::error::{Error, Result, chain};
 use crate::hook::{HookRights, Hooks, PodHooks};
 use crate::model::PoolId;
 use crate::telemetry::router::{ClusterStatus, Orphans};
 pub use begin::{Begun, begin};
-use follow::{Following, Kept, follow};
-use lead::{Leadership, Pace};
+use events::{EventBody, EventRecorder};
+use lease::{Leadership, Pace};
 use orphans::Stored;
-use picture::Report;
 use pool::Pool;
-use tell::{Teller, Words};
+use pool_status::Report;
 use volumes::Volumes;
+use watch::{Store, WatchStates, watch};
 
 /// The scheduler writes on a claim which node it has chosen.
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 /// The Lease of the routers of a driver.
 const LEASE: &str = "slackwater-router";
 /// A question to the API server within a call is given up after this.
-const PATIENCE: Duration = Duration::from_secs(10);
+const API_TIMEOUT: Duration = Duration::from_secs(10);
 /// How each watch is called in what people read.
 const NODES: &str = "Nodes";
 const POOLS: &str = "Pools";
@@ -113,7 +113,7 @@ impl Options {
 
 /// The agents, as the router knows them.
 #[tonic::async_trait]
-pub trait Fleet: Send + Sync + 'static {
+pub trait AgentReports: Send + Sync + 'static {
     /// Where the agents of all nodes are now. One that isn't among them any more stays known,
     /// and can't be reached.
     fn place(&self, agents: BTreeMap<String, SocketAddr>);
@@ -129,13 +129,13 @@ pub trait Fleet: Send + Sync + 'static {
 pub struct InCluster {
     client: Client,
     options: Options,
-    following: Arc<Following>,
+    following: Arc<WatchStates>,
     volumes: Volumes,
     /// The home that each Node object has as a label.
-    nodes: RwLock<Kept<Option<String>>>,
-    pools: RwLock<Kept<Pool>>,
+    nodes: RwLock<Store<Option<String>>>,
+    pools: RwLock<Store<Pool>>,
     leadership: Leadership,
-    teller: Teller,
+    recorder: EventRecorder,
     notes: mpsc::Sender<note::Note>,
     /// Whether the cluster has snapshots and this installation makes none.
     snapshotter_missing: AtomicBool,
@@ -161,10 +161,10 @@ pub async fn connect() -> Result<Client> {
 impl InCluster {
     /// Begins to follow. Answers come once everything has been seen; until then
     /// [`InCluster::problem`] says so. Must be called within a runtime.
-    pub fn start(client: Client, options: Options, fleet: Arc<dyn Fleet>) -> Arc<InCluster> {
-        let following = Arc::<Following>::default();
+    pub fn start(client: Client, options: Options, fleet: Arc<dyn AgentReports>) -> Arc<InCluster> {
+        let following = Arc::<WatchStates>::default();
         let key = topology_key(&options.driver);
-        let (teller, words) = tell::queue();
+        let (recorder, queue) = events::queue();
         let (notes, written) = note::queue();
         let leadership = Leadership::new(
             client.clone(),
@@ -181,7 +181,7 @@ impl InCluster {
             nodes: RwLock::default(),
             pools: RwLock::default(),
             leadership,
-            teller,
+            recorder,
             notes,
             snapshotter_missing: AtomicBool::default(),
             conflicts: AtomicU64::default(),
@@ -191,19 +191,19 @@ impl InCluster {
             options: options.clone(),
         });
         cluster.spawn(note::write(client.clone(), written));
-        cluster.spawn(tell::send(client, options, words));
+        cluster.spawn(events::send(client, options, queue));
         cluster.follow_all(&key, &fleet);
         let leading = Arc::clone(&cluster);
         cluster.spawn(async move { leading.leadership.run().await });
         let working = Arc::clone(&cluster);
         let asked = Arc::clone(&fleet);
-        cluster.spawn(async move { chores::run(&working, asked.as_ref()).await });
+        cluster.spawn(async move { reconcile::run(&working, asked.as_ref()).await });
         let looking = Arc::clone(&cluster);
         cluster.spawn(async move { orphans::run(&looking, fleet.as_ref()).await });
         cluster
     }
 
-    fn follow_all(self: &Arc<InCluster>, key: &str, fleet: &Arc<dyn Fleet>) {
+    fn follow_all(self: &Arc<InCluster>, key: &str, fleet: &Arc<dyn AgentReports>) {
         let all = watcher::Config::default();
         let this = Arc::clone(self);
         self.watch::<PersistentVolume>(Api::all(self.client.clone()), all.clone(), VOLUMES, {
@@ -228,7 +228,7 @@ impl InCluster {
         if let Some((namespace, service)) = &self.options.agent_service {
             let api = Api::<EndpointSlice>::namespaced(self.client.clone(), namespace);
             let its = all.labels(&format!("kubernetes.io/service-name={service}"));
-            let (fleet, mut slices) = (Arc::clone(fleet), Kept::default());
+            let (fleet, mut slices) = (Arc::clone(fleet), Store::default());
             self.watch(api, its, AGENTS, move |event| {
                 let is_part = matches!(event, watcher::Event::Init | watcher::Event::InitApply(_));
                 slices.take(event, |slice| Some(endpoints::read(&slice)));
@@ -248,7 +248,7 @@ impl InCluster {
     ) where
         K: Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + 'static,
     {
-        self.spawn(follow(api, config, what, Arc::clone(&self.following), take));
+        self.spawn(watch(api, config, what, Arc::clone(&self.following), take));
     }
 
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
@@ -257,8 +257,8 @@ impl InCluster {
     }
 
     /// Gives the Lease up, and follows no longer.
-    pub async fn end(&self) {
-        self.leadership.end().await;
+    pub async fn shut_down(&self) {
+        self.leadership.resign().await;
         self.tasks
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -304,12 +304,12 @@ pub fn topology_key(driver: &str) -> String {
 
 /// An answer of the API server within a call.
 async fn ask<T>(what: &str, answer: impl Future<Output = Result<T, KubeError>>) -> Result<T> {
-    let reason = match tokio::time::timeout(PATIENCE, answer).await {
+    let reason = match tokio::time::timeout(API_TIMEOUT, answer).await {
         Ok(Ok(answer)) => return Ok(answer),
         Ok(Err(error)) => chain(&error),
         Err(_) => format!(
             "the API server did not answer within {} s",
-            PATIENCE.as_secs()
+            API_TIMEOUT.as_secs()
         ),
     };
     Err(Error::Unreachable {
@@ -374,8 +374,14 @@ impl Cluster for InCluster {
         self.leadership.is_leader()
     }
 
-    fn tell(&self, about: &About, is_warning: bool, reason: &'static str, message: String) {
-        self.teller.tell(Words {
+    fn record_event(
+        &self,
+        about: &ObjectRef,
+        is_warning: bool,
+        reason: &'static str,
+        message: String,
+    ) {
+        self.recorder.record_event(EventBody {
             about: about.clone(),
             is_warning,
             reason,
@@ -394,7 +400,7 @@ impl Cluster for InCluster {
             missing,
             leads: self.is_leader(),
             failing_watches: self.following.failing() as u64,
-            dropped_events: self.teller.dropped(),
+            dropped_events: self.recorder.dropped(),
             label_conflicts: self.conflicts.load(Ordering::Relaxed),
             snapshotter_missing: self.snapshotter_missing.load(Ordering::Relaxed),
             orphans: *self.orphans.lock().unwrap_or_else(PoisonError::into_inner),

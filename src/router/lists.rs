@@ -8,8 +8,8 @@ use super::Router;
 use super::call::Call;
 use super::checked::{same, same_pool};
 use super::list::{Part, Wanted, of_pool};
+use super::resolve::InPart;
 use super::route::Owner;
-use super::settle::InPart;
 use crate::csi::controller_client::ControllerClient;
 use crate::csi::{
     ControllerListVolumeHealthRequest, ControllerListVolumeHealthResponse, ListSnapshotsRequest,

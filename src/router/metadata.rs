@@ -17,17 +17,17 @@ use crate::csi::{
     GetMetadataDeltaResponse,
 };
 use crate::error::{Kind, Result};
-use crate::service::{Answer, Rpc, only_if, request, seen, status};
+use crate::service::{Rpc, RpcResult, log_and_unwrap, only_if, request, status};
 
 #[tonic::async_trait]
 impl SnapshotMetadata for Router {
     async fn get_metadata_allocated(
         &self,
         request: Request<GetMetadataAllocatedRequest>,
-    ) -> Answer<BoxStream<GetMetadataAllocatedResponse>> {
+    ) -> RpcResult<BoxStream<GetMetadataAllocatedResponse>> {
         let call = self.call(Rpc::GetMetadataAllocated, &request);
         self.serves_metadata(&call)?;
-        let message = seen(request);
+        let message = log_and_unwrap(request);
         let stream = async {
             request::metadata::allocated(&message)?;
             let agent = self.of_snapshot(&call, &message.snapshot_id).await?;
@@ -45,10 +45,10 @@ impl SnapshotMetadata for Router {
     async fn get_metadata_delta(
         &self,
         request: Request<GetMetadataDeltaRequest>,
-    ) -> Answer<BoxStream<GetMetadataDeltaResponse>> {
+    ) -> RpcResult<BoxStream<GetMetadataDeltaResponse>> {
         let call = self.call(Rpc::GetMetadataDelta, &request);
         self.serves_metadata(&call)?;
-        let message = seen(request);
+        let message = log_and_unwrap(request);
         let stream = async {
             request::metadata::delta(&message)?;
             self.of_snapshot(&call, &message.base_snapshot_id).await?;

@@ -340,7 +340,7 @@ fn exhausted(noes: &[String]) -> Error {
         [] => "no node is known that could provide it".to_string(),
         noes => noes.join("; "),
     };
-    Error::Answered {
+    Error::Forwarded {
         code: Code::ResourceExhausted as i32,
         message,
     }

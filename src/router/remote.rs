@@ -27,21 +27,21 @@ use crate::model::Level;
 
 /// Bounds that only an agent reaches which is there and hangs: that it's gone is told by the
 /// connection, much sooner. Records are written, and looked at.
-const WORK: Duration = Duration::from_secs(120);
+const RECORD_TIMEOUT: Duration = Duration::from_secs(120);
 /// Images are cloned ahead, of some 100,000 extents in seconds; both write-backs have a budget.
-const PREPARE: Duration = SYNC_BUDGET.saturating_mul(10);
+const PREPARE_TIMEOUT: Duration = SYNC_BUDGET.saturating_mul(10);
 /// Beyond the agent's own bound for a freeze, in which its guard is ended and thawed for.
-const AFTERMATH: Duration = Duration::from_secs(30);
+const THAW_GRACE: Duration = Duration::from_secs(30);
 /// Thick volumes are un-shared, at the speed of their disk.
-const KEEP: Duration = Duration::from_secs(3600);
+const KEEP_TIMEOUT: Duration = Duration::from_secs(3600);
 /// How long the end of a share is waited for: deleting what was made takes milliseconds, and an
 /// agent whose disk hangs says so after some seconds.
-const END: Duration = Duration::from_secs(10);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Of steps on their way: each is answered before the next.
 const STEPS: usize = 1;
 
 /// A share of one agent in one try.
-pub(super) struct Line {
+pub(super) struct ParticipantStream {
     agent: Arc<Agent>,
     freeze: Duration,
     /// Whether the agent has said that it knows the step `ahead`.
@@ -57,19 +57,21 @@ struct State {
     ended: Option<std::result::Result<(), String>>,
 }
 
-impl Line {
+impl ParticipantStream {
     /// Begins a share; what the agent says of it.
     pub(super) async fn begin(
         agent: Arc<Agent>,
         begin: Begin,
         freeze: Duration,
-    ) -> Result<(Arc<Line>, Begun)> {
+    ) -> Result<(Arc<ParticipantStream>, Begun)> {
         let (steps, outgoing) = mpsc::channel(STEPS);
         let mut client = agent.cuts().await?;
         let opening = client.cut(ReceiverStream::new(outgoing));
-        let opened = timeout(WORK, opening).await.map_err(|_| late(&agent))?;
+        let opened = timeout(RECORD_TIMEOUT, opening)
+            .await
+            .map_err(|_| late(&agent))?;
         let answers = opened.map_err(|status| agent.error(&status))?;
-        let line = Arc::new(Line {
+        let line = Arc::new(ParticipantStream {
             agent,
             freeze,
             knows_ahead: OnceLock::new(),
@@ -79,7 +81,7 @@ impl Line {
                 ended: None,
             }),
         });
-        match line.step(Step::Begin(begin), WORK).await? {
+        match line.step(Step::Begin(begin), RECORD_TIMEOUT).await? {
             Answer::Begun(begun) => {
                 line.knows_ahead.get_or_init(|| begun.ahead);
                 Ok((line, begun))
@@ -95,7 +97,7 @@ impl Line {
 
     /// Keeps: from here on the end of the stream leaves members of a group in doubt.
     pub(super) async fn keep(&self, keep: Keep) -> Result<()> {
-        match self.step(Step::Keep(keep), KEEP).await? {
+        match self.step(Step::Keep(keep), KEEP_TIMEOUT).await? {
             Answer::Kept(_) => Ok(()),
             other => Err(self.out_of_step(&other)),
         }
@@ -103,7 +105,7 @@ impl Line {
 
     /// Commits. An error that isn't the agent's own leaves it unknown whether it's committed.
     pub(super) async fn commit(&self) -> Result<()> {
-        match self.step(Step::Commit(Commit {}), WORK).await? {
+        match self.step(Step::Commit(Commit {}), RECORD_TIMEOUT).await? {
             Answer::Committed(_) => Ok(()),
             other => Err(self.out_of_step(&other)),
         }
@@ -111,8 +113,8 @@ impl Line {
 
     /// Ends it, and waits until the agent has undone what is to be undone; an error in words if
     /// that isn't known. Again it says the same.
-    pub(super) async fn end(&self) -> std::result::Result<(), String> {
-        self.halt();
+    pub(super) async fn close(&self) -> std::result::Result<(), String> {
+        self.abort();
         let mut state = self.state.lock().await;
         if let Some(ended) = &state.ended {
             return ended.clone();
@@ -130,7 +132,7 @@ impl Line {
                 }
             }
         };
-        let ended = timeout(END, gone).await;
+        let ended = timeout(CLOSE_TIMEOUT, gone).await;
         let ended = ended.unwrap_or_else(|_| Err(chain(&late(&self.agent))));
         state.ended = Some(ended.clone());
         ended
@@ -138,7 +140,7 @@ impl Line {
 
     /// Ends its steps, also while one is waited for: the agent thaws at once, and undoes what it
     /// has made.
-    fn halt(&self) {
+    fn abort(&self) {
         *self.steps() = None;
     }
 
@@ -186,7 +188,7 @@ impl Line {
         state.ended = Some(Err(chain(&error)));
         Err(match error {
             // The stream's own status is not the agent's word about the call.
-            Error::Answered { message, .. } => self.agent.unreachable(&message),
+            Error::Forwarded { message, .. } => self.agent.unreachable(&message),
             other => other,
         })
     }
@@ -200,7 +202,7 @@ impl Line {
                 subject: format!("node {}", self.agent.node()),
                 holder: failed.message,
             },
-            failed::Kind::Other => Error::Answered {
+            failed::Kind::Other => Error::Forwarded {
                 code: failed.code,
                 message: failed.message,
             },
@@ -252,7 +254,7 @@ fn prepared(done: crate::agent::cut_response::Prepared) -> Prepared {
 
 /// A share, as the coordinator sees it.
 pub(super) struct Remote {
-    line: Arc<Line>,
+    line: Arc<ParticipantStream>,
     handle: Handle,
     /// The cut is proven good: it ends later, when it's committed.
     done: bool,
@@ -260,7 +262,7 @@ pub(super) struct Remote {
 
 impl Remote {
     /// Of a share that was begun. Used and dropped in threads of the coordinator alone.
-    pub(super) fn new(line: Arc<Line>, handle: Handle) -> Remote {
+    pub(super) fn new(line: Arc<ParticipantStream>, handle: Handle) -> Remote {
         Remote {
             line,
             handle,
@@ -282,17 +284,21 @@ impl Remote {
 impl Participant for Remote {
     fn ready(&mut self, level: Level) -> Result<Readiness> {
         let level = level.word().to_string();
-        self.ask(Step::Ready(Ready { level }), WORK, |answer| match answer {
-            Answer::Ready(ready) => Ok(Readiness {
-                in_use: ready.in_use as usize,
-                raw: ready.raw as usize,
-                frozen: ready.frozen as usize,
-                stall: Duration::from_micros(ready.stall_micros),
-                most_extents: (!ready.most_extents_volume_id.is_empty())
-                    .then_some((ready.most_extents_volume_id, ready.most_extents)),
-            }),
-            other => Err(other),
-        })
+        self.ask(
+            Step::Ready(Ready { level }),
+            RECORD_TIMEOUT,
+            |answer| match answer {
+                Answer::Ready(ready) => Ok(Readiness {
+                    in_use: ready.in_use as usize,
+                    raw: ready.raw as usize,
+                    frozen: ready.frozen as usize,
+                    stall: Duration::from_micros(ready.stall_micros),
+                    most_extents: (!ready.most_extents_volume_id.is_empty())
+                        .then_some((ready.most_extents_volume_id, ready.most_extents)),
+                }),
+                other => Err(other),
+            },
+        )
     }
 
     fn ahead(&mut self, hooks: bool) -> Result<Prepared> {
@@ -301,21 +307,25 @@ impl Participant for Remote {
             return Ok(Prepared::default());
         }
         let step = Step::Ahead(Ahead { hooks });
-        self.ask(step, PREPARE, |answer| match answer {
+        self.ask(step, PREPARE_TIMEOUT, |answer| match answer {
             Answer::Ahead(done) => Ok(prepared(done)),
             other => Err(other),
         })
     }
 
     fn prepare(&mut self) -> Result<Prepared> {
-        self.ask(Step::Prepare(Prepare {}), PREPARE, |answer| match answer {
-            Answer::Prepared(done) => Ok(prepared(done)),
-            other => Err(other),
-        })
+        self.ask(
+            Step::Prepare(Prepare {}),
+            PREPARE_TIMEOUT,
+            |answer| match answer {
+                Answer::Prepared(done) => Ok(prepared(done)),
+                other => Err(other),
+            },
+        )
     }
 
     fn freeze(&mut self) -> Result<()> {
-        let limit = self.line.freeze + AFTERMATH;
+        let limit = self.line.freeze + THAW_GRACE;
         self.ask(Step::Freeze(Freeze {}), limit, |answer| match answer {
             Answer::Frozen(_) => Ok(()),
             other => Err(other),
@@ -323,7 +333,7 @@ impl Participant for Remote {
     }
 
     fn cut(&mut self) -> Result<Thawed> {
-        let limit = self.line.freeze + AFTERMATH;
+        let limit = self.line.freeze + THAW_GRACE;
         self.ask(Step::Cut(CutNow {}), limit, |answer| match answer {
             Answer::Thawed(done) => Ok(Thawed {
                 extents: done.extents,
@@ -334,7 +344,7 @@ impl Participant for Remote {
     }
 
     fn written(&mut self) -> Result<()> {
-        let limit = SYNC_BUDGET + AFTERMATH;
+        let limit = SYNC_BUDGET + THAW_GRACE;
         self.ask(Step::Written(Written {}), limit, |answer| match answer {
             Answer::Written(_) => Ok(()),
             other => Err(other),
@@ -343,9 +353,9 @@ impl Participant for Remote {
         Ok(())
     }
 
-    fn halt(&self) -> Box<dyn Fn() + Send + Sync> {
+    fn abort(&self) -> Box<dyn Fn() + Send + Sync> {
         let line = self.line.clone();
-        Box::new(move || line.halt())
+        Box::new(move || line.abort())
     }
 }
 
@@ -354,7 +364,7 @@ impl Drop for Remote {
         if !self.done {
             // Thawed when this returns, if the agent can be reached; else by its own doing. What
             // it says is kept for who asks.
-            let _ = self.handle.block_on(self.line.end());
+            let _ = self.handle.block_on(self.line.close());
         }
     }
 }

@@ -241,7 +241,7 @@ pub(super) fn absent(rpc: Rpc, kind: Kind, id: &str, why: Nowhere) -> Error {
             lost(&pool)
         }
         // Growth and changes are given up at this code.
-        Nowhere::Lost(pool) => Error::Answered {
+        Nowhere::Lost(pool) => Error::Forwarded {
             code: Code::NotFound as i32,
             message: format!("{kind} {id} no longer exists: {pool} is marked as lost"),
         },

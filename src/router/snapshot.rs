@@ -104,7 +104,7 @@ impl Router {
             match found {
                 Ok(None) => {}
                 Ok(Some(id)) => {
-                    return Err(Error::Answered {
+                    return Err(Error::Forwarded {
                         code: Code::AlreadyExists as i32,
                         message: format!(
                             "snapshot {name:?} exists as {id}, but of another volume than {source}"

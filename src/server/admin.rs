@@ -43,7 +43,7 @@ pub async fn check_volume(
     let answer = AdminClient::new(channel).check_volume(request).await;
     match answer {
         Ok(answer) => Ok(Some(answer.into_inner())),
-        Err(status) => Err(Error::Answered {
+        Err(status) => Err(Error::Forwarded {
             code: status.code() as i32,
             message: status.message().to_string(),
         }),

@@ -137,7 +137,7 @@ where
         Box::pin(async move {
             let response = running.await;
             // Without a status among the headers the call was answered.
-            call.end(match &response {
+            call.set_status(match &response {
                 Ok(response) => Status::from_header_map(response.headers()),
                 Err(_) => Some(Status::unknown("no service is available")),
             });
@@ -158,7 +158,7 @@ struct Call {
 }
 
 impl Call {
-    fn end(&mut self, status: Option<Status>) {
+    fn set_status(&mut self, status: Option<Status>) {
         self.status = status;
     }
 }

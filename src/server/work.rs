@@ -17,11 +17,11 @@ use crate::telemetry::Metrics;
 
 /// How often pools that aren't served are looked at again, and for what calls have left: a disk that
 /// is mounted late, or writes again, should not need a restart.
-const LOOK_AGAIN: Duration = Duration::from_secs(10);
+const POOL_POLL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// So long the first call waits for the end of what a killed process has left. Callers repeat what
 /// meets it later.
-const BEGIN: Duration = Duration::from_secs(5);
+const CLEAN_UP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Calls that haven't been answered.
 #[derive(Clone, Debug, Default)]
@@ -83,18 +83,18 @@ impl Work {
     /// goes on beside the first calls.
     pub(super) async fn begin(&self) {
         let Work::Driver(driver) = self else { return };
-        let chores: [fn(&Driver, PoolId); 2] = [Driver::settle_groups, Driver::clean];
+        let chores: [fn(&Driver, PoolId); 2] = [Driver::resolve_groups, Driver::clean];
         let served = driver.served();
         let each = served.iter().flat_map(|pool| {
             let one = |chore| done(driver.clone(), chore, *pool);
             chores.map(one)
         });
         // Elapsed is no error.
-        let _ = timeout(BEGIN, join_all(each)).await;
+        let _ = timeout(CLEAN_UP_TIMEOUT, join_all(each)).await;
     }
 
     /// Looks at the pools, and ends what calls have left, for ever.
-    pub(super) async fn look_again(&self) {
+    pub(super) async fn refresh_pools(&self) {
         let driver = match self {
             Work::Driver(driver) => driver,
             Work::Router(..) => return std::future::pending().await,
@@ -103,7 +103,7 @@ impl Work {
         let sweep = every_tick(driver, "sweep of freezes", Driver::sweep_freezes);
         let look = every_tick(driver, "check of the node", Driver::look_at_node);
         let pools = look_at_pools(driver);
-        let groups = clean(driver, Driver::settle_groups);
+        let groups = clean(driver, Driver::resolve_groups);
         let leftovers = clean(driver, Driver::clean);
         let wipes = clean(driver, Driver::wipe);
         let trims = beside(driver, Driver::trim_volumes);
@@ -113,9 +113,9 @@ impl Work {
 
     /// Waits for work whose callers went away.
     pub(super) async fn idle(&self) {
-        const POLL: Duration = Duration::from_millis(20);
+        const POLL_INTERVAL: Duration = Duration::from_millis(20);
         while self.running() > 0 {
-            sleep(POLL).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 }
@@ -192,7 +192,7 @@ async fn done(driver: Arc<Driver>, chore: fn(&Driver, PoolId), pool: PoolId) {
 }
 
 fn ticks() -> Interval {
-    let mut ticks = interval(LOOK_AGAIN);
+    let mut ticks = interval(POOL_POLL_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks
 }

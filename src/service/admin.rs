@@ -2,7 +2,7 @@
 
 use tonic::Request;
 
-use super::{Answer, Rpc, Service, answer, request};
+use super::{Rpc, RpcResult, Service, answer, request};
 use crate::agent::admin_server::Admin;
 use crate::agent::{
     CheckVolumeRequest, CheckVolumeResponse, DeleteSnapshotRequest, DeleteSnapshotResponse,
@@ -14,7 +14,7 @@ impl Admin for Service {
     async fn check_volume(
         &self,
         request: Request<CheckVolumeRequest>,
-    ) -> Answer<CheckVolumeResponse> {
+    ) -> RpcResult<CheckVolumeResponse> {
         let CheckVolumeRequest { volume_id, repair } = request.into_inner();
         let id = request::volume_id(&volume_id);
         // The code for a call that leaves nothing behind.
@@ -31,7 +31,7 @@ impl Admin for Service {
     async fn delete_snapshot(
         &self,
         request: Request<DeleteSnapshotRequest>,
-    ) -> Answer<DeleteSnapshotResponse> {
+    ) -> RpcResult<DeleteSnapshotResponse> {
         let id = request::snapshot_id(&request.into_inner().snapshot_id);
         let how = DeleteOne {
             of_any_group: true,

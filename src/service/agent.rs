@@ -5,7 +5,7 @@ mod describe;
 
 use tonic::{Request, Streaming};
 
-use super::{Answer, Service, answer};
+use super::{RpcResult, Service, answer};
 use crate::agent::agent_server::Agent;
 use crate::agent::{
     CutRequest, DeleteGroupRequest, DeleteGroupResponse, DeleteOneRequest, DeleteOneResponse,
@@ -17,37 +17,37 @@ pub(super) use describe::Looks;
 
 #[tonic::async_trait]
 impl Agent for Service {
-    async fn describe(&self, _request: Request<DescribeRequest>) -> Answer<DescribeResponse> {
+    async fn describe(&self, _request: Request<DescribeRequest>) -> RpcResult<DescribeResponse> {
         answer(self.described().await?)
     }
 
-    async fn find(&self, request: Request<FindRequest>) -> Answer<FindResponse> {
+    async fn find(&self, request: Request<FindRequest>) -> RpcResult<FindResponse> {
         answer(self.found(request.into_inner()).await?)
     }
 
-    async fn cut(&self, request: Request<Streaming<CutRequest>>) -> Answer<cut::CutStream> {
+    async fn cut(&self, request: Request<Streaming<CutRequest>>) -> RpcResult<cut::CutStream> {
         answer(self.share(request.into_inner()))
     }
 
-    async fn get_group(&self, request: Request<GetGroupRequest>) -> Answer<GetGroupResponse> {
+    async fn get_group(&self, request: Request<GetGroupRequest>) -> RpcResult<GetGroupResponse> {
         answer(self.group_told(request.into_inner()).await?)
     }
 
     async fn settle_group(
         &self,
         request: Request<SettleGroupRequest>,
-    ) -> Answer<SettleGroupResponse> {
+    ) -> RpcResult<SettleGroupResponse> {
         answer(self.group_settled(request.into_inner()).await?)
     }
 
     async fn delete_group(
         &self,
         request: Request<DeleteGroupRequest>,
-    ) -> Answer<DeleteGroupResponse> {
+    ) -> RpcResult<DeleteGroupResponse> {
         answer(self.group_ended(request.into_inner()).await?)
     }
 
-    async fn delete_one(&self, request: Request<DeleteOneRequest>) -> Answer<DeleteOneResponse> {
+    async fn delete_one(&self, request: Request<DeleteOneRequest>) -> RpcResult<DeleteOneResponse> {
         answer(self.one_deleted(request.into_inner()).await?)
     }
 }

@@ -2,7 +2,7 @@
 
 use tonic::{Request, Response};
 
-use super::{Answer, Rpc, Service, answer, ids, only_if, reply, request, seen};
+use super::{Rpc, RpcResult, Service, answer, ids, log_and_unwrap, only_if, reply, request};
 use crate::csi::controller_server::Controller;
 use crate::csi::{
     ControllerExpandVolumeRequest, ControllerExpandVolumeResponse,
@@ -26,21 +26,21 @@ impl Controller for Service {
     async fn create_volume(
         &self,
         request: Request<CreateVolumeRequest>,
-    ) -> Answer<CreateVolumeResponse> {
+    ) -> RpcResult<CreateVolumeResponse> {
         let key = self.driver.topology_key();
-        let args = request::create_volume(&seen(request), &key);
+        let args = request::create_volume(&log_and_unwrap(request), &key);
         let volume = self
             .run(Rpc::CreateVolume, args, Driver::create_volume)
             .await?;
-        ids::made(&volume.id);
+        ids::record_volume_id(&volume.id);
         answer(reply::created(&volume, &key))
     }
 
     async fn delete_volume(
         &self,
         request: Request<DeleteVolumeRequest>,
-    ) -> Answer<DeleteVolumeResponse> {
-        let args = request::delete_volume(&seen(request));
+    ) -> RpcResult<DeleteVolumeResponse> {
+        let args = request::delete_volume(&log_and_unwrap(request));
         self.run(Rpc::DeleteVolume, args, |driver, id| {
             driver.delete_volume(id)
         })
@@ -51,8 +51,8 @@ impl Controller for Service {
     async fn controller_publish_volume(
         &self,
         request: Request<ControllerPublishVolumeRequest>,
-    ) -> Answer<ControllerPublishVolumeResponse> {
-        let args = request::attach(&seen(request));
+    ) -> RpcResult<ControllerPublishVolumeResponse> {
+        let args = request::attach(&log_and_unwrap(request));
         self.run(Rpc::ControllerPublishVolume, args, Driver::attach_volume)
             .await?;
         answer(ControllerPublishVolumeResponse::default())
@@ -61,8 +61,8 @@ impl Controller for Service {
     async fn controller_unpublish_volume(
         &self,
         request: Request<ControllerUnpublishVolumeRequest>,
-    ) -> Answer<ControllerUnpublishVolumeResponse> {
-        let args = request::detach(&seen(request));
+    ) -> RpcResult<ControllerUnpublishVolumeResponse> {
+        let args = request::detach(&log_and_unwrap(request));
         args.map_err(|error| super::status(Rpc::ControllerUnpublishVolume, &error))?;
         answer(ControllerUnpublishVolumeResponse {})
     }
@@ -70,8 +70,8 @@ impl Controller for Service {
     async fn validate_volume_capabilities(
         &self,
         request: Request<ValidateVolumeCapabilitiesRequest>,
-    ) -> Answer<ValidateVolumeCapabilitiesResponse> {
-        let message = seen(request);
+    ) -> RpcResult<ValidateVolumeCapabilitiesResponse> {
+        let message = log_and_unwrap(request);
         let args = request::validate(&message);
         let verdict = self
             .run(
@@ -86,9 +86,9 @@ impl Controller for Service {
     async fn list_volumes(
         &self,
         request: Request<ListVolumesRequest>,
-    ) -> Answer<ListVolumesResponse> {
+    ) -> RpcResult<ListVolumesResponse> {
         let pool = request::only_pool(request.metadata());
-        let args = request::list_volumes(&seen(request));
+        let args = request::list_volumes(&log_and_unwrap(request));
         let args = args.and_then(|args| {
             Ok(ListVolumes {
                 pool: pool?,
@@ -104,11 +104,11 @@ impl Controller for Service {
     async fn controller_list_volume_health(
         &self,
         request: Request<ControllerListVolumeHealthRequest>,
-    ) -> Answer<ControllerListVolumeHealthResponse> {
+    ) -> RpcResult<ControllerListVolumeHealthResponse> {
         const RPC: Rpc = Rpc::ControllerListVolumeHealth;
         only_if(self.alpha.health, RPC, "health")?;
         let pool = request::only_pool(request.metadata());
-        let args = request::list_health(&seen(request));
+        let args = request::list_health(&log_and_unwrap(request));
         let args = args.and_then(|args| {
             Ok(ListVolumes {
                 pool: pool?,
@@ -125,10 +125,10 @@ impl Controller for Service {
     async fn controller_get_volume_health(
         &self,
         request: Request<ControllerGetVolumeHealthRequest>,
-    ) -> Answer<ControllerGetVolumeHealthResponse> {
+    ) -> RpcResult<ControllerGetVolumeHealthResponse> {
         const RPC: Rpc = Rpc::ControllerGetVolumeHealth;
         only_if(self.alpha.health, RPC, "health")?;
-        let args = request::get_health(&seen(request));
+        let args = request::get_health(&log_and_unwrap(request));
         let health = self
             .run(RPC, args, |driver, id| driver.volume_health(id))
             .await?;
@@ -140,8 +140,8 @@ impl Controller for Service {
     async fn get_capacity(
         &self,
         request: Request<GetCapacityRequest>,
-    ) -> Answer<GetCapacityResponse> {
-        let args = request::capacity(&seen(request), &self.driver.topology_key());
+    ) -> RpcResult<GetCapacityResponse> {
+        let args = request::capacity(&log_and_unwrap(request), &self.driver.topology_key());
         let ask = |driver: &Driver, args: &Option<_>| match args {
             Some(args) => driver.capacity(args),
             None => Ok(Capacity::default()),
@@ -153,17 +153,18 @@ impl Controller for Service {
     async fn controller_get_capabilities(
         &self,
         request: Request<ControllerGetCapabilitiesRequest>,
-    ) -> Answer<ControllerGetCapabilitiesResponse> {
-        seen(request);
+    ) -> RpcResult<ControllerGetCapabilitiesResponse> {
+        log_and_unwrap(request);
         answer(reply::controller_capabilities(self.alpha))
     }
 
     async fn create_snapshot(
         &self,
         request: Request<CreateSnapshotRequest>,
-    ) -> Answer<CreateSnapshotResponse> {
+    ) -> RpcResult<CreateSnapshotResponse> {
         let (key, patience) = (self.snapshot_topology_key(), super::patience(&request));
-        let args = request::create_snapshot(&seen(request), key.as_deref()).map(super::warned);
+        let args = request::create_snapshot(&log_and_unwrap(request), key.as_deref())
+            .map(super::warn_misplaced_policy);
         if let Ok(asked) = &args {
             let locks = self.driver.locks_of_snapshot(asked);
             self.driver.wait_until_free(&locks, patience).await;
@@ -171,7 +172,7 @@ impl Controller for Service {
         let snapshot = self
             .run(Rpc::CreateSnapshot, args, Driver::create_snapshot)
             .await?;
-        ids::cut(&snapshot.id);
+        ids::record_snapshot_id(&snapshot.id);
         let mut answer = Response::new(CreateSnapshotResponse {
             snapshot: Some(reply::snapshot(&snapshot, key.as_deref())),
         });
@@ -182,8 +183,8 @@ impl Controller for Service {
     async fn delete_snapshot(
         &self,
         request: Request<DeleteSnapshotRequest>,
-    ) -> Answer<DeleteSnapshotResponse> {
-        let args = request::delete_snapshot(&seen(request));
+    ) -> RpcResult<DeleteSnapshotResponse> {
+        let args = request::delete_snapshot(&log_and_unwrap(request));
         self.run(Rpc::DeleteSnapshot, args, |driver, id| {
             driver.delete_snapshot(id)
         })
@@ -194,9 +195,9 @@ impl Controller for Service {
     async fn list_snapshots(
         &self,
         request: Request<ListSnapshotsRequest>,
-    ) -> Answer<ListSnapshotsResponse> {
+    ) -> RpcResult<ListSnapshotsResponse> {
         let pool = request::only_pool(request.metadata());
-        let args = request::list_snapshots(&seen(request));
+        let args = request::list_snapshots(&log_and_unwrap(request));
         let args = args.and_then(|args| {
             Ok(ListSnapshots {
                 pool: pool?,
@@ -215,10 +216,10 @@ impl Controller for Service {
     async fn get_snapshot(
         &self,
         request: Request<GetSnapshotRequest>,
-    ) -> Answer<GetSnapshotResponse> {
+    ) -> RpcResult<GetSnapshotResponse> {
         const RPC: Rpc = Rpc::GetSnapshot;
         only_if(self.alpha.get_snapshot, RPC, "get-snapshot")?;
-        let args = request::get_snapshot(&seen(request));
+        let args = request::get_snapshot(&log_and_unwrap(request));
         let snapshot = self
             .run(RPC, args, |driver, id| driver.get_snapshot(id))
             .await?;
@@ -233,8 +234,8 @@ impl Controller for Service {
     async fn controller_expand_volume(
         &self,
         request: Request<ControllerExpandVolumeRequest>,
-    ) -> Answer<ControllerExpandVolumeResponse> {
-        let args = request::expand_volume(&seen(request));
+    ) -> RpcResult<ControllerExpandVolumeResponse> {
+        let args = request::expand_volume(&log_and_unwrap(request));
         let expanded = self
             .run(Rpc::ControllerExpandVolume, args, Driver::expand_volume)
             .await?;
@@ -247,21 +248,21 @@ impl Controller for Service {
     async fn controller_get_volume(
         &self,
         request: Request<ControllerGetVolumeRequest>,
-    ) -> Answer<ControllerGetVolumeResponse> {
+    ) -> RpcResult<ControllerGetVolumeResponse> {
         const RPC: Rpc = Rpc::ControllerGetVolume;
         only_if(self.alpha.get_volume, RPC, "get-volume")?;
-        let args = request::get_volume(&seen(request));
+        let args = request::get_volume(&log_and_unwrap(request));
         let volume = self
             .run(RPC, args, |driver, id| driver.get_volume(id))
             .await?;
-        answer(reply::got(&volume, &self.driver.topology_key()))
+        answer(reply::get_volume(&volume, &self.driver.topology_key()))
     }
 
     async fn controller_modify_volume(
         &self,
         request: Request<ControllerModifyVolumeRequest>,
-    ) -> Answer<ControllerModifyVolumeResponse> {
-        let args = request::modify_volume(&seen(request));
+    ) -> RpcResult<ControllerModifyVolumeResponse> {
+        let args = request::modify_volume(&log_and_unwrap(request));
         self.run(Rpc::ControllerModifyVolume, args, Driver::modify_volume)
             .await?;
         answer(ControllerModifyVolumeResponse {})

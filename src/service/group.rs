@@ -2,7 +2,7 @@
 
 use tonic::Request;
 
-use super::{Answer, Rpc, Service, answer, ids, reply, request, seen};
+use super::{Rpc, RpcResult, Service, answer, ids, log_and_unwrap, reply, request};
 use crate::csi::group_controller_server::GroupController;
 use crate::csi::{
     CreateVolumeGroupSnapshotRequest, CreateVolumeGroupSnapshotResponse,
@@ -17,17 +17,18 @@ impl GroupController for Service {
     async fn group_controller_get_capabilities(
         &self,
         request: Request<GroupControllerGetCapabilitiesRequest>,
-    ) -> Answer<GroupControllerGetCapabilitiesResponse> {
-        seen(request);
+    ) -> RpcResult<GroupControllerGetCapabilitiesResponse> {
+        log_and_unwrap(request);
         answer(reply::group_capabilities())
     }
 
     async fn create_volume_group_snapshot(
         &self,
         request: Request<CreateVolumeGroupSnapshotRequest>,
-    ) -> Answer<CreateVolumeGroupSnapshotResponse> {
+    ) -> RpcResult<CreateVolumeGroupSnapshotResponse> {
         let patience = super::patience(&request);
-        let args = request::create_group(&seen(request)).map(super::warned);
+        let args =
+            request::create_group(&log_and_unwrap(request)).map(super::warn_misplaced_policy);
         if let Ok(asked) = &args {
             let locks = self.driver.locks_of_group(asked);
             self.driver.wait_until_free(&locks, patience).await;
@@ -45,8 +46,8 @@ impl GroupController for Service {
     async fn delete_volume_group_snapshot(
         &self,
         request: Request<DeleteVolumeGroupSnapshotRequest>,
-    ) -> Answer<DeleteVolumeGroupSnapshotResponse> {
-        let args = request::delete_group(&seen(request));
+    ) -> RpcResult<DeleteVolumeGroupSnapshotResponse> {
+        let args = request::delete_group(&log_and_unwrap(request));
         self.run(Rpc::DeleteVolumeGroupSnapshot, args, Driver::delete_group)
             .await?;
         answer(DeleteVolumeGroupSnapshotResponse {})
@@ -55,8 +56,8 @@ impl GroupController for Service {
     async fn get_volume_group_snapshot(
         &self,
         request: Request<GetVolumeGroupSnapshotRequest>,
-    ) -> Answer<GetVolumeGroupSnapshotResponse> {
-        let args = request::get_group(&seen(request));
+    ) -> RpcResult<GetVolumeGroupSnapshotResponse> {
+        let args = request::get_group(&log_and_unwrap(request));
         let group = self
             .run(Rpc::GetVolumeGroupSnapshot, args, Driver::get_group)
             .await?;

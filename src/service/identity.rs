@@ -2,7 +2,7 @@
 
 use tonic::Request;
 
-use super::{Answer, Rpc, Service, answer, reply, seen, status};
+use super::{Rpc, RpcResult, Service, answer, log_and_unwrap, reply, status};
 use crate::csi::identity_server::Identity;
 use crate::csi::{
     GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest,
@@ -15,8 +15,8 @@ impl Identity for Service {
     async fn get_plugin_info(
         &self,
         request: Request<GetPluginInfoRequest>,
-    ) -> Answer<GetPluginInfoResponse> {
-        seen(request);
+    ) -> RpcResult<GetPluginInfoResponse> {
+        log_and_unwrap(request);
         let name = self.driver.settings().driver_name.clone();
         answer(reply::plugin_info(name))
     }
@@ -24,13 +24,13 @@ impl Identity for Service {
     async fn get_plugin_capabilities(
         &self,
         request: Request<GetPluginCapabilitiesRequest>,
-    ) -> Answer<GetPluginCapabilitiesResponse> {
-        seen(request);
+    ) -> RpcResult<GetPluginCapabilitiesResponse> {
+        log_and_unwrap(request);
         answer(reply::plugin_capabilities(self.alpha))
     }
 
-    async fn probe(&self, request: Request<ProbeRequest>) -> Answer<ProbeResponse> {
-        seen(request);
+    async fn probe(&self, request: Request<ProbeRequest>) -> RpcResult<ProbeResponse> {
+        log_and_unwrap(request);
         let missing = self.pulse.missing(&self.driver).await;
         let missing = missing.map_err(|error| status(Rpc::Probe, &error))?;
         if !missing.is_empty() {

@@ -24,12 +24,12 @@ pub(crate) fn record(field: &'static str, text: &str) {
 }
 
 /// Puts the id of what a call has made beside the name that it was asked for.
-pub(super) fn made(id: &VolumeId) {
+pub(super) fn record_volume_id(id: &VolumeId) {
     record("volume_id", &id.to_string());
 }
 
 /// As [`made`].
-pub(super) fn cut(id: &SnapshotId) {
+pub(super) fn record_snapshot_id(id: &SnapshotId) {
     record("snapshot_id", &id.to_string());
 }
 

@@ -3,7 +3,7 @@
 use tonic::Request;
 
 use super::request::Publish;
-use super::{Answer, Rpc, Service, answer, only_if, reply, request, seen, status};
+use super::{Rpc, RpcResult, Service, answer, log_and_unwrap, only_if, reply, request, status};
 use crate::csi::node_server::Node;
 use crate::csi::{
     NodeExpandVolumeRequest, NodeExpandVolumeResponse, NodeGetCapabilitiesRequest,
@@ -21,8 +21,8 @@ impl Node for Service {
     async fn node_stage_volume(
         &self,
         request: Request<NodeStageVolumeRequest>,
-    ) -> Answer<NodeStageVolumeResponse> {
-        let args = request::stage(&seen(request));
+    ) -> RpcResult<NodeStageVolumeResponse> {
+        let args = request::stage(&log_and_unwrap(request));
         self.run(Rpc::NodeStageVolume, args, Driver::stage_volume)
             .await?;
         answer(NodeStageVolumeResponse {})
@@ -31,8 +31,8 @@ impl Node for Service {
     async fn node_unstage_volume(
         &self,
         request: Request<NodeUnstageVolumeRequest>,
-    ) -> Answer<NodeUnstageVolumeResponse> {
-        let args = request::unstage(&seen(request));
+    ) -> RpcResult<NodeUnstageVolumeResponse> {
+        let args = request::unstage(&log_and_unwrap(request));
         let unstage =
             |driver: &Driver, (id, path): &(String, String)| driver.unstage_volume(id, path);
         self.run(Rpc::NodeUnstageVolume, args, unstage).await?;
@@ -42,8 +42,8 @@ impl Node for Service {
     async fn node_publish_volume(
         &self,
         request: Request<NodePublishVolumeRequest>,
-    ) -> Answer<NodePublishVolumeResponse> {
-        let args = request::publish(&seen(request));
+    ) -> RpcResult<NodePublishVolumeResponse> {
+        let args = request::publish(&log_and_unwrap(request));
         let publish = |driver: &Driver, args: &Publish| match args {
             Publish::Persistent(args) => driver.publish_volume(args),
             Publish::Ephemeral(args) => driver.publish_ephemeral(args),
@@ -55,8 +55,8 @@ impl Node for Service {
     async fn node_unpublish_volume(
         &self,
         request: Request<NodeUnpublishVolumeRequest>,
-    ) -> Answer<NodeUnpublishVolumeResponse> {
-        let args = request::unpublish(&seen(request));
+    ) -> RpcResult<NodeUnpublishVolumeResponse> {
+        let args = request::unpublish(&log_and_unwrap(request));
         let unpublish =
             |driver: &Driver, (id, path): &(String, String)| driver.unpublish_volume(id, path);
         self.run(Rpc::NodeUnpublishVolume, args, unpublish).await?;
@@ -66,8 +66,8 @@ impl Node for Service {
     async fn node_get_volume_stats(
         &self,
         request: Request<NodeGetVolumeStatsRequest>,
-    ) -> Answer<NodeGetVolumeStatsResponse> {
-        let args = request::stats(&seen(request));
+    ) -> RpcResult<NodeGetVolumeStatsResponse> {
+        let args = request::stats(&log_and_unwrap(request));
         let stats = self
             .run(Rpc::NodeGetVolumeStats, args, Driver::volume_stats)
             .await?;
@@ -77,10 +77,10 @@ impl Node for Service {
     async fn node_get_volume_health(
         &self,
         request: Request<NodeGetVolumeHealthRequest>,
-    ) -> Answer<NodeGetVolumeHealthResponse> {
+    ) -> RpcResult<NodeGetVolumeHealthResponse> {
         const RPC: Rpc = Rpc::NodeGetVolumeHealth;
         only_if(self.alpha.health, RPC, "health")?;
-        let args = request::node_health(&seen(request));
+        let args = request::node_health(&log_and_unwrap(request));
         let health = self
             .run(RPC, args, |driver, id| driver.volume_health(id))
             .await?;
@@ -92,10 +92,10 @@ impl Node for Service {
     async fn node_get_storage_health(
         &self,
         request: Request<NodeGetStorageHealthRequest>,
-    ) -> Answer<NodeGetStorageHealthResponse> {
+    ) -> RpcResult<NodeGetStorageHealthResponse> {
         const RPC: Rpc = Rpc::NodeGetStorageHealth;
         only_if(self.alpha.health, RPC, "health")?;
-        seen(request);
+        log_and_unwrap(request);
         let findings = self
             .run(RPC, Ok(()), |driver, (): &()| driver.storage_health())
             .await?;
@@ -105,8 +105,8 @@ impl Node for Service {
     async fn node_expand_volume(
         &self,
         request: Request<NodeExpandVolumeRequest>,
-    ) -> Answer<NodeExpandVolumeResponse> {
-        let args = request::expand_node(&seen(request));
+    ) -> RpcResult<NodeExpandVolumeResponse> {
+        let args = request::expand_node(&log_and_unwrap(request));
         let size = self
             .run(Rpc::NodeExpandVolume, args, Driver::expand_node)
             .await?;
@@ -118,16 +118,16 @@ impl Node for Service {
     async fn node_get_capabilities(
         &self,
         request: Request<NodeGetCapabilitiesRequest>,
-    ) -> Answer<NodeGetCapabilitiesResponse> {
-        seen(request);
+    ) -> RpcResult<NodeGetCapabilitiesResponse> {
+        log_and_unwrap(request);
         answer(reply::node_capabilities(self.alpha))
     }
 
     async fn node_get_info(
         &self,
         request: Request<NodeGetInfoRequest>,
-    ) -> Answer<NodeGetInfoResponse> {
-        seen(request);
+    ) -> RpcResult<NodeGetInfoResponse> {
+        log_and_unwrap(request);
         let settings = self.driver.settings();
         let settled = self.driver.settled_home();
         let home = settled.map_err(|error| status(Rpc::NodeGetInfo, &error))?;

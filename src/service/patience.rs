@@ -6,7 +6,7 @@ use tonic::Request;
 use tonic::metadata::MetadataMap;
 
 /// What is left of a deadline for the work itself, after the longest wait.
-const WORK: Duration = Duration::from_secs(5);
+const RESERVED_TIME: Duration = Duration::from_secs(5);
 /// The longest wait of a call without a deadline.
 const WITHOUT_DEADLINE: Duration = Duration::from_secs(10);
 
@@ -15,7 +15,7 @@ const WITHOUT_DEADLINE: Duration = Duration::from_secs(10);
 /// volume) ends by itself.
 pub(crate) fn patience<M>(request: &Request<M>) -> Duration {
     let deadline = timeout(request.metadata());
-    deadline.map_or(WITHOUT_DEADLINE, |left| left.saturating_sub(WORK))
+    deadline.map_or(WITHOUT_DEADLINE, |left| left.saturating_sub(RESERVED_TIME))
 }
 
 /// `grpc-timeout`: up to eight digits and a unit, as gRPC over HTTP/2 has it.

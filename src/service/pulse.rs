@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::operation::Driver;
 
 /// How long a Probe waits for a look that a thread has just begun, and without an earlier answer.
-const PATIENCE: Duration = Duration::from_secs(1);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 const FIRST: Duration = Duration::from_secs(5);
 /// How long a look may wait for its thread until the driver counts as stuck: then only its end
 /// helps, which is up to who watches it.
@@ -69,7 +69,7 @@ impl Pulse {
             (since, beat.found.is_some())
         };
         if since.elapsed() < self.stuck {
-            let patience = if known { PATIENCE } else { FIRST };
+            let patience = if known { PROBE_TIMEOUT } else { FIRST };
             let _ = tokio::time::timeout(patience, ended.changed()).await;
         }
         let beat = self.beat.lock().unwrap_or_else(PoisonError::into_inner);

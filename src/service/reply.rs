@@ -154,7 +154,7 @@ pub(super) fn created(created: &Volume, key: &str) -> csi::CreateVolumeResponse 
     }
 }
 
-pub(super) fn got(got: &Volume, key: &str) -> csi::ControllerGetVolumeResponse {
+pub(super) fn get_volume(got: &Volume, key: &str) -> csi::ControllerGetVolumeResponse {
     csi::ControllerGetVolumeResponse {
         volume: Some(volume(got, key)),
         status: Some(csi::controller_get_volume_response::VolumeStatus::default()),

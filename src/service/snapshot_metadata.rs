@@ -16,7 +16,7 @@ use tonic::{Request, Status};
 use tracing::Instrument;
 
 use super::request::metadata::{self, Streamed};
-use super::{Answer, Rpc, Service, answer, seen, status};
+use super::{Rpc, RpcResult, Service, answer, log_and_unwrap, status};
 use crate::csi::snapshot_metadata_server::SnapshotMetadata;
 use crate::csi::{
     BlockMetadata, BlockMetadataType, GetMetadataAllocatedRequest, GetMetadataAllocatedResponse,
@@ -127,7 +127,7 @@ impl Service {
         rpc: Rpc,
         asked: Result<Streamed>,
         message: fn(i64, Vec<BlockMetadata>) -> T,
-    ) -> Answer<BoxStream<T>> {
+    ) -> RpcResult<BoxStream<T>> {
         let Streamed { ask, in_message } = asked.map_err(|error| status(rpc, &error))?;
         let first = self
             .run(rpc, Ok(ask.clone()), Driver::snapshot_metadata)
@@ -155,8 +155,8 @@ impl SnapshotMetadata for Service {
     async fn get_metadata_allocated(
         &self,
         request: Request<GetMetadataAllocatedRequest>,
-    ) -> Answer<BoxStream<GetMetadataAllocatedResponse>> {
-        let asked = metadata::allocated(&seen(request));
+    ) -> RpcResult<BoxStream<GetMetadataAllocatedResponse>> {
+        let asked = metadata::allocated(&log_and_unwrap(request));
         let message = |volume_capacity_bytes, block_metadata| GetMetadataAllocatedResponse {
             block_metadata_type: BlockMetadataType::VariableLength.into(),
             volume_capacity_bytes,
@@ -168,8 +168,8 @@ impl SnapshotMetadata for Service {
     async fn get_metadata_delta(
         &self,
         request: Request<GetMetadataDeltaRequest>,
-    ) -> Answer<BoxStream<GetMetadataDeltaResponse>> {
-        let asked = metadata::delta(&seen(request));
+    ) -> RpcResult<BoxStream<GetMetadataDeltaResponse>> {
+        let asked = metadata::delta(&log_and_unwrap(request));
         let message = |volume_capacity_bytes, block_metadata| GetMetadataDeltaResponse {
             block_metadata_type: BlockMetadataType::VariableLength.into(),
             volume_capacity_bytes,

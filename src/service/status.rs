@@ -41,14 +41,14 @@ pub fn code(rpc: Rpc, error: &Error) -> Code {
         Error::Pending { .. }
         | Error::Unsettled { .. }
         | Error::Busy { .. }
-        | Error::Undo { .. } => Code::Aborted,
+        | Error::RollbackFailed { .. } => Code::Aborted,
         Error::InUse { .. } | Error::Refused { .. } | Error::Locked { .. } => {
             Code::FailedPrecondition
         }
         Error::OutOfSpace { .. } | Error::Promised { .. } => no_space(rpc),
         Error::OutOfRange { .. } => Code::OutOfRange,
         // The scheduler is asked for another node.
-        Error::ElsewhereOnly { .. } => Code::ResourceExhausted,
+        Error::TopologyMismatch { .. } => Code::ResourceExhausted,
         // The specification's own code for a token, although no retry helps.
         Error::BadToken { .. } => Code::Aborted,
         // Final: nothing is left of the tries. The administrator has to look at the hook.
@@ -58,7 +58,7 @@ pub fn code(rpc: Rpc, error: &Error) -> Code {
         // What it was before.
         Error::Paused { last, .. } => self::code(rpc, last),
         Error::Unreachable { .. } | Error::Stopping => Code::Unavailable,
-        Error::Answered { code, .. } => Code::from_i32(*code),
+        Error::Forwarded { code, .. } => Code::from_i32(*code),
         Error::Unsupported { .. } => Code::Unimplemented,
         // A record that can't be read may be that of a volume which an earlier try of the same
         // call has made, or has staged: its storage is there, so a final code would have it

@@ -24,15 +24,15 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 const PLAIN: &str = "text/plain; charset=utf-8";
 
 /// A client that says nothing for so long is let go.
-const HEADER_PATIENCE: Duration = Duration::from_secs(10);
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Connections at a time, in all and of one address. With one more the oldest is closed, of all or
 /// of that address.
-const CONNECTIONS: usize = 64;
-const OF_ONE: usize = 16;
+const MAX_CONNECTIONS: usize = 64;
+const MAX_CONNECTIONS_OF_ONE_ADDRESS: usize = 16;
 
 /// Prometheus gives up after 10 s; by then it should have the old numbers at least.
-const LOOK_PATIENCE: Duration = Duration::from_secs(5);
+const REFRESH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Whether calls are taken now. [`crate::server::serve`] says so.
 #[derive(Debug, Default)]
@@ -79,10 +79,11 @@ pub async fn serve(
         };
         open.retain(|(_, connection)| !connection.is_finished());
         let is_its = |(ip, _): &(IpAddr, AbortHandle)| *ip == from.ip();
-        let crowded = open.iter().filter(|one| is_its(one)).count() >= OF_ONE;
+        let crowded =
+            open.iter().filter(|one| is_its(one)).count() >= MAX_CONNECTIONS_OF_ONE_ADDRESS;
         let oldest = match crowded {
             true => open.iter().position(is_its),
-            false => (open.len() >= CONNECTIONS).then_some(0),
+            false => (open.len() >= MAX_CONNECTIONS).then_some(0),
         };
         if let Some((_, oldest)) = oldest.and_then(|at| open.remove(at)) {
             oldest.abort();
@@ -96,7 +97,7 @@ pub async fn serve(
             // An error here is a client that went away.
             let _ = hyper::server::conn::http1::Builder::new()
                 .timer(TokioTimer::new())
-                .header_read_timeout(HEADER_PATIENCE)
+                .header_read_timeout(HEADER_TIMEOUT)
                 .serve_connection(TokioIo::new(stream), service)
                 .await;
         });
@@ -124,9 +125,9 @@ async fn answer<B>(request: &Request<B>, metrics: Arc<Metrics>) -> Response<Full
 
 async fn metrics_page(metrics: Arc<Metrics>) -> Response<Full<Bytes>> {
     let looking = metrics.clone();
-    let look = tokio::task::spawn_blocking(move || looking.look());
+    let look = tokio::task::spawn_blocking(move || looking.refresh());
     // Too late is no error: the old numbers are shown with their age.
-    let _ = tokio::time::timeout(LOOK_PATIENCE, look).await;
+    let _ = tokio::time::timeout(REFRESH_TIMEOUT, look).await;
     match metrics.render() {
         Ok(text) => respond(StatusCode::OK, OPEN_METRICS, text),
         Err(error) => plain(StatusCode::INTERNAL_SERVER_ERROR, &format!("{error}\n")),
@@ -139,7 +140,7 @@ async fn readiness(metrics: Arc<Metrics>) -> Response<Full<Bytes>> {
         Some(driver) if metrics.readiness().get() => {
             let driver = driver.clone();
             let probe = tokio::task::spawn_blocking(move || driver.missing());
-            match tokio::time::timeout(LOOK_PATIENCE, probe).await {
+            match tokio::time::timeout(REFRESH_TIMEOUT, probe).await {
                 Ok(Ok(missing)) => missing,
                 Ok(Err(_)) => vec!["the check of this host failed".to_string()],
                 Err(_) => vec!["the check of this host timed out".to_string()],

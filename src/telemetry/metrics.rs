@@ -151,7 +151,7 @@ impl Metrics {
     }
 
     /// Looks at the storage, unless a look is under way (a disk may hang). Blocks.
-    pub fn look(&self) {
+    pub fn refresh(&self) {
         let Some(driver) = self.driver() else { return };
         let _looking = match self.shared.looking.try_lock() {
             Ok(guard) => guard,

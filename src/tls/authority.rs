@@ -13,7 +13,7 @@ use rcgen::{
 use super::{Bundle, Name, TlsError, request};
 
 /// How much earlier than now a certificate is valid from: clocks of two machines differ.
-const CLOCKS: Duration = Duration::from_secs(3600);
+const MAX_CLOCK_SKEW: Duration = Duration::from_secs(3600);
 
 /// From when until when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ impl Validity {
     pub fn from_now(length: Duration) -> Validity {
         let now = SystemTime::now();
         Validity {
-            from: now - CLOCKS,
+            from: now - MAX_CLOCK_SKEW,
             until: now + length,
         }
     }

@@ -27,7 +27,7 @@ use super::{Name, TlsError};
 use crate::error::chain;
 
 /// Files are looked at when a connection is made, and no more often than this.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 /// What gRPC is called when the protocol is agreed on.
 const GRPC: &[u8] = b"h2";
 
@@ -139,19 +139,19 @@ impl Credentials {
     }
 
     /// For a handshake; none while the files aren't there yet. Reads three small files at most
-    /// once in [`LOOK_EVERY`].
+    /// once in [`RELOAD_INTERVAL`].
     pub(super) fn now(&self) -> Option<Arc<Current>> {
         let mut state = self.state();
         if let Some(files) = &self.files
-            && state.looked.elapsed() >= LOOK_EVERY
+            && state.looked.elapsed() >= RELOAD_INTERVAL
         {
             state.looked = Instant::now();
-            self.look(files, &mut state);
+            self.reload(files, &mut state);
         }
         state.current.clone()
     }
 
-    fn look(&self, files: &Files, state: &mut State) {
+    fn reload(&self, files: &Files, state: &mut State) {
         // Twice: between the readings of two files a new generation may have come.
         let mut problem = None;
         for _ in 0..2 {

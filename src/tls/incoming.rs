@@ -23,14 +23,14 @@ use super::Credentials;
 pub type Secured = TlsStream<TcpStream>;
 
 /// One takes a few milliseconds, and a round trip or two.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Handshakes at a time. With one more, the oldest is given up of the address that has most.
-const HANDSHAKES: usize = 64;
+const MAX_HANDSHAKES: usize = 64;
 /// Handshakes of one address at a time. With one more its oldest is given up, so that an address
 /// which opens connections all the time keeps out no other.
-const OF_ONE: usize = 8;
+const MAX_HANDSHAKES_OF_ONE_ADDRESS: usize = 8;
 /// Between two lines about refused connections.
-const TOLD_EVERY: Duration = Duration::from_secs(60);
+const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// After a connection that can't be taken (no descriptors left, mostly).
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -53,7 +53,7 @@ impl Refusals {
         let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let (at, before) = told.map_or((None, 0), |(at, before)| (Some(at), before));
-        if at.is_some_and(|at| now.duration_since(at) < TOLD_EVERY) {
+        if at.is_some_and(|at| now.duration_since(at) < REFUSAL_LOG_INTERVAL) {
             return None;
         }
         *told = Some((now, count));
@@ -80,7 +80,7 @@ impl Incoming {
         credentials: Arc<Credentials>,
         refusals: Arc<Refusals>,
     ) -> Incoming {
-        let (send, ready) = channel(HANDSHAKES);
+        let (send, ready) = channel(MAX_HANDSHAKES);
         let accepting = accept(listener, credentials, refusals, send);
         let accepting = tokio::spawn(accepting).abort_handle();
         Incoming { ready, accepting }
@@ -148,11 +148,11 @@ async fn accept(
 /// The address of which a handshake is to be given up before a new one of `from` begins.
 fn crowd(running: &VecDeque<(IpAddr, AbortHandle)>, from: IpAddr) -> Option<IpAddr> {
     let count = |ip: IpAddr| running.iter().filter(|(one, _)| *one == ip).count();
-    if count(from) >= OF_ONE {
+    if count(from) >= MAX_HANDSHAKES_OF_ONE_ADDRESS {
         return Some(from);
     }
     let most = running.iter().max_by_key(|(ip, _)| count(*ip));
-    most.filter(|_| running.len() >= HANDSHAKES)
+    most.filter(|_| running.len() >= MAX_HANDSHAKES)
         .map(|(ip, _)| *ip)
 }
 
@@ -169,7 +169,7 @@ async fn shake_hands(
         return None;
     };
     let acceptor = TlsAcceptor::from(current.server.clone());
-    match timeout(HANDSHAKE, acceptor.accept(stream)).await {
+    match timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
         Ok(Ok(secured)) => Some(secured),
         // Somebody who looks whether the port is open.
         Ok(Err(error)) if error.kind() == std::io::ErrorKind::UnexpectedEof => {

@@ -23,7 +23,7 @@ use crate::error::chain;
 
 const HOUR: Duration = Duration::from_secs(3600);
 /// Only a hang reaches it.
-const PATIENCE: Duration = Duration::from_secs(30);
+const HANG_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn authority() -> Authority {
     Authority::new(Validity::from_now(HOUR)).unwrap()
@@ -81,7 +81,7 @@ async fn reached(
 async fn echo(connection: &mut Connection) -> std::io::Result<()> {
     let secured = connection.inner_mut();
     secured.write_all(b"x").await?;
-    timeout(PATIENCE, secured.read_exact(&mut [0]))
+    timeout(HANG_TIMEOUT, secured.read_exact(&mut [0]))
         .await
         .unwrap()
         .map(drop)
@@ -134,7 +134,7 @@ async fn the_router_reaches_an_agent_and_nobody_else_does() {
         .await
         .unwrap();
     let mut answer = Vec::new();
-    let read = timeout(PATIENCE, plain.read_to_end(&mut answer))
+    let read = timeout(HANG_TIMEOUT, plain.read_to_end(&mut answer))
         .await
         .unwrap();
     assert!(
@@ -194,7 +194,7 @@ async fn handshakes_that_never_end_hold_up_nobody() {
     }
     let router = credentials(controller(), issue(&ours, &controller()));
     let reach = reached(&router, node(), address);
-    timeout(PATIENCE, reach).await.unwrap().unwrap();
+    timeout(HANG_TIMEOUT, reach).await.unwrap().unwrap();
 }
 
 #[tokio::test]
@@ -211,10 +211,10 @@ async fn an_address_that_floods_gives_up_no_handshake_of_another() {
     }
     // So that all of them have been taken before it goes on.
     let reach = reached(&router, node(), address);
-    timeout(PATIENCE, reach).await.unwrap().unwrap();
+    timeout(HANG_TIMEOUT, reach).await.unwrap().unwrap();
     let client = router.now().unwrap().client.clone();
     let connector = tokio_rustls::TlsConnector::from(client);
-    let connected = timeout(PATIENCE, connector.connect(node().0, slow)).await;
+    let connected = timeout(HANG_TIMEOUT, connector.connect(node().0, slow)).await;
     let mut secured = connected.unwrap().unwrap();
     assert_eq!(secured.read_u8().await.unwrap(), b'!');
 }

@@ -68,7 +68,7 @@ async fn an_agent_killed_at_any_effect_of_a_cut_leaves_nothing_frozen_or_torn() 
     }
     assert!(swept.iter().all(|swept| *swept > 5), "{swept:?}");
     drop(writers);
-    cluster.end(volumes).await;
+    cluster.tear_down(volumes).await;
 }
 
 /// A cut in which an agent stops at a step, and goes on after the call's end: what that said.
@@ -132,5 +132,5 @@ async fn an_agent_that_is_late_holds_nobody_and_nothing_is_kept() {
         assert!(said.is_empty(), "{step:?}: the late one is named: {said:?}");
     }
     drop(writers);
-    cluster.end(volumes).await;
+    cluster.tear_down(volumes).await;
 }

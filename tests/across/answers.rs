@@ -87,12 +87,12 @@ async fn a_group_across_nodes_is_answered_as_one_of_a_node_is() {
     }
     // Volumes of other nodes don't mind.
     let one = client.group("one", &asked[..1], &[]).await.unwrap();
-    cluster.end_group(&one).await;
+    cluster.delete_group(&one).await;
     cluster.agents[0].restart_with(&[]);
     let group = cluster.until_made("g", &volumes, &[], "back").await;
     assert_eq!(group, again);
     for _ in 0..2 {
         client.delete_group(id, &members).await.unwrap();
     }
-    cluster.end(volumes).await;
+    cluster.tear_down(volumes).await;
 }

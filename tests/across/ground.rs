@@ -426,7 +426,7 @@ impl Cluster {
         for row in self.counters(volumes, &group).await {
             assert!(is_consistent(&row), "{context}: {row:?}");
         }
-        self.end_group(&group).await;
+        self.delete_group(&group).await;
         self.assert_no_snapshots(context);
         group
     }
@@ -442,7 +442,7 @@ impl Cluster {
         until_made(&self.router.client, name, volumes, parameters, context).await
     }
 
-    pub async fn end_group(&self, group: &csi::VolumeGroupSnapshot) {
+    pub async fn delete_group(&self, group: &csi::VolumeGroupSnapshot) {
         let client = &self.router.client;
         let members = members(group);
         let deleted = client.delete_group(&group.group_snapshot_id, &members);
@@ -521,7 +521,7 @@ impl Cluster {
     }
 
     /// The end of volumes; nothing is left.
-    pub async fn end(self, volumes: Vec<Volume>) {
+    pub async fn tear_down(self, volumes: Vec<Volume>) {
         for volume in &volumes {
             let agent = &self.agents[volume.node];
             let unstaged = agent.client.unstage(&volume.id, &volume.staging);

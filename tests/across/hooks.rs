@@ -9,7 +9,7 @@ use slackwater::csi::{self, CreateSnapshotRequest, CreateVolumeGroupSnapshotRequ
 use slackwater::error::{Error, Result};
 use slackwater::hook::{HookTarget, Hooks, Quiesced};
 use slackwater::model::{PoolId, SharedVolume};
-use slackwater::router::cluster::{About, KnownPool};
+use slackwater::router::cluster::{KnownPool, ObjectRef};
 use slackwater::router::{Agents, Cluster as Around, Options, Router, TlsDial};
 use slackwater::tls::{Credentials, Name};
 use tonic::{Code, Request, Status};
@@ -36,7 +36,7 @@ enum Fault {
 struct Pods {
     fault: Arc<Mutex<Fault>>,
     done: Arc<Mutex<Vec<String>>>,
-    told: Arc<Mutex<Vec<(About, bool, String)>>>,
+    told: Arc<Mutex<Vec<(ObjectRef, bool, String)>>>,
 }
 
 impl Pods {
@@ -48,7 +48,7 @@ impl Pods {
         std::mem::take(&mut self.done.lock().unwrap())
     }
 
-    fn told(&self) -> Vec<(About, bool, String)> {
+    fn told(&self) -> Vec<(ObjectRef, bool, String)> {
         std::mem::take(&mut self.told.lock().unwrap())
     }
 
@@ -89,7 +89,13 @@ impl Around for Pods {
         true
     }
 
-    fn tell(&self, about: &About, is_warning: bool, _reason: &'static str, message: String) {
+    fn record_event(
+        &self,
+        about: &ObjectRef,
+        is_warning: bool,
+        _reason: &'static str,
+        message: String,
+    ) {
         let told = (about.clone(), is_warning, message);
         self.told.lock().unwrap().push(told);
     }
@@ -189,7 +195,7 @@ async fn hooks_of_the_cluster_hold_applications_across_nodes_and_always_let_go()
     let writers = Writers::start(&volumes);
     let pods = Pods::default();
     let router = router(&cluster, &pods).await;
-    let about = About::Group("shop/s".into());
+    let about = ObjectRef::Group("shop/s".into());
 
     for (fault, interval) in [
         (Fault::Start, "1s"),
@@ -235,7 +241,7 @@ async fn hooks_of_the_cluster_hold_applications_across_nodes_and_always_let_go()
             message.contains("level filesystem: application was requested"),
             "{message}"
         );
-        cluster.end_group(&made).await;
+        cluster.delete_group(&made).await;
         pods.took();
     }
     *pods.fault.lock().unwrap() = Fault::None;
@@ -243,7 +249,7 @@ async fn hooks_of_the_cluster_hold_applications_across_nodes_and_always_let_go()
     assert_eq!(pods.took(), ["quiesced", "released"]);
     let told = pods.told();
     assert_eq!(told, [(about, false, "cut at level application".into())]);
-    cluster.end_group(&made).await;
+    cluster.delete_group(&made).await;
 
     // A single snapshot whose application is in a pod is cut by the router as well.
     let request = CreateSnapshotRequest {
@@ -255,7 +261,7 @@ async fn hooks_of_the_cluster_hold_applications_across_nodes_and_always_let_go()
     let made = router.create_snapshot(Request::new(request.clone())).await;
     let made = made.unwrap().into_inner().snapshot.unwrap();
     assert_eq!(pods.took(), ["quiesced", "released"]);
-    let about = About::Snapshot("shop/s".into());
+    let about = ObjectRef::Snapshot("shop/s".into());
     let told = pods.told();
     assert_eq!(told, [(about, false, "cut at level application".into())]);
     let again = router.create_snapshot(Request::new(request.clone())).await;
@@ -270,5 +276,5 @@ async fn hooks_of_the_cluster_hold_applications_across_nodes_and_always_let_go()
     let client = &cluster.router.client;
     client.delete_snapshot(&made.snapshot_id).await.unwrap();
     drop(writers);
-    cluster.end(volumes).await;
+    cluster.tear_down(volumes).await;
 }

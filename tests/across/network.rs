@@ -47,7 +47,7 @@ async fn a_node_that_is_cut_off_thaws_by_itself_and_nothing_is_kept() {
         .assert_comes_to_one("g", &volumes, &[], "mended")
         .await;
     drop(writers);
-    cluster.end(volumes).await;
+    cluster.tear_down(volumes).await;
 }
 
 /// The answer to a step never comes: the router gives up by itself.
@@ -79,5 +79,5 @@ async fn a_router_that_is_cut_off_from_a_node_gives_up_and_says_which() {
         .assert_comes_to_one("g", &volumes, &[], "mended")
         .await;
     drop(writers);
-    cluster.end(volumes).await;
+    cluster.tear_down(volumes).await;
 }

@@ -36,10 +36,10 @@ async fn violations(
         assert!(writes > last, "the writers go on after each cut");
         last = writes;
         assert_eq!(members(&group).len(), volumes.len());
-        cluster.end_group(&group).await;
+        cluster.delete_group(&group).await;
     }
     drop(writers);
-    cluster.end(volumes).await;
+    cluster.tear_down(volumes).await;
     wrong
 }
 

@@ -46,7 +46,7 @@ async fn a_router_killed_at_any_step_leaves_nothing_frozen_or_torn() {
             .await;
     }
     drop(writers);
-    cluster.end(volumes).await;
+    cluster.tear_down(volumes).await;
 }
 
 /// Its first member is committed: so is the group, and the next call says so.
@@ -68,9 +68,9 @@ async fn a_group_whose_first_member_is_committed_is_rolled_forward_by_the_next_c
     for row in cluster.counters(&volumes, &group).await {
         assert!(is_consistent(&row), "{row:?}");
     }
-    cluster.end_group(&group).await;
+    cluster.delete_group(&group).await;
     drop(writers);
-    cluster.end(volumes).await;
+    cluster.tear_down(volumes).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -92,13 +92,13 @@ async fn what_a_dead_router_has_left_in_doubt_is_settled_without_a_call() {
     let group = cluster
         .until_made("g", &volumes, &PARAMETERS, "again")
         .await;
-    cluster.end_group(&group).await;
+    cluster.delete_group(&group).await;
     // Kept by all, committed by none.
     cluster.arm_router("kept:abort").await;
     asked_in_vain(&mut cluster, "h", &ids(&volumes)).await;
     cluster.restart_router(&[]).await;
     cluster.until_no_snapshots("rolled back").await;
-    cluster.end(volumes).await;
+    cluster.tear_down(volumes).await;
 }
 
 /// The first member's agent can't be asked: what is in doubt stays so, and nothing is guessed.
@@ -124,8 +124,8 @@ async fn a_doubt_waits_for_the_agent_that_can_end_it() {
         .until_made("g", &volumes, &PARAMETERS, "again")
         .await;
     assert_eq!(members(&group).len(), 2);
-    cluster.end_group(&group).await;
-    cluster.end(volumes).await;
+    cluster.delete_group(&group).await;
+    cluster.tear_down(volumes).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -150,9 +150,9 @@ async fn of_two_routers_asked_for_the_same_group_one_makes_it() {
         let members = members(&a);
         let deleted = other.client.delete_group(&a.group_snapshot_id, &members);
         deleted.await.unwrap();
-        cluster.end_group(&a).await;
+        cluster.delete_group(&a).await;
         cluster.assert_no_snapshots(&name);
     }
     drop(writers);
-    cluster.end(volumes).await;
+    cluster.tear_down(volumes).await;
 }

@@ -69,7 +69,7 @@ async fn check_snapshot(node: &Node, snapshot: &str) {
     let staged = client.stage(&restored, &staging, mount("ext4")).await;
     staged.unwrap();
     check_content(&staging);
-    node.end(&restored, &staging).await;
+    node.unstage_and_delete(&restored, &staging).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -198,7 +198,7 @@ async fn a_copy_of_a_volume_that_was_used_meanwhile_begins_anew() {
     staged.unwrap();
     check_pattern(&place.join("first"), 7, BYTES);
     check_pattern(&place.join("folder/last"), 2, BYTES);
-    node.end(&restored, &place).await;
+    node.unstage_and_delete(&restored, &place).await;
     client.delete_snapshot(&snapshot).await.unwrap();
     client.delete(&id).await.unwrap();
     node.assert_nothing_left();
@@ -236,7 +236,7 @@ async fn a_clone_that_is_a_copy_goes_on_after_a_stop() {
     let staged = node.client.stage(&clone, &place, mount("ext4")).await;
     staged.unwrap();
     check_content(&place);
-    node.end(&clone, &place).await;
+    node.unstage_and_delete(&clone, &place).await;
     node.assert_nothing_left();
 }
 
@@ -282,7 +282,7 @@ async fn a_restore_or_clone_into_another_pool_is_a_copy() {
         staged.unwrap();
         check_pattern(&place.join("first"), seed, BYTES);
         check_pattern(&place.join("folder/last"), 2, BYTES);
-        node.end(&made.volume_id, &place).await;
+        node.unstage_and_delete(&made.volume_id, &place).await;
         assert!(other.volumes().is_empty() && other.trash().is_empty());
     }
     client.delete_snapshot(&snapshot).await.unwrap();

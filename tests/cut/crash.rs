@@ -82,7 +82,9 @@ impl Sweep {
     async fn end(self) {
         drop(self.writers);
         for volume in &self.volumes {
-            self.node.end(&volume.id, &volume.staging).await;
+            self.node
+                .unstage_and_delete(&volume.id, &volume.staging)
+                .await;
         }
         self.node.assert_nothing_left();
     }

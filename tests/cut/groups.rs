@@ -56,7 +56,7 @@ async fn a_group_has_one_moment_and_goes_as_a_whole() {
     }
     assert_eq!(client.snapshots("").await.unwrap(), Vec::<String>::new());
     for (id, staging) in &volumes {
-        node.end(id, staging).await;
+        node.unstage_and_delete(id, staging).await;
     }
     node.assert_nothing_left();
 }
@@ -89,7 +89,7 @@ async fn what_has_no_common_moment_is_refused() {
     client.delete_group(id, &members(&group)).await.unwrap();
     client.delete(&raw).await.unwrap();
     for (id, staging) in &volumes {
-        node.end(id, staging).await;
+        node.unstage_and_delete(id, staging).await;
     }
     node.assert_nothing_left();
 }
@@ -118,7 +118,7 @@ async fn a_group_with_a_member_that_fails_leaves_nothing() {
         std::fs::write(staging.join("probe"), "nothing is frozen").unwrap();
     }
     for (id, staging) in &volumes {
-        node.end(id, staging).await;
+        node.unstage_and_delete(id, staging).await;
     }
     node.assert_nothing_left();
 }

@@ -129,7 +129,7 @@ async fn made(node: &Node, name: &str, volume: &str, more: &[(&str, &str)]) -> (
 async fn end(node: &Node, volumes: Vec<(String, PathBuf)>) {
     for (id, staging) in volumes {
         Probe::start(&staging).goes_on();
-        node.end(&id, &staging).await;
+        node.unstage_and_delete(&id, &staging).await;
     }
     node.assert_nothing_left();
 }

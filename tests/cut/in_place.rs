@@ -38,7 +38,7 @@ async fn images_of_a_new_btrfs_pool_are_written_in_place() {
     assert!(is_in_place(&image_of(pool, "snapshots", &snapshot)));
     assert!(!is_in_place(pool), "nothing but images");
     node.client.delete_snapshot(&snapshot).await.unwrap();
-    node.end(&id, &staging).await;
+    node.unstage_and_delete(&id, &staging).await;
     node.assert_nothing_left();
 }
 
@@ -81,10 +81,10 @@ async fn every_copy_is_of_the_kind_of_its_source() {
             let place = node.staging(&copy);
             client.stage(&made, &place, mount("xfs")).await.unwrap();
             check_pattern(&place.join("file"), 1, 3 << 20);
-            node.end(&made, &place).await;
+            node.unstage_and_delete(&made, &place).await;
         }
         client.delete_snapshot(&snapshot).await.unwrap();
-        node.end(&id, &staging).await;
+        node.unstage_and_delete(&id, &staging).await;
     }
     node.assert_nothing_left();
 }

@@ -41,7 +41,7 @@ pub async fn counters(node: &Node, volumes: &[Volume], snapshots: &[String]) -> 
         let stage = node.client.stage(&id, &staging, capability);
         stage.await.unwrap();
         let shown = shown(&staging);
-        node.end(&id, &staging).await;
+        node.unstage_and_delete(&id, &staging).await;
         shown
     });
     let shown = join_all(restored).await;
@@ -84,7 +84,7 @@ async fn violations(node: &Node, kinds: &[&'static str], cuts: usize) -> usize {
     }
     drop(writers);
     for volume in &volumes {
-        node.end(&volume.id, &volume.staging).await;
+        node.unstage_and_delete(&volume.id, &volume.staging).await;
     }
     wrong
 }

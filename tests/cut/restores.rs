@@ -83,11 +83,11 @@ pub async fn restores(node: &Node, fs: &str) {
     check_pattern(&place.join("synced"), 2, BYTES);
 
     // The source first, then the snapshot: what was made from them stays.
-    node.end(&id, &staging).await;
+    node.unstage_and_delete(&id, &staging).await;
     client.delete_snapshot(&snapshot.snapshot_id).await.unwrap();
     client.delete_snapshot(&snapshot.snapshot_id).await.unwrap();
     check_pattern(&place.join("synced"), 2, BYTES);
-    node.end(&clone.volume_id, &place).await;
+    node.unstage_and_delete(&clone.volume_id, &place).await;
     for (id, place, size) in &copies {
         if fs != "ext4" || *size == GIB {
             check_pattern(&place.join("synced"), 3, BYTES);
@@ -188,7 +188,7 @@ async fn what_does_not_fit_a_source_is_refused_by_name() {
     assert!(refused(said, Code::AlreadyExists).contains("source_volume_id"));
     client.delete(&made).await.unwrap();
     client.delete_snapshot(&snapshot).await.unwrap();
-    node.end(&id, &staging).await;
+    node.unstage_and_delete(&id, &staging).await;
     node.assert_nothing_left();
 }
 
@@ -222,7 +222,7 @@ async fn a_thick_volume_takes_every_write_after_a_snapshot_on_a_full_pool() {
     );
     std::fs::remove_file(filler).unwrap();
     client.delete_snapshot(&snapshot).await.unwrap();
-    node.end(&id, &staging).await;
+    node.unstage_and_delete(&id, &staging).await;
     node.assert_nothing_left();
 }
 
@@ -248,7 +248,7 @@ async fn a_pool_that_can_not_share_copies_what_nobody_uses() {
     let copy = copy.unwrap().volume_id;
     client.stage(&copy, &staging, mount("ext4")).await.unwrap();
     check_pattern(&staging.join("data"), 1, BYTES);
-    node.end(&copy, &staging).await;
+    node.unstage_and_delete(&copy, &staging).await;
     client.delete_snapshot(&snapshot).await.unwrap();
     node.assert_nothing_left();
 }

@@ -110,7 +110,7 @@ async fn write_back_without_room(fs: &'static str) {
     assert!(node.frozen(&[])["frozen"].as_array().unwrap().is_empty());
     drop((full, release));
     node.restart_with(&[]);
-    node.end(&id, &staging).await;
+    node.unstage_and_delete(&id, &staging).await;
     node.assert_nothing_left();
 }
 
@@ -148,7 +148,7 @@ async fn what_does_not_fit_is_refused_before_anybody_is_quiesced_and_leaves_noth
     no_room(clone.await.map(|volume| volume.volume_id));
     assert!(!node.scratch.join("starts").exists(), "nobody was quiesced");
     Probe::start(&staging).goes_on();
-    node.end(&thick, &staging).await;
+    node.unstage_and_delete(&thick, &staging).await;
     await_room(client, GIB).await;
 
     let (thin, staging) = staged(&node, "thin", GIB, "ext4", &[]).await;
@@ -163,7 +163,7 @@ async fn what_does_not_fit_is_refused_before_anybody_is_quiesced_and_leaves_noth
         assert_eq!((node.disk.volumes().len(), node.disk.trash().len()), (1, 0));
     }
     client.delete_snapshot(&snapshot.snapshot_id).await.unwrap();
-    node.end(&thin, &staging).await;
+    node.unstage_and_delete(&thin, &staging).await;
     node.assert_nothing_left();
 }
 
@@ -285,7 +285,7 @@ async fn a_pool_that_fills_at_any_step_of_a_cut_or_restore_leaves_all_or_nothing
     }
     node.restart_with(&[]);
     node.client.delete_snapshot(&snapshot).await.unwrap();
-    node.end(&id, &staging).await;
+    node.unstage_and_delete(&id, &staging).await;
     node.assert_nothing_left();
 }
 
@@ -318,12 +318,12 @@ async fn where_shared_blocks_are_overwritten_on_a_full_pool_only_what_is_thin_fa
         let place = node.staging("restored");
         client.stage(&restored, &place, mount(fs)).await.unwrap();
         check(&place.join("data"), 1, BYTES);
-        node.end(&restored, &place).await;
+        node.unstage_and_delete(&restored, &place).await;
     }
     let id = &group.group_snapshot_id;
     client.delete_group(id, &members).await.unwrap();
-    node.end(&thin, &of_thin).await;
-    node.end(&thick, &of_thick).await;
+    node.unstage_and_delete(&thin, &of_thin).await;
+    node.unstage_and_delete(&thick, &of_thick).await;
     node.assert_nothing_left();
 }
 
@@ -362,7 +362,7 @@ async fn a_thick_volume_takes_every_write_also_when_its_un_share_is_cut_off() {
     let snapshot = node.client.snapshot("s", &id, &[]).await.unwrap();
     let deleted = node.client.delete_snapshot(&snapshot.snapshot_id).await;
     deleted.unwrap();
-    node.end(&id, &staging).await;
+    node.unstage_and_delete(&id, &staging).await;
     node.assert_nothing_left();
 }
 
@@ -412,7 +412,7 @@ async fn a_copy_gives_way_to_its_thick_volume_when_the_pool_fills() {
     let deleted = node.client.delete_snapshot(&snapshot.snapshot_id).await;
     deleted.unwrap();
     std::fs::remove_file(most).unwrap();
-    node.end(&id, &staging).await;
+    node.unstage_and_delete(&id, &staging).await;
     node.assert_nothing_left();
 }
 

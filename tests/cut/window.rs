@@ -43,7 +43,7 @@ async fn end(node: &Node, volumes: Vec<Used>) {
     for volume in volumes {
         let unpublished = node.client.unpublish(&volume.id, &volume.target).await;
         unpublished.unwrap();
-        node.end(&volume.id, &volume.staging).await;
+        node.unstage_and_delete(&volume.id, &volume.staging).await;
     }
     node.assert_nothing_left();
 }
@@ -227,7 +227,7 @@ async fn strangers_thaw(fs: &'static str, retries: &'static str) {
             .unwrap();
         let later = std::fs::read_to_string(place.join("later")).unwrap();
         assert_eq!(later, "in between");
-        node.end(&restored, &place).await;
+        node.unstage_and_delete(&restored, &place).await;
         node.client.delete_snapshot(&snapshot).await.unwrap();
     }
     drop(release);

@@ -150,7 +150,7 @@ async fn a_pool_whose_disk_dies_is_unserved_until_its_disk_is_mounted_anew() {
     check_pattern(&raw.2, 2, 1 << 20);
     for (id, staging, target) in [&fs, &raw] {
         node.client.unpublish(id, target).await.unwrap();
-        node.end(id, staging).await;
+        node.unstage_and_delete(id, staging).await;
     }
     node.assert_nothing_left();
 }
@@ -217,7 +217,7 @@ async fn a_pool_whose_disk_hangs_is_unserved_until_it_answers() {
     served(&node.client).await;
     check_pattern(&fs.1.join("data"), 1, 1 << 20);
     for (id, staging, _) in [&fs, &raw] {
-        node.end(id, staging).await;
+        node.unstage_and_delete(id, staging).await;
     }
     node.assert_nothing_left();
 }

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use slackwater::cut::guard::Guard;
+use slackwater::cut::guard::GuardClient;
 use slackwater::host::freezer::FreezeLimits;
 use slackwater::host::linux::{LinuxHost, freeze};
 use slackwater::host::{Freeze, FreezeMember, Freezer, Host};
@@ -26,7 +26,7 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 /// A pool with mounted volumes, and a state dir.
 pub struct Bench {
     pub state: PathBuf,
-    pub guard: Guard,
+    pub guard: GuardClient,
     pub volumes: Vec<Volume>,
     // After what is on it.
     pub pool: Scratch,
@@ -61,9 +61,9 @@ pub fn size_of(fs: FsType) -> u64 {
 }
 
 /// A guard of a state dir, in this process.
-pub fn guard_of(state: &Path) -> Guard {
-    let host = LinuxHost::new(Vec::new()).with_own_folder(Guard::private_folder(state));
-    Guard::new(Arc::new(host), state.to_path_buf())
+pub fn guard_of(state: &Path) -> GuardClient {
+    let host = LinuxHost::new(Vec::new()).with_own_folder(GuardClient::private_folder(state));
+    GuardClient::new(Arc::new(host), state.to_path_buf())
         .with_program(env!("CARGO_BIN_EXE_slackwater-guard").into())
 }
 

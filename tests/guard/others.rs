@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::Signal;
-use slackwater::cut::guard::Guard;
+use slackwater::cut::guard::GuardClient;
 use slackwater::host::freezer::FreezeLimits;
 use slackwater::host::linux::seqpacket::{Channel, Listener, MESSAGE};
 use slackwater::host::{Freezer, Result};
@@ -56,7 +56,7 @@ impl Drop for Beside {
     }
 }
 
-fn asked(bench: &Bench) -> Guard {
+fn asked(bench: &Bench) -> GuardClient {
     guard_of(&bench.state).started_by_others()
 }
 

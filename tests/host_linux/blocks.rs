@@ -65,7 +65,7 @@ fn a_reserved_image_keeps_its_blocks_whatever_is_done_above() {
             let size = 320 * MIB;
             let image = reserved(&scratch, "thick", size);
             let hold = scratch.attach(&image);
-            scratch.done(&Effect::ForbidDiscard {
+            scratch.done(&Effect::DisableDiscard {
                 number: hold.number,
             });
             use_and_free(&scratch, &hold.device(), fs, true);
@@ -91,7 +91,7 @@ fn ext4_that_initializes_its_tables_late_frees_nothing() {
     let size = 320 * MIB;
     let image = reserved(&scratch, "thick", size);
     let hold = scratch.attach(&image);
-    scratch.done(&Effect::ForbidDiscard {
+    scratch.done(&Effect::DisableDiscard {
         number: hold.number,
     });
     let device = hold.device();
@@ -133,12 +133,12 @@ fn an_image_is_never_made_shorter_by_allocating() {
         });
         assert_eq!(stat().size, 16 * MIB, "{fs}");
         assert!(stat().allocated >= 8 * MIB, "{fs}");
-        scratch.done(&Effect::Shorten {
+        scratch.done(&Effect::Truncate {
             path: &image.path,
             size: 4 * MIB,
         });
         assert_eq!(stat().size, 4 * MIB, "{fs}");
-        scratch.done(&Effect::Shorten {
+        scratch.done(&Effect::Truncate {
             path: &image.path,
             size: 12 * MIB,
         });
@@ -308,7 +308,7 @@ fn what_two_images_share_is_zeroed_with_the_last_of_them() {
             "the other one is whole"
         );
         assert!(scratch.allocated(last) <= allocated);
-        scratch.done(&Effect::Shorten {
+        scratch.done(&Effect::Truncate {
             path: &first.path,
             size: 0,
         });

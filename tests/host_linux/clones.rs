@@ -90,7 +90,7 @@ fn rest(scratch: &Scratch, source: &Path, target: &Path) -> u64 {
 }
 
 fn rest_with(scratch: &Scratch, source: &Path, target: &Path, known: &Known) -> u64 {
-    cloned(scratch.done(&Effect::CloneRest {
+    cloned(scratch.done(&Effect::CloneDelta {
         source,
         target,
         known,
@@ -145,7 +145,7 @@ fn a_clone_ahead_of_a_quiet_image_leaves_no_rest() {
         let source = motley(&scratch, "source").path;
         let target = empty(&scratch, "target");
         write(&target, 0, 60 * MIB, 0xff);
-        let effect = Effect::CloneAhead {
+        let effect = Effect::ClonePreFreeze {
             source: &source,
             target: &target,
         };
@@ -164,7 +164,7 @@ fn the_rest_is_what_was_changed_on_either_side() {
         let scratch = Scratch::on(fs);
         let source = motley(&scratch, "source").path;
         let target = empty(&scratch, "target");
-        let ahead = Effect::CloneAhead {
+        let ahead = Effect::ClonePreFreeze {
             source: &source,
             target: &target,
         };
@@ -196,7 +196,7 @@ fn the_rest_is_what_was_changed_on_either_side() {
             assert_same(&source, &target);
             assert_eq!(rest(&scratch, &source, &target), 0, "{what} on {fs}");
         }
-        scratch.done(&Effect::Shorten {
+        scratch.done(&Effect::Truncate {
             path: &source,
             size: 10 * MIB,
         });
@@ -216,7 +216,7 @@ fn a_long_map_is_compared_to_its_end() {
             write(&source, 2 * n * BLOCK, BLOCK, n as u8);
         }
         let target = empty(&scratch, "target");
-        scratch.done(&Effect::CloneAhead {
+        scratch.done(&Effect::ClonePreFreeze {
             source: &source,
             target: &target,
         });
@@ -250,8 +250,8 @@ fn an_image_is_never_cloned_onto_itself() {
     let target = source;
     for effect in [
         Effect::CloneWhole { source, target },
-        Effect::CloneAhead { source, target },
-        Effect::CloneRest {
+        Effect::ClonePreFreeze { source, target },
+        Effect::CloneDelta {
             source,
             target,
             known: &Known::default(),
@@ -324,7 +324,7 @@ fn unshared_blocks_are_the_images_own_and_holes_stay_holes() {
     assert!(before < size, "{before} of {size}: it has holes");
     // One that was emptied meanwhile takes no blocks.
     let (path, size) = (&*target, 0);
-    scratch.done(&Effect::Shorten { path, size });
+    scratch.done(&Effect::Truncate { path, size });
     let effect = Effect::Unshare {
         path,
         offset: 0,
@@ -431,7 +431,7 @@ fn sharing_of_blocks_is_tried_and_leaves_no_trace() {
     for fs in FsType::ALL {
         let scratch = Scratch::on(fs);
         let before = scratch.host.list_dir(&scratch.pool).unwrap();
-        let ground = scratch.host.ground(&scratch.pool).unwrap();
+        let ground = scratch.host.backing_fs(&scratch.pool).unwrap();
         assert_eq!(ground.shares_blocks, fs != FsType::Ext4, "{fs}");
         assert_eq!(scratch.host.list_dir(&scratch.pool).unwrap(), before);
     }
@@ -452,12 +452,12 @@ fn sharing_of_blocks_is_tried_and_leaves_no_trace() {
     let hold = scratch.attach(&disk);
     let target = scratch.target("old");
     scratch.mount(&hold.device(), &target, FsType::Xfs, &[]);
-    assert!(!scratch.host.ground(&target).unwrap().shares_blocks);
+    assert!(!scratch.host.backing_fs(&target).unwrap().shares_blocks);
     scratch.unmount(&target);
     assert!(
         !scratch
             .host
-            .ground(Path::new("/dev/shm"))
+            .backing_fs(Path::new("/dev/shm"))
             .unwrap()
             .shares_blocks
     );
@@ -558,7 +558,7 @@ fn a_copy_that_somebody_moves_is_not_taken_for_what_it_was() {
         let source = motley(&scratch, "source").path;
         let copy = empty(&scratch, "copy");
         let known = Known::default();
-        scratch.done(&Effect::CloneAhead {
+        scratch.done(&Effect::ClonePreFreeze {
             source: &source,
             target: &copy,
         });
@@ -585,7 +585,7 @@ fn a_copy_that_somebody_moves_is_not_taken_for_what_it_was() {
         if moved_at == "after" {
             shift();
         }
-        let agrees = scratch.host.agrees(&copy, &known).unwrap();
+        let agrees = scratch.host.verify_copy(&copy, &known).unwrap();
         assert_eq!(agrees, moved_at == "never", "moved {moved_at}");
         if agrees {
             assert_same(&source, &copy);

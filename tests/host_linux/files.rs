@@ -19,7 +19,7 @@ fn the_ground_is_found_through_links_and_binds() {
         scratch.done(&Effect::MakeDir { path: &inner });
         let link = scratch.root.join("link");
         symlink(&inner, &link).unwrap();
-        let ground = scratch.host.ground(&link).unwrap();
+        let ground = scratch.host.backing_fs(&link).unwrap();
         assert_eq!(ground.fs_name, fs.name());
         assert_eq!(ground.mount_point, scratch.pool);
         // XFS with shared blocks takes direct writes of whole blocks only.
@@ -31,7 +31,7 @@ fn the_ground_is_found_through_links_and_binds() {
         assert!(sector.contains(&ground.sector), "{fs}: {}", ground.sector);
 
         let (pinned, _kept) = scratch.host.pin_dir(&link).unwrap();
-        assert_eq!(scratch.host.ground(&pinned).unwrap(), ground);
+        assert_eq!(scratch.host.backing_fs(&pinned).unwrap(), ground);
         let space = scratch.host.space(&pinned).unwrap();
         assert!(
             space.total > 700 * MIB && space.available <= space.free,

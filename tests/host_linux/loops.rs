@@ -279,7 +279,7 @@ fn a_discard_limit_does_not_outlive_its_loop() {
     for _ in 0..40 {
         let hold = scratch.attach(&thick);
         assert_ne!(discard_limit(hold.number), 0, "loop{}", hold.number);
-        scratch.done(&Effect::ForbidDiscard {
+        scratch.done(&Effect::DisableDiscard {
             number: hold.number,
         });
         assert_eq!(discard_limit(hold.number), 0);

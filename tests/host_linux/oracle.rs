@@ -45,21 +45,21 @@ const COMMIT: u32 = 8;
 
 /// What a pool lies on.
 #[derive(Clone, Copy, Debug)]
-struct Ground {
+struct BackingFs {
     fs: FsType,
     /// As pools on btrfs are made; those of an earlier release are not.
     in_place: bool,
 }
 
-const XFS: Ground = Ground {
+const XFS: BackingFs = BackingFs {
     fs: FsType::Xfs,
     in_place: false,
 };
-const BTRFS: Ground = Ground {
+const BTRFS: BackingFs = BackingFs {
     fs: FsType::Btrfs,
     in_place: true,
 };
-const EARLIER_BTRFS: Ground = Ground {
+const EARLIER_BTRFS: BackingFs = BackingFs {
     in_place: false,
     ..BTRFS
 };
@@ -204,13 +204,14 @@ impl Stage<'_> {
         fs::write(target, b"").unwrap();
         let known = Known::default();
         let rest = || {
-            self.scratch.done(&Effect::CloneRest {
+            self.scratch.done(&Effect::CloneDelta {
                 source,
                 target,
                 known: &known,
             })
         };
-        self.scratch.done(&Effect::CloneAhead { source, target });
+        self.scratch
+            .done(&Effect::ClonePreFreeze { source, target });
         let mut acts = self.acts.load(Ordering::Relaxed);
         pause(3000, random);
         for _ in 0..random.below(4) {
@@ -233,7 +234,7 @@ impl Stage<'_> {
             assert!(matches!(done, Done::Cloned(_)), "{done:?}");
         }
         // The same as what the bytes say, but for places that came back.
-        let agrees = self.scratch.host.agrees(target, &known).unwrap();
+        let agrees = self.scratch.host.verify_copy(target, &known).unwrap();
         let (ours, theirs) = (fs::read(source).unwrap(), fs::read(target).unwrap());
         drop(closed);
         if put_right && !agrees {
@@ -270,9 +271,9 @@ fn attach(scratch: &Scratch, image: &Image, direct: bool) -> u32 {
 }
 
 /// Rounds in which the copy differed behind the barrier.
-fn bad_rounds(ground: Ground, way: Way, put_right: bool, length: Length) -> u32 {
+fn bad_rounds(ground: BackingFs, way: Way, put_right: bool, length: Length) -> u32 {
     let Length { rounds, size } = length;
-    let Ground { fs, in_place } = ground;
+    let BackingFs { fs, in_place } = ground;
     let scratch = Scratch::on(fs);
     if in_place {
         scratch.done(&Effect::WriteInPlace {
@@ -351,7 +352,7 @@ impl Drop for Stop<'_> {
     }
 }
 
-fn every_copy_is_exact(ground: Ground, direct_loop: bool) {
+fn every_copy_is_exact(ground: BackingFs, direct_loop: bool) {
     let soak = std::env::var_os("SLACKWATER_SOAK").is_some_and(|value| value == "1");
     let length = if soak { SOAK } else { SHORT };
     for direct_device in [true, false] {

@@ -168,7 +168,7 @@ impl Scratch {
         let spec = LoopSpec {
             image: &image.path,
             backing: image.id,
-            block_size: self.host.ground(&self.pool).unwrap().sector,
+            block_size: self.host.backing_fs(&self.pool).unwrap().sector,
             autoclear,
             read_only,
         };

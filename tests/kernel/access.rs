@@ -58,7 +58,7 @@ async fn a_read_only_publish_beside_a_writer_can_only_be_read() {
         for target in [&rw, &ro] {
             node.client.unpublish(&id, target).await.unwrap();
         }
-        node.end(&id, &staging).await;
+        node.unstage_and_delete(&id, &staging).await;
     }
     node.assert_nothing_left();
 }
@@ -113,7 +113,7 @@ async fn a_read_only_block_publish_is_alone_and_can_only_be_read() {
         .unwrap();
     write_pattern(&rw, 6, 1 << 16);
     node.client.unpublish(&id, &rw).await.unwrap();
-    node.end(&id, &staging).await;
+    node.unstage_and_delete(&id, &staging).await;
     node.assert_nothing_left();
 }
 
@@ -166,7 +166,7 @@ async fn a_single_writer_has_one_target_and_others_have_many() {
     for target in [&a, &b] {
         node.client.unpublish(&id, target).await.unwrap();
     }
-    node.end(&id, &staging).await;
+    node.unstage_and_delete(&id, &staging).await;
     node.assert_nothing_left();
 }
 
@@ -208,7 +208,7 @@ async fn a_target_that_leads_out_through_a_link_is_refused_and_nothing_is_touche
     }
     assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 1);
     assert_eq!(disk::mounts_below(&outside), Vec::new());
-    node.end(&id, &staging).await;
+    node.unstage_and_delete(&id, &staging).await;
     node.assert_nothing_left();
 }
 

@@ -78,7 +78,7 @@ async fn an_ext4_that_can_not_be_repaired_without_a_person_is_not_mounted() {
         .stage(&id, &staging, mount("ext4"))
         .await
         .unwrap();
-    node.end(&id, &staging).await;
+    node.unstage_and_delete(&id, &staging).await;
     node.assert_nothing_left();
 }
 
@@ -145,7 +145,7 @@ async fn a_check_without_repair_changes_nothing() {
         .await
         .unwrap();
     check_pattern(&staging.join("other"), 6, 1 << 20);
-    node.end(&id, &staging).await;
+    node.unstage_and_delete(&id, &staging).await;
     node.assert_nothing_left();
 }
 

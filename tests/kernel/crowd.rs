@@ -53,7 +53,7 @@ async fn forty_volumes_twenty_at_a_time() {
         ends.push(tokio::spawn(async move {
             let _place = places.acquire().await.unwrap();
             node.client.unpublish(&id, &target).await.unwrap();
-            node.end(&id, &staging).await;
+            node.unstage_and_delete(&id, &staging).await;
         }));
     }
     for end in ends {

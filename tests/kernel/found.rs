@@ -123,7 +123,7 @@ async fn two_raw_volumes_with_the_same_content_are_mounted_beside_each_other() {
                 std::fs::read_to_string(staging.join("whose")).unwrap(),
                 name
             );
-            node.end(&id, &staging).await;
+            node.unstage_and_delete(&id, &staging).await;
         }
     }
     node.assert_nothing_left();
@@ -195,7 +195,7 @@ async fn a_raw_volume_without_one_whole_file_system_of_that_kind_is_refused_and_
         assert_eq!(changed(), before, "nothing was written");
         // It is a raw device as before.
         node.client.stage(&id, &staging, block()).await.unwrap();
-        node.end(&id, &staging).await;
+        node.unstage_and_delete(&id, &staging).await;
     }
     node.assert_nothing_left();
 }
@@ -226,7 +226,7 @@ async fn a_raw_volume_in_use_is_not_mounted() {
     assert!(message.contains("published"), "{message}");
     client.unpublish(&id, &target).await.unwrap();
     client.stage(&id, &other, mount("ext4")).await.unwrap();
-    node.end(&id, &other).await;
+    node.unstage_and_delete(&id, &other).await;
     node.assert_nothing_left();
 }
 
@@ -261,6 +261,6 @@ async fn a_dirty_ext4_on_a_raw_volume_is_checked_before_it_counts_as_one() {
         Code::FailedPrecondition,
     );
     node.client.stage(&bad, &staging, block()).await.unwrap();
-    node.end(&bad, &staging).await;
+    node.unstage_and_delete(&bad, &staging).await;
     node.assert_nothing_left();
 }

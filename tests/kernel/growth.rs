@@ -118,7 +118,7 @@ async fn a_repeat_of_a_stage_grows_what_a_first_one_was_cut_off_before() {
         let bytes = total(&node, &id, &staging).await;
         assert!(bytes > GIB + GIB / 2, "{fs}: {bytes}");
         check_pattern(&staging.join("data"), 5, 1 << 20);
-        node.end(&id, &staging).await;
+        node.unstage_and_delete(&id, &staging).await;
     }
     node.assert_nothing_left();
 }
@@ -147,7 +147,7 @@ async fn a_copy_of_the_mount_that_ends_after_a_moment_only_delays_a_growth() {
     ends.join().unwrap();
     let bytes = total(&node, &id, &staging).await;
     assert!(bytes > GIB + GIB / 2, "{bytes}");
-    node.end(&id, &staging).await;
+    node.unstage_and_delete(&id, &staging).await;
     node.assert_nothing_left();
 }
 
@@ -170,7 +170,7 @@ async fn a_published_ext4_is_never_taken_down_to_grow() {
     assert!(total(&node, &id, &staging).await < GIB);
     drop(open);
     node.client.unpublish(&id, &target).await.unwrap();
-    node.end(&id, &staging).await;
+    node.unstage_and_delete(&id, &staging).await;
     node.assert_nothing_left();
 }
 
@@ -259,6 +259,6 @@ async fn a_growth_that_is_killed_at_any_moment_loses_nothing() {
         .await
         .unwrap();
     assert!(total(&node, &id, &staging).await > size - size / 8);
-    node.end(&id, &staging).await;
+    node.unstage_and_delete(&id, &staging).await;
     node.assert_nothing_left();
 }

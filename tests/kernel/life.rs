@@ -140,7 +140,7 @@ async fn a_mounted_xfs_or_btrfs_grows_while_it_is_used() {
         assert!(node.client.stats(&id, &target).await.unwrap().0 > 2 * GIB + 512 * MIB);
         check_pattern(&target.join("before"), 1, 1 << 20);
         node.client.unpublish(&id, &target).await.unwrap();
-        node.end(&id, &staging).await;
+        node.unstage_and_delete(&id, &staging).await;
     }
     node.assert_nothing_left();
 }
@@ -155,7 +155,7 @@ async fn what_grew_while_nobody_had_it_is_grown_at_the_next_stage() {
         node.client.expand(&id, 3 * GIB).await.unwrap();
         node.client.stage(&id, &staging, mount(fs)).await.unwrap();
         assert!(node.client.stats(&id, &staging).await.unwrap().0 > 2 * GIB + 512 * MIB);
-        node.end(&id, &staging).await;
+        node.unstage_and_delete(&id, &staging).await;
     }
     node.assert_nothing_left();
 }

@@ -61,7 +61,7 @@ async fn a_restore_for_readers_is_mounted_read_only_whatever_is_asked() {
         for target in &targets {
             client.unpublish(&copy, target).await.unwrap();
         }
-        node.end(&copy, &stage).await;
+        node.unstage_and_delete(&copy, &stage).await;
         client.delete_snapshot(&snapshot.snapshot_id).await.unwrap();
         // The volume itself is for one node.
         let other = node.staging("other");
@@ -69,7 +69,7 @@ async fn a_restore_for_readers_is_mounted_read_only_whatever_is_asked() {
             client.stage(&id, &other, asked).await,
             Code::InvalidArgument,
         );
-        node.end(&id, &staging).await;
+        node.unstage_and_delete(&id, &staging).await;
     }
     node.assert_nothing_left();
 }
@@ -102,7 +102,7 @@ async fn a_block_clone_for_readers_has_a_device_that_can_not_write() {
     assert_eq!(read_only.trim(), "1");
     check_pattern(&target, 4, 1 << 20);
     client.unpublish(&copy, &target).await.unwrap();
-    node.end(&copy, &staging).await;
+    node.unstage_and_delete(&copy, &staging).await;
     client.delete(&id).await.unwrap();
     node.assert_nothing_left();
 }

@@ -71,7 +71,7 @@ async fn a_formatted_volume_whose_first_megabytes_read_as_zeros_is_never_formatt
         drop(file);
         node.client.stage(&id, &staging, mount(fs)).await.unwrap();
         check_pattern(&staging.join("data"), 8, 8 << 20);
-        node.end(&id, &staging).await;
+        node.unstage_and_delete(&id, &staging).await;
     }
     node.assert_nothing_left();
 }
@@ -134,7 +134,7 @@ async fn a_file_system_frozen_by_a_stranger_and_unmounted_never_gets_a_second_de
         });
         node.client.stage(&id, &staging, mount(fs)).await.unwrap();
         check_pattern(&staging.join("data"), 4, 1 << 16);
-        node.end(&id, &staging).await;
+        node.unstage_and_delete(&id, &staging).await;
     }
     node.assert_nothing_left();
 }
@@ -197,7 +197,7 @@ async fn a_strangers_device_on_an_image_is_not_used_and_not_touched() {
         .stage(&id, &staging, mount("ext4"))
         .await
         .unwrap();
-    node.end(&id, &staging).await;
+    node.unstage_and_delete(&id, &staging).await;
     node.assert_nothing_left();
 }
 
@@ -241,7 +241,7 @@ async fn a_device_that_outlived_its_stage_shows_what_has_grown_meanwhile() {
         let (total, _) = node.client.stats(&id, &staging).await.unwrap();
         assert!(total > GIB + GIB / 2, "{fs}: {total}");
         drop(reader);
-        node.end(&id, &staging).await;
+        node.unstage_and_delete(&id, &staging).await;
     }
     node.assert_nothing_left();
 }
@@ -289,6 +289,6 @@ async fn nothing_is_formatted_beside_a_mkfs_that_has_not_ended() {
         .stage(&id, &staging, mount("xfs"))
         .await
         .unwrap();
-    node.end(&id, &staging).await;
+    node.unstage_and_delete(&id, &staging).await;
     node.assert_nothing_left();
 }

@@ -179,7 +179,7 @@ async fn a_thick_volume_takes_every_write_on_a_full_pool() {
                 "{fs} on {pool}: {written} bytes were taken: {ends:?}\n{room}"
             );
             std::fs::remove_file(node.disk.mount_point.join("stranger")).unwrap();
-            node.end(&id, &staging).await;
+            node.unstage_and_delete(&id, &staging).await;
         }
         node.assert_nothing_left();
     }
@@ -240,7 +240,7 @@ async fn a_thin_pool_that_fills_under_a_writer_fails_the_write_and_nothing_else(
     drop(file);
     // Everything that frees room still works.
     std::fs::remove_file(node.disk.mount_point.join("stranger")).unwrap();
-    node.end(&id, &staging).await;
+    node.unstage_and_delete(&id, &staging).await;
     assert_eq!(node.client.list().await.unwrap(), vec![kept.clone()]);
     node.client.delete(&kept).await.unwrap();
     node.assert_nothing_left();
@@ -349,7 +349,7 @@ async fn wipe_zero_leaves_nothing_of_the_content_on_the_disk_and_none_does() {
                 .unwrap();
         }
         node.client.unpublish(&id, &target).await.unwrap();
-        node.end(&id, &staging).await;
+        node.unstage_and_delete(&id, &staging).await;
         node.assert_nothing_left();
         run("sync", &["-f", node.disk.mount_point.to_str().unwrap()]);
         assert_eq!(

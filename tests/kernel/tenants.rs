@@ -100,7 +100,7 @@ async fn published(node: &Node, name: &str, read_only: bool) -> (String, PathBuf
 async fn end(node: &Node, (id, staging, target): &(String, PathBuf, PathBuf)) {
     node.client.unpublish(id, target).await.unwrap();
     assert!(!target.exists(), "the target is gone");
-    node.end(id, staging).await;
+    node.unstage_and_delete(id, staging).await;
 }
 
 /// Until the driver has seen what a pod did, and said so with these words.
@@ -183,7 +183,7 @@ async fn a_number_that_a_target_still_shows_is_never_given_to_another_volume() {
     // Each can be removed, and in any order.
     end(&node, &a).await;
     end(&node, &b).await;
-    node.end(&c, &staging).await;
+    node.unstage_and_delete(&c, &staging).await;
     node.assert_nothing_left();
 }
 
@@ -260,7 +260,7 @@ async fn a_folder_that_is_named_like_a_device_is_not_that_device() {
     // It's no second target either, and no volume where one is looked for.
     node.client.unpublish(&a.0, &a.2).await.unwrap();
     assert_eq!(disk::loops_on(&node.image(&a.0)), Vec::<String>::new());
-    node.end(&a.0, &a.1).await;
+    node.unstage_and_delete(&a.0, &a.1).await;
     unmount(&sub);
     unmount(&memory);
     node.assert_nothing_left();
@@ -296,6 +296,6 @@ async fn a_node_that_is_bound_elsewhere_counts_as_a_use_whatever_its_name_is() {
         .unpublish(&m, &node.path("mounted"))
         .await
         .unwrap();
-    node.end(&m, &staging).await;
+    node.unstage_and_delete(&m, &staging).await;
     node.assert_nothing_left();
 }

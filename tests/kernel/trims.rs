@@ -105,7 +105,7 @@ async fn a_pools_schedule_takes_the_blocks_of_deleted_files_from_thin_volumes_al
         let is_thick = thick.iter().any(|(_, other, _)| other == id);
         let least = if is_thick { GIB } else { KEPT as u64 };
         assert!(allocated(&node.image(id)) >= least, "{name}");
-        node.end(id, staging).await;
+        node.unstage_and_delete(id, staging).await;
     }
     std::fs::remove_file(&note).unwrap();
     node.assert_nothing_left();

@@ -153,7 +153,7 @@ impl Ground {
     fn look(&self) -> Plan {
         self.seen_at(NEW_HOME);
         let client = self.plane.client();
-        let plan = adopt::look(&client, None, &self.pool);
+        let plan = adopt::make_plan(&client, None, &self.pool);
         self.plane.runtime.block_on(plan).unwrap()
     }
 
@@ -236,7 +236,7 @@ fn is_only_shown_first(ground: &Ground) {
     let plan = ground
         .plane
         .runtime
-        .block_on(adopt::look(&client, None, "moved"));
+        .block_on(adopt::make_plan(&client, None, "moved"));
     let plan = plan.unwrap();
     assert_eq!(
         (plan.lines.len(), plan.settled),

@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 use slackwater::agent::{DescribeResponse, NotGrown, Pool as Shown};
 use slackwater::model::Level;
 use slackwater::router::cluster::{Cluster, Content, Reached};
-use slackwater::router::kube::lead::Pace;
+use slackwater::router::kube::lease::Pace;
 use slackwater::router::kube::orphans::Stored;
-use slackwater::router::kube::picture::Report;
-use slackwater::router::kube::{Fleet, InCluster, Options};
+use slackwater::router::kube::pool_status::Report;
+use slackwater::router::kube::{AgentReports, InCluster, Options};
 use slackwater::router::{Enrolment, hand_over};
 
 use crate::kubelet::ApiServer;
@@ -39,7 +39,7 @@ fn eventually(what: &str, mut check: impl FnMut() -> bool) {
 struct Agents(Mutex<Vec<Report>>);
 
 #[tonic::async_trait]
-impl Fleet for Agents {
+impl AgentReports for Agents {
     fn place(&self, _agents: BTreeMap<String, SocketAddr>) {}
 
     fn reports(&self) -> Vec<Report> {
@@ -113,7 +113,7 @@ fn cluster(
     change(&mut options);
     let client = api.client();
     let _inside = api.runtime.enter();
-    InCluster::start(client, options, Arc::clone(agents) as Arc<dyn Fleet>)
+    InCluster::start(client, options, Arc::clone(agents) as Arc<dyn AgentReports>)
 }
 
 fn changed(api: &ApiServer, path: &str) -> Vec<Value> {
@@ -154,7 +154,7 @@ fn what_one_agent_says_does_not_keep_the_others_from_being_written() {
     eventually("the one that was refused is told of", || {
         events(&api, "AnswerRefused").contains(&"node-c".to_string())
     });
-    api.runtime.block_on(cluster.end());
+    api.runtime.block_on(cluster.shut_down());
 }
 
 /// A volume of a pool, its PersistentVolume and its claim, which is called as the volume.
@@ -221,7 +221,7 @@ fn a_volume_that_could_not_be_grown_is_told_of_at_its_claim() {
     *agents.0.lock().unwrap() = vec![say("no room"), report("node-b", &[2])];
     eventually("the other reason is told", || told().len() > 1);
     assert_eq!(told(), ["db", "db"]);
-    api.runtime.block_on(cluster.end());
+    api.runtime.block_on(cluster.shut_down());
 }
 
 #[test]
@@ -269,7 +269,7 @@ fn a_pool_is_handed_over_by_one_command_and_the_mark_is_taken_away() {
         changed(&api, &path).contains(&json!({"spec": {"node": null}}))
     });
     assert_eq!(cluster.known_pools()[0].node, "node-b");
-    api.runtime.block_on(cluster.end());
+    api.runtime.block_on(cluster.shut_down());
 }
 
 #[test]
@@ -310,7 +310,7 @@ fn what_a_snapshot_has_reached_is_written_at_its_object() {
     eventually("the group's", || {
         changed(&api, &format!("{groups}/c")) == [expected("")]
     });
-    api.runtime.block_on(cluster.end());
+    api.runtime.block_on(cluster.shut_down());
 }
 
 #[test]
@@ -339,7 +339,7 @@ fn an_installation_without_a_snapshotter_says_so_where_there_are_snapshots() {
             assert!(!cluster.status().unwrap().snapshotter_missing);
             assert!(events(&api, "NoSnapshotter").is_empty());
         }
-        api.runtime.block_on(cluster.end());
+        api.runtime.block_on(cluster.shut_down());
         api.objects
             .lock()
             .unwrap()
@@ -375,7 +375,7 @@ fn a_node_waits_for_its_own_request() {
         let asked = api.asked(REQUESTS);
         let waits = async {
             tokio::select! {
-                done = enrolment.look(&client) => panic!("nobody answers: {done:?}"),
+                done = enrolment.refresh(&client) => panic!("nobody answers: {done:?}"),
                 () = async {
                     while api.asked(REQUESTS) < asked + 2 {
                         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -398,7 +398,10 @@ fn a_node_waits_for_its_own_request() {
     // Denied: the next one is a new one.
     let deny = json!({"conditions": [{"type": "Denied", "status": "True", "message": "no"}]});
     api.objects.lock().unwrap().at.get_mut(&name).unwrap()["status"] = deny;
-    let told = api.runtime.block_on(enrolment.look(&client)).unwrap_err();
+    let told = api
+        .runtime
+        .block_on(enrolment.refresh(&client))
+        .unwrap_err();
     assert!(
         slackwater::error::chain(&told).contains("denied"),
         "{told:?}"
@@ -448,5 +451,5 @@ fn pods_that_keep_the_disk_of_a_pool_are_named_at_its_object() {
     // By later looks it is known, also what nobody knows.
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(asked(), before);
-    api.runtime.block_on(cluster.end());
+    api.runtime.block_on(cluster.shut_down());
 }

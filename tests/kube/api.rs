@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::Timestamp;
 use slackwater::agent::{DescribeResponse, Pool as Shown};
-use slackwater::router::cluster::{About, Cluster};
-use slackwater::router::kube::lead::Pace;
+use slackwater::router::cluster::{Cluster, ObjectRef};
+use slackwater::router::kube::lease::Pace;
 use slackwater::router::kube::orphans::{self, Stored};
-use slackwater::router::kube::picture::Report;
-use slackwater::router::kube::{Fleet, InCluster, Options};
+use slackwater::router::kube::pool_status::Report;
+use slackwater::router::kube::{AgentReports, InCluster, Options};
 use slackwater::telemetry::router::Orphans;
 
 use crate::plane::Plane;
@@ -69,7 +69,7 @@ impl Agents {
 }
 
 #[tonic::async_trait]
-impl Fleet for Agents {
+impl AgentReports for Agents {
     fn place(&self, agents: BTreeMap<String, SocketAddr>) {
         *self.placed.lock().unwrap() = agents;
     }
@@ -128,7 +128,7 @@ fn options(me: &str) -> Options {
 fn start(plane: &Plane, options: Options, agents: &Arc<Agents>) -> Arc<InCluster> {
     let client = plane.client();
     let _inside = plane.runtime.enter();
-    let agents = Arc::clone(agents) as Arc<dyn Fleet>;
+    let agents = Arc::clone(agents) as Arc<dyn AgentReports>;
     InCluster::start(client, options, agents)
 }
 
@@ -272,7 +272,7 @@ fn leads(plane: &Plane, cluster: &InCluster) {
     assert_eq!(plane.kubectl(&holder), "router-a");
 }
 
-fn pools(plane: &Plane, cluster: &InCluster, agents: &Agents) -> About {
+fn pools(plane: &Plane, cluster: &InCluster, agents: &Agents) -> ObjectRef {
     agents.say("node-1", "home-1", &[POOL]);
     let field = |path: &str| {
         let path = format!("jsonpath={{{path}}}");
@@ -318,7 +318,7 @@ fn pools(plane: &Plane, cluster: &InCluster, agents: &Agents) -> About {
     eventually("it's taken back", || field(".status.health") == "Healthy");
     assert_eq!(field(".status.nodeGoneSince"), "");
     eprintln!("{}", plane.kubectl(&["describe", "pool", POOL]));
-    About::Pool(id)
+    ObjectRef::Pool(id)
 }
 
 fn labels(plane: &Plane, cluster: &InCluster, agents: &Agents) {
@@ -345,18 +345,18 @@ fn labels(plane: &Plane, cluster: &InCluster, agents: &Agents) {
     });
 }
 
-fn events(plane: &Plane, cluster: &InCluster, pool: &About) {
-    let claim = About::Claim("shop/data".into());
+fn events(plane: &Plane, cluster: &InCluster, pool: &ObjectRef) {
+    let claim = ObjectRef::Claim("shop/data".into());
     for _ in 0..20 {
-        cluster.tell(
+        cluster.record_event(
             &claim,
             true,
             "NoRoom",
             "pool default of node-1 is full".into(),
         );
     }
-    cluster.tell(
-        &About::Claim("shop/none".into()),
+    cluster.record_event(
+        &ObjectRef::Claim("shop/none".into()),
         true,
         "NoRoom",
         "nobody's".into(),
@@ -372,7 +372,7 @@ fn events(plane: &Plane, cluster: &InCluster, pool: &About) {
     eventually("an event on what isn't there is dropped", || {
         cluster.status().unwrap().dropped_events > 0
     });
-    let About::Pool(id) = pool else { panic!() };
+    let ObjectRef::Pool(id) = pool else { panic!() };
     let told = plane.kubectl(&["events", &format!("--for=pool/{id}")]);
     for word in [
         "PoolUnreachable",
@@ -461,8 +461,8 @@ fn is_gone(plane: &mut Plane, cluster: &InCluster) {
         "never \"gone\" because nobody answers: {asked:?}"
     );
     assert!(plane.runtime.block_on(cluster.has_node("node-1")).unwrap());
-    cluster.tell(
-        &About::Node("node-2".into()),
+    cluster.record_event(
+        &ObjectRef::Node("node-2".into()),
         true,
         "Meanwhile",
         "told while it was gone".into(),
@@ -499,13 +499,13 @@ fn hands_over(plane: &Plane, first: &InCluster, agents: &Arc<Agents>) {
         std::thread::sleep(Duration::from_millis(100));
     }
     assert!(first.is_leader() && !second.is_leader());
-    plane.runtime.block_on(first.end());
+    plane.runtime.block_on(first.shut_down());
     assert!(!first.is_leader());
     eventually("the other one leads", || second.is_leader());
     std::thread::sleep(Duration::from_secs(2));
     assert!(!first.is_leader(), "who has ended stays so");
     loses(plane, &second, agents);
-    plane.runtime.block_on(second.end());
+    plane.runtime.block_on(second.shut_down());
 }
 
 /// By policy: with both its Node and its agent gone, and not with one of them.
@@ -599,6 +599,6 @@ fn what_the_api_server_is_asked_in_a_minute() {
     );
     assert!(of("LIST slackwater.dev pools") <= 2.0, "nothing is polled");
     assert!(of("LIST  persistentvolumes") <= 4.0 && of("LIST  nodes") <= 4.0);
-    plane.runtime.block_on(first.end());
-    plane.runtime.block_on(second.end());
+    plane.runtime.block_on(first.shut_down());
+    plane.runtime.block_on(second.shut_down());
 }

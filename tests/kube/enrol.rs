@@ -8,8 +8,8 @@ use std::time::Duration;
 use slackwater::error::{Error, chain};
 use slackwater::router::kube::certificates::Certificates;
 use slackwater::router::kube::orphans::Stored;
-use slackwater::router::kube::picture::Report;
-use slackwater::router::kube::{Fleet, InCluster, Options};
+use slackwater::router::kube::pool_status::Report;
+use slackwater::router::kube::{AgentReports, InCluster, Options};
 use slackwater::router::{Cluster, Enrolment};
 use slackwater::tls::{Credentials, Name};
 
@@ -53,7 +53,7 @@ subjects:
 struct Nobody;
 
 #[tonic::async_trait]
-impl Fleet for Nobody {
+impl AgentReports for Nobody {
     fn place(&self, _agents: BTreeMap<String, SocketAddr>) {}
 
     fn reports(&self) -> Vec<Report> {
@@ -116,7 +116,7 @@ fn a_node_is_signed_for_by_its_pods_token() {
         };
         let done = plane
             .runtime
-            .block_on(enrolment.look(&plane.client_of(token)));
+            .block_on(enrolment.refresh(&plane.client_of(token)));
         (enrolment, done)
     };
     let its = token("slackwater-node", "agent-1");
@@ -136,7 +136,7 @@ fn a_node_is_signed_for_by_its_pods_token() {
     assert_eq!(requests(), 1);
     plane
         .runtime
-        .block_on(enrolment.look(&plane.client_of(&its)))
+        .block_on(enrolment.refresh(&plane.client_of(&its)))
         .unwrap();
     assert_eq!(requests(), 1, "what is good is not asked for again");
 
@@ -161,7 +161,7 @@ fn a_node_is_signed_for_by_its_pods_token() {
     let told = chain(&done.unwrap_err());
     assert!(told.contains("does not name a node"), "{told}");
     eprintln!("{}", plane.kubectl(&["get", "csr"]));
-    plane.runtime.block_on(cluster.end());
+    plane.runtime.block_on(cluster.shut_down());
 
     // Installed anew, with the node's folder as it was: its certificate is of nobody any more.
     let before = std::fs::read(enrolment.files().certificate).unwrap();
@@ -170,9 +170,9 @@ fn a_node_is_signed_for_by_its_pods_token() {
     }
     let (cluster, _certificates, _) = router(&plane, "router-b");
     let client = plane.client_of(&its);
-    plane.runtime.block_on(enrolment.look(&client)).unwrap();
+    plane.runtime.block_on(enrolment.refresh(&client)).unwrap();
     let after = std::fs::read(enrolment.files().certificate).unwrap();
     assert_ne!(before, after, "it asks for another one");
     assert!(named("node-1").unwrap().is_trusted());
-    plane.runtime.block_on(cluster.end());
+    plane.runtime.block_on(cluster.shut_down());
 }

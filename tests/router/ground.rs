@@ -30,7 +30,7 @@ use slackwater::host::memory::{MemoryHost, MemoryOptions};
 use slackwater::model::{Alpha, PoolId, SharedVolume};
 use slackwater::operation::{Driver, Settings};
 use slackwater::router::agents::endpoint;
-use slackwater::router::cluster::{About, KnownPool};
+use slackwater::router::cluster::{KnownPool, ObjectRef};
 use slackwater::router::{Agents, Cluster, Dial, Options, Router};
 use slackwater::service::Service;
 use slackwater::telemetry::Metrics;
@@ -211,7 +211,7 @@ pub struct Said {
     /// By volume.
     pub claims: BTreeMap<String, String>,
     /// Events: about what, and why.
-    pub told: Vec<(About, &'static str)>,
+    pub told: Vec<(ObjectRef, &'static str)>,
     /// Claims whose hooks were asked for.
     pub held: Vec<String>,
 }
@@ -263,7 +263,13 @@ impl Cluster for Kubernetes {
         true
     }
 
-    fn tell(&self, about: &About, _warning: bool, reason: &'static str, _message: String) {
+    fn record_event(
+        &self,
+        about: &ObjectRef,
+        _warning: bool,
+        reason: &'static str,
+        _message: String,
+    ) {
         self.0.lock().unwrap().told.push((about.clone(), reason));
     }
 

@@ -173,7 +173,7 @@ async fn a_member_that_is_independent_goes_by_itself_once_all_are_committed() {
     .await;
     assert_eq!(listed(&routed, &first).await, None);
     assert_eq!(listed(&routed, &second).await, Some(String::new()));
-    b.driver.look_again();
+    b.driver.refresh_pools();
 
     for snapshot_ids in [vec![], vec![second.clone()], vec![first, second.clone()]] {
         let get = GetVolumeGroupSnapshotRequest {
@@ -242,7 +242,7 @@ async fn a_member_of_a_group_that_goes_together_is_deleted_by_a_person_alone() {
         assert_eq!(listed(&routed, member).await, None);
         if *member == first {
             assert!(a.machine.read_file(&record(&first)).unwrap().is_none());
-            b.driver.look_again();
+            b.driver.refresh_pools();
         }
     }
     assert!(b.machine.read_file(&record(&second)).unwrap().is_none());

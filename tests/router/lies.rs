@@ -10,7 +10,7 @@ use slackwater::agent::{
 };
 use slackwater::csi::*;
 use slackwater::model::PoolId;
-use slackwater::router::cluster::{About, KnownPool};
+use slackwater::router::cluster::{KnownPool, ObjectRef};
 use tonic::{Code, Status};
 use uuid::Uuid;
 
@@ -631,7 +631,7 @@ async fn ids_of_another_node_are_refused_counted_and_told() {
     refused(made, Code::Unavailable, &["node-b", "rejected"]);
     ground.liar.tells(None);
     let told = ground.routed.kubernetes.0.lock().unwrap().told.clone();
-    let about = (About::Node("node-b".into()), "AnswerRefused");
+    let about = (ObjectRef::Node("node-b".into()), "AnswerRefused");
     assert_eq!(
         told.iter().filter(|one| **one == about).count(),
         2,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use slackwater::csi::*;
 use slackwater::router::cluster::KnownPool;
-use slackwater::router::kube::Fleet;
+use slackwater::router::kube::AgentReports;
 use slackwater::router::orphans::Stored;
 use tonic::Code;
 use uuid::Uuid;

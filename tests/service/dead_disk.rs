@@ -99,7 +99,7 @@ async fn metric(node: &Node, name: &str, pool: &str) -> String {
     let (metrics, driver) = (node.metrics.clone(), node.driver.clone());
     metrics.observe(driver);
     let scrape = move || {
-        metrics.look();
+        metrics.refresh();
         metrics.render().unwrap()
     };
     let text = tokio::task::spawn_blocking(scrape).await.unwrap();
@@ -127,7 +127,7 @@ async fn a_pool_whose_disk_dies_is_not_served_until_it_is_there_again() {
     node.host.kill_disk(folder).unwrap();
     // Measured before the look that finds it.
     assert_eq!(capacity(&node, "a").await, 0);
-    node.driver.look_again();
+    node.driver.refresh_pools();
     let refusals = || -> Vec<_> {
         let pools = node.driver.pool_status().into_iter();
         pools.map(|pool| pool.refusal).collect()
@@ -148,7 +148,7 @@ async fn a_pool_whose_disk_dies_is_not_served_until_it_is_there_again() {
 
     node.host.replace_disk(folder).unwrap();
     // Neither folder nor lock is kept, so that it can be opened.
-    node.driver.look_again();
+    node.driver.refresh_pools();
     assert_eq!(refusals(), [None, None]);
     assert_eq!(metric(&node, "pool_served", "a").await, "1.0");
     end(&node, "a", &id).await;
@@ -202,7 +202,7 @@ async fn a_raw_device_on_a_dead_disk_ends_with_its_pod() {
     let devices = || node.host.loop_devices(&|_| true).unwrap().len();
     assert_eq!(devices(), 1);
     node.host.kill_disk(Path::new("/memory/a")).unwrap();
-    node.driver.look_again();
+    node.driver.refresh_pools();
     assert_eq!(devices(), 1, "of a pod that runs");
     let unpublish = NodeUnpublishVolumeRequest {
         volume_id: id.clone(),
@@ -240,7 +240,7 @@ async fn what_may_be_frozen_stays_mounted_on_a_dead_disk() {
     };
     let freeze = slackwater::host::Freezer::begin(host, vec![member], limits).unwrap();
     host.kill_disk(Path::new("/memory/a")).unwrap();
-    node.driver.look_again();
+    node.driver.refresh_pools();
     let unpublish = NodeUnpublishVolumeRequest {
         volume_id: id.clone(),
         target_path: format!("{TARGET}-a"),
@@ -283,7 +283,7 @@ async fn pods_that_keep_a_dead_disk_are_told_until_they_have_ended() {
     assert_eq!(pods(), Vec::<String>::new(), "it is served");
     node.host.kill_disk(Path::new("/memory/a")).unwrap();
     for _ in 0..3 {
-        node.driver.look_again();
+        node.driver.refresh_pools();
         assert_eq!(pods(), [POD]);
     }
     let unpublish = NodeUnpublishVolumeRequest {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use slackwater::host::memory::MemoryHost;
 use slackwater::host::{
-    Device, Done, Effect, Extent, FileId, FileStat, FolderMount, Ground, Host, Kept, Known,
+    BackingFs, Device, Done, Effect, Extent, FileId, FileStat, FolderMount, Host, Kept, Known,
     LoopDevice, LoopHold, Mount, MountRoot, Result, Signature, Space,
 };
 use slackwater::model::FsType;
@@ -116,15 +116,15 @@ impl Host for GatedHost {
     fn mount_of(&self, folder: &Path) -> Result<FolderMount> {
         self.inner.mount_of(folder)
     }
-    fn ground(&self, path: &Path) -> Result<Ground> {
-        self.inner.ground(path)
+    fn backing_fs(&self, path: &Path) -> Result<BackingFs> {
+        self.inner.backing_fs(path)
     }
     fn extents(&self, path: &Path, from: u64, limit: usize) -> Result<Vec<Extent>> {
         self.inner.extents(path, from, limit)
     }
 
-    fn agrees(&self, copy: &Path, known: &Known) -> Result<bool> {
-        self.inner.agrees(copy, known)
+    fn verify_copy(&self, copy: &Path, known: &Known) -> Result<bool> {
+        self.inner.verify_copy(copy, known)
     }
 
     fn extent_count(&self, path: &Path) -> Result<u64> {

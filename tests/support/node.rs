@@ -121,7 +121,7 @@ impl Node {
     }
 
     /// The end of a staged volume.
-    pub async fn end(&self, id: &str, staging: &Path) {
+    pub async fn unstage_and_delete(&self, id: &str, staging: &Path) {
         self.client.unstage(id, staging).await.unwrap();
         self.client.delete_unused(id).await;
     }

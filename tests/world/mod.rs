@@ -258,7 +258,7 @@ impl World {
         for pool in driver.served() {
             driver.clean(pool);
             driver.wipe(pool);
-            driver.settle_groups(pool);
+            driver.resolve_groups(pool);
         }
         Ok(())
     }

@@ -223,7 +223,7 @@ impl World {
                 })
                 .map(|expanded| format!("{expanded:?}")),
             Step::LookAgain => {
-                driver.look_again();
+                driver.refresh_pools();
                 self.clean()?;
                 self.serving()
             }

@@ -77,7 +77,7 @@ pub enum Effect<'a> {
     },
     /// Cuts an image back: the undo of a growth that failed, never below the length that the image
     /// had before it, which a device may have shown since.
-    Shorten {
+    Truncate {
         /// The image.
         path: &'a Path,
         /// Bytes.
@@ -125,8 +125,8 @@ pub enum Effect<'a> {
         target: &'a Path,
     },
     /// Clones an image in pieces of at most 8 MiB, between which its writers get on: torn, to be
-    /// put right by [`Effect::CloneRest`]. The target exists, and takes the source's length.
-    CloneAhead {
+    /// put right by [`Effect::CloneDelta`]. The target exists, and takes the source's length.
+    ClonePreFreeze {
         /// The image.
         source: &'a Path,
         /// The file that becomes its copy.
@@ -134,11 +134,11 @@ pub enum Effect<'a> {
     },
     /// Clones again what differs between the source's map, synced, and the copy's own map, in
     /// address or flags. With nobody writing to the source (frozen) the copy is exact afterwards,
-    /// if [`super::Host::agrees`] says so.
-    CloneRest {
+    /// if [`super::Host::verify_copy`] says so.
+    CloneDelta {
         /// The image.
         source: &'a Path,
-        /// A copy by [`Effect::CloneAhead`].
+        /// A copy by [`Effect::ClonePreFreeze`].
         target: &'a Path,
         /// What earlier passes have seen, and what this one does.
         known: &'a Known,
@@ -203,13 +203,13 @@ pub enum Effect<'a> {
         number: u32,
     },
     /// Sets discard_max_bytes of the queue to 0, so that nothing above un-reserves blocks.
-    ForbidDiscard {
+    DisableDiscard {
         /// N of /dev/loopN.
         number: u32,
     },
     /// Makes a free loop device new, so that the next to get its number, whoever that is, finds
     /// no limit of ours on it. One that is in use is left alone.
-    RenewLoop {
+    RecreateLoop {
         /// N of /dev/loopN.
         number: u32,
     },
@@ -383,15 +383,15 @@ impl Effect<'_> {
             Effect::Allocate { .. } => "allocate",
             Effect::WriteInPlace { .. } => "write_in_place",
             Effect::MakeLike { .. } => "make_like",
-            Effect::Shorten { .. } => "shorten",
+            Effect::Truncate { .. } => "shorten",
             Effect::Zero { .. } => "zero",
             Effect::HintExtents { .. } => "hint_extents",
             Effect::Discard { .. } => "discard",
             Effect::Trim { .. } => "trim",
             Effect::TrimVolume { .. } => "trim_volume",
             Effect::CloneWhole { .. } => "clone_whole",
-            Effect::CloneAhead { .. } => "clone_ahead",
-            Effect::CloneRest { .. } => "clone_rest",
+            Effect::ClonePreFreeze { .. } => "clone_ahead",
+            Effect::CloneDelta { .. } => "clone_rest",
             Effect::Unshare { .. } => "unshare",
             Effect::CopyRange { .. } => "copy_range",
             Effect::RenewFsId { .. } => "renew_fs_id",
@@ -400,8 +400,8 @@ impl Effect<'_> {
             Effect::DetachDeadLoop { .. } => "detach_dead_loop",
             Effect::ResizeLoop { .. } => "resize_loop",
             Effect::SetDirectIo { .. } => "set_direct_io",
-            Effect::ForbidDiscard { .. } => "forbid_discard",
-            Effect::RenewLoop { .. } => "renew_loop",
+            Effect::DisableDiscard { .. } => "forbid_discard",
+            Effect::RecreateLoop { .. } => "renew_loop",
             Effect::Format { .. } => "format",
             Effect::CheckFs { .. } => "check_fs",
             Effect::GrowFs { .. } => "grow_fs",

@@ -116,7 +116,7 @@ pub trait Freezer: Send + Sync + 'static {
     fn journalled(&self) -> Result<Vec<Journalled>>;
 
     /// Ends the guard, if it was started from here, and waits until its process has ended.
-    fn end(&self) {}
+    fn stop_guard(&self) {}
 }
 
 /// File systems in the guard's hands. Dropping it thaws them all.

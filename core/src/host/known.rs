@@ -4,7 +4,7 @@
 //! Where the image still has the address that it had then, the copy is taken to have it as well.
 //! That isn't certain: what was read may have changed before it was cloned, and somebody may move
 //! a copy's blocks. So it's proven afterwards, when nobody waits for it
-//! ([`agrees`](super::Host::agrees)): a place that the copy has from the image, and that the image
+//! ([`agrees`](super::Host::verify_copy)): a place that the copy has from the image, and that the image
 //! had all the time, was shared all the time, and nobody writes to what is shared.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -137,7 +137,7 @@ impl Memory {
     ///
     /// # Errors
     /// Those of reading the map.
-    pub(in crate::host) fn agrees<E>(
+    pub(in crate::host) fn verify_copy<E>(
         &self,
         copy: impl Iterator<Item = Result<Extent, E>>,
         size: u64,
@@ -177,7 +177,7 @@ mod tests {
         }
     }
 
-    fn agrees(known: &[Extent], redone: &[(u64, u64)], copy: &[Extent]) -> bool {
+    fn verify_copy(known: &[Extent], redone: &[(u64, u64)], copy: &[Extent]) -> bool {
         let mut memory = Memory {
             redone: redone.iter().map(|(a, b)| (a * 4096, b * 4096)).collect(),
             is_last: true,
@@ -187,15 +187,15 @@ mod tests {
         known.iter().for_each(|run| map.see(run));
         memory.remember(map);
         let copy = copy.iter().copied().map(Ok::<_, Infallible>);
-        memory.agrees(copy, 100 * 4096).unwrap()
+        memory.verify_copy(copy, 100 * 4096).unwrap()
     }
 
     #[test]
     fn only_what_was_cloned_in_the_window_may_differ() {
         let known = [run(0, 50, 10), run(20, 80, 10)];
-        assert!(agrees(&known, &[], &known));
+        assert!(verify_copy(&known, &[], &known));
         // In other pieces it's the same.
-        assert!(agrees(
+        assert!(verify_copy(
             &known,
             &[],
             &[run(0, 50, 4), run(4, 54, 6), run(20, 80, 10)]
@@ -206,17 +206,21 @@ mod tests {
             run(6, 56, 4),
             run(20, 80, 10),
         ];
-        assert!(!agrees(&known, &[], &moved));
-        assert!(agrees(&known, &[(4, 6)], &moved));
-        assert!(agrees(&known, &[(0, 1), (3, 7), (8, 9)], &moved));
-        assert!(!agrees(&known, &[(4, 5)], &moved));
-        assert!(!agrees(&known, &[(5, 6)], &moved));
+        assert!(!verify_copy(&known, &[], &moved));
+        assert!(verify_copy(&known, &[(4, 6)], &moved));
+        assert!(verify_copy(&known, &[(0, 1), (3, 7), (8, 9)], &moved));
+        assert!(!verify_copy(&known, &[(4, 5)], &moved));
+        assert!(!verify_copy(&known, &[(5, 6)], &moved));
         // Two that touch were told as one.
-        assert!(!agrees(&known, &[(4, 5), (5, 6)], &moved));
+        assert!(!verify_copy(&known, &[(4, 5), (5, 6)], &moved));
         // What is missing, and what is too much.
-        assert!(!agrees(&known, &[], &known[..1]));
-        assert!(!agrees(&known, &[], &[known[0], known[1], run(40, 300, 1)]));
-        assert!(agrees(&known, &[(20, 30)], &known[..1]));
+        assert!(!verify_copy(&known, &[], &known[..1]));
+        assert!(!verify_copy(
+            &known,
+            &[],
+            &[known[0], known[1], run(40, 300, 1)]
+        ));
+        assert!(verify_copy(&known, &[(20, 30)], &known[..1]));
     }
 
     #[test]
@@ -246,8 +250,8 @@ mod tests {
         let mut unplaced = run(3, 0, 2);
         unplaced.opaque = true;
         let known = [unplaced];
-        assert!(!agrees(&known, &[], &[run(3, 70, 2)]));
-        assert!(agrees(&known, &[(3, 5)], &[run(3, 70, 2)]));
+        assert!(!verify_copy(&known, &[], &[run(3, 70, 2)]));
+        assert!(verify_copy(&known, &[(3, 5)], &[run(3, 70, 2)]));
     }
 
     #[test]
@@ -271,6 +275,6 @@ mod tests {
         without.redone.push((0, 1));
         let other = [run(9, 9, 9)];
         let copy = other.iter().copied().map(Ok::<_, Infallible>);
-        assert!(without.agrees(copy, 4096 * 100).unwrap());
+        assert!(without.verify_copy(copy, 4096 * 100).unwrap());
     }
 }

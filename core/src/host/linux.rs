@@ -4,7 +4,7 @@
 //! crate's `unsafe`; `program` starts its programs, and `session` those that an administrator
 //! names; `mounts` makes all of its mounts.
 
-mod caller;
+mod backing_fs;
 mod check;
 mod clone;
 pub mod expedite;
@@ -13,7 +13,6 @@ mod files;
 mod format;
 pub mod freeze;
 mod fsid;
-mod ground;
 mod growth;
 mod image;
 mod in_place;
@@ -26,6 +25,7 @@ pub mod seqpacket;
 mod session;
 mod superblock;
 mod sys;
+mod target_path;
 mod trim;
 
 use std::collections::BTreeMap;
@@ -36,12 +36,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
 use super::{
-    Account, Device, Done, Effect, Extent, FileId, FileStat, FolderMount, Ground, Host, Kept,
+    Account, BackingFs, Device, Done, Effect, Extent, FileId, FileStat, FolderMount, Host, Kept,
     Known, LoopDevice, LoopHold, LoopStatus, Mount, MountRoot, Result, Signature, Space,
 };
 use crate::error::HostError;
 use crate::model::FsType;
-use caller::Folders;
+use target_path::Folders;
 
 /// The kernel of this node.
 pub struct LinuxHost {
@@ -104,7 +104,7 @@ impl LinuxHost {
                 size,
                 reserve,
             } => image::allocate(path, size, reserve),
-            Effect::Shorten { path, size } => image::shorten(path, size),
+            Effect::Truncate { path, size } => image::shorten(path, size),
             Effect::Zero { path } => image::zero(path),
             Effect::HintExtents { path, bytes } => image::hint_extents(path, bytes),
             Effect::Discard { path } => image::discard(path),
@@ -113,8 +113,8 @@ impl LinuxHost {
             Effect::WriteInPlace { .. }
             | Effect::MakeLike { .. }
             | Effect::CloneWhole { .. }
-            | Effect::CloneAhead { .. }
-            | Effect::CloneRest { .. }
+            | Effect::ClonePreFreeze { .. }
+            | Effect::CloneDelta { .. }
             | Effect::Unshare { .. }
             | Effect::CopyRange { .. } => return act_on_copy(effect),
             Effect::RenewFsId { image, uuid } => fsid::renew(image, uuid),
@@ -123,8 +123,8 @@ impl LinuxHost {
             Effect::DetachDeadLoop { number, name } => loop_device::detach_dead(number, name),
             Effect::ResizeLoop { number } => loop_device::resize(number),
             Effect::SetDirectIo { number } => loop_device::set_direct_io(number),
-            Effect::ForbidDiscard { number } => loop_device::forbid_discard(number),
-            Effect::RenewLoop { number } => loop_device::renew(number),
+            Effect::DisableDiscard { number } => loop_device::forbid_discard(number),
+            Effect::RecreateLoop { number } => loop_device::renew(number),
             Effect::Format { .. }
             | Effect::CheckFs { .. }
             | Effect::GrowFs { .. }
@@ -217,8 +217,8 @@ impl Host for LinuxHost {
         self.said(map::extents(path, from, limit))
     }
 
-    fn agrees(&self, copy: &Path, known: &Known) -> Result<bool> {
-        self.said(clone::agrees(copy, known))
+    fn verify_copy(&self, copy: &Path, known: &Known) -> Result<bool> {
+        self.said(clone::verify_copy(copy, known))
     }
 
     fn extent_count(&self, path: &Path) -> Result<u64> {
@@ -239,11 +239,11 @@ impl Host for LinuxHost {
     }
 
     fn mount_of(&self, folder: &Path) -> Result<FolderMount> {
-        self.said(ground::mount_of(folder))
+        self.said(backing_fs::mount_of(folder))
     }
 
-    fn ground(&self, path: &Path) -> Result<Ground> {
-        ground::ground(path)
+    fn backing_fs(&self, path: &Path) -> Result<BackingFs> {
+        backing_fs::backing_fs(path)
     }
 
     fn mounts(&self) -> Result<Vec<Mount>> {
@@ -341,8 +341,8 @@ fn act_on_copy(effect: &Effect<'_>) -> Result<Done> {
         Effect::WriteInPlace { path } => in_place::of_folder(path),
         Effect::MakeLike { path, source } => in_place::make_like(path, source),
         Effect::CloneWhole { source, target } => return clone::whole(source, target),
-        Effect::CloneAhead { source, target } => return clone::ahead(source, target),
-        Effect::CloneRest {
+        Effect::ClonePreFreeze { source, target } => return clone::ahead(source, target),
+        Effect::CloneDelta {
             source,
             target,
             known,

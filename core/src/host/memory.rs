@@ -16,6 +16,7 @@ mod clones;
 mod content;
 mod disk;
 mod fault;
+mod foreign;
 mod freezer;
 mod kernel;
 mod lasting;
@@ -23,7 +24,6 @@ mod loops;
 mod machine;
 mod mounts;
 mod perform;
-mod stranger;
 mod targets;
 #[cfg(test)]
 mod tests;
@@ -38,10 +38,10 @@ use crate::error::{HostCause, HostError};
 use crate::model::size::GIB;
 use disk::Ino;
 pub use fault::FaultMode;
+pub use foreign::{Held, Unreadable};
 pub use freezer::STRANGE_TOKEN;
 pub use lasting::Hung;
 use machine::{Machine, Process};
-pub use stranger::{Held, Unreadable};
 
 /// The folder that exists on every simulated machine, on its pool's disk; pools go below it.
 pub const POOLS: &str = "/memory";

@@ -120,7 +120,7 @@ pub fn speakable(text: &str) -> String {
 pub trait Session: Send + fmt::Debug {
     /// Where it is now; never waits. What it has written is read meanwhile, so that it isn't held
     /// up by a full pipe.
-    fn look(&mut self) -> SessionState;
+    fn poll(&mut self) -> SessionState;
 
     /// The first words of its stderr, in one line.
     fn said(&self) -> String;
@@ -129,7 +129,7 @@ pub trait Session: Send + fmt::Debug {
     fn let_go(&mut self);
 
     /// SIGTERM, or by force SIGKILL, to it and to all that it has started; nothing if it's over.
-    fn end(&mut self, by_force: bool);
+    fn kill(&mut self, by_force: bool);
 }
 
 #[cfg(test)]

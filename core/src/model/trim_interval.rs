@@ -4,12 +4,12 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-const HOUR: u64 = 3600;
-const DAY: u64 = 24 * HOUR;
+const HOUR_SECONDS: u64 = 3600;
+const DAY_SECONDS: u64 = 24 * HOUR_SECONDS;
 /// A trim goes through all of a file system.
-const LEAST: u64 = HOUR;
+const MIN_SECONDS: u64 = HOUR_SECONDS;
 /// Who wants more wants never.
-const MOST: u64 = 365 * DAY;
+const MAX_SECONDS: u64 = 365 * DAY_SECONDS;
 
 /// From one trim of a pool's volumes to the next: whole hours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,8 +34,8 @@ impl FromStr for TrimInterval {
             let number: u64 = digits.parse().ok().filter(|_| is_number)?;
             number.checked_mul(seconds)
         };
-        let seconds = whole('d', DAY).or_else(|| whole('h', HOUR));
-        match seconds.filter(|seconds| (LEAST..=MOST).contains(seconds)) {
+        let seconds = whole('d', DAY_SECONDS).or_else(|| whole('h', HOUR_SECONDS));
+        match seconds.filter(|seconds| (MIN_SECONDS..=MAX_SECONDS).contains(seconds)) {
             Some(seconds) => Ok(TrimInterval { seconds }),
             None => Err(format!(
                 "trim={text} is not a valid interval; give one from 1h to 365d, such as 7d"
@@ -46,9 +46,9 @@ impl FromStr for TrimInterval {
 
 impl fmt::Display for TrimInterval {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.seconds % DAY {
-            0 => write!(f, "{}d", self.seconds / DAY),
-            _ => write!(f, "{}h", self.seconds / HOUR),
+        match self.seconds % DAY_SECONDS {
+            0 => write!(f, "{}d", self.seconds / DAY_SECONDS),
+            _ => write!(f, "{}h", self.seconds / HOUR_SECONDS),
         }
     }
 }
@@ -60,11 +60,11 @@ mod tests {
     #[test]
     fn whole_hours_and_days_are_taken_and_nothing_else() {
         for (text, seconds, printed) in [
-            ("1h", HOUR, "1h"),
-            ("36h", 36 * HOUR, "36h"),
-            ("48h", 2 * DAY, "2d"),
-            ("7d", 7 * DAY, "7d"),
-            ("365d", MOST, "365d"),
+            ("1h", HOUR_SECONDS, "1h"),
+            ("36h", 36 * HOUR_SECONDS, "36h"),
+            ("48h", 2 * DAY_SECONDS, "2d"),
+            ("7d", 7 * DAY_SECONDS, "7d"),
+            ("365d", MAX_SECONDS, "365d"),
         ] {
             let interval: TrimInterval = text.parse().unwrap();
             assert_eq!(interval.get(), Duration::from_secs(seconds));

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::FileBackend;
 use crate::backend::{AttachMode, Attached, FoundDevice};
-use crate::error::{Doing, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::host::{Device, Done, Effect, FileId, FileStat, LoopHold, LoopSpec, LoopStatus};
 use crate::model::Allocation;
 use crate::model::size::image_bytes;
@@ -20,7 +20,7 @@ impl FileBackend {
         self.folder
             .host
             .loops_on(&self.volumes.image(uuid), &name)
-            .doing(|| format!("find the loop devices of volume {uuid}"))
+            .context(|| format!("find the loop devices of volume {uuid}"))
     }
 
     pub(super) fn find_devices(&self, uuid: Uuid) -> Result<Vec<FoundDevice>> {
@@ -75,7 +75,7 @@ impl FileBackend {
         };
         if record.allocation == Allocation::Thick {
             // Else mkfs, fstrim and lazy initialisation would give the reserved blocks back.
-            let effect = Effect::ForbidDiscard {
+            let effect = Effect::DisableDiscard {
                 number: hold.number,
             };
             if let Err(error) = self.folder.perform(effect, || {
@@ -112,7 +112,7 @@ impl FileBackend {
             .folder
             .host
             .perform(&Effect::AttachLoop(spec))
-            .doing(doing)?
+            .context(doing)?
         {
             Done::Loop(hold) => Ok(hold),
             Done::Plain | Done::Cloned(_) | Done::Checked(_) | Done::Session(_) => {
@@ -163,7 +163,7 @@ impl FileBackend {
             .folder
             .host
             .hold_loop(found.number, image.id)
-            .doing(|| format!("open {name}"))?;
+            .context(|| format!("open {name}"))?;
         let hold = held.ok_or_else(|| Error::Pending {
             what: format!("{name} of volume {uuid}"),
         })?;
@@ -174,7 +174,13 @@ impl FileBackend {
     /// A device that outlived its stage shows the image as long as it was then.
     fn catch_up(&self, hold: &LoopHold, name: &str, size: u64) -> Result<()> {
         let doing = || format!("resize {name} to the size of its image");
-        if self.folder.host.device_bytes(&hold.device()).doing(doing)? < size {
+        if self
+            .folder
+            .host
+            .device_bytes(&hold.device())
+            .context(doing)?
+            < size
+        {
             let number = hold.number;
             self.folder.perform(Effect::ResizeLoop { number }, doing)?;
         }
@@ -207,7 +213,7 @@ impl FileBackend {
         }
         let number = nix::sys::stat::minor(device.rdev) as u32;
         let doing = || format!("reset the limits of {}", device.path.display());
-        self.folder.perform(Effect::RenewLoop { number }, doing)
+        self.folder.perform(Effect::RecreateLoop { number }, doing)
     }
 
     pub(super) fn resize_device(&self, uuid: Uuid, device: &Device) -> Result<()> {
@@ -220,7 +226,7 @@ impl FileBackend {
         // Held meanwhile, so that the number can't come to stand for another image.
         let held = self.folder.host.hold_loop(number, backing);
         let _held = held
-            .doing(|| format!("open {}", device.path.display()))?
+            .context(|| format!("open {}", device.path.display()))?
             .ok_or_else(pending)?;
         self.folder.perform(Effect::ResizeLoop { number }, || {
             format!("resize {}", device.path.display())

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::trim::{Trimmed, Untold};
 use super::{IMAGE, RECORD, SNAPSHOTS, TRASH, VOLUMES};
-use crate::error::{Doing, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::host::{Effect, FileStat, Host};
 use crate::model::Wipe;
 use crate::record::{self, Record, SnapshotRecord, VolumeRecord};
@@ -59,14 +59,14 @@ impl Folder {
     }
 
     pub(super) fn perform(&self, effect: Effect<'_>, doing: impl FnOnce() -> String) -> Result<()> {
-        self.host.perform(&effect).map(drop).doing(doing)
+        self.host.perform(&effect).map(drop).context(doing)
     }
 
     /// Names within one of the pool's directories.
     pub(super) fn list(&self, part: &str) -> Result<Vec<String>> {
         let names = self.host.list_dir(&self.root.join(part));
         Ok(names
-            .doing(|| format!("list {part} of pool {}", self.path.display()))?
+            .context(|| format!("list {part} of pool {}", self.path.display()))?
             .unwrap_or_default())
     }
 
@@ -75,7 +75,7 @@ impl Folder {
         path: &Path,
         doing: impl FnOnce() -> String,
     ) -> Result<Option<FileStat>> {
-        self.host.stat(path).doing(doing)
+        self.host.stat(path).context(doing)
     }
 
     /// Makes the entries of one of the pool's directories durable.
@@ -116,7 +116,7 @@ impl Folder {
             let wipe = self.wipe_of(&dir)?;
             self.remove_image(&image, wipe)?;
         }
-        for file in self.host.list_dir(&dir).doing(doing)?.unwrap_or_default() {
+        for file in self.host.list_dir(&dir).context(doing)?.unwrap_or_default() {
             let path = dir.join(file);
             self.perform(Effect::RemoveFile { path: &path }, doing)?;
         }
@@ -152,7 +152,7 @@ impl Folder {
                 // xfs frees the blocks of an unlinked file later, and they count as shared until
                 // then; those of a shortened one are free at once.
                 let size = 0;
-                self.perform(Effect::Shorten { path: image, size }, doing)?;
+                self.perform(Effect::Truncate { path: image, size }, doing)?;
             }
             Wipe::Discard => {
                 self.perform(Effect::Discard { path: image }, doing)?;

@@ -17,7 +17,7 @@ use crate::record::{ContentSource, VolumeRecord, VolumeState};
 /// Un-shared at once: some tenths of a second, after which a stop or a progress line has its turn.
 const UNSHARE_STEP: u64 = 256 * MIB;
 /// How often long work says how far it is.
-const TELL_EVERY: Duration = Duration::from_secs(10);
+const PROGRESS_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 impl FileBackend {
     /// Missing, too short, or a reserved one that has lost blocks. Shared blocks count as there:
@@ -203,7 +203,7 @@ impl FileBackend {
         let path = self.image_of(image);
         let mut told = Instant::now();
         for offset in (0..bytes).step_by(UNSHARE_STEP as usize) {
-            if told.elapsed() >= TELL_EVERY {
+            if told.elapsed() >= PROGRESS_LOG_INTERVAL {
                 told = Instant::now();
                 tracing::info!(pool = %self.pool.name, ?image, done = offset, of = bytes, "unsharing blocks");
             }
@@ -255,7 +255,7 @@ impl FileBackend {
             .perform(longer, doing)
             .and_then(|()| self.volumes.sync_image(record.uuid));
         if let Err(first) = longer {
-            let shorter = Effect::Shorten {
+            let shorter = Effect::Truncate {
                 path: &path,
                 size: before.max(image_bytes(record.size)),
             };
@@ -265,7 +265,7 @@ impl FileBackend {
                 .and_then(|()| self.volumes.sync_image(record.uuid));
             return Err(match undo {
                 Ok(()) => first,
-                Err(undo) => Error::Undo {
+                Err(undo) => Error::RollbackFailed {
                     first: Box::new(first),
                     undo: chain(&undo),
                 },
@@ -277,10 +277,12 @@ impl FileBackend {
         };
         // Whether the new record is durable isn't known after an error, so the image stays long:
         // a repeat completes it, and a shorter image under a longer record would lose its tail.
-        self.volumes.update(&grown).map_err(|first| Error::Undo {
-            first: Box::new(first),
-            undo: "the image is longer than its record states".into(),
-        })?;
+        self.volumes
+            .update(&grown)
+            .map_err(|first| Error::RollbackFailed {
+                first: Box::new(first),
+                undo: "the image is longer than its record states".into(),
+            })?;
         Ok(grown)
     }
 }

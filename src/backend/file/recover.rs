@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::{FileBackend, IMAGE, TRASH};
 use crate::backend::{Image, Leftover, Leftovers};
-use crate::error::{Doing, Result, chain};
+use crate::error::{ErrorContext, Result, chain};
 use crate::host::{Device, Effect, FileId};
 use crate::model::Wipe;
 
@@ -63,12 +63,12 @@ impl FileBackend {
     }
 
     /// Ends one of them, if it's still there and is one.
-    pub(super) fn end_leftover(&self, leftover: &Leftover) -> Result<bool> {
+    pub(super) fn clean_up_leftover(&self, leftover: &Leftover) -> Result<bool> {
         match leftover {
-            Leftover::Volume(uuid) => self.volumes.end_abandoned(*uuid),
-            Leftover::Snapshot(uuid) => self.snapshots.end_abandoned(*uuid),
-            Leftover::Copy(Image::Volume(uuid)) => self.volumes.end_begun_copy(*uuid),
-            Leftover::Copy(Image::Snapshot(uuid)) => self.snapshots.end_begun_copy(*uuid),
+            Leftover::Volume(uuid) => self.volumes.delete_abandoned(*uuid),
+            Leftover::Snapshot(uuid) => self.snapshots.delete_abandoned(*uuid),
+            Leftover::Copy(Image::Volume(uuid)) => self.volumes.delete_begun_copy(*uuid),
+            Leftover::Copy(Image::Snapshot(uuid)) => self.snapshots.delete_begun_copy(*uuid),
             Leftover::Trash { name, .. } => {
                 if !self.folder.list(TRASH)?.contains(name) {
                     return Ok(false);
@@ -104,7 +104,7 @@ impl FileBackend {
             name.ends_with(IMAGE) && folder(name).is_some_and(|folder| folders.contains(&folder))
         };
         let host = self.folder.host.as_ref();
-        let mut loops = host.loop_devices(&may_be).doing(doing)?;
+        let mut loops = host.loop_devices(&may_be).context(doing)?;
         loops.retain(|device| device.status.is_ok());
         let mut ids = HashSet::new();
         for image in images.iter().filter(|_| !loops.is_empty()) {
@@ -115,7 +115,7 @@ impl FileBackend {
             let device = Device::of_loop(found.number);
             if ids.contains(&found.backing)
                 && !in_use(&device)
-                && !host.is_claimed(&device).doing(doing)?
+                && !host.is_claimed(&device).context(doing)?
             {
                 idle.push((found.number, found.backing));
             }

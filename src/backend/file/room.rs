@@ -12,9 +12,9 @@ use std::sync::PoisonError;
 use uuid::Uuid;
 
 use super::FileBackend;
-use super::shelf::{Entry, Shelved};
+use super::record_store::{Entry, StoredRecord};
 use crate::backend::{Admit, PoolSpace};
-use crate::error::{Doing, Result};
+use crate::error::{ErrorContext, Result};
 use crate::host::{FileStat, Space};
 use crate::model::Allocation;
 use crate::model::size::image_bytes;
@@ -71,7 +71,7 @@ impl FileBackend {
 
     pub(super) fn measure_disk(&self) -> Result<Space> {
         let root = &self.folder.root;
-        self.folder.host.space(root).doing(|| self.measuring())
+        self.folder.host.space(root).context(|| self.measuring())
     }
 
     /// Judges what takes room, and then has `taken` note it: one after another. Judges by what is

@@ -20,8 +20,8 @@ const SIZE: u64 = 64 * MIB;
 
 fn open(host: &MemoryHost) -> FileBackend {
     match FileBackend::open(Arc::new(host.clone()), Path::new(POOL), Duration::ZERO).unwrap() {
-        Found::Pool(backend) => *backend,
-        Found::Blank | Found::Locked(_) => panic!("the pool can be had"),
+        OpenResult::Pool(backend) => *backend,
+        OpenResult::Blank | OpenResult::Locked(_) => panic!("the pool can be had"),
     }
 }
 
@@ -193,7 +193,10 @@ fn a_start_ends_what_nobody_goes_on_with_and_keeps_the_rest() {
     assert_eq!((ended.snapshots, ended.half_made), (1, 1));
     for leftover in backend.leftovers().unwrap() {
         let goes_on = matches!(leftover, Leftover::Copy(_));
-        assert!(goes_on || backend.end(&leftover).unwrap(), "{leftover}");
+        assert!(
+            goes_on || backend.clean_up(&leftover).unwrap(),
+            "{leftover}"
+        );
     }
     let left: Vec<Uuid> = backend
         .unready_snapshots()
@@ -358,22 +361,25 @@ fn what_a_delete_has_left_is_ended_without_a_repeat() {
     // The rename is done, and not durable.
     host.fail_effect(2, FaultMode::Before(Errno::EIO));
     let deleted = backend.delete(made.uuid);
-    assert!(matches!(deleted, Err(Error::Undo { .. })), "{deleted:?}");
+    assert!(
+        matches!(deleted, Err(Error::RollbackFailed { .. })),
+        "{deleted:?}"
+    );
     host.fail_effect(1, FaultMode::Before(Errno::EIO));
     let leftovers = backend.leftovers().unwrap();
     let [leftover] = leftovers.as_slice() else {
         panic!("{leftovers:?}");
     };
-    assert!(backend.end(leftover).is_err());
+    assert!(backend.clean_up(leftover).is_err());
     let left = host.files_below(&trash);
     assert!(!left.is_empty(), "in vain, and it's still there");
     assert_eq!(backend.leftovers().unwrap(), leftovers);
-    assert!(backend.end(leftover).unwrap());
+    assert!(backend.clean_up(leftover).unwrap());
     assert!(host.files_below(&trash).is_empty());
     let wiped = |line: &String| line.starts_with("zero");
     assert!(host.effect_log().iter().any(wiped), "it asked for a wipe");
     let effects = host.effects();
-    assert!(!backend.end(leftover).unwrap());
+    assert!(!backend.clean_up(leftover).unwrap());
     assert!(backend.leftovers().unwrap().is_empty());
     assert_eq!(host.effects(), effects, "there is nothing left to do");
 }
@@ -422,14 +428,14 @@ fn a_wipe_does_not_wait_for_another_one() {
     let record = backend.create(record, &|_| Ok(())).unwrap();
     let another = backend.folder.wiping.lock().unwrap();
     let error = backend.delete(record.uuid).unwrap_err();
-    let Error::Undo { first, .. } = error else {
+    let Error::RollbackFailed { first, .. } = error else {
         panic!("{error}");
     };
     assert!(matches!(*first, Error::Pending { .. }), "{first}");
     assert_eq!(backend.volume(record.uuid).unwrap(), None);
     assert!(matches!(
         backend.delete(record.uuid),
-        Err(Error::Undo { .. })
+        Err(Error::RollbackFailed { .. })
     ));
     assert_eq!(backend.folder.trash_of(record.uuid).unwrap().len(), 1);
     drop(another);

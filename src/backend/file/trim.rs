@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::TRASH;
 use super::folder::Folder;
-use crate::error::{Doing, Result};
+use crate::error::{ErrorContext, Result};
 use crate::host::Effect;
 
 /// In the trash: blocks were freed of which the disk has not been told yet. Earlier releases leave
@@ -18,7 +18,7 @@ const UNTOLD: &str = "untrimmed";
 /// In the trash: seconds since 1970, in digits. Earlier releases leave it alone, too.
 const TRIMMED: &str = "trimmed";
 /// From the begin of one trim to the next one.
-const EVERY: Duration = Duration::from_secs(60);
+const TRIM_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Of one pool: whether its disk has to be told, and when it was told last.
 #[derive(Default)]
@@ -44,7 +44,7 @@ impl Untold {
 }
 
 fn is_due(last: Option<Instant>, now: Instant) -> bool {
-    last.is_none_or(|last| now.saturating_duration_since(last) >= EVERY)
+    last.is_none_or(|last| now.saturating_duration_since(last) >= TRIM_INTERVAL)
 }
 
 impl Folder {
@@ -111,7 +111,7 @@ impl Folder {
         let mut known = self.last_trim();
         if known.is_none() {
             let read = self.host.read_file(&self.root.join(TRASH).join(TRIMMED));
-            let read = read.doing(|| "read the time of the last trim".into())?;
+            let read = read.context(|| "read the time of the last trim".into())?;
             let text = read.and_then(|bytes| String::from_utf8(bytes).ok());
             *known = text.and_then(|text| text.trim().parse().ok());
         }
@@ -147,11 +147,11 @@ mod tests {
 
     #[test]
     fn a_disk_is_told_at_once_and_then_at_most_once_a_minute() {
-        let now = Instant::now() + EVERY;
+        let now = Instant::now() + TRIM_INTERVAL;
         assert!(is_due(None, now));
         assert!(!is_due(Some(now), now));
-        let almost = EVERY.saturating_sub(Duration::from_millis(1));
+        let almost = TRIM_INTERVAL.saturating_sub(Duration::from_millis(1));
         assert!(!is_due(now.checked_sub(almost), now));
-        assert!(is_due(now.checked_sub(EVERY), now));
+        assert!(is_due(now.checked_sub(TRIM_INTERVAL), now));
     }
 }

@@ -8,14 +8,14 @@ use std::time::Duration;
 use nix::errno::Errno;
 use uuid::Uuid;
 
-use crate::cut::{Member, Room, Seams, Use};
+use crate::cut::{CutMember, Room, Seams, Use};
 use crate::error::{Error, HostError};
 use crate::hook::{HookTarget, Hooks, Quiesced};
 use crate::host::freezer::{FreezeLimits, Journalled};
 use crate::host::{
-    Device, Done, Effect, Extent, FileId, FileKind, FileStat, FolderMount, Freeze, FreezeMember,
-    Freezer, Ground, Host, Kept, Known, LoopDevice, LoopHold, Mount, MountRoot, Result, Signature,
-    Space,
+    BackingFs, Device, Done, Effect, Extent, FileId, FileKind, FileStat, FolderMount, Freeze,
+    FreezeMember, Freezer, Host, Kept, Known, LoopDevice, LoopHold, Mount, MountRoot, Result,
+    Signature, Space,
 };
 use crate::model::{FsType, SharedVolume};
 
@@ -48,8 +48,8 @@ struct State {
 #[derive(Clone, Default)]
 pub(super) struct World(Arc<Mutex<State>>);
 
-pub(super) fn member(name: &str, in_use: Use) -> Member {
-    Member {
+pub(super) fn member(name: &str, in_use: Use) -> CutMember {
+    CutMember {
         target: HookTarget {
             volume_id: name.into(),
             claim: None,
@@ -67,7 +67,7 @@ pub(super) fn member(name: &str, in_use: Use) -> Member {
     }
 }
 
-pub(super) fn mounted(name: &str) -> Member {
+pub(super) fn mounted(name: &str) -> CutMember {
     let in_use = Use::Mounted {
         device: Device::of_loop(7),
         fs: FsType::Xfs,
@@ -76,7 +76,7 @@ pub(super) fn mounted(name: &str) -> Member {
     member(name, in_use)
 }
 
-pub(super) fn raw(name: &str) -> Member {
+pub(super) fn raw(name: &str) -> CutMember {
     member(name, Use::Raw)
 }
 
@@ -180,7 +180,7 @@ impl World {
         })
     }
 
-    fn ended(&self) {
+    fn record_release(&self) {
         self.state(|state| {
             if state.quiesced && !state.frozen.is_empty() {
                 state.released_while_frozen += 1;
@@ -231,7 +231,7 @@ impl Quiesced for Sessions {
 
 impl Drop for Sessions {
     fn drop(&mut self) {
-        self.0.ended();
+        self.0.record_release();
     }
 }
 
@@ -310,8 +310,8 @@ impl Host for World {
         let path = match effect {
             Effect::Allocate { path, .. } => path,
             Effect::CloneWhole { target, .. }
-            | Effect::CloneAhead { target, .. }
-            | Effect::CloneRest { target, .. } => target,
+            | Effect::ClonePreFreeze { target, .. }
+            | Effect::CloneDelta { target, .. } => target,
             other => return Err(HostError::unexpected("do", "/", other.name())),
         };
         self.host_event(&format!("{} {}", effect.name(), name(path)))?;
@@ -336,7 +336,7 @@ impl Host for World {
         }))
     }
 
-    fn agrees(&self, copy: &Path, _known: &Known) -> Result<bool> {
+    fn verify_copy(&self, copy: &Path, _known: &Known) -> Result<bool> {
         self.host_event(&format!("agrees {}", name(copy)))?;
         Ok(self.state(|state| !state.moved))
     }
@@ -389,7 +389,7 @@ impl Host for World {
     fn mount_of(&self, _: &Path) -> Result<FolderMount> {
         none("statx")
     }
-    fn ground(&self, _: &Path) -> Result<Ground> {
+    fn backing_fs(&self, _: &Path) -> Result<BackingFs> {
         none("statfs")
     }
     fn extents(&self, _: &Path, _: u64, _: usize) -> Result<Vec<Extent>> {

@@ -12,15 +12,16 @@ fn assert_undisturbed(world: &World) {
 
 #[test]
 fn what_has_no_barrier_or_too_many_pieces_is_refused_before_anybody_is_disturbed() {
-    let refuse = |members: &[Member], extents: u64, parameters: SnapshotParameters, words: &str| {
-        let world = World::with_hooks(&["db"]);
-        world.set_extents(extents);
-        let level = parameters.consistency;
-        let error = attempt(&world.seams(), members, level, &parameters).unwrap_err();
-        assert!(matches!(error, Error::Refused { .. }), "{error:?}");
-        assert!(chain(&error).contains(words), "{error}");
-        assert_undisturbed(&world);
-    };
+    let refuse =
+        |members: &[CutMember], extents: u64, parameters: SnapshotParameters, words: &str| {
+            let world = World::with_hooks(&["db"]);
+            world.set_extents(extents);
+            let level = parameters.consistency;
+            let error = attempt(&world.seams(), members, level, &parameters).unwrap_err();
+            assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+            assert!(chain(&error).contains(words), "{error}");
+            assert_undisturbed(&world);
+        };
     let crash = SnapshotParameters {
         consistency: Level::Crash,
         ..SnapshotParameters::default()
@@ -75,13 +76,13 @@ fn what_has_no_barrier_or_too_many_pieces_is_refused_before_anybody_is_disturbed
 
 #[test]
 fn more_file_systems_than_can_be_frozen_together_are_refused_before_anybody_is_disturbed() {
-    let members: Vec<Member> = (0..=MOST_MEMBERS)
+    let members: Vec<CutMember> = (0..=MOST_MEMBERS)
         .map(|n| mounted(&format!("v{n}")))
         .collect();
     let world = World::with_hooks(&["db"]);
     let parameters = application();
     let cut =
-        |members: &[Member]| attempt(&world.seams(), members, Level::Application, &parameters);
+        |members: &[CutMember]| attempt(&world.seams(), members, Level::Application, &parameters);
     let error = cut(&members).unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
     let said = format!(
@@ -110,21 +111,21 @@ fn nodes_stand_still_at_the_same_time_so_that_the_slowest_one_counts() {
                 meet: meet.clone(),
                 fails: false,
                 stall: Duration::from_millis(stall),
-                halted: None,
+                aborted: None,
             };
             Box::new(far) as Box<dyn Participant>
         });
-        let means = coordinator::Means {
+        let context = coordinator::CutContext {
             hooks: &world,
             now_nanos: &|| fakes::CUT_AT,
             disturbed: &Cell::new(false),
         };
-        let wish = Wish {
+        let spec = CutSpec {
             level: Level::Filesystem,
             parameters: &parameters,
             targets: &[],
         };
-        coordinator::run(&means, participants.collect(), &wish)
+        coordinator::run(&context, participants.collect(), &spec)
     };
     cut([400, 900, 500]).unwrap();
     for (slowest, stalls) in [("x", [1001, 1, 1]), ("y", [1, 1002, 1001])] {

@@ -22,9 +22,9 @@ use crate::host::session::Heard;
 use crate::host::{Session, SessionState};
 
 /// One that was let go and isn't looked at any more is waited for so long.
-const LAST_WORDS: Duration = Duration::from_secs(30);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(30);
 /// After its end, what it has said is read for so long.
-const TAIL: Duration = Duration::from_secs(1);
+const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A session in a container.
 pub(super) struct Exec {
@@ -106,7 +106,7 @@ async fn follow(
         process.stderr(),
         process.take_status(),
     ) else {
-        end(&told, false, "the response has no streams".into());
+        record_exit(&told, false, "the response has no streams".into());
         return;
     };
     let mut status = std::pin::pin!(status);
@@ -119,7 +119,7 @@ async fn follow(
                 holds = false;
                 // To end only one's own half: dropping it tells nobody.
                 let _ = stdin.shutdown().await;
-                last_words.as_mut().reset(tokio::time::Instant::now() + LAST_WORDS);
+                last_words.as_mut().reset(tokio::time::Instant::now() + RELEASE_TIMEOUT);
             }
             Ok(bytes) = stdout.read(&mut out) => lock(&told).heard.stdout(&out[..bytes]),
             Ok(bytes) = stderr.read(&mut err) => lock(&told).heard.stderr(&err[..bytes]),
@@ -132,12 +132,12 @@ async fn follow(
         drain(&mut stderr, |bytes| lock(&told).heard.stderr(bytes)).await;
     };
     // What it said last comes before its end; without an orderly end nobody closes these.
-    let _ = tokio::time::timeout(TAIL, rest).await;
+    let _ = tokio::time::timeout(OUTPUT_DRAIN_TIMEOUT, rest).await;
     let (success, text) = match ended {
         Some(status) => outcome(&status),
         None => (false, "connection loss".into()),
     };
-    end(&told, success, text);
+    record_exit(&told, success, text);
 }
 
 async fn drain(pipe: &mut (impl AsyncRead + Unpin), mut take: impl FnMut(&[u8])) {
@@ -172,7 +172,7 @@ fn outcome(status: &Status) -> (bool, String) {
     }
 }
 
-fn end(told: &Mutex<Told>, success: bool, status: String) {
+fn record_exit(told: &Mutex<Told>, success: bool, status: String) {
     lock(told).ended.get_or_insert((success, status));
 }
 
@@ -181,7 +181,7 @@ fn lock(told: &Mutex<Told>) -> std::sync::MutexGuard<'_, Told> {
 }
 
 impl Session for Exec {
-    fn look(&mut self) -> SessionState {
+    fn poll(&mut self) -> SessionState {
         let told = lock(&self.heard);
         let was_ready = told.heard.is_ready();
         match &told.ended {
@@ -204,10 +204,10 @@ impl Session for Exec {
     }
 
     /// There are no signals into a container: the connection is given up.
-    fn end(&mut self, _by_force: bool) {
+    fn kill(&mut self, _by_force: bool) {
         self.stdin = None;
         self.following.abort();
-        end(&self.heard, false, "an unknown exit status".into());
+        record_exit(&self.heard, false, "an unknown exit status".into());
     }
 }
 

@@ -6,7 +6,7 @@ use nix::errno::Errno;
 use uuid::Uuid;
 
 use super::*;
-use crate::cut::Halt;
+use crate::cut::AbortHandle;
 use crate::host::memory::{FaultMode, MemoryHost};
 use crate::host::{Effect, Host};
 use crate::model::{SnapshotParameters, VolumeId};
@@ -39,7 +39,7 @@ fn clean(driver: &Driver) {
     for pool in driver.served() {
         driver.clean(pool);
         driver.wipe(pool);
-        driver.settle_groups(pool);
+        driver.resolve_groups(pool);
     }
 }
 
@@ -69,7 +69,7 @@ fn each_pair_of_failures(call: impl Fn(&Driver, &[VolumeId]) -> Result<()>) {
                 Ok(()) => {}
                 // It was complete when the undo failed: the answer isn't final, and a repeat is told
                 // of it.
-                Err(Error::Undo { .. }) if files(&host) != before => {
+                Err(Error::RollbackFailed { .. }) if files(&host) != before => {
                     let unready = driver.serving().remove(0).backend.unready_snapshots();
                     assert!(unready.is_empty(), "{first}+{gap}: {unready:?}");
                     let effects = host.effects();
@@ -128,7 +128,7 @@ impl Coordinator for Cleans<'_> {
         self.steps.next()
     }
 
-    fn tell(&mut self, _answer: ShareAnswer) {
+    fn send_reply(&mut self, _answer: ShareAnswer) {
         clean(self.driver);
     }
 }
@@ -143,7 +143,7 @@ fn what_is_being_made_is_left_alone() {
             steps: all_steps().into_iter(),
         };
         let begun = begin(group, ours, ours);
-        let served = driver.serve_share(&begun, &Halt::default(), &mut cleans);
+        let served = driver.serve_share(&begun, &AbortHandle::default(), &mut cleans);
         served.unwrap();
     }
     assert_eq!(states(&driver, GROUP), [SnapshotState::Ready; 2]);
@@ -247,7 +247,10 @@ fn an_aborted_snapshot_that_is_repeated_after_its_source_was_deleted_leaves_noth
     driver.delete_volume(&source.to_string()).unwrap();
     host.fail_effect(1, FaultMode::Before(Errno::EIO));
     let again = driver.create_snapshot(&snapshot("s", source));
-    assert!(matches!(again, Err(Error::Undo { .. })), "{again:?}");
+    assert!(
+        matches!(again, Err(Error::RollbackFailed { .. })),
+        "{again:?}"
+    );
     let again = driver.create_snapshot(&snapshot("s", source));
     assert!(matches!(again, Err(Error::NotFound { .. })), "{again:?}");
     assert!(host.stat(&left).unwrap().is_none());

@@ -164,12 +164,12 @@ fn no_namespace_has_more_than_half_of_the_copies() {
     let copies = Copies::default();
     let pools = [PoolId(Uuid::nil()); 2];
     let begin = |claim| copies.begin(claim, pools);
-    let mut running: Vec<_> = (0..MOST / 2)
+    let mut running: Vec<_> = (0..MAX_COPIES / 2)
         .map(|_| begin(Some("loud/data")).unwrap())
         .collect();
     let error = begin(Some("loud/more")).err().unwrap();
     assert!(matches!(error, Error::Pending { .. }), "{error}");
-    running.extend((0..MOST / 2).map(|_| begin(Some("quiet/data")).unwrap()));
+    running.extend((0..MAX_COPIES / 2).map(|_| begin(Some("quiet/data")).unwrap()));
     for claim in [Some("other/data"), None] {
         assert!(matches!(begin(claim), Err(Error::Pending { .. })));
     }
@@ -177,14 +177,14 @@ fn no_namespace_has_more_than_half_of_the_copies() {
     drop(begin(Some("loud/more")).unwrap());
     running.clear();
     // Where callers don't say for whom, all are one's.
-    running.extend((0..MOST).map(|_| begin(None).unwrap()));
+    running.extend((0..MAX_COPIES).map(|_| begin(None).unwrap()));
 }
 
 #[test]
 fn copies_of_a_pool_share_its_rate() {
     let copies = Copies::default();
     let [a, b, c] = [1, 2, 3].map(|n| PoolId(Uuid::from_u128(n)));
-    let step = Duration::from_secs_f64(STEP as f64 / RATE as f64);
+    let step = Duration::from_secs_f64(STEP as f64 / MAX_BYTES_PER_SECOND as f64);
     let first = copies.step([a, a], STEP);
     let second = copies.step([a, b], STEP);
     assert!(second >= first + step, "the pool that both read");

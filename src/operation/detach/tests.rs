@@ -60,7 +60,7 @@ fn at(name: &'static str) -> impl Fn(&Driver) -> Result<()> {
 #[tokio::test]
 async fn work_that_hangs_is_bounded_and_delays_nothing_else() {
     let driver = driver();
-    for (lane, most) in [(Lane::Work, WORK), (Lane::Cut, CUTS)] {
+    for (lane, most) in [(Lane::Work, MAX_OPERATIONS), (Lane::Cut, MAX_CUTS)] {
         let mut hung = Hung::on(&driver);
         for _ in 0..most {
             hung.begin(lane, nothing).await;
@@ -87,7 +87,7 @@ async fn work_that_hangs_is_bounded_and_delays_nothing_else() {
 async fn looks_at_a_pool_that_hangs_are_bounded_and_it_is_named() {
     let driver = driver();
     let mut hung = Hung::on(&driver);
-    for _ in 0..LOOKS {
+    for _ in 0..MAX_PROBES {
         hung.begin(Lane::Look, |driver| {
             at("a")(driver)?;
             at("a")(driver)

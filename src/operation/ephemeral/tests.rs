@@ -146,7 +146,7 @@ fn one_whose_unpublish_missed_its_pool_ends_when_the_pool_is_opened() {
     without.unpublish_volume("csi-0123", TARGET).unwrap();
     assert!(host.mounted().is_empty());
     host.put_disk_back(folder).unwrap();
-    without.look_again();
+    without.refresh_pools();
     assert_eq!(without.serving().len(), 2);
     nothing_is_left(&host, &without);
 }
@@ -176,11 +176,11 @@ fn one_stays_while_a_loop_that_may_stand_on_it_can_not_be_asked() {
     host.put_file(&copy, &[0; 4096]).unwrap();
     host.foreign_loop(&copy).unwrap();
     let hung = host.hang_disk(other).unwrap();
-    let (ended, failed) = driver.end_left_inline(&pool);
+    let (ended, failed) = driver.delete_leftover_inline(&pool);
     let failed = crate::error::chain(&failed.unwrap());
     assert!(failed.contains("no answer"), "{failed}");
     assert_eq!((ended, pool.backend.count()), (0, 1));
     drop(hung);
-    assert!(matches!(driver.end_left_inline(&pool), (1, None)));
+    assert!(matches!(driver.delete_leftover_inline(&pool), (1, None)));
     assert_eq!(pool.backend.count(), 0);
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::*;
 use crate::backend::file::SNAPSHOTS;
-use crate::cut::Halt;
+use crate::cut::AbortHandle;
 use crate::host::Host;
 use crate::host::memory::MemoryHost;
 use crate::operation::session::tests::{GROUP, all_steps, begin, far, served, states};
@@ -113,7 +113,7 @@ fn a_share_begins_nothing_over_a_member_whose_record_cannot_be_read() {
     assert_eq!(told, 0, "nor is the group made of other volumes");
     let unseen = driver.group_here(GROUP, &[]).unwrap().unseen;
     assert!(unseen.is_some_and(|why| why.contains(&id.uuid.to_string())));
-    is_damaged(driver.end_group_here(GROUP, &[id.to_string()]));
+    is_damaged(driver.delete_group_here(GROUP, &[id.to_string()]));
     host.put_file(&record_of(id), &before).unwrap();
     driver.group_here(GROUP, &[id.to_string()]).unwrap();
     assert_eq!(states(&driver, GROUP), [SnapshotState::Ready]);
@@ -285,7 +285,7 @@ impl Coordinator for Deletes<'_> {
         self.steps.next()
     }
 
-    fn tell(&mut self, _answer: ShareAnswer) {}
+    fn send_reply(&mut self, _answer: ShareAnswer) {}
 }
 
 #[test]
@@ -301,7 +301,7 @@ fn a_member_is_not_deleted_while_its_group_is_being_made() {
     };
     let begun = begin(Some(GROUP), &ours, &ours);
     driver
-        .serve_share(&begun, &Halt::default(), &mut deletes)
+        .serve_share(&begun, &AbortHandle::default(), &mut deletes)
         .unwrap();
     assert_eq!(deletes.refused, all_steps().len());
     assert_eq!(driver.locks_held(), 0);
@@ -322,9 +322,9 @@ fn a_name_whose_snapshot_appears_meanwhile_is_not_prepared_over_it() {
     };
     let made = driver.create_snapshot(&asked).unwrap();
     let pool = driver.serving().remove(0);
-    let again = pool.backend.end_unanswered_snapshot(made.id.uuid);
+    let again = pool.backend.delete_unanswered_snapshot(made.id.uuid);
     assert!(matches!(again, Err(Error::Pending { .. })), "{again:?}");
-    let again = pool.backend.end_unanswered(source.uuid);
+    let again = pool.backend.delete_unanswered(source.uuid);
     assert!(matches!(again, Err(Error::Pending { .. })), "{again:?}");
     assert_eq!(driver.create_snapshot(&asked).unwrap().cut_at, made.cut_at);
 }
@@ -360,7 +360,7 @@ fn members_that_are_independent_are_deleted_one_by_one() {
     // The first one's record has decided about the others: they stay without it.
     driver.delete_snapshot(&ids[0]).unwrap();
     driver.delete_snapshot(&ids[0]).unwrap();
-    driver.look_again();
+    driver.refresh_pools();
     for given in [&[][..], &[&ids[1], &ids[2]], &[&ids[2], &ids[0], &ids[1]]] {
         let left = find(given).unwrap();
         let left: Vec<String> = left
@@ -415,7 +415,7 @@ fn before_the_first_member_is_deleted_the_others_are_committed() {
         };
         driver.delete_alone(&first, &how).unwrap();
         // Neither a look nor a start undoes it now that the first one is gone.
-        driver.look_again();
+        driver.refresh_pools();
         driver.get_snapshot(&second).unwrap();
         driver.delete_alone(&second, &how).unwrap();
     }

@@ -261,7 +261,7 @@ fn a_running_driver_learns_what_an_administrator_did() {
     let cli = host.another_process();
     let adopted = adopt(&cli, node(), &both[1], &both).unwrap();
     let host = cli.restart_process();
-    driver.look_again();
+    driver.refresh_pools();
     assert_eq!(driver.settled_home().unwrap(), adopted.pool.home);
     let served = |driver: &Driver| {
         let status = driver.pool_status().into_iter();
@@ -277,11 +277,11 @@ fn a_running_driver_learns_what_an_administrator_did() {
         to: Path::new("/memory/away"),
     };
     host.perform(&away).unwrap();
-    driver.look_again();
+    driver.refresh_pools();
     let volume = format!("{c}.{}", host.random_uuid());
     assert!(driver.delete_volume(&volume).is_err());
     forget(&host, node(), "c").unwrap();
-    driver.look_again();
+    driver.refresh_pools();
     driver.delete_volume(&volume).unwrap();
     let record = load_node(&host, node()).unwrap();
     assert!(record.forgotten.contains_key(&c) && record.pools.len() == 2);
@@ -407,7 +407,7 @@ fn a_pool_that_can_not_be_read_keeps_its_id_when_it_is_looked_at_again() {
     assert_eq!(driver.pool_status()[0].id, Some(made.pool.id));
     host.put_disk_back(Path::new("/memory/a")).unwrap();
     host.kill_disk(Path::new("/memory/a")).unwrap();
-    driver.look_again();
+    driver.refresh_pools();
     let status = driver.pool_status().remove(0);
     assert!(status.refusal.is_some_and(|why| why.contains("EIO")));
     assert_eq!(status.id, Some(made.pool.id));
@@ -435,10 +435,10 @@ fn why_a_pool_is_not_served_is_logged_once_and_again_when_it_changes() {
     host.pull_disk(disk).unwrap();
     let told = logged(|| {
         let driver = start(&host, &[a]).unwrap();
-        (0..3).for_each(|_| driver.look_again());
+        (0..3).for_each(|_| driver.refresh_pools());
         host.put_disk_back(disk).unwrap();
         host.kill_disk(disk).unwrap();
-        (0..3).for_each(|_| driver.look_again());
+        (0..3).for_each(|_| driver.refresh_pools());
     });
     let whys: Vec<_> = told
         .lines()

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::{IMAGE_FILE, IMAGE_RECORD, MOUNT_POINT, on, stat_image};
-use crate::error::{Doing, Error, Result, chain};
+use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::{
     Device, Done, Effect, FileStat, Host, LoopHold, LoopSpec, LoopStatus, MountSpec, Signature,
 };
@@ -39,7 +39,7 @@ impl Opening<'_> {
         self.host
             .perform(effect)
             .map(drop)
-            .doing(|| format!("{doing} of pool {}", self.pool.name))
+            .context(|| format!("{doing} of pool {}", self.pool.name))
     }
 
     pub(super) fn record(&self) -> Result<Option<ImageRecord>> {
@@ -71,8 +71,8 @@ impl Opening<'_> {
         self.check_room(wanted, there.map_or(0, |file| file.allocated))?;
         let ground = self
             .host
-            .ground(self.path)
-            .doing(|| format!("find the file system of {}", self.path.display()))?;
+            .backing_fs(self.path)
+            .context(|| format!("find the file system of {}", self.path.display()))?;
         let record = ImageRecord {
             size: wanted,
             block_size: ground.least_sector,
@@ -93,7 +93,7 @@ impl Opening<'_> {
             }
             let path = image.as_path();
             self.perform(
-                &Effect::Shorten { path, size: wanted },
+                &Effect::Truncate { path, size: wanted },
                 "truncate the image",
             )?;
         }
@@ -131,11 +131,11 @@ impl Opening<'_> {
         let space = self
             .host
             .space(self.path)
-            .doing(|| format!("read the free space of {}", self.path.display()))?;
+            .context(|| format!("read the free space of {}", self.path.display()))?;
         let mount = self
             .host
             .mount_of(self.path)
-            .doing(|| format!("find the mount of {}", self.path.display()))?;
+            .context(|| format!("find the mount of {}", self.path.display()))?;
         let kept = match is_of_machine(self.host, mount.mount.device, self.machine) {
             true => machine_reserve(space.total).max(HEAD_ROOM),
             false => HEAD_ROOM,
@@ -183,7 +183,7 @@ impl Opening<'_> {
         // record says, and what lies there need not be reserved.
         if self.must_stat(&record)?.size > record.size {
             let path = self.image();
-            let shorten = Effect::Shorten {
+            let shorten = Effect::Truncate {
                 path: &path,
                 size: record.size,
             };
@@ -228,13 +228,13 @@ impl Opening<'_> {
         };
         let number = hold.number;
         self.perform(
-            &Effect::ForbidDiscard { number },
+            &Effect::DisableDiscard { number },
             "disable discard on the device of the image",
         )?;
         let shown = self
             .host
             .device_bytes(&hold.device())
-            .doing(|| "read the size of the image's device".into())?;
+            .context(|| "read the size of the image's device".into())?;
         if shown < file.size {
             self.perform(
                 &Effect::ResizeLoop { number },
@@ -253,7 +253,11 @@ impl Opening<'_> {
             read_only: false,
         };
         let doing = || format!("attach the image of pool {}", self.pool.name);
-        match self.host.perform(&Effect::AttachLoop(spec)).doing(doing)? {
+        match self
+            .host
+            .perform(&Effect::AttachLoop(spec))
+            .context(doing)?
+        {
             Done::Loop(hold) => Ok(hold),
             Done::Plain | Done::Cloned(_) | Done::Checked(_) | Done::Session(_) => {
                 Err(Error::Bug {
@@ -273,7 +277,7 @@ impl Opening<'_> {
         let held = self
             .host
             .hold_loop(found.number, file.id)
-            .doing(|| format!("open {name}"))?;
+            .context(|| format!("open {name}"))?;
         held.ok_or_else(|| Error::Pending {
             what: format!("{name} of pool {}", self.pool.name),
         })
@@ -284,7 +288,7 @@ impl Opening<'_> {
         let doing = || format!("probe the image of pool {}", self.pool.name);
         let formatted = record.formatted.clone();
         if formatted.complete {
-            let found = self.host.signature(device).doing(doing)?;
+            let found = self.host.signature(device).context(doing)?;
             return match found {
                 Signature::Fs { name, uuid, .. }
                     if name == FsType::Xfs.name() && uuid == formatted.uuid.to_string() =>
@@ -297,7 +301,7 @@ impl Opening<'_> {
                 ))),
             };
         }
-        if self.host.is_claimed(device).doing(doing)? {
+        if self.host.is_claimed(device).context(doing)? {
             return Err(self.busy(format!("{} is in use", device.path.display())));
         }
         let effect = Effect::Format {
@@ -323,7 +327,10 @@ impl Opening<'_> {
         let folder = self.path.join(MOUNT_POINT);
         let target = folder.as_path();
         self.perform(&Effect::MakeDir { path: target }, "create the mount point")?;
-        let table = self.host.mounts().doing(|| "read the mount table".into())?;
+        let table = self
+            .host
+            .mounts()
+            .context(|| "read the mount table".into())?;
         match table.iter().rfind(|mount| mount.mount_point == target) {
             Some(mount) if mount.device == device.rdev => {}
             Some(mount) => {
@@ -349,7 +356,7 @@ impl Opening<'_> {
         let shown = self
             .host
             .stat(target)
-            .doing(|| format!("examine {}", target.display()))?;
+            .context(|| format!("examine {}", target.display()))?;
         if shown.is_none_or(|shown| shown.id.device != device.rdev) {
             return Err(self.busy(format!(
                 "{} does not show the file system of {}",
@@ -364,7 +371,7 @@ impl Opening<'_> {
         let wanted = self
             .host
             .wants_growth(device, folder, FsType::Xfs)
-            .doing(|| format!("read the size of {}", folder.display()))?;
+            .context(|| format!("read the size of {}", folder.display()))?;
         if !wanted {
             return Ok(());
         }

@@ -10,7 +10,7 @@ use crate::error::{Result, chain};
 use crate::host::Host;
 use crate::model::PoolDefinition;
 use crate::operation::start::folder;
-use crate::operation::{Driver, Pool, PoolState, pool_make};
+use crate::operation::{Driver, Pool, ServingState, pool_make};
 use crate::record::PoolRecord;
 
 impl Driver {
@@ -19,24 +19,24 @@ impl Driver {
     pub(in crate::operation) fn open_image(
         &self,
         definition: &PoolDefinition,
-        found: pool_make::Found,
+        found: pool_make::Probe,
         may_be_new: bool,
         patience: Duration,
-    ) -> Result<(Option<OpenImage>, pool_make::Found)> {
+    ) -> Result<(Option<OpenImage>, pool_make::Probe)> {
         let host = self.host.as_ref();
         let Some(size) = definition.image else {
             return Ok((None, found));
         };
         match found {
-            pool_make::Found::Image(_) => {}
-            pool_make::Found::Blank if definition.init && may_be_new => {}
-            pool_make::Found::Missing if definition.init && may_be_new => {
+            pool_make::Probe::Image(_) => {}
+            pool_make::Probe::Blank if definition.init && may_be_new => {}
+            pool_make::Probe::Missing if definition.init && may_be_new => {
                 pool_make::make_folder(host, &folder(definition))?;
             }
             found => return Ok((None, found)),
         }
         let image = open(host, definition, size, patience, &self.machine_folders())?;
-        let found = pool_make::look(host, &image.folder)?;
+        let found = pool_make::probe(host, &image.folder)?;
         Ok((Some(image), found))
     }
 
@@ -49,7 +49,7 @@ impl Driver {
         let states =
             std::mem::take(&mut *self.pools.write().unwrap_or_else(PoisonError::into_inner));
         for state in states {
-            let PoolState::Serving(pool) = state else {
+            let ServingState::Serving(pool) = state else {
                 continue;
             };
             let Some(Pool {
@@ -100,12 +100,12 @@ pub(in crate::operation) fn identify(
     machine: &[PathBuf],
 ) -> Result<Option<PoolRecord>> {
     let path = folder(definition);
-    match (definition.image, pool_make::look(host, &path)?) {
-        (Some(size), pool_make::Found::Image(_)) => {
+    match (definition.image, pool_make::probe(host, &path)?) {
+        (Some(size), pool_make::Probe::Image(_)) => {
             let image = open(host, definition, size, Duration::ZERO, machine)?;
             FileBackend::identify(host, &image.folder)
         }
-        (None, pool_make::Found::Pool(pool)) => Ok(Some(pool)),
+        (None, pool_make::Probe::Pool(pool)) => Ok(Some(pool)),
         _ => Ok(None),
     }
 }

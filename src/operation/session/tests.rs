@@ -4,7 +4,7 @@ use super::*;
 use crate::host::memory::MemoryHost;
 use crate::model::PoolId;
 use crate::operation::tests::{driver, volume};
-use crate::operation::{NamedGroup, Verdict};
+use crate::operation::{GroupDecision, NamedGroup};
 
 /// A volume of another node.
 pub(in crate::operation) fn far() -> VolumeId {
@@ -72,7 +72,7 @@ impl Coordinator for Script {
         self.steps.next()
     }
 
-    fn tell(&mut self, answer: ShareAnswer) {
+    fn send_reply(&mut self, answer: ShareAnswer) {
         self.told.push(answer);
     }
 }
@@ -83,7 +83,7 @@ pub(in crate::operation) fn served(
     steps: Vec<ShareStep>,
 ) -> (Result<()>, usize) {
     let mut script = Script::of(steps);
-    let done = driver.serve_share(begin, &Halt::default(), &mut script);
+    let done = driver.serve_share(begin, &AbortHandle::default(), &mut script);
     assert_eq!(driver.locks_held(), 0);
     (done, script.told.len())
 }
@@ -122,7 +122,7 @@ fn where_the_first_member_is_the_end_of_the_steps_deletes_everything_until_the_c
     };
     let error = driver.get_group(&named).unwrap_err();
     assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
-    driver.end_group_here(GROUP, &[]).unwrap();
+    driver.delete_group_here(GROUP, &[]).unwrap();
     assert_eq!(states(&driver, GROUP), []);
 }
 
@@ -138,38 +138,38 @@ fn what_another_node_decides_about_stays_in_doubt_until_somebody_says_what_it_de
         let begun = begin(Some(GROUP), &all, &ours);
         served(&driver, &begun, steps).0.unwrap();
         // Neither a look nor a start guesses.
-        driver.look_again();
+        driver.refresh_pools();
         driver.leave();
         driver = self::driver(&host.restart_process());
         assert_eq!(states(&driver, GROUP), [SnapshotState::Cut]);
         let (done, _) = served(&driver, &begin(Some(GROUP), &all, &ours), all_steps());
         assert!(matches!(done, Err(Error::Pending { .. })), "{done:?}");
         // A verdict about another try is none about this one.
-        let other = Verdict {
+        let other = GroupDecision {
             commit: Some(Uuid::new_v4()),
             undo: vec![Uuid::new_v4()],
         };
-        driver.settle_group_by(GROUP, &other).unwrap();
+        driver.resolve_group_by(GROUP, &other).unwrap();
         assert_eq!(states(&driver, GROUP), [SnapshotState::Cut]);
-        let verdict = match commits {
-            true => Verdict {
+        let decision = match commits {
+            true => GroupDecision {
                 commit: Some(begun.attempt),
                 undo: Vec::new(),
             },
-            false => Verdict {
+            false => GroupDecision {
                 commit: None,
                 undo: vec![begun.attempt],
             },
         };
         for _ in 0..2 {
-            driver.settle_group_by(GROUP, &verdict).unwrap();
+            driver.resolve_group_by(GROUP, &decision).unwrap();
         }
         match commits {
             true => assert_eq!(states(&driver, GROUP), [SnapshotState::Ready]),
             false => assert_eq!(states(&driver, GROUP), []),
         }
     }
-    driver.end_group_here(GROUP, &[]).unwrap();
+    driver.delete_group_here(GROUP, &[]).unwrap();
 }
 
 #[test]
@@ -195,24 +195,24 @@ fn a_first_member_on_a_pool_that_this_node_has_forgotten_is_not_gone() {
     for commits in [true, false] {
         let begun = begin(Some(GROUP), &all, &ours);
         served(&driver, &begun, steps.clone()).0.unwrap();
-        driver.look_again();
+        driver.refresh_pools();
         assert_eq!(states(&driver, GROUP), [SnapshotState::Cut], "a guess");
-        let verdict = match commits {
-            true => Verdict {
+        let decision = match commits {
+            true => GroupDecision {
                 commit: Some(begun.attempt),
                 undo: Vec::new(),
             },
-            false => Verdict {
+            false => GroupDecision {
                 commit: None,
                 undo: vec![begun.attempt],
             },
         };
-        driver.settle_group_by(GROUP, &verdict).unwrap();
+        driver.resolve_group_by(GROUP, &decision).unwrap();
         match commits {
             true => assert_eq!(states(&driver, GROUP), [SnapshotState::Ready]),
             false => assert_eq!(states(&driver, GROUP), []),
         }
-        driver.end_group_here(GROUP, &[]).unwrap();
+        driver.delete_group_here(GROUP, &[]).unwrap();
     }
 }
 
@@ -233,7 +233,7 @@ fn a_single_snapshot_is_never_in_doubt_and_what_is_there_is_not_cut_again() {
     assert!(driver.find_snapshot_name("g").unwrap().is_some());
     let mut script = Script::of(all_steps());
     let again = begin(None, &[], &ours);
-    let done = driver.serve_share(&again, &Halt::default(), &mut script);
+    let done = driver.serve_share(&again, &AbortHandle::default(), &mut script);
     done.unwrap();
     assert_eq!(script.told, [ShareAnswer::Plain]);
 }
@@ -271,7 +271,7 @@ impl Coordinator for Early<'_> {
         self.steps.next()
     }
 
-    fn tell(&mut self, _answer: ShareAnswer) {}
+    fn send_reply(&mut self, _answer: ShareAnswer) {}
 
     fn failing(&mut self, _error: &Error) {
         let here = self.driver.group_here(GROUP, &[]).unwrap();
@@ -289,7 +289,7 @@ fn a_step_that_fails_is_reported_before_anything_is_deleted() {
         seen: None,
     };
     let begun = begin(Some(GROUP), &ours, &ours);
-    let done = driver.serve_share(&begun, &Halt::default(), &mut early);
+    let done = driver.serve_share(&begun, &AbortHandle::default(), &mut early);
     assert!(done.is_err());
     assert_eq!(early.seen, Some(vec![SnapshotState::Preparing]));
     assert_eq!(states(&driver, GROUP), []);

@@ -81,7 +81,7 @@ fn a_pool_that_can_not_be_served_does_not_hold_up_the_others() {
             assert_eq!(refused.len(), 1, "{refused:?}");
             assert_eq!(refused[0].0, "b");
             assert!(refused[0].1.contains(why), "{wrong}: {refused:?}");
-            driver.look_again();
+            driver.refresh_pools();
             assert_eq!(refusals(&driver), refused);
         }
     }
@@ -102,7 +102,7 @@ fn what_was_a_pool_is_waited_for_beside_a_wrong_definition() {
         to: Path::new("/memory/a"),
     };
     host.perform(&back).unwrap();
-    driver.look_again();
+    driver.refresh_pools();
     assert_eq!(refusals(&driver).len(), 1);
 }
 
@@ -138,11 +138,11 @@ fn of_two_copies_of_a_pool_the_known_one_is_served() {
         let id = driver.serving()[0].id();
         assert!(driver.pool(id).unwrap().is_some());
         let refused_id = driver.states().into_iter().find_map(|state| match state {
-            PoolState::Refused { id, .. } => Some(id),
-            PoolState::Serving(_) => None,
+            ServingState::Refused { id, .. } => Some(id),
+            ServingState::Serving(_) => None,
         });
         assert_eq!(refused_id, Some(None), "another place stands for it");
-        driver.look_again();
+        driver.refresh_pools();
         assert_eq!(refusals(&driver), refused);
     }
 }
@@ -160,7 +160,7 @@ fn of_two_copies_of_a_pool_the_one_that_is_served_goes_on() {
     assert_eq!(refusals(&driver)[0].0, "a");
     // The disk of the first one comes back.
     move_it("/memory/away", "/memory/a");
-    driver.look_again();
+    driver.refresh_pools();
     let refused = refusals(&driver);
     assert_eq!(refused.len(), 1);
     assert_eq!(refused[0].0, "a");

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use tonic::transport::Channel;
 use tonic::{Code, Status, TimeoutExpired};
 
-use super::{DESCRIBE, Dial, FRESH, POLL};
+use super::{DESCRIBE_TIMEOUT, Dial, MAX_STATUS_AGE, POLL_INTERVAL};
 use crate::agent::agent_client::AgentClient;
 use crate::agent::{DescribeRequest, DescribeResponse};
 use crate::csi::controller_client::ControllerClient;
@@ -184,7 +184,8 @@ impl Agent {
     /// failure: at most some seconds.
     pub async fn ask(&self) {
         let now = Instant::now();
-        self.ask_since(now.checked_sub(FRESH).unwrap_or(now)).await;
+        self.ask_since(now.checked_sub(MAX_STATUS_AGE).unwrap_or(now))
+            .await;
     }
 
     /// The same, unless it was asked since a moment.
@@ -197,7 +198,7 @@ impl Agent {
         self.wanted.notify_one();
         // Long enough for the question before, and for this one. Nobody asks any more after the
         // agent was taken from the set.
-        let _ = timeout(2 * DESCRIBE, seen.wait_for(is_new)).await;
+        let _ = timeout(2 * DESCRIBE_TIMEOUT, seen.wait_for(is_new)).await;
     }
 
     /// Asks it for ever: every few seconds, and when it's wanted.
@@ -211,9 +212,12 @@ impl Agent {
             // It's never closed.
             let turn = asking.acquire().await;
             let asked = Instant::now();
-            let described = match timeout(DESCRIBE, self.describe()).await {
+            let described = match timeout(DESCRIBE_TIMEOUT, self.describe()).await {
                 Ok(described) => described,
-                Err(_) => Err(format!("it did not answer within {} s", DESCRIBE.as_secs())),
+                Err(_) => Err(format!(
+                    "it did not answer within {} s",
+                    DESCRIBE_TIMEOUT.as_secs()
+                )),
             };
             drop(turn);
             let verified = |told| self.verify(told, driver_name);
@@ -229,7 +233,7 @@ impl Agent {
                 changed.send_modify(|rounds| *rounds += 1);
             }
             // Spread, so that they aren't all asked in the same moment.
-            let pause = POLL.mul_f64(0.9 + 0.2 * spread(&self.node));
+            let pause = POLL_INTERVAL.mul_f64(0.9 + 0.2 * spread(&self.node));
             let _ = timeout(pause, self.wanted.notified()).await;
         }
     }
@@ -367,7 +371,7 @@ pub(in crate::router) fn beneath<E: std::error::Error + 'static>(status: &Status
 }
 
 fn answered(status: &Status) -> Error {
-    Error::Answered {
+    Error::Forwarded {
         code: status.code() as i32,
         message: status.message().to_string(),
     }

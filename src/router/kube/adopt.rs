@@ -112,7 +112,7 @@ pub struct Done {
 /// Looks what is to be done, and changes nothing. `which` is the pool's UUID, its name, or
 /// NODE/NAME, and of `driver` where a name is given; else the pool's object says which driver has
 /// it. An error if there is no such pool, or nothing says for certain whose it is now.
-pub async fn look(client: &Client, driver: Option<&str>, which: &str) -> Result<Plan> {
+pub async fn make_plan(client: &Client, driver: Option<&str>, which: &str) -> Result<Plan> {
     let pools = of_driver(client, driver).await?;
     let object = one_of(which, &pools)?;
     let driver = object.labels().get(DRIVER_LABEL).ok_or_else(|| {

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::certificates::Certificates;
 use super::orphans::Stored;
-use super::picture::Report;
-use super::{Fleet, InCluster, Options, connect};
+use super::pool_status::Report;
+use super::{AgentReports, InCluster, Options, connect};
 use crate::error::Result;
 use crate::router::{Agents, TlsDial};
 use crate::tls::Credentials;
@@ -16,7 +16,7 @@ use crate::tls::Credentials;
 pub struct Begun {
     /// Those of the Service, which are followed from now on.
     pub agents: Arc<Agents>,
-    /// The cluster; to be ended with [`InCluster::end`].
+    /// The cluster; to be ended with [`InCluster::shut_down`].
     pub cluster: Arc<InCluster>,
     /// What it shows to agents: those that were given, or its own.
     pub credentials: Arc<Credentials>,
@@ -34,7 +34,7 @@ pub async fn begin(
     let client = connect().await?;
     let driver = options.driver.clone();
     let later = Arc::<Later>::default();
-    let cluster = InCluster::start(client, options, Arc::clone(&later) as Arc<dyn Fleet>);
+    let cluster = InCluster::start(client, options, Arc::clone(&later) as Arc<dyn AgentReports>);
     let credentials = match credentials {
         Some(given) => given,
         None => Certificates::start(&cluster, account).own().await,
@@ -68,7 +68,7 @@ impl Later {
 }
 
 #[tonic::async_trait]
-impl Fleet for Later {
+impl AgentReports for Later {
     fn place(&self, agents: BTreeMap<String, SocketAddr>) {
         let mut placed = self.placed.lock().unwrap_or_else(PoisonError::into_inner);
         match self.agents.get() {

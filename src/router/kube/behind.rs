@@ -11,7 +11,7 @@ use crate::csi::identity_client::IdentityClient;
 use crate::error::{Error, Result, chain};
 
 /// A driver that runs answers this at once.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The error that says that the driver at a socket can't be asked.
 pub(super) fn unreachable(socket: &Path, reason: String) -> Error {
@@ -29,7 +29,7 @@ pub async fn driver(socket: &Path, expected: Option<&str>) -> Result<(Channel, S
     let endpoint = endpoint.map_err(|error| failed(&error))?;
     let channel = endpoint.connect().await.map_err(|error| failed(&error))?;
     let mut question = Request::new(GetPluginInfoRequest {});
-    question.set_timeout(PATIENCE);
+    question.set_timeout(REQUEST_TIMEOUT);
     let answer = IdentityClient::new(channel.clone());
     let answer = answer.clone().get_plugin_info(question).await;
     let answer = answer.map_err(|status| unreachable(socket, status.message().to_string()))?;

@@ -30,7 +30,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
 
-use super::follow::Kept;
+use super::watch::Store;
 use super::{InCluster, ask};
 use crate::error::{Result, chain};
 use crate::router::cluster::Cluster;
@@ -43,9 +43,9 @@ pub const TRUST: &str = "slackwater-authority";
 /// The list of trusted authorities in the ConfigMap.
 pub const CA: &str = "ca.crt";
 /// How often routers look whether the authority has changed.
-const EVERY: Duration = Duration::from_secs(600);
+const CHECK_INTERVAL: Duration = Duration::from_secs(600);
 /// While there is none, or the API server doesn't answer.
-const SOON: Duration = Duration::from_secs(5);
+const RETRY_DELAY: Duration = Duration::from_secs(5);
 /// How requests are called in what is followed.
 const REQUESTS: &str = "CertificateSigningRequests";
 
@@ -56,7 +56,7 @@ pub struct Certificates {
     namespace: String,
     /// The service account of the nodes' pods.
     account: String,
-    requests: Mutex<Kept<Request>>,
+    requests: Mutex<Store<Request>>,
     authorities: Mutex<Option<Authorities>>,
     /// The router's own, once there is an authority.
     own: watch::Sender<Option<Arc<Credentials>>>,
@@ -105,12 +105,12 @@ impl Certificates {
 
     async fn keep(&self, cluster: &InCluster) {
         loop {
-            let pause = match self.look(cluster.is_leader()).await {
-                Ok(true) => EVERY,
-                Ok(false) => SOON,
+            let pause = match self.refresh(cluster.is_leader()).await {
+                Ok(true) => CHECK_INTERVAL,
+                Ok(false) => RETRY_DELAY,
                 Err(error) => {
                     tracing::warn!(error, "failed to maintain the certificate authority");
-                    SOON
+                    RETRY_DELAY
                 }
             };
             tokio::time::sleep(pause).await;
@@ -118,7 +118,7 @@ impl Certificates {
     }
 
     /// Whether there is an authority, and all is as it should be.
-    async fn look(&self, leads: bool) -> Result<bool, String> {
+    async fn refresh(&self, leads: bool) -> Result<bool, String> {
         let secrets = Api::<Secret>::namespaced(self.client.clone(), &self.namespace);
         let found = ask("the Secret", secrets.get_opt(TRUST)).await;
         let found = found.map_err(|error| chain(&error))?;

@@ -6,18 +6,18 @@ use std::time::{Duration, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
 
-use super::Fleet;
+use super::AgentReports;
 use super::orphans::{self, Stored};
-use super::picture::Report;
+use super::pool_status::Report;
 use crate::error::chain;
 use crate::model::VolumeId;
 use crate::router::agents::Agents;
 
 /// A page of some thousand entries takes milliseconds; a disk may hang.
-const PATIENCE: Duration = Duration::from_secs(30);
+const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[tonic::async_trait]
-impl Fleet for Agents {
+impl AgentReports for Agents {
     fn place(&self, agents: BTreeMap<String, SocketAddr>) {
         let each = agents.into_iter();
         self.set(each.map(|(node, address)| (node, address.to_string())));
@@ -51,7 +51,7 @@ impl Fleet for Agents {
             for pool in pools.filter(|_| seen.is_reachable()) {
                 let client = agent.controller().await.map_err(|error| chain(&error));
                 let answer = match client {
-                    Ok(client) => orphans::ask(client, Some(pool.id), PATIENCE).await,
+                    Ok(client) => orphans::ask(client, Some(pool.id), LIST_TIMEOUT).await,
                     Err(problem) => Err(problem),
                 };
                 match answer {

@@ -30,7 +30,7 @@ pub struct HandedOver {
 }
 
 /// Marks a pool (its UUID, its name, or NODE/NAME) as being of a node. `driver` as for
-/// [`adopt::look`].
+/// [`adopt::make_plan`].
 pub async fn hand_over(
     client: &Client,
     driver: Option<&str>,

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::jiff::Timestamp;
 
-use super::picture::Report;
+use super::pool_status::Report;
 
 /// What is to be done about a node's label.
 #[derive(Clone, Debug, PartialEq, Eq)]

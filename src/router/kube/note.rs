@@ -12,7 +12,7 @@ use ::kube::{Client, Error as KubeError};
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::mpsc;
 
-use super::PATIENCE;
+use super::API_TIMEOUT;
 use crate::error::chain;
 use crate::router::cluster::{Content, Reached};
 
@@ -42,7 +42,7 @@ pub(super) async fn write(client: Client, mut notes: mpsc::Receiver<Note>) {
         let mut pauses = RETRIES.iter();
         loop {
             let written = patch(&client, &content, &reached);
-            let problem = match tokio::time::timeout(PATIENCE, written).await {
+            let problem = match tokio::time::timeout(API_TIMEOUT, written).await {
                 Ok(Ok(())) => break,
                 Ok(Err(KubeError::Api(status))) if status.code < 500 && status.code != 429 => {
                     let error = status.message;

@@ -18,20 +18,20 @@ use ::kube::{Client, Error as KubeError};
 use k8s_openapi::api::core::v1::PersistentVolume;
 use serde_json::Value;
 
-use super::{Fleet, InCluster, PATIENCE, VOLUMES, behind, note};
+use super::{API_TIMEOUT, AgentReports, InCluster, VOLUMES, behind, note};
 use crate::error::{Error, Result, chain};
 use crate::model::{GroupId, PoolId};
-use crate::router::cluster::{About, Cluster};
+use crate::router::cluster::{Cluster, ObjectRef};
 use crate::telemetry::router::Orphans;
 pub(super) use ask::ask;
 
 /// Between two looks: each asks every agent for all it has, and the API server for all
 /// VolumeSnapshotContents.
-const EVERY: Duration = Duration::from_secs(5 * 60);
+const SCAN_INTERVAL: Duration = Duration::from_secs(5 * 60);
 /// Sidecars repeat for minutes what an API server that is away has kept them from.
-const AGE: Duration = Duration::from_secs(15 * 60);
+const MIN_AGE: Duration = Duration::from_secs(15 * 60);
 /// So many are told at one look; the others at the next.
-const TOLD_AT_ONCE: usize = 50;
+const MAX_REPORTED_AT_ONCE: usize = 50;
 /// VolumeSnapshotContents of one page.
 const PAGE: u32 = 500;
 
@@ -47,8 +47,8 @@ pub struct Pace {
 impl Default for Pace {
     fn default() -> Pace {
         Pace {
-            every: EVERY,
-            age: AGE,
+            every: SCAN_INTERVAL,
+            age: MIN_AGE,
         }
     }
 }
@@ -143,7 +143,7 @@ impl Memory {
     fn untold(&mut self, age: Duration, now: Instant) -> Vec<Orphan> {
         let each = self.0.iter_mut();
         let new = each.filter(|(_, (since, told))| !*told && now.duration_since(*since) >= age);
-        let told = new.take(TOLD_AT_ONCE).map(|(orphan, (_, told))| {
+        let told = new.take(MAX_REPORTED_AT_ONCE).map(|(orphan, (_, told))| {
             *told = true;
             orphan.clone()
         });
@@ -179,13 +179,13 @@ fn unnamed(
 }
 
 /// Looks for ever, while this router leads.
-pub(super) async fn run(cluster: &InCluster, fleet: &dyn Fleet) {
+pub(super) async fn run(cluster: &InCluster, fleet: &dyn AgentReports) {
     let pace = cluster.options.orphans;
     let mut memory = Memory::default();
     loop {
         tokio::time::sleep(pace.every).await;
         let seen = if cluster.is_leader() {
-            look(cluster, fleet, &mut memory).await
+            scan(cluster, fleet, &mut memory).await
         } else {
             memory = Memory::default();
             None
@@ -197,7 +197,11 @@ pub(super) async fn run(cluster: &InCluster, fleet: &dyn Fleet) {
     }
 }
 
-async fn look(cluster: &InCluster, fleet: &dyn Fleet, memory: &mut Memory) -> Option<Orphans> {
+async fn scan(
+    cluster: &InCluster,
+    fleet: &dyn AgentReports,
+    memory: &mut Memory,
+) -> Option<Orphans> {
     // First what there is, then what names it: what is made in between is named.
     let stored = fleet.stored().await;
     let snapshots = match snapshot_handles(&cluster.client, &cluster.options.driver).await {
@@ -224,7 +228,7 @@ async fn look(cluster: &InCluster, fleet: &dyn Fleet, memory: &mut Memory) -> Op
             message,
             "found an orphan"
         );
-        cluster.tell(&About::Pool(orphan.pool), true, "Orphan", message);
+        cluster.record_event(&ObjectRef::Pool(orphan.pool), true, "Orphan", message);
     }
     let count = |what: What| memory.old(age, now).filter(|one| one.what == what).count() as u64;
     Some(Orphans {
@@ -259,7 +263,7 @@ pub(super) async fn each(
     };
     let mut params = ListParams::default().limit(PAGE);
     loop {
-        let page = match tokio::time::timeout(PATIENCE, api.list(&params)).await {
+        let page = match tokio::time::timeout(API_TIMEOUT, api.list(&params)).await {
             Ok(Ok(page)) => page,
             Ok(Err(KubeError::Api(status))) if status.code == 404 => return Err(Unlisted::Unknown),
             Ok(Err(KubeError::Api(status))) if status.code == 403 => {
@@ -390,13 +394,15 @@ mod tests {
 
     #[test]
     fn a_crowd_is_told_bit_by_bit() {
-        let names: Vec<String> = (0..TOLD_AT_ONCE + 7).map(|n| n.to_string()).collect();
+        let names: Vec<String> = (0..MAX_REPORTED_AT_ONCE + 7)
+            .map(|n| n.to_string())
+            .collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let stored = [stored(1, &names, &[])];
         let mut memory = Memory::default();
         let now = Instant::now();
         memory.take(&stored, unnamed(&stored, |_| false, None), now);
         let mut told = || memory.untold(Duration::ZERO, now).len();
-        assert_eq!([told(), told(), told()], [TOLD_AT_ONCE, 7, 0]);
+        assert_eq!([told(), told(), told()], [MAX_REPORTED_AT_ONCE, 7, 0]);
     }
 }

@@ -8,7 +8,7 @@ use ::kube::api::{Api, ListParams};
 use k8s_openapi::api::core::v1::Pod;
 
 use super::InCluster;
-use super::picture::Report;
+use super::pool_status::Report;
 use crate::error::chain;
 
 /// As NAMESPACE/NAME, by UID. The API server is asked about those that aren't known yet, and what
@@ -47,7 +47,7 @@ pub(super) async fn named(cluster: &InCluster, reports: &[Report]) -> BTreeMap<S
 async fn of_node(cluster: &InCluster, node: &str) -> Option<BTreeMap<String, String>> {
     let api = Api::<Pod>::all(cluster.client.clone());
     let here = ListParams::default().fields(&format!("spec.nodeName={node}"));
-    let found = match tokio::time::timeout(super::PATIENCE, api.list_metadata(&here)).await {
+    let found = match tokio::time::timeout(super::API_TIMEOUT, api.list_metadata(&here)).await {
         Ok(Ok(found)) => found,
         Ok(Err(error)) => {
             tracing::warn!(node, error = %chain(&error), "failed to list the pods of a node with a pool that is not served");

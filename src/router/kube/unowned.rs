@@ -23,11 +23,11 @@ use crate::error::{Error, Result, chain};
 use crate::model::SnapshotId;
 
 /// The driver settles a group with all nodes, and may overwrite blocks with zeros.
-const PATIENCE: Duration = Duration::from_secs(300);
+const DELETE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A snapshot that was asked for, and what becomes of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Line {
+pub struct UnownedSnapshot {
     /// Its id.
     pub id: SnapshotId,
     /// The group that it goes with, if it's a member of one.
@@ -50,21 +50,25 @@ pub enum Fate {
 }
 
 /// The driver that has the snapshots, and the cluster that it is in.
-pub struct Ground {
+pub struct UnownedSnapshots {
     client: Client,
     channel: Channel,
 }
 
-impl Ground {
+impl UnownedSnapshots {
     /// Of the driver at a socket, which has the name `expected` if one is given.
-    pub async fn new(client: Client, expected: Option<&str>, socket: &Path) -> Result<Ground> {
+    pub async fn new(
+        client: Client,
+        expected: Option<&str>,
+        socket: &Path,
+    ) -> Result<UnownedSnapshots> {
         let (channel, _) = behind::driver(socket, expected).await?;
-        Ok(Ground { client, channel })
+        Ok(UnownedSnapshots { client, channel })
     }
 
     /// What becomes of a snapshot; with `yes` it's deleted if nothing owns it.
-    pub async fn end(&self, id: SnapshotId, yes: bool) -> Line {
-        let mut line = Line {
+    pub async fn delete_unowned(&self, id: SnapshotId, yes: bool) -> UnownedSnapshot {
+        let mut line = UnownedSnapshot {
             id,
             group: None,
             fate: Fate::Absent,
@@ -191,7 +195,7 @@ fn mentions(value: &Value, text: &str) -> bool {
 
 fn patiently<M>(message: M) -> Request<M> {
     let mut request = Request::new(message);
-    request.set_timeout(PATIENCE);
+    request.set_timeout(DELETE_TIMEOUT);
     request
 }
 

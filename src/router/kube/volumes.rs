@@ -6,7 +6,7 @@ use std::sync::{PoisonError, RwLock};
 use ::kube::runtime::watcher::Event;
 use k8s_openapi::api::core::v1::PersistentVolume;
 
-use super::follow::Kept;
+use super::watch::Store;
 use crate::model::{PoolId, VolumeId};
 
 /// What is kept of a PersistentVolume: 20,000 of them are a few MB.
@@ -28,7 +28,7 @@ pub struct Volumes {
 
 #[derive(Debug, Default)]
 struct Index {
-    by_name: Kept<Volume>,
+    by_name: Store<Volume>,
     /// Names by volume handle.
     names: BTreeMap<String, String>,
 }

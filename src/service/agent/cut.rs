@@ -27,8 +27,8 @@ use crate::agent::{
 use crate::error::{Error, Result};
 use crate::model::{GroupId, Level, SnapshotParameters, VolumeId};
 use crate::operation::{
-    self, BeginShare, Coordinator, DeleteOne, Driver, GroupHere, Halt, Kept, ShareAnswer,
-    ShareStep, SnapshotState, Used, Verdict,
+    self, AbortHandle, BeginShare, Coordinator, DeleteOne, Driver, GroupDecision, GroupHere, Kept,
+    ShareAnswer, ShareStep, SnapshotState, Used,
 };
 use crate::service::reply::bytes;
 use crate::service::{Rpc, Service, status};
@@ -76,11 +76,11 @@ impl Service {
         &self,
         request: SettleGroupRequest,
     ) -> std::result::Result<SettleGroupResponse, Status> {
-        let args = group_id(&request.group_id).and_then(|group| Ok((group, verdict(&request)?)));
+        let args = group_id(&request.group_id).and_then(|group| Ok((group, decision(&request)?)));
         self.run(
             Rpc::CreateVolumeGroupSnapshot,
             args,
-            |driver, (group, verdict)| driver.settle_group_by(*group, verdict),
+            |driver, (group, decision)| driver.resolve_group_by(*group, decision),
         )
         .await?;
         Ok(SettleGroupResponse {})
@@ -93,7 +93,7 @@ impl Service {
         self.run(
             Rpc::DeleteVolumeGroupSnapshot,
             group_id(&request.group_id),
-            move |driver, group| driver.end_group_here(*group, &request.snapshot_ids),
+            move |driver, group| driver.delete_group_here(*group, &request.snapshot_ids),
         )
         .await?;
         Ok(DeleteGroupResponse {})
@@ -151,14 +151,14 @@ async fn serve(
         }
     }
     let (orders, inbox) = mpsc::channel(STEPS);
-    let halt = Halt::default();
-    let ears = listen(steps, orders, answers.clone(), halt.clone());
+    let abort = AbortHandle::default();
+    let ears = listen(steps, orders, answers.clone(), abort.clone());
     let mut line = Line {
         inbox,
         answers,
         early: is_early.then_some(rpc),
     };
-    let share = move |driver: &Driver| driver.serve_share(&begin, &halt, &mut line);
+    let share = move |driver: &Driver| driver.serve_share(&begin, &abort, &mut line);
     let work = driver.detach_in(rpc.lane(), share);
     tokio::pin!(work);
     let done = tokio::select! {
@@ -173,7 +173,7 @@ async fn listen(
     mut steps: Streaming<CutRequest>,
     orders: mpsc::Sender<ShareStep>,
     answers: mpsc::Sender<std::result::Result<CutResponse, Status>>,
-    halt: Halt,
+    abort: AbortHandle,
 ) {
     let why = loop {
         let next = tokio::select! {
@@ -196,7 +196,7 @@ async fn listen(
         };
     };
     // Nothing is logged before all is thawed: the log may lie on a frozen file system.
-    halt.now();
+    abort.now();
     if let Some(why) = why {
         tracing::warn!(reason = why, "aborting the part of this node in a cut");
     }
@@ -215,7 +215,7 @@ impl Coordinator for Line {
         self.inbox.blocking_recv()
     }
 
-    fn tell(&mut self, answer: ShareAnswer) {
+    fn send_reply(&mut self, answer: ShareAnswer) {
         let answer = Some(answer_of(answer));
         let _ = self.answers.blocking_send(Ok(CutResponse { answer }));
     }
@@ -367,16 +367,16 @@ fn failed(rpc: Rpc, error: &Error) -> Failed {
         message,
         left: matches!(
             error,
-            Error::Undo { .. } | Error::Pending { .. } | Error::Bug { .. }
+            Error::RollbackFailed { .. } | Error::Pending { .. } | Error::Bug { .. }
         ),
         undoing: false,
     }
 }
 
-fn verdict(request: &SettleGroupRequest) -> Result<Verdict> {
+fn decision(request: &SettleGroupRequest) -> Result<GroupDecision> {
     let undo = request.undone_attempts.iter();
     let undo = undo.map(|text| attempt("undone_attempts", text));
-    Ok(Verdict {
+    Ok(GroupDecision {
         commit: match request.attempt.as_str() {
             "" => None,
             text => Some(attempt("attempt", text)?),

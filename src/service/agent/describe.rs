@@ -15,7 +15,7 @@ use crate::service::reply::bytes;
 use crate::service::{Rpc, Service, status};
 
 /// A look at the pools takes milliseconds, unless a disk hangs. The router waits for twice as long.
-const PATIENCE: Duration = Duration::from_secs(2);
+const POOL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Looks at this node. A disk that hangs makes what is told old; it holds up one thread, however
 /// often the router asks.
@@ -43,7 +43,7 @@ impl Looks {
             });
             look.await.ok()
         };
-        match tokio::time::timeout(PATIENCE, look).await {
+        match tokio::time::timeout(POOL_TIMEOUT, look).await {
             Ok(Some(seen)) => Some(seen),
             Ok(None) | Err(_) => self.last().clone(),
         }

@@ -36,7 +36,7 @@ fn name_of(error: &Error) -> &'static str {
         Error::OutOfSpace { .. } => "Out of space",
         Error::Promised { .. } => "Promised",
         Error::OutOfRange { .. } => "Out of range",
-        Error::ElsewhereOnly { .. } => "Elsewhere only",
+        Error::TopologyMismatch { .. } => "Elsewhere only",
         Error::BadToken { .. } => "Bad token",
         Error::Unreachable { .. } => "Unreachable",
         Error::Unsupported { .. } => "Unsupported",
@@ -48,11 +48,11 @@ fn name_of(error: &Error) -> &'static str {
             HostCause::NoAnswer => "Host: no answer",
             HostCause::Errno(_) | HostCause::Tool { .. } | HostCause::Unexpected(_) => "Host",
         },
-        Error::Undo { .. } => "Undo",
+        Error::RollbackFailed { .. } => "Undo",
         Error::QuiesceFailed { .. } => "Quiesce failed",
         Error::CutLost { .. } => "Cut lost",
         Error::Paused { .. } => "Paused",
-        Error::Answered { .. } => "Answered",
+        Error::Forwarded { .. } => "Answered",
         Error::Stopping => "Stopping",
         Error::Bug { .. } => "Bug",
     }
@@ -165,7 +165,7 @@ fn conditions() -> Vec<Condition> {
             "No size within the range is possible. The user can change the claim; an expansion that is infeasible can be reverted.",
         ),
         of(
-            Error::ElsewhereOnly {
+            Error::TopologyMismatch {
                 home: "0b5c...77".into(),
             },
             "The requested topology only allows other nodes. The provisioner asks the scheduler for another node.",
@@ -219,7 +219,7 @@ fn conditions() -> Vec<Condition> {
             "A disk or server hangs, so the state of the object is unknown. Callers retry, and keep the object in their records.",
         ),
         of(
-            Error::Undo {
+            Error::RollbackFailed {
                 first: Box::new(host("create", errno(Errno::EIO))),
                 undo: "remove /pool/volumes/8a27...3d: EIO".into(),
             },
@@ -251,7 +251,7 @@ fn conditions() -> Vec<Condition> {
             "The recorded failure, with its own code: callers retry indefinitely, and neither the application nor its file system is disturbed for 1, then 2, 4 ... 30 minutes. The pause applies to these volumes with these class parameters; calls for other volumes, or with other parameters, are not paused.",
         ),
         of(
-            Error::Answered {
+            Error::Forwarded {
                 code: Code::ResourceExhausted as i32,
                 message: "pool default has 0 bytes available, but 1073741824 are needed".into(),
             },

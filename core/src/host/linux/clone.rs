@@ -205,10 +205,10 @@ pub(super) fn rest(source: &Path, target: &Path, known: &Known) -> Result<Done> 
 }
 
 /// Whether the copy has what was taken for granted of it.
-pub(super) fn agrees(copy: &Path, known: &Known) -> Result<bool> {
+pub(super) fn verify_copy(copy: &Path, known: &Known) -> Result<bool> {
     let file = open_existing(copy, false)?;
     let size = length(&file, copy)?;
-    known.lock().agrees(Runs::new(&file, copy, 0), size)
+    known.lock().verify_copy(Runs::new(&file, copy, 0), size)
 }
 
 /// Every block of the range that another file has as well gets a place of its own; a crash leaves

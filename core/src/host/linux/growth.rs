@@ -11,10 +11,10 @@ use std::path::Path;
 
 use nix::errno::Errno;
 
-use super::caller::Folders;
 use super::files::failed;
 use super::program::RESIZE2FS;
 use super::sys::fs as fs_calls;
+use super::target_path::Folders;
 use super::{loop_device, missing, superblock};
 use crate::error::HostError;
 use crate::host::{Device, Result};

@@ -21,7 +21,7 @@ const PIECE: usize = 1 << 20;
 /// the volumes in use.
 const FLUSH_EVERY: u64 = 256 << 20;
 /// How often a long wipe says how far it is.
-const TELL_EVERY: Duration = Duration::from_secs(10);
+const PROGRESS_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 pub(super) fn offset(bytes: u64, path: &Path) -> Result<libc::off_t> {
     libc::off_t::try_from(bytes).map_err(|_| HostError::errno("size", path, Errno::EFBIG))
@@ -194,7 +194,7 @@ impl Wipe<'_> {
         self.unflushed = 0;
         // Advice: that it isn't taken harms nobody.
         let _ = posix_fadvise(self.file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
-        if self.told.elapsed() >= TELL_EVERY {
+        if self.told.elapsed() >= PROGRESS_LOG_INTERVAL {
             self.told = Instant::now();
             tracing::info!(image = %self.path.display(), done = at, of = self.size, "overwriting an image with zeros");
         }

@@ -39,14 +39,14 @@ const LO_FLAGS_DIRECT_IO: u32 = 16;
 const ATTACH_TRIES: u32 = 256;
 /// After so many turns in vain every other one is on a new device: the number that the kernel
 /// offers may be one that nobody can have (claimed without a file, or being removed).
-const PATIENCE: u32 = 24;
+const TRIES_BEFORE_NEW_DEVICE: u32 = 24;
 /// A node comes from devtmpfs at once, but from udev in a container's own /dev late.
 const NODE_TRIES: u32 = 500;
 const NODE_WAIT: Duration = Duration::from_millis(10);
 /// So many unused devices with a discard limit may lie about.
 const LIMITED_KEPT: usize = 16;
 /// A healthy file system says within microseconds which file an open one is.
-const PATIENCE_FOR_AN_ANSWER: Duration = Duration::from_secs(5);
+const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
 fn control() -> Result<File> {
     let path = Path::new(CONTROL);
@@ -112,7 +112,7 @@ pub(super) fn attach(spec: &LoopSpec<'_>) -> Result<LoopHold> {
     // image that comes to stand on its number.
     let shown = mounts::shown_loops()?;
     for turn in 0..ATTACH_TRIES {
-        let number = match turn > PATIENCE && turn % 2 == 0 {
+        let number = match turn > TRIES_BEFORE_NEW_DEVICE && turn % 2 == 0 {
             true => new_number(&control, &shown)?,
             false => pick(&control, turn, &shown)?,
         };
@@ -288,7 +288,7 @@ fn backing_of(info: &sys::LoopInfo) -> FileId {
 /// What a loop stands on. The kernel asks the image's file system for it, which may hang.
 fn ask(number: u32) -> Result<Option<(OwnedFd, sys::LoopInfo)>> {
     static QUESTIONS: Questions<u32> = Questions::new();
-    let answer = QUESTIONS.ask(number, PATIENCE_FOR_AN_ANSWER, move || open_any(number));
+    let answer = QUESTIONS.ask(number, STATUS_TIMEOUT, move || open_any(number));
     answer.unwrap_or_else(|| {
         let path = Device::of_loop(number).path;
         Err(HostError::no_answer("query the image of", path))

@@ -22,9 +22,9 @@ use nix::sched::CloneFlags;
 use nix::sys::stat::{major, minor};
 use sys_mount::MountFlags;
 
-use super::caller::Folders;
 use super::files::failed;
 use super::program::FOLDERS;
+use super::target_path::Folders;
 use super::{loop_device, sys};
 use crate::error::HostError;
 use crate::host::{Device, FileKind, LOOP_MAJOR, Mount, MountSpec, Result, mountinfo};

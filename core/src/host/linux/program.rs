@@ -139,7 +139,7 @@ impl Program {
             .map_err(|error| HostError::io("run", &path, &error))?;
         let watch = limit.map(|limit| Watch::over(&child, limit)).transpose()?;
         let output = child.wait_with_output();
-        let killed = watch.is_some_and(Watch::end);
+        let killed = watch.is_some_and(Watch::disarm);
         let output = output.map_err(|error| HostError::io("wait for", &path, &error))?;
         let stderr = speakable(&String::from_utf8_lossy(&output.stderr));
         Ok(Ended {
@@ -177,7 +177,7 @@ impl Watch {
     }
 
     /// The child has ended; whether it was killed.
-    fn end(self) -> bool {
+    fn disarm(self) -> bool {
         drop(self.done);
         self.killed.join().unwrap_or(false)
     }

@@ -20,7 +20,7 @@ use crate::host::session::{Account, Heard, Session, SessionSpec, SessionState};
 use crate::host::{Done, Result};
 
 /// So much is read in one look: a program that never stops talking doesn't hold us up.
-const LOOK_BYTES: usize = 1 << 20;
+const MAX_READ_BYTES: usize = 1 << 20;
 
 /// Starts one.
 pub(super) fn start(spec: &SessionSpec<'_>) -> Result<Done> {
@@ -155,7 +155,7 @@ impl Process {
 }
 
 impl Session for Process {
-    fn look(&mut self) -> SessionState {
+    fn poll(&mut self) -> SessionState {
         // Its end first, its words then: what it said before its end is in the pipe.
         let has_ended = self.has_ended();
         self.listen();
@@ -181,7 +181,7 @@ impl Session for Process {
         self.stdin = None;
     }
 
-    fn end(&mut self, by_force: bool) {
+    fn kill(&mut self, by_force: bool) {
         if self.child.is_some() {
             let signal = if by_force {
                 Signal::SIGKILL
@@ -212,7 +212,7 @@ impl Drop for Process {
 fn drain(pipe: &mut Option<impl Read>, mut take: impl FnMut(&[u8])) {
     let mut piece = [0; 8192];
     let mut read = 0;
-    while let Some(open) = pipe.as_mut().filter(|_| read < LOOK_BYTES) {
+    while let Some(open) = pipe.as_mut().filter(|_| read < MAX_READ_BYTES) {
         match open.read(&mut piece) {
             Ok(0) => *pipe = None,
             Ok(bytes) => {

@@ -52,8 +52,8 @@ impl Machine {
     ) -> Result<Acted, HostCause> {
         match effect {
             Effect::CloneWhole { source, target } => self.clone_whole(process, source, target),
-            Effect::CloneAhead { source, target } => self.clone_ahead(process, source, target),
-            Effect::CloneRest {
+            Effect::ClonePreFreeze { source, target } => self.clone_ahead(process, source, target),
+            Effect::CloneDelta {
                 source,
                 target,
                 known,
@@ -353,8 +353,8 @@ impl Machine {
     pub(super) fn cut_off(&mut self, process: Process, effect: &Effect<'_>) {
         let (path, flaw) = match effect {
             Effect::CloneWhole { target, .. }
-            | Effect::CloneAhead { target, .. }
-            | Effect::CloneRest { target, .. } => (target, CUT_OFF),
+            | Effect::ClonePreFreeze { target, .. }
+            | Effect::CloneDelta { target, .. } => (target, CUT_OFF),
             Effect::CopyRange { target, .. } => (target, UNFINISHED),
             Effect::RenewFsId { image, .. } => (image, CUT_OFF),
             Effect::GrowUnmounted { device } => return self.cut_off_growth(device),

@@ -28,20 +28,20 @@ const GUARD: &str = "guard";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Froze {
     /// Somebody, by hand.
-    Stranger,
+    Foreign,
     /// Our guard, for this session.
     Session(u64),
 }
 
 /// The guard and its journal, which survives processes and not a boot.
 #[derive(Debug, Default)]
-pub(super) struct Guard {
+pub(super) struct GuardState {
     sessions: BTreeMap<u64, Session>,
     /// It dies with the process that it works for.
     dies: bool,
 }
 
-impl Guard {
+impl GuardState {
     pub(super) fn forget(&mut self) {
         self.sessions.clear();
     }
@@ -54,13 +54,13 @@ struct Session {
     thread: Option<ThreadId>,
     since: u64,
     until: u64,
-    members: Vec<Member>,
+    members: Vec<JournalledMember>,
     /// What found no room when freezing wrote back.
     unwritten: Option<Errno>,
 }
 
 #[derive(Clone, Debug)]
-struct Member {
+struct JournalledMember {
     volume_id: String,
     number: u32,
     /// Key of the root that the guard keeps open.
@@ -74,7 +74,7 @@ impl Machine {
         let ids: Vec<u64> = self.sessions_that(owned);
         for id in ids {
             match self.guard.dies {
-                false => drop(self.end_session(id)),
+                false => drop(self.close_session(id)),
                 true => self.let_go(id),
             }
         }
@@ -108,7 +108,7 @@ impl Machine {
     }
 
     /// Thaws all of a session and takes it out of the journal; the volumes that were frozen.
-    fn end_session(&mut self, id: u64) -> Vec<String> {
+    fn close_session(&mut self, id: u64) -> Vec<String> {
         self.let_go(id);
         let Some(session) = self.guard.sessions.remove(&id) else {
             return Vec::new();
@@ -152,7 +152,7 @@ impl Machine {
     pub(super) fn watch_window(&mut self, process: Process, effect: &Effect<'_>) {
         if matches!(
             effect,
-            Effect::CloneWhole { .. } | Effect::CloneAhead { .. } | Effect::CloneRest { .. }
+            Effect::CloneWhole { .. } | Effect::ClonePreFreeze { .. } | Effect::CloneDelta { .. }
         ) {
             return;
         }
@@ -213,7 +213,7 @@ impl Freezer for MemoryHost {
                         what,
                     },
                 );
-                held.push(Member {
+                held.push(JournalledMember {
                     volume_id,
                     number,
                     root,
@@ -232,7 +232,7 @@ impl Freezer for MemoryHost {
             Ok(id)
         };
         // Nobody can hold on to a session that was refused: the guard ends it.
-        let ended = |machine: &mut Machine, id: &u64| drop(machine.end_session(*id));
+        let ended = |machine: &mut Machine, id: &u64| drop(machine.close_session(*id));
         let session = self.counted("freeze_journal", Path::new(GUARD), |_| {}, act, ended)?;
         let _roots = members.into_iter().map(|member| member.root).collect();
         let host = self.clone();
@@ -250,13 +250,13 @@ impl Freezer for MemoryHost {
         })?;
         let mut thawed = Vec::new();
         for session in left {
-            thawed.extend(self.step("thaw", |machine| Ok(machine.end_session(session)))?);
+            thawed.extend(self.step("thaw", |machine| Ok(machine.close_session(session)))?);
         }
         self.with("examine", Path::new(GUARD), |machine| {
             let sessions = &machine.guard.sessions;
             let lost = |froze: &Froze| match froze {
                 Froze::Session(id) => !sessions.contains_key(id),
-                Froze::Stranger => false,
+                Froze::Foreign => false,
             };
             if machine.frozen.values().any(lost) {
                 machine.violation("frozen by us and in no journal".into());
@@ -348,7 +348,7 @@ impl Freeze for MemoryFreeze {
     fn give_up(&self) {
         let mut machine = self.host.lock();
         if machine.is_alive(self.host.process) {
-            machine.end_session(self.session);
+            machine.close_session(self.session);
             machine.settle();
         }
     }
@@ -414,7 +414,7 @@ impl MemoryHost {
         let machine = self.lock();
         let frozen = machine.frozen.iter();
         frozen
-            .map(|(number, froze)| (*number, *froze == Froze::Stranger))
+            .map(|(number, froze)| (*number, *froze == Froze::Foreign))
             .collect()
     }
 }

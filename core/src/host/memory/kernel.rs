@@ -12,7 +12,7 @@ use super::machine::Machine;
 use super::perform::Acted;
 use super::{Closes, EPOCH, MemoryHost, POOLS, loops, perform};
 use crate::host::{
-    Device, Done, Effect, FileId, FileKind, FileStat, FolderMount, Ground, Host, LoopHold,
+    BackingFs, Device, Done, Effect, FileId, FileKind, FileStat, FolderMount, Host, LoopHold,
 };
 use crate::host::{Extent, Known, MountRoot};
 use crate::host::{Kept, LoopDevice, Mount, Result, Signature, Space};
@@ -109,11 +109,11 @@ impl Host for MemoryHost {
         })
     }
 
-    fn agrees(&self, copy: &Path, known: &Known) -> Result<bool> {
+    fn verify_copy(&self, copy: &Path, known: &Known) -> Result<bool> {
         self.look("map", copy, |machine| {
             let (runs, size) = machine.map_and_size(self.process, copy)?;
             let known = known.lock();
-            Ok(known.agrees(runs.into_iter().map(Ok::<_, Errno>), size)?)
+            Ok(known.verify_copy(runs.into_iter().map(Ok::<_, Errno>), size)?)
         })
     }
 
@@ -159,11 +159,11 @@ impl Host for MemoryHost {
         })
     }
 
-    fn ground(&self, path: &Path) -> Result<Ground> {
+    fn backing_fs(&self, path: &Path) -> Result<BackingFs> {
         self.look("statfs", path, |machine| {
             machine.find(self.process, path)?.ok_or(Errno::ENOENT)?;
             let options = &machine.options;
-            Ok(Ground {
+            Ok(BackingFs {
                 fs_name: options.ground.clone(),
                 mount_point: POOLS.into(),
                 sector: options.sector,

@@ -19,21 +19,21 @@ pub(super) enum Backing {
     /// A file of the simulated disk.
     Image(Ino),
     /// Something of somebody else's.
-    Stranger(FileId),
+    Foreign(FileId),
 }
 
 impl Backing {
     pub(super) fn image(self) -> Option<Ino> {
         match self {
             Backing::Image(ino) => Some(ino),
-            Backing::Stranger(_) => None,
+            Backing::Foreign(_) => None,
         }
     }
 
     pub(super) fn id(self) -> FileId {
         match self {
             Backing::Image(ino) => Machine::image_id(ino),
-            Backing::Stranger(id) => id,
+            Backing::Foreign(id) => id,
         }
     }
 }

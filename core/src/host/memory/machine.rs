@@ -9,10 +9,10 @@ use uuid::Uuid;
 
 use super::disk::{Data, Disk, Ino, Node, ROOT, Slot};
 use super::fault::Faults;
-use super::freezer::{Froze, Guard};
+use super::foreign::{Flawed, Unreadable};
+use super::freezer::{Froze, GuardState};
 use super::loops::LoopDev;
 use super::mounts::{Mounted, Super};
-use super::stranger::{Flawed, Unreadable};
 use super::{EPOCH, MemoryOptions};
 use crate::host::{FileId, NodeKind};
 
@@ -50,7 +50,7 @@ pub(super) struct Machine {
     pub(super) supers: BTreeMap<u32, Super>,
     /// Loops whose file system is frozen, and by whom.
     pub(super) frozen: BTreeMap<u32, Froze>,
-    pub(super) guard: Guard,
+    pub(super) guard: GuardState,
     /// Callers' leaves, with their inodes.
     pub(super) targets: BTreeMap<PathBuf, (NodeKind, Ino)>,
     /// Callers' folders that their caller forgot to make.
@@ -92,7 +92,7 @@ impl Machine {
             mounts: Vec::new(),
             supers: BTreeMap::new(),
             frozen: BTreeMap::new(),
-            guard: Guard::default(),
+            guard: GuardState::default(),
             targets: BTreeMap::new(),
             absent: BTreeSet::new(),
             pulled: BTreeMap::new(),

@@ -34,7 +34,7 @@ pub(super) fn subject<'a>(effect: &'a Effect<'a>) -> std::borrow::Cow<'a, Path> 
         | Effect::Allocate { path, .. }
         | Effect::WriteInPlace { path }
         | Effect::MakeLike { path, .. }
-        | Effect::Shorten { path, .. }
+        | Effect::Truncate { path, .. }
         | Effect::Zero { path }
         | Effect::HintExtents { path, .. }
         | Effect::Discard { path }
@@ -44,8 +44,8 @@ pub(super) fn subject<'a>(effect: &'a Effect<'a>) -> std::borrow::Cow<'a, Path> 
         | Effect::RemoveTarget { path } => (*path).into(),
         Effect::Rename { to, .. } => (*to).into(),
         Effect::CloneWhole { target, .. }
-        | Effect::CloneAhead { target, .. }
-        | Effect::CloneRest { target, .. }
+        | Effect::ClonePreFreeze { target, .. }
+        | Effect::CloneDelta { target, .. }
         | Effect::CopyRange { target, .. } => (*target).into(),
         Effect::RenewFsId { image, .. } => (*image).into(),
         Effect::TrimVolume { root, .. } => (&root.device.path).into(),
@@ -54,8 +54,8 @@ pub(super) fn subject<'a>(effect: &'a Effect<'a>) -> std::borrow::Cow<'a, Path> 
         | Effect::DetachDeadLoop { number, .. }
         | Effect::ResizeLoop { number }
         | Effect::SetDirectIo { number }
-        | Effect::ForbidDiscard { number }
-        | Effect::RenewLoop { number } => Device::of_loop(*number).path.into(),
+        | Effect::DisableDiscard { number }
+        | Effect::RecreateLoop { number } => Device::of_loop(*number).path.into(),
         Effect::Format { device, .. }
         | Effect::CheckFs { device, .. }
         | Effect::GrowFs { device, .. }
@@ -95,15 +95,15 @@ impl Machine {
                 size,
                 reserve,
             } => self.allocate(process, path, *size, *reserve)?,
-            Effect::Shorten { path, size } => self.shorten(process, path, *size)?,
+            Effect::Truncate { path, size } => self.shorten(process, path, *size)?,
             Effect::TrimVolume { root, .. } => {
                 self.trim_volume(loop_number(&root.device).ok_or(Errno::ENOTBLK)?)?;
             }
             Effect::Zero { path } => self.erase(process, path, true)?,
             Effect::Discard { path } => self.erase(process, path, false)?,
             Effect::CloneWhole { .. }
-            | Effect::CloneAhead { .. }
-            | Effect::CloneRest { .. }
+            | Effect::ClonePreFreeze { .. }
+            | Effect::CloneDelta { .. }
             | Effect::Unshare { .. }
             | Effect::CopyRange { .. }
             | Effect::RenewFsId { .. }
@@ -116,10 +116,10 @@ impl Machine {
             Effect::DetachDeadLoop { number, name } => self.detach_dead(*number, name)?,
             Effect::ResizeLoop { number } => self.resize_loop(*number)?,
             Effect::SetDirectIo { number } => self.dev_mut(*number)?.direct_io = true,
-            Effect::ForbidDiscard { number } => self.dev_mut(*number)?.no_discard = true,
+            Effect::DisableDiscard { number } => self.dev_mut(*number)?.no_discard = true,
             // Free devices of the simulation have no limits to lose; images are of one kind; there
             // is no disk beneath.
-            Effect::RenewLoop { .. }
+            Effect::RecreateLoop { .. }
             | Effect::WriteInPlace { .. }
             | Effect::HintExtents { .. }
             | Effect::Trim { .. } => {}

@@ -15,16 +15,16 @@ use super::manifest::{Bound, Manifest, POLICY};
 use super::step::{Next, Step, next};
 use super::{Done, Fate, Plan, all, note_key, noted, resource};
 use crate::error::{Error, Result, chain};
-use crate::router::cluster::About;
+use crate::router::cluster::ObjectRef;
+use crate::router::kube::events::{self, EventBody};
 use crate::router::kube::pool::Pool;
-use crate::router::kube::tell::{self, Words};
-use crate::router::kube::{PATIENCE, ask, topology_key};
+use crate::router::kube::{API_TIMEOUT, ask, topology_key};
 
 /// One PersistentVolume needs seven steps; sidecars change it in between, and then some are done
 /// again.
-const MOST_STEPS: usize = 100;
+const MAX_STEPS: usize = 100;
 /// Between two looks at what somebody else has to do.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How one PersistentVolume ended.
 enum End {
@@ -83,7 +83,7 @@ async fn written<T>(
     what: &str,
     write: impl Future<Output = Result<T, KubeError>> + Send,
 ) -> Result<Write> {
-    let reason = match tokio::time::timeout(PATIENCE, write).await {
+    let reason = match tokio::time::timeout(API_TIMEOUT, write).await {
         Ok(Ok(_)) => return Ok(Write::Done),
         Ok(Err(KubeError::Api(status))) if status.code == 409 || status.code == 404 => {
             return Ok(Write::Stale);
@@ -124,7 +124,7 @@ impl<W: FnMut(&str, Step) + Send> Work<'_, W> {
     /// Brings one to its new home, still with the policy Retain.
     async fn bring(&mut self, name: &str) -> Result<End> {
         let mut refused = false;
-        for _ in 0..MOST_STEPS {
+        for _ in 0..MAX_STEPS {
             let (live, noted) = (self.live(name).await?, self.noted(name).await?);
             let home = self.plan.pool.home.as_str();
             let next = next((&self.key, home), live.as_ref(), noted.as_ref());
@@ -151,7 +151,7 @@ impl<W: FnMut(&str, Step) + Send> Work<'_, W> {
                 }
             };
             if matches!(written, Write::Stale) {
-                tokio::time::sleep(LOOK_EVERY).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         }
         Ok(End::Left(
@@ -256,7 +256,7 @@ impl<W: FnMut(&str, Step) + Send> Work<'_, W> {
                         continue;
                     }
                 }
-                self.tell(client, now).await;
+                self.record_event(client, now).await;
                 done.moved.push(name);
                 since = Instant::now();
             }
@@ -274,18 +274,18 @@ impl<W: FnMut(&str, Step) + Send> Work<'_, W> {
                     ),
                 });
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         Ok(())
     }
 
     /// Kubernetes has told the claim's owner meanwhile that all data is lost.
-    async fn tell(&self, client: &Client, now: &Manifest) {
+    async fn record_event(&self, client: &Client, now: &Manifest) {
         let Some(Bound { claim, .. }) = now.bound() else {
             return;
         };
-        let words = Words {
-            about: About::Claim(claim),
+        let words = EventBody {
+            about: ObjectRef::Claim(claim),
             is_warning: false,
             reason: "VolumeAdopted",
             message: format!(
@@ -297,8 +297,8 @@ impl<W: FnMut(&str, Step) + Send> Work<'_, W> {
         };
         // Nothing is told of the routers here, so their namespace isn't needed.
         let from = (self.plan.driver.as_str(), "slackwater-pool-adopt", "");
-        let sent = tell::one(client, from, &words, &tell::Act::Create);
-        if let Ok(Err(error)) = tokio::time::timeout(PATIENCE, sent).await {
+        let sent = events::one(client, from, &words, &events::EventAction::Create);
+        if let Ok(Err(error)) = tokio::time::timeout(API_TIMEOUT, sent).await {
             tracing::debug!(error = %chain(&error), "failed to create an event for a claim");
         }
     }

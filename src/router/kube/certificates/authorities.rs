@@ -15,9 +15,9 @@ pub const LEAF: Duration = DAY.saturating_mul(30);
 /// What an authority is valid for.
 const AUTHORITY: Duration = DAY.saturating_mul(3 * 365);
 /// An authority that is so old gets a successor.
-const OLD: SignedDuration = SignedDuration::from_hours(365 * 24);
+const ROTATION_AGE: SignedDuration = SignedDuration::from_hours(365 * 24);
 /// The successor is shown for so long before it signs: agents look every ten minutes.
-const SHOWN: SignedDuration = SignedDuration::from_hours(24);
+const PREPUBLICATION_PERIOD: SignedDuration = SignedDuration::from_hours(24);
 /// The predecessor is trusted for so long: longer than what it has signed is valid.
 const TRUSTED: SignedDuration = SignedDuration::from_hours(40 * 24);
 
@@ -123,8 +123,8 @@ impl Authorities {
             then.previous = None;
         }
         match &now.next {
-            None if age(&now.current) >= OLD => then.next = Some(One::new(at)?),
-            Some(next) if age(next) >= SHOWN => {
+            None if age(&now.current) >= ROTATION_AGE => then.next = Some(One::new(at)?),
+            Some(next) if age(next) >= PREPUBLICATION_PERIOD => {
                 let last = std::mem::replace(&mut then.current, next.clone());
                 then.current.since = at;
                 then.next = None;
@@ -206,7 +206,9 @@ mod tests {
         assert_eq!(trusted(&alone), 1);
         assert!(TRUSTED > SignedDuration::try_from(LEAF).unwrap());
         assert!(
-            AUTHORITY.as_secs() as i64 > (OLD + SHOWN + TRUSTED).as_secs() + LEAF.as_secs() as i64
+            AUTHORITY.as_secs() as i64
+                > (ROTATION_AGE + PREPUBLICATION_PERIOD + TRUSTED).as_secs()
+                    + LEAF.as_secs() as i64
         );
     }
 

@@ -25,14 +25,14 @@ use crate::router::kube::ask;
 use crate::tls::{Bundle, Credentials, Files, Name, TlsError, request};
 
 /// How often it's looked whether the authorities have changed, or the certificate is half over.
-const EVERY: Duration = Duration::from_secs(600);
-/// After a failure, and twice as long after each further one, up to [`EVERY`]: each may have made
+const CHECK_INTERVAL: Duration = Duration::from_secs(600);
+/// After a failure, and twice as long after each further one, up to [`CHECK_INTERVAL`]: each may have made
 /// an object in the cluster.
-const SOON: Duration = Duration::from_secs(5);
+const FIRST_RETRY_DELAY: Duration = Duration::from_secs(5);
 /// How long a request is waited for at a time. It stays, and is looked at again.
-const PATIENCE: Duration = Duration::from_secs(120);
+const APPROVAL_TIMEOUT: Duration = Duration::from_secs(120);
 /// Between two looks at a request: a router looks every 5 s.
-const LOOK: Duration = Duration::from_secs(2);
+const APPROVAL_POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The request that isn't finished, and its key, in the folder.
 const REQUEST: &str = "request";
@@ -54,7 +54,7 @@ impl Enrolment {
     pub async fn run(&self, client: &Client) {
         let mut failures = 0;
         loop {
-            match self.look(client).await {
+            match self.refresh(client).await {
                 Ok(()) => failures = 0,
                 Err(error) => {
                     failures += 1;
@@ -68,7 +68,7 @@ impl Enrolment {
 
     /// Brings the files up to date once. A crash in the middle leaves files that don't go
     /// together: the driver goes on with what it read last, and the next look makes new ones.
-    pub async fn look(&self, client: &Client) -> Result<()> {
+    pub async fn refresh(&self, client: &Client) -> Result<()> {
         let name = Name::node(&self.node).map_err(|error| refused(&error))?;
         let maps = Api::<ConfigMap>::namespaced(client.clone(), &self.namespace);
         let trusted = ask("the ConfigMap of CA certificates", maps.get_opt(TRUST)).await?;
@@ -157,8 +157,8 @@ impl Enrolment {
             reason,
         };
         let begun = tokio::time::Instant::now();
-        while begun.elapsed() < PATIENCE {
-            tokio::time::sleep(LOOK).await;
+        while begun.elapsed() < APPROVAL_TIMEOUT {
+            tokio::time::sleep(APPROVAL_POLL_INTERVAL).await;
             let found = ask("a CertificateSigningRequest", api.get_opt(&request)).await?;
             let Some(found) = found else {
                 self.forget()?;
@@ -173,7 +173,7 @@ impl Enrolment {
                 None => {}
             }
         }
-        let seconds = PATIENCE.as_secs();
+        let seconds = APPROVAL_TIMEOUT.as_secs();
         Err(unanswered(format!(
             "no router answered it within {seconds} s; it will be checked again"
         )))
@@ -207,8 +207,10 @@ impl Enrolment {
 /// After so many failures, one after the other.
 fn pause(failures: u32) -> Duration {
     match failures.checked_sub(1) {
-        None => EVERY,
-        Some(further) => SOON.saturating_mul(2u32.saturating_pow(further)).min(EVERY),
+        None => CHECK_INTERVAL,
+        Some(further) => FIRST_RETRY_DELAY
+            .saturating_mul(2u32.saturating_pow(further))
+            .min(CHECK_INTERVAL),
     }
 }
 
@@ -275,7 +277,7 @@ mod tests {
     fn failures_are_repeated_ever_more_rarely() {
         let pauses: Vec<u64> = (1..=9).map(|n| pause(n).as_secs()).collect();
         assert_eq!(pauses, [5, 10, 20, 40, 80, 160, 320, 600, 600]);
-        assert_eq!(pause(u32::MAX), EVERY);
-        assert_eq!(pause(0), EVERY, "all is well");
+        assert_eq!(pause(u32::MAX), CHECK_INTERVAL);
+        assert_eq!(pause(0), CHECK_INTERVAL, "all is well");
     }
 }

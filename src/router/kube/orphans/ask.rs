@@ -14,11 +14,11 @@ use crate::model::{PoolId, VolumeId};
 use crate::service::{ONLY_POOL, request::EPHEMERAL};
 
 /// Entries of one page: some hundred kB.
-const PAGE: i32 = 1000;
+const PAGE_ENTRIES: i32 = 1000;
 /// Entries of one driver, so that a list comes to an end.
-const MOST: usize = 1_000_000;
+const MAX_ENTRIES: usize = 1_000_000;
 /// For a person who waits.
-const PATIENCE: Duration = Duration::from_secs(60);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Ids of volumes, and snapshots: of one pool, or of all. An error in words if not all of them
 /// can be had.
@@ -32,7 +32,7 @@ pub(in crate::router::kube) async fn ask(
     let mut token = String::new();
     loop {
         let question = ListVolumesRequest {
-            max_entries: PAGE,
+            max_entries: PAGE_ENTRIES,
             starting_token: token.clone(),
         };
         let answer = client
@@ -51,7 +51,7 @@ pub(in crate::router::kube) async fn ask(
     }
     loop {
         let question = ListSnapshotsRequest {
-            max_entries: PAGE,
+            max_entries: PAGE_ENTRIES,
             starting_token: token.clone(),
             ..ListSnapshotsRequest::default()
         };
@@ -75,7 +75,7 @@ pub(in crate::router::kube) async fn ask(
 
 /// The token of the next page: ids ascend, so each is after the one before.
 fn next(before: &str, token: String, entries: usize) -> Result<String, String> {
-    match entries > MOST || (!token.is_empty() && token.as_str() <= before) {
+    match entries > MAX_ENTRIES || (!token.is_empty() && token.as_str() <= before) {
         true => Err(format!("its list does not end after {entries} entries")),
         false => Ok(token),
     }
@@ -93,7 +93,7 @@ fn of_pool<M>(message: M, pool: Option<&AsciiMetadataValue>, patience: Duration)
 /// The same by pool, of the driver behind a connection.
 pub(super) async fn behind(channel: Channel) -> Result<Vec<Stored>, String> {
     let client = ControllerClient::new(channel);
-    let (volumes, snapshots) = ask(client, None, PATIENCE).await?;
+    let (volumes, snapshots) = ask(client, None, REQUEST_TIMEOUT).await?;
     let mut pools = BTreeMap::<PoolId, Stored>::new();
     for id in volumes {
         if let Some(pool) = pool_of(&mut pools, &id) {

@@ -23,12 +23,12 @@ fn whole(host: &MemoryHost) -> Result<Done> {
 
 fn ahead(host: &MemoryHost) -> Result<Done> {
     let (source, target) = (path(IMAGE), path(COPY));
-    host.perform(&Effect::CloneAhead { source, target })
+    host.perform(&Effect::ClonePreFreeze { source, target })
 }
 
 fn rest(host: &MemoryHost) -> Result<Done> {
     let (source, target) = (path(IMAGE), path(COPY));
-    host.perform(&Effect::CloneRest {
+    host.perform(&Effect::CloneDelta {
         source,
         target,
         known: &Known::default(),

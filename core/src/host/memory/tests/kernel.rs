@@ -258,7 +258,7 @@ fn trimming_gives_reserved_blocks_back_unless_the_device_forbids_it() {
         allocate(&host, GIB, true).unwrap();
         let hold = attach(&host, true).unwrap();
         if forbid {
-            host.perform(&Effect::ForbidDiscard { number: 0 }).unwrap();
+            host.perform(&Effect::DisableDiscard { number: 0 }).unwrap();
         }
         format(&host, &hold.device(), FsType::Ext4).unwrap();
         mount(&host, &hold.device(), FsType::Ext4, false).unwrap();

@@ -12,7 +12,7 @@ pub(super) type Job<S, A> = Box<dyn FnMut(S) -> A + Send>;
 
 /// Several jobs, the first in the caller's thread, each other one in a thread of its own: a crew
 /// of one costs no thread. Dropping it drops the jobs and waits until that has happened.
-pub(super) struct Crew<S, A> {
+pub(super) struct StepWorkers<S, A> {
     first: Option<Job<S, A>>,
     others: Vec<Worker<S, A>>,
 }
@@ -24,13 +24,13 @@ struct Worker<S, A> {
     thread: Option<JoinHandle<()>>,
 }
 
-impl<S: Copy + Send + 'static, A: Send + 'static> Crew<S, A> {
+impl<S: Copy + Send + 'static, A: Send + 'static> StepWorkers<S, A> {
     /// With its threads.
-    pub(super) fn new(jobs: Vec<Job<S, A>>) -> Result<Crew<S, A>> {
+    pub(super) fn new(jobs: Vec<Job<S, A>>) -> Result<StepWorkers<S, A>> {
         let mut jobs = jobs.into_iter();
         let first = jobs.next();
         let others = jobs.map(Worker::start).collect::<Result<_>>()?;
-        Ok(Crew { first, others })
+        Ok(StepWorkers { first, others })
     }
 
     /// The same step in all of them. The answers in the order of the jobs; `None` of one that
@@ -86,7 +86,7 @@ impl<S: Copy + Send + 'static, A: Send + 'static> Worker<S, A> {
     }
 }
 
-impl<S, A> Drop for Crew<S, A> {
+impl<S, A> Drop for StepWorkers<S, A> {
     fn drop(&mut self) {
         // All of them at once: none waits for the end of another one.
         for worker in &mut self.others {
@@ -119,7 +119,7 @@ mod tests {
             });
             job
         });
-        let mut crew = Crew::new(jobs.collect()).unwrap();
+        let mut crew = StepWorkers::new(jobs.collect()).unwrap();
         assert_eq!(crew.all(1), [Some(10), Some(11), Some(12)]);
         assert_eq!(crew.all(2), [Some(20), Some(21), Some(22)]);
     }
@@ -142,7 +142,7 @@ mod tests {
             });
             job
         });
-        let mut crew = Crew::new(jobs.collect()).unwrap();
+        let mut crew = StepWorkers::new(jobs.collect()).unwrap();
         assert_eq!(crew.all(1), [Some(1); 3]);
     }
 
@@ -164,7 +164,7 @@ mod tests {
             });
             job
         });
-        let mut crew = Crew::new(jobs.collect()).unwrap();
+        let mut crew = StepWorkers::new(jobs.collect()).unwrap();
         assert_eq!(crew.all(1), [Some(0), Some(1), Some(2), Some(3)]);
         assert_eq!(crew.all(2), [None, Some(1), None, Some(3)]);
         assert_eq!(ended.load(Ordering::SeqCst), 2, "those that panicked");

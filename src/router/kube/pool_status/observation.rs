@@ -10,15 +10,15 @@ use crate::agent::{DescribeResponse, Pool as Shown};
 use crate::router::kube::pool::{Health, PoolStatus};
 
 /// A pool that an agent shows.
-pub(super) struct Sight<'a> {
+pub(super) struct Observation<'a> {
     pub(super) at: Timestamp,
     pub(super) answer: &'a DescribeResponse,
     pub(super) pool: &'a Shown,
 }
 
-impl Sight<'_> {
+impl Observation<'_> {
     pub(super) fn status(&self, strays: usize, pods: &BTreeMap<String, String>) -> PoolStatus {
-        let Sight { at, answer, pool } = *self;
+        let Observation { at, answer, pool } = *self;
         let (health, message) = health(answer, pool, strays, pods);
         let kind = pool.place.split(':').next().unwrap_or_default();
         PoolStatus {

@@ -9,18 +9,18 @@ use nix::libc;
 use super::files::failed;
 use super::{clone, mounts, sys};
 use crate::error::HostError;
-use crate::host::{FolderMount, Ground, Mount, Result};
+use crate::host::{BackingFs, FolderMount, Mount, Result};
 
 /// Bounds of a loop device's logical block: a sector, and the least page.
 const SECTOR_MIN: u32 = 512;
 const SECTOR_MAX: u32 = 4096;
 
-pub(super) fn ground(path: &Path) -> Result<Ground> {
+pub(super) fn backing_fs(path: &Path) -> Result<BackingFs> {
     let folder = open(path)?;
     let mount = mount_of_open(&folder, path)?.mount;
     let least_sector = fit(direct_io(path).or_else(|| disk_sector(&folder, &mount)));
     let sector = fit(shared_blocks(&folder));
-    Ok(Ground {
+    Ok(BackingFs {
         sector: sector.max(least_sector),
         least_sector,
         shares_blocks: clone::trial(path),

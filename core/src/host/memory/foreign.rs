@@ -104,7 +104,7 @@ impl MemoryHost {
             device: nix::sys::stat::makedev(259, 3),
             inode,
         };
-        let dev = strange(Backing::Stranger(id), Path::new("/srv/other.img"), 1 << 30);
+        let dev = strange(Backing::Foreign(id), Path::new("/srv/other.img"), 1 << 30);
         machine.loops.insert(number, dev);
         Ok(())
     }
@@ -141,7 +141,7 @@ impl MemoryHost {
         }
         // What finds no room is lost, and the freeze says nothing of it.
         let _ = machine.write_back(number);
-        machine.frozen.insert(number, Froze::Stranger);
+        machine.frozen.insert(number, Froze::Foreign);
         Ok(())
     }
 

@@ -25,14 +25,14 @@ use crate::model::{GroupId, PoolId, VolumeId};
 use crate::operation::{Group, GroupMembership, Key, Snapshot, of_another_moment};
 
 /// A look at records takes milliseconds; a delete of what is large longer.
-const PATIENCE: Duration = Duration::from_secs(60);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often members that a dead router has left in doubt are looked for.
-const LOOK: Duration = Duration::from_secs(10);
+const IN_DOUBT_POLL_INTERVAL: Duration = Duration::from_secs(10);
 /// Looks and verdicts that a call takes part in before its caller is to come again.
 const ROUNDS: usize = 3;
 
 /// Groups of one agent that are settled at one look: it may name any number of them.
-const SETTLED_AT_ONCE: usize = 64;
+const MAX_RESOLVED_AT_ONCE: usize = 64;
 
 /// Whose word about a group counts, beside that of its members' agents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub(super) type InPart = BTreeMap<String, BTreeSet<String>>;
 
 /// What all agents have of a group.
 #[derive(Default)]
-pub(super) struct Look {
+pub(super) struct GroupState {
     /// By id.
     members: BTreeMap<String, (Arc<Agent>, GroupMember)>,
     membership: Option<GroupMembership>,
@@ -61,7 +61,7 @@ pub(super) struct Look {
     unseen: Option<Error>,
 }
 
-impl Look {
+impl GroupState {
     /// What its members say of it.
     pub(super) fn membership(&self) -> Option<&GroupMembership> {
         self.membership.as_ref()
@@ -73,7 +73,7 @@ impl Look {
     }
 
     /// Why there may be more of it somewhere.
-    pub(super) fn unseen(self) -> Result<()> {
+    pub(super) fn fail_if_unknown(self) -> Result<()> {
         self.unseen.map_or(Ok(()), Err)
     }
 
@@ -178,17 +178,17 @@ impl Router {
     /// A group without doubt: looked at, settled, looked at again. `ids` are of volumes or members
     /// whose agents must answer, beside those of all members that are found. ABORTED while
     /// something runs that is about it.
-    pub(super) async fn settled(&self, group: GroupId, ids: &[String]) -> Result<Look> {
-        self.settled_by(group, ids, Asked::All).await
+    pub(super) async fn settled(&self, group: GroupId, ids: &[String]) -> Result<GroupState> {
+        self.resolve_and_look(group, ids, Asked::All).await
     }
 
     /// The same, with only some agents asked.
-    pub(super) async fn settled_by(
+    pub(super) async fn resolve_and_look(
         &self,
         group: GroupId,
         ids: &[String],
         asked: Asked,
-    ) -> Result<Look> {
+    ) -> Result<GroupState> {
         for _ in 0..ROUNDS {
             let look = self.look(group, ids, asked).await?;
             if !look.busy.is_empty() {
@@ -206,10 +206,10 @@ impl Router {
     }
 
     /// What everybody has of it.
-    async fn look(&self, group: GroupId, ids: &[String], asked: Asked) -> Result<Look> {
+    async fn look(&self, group: GroupId, ids: &[String], asked: Asked) -> Result<GroupState> {
         self.agents.all_asked()?;
         let must = self.whose(ids).await?;
-        let mut look = Look::default();
+        let mut look = GroupState::default();
         let are_ids = || ids.iter().all(|id| id.parse::<VolumeId>().is_ok());
         let all = match asked {
             Asked::Theirs if !ids.is_empty() && are_ids() => {
@@ -261,7 +261,7 @@ impl Router {
     }
 
     /// Tells those who have members in doubt what has become of them.
-    async fn settle(&self, group: GroupId, look: &Look) -> Result<()> {
+    async fn settle(&self, group: GroupId, look: &GroupState) -> Result<()> {
         let commit = look.committed().unwrap_or_default().to_string();
         let in_doubt = look.with(State::Cut).map(|(_, member)| &member.attempt);
         let undone: BTreeSet<String> = in_doubt
@@ -285,7 +285,7 @@ impl Router {
     }
 
     /// Deletes these members, and whatever else their agents have of the group.
-    pub(super) async fn end_group(&self, group: GroupId, whose: Whose) -> Result<()> {
+    pub(super) async fn delete_group_members(&self, group: GroupId, whose: Whose) -> Result<()> {
         let ended = join_all(whose.into_values().map(|(agent, ids)| async move {
             let mut client = agent.client().await?;
             let request = DeleteGroupRequest {
@@ -346,7 +346,7 @@ impl Router {
         let told = self.told();
         let groups = told
             .iter()
-            .flat_map(|told| told.unsettled_groups.iter().take(SETTLED_AT_ONCE));
+            .flat_map(|told| told.unsettled_groups.iter().take(MAX_RESOLVED_AT_ONCE));
         let groups: BTreeSet<GroupId> = groups.filter_map(|group| group.parse().ok()).collect();
         for group in groups {
             let Ok(_lock) = self.cuts.locks.acquire(Key::Group(group.0)) else {
@@ -365,9 +365,9 @@ impl Router {
 
 /// Settles what agents say that nobody has settled, while this router leads, until all clones of
 /// it are gone.
-pub(super) async fn settle_for_ever(router: Weak) {
+pub(super) async fn resolve_periodically(router: Weak) {
     loop {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(IN_DOUBT_POLL_INTERVAL).await;
         match router.upgrade() {
             Some(router) if router.cluster.is_leader() => router.settle_unsettled().await,
             Some(_) => {}
@@ -376,7 +376,7 @@ pub(super) async fn settle_for_ever(router: Weak) {
     }
 }
 
-impl Look {
+impl GroupState {
     fn add(&mut self, group: GroupId, agent: &Arc<Agent>, told: GetGroupResponse) {
         let node = agent.node().to_string();
         if told.busy && !self.busy.contains(&node) {
@@ -407,7 +407,7 @@ pub(super) async fn answered<T>(
     agent: &Agent,
     question: impl Future<Output = std::result::Result<tonic::Response<T>, tonic::Status>>,
 ) -> Result<T> {
-    match timeout(PATIENCE, question).await {
+    match timeout(REQUEST_TIMEOUT, question).await {
         Ok(answer) => answer
             .map(tonic::Response::into_inner)
             .map_err(|status| agent.error(&status)),

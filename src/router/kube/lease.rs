@@ -13,17 +13,17 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 
-use super::follow::Following;
+use super::watch::WatchStates;
 use crate::error::chain;
 
 /// How long a Lease must have been silent before another takes it.
-const DURATION: Duration = Duration::from_secs(30);
+const LEASE_DURATION: Duration = Duration::from_secs(30);
 /// How long a renewal lets its sender believe in itself: less, for what it has begun to do.
-const BELIEF: Duration = Duration::from_secs(20);
+const RENEW_DEADLINE: Duration = Duration::from_secs(20);
 /// Between two renewals, and between two looks of who waits: 6 requests a minute each.
-const EVERY: Duration = Duration::from_secs(10);
+const RETRY_PERIOD: Duration = Duration::from_secs(10);
 /// A request that takes longer is given up.
-const PATIENCE: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// How the Lease is called in what is followed.
 const WHAT: &str = "the Lease";
 
@@ -33,7 +33,7 @@ pub struct Leadership {
     name: String,
     me: String,
     pace: Pace,
-    following: Arc<Following>,
+    following: Arc<WatchStates>,
     state: Mutex<State>,
 }
 
@@ -51,9 +51,9 @@ pub struct Pace {
 impl Default for Pace {
     fn default() -> Pace {
         Pace {
-            duration: DURATION,
-            belief: BELIEF,
-            every: EVERY,
+            duration: LEASE_DURATION,
+            belief: RENEW_DEADLINE,
+            every: RETRY_PERIOD,
         }
     }
 }
@@ -74,7 +74,7 @@ impl Leadership {
         (namespace, name): (&str, &str),
         me: &str,
         pace: Pace,
-        following: Arc<Following>,
+        following: Arc<WatchStates>,
     ) -> Leadership {
         Leadership {
             api: Api::namespaced(client, namespace),
@@ -99,10 +99,10 @@ impl Leadership {
     pub async fn run(&self) {
         while !self.state().has_ended {
             let was = self.is_leader();
-            let answer = tokio::time::timeout(PATIENCE, self.step()).await;
+            let answer = tokio::time::timeout(REQUEST_TIMEOUT, self.step()).await;
             let answer = match answer {
                 Ok(answer) => answer.map_err(|error| chain(&error)),
-                Err(_) => Err(format!("no answer within {} s", PATIENCE.as_secs())),
+                Err(_) => Err(format!("no answer within {} s", REQUEST_TIMEOUT.as_secs())),
             };
             if answer.is_ok() {
                 self.following.completed(WHAT);
@@ -118,7 +118,7 @@ impl Leadership {
     }
 
     /// Gives it up, so that another needn't wait. Never leads again.
-    pub async fn end(&self) {
+    pub async fn resign(&self) {
         let led = self.is_leader();
         self.state().has_ended = true;
         if !led {
@@ -137,7 +137,7 @@ impl Leadership {
             Ok::<_, KubeError>(())
         };
         // If it doesn't get through, it runs out.
-        let _ = tokio::time::timeout(PATIENCE, given_up).await;
+        let _ = tokio::time::timeout(REQUEST_TIMEOUT, given_up).await;
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {

@@ -5,12 +5,12 @@ use std::cell::Cell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::pause::Pauses;
+use super::backoff::Backoffs;
 use crate::error::{Error, Result, chain};
 use crate::model::{Level, OnQuiesceFailure, SnapshotParameters};
 
 /// How a cut is tried now.
-pub struct Try<'a> {
+pub struct Attempt<'a> {
     /// The level of this try.
     pub level: Level,
     /// Why it's lower than what was asked for; empty if it isn't.
@@ -55,26 +55,26 @@ pub trait Clock {
 }
 
 /// How often a stop is looked for while a retry waits.
-const NAP: Duration = Duration::from_millis(100);
+const STOP_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Tries as often as the class says, then at the lower level that it allows. A set of tries that
 /// has failed is remembered for each volume: until its pause is over, a call for one of them by
 /// the same class gets the same failure as [`Error::Paused`], and disturbs no application. Other
 /// errors than those of a try end it at once; they are remembered as well if an application or a
 /// file system was disturbed.
-pub fn tries<T>(
+pub fn retry<T>(
     clock: &dyn Clock,
-    pauses: &Mutex<Pauses>,
+    backoffs: &Mutex<Backoffs>,
     subject: &Subject<'_>,
-    mut once: impl FnMut(&Try<'_>) -> Result<T>,
+    mut once: impl FnMut(&Attempt<'_>) -> Result<T>,
 ) -> Result<T> {
     let (parameters, keys) = (subject.parameters, subject.keys());
-    locked(pauses).check(&keys, clock.now())?;
+    locked(backoffs).check(&keys, clock.now())?;
     let (mut level, mut why) = (parameters.consistency, String::new());
     let mut failed = 0;
     let disturbed = Cell::new(false);
     loop {
-        let now = Try {
+        let now = Attempt {
             level,
             why: &why,
             disturbed: &disturbed,
@@ -88,11 +88,11 @@ pub fn tries<T>(
                 continue;
             }
             Err(error) if disturbed.get() => {
-                return Err(locked(pauses).failed(&keys, error, clock.now()));
+                return Err(locked(backoffs).failed(&keys, error, clock.now()));
             }
             Err(error) => return Err(error),
             Ok(done) => {
-                locked(pauses).forget(&keys);
+                locked(backoffs).forget(&keys);
                 return Ok(done);
             }
         };
@@ -108,7 +108,7 @@ pub fn tries<T>(
                 (level, failed) = (lower, 0);
             }
             OnQuiesceFailure::Degrade(_) | OnQuiesceFailure::Fail => {
-                return Err(locked(pauses).failed(&keys, error, clock.now()));
+                return Err(locked(backoffs).failed(&keys, error, clock.now()));
             }
         }
     }
@@ -121,15 +121,15 @@ fn wait(clock: &dyn Clock, time: Duration) -> Result<()> {
         if clock.is_stopping() {
             return Err(Error::Stopping);
         }
-        let nap = NAP.min(left);
+        let nap = STOP_POLL_INTERVAL.min(left);
         clock.sleep(nap);
         left -= nap;
     }
     Ok(())
 }
 
-fn locked(pauses: &Mutex<Pauses>) -> MutexGuard<'_, Pauses> {
-    pauses.lock().unwrap_or_else(PoisonError::into_inner)
+fn locked(backoffs: &Mutex<Backoffs>) -> MutexGuard<'_, Backoffs> {
+    backoffs.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whether a try was made and lost, so that another may win.
@@ -198,9 +198,9 @@ mod tests {
 
     /// Tries that all fail in one way: their levels, and the end.
     fn all_fail(parameters: &SnapshotParameters, kind: &str) -> (Vec<Level>, Error, u64) {
-        let (clock, pauses) = (Hand::default(), Mutex::default());
+        let (clock, backoffs) = (Hand::default(), Mutex::default());
         let mut levels = Vec::new();
-        let done = tries::<()>(&clock, &pauses, &group_of_two(parameters), |now| {
+        let done = retry::<()>(&clock, &backoffs, &group_of_two(parameters), |now| {
             levels.push(now.level);
             now.disturbed.set(kind == "disturbed");
             Err(failed(kind))
@@ -235,14 +235,14 @@ mod tests {
     fn what_another_program_has_frozen_is_not_tried_again_but_cut_at_level_crash_where_that_is_allowed()
      {
         let frozen = |volumes: &[String], parameters: &SnapshotParameters| {
-            let (clock, pauses) = (Hand::default(), Mutex::default());
+            let (clock, backoffs) = (Hand::default(), Mutex::default());
             let subject = Subject {
                 name: "snapshot s",
                 volumes,
                 parameters,
             };
             let mut levels = Vec::new();
-            let done = tries(&clock, &pauses, &subject, |now| {
+            let done = retry(&clock, &backoffs, &subject, |now| {
                 levels.push(now.level);
                 if now.level == Level::Crash {
                     return Ok(now.why.to_string());
@@ -277,11 +277,11 @@ mod tests {
 
     #[test]
     fn a_name_that_has_failed_is_left_alone_for_a_while_and_a_success_forgets_it() {
-        let (clock, pauses) = (Hand::default(), Mutex::default());
+        let (clock, backoffs) = (Hand::default(), Mutex::default());
         let parameters = class(OnQuiesceFailure::Fail);
         let asked = Cell::new(0);
         let call = |works: bool| {
-            tries(&clock, &pauses, &group_of_two(&parameters), |now| {
+            retry(&clock, &backoffs, &group_of_two(&parameters), |now| {
                 asked.set(asked.get() + 1);
                 match works {
                     true => Ok(now.why.to_string()),
@@ -302,10 +302,10 @@ mod tests {
             volumes: &other,
             parameters,
         };
-        let paused = tries(&clock, &pauses, &subject(&parameters), |_| Ok(()));
+        let paused = retry(&clock, &backoffs, &subject(&parameters), |_| Ok(()));
         assert!(matches!(paused, Err(Error::Paused { .. })), "{paused:?}");
         let filesystem = SnapshotParameters::default();
-        tries(&clock, &pauses, &subject(&filesystem), |_| Ok(())).unwrap();
+        retry(&clock, &backoffs, &subject(&filesystem), |_| Ok(())).unwrap();
         clock.sleep(Duration::from_secs(60));
         assert_eq!(call(true).unwrap(), "");
         assert!(call(true).is_ok(), "forgotten");
@@ -313,11 +313,11 @@ mod tests {
 
     #[test]
     fn what_is_reached_instead_says_why() {
-        let (clock, pauses) = (Hand::default(), Mutex::default());
+        let (clock, backoffs) = (Hand::default(), Mutex::default());
         let parameters = class(OnQuiesceFailure::Degrade(Level::Filesystem));
-        let done = tries(
+        let done = retry(
             &clock,
-            &pauses,
+            &backoffs,
             &group_of_two(&parameters),
             |now| match now.level {
                 Level::Application => Err(failed("quiesce")),

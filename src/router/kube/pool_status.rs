@@ -1,6 +1,6 @@
 //! What agents report becomes the status of Pool objects: pure, from what is in memory.
 
-mod sight;
+mod observation;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use super::pool::{Health, Pool, PoolStatus};
 use crate::agent::DescribeResponse;
 use crate::model::PoolId;
 use crate::router::checked::MOST_POOLS;
-use sight::Sight;
+use observation::Observation;
 
 /// An agent is silent for so long before its pools are called unreachable: one that is restarted
 /// is back sooner.
-const SILENCE: SignedDuration = SignedDuration::from_secs(30);
+const UNREACHABLE_AFTER: SignedDuration = SignedDuration::from_secs(30);
 /// Numbers that go up and down are written no more often.
-const COARSE: SignedDuration = SignedDuration::from_secs(60);
+const USAGE_UPDATE_INTERVAL: SignedDuration = SignedDuration::from_secs(60);
 
 /// What an agent has said last.
 #[derive(Clone, Debug)]
@@ -38,7 +38,7 @@ impl Report {
     /// Its answer, if it can be reached, or could just now.
     fn fresh(&self, now: Timestamp) -> Option<(Timestamp, &DescribeResponse)> {
         let (at, answer) = self.seen.as_ref()?;
-        let fresh = self.problem.is_none() || now.duration_since(*at) < SILENCE;
+        let fresh = self.problem.is_none() || now.duration_since(*at) < UNREACHABLE_AFTER;
         fresh.then_some((*at, answer.as_ref()))
     }
 
@@ -50,7 +50,7 @@ impl Report {
 }
 
 /// What is in memory, and what follows from it.
-pub struct Picture<'a> {
+pub struct PoolStatuses<'a> {
     /// All agents.
     pub reports: &'a [Report],
     /// All Pool objects of this driver.
@@ -86,10 +86,10 @@ pub struct Change {
     pub handed_over: bool,
 }
 
-impl Picture<'_> {
+impl PoolStatuses<'_> {
     /// What is to be written now: nothing that says the same as what is there.
     pub fn changes(&self) -> Vec<Change> {
-        let mut shown: BTreeMap<PoolId, Vec<Sight<'_>>> = BTreeMap::new();
+        let mut shown: BTreeMap<PoolId, Vec<Observation<'_>>> = BTreeMap::new();
         for report in self.reports {
             let Some((at, answer)) = report.fresh(self.now) else {
                 continue;
@@ -99,7 +99,7 @@ impl Picture<'_> {
                     shown
                         .entry(id)
                         .or_default()
-                        .push(Sight { at, answer, pool });
+                        .push(Observation { at, answer, pool });
                 }
             }
         }
@@ -115,14 +115,14 @@ impl Picture<'_> {
                 return None;
             }
             // That its volumes are gone only the node says that had it.
-            let is_its = |sight: &&Sight<'_>| {
-                let node = &sight.answer.node_name;
+            let is_its = |observation: &&Observation<'_>| {
+                let node = &observation.answer.node_name;
                 last.as_ref().is_none_or(|last| last == node)
             };
             let forgets = || by.iter().find(is_its);
             let mut status = match shows.first().copied().or_else(forgets) {
-                Some(sight) => sight.status(self.strays(id, sight), self.pods),
-                None => self.unseen(before?)?,
+                Some(observation) => observation.status(self.strays(id, observation), self.pods),
+                None => self.unobserved(before?)?,
             };
             if !claims.is_empty() {
                 claimed(&mut status, id, &claims);
@@ -150,23 +150,31 @@ impl Picture<'_> {
     fn shows<'a>(
         &self,
         last: Option<&str>,
-        by: &'a [Sight<'a>],
-    ) -> (Vec<&'a Sight<'a>>, Vec<&'a str>) {
+        by: &'a [Observation<'a>],
+    ) -> (Vec<&'a Observation<'a>>, Vec<&'a str>) {
         // One that forgets it shows nothing; and calls go to who serves it, though one that
         // misses its disk shows it too.
-        let mut shows: Vec<_> = by.iter().filter(|sight| !sight.pool.forgotten).collect();
+        let mut shows: Vec<_> = by
+            .iter()
+            .filter(|observation| !observation.pool.forgotten)
+            .collect();
         if let Some(last) = last {
-            let is_its = |sight: &&Sight<'_>| sight.answer.node_name == last;
+            let is_its = |observation: &&Observation<'_>| observation.answer.node_name == last;
             if shows.iter().any(is_its) || !self.has_given_up(last) {
-                let claims = shows.iter().filter(|sight| !is_its(sight));
-                let claims = claims.filter(|sight| sight.pool.refusal.is_empty());
-                let claims = claims.map(|sight| &*sight.answer.node_name).collect();
+                let claims = shows.iter().filter(|observation| !is_its(observation));
+                let claims = claims.filter(|observation| observation.pool.refusal.is_empty());
+                let claims = claims
+                    .map(|observation| &*observation.answer.node_name)
+                    .collect();
                 shows.retain(is_its);
                 return (shows, claims);
             }
         }
-        if shows.iter().any(|sight| sight.pool.refusal.is_empty()) {
-            shows.retain(|sight| sight.pool.refusal.is_empty());
+        if shows
+            .iter()
+            .any(|observation| observation.pool.refusal.is_empty())
+        {
+            shows.retain(|observation| observation.pool.refusal.is_empty());
         }
         (shows, Vec::new())
     }
@@ -184,23 +192,23 @@ impl Picture<'_> {
     }
 
     /// Whether a node has as many Pool objects as one may have.
-    fn has_enough(&self, sight: &Sight<'_>) -> bool {
+    fn has_enough(&self, observation: &Observation<'_>) -> bool {
         let of_node = |pool: &&Pool| {
             let status = pool.status.as_ref();
-            status.is_some_and(|status| status.node == sight.answer.node_name)
+            status.is_some_and(|status| status.node == observation.answer.node_name)
         };
         self.pools.values().filter(of_node).count() >= MOST_POOLS
     }
 
     /// PersistentVolumes of a pool that name another home than that of its node.
-    fn strays(&self, pool: PoolId, sight: &Sight<'_>) -> usize {
+    fn strays(&self, pool: PoolId, observation: &Observation<'_>) -> usize {
         let homes = self.homes.get(&pool).into_iter().flatten();
-        let others = homes.filter(|(home, _)| **home != sight.answer.home);
+        let others = homes.filter(|(home, _)| **home != observation.answer.home);
         others.map(|(_, volumes)| volumes).sum()
     }
 
     /// A pool that no agent shows: as it was last seen. Nothing while that may be too early.
-    fn unseen(&self, before: &Pool) -> Option<PoolStatus> {
+    fn unobserved(&self, before: &Pool) -> Option<PoolStatus> {
         let mut status = before.status.clone()?;
         let its = self
             .reports
@@ -215,11 +223,10 @@ impl Picture<'_> {
                 ..
             }) => {
                 // At a new address, as after each upgrade, it was heard of at the old one.
-                let heard = status
-                    .last_seen
-                    .as_ref()
-                    .is_some_and(|seen| self.now.duration_since(seen.0) < COARSE + SILENCE);
-                if seen.is_none() && (since_start < SILENCE || heard) {
+                let heard = status.last_seen.as_ref().is_some_and(|seen| {
+                    self.now.duration_since(seen.0) < USAGE_UPDATE_INTERVAL + UNREACHABLE_AFTER
+                });
+                if seen.is_none() && (since_start < UNREACHABLE_AFTER || heard) {
                     return None;
                 }
                 if let Some((at, _)) = seen {
@@ -236,7 +243,7 @@ impl Picture<'_> {
                 "the agent of node {} answers but does not report this pool; is its disk present?",
                 status.node
             ),
-            None if since_start < SILENCE => return None,
+            None if since_start < UNREACHABLE_AFTER => return None,
             None => format!("node {} has no agent", status.node),
         };
         Some(status)
@@ -341,7 +348,7 @@ impl Picture<'_> {
             .last_seen
             .as_ref()
             .map(|seen| self.now.duration_since(seen.0));
-        old != &change.status && since.is_none_or(|since| since >= COARSE)
+        old != &change.status && since.is_none_or(|since| since >= USAGE_UPDATE_INTERVAL)
     }
 }
 

@@ -19,9 +19,9 @@ use crate::error::{Error, HostError, Result};
 
 /// Bytes a second at which a pool is filled at most: what is left above the limit says when the
 /// next look is due.
-const FILLING: u64 = 10_000_000_000;
+const MAX_FILL_BYTES_PER_SECOND: u64 = 10_000_000_000;
 /// Between two looks, at least and at most.
-const LOOK: [Duration; 2] = [Duration::from_millis(2), Duration::from_secs(1)];
+const POLL_INTERVALS: [Duration; 2] = [Duration::from_millis(2), Duration::from_secs(1)];
 
 /// A copy that shares blocks with the thick volume that it is made from.
 pub(super) struct ThickCopy {
@@ -41,11 +41,11 @@ impl ThickCopy {
     }
 }
 
-/// Watches the room of copies until it's dropped or [`GiveWay::end`]; of none, if that's empty. A
+/// Watches the room of copies until it's dropped or [`ThickSpaceWatchdog::stop`]; of none, if that's empty. A
 /// crash ends it, and copies with it at the next start: until then a pool that is filled to the
 /// last block fails writes.
 #[derive(Default)]
-pub(super) struct GiveWay {
+pub(super) struct ThickSpaceWatchdog {
     copies: Arc<[ThickCopy]>,
     watch: Option<Watch>,
 }
@@ -57,11 +57,11 @@ struct Watch {
     thread: JoinHandle<Option<Error>>,
 }
 
-impl GiveWay {
+impl ThickSpaceWatchdog {
     /// Begins to watch; no thread where there are no copies.
-    pub(super) fn watch(copies: Vec<ThickCopy>) -> Result<GiveWay> {
+    pub(super) fn watch(copies: Vec<ThickCopy>) -> Result<ThickSpaceWatchdog> {
         if copies.is_empty() {
-            return Ok(GiveWay::default());
+            return Ok(ThickSpaceWatchdog::default());
         }
         let copies: Arc<[ThickCopy]> = copies.into();
         let watched = copies.clone();
@@ -81,7 +81,7 @@ impl GiveWay {
             source: HostError::io("start", "a thread", &error),
         })?;
         let watch = Some(Watch { go_on, thread });
-        Ok(GiveWay { copies, watch })
+        Ok(ThickSpaceWatchdog { copies, watch })
     }
 
     /// The copies of thick volumes.
@@ -91,7 +91,7 @@ impl GiveWay {
 
     /// Ends it; no copy is emptied afterwards. An error if one was: it's worthless, whatever else
     /// became of it. Told once.
-    pub(super) fn end(&mut self) -> Result<()> {
+    pub(super) fn stop(&mut self) -> Result<()> {
         let Some(Watch { go_on, thread }) = self.watch.take() else {
             return Ok(());
         };
@@ -103,16 +103,16 @@ impl GiveWay {
     }
 }
 
-impl Drop for GiveWay {
+impl Drop for ThickSpaceWatchdog {
     fn drop(&mut self) {
-        let _ = self.end();
+        let _ = self.stop();
     }
 }
 
 /// Empties the copies of pools whose room is low; why, and when the next look is due. Not a word
 /// here: the log may lie on a file system that is frozen just now.
 fn look(copies: &[ThickCopy]) -> (Option<Error>, Duration) {
-    let (mut why, mut wait) = (None, LOOK[1]);
+    let (mut why, mut wait) = (None, POLL_INTERVALS[1]);
     for copy in copies {
         let backend = &copy.pool.backend;
         // A pool that doesn't answer isn't full.
@@ -138,8 +138,8 @@ fn look(copies: &[ThickCopy]) -> (Option<Error>, Duration) {
 
 /// How long it takes at least to fill so many bytes, as far as a look may wait for it.
 fn until_filled(bytes: u64) -> Duration {
-    let filled = Duration::from_secs_f64(bytes as f64 / FILLING as f64);
-    filled.clamp(LOOK[0], LOOK[1])
+    let filled = Duration::from_secs_f64(bytes as f64 / MAX_FILL_BYTES_PER_SECOND as f64);
+    filled.clamp(POLL_INTERVALS[0], POLL_INTERVALS[1])
 }
 
 #[cfg(test)]
@@ -189,10 +189,13 @@ mod tests {
 
     #[test]
     fn a_look_is_due_before_what_is_left_can_be_filled() {
-        assert_eq!(until_filled(0), LOOK[0]);
-        assert_eq!(until_filled(4 << 20), LOOK[0]);
-        assert_eq!(until_filled(FILLING / 10), Duration::from_millis(100));
-        assert_eq!(until_filled(FILLING), LOOK[1]);
-        assert_eq!(until_filled(u64::MAX), LOOK[1]);
+        assert_eq!(until_filled(0), POLL_INTERVALS[0]);
+        assert_eq!(until_filled(4 << 20), POLL_INTERVALS[0]);
+        assert_eq!(
+            until_filled(MAX_FILL_BYTES_PER_SECOND / 10),
+            Duration::from_millis(100)
+        );
+        assert_eq!(until_filled(MAX_FILL_BYTES_PER_SECOND), POLL_INTERVALS[1]);
+        assert_eq!(until_filled(u64::MAX), POLL_INTERVALS[1]);
     }
 }

@@ -9,20 +9,20 @@ use super::Result;
 /// Width of the bar.
 const BAR: usize = 24;
 
-pub(super) struct Screen {
+pub(super) struct Progress {
     terminal: bool,
     colour: bool,
     done: usize,
     steps: usize,
 }
 
-impl Screen {
+impl Progress {
     /// For so many steps.
-    pub(super) fn new(steps: usize) -> Screen {
+    pub(super) fn new(steps: usize) -> Progress {
         let terminal = std::io::stdout().is_terminal();
         // no-color.org: set, and not empty.
         let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        Screen {
+        Progress {
             terminal,
             colour: terminal && !plain,
             done: 0,

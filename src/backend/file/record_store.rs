@@ -17,7 +17,7 @@ use crate::host::Effect;
 use crate::record::{self, Record, SnapshotRecord, SnapshotState, VolumeRecord, VolumeState};
 
 /// What lies on a shelf.
-pub(super) trait Shelved: Record + Clone + Send {
+pub(super) trait StoredRecord: Record + Clone + Send {
     /// The pool's directory of them.
     const PART: &'static str;
     /// One of them, in a sentence.
@@ -28,14 +28,14 @@ pub(super) trait Shelved: Record + Clone + Send {
     fn is_ready(&self) -> bool;
     /// Its creation was never answered: no caller counts on it.
     fn is_unanswered(&self) -> bool;
-    /// As [`Shelved::is_unanswered`], and neither a copy that a repeat goes on with nor a member of
+    /// As [`StoredRecord::is_unanswered`], and neither a copy that a repeat goes on with nor a member of
     /// a group, which is settled with its group.
     fn is_abandoned(&self) -> bool;
-    /// As [`Shelved::is_unanswered`], and a copy that a repeat goes on with, if one comes.
+    /// As [`StoredRecord::is_unanswered`], and a copy that a repeat goes on with, if one comes.
     fn is_begun_copy(&self) -> bool;
 }
 
-impl Shelved for VolumeRecord {
+impl StoredRecord for VolumeRecord {
     const PART: &'static str = VOLUMES;
     const NOUN: &'static str = "volume";
 
@@ -60,7 +60,7 @@ impl Shelved for VolumeRecord {
     }
 }
 
-impl Shelved for SnapshotRecord {
+impl StoredRecord for SnapshotRecord {
     const PART: &'static str = SNAPSHOTS;
     const NOUN: &'static str = "snapshot";
 
@@ -113,7 +113,7 @@ impl<R> Index<R> {
 }
 
 /// All of one kind.
-pub(super) struct Shelf<R> {
+pub(super) struct RecordStore<R> {
     folder: Arc<Folder>,
     /// Never held while the disk is asked, which may not answer.
     index: Mutex<Index<R>>,
@@ -121,10 +121,10 @@ pub(super) struct Shelf<R> {
     founded: AtomicBool,
 }
 
-impl<R: Shelved> Shelf<R> {
+impl<R: StoredRecord> RecordStore<R> {
     /// With the records that are there.
-    pub(super) fn read(folder: Arc<Folder>) -> Result<Shelf<R>> {
-        let shelf = Shelf {
+    pub(super) fn read(folder: Arc<Folder>) -> Result<RecordStore<R>> {
+        let store = RecordStore {
             folder,
             index: Mutex::new(Index {
                 entries: BTreeMap::new(),
@@ -133,15 +133,15 @@ impl<R: Shelved> Shelf<R> {
             }),
             founded: AtomicBool::new(false),
         };
-        for uuid in shelf.uuids()? {
+        for uuid in store.uuids()? {
             // A directory with neither record nor image is half made: it's a leftover.
-            if let Some(entry) = shelf.read_entry(uuid) {
-                let mut index = shelf.index();
+            if let Some(entry) = store.read_entry(uuid) {
+                let mut index = store.index();
                 index.entries.insert(uuid, entry);
                 index.mark_unsynced(uuid);
             }
         }
-        Ok(shelf)
+        Ok(store)
     }
 
     /// Of every directory, whatever is in it.
@@ -237,7 +237,7 @@ impl<R: Shelved> Shelf<R> {
             let synced = self.folder.perform(Effect::SyncDir { path: &path }, || {
                 format!("sync the record of {} {uuid}", R::NOUN)
             });
-            synced.map_err(|first| Error::Undo {
+            synced.map_err(|first| Error::RollbackFailed {
                 first: Box::new(first),
                 undo: "it is unknown whether its record is durable".into(),
             })?;
@@ -310,7 +310,7 @@ impl<R: Shelved> Shelf<R> {
         self.index().entries.keys().copied().collect()
     }
 
-    /// Directories that are probably to be ended by [`Shelf::end_abandoned`]: by what this process
+    /// Directories that are probably to be ended by [`RecordStore::delete_abandoned`]: by what this process
     /// remembers of them.
     pub(super) fn abandoned(&self) -> Result<Vec<Uuid>> {
         let uuids = self.uuids()?;
@@ -327,7 +327,7 @@ impl<R: Shelved> Shelf<R> {
     pub(super) fn begun_copies(&self) -> Vec<Uuid> {
         let index = self.index();
         let begun = known(&index.entries).filter(|record| record.is_begun_copy());
-        begun.map(Shelved::uuid).collect()
+        begun.map(StoredRecord::uuid).collect()
     }
 
     /// Every image there is, also beside a record that can't be read.
@@ -390,7 +390,7 @@ impl<R: Shelved> Shelf<R> {
         stored
     }
 
-    /// Syncs an image: enough before an [`Shelf::update`], which syncs its name as well.
+    /// Syncs an image: enough before an [`RecordStore::update`], which syncs its name as well.
     pub(super) fn sync_image(&self, uuid: Uuid) -> Result<()> {
         let image = Effect::SyncFile {
             path: &self.image(uuid),
@@ -410,9 +410,9 @@ impl<R: Shelved> Shelf<R> {
     }
 
     /// Ends what is left of a creation that was never answered, as
-    /// [`Backend::end_unanswered`](crate::backend::Backend::end_unanswered) says: by what the disk
+    /// [`Backend::delete_unanswered`](crate::backend::Backend::delete_unanswered) says: by what the disk
     /// says now, whatever this process remembers.
-    pub(super) fn end_unanswered(&self, uuid: Uuid) -> Result<()> {
+    pub(super) fn delete_unanswered(&self, uuid: Uuid) -> Result<()> {
         match self.read_entry(uuid) {
             Some(Entry::Known(record)) if !record.is_unanswered() => Err(Error::Pending {
                 what: format!("{} {uuid} (another call has just completed it)", R::NOUN),
@@ -424,7 +424,7 @@ impl<R: Shelved> Shelf<R> {
 
     /// Ends one that no call goes on with, by what the disk says now; whether it was one. Anything
     /// else is left alone: above all what can't be read, or has no record beside its image.
-    pub(super) fn end_abandoned(&self, uuid: Uuid) -> Result<bool> {
+    pub(super) fn delete_abandoned(&self, uuid: Uuid) -> Result<bool> {
         match self.read_entry(uuid) {
             Some(Entry::Known(record)) if !record.is_abandoned() => Ok(false),
             Some(Entry::Damaged(_)) => Ok(false),
@@ -433,7 +433,7 @@ impl<R: Shelved> Shelf<R> {
     }
 
     /// Ends a copy that was begun, if the disk says now that it is one; whether it was.
-    pub(super) fn end_begun_copy(&self, uuid: Uuid) -> Result<bool> {
+    pub(super) fn delete_begun_copy(&self, uuid: Uuid) -> Result<bool> {
         match self.read_entry(uuid) {
             Some(Entry::Known(record)) if record.is_begun_copy() => {
                 self.delete(uuid).map(|()| true)
@@ -456,13 +456,13 @@ impl<R: Shelved> Shelf<R> {
             .and_then(|()| folder.sync(R::PART))
             .and_then(|()| mine.iter().try_for_each(|name| folder.empty_trash(name)));
         // It's out of sight, its blocks are not free: not final, a repeat goes on.
-        ended.map_err(|first| Error::Undo {
+        ended.map_err(|first| Error::RollbackFailed {
             undo: format!("blocks of {} {uuid} are not freed yet", R::NOUN),
             first: Box::new(first),
         })
     }
 
-    /// The first step of [`Shelf::delete`]. The rename is not durable yet.
+    /// The first step of [`RecordStore::delete`]. The rename is not durable yet.
     pub(super) fn hide(&self, uuid: Uuid) -> Result<()> {
         let doing = || format!("delete {} {uuid}", R::NOUN);
         let (folder, dir) = (&self.folder, self.dir(uuid));

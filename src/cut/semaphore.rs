@@ -3,36 +3,36 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 
 /// Made once for all who share it.
-pub(super) struct Gate {
+pub(super) struct Semaphore {
     free: Mutex<usize>,
     changed: Condvar,
 }
 
 /// Somebody who is within; dropped, the next one may pass.
-pub(super) struct Pass<'a>(&'a Gate);
+pub(super) struct Permit<'a>(&'a Semaphore);
 
-impl Gate {
+impl Semaphore {
     /// For at most `most` at once, and at least one.
-    pub(super) fn new(most: usize) -> Gate {
-        Gate {
+    pub(super) fn new(most: usize) -> Semaphore {
+        Semaphore {
             free: Mutex::new(most.max(1)),
             changed: Condvar::new(),
         }
     }
 
     /// Waits for its turn.
-    pub(super) fn enter(&self) -> Pass<'_> {
+    pub(super) fn acquire(&self) -> Permit<'_> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         while *free == 0 {
             let waited = self.changed.wait(free);
             free = waited.unwrap_or_else(PoisonError::into_inner);
         }
         *free -= 1;
-        Pass(self)
+        Permit(self)
     }
 }
 
-impl Drop for Pass<'_> {
+impl Drop for Permit<'_> {
     fn drop(&mut self) {
         let free = self.0.free.lock();
         *free.unwrap_or_else(PoisonError::into_inner) += 1;
@@ -48,13 +48,13 @@ mod tests {
 
     #[test]
     fn no_more_than_so_many_are_within_and_all_get_through() {
-        let (gate, within, most) = (Gate::new(2), AtomicUsize::new(0), AtomicUsize::new(0));
+        let (gate, within, most) = (Semaphore::new(2), AtomicUsize::new(0), AtomicUsize::new(0));
         // Two meet inside: the gate lets more than one through.
         let meet = Barrier::new(2);
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {
-                    let _pass = gate.enter();
+                    let _pass = gate.acquire();
                     most.fetch_max(within.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                     meet.wait();
                     within.fetch_sub(1, Ordering::SeqCst);
@@ -66,12 +66,12 @@ mod tests {
 
     #[test]
     fn a_panic_within_leaves() {
-        let gate = Gate::new(1);
+        let gate = Semaphore::new(1);
         let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let _pass = gate.enter();
+            let _pass = gate.acquire();
             panic!("planned");
         }));
         assert!(ended.is_err());
-        drop(gate.enter());
+        drop(gate.acquire());
     }
 }

@@ -22,12 +22,12 @@ use tokio::sync::mpsc;
 use super::pool::Pool;
 use super::{LEASE, Options};
 use crate::error::chain;
-use crate::router::cluster::About;
+use crate::router::cluster::ObjectRef;
 
 /// So many wait for the API server: more than a cut over many volumes tells at once.
-const WAITING: usize = 512;
+const QUEUE_LENGTH: usize = 512;
 /// The same words about the same object aren't sent more often.
-const EVERY: Duration = Duration::from_secs(60);
+const REPEAT_INTERVAL: Duration = Duration::from_secs(60);
 /// After so long the same words are a new event: the API server forgets them after an hour.
 const NEW_AFTER: Duration = Duration::from_secs(30 * 60);
 /// An API server that doesn't answer is tried again after these.
@@ -38,7 +38,7 @@ const RETRIES: [Duration; 4] = [
     Duration::from_secs(60),
 ];
 /// A request that takes longer is given up.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The API server refuses longer ones.
 const NOTE_BYTES: usize = 1024;
 /// Events about objects of no namespace lie here.
@@ -46,40 +46,40 @@ const NOWHERE: &str = "default";
 
 /// Something to tell.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Words {
-    pub(super) about: About,
+pub(super) struct EventBody {
+    pub(super) about: ObjectRef,
     pub(super) is_warning: bool,
     pub(super) reason: &'static str,
     pub(super) message: String,
 }
 
 /// The near end of the queue.
-pub struct Teller {
-    queue: mpsc::Sender<Words>,
+pub struct EventRecorder {
+    queue: mpsc::Sender<EventBody>,
     dropped: Arc<AtomicU64>,
 }
 
 /// The far end.
-pub(super) struct Queue {
-    words: mpsc::Receiver<Words>,
+pub(super) struct EventQueue {
+    body: mpsc::Receiver<EventBody>,
     dropped: Arc<AtomicU64>,
 }
 
 /// Both ends.
-pub(super) fn queue() -> (Teller, Queue) {
-    let (queue, words) = mpsc::channel(WAITING);
+pub(super) fn queue() -> (EventRecorder, EventQueue) {
+    let (queue, body) = mpsc::channel(QUEUE_LENGTH);
     let dropped = Arc::<AtomicU64>::default();
-    let teller = Teller {
+    let recorder = EventRecorder {
         queue,
         dropped: Arc::clone(&dropped),
     };
-    (teller, Queue { words, dropped })
+    (recorder, EventQueue { body, dropped })
 }
 
-impl Teller {
+impl EventRecorder {
     /// Never waits.
-    pub(super) fn tell(&self, words: Words) {
-        if self.queue.try_send(words).is_err() {
+    pub(super) fn record_event(&self, body: EventBody) {
+        if self.queue.try_send(body).is_err() {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -92,11 +92,11 @@ impl Teller {
 
 /// Which words were told when, and how often.
 #[derive(Default)]
-pub(super) struct Memory(HashMap<Words, Told>);
+pub(super) struct Memory(HashMap<EventBody, Recorded>);
 
 /// An event that was sent.
 #[derive(Clone, Debug)]
-struct Told {
+struct Recorded {
     /// Its name, and its namespace; none while it couldn't be sent.
     event: Option<(String, String)>,
     first: Instant,
@@ -106,7 +106,7 @@ struct Told {
 
 /// What is to be done about words.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Act {
+pub(super) enum EventAction {
     /// Nothing but counting.
     Count,
     /// A new event.
@@ -117,56 +117,58 @@ pub(super) enum Act {
 
 impl Memory {
     /// What is to be done about words that come now.
-    pub(super) fn act(&mut self, words: &Words, now: Instant) -> Act {
+    pub(super) fn act(&mut self, body: &EventBody, now: Instant) -> EventAction {
         self.0
             .retain(|_, told| now.duration_since(told.first) < NEW_AFTER);
-        let Some(told) = self.0.get_mut(words) else {
-            let told = Told {
+        let Some(told) = self.0.get_mut(body) else {
+            let told = Recorded {
                 event: None,
                 first: now,
                 last: now,
                 count: 1,
             };
-            self.0.insert(words.clone(), told);
-            return Act::Create;
+            self.0.insert(body.clone(), told);
+            return EventAction::Create;
         };
         told.count += 1;
-        if now.duration_since(told.last) < EVERY {
-            return Act::Count;
+        if now.duration_since(told.last) < REPEAT_INTERVAL {
+            return EventAction::Count;
         }
         told.last = now;
         match &told.event {
-            Some((name, namespace)) => Act::Repeat(name.clone(), namespace.clone(), told.count),
-            None => Act::Create,
+            Some((name, namespace)) => {
+                EventAction::Repeat(name.clone(), namespace.clone(), told.count)
+            }
+            None => EventAction::Create,
         }
     }
 
-    fn created(&mut self, words: &Words, name: String, namespace: String) {
-        if let Some(told) = self.0.get_mut(words) {
+    fn created(&mut self, body: &EventBody, name: String, namespace: String) {
+        if let Some(told) = self.0.get_mut(body) {
             told.event = Some((name, namespace));
         }
     }
 }
 
 /// Sends what comes, for ever.
-pub(super) async fn send(client: Client, options: Options, mut queue: Queue) {
+pub(super) async fn send(client: Client, options: Options, mut queue: EventQueue) {
     let (driver, me, own) = (options.driver, options.me, options.namespace);
     let mut memory = Memory::default();
-    while let Some(words) = queue.words.recv().await {
-        let act = memory.act(&words, Instant::now());
+    while let Some(body) = queue.body.recv().await {
+        let act = memory.act(&body, Instant::now());
         let mut pauses = RETRIES.iter();
         loop {
-            let sent = one(&client, (&driver, &me, &own), &words, &act);
-            let error = match tokio::time::timeout(PATIENCE, sent).await {
+            let sent = one(&client, (&driver, &me, &own), &body, &act);
+            let error = match tokio::time::timeout(REQUEST_TIMEOUT, sent).await {
                 Ok(Ok(created)) => {
                     if let Some((name, namespace)) = created {
-                        memory.created(&words, name, namespace);
+                        memory.created(&body, name, namespace);
                     }
                     break;
                 }
                 Ok(Err(KubeError::Api(status))) if status.code < 500 && status.code != 429 => {
                     // No such object, a namespace that ends, or not allowed: said again later.
-                    tracing::debug!(event = ?words, error = status.message, "failed to record an event, which the API server rejected");
+                    tracing::debug!(event = ?body, error = status.message, "failed to record an event, which the API server rejected");
                     queue.dropped.fetch_add(1, Ordering::Relaxed);
                     break;
                 }
@@ -174,7 +176,7 @@ pub(super) async fn send(client: Client, options: Options, mut queue: Queue) {
                 Err(_) => "no answer from the API server".into(),
             };
             let Some(pause) = pauses.next() else {
-                tracing::warn!(event = ?words, error, "failed to record an event");
+                tracing::warn!(event = ?body, error, "failed to record an event");
                 queue.dropped.fetch_add(1, Ordering::Relaxed);
                 break;
             };
@@ -187,12 +189,12 @@ pub(super) async fn send(client: Client, options: Options, mut queue: Queue) {
 pub(super) async fn one(
     client: &Client,
     (driver, me, own): (&str, &str, &str),
-    words: &Words,
-    act: &Act,
+    body: &EventBody,
+    act: &EventAction,
 ) -> Result<Option<(String, String)>, KubeError> {
     match act {
-        Act::Count => Ok(None),
-        Act::Repeat(name, namespace, count) => {
+        EventAction::Count => Ok(None),
+        EventAction::Repeat(name, namespace, count) => {
             let series = EventSeries {
                 count: *count,
                 last_observed_time: MicroTime(Timestamp::now()),
@@ -202,10 +204,10 @@ pub(super) async fn one(
             api.patch(name, &PatchParams::default(), &patch).await?;
             Ok(None)
         }
-        Act::Create => {
-            let object = reference(client, own, &words.about).await?;
+        EventAction::Create => {
+            let object = reference(client, own, &body.about).await?;
             let namespace = object.namespace.clone().unwrap_or_else(|| NOWHERE.into());
-            let event = event(words, object, driver, me);
+            let event = event(body, object, driver, me);
             let api = Api::<Event>::namespaced(client.clone(), &namespace);
             let created = api.create(&PostParams::default(), &event).await?;
             let name = created.metadata.name.unwrap_or_default();
@@ -214,13 +216,9 @@ pub(super) async fn one(
     }
 }
 
-fn event(words: &Words, object: ObjectReference, driver: &str, me: &str) -> Event {
+fn event(body: &EventBody, object: ObjectReference, driver: &str, me: &str) -> Event {
     let namespace = object.namespace.clone().unwrap_or_else(|| NOWHERE.into());
-    let type_ = if words.is_warning {
-        "Warning"
-    } else {
-        "Normal"
-    };
+    let type_ = if body.is_warning { "Warning" } else { "Normal" };
     let stem: String = object
         .name
         .as_deref()
@@ -234,9 +232,9 @@ fn event(words: &Words, object: ObjectReference, driver: &str, me: &str) -> Even
             namespace: Some(namespace),
             ..Default::default()
         },
-        action: Some(words.reason.into()),
-        reason: Some(words.reason.into()),
-        note: Some(cut(&words.message, NOTE_BYTES)),
+        action: Some(body.reason.into()),
+        reason: Some(body.reason.into()),
+        note: Some(cut(&body.message, NOTE_BYTES)),
         type_: Some(type_.into()),
         event_time: Some(MicroTime(Timestamp::now())),
         regarding: Some(object),
@@ -261,54 +259,54 @@ fn cut(text: &str, bytes: usize) -> String {
 async fn reference(
     client: &Client,
     own: &str,
-    about: &About,
+    about: &ObjectRef,
 ) -> Result<ObjectReference, KubeError> {
     let (api_version, kind) = match about {
-        About::Claim(_) => ("v1", "PersistentVolumeClaim"),
-        About::Snapshot(_) => ("snapshot.storage.k8s.io/v1", "VolumeSnapshot"),
-        About::Group(_) => (
+        ObjectRef::Claim(_) => ("v1", "PersistentVolumeClaim"),
+        ObjectRef::Snapshot(_) => ("snapshot.storage.k8s.io/v1", "VolumeSnapshot"),
+        ObjectRef::Group(_) => (
             "groupsnapshot.storage.k8s.io/v1beta1",
             "VolumeGroupSnapshot",
         ),
-        About::Node(_) => ("v1", "Node"),
-        About::Pool(_) => ("slackwater.dev/v1alpha1", "Pool"),
-        About::Router => ("coordination.k8s.io/v1", "Lease"),
+        ObjectRef::Node(_) => ("v1", "Node"),
+        ObjectRef::Pool(_) => ("slackwater.dev/v1alpha1", "Pool"),
+        ObjectRef::Router => ("coordination.k8s.io/v1", "Lease"),
     };
     let (namespace, name) = match about {
-        About::Claim(path) | About::Snapshot(path) | About::Group(path) => {
+        ObjectRef::Claim(path) | ObjectRef::Snapshot(path) | ObjectRef::Group(path) => {
             path.split_once('/').unwrap_or(("", path))
         }
-        About::Node(name) => ("", name.as_str()),
-        About::Pool(id) => ("", &*id.to_string()),
-        About::Router => (own, LEASE),
+        ObjectRef::Node(name) => ("", name.as_str()),
+        ObjectRef::Pool(id) => ("", &*id.to_string()),
+        ObjectRef::Router => (own, LEASE),
     };
     let meta = match about {
-        About::Claim(_) => {
+        ObjectRef::Claim(_) => {
             type Claim = PartialObjectMeta<PersistentVolumeClaim>;
             Api::<Claim>::namespaced(client.clone(), namespace)
                 .get(name)
                 .await?
                 .metadata
         }
-        About::Node(_) => {
+        ObjectRef::Node(_) => {
             Api::<PartialObjectMeta<Node>>::all(client.clone())
                 .get(name)
                 .await?
                 .metadata
         }
-        About::Pool(_) => {
+        ObjectRef::Pool(_) => {
             Api::<PartialObjectMeta<Pool>>::all(client.clone())
                 .get(name)
                 .await?
                 .metadata
         }
-        About::Router => {
+        ObjectRef::Router => {
             Api::<PartialObjectMeta<Lease>>::namespaced(client.clone(), namespace)
                 .get(name)
                 .await?
                 .metadata
         }
-        About::Snapshot(_) | About::Group(_) => {
+        ObjectRef::Snapshot(_) | ObjectRef::Group(_) => {
             let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
             let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
             type Any = PartialObjectMeta<DynamicObject>;
@@ -330,9 +328,9 @@ async fn reference(
 mod tests {
     use super::*;
 
-    fn words(message: &str) -> Words {
-        Words {
-            about: About::Claim("shop/db".into()),
+    fn body(message: &str) -> EventBody {
+        EventBody {
+            about: ObjectRef::Claim("shop/db".into()),
             is_warning: true,
             reason: "NoRoom",
             message: message.into(),
@@ -344,29 +342,33 @@ mod tests {
         let mut memory = Memory::default();
         let begun = Instant::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
-        assert_eq!(memory.act(&words("a"), at(0)), Act::Create);
-        memory.created(&words("a"), "db.1".into(), "shop".into());
-        assert_eq!(memory.act(&words("b"), at(0)), Act::Create, "other words");
+        assert_eq!(memory.act(&body("a"), at(0)), EventAction::Create);
+        memory.created(&body("a"), "db.1".into(), "shop".into());
+        assert_eq!(
+            memory.act(&body("b"), at(0)),
+            EventAction::Create,
+            "other words"
+        );
         for second in 1..60 {
-            assert_eq!(memory.act(&words("a"), at(second)), Act::Count);
+            assert_eq!(memory.act(&body("a"), at(second)), EventAction::Count);
         }
-        let repeat = Act::Repeat("db.1".into(), "shop".into(), 61);
-        assert_eq!(memory.act(&words("a"), at(60)), repeat);
-        assert_eq!(memory.act(&words("a"), at(61)), Act::Count);
+        let repeat = EventAction::Repeat("db.1".into(), "shop".into(), 61);
+        assert_eq!(memory.act(&body("a"), at(60)), repeat);
+        assert_eq!(memory.act(&body("a"), at(61)), EventAction::Count);
         // What couldn't be sent is tried anew, not more often.
-        assert_eq!(memory.act(&words("b"), at(30)), Act::Count);
-        assert_eq!(memory.act(&words("b"), at(60)), Act::Create);
-        assert_eq!(memory.act(&words("a"), at(60 * 60)), Act::Create);
+        assert_eq!(memory.act(&body("b"), at(30)), EventAction::Count);
+        assert_eq!(memory.act(&body("b"), at(60)), EventAction::Create);
+        assert_eq!(memory.act(&body("a"), at(60 * 60)), EventAction::Create);
         assert_eq!(memory.0.len(), 1, "what is old is forgotten");
     }
 
     #[test]
     fn what_does_not_fit_is_counted_and_nobody_waits() {
-        let (teller, _queue) = queue();
-        for n in 0..WAITING + 3 {
-            teller.tell(words(&n.to_string()));
+        let (recorder, _queue) = queue();
+        for n in 0..QUEUE_LENGTH + 3 {
+            recorder.record_event(body(&n.to_string()));
         }
-        assert_eq!(teller.dropped(), 3);
+        assert_eq!(recorder.dropped(), 3);
     }
 
     #[test]

@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 
 /// One that obeys the hook, and one that doesn't.
 const WRITERS: usize = 2;
-const POLL: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Writers at work; dropped, they end.
-pub(super) struct Tide {
+pub(super) struct Writers {
     stop: Arc<AtomicBool>,
     /// Longest time between two acknowledged writes of the one that obeys nobody, in nanoseconds.
     stall: Arc<AtomicU64>,
@@ -27,10 +27,10 @@ pub(super) struct Tide {
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Tide {
+impl Writers {
     /// Starts them on the roots of the volumes; `folder` is where the hook asks.
-    pub(super) fn start(roots: &[PathBuf], folder: &Path) -> Result<Tide> {
-        let mut tide = Tide {
+    pub(super) fn start(roots: &[PathBuf], folder: &Path) -> Result<Writers> {
+        let mut tide = Writers {
             stop: Arc::default(),
             stall: Arc::default(),
             counts: Arc::default(),
@@ -73,7 +73,7 @@ impl Tide {
     }
 }
 
-impl Drop for Tide {
+impl Drop for Writers {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
@@ -136,7 +136,7 @@ impl Asked {
         }
         let _ = File::create(&self.still);
         while self.quiesce.exists() && !stop.load(Ordering::Relaxed) {
-            thread::sleep(POLL);
+            thread::sleep(POLL_INTERVAL);
         }
         let _ = std::fs::remove_file(&self.still);
     }
@@ -174,7 +174,7 @@ pub(super) fn hook(folder: &Path, deadline: Duration) -> Result<()> {
     let begun = Instant::now();
     File::create(&asked.quiesce)?;
     while !asked.still.exists() && begun.elapsed() < deadline {
-        thread::sleep(POLL);
+        thread::sleep(POLL_INTERVAL);
     }
     let release = asked.quiesce.clone();
     thread::spawn(move || {

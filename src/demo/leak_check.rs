@@ -2,40 +2,40 @@
 
 use std::time::{Duration, Instant};
 
-use super::ground::Ground;
+use super::scratch_pool::ScratchPool;
 use crate::cut::guard;
 
 /// The kernel ends a loop device a moment after its last opener has gone.
-const SETTLE: Duration = Duration::from_secs(3);
-const POLL: Duration = Duration::from_millis(50);
+const DETACH_TIMEOUT: Duration = Duration::from_secs(3);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Everything of the demo that is still there.
-pub(super) async fn around(ground: &Ground) -> Vec<String> {
+pub(super) async fn leaks(pool: &ScratchPool) -> Vec<String> {
     let begun = Instant::now();
     loop {
-        let left = look(ground);
-        if left.is_empty() || begun.elapsed() > SETTLE {
+        let left = look(pool);
+        if left.is_empty() || begun.elapsed() > DETACH_TIMEOUT {
             return left;
         }
-        tokio::time::sleep(POLL).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-fn look(ground: &Ground) -> Vec<String> {
-    let loops = ground.loops().into_iter();
+fn look(pool: &ScratchPool) -> Vec<String> {
+    let loops = pool.loops().into_iter();
     let loops = loops.map(|status| format!("loop device /dev/loop{}", status.number));
-    let mounts = ground.mounts().into_iter();
+    let mounts = pool.mounts().into_iter();
     let mounts = mounts.map(|mount| format!("mount {}", mount.mount_point.display()));
-    let processes = processes_of(ground).into_iter();
+    let processes = processes_of(pool).into_iter();
     let processes = processes.map(|id| format!("process {id}"));
-    let files = std::fs::symlink_metadata(&ground.folder).is_ok();
-    let files = files.then(|| format!("files in {}", ground.folder.display()));
+    let files = std::fs::symlink_metadata(&pool.folder).is_ok();
+    let files = files.then(|| format!("files in {}", pool.folder.display()));
     loops.chain(mounts).chain(processes).chain(files).collect()
 }
 
 /// Drivers, guards and hooks: processes that have been told of the demo's folder.
-fn processes_of(ground: &Ground) -> Vec<String> {
-    let folder = ground.folder.display().to_string();
+fn processes_of(pool: &ScratchPool) -> Vec<String> {
+    let folder = pool.folder.display().to_string();
     let ours = [&b"serve"[..], b"demo-hook"];
     let is_guard = |program: &[u8]| program.ends_with(guard::PROGRAM.as_bytes());
     let Ok(processes) = std::fs::read_dir("/proc") else {

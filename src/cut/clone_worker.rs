@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::Member;
-use super::gate::Gate;
+use super::CutMember;
 use super::participant::Thawed;
-use crate::error::{Doing, Error, Result, chain};
+use super::semaphore::Semaphore;
+use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::{Budget, Done, Effect, Freeze, Host, Known};
 
 /// What lanes do, all of them at once.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Step {
+pub(super) enum CloneStep {
     /// Clone, beside the writers.
     Ahead,
     /// Put right, beside them.
@@ -25,50 +25,50 @@ pub(super) enum Step {
 }
 
 /// A member of a lane: its place among the members, and in the guard's hands.
-pub(super) struct InLane {
+pub(super) struct ClonedMember {
     at: usize,
     slot: usize,
     /// Of its image and copy.
     known: Known,
 }
 
-impl InLane {
+impl ClonedMember {
     /// All members of a cut share a budget.
-    pub(super) fn new((at, slot): (usize, usize), budget: &Arc<Budget>) -> InLane {
+    pub(super) fn new((at, slot): (usize, usize), budget: &Arc<Budget>) -> ClonedMember {
         let known = Known::sharing(budget);
-        InLane { at, slot, known }
+        ClonedMember { at, slot, known }
     }
 }
 
 /// Members whose clones are made one after the other.
-pub(super) struct Lane {
+pub(super) struct CloneWorker {
     pub(super) host: Arc<dyn Host>,
-    pub(super) members: Arc<[Member]>,
+    pub(super) members: Arc<[CutMember]>,
     /// Which.
-    pub(super) lane: Vec<InLane>,
+    pub(super) lane: Vec<ClonedMember>,
     pub(super) held: Arc<dyn Freeze>,
     /// A clone of any lane has failed: the others needn't keep their writers waiting.
     pub(super) failed: Arc<AtomicBool>,
     /// Where lanes wait before they clone ahead; never while anything is frozen.
-    pub(super) ahead: Arc<Gate>,
+    pub(super) ahead: Arc<Semaphore>,
 }
 
-impl Lane {
+impl CloneWorker {
     /// Does it for each of its members.
-    pub(super) fn act(&self, step: Step) -> Result<Thawed> {
+    pub(super) fn act(&self, step: CloneStep) -> Result<Thawed> {
         match step {
-            Step::Ahead => self.each(|member, _| self.clone_ahead(member)),
-            Step::Rest => self.each(|member, known| self.clone_rest(member, known)),
-            Step::Seal => self.each(|_, known| {
+            CloneStep::Ahead => self.each(|member, _| self.clone_ahead(member)),
+            CloneStep::Rest => self.each(|member, known| self.clone_rest(member, known)),
+            CloneStep::Seal => self.each(|_, known| {
                 known.seal();
                 Ok(0)
             }),
-            Step::Cut => self.cut(),
-            Step::Check => self.check(),
+            CloneStep::Cut => self.cut(),
+            CloneStep::Check => self.check(),
         }
     }
 
-    fn each(&self, work: impl Fn(&Member, &Known) -> Result<u64>) -> Result<Thawed> {
+    fn each(&self, work: impl Fn(&CutMember, &Known) -> Result<u64>) -> Result<Thawed> {
         let mut done = Thawed::default();
         for one in &self.lane {
             done.extents += work(&self.members[one.at], &one.known)?;
@@ -76,26 +76,25 @@ impl Lane {
         Ok(done)
     }
 
-    fn clone_ahead(&self, member: &Member) -> Result<u64> {
-        let _turn = self.ahead.enter();
+    fn clone_ahead(&self, member: &CutMember) -> Result<u64> {
+        let _turn = self.ahead.acquire();
         let volume = &member.target.volume_id;
         let source = self.host.stat(&member.source);
-        let source = source.doing(|| format!("examine the image of volume {volume}"))?;
+        let source = source.context(|| format!("examine the image of volume {volume}"))?;
         let size = source.map_or(0, |source| source.size);
         let made = self.host.perform(&Effect::Allocate {
             path: &member.copy,
             size,
             reserve: false,
         });
-        made.doing(|| format!("extend the copy of volume {volume}"))?;
-        clone(&*self.host, member, |source, target| Effect::CloneAhead {
-            source,
-            target,
+        made.context(|| format!("extend the copy of volume {volume}"))?;
+        clone(&*self.host, member, |source, target| {
+            Effect::ClonePreFreeze { source, target }
         })
     }
 
-    fn clone_rest(&self, member: &Member, known: &Known) -> Result<u64> {
-        clone(&*self.host, member, |source, target| Effect::CloneRest {
+    fn clone_rest(&self, member: &CutMember, known: &Known) -> Result<u64> {
+        clone(&*self.host, member, |source, target| Effect::CloneDelta {
             source,
             target,
             known,
@@ -108,8 +107,8 @@ impl Lane {
         for one in &self.lane {
             let member = &self.members[one.at];
             let volume = &member.target.volume_id;
-            let agrees = self.host.agrees(&member.copy, &one.known);
-            if !agrees.doing(|| format!("verify the copy of volume {volume}"))? {
+            let is_same = self.host.verify_copy(&member.copy, &one.known);
+            if !is_same.context(|| format!("verify the copy of volume {volume}"))? {
                 done.lost.get_or_insert(format!(
                     "blocks of volume {volume} or of its copy were moved during the cut; is the pool being defragmented?"
                 ));
@@ -159,12 +158,12 @@ fn thawed_early(volume: &str) -> String {
 /// One clone of a member: how many extents or ranges.
 pub(super) fn clone<'a>(
     host: &dyn Host,
-    member: &'a Member,
+    member: &'a CutMember,
     effect: impl FnOnce(&'a std::path::Path, &'a std::path::Path) -> Effect<'a>,
 ) -> Result<u64> {
     let volume = &member.target.volume_id;
     let done = host.perform(&effect(&member.source, &member.copy));
-    match done.doing(|| format!("cut volume {volume}"))? {
+    match done.context(|| format!("cut volume {volume}"))? {
         Done::Cloned(extents) => Ok(extents),
         Done::Plain | Done::Loop(_) | Done::Checked(_) | Done::Session(_) => Err(Error::Bug {
             invariant: "a clone returns its number of extents".into(),

@@ -17,10 +17,10 @@ const POOL_BYTES: u64 = 6 * GIB;
 /// What that comes to, with the file systems' own share.
 const NEEDED_BYTES: u64 = 512 * MIB;
 /// An autoclear loop goes a moment after its last opener.
-const SETTLE: Duration = Duration::from_secs(5);
-const POLL: Duration = Duration::from_millis(20);
+const DETACH_TIMEOUT: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-pub(super) struct Ground {
+pub(super) struct ScratchPool {
     host: LinuxHost,
     /// Everything lies in here.
     pub(super) folder: PathBuf,
@@ -29,9 +29,9 @@ pub(super) struct Ground {
     device: Option<u64>,
 }
 
-impl Ground {
+impl ScratchPool {
     /// Chooses a folder; nothing is made yet.
-    pub(super) fn new(base: &Path) -> Result<Ground> {
+    pub(super) fn new(base: &Path) -> Result<ScratchPool> {
         let host = LinuxHost::new(vec![base.to_path_buf()]);
         let space = host
             .space(base)
@@ -48,7 +48,7 @@ impl Ground {
             ));
         }
         let id = host.random_uuid().simple().to_string();
-        Ok(Ground {
+        Ok(ScratchPool {
             folder: base.join(format!("slackwater-demo-{}", &id[..8])),
             host,
             image: None,
@@ -118,8 +118,8 @@ impl Ground {
         arguments
     }
 
-    /// Makes it. What was made before an error is taken away by [`Ground::raze`].
-    pub(super) fn raise(&mut self) -> Result<String> {
+    /// Makes it. What was made before an error is taken away by [`ScratchPool::tear_down`].
+    pub(super) fn set_up(&mut self) -> Result<String> {
         let (image, pool) = (self.image_path(), self.pool());
         let failed = |error: HostError| Failed::of("create the pool", &error);
         for path in [&self.folder, &self.callers(), &self.signs(), &pool] {
@@ -145,7 +145,7 @@ impl Ground {
         let attach = Effect::AttachLoop(LoopSpec {
             image: &image,
             backing,
-            block_size: self.host.ground(&self.folder).map_err(failed)?.sector,
+            block_size: self.host.backing_fs(&self.folder).map_err(failed)?.sector,
             autoclear: true,
             read_only: false,
         });
@@ -218,7 +218,7 @@ impl Ground {
 
     /// Takes away what is there, in the order that works, and again while the kernel is busy with
     /// the last of it. What stays in spite of this is for [`super::look`] to tell.
-    pub(super) fn raze(&self) {
+    pub(super) fn tear_down(&self) {
         let begun = Instant::now();
         loop {
             for mount in self.mounts().iter().rev() {
@@ -232,11 +232,11 @@ impl Ground {
             if self.mounts().is_empty() && self.loops().is_empty() {
                 break;
             }
-            if begun.elapsed() > SETTLE {
+            if begun.elapsed() > DETACH_TIMEOUT {
                 self.detach(|_| true);
                 break;
             }
-            std::thread::sleep(POLL);
+            std::thread::sleep(POLL_INTERVAL);
         }
         self.remove_folder();
     }

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 
 /// After the first failure; doubled with each further one. In seconds.
-const FIRST: u64 = 60;
+const FIRST_DELAY_SECONDS: u64 = 60;
 /// In seconds.
-const LONGEST: u64 = 30 * 60;
+const MAX_DELAY_SECONDS: u64 = 30 * 60;
 /// Volumes that are remembered. A node has far fewer whose snapshots fail at a time; when it hasn't,
 /// the one whose pause ends first is forgotten.
 const NAMES: usize = 4096;
@@ -20,12 +20,12 @@ const NAMES: usize = 4096;
 /// Volumes whose last cut failed, each with its class: a tenant who asks again under other names
 /// disturbs no one, and one who has repaired a class is not held up.
 #[derive(Debug, Default)]
-pub struct Pauses {
-    names: BTreeMap<String, Pause>,
+pub struct Backoffs {
+    names: BTreeMap<String, Backoff>,
 }
 
 #[derive(Clone, Debug)]
-struct Pause {
+struct Backoff {
     /// Failed sets of tries, one after the other.
     sets: u32,
     last: Arc<Error>,
@@ -33,7 +33,7 @@ struct Pause {
     since: u64,
 }
 
-impl Pause {
+impl Backoff {
     fn error(&self, seconds: u64) -> Error {
         Error::Paused {
             seconds,
@@ -44,8 +44,8 @@ impl Pause {
 
     /// In seconds.
     fn length(&self) -> u64 {
-        let doublings = self.sets.saturating_sub(1).min(LONGEST.ilog2());
-        (FIRST << doublings).min(LONGEST)
+        let doublings = self.sets.saturating_sub(1).min(MAX_DELAY_SECONDS.ilog2());
+        (FIRST_DELAY_SECONDS << doublings).min(MAX_DELAY_SECONDS)
     }
 
     fn until(&self) -> u64 {
@@ -61,7 +61,7 @@ impl Pause {
     }
 }
 
-impl Pauses {
+impl Backoffs {
     /// Whether all of `keys` may be tried now (seconds since 1970), or else the recorded failure
     /// of the one with the longest pause, as [`Error::Paused`].
     pub fn check(&self, keys: &[String], now: u64) -> Result<()> {
@@ -77,7 +77,7 @@ impl Pauses {
     pub fn failed(&mut self, keys: &[String], error: Error, now: u64) -> Error {
         let before = keys.iter().filter_map(|key| self.names.get(key));
         let sets = before.map(|pause| pause.sets).max().unwrap_or(0);
-        let pause = Pause {
+        let pause = Backoff {
             sets: sets.saturating_add(1),
             last: Arc::new(error),
             since: now,
@@ -115,8 +115,8 @@ mod tests {
         }
     }
 
-    fn left(pauses: &Pauses, name: &str, now: u64) -> u64 {
-        match pauses.check(&[name.into()], now) {
+    fn left(backoffs: &Backoffs, name: &str, now: u64) -> u64 {
+        match backoffs.check(&[name.into()], now) {
             Ok(()) => 0,
             Err(Error::Paused { seconds, .. }) => seconds,
             Err(other) => panic!("{other}"),
@@ -125,54 +125,54 @@ mod tests {
 
     #[test]
     fn pauses_double_up_to_half_an_hour_and_a_success_ends_them() {
-        let mut pauses = Pauses::default();
+        let mut backoffs = Backoffs::default();
         let mut now = 1_000_000;
         let mut minutes = Vec::new();
         for n in 0..40 {
-            assert!(pauses.check(&["a".into()], now).is_ok());
-            let answer = pauses.failed(&["a".into()], lost(n), now);
+            assert!(backoffs.check(&["a".into()], now).is_ok());
+            let answer = backoffs.failed(&["a".into()], lost(n), now);
             assert_eq!(
                 chain(&answer),
-                chain(&pauses.check(&["a".into()], now).unwrap_err())
+                chain(&backoffs.check(&["a".into()], now).unwrap_err())
             );
-            let length = left(&pauses, "a", now);
-            assert_eq!(left(&pauses, "a", now + length - 1), 1);
+            let length = left(&backoffs, "a", now);
+            assert_eq!(left(&backoffs, "a", now + length - 1), 1);
             minutes.push(length / 60);
             now += length;
         }
         assert_eq!(minutes[..7], [1, 2, 4, 8, 16, 30, 30]);
         assert_eq!(minutes[39], 30);
-        let _ = pauses.failed(&["a".into()], lost(7), now);
-        assert!(pauses.check(&["b".into()], now).is_ok(), "another name");
-        let error = pauses.check(&["a".into()], now).unwrap_err();
+        let _ = backoffs.failed(&["a".into()], lost(7), now);
+        assert!(backoffs.check(&["b".into()], now).is_ok(), "another name");
+        let error = backoffs.check(&["a".into()], now).unwrap_err();
         assert_eq!(
             chain(&error),
             "paused for 1800 s after 41 failed calls; the last error was: the cut was discarded: \
              reason 7"
         );
-        pauses.forget(&["a".into()]);
-        assert!(pauses.check(&["a".into()], now).is_ok());
-        let _ = pauses.failed(&["a".into()], lost(8), now);
-        assert_eq!(left(&pauses, "a", now), 60, "begins again");
+        backoffs.forget(&["a".into()]);
+        assert!(backoffs.check(&["a".into()], now).is_ok());
+        let _ = backoffs.failed(&["a".into()], lost(8), now);
+        assert_eq!(left(&backoffs, "a", now), 60, "begins again");
     }
 
     #[test]
     fn a_clock_that_is_set_back_holds_nobody() {
-        let mut pauses = Pauses::default();
-        let _ = pauses.failed(&["a".into()], lost(0), 5_000_000);
-        assert!(pauses.check(&["a".into()], 4_999_999).is_ok());
+        let mut backoffs = Backoffs::default();
+        let _ = backoffs.failed(&["a".into()], lost(0), 5_000_000);
+        assert!(backoffs.check(&["a".into()], 4_999_999).is_ok());
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4))]
         #[test]
         fn it_never_grows_beyond_its_bound(names in prop::collection::vec(0..10_000u32, 0..6000)) {
-            let mut pauses = Pauses::default();
+            let mut backoffs = Backoffs::default();
             for (now, name) in names.iter().enumerate() {
                 let (name, now) = (name.to_string(), now as u64);
-                let _ = pauses.failed(std::slice::from_ref(&name), lost(now), now);
-                prop_assert!(pauses.names.len() <= NAMES);
-                prop_assert!(pauses.check(&[name], now).is_err(), "the newest is there");
+                let _ = backoffs.failed(std::slice::from_ref(&name), lost(now), now);
+                prop_assert!(backoffs.names.len() <= NAMES);
+                prop_assert!(backoffs.check(&[name], now).is_err(), "the newest is there");
             }
         }
     }

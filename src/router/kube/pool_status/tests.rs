@@ -88,7 +88,7 @@ impl Sky {
     }
 
     fn changes(&self) -> Vec<Change> {
-        let picture = Picture {
+        let picture = PoolStatuses {
             reports: &self.reports,
             pools: &self.pools,
             homes: &self.homes,

@@ -11,8 +11,8 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::group::{Member, id_of};
-use super::lock::{Guard, Key};
-use super::pool::Owner;
+use super::lock::{Key, LockGuard};
+use super::pool::PoolLookup;
 use super::{Driver, Snapshot};
 use crate::error::{Error, Result, chain};
 use crate::model::GroupId;
@@ -20,8 +20,8 @@ use crate::record::{GroupMembership, SnapshotRecord, SnapshotState};
 
 /// How often somebody who only looks at a group waits for others who only look, and how long each
 /// time.
-const LOOKS: u32 = 10;
-const LOOK: Duration = Duration::from_millis(5);
+const LOCK_TRIES: u32 = 10;
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A member of a group, in whatever state.
 #[derive(Clone, Debug)]
@@ -49,7 +49,7 @@ pub struct GroupHere {
 
 /// What becomes of members that are cut and not committed.
 #[derive(Clone, Debug, Default)]
-pub struct Verdict {
+pub struct GroupDecision {
     /// The try that is committed.
     pub commit: Option<Uuid>,
     /// Tries that aren't, and whose members are deleted. One that the judge hasn't seen is left
@@ -95,25 +95,25 @@ impl Driver {
     }
 
     /// The lock of a group; another look has it for a moment only.
-    fn lock_for_a_look(&self, group: GroupId) -> Result<Guard> {
-        for _ in 1..LOOKS {
+    fn lock_for_a_look(&self, group: GroupId) -> Result<LockGuard> {
+        for _ in 1..LOCK_TRIES {
             if let Ok(lock) = self.locks.acquire(Key::Group(group.0)) {
                 return Ok(lock);
             }
-            self.host.pause(LOOK);
+            self.host.pause(LOCK_RETRY_INTERVAL);
         }
         self.locks.acquire(Key::Group(group.0))
     }
 
     /// Ends the doubt by a verdict of who has seen the group's first member. Where that is this
     /// node's, it's looked at again, and counts more. Done again, it changes nothing.
-    pub fn settle_group_by(&self, group: GroupId, verdict: &Verdict) -> Result<()> {
+    pub fn resolve_group_by(&self, group: GroupId, decision: &GroupDecision) -> Result<()> {
         let _lock = self.locks.acquire(Key::Group(group.0))?;
-        self.settle(group.0, Some(verdict))
+        self.resolve(group.0, Some(decision))
     }
 
     /// Deletes what this node has of a group, committed or not, and the members of these ids.
-    pub fn end_group_here(&self, group: GroupId, members: &[String]) -> Result<()> {
+    pub fn delete_group_here(&self, group: GroupId, members: &[String]) -> Result<()> {
         let _lock = self.locks.acquire(Key::Group(group.0))?;
         let states = [
             SnapshotState::Ready,
@@ -124,30 +124,30 @@ impl Driver {
             .into_iter()
             .flat_map(|state| self.members_of(group.0, state));
         let found: Vec<String> = found.map(|member| id_of(&member)).collect();
-        self.end_members(group.0, found.iter().chain(members))
+        self.delete_members(group.0, found.iter().chain(members))
     }
 
     /// Settles one whose lock is held. An error if that can't be decided here and now.
-    pub(super) fn settle_group(&self, group: Uuid) -> Result<()> {
-        self.settle(group, None)
+    pub(super) fn resolve_group(&self, group: Uuid) -> Result<()> {
+        self.resolve(group, None)
     }
 
-    fn settle(&self, group: Uuid, verdict: Option<&Verdict>) -> Result<()> {
+    fn resolve(&self, group: Uuid, decision: Option<&GroupDecision>) -> Result<()> {
         // No caller has ever counted on these, whatever becomes of the others.
         for (pool, record) in self.members_of(group, SnapshotState::Preparing) {
-            let ended = pool.backend.end_unanswered_snapshot(record.uuid);
-            ended.map_err(Error::unseen)?;
+            let ended = pool.backend.delete_unanswered_snapshot(record.uuid);
+            ended.map_err(Error::into_indeterminate)?;
         }
         for (pool, mut record) in self.members_of(group, SnapshotState::Cut) {
-            match self.is_committed(&record, verdict)? {
+            match self.is_committed(&record, decision)? {
                 Some(true) => {
                     record.state = SnapshotState::Ready;
                     let committed = pool.backend.update_snapshot(&record);
-                    committed.map_err(Error::unseen)?;
+                    committed.map_err(Error::into_indeterminate)?;
                 }
                 Some(false) => {
                     let ended = pool.backend.delete_snapshot(record.uuid);
-                    ended.map_err(Error::unseen)?;
+                    ended.map_err(Error::into_indeterminate)?;
                 }
                 None => {}
             }
@@ -170,15 +170,15 @@ impl Driver {
         let mut all_seen = true;
         for member in &group.members {
             match self.owner(member) {
-                Ok(Owner::Pool(pool, id)) => {
+                Ok(PoolLookup::Pool(pool, id)) => {
                     pool.backend.snapshot(id.uuid).map_err(unsettled)?;
                 }
-                Ok(Owner::Nobody) => all_seen &= self.made_alone(record),
+                Ok(PoolLookup::Unknown) => all_seen &= self.made_alone(record),
                 Err(Error::Unreachable { .. }) => all_seen = false,
                 Err(error) => return Err(unsettled(error)),
             }
         }
-        match self.settle_group(group.id) {
+        match self.resolve_group(group.id) {
             Ok(()) => {}
             // The first member is another node's.
             Err(Error::Unreachable { .. }) => all_seen = false,
@@ -193,12 +193,12 @@ impl Driver {
     fn is_committed(
         &self,
         record: &SnapshotRecord,
-        verdict: Option<&Verdict>,
+        decision: Option<&GroupDecision>,
     ) -> Result<Option<bool>> {
         let lead = record.group.as_ref().and_then(|of| of.members.first());
-        let owner = lead.map_or(Ok(Owner::Nobody), |lead| self.owner(lead));
-        match (owner, verdict) {
-            (Ok(Owner::Pool(pool, lead)), _) => {
+        let owner = lead.map_or(Ok(PoolLookup::Unknown), |lead| self.owner(lead));
+        match (owner, decision) {
+            (Ok(PoolLookup::Pool(pool, lead)), _) => {
                 let lead = pool.backend.snapshot(lead.uuid)?;
                 let lead = lead.filter(|lead| lead.state == SnapshotState::Ready);
                 Ok(Some(
@@ -206,14 +206,14 @@ impl Driver {
                 ))
             }
             // Without a router no other node can have the first member.
-            (Ok(Owner::Nobody), _) if self.made_alone(record) => Ok(Some(false)),
-            (Ok(Owner::Nobody) | Err(Error::Unreachable { .. }), Some(verdict)) => {
-                if verdict.commit == Some(record.attempt) {
+            (Ok(PoolLookup::Unknown), _) if self.made_alone(record) => Ok(Some(false)),
+            (Ok(PoolLookup::Unknown) | Err(Error::Unreachable { .. }), Some(decision)) => {
+                if decision.commit == Some(record.attempt) {
                     return Ok(Some(true));
                 }
-                Ok(verdict.undo.contains(&record.attempt).then_some(false))
+                Ok(decision.undo.contains(&record.attempt).then_some(false))
             }
-            (Ok(Owner::Nobody), None) => Ok(None),
+            (Ok(PoolLookup::Unknown), None) => Ok(None),
             (Err(error), _) => Err(error),
         }
     }

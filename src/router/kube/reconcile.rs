@@ -15,21 +15,23 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
 
 use super::label::{self, Act};
-use super::picture::{Change, Picture, Report};
 use super::pods;
 use super::pool::{Health, Pool};
-use super::{Fleet, InCluster, NODES, PATIENCE, POOLS, VOLUMES, ask, names, topology_key};
+use super::pool_status::{Change, PoolStatuses, Report};
+use super::{
+    API_TIMEOUT, AgentReports, InCluster, NODES, POOLS, VOLUMES, ask, names, topology_key,
+};
 use crate::error::chain;
 use crate::model::VolumeId;
-use crate::router::cluster::{About, Cluster};
+use crate::router::cluster::{Cluster, ObjectRef};
 
 /// Between two looks whether the cluster has snapshots.
-const SNAPSHOTS_EVERY: Duration = Duration::from_secs(600);
+const SNAPSHOT_API_CHECK_INTERVAL: Duration = Duration::from_secs(600);
 /// The API of snapshots.
 const SNAPSHOTS: &str = "snapshot.storage.k8s.io/v1";
 
 /// Looks every few seconds, for ever.
-pub(super) async fn run(cluster: &InCluster, fleet: &dyn Fleet) {
+pub(super) async fn run(cluster: &InCluster, fleet: &dyn AgentReports) {
     let mut leads_since = None;
     let mut snapshots: Option<Instant> = None;
     let mut small = BTreeSet::new();
@@ -44,13 +46,13 @@ pub(super) async fn run(cluster: &InCluster, fleet: &dyn Fleet) {
             small.clear();
             continue;
         }
-        if snapshots.is_none_or(|at| at.elapsed() >= SNAPSHOTS_EVERY) {
+        if snapshots.is_none_or(|at| at.elapsed() >= SNAPSHOT_API_CHECK_INTERVAL) {
             snapshots = Some(Instant::now());
             look_for_snapshots(cluster).await;
         }
         let since = *leads_since.get_or_insert_with(Timestamp::now);
         let reports = fleet.reports();
-        let failed = look(cluster, &reports, since).await;
+        let failed = reconcile(cluster, &reports, since).await;
         tell_not_grown(cluster, &reports, &mut small);
         // Each fails for itself: what one agent says must not keep the others from being written.
         if let Some((what, error)) = failed.first() {
@@ -67,7 +69,7 @@ async fn look_for_snapshots(cluster: &InCluster) {
         return;
     }
     let found = cluster.client.list_api_group_resources(SNAPSHOTS);
-    let Ok(found) = tokio::time::timeout(PATIENCE, found).await else {
+    let Ok(found) = tokio::time::timeout(API_TIMEOUT, found).await else {
         return;
     };
     let missing = found.is_ok_and(|found| !found.resources.is_empty());
@@ -77,7 +79,7 @@ async fn look_for_snapshots(cluster: &InCluster) {
     if missing {
         let message = "the cluster has the snapshot CRDs, but this installation of Slackwater has no csi-snapshotter, so VolumeSnapshots are never created: install it with the value snapshots=true";
         tracing::warn!(advice = message, "found no csi-snapshotter");
-        cluster.tell(&About::Router, true, "NoSnapshotter", message.into());
+        cluster.record_event(&ObjectRef::Router, true, "NoSnapshotter", message.into());
     }
 }
 
@@ -105,7 +107,12 @@ fn tell_not_grown(cluster: &InCluster, reports: &[Report], told: &mut BTreeSet<(
                     "the file system was not grown to the volume's size and is used at its current size: {}; it is tried again the next time the volume is staged, so delete the pods that use it",
                     small.reason
                 );
-                cluster.tell(&About::Claim(claim), true, "FileSystemNotGrown", message);
+                cluster.record_event(
+                    &ObjectRef::Claim(claim),
+                    true,
+                    "FileSystemNotGrown",
+                    message,
+                );
             }
             now.insert(known);
         }
@@ -113,7 +120,7 @@ fn tell_not_grown(cluster: &InCluster, reports: &[Report], told: &mut BTreeSet<(
     *told = now;
 }
 
-async fn look(
+async fn reconcile(
     cluster: &InCluster,
     reports: &[Report],
     leads_since: Timestamp,
@@ -124,12 +131,12 @@ async fn look(
         return failed;
     }
     for report in reports.iter().filter(|report| report.is_refused) {
-        let about = About::Node(report.node.clone());
+        let about = ObjectRef::Node(report.node.clone());
         let problem = report.problem.clone().unwrap_or_default();
-        cluster.tell(&about, true, "AnswerRefused", problem);
+        cluster.record_event(&about, true, "AnswerRefused", problem);
     }
     let nodes = cluster.node_labels();
-    let picture = Picture {
+    let picture = PoolStatuses {
         pods: &pods::named(cluster, reports).await,
         reports,
         pools: &cluster.pool_objects(),
@@ -166,7 +173,7 @@ async fn done<T>(
     doing: &str,
     write: impl Future<Output = Result<T, KubeError>>,
 ) -> Result<(), String> {
-    match tokio::time::timeout(PATIENCE, write).await {
+    match tokio::time::timeout(API_TIMEOUT, write).await {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(KubeError::Api(status))) if status.code == 409 || status.code == 404 => Ok(()),
         Ok(Err(error)) => Err(format!("{doing}: {}", chain(&error))),
@@ -180,6 +187,7 @@ async fn write(cluster: &InCluster, change: &Change) -> Result<(), String> {
     }
     let api = Api::<Pool>::all(cluster.client.clone());
     let name = change.id.to_string();
+    let object = ObjectRef::Pool(change.id);
     if change.is_new {
         let pool = Pool::new(change.id, &cluster.options.driver);
         let params = PostParams::default();
@@ -191,7 +199,7 @@ async fn write(cluster: &InCluster, change: &Change) -> Result<(), String> {
         let patch = Patch::Merge(patch);
         done("mark a Pool as lost", api.patch(&name, &params, &patch)).await?;
         tracing::warn!(pool = name, reason, "marked a pool as lost");
-        cluster.tell(&About::Pool(change.id), true, "PoolLost", reason.clone());
+        cluster.record_event(&object, true, "PoolLost", reason.clone());
     }
     let patch = Patch::Merge(serde_json::json!({ "status": change.status }));
     done(
@@ -208,7 +216,7 @@ async fn write(cluster: &InCluster, change: &Change) -> Result<(), String> {
         .await?;
         let message = format!("the pool was handed over to node {}", change.status.node);
         tracing::info!(pool = name, message, "handed over a pool");
-        cluster.tell(&About::Pool(change.id), false, "PoolHandedOver", message);
+        cluster.record_event(&object, false, "PoolHandedOver", message);
     }
     if change.turned {
         let health = change.status.health;
@@ -226,7 +234,7 @@ async fn write(cluster: &InCluster, change: &Change) -> Result<(), String> {
             message,
             "recorded a change of a pool's health"
         );
-        cluster.tell(&About::Pool(change.id), !is_well, reason(health), message);
+        cluster.record_event(&object, !is_well, reason(health), message);
     }
     Ok(())
 }
@@ -249,7 +257,7 @@ fn reason(health: Health) -> &'static str {
 async fn apply(cluster: &InCluster, act: Act) -> Result<(), String> {
     match act {
         Act::Conflict { node, message } => {
-            cluster.tell(&About::Node(node), true, "HomeConflict", message);
+            cluster.record_event(&ObjectRef::Node(node), true, "HomeConflict", message);
             Ok(())
         }
         Act::Overwrite { node, old, new } => {
@@ -279,7 +287,7 @@ async fn apply(cluster: &InCluster, act: Act) -> Result<(), String> {
                 "label {key} was changed from {old}, which no PersistentVolume of this node uses any more, to {new}, the home of the node's disks"
             );
             tracing::info!(node, old, new, "updated the label of a node");
-            cluster.tell(&About::Node(node), false, "HomeRelabelled", message);
+            cluster.record_event(&ObjectRef::Node(node), false, "HomeRelabelled", message);
             Ok(())
         }
     }

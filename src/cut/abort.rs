@@ -8,15 +8,15 @@ use crate::host::Freeze;
 /// Shared by a participant, which works in its own thread, and whoever notices that its
 /// coordinator has gone.
 #[derive(Clone, Default)]
-pub struct Halt(Arc<Mutex<State>>);
+pub struct AbortHandle(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
-    halted: bool,
+    aborted: bool,
     held: Option<Weak<dyn Freeze>>,
 }
 
-impl Halt {
+impl AbortHandle {
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -25,7 +25,7 @@ impl Halt {
     pub fn now(&self) {
         let held = {
             let mut state = self.state();
-            state.halted = true;
+            state.aborted = true;
             state.held.take().and_then(|held| held.upgrade())
         };
         if let Some(held) = held {
@@ -36,7 +36,7 @@ impl Halt {
     /// What is to be given up; an error if it's too late, with everything given up.
     pub(super) fn watch(&self, held: &Arc<dyn Freeze>) -> Result<()> {
         let mut state = self.state();
-        if state.halted {
+        if state.aborted {
             drop(state);
             held.give_up();
             return Err(Error::CutLost {

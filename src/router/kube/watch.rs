@@ -17,13 +17,13 @@ use crate::error::chain;
 
 /// First and longest pause after an error: an API server that returns is found within seconds,
 /// and one that is overloaded isn't asked more than 6 times a minute by each watch.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 /// A restart of an API server isn't worth a word.
-const PATIENCE: Duration = Duration::from_secs(30);
+const FAILURE_LOG_DELAY: Duration = Duration::from_secs(30);
 
 /// How well each watch follows.
 #[derive(Debug, Default)]
-pub struct Following(Mutex<BTreeMap<&'static str, Watch>>);
+pub struct WatchStates(Mutex<BTreeMap<&'static str, Watch>>);
 
 #[derive(Debug, Default)]
 struct Watch {
@@ -32,13 +32,13 @@ struct Watch {
     failing: Option<(Instant, String)>,
 }
 
-impl Following {
+impl WatchStates {
     /// Why what is in memory may be old or not whole; `None` if it isn't.
     pub fn problem(&self) -> Option<String> {
         let watches = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         watches.iter().find_map(|(what, watch)| {
             let failing = watch.failing.as_ref();
-            let long = failing.filter(|(since, _)| since.elapsed() >= PATIENCE);
+            let long = failing.filter(|(since, _)| since.elapsed() >= FAILURE_LOG_DELAY);
             match (long, failing, watch.is_complete) {
                 (Some((since, error)), _, _) => Some(format!(
                     "watching {what} has failed for {} s: {error}",
@@ -98,31 +98,31 @@ impl Following {
 
 /// Pauses between errors, each twice as long as the one before. Something that comes through
 /// makes them short again.
-struct Pauses(Duration);
+struct ErrorBackoff(Duration);
 
-impl Iterator for Pauses {
+impl Iterator for ErrorBackoff {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
         let pause = self.0;
-        self.0 = (pause * 2).min(PAUSES.1);
+        self.0 = (pause * 2).min(BACKOFF.1);
         Some(pause)
     }
 }
 
-impl Backoff for Pauses {
+impl Backoff for ErrorBackoff {
     fn reset(&mut self) {
-        self.0 = PAUSES.0;
+        self.0 = BACKOFF.0;
     }
 }
 
 /// Follows objects for ever. `take` gets each change; between `Init` and `InitDone` come all
 /// objects there are, and what isn't among them is gone.
-pub(super) async fn follow<K>(
+pub(super) async fn watch<K>(
     api: Api<K>,
     config: watcher::Config,
     what: &'static str,
-    following: Arc<Following>,
+    following: Arc<WatchStates>,
     mut take: impl FnMut(Event<K>),
 ) where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
@@ -133,7 +133,7 @@ pub(super) async fn follow<K>(
         .unwrap_or_else(PoisonError::into_inner)
         .entry(what)
         .or_default();
-    let mut changes = std::pin::pin!(watcher(api, config).backoff(Pauses(PAUSES.0)));
+    let mut changes = std::pin::pin!(watcher(api, config).backoff(ErrorBackoff(BACKOFF.0)));
     while let Some(change) = changes.next().await {
         match change {
             Ok(event) => {
@@ -154,22 +154,22 @@ pub(super) async fn follow<K>(
 
 /// Objects by name, as a watch brings them.
 #[derive(Debug)]
-pub(super) struct Kept<T> {
+pub(super) struct Store<T> {
     now: BTreeMap<String, T>,
     /// What a new list has brought so far.
     coming: Option<BTreeMap<String, T>>,
 }
 
-impl<T> Default for Kept<T> {
-    fn default() -> Kept<T> {
-        Kept {
+impl<T> Default for Store<T> {
+    fn default() -> Store<T> {
+        Store {
             now: BTreeMap::new(),
             coming: None,
         }
     }
 }
 
-impl<T> Kept<T> {
+impl<T> Store<T> {
     /// Takes a change. `read` gives what is kept of an object; nothing of one that isn't ours.
     pub(super) fn take<K: Resource>(
         &mut self,
