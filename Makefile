@@ -32,10 +32,15 @@ demo: ## Build the driver and show it: create, use and delete volumes of every k
 .PHONY: test
 test: ## Run all tests, but no benchmarks (as root, or with sudo)
 	@deploy/deps test
-	@rm -rf $(LOGS) && mkdir -p $(LOGS) && touch $(LOGS)/cargo.log $(LOGS)/sanity.log $(LOGS)/e2e.log $(LOGS)/left.log $(LOGS)/left-out.log
-	@$(MAKE) check
-	@code=0; MACHINE_LOG=$(LOGS)/left.log tests/machine.sh around $(MAKE) --keep-going tests sanity e2e-if-warm || code=$$?; \
+	@rm -rf $(LOGS) && mkdir -p $(LOGS) && touch $(LOGS)/cargo.log $(LOGS)/sanity.log $(LOGS)/e2e.log $(LOGS)/left.log $(LOGS)/left-out.log $(LOGS)/parts.log
+	@$(MAKE) timed-check
+	@code=0; MACHINE_LOG=$(LOGS)/left.log tests/machine.sh around $(MAKE) --keep-going timed-tests timed-sanity timed-e2e-if-warm || code=$$?; \
+	sed "s/^/duration: /" $(LOGS)/parts.log; \
 	tests/summary $$code $(LOGS)/left.log $(LOGS)/left-out.log $(LOGS)/cargo.log $(LOGS)/sanity.log $(LOGS)/e2e.log | tee $(LOGS)/summary.log
+
+timed-%: # another target, and how long it took
+	@start=$$SECONDS; code=0; $(MAKE) $* || code=$$?; \
+	printf '%-12s %5d s\n' $* $$((SECONDS - start)) >>$(LOGS)/parts.log; exit $$code
 
 .PHONY: check
 check: fmt-check words typos shell lint deny docs ## Check formatting, language, lints, dependencies and docs; needs no root

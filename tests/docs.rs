@@ -134,6 +134,18 @@ fn the_readme_lists_every_page() {
     }
 }
 
+#[test]
+fn the_page_for_contributors_names_everything_in_the_folder_of_tests() {
+    let page = read(&root().join("CONTRIBUTING.md"));
+    for entry in fs::read_dir(root().join("tests")).expect("a folder") {
+        let name = entry.expect("an entry").file_name();
+        let name = name.to_str().expect("a plain name");
+        // proptest keeps there what has failed on this machine.
+        let is_named = page.contains(&format!("tests/{name}")) || name == "proptest-regressions";
+        assert!(is_named, "CONTRIBUTING.md does not name tests/{name}");
+    }
+}
+
 /// Names of all tests: the function after each `#[test]` or `#[tokio::test]`, and those in the
 /// cluster, as they are told when they run.
 fn test_names() -> BTreeSet<String> {
