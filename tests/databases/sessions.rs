@@ -39,10 +39,11 @@ impl Session {
     /// slow machine a later one.
     pub fn ready_shortly(run: &Run, engine: Engine, scratch: &Scratch) -> Session {
         let mut said = String::new();
-        for seconds in [2, 10, 50] {
+        for seconds in [6, 24, 96] {
             let begun = Instant::now();
             match Session::start(run, engine, seconds, scratch) {
-                Ok(session) if begun.elapsed().as_secs() < seconds / 2 => return session,
+                // Two thirds of the time are left for the look.
+                Ok(session) if begun.elapsed().as_secs() < seconds / 3 => return session,
                 Ok(_) => {}
                 Err(other) => said = other,
             }
