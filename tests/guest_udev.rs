@@ -33,10 +33,10 @@ fn run(program: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_string()
 }
 
-/// A loop device on a new file, which is 64 MiB long.
+/// A loop device on a new file, which is 128 MiB long: btrfs needs 109.
 fn attached(image: &Path) -> String {
     fs::create_dir_all(image.parent().unwrap()).unwrap();
-    fs::File::create(image).unwrap().set_len(64 << 20).unwrap();
+    fs::File::create(image).unwrap().set_len(128 << 20).unwrap();
     let device = run("losetup", &["--find", "--show", image.to_str().unwrap()]);
     run("udevadm", &["settle"]);
     device
