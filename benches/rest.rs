@@ -69,11 +69,8 @@ fn tell_guard(scratch: &Scratch, disk: &Disk) {
     const SESSIONS: usize = 20;
     let state = scratch.dir("guard-state");
     let host = LinuxHost::new(Vec::new()).with_own_folder(GuardClient::private_folder(&state));
-    let source = mounts_below(&disk.mount_point)[0].source.clone();
-    let number = source
-        .to_str()
-        .and_then(|path| path.strip_prefix("/dev/loop"));
-    let number = number.and_then(|number| number.parse().ok());
+    let host = std::sync::Arc::new(host);
+    let number = mounts_below(&disk.mount_point)[0].source_loop();
     let device = Device::of_loop(number.expect("a loop device"));
     let member = || FreezeMember {
         volume_id: "volume".into(),
@@ -87,8 +84,7 @@ fn tell_guard(scratch: &Scratch, disk: &Disk) {
             .open_mount_root(&disk.mount_point, &device, FsType::Xfs)
             .expect("a root"),
     };
-    let driver = LinuxHost::new(Vec::new()).with_own_folder(GuardClient::private_folder(&state));
-    let guard = GuardClient::new(std::sync::Arc::new(driver), state.clone())
+    let guard = GuardClient::new(host.clone(), state.clone())
         .with_program(env!("CARGO_BIN_EXE_slackwater-guard").into());
     let limits = FreezeLimits {
         sync: Duration::from_secs(60),

@@ -124,7 +124,9 @@ fn anchors_of_links_are_headings() {
 fn the_readme_lists_every_page() {
     let readme = read(&root().join("README.md"));
     for page in files(&root().join("docs"), ".md") {
-        let page = page.strip_prefix(root()).expect("a page of ours");
+        let page = page
+            .strip_prefix(root())
+            .expect("a page of this repository");
         let target = page.display().to_string();
         let is_decision = target.starts_with("docs/adr/") && !target.ends_with("README.md");
         assert!(

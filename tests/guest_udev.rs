@@ -49,7 +49,7 @@ fn changed(device: &str) {
     );
 }
 
-/// What a tenant may do: a file system with a label, and then udev is told that something changed.
+/// What a tenant may do: a file system with a label, followed by a change event for udev.
 fn labelled(device: &str, label: &str) {
     run("mkfs.ext4", &["-q", "-F", "-L", label, device]);
     changed(device);

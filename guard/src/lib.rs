@@ -194,7 +194,7 @@ impl GuardClient {
                 return Ok((channel, guard));
             }
             if Instant::now() >= until {
-                return Err(HostError::unexpected("ask", &socket, NOBODY));
+                return Err(HostError::unexpected("ask", &socket, NO_REPLY));
             }
             thread::sleep(POLL_INTERVAL);
         }
@@ -246,7 +246,7 @@ pub fn program() -> Result<PathBuf> {
     }
 }
 
-const NOBODY: &str = "the freeze guard does not answer; check that its container is running and executes `slackwater guard` with the same --state-dir";
+const NO_REPLY: &str = "the freeze guard does not answer; check that its container is running and executes `slackwater guard` with the same --state-dir";
 
 /// Whether a guard says that it's there.
 fn answers(channel: &Channel) -> bool {
@@ -283,7 +283,7 @@ impl Freezer for GuardClient {
         let socket = self.socket();
         match Channel::connect(&socket)? {
             Some(channel) if answers(&channel) => Ok(()),
-            Some(_) | None => Err(HostError::unexpected("ask", &socket, NOBODY)),
+            Some(_) | None => Err(HostError::unexpected("ask", &socket, NO_REPLY)),
         }
     }
 

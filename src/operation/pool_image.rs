@@ -71,8 +71,8 @@ pub fn check_kind(pool: &PoolDefinition, found: &Probe) -> Result<()> {
     }
 }
 
-/// The folder in which the pool at a path is to be found now, and what lies there: an image that
-/// is mounted here is looked into, one that isn't is told as [`Probe::Image`]. Changes nothing.
+/// The directory that holds the pool at a path now, and what it contains: the content of a pool image
+/// that is mounted here, or [`Probe::Image`] for one that is not mounted. Changes nothing.
 pub fn look_through(host: &dyn Host, path: &Path) -> Result<(PathBuf, Probe)> {
     let found = pool_make::probe(host, path)?;
     if matches!(found, Probe::Image(_)) {

@@ -109,8 +109,7 @@ pub(super) fn loop_of(mount: &Mount) -> Option<u32> {
     if major(rdev) == LOOP_MAJOR {
         return u32::try_from(minor(rdev)).ok();
     }
-    let number = mount.source.to_str()?.strip_prefix("/dev/loop")?;
-    let number = number.parse().ok()?;
+    let number = mount.source_loop()?;
     is_btrfs_of(mount, &Device::of_loop(number).path).then_some(number)
 }
 

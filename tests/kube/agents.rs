@@ -375,7 +375,7 @@ fn a_node_waits_for_its_own_request() {
         let asked = api.asked(REQUESTS);
         let waits = async {
             tokio::select! {
-                done = enrolment.refresh(&client) => panic!("nobody answers: {done:?}"),
+                done = enrolment.refresh(&client) => panic!("no reply was sent: {done:?}"),
                 () = async {
                     while api.asked(REQUESTS) < asked + 2 {
                         tokio::time::sleep(Duration::from_millis(50)).await;

@@ -50,10 +50,10 @@ subjects:
   - {kind: ServiceAccount, name: stranger, namespace: slackwater}
 ";
 
-struct Nobody;
+struct NoAgents;
 
 #[tonic::async_trait]
-impl AgentReports for Nobody {
+impl AgentReports for NoAgents {
     fn place(&self, _agents: BTreeMap<String, SocketAddr>) {}
 
     fn reports(&self) -> Vec<Report> {
@@ -73,7 +73,7 @@ fn router(plane: &Plane, identity: &str) -> (Arc<InCluster>, Arc<Certificates>, 
     };
     let client = plane.client();
     let inside = plane.runtime.enter();
-    let cluster = InCluster::start(client, options, Arc::new(Nobody));
+    let cluster = InCluster::start(client, options, Arc::new(NoAgents));
     let certificates = Certificates::start(&cluster, "slackwater-node");
     drop(inside);
     let own = async { tokio::time::timeout(Duration::from_secs(120), certificates.own()).await };

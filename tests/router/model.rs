@@ -271,7 +271,7 @@ impl World {
             && !self.away[there.node]
         {
             // The name is taken whatever the source's node says. The router may have noticed before
-            // that this node is away, and ask nobody then.
+            // that this node is away, and then ask no other node.
             let code = answer.unwrap_err().code();
             assert!(
                 [Code::AlreadyExists, Code::Unavailable].contains(&code),

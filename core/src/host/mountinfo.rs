@@ -57,6 +57,13 @@ impl FolderMount {
 }
 
 impl Mount {
+    /// The number of the loop device that was mounted, by its name: the table has no device number
+    /// of a btrfs.
+    pub fn source_loop(&self) -> Option<u32> {
+        let number = self.source.to_str()?.strip_prefix("/dev/loop")?;
+        number.parse().ok()
+    }
+
     /// What it shows, as findmnt has it: `/dev/sdb1`, or `/dev/sda2[/srv/pool]` where that is not
     /// the whole file system.
     pub fn shown(&self) -> String {

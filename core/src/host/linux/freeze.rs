@@ -147,8 +147,8 @@ pub fn become_guard(
     HostError::io("run", program, &error)
 }
 
-/// Starts the guard as a process of its own: an empty environment, and no descriptor of ours but
-/// stderr and a pipe, whose end tells it that we are gone.
+/// Starts the guard as a process of its own: an empty environment, and of this process's
+/// descriptors only stderr and a pipe, whose end signals that this process has ended.
 pub fn start_guard(program: &Path, socket: &Path, state_dir: &Path) -> Result<Started> {
     let mut command = guard(program, socket, state_dir, true);
     command

@@ -318,16 +318,10 @@ pub(super) fn unmount(folders: &Folders, target: &Path) -> Result<()> {
 
 /// Whether the image of a mounted loop device can't be looked at: its disk is dead or hangs.
 pub(super) fn shows_dead_loop() -> Result<bool> {
-    let loops: BTreeSet<u32> = table()?.iter().filter_map(loop_of_source).collect();
+    let loops: BTreeSet<u32> = table()?.iter().filter_map(Mount::source_loop).collect();
     Ok(loops
         .into_iter()
         .any(|number| loop_device::status(number).is_err()))
-}
-
-/// The loop device that was mounted, by its name: btrfs has no number of a device.
-fn loop_of_source(mount: &Mount) -> Option<u32> {
-    let number = mount.source.strip_prefix("/dev").ok()?.to_str()?;
-    number.strip_prefix("loop")?.parse().ok()
 }
 
 /// Does `work` on a thread of its own, whose mount table has no file system on a loop device;
@@ -348,7 +342,7 @@ pub(super) fn without_loops<T: Send>(work: impl FnOnce() -> Result<T> + Send) ->
             let needed = FOLDERS
                 .iter()
                 .any(|folder| Path::new(folder).starts_with(&mount.mount_point));
-            if loop_of_source(mount).is_some() && !needed {
+            if mount.source_loop().is_some() && !needed {
                 // One that stays makes the program fail as it would without this copy.
                 let flags = MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW;
                 if let Err(errno) = umount2(&mount.mount_point, flags) {
