@@ -34,7 +34,7 @@ use crate::error;
 use crate::host::Host;
 use crate::host::linux::LinuxHost;
 use crate::model::PoolDefinition;
-use crate::operation::pool_image::own_folders;
+use crate::operation::pools::image::own_folders;
 
 /// The command line was understood, and what it asks for can't be: sysexits.h's EX_USAGE.
 const BAD_CONFIG: u8 = 64;

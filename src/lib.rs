@@ -28,8 +28,8 @@
 //! 13. [`config`], [`doctor`], [`demo`] and [`cli`]: the entry points. No other module uses them.
 //!
 //! A good first call to follow is NodeStageVolume: `service/request/node.rs`,
-//! `operation/stage.rs`, `backend/file/device.rs`, `core/src/host/linux/loop_device.rs`,
-//! `operation/format.rs`, `core/src/host/linux/mounts.rs`.
+//! `operation/volume/stage.rs`, `backend/file/device.rs`, `core/src/host/linux/loop_device.rs`,
+//! `operation/volume/format.rs`, `core/src/host/linux/mounts.rs`.
 //!
 //! # Invariants
 //!

@@ -4,53 +4,16 @@
 //! block; [`Driver::detach`] is the one place where async code crosses over, and what it starts
 //! ends by itself, whether or not its caller still waits.
 
-mod block;
-mod block_stage;
-mod capacity;
-mod check;
 mod clean;
-mod copying;
-mod create;
 pub mod cut_counts;
-mod cutting;
-mod delete;
 mod describe;
 mod detach;
-mod ephemeral;
-mod expand;
-mod fit;
-mod format;
-mod group;
-mod health;
-pub mod inventory;
-mod list;
 mod lock;
-mod metadata;
-mod modify;
-mod paths;
-mod pool;
-pub mod pool_admin;
-pub mod pool_ground;
-pub mod pool_image;
-pub mod pool_make;
-mod publish;
-mod published;
+pub mod pools;
 pub mod request;
-mod resolve;
-mod restore;
-mod session;
-mod share;
 mod snapshot;
-mod snapshot_list;
-mod stage;
-mod start;
-mod stats;
-mod take_raw;
-mod thick_space_watchdog;
-mod trim;
-mod unstage;
 mod usage;
-mod watch;
+mod volume;
 
 #[cfg(test)]
 mod tests;
@@ -73,17 +36,17 @@ use crate::record::NodeRecord;
 pub use cut_counts::CutCounts;
 pub use describe::{Description, Forgotten, Named};
 pub use detach::{InFlight, Lane};
-pub use fit::NotGrown;
-pub use group::{member_of, of_another_moment, same_members, same_request};
-pub use list::PAGE as MOST_LISTED;
 pub use lock::{Key, Locks};
-pub use pool::{Pool, PoolStatus, ServingState};
-pub use pool_ground::PoolGround;
-pub use published::ChangedDevice;
+pub use pools::ground::PoolGround;
+pub use pools::pool::{Pool, PoolStatus, ServingState};
 pub use request::*;
-pub use resolve::{GroupDecision, GroupHere, GroupMember};
-pub use session::{BeginShare, Coordinator, ShareAnswer, ShareStep};
-pub use share::Kept;
+pub use snapshot::attempt::Kept;
+pub use snapshot::group::{member_of, of_another_moment, same_members, same_request};
+pub use snapshot::resolve::{GroupDecision, GroupHere, GroupMember};
+pub use snapshot::session::{BeginShare, Coordinator, ShareAnswer, ShareStep};
+pub use usage::published::ChangedDevice;
+pub use volume::fit::NotGrown;
+pub use volume::list::PAGE as MOST_LISTED;
 
 pub use crate::cut::AbortHandle;
 pub use crate::cut::barrier::Used;
@@ -130,15 +93,15 @@ pub struct Driver {
     locks: Locks,
     in_flight: InFlight,
     formats: AtomicU64,
-    copies: copying::Copies,
+    copies: snapshot::copy::Copies,
     copied: AtomicU64,
-    published: published::Published,
+    published: usage::published::Published,
     backoffs: Mutex<Backoffs>,
     cuts: CutCounts,
     /// Volumes in use whose file system is smaller than it should be.
     small: Mutex<BTreeMap<Uuid, NotGrown>>,
     /// What is asked of pools whose disks may hang.
-    questions: watch::PoolQuestions,
+    questions: pools::watch::PoolQuestions,
 }
 
 impl Driver {

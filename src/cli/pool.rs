@@ -9,8 +9,8 @@ use crate::config::{BadConfig, Given};
 use crate::error::Error;
 use crate::model::pool::NotAPool;
 use crate::model::{PoolDefinition, PoolOptions, PoolPlace};
-use crate::operation::inventory::{self, PoolPresence};
-use crate::operation::pool_admin;
+use crate::operation::pools::admin;
+use crate::operation::pools::inventory::{self, PoolPresence};
 
 /// Runs one.
 pub(super) fn run(command: PoolCommand) -> Result<ExitCode, Failure> {
@@ -65,7 +65,7 @@ fn only_file(pool: &PoolDefinition) -> Result<(), Failure> {
 fn init(pool: &PoolDefinition, settled: &Settled) -> Result<ExitCode, Failure> {
     only_file(pool)?;
     let host = real_host(&[], std::slice::from_ref(pool));
-    let made = pool_admin::init(host.as_ref(), &settled.node_record, pool)?;
+    let made = admin::init(host.as_ref(), &settled.node_record, pool)?;
     for warning in &made.warnings {
         eprintln!("slackwater: pool {}: warning: {warning}", pool.name);
     }
@@ -106,8 +106,8 @@ fn adopt(text: &str, dry_run: bool, settled: &Settled) -> Result<ExitCode, Failu
     };
     let (host, record, others) = (host.as_ref(), &settled.node_record, &settled.pools);
     let adopted = match dry_run {
-        true => pool_admin::would_adopt(host, record, &pool, others)?,
-        false => pool_admin::adopt(host, record, &pool, others)?,
+        true => admin::would_adopt(host, record, &pool, others)?,
+        false => admin::adopt(host, record, &pool, others)?,
     };
     let (id, home) = (adopted.pool.id, adopted.pool.home);
     if settled.json {
@@ -144,7 +144,7 @@ fn find(
     if let Some(pool) = settled.pools.iter().find(|pool| pool.name == name) {
         return Ok(pool.clone());
     }
-    let node = pool_admin::load_node(host, &settled.node_record)?;
+    let node = admin::load_node(host, &settled.node_record)?;
     let known = node.pools.values().find(|known| known.name == name);
     known
         .and_then(|known| {
@@ -160,7 +160,7 @@ fn find(
 
 fn forget(which: &str, settled: &Settled) -> Result<ExitCode, Failure> {
     let host = real_host(&[], &settled.pools);
-    let (id, known) = pool_admin::forget(host.as_ref(), &settled.node_record, which)?;
+    let (id, known) = admin::forget(host.as_ref(), &settled.node_record, which)?;
     if settled.json {
         print::json(&json!({ "id": id, "name": known.name, "place": known.place }));
     } else {

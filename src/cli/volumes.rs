@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 use super::{Failure, Place, print, real_host};
 use crate::model::VolumeId;
 use crate::model::size::Human;
-use crate::operation::inventory::{self, Inventory, PoolPresence, SnapshotEntry, VolumeEntry};
+use crate::operation::pools::inventory::{
+    self, Inventory, PoolPresence, SnapshotEntry, VolumeEntry,
+};
 use crate::record::{FormattedAs, SnapshotState, VolumeState};
 
 /// Lists the volumes of the configured pools, or of all that this machine has had. Exit 1 if a

@@ -9,8 +9,8 @@ use crate::host::{BackingFs, FileId, Host};
 use crate::model::pool::WAY_OUT;
 use crate::model::size::Human;
 use crate::model::{MountRule, PoolDefinition, PoolPlace};
-use crate::operation::inventory;
-use crate::operation::{pool_admin, pool_ground, pool_image, pool_make};
+use crate::operation::pools::inventory;
+use crate::operation::pools::{admin, ground, image, make};
 use crate::record::{ImageRecord, NodeRecord, PoolRecord};
 
 /// Below this share of free room a warning is due.
@@ -18,7 +18,7 @@ const LITTLE_ROOM_PERCENT: u64 = 10;
 
 pub(super) fn examine(host: &dyn Host, patient: &Subject) -> Vec<Check> {
     let mut checks = Vec::new();
-    let node = match pool_admin::load_node(host, &patient.node_record) {
+    let node = match admin::load_node(host, &patient.node_record) {
         Ok(node) => node,
         Err(error) => {
             checks.push(Check::fail(
@@ -72,7 +72,7 @@ pub(super) fn subject(pool: &PoolDefinition) -> String {
 fn file_pool(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &Path) -> Vec<Check> {
     let subject = subject(pool);
     let outer = path;
-    let (inner, found) = match pool_image::look_through(host, path) {
+    let (inner, found) = match image::look_through(host, path) {
         Ok(found) => found,
         Err(error) => {
             return vec![Check::fail(
@@ -83,17 +83,17 @@ fn file_pool(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &P
         }
     };
     let record = match found {
-        pool_make::Probe::Pool(record) => record,
-        pool_make::Probe::Foreign(what) => {
-            let error = pool_make::not_blank(path, &what);
+        make::Probe::Pool(record) => record,
+        make::Probe::Foreign(what) => {
+            let error = make::not_blank(path, &what);
             return vec![Check::fail(
                 subject,
                 chain(&error),
                 "give another directory",
             )];
         }
-        pool_make::Probe::Image(record) => return vec![unmounted_image(pool, path, &record)],
-        pool_make::Probe::Blank | pool_make::Probe::Missing => {
+        make::Probe::Image(record) => return vec![unmounted_image(pool, path, &record)],
+        make::Probe::Blank | make::Probe::Missing => {
             return vec![not_made(host, node, pool, path)];
         }
     };
@@ -116,7 +116,7 @@ fn file_pool(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &P
 /// mounted.
 fn unmounted_image(pool: &PoolDefinition, path: &Path, record: &ImageRecord) -> Check {
     let subject = format!("{}: image", subject(pool));
-    if let Err(error) = pool_image::check_kind(pool, &pool_make::Probe::Image(record.clone())) {
+    if let Err(error) = image::check_kind(pool, &make::Probe::Image(record.clone())) {
         return Check::fail(subject, chain(&error), "correct the definition");
     }
     if !record.formatted.complete {
@@ -138,22 +138,19 @@ fn unmounted_image(pool: &PoolDefinition, path: &Path, record: &ImageRecord) -> 
 /// The image beneath a pool that is mounted: is all of it reserved?
 fn image(host: &dyn Host, pool: &PoolDefinition, outer: &Path) -> Option<Check> {
     let subject = format!("{}: image", subject(pool));
-    let found = match pool_make::probe(host, outer) {
-        Ok(pool_make::Probe::Image(record)) => record,
+    let found = match make::probe(host, outer) {
+        Ok(make::Probe::Image(record)) => record,
         Ok(_) => return None,
         Err(error) => return Some(Check::fail(subject, chain(&error), "check the disk")),
     };
-    if let Err(error) = pool_image::check_kind(pool, &pool_make::Probe::Image(found.clone())) {
+    if let Err(error) = image::check_kind(pool, &make::Probe::Image(found.clone())) {
         return Some(Check::fail(
             subject,
             chain(&error),
             "correct the definition",
         ));
     }
-    let file = host
-        .stat(&outer.join(pool_image::IMAGE_FILE))
-        .ok()
-        .flatten();
+    let file = host.stat(&outer.join(image::IMAGE_FILE)).ok().flatten();
     let reserved = file.map_or(0, |file| file.allocated);
     if reserved < found.size {
         return Some(Check::warn(
@@ -182,7 +179,7 @@ fn image(host: &dyn Host, pool: &PoolDefinition, outer: &Path) -> Option<Check> 
 
 fn not_made(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &Path) -> Check {
     let subject = subject(pool);
-    if let Some(id) = pool_admin::known_as(node, pool) {
+    if let Some(id) = admin::known_as(node, pool) {
         return Check::fail(
             subject,
             format!(
@@ -197,8 +194,8 @@ fn not_made(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &Pa
         .find(|folder| matches!(host.stat(folder), Ok(Some(_))))
         .unwrap_or(path);
     let checked = match pool.image {
-        Some(_) => pool_make::check_image_ground(host, nearest),
-        None => pool_make::check_ground(host, nearest),
+        Some(_) => make::check_image_ground(host, nearest),
+        None => make::check_ground(host, nearest),
     };
     if let Err(error) = checked {
         return Check::fail(subject, chain(&error), "give another directory");
@@ -251,7 +248,7 @@ fn identity(node: &NodeRecord, pool: &PoolDefinition, record: &PoolRecord) -> Ve
             "run slackwater pool adopt, or remove it from the configuration",
         ));
     }
-    if let Some(other) = pool_admin::known_as(node, pool).filter(|id| *id != record.id) {
+    if let Some(other) = admin::known_as(node, pool).filter(|id| *id != record.id) {
         checks.push(Check::warn(
             &subject,
             format!("this machine had another pool with this name or path, {other}"),
@@ -267,7 +264,7 @@ fn mount(host: &dyn Host, pool: &PoolDefinition, outer: &Path) -> Option<Check> 
         return None;
     }
     let subject = format!("{}: mount", subject(pool));
-    match pool_ground::without_mount(host, outer) {
+    match ground::without_mount(host, outer) {
         Ok(None) => None,
         Ok(Some(what)) => {
             let fix = "if this is intended, set mount=any in its definition; otherwise move its volumes to a separate disk";
@@ -279,7 +276,7 @@ fn mount(host: &dyn Host, pool: &PoolDefinition, outer: &Path) -> Option<Check> 
 
 fn ground(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Vec<Check> {
     let subject = format!("{}: file system", subject(pool));
-    let (warnings, fs) = match (pool_make::check_ground(host, path), host.backing_fs(path)) {
+    let (warnings, fs) = match (make::check_ground(host, path), host.backing_fs(path)) {
         (Ok(warnings), Ok(fs)) => (warnings, fs),
         (Err(error), _) => return vec![Check::fail(subject, chain(&error), "move the pool")],
         (_, Err(error)) => return vec![Check::fail(subject, chain(&error), "check the disk")],
@@ -310,7 +307,7 @@ fn ground(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Vec<Check> {
 /// What snapshots cost on a pool.
 fn snapshots(pool: &PoolDefinition, ground: &BackingFs) -> Check {
     let subject = format!("{}: snapshots", subject(pool));
-    match pool_make::without_sharing(ground) {
+    match make::without_sharing(ground) {
         None => Check::ok(
             subject,
             format!(

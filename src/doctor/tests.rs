@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::*;
 use crate::host::memory::{FaultMode, MemoryHost, MemoryOptions};
-use crate::operation::pool_admin;
+use crate::operation::pools::admin;
 
 const STATE: &str = "/memory-run/state";
 const NODE: &str = "/var/lib/slackwater/node.json";
@@ -66,7 +66,7 @@ fn told(checks: &[Check]) -> String {
 fn a_machine_in_order() {
     let host = machine("xfs");
     let patient = patient(&["default=file:/memory/a,mount=any"]);
-    pool_admin::init(&host, Path::new(NODE), &patient.pools[0]).unwrap();
+    admin::init(&host, Path::new(NODE), &patient.pools[0]).unwrap();
     let checks = examine(&host, &host, &patient);
     insta::assert_snapshot!(told(&checks));
     assert!(!has_failures(&checks));
@@ -93,7 +93,7 @@ fn a_machine_with_each_trouble_of_pools() {
         &patient.pools[6],
         &"gone=file:/memory/gone".parse().unwrap(),
     ] {
-        pool_admin::init(&host, Path::new(NODE), pool).unwrap();
+        admin::init(&host, Path::new(NODE), pool).unwrap();
     }
     let away = crate::host::Effect::Rename {
         from: Path::new("/memory/away"),
@@ -103,7 +103,7 @@ fn a_machine_with_each_trouble_of_pools() {
     host.make_folder(Path::new("/memory/foreign/photos"))
         .unwrap();
     let home = crate::model::HomeId(uuid::Uuid::from_u128(7));
-    crate::operation::pool_make::make_pool(&host, "moved", Path::new("/memory/moved"), home)
+    crate::operation::pools::make::make_pool(&host, "moved", Path::new("/memory/moved"), home)
         .unwrap();
     host.make_folder(Path::new("/memory/broken")).unwrap();
     host.put_file(Path::new("/memory/broken/pool.json"), b"{\"version\":9}")

@@ -6,11 +6,11 @@
 
 use std::collections::BTreeSet;
 
-use super::lock::{Key, LockGuard};
-use super::{Driver, Pool};
 use crate::backend::{Image, Leftover};
 use crate::error::{Error, Result, chain};
 use crate::model::PoolId;
+use crate::operation::lock::{Key, LockGuard};
+use crate::operation::{Driver, Pool};
 
 impl Driver {
     /// Pools that are served now.

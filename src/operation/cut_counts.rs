@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use prometheus_client::metrics::histogram::Histogram;
 
-use super::Driver;
 use crate::cut::Outcome;
 use crate::error::{Error, ErrorContext, Result};
 use crate::model::Level;
+use crate::operation::Driver;
 
 /// Upper ends of the histograms' buckets, in seconds: a freeze lasts milliseconds, and at most
 /// 30 s; an application takes longer to be quiesced.

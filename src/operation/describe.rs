@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 
 use uuid::Uuid;
 
-use super::lock::Key;
-use super::{Driver, NotGrown, PoolStatus, ServingState};
 use crate::error::{Error, Result, chain};
 use crate::model::id::NameKind;
 use crate::model::{HomeId, PoolId, VolumeId};
+use crate::operation::lock::Key;
+use crate::operation::{Driver, NotGrown, PoolStatus, ServingState};
 
 /// What this node has.
 #[derive(Clone, Debug)]

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-use super::{Driver, Key, Pool};
 use crate::error::{Error, Result, chain};
 use crate::model::PoolId;
+use crate::operation::{Driver, Key, Pool};
 
 /// How long a caller waits for the clean-up of what failed: it takes milliseconds, unless the
 /// pool's disk hangs, and that is often what it failed by.

@@ -1,13 +1,17 @@
 //! Who uses a device, by the kernel's mount table.
 
+pub(in crate::operation) mod block_stage;
+pub(in crate::operation) mod paths;
+pub(in crate::operation) mod published;
+
 use std::path::Path;
 
 use nix::sys::stat::{major, minor};
 use uuid::Uuid;
 
-use super::Driver;
 use crate::error::{Error, ErrorContext, Result};
 use crate::host::{Device, LOOP_MAJOR, Mount};
+use crate::operation::Driver;
 
 impl Driver {
     pub(super) fn mounts(&self) -> Result<Vec<Mount>> {

@@ -64,8 +64,8 @@ fn the_checker_sees_the_sources() {
     let sources = sources();
     let stage = sources
         .iter()
-        .find(|source| source.path == "operation/stage.rs")
-        .expect("src/operation/stage.rs is there");
+        .find(|source| source.path == "operation/volume/stage.rs")
+        .expect("src/operation/volume/stage.rs is there");
     let used = rules::uses(&stage.path, &tokens::tokens(&stage.text));
     for module in ["backend", "host", "record", "model", "error"] {
         assert!(

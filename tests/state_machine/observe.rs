@@ -8,7 +8,7 @@ use slackwater::host::memory::MemoryHost;
 use slackwater::host::{Device, Host};
 use slackwater::model::size::image_bytes;
 use slackwater::model::{AccessType, Allocation, Capability, FsType, PoolId, Wipe};
-use slackwater::operation::inventory;
+use slackwater::operation::pools::inventory;
 use slackwater::record::{
     ContentSource, Formatted, FormattedAs, SnapshotRecord, SnapshotState, VolumeState,
 };

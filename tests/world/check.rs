@@ -8,7 +8,8 @@ use slackwater::host::Host;
 use slackwater::host::memory::MemoryHost;
 use slackwater::model::Allocation;
 use slackwater::model::size::image_bytes;
-use slackwater::operation::{ListVolumes, inventory};
+use slackwater::operation::ListVolumes;
+use slackwater::operation::pools::inventory;
 use slackwater::record::VolumeState;
 
 use super::{CAPACITY, Lasting, POOL, Step, World, staging, target};

@@ -12,7 +12,7 @@ use crate::host::Effect;
 use crate::host::memory::{FaultMode, MemoryHost};
 use crate::model::size::{GIB, MIB};
 use crate::model::{Allocation, HomeId, Level, Wipe};
-use crate::operation::pool_make::make_pool;
+use crate::operation::pools::make::make_pool;
 use crate::record::{ContentSource, CopyProgress, SnapshotState, VolumeState};
 
 const POOL: &str = "/memory/pool";

@@ -1,0 +1,409 @@
+//! Acts of an administrator on pools: init, adopt, forget, list.
+//!
+//! They run beside a driver, not through it: the pool's lock keeps them from a pool that is
+//! served, and the driver finds their result when it looks again. Each can be repeated.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use super::ground::{self, machine_folders};
+use super::image::{self, Inside};
+use super::make::{self, Probe};
+use crate::backend::file::{LOCK_FILE, POOL_FILE};
+use crate::error::{Error, ErrorContext, Kind, Result};
+use crate::host::{Effect, Host, Kept};
+use crate::model::pool::WAY_OUT;
+use crate::model::{HomeId, MountRule, PoolDefinition, PoolId, PoolPlace};
+use crate::record::node::KnownPool;
+use crate::record::{self, NodeRecord, PoolRecord};
+
+/// What [`init`] did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Made {
+    /// The pool.
+    pub pool: PoolRecord,
+    /// False if it was a pool of this machine already.
+    pub changed: bool,
+    /// What to know about its ground.
+    pub warnings: Vec<String>,
+}
+
+/// What [`adopt`] did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Adopted {
+    /// The pool, with its home now.
+    pub pool: PoolRecord,
+    /// Its home before, if it was another.
+    pub from: Option<HomeId>,
+}
+
+/// Makes a pool. A path where the node record knows a pool that isn't there is refused: an
+/// unmounted disk looks like an empty folder.
+pub fn init(host: &dyn Host, node_record: &Path, pool: &PoolDefinition) -> Result<Made> {
+    let node = load_node(host, node_record)?;
+    let outer = folder(pool)?;
+    if pool.mount == Some(MountRule::Required)
+        && matches!(make::probe(host, outer)?, Probe::Blank | Probe::Missing)
+    {
+        ground::check_mount(host, pool, outer)?;
+    }
+    let inside = image::enter(host, &node, pool, true, &machine_folders(node_record, &[]))?;
+    let made = init_inside(host, node_record, node, pool, &inside);
+    inside.leave(host, pool);
+    made
+}
+
+fn init_inside(
+    host: &dyn Host,
+    node_record: &Path,
+    mut node: NodeRecord,
+    pool: &PoolDefinition,
+    inside: &Inside,
+) -> Result<Made> {
+    let path = inside.folder.as_path();
+    if let Probe::Foreign(what) = &inside.found {
+        return Err(make::not_blank(path, what));
+    }
+    let home = machine_home(host, &node, &[])?;
+    if let Probe::Pool(record) = &inside.found {
+        if let Some(home) = home.filter(|home| *home != record.home) {
+            return Err(other_home(pool, record, home));
+        }
+    } else if let Some(id) = known_as(&node, pool) {
+        return Err(blank_but_known(pool, id));
+    }
+    if inside.found == Probe::Missing {
+        make::make_folder(host, path)?;
+    }
+    let mut warnings = make::check_ground(host, path)?;
+    make::check_extent(host, pool, path)?;
+    let ground = host
+        .backing_fs(path)
+        .context(|| format!("find the file system of {}", path.display()))?;
+    let without = make::without_sharing(&ground);
+    warnings.extend(without.map(|what| format!("{what}; {WAY_OUT}")));
+    warnings.extend(inside.warnings(host, pool)?);
+    if pool.mount.is_none()
+        && let Some(what) = ground::without_mount(host, folder(pool)?)?
+    {
+        warnings.push(format!(
+            "{what}: if a disk is meant to be mounted there, stop and mount it first; otherwise set mount=any"
+        ));
+    }
+    let (record, lock) = match &inside.found {
+        Probe::Pool(record) => (record.clone(), None),
+        Probe::Blank | Probe::Missing | Probe::Foreign(_) | Probe::Image(_) => {
+            let lock = lock(host, pool, path)?;
+            let home = home.unwrap_or_else(|| HomeId(host.random_uuid()));
+            let record = make::make_pool(host, &pool.name, path, home)?;
+            (record, Some(lock))
+        }
+    };
+    remember(host, node_record, &mut node, pool, &record)?;
+    Ok(Made {
+        pool: record,
+        changed: lock.is_some(),
+        warnings,
+    })
+}
+
+/// Lets a pool belong to this machine. `others` are further pools of it, for its home where the
+/// node record has none yet.
+pub fn adopt(
+    host: &dyn Host,
+    node_record: &Path,
+    pool: &PoolDefinition,
+    others: &[PoolDefinition],
+) -> Result<Adopted> {
+    let mut node = load_node(host, node_record)?;
+    let inside = image::enter(host, &node, pool, false, &machine_folders(node_record, &[]))?;
+    let adopted = adoption(host, &node, pool, others, &inside).and_then(|(adopted, lock)| {
+        if lock.is_some() {
+            let path = inside.folder.join(POOL_FILE);
+            record::store(host, &path, &adopted.pool)?;
+        }
+        remember(host, node_record, &mut node, pool, &adopted.pool)?;
+        Ok(adopted)
+    });
+    inside.leave(host, pool);
+    adopted
+}
+
+/// What [`adopt`] would do, and nothing of it.
+pub fn would_adopt(
+    host: &dyn Host,
+    node_record: &Path,
+    pool: &PoolDefinition,
+    others: &[PoolDefinition],
+) -> Result<Adopted> {
+    let node = load_node(host, node_record)?;
+    let inside = image::enter(host, &node, pool, false, &machine_folders(node_record, &[]))?;
+    let adopted = adoption(host, &node, pool, others, &inside);
+    inside.leave(host, pool);
+    adopted.map(|(adopted, _lock)| adopted)
+}
+
+/// What is to be written down, and the pool's lock if that is another home.
+fn adoption(
+    host: &dyn Host,
+    node: &NodeRecord,
+    pool: &PoolDefinition,
+    others: &[PoolDefinition],
+    inside: &Inside,
+) -> Result<(Adopted, Option<Kept>)> {
+    let path = inside.folder.as_path();
+    let mut record = match &inside.found {
+        Probe::Pool(record) => record.clone(),
+        Probe::Blank | Probe::Missing | Probe::Foreign(_) | Probe::Image(_) => {
+            return Err(Error::refused(
+                format!("pool {}", pool.name),
+                format!(
+                    "no pool was found at {}; is its disk mounted?",
+                    path.display()
+                ),
+            ));
+        }
+    };
+    let others: Vec<_> = others
+        .iter()
+        .filter(|other| other.place != pool.place)
+        .cloned()
+        .collect();
+    let home = match node.home {
+        Some(home) => home,
+        // Where its other pools disagree, too, the first of them decides, and the rest are adopted.
+        None => homes(host, node, &others)?
+            .first()
+            .copied()
+            .unwrap_or(record.home),
+    };
+    let from = Some(record.home).filter(|before| *before != home);
+    let lock = from.map(|_| lock(host, pool, path)).transpose()?;
+    record.home = home;
+    Ok((Adopted { pool: record, from }, lock))
+}
+
+/// Gives up a pool by name or id. One that is there is refused: it would come back by itself.
+pub fn forget(host: &dyn Host, node_record: &Path, which: &str) -> Result<(PoolId, KnownPool)> {
+    let mut node = load_node(host, node_record)?;
+    let matching: Vec<PoolId> = node
+        .pools
+        .iter()
+        .filter(|(id, known)| known.name == which || id.to_string() == which)
+        .map(|(id, _)| *id)
+        .collect();
+    let id = match matching[..] {
+        [id] => id,
+        [] => {
+            return match node
+                .forgotten
+                .iter()
+                .find(|(id, known)| known.name == which || id.to_string() == which)
+            {
+                Some((id, known)) => Ok((*id, known.clone())),
+                None => Err(Error::NotFound {
+                    kind: Kind::Pool,
+                    id: which.to_string(),
+                }),
+            };
+        }
+        [..] => {
+            let ids: Vec<String> = matching.iter().map(PoolId::to_string).collect();
+            return Err(Error::refused(
+                format!("pool {which}"),
+                format!(
+                    "several pools have this name; give one of the IDs {}",
+                    ids.join(", ")
+                ),
+            ));
+        }
+    };
+    let known = node.pools[&id].clone();
+    if let Ok(PoolPlace::File { path }) = known.place.parse::<PoolPlace>() {
+        let refuse = |what: &str| {
+            Err(Error::refused(
+                format!("pool {which}"),
+                format!(
+                    "{what}, at {}; a pool can be forgotten only after its disk was unmounted or its directory was emptied",
+                    path.display()
+                ),
+            ))
+        };
+        match image::look_through(host, &path)? {
+            (_, Probe::Pool(found)) if found.id == id => return refuse("the pool is present"),
+            // Whose it is, is told once it's mounted.
+            (_, Probe::Image(_)) => {
+                return refuse("there is an image of a pool that is not mounted here");
+            }
+            (_, Probe::Pool(_) | Probe::Blank | Probe::Missing | Probe::Foreign(_)) => {}
+        }
+    }
+    node.pools.remove(&id);
+    node.forgotten.insert(id, known.clone());
+    store_node(host, node_record, &node)?;
+    Ok((id, known))
+}
+
+/// The folder of a file pool.
+pub fn folder(pool: &PoolDefinition) -> Result<&PathBuf> {
+    match &pool.place {
+        PoolPlace::File { path } => Ok(path),
+        PoolPlace::Memory => Err(Error::refused(
+            format!("pool {}", pool.name),
+            "a memory pool does not outlive its process; it cannot be created or adopted",
+        )),
+    }
+}
+
+/// The node record, empty if there is none.
+pub fn load_node(host: &dyn Host, path: &Path) -> Result<NodeRecord> {
+    Ok(record::load(host, path)?.unwrap_or_default())
+}
+
+/// Writes the node record, with the folders above it where they are missing.
+pub fn store_node(host: &dyn Host, path: &Path, node: &NodeRecord) -> Result<()> {
+    make_folders(host, path.parent().unwrap_or(Path::new("/")))?;
+    record::store(host, path, node)
+}
+
+/// Makes a folder and those above it, durably. The lowest one that is there is synced as well: a
+/// crash may have come right after it was made.
+pub(in crate::operation) fn make_folders(host: &dyn Host, path: &Path) -> Result<()> {
+    let doing = || format!("create the directory {}", path.display());
+    let mut missing = Vec::new();
+    for path in path.ancestors() {
+        if host.stat(path).context(doing)?.is_some() {
+            if let Some(path) = path.parent() {
+                host.perform(&Effect::SyncDir { path }).context(doing)?;
+            }
+            break;
+        }
+        missing.push(path);
+    }
+    for path in missing.into_iter().rev() {
+        host.perform(&Effect::MakeDir { path }).context(doing)?;
+        if let Some(path) = path.parent() {
+            host.perform(&Effect::SyncDir { path }).context(doing)?;
+        }
+    }
+    Ok(())
+}
+
+/// The pool that the node record knows at a place.
+pub fn known_at(node: &NodeRecord, place: &PoolPlace) -> Option<PoolId> {
+    let place = place.to_string();
+    node.pools
+        .iter()
+        .find(|(_, known)| known.place == place)
+        .map(|(id, _)| *id)
+}
+
+/// The pool that the node record knows by a definition's place or name.
+pub fn known_as(node: &NodeRecord, pool: &PoolDefinition) -> Option<PoolId> {
+    known_at(node, &pool.place).or_else(|| {
+        let mut known = node.pools.iter();
+        known
+            .find(|(_, known)| known.name == pool.name)
+            .map(|(id, _)| *id)
+    })
+}
+
+/// The refusal of a blank path where a pool should be.
+pub fn blank_but_known(pool: &PoolDefinition, id: PoolId) -> Error {
+    Error::refused(
+        format!("pool {}", pool.name),
+        format!(
+            "{} is empty, but this machine had pool {id} there: is its disk mounted? If it is permanently gone: slackwater pool forget {id}",
+            pool.place
+        ),
+    )
+}
+
+/// The refusal of a pool that came from another machine.
+pub fn other_home(pool: &PoolDefinition, record: &PoolRecord, home: HomeId) -> Error {
+    Error::refused(
+        format!("pool {}", pool.name),
+        format!(
+            "it belongs to another machine (its home is {}, but the home of this machine is {home}); if it is meant to stay here: slackwater pool adopt {}",
+            record.home,
+            pool.plainly()
+        ),
+    )
+}
+
+/// Homes of the pools that can be read now, each once, in the order given, known ones last.
+fn homes(host: &dyn Host, node: &NodeRecord, pools: &[PoolDefinition]) -> Result<Vec<HomeId>> {
+    let known = node
+        .pools
+        .values()
+        .filter_map(|known| known.place.parse().ok());
+    let places = pools.iter().map(|pool| pool.place.clone()).chain(known);
+    let mut seen = BTreeSet::new();
+    let mut homes = Vec::new();
+    for place in places {
+        if let PoolPlace::File { path } = place
+            && let (_, Probe::Pool(record)) = image::look_through(host, &path)?
+            && seen.insert(record.home)
+        {
+            homes.push(record.home);
+        }
+    }
+    Ok(homes)
+}
+
+/// The machine's home: the node record's, else that of its pools; `None` where it has neither.
+fn machine_home(
+    host: &dyn Host,
+    node: &NodeRecord,
+    pools: &[PoolDefinition],
+) -> Result<Option<HomeId>> {
+    if node.home.is_some() {
+        return Ok(node.home);
+    }
+    match homes(host, node, pools)?[..] {
+        [] => Ok(None),
+        [home] => Ok(Some(home)),
+        [..] => Err(Error::refused(
+            "this machine",
+            "its pools have several homes; adopt the pools that are meant to stay: slackwater pool adopt",
+        )),
+    }
+}
+
+/// The pool's lock, until it's dropped.
+fn lock(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Result<Kept> {
+    let lock = host
+        .try_lock_file(&path.join(LOCK_FILE))
+        .context(|| format!("lock pool {}", pool.name))?;
+    lock.ok_or_else(|| {
+        Error::refused(
+            format!("pool {}", pool.name),
+            "another process serves or changes it; stop that process first",
+        )
+    })
+}
+
+/// Writes down that this machine has the pool, if that isn't written already.
+fn remember(
+    host: &dyn Host,
+    node_record: &Path,
+    node: &mut NodeRecord,
+    pool: &PoolDefinition,
+    record: &PoolRecord,
+) -> Result<()> {
+    let before = node.clone();
+    node.home.get_or_insert(record.home);
+    node.forgotten.remove(&record.id);
+    let known = KnownPool {
+        name: pool.name.clone(),
+        place: pool.place.to_string(),
+    };
+    node.pools.insert(record.id, known);
+    if *node == before {
+        return Ok(());
+    }
+    store_node(host, node_record, node)
+}
+
+#[cfg(test)]
+mod tests;

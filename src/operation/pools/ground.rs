@@ -1,0 +1,119 @@
+//! What a pool's folder is part of: the mount that shows it, and whether the machine lives there.
+
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, ErrorContext, Result};
+use crate::host::{FolderMount, Host};
+use crate::model::{MountRule, PoolDefinition, PoolPlace};
+
+/// The ground of a pool, as it was when the pool was opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolGround {
+    /// Name of the file system that has the pool's images.
+    pub file_system: String,
+    /// What is mounted at the pool's folder, or around it, as findmnt has it: `/dev/sdb1`, or
+    /// `/dev/sda2[/srv/pool]` for a part of a file system.
+    pub mount: String,
+    /// Why the folder is not the root of a file system that is mounted there; `None` if it is.
+    pub without_mount: Option<String>,
+    /// Its images lie on a file system on which the machine itself lives.
+    pub of_machine: bool,
+}
+
+impl PoolGround {
+    /// Of the folder of a definition, and of the one within its image if it has one.
+    pub(in crate::operation) fn of(
+        host: &dyn Host,
+        definition: &PoolDefinition,
+        (outer, inner): (&Path, &Path),
+        machine: &[PathBuf],
+    ) -> Result<PoolGround> {
+        let shown = mount_of(host, outer)?;
+        let images = mount_of(host, inner)?.mount;
+        Ok(PoolGround {
+            mount: shown.mount.shown(),
+            without_mount: match definition.place {
+                PoolPlace::File { .. } => problem(outer, &shown),
+                PoolPlace::Memory => None,
+            },
+            of_machine: is_of_machine(host, images.device, machine),
+            file_system: images.fs_name,
+        })
+    }
+}
+
+fn mount_of(host: &dyn Host, folder: &Path) -> Result<FolderMount> {
+    host.mount_of(folder)
+        .context(|| format!("find the mount of {}", folder.display()))
+}
+
+fn problem(folder: &Path, shown: &FolderMount) -> Option<String> {
+    (!shown.shows_root).then(|| {
+        format!(
+            "no file system is mounted at {}, which is a directory on {} ({})",
+            folder.display(),
+            shown.mount.source.display(),
+            shown.mount.fs_name
+        )
+    })
+}
+
+/// Why a folder, which may be missing, is not the root of a file system that is mounted there;
+/// `None` if it is.
+pub fn without_mount(host: &dyn Host, folder: &Path) -> Result<Option<String>> {
+    let found = host
+        .stat(folder)
+        .context(|| format!("examine {}", folder.display()))?;
+    match found {
+        None => Ok(Some(format!("{} does not exist", folder.display()))),
+        Some(_) => Ok(problem(folder, &mount_of(host, folder)?)),
+    }
+}
+
+/// Refuses to make a pool in a folder in which a disk may be missing, unless the definition says
+/// that any folder will do.
+pub(in crate::operation) fn check_mount(
+    host: &dyn Host,
+    pool: &PoolDefinition,
+    folder: &Path,
+) -> Result<()> {
+    if pool.mount == Some(MountRule::Any) || pool.place == PoolPlace::Memory {
+        return Ok(());
+    }
+    match without_mount(host, folder)? {
+        None => Ok(()),
+        Some(what) => Err(Error::refused(
+            format!("pool {}", pool.name),
+            format!(
+                "{what}, so no pool is created there; mount its disk, or add mount=any to its definition if the pool is meant to share a file system"
+            ),
+        )),
+    }
+}
+
+/// Folders of the file systems on which the machine lives. In a container the root is the
+/// container's own: there the node's record stands for it.
+pub(in crate::operation) fn machine_folders(
+    node_record: &Path,
+    allowed: &[PathBuf],
+) -> Vec<PathBuf> {
+    let root = Path::new("/");
+    let record = node_record.parent().unwrap_or(root);
+    let own = [root, record].map(Path::to_path_buf);
+    own.into_iter().chain(allowed.iter().cloned()).collect()
+}
+
+/// Whether a file system has one of these folders, or will have it.
+pub(in crate::operation) fn is_of_machine(
+    host: &dyn Host,
+    device: u64,
+    machine: &[PathBuf],
+) -> bool {
+    let is_on_it = |folder: &PathBuf| {
+        let mut there = folder.ancestors();
+        let nearest = there.find(|folder| !matches!(host.stat(folder), Ok(None)));
+        let found = nearest.map(|folder| host.mount_of(folder));
+        found.is_some_and(|found| found.is_ok_and(|found| found.mount.device == device))
+    };
+    machine.iter().any(is_on_it)
+}

@@ -1,0 +1,385 @@
+//! The steps of opening a pool's image, each of which finds done what a crash came after.
+
+use std::path::{Path, PathBuf};
+
+use super::{IMAGE_FILE, IMAGE_RECORD, MOUNT_POINT, on, stat_image};
+use crate::error::{Error, ErrorContext, Result, chain};
+use crate::host::{
+    Device, Done, Effect, FileStat, Host, LoopHold, LoopSpec, LoopStatus, MountSpec, Signature,
+};
+use crate::model::size::Human;
+use crate::model::{FsType, PoolDefinition};
+use crate::operation::pools::capacity::machine_reserve;
+use crate::operation::pools::ground::is_of_machine;
+use crate::operation::pools::make::check_image_ground;
+use crate::record::{self, Formatted, FormattedAs, ImageRecord};
+
+/// What stays free beside an image that is made or grown: for the records, and the file system's
+/// own maps of what is reserved.
+const HEAD_ROOM: u64 = 64 << 20;
+
+/// Nothing on it is a program or a device of this machine, and times of access are nobody's.
+const OPTIONS: [&str; 4] = ["nosuid", "nodev", "noexec", "noatime"];
+
+/// One opening.
+pub(super) struct Opening<'a> {
+    pub(super) host: &'a dyn Host,
+    pub(super) pool: &'a PoolDefinition,
+    pub(super) path: &'a Path,
+    /// Folders of the file systems on which the machine lives.
+    pub(super) machine: &'a [PathBuf],
+}
+
+impl Opening<'_> {
+    fn image(&self) -> PathBuf {
+        self.path.join(IMAGE_FILE)
+    }
+
+    fn perform(&self, effect: &Effect<'_>, doing: &str) -> Result<()> {
+        self.host
+            .perform(effect)
+            .map(drop)
+            .context(|| format!("{doing} of pool {}", self.pool.name))
+    }
+
+    pub(super) fn record(&self) -> Result<Option<ImageRecord>> {
+        record::load(self.host, &self.path.join(IMAGE_RECORD))
+    }
+
+    fn store(&self, record: &ImageRecord) -> Result<()> {
+        record::store(self.host, &self.path.join(IMAGE_RECORD), record)
+    }
+
+    fn damaged(&self, problem: String) -> Error {
+        Error::Damaged {
+            path: self.image(),
+            problem,
+        }
+    }
+
+    fn busy(&self, holder: String) -> Error {
+        Error::Busy {
+            subject: format!("the image of pool {}", self.pool.name),
+            holder,
+        }
+    }
+
+    /// Records the intent and reserves the blocks. Nobody has ever used what an earlier try left.
+    pub(super) fn begin(&self, begun: Option<ImageRecord>, wanted: u64) -> Result<ImageRecord> {
+        check_image_ground(self.host, self.path)?;
+        let there = stat_image(self.host, self.path)?;
+        self.check_room(wanted, there.map_or(0, |file| file.allocated))?;
+        let ground = self
+            .host
+            .backing_fs(self.path)
+            .context(|| format!("find the file system of {}", self.path.display()))?;
+        let record = ImageRecord {
+            size: wanted,
+            block_size: ground.least_sector,
+            formatted: begun.map_or_else(
+                || Formatted::begun(FormattedAs::Xfs, self.host.random_uuid()),
+                |begun| begun.formatted,
+            ),
+            created_at: self.host.now(),
+        };
+        self.store(&record)?;
+        let image = self.image();
+        if there.is_some_and(|file| file.size > wanted) {
+            let found = on(self.host, self.path)?;
+            if found.is_some_and(|(_, loops)| !loops.is_empty()) {
+                return Err(
+                    self.busy("a loop device of an earlier attempt is still attached to it".into())
+                );
+            }
+            let path = image.as_path();
+            self.perform(
+                &Effect::Truncate { path, size: wanted },
+                "truncate the image",
+            )?;
+        }
+        self.reserve(wanted).inspect_err(|_| self.give_up())?;
+        Ok(record)
+    }
+
+    /// Reserves all blocks, durably.
+    fn reserve(&self, size: u64) -> Result<()> {
+        let image = self.image();
+        let path = image.as_path();
+        let reserve = Effect::Allocate {
+            path,
+            size,
+            reserve: true,
+        };
+        self.perform(&reserve, "reserve the image")?;
+        self.perform(&Effect::SyncFile { path }, "sync the image")?;
+        self.perform(&Effect::SyncDir { path: self.path }, "sync the image")
+    }
+
+    /// Ends an image that couldn't be reserved; what can't be removed is ended by the next try.
+    fn give_up(&self) {
+        for name in [IMAGE_FILE, IMAGE_RECORD] {
+            let path = self.path.join(name);
+            if let Err(error) = self.host.perform(&Effect::RemoveFile { path: &path }) {
+                tracing::error!(pool = %self.pool.name, error = %chain(&error), path = %path.display(), "failed to remove an incomplete image");
+                return;
+            }
+        }
+    }
+
+    /// More than fits is refused before anything is reserved.
+    fn check_room(&self, size: u64, allocated: u64) -> Result<()> {
+        let space = self
+            .host
+            .space(self.path)
+            .context(|| format!("read the free space of {}", self.path.display()))?;
+        let mount = self
+            .host
+            .mount_of(self.path)
+            .context(|| format!("find the mount of {}", self.path.display()))?;
+        let kept = match is_of_machine(self.host, mount.mount.device, self.machine) {
+            true => machine_reserve(space.total).max(HEAD_ROOM),
+            false => HEAD_ROOM,
+        };
+        let most = (space.available + allocated).saturating_sub(kept);
+        if size <= most {
+            return Ok(());
+        }
+        Err(Error::refused(
+            self.path.display(),
+            format!(
+                "image={size} ({}) does not fit: it is fully reserved at creation, {} are available, and {} must stay free; give at most image={}Mi",
+                Human(size),
+                Human(space.available + allocated),
+                Human(kept),
+                most >> 20
+            ),
+        ))
+    }
+
+    /// Reserves what a larger definition asks for, and records it. Where that can't be, image and
+    /// record are as they were, and it's said why.
+    pub(super) fn reserve_more(
+        &self,
+        record: ImageRecord,
+        wanted: u64,
+    ) -> Result<(ImageRecord, Option<Error>)> {
+        let file = self.must_stat(&record)?;
+        let mut problem = None;
+        if wanted > record.size {
+            let reserved = self.check_room(wanted, file.allocated);
+            match reserved.and_then(|()| self.reserve(wanted)) {
+                Ok(()) => {
+                    let record = ImageRecord {
+                        size: wanted,
+                        ..record
+                    };
+                    self.store(&record)?;
+                    return Ok((record, None));
+                }
+                Err(error) => problem = Some(error),
+            }
+        }
+        // A growth that failed or was cut off. The file system never reaches beyond what the
+        // record says, and what lies there need not be reserved.
+        if self.must_stat(&record)?.size > record.size {
+            let path = self.image();
+            let shorten = Effect::Truncate {
+                path: &path,
+                size: record.size,
+            };
+            self.perform(&shorten, "truncate the image")?;
+        }
+        Ok((record, problem))
+    }
+
+    fn must_stat(&self, record: &ImageRecord) -> Result<FileStat> {
+        match stat_image(self.host, self.path)? {
+            None => {
+                Err(self
+                    .damaged("it is missing, but image.json records that it was created".into()))
+            }
+            Some(file) if file.size < record.size => Err(self.damaged(format!(
+                "it has {} bytes, but its record states {}",
+                file.size, record.size
+            ))),
+            Some(file) => Ok(file),
+        }
+    }
+
+    /// The one loop device on the image: what is there, or a new one. Nothing un-reserves through
+    /// it.
+    pub(super) fn attach(&self, record: &ImageRecord) -> Result<LoopHold> {
+        self.must_stat(record)?;
+        let gone = || self.damaged("it was removed just now".into());
+        let (file, loops) = on(self.host, self.path)?.ok_or_else(gone)?;
+        let hold = match loops.as_slice() {
+            [] => self.attach_new(record, &file)?,
+            [found] => self.reuse(found, &file)?,
+            several => {
+                let names: Vec<_> = several
+                    .iter()
+                    .map(|found| format!("/dev/loop{}", found.number))
+                    .collect();
+                return Err(self.busy(format!(
+                    "{} are attached to it at the same time; detach all but one",
+                    names.join(" and ")
+                )));
+            }
+        };
+        let number = hold.number;
+        self.perform(
+            &Effect::DisableDiscard { number },
+            "disable discard on the device of the image",
+        )?;
+        let shown = self
+            .host
+            .device_bytes(&hold.device())
+            .context(|| "read the size of the image's device".into())?;
+        if shown < file.size {
+            self.perform(
+                &Effect::ResizeLoop { number },
+                "resize the loop device of the image",
+            )?;
+        }
+        Ok(hold)
+    }
+
+    fn attach_new(&self, record: &ImageRecord, file: &FileStat) -> Result<LoopHold> {
+        let spec = LoopSpec {
+            image: &self.image(),
+            backing: file.id,
+            block_size: record.block_size,
+            autoclear: true,
+            read_only: false,
+        };
+        let doing = || format!("attach the image of pool {}", self.pool.name);
+        match self
+            .host
+            .perform(&Effect::AttachLoop(spec))
+            .context(doing)?
+        {
+            Done::Loop(hold) => Ok(hold),
+            Done::Plain | Done::Cloned(_) | Done::Checked(_) | Done::Session(_) => {
+                Err(Error::Bug {
+                    invariant: "AttachLoop returns a loop device".into(),
+                })
+            }
+        }
+    }
+
+    fn reuse(&self, found: &LoopStatus, file: &FileStat) -> Result<LoopHold> {
+        let name = format!("/dev/loop{}", found.number);
+        if found.offset != 0 || found.size_limit != 0 || found.read_only {
+            return Err(self.busy(format!(
+                "{name} maps only a part of it or is read-only; detach it: losetup -d {name}"
+            )));
+        }
+        let held = self
+            .host
+            .hold_loop(found.number, file.id)
+            .context(|| format!("open {name}"))?;
+        held.ok_or_else(|| Error::Pending {
+            what: format!("{name} of pool {}", self.pool.name),
+        })
+    }
+
+    /// Runs mkfs if and only if it never ran to its end.
+    pub(super) fn format_once(&self, record: ImageRecord, device: &Device) -> Result<()> {
+        let doing = || format!("probe the image of pool {}", self.pool.name);
+        let formatted = record.formatted.clone();
+        if formatted.complete {
+            let found = self.host.signature(device).context(doing)?;
+            return match found {
+                Signature::Fs { name, uuid, .. }
+                    if name == FsType::Xfs.name() && uuid == formatted.uuid.to_string() =>
+                {
+                    Ok(())
+                }
+                found => Err(self.damaged(format!(
+                    "the xfs {} was created on it, but {found:?} was found; it is never formatted again, so repair or restore it",
+                    formatted.uuid
+                ))),
+            };
+        }
+        if self.host.is_claimed(device).context(doing)? {
+            return Err(self.busy(format!("{} is in use", device.path.display())));
+        }
+        let effect = Effect::Format {
+            device,
+            fs: FsType::Xfs,
+            uuid: formatted.uuid,
+            // The reason for this image; mkfs has it as its default, unless it's told otherwise.
+            options: &["-m".into(), "reflink=1".into()],
+            keep_blocks: true,
+        };
+        self.perform(&effect, "format the image")?;
+        self.store(&ImageRecord {
+            formatted: Formatted {
+                complete: true,
+                ..formatted
+            },
+            ..record
+        })
+    }
+
+    /// Mounts the device, unless it is; the folder in which it then is.
+    pub(super) fn mount(&self, device: &Device) -> Result<PathBuf> {
+        let folder = self.path.join(MOUNT_POINT);
+        let target = folder.as_path();
+        self.perform(&Effect::MakeDir { path: target }, "create the mount point")?;
+        let table = self
+            .host
+            .mounts()
+            .context(|| "read the mount table".into())?;
+        match table.iter().rfind(|mount| mount.mount_point == target) {
+            Some(mount) if mount.device == device.rdev => {}
+            Some(mount) => {
+                return Err(self.busy(format!(
+                    "{} ({}) is mounted at {}; unmount it",
+                    mount.source.display(),
+                    mount.fs_name,
+                    target.display()
+                )));
+            }
+            None => {
+                let options = OPTIONS.map(str::to_string);
+                let spec = MountSpec {
+                    device,
+                    target,
+                    fs: FsType::Xfs,
+                    options: &options,
+                    read_only: false,
+                };
+                self.perform(&Effect::Mount(spec), "mount the image")?;
+            }
+        }
+        let shown = self
+            .host
+            .stat(target)
+            .context(|| format!("examine {}", target.display()))?;
+        if shown.is_none_or(|shown| shown.id.device != device.rdev) {
+            return Err(self.busy(format!(
+                "{} does not show the file system of {}",
+                target.display(),
+                device.path.display()
+            )));
+        }
+        Ok(folder)
+    }
+
+    pub(super) fn grow(&self, device: &Device, folder: &Path) -> Result<()> {
+        let wanted = self
+            .host
+            .wants_growth(device, folder, FsType::Xfs)
+            .context(|| format!("read the size of {}", folder.display()))?;
+        if !wanted {
+            return Ok(());
+        }
+        let effect = Effect::GrowFs {
+            device,
+            mount_point: folder,
+            fs: FsType::Xfs,
+        };
+        self.perform(&effect, "grow the file system")
+    }
+}

@@ -1,0 +1,315 @@
+//! What is on pools, read only, without their locks: also beside a running driver.
+
+use std::path::{Path, PathBuf};
+
+use uuid::Uuid;
+
+use super::admin::load_node;
+use super::image::look_through;
+use super::make::Probe;
+use crate::backend::file::{SNAPSHOTS, VOLUMES};
+use crate::error::{ErrorContext, Result, chain};
+use crate::host::Host;
+use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace};
+use crate::record::{self, NodeRecord, Record, SnapshotRecord, VolumeRecord};
+
+/// A pool that is configured, or that this machine has had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolEntry {
+    /// Its name.
+    pub name: String,
+    /// "file:/path".
+    pub place: String,
+    /// Its id, if it's known.
+    pub id: Option<PoolId>,
+    /// Its home, if it's there.
+    pub home: Option<HomeId>,
+    /// Where its files are, if it's there.
+    pub folder: Option<PathBuf>,
+    /// Named on the command line or in the file.
+    pub configured: bool,
+    /// How it is.
+    pub state: PoolPresence,
+}
+
+/// How a pool is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PoolPresence {
+    /// There, and of this machine.
+    Here,
+    /// There, with another home than this machine's.
+    OtherHome,
+    /// Known to the node record, and not at its place.
+    Absent,
+    /// Not made yet.
+    Blank,
+    /// Forgotten.
+    Forgotten,
+    /// Its place can't be read, or is somebody else's: why.
+    Unreadable(String),
+}
+
+impl PoolPresence {
+    /// For lists.
+    pub fn word(&self) -> &'static str {
+        match self {
+            PoolPresence::Here => "here",
+            PoolPresence::OtherHome => "other home",
+            PoolPresence::Absent => "absent",
+            PoolPresence::Blank => "blank",
+            PoolPresence::Forgotten => "forgotten",
+            PoolPresence::Unreadable(_) => "unreadable",
+        }
+    }
+}
+
+/// Configured pools in their order, then known ones, then forgotten ones.
+pub fn pools(
+    host: &dyn Host,
+    node_record: &Path,
+    configured: &[PoolDefinition],
+) -> Result<Vec<PoolEntry>> {
+    let node = load_node(host, node_record)?;
+    let mut entries: Vec<PoolEntry> = configured
+        .iter()
+        .map(|pool| entry(host, &node, &pool.name, &pool.place, true))
+        .collect();
+    for (id, known) in &node.pools {
+        if entries.iter().any(|entry| entry.id == Some(*id)) {
+            continue;
+        }
+        entries.push(match known.place.parse() {
+            Ok(place) => PoolEntry {
+                id: Some(*id),
+                ..entry(host, &node, &known.name, &place, false)
+            },
+            Err(error) => PoolEntry {
+                name: known.name.clone(),
+                place: known.place.clone(),
+                id: Some(*id),
+                home: None,
+                folder: None,
+                configured: false,
+                state: PoolPresence::Unreadable(error.to_string()),
+            },
+        });
+    }
+    entries.extend(node.forgotten.iter().map(|(id, known)| PoolEntry {
+        name: known.name.clone(),
+        place: known.place.clone(),
+        id: Some(*id),
+        home: None,
+        folder: None,
+        configured: false,
+        state: PoolPresence::Forgotten,
+    }));
+    Ok(entries)
+}
+
+fn entry(
+    host: &dyn Host,
+    node: &NodeRecord,
+    name: &str,
+    place: &PoolPlace,
+    configured: bool,
+) -> PoolEntry {
+    let known = super::admin::known_at(node, place);
+    let mut folder = None;
+    let (id, home, state) = match place {
+        PoolPlace::Memory => (None, None, PoolPresence::Blank),
+        PoolPlace::File { path } => match look_through(host, path) {
+            Ok((inner, Probe::Pool(found))) => {
+                folder = Some(inner);
+                let is_ours = node.home.is_none_or(|home| home == found.home);
+                let state = if is_ours {
+                    PoolPresence::Here
+                } else {
+                    PoolPresence::OtherHome
+                };
+                (Some(found.id), Some(found.home), state)
+            }
+            Ok((_, Probe::Blank | Probe::Missing)) if known.is_some() => {
+                (known, None, PoolPresence::Absent)
+            }
+            Ok((_, Probe::Blank | Probe::Missing)) => (None, None, PoolPresence::Blank),
+            Ok((_, Probe::Image(_))) => (
+                known,
+                None,
+                PoolPresence::Unreadable("its image is not mounted here".into()),
+            ),
+            Ok((_, Probe::Foreign(what))) => (known, None, PoolPresence::Unreadable(what)),
+            Err(error) => (known, None, PoolPresence::Unreadable(chain(&error))),
+        },
+    };
+    PoolEntry {
+        name: name.to_string(),
+        place: place.to_string(),
+        id,
+        home,
+        folder,
+        configured,
+        state,
+    }
+}
+
+/// A volume on a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeEntry {
+    /// The pool's name.
+    pub pool: String,
+    /// The pool's id.
+    pub pool_id: PoolId,
+    /// Its record.
+    pub record: VolumeRecord,
+    /// Bytes of blocks that its image has.
+    pub allocated: u64,
+}
+
+/// A snapshot on a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SnapshotEntry {
+    /// The pool's name.
+    pub pool: String,
+    /// The pool's id.
+    pub pool_id: PoolId,
+    /// Its record.
+    pub record: SnapshotRecord,
+    /// Bytes of blocks that its image has, shared ones included.
+    pub allocated: u64,
+}
+
+/// A record that can't be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DamagedEntry {
+    /// The pool's name.
+    pub pool: String,
+    /// The folder of the volume or snapshot.
+    pub path: PathBuf,
+    /// Why.
+    pub problem: String,
+}
+
+/// What is on one pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inventory {
+    /// In the order of uuids.
+    pub volumes: Vec<VolumeEntry>,
+    /// The same.
+    pub snapshots: Vec<SnapshotEntry>,
+    /// What can't be read.
+    pub damaged: Vec<DamagedEntry>,
+}
+
+/// Reads volumes and snapshots of the pool in a folder. What is deleted meanwhile is left out.
+pub fn read(host: &dyn Host, name: &str, pool_id: PoolId, path: &Path) -> Result<Inventory> {
+    let mut inventory = Inventory::default();
+    let pool = || name.to_string();
+    let (volumes, damaged) = shelf(host, name, &path.join(VOLUMES), |one: &VolumeRecord| {
+        one.uuid
+    })?;
+    inventory.damaged.extend(damaged);
+    inventory
+        .volumes
+        .extend(volumes.into_iter().map(|(record, allocated)| VolumeEntry {
+            pool: pool(),
+            pool_id,
+            record,
+            allocated,
+        }));
+    let (snapshots, damaged) = shelf(host, name, &path.join(SNAPSHOTS), |one: &SnapshotRecord| {
+        one.uuid
+    })?;
+    inventory.damaged.extend(damaged);
+    inventory.snapshots.extend(
+        snapshots
+            .into_iter()
+            .map(|(record, allocated)| SnapshotEntry {
+                pool: pool(),
+                pool_id,
+                record,
+                allocated,
+            }),
+    );
+    Ok(inventory)
+}
+
+/// Records with the bytes of their images, and what can't be read.
+type RecordsRead<R> = (Vec<(R, u64)>, Vec<DamagedEntry>);
+
+fn shelf<R: Record>(
+    host: &dyn Host,
+    pool: &str,
+    folder: &Path,
+    uuid: impl Fn(&R) -> Uuid,
+) -> Result<RecordsRead<R>> {
+    let names = host
+        .list_dir(folder)
+        .context(|| format!("list {} of pool {pool}", folder.display()))?
+        .unwrap_or_default();
+    let (mut records, mut damaged) = (Vec::new(), Vec::new());
+    for entry in names {
+        let path = folder.join(&entry);
+        match read_one(host, &path, &entry, &uuid) {
+            Ok(Some(one)) => records.push(one),
+            Ok(None) => {}
+            Err(problem) => damaged.push(DamagedEntry {
+                pool: pool.to_string(),
+                path,
+                problem,
+            }),
+        }
+    }
+    Ok((records, damaged))
+}
+
+fn read_one<R: Record>(
+    host: &dyn Host,
+    path: &Path,
+    name: &str,
+    uuid: impl Fn(&R) -> Uuid,
+) -> Result<Option<(R, u64)>, String> {
+    let load = || record::load::<R>(host, &path.join("record.json")).map_err(|error| chain(&error));
+    let image = || {
+        let image = host.stat(&path.join("data.img"));
+        image.map_err(|error| chain(&error))
+    };
+    let record = match load()? {
+        Some(record) => record,
+        // Deleted between two looks, or just begun: an image is made when its record is there.
+        None if image()?.is_none() => return Ok(None),
+        None => load()?.ok_or("it has no record.json")?,
+    };
+    if Uuid::try_parse(name) != Ok(uuid(&record)) {
+        return Err(format!("its record describes {}", uuid(&record)));
+    }
+    Ok(Some((record, image()?.map_or(0, |stat| stat.allocated))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::Effect;
+    use crate::host::memory::MemoryHost;
+
+    #[test]
+    fn what_is_just_begun_is_left_out_and_an_image_without_its_record_is_told() {
+        let (host, pool) = (MemoryHost::new(), Path::new("/memory/pool"));
+        let one = pool.join(VOLUMES).join(Uuid::from_u128(1).to_string());
+        host.make_folder(&one).unwrap();
+        let damaged = || {
+            let found = read(&host, "default", PoolId(Uuid::from_u128(2)), pool).unwrap();
+            assert!(found.volumes.is_empty());
+            found.damaged.into_iter().map(|one| one.problem)
+        };
+        let write = |name: &str| {
+            let path = one.join(name);
+            let bytes = b"{";
+            host.perform(&Effect::WriteFile { path: &path, bytes })
+        };
+        write("record.json.new").unwrap();
+        assert_eq!(damaged().count(), 0);
+        write("data.img").unwrap();
+        let told: Vec<_> = damaged().collect();
+        assert_eq!(told, ["it has no record.json"]);
+    }
+}

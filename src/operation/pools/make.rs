@@ -1,0 +1,277 @@
+//! Making a pool: what lies at its path, whether that ground can carry one, and the act itself.
+//!
+//! A pool is made by an explicit act only: `slackwater pool init`, or the word `init` in a
+//! definition; both end in [`make_pool`]. By `init` in a
+//! definition it's made only where a file system is mounted ([`ground`](super::ground)). A folder that isn't empty and isn't ours is never made
+//! a pool. `pool.json` is written last: a crash before that leaves a folder that still counts as
+//! blank, and a repeat ends the work.
+
+use std::path::Path;
+
+use super::image::IMAGE_RECORD;
+use crate::backend::file::{LOCK_FILE, POOL_FILE, SNAPSHOTS, TRASH, VOLUMES};
+use crate::error::{Error, ErrorContext, Result};
+use crate::host::{BackingFs, Effect, FileKind, Host};
+use crate::model::{HomeId, PoolDefinition, PoolId, SnapshotRoom};
+use crate::record::{self, ImageRecord, PoolRecord};
+
+/// A pool record that was being written when a crash came.
+const HALF_WRITTEN: &str = "pool.json.new";
+/// The same of an image's record.
+const HALF_WRITTEN_IMAGE: &str = "image.json.new";
+/// mkfs.ext4 makes it; it says nothing about who owns the disk.
+const LOST_AND_FOUND: &str = "lost+found";
+
+/// What lies at a pool's path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Probe {
+    /// A pool.
+    Pool(PoolRecord),
+    /// A pool on an image, which is looked into once it's mounted.
+    Image(ImageRecord),
+    /// An empty folder, or one in which a pool was being made.
+    Blank,
+    /// Nothing at all.
+    Missing,
+    /// Something of somebody else's: what, for a sentence ("it holds \"photos\"").
+    Foreign(String),
+}
+
+/// Looks what lies at a pool's path; an error for a pool whose record can't be read.
+pub fn probe(host: &dyn Host, path: &Path) -> Result<Probe> {
+    let Some(names) = host
+        .list_dir(path)
+        .context(|| format!("examine {}", path.display()))?
+    else {
+        return Ok(Probe::Missing);
+    };
+    if let Some(record) = record::load::<PoolRecord>(host, &path.join(POOL_FILE))? {
+        return Ok(Probe::Pool(record));
+    }
+    if let Some(record) = record::load::<ImageRecord>(host, &path.join(IMAGE_RECORD))? {
+        return Ok(Probe::Image(record));
+    }
+    for name in &names {
+        if !is_blank_entry(host, path, name)? {
+            return Ok(Probe::Foreign(format!("it contains {name:?}")));
+        }
+    }
+    Ok(Probe::Blank)
+}
+
+/// Whether an entry of a folder without `pool.json` is one that an empty disk or a pool that was
+/// being made may have.
+fn is_blank_entry(host: &dyn Host, path: &Path, name: &str) -> Result<bool> {
+    let entry = path.join(name);
+    let kind = || {
+        host.stat(&entry)
+            .context(|| format!("examine {}", entry.display()))
+    };
+    Ok(match name {
+        LOST_AND_FOUND => true,
+        HALF_WRITTEN | HALF_WRITTEN_IMAGE | LOCK_FILE => {
+            kind()?.is_none_or(|stat| stat.kind == FileKind::File)
+        }
+        VOLUMES | SNAPSHOTS | TRASH => {
+            kind()?.is_none_or(|stat| stat.kind == FileKind::Dir)
+                && host
+                    .list_dir(&entry)
+                    .context(|| format!("examine {}", entry.display()))?
+                    .is_none_or(|inner| inner.is_empty())
+        }
+        _ => false,
+    })
+}
+
+/// File systems that forget: a volume must survive a reboot.
+const FORGETFUL: [&str; 4] = ["tmpfs", "ramfs", "rootfs", "devtmpfs"];
+/// Layers over another file system, and what can't be written.
+const UNFIT: [&str; 6] = [
+    "overlay", "aufs", "ecryptfs", "squashfs", "iso9660", "erofs",
+];
+/// Shared between machines, or served by a process that may need memory to free memory.
+const DISTANT: [&str; 16] = [
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "smbfs",
+    "9p",
+    "virtiofs",
+    "ceph",
+    "glusterfs",
+    "afs",
+    "lustre",
+    "gpfs",
+    "ocfs2",
+    "gfs2",
+    "beegfs",
+    "fuse",
+];
+
+/// Whether a folder's file system can carry a pool: warnings if it can, an error if it can't.
+/// `path` must exist.
+pub fn check_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
+    let ground = host
+        .backing_fs(path)
+        .context(|| format!("find the file system of {}", path.display()))?;
+    let name = ground.fs_name.as_str();
+    let refuse = |reason: &str| {
+        Err(Error::refused(
+            path.display(),
+            format!("a pool cannot be on {name}: {reason}; give a directory on xfs, btrfs or ext4"),
+        ))
+    };
+    if FORGETFUL.contains(&name) {
+        return refuse("its contents are lost at a reboot");
+    }
+    if UNFIT.contains(&name) {
+        return refuse("loop devices on it lose data or do not work at all");
+    }
+    if DISTANT.contains(&name) || name.starts_with("fuse") {
+        return refuse("it is not a local disk, so locks and loop devices on it are not reliable");
+    }
+    let mut warnings = Vec::new();
+    match name {
+        "xfs" | "ext4" | "ext3" | "ext2" => {}
+        "btrfs" => warnings.push(
+            "btrfs copies on write also within an image: thick volumes are refused here".into(),
+        ),
+        _ => warnings.push(format!(
+            "{name} is not one of the file systems on which pools are tested (xfs, btrfs, ext4)"
+        )),
+    }
+    if ground.mount_point == Path::new("/") {
+        warnings.push(
+            "it is on the root file system: new volumes leave 20 % of it free, but snapshots may fill it".into(),
+        );
+    }
+    Ok(warnings)
+}
+
+/// Refuses an extent size where the file system has none.
+pub fn check_extent(host: &dyn Host, definition: &PoolDefinition, path: &Path) -> Result<()> {
+    if definition.extent.is_none() {
+        return Ok(());
+    }
+    let ground = host
+        .backing_fs(path)
+        .context(|| format!("find the file system of {}", path.display()))?;
+    if ground.fs_name == "xfs" {
+        return Ok(());
+    }
+    Err(Error::refused(
+        path.display(),
+        format!(
+            "extent=SIZE is for pools on xfs, but this is {}; remove extent= from the definition of pool {}",
+            ground.fs_name, definition.name
+        ),
+    ))
+}
+
+/// What it means for a pool if its file system can't share blocks between files; `None` if it can.
+pub fn without_sharing(ground: &BackingFs) -> Option<String> {
+    (!ground.shares_blocks).then(|| {
+        format!(
+            "this {} cannot share blocks between files: snapshots and clones are full copies, and can be made only while the volume is not in use",
+            ground.fs_name
+        )
+    })
+}
+
+/// Whether a folder's file system can carry a pool's image: as [`check_ground`], and blocks that
+/// are reserved must be the ones that are written.
+pub fn check_image_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
+    check_ground(host, path)?;
+    let ground = host
+        .backing_fs(path)
+        .context(|| format!("find the file system of {}", path.display()))?;
+    if ground.fs_name == "btrfs" {
+        return Err(Error::refused(
+            path.display(),
+            "image= is not possible on btrfs, which copies on write even where blocks are reserved; btrfs shares blocks by itself, so remove image=",
+        ));
+    }
+    let needless = ground.shares_blocks.then(|| {
+        format!(
+            "{} can share blocks by itself: image= is not needed here",
+            ground.fs_name
+        )
+    });
+    Ok(needless.into_iter().collect())
+}
+
+/// Makes a pool in a blank folder, which is created if only itself is missing; what is a pool
+/// already is answered as it is. The caller knows that the path may be taken (node record), holds
+/// the pool's lock where others could act at the same time, and compares the home.
+///
+/// # Errors
+///
+/// A folder with anything of somebody else's, a missing parent, unfit ground, a host failure.
+pub fn make_pool(host: &dyn Host, name: &str, path: &Path, home: HomeId) -> Result<PoolRecord> {
+    match probe(host, path)? {
+        Probe::Pool(record) => return Ok(record),
+        Probe::Image(_) => return Err(not_blank(path, "it contains an image")),
+        Probe::Foreign(what) => return Err(not_blank(path, &what)),
+        Probe::Missing => make_folder(host, path)?,
+        Probe::Blank => {}
+    }
+    check_ground(host, path)?;
+    let ground = host
+        .backing_fs(path)
+        .context(|| format!("find the file system of {}", path.display()))?;
+    let record = PoolRecord {
+        id: PoolId(host.random_uuid()),
+        home,
+        name: name.to_string(),
+        created_at: host.now(),
+        snapshots: Some(SnapshotRoom::Reserved),
+    };
+    for part in [VOLUMES, SNAPSHOTS, TRASH] {
+        let part = path.join(part);
+        host.perform(&Effect::MakeDir { path: &part })
+            .context(|| format!("create pool {name}"))?;
+    }
+    if ground.fs_name == "btrfs" {
+        // Only while the pool has no image: one that is written in place and one that is not
+        // can't share blocks.
+        for part in [VOLUMES, SNAPSHOTS] {
+            let part = path.join(part);
+            host.perform(&Effect::WriteInPlace { path: &part })
+                .context(|| format!("create pool {name}"))?;
+        }
+    }
+    // Durable before pool.json says that they are there.
+    host.perform(&Effect::SyncDir { path })
+        .context(|| format!("create pool {name}"))?;
+    record::store(host, &path.join(POOL_FILE), &record)?;
+    Ok(record)
+}
+
+/// Creates the folder itself, never its parents: a missing parent is a slip or an absent disk.
+pub(in crate::operation) fn make_folder(host: &dyn Host, path: &Path) -> Result<()> {
+    let doing = || format!("create the directory {}", path.display());
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    if host.stat(parent).context(doing)?.is_none() {
+        return Err(Error::refused(
+            path.display(),
+            format!(
+                "the directory {} does not exist; is its disk mounted?",
+                parent.display()
+            ),
+        ));
+    }
+    check_ground(host, parent)?;
+    host.perform(&Effect::MakeDir { path }).context(doing)?;
+    host.perform(&Effect::SyncDir { path: parent })
+        .context(doing)?;
+    Ok(())
+}
+
+/// The refusal of a folder that is somebody's.
+pub fn not_blank(path: &Path, what: &str) -> Error {
+    Error::refused(
+        path.display(),
+        format!("the directory is neither empty nor a pool ({what}); give an empty directory"),
+    )
+}

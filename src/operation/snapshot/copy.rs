@@ -1,0 +1,357 @@
+//! Copies, where blocks can't be shared: from one pool to another, and on a pool without reflink.
+//!
+//! A copy of a volume is made only while nobody uses the volume, never under a freeze: a stage of
+//! it ends the copy. Copies report how far they are, are bounded in their rate, and go on after
+//! a restart if the source hasn't been changed.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+
+use super::create::Prepared;
+use super::source::Source;
+use crate::backend::Image;
+use crate::cut::Use;
+use crate::error::{Error, ErrorContext, Result};
+use crate::host::Effect;
+use crate::model::pool::WAY_OUT;
+use crate::model::size::MIB;
+use crate::model::{Level, PoolId, SnapshotId};
+use crate::operation::lock::Key;
+use crate::operation::pools::capacity::admit_snapshot;
+use crate::operation::{CreateSnapshot, Driver, Pool, Snapshot};
+use crate::record::{CopyProgress, SnapshotState};
+
+/// Bytes of one effect: between two, a stage or a stop is looked for.
+const STEP: u64 = 16 * MIB;
+/// Bytes after which the progress is made durable, and told.
+const SAVE: u64 = 512 * MIB;
+/// Bytes a second of all copies that read or write a pool, at most: half of what a SATA disk gives,
+/// so that copies are never all that a disk has to do.
+const MAX_BYTES_PER_SECOND: u64 = 256 * MIB;
+/// Copies that run at a time.
+const MAX_COPIES: usize = 8;
+/// How long a copy may have to wait for the others, at a step of each.
+const MAX_STEP_DELAY: Duration = Duration::from_secs(2);
+
+/// Why a volume in use isn't copied, and the way out.
+pub(in crate::operation) fn no_sharing(pool: &Pool, volume_id: &str) -> Error {
+    let name = &pool.definition.name;
+    let why = if pool.backend.shares_blocks() {
+        "it is in use, and cloning it into another pool would copy a volume that changes during the copy; take a snapshot and restore it there, or unstage the volume first".to_string()
+    } else {
+        format!(
+            "it is in use, and pool {name} cannot share blocks, so a snapshot or clone would copy a volume that changes during the copy; unstage it first; {WAY_OUT}"
+        )
+    };
+    Error::refused(format!("volume {volume_id}"), why)
+}
+
+/// Seconds after which a copy is forgotten that was begun and that no call has asked for since:
+/// sidecars repeat their calls every few minutes at the latest.
+const FORGOTTEN_AFTER_SECONDS: u64 = 3600;
+
+/// Copies that run.
+#[derive(Debug, Default)]
+pub(in crate::operation) struct Copies {
+    /// When those that were begun were asked for, in seconds since 1970, by what is filled.
+    asked: Mutex<HashMap<Uuid, u64>>,
+    /// Those of volumes, by the volume.
+    of: Mutex<HashMap<Uuid, Arc<AtomicBool>>>,
+    /// How many run, and of which namespaces.
+    running: Mutex<Vec<Option<String>>>,
+    /// When the next step may begin, by pool.
+    paces: Mutex<HashMap<PoolId, Instant>>,
+}
+
+/// A copy that runs; taken off the list when it's dropped.
+pub(in crate::operation) struct Copying<'a> {
+    copies: &'a Copies,
+    /// For whom.
+    namespace: Option<String>,
+    /// Which it reads and writes.
+    pools: [PoolId; 2],
+    /// The volume, and whether its copy was ended.
+    of: Option<(Uuid, Arc<AtomicBool>)>,
+}
+
+impl Copies {
+    /// Ends the copy of a volume that is about to be used: what was copied is worthless.
+    pub(in crate::operation) fn cancel(&self, volume: Uuid) {
+        let copies = self.of.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(ended) = copies.get(&volume) {
+            ended.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// A call asks for a copy into this volume or snapshot.
+    pub(in crate::operation) fn ask(&self, into: Uuid, now: u64) {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.retain(|_, at| now < at.saturating_add(2 * FORGOTTEN_AFTER_SECONDS));
+        asked.insert(into, now);
+    }
+
+    /// Whether no call has asked for a copy for long. One that this process has not been asked for
+    /// has as much time from the first look on: its callers may have been away as well.
+    pub(in crate::operation) fn is_forgotten(&self, into: Uuid, now: u64) -> bool {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = *asked.entry(into).or_insert(now);
+        now >= at.saturating_add(FORGOTTEN_AFTER_SECONDS)
+    }
+
+    /// Takes the place of one more copy. No namespace has more than half of them, so that claims
+    /// of one don't hold up those of all others.
+    fn begin(&self, claim: Option<&str>, pools: [PoolId; 2]) -> Result<Copying<'_>> {
+        let namespace = claim.and_then(|claim| Some(claim.split_once('/')?.0.to_string()));
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_namespace = running.iter().filter(|one| **one == namespace).count();
+        let most = if namespace.is_some() {
+            MAX_COPIES / 2
+        } else {
+            MAX_COPIES
+        };
+        if running.len() >= MAX_COPIES || of_namespace >= most {
+            return Err(Error::Pending {
+                what: format!("{most} other copies (the limit of this node)"),
+            });
+        }
+        running.push(namespace.clone());
+        Ok(Copying {
+            copies: self,
+            namespace,
+            pools,
+            of: None,
+        })
+    }
+
+    /// Begins a step of so many bytes; when the next one may begin, for all copies of these pools
+    /// together.
+    fn step(&self, pools: [PoolId; 2], length: u64) -> Instant {
+        let now = Instant::now();
+        let step = Duration::from_secs_f64(length as f64 / MAX_BYTES_PER_SECOND as f64);
+        let mut paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = |paces: &HashMap<_, _>, pool| paces.get(pool).copied().unwrap_or(now).max(now);
+        let due = due(&paces, &pools[0]).max(due(&paces, &pools[1]));
+        // What was not waited for (time of simulated machines, copies that have failed) is not owed.
+        let next = (due + step).min(now + MAX_STEP_DELAY);
+        paces.extend(pools.map(|pool| (pool, next)));
+        next
+    }
+
+    /// Whether a volume is being copied.
+    pub(in crate::operation) fn has(&self, volume: Uuid) -> bool {
+        let copies = self.of.lock().unwrap_or_else(PoisonError::into_inner);
+        copies.contains_key(&volume)
+    }
+}
+
+impl Copying<'_> {
+    /// An error once the volume was used. Asked after the last byte, too: from then on a use
+    /// doesn't matter any more.
+    pub(in crate::operation) fn check(&self) -> Result<()> {
+        match &self.of {
+            Some((volume, ended)) if ended.load(Ordering::SeqCst) => Err(Error::Busy {
+                subject: format!("the copy of volume {volume}"),
+                holder: "the volume was staged or published, which aborted the copy".into(),
+            }),
+            Some(_) | None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Copying<'_> {
+    fn drop(&mut self) {
+        let running = &self.copies.running;
+        let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = running.iter().position(|one| *one == self.namespace) {
+            running.swap_remove(at);
+        }
+        drop(running);
+        if let Some((volume, _)) = &self.of {
+            let mut copies = self
+                .copies
+                .of
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            copies.remove(volume);
+        }
+    }
+}
+
+impl Driver {
+    /// Registers a copy for a claim. Of a volume, only while nobody uses it, and as it was planned
+    /// with.
+    pub(in crate::operation) fn begin_copy(
+        &self,
+        of: Option<&Source>,
+        claim: Option<&str>,
+        pools: [PoolId; 2],
+    ) -> Result<Copying<'_>> {
+        let mut copying = self.copies.begin(claim, pools)?;
+        let Some(source) = of else {
+            return Ok(copying);
+        };
+        let _lock = self.locks.acquire(Key::Volume(source.id.uuid))?;
+        self.check_unchanged(source)?;
+        if self.use_of(source).map_err(Error::into_indeterminate)? != Use::Quiet
+            || self.staged_as_block(&source.record)?.is_some()
+        {
+            return Err(no_sharing(&source.pool, &source.text));
+        }
+        let ended = Arc::new(AtomicBool::default());
+        let mut running = self
+            .copies
+            .of
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if running.contains_key(&source.id.uuid) {
+            return Err(Error::Pending {
+                what: format!("the copy of volume {}", source.text),
+            });
+        }
+        running.insert(source.id.uuid, ended.clone());
+        drop(running);
+        copying.of = Some((source.id.uuid, ended));
+        Ok(copying)
+    }
+
+    /// The first progress of a copy of an image, as that is now, and how long the image is: longer
+    /// than its record says where a growth could not be recorded, and its file system with it.
+    pub(in crate::operation) fn begin_at(&self, image: &Path) -> Result<(CopyProgress, u64)> {
+        let stat = self.host.stat(image);
+        let stat = stat.context(|| "examine the source of a copy".into());
+        let stat = stat.map_err(Error::into_indeterminate)?;
+        let stat = stat.ok_or_else(|| Error::Damaged {
+            path: image.to_path_buf(),
+            problem: "the image is missing".into(),
+        });
+        let stat = stat.map_err(Error::into_indeterminate)?;
+        let begin = CopyProgress {
+            copied: 0,
+            source_modified: stat.modified,
+        };
+        Ok((begin, stat.size))
+    }
+
+    /// Copies the first `bytes` of one image into another, from `progress` on, at a bounded rate.
+    /// `save` makes known durably how far it is; it's called when that much is durable.
+    pub(in crate::operation) fn copy(
+        &self,
+        copying: &Copying<'_>,
+        name: &str,
+        [source, target]: [&Path; 2],
+        bytes: u64,
+        progress: CopyProgress,
+        mut save: impl FnMut(CopyProgress) -> Result<()>,
+    ) -> Result<()> {
+        let doing = || format!("copy into {name}");
+        let (mut at, mut saved) = (progress.copied, progress.copied);
+        while at < bytes {
+            copying.check()?;
+            let stopping = self.in_flight.is_stopping();
+            if stopping || at - saved >= SAVE {
+                let sync = Effect::SyncFile { path: target };
+                self.host.perform(&sync).context(doing)?;
+                save(CopyProgress {
+                    copied: at,
+                    ..progress
+                })?;
+                saved = at;
+                tracing::info!(destination = name, copied = at, of = bytes, "copying");
+                if stopping {
+                    return Err(Error::Stopping);
+                }
+            }
+            let length = STEP.min(bytes - at);
+            let step = Effect::CopyRange {
+                source,
+                target,
+                offset: at,
+                length,
+            };
+            let next = self.copies.step(copying.pools, length);
+            self.host.perform(&step).context(doing)?;
+            at += length;
+            self.copied.fetch_add(length, Ordering::Relaxed);
+            self.host
+                .pause(next.saturating_duration_since(Instant::now()));
+        }
+        copying.check()
+    }
+
+    /// A snapshot on a pool that can't share blocks: a copy, while nobody uses the volume.
+    pub(in crate::operation) fn copy_snapshot(
+        &self,
+        request: &CreateSnapshot,
+        source: &Source,
+        id: SnapshotId,
+    ) -> Result<Snapshot> {
+        let pool = &source.pool;
+        self.copies.ask(id.uuid, self.host.now());
+        let claim = source.record.claim.as_deref();
+        let copying = self.begin_copy(Some(source), claim, [pool.id(), pool.id()])?;
+        let image = pool.backend.image_path(Image::Volume(source.id.uuid));
+        let (begin, bytes) = self.begin_at(&image)?;
+        let begun = pool.backend.snapshot(id.uuid)?.filter(|begun| {
+            begun.source_incarnation == source.record.incarnation
+                && begun.size == source.record.size
+                && begun
+                    .copy
+                    .is_some_and(|copy| copy.source_modified == begin.source_modified)
+        });
+        let mut record = match begun {
+            Some(begun) => begun,
+            None => {
+                let attempt = self.host.random_uuid();
+                let mut record = self.plan_snapshot(source, id, &request.name, attempt);
+                record.copy = Some(begin);
+                let ended = pool.backend.delete_unanswered_snapshot(id.uuid);
+                ended.map_err(Error::into_indeterminate)?;
+                pool.backend
+                    .prepare_snapshot(&record, &|space| admit_snapshot(pool, space, &record))?;
+                record
+            }
+        };
+        record.promised = Some(request.parameters.least());
+        let target = pool.backend.image_path(Image::Snapshot(id.uuid));
+        let from = record.copy.unwrap_or(begin);
+        let name = format!("snapshot {}", id.uuid);
+        let images = [image.as_path(), &target];
+        let copied = self.copy(&copying, &name, images, bytes, from, |progress| {
+            record.copy = Some(progress);
+            pool.backend.update_snapshot(&record)
+        });
+        let committed = copied.and_then(|()| {
+            pool.backend.sync_snapshot(id.uuid)?;
+            record.copy = None;
+            record.level = Level::Filesystem;
+            record.reason = "a copy of a volume that was not in use".into();
+            record.cut_at = self.host.now_nanos();
+            record.state = SnapshotState::Ready;
+            pool.backend.update_snapshot(&record)
+        });
+        match committed {
+            Ok(()) => Ok(self.snapshot(pool, &record)),
+            Err(Error::Stopping) => Err(Error::Stopping),
+            Err(first) => {
+                let made = [Prepared {
+                    pool: pool.clone(),
+                    record,
+                }];
+                Err(self.undo_snapshots(&made, first))
+            }
+        }
+    }
+
+    /// Bytes copied since the start.
+    pub fn copied(&self) -> u64 {
+        self.copied.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests;

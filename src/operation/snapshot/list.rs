@@ -1,0 +1,114 @@
+//! ListSnapshots.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::model::{PoolId, SnapshotId};
+use crate::operation::detach::look_at;
+use crate::operation::pools::pool::PoolLookup;
+use crate::operation::volume::list::PAGE;
+use crate::operation::{Driver, ListSnapshots, Pool, ServingState, Snapshot, SnapshotPage};
+use crate::record::SnapshotState;
+
+impl Driver {
+    /// ListSnapshots, in the order of ids: all, those of one volume (which may be gone), or one.
+    /// What an id names on a pool that isn't served is an error, never an empty list. Members of a
+    /// group that isn't whole are told by their id alone. The token is the last id of the page
+    /// before.
+    pub fn list_snapshots(&self, request: &ListSnapshots) -> Result<SnapshotPage> {
+        let after = match request.starting_token.as_str() {
+            "" => None,
+            token => Some(token.parse::<SnapshotId>().map_err(|_| Error::BadToken {
+                token: token.to_string(),
+            })?),
+        };
+        let limit = match request.max_entries {
+            0 => PAGE,
+            entries => entries.min(PAGE),
+        };
+        // Looked for first: what isn't in part now is whole once it's listed.
+        let in_part = match request.snapshot_id.as_str() {
+            "" => self.groups_in_part(),
+            _ => BTreeSet::new(),
+        };
+        let mut snapshots = self.selected(request, after, limit + 1)?;
+        snapshots.sort_by_key(|snapshot| snapshot.id);
+        let next = snapshots.len() > limit;
+        snapshots.truncate(limit);
+        let token = snapshots.last().filter(|_| next);
+        let next_token = token.map(|last| last.id.to_string()).unwrap_or_default();
+        // Last, since the token goes by all that there are: a page may be short.
+        snapshots.retain(|one| one.group.is_none_or(|group| !in_part.contains(&group.0)));
+        Ok(SnapshotPage {
+            snapshots,
+            next_token,
+        })
+    }
+
+    /// What the filters let through after an id; more than `most` only if it's cut off later.
+    fn selected(
+        &self,
+        request: &ListSnapshots,
+        after: Option<SnapshotId>,
+        most: usize,
+    ) -> Result<Vec<Snapshot>> {
+        let (of, one) = (&request.source_volume_id, &request.snapshot_id);
+        let later = |snapshot: &Snapshot| after.is_none_or(|after| snapshot.id > after);
+        if !one.is_empty() {
+            let PoolLookup::Pool(pool, id) = self.owner(one)? else {
+                return Ok(Vec::new());
+            };
+            let found = pool.backend.snapshot(id.uuid)?;
+            let found = found.filter(|record| record.state == SnapshotState::Ready);
+            let snapshot = found.map(|record| self.snapshot(&pool, &record));
+            let wanted = |snapshot: &Snapshot| {
+                later(snapshot) && (of.is_empty() || snapshot.source_volume_id.to_string() == *of)
+            };
+            return Ok(snapshot.into_iter().filter(wanted).collect());
+        }
+        if !of.is_empty() {
+            let PoolLookup::Pool(pool, id) = self.owner(of)? else {
+                return Ok(Vec::new());
+            };
+            let all = pool.backend.snapshots(None, usize::MAX);
+            let mine = all.iter().filter(|record| record.source == id.uuid);
+            let mine = mine.map(|record| self.snapshot(&pool, record));
+            return Ok(mine.filter(later).collect());
+        }
+        let mut all = Vec::new();
+        for pool in self.to_list(request.pool)? {
+            // Of a pool before the token's nothing is wanted, of its own what comes later.
+            let from = match after {
+                Some(after) if pool.id() < after.pool => continue,
+                Some(after) if pool.id() == after.pool => Some(after.uuid),
+                Some(_) | None => None,
+            };
+            let records = pool.backend.snapshots(from, most);
+            all.extend(records.iter().map(|record| self.snapshot(&pool, record)));
+        }
+        Ok(all)
+    }
+
+    /// The pools of a list: the one that is asked for, or all.
+    pub(in crate::operation) fn to_list(&self, only: Option<PoolId>) -> Result<Vec<Arc<Pool>>> {
+        let Some(only) = only else {
+            return self.all_serving();
+        };
+        self.pool(only).map(|pool| pool.into_iter().collect())
+    }
+
+    /// All pools, or an error if one of them isn't served: what it has isn't known then.
+    pub(in crate::operation) fn all_serving(&self) -> Result<Vec<Arc<Pool>>> {
+        let each = self.states().into_iter().map(|state| match state {
+            ServingState::Serving(pool) => look_at(&pool).map(|()| pool),
+            ServingState::Refused {
+                definition, why, ..
+            } => Err(Error::Unreachable {
+                what: format!("pool {}", definition.name),
+                reason: why,
+            }),
+        });
+        each.collect()
+    }
+}

@@ -1,0 +1,453 @@
+//! CreateVolume from a snapshot or a volume: lands where its source is, and is independent of it
+//! from its first moment.
+
+use std::sync::Arc;
+
+use super::source::Source;
+use super::thick_space_watchdog::{ThickCopy, ThickSpaceWatchdog};
+use crate::backend::Image;
+use crate::cut::CutMember;
+use crate::cut::retry::Subject;
+use crate::error::{Error, ErrorContext, Result};
+use crate::host::Effect;
+use crate::model::size::image_bytes;
+use crate::model::{
+    AccessType, Allocation, Capability, FsType, SnapshotParameters, VolumeParameters, mkfs,
+    mount_option,
+};
+use crate::operation::detach::CleanUp;
+use crate::operation::lock::{Key, LockGuard};
+use crate::operation::pools::capacity::{admit_copy, minimum_size};
+use crate::operation::{CreateVolume, Driver, Pool, Volume};
+use crate::record::{ContentSource, Formatted, FormattedAs, SnapshotRecord, VolumeRecord};
+
+/// What a new volume begins with.
+pub(in crate::operation) enum Content {
+    /// A snapshot; locked against its deletion.
+    Snapshot {
+        pool: Arc<Pool>,
+        record: Box<SnapshotRecord>,
+        _lock: LockGuard,
+    },
+    /// A volume, in use or not.
+    Volume(Box<Source>),
+}
+
+impl Content {
+    pub(in crate::operation) fn pool(&self) -> &Arc<Pool> {
+        match self {
+            Content::Snapshot { pool, .. } => pool,
+            Content::Volume(source) => &source.pool,
+        }
+    }
+
+    fn size(&self) -> u64 {
+        match self {
+            Content::Snapshot { record, .. } => record.size,
+            Content::Volume(source) => source.record.size,
+        }
+    }
+
+    fn block_size(&self) -> u32 {
+        match self {
+            Content::Snapshot { record, .. } => record.block_size,
+            Content::Volume(source) => source.record.block_size,
+        }
+    }
+
+    fn formatted(&self) -> Option<&Formatted> {
+        match self {
+            Content::Snapshot { record, .. } => record.formatted.as_ref(),
+            Content::Volume(source) => source.record.formatted.as_ref(),
+        }
+    }
+
+    fn image(&self) -> Image {
+        match self {
+            Content::Snapshot { record, .. } => Image::Snapshot(record.uuid),
+            Content::Volume(source) => Image::Volume(source.id.uuid),
+        }
+    }
+}
+
+impl Driver {
+    /// The source of a new volume, which must exist.
+    pub(in crate::operation) fn content(&self, source: &ContentSource) -> Result<Content> {
+        match source {
+            ContentSource::Snapshot(snapshot_id) => {
+                let (_, id, _) = self.find_snapshot(snapshot_id)?;
+                let lock = self.locks.acquire(Key::Snapshot(id.uuid))?;
+                let (pool, _, record) = self.find_snapshot(snapshot_id)?;
+                Ok(Content::Snapshot {
+                    pool,
+                    record: Box::new(record),
+                    _lock: lock,
+                })
+            }
+            ContentSource::Volume(volume_id) => {
+                Ok(Content::Volume(Box::new(self.source(volume_id)?)))
+            }
+        }
+    }
+
+    /// The size of a volume from a source: what was asked for, at least the source's.
+    pub(in crate::operation) fn size_from(
+        &self,
+        request: &CreateVolume,
+        content: &Content,
+    ) -> Result<u64> {
+        let least = content.size().max(minimum_size(&request.capabilities));
+        let (required, limit) = (request.capacity.required, request.capacity.limit);
+        let size = required.max(least);
+        if limit != 0 && size > limit {
+            return Err(Error::OutOfRange {
+                field: "capacity_range.limit_bytes".into(),
+                problem: format!("{limit} is less than the {least} bytes that the source needs"),
+            });
+        }
+        if required != 0 && required < content.size() {
+            return Err(Error::OutOfRange {
+                field: "capacity_range.required_bytes".into(),
+                problem: format!(
+                    "{required} is less than the {} bytes of the source; request at least as much",
+                    content.size()
+                ),
+            });
+        }
+        Ok(size)
+    }
+
+    /// Completes the record of a volume by what it inherits; refuses a use that the content
+    /// doesn't fit.
+    pub(in crate::operation) fn inherit(
+        &self,
+        record: VolumeRecord,
+        request: &CreateVolume,
+        content: &Content,
+    ) -> Result<VolumeRecord> {
+        let block_size = content.block_size();
+        if let Some(asked) = record.asked_block_size.filter(|asked| *asked != block_size) {
+            return Err(Error::invalid(
+                "parameters.blockSize",
+                format!(
+                    "{asked} does not match the block size of the source, {block_size}, which the copy must keep"
+                ),
+            ));
+        }
+        let formatted = content
+            .formatted()
+            .map(|formatted| fitting(formatted, &request.capabilities))
+            .transpose()?;
+        Ok(VolumeRecord {
+            block_size,
+            formatted,
+            content_source: request.content_source.clone(),
+            ..record
+        })
+    }
+
+    /// Makes the volume of a planned record, with the content. On an error nothing is left, or
+    /// it's [`Error::RollbackFailed`]; a crash leaves an intent, which a repeat or the next start ends.
+    pub(in crate::operation) fn make_from(
+        &self,
+        pool: &Arc<Pool>,
+        record: VolumeRecord,
+        content: &Content,
+    ) -> Result<Volume> {
+        let shares = pool.id() == content.pool().id() && pool.backend.shares_blocks();
+        let made = match content {
+            _ if !shares => return self.copy_volume(pool, record, content),
+            Content::Snapshot { .. } => self.filled(pool, &record, |target| {
+                let source = content.pool().backend.image_path(content.image());
+                let clone = Effect::CloneWhole {
+                    source: &source,
+                    target,
+                };
+                self.host
+                    .perform(&clone)
+                    .map(drop)
+                    .context(|| format!("clone a snapshot into volume {}", record.uuid))
+            }),
+            Content::Volume(source) => self.clone_volume(pool, &record, source),
+        };
+        made.map(|record| self.volume(pool, &record))
+    }
+
+    /// A clone of a volume, in use or not, is a cut.
+    fn clone_volume(
+        &self,
+        pool: &Arc<Pool>,
+        record: &VolumeRecord,
+        source: &Source,
+    ) -> Result<VolumeRecord> {
+        let ids = [source.text.clone()];
+        let parameters = SnapshotParameters::default();
+        let subject = Subject {
+            name: &format!("volume {}", record.name),
+            volumes: &ids,
+            parameters: &parameters,
+        };
+        self.retry(&subject, |now| {
+            let (locks, sources) = self.lock_sources(&ids)?;
+            self.check_unchanged(source)?;
+            let uses = self.uses_of(&sources)?;
+            let mut locks = Some(locks);
+            self.filled(pool, record, |_| {
+                let copies = [Image::Volume(record.uuid)];
+                let members = self.members(&sources, &uses, &copies)?;
+                let mut watchdog =
+                    ThickSpaceWatchdog::watch(of_thick(pool, record, source, &members))?;
+                let cut = self.cut(&members, now, &parameters);
+                // What follows takes long for thick volumes.
+                drop(locks.take());
+                // Ahead of the completion, which would do it as well: the clone gives way until
+                // then, and must not when it's complete.
+                let mut thick = watchdog.copies().iter();
+                let apart = cut.and_then(|_| thick.try_for_each(ThickCopy::unshare));
+                // Whatever has failed, has failed for want of room where there was none.
+                watchdog.stop().and(apart)
+            })
+        })
+    }
+
+    /// A prepared volume, filled, given an identity of its own, completed.
+    fn filled(
+        &self,
+        pool: &Arc<Pool>,
+        record: &VolumeRecord,
+        fill: impl FnOnce(&std::path::Path) -> Result<()>,
+    ) -> Result<VolumeRecord> {
+        // A half-made one whose clean-up failed: it was never answered to anybody.
+        let ended = pool.backend.delete_unanswered(record.uuid);
+        ended.map_err(Error::into_indeterminate)?;
+        self.prepare(pool, record)?;
+        let target = pool.backend.image_path(Image::Volume(record.uuid));
+        let made = fill(&target).and_then(|()| self.finish(pool, record));
+        made.map_err(|first| undo_volume(pool, record, first))
+    }
+
+    pub(in crate::operation) fn prepare(
+        &self,
+        pool: &Arc<Pool>,
+        record: &VolumeRecord,
+    ) -> Result<()> {
+        let mut allocation = record.allocation;
+        if let Some(ContentSource::Volume(source)) = &record.content_source
+            && pool.backend.shares_blocks()
+            && self.find(source)?.2.allocation == Allocation::Thick
+        {
+            // In the end it shares no block with a thick one: all of them are needed now.
+            allocation = Allocation::Thick;
+        }
+        pool.backend.prepare(record, &|space| {
+            admit_copy(pool, space, allocation, record.size)
+        })
+    }
+
+    /// From a filled image to a volume that can be answered.
+    pub(in crate::operation) fn finish(
+        &self,
+        pool: &Pool,
+        record: &VolumeRecord,
+    ) -> Result<VolumeRecord> {
+        let doing = || format!("create volume {} from its source", record.uuid);
+        let image = pool.backend.image_path(Image::Volume(record.uuid));
+        let mut record = record.clone();
+        if let Some(formatted) = &mut record.formatted
+            && formatted.kind == FormattedAs::Btrfs
+            && formatted.complete
+        {
+            // Two of one fsid can't be mounted on one node. The image was never shown: a crash in
+            // the middle leaves an intent, which is made anew.
+            formatted.uuid = self.host.random_uuid();
+            let renew = Effect::RenewFsId {
+                image: &image,
+                uuid: formatted.uuid,
+            };
+            self.host.perform(&renew).context(doing)?;
+        }
+        record.copy = None;
+        pool.backend.complete(&record)
+    }
+
+    /// Where a volume from a source goes: to its source, unless the class names another pool.
+    pub(in crate::operation) fn pool_from(
+        &self,
+        parameters: &VolumeParameters,
+        content: &Content,
+    ) -> Result<Arc<Pool>> {
+        match &parameters.pool {
+            Some(name) => self.choose_pool(Some(name)),
+            None => Ok(content.pool().clone()),
+        }
+    }
+
+    /// Fills a volume from where blocks can't be shared. A repeat goes on where a stop or a crash
+    /// has cut it off, if the source has not been changed since.
+    fn copy_volume(
+        &self,
+        pool: &Arc<Pool>,
+        record: VolumeRecord,
+        content: &Content,
+    ) -> Result<Volume> {
+        self.copies.ask(record.uuid, self.host.now());
+        let source = content.pool().backend.image_path(content.image());
+        let of_volume = match content {
+            Content::Snapshot { .. } => None,
+            Content::Volume(source) => Some(source.as_ref()),
+        };
+        let pools = [content.pool().id(), pool.id()];
+        let copying = self.begin_copy(of_volume, record.claim.as_deref(), pools)?;
+        let (begin, bytes) = self.begin_at(&source)?;
+        let begun = pool.backend.volume(record.uuid)?.filter(|begun| {
+            begun.content_source == record.content_source
+                && begun.size == record.size
+                && begun
+                    .copy
+                    .is_some_and(|copy| copy.source_modified == begin.source_modified)
+        });
+        let mut record = match begun {
+            Some(begun) => begun,
+            None => {
+                let mut record = record;
+                record.copy = Some(begin);
+                let ended = pool.backend.delete_unanswered(record.uuid);
+                ended.map_err(Error::into_indeterminate)?;
+                self.prepare(pool, &record)?;
+                record
+            }
+        };
+        let target = pool.backend.image_path(Image::Volume(record.uuid));
+        let name = format!("volume {}", record.uuid);
+        let from = record.copy.unwrap_or(begin);
+        let images = [source.as_path(), &target];
+        let whole = Effect::Allocate {
+            path: &target,
+            size: bytes,
+            reserve: false,
+        };
+        let longer = self
+            .host
+            .perform(&whole)
+            .map(drop)
+            .context(|| format!("create {name}"));
+        let copied = longer.and_then(|()| {
+            self.copy(&copying, &name, images, bytes, from, |progress| {
+                record.copy = Some(progress);
+                pool.backend.update(&record)
+            })
+        });
+        let done = copied.and_then(|()| self.finish(pool, &record));
+        match done {
+            Ok(record) => Ok(self.volume(pool, &record)),
+            // What is copied stays, for a repeat.
+            Err(Error::Stopping) => Err(Error::Stopping),
+            Err(first) => Err(undo_volume(pool, &record, first)),
+        }
+    }
+}
+
+/// The clone that gives way to its source, if that's thick.
+fn of_thick(
+    pool: &Arc<Pool>,
+    record: &VolumeRecord,
+    source: &Source,
+    members: &[CutMember],
+) -> Vec<ThickCopy> {
+    let thick = source.record.allocation == Allocation::Thick;
+    let copy = |member: &CutMember| ThickCopy {
+        pool: pool.clone(),
+        image: Image::Volume(record.uuid),
+        bytes: image_bytes(source.record.size),
+        emptied: member.emptied.clone(),
+    };
+    members.iter().filter(|_| thick).map(copy).collect()
+}
+
+/// Ends a volume that was prepared in vain.
+fn undo_volume(pool: &Pool, record: &VolumeRecord, first: Error) -> Error {
+    let _clean_up = CleanUp::after(&first);
+    first.with_undo(pool.backend.delete(record.uuid))
+}
+
+/// What the content counts as on the new volume. A file system may be looked at as a block
+/// device; a raw device's bytes are nothing that we could mount.
+fn fitting(formatted: &Formatted, capabilities: &[Capability]) -> Result<Formatted> {
+    let mut kinds = capabilities
+        .iter()
+        .map(|capability| &capability.access_type);
+    let refuse = |wanted: &str| {
+        Err(Error::invalid(
+            "volume_capabilities",
+            format!(
+                "{wanted} does not match the source, which is formatted as {}",
+                formatted.kind.word()
+            ),
+        ))
+    };
+    let Some(fs) = formatted.kind.fs() else {
+        return match kinds.find(|kind| matches!(kind, AccessType::Mount { .. })) {
+            Some(_) => refuse("access type mount"),
+            None => Ok(formatted.clone()),
+        };
+    };
+    let other = |kind: &&AccessType| kind.fs().is_some_and(|wanted| wanted != fs);
+    let said = |kind: &AccessType| match kind {
+        AccessType::Mount {
+            fs_type: Some(fs), ..
+        } => Some(*fs),
+        AccessType::Mount { fs_type: None, .. } | AccessType::Block => None,
+    };
+    if let Some(wanted) = kinds.clone().find(other).and_then(said) {
+        return refuse(wanted.name());
+    }
+    if kinds.any(|kind| matches!(kind, AccessType::Block)) {
+        return Ok(Formatted::raw());
+    }
+    Ok(formatted.clone())
+}
+
+/// Options that a volume is mounted with. An xfs that was copied, or that its user has made, may
+/// have another one's uuid, and both may be mounted on one node. Where a user has made the file
+/// system it has no special files for its mounter, and no say in what its errors do to the node. A
+/// volume of an earlier release may ask for what is harmful, and is mounted without it.
+pub(in crate::operation) fn copy_options(
+    record: &VolumeRecord,
+    fs: FsType,
+    given: &[String],
+) -> Vec<String> {
+    let found = record.formatted.as_ref().is_some_and(|it| it.found);
+    let (mut options, mut harmful) = mount_option::harmless(given);
+    let has = |key: &str| given.iter().any(|option| mount_option::key(option) == key);
+    let mut add = |option: &str| options.push(option.to_string());
+    if found {
+        add("nosuid");
+        add("nodev");
+    }
+    let panics = mkfs::without_error_policy(fs, &record.mkfs_options).1 && !has("errors");
+    if panics {
+        harmful.push("mkfs -e");
+    }
+    match fs {
+        FsType::Ext4 if found || panics => add("errors=remount-ro"),
+        FsType::Xfs if (found || record.content_source.is_some()) && !has("nouuid") => {
+            add("nouuid");
+        }
+        FsType::Ext4 | FsType::Xfs | FsType::Btrfs => {}
+    }
+    if !harmful.is_empty() {
+        tracing::warn!(
+            volume = %record.uuid, options = harmful.join(", "),
+            "mounting without options that stop the machine at an error or skip recovery"
+        );
+    }
+    options
+}
+
+/// For sentences about ids.
+pub(in crate::operation) fn said(source: &ContentSource) -> String {
+    match source {
+        ContentSource::Snapshot(id) => format!("snapshot {id}"),
+        ContentSource::Volume(id) => format!("volume {id}"),
+    }
+}

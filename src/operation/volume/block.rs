@@ -1,0 +1,171 @@
+//! Raw block volumes: stage and publish.
+//!
+//! The device is attached when the volume is published, because only then is it known whether it
+//! may be written. So the stage is an entry (`block_stage.rs`), valid for one boot, and what is
+//! published is what the mount table says.
+
+use std::path::Path;
+
+use uuid::Uuid;
+
+use super::publish::View;
+use super::stage::{same_capability, staged_at};
+use crate::backend::{AttachMode, Attached, FoundDevice};
+use crate::error::{Error, ErrorContext, Result, chain};
+use crate::host::{Effect, LoopStatus, NodeKind};
+use crate::operation::{Driver, Pool, PublishVolume, StageVolume};
+use crate::record::{Formatted, LastStage, VolumeRecord};
+
+impl Driver {
+    /// NodeStageVolume of a block volume: from now on its content is the user's.
+    pub(in crate::operation) fn stage_block(
+        &self,
+        pool: &Pool,
+        mut record: VolumeRecord,
+        request: &StageVolume,
+    ) -> Result<()> {
+        self.refuse_other_access(&record, "block")?;
+        if let Some(stage) = self
+            .block_stage(&record)
+            .map_err(Error::into_indeterminate)?
+        {
+            if stage.staging_path != request.staging_path {
+                return Err(staged_at(request, &stage.staging_path));
+            }
+            return same_capability(Some(&stage), request);
+        }
+        let raw = Formatted::raw();
+        // An unwritten record or entry may be there all the same: the caller must not forget it.
+        let unsure = |first| Error::RollbackFailed {
+            first: Box::new(first),
+            undo: "it is unknown whether its staging was recorded".into(),
+        };
+        // From now on the user writes what they like: it counts as formatted for ever.
+        if record.formatted.as_ref() != Some(&raw) {
+            record.formatted = Some(raw);
+            pool.backend.update(&record).map_err(unsure)?;
+        }
+        let stage = LastStage {
+            staging_path: request.staging_path.clone(),
+            capability: request.capability.clone(),
+            boot: None,
+        };
+        self.begin_block_stage(pool, record, stage).map_err(unsure)
+    }
+
+    /// Where a block volume is staged, in this boot.
+    pub(in crate::operation) fn staged_as_block(
+        &self,
+        record: &VolumeRecord,
+    ) -> Result<Option<String>> {
+        let stage = self.block_stage(record)?;
+        Ok(stage.map(|stage| stage.staging_path))
+    }
+
+    /// Read-only is real: a loop device that can't write, which is only possible where nobody
+    /// else has the volume open for writing (two devices on one image would destroy it).
+    pub(in crate::operation) fn publish_block(
+        &self,
+        pool: &Pool,
+        record: &VolumeRecord,
+        request: &PublishVolume,
+        view: &View,
+        target: &Path,
+        read_only: bool,
+    ) -> Result<()> {
+        let refuse = |reason: String| {
+            Err(Error::refused(
+                format!("volume {}", request.volume_id),
+                reason,
+            ))
+        };
+        let stage = self
+            .block_stage(record)
+            .map_err(Error::into_indeterminate)?;
+        refuse_unless_staged(stage.as_ref(), request)?;
+        if self.is_published(request, view, target, read_only)? {
+            return Ok(());
+        }
+        self.let_go(record.uuid)?;
+        self.refuse_changed(&request.volume_id, record.uuid)?;
+        let own = [self.table_path(target)?];
+        self.refuse_second_writer(stage.as_ref(), request, view, &own)?;
+        if let Some(found) = view
+            .devices
+            .iter()
+            .find(|found| found.read_only != read_only)
+        {
+            if !view.uses().is_empty() {
+                let (has, wants) = if read_only {
+                    ("for writing", "read-only")
+                } else {
+                    ("read-only", "for writing")
+                };
+                return refuse(format!(
+                    "it is already published {has} and cannot be published {wants} as well: a second device on the same image would corrupt it"
+                ));
+            }
+            pool.backend.detach(record.uuid, &found.device)?;
+        }
+        let mode = AttachMode {
+            read_only,
+            lasting: true,
+        };
+        let attached = match pool.backend.attach(record, mode) {
+            Err(first @ Error::Host { .. }) => {
+                let first = self.undo_target(target, first);
+                return Err(self.undo_devices(pool, record.uuid, &view.devices, first));
+            }
+            attached => attached?,
+        };
+        let bind = Effect::BindDevice {
+            device: &attached.device,
+            target,
+        };
+        let doing = || {
+            let target = target.display();
+            format!("publish volume {} at {target}", request.volume_id)
+        };
+        let shown = self
+            .status_of(&attached)
+            .and_then(|now| self.show(target, NodeKind::File, bind, doing).map(|()| now));
+        let kept = shown.map(|now| self.keep_published(pool, record.uuid, attached.hold, &now));
+        kept.map_err(|first| self.undo_devices(pool, record.uuid, &view.devices, first))
+    }
+
+    /// A device as it is before its user has it.
+    fn status_of(&self, attached: &Attached) -> Result<LoopStatus> {
+        let name = attached.device.path.display();
+        let found = self.host.loop_status(attached.hold.number);
+        found
+            .context(|| format!("examine {name}"))
+            .map_err(Error::into_indeterminate)?
+            .ok_or_else(|| Error::Pending {
+                what: name.to_string(),
+            })
+    }
+
+    /// Ends a device that was attached for nothing.
+    fn undo_devices(&self, pool: &Pool, uuid: Uuid, before: &[FoundDevice], first: Error) -> Error {
+        match self.free_devices(pool, uuid, before) {
+            Ok(()) => first,
+            Err(undo) => Error::RollbackFailed {
+                first: Box::new(first),
+                undo: chain(&undo),
+            },
+        }
+    }
+}
+
+fn refuse_unless_staged(stage: Option<&LastStage>, request: &PublishVolume) -> Result<()> {
+    let wanted = &request.staging_path;
+    let reason = match stage.map(|stage| &stage.staging_path) {
+        Some(path) if path == wanted => return Ok(()),
+        Some(path) => format!("it is staged at {path}, not at {wanted}"),
+        None => format!("it is not staged at {wanted} as a block volume; stage it there first"),
+    };
+    Err(Error::refused(
+        format!("volume {}", request.volume_id),
+        reason,
+    ))
+}

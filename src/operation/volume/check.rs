@@ -1,0 +1,124 @@
+//! A file system that was not left clean is checked before it is mounted; any that nobody uses is
+//! checked when an administrator asks for it.
+
+use super::publish::View;
+use crate::backend::AttachMode;
+use crate::error::{Error, ErrorContext, HostCause, HostError, Result};
+use crate::host::session::speakable;
+use crate::host::{Check, Checked, Device, Done, Effect};
+use crate::model::{FsType, VolumeId};
+use crate::operation::lock::Key;
+use crate::operation::{Driver, Pool};
+use crate::record::VolumeRecord;
+
+impl Driver {
+    /// Checks the file system of a volume that nobody uses, under its lock; with `repair` whatever
+    /// is found is repaired. Nothing else may have the volume meanwhile: what calls it is ABORTED.
+    pub fn check_volume(&self, volume_id: &str, repair: bool) -> Result<Checked> {
+        let (pool, id, _) = self.find(volume_id)?;
+        let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
+        if self.copies.has(id.uuid) {
+            return Err(Error::Pending {
+                what: format!("a copy of volume {volume_id}"),
+            });
+        }
+        let (_, _, mut record) = self.find(volume_id)?;
+        let refuse = |reason: String| Err(Error::refused(format!("volume {volume_id}"), reason));
+        let formatted = record.formatted.as_ref().filter(|it| it.complete);
+        let Some(fs) = formatted.and_then(|it| it.kind.fs()) else {
+            return refuse(
+                "it has no file system that this driver created, so there is nothing to check"
+                    .into(),
+            );
+        };
+        if let Some(path) = self.staged_as_block(&record)? {
+            return refuse(format!("it is staged at {path}; unstage it first"));
+        }
+        let view = View::of(self, &pool, &record)?;
+        if let Some(mount) = view.uses().first() {
+            let at = mount.mount_point.display();
+            return refuse(format!(
+                "it is mounted at {at}; delete the pods that use it first"
+            ));
+        }
+        let mode = AttachMode {
+            read_only: false,
+            lasting: false,
+        };
+        let attached = pool.backend.attach(&record, mode)?;
+        let device = &attached.device;
+        if let Some(claim) = self.find_claim(device)? {
+            return refuse(claim);
+        }
+        let how = if repair { Check::Repair } else { Check::Look };
+        let checked = self.host.perform(&Effect::CheckFs { device, fs, how });
+        let checked = checked.context(|| format!("check the file system of volume {volume_id}"))?;
+        let Done::Checked(checked) = checked else {
+            return Err(Error::Bug {
+                invariant: "CheckFs returns a report".into(),
+            });
+        };
+        if repair && checked.sound && record.formatted.as_ref().is_some_and(|it| it.growing) {
+            self.unmark(&pool, &mut record);
+        }
+        Ok(checked)
+    }
+
+    /// Lets `e2fsck -p` repair an ext4 that says that it has errors, or that it was never
+    /// unmounted and has no journal: mounted as it is, it would lose more with each write. What
+    /// that can't repair is for a person to decide about. The device isn't mounted.
+    pub(in crate::operation) fn check_unclean(
+        &self,
+        pool: &Pool,
+        record: &VolumeRecord,
+        device: &Device,
+        fs: FsType,
+    ) -> Result<()> {
+        let doing = || format!("check the file system of volume {}", record.uuid);
+        if !self.host.is_unclean(device, fs).context(doing)? {
+            return Ok(());
+        }
+        tracing::warn!(volume = %record.uuid, "checking a file system that was not cleanly unmounted before mounting it");
+        self.repair(pool, record, device, fs, Check::Preen)
+    }
+
+    /// Lets the tools repair a file system that is not mounted; what they can't repair is refused.
+    pub(in crate::operation) fn repair(
+        &self,
+        pool: &Pool,
+        record: &VolumeRecord,
+        device: &Device,
+        fs: FsType,
+        how: Check,
+    ) -> Result<()> {
+        let why = match self.host.perform(&Effect::CheckFs { device, fs, how }) {
+            Ok(Done::Checked(Checked {
+                sound: false,
+                report,
+            })) => report,
+            Ok(_) => return Ok(()),
+            Err(HostError {
+                cause:
+                    HostCause::Tool {
+                        program,
+                        status,
+                        stderr,
+                    },
+                ..
+            }) => format!("{program} failed with {status}: {stderr}"),
+            Err(error) => {
+                return Err(error)
+                    .context(|| format!("check the file system of volume {}", record.uuid));
+            }
+        };
+        let id = VolumeId {
+            pool: pool.id(),
+            uuid: record.uuid,
+        };
+        let reason = format!(
+            "its {fs} has errors that `e2fsck -p` cannot repair ({}), so it is not mounted; run `slackwater volumes check {id} --repair` on its node, or restore it",
+            speakable(&why)
+        );
+        Err(Error::refused(format!("volume {id}"), reason))
+    }
+}

@@ -1,0 +1,305 @@
+//! CreateVolume.
+//!
+//! A retry after any crash finds what the first try made, because the id follows from the name.
+//! What exists is compared before room is looked at: a lost answer must not leak a volume.
+
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use crate::error::{Error, Kind, Mismatch, Result};
+use crate::model::id::NameKind;
+use crate::model::{
+    AccessType, Allocation, Capability, VolumeId, VolumeParameters, Wipe, mkfs, mount_option,
+};
+use crate::operation::lock::Key;
+use crate::operation::pools::capacity::{admit, minimum_size};
+use crate::operation::pools::pool::Pool;
+use crate::operation::snapshot::restore::{Content, said};
+use crate::operation::{CreateVolume, Driver, Volume};
+use crate::record::{ContentSource, VolumeRecord, VolumeState};
+
+impl Driver {
+    /// CreateVolume. A crash leaves an intent, which the next start or a repeat ends.
+    pub fn create_volume(&self, request: &CreateVolume) -> Result<Volume> {
+        let _name = self.locks.acquire(Key::Name(request.name.clone()))?;
+        if let Some((pool, record)) = self.find_name(&request.name)? {
+            return match self.mismatch(&pool, &record, request) {
+                None => Ok(self.volume(&pool, &record)),
+                Some(mismatch) => {
+                    let name = format!("{:?}", request.name);
+                    Err(Error::exists(Kind::Volume, name, mismatch))
+                }
+            };
+        }
+        let home = self.home().to_string();
+        if !request.requisite.is_empty() && !request.requisite.contains(&home) {
+            return Err(Error::TopologyMismatch { home });
+        }
+        let content = match &request.content_source {
+            Some(source) => Some(self.content_of(&request.name, source)?),
+            None => None,
+        };
+        let pool = match &content {
+            Some(content) => self.pool_from(&request.parameters, content)?,
+            None => self.choose_pool(request.parameters.pool.as_deref())?,
+        };
+        let id = VolumeId::of_name(pool.id(), NameKind::Volume, &request.name);
+        let _volume = self.locks.acquire(Key::Volume(id.uuid))?;
+        let size = match &content {
+            Some(content) => self.size_from(request, content)?,
+            None => request
+                .capacity
+                .resolve(minimum_size(&request.capabilities))?,
+        };
+        let record = VolumeRecord {
+            capabilities: request.capabilities.clone(),
+            ..self.plan(&pool, id, &request.name, size, &request.parameters)?
+        };
+        for fs in request
+            .capabilities
+            .iter()
+            .filter_map(|capability| capability.access_type.fs())
+        {
+            mkfs::check("parameters", fs, &request.parameters.mkfs_options)?;
+        }
+        check_new("parameters", "volume_capabilities", &record)?;
+        if let Some(content) = content {
+            let record = self.inherit(record, request, &content)?;
+            fits_disk(&pool, &record, &content)?;
+            return self.make_from(&pool, record, &content);
+        }
+        // A half-made one whose clean-up failed: it was never answered to anybody.
+        let ended = pool.backend.delete_unanswered(id.uuid);
+        ended.map_err(Error::into_indeterminate)?;
+        let record = pool.backend.create(record, &|space| {
+            admit(&pool, space, request.parameters.allocation, 0, size)
+        })?;
+        Ok(self.volume(&pool, &record))
+    }
+
+    /// The source of a new volume. That there is none is a final answer: what an earlier call has
+    /// left of the volume's name is ended first.
+    fn content_of(&self, name: &str, source: &ContentSource) -> Result<Content> {
+        let absent = match self.content(source) {
+            Err(absent @ Error::NotFound { .. }) => absent,
+            found => return found,
+        };
+        let ended = self.serving().into_iter().try_for_each(|pool| {
+            let uuid = VolumeId::of_name(pool.id(), NameKind::Volume, name).uuid;
+            let _lock = self.locks.acquire(Key::Volume(uuid))?;
+            pool.backend.delete_unanswered(uuid)
+        });
+        Err(absent.with_undo(ended))
+    }
+
+    /// The record of a new volume, once the pool can have such a one.
+    pub(in crate::operation) fn plan(
+        &self,
+        pool: &Pool,
+        id: VolumeId,
+        name: &str,
+        size: u64,
+        parameters: &VolumeParameters,
+    ) -> Result<VolumeRecord> {
+        let refuse = |field: &str, value: &str, why: &str| {
+            Err(Error::invalid(
+                format!("parameters.{field}"),
+                format!(
+                    "{value:?} is not supported by pool {}: {why}",
+                    pool.definition.name
+                ),
+            ))
+        };
+        if let (Allocation::Thick, Some(why)) =
+            (parameters.allocation, pool.backend.refuses_thick())
+        {
+            return refuse("allocation", "thick", why);
+        }
+        if let (Wipe::Zero, Some(why)) = (parameters.wipe, pool.backend.refuses_zeroing()) {
+            return refuse("wipe", "zero", why);
+        }
+        let least = pool.backend.least_block_size();
+        let block_size = parameters
+            .block_size
+            .unwrap_or(pool.backend.default_block_size());
+        if block_size < least {
+            return refuse(
+                "blockSize",
+                &block_size.to_string(),
+                &format!("the block size of its disk is {least} bytes"),
+            );
+        }
+        Ok(VolumeRecord {
+            uuid: id.uuid,
+            name: name.to_string(),
+            incarnation: self.host.random_uuid(),
+            state: VolumeState::Creating,
+            size,
+            allocation: parameters.allocation,
+            block_size,
+            asked_block_size: parameters.block_size,
+            mkfs_options: parameters.mkfs_options.clone(),
+            wipe: parameters.wipe,
+            created_wipe: parameters.wipe,
+            capabilities: Vec::new(),
+            formatted: None,
+            ephemeral: false,
+            last_stage: None,
+            created_at: self.host.now(),
+            content_source: None,
+            claim: parameters.claim.clone(),
+            copy: None,
+            lineage: None,
+        })
+    }
+
+    /// The volume of a name, wherever on this machine it is. A pool that isn't served isn't
+    /// asked: the others serve on, and a class always leads to the same pool.
+    fn find_name(&self, name: &str) -> Result<Option<(Arc<Pool>, VolumeRecord)>> {
+        for pool in self.serving() {
+            let id = VolumeId::of_name(pool.id(), NameKind::Volume, name);
+            if let Some(record) = pool
+                .backend
+                .volume(id.uuid)?
+                .filter(|record| record.state == VolumeState::Ready)
+            {
+                return Ok(Some((pool, record)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The first difference between a volume and a request of its name: what decides
+    /// ALREADY_EXISTS.
+    fn mismatch(
+        &self,
+        pool: &Pool,
+        record: &VolumeRecord,
+        request: &CreateVolume,
+    ) -> Option<Mismatch> {
+        if !request.capacity.admits(record.size) {
+            let required = request.capacity.required;
+            let range = match request.capacity.limit {
+                0 => format!("at least {required}"),
+                limit => format!("{required} to {limit}"),
+            };
+            return Some(Mismatch {
+                field: "capacity_bytes",
+                found: record.size.to_string(),
+                wanted: range,
+            });
+        }
+        let home = self.home().to_string();
+        if !request.requisite.is_empty() && !request.requisite.contains(&home) {
+            return Some(Mismatch {
+                field: "accessible_topology",
+                found: home,
+                wanted: request.requisite.join(" or "),
+            });
+        }
+        differing(&pool.definition.name, record, request)
+    }
+
+    /// As answers tell it.
+    pub(in crate::operation) fn volume(&self, pool: &Pool, record: &VolumeRecord) -> Volume {
+        Volume {
+            id: VolumeId {
+                pool: pool.id(),
+                uuid: record.uuid,
+            },
+            size: record.size,
+            home: self.home(),
+            content_source: record.content_source.clone(),
+            ephemeral: record.ephemeral,
+        }
+    }
+
+    /// The id that an inline volume has on a pool.
+    pub(in crate::operation) fn ephemeral_uuid(pool: &Pool, name: &str) -> Uuid {
+        VolumeId::of_name(pool.id(), NameKind::Ephemeral, name).uuid
+    }
+}
+
+/// The first parameter that differs.
+fn differing(pool: &str, record: &VolumeRecord, request: &CreateVolume) -> Option<Mismatch> {
+    let block_size =
+        |size: Option<u32>| size.map_or("default of the pool".into(), |size| size.to_string());
+    let source = |source: &Option<ContentSource>| source.as_ref().map_or("nothing".into(), said);
+    let wanted = &request.parameters;
+    let capabilities = Capability::tell_apart(&record.capabilities, &request.capabilities);
+    let fields = [
+        (
+            "parameters.pool",
+            pool.to_string(),
+            wanted.pool.clone().unwrap_or(pool.to_string()),
+        ),
+        (
+            "parameters.allocation",
+            record.allocation.word().into(),
+            wanted.allocation.word().into(),
+        ),
+        (
+            "parameters.blockSize",
+            block_size(record.asked_block_size),
+            block_size(wanted.block_size),
+        ),
+        (
+            "parameters.mkfsOptions",
+            record.mkfs_options.join(" "),
+            wanted.mkfs_options.join(" "),
+        ),
+        (
+            "parameters.wipe",
+            record.created_wipe.word().into(),
+            wanted.wipe.word().into(),
+        ),
+        ("volume_capabilities", capabilities.0, capabilities.1),
+        (
+            "volume_content_source",
+            source(&record.content_source),
+            source(&request.content_source),
+        ),
+    ];
+    let mut fields = fields.into_iter();
+    fields
+        .find(|(_, found, wanted)| found != wanted)
+        .map(|(field, found, wanted)| Mismatch {
+            field,
+            found,
+            wanted,
+        })
+}
+
+/// A copy keeps the block size of its source, which the disk of another pool may not have.
+fn fits_disk(pool: &Pool, record: &VolumeRecord, content: &Content) -> Result<()> {
+    let (had, least) = (record.block_size, pool.backend.least_block_size());
+    if pool.id() == content.pool().id() || had >= least {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "parameters.pool",
+        format!(
+            "the block size of the source is {had} bytes, which the copy must keep, but the disk of pool {} has a block size of {least} bytes; create the copy in the pool of its source",
+            pool.definition.name
+        ),
+    ))
+}
+
+/// Refuses what is harmful, though volumes of an earlier release may have it: only of a volume
+/// that is new.
+pub(in crate::operation) fn check_new(
+    parameters: &str,
+    capabilities: &str,
+    record: &VolumeRecord,
+) -> Result<()> {
+    for capability in &record.capabilities {
+        if let AccessType::Mount { mount_flags, .. } = &capability.access_type {
+            mount_option::check_new(&format!("{capabilities}.mount.mount_flags"), mount_flags)?;
+        }
+        if let Some(fs) = capability.access_type.fs() {
+            mkfs::check_new(parameters, fs, &record.mkfs_options)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,66 @@
+//! DeleteVolume.
+
+use crate::error::{Error, Result};
+use crate::operation::lock::Key;
+use crate::operation::pools::pool::{Pool, PoolLookup};
+use crate::operation::{Driver, usage};
+use crate::record::VolumeRecord;
+
+impl Driver {
+    /// DeleteVolume. What isn't there is deleted; what is used stays, and says who uses it. A
+    /// failure or a crash leaves trash, which a repeat, [`Driver::clean`] or the next start ends.
+    pub fn delete_volume(&self, volume_id: &str) -> Result<()> {
+        let PoolLookup::Pool(pool, id) = self.owner(volume_id)? else {
+            return Ok(());
+        };
+        let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
+        if self.copies.has(id.uuid) {
+            return Err(Error::Pending {
+                what: format!("a copy of volume {volume_id}"),
+            });
+        }
+        if let Some(record) = pool.backend.volume(id.uuid)? {
+            self.refuse_if_used(&pool, &record, volume_id)?;
+        }
+        pool.backend.delete(id.uuid)
+    }
+
+    /// Fails naming the holder, if a mount, a target, a stage or an open device has the volume.
+    /// Devices that nothing holds are ended.
+    fn refuse_if_used(&self, pool: &Pool, record: &VolumeRecord, volume_id: &str) -> Result<()> {
+        let in_use = |holder: String| Error::InUse {
+            id: volume_id.to_string(),
+            holder,
+        };
+        if let Some(path) = self.staged_as_block(record)? {
+            return Err(in_use(format!("staged at {path}; unstage it first")));
+        }
+        self.let_go(record.uuid)?;
+        let found = pool.backend.devices(record.uuid)?;
+        if found.is_empty() {
+            return Ok(());
+        }
+        let mounts = self.mounts()?;
+        for found in &found {
+            let device = &found.device;
+            if let Some(mount) = usage::of_device(&mounts, device).first() {
+                return Err(in_use(format!(
+                    "{} is mounted at {}; unpublish and unstage it first",
+                    device.path.display(),
+                    mount.mount_point.display()
+                )));
+            }
+            if let Some(claim) = self.find_claim(device)? {
+                return Err(in_use(claim));
+            }
+            pool.backend.detach(record.uuid, device)?;
+        }
+        match self.lingering(pool, record.uuid)? {
+            Some(device) => Err(in_use(format!(
+                "a process has {} open",
+                device.path.display()
+            ))),
+            None => Ok(()),
+        }
+    }
+}

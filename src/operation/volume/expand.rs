@@ -1,0 +1,206 @@
+//! ControllerExpandVolume and NodeExpandVolume: first the image, then device and file system.
+
+use std::path::Path;
+
+use super::fit::is_refusal;
+use super::publish::View;
+use super::stage::for_its_readers;
+use crate::error::{Error, ErrorContext, Result, chain};
+use crate::host::Mount;
+use crate::model::{Capability, CapacityRange};
+use crate::operation::lock::Key;
+use crate::operation::pools::capacity::admit;
+use crate::operation::{Driver, ExpandNode, ExpandVolume, Expanded, usage};
+use crate::record::VolumeRecord;
+
+impl Driver {
+    /// ControllerExpandVolume. Growth beyond the room is OUT_OF_RANGE, so that the claim can be
+    /// lowered again. A crash leaves the image longer than its record says; a repeat completes it.
+    pub fn expand_volume(&self, request: &ExpandVolume) -> Result<Expanded> {
+        let (pool, id, _) = self.find(&request.volume_id)?;
+        let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
+        let (_, _, record) = self.find(&request.volume_id)?;
+        fits(&record, request.capability.as_ref())?;
+        let wanted = request.capacity.required.max(record.size);
+        if !request.capacity.admits(wanted) {
+            return Err(Error::OutOfRange {
+                field: "capacity_range.limit_bytes".into(),
+                problem: format!(
+                    "{} is below the volume's size of {} bytes; volumes cannot shrink",
+                    request.capacity.limit, record.size
+                ),
+            });
+        }
+        if wanted > record.size {
+            pool.backend.grow(&record, wanted, &|space| {
+                admit(&pool, space, record.allocation, record.size, wanted)
+            })?;
+        }
+        Ok(Expanded {
+            size: wanted,
+            node_expansion_required: true,
+        })
+    }
+
+    /// NodeExpandVolume: the device takes the size of the image, a mounted file system that of
+    /// its device. Grows to what the controller has granted, whatever is asked for.
+    pub fn expand_node(&self, request: &ExpandNode) -> Result<u64> {
+        let (pool, id, _) = self.find(&request.volume_id)?;
+        if request.volume_path.is_empty() {
+            return Err(Error::invalid(
+                "volume_path",
+                "is missing; give the staging or target path",
+            ));
+        }
+        let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
+        let (_, _, record) = self.find(&request.volume_id)?;
+        let path = self.caller_path("volume_path", &request.volume_path)?;
+        fits(&record, request.capability.as_ref())?;
+        self.granted(&record, request.capacity)?;
+        let view = View::of(self, &pool, &record)?;
+        let here = self.table_path(&path)?;
+        let staged_block = self
+            .staged_as_block(&record)?
+            .is_some_and(|staged| staged == request.volume_path);
+        let mount = match usage::at(&view.mounts, &here).last().copied() {
+            Some(mount) if view.device_of(mount).is_some() => mount,
+            Some(_) | None if staged_block => return self.resize_all(&pool, &record, &view),
+            Some(_) | None => {
+                return Err(Error::NotFound {
+                    kind: crate::error::Kind::Volume,
+                    id: format!("{} at {}", request.volume_id, request.volume_path),
+                });
+            }
+        };
+        self.resize_all(&pool, &record, &view)?;
+        // A target may be read-only beside a stage that isn't: any mount that may be written serves.
+        let writable = std::iter::once(mount)
+            .chain(view.uses())
+            .find(|mount| !mount.is_read_only() && mount.root == Path::new("/"));
+        if !usage::is_node(mount) {
+            self.grow_fs(&pool, &record, writable, &path)?;
+            self.no_longer_small(record.uuid);
+        }
+        Ok(record.size)
+    }
+
+    fn resize_all(
+        &self,
+        pool: &crate::operation::Pool,
+        record: &VolumeRecord,
+        view: &View,
+    ) -> Result<u64> {
+        for found in &view.devices {
+            pool.backend.resize(record.uuid, &found.device)?;
+        }
+        Ok(record.size)
+    }
+
+    /// Grows the file system at a mount; a bound device node has none.
+    fn grow_fs(
+        &self,
+        pool: &crate::operation::Pool,
+        record: &VolumeRecord,
+        writable: Option<&Mount>,
+        path: &Path,
+    ) -> Result<()> {
+        let Some(fs) = record
+            .formatted
+            .as_ref()
+            .and_then(|formatted| formatted.kind.fs())
+        else {
+            return Ok(());
+        };
+        let Some(writable) = writable else {
+            return Err(Error::refused(
+                path.display(),
+                "the volume is only mounted read-only, so its file system cannot grow; stage it read-write",
+            ));
+        };
+        let attached = pool.backend.attach(
+            record,
+            crate::backend::AttachMode {
+                read_only: false,
+                lasting: false,
+            },
+        )?;
+        self.grow_mounted(&attached.device, &writable.mount_point, fs)
+            .map_err(|error| not_grown(record, &error))
+    }
+
+    /// What the node is asked for must have been granted by the controller.
+    fn granted(&self, record: &VolumeRecord, capacity: Option<CapacityRange>) -> Result<()> {
+        match capacity {
+            Some(capacity) if capacity.required > record.size => Err(Error::OutOfRange {
+                field: "capacity_range.required_bytes".into(),
+                problem: format!(
+                    "{} is more than the volume's {} bytes; call ControllerExpandVolume first",
+                    capacity.required, record.size
+                ),
+            }),
+            Some(capacity) if capacity.limit != 0 && capacity.limit < record.size => {
+                Err(Error::OutOfRange {
+                    field: "capacity_range.limit_bytes".into(),
+                    problem: format!(
+                        "{} is below the volume's size of {} bytes; volumes cannot shrink",
+                        capacity.limit, record.size
+                    ),
+                })
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Loop devices on images of the pools that are served; for metrics.
+    pub fn loop_devices(&self) -> Result<usize> {
+        let loops = self.host.loops().context(|| "list loop devices".into())?;
+        let mut pools = Vec::new();
+        for pool in self.serving() {
+            let file = pool.backend.path().join(crate::backend::file::POOL_FILE);
+            pools.extend(
+                self.host
+                    .stat(&file)
+                    .context(|| "examine a pool".into())?
+                    .map(|stat| stat.id.device),
+            );
+        }
+        Ok(loops
+            .iter()
+            .filter(|found| pools.contains(&found.backing.device))
+            .count())
+    }
+}
+
+/// FAILED_PRECONDITION: with any other code the kubelet does not mount the volume at all.
+fn not_grown(record: &VolumeRecord, error: &Error) -> Error {
+    let then = if is_refusal(error) {
+        "the kernel cannot grow it while it is mounted; it is grown the next time the volume is staged, so delete the pods that use it"
+    } else {
+        "it is usable at its current size; the next staging tries again"
+    };
+    let reason = format!("its file system was not grown ({}): {then}", chain(error));
+    Error::refused(format!("volume {}", record.uuid), reason)
+}
+
+/// A capability given with an expansion must be one that the volume can have.
+fn fits(record: &VolumeRecord, capability: Option<&Capability>) -> Result<()> {
+    let Some(capability) = capability else {
+        return Ok(());
+    };
+    for_its_readers(record, capability)?;
+    let Some(formatted) = &record.formatted else {
+        return Ok(());
+    };
+    let is_block = capability.access_type.fs().is_none();
+    if is_block == (formatted.kind == crate::record::FormattedAs::Raw) {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "volume_capability",
+        format!(
+            "access type {} does not match a volume that is used as {}",
+            capability.access_type.word(),
+            formatted.kind.word()
+        ),
+    ))
+}

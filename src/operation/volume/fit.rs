@@ -1,0 +1,297 @@
+//! A volume's file system on its way into the mount table: sound, mounted, as large as its device.
+//!
+//! Growth is online. Only ext4, and only where the kernel refuses that, is grown while it is not
+//! mounted; what can't be grown stays mounted at its old size, and is tried again by each stage.
+
+use std::path::Path;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use uuid::Uuid;
+
+use super::publish::View;
+use crate::backend::AttachMode;
+use crate::error::{Error, ErrorContext, HostError, Result, chain};
+use crate::host::{Check, Device, Effect, MountSpec};
+use crate::model::{AccessType, Capability, FsType, VolumeId};
+use crate::operation::snapshot::restore::copy_options;
+use crate::operation::{Driver, Pool};
+use crate::record::{Formatted, VolumeRecord};
+
+/// How long an unmounted file system may stay claimed before its growth is left to the next stage: a
+/// container that starts or ends has a copy of every mount for a moment.
+const RELEASE_TRIES: u32 = 100;
+const RELEASE_WAIT: Duration = Duration::from_millis(50);
+
+/// A volume in use whose file system could not be grown to its size.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotGrown {
+    /// The volume.
+    pub id: VolumeId,
+    /// Why.
+    pub reason: String,
+}
+
+impl Driver {
+    /// Mounts. On an error nothing of it is mounted.
+    pub(in crate::operation) fn mount(
+        &self,
+        record: &VolumeRecord,
+        spec: &MountSpec<'_>,
+    ) -> Result<()> {
+        self.host
+            .perform(&Effect::Mount(*spec))
+            .map(drop)
+            .context(|| format!("mount volume {} at {}", record.uuid, spec.target.display()))
+            .map_err(|first| self.undo_mount(spec.target, first))
+    }
+
+    /// Mounts a file system that is mounted nowhere, after what it needs to be sound.
+    pub(in crate::operation) fn mount_sound(
+        &self,
+        pool: &Pool,
+        record: &mut VolumeRecord,
+        spec: &MountSpec<'_>,
+    ) -> Result<()> {
+        if record.formatted.as_ref().is_some_and(|it| it.growing) {
+            self.repair_growth(pool, record, spec.device, spec.fs)?;
+        }
+        self.check_unclean(pool, record, spec.device, spec.fs)?;
+        self.mount(record, spec)
+    }
+
+    /// A stage that is there already may have been cut off before its growth.
+    pub(in crate::operation) fn fit_staged(
+        &self,
+        pool: &Pool,
+        record: &mut VolumeRecord,
+        fs: FsType,
+        staging: &Path,
+        capability: &Capability,
+    ) -> Result<()> {
+        let top = self.mount_at(staging).map_err(Error::into_indeterminate)?;
+        let AccessType::Mount { mount_flags, .. } = &capability.access_type else {
+            return Ok(());
+        };
+        if top.is_none_or(|top| top.is_read_only()) {
+            return Ok(());
+        }
+        let mode = AttachMode {
+            read_only: false,
+            lasting: false,
+        };
+        let attached = pool
+            .backend
+            .attach(record, mode)
+            .map_err(Error::into_indeterminate)?;
+        let options = copy_options(record, fs, mount_flags);
+        let spec = MountSpec {
+            device: &attached.device,
+            target: staging,
+            fs,
+            options: &options,
+            read_only: false,
+        };
+        self.fit(pool, record, &spec)
+    }
+
+    /// Lets a file system that is mounted for writing take the size of its device: nobody calls
+    /// NodeExpandVolume for a volume that grew while it was not staged. A failure is told and
+    /// leaves it mounted; only where it could not be mounted again it's an error.
+    pub(in crate::operation) fn fit(
+        &self,
+        pool: &Pool,
+        record: &mut VolumeRecord,
+        spec: &MountSpec<'_>,
+    ) -> Result<()> {
+        self.no_longer_small(record.uuid);
+        let refused = match self.grow_mounted(spec.device, spec.target, spec.fs) {
+            Ok(()) => return Ok(()),
+            Err(error) if spec.fs == FsType::Ext4 && is_refusal(&error) => error,
+            Err(error) => return self.stays_small(pool, record, &error),
+        };
+        match self.may_unmount(pool, record, spec) {
+            Ok(true) => {}
+            Ok(false) => return self.stays_small(pool, record, &refused),
+            Err(error) => return self.stays_small(pool, record, &error),
+        }
+        if let Err(error) = self.unmount(spec.target) {
+            match self
+                .mount_at(spec.target)
+                .map_err(Error::into_indeterminate)?
+            {
+                Some(_) => return self.stays_small(pool, record, &error),
+                None => {
+                    tracing::warn!(error = %chain(&error), "unmounted a file system, but the kernel reported an error");
+                }
+            }
+        }
+        if let Err(error) = self.grow_unmounted(pool, record, spec.device) {
+            self.stays_small(pool, record, &error)?;
+        }
+        // It may have been staged before this call: the caller must not forget it.
+        self.mount_sound(pool, record, spec)
+            .map_err(|first| match first {
+                first @ Error::Host { .. } => Error::RollbackFailed {
+                    first: Box::new(first),
+                    undo: "it is no longer mounted".into(),
+                },
+                other => other,
+            })
+    }
+
+    /// Whether a stage may be taken down for a moment: nothing else shows the volume, and growth
+    /// will then be possible.
+    fn may_unmount(
+        &self,
+        pool: &Pool,
+        record: &VolumeRecord,
+        spec: &MountSpec<'_>,
+    ) -> Result<bool> {
+        let is_sole = View::of(self, pool, record)?.uses().len() == 1;
+        let doing = || format!("read the size of volume {}", record.uuid);
+        Ok(is_sole && self.host.grows_unmounted(spec.device).context(doing)?)
+    }
+
+    /// Grows a mounted file system that is smaller than its device.
+    pub(in crate::operation) fn grow_mounted(
+        &self,
+        device: &Device,
+        mount_point: &Path,
+        fs: FsType,
+    ) -> Result<()> {
+        let doing = || format!("grow {fs} at {}", mount_point.display());
+        let wanted = self.host.wants_growth(device, mount_point, fs);
+        if wanted.context(doing)? {
+            let effect = Effect::GrowFs {
+                device,
+                mount_point,
+                fs,
+            };
+            self.host.perform(&effect).context(doing)?;
+        }
+        Ok(())
+    }
+
+    /// resize2fs of what e2fsck has just found to be sound, with a mark in the record from before
+    /// it starts: what it was doing when it or this process was killed is repaired by the next
+    /// stage, which no check without that mark would do by itself.
+    fn grow_unmounted(
+        &self,
+        pool: &Pool,
+        record: &mut VolumeRecord,
+        device: &Device,
+    ) -> Result<()> {
+        let uuid = record.uuid;
+        let doing = || format!("grow the unmounted ext4 of volume {uuid}");
+        let check = Effect::CheckFs {
+            device,
+            fs: FsType::Ext4,
+            how: Check::Whole,
+        };
+        self.wait_for_release(device)?;
+        self.host.perform(&check).context(doing)?;
+        let marked = self.mark_growing(pool, record, true);
+        let grown = marked.and_then(|()| {
+            self.host
+                .perform(&Effect::GrowUnmounted { device })
+                .map(drop)
+                .context(doing)
+        });
+        if grown.is_ok() || record.formatted.as_ref().is_some_and(|it| !it.growing) {
+            self.unmark(pool, record);
+        }
+        grown
+    }
+
+    /// Waits until no other mount namespace has the file system that was just unmounted. One that
+    /// stays claimed is left to e2fsck, which refuses it.
+    fn wait_for_release(&self, device: &Device) -> Result<()> {
+        for _ in 0..RELEASE_TRIES {
+            if !self.is_claimed(device)? {
+                break;
+            }
+            self.host.pause(RELEASE_WAIT);
+        }
+        Ok(())
+    }
+
+    /// Ends a growth that was cut off: e2fsck repairs whatever it finds, and the file system was
+    /// sound before. One that it can't end stays marked.
+    fn repair_growth(
+        &self,
+        pool: &Pool,
+        record: &mut VolumeRecord,
+        device: &Device,
+        fs: FsType,
+    ) -> Result<()> {
+        tracing::warn!(volume = %record.uuid, "repairing a file system whose growth was interrupted before mounting it");
+        self.repair(pool, record, device, fs, Check::Repair)?;
+        self.unmark(pool, record);
+        Ok(())
+    }
+
+    /// A mark that stays costs a repair for nothing: that's no failure of what was done.
+    pub(in crate::operation) fn unmark(&self, pool: &Pool, record: &mut VolumeRecord) {
+        let tried = self.mark_growing(pool, record, false);
+        if let Err(error) = tried.or_else(|_| self.mark_growing(pool, record, false)) {
+            tracing::warn!(volume = %record.uuid, error = %chain(&error), "failed to clear the growth marker; the next staging repairs the file system again");
+        }
+    }
+
+    /// A mark that may not have been written counts as none here: the growth is then not begun,
+    /// or has ended. If it's there all the same, the next stage has a repair for nothing.
+    fn mark_growing(&self, pool: &Pool, record: &mut VolumeRecord, growing: bool) -> Result<()> {
+        let mut marked = record.clone();
+        marked.formatted = marked.formatted.map(|formatted| Formatted {
+            growing,
+            ..formatted
+        });
+        let written = pool.backend.update(&marked);
+        if written.is_ok() || !growing {
+            *record = marked;
+        }
+        written
+    }
+
+    /// What is smaller than it could be serves all the same.
+    fn stays_small(&self, pool: &Pool, record: &VolumeRecord, error: &Error) -> Result<()> {
+        tracing::warn!(
+            volume = %record.uuid, error = %chain(error),
+            "failed to grow the file system to the volume's size; it is mounted at its current size and the next staging tries again"
+        );
+        let (pool, uuid) = (pool.id(), record.uuid);
+        let small = NotGrown {
+            id: VolumeId { pool, uuid },
+            reason: chain(error).to_string(),
+        };
+        let mut all = self.small.lock().unwrap_or_else(PoisonError::into_inner);
+        all.insert(uuid, small);
+        Ok(())
+    }
+
+    /// It has grown, or nobody uses it any more.
+    pub(in crate::operation) fn no_longer_small(&self, uuid: Uuid) {
+        let mut all = self.small.lock().unwrap_or_else(PoisonError::into_inner);
+        all.remove(&uuid);
+    }
+
+    /// Volumes in use whose file system could not be grown: people are to be told.
+    pub fn not_grown(&self) -> Vec<NotGrown> {
+        let all = self.small.lock().unwrap_or_else(PoisonError::into_inner);
+        all.values().cloned().collect()
+    }
+}
+
+/// Whether the kernel does not grow this file system while it is mounted, now or ever.
+pub(in crate::operation) fn is_refusal(error: &Error) -> bool {
+    let code = match error {
+        Error::Host { source, .. } => HostError::code(source),
+        _ => None,
+    };
+    matches!(code, Some(Errno::EPERM | Errno::EOPNOTSUPP))
+}
+
+#[cfg(test)]
+mod tests;

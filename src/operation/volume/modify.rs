@@ -1,0 +1,28 @@
+//! ControllerModifyVolume: all or nothing, and only what is named.
+
+use crate::error::{Error, Result};
+use crate::model::Wipe;
+use crate::operation::lock::Key;
+use crate::operation::{Driver, ModifyVolume};
+
+impl Driver {
+    /// ControllerModifyVolume. `wipe` is the one mutable parameter. One record is written, so a
+    /// crash leaves all or nothing.
+    pub fn modify_volume(&self, request: &ModifyVolume) -> Result<()> {
+        let (pool, id, _) = self.find(&request.volume_id)?;
+        let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
+        let (_, _, mut record) = self.find(&request.volume_id)?;
+        let Some(wipe) = request.mutable.wipe.filter(|wipe| *wipe != record.wipe) else {
+            return Ok(());
+        };
+        if let (Wipe::Zero, Some(why)) = (wipe, pool.backend.refuses_zeroing()) {
+            let problem = format!(
+                "\"zero\" is not supported by pool {}: {why}",
+                pool.definition.name
+            );
+            return Err(Error::invalid("mutable_parameters.wipe", problem));
+        }
+        record.wipe = wipe;
+        pool.backend.update(&record)
+    }
+}

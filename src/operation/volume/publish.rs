@@ -1,0 +1,303 @@
+//! NodePublish and NodeUnpublish: show a staged volume at a target path.
+//!
+//! Nothing is recorded: what is published where, and how, the mount table says.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use super::stage::for_its_readers;
+use super::unstage::without_disk;
+use crate::backend::FoundDevice;
+use crate::error::{Error, ErrorContext, Kind, Mismatch, Result, chain};
+use crate::host::{Device, Effect, Mount, NodeKind};
+use crate::model::{AccessMode, AccessType, VolumeId};
+use crate::operation::lock::Key;
+use crate::operation::pools::pool::{Pool, PoolLookup};
+use crate::operation::{Driver, PublishVolume, usage};
+use crate::record::{LastStage, VolumeRecord};
+
+impl Driver {
+    /// NodePublishVolume. A crash leaves at most an empty target or a finished publish, which a
+    /// repeat or an unpublish takes as they are.
+    pub fn publish_volume(&self, request: &PublishVolume) -> Result<()> {
+        if request.staging_path.is_empty() {
+            return Err(Error::refused(
+                format!("volume {}", request.volume_id),
+                "staging_target_path is missing; stage the volume first",
+            ));
+        }
+        let target = self.caller_path("target_path", &request.target_path)?;
+        let staging = self.caller_path("staging_target_path", &request.staging_path)?;
+        let (pool, id, _) = self.find(&request.volume_id)?;
+        let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
+        let (_, _, record) = self.find(&request.volume_id)?;
+        let view = View::of(self, &pool, &record).map_err(Error::into_indeterminate)?;
+        for_its_readers(&record, &request.capability)?;
+        let read_only =
+            request.read_only || request.capability.is_read_only() || record.is_for_readers();
+        match &request.capability.access_type {
+            AccessType::Block => {
+                self.publish_block(&pool, &record, request, &view, &target, read_only)
+            }
+            AccessType::Mount { .. } => {
+                self.publish_mount(&record, request, &view, &staging, &target, read_only)
+            }
+        }
+    }
+
+    fn publish_mount(
+        &self,
+        record: &VolumeRecord,
+        request: &PublishVolume,
+        view: &View,
+        staging: &Path,
+        target: &Path,
+        read_only: bool,
+    ) -> Result<()> {
+        let here = self.table_path(staging)?;
+        let staged = view
+            .uses()
+            .into_iter()
+            .rfind(|mount| mount.mount_point == here);
+        let Some(staged) = staged else {
+            let reason = format!(
+                "it is not staged at {}; stage it there first",
+                request.staging_path
+            );
+            return Err(Error::refused(
+                format!("volume {}", request.volume_id),
+                reason,
+            ));
+        };
+        // What is staged read-only can't be shown otherwise.
+        let read_only = read_only || staged.is_read_only();
+        if self.is_published(request, view, target, read_only)? {
+            return Ok(());
+        }
+        let own = [here, self.table_path(target)?];
+        self.refuse_second_writer(record.last_stage.as_ref(), request, view, &own)?;
+        let bind = Effect::Bind {
+            source: staging,
+            target,
+            read_only,
+        };
+        self.show(target, NodeKind::Dir, bind, || {
+            format!(
+                "publish volume {} at {}",
+                request.volume_id,
+                target.display()
+            )
+        })
+    }
+
+    /// Makes the target, then mounts on it; a target made for nothing is removed again.
+    pub(in crate::operation) fn show(
+        &self,
+        target: &Path,
+        kind: NodeKind,
+        mount: Effect<'_>,
+        doing: impl Fn() -> String,
+    ) -> Result<()> {
+        self.make_target("target_path", target, kind)
+            .and_then(|()| self.host.perform(&mount).map(drop).context(&doing))
+            .map_err(|first| self.undo_target(target, self.undo_mount(target, first)))
+    }
+
+    /// Removes the leaf that an attempt has made.
+    pub(in crate::operation) fn undo_target(&self, target: &Path, first: Error) -> Error {
+        if matches!(first, Error::Invalid { .. } | Error::RollbackFailed { .. }) {
+            return first;
+        }
+        match self.host.perform(&Effect::RemoveTarget { path: target }) {
+            Ok(_) => first,
+            Err(undo) => Error::RollbackFailed {
+                first: Box::new(first),
+                undo: chain(&undo),
+            },
+        }
+    }
+
+    /// Whether the target shows the volume as asked. Another mount there, or this one in another
+    /// way, is an error.
+    pub(in crate::operation) fn is_published(
+        &self,
+        request: &PublishVolume,
+        view: &View,
+        target: &Path,
+        read_only: bool,
+    ) -> Result<bool> {
+        let here = self.table_path(target)?;
+        let Some(top) = usage::at(&view.mounts, &here).last().copied() else {
+            return Ok(false);
+        };
+        let Some(found) = view
+            .devices
+            .iter()
+            .find(|found| usage::shows(top, &found.device))
+        else {
+            return Err(usage::stranger(target, top));
+        };
+        let bound_node = usage::is_node(top);
+        let differ = |field, found: &str, wanted: &str| {
+            let there = format!("{} at {}", request.volume_id, request.target_path);
+            let mismatch = Mismatch::new(field, found, wanted);
+            Err(Error::exists(Kind::Volume, there, mismatch))
+        };
+        let found_type = if bound_node { "block" } else { "mount" };
+        if found_type != request.capability.access_type.word() {
+            return differ(
+                "volume_capability",
+                found_type,
+                request.capability.access_type.word(),
+            );
+        }
+        let found_ro = if bound_node {
+            found.read_only
+        } else {
+            top.is_read_only()
+        };
+        if found_ro != read_only {
+            return differ("readonly", &found_ro.to_string(), &read_only.to_string());
+        }
+        Ok(true)
+    }
+
+    /// SINGLE_NODE_SINGLE_WRITER has one target path: another one anywhere refuses.
+    pub(in crate::operation) fn refuse_second_writer(
+        &self,
+        stage: Option<&LastStage>,
+        request: &PublishVolume,
+        view: &View,
+        own: &[std::path::PathBuf],
+    ) -> Result<()> {
+        let single = AccessMode::SingleNodeSingleWriter;
+        let staged_as = stage.map(|stage| stage.capability.access_mode);
+        if request.capability.access_mode != single && staged_as != Some(single) {
+            return Ok(());
+        }
+        match view
+            .uses()
+            .into_iter()
+            .find(|mount| !own.contains(&mount.mount_point))
+        {
+            None => Ok(()),
+            Some(other) => Err(Error::refused(
+                format!("volume {}", request.volume_id),
+                format!(
+                    "access mode {} allows one target path, but it is published at {}",
+                    single.name(),
+                    other.mount_point.display()
+                ),
+            )),
+        }
+    }
+
+    /// NodeUnpublishVolume. Works from the mount table also when the pool isn't served; nothing
+    /// there is success. The target is removed; an inline volume ends here.
+    pub fn unpublish_volume(&self, volume_id: &str, target_path: &str) -> Result<()> {
+        let target = self.caller_path("target_path", target_path)?;
+        without_disk(|by_table| self.unpublish(volume_id, target_path, &target, by_table))
+    }
+
+    fn unpublish(
+        &self,
+        volume_id: &str,
+        target_path: &str,
+        target: &Path,
+        by_table: bool,
+    ) -> Result<()> {
+        let owned = match by_table {
+            true => None,
+            false => self.owner_on_node(volume_id)?,
+        };
+        let key = match &owned {
+            Some((_, uuid)) => Key::Volume(*uuid),
+            None => volume_id
+                .parse::<VolumeId>()
+                .map_or(Key::Path(target_path.into()), |id| Key::Volume(id.uuid)),
+        };
+        let uuid = match &key {
+            Key::Volume(uuid) => Some(*uuid),
+            _ => None,
+        };
+        let _lock = self.locks.acquire(key)?;
+        if owned.is_none() {
+            self.refuse_frozen(volume_id)?;
+        }
+        let before = self.unmount_all(
+            owned.as_ref().map(|(pool, uuid)| (pool.as_ref(), *uuid)),
+            target,
+        )?;
+        self.host
+            .perform(&Effect::RemoveTarget { path: target })
+            .context(|| format!("remove {}", target.display()))?;
+        let Some((pool, uuid)) = owned else {
+            uuid.map_or(Ok(()), |uuid| self.free_dead_devices(uuid))?;
+            return match by_table {
+                // Its blocks are ended by whoever can.
+                true => Ok(()),
+                false => self.delete_hidden_inline(volume_id),
+            };
+        };
+        self.let_go(uuid)?;
+        let Ok(Some(record)) = pool.backend.volume(uuid) else {
+            return Ok(());
+        };
+        if record.ephemeral {
+            return self.delete_ephemeral(&pool, uuid, volume_id, &before);
+        }
+        if record.is_raw() {
+            self.free_devices(&pool, uuid, &before)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The volume of an id that a node call brings, inline ones included. A pool that isn't
+    /// served is no error here: the mount table serves.
+    fn owner_on_node(&self, volume_id: &str) -> Result<Option<(Arc<Pool>, Uuid)>> {
+        if let Ok(PoolLookup::Pool(pool, id)) = self.owner(volume_id) {
+            return Ok(Some((pool, id.uuid)));
+        }
+        Ok(self.pool_of_inline(volume_id)?.map(|pool| {
+            let uuid = Driver::ephemeral_uuid(&pool, volume_id);
+            (pool, uuid)
+        }))
+    }
+}
+
+/// A volume as the kernel shows it at one moment.
+pub(in crate::operation) struct View {
+    pub(in crate::operation) devices: Vec<FoundDevice>,
+    pub(in crate::operation) mounts: Vec<Mount>,
+}
+
+impl View {
+    pub(in crate::operation) fn of(
+        driver: &Driver,
+        pool: &Pool,
+        record: &VolumeRecord,
+    ) -> Result<View> {
+        let devices = pool.backend.devices(record.uuid)?;
+        let mounts = driver.mounts()?;
+        Ok(View { devices, mounts })
+    }
+
+    /// Mounts that show the volume.
+    pub(in crate::operation) fn uses(&self) -> Vec<&Mount> {
+        self.mounts
+            .iter()
+            .filter(|mount| self.device_of(mount).is_some())
+            .collect()
+    }
+
+    /// The volume's device that a mount shows.
+    pub(in crate::operation) fn device_of(&self, mount: &Mount) -> Option<&Device> {
+        self.devices
+            .iter()
+            .map(|found| &found.device)
+            .find(|device| usage::shows(mount, device))
+    }
+}

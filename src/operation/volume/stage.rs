@@ -1,0 +1,228 @@
+//! NodeStage: attach the device, make the file system once, mount it.
+//!
+//! Whether a mounted volume is staged, the mount table says; a block volume's stage is an
+//! entry, valid for one boot.
+
+use std::path::{Path, PathBuf};
+
+use super::format::wanted_fs;
+use super::publish::View;
+use crate::backend::{AttachMode, Attached};
+use crate::error::{Error, ErrorContext, Kind, Mismatch, Result, chain};
+use crate::host::{Effect, MountSpec, NodeKind};
+use crate::model::{AccessMode, AccessType, Capability, FsType, mount_option};
+use crate::operation::lock::Key;
+use crate::operation::pools::pool::Pool;
+use crate::operation::snapshot::restore::copy_options;
+use crate::operation::{Driver, StageVolume, usage};
+use crate::record::{Formatted, FormattedAs, LastStage, VolumeRecord};
+
+impl Driver {
+    /// NodeStageVolume. A crash leaves at most an attached device, which vanishes with the
+    /// process (autoclear), or a finished stage, which a repeat finds.
+    pub fn stage_volume(&self, request: &StageVolume) -> Result<()> {
+        let staging = self.caller_path("staging_target_path", &request.staging_path)?;
+        let (pool, id, _) = self.find(&request.volume_id)?;
+        let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
+        self.copies.cancel(id.uuid);
+        // Read again: it may have been deleted before the lock was ours.
+        let (_, _, record) = self.find(&request.volume_id)?;
+        for_its_readers(&record, &request.capability)?;
+        let Some(fs) = wanted_fs(&record, &request.capability) else {
+            return self.stage_block(&pool, record, request);
+        };
+        let mut record = record;
+        let staged = self.is_staged(&pool, &record, request, &staging);
+        if staged.map_err(Error::into_indeterminate)? {
+            return self.fit_staged(&pool, &mut record, fs, &staging, &request.capability);
+        }
+        if record.formatted == Some(Formatted::raw()) {
+            self.take_raw(&pool, &mut record, fs)?;
+        }
+        let stage = LastStage {
+            staging_path: request.staging_path.clone(),
+            capability: request.capability.clone(),
+            boot: None,
+        };
+        self.make_target("staging_target_path", &staging, NodeKind::Dir)?;
+        self.mount_volume(&pool, &mut record, fs, &staging, stage, false)
+    }
+
+    /// Attach, format once, check what was not left clean, mount, grow. On an error the mount is gone again and the device
+    /// vanishes with its last opener.
+    pub(in crate::operation) fn mount_volume(
+        &self,
+        pool: &Pool,
+        record: &mut VolumeRecord,
+        fs: FsType,
+        target: &Path,
+        stage: LastStage,
+        read_only: bool,
+    ) -> Result<()> {
+        let attached = pool.backend.attach(
+            record,
+            AttachMode {
+                read_only: false,
+                lasting: false,
+            },
+        )?;
+        let mounted = self.is_mounted(&attached)?;
+        if !mounted {
+            self.refuse_claimed(record.uuid, &attached.device)?;
+        }
+        let AccessType::Mount { mount_flags, .. } = stage.capability.access_type.clone() else {
+            return Err(Error::Bug {
+                invariant: "only a mount capability is mounted".into(),
+            });
+        };
+        self.format_once(pool, record, &attached, fs, stage)?;
+        let read_only =
+            read_only || mount_option::is_read_only(&mount_flags) || record.is_for_readers();
+        let options = copy_options(record, fs, &mount_flags);
+        let spec = MountSpec {
+            device: &attached.device,
+            target,
+            fs,
+            options: &options,
+            read_only,
+        };
+        if mounted {
+            self.mount(record, &spec)?;
+        } else {
+            self.mount_sound(pool, record, &spec)?;
+        }
+        if read_only {
+            return Ok(());
+        }
+        self.fit(pool, record, &spec)
+    }
+
+    /// Unmounts what an attempt has mounted at a path where nothing was; an error doesn't tell
+    /// whether it came to that.
+    pub(in crate::operation) fn undo_mount(&self, target: &Path, first: Error) -> Error {
+        let unmounted = self.mount_at(target).and_then(|mounted| match mounted {
+            None => Ok(()),
+            Some(_) => self
+                .host
+                .perform(&Effect::Unmount { target })
+                .map(drop)
+                .context(|| format!("unmount {}", target.display())),
+        });
+        match unmounted {
+            Ok(()) => first,
+            Err(undo) => Error::RollbackFailed {
+                first: Box::new(first),
+                undo: chain(&undo),
+            },
+        }
+    }
+
+    fn is_mounted(&self, attached: &Attached) -> Result<bool> {
+        let mounts = self.mounts()?;
+        Ok(!usage::of_device(&mounts, &attached.device).is_empty())
+    }
+
+    /// Whether the volume is staged at this path as asked. Staged otherwise is an error.
+    fn is_staged(
+        &self,
+        pool: &Pool,
+        record: &VolumeRecord,
+        request: &StageVolume,
+        staging: &Path,
+    ) -> Result<bool> {
+        let view = View::of(self, pool, record)?;
+        match usage::at(&view.mounts, &self.table_path(staging)?).last() {
+            Some(top) if view.device_of(top).is_some() => {
+                same_capability(record.last_stage.as_ref(), request).map(|()| true)
+            }
+            Some(top) => Err(usage::stranger(staging, top)),
+            None => match self.staged_elsewhere(record, request, &view) {
+                Some(path) => Err(staged_at(request, &path.display().to_string())),
+                None => Ok(false),
+            },
+        }
+    }
+
+    /// Where else the volume is still mounted by an earlier stage.
+    fn staged_elsewhere(
+        &self,
+        record: &VolumeRecord,
+        request: &StageVolume,
+        view: &View,
+    ) -> Option<PathBuf> {
+        let stage = record
+            .last_stage
+            .as_ref()
+            .filter(|stage| stage.staging_path != request.staging_path)?;
+        // The old path may be gone, or outside of what is allowed by now.
+        let old = self
+            .table_path(Path::new(&stage.staging_path))
+            .unwrap_or_else(|_| stage.staging_path.clone().into());
+        usage::at(&view.mounts, &old)
+            .into_iter()
+            .find(|mount| view.device_of(mount).is_some())
+            .map(|_| old)
+    }
+
+    /// Refuses a volume that has been used with the other access type.
+    pub(in crate::operation) fn refuse_other_access(
+        &self,
+        record: &VolumeRecord,
+        wanted: &str,
+    ) -> Result<()> {
+        let Some(formatted) = record
+            .formatted
+            .as_ref()
+            .filter(|formatted| formatted.complete)
+        else {
+            return Ok(());
+        };
+        if (formatted.kind == FormattedAs::Raw) == (wanted == "block") {
+            return Ok(());
+        }
+        Err(Error::refused(
+            format!("volume {}", record.uuid),
+            format!(
+                "it was used as {}, and access type {wanted} would destroy its data",
+                formatted.kind.word()
+            ),
+        ))
+    }
+}
+
+/// A mode of many readers is for volumes that were made for them.
+pub(in crate::operation) fn for_its_readers(
+    record: &VolumeRecord,
+    asked: &Capability,
+) -> Result<()> {
+    if asked.access_mode != AccessMode::MultiNodeReaderOnly || record.is_for_readers() {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "volume_capability.access_mode",
+        "MULTI_NODE_READER_ONLY was not requested when the volume was created; give a SINGLE_NODE mode, or create a volume from it with only that mode",
+    ))
+}
+
+/// A repeat must ask for what the stage was made with.
+pub(in crate::operation) fn same_capability(
+    stage: Option<&LastStage>,
+    request: &StageVolume,
+) -> Result<()> {
+    let differs = stage.filter(|stage| stage.capability != request.capability);
+    let Some(stage) = differs else { return Ok(()) };
+    let (found, wanted) = Capability::tell_apart(
+        std::slice::from_ref(&stage.capability),
+        std::slice::from_ref(&request.capability),
+    );
+    let mismatch = Mismatch::new("volume_capability", found, wanted);
+    Err(Error::exists(Kind::Volume, &request.volume_id, mismatch))
+}
+
+/// A volume has one staging path at a time.
+pub(in crate::operation) fn staged_at(request: &StageVolume, path: &str) -> Error {
+    Error::refused(
+        format!("volume {}", request.volume_id),
+        format!("it is staged at {path}; unstage it there first"),
+    )
+}

@@ -1,0 +1,98 @@
+//! NodeGetVolumeStats.
+
+use std::path::Path;
+
+use super::publish::View;
+use crate::error::{Error, ErrorContext, Kind, Result};
+use crate::operation::{AskStats, Driver, Stats, Usage, usage};
+
+impl Driver {
+    /// NodeGetVolumeStats. Looks only: it never waits for a running operation.
+    pub fn volume_stats(&self, request: &AskStats) -> Result<Stats> {
+        let (pool, _, record) = match self.find(&request.volume_id) {
+            Err(Error::NotFound { .. }) => self.find_inline(&request.volume_id)?,
+            found => found?,
+        };
+        let missing = || Error::NotFound {
+            kind: Kind::Volume,
+            id: format!("{} at {}", request.volume_id, request.volume_path),
+        };
+        if request.volume_path.is_empty() {
+            return Err(Error::invalid(
+                "volume_path",
+                "is missing; give the staging or target path",
+            ));
+        }
+        let path = Path::new(&request.volume_path);
+        if self.host.check_path(path).is_err() {
+            return Err(missing());
+        }
+        let whole = Usage {
+            total: record.size,
+            available: None,
+            used: None,
+        };
+        if record.is_raw()
+            && self
+                .staged_as_block(&record)?
+                .is_some_and(|staged| staged == request.volume_path)
+        {
+            return Ok(Stats {
+                bytes: whole,
+                inodes: None,
+            });
+        }
+        let view = View::of(self, &pool, &record)?;
+        let here = self.table_path(path)?;
+        let mount = usage::at(&view.mounts, &here)
+            .last()
+            .copied()
+            .filter(|mount| view.device_of(mount).is_some());
+        let Some(mount) = mount else {
+            return Err(missing());
+        };
+        if usage::is_node(mount) {
+            return Ok(Stats {
+                bytes: whole,
+                inodes: None,
+            });
+        }
+        let space = self
+            .host
+            .space_caller(path)
+            .context(|| format!("read the usage of {}", path.display()))?;
+        let bytes = Usage {
+            total: space.total,
+            available: Some(space.available),
+            used: Some(space.total - space.free.min(space.total)),
+        };
+        let inodes = (space.inodes > 0).then(|| Usage {
+            total: space.inodes,
+            available: Some(space.inodes_free),
+            used: Some(space.inodes - space.inodes_free.min(space.inodes)),
+        });
+        Ok(Stats { bytes, inodes })
+    }
+
+    /// An inline volume goes by the kubelet's id.
+    fn find_inline(
+        &self,
+        volume_id: &str,
+    ) -> Result<(
+        std::sync::Arc<crate::operation::Pool>,
+        crate::model::VolumeId,
+        crate::record::VolumeRecord,
+    )> {
+        for pool in self.serving() {
+            let uuid = Driver::ephemeral_uuid(&pool, volume_id);
+            if let Some(record) = pool.backend.volume(uuid)? {
+                let id = crate::model::VolumeId {
+                    pool: pool.id(),
+                    uuid,
+                };
+                return Ok((pool, id, record));
+            }
+        }
+        Err(Error::no_volume(volume_id))
+    }
+}
