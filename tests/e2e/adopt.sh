@@ -3,6 +3,7 @@
 # shellcheck shell=bash
 
 MOVED=/var/lib/slackwater/moved # where node 1 has it
+moved_disk() { echo "$(dirname "$(node_disk 1)")/moved.img"; }
 driver_of() { # NODE COMMAND...: in the driver's container there
     local pod
     pod=$(kubectl -n $SYSTEM get pods -l app.kubernetes.io/component=node --field-selector "spec.nodeName=$1" -o name)
@@ -29,12 +30,12 @@ label_of() { kubectl get node "$1" -o "jsonpath={.metadata.labels['topology\.csi
 moved_back() { # POOL
     local n other
     chart_of rollback || :
-    node 1 umount -l $MOVED || :
-    node 1 rmdir $MOVED || :
-    rm -f "$STATE/node-1/moved.img"
-    node 2 rm -rf $MOVED || :
-    driver_of node-1 pool forget "$1" || :
-    driver_of node-2 pool forget moved || :
+    node_exec 1 umount -l $MOVED || :
+    node_exec 1 rmdir $MOVED || :
+    rm -f "$(moved_disk)"
+    node_exec 2 rm -rf $MOVED || :
+    driver_of "$NODE_1" pool forget "$1" || :
+    driver_of "$NODE_2" pool forget moved || :
     other=$(kubectl get pools -o 'jsonpath={.items[?(@.status.name=="moved")].metadata.name}')
     for n in $1 $other; do kubectl delete pool "$n" --ignore-not-found >/dev/null || :; done
 }
@@ -45,39 +46,39 @@ test_a_pool_is_adopted_by_another_node() {
     claim data 100Mi
     claim other 64Mi
     claim spare 64Mi
-    pod writer -n node-2 data:/v other:/o spare:/s
+    pod writer -n "$NODE_2" data:/v other:/o spare:/s
     ready pod/writer
     inside writer 'echo precious > /v/file; echo too > /o/file; sync'
     snapshot before data
     gone pod/writer
     pool=$(pool_id 2)
-    old=$(label_of node-2) new=$(label_of node-1)
+    old=$(label_of "$NODE_2") new=$(label_of "$NODE_1")
     volume=$(pv_of data) uid=$(get pvc/data .metadata.uid)
 
     # Somebody takes the disk out of node 2, puts it into node 1, and gives node 2 another one.
     trap 'moved_back '"$pool" EXIT
-    "$CLUSTER/node" stop 2
-    mv "$STATE/node-2/disk.img" "$STATE/node-1/moved.img"
-    node 1 mkdir -p $MOVED
-    node 1 mount -o loop "$STATE/node-1/moved.img" $MOVED
-    "$CLUSTER/node" start 2
-    kubectl wait --for=condition=Ready --timeout="$WAIT" node/node-2 >/dev/null
+    node_stop 2
+    mv "$(node_disk 2)" "$(moved_disk)"
+    node_exec 1 mkdir -p $MOVED
+    node_exec 1 mount -o loop "$(moved_disk)" $MOVED
+    node_start 2
+    kubectl wait --for=condition=Ready --timeout="$WAIT" "node/$NODE_2" >/dev/null
     chart_of upgrade "$E2E/../../deploy/chart" --reset-then-reuse-values --set-json "$(pools_of_chart default=/var/lib/slackwater/pool moved=$MOVED)"
     eventually 120 shown_in_vain "$pool"
     note "before it's adopted: $(kubectl get pool "$pool" -o 'jsonpath={.status.health}: {.status.message}')"
     told=$(router pool adopt "$pool" --cluster 2>&1) && fail "it's not adopted yet: $told" && return 1
     note "so the cluster says: $told"
 
-    told=$(driver_of node-1 pool adopt "moved=file:$MOVED" --dry-run)
+    told=$(driver_of "$NODE_1" pool adopt "moved=file:$MOVED" --dry-run)
     has "what would be" "$told" "Nothing was changed"
-    driver_of node-1 pool adopt "moved=file:$MOVED" >/dev/null
+    driver_of "$NODE_1" pool adopt "moved=file:$MOVED" >/dev/null
     # Node 2 misses it and has not given it up: a person says that it's of node 1 now.
-    router pool hand-over "$pool" --to node-1
+    router pool hand-over "$pool" --to "$NODE_1"
     eventually 120 waits_for_volumes "$pool"
     note "adopted by the node: $(kubectl get pool "$pool" -o 'jsonpath={.status.node}, {.status.health}: {.status.message}')"
     # A pod goes to the old home still, where its volume isn't; and while it's there nothing is moved.
     pod early data:/v
-    eventually 60 is_there early node-2
+    eventually 60 is_there early "$NODE_2"
     told=$(router pool adopt "$pool" --cluster | grep "$NS/data")
     has "its volume" "$told" "skip:"
     gone pod/early
@@ -94,7 +95,7 @@ test_a_pool_is_adopted_by_another_node() {
     is "its policy" "$(kubectl get pv "$volume" -o 'jsonpath={.spec.persistentVolumeReclaimPolicy}')" Delete
     pod reader data:/v
     ready pod/reader
-    is "its node" "$(node_of reader)" node-1
+    is "its node" "$(node_of reader)" "$NODE_1"
     is "the file" "$(inside reader 'cat /v/file')" precious
     eventually 90 healthy "$pool"
 
@@ -105,20 +106,20 @@ test_a_pool_is_adopted_by_another_node() {
     ready pod/restored
     is "the restore of before" "$(inside restored 'cat /v/file; cat /o/file' | tr '\n' ' ')" "precious too "
     # Node 2 has a disk of its own again, once somebody says that the old one won't come back there.
-    driver_of node-2 pool forget "$pool" >/dev/null
+    driver_of "$NODE_2" pool forget "$pool" >/dev/null
     claim there 64Mi
-    pod there -n node-2 there:/v
+    pod there -n "$NODE_2" there:/v
     ready pod/there
-    is "the pool is where it was" "$(kubectl get pool "$pool" -o 'jsonpath={.status.node} {.status.health}')" "node-1 Healthy"
+    is "the pool is where it was" "$(kubectl get pool "$pool" -o 'jsonpath={.status.node} {.status.health}')" "$NODE_1 Healthy"
     gone pod/reader pod/restored pod/there
     k delete volumesnapshot --all --wait --timeout="$WAIT" >/dev/null
     gone pvc/data pvc/other pvc/spare pvc/restored pvc/there
     eventually 120 no_objects
-    left=$(node 1 sh -c "cd $MOVED && find volumes snapshots -mindepth 1")
+    left=$(node_exec 1 sh -c "cd $MOVED && find volumes snapshots -mindepth 1")
     is "what is left on the disk" "$left" ""
 }
 shown_in_vain() { [[ $(kubectl get pool "$1" -o 'jsonpath={.status.health}') =~ ^(NotServed|Conflict)$ ]]; }
-waits_for_volumes() { [[ $(kubectl get pool "$1" -o 'jsonpath={.status.node} {.status.message}') == node-1*"3 PersistentVolumes"* ]]; }
+waits_for_volumes() { [[ $(kubectl get pool "$1" -o 'jsonpath={.status.node} {.status.message}') == "$NODE_1"*"3 PersistentVolumes"* ]]; }
 is_there() { [ "$(node_of "$1")" = "$2" ]; }
 detached() { ! kubectl get volumeattachments -o 'jsonpath={.items[*].spec.source.persistentVolumeName}' | grep -q "$1"; }
 healthy() { [ "$(kubectl get pool "$1" -o 'jsonpath={.status.health}')" = Healthy ]; }

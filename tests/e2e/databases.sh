@@ -10,7 +10,7 @@ EXAMPLES=$E2E/../../deploy/examples
 # example DATABASE NAME: runs, as the README there says
 example() {
     kubectl get clusterrole slackwater-hooks >/dev/null 2>&1 || { note "no router in this installation: no hooks in pods"; exit 77; }
-    "$CLUSTER/databases" "$1"
+    provide_database "$1"
     kubectl apply -f "$EXAMPLES/classes.yaml" >/dev/null
     kubectl label --overwrite -f "$EXAMPLES/classes.yaml" slackwater-e2e=yes >/dev/null
     k create configmap slackwater-hooks --from-file="$EXAMPLES/hooks" >/dev/null

@@ -6,7 +6,7 @@
 KILLED=0
 kill_on() {
     local n
-    n=$(node "$1" pkill --count "-$2" -f "$3") || :
+    n=$(node_exec "$1" pkill --count "-$2" -f "$3") || :
     KILLED=$((KILLED + ${n:-0}))
 }
 SIDECARS='^/csi-(provisioner|attacher|resizer|snapshotter) '
@@ -39,7 +39,7 @@ test_routers_killed() {
     killed_again_and_again KILL "$ROUTER"
 }
 test_sidecars_killed() { killed_again_and_again KILL "$SIDECARS"; }
-test_kubelets_killed() { killed_again_and_again KILL '^kubelet --config'; }
+test_kubelets_killed() { killed_again_and_again KILL '^(/usr/bin/)?kubelet --'; }
 
 test_no_api_server_for_a_minute() {
     writer
@@ -87,7 +87,7 @@ wire() { # NODE nft's words
     local n=$1
     shift
     # shellcheck disable=SC2016
-    node "$n" sh -c 'nsenter --net --target "$(pgrep -o -f "$1")" nft "$2"' sh "$AGENT" "$*"
+    node_exec "$n" sh -c 'nsenter --net --target "$(pgrep -o -f "$1")" nft "$2"' sh "$AGENT" "$*"
 }
 cut_wire() {
     wire "$1" 'add table inet e2e; add chain inet e2e in { type filter hook input priority 0; }; add rule inet e2e in tcp dport 9820 drop; add chain inet e2e out { type filter hook output priority 0; }; add rule inet e2e out tcp sport 9820 drop'
@@ -98,9 +98,9 @@ test_the_network_between_routers_and_an_agent_is_cut() {
     two_nodes
     routers
     local pool said i
-    writer node-2
+    writer "$NODE_2"
     LABELS='set: load' claim near 100Mi
-    pod near -n node-1 near:/v
+    pod near -n "$NODE_1" near:/v
     ready pod/near
     group whole load
     is "members of a group across the nodes" "$(members whole | wc -l)" 2
@@ -112,11 +112,11 @@ test_the_network_between_routers_and_an_agent_is_cut() {
     group_of during load
     snapshot other near
     claim new 100Mi
-    pod new -n node-1 new:/v
+    pod new -n "$NODE_1" new:/v
     ready pod/new
     note "the other node takes volumes and snapshots meanwhile"
     until_health "$pool" Unreachable 2
-    told() { get volumesnapshot/r1-1 .status.error.message | grep -q node-2; }
+    told() { get volumesnapshot/r1-1 .status.error.message | grep -q "$NODE_2"; }
     eventually 120 told
     note "a snapshot says: $(get volumesnapshot/r1-1 .status.error.message)"
     is "the snapshot of a volume there" "$(get volumesnapshot/r1-1 .status.readyToUse)" false
@@ -162,9 +162,9 @@ test_leaders_change_in_the_middle_of_calls() {
     two_nodes
     routers
     local round=0 lease pod
-    writer node-2
+    writer "$NODE_2"
     LABELS='set: load' claim near 100Mi
-    pod near -n node-1 near:/v
+    pod near -n "$NODE_1" near:/v
     ready pod/near
     for lease in '^csi-' '^external-snapshotter-' '^external-attacher-' '^slackwater'; do
         round=$((round + 1))

@@ -56,25 +56,25 @@ test_a_group_across_two_nodes_under_load() {
     LABELS='set: two' claim a 200Mi
     LABELS='set: two' claim b 200Mi
     # b's pod writes what a's pod sends, and answers; a's pod then sends the next.
-    pod far -n node-2 -c 'nc -ll -p 7000 -e sh -c "while read i; do echo \$i >> /b/log; echo \$i; done"' b:/b
+    pod far -n "$NODE_2" -c 'nc -ll -p 7000 -e sh -c "while read i; do echo \$i >> /b/log; echo \$i; done"' b:/b
     ready pod/far
     local ip
     ip=$(get pod/far .status.podIP)
-    pod near -n node-1 -c "mkfifo /tmp/to /tmp/from; until nc $ip 7000 < /dev/null; do sleep 1; done; nc $ip 7000 < /tmp/to > /tmp/from & exec 3> /tmp/to 4< /tmp/from; i=0; while :; do i=\$((i+1)); echo \$i >> /a/log; echo \$i >&3; read j <&4 || exit; done" a:/a
+    pod near -n "$NODE_1" -c "mkfifo /tmp/to /tmp/from; until nc $ip 7000 < /dev/null; do sleep 1; done; nc $ip 7000 < /tmp/to > /tmp/from & exec 3> /tmp/to 4< /tmp/from; i=0; while :; do i=\$((i+1)); echo \$i >> /a/log; echo \$i >&3; read j <&4 || exit; done" a:/a
     ready pod/near
     eventually 30 inside far '[ $(wc -l < /b/log) -gt 20 ]'
     local round
     for round in 1 2 3; do group "group-$round" two; done
     restore_members group-3 200Mi a b
-    pod reader-a -n node-1 restored-a:/a
-    pod reader-b -n node-2 restored-b:/b
+    pod reader-a -n "$NODE_1" restored-a:/a
+    pod reader-b -n "$NODE_2" restored-b:/b
     ready pod/reader-a pod/reader-b
     local a b
     a=$(inside reader-a 'tail -n 1 /a/log') b=$(inside reader-b 'tail -n 1 /b/log')
     [ "$a" -gt 10 ] || fail "only $a writes in the cut" || return 1
     [ "$a" = "$b" ] || [ "$a" = $((b + 1)) ] || fail "a has $a, b has $b: not one instant" || return 1
     inside reader-a "awk 'NR != \$1 {exit 1}' /a/log" && inside reader-b "awk 'NR != \$1 {exit 1}' /b/log" || fail "a gap" || return 1
-    note "the cut has writes 1 to $a on node-1, 1 to $b on node-2"
+    note "the cut has writes 1 to $a on $NODE_1, 1 to $b on $NODE_2"
     # Both still write: nothing stayed frozen.
     eventually 30 inside far "[ \$(wc -l < /b/log) -gt $((b + 20)) ]"
 }

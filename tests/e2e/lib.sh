@@ -4,15 +4,16 @@
 set -euo pipefail
 
 E2E=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-CLUSTER=$E2E/../cluster
 LOGS=${E2E_LOGS:-$E2E/../../target/e2e-logs}
-CACHE=${CLUSTER_CACHE:-$HOME/.cache/slackwater-cluster}
-STATE=${CLUSTER_STATE:-$CACHE/state}
-export KUBECONFIG=${KUBECONFIG:-$STATE/kubeconfig} PATH=$CACHE/bin:$PATH:/usr/sbin:/sbin
 DRIVER=csi.slackwater.dev
 SYSTEM=slackwater # the namespace of the driver's pods
 # So long something may take that ends by itself; only what hangs needs it.
 WAIT=${E2E_WAIT:-300s}
+
+# The cluster: `cluster` is the laboratory of tests/cluster, `kind` a cluster of tests/kind.
+# shellcheck source=tests/cluster/adapter.sh
+. "$E2E/../${E2E_CLUSTER:-cluster}/adapter.sh"
+NODE_1=$(node_name 1) NODE_2=$(node_name 2)
 
 # shellcheck source=/dev/null
 . "$E2E/load.sh"
@@ -48,11 +49,9 @@ gone() { k delete --wait --timeout="$WAIT" "$@" >/dev/null; }
 until_field() { k wait --for="jsonpath={$2}=$3" --timeout="$WAIT" "$1" >/dev/null; } # OBJECT FIELD VALUE
 inside() { k exec "$1" -- sh -c "$2"; } # POD SCRIPT
 nodes() { kubectl get nodes -o name | wc -l; }
-pool_of() { node "$1" sh -c "ls /var/lib/slackwater/pool/$2" 2>/dev/null; }
-# node N COMMAND...: in the namespaces of a node
-node() { "$CLUSTER/node" exec "$@"; }
-number_of() { echo "${1##*-}"; } # node-2 -> 2
-running() { "$CLUSTER/node" list | awk '$3 != "stopped" {sub("node-", "", $1); print $1}'; }
+pool_of() { node_exec "$1" sh -c "ls /var/lib/slackwater/pool/$2" 2>/dev/null; }
+number_of() { node_list | awk -v name="$1" '$2 == name {print $1}'; }
+running() { node_list | awk '$3 == "running" {print $1}'; }
 two_nodes() { [ "$(nodes)" -ge 2 ] || { note "one node alone"; exit 77; }; }
 # The driver's processes, by their command lines.
 AGENT='^/usr/local/bin/slackwater serve .*--role=(node|all)'
@@ -60,7 +59,7 @@ ROUTER='^/usr/local/bin/slackwater serve .*--role=controller'
 # ("slackwater guard" until it runs, and in older releases)
 GUARD='^/usr/local/bin/slackwater(-guard| guard)'
 # The pool that a node shows, and how it is.
-pool_id() { node "$1" sh -c "grep -o '\"id\": *\"[^\"]*\"' /var/lib/slackwater/pool/pool.json | head -1 | cut -d '\"' -f 4"; }
+pool_id() { node_exec "$1" sh -c "grep -o '\"id\": *\"[^\"]*\"' /var/lib/slackwater/pool/pool.json | head -1 | cut -d '\"' -f 4"; }
 health_of() { kubectl get pool "$1" -o 'jsonpath={.status.health}'; }
 until_health() { kubectl wait --for="jsonpath={.status.health}=$2" --timeout="$WAIT" "pool/$1" >/dev/null && note "the pool of node $3 is $2: $(kubectl get pool "$1" -o 'jsonpath={.status.message}')"; } # POOL HEALTH NODE
 node_of() { get "pod/$1" .spec.nodeName; }
@@ -198,7 +197,7 @@ no_objects() {
 }
 bare() {
     local left
-    left=$(node "$1" sh -c '
+    left=$(node_exec "$1" sh -c '
         cd /var/lib/slackwater/pool && find volumes snapshots trash -mindepth 1 2>/dev/null
         own=$(stat -c %d .)
         losetup --noheadings --raw --output NAME,BACK-FILE | grep " /var/lib/slackwater/pool/" || true
@@ -218,7 +217,7 @@ collect() {
         kubectl -n $SYSTEM logs "$pod" --all-containers --prefix --previous --tail=500 >"$into/${pod#pod/}.previous.log" 2>/dev/null || :
     done
     for n in $(running); do
-        node "$n" sh -c 'losetup --list; cat /proc/self/mountinfo; find /var/lib/slackwater' >"$into/node-$n.txt" 2>&1 || :
+        node_exec "$n" sh -c 'losetup --list; cat /proc/self/mountinfo; find /var/lib/slackwater' >"$into/node-$n.txt" 2>&1 || :
     done
     note "logs: $into"
 }

@@ -124,7 +124,7 @@ END
     ready pod/user
     k patch pvc data -p '{"spec":{"volumeAttributesClassName":"e2e-wipe"}}' >/dev/null
     until_field pvc/data .status.currentVolumeAttributesClassName e2e-wipe
-    has "the volume's record" "$(node "$(number_of "$(node_of user)")" sh -c 'cat /var/lib/slackwater/pool/volumes/*/record.json' | tr -d ' ')" '"wipe":"zero"'
+    has "the volume's record" "$(node_exec "$(number_of "$(node_of user)")" sh -c 'cat /var/lib/slackwater/pool/volumes/*/record.json' | tr -d ' ')" '"wipe":"zero"'
 }
 
 test_one_pod_alone() {
@@ -223,12 +223,12 @@ test_clone_snapshot_and_a_larger_restore() {
 test_the_router_may_change_only_its_label_of_a_node() {
     local as="--as=system:serviceaccount:$SYSTEM:slackwater-controller"
     kubectl get validatingadmissionpolicy slackwater-node-labels >/dev/null 2>&1 || { note "no router in this installation"; exit 77; }
-    kubectl label node node-1 --overwrite --dry-run=server "topology.$DRIVER/home=x" "$as" >/dev/null
+    kubectl label node "$NODE_1" --overwrite --dry-run=server "topology.$DRIVER/home=x" "$as" >/dev/null
     note "its own label: allowed"
     local said
-    said=$(kubectl label node node-1 --dry-run=server e2e=x "$as" 2>&1) && { fail "another label is allowed"; return 1; }
+    said=$(kubectl label node "$NODE_1" --dry-run=server e2e=x "$as" 2>&1) && { fail "another label is allowed"; return 1; }
     has "another label" "$said" "changes only labels that begin with"
-    said=$(kubectl taint node node-1 --dry-run=server e2e=x:NoSchedule "$as" 2>&1) && { fail "a taint is allowed"; return 1; }
+    said=$(kubectl taint node "$NODE_1" --dry-run=server e2e=x:NoSchedule "$as" 2>&1) && { fail "a taint is allowed"; return 1; }
     has "a taint" "$said" "changes nothing of a node but its own labels"
     for what in "get secrets" "create pods --subresource=exec" "create pods" "delete nodes"; do
         # shellcheck disable=SC2086

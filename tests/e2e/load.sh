@@ -85,7 +85,7 @@ restored_has() { # SNAPSHOT NUMBER
 nothing_frozen() {
     local n
     for n in $(running); do
-        eventually 30 node "$n" sh -c '[ -z "$(find /run/slackwater/state/freezes -type f 2>/dev/null)" ]' || fail "frozen on node $n" || return 1
+        eventually 30 node_exec "$n" sh -c '[ -z "$(find /run/slackwater/state/freezes -type f 2>/dev/null)" ]' || fail "frozen on node $n" || return 1
     done
     note "nothing is frozen on any node"
 }

@@ -3,14 +3,14 @@
 
 ready_node() { kubectl wait --for=condition=Ready --timeout="$WAIT" "node/$1" >/dev/null; }
 off_node() { # N: without power, and the scheduler knows
-    "$CLUSTER/node" stop "$1"
-    kubectl wait --for=condition=Ready=Unknown --timeout="$WAIT" "node/node-$1" >/dev/null
+    node_stop "$1"
+    kubectl wait --for=condition=Ready=Unknown --timeout="$WAIT" "node/$(node_name "$1")" >/dev/null
     note "node $1 is off, and the scheduler knows"
 }
 on_node() { # N: boots, and serves
-    "$CLUSTER/node" start "$1"
-    ready_node "node-$1"
-    eventually 180 driver_on "node-$1"
+    node_start "$1"
+    ready_node "$(node_name "$1")"
+    eventually 180 driver_on "$(node_name "$1")"
 }
 driver_on() { kubectl get csinode "$1" -o 'jsonpath={.spec.drivers[*].name}' | grep -q $DRIVER; }
 volume_of() { kubectl get pv -o "jsonpath={.items[?(@.spec.claimRef.name==\"$1\")].metadata.name}"; } # CLAIM
@@ -25,13 +25,13 @@ test_a_node_loses_power_and_returns() {
     two_nodes
     claim there 100Mi
     claim here 100Mi
-    pod there -n node-2 there:/v
-    pod here -n node-1 here:/v
+    pod there -n "$NODE_2" there:/v
+    pod here -n "$NODE_1" here:/v
     ready pod/there pod/here
     inside there 'echo precious > /v/file; sync'
     snapshot before there
     claim doomed 100Mi
-    pod doomed -n node-2 doomed:/v
+    pod doomed -n "$NODE_2" doomed:/v
     ready pod/doomed
     gone pod/doomed
     off_node 2
@@ -44,7 +44,7 @@ test_a_node_loses_power_and_returns() {
     claim new 100Mi
     pod new new:/v
     ready pod/new
-    is "a new volume's node" "$(node_of new)" node-1
+    is "a new volume's node" "$(node_of new)" "$NODE_1"
     sleep 20
     is "the snapshot of a volume there waits" "$(get volumesnapshot/later .status.readyToUse)" false
     is "the volume that is to be deleted there waits" "$(kubectl get pv "$doomed" -o 'jsonpath={.status.phase}')" Released
@@ -53,14 +53,14 @@ test_a_node_loses_power_and_returns() {
     pv_gone "$doomed"
     note "both are done after node 2 has returned"
     k delete pod there --force --grace-period=0 >/dev/null 2>&1
-    pod again -n node-2 there:/v
+    pod again -n "$NODE_2" there:/v
     ready pod/again
     is "the file" "$(inside again 'cat /v/file')" precious
     claim restored 100Mi slackwater VolumeSnapshot/before
     pod restored restored:/v
     ready pod/restored
     is "the restore of before" "$(inside restored 'cat /v/file')" precious
-    is "its node" "$(node_of restored)" node-2
+    is "its node" "$(node_of restored)" "$NODE_2"
 }
 
 # The kubelet and the driver of the node need nobody else to use volumes again.
@@ -75,7 +75,7 @@ kind: Pod
 metadata: {name: app}
 spec:
   terminationGracePeriodSeconds: 1
-  nodeSelector: {kubernetes.io/hostname: node-2}
+  nodeSelector: {kubernetes.io/hostname: $NODE_2}
   containers:
   - {name: main, image: "docker.io/library/busybox:1.35.0", command: [sh, -c, "trap exit TERM; sleep 100000 & wait"], volumeMounts: [{name: data, mountPath: /v}, {name: inline, mountPath: /inline}], volumeDevices: [{name: raw, devicePath: /dev/raw}]}
   volumes:
@@ -91,8 +91,8 @@ END
     kubectl -n $SYSTEM scale --replicas=0 deployment --all >/dev/null
     kubectl -n $SYSTEM wait --for=delete --timeout="$WAIT" pod -l app.kubernetes.io/component=controller >/dev/null
     note "no router and no sidecar runs"
-    "$CLUSTER/node" stop 2
-    "$CLUSTER/node" start 2
+    node_stop 2
+    node_start 2
     restarted() { [ "$(get pod/app '.status.containerStatuses[0].restartCount')" -ge 1 ] && [ "$(get pod/app '.status.conditions[?(@.type=="Ready")].status')" = True ]; }
     eventually 240 restarted
     is "the pod is the same" "$(get pod/app .metadata.uid)" "$uid"
@@ -121,7 +121,7 @@ spec:
     metadata: {labels: {app: db}}
     spec:
       terminationGracePeriodSeconds: 1
-      affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 100, preference: {matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [node-2]}]}}]}}
+      affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 100, preference: {matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [$NODE_2]}]}}]}}
       containers:
       - {name: main, image: "docker.io/library/busybox:1.35.0", command: [sh, -c, "hostname >> /v/log; sync; trap exit TERM; sleep 100000 & wait"], volumeMounts: [{name: v, mountPath: /v}]}
   volumeClaimTemplates:
@@ -129,13 +129,13 @@ spec:
     spec: {storageClassName: slackwater, accessModes: [ReadWriteOnce], resources: {requests: {storage: 64Mi}}}
 END
     k rollout status --timeout="$WAIT" statefulset/db >/dev/null
-    is "its node" "$(node_of db-0)" node-2
+    is "its node" "$(node_of db-0)" "$NODE_2"
     claim idle 64Mi
-    pod idle -n node-2 idle:/v
+    pod idle -n "$NODE_2" idle:/v
     ready pod/idle
     gone pod/idle
-    trap 'kubectl uncordon node-2 >/dev/null' EXIT
-    kubectl drain node-2 --ignore-daemonsets --delete-emptydir-data --force --timeout="$WAIT" >/dev/null 2>&1
+    trap 'kubectl uncordon "$NODE_2" >/dev/null' EXIT
+    kubectl drain "$NODE_2" --ignore-daemonsets --delete-emptydir-data --force --timeout="$WAIT" >/dev/null 2>&1
     pending() { [ "$(get pod/db-0 .status.phase)" = Pending ] && [ -z "$(get pod/db-0 .spec.nodeName)" ]; }
     eventually 120 pending
     note "the pod waits for its node; the controller's pods are on: $(kubectl -n $SYSTEM get pods -l app.kubernetes.io/component=controller -o 'jsonpath={.items[*].spec.nodeName}')"
@@ -147,11 +147,11 @@ END
     claim new 64Mi
     pod new new:/v
     ready pod/new
-    is "a new volume's node" "$(node_of new)" node-1
-    kubectl uncordon node-2 >/dev/null
+    is "a new volume's node" "$(node_of new)" "$NODE_1"
+    kubectl uncordon "$NODE_2" >/dev/null
     trap - EXIT
     k rollout status --timeout="$WAIT" statefulset/db >/dev/null
-    is "its node again" "$(node_of db-0)" node-2
+    is "its node again" "$(node_of db-0)" "$NODE_2"
     is "starts in its log" "$(inside db-0 'cat /v/log | wc -l')" 2
     # Routers are spread again, for the tests that follow.
     kubectl -n $SYSTEM delete "$(kubectl -n $SYSTEM get pods -l app.kubernetes.io/component=controller -o name | head -1)" >/dev/null
@@ -163,20 +163,20 @@ test_a_node_is_replaced_and_keeps_its_disks() {
     two_nodes
     local pool home
     claim there 100Mi
-    pod there -n node-2 there:/v
+    pod there -n "$NODE_2" there:/v
     ready pod/there
     inside there 'echo precious > /v/file; sync'
     snapshot before there
-    pool=$(pool_id 2) home=$(home_of node-2)
-    "$CLUSTER/node" stop 2
+    pool=$(pool_id 2) home=$(home_of "$NODE_2")
+    node_stop 2
     # As whoever looks after machines says that this one is gone.
-    kubectl delete node node-2 >/dev/null
-    "$CLUSTER/node" replace 2
+    kubectl delete node "$NODE_2" >/dev/null
+    node_replace 2
     on_node 2
     is "its pool" "$(pool_id 2)" "$pool"
-    is "its home" "$(home_of node-2)" "$home"
+    is "its home" "$(home_of "$NODE_2")" "$home"
     k delete pod there --force --grace-period=0 --ignore-not-found >/dev/null 2>&1
-    pod again -n node-2 there:/v
+    pod again -n "$NODE_2" there:/v
     ready pod/again
     is "the file" "$(inside again 'cat /v/file')" precious
     until_health "$pool" Healthy 2
@@ -192,26 +192,26 @@ test_a_node_is_replaced_with_blank_disks() {
     two_nodes
     local pool home doomed there
     claim there 100Mi
-    pod there -n node-2 there:/v
+    pod there -n "$NODE_2" there:/v
     claim here 100Mi
-    pod here -n node-1 here:/v
+    pod here -n "$NODE_1" here:/v
     ready pod/there pod/here
     inside here 'echo precious > /v/file; sync'
     snapshot before there
     claim doomed 100Mi
-    pod doomed -n node-2 doomed:/v
+    pod doomed -n "$NODE_2" doomed:/v
     ready pod/doomed
     gone pod/doomed
-    doomed=$(volume_of doomed) there=$(volume_of there) pool=$(pool_id 2) home=$(home_of node-2)
-    "$CLUSTER/node" replace 2 --blank
-    ready_node node-2
+    doomed=$(volume_of doomed) there=$(volume_of there) pool=$(pool_id 2) home=$(home_of "$NODE_2")
+    node_replace 2 --blank
+    ready_node "$NODE_2"
     k delete pvc doomed --wait=false >/dev/null
     k delete volumesnapshot before --wait=false >/dev/null
     until_health "$pool" Unreachable 2
-    eventually 120 has_event node-2 HomeConflict
-    note "an event on the node: $(events_of node-2 HomeConflict)"
+    eventually 120 has_event "$NODE_2" HomeConflict
+    note "an event on the node: $(events_of "$NODE_2" HomeConflict)"
     sleep 15
-    is "the label of the node" "$(home_of node-2)" "$home"
+    is "the label of the node" "$(home_of "$NODE_2")" "$home"
     is "the volume that is to be deleted waits" "$(kubectl get pv "$doomed" -o 'jsonpath={.status.phase}')" Released
     is "the volume in use" "$(kubectl get pv "$there" -o 'jsonpath={.status.phase}')" Bound
     is "snapshots that wait for their end" "$(kubectl get volumesnapshotcontents -o name | wc -l)" 1
@@ -226,12 +226,12 @@ test_a_node_is_replaced_with_blank_disks() {
     gone pvc/there
     pv_gone "$there"
     note "a volume in use too, by deletes alone"
-    eventually 120 has_event node-2 HomeRelabelled
-    note "an event on the node: $(events_of node-2 HomeRelabelled)"
-    eventually 300 driver_on node-2
-    [ "$(home_of node-2)" != "$home" ] || fail "the node's home is the old one" || return 1
+    eventually 120 has_event "$NODE_2" HomeRelabelled
+    note "an event on the node: $(events_of "$NODE_2" HomeRelabelled)"
+    eventually 300 driver_on "$NODE_2"
+    [ "$(home_of "$NODE_2")" != "$home" ] || fail "the node's home is the old one" || return 1
     claim new 100Mi
-    pod new -n node-2 new:/v
+    pod new -n "$NODE_2" new:/v
     ready pod/new
     is "volumes on the new disk" "$(pool_of 2 volumes | wc -l)" 1
     is "the other node's file" "$(inside here 'cat /v/file')" precious
@@ -244,11 +244,11 @@ test_a_pool_is_lost_and_returns() {
     two_nodes
     local pool doomed handle snap content
     claim stays 100Mi
-    pod stays -n node-2 stays:/v
+    pod stays -n "$NODE_2" stays:/v
     ready pod/stays
     inside stays 'echo precious > /v/file; sync'
     claim doomed 100Mi
-    pod doomed -n node-2 doomed:/v
+    pod doomed -n "$NODE_2" doomed:/v
     ready pod/doomed
     gone pod/doomed
     snapshot snap stays
@@ -258,7 +258,7 @@ test_a_pool_is_lost_and_returns() {
     handle=$(kubectl get pv "$doomed" -o 'jsonpath={.spec.csi.volumeHandle}')
     content=$(get volumesnapshot/snap .status.boundVolumeSnapshotContentName)
     snap=$(kubectl get volumesnapshotcontent "$content" -o 'jsonpath={.status.snapshotHandle}')
-    trap 'kubectl patch pool '"$pool"' --type merge -p "{\"spec\":{\"lost\":false}}" >/dev/null; "$CLUSTER/node" start 2' EXIT
+    trap 'kubectl patch pool '"$pool"' --type merge -p "{\"spec\":{\"lost\":false}}" >/dev/null; node_start 2' EXIT
     off_node 2
     k delete pod stays --force --grace-period=0 >/dev/null 2>&1
     k delete pvc doomed --wait=false >/dev/null
@@ -273,7 +273,7 @@ test_a_pool_is_lost_and_returns() {
     on_node 2
     until_health "$pool" Quarantined 2
     eventually 300 detached "$(volume_of stays)"
-    pod again -n node-2 stays:/v
+    pod again -n "$NODE_2" stays:/v
     told() { k get events --field-selector involvedObject.name=again -o 'jsonpath={.items[*].message}' | grep -q 'marked as lost'; }
     eventually 120 told
     is "a pod that wants a volume of it" "$(get pod/again .status.phase)" Pending
@@ -326,17 +326,17 @@ END
 test_a_restore_goes_where_its_source_is() {
     two_nodes
     claim source 100Mi
-    pod source -n node-2 source:/v
+    pod source -n "$NODE_2" source:/v
     ready pod/source
     inside source 'echo precious > /v/file; sync'
     snapshot snap source
     # Many pods make node 2 the one that the scheduler likes least.
     local i
-    for i in 1 2 3 4 5 6; do pod "crowd-$i" -n node-2; done
+    for i in 1 2 3 4 5 6; do pod "crowd-$i" -n "$NODE_2"; done
     claim restored 100Mi slackwater VolumeSnapshot/snap
     pod reader restored:/v
     ready pod/reader
-    is "the reader's node, of $(nodes)" "$(node_of reader)" node-2
+    is "the reader's node, of $(nodes)" "$(node_of reader)" "$NODE_2"
     is "the file" "$(inside reader 'cat /v/file')" precious
     # In one round: the scheduler asked once, and nobody had to give the claim back to it.
     is "tries to provision it" "$(kubectl get events -n "$NS" --field-selector involvedObject.name=restored,reason=Provisioning -o 'jsonpath={.items[*].count}')" 1

@@ -11,7 +11,7 @@ to() { # CHECKOUT TAG: with the values that the installation was given
 image_of() { # CHECKOUT TAG: its program as an image, in all nodes
     local archive=$E2E/../../target/slackwater-image-$2.tar
     IMAGE_NAME=slackwater:$2 IMAGE_OUT=$archive "$1/deploy/image/build" >/dev/null 2>&1
-    "$CLUSTER/image" load "$archive"
+    load_image "$archive"
 }
 only_image() { # TAG
     [ "$(kubectl -n $SYSTEM get pods -o 'jsonpath={range .items[*]}{range .spec.containers[*]}{.image}{"\n"}{end}{range .spec.initContainers[*]}{.image}{"\n"}{end}{end}' | grep slackwater | sort -u)" = "slackwater:$1" ]
