@@ -7,7 +7,7 @@ use super::CutMember;
 use super::participant::Thawed;
 use super::semaphore::Semaphore;
 use crate::error::{Error, ErrorContext, Result, chain};
-use crate::host::{Budget, Done, Effect, Freeze, Host, Known};
+use crate::host::{Done, Effect, Freeze, Host, Known};
 
 /// What lanes do, all of them at once.
 #[derive(Clone, Copy, Debug)]
@@ -26,18 +26,10 @@ pub(super) enum CloneStep {
 
 /// A member of a lane: its place among the members, and in the guard's hands.
 pub(super) struct ClonedMember {
-    at: usize,
-    slot: usize,
+    pub(super) at: usize,
+    pub(super) slot: usize,
     /// Of its image and copy.
-    known: Known,
-}
-
-impl ClonedMember {
-    /// All members of a cut share a budget.
-    pub(super) fn new((at, slot): (usize, usize), budget: &Arc<Budget>) -> ClonedMember {
-        let known = Known::sharing(budget);
-        ClonedMember { at, slot, known }
-    }
+    pub(super) known: Arc<Known>,
 }
 
 /// Members whose clones are made one after the other.

@@ -19,7 +19,7 @@ use super::step_workers::{Job, StepWorkers};
 use super::{AbortHandle, CutMember, Seams, Use};
 use crate::error::{Error, ErrorContext, HostError, Result, chain};
 use crate::host::freezer::FreezeLimits;
-use crate::host::{Effect, Freeze, FreezeMember, Freezer, Host, MountRoot};
+use crate::host::{Effect, Freeze, FreezeMember, Freezer, Host, Known, MountRoot};
 use crate::model::{Level, SnapshotParameters};
 
 /// For each of the two write-backs before a freeze. Sixteen busy volumes took seconds, and
@@ -35,8 +35,12 @@ const CLONED: Duration = Duration::from_micros(15);
 /// Passes before a freeze, at most: each leaves what was written meanwhile to the next, which is
 /// shorter.
 const PASSES: usize = 3;
-/// So few ranges are no reason for another pass: about 5 ms.
+/// So few ranges are no reason for another pass: cloning them takes about 5 ms.
 const FEW_RANGES: u64 = 64;
+/// Reading this many extents of a map takes as long as cloning one range again (80 us, against
+/// [`COMPARED`]). While a pass takes longer to read the map than to clone, the next pass is no
+/// shorter and leaves as much to the one after it, so another pass only delays the freeze.
+const EXTENTS_PER_RANGE: u64 = 40;
 
 /// Images that are cloned ahead at once. Clones on xfs wait for each other at the locks of its
 /// allocation groups, of which mkfs makes four: more at once are hardly faster, and the writers of
@@ -74,6 +78,8 @@ pub struct Local {
     ways: Vec<MemberMode>,
     /// Open roots of those that will be frozen, in the order of members.
     roots: Vec<MountRoot>,
+    /// What is known of the members that will be frozen, each with its place among the members.
+    known: Vec<(usize, Arc<Known>)>,
     /// Dropped before `held`, which its lanes share: the last of them thaws.
     lanes: Option<StepWorkers<CloneStep, Result<Thawed>>>,
     held: Option<Arc<dyn Freeze>>,
@@ -98,6 +104,7 @@ impl Local {
                 && std::env::var_os("SLACKWATER_CUT_IN_SEQUENCE").is_some(),
             ways: Vec::new(),
             roots: Vec::new(),
+            known: Vec::new(),
             lanes: None,
             held: None,
             abort: AbortHandle::default(),
@@ -142,15 +149,19 @@ impl Local {
     fn begin(&mut self) -> Result<()> {
         let roots = std::mem::take(&mut self.roots);
         let frozen: Vec<usize> = self.of_way(MemberMode::Frozen).map(|(at, _)| at).collect();
-        let mut lanes: Vec<Vec<(usize, usize)>> = Vec::new();
+        let mut lanes: Vec<Vec<ClonedMember>> = Vec::new();
         let mut series = Vec::new();
         let mut members = Vec::new();
+        let budget = Arc::default();
         for (slot, (at, root)) in frozen.into_iter().zip(roots).enumerate() {
             let member = &self.members[at];
+            let known = Arc::new(Known::sharing(&budget));
+            self.known.push((at, known.clone()));
+            let cloned = ClonedMember { at, slot, known };
             if member.in_series {
-                series.push((at, slot));
+                series.push(cloned);
             } else {
-                lanes.push(vec![(at, slot)]);
+                lanes.push(vec![cloned]);
             }
             let Use::Mounted { fs, .. } = member.in_use else {
                 return Err(Error::Bug {
@@ -173,15 +184,12 @@ impl Local {
         self.held = Some(held.clone());
         self.abort.watch(&held)?;
         let failed = Arc::new(AtomicBool::new(false));
-        let (ahead, budget) = (Arc::new(Semaphore::new(AHEAD_AT_ONCE)), Arc::default());
+        let ahead = Arc::new(Semaphore::new(AHEAD_AT_ONCE));
         let jobs = lanes.into_iter().map(|members| {
             let lane = CloneWorker {
                 host: self.host.clone(),
                 members: self.members.clone(),
-                lane: members
-                    .into_iter()
-                    .map(|one| ClonedMember::new(one, &budget))
-                    .collect(),
+                lane: members,
                 held: held.clone(),
                 failed: failed.clone(),
                 ahead: ahead.clone(),
@@ -209,13 +217,15 @@ impl Local {
         Ok(sum)
     }
 
-    /// Clones again what was written since; how much.
+    /// Clones again what was written since the last pass, until another pass would gain nothing.
+    /// Returns the number of ranges.
     fn put_right(&mut self) -> Result<u64> {
         let mut done = 0;
         for _ in 0..PASSES {
             let ranges = self.all(CloneStep::Rest)?.extents;
             done += ranges;
-            if ranges <= FEW_RANGES {
+            let extents: u64 = self.known.iter().map(|(_, known)| known.extents()).sum();
+            if ranges <= FEW_RANGES.max(extents / EXTENTS_PER_RANGE) {
                 break;
             }
         }
@@ -246,6 +256,7 @@ impl Local {
                 in_sequence: false,
                 ways: Vec::new(),
                 roots: Vec::new(),
+                known: Vec::new(),
                 lanes: None,
                 held: None,
                 abort: self.abort.clone(),
@@ -268,16 +279,21 @@ impl Local {
         }
     }
 
-    /// Adds what a member in use will cost under the freeze.
+    fn count_extents(&self, member: &CutMember) -> Result<u64> {
+        let volume = &member.target.volume_id;
+        let extents = self.host.extent_count(&member.source);
+        extents.context(|| format!("count the extents of volume {volume}"))
+    }
+
+    /// Adds what a member in use, whose image has this many extents, will cost under the freeze.
     fn weigh(
         &self,
         member: &CutMember,
         way: MemberMode,
+        extents: u64,
         (stall, most): (&mut Duration, &mut Option<(String, u64)>),
     ) -> Result<()> {
         let volume = &member.target.volume_id;
-        let extents = self.host.extent_count(&member.source);
-        let extents = extents.context(|| format!("count the extents of volume {volume}"))?;
         self.check_extents(member, extents)?;
         let each = match way {
             MemberMode::Quiet => return Ok(()),
@@ -341,7 +357,7 @@ impl Participant for Local {
             let way = Local::mode_of(member, level);
             self.ways.push(way);
             let stall = (&mut ready.stall, &mut ready.most_extents);
-            self.weigh(member, way, stall)?;
+            self.weigh(member, way, self.count_extents(member)?, stall)?;
             if way == MemberMode::Quiet {
                 continue;
             }
@@ -417,12 +433,25 @@ impl Participant for Local {
             done.extents += self.put_right()?;
             self.all(CloneStep::Seal)?;
         }
-        // Since the first look, images may have come into more pieces, and pools may have filled.
-        let members = self.members.clone();
-        for (member, way) in members.iter().zip(&self.ways) {
-            if *way != MemberMode::Quiet {
-                self.weigh(member, *way, (&mut done.stall, &mut done.most_extents))?;
-            }
+        // Since the first check, images may have got more extents, and pools may have filled. The
+        // last pass has counted those of frozen members, so that no map is read once more.
+        for (at, known) in &self.known {
+            let stall = (&mut done.stall, &mut done.most_extents);
+            self.weigh(
+                &self.members[*at],
+                MemberMode::Frozen,
+                known.extents(),
+                stall,
+            )?;
+        }
+        for (_, member) in self.of_way(MemberMode::Moment) {
+            let stall = (&mut done.stall, &mut done.most_extents);
+            self.weigh(
+                member,
+                MemberMode::Moment,
+                self.count_extents(member)?,
+                stall,
+            )?;
         }
         (self.room)()?;
         Ok(done)

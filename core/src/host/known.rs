@@ -91,6 +91,8 @@ pub(in crate::host) struct Memory {
     pub(in crate::host) redone: Vec<(u64, u64)>,
     /// The next pass is the one within the window.
     pub(in crate::host) is_last: bool,
+    /// Extents that the image had at the last pass.
+    extents: u64,
     budget: Arc<Budget>,
 }
 
@@ -112,12 +114,27 @@ impl Known {
         memory.is_last = true;
     }
 
+    /// How many extents the image had when a pass last read its map; 0 before the first pass.
+    pub fn extents(&self) -> u64 {
+        self.lock().extents
+    }
+
+    /// Records the number that [`Known::extents`] returns.
+    pub fn set_extents(&self, extents: u64) {
+        self.lock().extents = extents;
+    }
+
     pub(in crate::host) fn lock(&self) -> MutexGuard<'_, Memory> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Memory {
+    /// See [`Known::set_extents`].
+    pub(in crate::host) fn set_extents(&mut self, extents: u64) {
+        self.extents = extents;
+    }
+
     /// For the map that a pass sees which isn't the last; [`Memory::remember`] ends it.
     pub(in crate::host) fn map(&self) -> Map {
         Map {

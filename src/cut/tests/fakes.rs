@@ -35,6 +35,8 @@ struct State {
     plan: Option<(usize, Trouble)>,
     hooks: Vec<String>,
     extents: u64,
+    /// That a pass over a map clones; 1 unless it was set.
+    ranges: Option<u64>,
     /// So many once an application is held.
     extents_held: Option<u64>,
     /// A copy's map isn't what it was taken to be.
@@ -110,6 +112,17 @@ impl World {
 
     pub(super) fn set_extents(&self, extents: u64) {
         self.state(|state| state.extents = extents);
+    }
+
+    pub(super) fn set_ranges(&self, ranges: u64) {
+        self.state(|state| state.ranges = Some(ranges));
+    }
+
+    fn extents(&self) -> u64 {
+        self.state(|state| match state.extents_held {
+            Some(extents) if state.quiesced => extents,
+            Some(_) | None => state.extents,
+        })
     }
 
     pub(super) fn grow_when_quiesced(&self, extents: u64) {
@@ -315,8 +328,14 @@ impl Host for World {
             other => return Err(HostError::unexpected("do", "/", other.name())),
         };
         self.host_event(&format!("{} {}", effect.name(), name(path)))?;
+        if let Effect::CloneDelta { known, .. } = effect {
+            known.set_extents(self.extents());
+        }
         Ok(match effect {
             Effect::Allocate { .. } => Done::Plain,
+            Effect::CloneDelta { .. } => {
+                Done::Cloned(self.state(|state| state.ranges.unwrap_or(1)))
+            }
             _ => Done::Cloned(1),
         })
     }
@@ -343,10 +362,7 @@ impl Host for World {
 
     fn extent_count(&self, path: &Path) -> Result<u64> {
         self.host_event(&format!("count {}", name(path)))?;
-        Ok(self.state(|state| match state.extents_held {
-            Some(extents) if state.quiesced => extents,
-            Some(_) | None => state.extents,
-        }))
+        Ok(self.extents())
     }
 
     fn open_mount_root(

@@ -173,34 +173,39 @@ pub(super) fn rest(source: &Path, target: &Path, known: &Known) -> Result<Done> 
     let size = pair.fit()?;
     // One after the other: on xfs two readers of maps that share their blocks meet at each extent
     // in the lock of the same group of blocks, and wake each other up 100,000 times.
-    let ours = Runs::new(&pair.source, source, 0);
+    let mut extents = 0;
+    let ours = Runs::new(&pair.source, source, 0).inspect(|_| extents += 1);
     let copy = Runs::new(&pair.target, target, 0);
     let mut known = known.lock();
     let before = known.runs.take();
-    if known.is_last {
-        let Some(before) = before else {
-            return pair.put_right(ours, copy, size, drop);
-        };
-        let same = before.runs().map(Ok);
-        let redone = &mut known.redone;
-        let done = pair.put_right(ours, same, size, |range| redone.push(range));
-        known.runs = Some(before);
-        return done;
-    }
-    if !pair.keeps_places()? {
-        return pair.put_right(ours, copy, size, drop);
-    }
-    let mut seen = known.map();
-    let noting = ours.inspect(|run| {
-        if let Ok(run) = run {
-            seen.see(run);
+    let done = if known.is_last {
+        match before {
+            None => pair.put_right(ours, copy, size, drop),
+            Some(before) => {
+                let redone = &mut known.redone;
+                let same = before.runs().map(Ok);
+                let done = pair.put_right(ours, same, size, |range| redone.push(range));
+                known.runs = Some(before);
+                done
+            }
         }
-    });
-    let done = match before {
-        Some(before) => pair.put_right(noting, before.runs().map(Ok), size, drop),
-        None => pair.put_right(noting, copy, size, drop),
+    } else if pair.keeps_places()? {
+        let mut seen = known.map();
+        let noting = ours.inspect(|run| {
+            if let Ok(run) = run {
+                seen.see(run);
+            }
+        });
+        let done = match before {
+            Some(before) => pair.put_right(noting, before.runs().map(Ok), size, drop),
+            None => pair.put_right(noting, copy, size, drop),
+        }?;
+        known.remember(seen);
+        Ok(done)
+    } else {
+        pair.put_right(ours, copy, size, drop)
     }?;
-    known.remember(seen);
+    known.set_extents(extents);
     Ok(done)
 }
 

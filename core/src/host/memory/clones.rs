@@ -29,6 +29,7 @@ const UNFINISHED: &str = "its copy isn't finished";
 
 /// What the real host notes of an image's map: as it was, or where it isn't so any more.
 fn note(known: &mut Memory, now: Vec<Extent>, size: u64) {
+    known.set_extents(now.len() as u64);
     if !known.is_last {
         let mut map = known.map();
         now.iter().for_each(|run| map.see(run));
