@@ -117,6 +117,10 @@ image: ## Build the driver's image as an archive, target/slackwater-image.tar (r
 	$(CARGO) build --release --locked
 	@$(AS_ROOT) env IMAGE_PROGRAM=$(TARGET)/release/slackwater deploy/image/build
 
+.PHONY: release
+release: ## Build a release from a clean checkout, in target/release-VERSION (RELEASE.md; ARCH=arm64 cross-compiles; root for the image)
+	@deploy/release/build
+
 NODES := 2
 .PHONY: cluster
 cluster: image ## Start a Kubernetes of NODES=2 nodes on this machine and install the driver (root; the first build takes half an hour)
