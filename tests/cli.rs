@@ -18,7 +18,7 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 
 /// Long enough for a machine under load.
-const PATIENCE: Duration = Duration::from_secs(120);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 fn slackwater(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_slackwater"));
@@ -226,7 +226,7 @@ impl Serving {
         let begun = Instant::now();
         while UnixStream::connect(&socket).is_err() {
             assert!(child.try_wait().unwrap().is_none(), "it ended");
-            assert!(begun.elapsed() < PATIENCE, "it doesn't answer");
+            assert!(begun.elapsed() < WAIT_TIMEOUT, "it doesn't answer");
             sleep(Duration::from_millis(10));
         }
         Serving { child, socket }
@@ -293,7 +293,7 @@ fn a_flag_wins_over_the_environment_and_that_over_the_file() {
         let mut serving = Serving { child, socket };
         let begun = Instant::now();
         while UnixStream::connect(&serving.socket).is_err() {
-            assert!(begun.elapsed() < PATIENCE, "{expected}");
+            assert!(begun.elapsed() < WAIT_TIMEOUT, "{expected}");
             sleep(Duration::from_millis(10));
         }
         assert_eq!(serving.signal(Signal::SIGTERM), Some(0));

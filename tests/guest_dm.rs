@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use slackwater::csi::VolumeCapability;
 use support::guest::{self, in_guest};
-use support::{Client, PATIENCE, Scratch, Server, block, mount, run};
+use support::{Client, Scratch, Server, WAIT_TIMEOUT, block, mount, run};
 use tonic::Code;
 
 const MIB: u64 = 1 << 20;
@@ -69,7 +69,7 @@ fn runtime() -> tokio::runtime::Runtime {
 async fn until<F: Future<Output = bool>>(what: &str, mut check: impl FnMut() -> F) {
     let start = Instant::now();
     while !check().await {
-        assert!(start.elapsed() < PATIENCE, "not in time: {what}");
+        assert!(start.elapsed() < WAIT_TIMEOUT, "not in time: {what}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }

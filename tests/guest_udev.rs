@@ -16,7 +16,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// For what ends by itself.
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 const RULE: &str = "deploy/chart/files/59-slackwater.rules";
 const VOLUME: &str = "0d7e3f5c-1111-4222-8333-444455556666";
 fn root() -> PathBuf {
@@ -99,7 +99,10 @@ fn the_host_ignores_what_a_tenant_writes_to_a_volume() {
         // seen to return before the new rules were in use.
         let start = Instant::now();
         while !properties(&device).contains("SYSTEMD_READY=0") {
-            assert!(start.elapsed() < PATIENCE, "udev does not read the rule");
+            assert!(
+                start.elapsed() < WAIT_TIMEOUT,
+                "udev does not read the rule"
+            );
             changed(&device);
         }
         labelled(&device, "tenant-after");

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use slackwater::csi::VolumeCapability;
-use support::{Client, Disk, PATIENCE, Scratch, Server, block, disk, eventually, mount, run};
+use support::{Client, Disk, Scratch, Server, WAIT_TIMEOUT, block, disk, eventually, mount, run};
 use tonic::{Code, Status};
 
 const MIB: u64 = 1 << 20;
@@ -140,7 +140,7 @@ impl Run<'_> {
         F: Future<Output = Result<T, Status>>,
     {
         let begun = std::time::Instant::now();
-        while begun.elapsed() < PATIENCE {
+        while begun.elapsed() < WAIT_TIMEOUT {
             let answer =
                 tokio::time::timeout(Duration::from_millis(500), call(self.client())).await;
             if !self.world.server.is_alive() {

@@ -104,7 +104,7 @@ fn root_the_readmes_commands_run_to_the_last_line_on_ext4() {
         .env("PATH", format!("{}:{path}", bin.display()))
         .env("TMPDIR", &disk.mount_point)
         .stdin(Stdio::null());
-    let output = support::unspoken_to(walk).output().unwrap();
+    let output = support::without_configuration(walk).output().unwrap();
     let all = text(&output);
     assert!(output.status.success(), "{}\n{all}", output.status);
     let out = String::from_utf8_lossy(&output.stdout);

@@ -1,19 +1,19 @@
-//! Agents that die or are late in the middle of a cut: nothing is kept, nobody stands still, and
-//! the same name asked for again gives one consistent group.
+//! Agents that die or are late in the middle of a cut: no snapshot is kept, no file system stays
+//! frozen, and a repeat with the same name results in one consistent group.
 
 use nix::sys::signal::Signal;
 use tonic::Status;
 
-use super::ground::{Cluster, PATIENCE, Volume, ids};
+use super::cluster::{Cluster, Volume, WAIT_TIMEOUT, ids};
 use super::support::eventually;
 use super::support::writers::Writers;
 
 const PARAMETERS: [(&str, &str); 2] = [("freezeTimeout", "30s"), ("retries", "0")];
-/// Short, so that what a stopped agent has frozen is thawed soon; the first one in which the others
-/// of a slow machine are not late themselves.
+/// Short, so that file systems frozen by a stopped agent are thawed soon. The test uses the first
+/// timeout at which the other agents of a slow machine are not late themselves.
 const SHORT: [&str; 3] = ["2s", "10s", "30s"];
 
-/// Every third effect of each agent in turn; a cut has more than 20 at each.
+/// Every third effect of each agent in turn. A cut has more than 20 effects at each agent.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_killed_at_any_effect_of_a_cut_leaves_nothing_frozen_or_torn() {
     let mut cluster = Cluster::new(&["xfs", "xfs"]).await;
@@ -27,12 +27,12 @@ async fn an_agent_killed_at_any_effect_of_a_cut_leaves_nothing_frozen_or_torn() 
             let context = format!("agent {which}, {fault}");
             let name = format!("g-{which}-{n}");
             cluster.agents[which].arm(&fault);
-            // The router has found it again.
+            // The router has found the agent again.
             cluster.listed(&context).await;
             let client = &cluster.router.client;
             let asked = ids(&volumes);
             let call = client.group(&name, &asked, &PARAMETERS);
-            let answer = tokio::time::timeout(PATIENCE, call).await;
+            let answer = tokio::time::timeout(WAIT_TIMEOUT, call).await;
             let answer = answer.unwrap_or_else(|_| panic!("{context}: the call hangs"));
             let lived = cluster.agents[which].server.is_alive();
             writers.assert_flowing(&context);
@@ -41,14 +41,15 @@ async fn an_agent_killed_at_any_effect_of_a_cut_leaves_nothing_frozen_or_torn() 
                 let again = matches!(code, tonic::Code::Unavailable | tonic::Code::Aborted);
                 assert!(
                     again,
-                    "{context}: not final, since it isn't known: {status}"
+                    "{context}: not final, because the result is unknown: {status}"
                 );
             }
             cluster.agents[which].restart_with(&[]);
             cluster.assert_thawed(&writers, &context);
             cluster.assert_none_or_all(&volumes, &context).await;
-            // Once the file systems were frozen, a repeat within a minute is refused. One such minute
-            // is waited for at each agent; after that a new router, which remembers none, repeats it.
+            // Once the file systems were frozen, a repeat within a minute is refused. The test
+            // waits for one such minute at each agent; after that, a new router without that memory
+            // repeats the call.
             let client = cluster.router.client.clone();
             let repeat = client.group(&name, &asked, &PARAMETERS).await;
             let is_paused = repeat.is_err_and(|status| status.message().contains("paused for"));
@@ -71,7 +72,8 @@ async fn an_agent_killed_at_any_effect_of_a_cut_leaves_nothing_frozen_or_torn() 
     cluster.tear_down(volumes).await;
 }
 
-/// A cut in which an agent stops at a step, and goes on after the call's end: what that said.
+/// A cut in which an agent stops at a step, and continues after the end of the call. Returns the
+/// answer.
 async fn stopped_at(
     cluster: &mut Cluster,
     volumes: &[Volume],
@@ -91,11 +93,12 @@ async fn stopped_at(
         let class = class.each_ref().map(|(key, value)| (*key, value.as_str()));
         client.group(&name, &asked, &class).await
     });
-    eventually(&format!("{context}: it has come to the step"), || {
-        cluster.agents[which].is_stopped() || call.is_finished()
-    });
+    eventually(
+        &format!("{context}: the agent has reached the step"),
+        || cluster.agents[which].is_stopped() || call.is_finished(),
+    );
     writers.assert_flowing(&context);
-    let answer = tokio::time::timeout(PATIENCE, call).await;
+    let answer = tokio::time::timeout(WAIT_TIMEOUT, call).await;
     let status = answer.expect("the call ends").unwrap().unwrap_err();
     cluster.agents[which].server.signal(Signal::SIGCONT);
     cluster.assert_thawed(writers, &context);
@@ -105,7 +108,7 @@ async fn stopped_at(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_that_is_late_holds_nobody_and_nothing_is_kept() {
+async fn an_agent_that_is_late_blocks_no_application_and_no_snapshot_is_kept() {
     let mut cluster = Cluster::new(&["xfs", "xfs"]).await;
     let volumes = cluster.volumes(&[(0, "ext4"), (1, "xfs")]).await;
     let writers = Writers::start(&volumes);
@@ -129,7 +132,10 @@ async fn an_agent_that_is_late_holds_nobody_and_nothing_is_kept() {
                 break;
             }
         }
-        assert!(said.is_empty(), "{step:?}: the late one is named: {said:?}");
+        assert!(
+            said.is_empty(),
+            "{step:?}: the late agent is named: {said:?}"
+        );
     }
     drop(writers);
     cluster.tear_down(volumes).await;

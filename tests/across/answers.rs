@@ -1,13 +1,13 @@
-//! The router's answers about groups are those of one node.
+//! The router's answers about groups equal those of a single node.
 
 use tonic::Code;
 
-use super::ground::{Cluster, ids};
+use super::cluster::{Cluster, ids};
 use super::support::node::refused;
 use super::support::snapshots::members;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_across_nodes_is_answered_as_one_of_a_node_is() {
+async fn a_group_across_nodes_is_answered_like_a_group_of_one_node() {
     let mut cluster = Cluster::new(&["xfs", "btrfs"]).await;
     let volumes = cluster
         .volumes(&[(1, "ext4"), (0, "xfs"), (1, "btrfs")])
@@ -17,19 +17,19 @@ async fn a_group_across_nodes_is_answered_as_one_of_a_node_is() {
 
     for parameter in ["consistency", "onQuiesceFailure"] {
         let across = [asked[0].clone(), asked[1].clone()];
-        let said = client.group("g", &across, &[(parameter, "crash")]).await;
-        assert!(refused(said, Code::InvalidArgument).contains(parameter));
+        let answer = client.group("g", &across, &[(parameter, "crash")]).await;
+        assert!(refused(answer, Code::InvalidArgument).contains(parameter));
     }
     let mut wrong = asked.clone();
     wrong.push("not-a-volume".into());
     refused(client.group("g", &wrong, &[]).await, Code::NotFound);
-    let said = client.group("g", &asked, &[("no-such", "1")]).await;
-    assert!(refused(said, Code::InvalidArgument).contains("no-such"));
+    let answer = client.group("g", &asked, &[("no-such", "1")]).await;
+    assert!(refused(answer, Code::InvalidArgument).contains("no-such"));
     let application = [("consistency", "application")];
-    let said = client.group("g", &asked, &application).await;
-    assert!(refused(said, Code::FailedPrecondition).contains("hook"));
-    let said = client.snapshot("s", &asked[0], &application).await;
-    assert!(refused(said, Code::FailedPrecondition).contains("hook"));
+    let answer = client.group("g", &asked, &application).await;
+    assert!(refused(answer, Code::FailedPrecondition).contains("hook"));
+    let answer = client.snapshot("s", &asked[0], &application).await;
+    assert!(refused(answer, Code::FailedPrecondition).contains("hook"));
     cluster.assert_no_snapshots("all of these are refused");
 
     let group = client.group("g", &asked, &[]).await.unwrap();
@@ -45,47 +45,47 @@ async fn a_group_across_nodes_is_answered_as_one_of_a_node_is() {
     }
     let again = client.group("g", &asked, &[]).await.unwrap();
     assert_eq!(again, group, "a repeat");
-    let said = client.group("g", &asked[..2], &[]).await;
-    assert!(refused(said, Code::AlreadyExists).contains("source_volume_ids"));
-    let said = client.group("g", &asked[1..2], &[]).await;
-    assert!(refused(said, Code::AlreadyExists).contains("source_volume_ids"));
-    let said = client.group("g", &asked, &[("retries", "1")]).await;
-    assert!(refused(said, Code::AlreadyExists).contains("parameters"));
+    let answer = client.group("g", &asked[..2], &[]).await;
+    assert!(refused(answer, Code::AlreadyExists).contains("source_volume_ids"));
+    let answer = client.group("g", &asked[1..2], &[]).await;
+    assert!(refused(answer, Code::AlreadyExists).contains("source_volume_ids"));
+    let answer = client.group("g", &asked, &[("retries", "1")]).await;
+    assert!(refused(answer, Code::AlreadyExists).contains("parameters"));
 
     let members = members(&group);
     let id = &group.group_snapshot_id;
     let got = client.get_group(id, &members).await.unwrap();
     assert_eq!(got, group);
     assert_eq!(client.get_group(id, &[]).await.unwrap(), group);
-    let said = client.get_group(id, &members[..1]).await;
-    assert!(refused(said, Code::InvalidArgument).contains("snapshot_ids"));
+    let answer = client.get_group(id, &members[..1]).await;
+    assert!(refused(answer, Code::InvalidArgument).contains("snapshot_ids"));
     let nobody = "00000000-0000-0000-0000-000000000000";
     refused(client.get_group(nobody, &[]).await, Code::NotFound);
-    let said = client.delete_snapshot(&members[1]).await;
-    assert!(refused(said, Code::InvalidArgument).contains(id));
-    let said = client.delete_group(id, &members[..2]).await;
-    assert!(refused(said, Code::InvalidArgument).contains("snapshot_ids"));
+    let answer = client.delete_snapshot(&members[1]).await;
+    assert!(refused(answer, Code::InvalidArgument).contains(id));
+    let answer = client.delete_group(id, &members[..2]).await;
+    assert!(refused(answer, Code::InvalidArgument).contains("snapshot_ids"));
     assert_eq!(client.snapshots("").await.unwrap().len(), 3);
-    // A single one keeps its level, whatever its class says later.
+    // A single snapshot keeps its level, whatever its class says later.
     let single = client.snapshot("s", &asked[0], &[]).await.unwrap();
     let other_class = client.snapshot("s", &asked[0], &[("retries", "1")]).await;
     assert_eq!(other_class.unwrap(), single);
-    let said = client.snapshot("s", &asked[0], &application).await;
-    assert!(refused(said, Code::AlreadyExists).contains("consistency"));
+    let answer = client.snapshot("s", &asked[0], &application).await;
+    assert!(refused(answer, Code::AlreadyExists).contains("consistency"));
     client.delete_snapshot(&single.snapshot_id).await.unwrap();
 
-    // An agent that can't be reached is never "not there".
+    // An agent that cannot be reached is never reported as absent.
     cluster.agents[0].server.kill();
-    for said in [
+    for answer in [
         client.get_group(id, &members).await.map(drop),
         client.delete_group(id, &members).await,
         client.group("g", &asked, &[]).await.map(drop),
         client.get_group(nobody, &[]).await.map(drop),
         client.group("h", &asked, &[]).await.map(drop),
     ] {
-        assert!(refused(said, Code::Unavailable).contains("node-0"));
+        assert!(refused(answer, Code::Unavailable).contains("node-0"));
     }
-    // Volumes of other nodes don't mind.
+    // Volumes of other nodes are not affected.
     let one = client.group("one", &asked[..1], &[]).await.unwrap();
     cluster.delete_group(&one).await;
     cluster.agents[0].restart_with(&[]);

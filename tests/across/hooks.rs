@@ -1,4 +1,4 @@
-//! Hooks of the cluster hold applications while agents cut; the router is part of the test.
+//! Hooks of the cluster hold applications while agents cut. The router runs inside the test.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -14,20 +14,20 @@ use slackwater::router::{Agents, Cluster as Around, Options, Router, TlsDial};
 use slackwater::tls::{Credentials, Name};
 use tonic::{Code, Request, Status};
 
-use super::ground::{Cluster, Volume, ids};
+use super::cluster::{Cluster, Volume, ids};
 use super::support::node::refused;
 use super::support::writers::Writers;
 
-/// What a hook does wrong.
+/// The error of a hook.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 enum Fault {
     #[default]
     None,
-    /// It can't be started.
+    /// It cannot be started.
     Start,
-    /// It dies while it is to hold.
+    /// It dies while it should hold.
     Dies,
-    /// It says at its end that it failed.
+    /// It exits with a failure.
     Release,
 }
 
@@ -184,12 +184,12 @@ async fn group(
         parameters: parameters("volumegroupsnapshot", more),
         ..Default::default()
     };
-    let made = router.create_volume_group_snapshot(Request::new(request));
-    Ok(made.await?.into_inner().group_snapshot.unwrap())
+    let created = router.create_volume_group_snapshot(Request::new(request));
+    Ok(created.await?.into_inner().group_snapshot.unwrap())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn hooks_of_the_cluster_hold_applications_across_nodes_and_always_let_go() {
+async fn hooks_of_the_cluster_hold_applications_across_nodes_and_always_release_them() {
     let cluster = Cluster::new(&["xfs", "xfs"]).await;
     let volumes = cluster.volumes(&[(0, "ext4"), (1, "xfs")]).await;
     let writers = Writers::start(&volumes);
@@ -204,11 +204,11 @@ async fn hooks_of_the_cluster_hold_applications_across_nodes_and_always_let_go()
     ] {
         let name = format!("{fault:?}");
         *pods.fault.lock().unwrap() = fault;
-        // A class of its own: those of the others are paused for these volumes.
+        // A class of its own, because hooks of the other classes are paused for these volumes.
         let class = [("retryInterval", interval)];
-        let said = group(&router, &name, &volumes, &class).await;
-        let said = refused(said, Code::FailedPrecondition);
-        assert!(said.contains("planned"), "{said}");
+        let answer = group(&router, &name, &volumes, &class).await;
+        let answer = refused(answer, Code::FailedPrecondition);
+        assert!(answer.contains("planned"), "{answer}");
         let held = ["quiesced", "released"];
         let held = if fault == Fault::Start {
             &held[..0]
@@ -223,17 +223,17 @@ async fn hooks_of_the_cluster_hold_applications_across_nodes_and_always_let_go()
         );
         cluster.assert_thawed(&writers, &name);
         cluster.assert_no_snapshots(&name);
-        // It's left alone for a while.
+        // The application is left alone for a while.
         for name in [name.as_str(), "another"] {
-            let said = group(&router, name, &volumes, &class).await;
-            refused(said, Code::FailedPrecondition);
+            let answer = group(&router, name, &volumes, &class).await;
+            refused(answer, Code::FailedPrecondition);
         }
-        assert_eq!(pods.took(), [""; 0], "{name}: nobody is disturbed");
+        assert_eq!(pods.took(), [""; 0], "{name}: no application is disturbed");
         pods.told();
 
         let falls = [("onQuiesceFailure", "filesystem")];
         let name = format!("{name}, falls back");
-        let made = group(&router, &name, &volumes, &falls).await.unwrap();
+        let created = group(&router, &name, &volumes, &falls).await.unwrap();
         let told = pods.told();
         let (of, is_warning, message) = &told[0];
         assert!(*of == about && !is_warning, "{told:?}");
@@ -241,40 +241,40 @@ async fn hooks_of_the_cluster_hold_applications_across_nodes_and_always_let_go()
             message.contains("level filesystem: application was requested"),
             "{message}"
         );
-        cluster.delete_group(&made).await;
+        cluster.delete_group(&created).await;
         pods.took();
     }
     *pods.fault.lock().unwrap() = Fault::None;
-    let made = group(&router, "good", &volumes, &[]).await.unwrap();
+    let created = group(&router, "good", &volumes, &[]).await.unwrap();
     assert_eq!(pods.took(), ["quiesced", "released"]);
     let told = pods.told();
     assert_eq!(told, [(about, false, "cut at level application".into())]);
-    cluster.delete_group(&made).await;
+    cluster.delete_group(&created).await;
 
-    // A single snapshot whose application is in a pod is cut by the router as well.
+    // A single snapshot whose application runs in a pod is cut by the router as well.
     let request = CreateSnapshotRequest {
         name: "single".into(),
         source_volume_id: volumes[1].id.clone(),
         parameters: parameters("volumesnapshot", &[]),
         ..Default::default()
     };
-    let made = router.create_snapshot(Request::new(request.clone())).await;
-    let made = made.unwrap().into_inner().snapshot.unwrap();
+    let created = router.create_snapshot(Request::new(request.clone())).await;
+    let created = created.unwrap().into_inner().snapshot.unwrap();
     assert_eq!(pods.took(), ["quiesced", "released"]);
     let about = ObjectRef::Snapshot("shop/s".into());
     let told = pods.told();
     assert_eq!(told, [(about, false, "cut at level application".into())]);
     let again = router.create_snapshot(Request::new(request.clone())).await;
-    assert_eq!(again.unwrap().into_inner().snapshot.unwrap(), made);
-    assert_eq!(pods.took(), [""; 0], "a repeat disturbs nobody");
+    assert_eq!(again.unwrap().into_inner().snapshot.unwrap(), created);
+    assert_eq!(pods.took(), [""; 0], "a repeat disturbs no application");
     let other = CreateSnapshotRequest {
         source_volume_id: volumes[0].id.clone(),
         ..request
     };
-    let said = router.create_snapshot(Request::new(other)).await;
-    refused(said, Code::AlreadyExists);
+    let answer = router.create_snapshot(Request::new(other)).await;
+    refused(answer, Code::AlreadyExists);
     let client = &cluster.router.client;
-    client.delete_snapshot(&made.snapshot_id).await.unwrap();
+    client.delete_snapshot(&created.snapshot_id).await.unwrap();
     drop(writers);
     cluster.tear_down(volumes).await;
 }

@@ -1,13 +1,13 @@
 //! Cuts across nodes: agents, guards and routers as real processes on one machine, each agent with
 //! a pool on a disk of its own, and mutual TLS between them. Needs root.
 //!
-//! What is looked at after whatever happens: writers get on, groups are whole or absent, what is
-//! there is in order, and nothing is left on the pools.
+//! After every scenario, writers make progress, groups are complete or absent, their content is in
+//! write order, and nothing is left on the pools.
 
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
-    reason = "a test says what it expects, and works on its own files"
+    reason = "a test panics where an expectation fails, and works on its own files"
 )]
 
 #[path = "../support/mod.rs"]
@@ -15,7 +15,7 @@ mod support;
 
 mod agents;
 mod answers;
-mod ground;
+mod cluster;
 mod hooks;
 mod network;
 mod order;

@@ -1,17 +1,17 @@
-//! The network between router and agent is cut while everything stands still.
+//! The network between router and agent is cut while the file systems are frozen.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::ground::{Cluster, ids};
+use super::cluster::{Cluster, ids};
 use super::support::eventually;
 use super::support::writers::Writers;
 
-/// As long as a class may say: so it's seen that what thaws isn't the deadline.
+/// The longest timeout of a class, so that a thaw was not caused by the deadline.
 const LONG: [(&str, &str); 2] = [("freezeTimeout", "30s"), ("retries", "0")];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_is_cut_off_thaws_by_itself_and_nothing_is_kept() {
+async fn a_node_that_is_cut_off_thaws_by_itself_and_no_snapshot_is_kept() {
     let mut cluster = Cluster::new(&["xfs", "xfs"]).await;
     let volumes = cluster.volumes(&[(0, "ext4"), (1, "xfs")]).await;
     let writers = Writers::start(&volumes);
@@ -19,9 +19,9 @@ async fn a_node_that_is_cut_off_thaws_by_itself_and_nothing_is_kept() {
     let client = cluster.router.client.clone();
     let asked = ids(&volumes);
     let call = tokio::spawn(async move { client.group("g", &asked, &LONG).await });
-    // All stand still, and the router says nothing.
+    // All file systems are frozen, and the router sends nothing.
     eventually("all are frozen", || {
-        let frozen = |agent: &super::ground::Agent| agent.frozen() == 1;
+        let frozen = |agent: &super::cluster::Agent| agent.frozen() == 1;
         let before = writers.rounds.load(Ordering::Relaxed);
         std::thread::sleep(Duration::from_millis(400));
         let stands = writers.rounds.load(Ordering::Relaxed) == before;
@@ -34,11 +34,11 @@ async fn a_node_that_is_cut_off_thaws_by_itself_and_nothing_is_kept() {
     assert_eq!(
         cluster.agents[0].frozen(),
         1,
-        "the other one is still held by its stream: it was no deadline"
+        "the other agent is still frozen by its stream, so the deadline has not passed"
     );
-    // With the router's end the other one goes on at once, too.
+    // When the router ends, the other agent thaws at once, too.
     cluster.router.process.kill();
-    cluster.assert_thawed(&writers, "the router has gone");
+    cluster.assert_thawed(&writers, "the router has ended");
     assert!(call.await.unwrap().is_err());
     cluster.agents[1].wire.mend();
     cluster.restart_router(&[]).await;
@@ -50,9 +50,9 @@ async fn a_node_that_is_cut_off_thaws_by_itself_and_nothing_is_kept() {
     cluster.tear_down(volumes).await;
 }
 
-/// The answer to a step never comes: the router gives up by itself.
+/// The answer to a step never arrives: the router gives up by itself.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_router_that_is_cut_off_from_a_node_gives_up_and_says_which() {
+async fn a_router_that_is_cut_off_from_a_node_gives_up_and_names_the_node() {
     let mut cluster = Cluster::new(&["xfs", "xfs"]).await;
     let volumes = cluster.volumes(&[(0, "ext4"), (1, "xfs")]).await;
     let writers = Writers::start(&volumes);
@@ -62,16 +62,18 @@ async fn a_router_that_is_cut_off_from_a_node_gives_up_and_says_which() {
     let client = cluster.router.client.clone();
     let asked = ids(&volumes);
     let call = tokio::spawn(async move { client.group("g", &asked, &LONG).await });
-    eventually("it has come to the step", || cluster.agents[1].is_stopped());
+    eventually("the agent has reached the step", || {
+        cluster.agents[1].is_stopped()
+    });
     cluster.agents[1].wire.cut();
     let agent = &cluster.agents[1];
     agent.server.signal(nix::sys::signal::Signal::SIGCONT);
-    let answer = tokio::time::timeout(super::ground::PATIENCE, call).await;
+    let answer = tokio::time::timeout(super::cluster::WAIT_TIMEOUT, call).await;
     let status = answer.expect("the call ends").unwrap().unwrap_err();
     assert_eq!(status.code(), tonic::Code::Unavailable, "{status}");
     assert!(status.message().contains("node-1"), "{status}");
-    cluster.assert_thawed(&writers, "given up");
-    // While it's cut off, nothing of it is taken for gone.
+    cluster.assert_thawed(&writers, "after the router gave up");
+    // While the agent is unreachable, none of its objects is considered deleted.
     let status = cluster.router.client.snapshots("").await.unwrap_err();
     assert_eq!(status.code(), tonic::Code::Unavailable, "{status}");
     cluster.agents[1].wire.mend();

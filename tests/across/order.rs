@@ -1,12 +1,12 @@
-//! Write order across nodes: volumes of several agents stand still at one moment.
+//! Write order across nodes: volumes of several agents are frozen at one moment.
 
 use std::sync::atomic::Ordering;
 
-use super::ground::{Cluster, ids};
+use super::cluster::{Cluster, ids};
 use super::support::snapshots::members;
 use super::support::writers::{Writers, is_consistent};
 
-/// Cuts `cuts` times under load; how many cuts were out of order.
+/// Cuts `cuts` times under load. Returns the number of cuts that were out of order.
 async fn violations(
     pools: &[&str],
     on: &[(usize, &'static str)],
@@ -33,7 +33,7 @@ async fn violations(
         let found = cluster.counters(&volumes, &group).await;
         wrong += usize::from(!found.iter().all(|row| is_consistent(row)));
         let writes = writers.rounds.load(Ordering::Relaxed);
-        assert!(writes > last, "the writers go on after each cut");
+        assert!(writes > last, "the writers continue after each cut");
         last = writes;
         assert_eq!(members(&group).len(), volumes.len());
         cluster.delete_group(&group).await;
@@ -51,7 +51,7 @@ async fn no_cut_of_two_volumes_on_two_nodes_is_out_of_order() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_cut_of_four_volumes_on_two_nodes_is_out_of_order() {
-    // The counter goes to and fro between the nodes.
+    // The counter alternates between the nodes.
     let on = [(0, "ext4"), (1, "xfs"), (0, "btrfs"), (1, "ext4")];
     assert_eq!(violations(&["xfs", "xfs"], &on, 20, &[]).await, 0);
 }
@@ -62,7 +62,8 @@ async fn no_cut_of_volumes_on_three_nodes_is_out_of_order() {
     assert_eq!(violations(&["xfs", "btrfs", "xfs"], &on, 5, &[]).await, 0);
 }
 
-/// The oracle can see what it's for: the same writers, each volume frozen and cut by itself.
+/// Proof that the oracle detects a violation: the same writers, but each volume is frozen and cut
+/// by itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn cut_in_sequence_on_each_node_the_order_is_broken() {
     let on = [(0, "ext4"), (1, "ext4"), (0, "ext4"), (1, "ext4")];

@@ -1,18 +1,18 @@
-//! Routers that die at any step, and two that are asked for the same group.
+//! Routers that die at any step, and two routers with requests for the same group.
 
-use super::ground::{Cluster, PATIENCE, ids, until_made};
+use super::cluster::{Cluster, WAIT_TIMEOUT, ids, until_made};
 use super::support::eventually;
 use super::support::snapshots::members;
 use super::support::writers::{Writers, is_consistent};
 
 const PARAMETERS: [(&str, &str); 2] = [("freezeTimeout", "30s"), ("retries", "0")];
 
-/// Asks a router that dies meanwhile.
-async fn asked_in_vain(cluster: &mut Cluster, name: &str, ids: &[String]) {
+/// Sends a request to a router that dies during the call.
+async fn request_that_fails(cluster: &mut Cluster, name: &str, ids: &[String]) {
     let call = cluster.router.client.group(name, ids, &PARAMETERS);
-    let answer = tokio::time::timeout(PATIENCE, call).await;
+    let answer = tokio::time::timeout(WAIT_TIMEOUT, call).await;
     assert!(answer.expect("the call ends").is_err(), "{name}");
-    eventually(&format!("{name}: it has died"), || {
+    eventually(&format!("{name}: the router has died"), || {
         !cluster.router.process.is_alive()
     });
 }
@@ -37,7 +37,7 @@ async fn a_router_killed_at_any_step_leaves_nothing_frozen_or_torn() {
         "committed",
     ] {
         cluster.arm_router(&format!("{step}:abort")).await;
-        asked_in_vain(&mut cluster, step, &ids(&volumes)).await;
+        request_that_fails(&mut cluster, step, &ids(&volumes)).await;
         cluster.assert_thawed(&writers, step);
         cluster.restart_router(&[]).await;
         cluster.assert_none_or_all(&volumes, step).await;
@@ -49,14 +49,14 @@ async fn a_router_killed_at_any_step_leaves_nothing_frozen_or_torn() {
     cluster.tear_down(volumes).await;
 }
 
-/// Its first member is committed: so is the group, and the next call says so.
+/// The first member is committed, so the group is committed, and the next call returns it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_whose_first_member_is_committed_is_rolled_forward_by_the_next_call() {
     let mut cluster = Cluster::new(&["xfs", "xfs"]).await;
     let volumes = cluster.volumes(&[(0, "ext4"), (1, "xfs")]).await;
     let writers = Writers::start(&volumes);
     cluster.arm_router("lead-committed:abort").await;
-    asked_in_vain(&mut cluster, "g", &ids(&volumes)).await;
+    request_that_fails(&mut cluster, "g", &ids(&volumes)).await;
     let moment = prost_types::Timestamp::from(std::time::SystemTime::now());
     cluster.restart_router(&[]).await;
     let group = cluster
@@ -64,7 +64,10 @@ async fn a_group_whose_first_member_is_committed_is_rolled_forward_by_the_next_c
         .await;
     let cut = group.creation_time.unwrap();
     let is_before = (cut.seconds, cut.nanos) < (moment.seconds, moment.nanos);
-    assert!(is_before, "it's the cut of the first call: {cut} {moment}");
+    assert!(
+        is_before,
+        "the cut is that of the first call: {cut} {moment}"
+    );
     for row in cluster.counters(&volumes, &group).await {
         assert!(is_consistent(&row), "{row:?}");
     }
@@ -74,14 +77,14 @@ async fn a_group_whose_first_member_is_committed_is_rolled_forward_by_the_next_c
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_dead_router_has_left_in_doubt_is_settled_without_a_call() {
+async fn members_in_doubt_after_the_death_of_a_router_are_resolved_without_a_call() {
     let mut cluster = Cluster::new(&["xfs", "xfs"]).await;
     let volumes = cluster.volumes(&[(0, "ext4"), (1, "xfs")]).await;
     // Committed by the first member.
     cluster.arm_router("lead-committed:abort").await;
-    asked_in_vain(&mut cluster, "g", &ids(&volumes)).await;
+    request_that_fails(&mut cluster, "g", &ids(&volumes)).await;
     cluster.restart_router(&[]).await;
-    // Until that is known everywhere, none of its members is listed, here or by its source.
+    // Until all agents know it, none of its members is listed, neither here nor by its source.
     let lead = ids(&volumes).remove(0);
     cluster.listed("all agents have answered").await;
     let of_lead = cluster.router.client.snapshots(&lead).await.unwrap();
@@ -95,19 +98,20 @@ async fn what_a_dead_router_has_left_in_doubt_is_settled_without_a_call() {
     cluster.delete_group(&group).await;
     // Kept by all, committed by none.
     cluster.arm_router("kept:abort").await;
-    asked_in_vain(&mut cluster, "h", &ids(&volumes)).await;
+    request_that_fails(&mut cluster, "h", &ids(&volumes)).await;
     cluster.restart_router(&[]).await;
     cluster.until_no_snapshots("rolled back").await;
     cluster.tear_down(volumes).await;
 }
 
-/// The first member's agent can't be asked: what is in doubt stays so, and nothing is guessed.
+/// The first member's agent cannot be reached: members in doubt stay in doubt, and the router does
+/// not guess.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_doubt_waits_for_the_agent_that_can_end_it() {
+async fn a_member_in_doubt_waits_for_the_agent_that_can_resolve_it() {
     let mut cluster = Cluster::new(&["xfs", "xfs"]).await;
     let volumes = cluster.volumes(&[(0, "ext4"), (1, "xfs")]).await;
     cluster.arm_router("lead-committed:abort").await;
-    asked_in_vain(&mut cluster, "g", &ids(&volumes)).await;
+    request_that_fails(&mut cluster, "g", &ids(&volumes)).await;
     cluster.agents[0].server.kill();
     cluster.restart_router(&[]).await;
     let client = cluster.router.client.clone();
@@ -115,10 +119,15 @@ async fn a_doubt_waits_for_the_agent_that_can_end_it() {
     let status = again.unwrap_err();
     assert_eq!(status.code(), tonic::Code::Unavailable, "{status}");
     assert!(status.message().contains("node-0"), "{status}");
-    // Longer than what settles by itself waits; and through a restart of the one in doubt.
+    // Longer than the automatic resolution waits, and through a restart of the agent with the
+    // member in doubt.
     cluster.agents[1].restart_with(&[]);
     tokio::time::sleep(std::time::Duration::from_secs(15)).await;
-    assert_eq!(cluster.agents[1].disk.snapshots().len(), 1, "left alone");
+    assert_eq!(
+        cluster.agents[1].disk.snapshots().len(),
+        1,
+        "the member is left alone"
+    );
     cluster.agents[0].restart_with(&[]);
     let group = cluster
         .until_made("g", &volumes, &PARAMETERS, "again")
@@ -129,7 +138,7 @@ async fn a_doubt_waits_for_the_agent_that_can_end_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_two_routers_asked_for_the_same_group_one_makes_it() {
+async fn of_two_routers_with_requests_for_the_same_group_one_creates_it() {
     let cluster = Cluster::new(&["xfs", "xfs"]).await;
     let volumes = cluster.volumes(&[(0, "ext4"), (1, "xfs")]).await;
     let writers = Writers::start(&volumes);

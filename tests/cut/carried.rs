@@ -1,11 +1,12 @@
-//! A volume whose file system carries a pool of this node would stop that pool with it.
+//! A volume whose file system carries a pool of this node: freezing the volume would stop that
+//! pool.
 
 use tonic::Code;
 
 use super::support::Server;
 use super::{GIB, Node, definition, refused};
 
-/// Starts a driver of other pools in the place of this one.
+/// Replaces this driver by one with other pools.
 fn serve(node: Node, pools: &[&str]) -> Node {
     let Node {
         server,
@@ -35,11 +36,11 @@ async fn a_volume_that_carries_a_pool_is_not_frozen_while_that_pool_is_served() 
     let inner = format!("inner=file:{},init,mount=any", folder.display());
 
     let node = serve(node, &[&outer, &inner]);
-    let said = refused(
+    let message = refused(
         node.client.snapshot("s", &id, &[]).await,
         Code::FailedPrecondition,
     );
-    assert!(said.contains("pool inner is stored on it"), "{said}");
+    assert!(message.contains("pool inner is stored on it"), "{message}");
     assert!(node.disk.snapshots().is_empty(), "nothing is left");
 
     let node = serve(node, &[&outer]);

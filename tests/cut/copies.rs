@@ -1,5 +1,5 @@
-//! Copies, where blocks can't be shared: of volumes that nobody uses, with a progress that
-//! outlives the driver, and into another pool of the same machine.
+//! Copies on pools without block sharing: of idle volumes, with progress that survives a restart of
+//! the driver, and into another pool of the same machine.
 
 use std::path::{Path, PathBuf};
 
@@ -13,19 +13,19 @@ use super::support::{Disk, Scratch, Server, eventually, mount};
 use super::{GIB, MIB, Node, check_pattern, refused, write_pattern};
 
 const BYTES: usize = 8 << 20;
-/// At the rate of a copy it takes seconds.
+/// Large enough that a copy at the copy rate takes seconds.
 const SIZE: u64 = GIB;
-/// Where no more is needed than that it isn't over at once.
+/// For tests where the copy must only take some time.
 const LESS: u64 = 512 * MIB;
 
-/// A volume with something in it that nobody uses any more.
+/// A volume with content that is no longer in use.
 async fn filled(node: &Node, name: &str, size: u64) -> (String, PathBuf) {
     let client = &node.client;
     let id = client.create(name, size, mount("ext4"), &[]).await.unwrap();
     let staging = node.staging(name);
     client.stage(&id, &staging, mount("ext4")).await.unwrap();
     write_pattern(&staging.join("first"), 1, BYTES);
-    // ext4 puts it into another group, far behind.
+    // ext4 places it into another block group, far behind.
     std::fs::create_dir(staging.join("folder")).unwrap();
     write_pattern(&staging.join("folder/last"), 2, BYTES);
     client.unstage(&id, &staging).await.unwrap();
@@ -37,7 +37,7 @@ fn check_content(staging: &Path) {
     check_pattern(&staging.join("folder/last"), 2, BYTES);
 }
 
-/// The one record in a folder of the pool that isn't ready.
+/// The only record in a folder of the pool that is not ready.
 fn unready(folder: &Path) -> Option<Value> {
     let entries = std::fs::read_dir(folder).ok()?.flatten();
     let mut records = entries.filter_map(|entry| {
@@ -47,7 +47,7 @@ fn unready(folder: &Path) -> Option<Value> {
     records.find(|record| record["copy"].is_object())
 }
 
-/// Ends a driver in order that has stopped itself in a copy.
+/// Terminates a driver that has stopped itself in a copy.
 fn terminate(node: &mut Node) {
     await_stop(node);
     node.server.signal(Signal::SIGTERM);
@@ -59,7 +59,7 @@ fn copied(folder: &Path) -> Option<u64> {
     unready(folder)?["copy"]["copied"].as_u64()
 }
 
-/// Restores a snapshot, and looks at what is in it.
+/// Restores a snapshot, and checks its content.
 async fn check_snapshot(node: &Node, snapshot: &str) {
     let client = &node.client;
     let source = from_snapshot(snapshot);
@@ -73,7 +73,7 @@ async fn check_snapshot(node: &Node, snapshot: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_copy_goes_on_where_a_death_of_the_driver_has_cut_it_off() {
+async fn a_copy_is_resumed_after_the_driver_was_killed() {
     let mut node = Node::on("ext4", 12 * GIB);
     let (id, staging) = filled(&node, "v", SIZE).await;
     let snapshots = node.disk.mount_point.join("snapshots");
@@ -82,11 +82,11 @@ async fn a_copy_goes_on_where_a_death_of_the_driver_has_cut_it_off() {
         tokio::spawn(async move { client.snapshot("s", &id, &[]).await })
     };
     let first = call(&node);
-    eventually("a part of it is durable", || {
+    eventually("a part of the copy is durable", || {
         copied(&snapshots).is_some_and(|copied| copied > 0)
     });
-    // While it runs, everybody else is told to come again, and nothing of it is shown. It runs
-    // until the test has looked: on a pool that is frozen beneath it.
+    // While the copy runs, other calls are refused with a temporary error, and nothing of it is
+    // listed. It runs until the test has checked this, because the pool is frozen below it.
     let mut release = Release::of(&node);
     release.freeze(&node.disk.mount_point);
     let client = &node.client;
@@ -97,7 +97,7 @@ async fn a_copy_goes_on_where_a_death_of_the_driver_has_cut_it_off() {
     let clone = client.create_from("c", SIZE, mount("ext4"), source, &[]);
     refused(clone.await, Code::Aborted);
     assert_eq!(client.snapshots("").await.unwrap(), Vec::<String>::new());
-    let told = &node.snapshots_told()[0];
+    let told = &node.cli_snapshots()[0];
     assert_eq!(told["state"], "preparing");
     assert!(told["copied_bytes"].as_u64().unwrap() > 0, "{told}");
     await_hang(&node);
@@ -108,7 +108,7 @@ async fn a_copy_goes_on_where_a_death_of_the_driver_has_cut_it_off() {
     let at_death = copied(&snapshots).unwrap();
     assert!((512 * MIB..SIZE).contains(&at_death), "{at_death}");
 
-    // A stop makes all of it durable, and tells nobody that it has failed for good.
+    // A stop makes all of the copy durable, and reports no final error.
     arm(&mut node, "copy_range:stop-after");
     let second = call(&node);
     terminate(&mut node);
@@ -126,7 +126,11 @@ async fn a_copy_goes_on_where_a_death_of_the_driver_has_cut_it_off() {
     let effects = std::fs::read_to_string(effects).unwrap();
     let steps = effects.lines().filter(|line| line.ends_with("copy_range"));
     let expected = (SIZE - at_stop).div_ceil(16 * MIB);
-    assert_eq!(steps.count() as u64, expected, "only the rest was copied");
+    assert_eq!(
+        steps.count() as u64,
+        expected,
+        "only the remainder was copied"
+    );
     assert_eq!(copied(&snapshots), None);
     node.client.delete(&id).await.unwrap();
     check_snapshot(&node, &snapshot).await;
@@ -136,7 +140,7 @@ async fn a_copy_goes_on_where_a_death_of_the_driver_has_cut_it_off() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stage_of_its_source_ends_a_copy() {
+async fn a_copy_ends_when_its_source_is_staged() {
     let mut node = Node::on("ext4", 12 * GIB);
     let (id, staging) = filled(&node, "v", LESS).await;
     for of_volume in [false, true] {
@@ -157,24 +161,24 @@ async fn a_stage_of_its_source_ends_a_copy() {
         assert!(unready(&node.disk.mount_point.join(folder)).is_some());
         go_on(&node);
         client.stage(&id, &staging, mount("ext4")).await.unwrap();
-        let said = refused(end_of(call).await, Code::Aborted);
-        assert!(said.contains("aborted the copy"), "{said}");
-        // In use, it's no longer a matter of trying again.
-        let said = client.snapshot("s", &id, &[]).await;
-        refused(said, Code::FailedPrecondition);
+        let answer = refused(end_of(call).await, Code::Aborted);
+        assert!(answer.contains("aborted the copy"), "{answer}");
+        // The volume is in use, so a retry cannot help.
+        let answer = client.snapshot("s", &id, &[]).await;
+        refused(answer, Code::FailedPrecondition);
         assert!(node.disk.snapshots().is_empty());
         assert_eq!(client.list().await.unwrap(), std::slice::from_ref(&id));
         check_content(&staging);
-        std::fs::write(staging.join("more"), "its user goes on").unwrap();
+        std::fs::write(staging.join("more"), "its user continues").unwrap();
         client.unstage(&id, &staging).await.unwrap();
     }
     node.client.delete(&id).await.unwrap();
     node.assert_nothing_left();
 }
 
-/// What was copied of a volume that was changed since is worthless.
+/// Data that was copied from a volume that has changed since is worthless.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_copy_of_a_volume_that_was_used_meanwhile_begins_anew() {
+async fn a_copy_of_a_volume_that_was_used_in_between_starts_over() {
     let mut node = Node::on("ext4", 8 * GIB);
     let (id, staging) = filled(&node, "v", LESS).await;
     arm(&mut node, "copy_range:stop-after");
@@ -205,7 +209,7 @@ async fn a_copy_of_a_volume_that_was_used_meanwhile_begins_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_clone_that_is_a_copy_goes_on_after_a_stop() {
+async fn a_clone_by_copy_is_resumed_after_a_stop() {
     let mut node = Node::on("ext4", 8 * GIB);
     let (id, _) = filled(&node, "v", LESS).await;
     let call = |node: &Node| {
@@ -225,12 +229,16 @@ async fn a_clone_that_is_a_copy_goes_on_after_a_stop() {
     let at_stop = copied(&volumes).expect("a start keeps what is copied");
     assert!((1..LESS).contains(&at_stop), "{at_stop}");
     let listed = node.client.list().await.unwrap();
-    assert_eq!(listed, std::slice::from_ref(&id), "it's no volume yet");
+    assert_eq!(listed, std::slice::from_ref(&id), "it is not a volume yet");
     let clone = end_of(call(&node)).await.unwrap().volume_id;
     let effects = std::fs::read_to_string(effects).unwrap();
     let steps = effects.lines().filter(|line| line.ends_with("copy_range"));
     let expected = (LESS - at_stop).div_ceil(16 * MIB);
-    assert_eq!(steps.count() as u64, expected, "only the rest was copied");
+    assert_eq!(
+        steps.count() as u64,
+        expected,
+        "only the remainder was copied"
+    );
     node.client.delete(&id).await.unwrap();
     let place = node.staging("c");
     let staged = node.client.stage(&clone, &place, mount("ext4")).await;
@@ -261,28 +269,30 @@ async fn a_restore_or_clone_into_another_pool_is_a_copy() {
     let client = &node.client;
     let (id, staging) = filled(&node, "v", LESS).await;
     client.stage(&id, &staging, mount("ext4")).await.unwrap();
-    // Of a volume in use there is a snapshot; a clone of it into another pool would be a copy.
+    // A snapshot of a volume in use is possible; a clone of it into another pool would be a copy.
     let snapshot = client.snapshot("s", &id, &[]).await.unwrap().snapshot_id;
     let there = [("pool", "other")];
     let clone = client.create_from("c", LESS, mount("ext4"), from_volume(&id), &there);
-    let said = refused(clone.await, Code::FailedPrecondition);
-    assert!(said.contains("take a snapshot and restore"), "{said}");
+    let answer = refused(clone.await, Code::FailedPrecondition);
+    assert!(answer.contains("take a snapshot and restore"), "{answer}");
     write_pattern(&staging.join("first"), 9, BYTES);
     client.unstage(&id, &staging).await.unwrap();
     for (name, source, seed) in [
         ("restored", from_snapshot(&snapshot), 1),
         ("cloned", from_volume(&id), 9),
     ] {
-        let made = client.create_from(name, LESS, mount("ext4"), source.clone(), &there);
-        let made = made.await.unwrap();
-        assert_eq!(made.content_source, Some(source));
-        assert_eq!(other.volumes().len(), 1, "{name} lies in the other pool");
+        let created = client.create_from(name, LESS, mount("ext4"), source.clone(), &there);
+        let created = created.await.unwrap();
+        assert_eq!(created.content_source, Some(source));
+        assert_eq!(other.volumes().len(), 1, "{name} is in the other pool");
         let place = node.staging(name);
-        let staged = client.stage(&made.volume_id, &place, mount("ext4")).await;
+        let staged = client
+            .stage(&created.volume_id, &place, mount("ext4"))
+            .await;
         staged.unwrap();
         check_pattern(&place.join("first"), seed, BYTES);
         check_pattern(&place.join("folder/last"), 2, BYTES);
-        node.unstage_and_delete(&made.volume_id, &place).await;
+        node.unstage_and_delete(&created.volume_id, &place).await;
         assert!(other.volumes().is_empty() && other.trash().is_empty());
     }
     client.delete_snapshot(&snapshot).await.unwrap();

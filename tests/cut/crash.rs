@@ -1,18 +1,18 @@
-//! The driver killed, or stopped, before and after each effect of a group's cut, of a restore and
-//! of their deletes, under writers. Nothing stays frozen; the same name asked for again gives a
-//! group that is consistent: never members of two tries.
+//! The driver is killed or stopped before and after each effect of a group's cut, of a restore and
+//! of their deletes, while writers run. No file system stays frozen. A repeat with the same name
+//! results in a consistent group, which never has members of two attempts.
 //!
-//! Effects are counted by the process itself, so a new one is swept without being listed.
+//! The process itself counts effects, so a new effect is covered without being listed.
 
 use nix::sys::signal::Signal;
 
 use super::order::{Volume, Writers, counters, is_consistent, staged};
 use super::support::snapshots::{from_snapshot, members};
-use super::support::{PATIENCE, eventually, mount};
+use super::support::{WAIT_TIMEOUT, eventually, mount};
 use super::{GIB, Node, rounds};
 
 type Class = [(&'static str, &'static str); 2];
-/// For a driver that is stopped: its freeze ends soon, and needn't succeed.
+/// For a stopped driver: its freeze ends soon, and need not succeed.
 const SHORT: Class = [("freezeTimeout", "500ms"), ("retries", "0")];
 const LONG: Class = [("freezeTimeout", "30s"), ("retries", "0")];
 
@@ -39,7 +39,7 @@ impl Sweep {
         }
     }
 
-    /// Starts the driver anew, with a fault at its n-th effect from now on.
+    /// Restarts the driver with a fault at its n-th effect.
     fn arm(&mut self, fault: &str) {
         let gate = self.node.scratch.join("gate");
         let _ = std::fs::remove_file(&gate);
@@ -54,7 +54,7 @@ impl Sweep {
         self.armed = true;
     }
 
-    /// Whether it was started anew since a fault was planned.
+    /// Whether it was restarted since a fault was planned.
     fn restarted(&self) -> bool {
         !self.armed
     }
@@ -65,12 +65,12 @@ impl Sweep {
         self.node.client = self.node.server.client();
     }
 
-    /// The writers get on: no volume is frozen.
+    /// The writers make progress: no volume is frozen.
     fn assert_flowing(&self, context: &str) {
         self.writers.assert_flowing(context);
     }
 
-    /// All listed snapshots are whole groups.
+    /// All listed snapshots belong to complete groups.
     async fn assert_none_or_all(&self, context: &str) {
         let listed = self.node.client.snapshots("").await.unwrap().len();
         assert!(
@@ -90,7 +90,7 @@ impl Sweep {
     }
 }
 
-/// One fault in the cut of a group; false if the call has fewer effects.
+/// Causes one fault in the cut of a group. Returns false if the call has fewer effects.
 async fn cut_with(sweep: &mut Sweep, fault: &str, name: &str) -> bool {
     sweep.arm(fault);
     let client = sweep.node.client.clone();
@@ -99,13 +99,14 @@ async fn cut_with(sweep: &mut Sweep, fault: &str, name: &str) -> bool {
     let class = if stops { SHORT } else { LONG };
     let call = tokio::spawn(async move { client.group(&asked, &ids, &class).await });
     if stops {
-        eventually(&format!("{fault}: it is stopped, or done"), || {
-            sweep.node.server.is_stopped() || call.is_finished()
-        });
+        eventually(
+            &format!("{fault}: the driver is stopped, or the call is done"),
+            || sweep.node.server.is_stopped() || call.is_finished(),
+        );
         sweep.assert_flowing(fault);
         sweep.node.server.signal(Signal::SIGCONT);
     }
-    let answer = tokio::time::timeout(PATIENCE, call).await;
+    let answer = tokio::time::timeout(WAIT_TIMEOUT, call).await;
     let answer = answer
         .unwrap_or_else(|_| panic!("{fault}: the call hangs"))
         .unwrap();
@@ -115,7 +116,7 @@ async fn cut_with(sweep: &mut Sweep, fault: &str, name: &str) -> bool {
     sweep.assert_flowing(fault);
     sweep.assert_none_or_all(fault).await;
 
-    // What is there was asked for by its own class.
+    // An existing group belongs to the class of its request.
     let class = if answer.is_ok() { class } else { LONG };
     let again = sweep.node.client.group(name, &sweep.ids, &class).await;
     let group =
@@ -143,7 +144,7 @@ async fn cut_with(sweep: &mut Sweep, fault: &str, name: &str) -> bool {
     !(lived && answer.is_ok())
 }
 
-/// Faults at each effect, until the call has no more; `step` leaves some out.
+/// Causes faults at each effect until the call has no more; `step` skips some.
 async fn sweep_cut(mode: &str, step: usize) -> usize {
     let mut sweep = Sweep::new().await;
     let mut swept = 0;
@@ -170,10 +171,10 @@ async fn a_driver_killed_after_an_effect_of_a_cut_leaves_nothing_frozen_or_torn(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_driver_stopped_in_a_cut_holds_nobody_beyond_the_deadline() {
+async fn a_driver_stopped_in_a_cut_blocks_no_writer_beyond_the_deadline() {
     let step = rounds(4, 1);
     let mut sweep = Sweep::new().await;
-    // A stopped driver goes on: what tells the end is the number of effects alone.
+    // A stopped driver continues, so only the number of effects shows the end.
     for n in (1..60).step_by(step) {
         let fault = format!("{n}:stop-before");
         cut_with(&mut sweep, &fault, &format!("g-{n}")).await;
@@ -182,7 +183,7 @@ async fn a_driver_stopped_in_a_cut_holds_nobody_beyond_the_deadline() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_driver_killed_in_a_restore_or_a_delete_finishes_it_when_it_is_asked_again() {
+async fn a_driver_killed_in_a_restore_or_a_delete_finishes_it_when_the_call_is_repeated() {
     let mut sweep = Sweep::new().await;
     let volume = sweep.ids[1].clone();
     let snapshot = sweep.node.client.snapshot("s", &volume, &[]).await.unwrap();
@@ -212,7 +213,7 @@ async fn a_driver_killed_in_a_restore_or_a_delete_finishes_it_when_it_is_asked_a
             sweep.node.client.delete(&restored).await.unwrap();
         }
         assert_eq!(sweep.node.disk.volumes().len(), sweep.ids.len(), "{n}");
-        // Neither death nor restart: the fault is beyond the last effect.
+        // The driver neither died nor restarted: the fault is beyond the last effect.
         if lived && deleted.is_ok() && !sweep.restarted() {
             break;
         }

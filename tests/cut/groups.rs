@@ -7,17 +7,17 @@ use super::support::snapshots::members;
 use super::{GIB, Node, refused};
 
 async fn three(node: &Node) -> Vec<(String, std::path::PathBuf)> {
-    let mut made = Vec::new();
+    let mut volumes_of_kinds = Vec::new();
     for (n, fs) in ["ext4", "xfs", "btrfs"].into_iter().enumerate() {
         let staging = node.staging(&format!("v{n}"));
         let id = node.staged(&format!("v{n}"), &staging, fs).await;
-        made.push((id, staging));
+        volumes_of_kinds.push((id, staging));
     }
-    made
+    volumes_of_kinds
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_has_one_moment_and_goes_as_a_whole() {
+async fn a_group_is_cut_at_one_moment_and_is_deleted_only_as_a_whole() {
     let node = Node::new();
     let client = &node.client;
     let volumes = three(&node).await;
@@ -35,10 +35,10 @@ async fn a_group_has_one_moment_and_goes_as_a_whole() {
         group,
         "a repeat"
     );
-    let said = client.group("g", &ids[..2], &[]).await;
-    assert!(refused(said, Code::AlreadyExists).contains("source_volume_ids"));
-    let said = client.group("g", &ids, &[("retries", "1")]).await;
-    assert!(refused(said, Code::AlreadyExists).contains("parameters"));
+    let answer = client.group("g", &ids[..2], &[]).await;
+    assert!(refused(answer, Code::AlreadyExists).contains("source_volume_ids"));
+    let answer = client.group("g", &ids, &[("retries", "1")]).await;
+    assert!(refused(answer, Code::AlreadyExists).contains("parameters"));
     let members = members(&group);
     let mut listed = client.snapshots("").await.unwrap();
     listed.sort();
@@ -46,11 +46,11 @@ async fn a_group_has_one_moment_and_goes_as_a_whole() {
     sorted.sort();
     assert_eq!(listed, sorted);
 
-    let said = client.delete_snapshot(&members[1]).await;
-    assert!(refused(said, Code::InvalidArgument).contains(&group.group_snapshot_id));
+    let answer = client.delete_snapshot(&members[1]).await;
+    assert!(refused(answer, Code::InvalidArgument).contains(&group.group_snapshot_id));
     let id = &group.group_snapshot_id;
-    let said = client.delete_group(id, &members[..2]).await;
-    assert!(refused(said, Code::InvalidArgument).contains("snapshot_ids"));
+    let answer = client.delete_group(id, &members[..2]).await;
+    assert!(refused(answer, Code::InvalidArgument).contains("snapshot_ids"));
     for _ in 0..2 {
         client.delete_group(id, &members).await.unwrap();
     }
@@ -62,14 +62,14 @@ async fn a_group_has_one_moment_and_goes_as_a_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_has_no_common_moment_is_refused() {
+async fn volumes_without_a_common_moment_are_refused() {
     let node = Node::new();
     let client = &node.client;
     let volumes = three(&node).await;
     let mut ids: Vec<String> = volumes.iter().map(|(id, _)| id.clone()).collect();
     for parameter in ["consistency", "onQuiesceFailure"] {
-        let said = client.group("g", &ids, &[(parameter, "crash")]).await;
-        assert!(refused(said, Code::InvalidArgument).contains(parameter));
+        let answer = client.group("g", &ids, &[(parameter, "crash")]).await;
+        assert!(refused(answer, Code::InvalidArgument).contains(parameter));
     }
     let (staging, target) = (node.staging("raw"), node.path("raw.target"));
     let raw = client.create("raw", GIB, block(), &[]).await.unwrap();
@@ -79,8 +79,8 @@ async fn what_has_no_common_moment_is_refused() {
         .await
         .unwrap();
     ids.push(raw.clone());
-    let said = client.group("g", &ids, &[]).await;
-    assert!(refused(said, Code::FailedPrecondition).contains("raw block"));
+    let answer = client.group("g", &ids, &[]).await;
+    assert!(refused(answer, Code::FailedPrecondition).contains("raw block"));
     assert_eq!(client.snapshots("").await.unwrap(), Vec::<String>::new());
     client.unpublish(&raw, &target).await.unwrap();
     client.unstage(&raw, &staging).await.unwrap();
@@ -94,7 +94,7 @@ async fn what_has_no_common_moment_is_refused() {
     node.assert_nothing_left();
 }
 
-/// One volume can't be snapshotted: none is.
+/// If one volume cannot be snapshotted, no volume is.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_with_a_member_that_fails_leaves_nothing() {
     let node = Node::new();
@@ -104,14 +104,14 @@ async fn a_group_with_a_member_that_fails_leaves_nothing() {
     ids.push("not-a-volume".into());
     refused(client.group("g", &ids, &[]).await, Code::NotFound);
     ids.pop();
-    // Somebody has frozen the second one already: it isn't ours to thaw.
+    // Another program has already frozen the second volume; the driver must not thaw it.
     let frozen = volumes[1].1.to_str().unwrap().to_string();
     super::support::run("fsfreeze", &["-f", &frozen]);
-    let said = client.group("g", &ids, &[("retries", "0")]).await;
+    let answer = client.group("g", &ids, &[("retries", "0")]).await;
     let thawed = super::support::succeeds("fsfreeze", &["-u", &frozen]);
     assert!(
-        said.is_err() && thawed,
-        "{said:?}, still frozen by us: {thawed}"
+        answer.is_err() && thawed,
+        "{answer:?}, still frozen by the test: {thawed}"
     );
     assert_eq!(client.snapshots("").await.unwrap(), Vec::<String>::new());
     for (_, staging) in &volumes {

@@ -1,5 +1,5 @@
-//! A cut that is held in its middle, by stopping the driver or its guard at a step, and what must
-//! be undone when a test fails meanwhile.
+//! Cuts that are stopped in the middle, by stopping the driver or its guard at a step, and the
+//! cleanup that is needed if a test fails meanwhile.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -11,9 +11,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::Node;
-use super::support::{PATIENCE, binary, eventually, run, state_of, succeeds};
+use super::support::{WAIT_TIMEOUT, binary, eventually, run, state_of, succeeds};
 
-/// Restarts the driver, so that it stops, or is killed, at a step of what it does next.
+/// Restarts the driver so that it stops, or is killed, at a step of its next work.
 pub fn arm(node: &mut Node, fault: &str) {
     let gate = node.scratch.join("gate");
     let _ = std::fs::remove_file(&gate);
@@ -27,12 +27,12 @@ pub fn arm(node: &mut Node, fault: &str) {
 
 /// Waits until the driver has stopped itself.
 pub fn await_stop(node: &Node) {
-    eventually("the driver has come to the step", || {
+    eventually("the driver has reached the step", || {
         node.server.is_stopped()
     });
 }
 
-/// Waits until the driver hangs in the kernel, such as at a write to what is frozen.
+/// Waits until the driver hangs in the kernel, for example in a write to a frozen file system.
 pub fn await_hang(node: &Node) {
     let tasks = format!("/proc/{}/task", node.server.pid());
     let mut seen = 0;
@@ -40,25 +40,25 @@ pub fn await_hang(node: &Node) {
         let threads = std::fs::read_dir(&tasks).unwrap().flatten();
         let mut states = threads.map(|thread| thread.path().join("stat"));
         let stuck = states.any(|stat| state_of(&stat) == Some('D'));
-        // For a moment, every I/O looks so.
+        // Any I/O looks like this for a moment.
         seen = if stuck { seen + 1 } else { 0 };
         seen > 20
     });
 }
 
-/// It goes on.
+/// Continues the driver.
 pub fn go_on(node: &Node) {
     node.server.signal(Signal::SIGCONT);
 }
 
-/// The end of a call, which is not to hang.
+/// The result of a call that must not hang.
 pub async fn end_of<T>(call: tokio::task::JoinHandle<T>) -> T {
-    let ended = tokio::time::timeout(PATIENCE, call).await;
+    let ended = tokio::time::timeout(WAIT_TIMEOUT, call).await;
     ended.expect("the call ends").unwrap()
 }
 
-/// What holds still is let go when this is dropped, also by a test that fails: else neither
-/// volume nor pool could be taken apart.
+/// Continues or thaws everything that is stopped when it is dropped, also if a test fails.
+/// Otherwise neither volume nor pool could be removed.
 pub struct Release {
     state: PathBuf,
     /// File systems that the test itself freezes.
@@ -79,7 +79,7 @@ impl Release {
         run("fsfreeze", &["-f", folder.to_str().unwrap()]);
     }
 
-    /// Thaws what was frozen by hand.
+    /// Thaws the file systems that were frozen by hand.
     pub fn thaw(&mut self) {
         for folder in self.folders.drain(..) {
             run("fsfreeze", &["-u", folder.to_str().unwrap()]);
@@ -88,14 +88,14 @@ impl Release {
 
     /// Waits until the guard has stopped itself.
     pub fn await_stopped_guard(&self) {
-        eventually("the guard has come to the step", || {
+        eventually("the guard has reached the step", || {
             let stat = |pid| PathBuf::from(format!("/proc/{pid}/stat"));
             let mut guards = self.guards().into_iter();
             guards.any(|pid| state_of(&stat(pid)) == Some('T'))
         });
     }
 
-    /// Ends the guards with SIGKILL.
+    /// Kills the guards with SIGKILL.
     pub fn kill_guards(&self) {
         for guard in self.guards() {
             let _ = kill(Pid::from_raw(guard), Signal::SIGKILL);
@@ -133,7 +133,7 @@ impl Drop for Release {
     }
 }
 
-/// One write, by a thread of its own.
+/// One write in a thread of its own.
 pub struct Probe(Receiver<()>);
 
 impl Probe {
@@ -152,15 +152,16 @@ impl Probe {
         Probe(wait)
     }
 
-    /// Whether it waits yet, after a time in which a writer that isn't stopped mostly ends: of one
-    /// that is only slow it says so, too. That a writer isn't stopped is told by `goes_on` alone.
+    /// Whether the write still waits, after a time in which an unblocked write has mostly ended. A
+    /// write that is only slow counts as stopped, too; only `goes_on` proves that a writer is not
+    /// stopped.
     pub fn is_stopped(&self) -> bool {
         self.0.recv_timeout(Duration::from_millis(400)).is_err()
     }
 
     #[track_caller]
     pub fn goes_on(self) {
-        let gone_on = self.0.recv_timeout(PATIENCE);
-        gone_on.expect("the writer goes on");
+        let gone_on = self.0.recv_timeout(WAIT_TIMEOUT);
+        gone_on.expect("the writer continues");
     }
 }

@@ -1,5 +1,5 @@
-//! Hooks of a configuration file, over the real driver on real disks: the order, tries, levels
-//! that are fallen back to, several hooks of one volume, sessions that misbehave.
+//! Hooks of a configuration file with the real driver on real disks: the order, retries, fallback
+//! levels, several hooks of one volume, and sessions that misbehave.
 
 use std::path::{Path, PathBuf};
 
@@ -10,18 +10,18 @@ use super::held::{Probe, Release, await_stop, end_of, go_on};
 use super::support::{Scratch, eventually, mount};
 use super::{GIB, MIB, Node, refused};
 
-/// Each is named after the claim that it is for; `two` has two. `$0` is the script, whose name
-/// begins the names of its files.
+/// Each hook is named after its claim; `two` has two hooks. `$0` is the script, and its name is the
+/// prefix of the names of its files.
 const HOOKS: [(&str, &str); 8] = [
     ("good", GOOD),
-    // Its third start is the first that works.
+    // Its third start is the first that succeeds.
     (
         "flaky",
         "[ $(wc -l < $0.starts) -ge 3 ] || exit 1; echo READY; cat > /dev/null",
     ),
     ("mute", "cat > /dev/null; echo released >> $0.log"),
     ("early", "echo no database >&2; exit 3"),
-    // Its shell ends by SIGTERM only after its child has.
+    // Its shell handles SIGTERM only after its child has ended.
     (
         "deaf",
         "trap 'echo released >> $0.log; exit 0' TERM; echo READY; while :; do sleep 0.1; done",
@@ -36,7 +36,7 @@ const HOOKS: [(&str, &str); 8] = [
 const GOOD: &str =
     "echo 0 quiesced >> effects; echo READY; cat > /dev/null; echo 0 released >> effects";
 
-/// Of all hooks.
+/// The folder of all hooks.
 fn folder(scratch: &Scratch) -> PathBuf {
     scratch.join("hooks")
 }
@@ -65,7 +65,7 @@ fn node(environment: &[(&str, &str)]) -> Node {
     Node::configured("xfs", 8 * GIB, config, environment)
 }
 
-/// A file of a hook.
+/// The lines of a file that a hook has written.
 fn file(node: &Node, name: &str) -> Vec<String> {
     let text = std::fs::read_to_string(folder(&node.scratch).join(name)).unwrap_or_default();
     text.lines().map(Into::into).collect()
@@ -75,7 +75,7 @@ fn starts(node: &Node, hook: &str) -> usize {
     file(node, &format!("{hook}.starts")).len()
 }
 
-/// A staged volume of a claim.
+/// Creates and stages a volume of a claim.
 async fn volume(node: &Node, claim: &str) -> (String, PathBuf) {
     let parameters = [
         ("csi.storage.k8s.io/pvc/namespace", "t"),
@@ -107,22 +107,27 @@ fn class<'a>(more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
     class
 }
 
-/// What `slackwater volumes` says of a snapshot.
-fn told(node: &Node, name: &str) -> Value {
-    let all = node.snapshots_told();
+/// A snapshot in the output of `slackwater volumes`.
+fn listed_snapshot(node: &Node, name: &str) -> Value {
+    let all = node.cli_snapshots();
     let one = all.into_iter().find(|snapshot| snapshot["name"] == name);
     one.unwrap_or_else(|| panic!("{name} is not listed"))
 }
 
-/// A snapshot that is made: its level, and why it isn't a higher one.
-async fn made(node: &Node, name: &str, volume: &str, more: &[(&str, &str)]) -> (String, String) {
+/// Creates a snapshot. Returns its level, and the reason why it is not higher.
+async fn snapshot_level(
+    node: &Node,
+    name: &str,
+    volume: &str,
+    more: &[(&str, &str)],
+) -> (String, String) {
     let snapshot = node.client.snapshot(name, volume, &class(more)).await;
     let snapshot = snapshot.unwrap_or_else(|status| panic!("{name}: {status}"));
-    let told = told(node, name);
-    assert_eq!(told["id"], snapshot.snapshot_id);
+    let listed = listed_snapshot(node, name);
+    assert_eq!(listed["id"], snapshot.snapshot_id);
     let deleted = node.client.delete_snapshot(&snapshot.snapshot_id).await;
     deleted.unwrap();
-    let text = |key: &str| told[key].as_str().unwrap().to_string();
+    let text = |key: &str| listed[key].as_str().unwrap().to_string();
     (text("level"), text("reason"))
 }
 
@@ -135,13 +140,13 @@ async fn end(node: &Node, volumes: Vec<(String, PathBuf)>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_order_is_quiesce_freeze_cut_thaw_release_and_then_it_is_made_known() {
+async fn the_order_is_quiesce_freeze_cut_thaw_release_and_then_commit() {
     let mut node = node(&[]);
     let one = volume(&node, "good").await;
     let effects = folder(&node.scratch).join("effects");
     node.restart_with(&[("SLACKWATER_FAULT_LOG", effects.to_str().unwrap())]);
     let _ = std::fs::remove_file(&effects);
-    let (level, reason) = made(&node, "s", &one.0, &[]).await;
+    let (level, reason) = snapshot_level(&node, "s", &one.0, &[]).await;
     assert_eq!((level.as_str(), reason.as_str()), ("application", ""));
     let order = file(&node, "effects");
     let names: Vec<_> = order
@@ -151,7 +156,7 @@ async fn the_order_is_quiesce_freeze_cut_thaw_release_and_then_it_is_made_known(
     let first = |name: &str| names.iter().position(|n| *n == name).expect(name);
     let last = |name: &str| names.iter().rposition(|n| *n == name).expect(name);
     for (before, after) in [
-        // All that can be is done while the application runs.
+        // Everything possible is done while the application runs.
         (first("guard_sync"), last("clone_ahead")),
         (last("clone_ahead"), first("start_session")),
         (first("start_session"), first("quiesced")),
@@ -163,7 +168,8 @@ async fn the_order_is_quiesce_freeze_cut_thaw_release_and_then_it_is_made_known(
     ] {
         assert!(before < after, "{names:?}");
     }
-    // In the window nothing but the cut: the journal is written before, all else after it.
+    // In the window there is only the cut: the journal is written before it, and everything else
+    // after it.
     let window = names[first("guard_freeze")..=last("guard_thaw")].join(" ");
     let journal = "write_file sync_file rename sync_dir";
     assert_eq!(
@@ -175,7 +181,8 @@ async fn the_order_is_quiesce_freeze_cut_thaw_release_and_then_it_is_made_known(
     group_of_two(&node, one).await;
 }
 
-/// All applications of a group are held before the first file system is, until the last is not.
+/// All applications of a group are held before the first file system is frozen, until the last one
+/// is thawed.
 async fn group_of_two(node: &Node, one: (String, PathBuf)) {
     let two = volume(node, "two").await;
     let effects = folder(&node.scratch).join("effects");
@@ -196,18 +203,18 @@ async fn group_of_two(node: &Node, one: (String, PathBuf)) {
         quiesced[2] < frozen[0] && thawed[1] < released[0],
         "{order:?}"
     );
-    let levels = node.snapshots_told();
-    assert!(levels.iter().all(|told| told["level"] == "application"));
+    let levels = node.cli_snapshots();
+    assert!(levels.iter().all(|listed| listed["level"] == "application"));
     let members = super::support::snapshots::members(&group);
     let id = &group.group_snapshot_id;
     node.client.delete_group(id, &members).await.unwrap();
     end(node, vec![one, two]).await;
 }
 
-/// Fails until it's tried a third time.
+/// Fails until the third try.
 async fn tried_again(node: &Node, volume: &str) {
     let more = [("retries", "2"), ("retryInterval", "300ms")];
-    let (level, _) = made(node, "flaky", volume, &more).await;
+    let (level, _) = snapshot_level(node, "flaky", volume, &more).await;
     assert_eq!(level, "application");
     let starts: Vec<u64> = file(node, "flaky.starts")
         .iter()
@@ -219,24 +226,25 @@ async fn tried_again(node: &Node, volume: &str) {
     }
 }
 
-/// Never says READY: told so at the timeout, remembered, and fallen back from.
+/// Never prints READY: this is reported at the timeout, remembered, and answered with a lower
+/// level.
 async fn never_ready(node: &Node, volume: &str) {
     let more = [("retries", "1"), ("quiesceTimeout", "300ms")];
     let client = &node.client;
     for _ in 0..3 {
-        let said = client.snapshot("mute", volume, &class(&more)).await;
-        let said = refused(said, Code::FailedPrecondition);
+        let response = client.snapshot("mute", volume, &class(&more)).await;
+        let response = refused(response, Code::FailedPrecondition);
         assert!(
-            said.contains("mute") && said.contains("READY within 300 ms"),
-            "{said}"
+            response.contains("mute") && response.contains("READY within 300 ms"),
+            "{response}"
         );
-        assert!(said.contains("paused for"), "{said}");
-        assert_eq!(starts(node, "mute"), 2, "repeats disturb nobody");
+        assert!(response.contains("paused for"), "{response}");
+        assert_eq!(starts(node, "mute"), 2, "repeats disturb no application");
     }
-    assert_eq!(file(node, "mute.log").len(), 2, "released each time");
+    assert_eq!(file(node, "mute.log").len(), 2, "it was released each time");
     for level in ["filesystem", "crash"] {
         let more = [("quiesceTimeout", "200ms"), ("onQuiesceFailure", level)];
-        let (reached, reason) = made(node, &format!("mute-{level}"), volume, &more).await;
+        let (reached, reason) = snapshot_level(node, &format!("mute-{level}"), volume, &more).await;
         assert_eq!(reached, level);
         assert!(
             reason.contains("application was requested") && reason.contains("mute"),
@@ -245,25 +253,28 @@ async fn never_ready(node: &Node, volume: &str) {
     }
 }
 
-/// Ends before it's ready.
+/// Ends before it is ready.
 async fn ends_early(node: &Node, volume: &str) {
-    let said = node.client.snapshot("early", volume, &class(&[])).await;
-    let said = refused(said, Code::FailedPrecondition);
-    assert!(said.contains("no database"), "its words are told: {said}");
-    // The volume is paused, whatever name is asked for; a lower level needs no hook.
-    let said = node.client.snapshot("early-2", volume, &class(&[])).await;
-    let said = refused(said, Code::FailedPrecondition);
-    assert!(said.contains("paused for"), "{said}");
+    let response = node.client.snapshot("early", volume, &class(&[])).await;
+    let response = refused(response, Code::FailedPrecondition);
+    assert!(
+        response.contains("no database"),
+        "its output is in the error: {response}"
+    );
+    // The volume is paused, whatever the name of the snapshot; a lower level needs no hook.
+    let response = node.client.snapshot("early-2", volume, &class(&[])).await;
+    let response = refused(response, Code::FailedPrecondition);
+    assert!(response.contains("paused for"), "{response}");
     assert_eq!(starts(node, "early"), 1);
     let lower = [("consistency", "filesystem")];
-    let (level, _) = made(node, "early-3", volume, &lower).await;
+    let (level, _) = snapshot_level(node, "early-3", volume, &lower).await;
     assert_eq!(level, "filesystem");
     assert_eq!(starts(node, "early"), 1);
 }
 
-/// Doesn't look at its stdin: the cut is good, and it's ended.
+/// Does not read its stdin: the cut succeeds, and the hook is terminated.
 async fn deaf(node: &Node, volume: &str) {
-    let (level, _) = made(node, "deaf", volume, &[]).await;
+    let (level, _) = snapshot_level(node, "deaf", volume, &[]).await;
     assert_eq!(level, "application");
     assert_eq!(file(node, "deaf.log"), ["released"]);
     let log = node.server.log();
@@ -273,7 +284,7 @@ async fn deaf(node: &Node, volume: &str) {
 async fn shared(node: &Node, volume: &str) {
     for (shared, a, b) in [("all", 1, 1), ("one", 2, 1), ("skip", 2, 1)] {
         let more = [("sharedVolume", shared)];
-        let (level, reason) = made(node, &format!("two-{shared}"), volume, &more).await;
+        let (level, reason) = snapshot_level(node, &format!("two-{shared}"), volume, &more).await;
         let counted = [starts(node, "a-two"), starts(node, "b-two")];
         assert_eq!(counted, [a, b], "{shared}");
         if shared == "skip" {
@@ -284,24 +295,27 @@ async fn shared(node: &Node, volume: &str) {
         }
     }
     let fail = class(&[("sharedVolume", "fail")]);
-    let said = node.client.snapshot("two-fail", volume, &fail).await;
-    assert!(refused(said, Code::FailedPrecondition).contains("a-two, b-two"));
+    let response = node.client.snapshot("two-fail", volume, &fail).await;
+    assert!(refused(response, Code::FailedPrecondition).contains("a-two, b-two"));
     assert_eq!([starts(node, "a-two"), starts(node, "b-two")], [2, 1]);
 }
 
-/// Nobody's hook.
+/// A volume without a hook.
 async fn without(node: &Node, volume: &str) {
-    let said = node.client.snapshot("none", volume, &class(&[])).await;
-    let said = refused(said, Code::FailedPrecondition);
-    assert!(said.contains("[[hook]]"), "the way out is told: {said}");
+    let response = node.client.snapshot("none", volume, &class(&[])).await;
+    let response = refused(response, Code::FailedPrecondition);
+    assert!(
+        response.contains("[[hook]]"),
+        "the solution is named: {response}"
+    );
     let falls = [("onQuiesceFailure", "filesystem")];
-    let (level, reason) = made(node, "none", volume, &falls).await;
+    let (level, reason) = snapshot_level(node, "none", volume, &falls).await;
     assert_eq!(level, "filesystem");
     assert!(reason.contains("no hook is configured"), "{reason}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sessions_that_misbehave_are_told_tried_again_or_fallen_back_from() {
+async fn sessions_that_misbehave_are_reported_retried_or_replaced_by_a_lower_level() {
     let node = node(&[]);
     let mut volumes = Vec::new();
     for claim in ["flaky", "mute", "early", "deaf", "two", "none"] {
@@ -332,7 +346,7 @@ fn kill_session(node: &Node) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_session_that_dies_in_the_window_costs_the_level_and_not_the_freeze() {
+async fn a_session_that_dies_in_the_window_lowers_the_level_and_does_not_end_the_freeze() {
     let mut node = node(&[]);
     let one = volume(&node, "mortal").await;
     for (name, more, level) in [
@@ -342,7 +356,7 @@ async fn a_session_that_dies_in_the_window_costs_the_level_and_not_the_freeze() 
     ] {
         node.restart_with(&[("SLACKWATER_FAULT", "guard_freeze:stop-after")]);
         let release = Release::of(&node);
-        let begun = starts(&node, "mortal");
+        let starts_before = starts(&node, "mortal");
         let (client, id) = (node.client.clone(), one.0.clone());
         let call = tokio::spawn(async move {
             let class = class(&[more]);
@@ -356,31 +370,34 @@ async fn a_session_that_dies_in_the_window_costs_the_level_and_not_the_freeze() 
         Probe::start(&one.1).goes_on();
         drop(release);
         let Some(level) = level else {
-            let said = refused(answer, Code::FailedPrecondition);
-            assert!(said.contains("before the cut was complete"), "{said}");
+            let response = refused(answer, Code::FailedPrecondition);
+            assert!(
+                response.contains("before the cut was complete"),
+                "{response}"
+            );
             assert!(node.disk.snapshots().is_empty());
             continue;
         };
         let snapshot = answer.unwrap().snapshot_id;
-        let told = told(&node, name);
-        assert_eq!(told["level"], level, "{told}");
+        let listed = listed_snapshot(&node, name);
+        assert_eq!(listed["level"], level, "{listed}");
         let again = usize::from(level == "application");
-        assert_eq!(starts(&node, "mortal"), begun + 1 + again);
+        assert_eq!(starts(&node, "mortal"), starts_before + 1 + again);
         node.client.delete_snapshot(&snapshot).await.unwrap();
     }
     node.restart_with(&[]);
     end(&node, vec![one]).await;
 }
 
-/// Killed in the window: the session lets go by itself, the file system is thawed, and the call
-/// is answered when it's repeated.
+/// Killed in the window: the session releases by itself, the file system is thawed, and a repeat of
+/// the call is answered.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_driver_that_is_killed_in_the_window_releases_its_applications() {
     let mut node = node(&[]);
     let one = volume(&node, "good").await;
     let held = ["0 quiesced", "0 released"].as_slice();
     for (step, held) in [
-        // Ahead of the hooks.
+        // Before the hooks.
         ("guard_sync", &[][..]),
         ("clone_ahead", &[]),
         ("guard_freeze", held),
@@ -393,16 +410,16 @@ async fn a_driver_that_is_killed_in_the_window_releases_its_applications() {
         let release = Release::of(&node);
         let asked = node.client.snapshot("s", &one.0, &class(&[])).await;
         asked.unwrap_err();
-        assert_eq!(node.server.wait(), None, "{step}: it was killed");
+        assert_eq!(node.server.wait(), None, "{step}: the driver was killed");
         eventually("the session has released by itself", || {
             file(&node, "effects") == held
         });
-        // Nobody was there to thaw it but the guard.
+        // Only the guard could thaw it.
         Probe::start(&one.1).goes_on();
         drop(release);
         node.restart_with(&[]);
-        assert_eq!(node.snapshots_told().len(), 0, "{step}: nothing is listed");
-        let (level, _) = made(&node, "s", &one.0, &[]).await;
+        assert_eq!(node.cli_snapshots().len(), 0, "{step}: nothing is listed");
+        let (level, _) = snapshot_level(&node, "s", &one.0, &[]).await;
         assert_eq!(level, "application", "{step}");
     }
     end(&node, vec![one]).await;

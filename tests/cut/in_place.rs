@@ -1,5 +1,5 @@
-//! btrfs pools whose images are written in place, those of an earlier release whose images are not,
-//! and pools with some of each: blocks are shared only within one kind.
+//! btrfs pools whose images are written in place, pools of an earlier release whose images are not,
+//! and pools with both kinds: blocks are shared only within one kind.
 
 use std::path::{Path, PathBuf};
 
@@ -8,13 +8,13 @@ use super::support::snapshots::{from_snapshot, from_volume};
 use super::support::{Scratch, Server, mount, run};
 use super::{GIB, Node, check_pattern, write_pattern};
 
-/// Whether a file or folder has the attribute of those that are written in place.
+/// Whether a file or folder has the attribute for writing in place.
 fn is_in_place(path: &Path) -> bool {
     let listed = run("lsattr", &["-d", path.to_str().unwrap()]);
     listed.split_whitespace().next().unwrap().contains('C')
 }
 
-/// What is made in these folders of a pool from now on is written in place, or isn't.
+/// Sets whether new files in these folders of a pool are written in place.
 fn mark(pool: &Path, folders: &[&str], mark: &str) {
     for folder in folders {
         run("chattr", &[mark, pool.join(folder).to_str().unwrap()]);
@@ -36,7 +36,7 @@ async fn images_of_a_new_btrfs_pool_are_written_in_place() {
     let snapshot = node.client.snapshot("s", &id, &[]).await.unwrap();
     let snapshot = snapshot.snapshot_id;
     assert!(is_in_place(&image_of(pool, "snapshots", &snapshot)));
-    assert!(!is_in_place(pool), "nothing but images");
+    assert!(!is_in_place(pool), "only images");
     node.client.delete_snapshot(&snapshot).await.unwrap();
     node.unstage_and_delete(&id, &staging).await;
     node.assert_nothing_left();
@@ -55,9 +55,9 @@ async fn a_btrfs_pool_of_an_earlier_release_stays_as_it_is() {
     node.assert_nothing_left();
 }
 
-/// Someone has set the attribute on folders by hand: images of before don't have it.
+/// An administrator has set the attribute on the folders by hand; existing images do not have it.
 #[tokio::test(flavor = "multi_thread")]
-async fn every_copy_is_of_the_kind_of_its_source() {
+async fn every_copy_has_the_in_place_attribute_of_its_source() {
     let node = Node::on("btrfs", 16 * GIB);
     let (client, pool) = (&node.client, node.disk.mount_point.clone());
     for (n, marks) in [["-C", "+C"], ["+C", "-C"]].into_iter().enumerate() {
@@ -75,13 +75,13 @@ async fn every_copy_is_of_the_kind_of_its_source() {
             ("restore", from_snapshot(&snapshot)),
         ] {
             let copy = format!("{name}-{copy}");
-            let made = client.create_from(&copy, GIB, mount("xfs"), source, &[]);
-            let made = made.await.unwrap().volume_id;
-            assert_eq!(is_in_place(&node.image(&made)), kind);
+            let creation = client.create_from(&copy, GIB, mount("xfs"), source, &[]);
+            let created = creation.await.unwrap().volume_id;
+            assert_eq!(is_in_place(&node.image(&created)), kind);
             let place = node.staging(&copy);
-            client.stage(&made, &place, mount("xfs")).await.unwrap();
+            client.stage(&created, &place, mount("xfs")).await.unwrap();
             check_pattern(&place.join("file"), 1, 3 << 20);
-            node.unstage_and_delete(&made, &place).await;
+            node.unstage_and_delete(&created, &place).await;
         }
         client.delete_snapshot(&snapshot).await.unwrap();
         node.unstage_and_delete(&id, &staging).await;
@@ -89,7 +89,7 @@ async fn every_copy_is_of_the_kind_of_its_source() {
     node.assert_nothing_left();
 }
 
-/// The pools' file system is one, but not the kind of their images.
+/// The pools share a file system, but their images are of different kinds.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_pools_on_one_btrfs_copy_from_each_other() {
     let scratch = Scratch::new();
@@ -104,8 +104,8 @@ async fn two_pools_on_one_btrfs_copy_from_each_other() {
     mark(&folders[0], &["volumes", "snapshots"], "-C");
     for (from, to) in [("old", "new"), ("new", "old")] {
         let class = [("pool", from)];
-        let made = client.create(from, GIB, mount("ext4"), &class);
-        let id = made.await.unwrap();
+        let creation = client.create(from, GIB, mount("ext4"), &class);
+        let id = creation.await.unwrap();
         let class = [("pool", to)];
         let staging = scratch.dir(&format!("kubelet/{from}"));
         client.stage(&id, &staging, mount("ext4")).await.unwrap();
@@ -117,28 +117,31 @@ async fn two_pools_on_one_btrfs_copy_from_each_other() {
             ("restore", from_snapshot(&snapshot)),
         ] {
             let name = format!("{from}-{name}");
-            let made = client.create_from(&name, GIB, mount("ext4"), source, &class);
-            let made = made.await.unwrap().volume_id;
-            let image = image_of(&disk.mount_point.join(to), "volumes", &made);
+            let creation = client.create_from(&name, GIB, mount("ext4"), source, &class);
+            let created = creation.await.unwrap().volume_id;
+            let image = image_of(&disk.mount_point.join(to), "volumes", &created);
             assert_eq!(is_in_place(&image), to == "new");
-            client.stage(&made, &staging, mount("ext4")).await.unwrap();
+            client
+                .stage(&created, &staging, mount("ext4"))
+                .await
+                .unwrap();
             check_pattern(&staging.join("file"), 1, 3 << 20);
-            // And a copy of the copy, where blocks are shared.
+            // Also a copy of the copy, with shared blocks.
             let again = client
-                .snapshot(&name, &made, &[])
+                .snapshot(&name, &created, &[])
                 .await
                 .unwrap()
                 .snapshot_id;
             client.delete_snapshot(&again).await.unwrap();
-            client.unstage(&made, &staging).await.unwrap();
-            client.delete(&made).await.unwrap();
+            client.unstage(&created, &staging).await.unwrap();
+            client.delete(&created).await.unwrap();
         }
         client.delete_snapshot(&snapshot).await.unwrap();
         client.delete(&id).await.unwrap();
     }
 }
 
-/// A loop device of 512 bytes would be written through the page cache there.
+/// A loop device with 512-byte sectors would be written through the page cache there.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_copy_does_not_go_to_a_disk_whose_blocks_are_larger() {
     let scratch = Scratch::new();
@@ -166,10 +169,10 @@ async fn a_copy_does_not_go_to_a_disk_whose_blocks_are_larger() {
         .unwrap();
     let class = [("pool", "large")];
     let copied = client.create_from("c", GIB / 2, mount("ext4"), from_volume(&id), &class);
-    let said = super::refused(copied.await, tonic::Code::InvalidArgument);
+    let message = super::refused(copied.await, tonic::Code::InvalidArgument);
     assert!(
-        said.contains("parameters.pool") && said.contains("4096"),
-        "{said}"
+        message.contains("parameters.pool") && message.contains("4096"),
+        "{message}"
     );
     client.delete(&id).await.unwrap();
 }

@@ -1,11 +1,10 @@
-//! The consistent cut by the real driver on real disks: snapshots, groups, restores, clones, and
-//! the oracles that would see an inconsistent one. Needs root. `SLACKWATER_SOAK=1` makes the
-//! rounds many.
+//! The consistent cut with the real driver on real disks: snapshots, groups, restores, clones, and
+//! the oracles that detect an inconsistent one. Needs root. `SLACKWATER_SOAK=1` runs many rounds.
 
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
-    reason = "a test says what it expects, and works on its own files"
+    reason = "a test panics where an expectation fails, and works on its own files"
 )]
 
 #[path = "../support/mod.rs"]
@@ -33,7 +32,7 @@ mod window;
 
 pub use support::node::*;
 
-/// So many rounds, or many more in a soak.
+/// The number of rounds: few, or many in a soak test.
 pub fn rounds(few: usize, many: usize) -> usize {
     match std::env::var_os("SLACKWATER_SOAK") {
         Some(_) => many,

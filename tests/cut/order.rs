@@ -1,5 +1,5 @@
-//! Write order: a counter goes from volume to volume, never synced. Cut at one moment, no volume
-//! is ahead of the one before it, and none is more than one behind.
+//! Write order: a counter is written from volume to volume, and is never synced. If all volumes are
+//! cut at one moment, no volume is ahead of the one before it, and none is more than one behind.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -11,7 +11,7 @@ use super::support::snapshots::{from_snapshot, members};
 pub use super::support::writers::{WRITERS, Writers, is_consistent, shown};
 use super::{GIB, Node, rounds};
 
-/// xfs takes no less.
+/// The minimum size of xfs.
 const SIZE: u64 = GIB / 2;
 
 pub struct Volume {
@@ -26,7 +26,7 @@ impl AsRef<Path> for Volume {
     }
 }
 
-/// What restored volumes show, by writer and volume.
+/// The counters in restored volumes, by writer and volume.
 pub async fn counters(node: &Node, volumes: &[Volume], snapshots: &[String]) -> Vec<Vec<u64>> {
     let restored = volumes.iter().zip(snapshots).enumerate();
     let restored = restored.map(|(n, (volume, snapshot))| async move {
@@ -50,7 +50,7 @@ pub async fn counters(node: &Node, volumes: &[Volume], snapshots: &[String]) -> 
         .collect()
 }
 
-/// Volumes of these kinds, staged.
+/// Creates and stages volumes of these kinds.
 pub async fn staged(node: &Node, kinds: &[&'static str]) -> Vec<Volume> {
     let mut volumes = Vec::new();
     for (n, fs) in kinds.iter().enumerate() {
@@ -64,7 +64,7 @@ pub async fn staged(node: &Node, kinds: &[&'static str]) -> Vec<Volume> {
     volumes
 }
 
-/// Cuts `cuts` times under load; how many cuts were out of order.
+/// Cuts `cuts` times under load. Returns the number of cuts that were out of order.
 async fn violations(node: &Node, kinds: &[&'static str], cuts: usize) -> usize {
     let volumes = staged(node, kinds).await;
     let ids: Vec<String> = volumes.iter().map(|volume| volume.id.clone()).collect();
@@ -76,7 +76,7 @@ async fn violations(node: &Node, kinds: &[&'static str], cuts: usize) -> usize {
         let found = counters(node, &volumes, &members(&group)).await;
         wrong += usize::from(!found.iter().all(|row| is_consistent(row)));
         let writes = writers.rounds.load(Ordering::Relaxed);
-        assert!(writes > last, "the writers go on after each cut");
+        assert!(writes > last, "the writers continue after each cut");
         last = writes;
         let members = members(&group);
         let id = &group.group_snapshot_id;
@@ -130,7 +130,8 @@ async fn no_cut_on_a_btrfs_pool_is_out_of_order() {
     node.assert_nothing_left();
 }
 
-/// The oracle can see what it's for: the same writers, each volume frozen and cut by itself.
+/// Proof that the oracle detects a violation: the same writers, but each volume is frozen and cut
+/// by itself.
 #[cfg(feature = "fault")]
 #[tokio::test(flavor = "multi_thread")]
 async fn cut_in_sequence_the_order_is_broken() {

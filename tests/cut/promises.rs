@@ -1,18 +1,18 @@
-//! What volumes were promised, beside snapshots: kept for them where a pool says so.
+//! The size of volumes, next to snapshots: reserved for them where the pool says so.
 
 use tonic::Code;
 
 use super::held::{Release, arm, await_stop, end_of, go_on};
 use super::room::{check, overwrite, staged};
-use super::support::{Disk, PATIENCE, Scratch, Server};
+use super::support::{Disk, Scratch, Server, WAIT_TIMEOUT};
 use super::{GIB, MIB, Node, pattern, refused};
 
-/// Of two volumes on a pool of 1 GiB, and what is written to each.
+/// The size of each of two volumes on a pool of 1 GiB, and the amount that is written to each.
 const SIZE: u64 = 300 * MIB;
 const BYTES: usize = 240 << 20;
 
 #[tokio::test]
-async fn a_new_pool_keeps_what_volumes_were_promised_from_snapshots() {
+async fn a_new_pool_reserves_the_size_of_its_volumes_against_snapshots() {
     let node = Node::on("xfs", GIB);
     let (a, at_a) = staged(&node, "a", SIZE, "ext4", &[]).await;
     let (_, at_b) = staged(&node, "b", SIZE, "ext4", &[]).await;
@@ -32,16 +32,16 @@ async fn a_new_pool_keeps_what_volumes_were_promised_from_snapshots() {
     }
     let id = first.snapshot_id;
     node.client.delete_snapshot(&id).await.unwrap();
-    // xfs gives the blocks of a deleted file back some time after its last close.
+    // xfs frees the blocks of a deleted file some time after its last close.
     let begun = std::time::Instant::now();
     while let Err(status) = node.client.snapshot("s2", &a, &[]).await {
         let is_full = status.code() == Code::ResourceExhausted;
-        assert!(is_full && begun.elapsed() < PATIENCE, "{status}");
+        assert!(is_full && begun.elapsed() < WAIT_TIMEOUT, "{status}");
         tokio::time::sleep(std::time::Duration::from_millis(200)).await;
     }
 }
 
-/// The same by best effort, so that the test above shows something.
+/// The same with best effort, which proves that the test above is meaningful.
 async fn runs_full(node: &Node, why: &str) {
     let (a, at_a) = staged(node, "a", SIZE, "ext4", &[]).await;
     let (_, at_b) = staged(node, "b", SIZE, "ext4", &[]).await;
@@ -63,14 +63,14 @@ async fn a_pool_of_an_earlier_release_stays_best_effort() {
         serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     let fields = record.as_object_mut().unwrap();
     assert_eq!(fields.remove("snapshots").unwrap(), "reserved");
-    assert_eq!(fields["version"], 1, "an earlier release reads it");
+    assert_eq!(fields["version"], 1, "an earlier release can read it");
     std::fs::write(&path, record.to_string()).unwrap();
     node.restart_with(&[]);
-    runs_full(&node, "its record says nothing").await;
+    runs_full(&node, "its record has no setting").await;
 }
 
 #[tokio::test]
-async fn a_definition_outweighs_what_a_pool_was_made_with() {
+async fn a_definition_overrides_the_setting_in_the_pool_record() {
     let scratch = Scratch::new();
     let disk = Disk::new(&scratch, "pool", "xfs", GIB);
     let place = disk.mount_point.display();
@@ -83,11 +83,11 @@ async fn a_definition_outweighs_what_a_pool_was_made_with() {
         disk,
         scratch,
     };
-    runs_full(&node, "its definition says it").await;
+    runs_full(&node, "its definition sets it").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_written_until_the_cut_counts_too() {
+async fn writes_until_the_cut_count_as_well() {
     let mut node = Node::on("xfs", GIB);
     let (a, at_a) = staged(&node, "a", 400 * MIB, "ext4", &[]).await;
     staged(&node, "b", 400 * MIB, "ext4", &[]).await;

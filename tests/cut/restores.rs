@@ -1,4 +1,5 @@
-//! Restores and clones: of a source in any state, larger, beside it, and independent of it.
+//! Restores and clones: of a source in any state, with a larger size, in use together with the
+//! source, and independent of it.
 
 use std::path::Path;
 
@@ -15,7 +16,8 @@ fn write_loosely(path: &Path, text: &str) {
     std::fs::write(path, text).unwrap();
 }
 
-/// Snapshot of a mounted volume; restored beside it, larger, twice; all of it in any order gone.
+/// Takes a snapshot of a mounted volume, restores it twice, larger, while the volume is in use, and
+/// deletes everything in any order.
 pub async fn restores(node: &Node, fs: &str) {
     let client = &node.client;
     let staging = node.staging(fs);
@@ -28,7 +30,7 @@ pub async fn restores(node: &Node, fs: &str) {
     assert_eq!(snapshot.size_bytes as u64, GIB);
     let again = client.snapshot(&format!("s-{fs}"), &id, &[]).await.unwrap();
     assert_eq!(again, snapshot, "a repeat answers the same");
-    // What happens later isn't in it.
+    // Later writes are not in it.
     write_pattern(&staging.join("synced"), 2, BYTES);
     write_loosely(&staging.join("later"), "too late");
 
@@ -45,7 +47,7 @@ pub async fn restores(node: &Node, fs: &str) {
         let place = node.staging(&name);
         copies.push((volume.volume_id, place, size));
     }
-    // A clone of the volume in use, as it is now.
+    // A clone of the volume in use, in its present state.
     let name = format!("{fs}-clone");
     let clone = client
         .create_from(&name, GIB, mount(fs), from_volume(&id), &[])
@@ -63,7 +65,7 @@ pub async fn restores(node: &Node, fs: &str) {
     );
 
     for (id, place, size) in &copies {
-        // ext4 grows online only with a right that not every machine gives to root.
+        // ext4 grows online only with a privilege that root does not have on every machine.
         if fs == "ext4" && *size > GIB {
             continue;
         }
@@ -76,13 +78,13 @@ pub async fn restores(node: &Node, fs: &str) {
         assert!(!place.join("later").exists());
         let (total, _) = client.stats(id, place).await.unwrap();
         assert!(total > size / 2, "{fs}: {total} of {size}");
-        // It's its own: what is written here is nowhere else.
+        // It is independent: what is written here is in no other volume.
         write_pattern(&place.join("synced"), 3, BYTES);
     }
     check_pattern(&staging.join("synced"), 2, BYTES);
     check_pattern(&place.join("synced"), 2, BYTES);
 
-    // The source first, then the snapshot: what was made from them stays.
+    // The source is deleted first, then the snapshot: the volumes created from them stay.
     node.unstage_and_delete(&id, &staging).await;
     client.delete_snapshot(&snapshot.snapshot_id).await.unwrap();
     client.delete_snapshot(&snapshot.snapshot_id).await.unwrap();
@@ -98,7 +100,7 @@ pub async fn restores(node: &Node, fs: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_mounted_volume_is_restored_beside_itself_on_an_xfs_pool() {
+async fn a_mounted_volume_and_its_restore_are_used_together_on_an_xfs_pool() {
     let node = Node::new();
     for fs in ["ext4", "xfs", "btrfs"] {
         restores(&node, fs).await;
@@ -107,7 +109,7 @@ async fn a_mounted_volume_is_restored_beside_itself_on_an_xfs_pool() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_mounted_volume_is_restored_beside_itself_on_a_btrfs_pool() {
+async fn a_mounted_volume_and_its_restore_are_used_together_on_a_btrfs_pool() {
     let node = Node::on("btrfs", 16 * GIB);
     for fs in ["ext4", "xfs", "btrfs"] {
         restores(&node, fs).await;
@@ -155,7 +157,7 @@ async fn a_raw_block_volume_is_cut_alone_published_or_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_does_not_fit_a_source_is_refused_by_name() {
+async fn a_restore_that_does_not_fit_its_source_is_refused_with_the_reason() {
     let node = Node::new();
     let client = &node.client;
     let staging = node.staging("v");
@@ -170,30 +172,30 @@ async fn what_does_not_fit_a_source_is_refused_by_name() {
         }
     };
     let (small, other) = (512 * MIB, mount("xfs"));
-    let said = make("a", small, mount("ext4"), from_snapshot(&snapshot), &[]).await;
-    assert!(refused(said, Code::OutOfRange).contains("required_bytes"));
-    let said = make("b", GIB, other, from_snapshot(&snapshot), &[]).await;
-    assert!(refused(said, Code::InvalidArgument).contains("volume_capabilities"));
+    let response = make("a", small, mount("ext4"), from_snapshot(&snapshot), &[]).await;
+    assert!(refused(response, Code::OutOfRange).contains("required_bytes"));
+    let response = make("b", GIB, other, from_snapshot(&snapshot), &[]).await;
+    assert!(refused(response, Code::InvalidArgument).contains("volume_capabilities"));
     let gone = snapshot.replace(&snapshot[40..44], "0000");
-    let said = make("c", GIB, mount("ext4"), from_snapshot(&gone), &[]).await;
-    refused(said, Code::NotFound);
-    let said = make("d", GIB, mount("ext4"), from_volume("nothing"), &[]).await;
-    refused(said, Code::NotFound);
+    let response = make("c", GIB, mount("ext4"), from_snapshot(&gone), &[]).await;
+    refused(response, Code::NotFound);
+    let response = make("d", GIB, mount("ext4"), from_volume("nothing"), &[]).await;
+    refused(response, Code::NotFound);
     // A name keeps its source.
-    let made = make("e", GIB, mount("ext4"), from_snapshot(&snapshot), &[]).await;
-    let made = made.unwrap().volume_id;
-    let said = make("e", GIB, mount("ext4"), from_volume(&id), &[]).await;
-    assert!(refused(said, Code::AlreadyExists).contains("volume_content_source"));
-    let said = client.snapshot("s", &made, &[]).await;
-    assert!(refused(said, Code::AlreadyExists).contains("source_volume_id"));
-    client.delete(&made).await.unwrap();
+    let created = make("e", GIB, mount("ext4"), from_snapshot(&snapshot), &[]).await;
+    let created = created.unwrap().volume_id;
+    let response = make("e", GIB, mount("ext4"), from_volume(&id), &[]).await;
+    assert!(refused(response, Code::AlreadyExists).contains("volume_content_source"));
+    let response = client.snapshot("s", &created, &[]).await;
+    assert!(refused(response, Code::AlreadyExists).contains("source_volume_id"));
+    client.delete(&created).await.unwrap();
     client.delete_snapshot(&snapshot).await.unwrap();
     node.unstage_and_delete(&id, &staging).await;
     node.assert_nothing_left();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thick_volume_takes_every_write_after_a_snapshot_on_a_full_pool() {
+async fn a_thick_volume_accepts_every_write_after_a_snapshot_on_a_full_pool() {
     let node = Node::on("xfs", 5 * GIB / 2);
     let client = &node.client;
     let thick = [("allocation", "thick")];
@@ -205,7 +207,7 @@ async fn a_thick_volume_takes_every_write_after_a_snapshot_on_a_full_pool() {
     client.stage(&id, &staging, mount("ext4")).await.unwrap();
     write_pattern(&staging.join("data"), 1, 48 << 20);
     let snapshot = client.snapshot("s", &id, &[]).await.unwrap().snapshot_id;
-    // Somebody else fills the pool to the last block.
+    // Another program fills the pool to the last block.
     let filler = node.disk.mount_point.join("filler");
     super::support::succeeds(
         "dd",
@@ -213,9 +215,9 @@ async fn a_thick_volume_takes_every_write_after_a_snapshot_on_a_full_pool() {
     );
     write_pattern(&staging.join("data"), 2, 48 << 20);
     check_pattern(&staging.join("data"), 2, 48 << 20);
-    // No room for another one: refused, and nothing is left of it.
-    let said = client.snapshot("t", &id, &[]).await;
-    refused(said, Code::ResourceExhausted);
+    // There is no space for another one: it is refused, and nothing of it is left.
+    let response = client.snapshot("t", &id, &[]).await;
+    refused(response, Code::ResourceExhausted);
     assert_eq!(
         client.snapshots("").await.unwrap(),
         std::slice::from_ref(&snapshot)
@@ -227,15 +229,18 @@ async fn a_thick_volume_takes_every_write_after_a_snapshot_on_a_full_pool() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pool_that_can_not_share_copies_what_nobody_uses() {
+async fn a_pool_without_block_sharing_copies_idle_volumes() {
     let node = Node::on("ext4", 8 * GIB);
     let client = &node.client;
     let staging = node.staging("v");
     let id = node.staged("v", &staging, "ext4").await;
     write_pattern(&staging.join("data"), 1, BYTES);
-    let said = client.snapshot("s", &id, &[]).await;
-    let said = refused(said, Code::FailedPrecondition);
-    assert!(said.contains("image=SIZE"), "the way out is told: {said}");
+    let response = client.snapshot("s", &id, &[]).await;
+    let response = refused(response, Code::FailedPrecondition);
+    assert!(
+        response.contains("image=SIZE"),
+        "the solution is named: {response}"
+    );
     let clone = client.create_from("c", GIB, mount("ext4"), from_volume(&id), &[]);
     refused(clone.await, Code::FailedPrecondition);
     client.unstage(&id, &staging).await.unwrap();

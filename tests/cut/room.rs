@@ -1,5 +1,5 @@
-//! Pools that are full, really: what doesn't fit is refused before anybody is disturbed, what
-//! fails leaves nothing, and what was promised takes every write.
+//! Pools that are really full: a request that does not fit is refused before any application is
+//! disturbed, a failed one leaves nothing, and reserved space accepts every write.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -11,10 +11,10 @@ use tonic::Code;
 
 use super::held::{Probe, Release, arm, await_stop, end_of, go_on};
 use super::support::snapshots::{from_snapshot, from_volume};
-use super::support::{PATIENCE, eventually, mount, run};
+use super::support::{WAIT_TIMEOUT, eventually, mount, run};
 use super::{GIB, MIB, Node, pattern, refused, rounds};
 
-/// A stranger's file that takes all that a pool has left.
+/// A foreign file that takes all the free space of a pool.
 struct Full(PathBuf);
 
 impl Full {
@@ -22,12 +22,12 @@ impl Full {
         Full::by(node, 1 << 30, Duration::ZERO)
     }
 
-    /// As who writes does: not all at once.
+    /// Fills slowly, as writers do.
     fn fill_slowly(node: &Node) -> Full {
         Full::by(node, 1 << 20, Duration::from_millis(1))
     }
 
-    /// Reserved, not written: to the last block all the same.
+    /// Reserves the space without writing, also to the last block.
     fn by(node: &Node, mut step: i64, pause: Duration) -> Full {
         let path = node.disk.mount_point.join("stranger");
         let file = std::fs::File::create(&path).unwrap();
@@ -49,7 +49,7 @@ impl Drop for Full {
     }
 }
 
-/// Writes a file in place, past the page cache, or tells the first error.
+/// Writes a file in place, bypassing the page cache, or returns the first error.
 pub fn overwrite(path: &Path, seed: u8, bytes: usize) -> std::io::Result<()> {
     let file = OpenOptions::new()
         .write(true)
@@ -85,7 +85,7 @@ pub async fn staged(
     (id, staging)
 }
 
-/// Room that goes between the look at it and the write-back: syncfs fails, and with it the cut.
+/// The free space vanishes between its check and the write-back: syncfs fails, and with it the cut.
 async fn write_back_without_room(fs: &'static str) {
     let mut node = Node::on("xfs", 2 * GIB);
     let (id, staging) = staged(&node, "v", 400 * MIB, fs, &[]).await;
@@ -99,13 +99,13 @@ async fn write_back_without_room(fs: &'static str) {
     let full = Full::fill(&node);
     std::fs::write(staging.join("loose"), pattern(1, 64 << 20)).unwrap();
     go_on(&node);
-    let said = end_of(call).await.expect_err("not all of it was written");
+    let response = end_of(call).await.expect_err("not all of it was written");
     assert!(
-        said.message().contains("write back volumes"),
-        "{fs}: {said}"
+        response.message().contains("write back volumes"),
+        "{fs}: {response}"
     );
     let listed = node.client.snapshots("").await.unwrap();
-    assert_eq!(listed, Vec::<String>::new(), "{fs}: {said}");
+    assert_eq!(listed, Vec::<String>::new(), "{fs}: {response}");
     assert!(node.disk.snapshots().is_empty(), "{fs}: nothing is left");
     assert!(node.frozen(&[])["frozen"].as_array().unwrap().is_empty());
     drop((full, release));
@@ -122,7 +122,7 @@ async fn a_write_back_that_fails_on_a_full_pool_is_no_snapshot() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_does_not_fit_is_refused_before_anybody_is_quiesced_and_leaves_nothing() {
+async fn a_request_beyond_the_free_space_is_refused_before_any_application_is_quiesced() {
     let config = |scratch: &super::support::Scratch| {
         let starts = scratch.join("starts");
         let body = format!("echo start >> {}; echo READY; cat", starts.display());
@@ -133,20 +133,23 @@ async fn what_does_not_fit_is_refused_before_anybody_is_quiesced_and_leaves_noth
     let client = &node.client;
     let (thick, staging) = staged(&node, "thick", GIB, "ext4", &THICK).await;
     let class = [("consistency", "application")];
-    let no_room = |said: Result<_, tonic::Status>| {
-        let said = refused(said.map(|_: String| ()), Code::ResourceExhausted);
-        assert!(said.contains("pool default"), "{said}");
+    let assert_no_space = |response: Result<_, tonic::Status>| {
+        let response = refused(response.map(|_: String| ()), Code::ResourceExhausted);
+        assert!(response.contains("pool default"), "{response}");
         assert!(node.disk.snapshots().is_empty() && node.disk.trash().is_empty());
         assert_eq!(node.disk.volumes().len(), 1);
     };
     let alone = client.snapshot("s", &thick, &class).await;
-    no_room(alone.map(|snapshot| snapshot.snapshot_id));
+    assert_no_space(alone.map(|snapshot| snapshot.snapshot_id));
     let ids = std::slice::from_ref(&thick);
     let group = client.group("g", ids, &class).await;
-    no_room(group.map(|group| group.group_snapshot_id));
+    assert_no_space(group.map(|group| group.group_snapshot_id));
     let clone = client.create_from("c", GIB, mount("ext4"), from_volume(&thick), &[]);
-    no_room(clone.await.map(|volume| volume.volume_id));
-    assert!(!node.scratch.join("starts").exists(), "nobody was quiesced");
+    assert_no_space(clone.await.map(|volume| volume.volume_id));
+    assert!(
+        !node.scratch.join("starts").exists(),
+        "no application was quiesced"
+    );
     Probe::start(&staging).goes_on();
     node.unstage_and_delete(&thick, &staging).await;
     await_room(client, GIB).await;
@@ -157,7 +160,8 @@ async fn what_does_not_fit_is_refused_before_anybody_is_quiesced_and_leaves_noth
     assert_eq!(starts.lines().count(), 1);
     let source = from_snapshot(&snapshot.snapshot_id);
     for parameters in [&THICK[..], &[]] {
-        // Promises that can't be kept: thick at any time, thin beside what is promised already.
+        // Reservations that cannot be kept: thick at any time, thin in addition to what is already
+        // reserved.
         let restored = client.create_from("r", 2 * GIB, mount("ext4"), source.clone(), parameters);
         refused(restored.await, Code::ResourceExhausted);
         assert_eq!((node.disk.volumes().len(), node.disk.trash().len()), (1, 0));
@@ -167,16 +171,16 @@ async fn what_does_not_fit_is_refused_before_anybody_is_quiesced_and_leaves_noth
     node.assert_nothing_left();
 }
 
-/// xfs frees the blocks of what was deleted a moment later.
+/// xfs frees the blocks of deleted files a moment later.
 async fn await_room(client: &super::support::Client, bytes: u64) {
     let begun = std::time::Instant::now();
     while client.capacity(&[]).await.unwrap() < bytes {
-        assert!(begun.elapsed() < PATIENCE, "the room comes back");
+        assert!(begun.elapsed() < WAIT_TIMEOUT, "the free space comes back");
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
 }
 
-/// What is asked of a driver whose pool fills.
+/// A request to a driver whose pool fills.
 #[derive(Clone)]
 enum Ask {
     Cut { volume: String },
@@ -206,8 +210,8 @@ impl Ask {
         undone.unwrap();
     }
 
-    /// How many there are, whether told or not.
-    fn there(&self, node: &Node) -> usize {
+    /// The number of existing objects, listed or not.
+    fn count_objects(&self, node: &Node) -> usize {
         match self {
             Ask::Cut { .. } => node.disk.snapshots().len(),
             Ask::Restore { .. } => node.disk.volumes().len(),
@@ -215,15 +219,16 @@ impl Ask {
     }
 }
 
-/// The pool fills to the last block before one effect of a call, and has room again when the call
-/// is repeated. Whether the driver came to that effect, and whether the call failed by it.
+/// The pool fills to the last block before one effect of a call, and has free space again when the
+/// call is repeated. Returns whether the driver reached that effect, and whether the call failed
+/// because of it.
 async fn full_at(node: &mut Node, n: usize, ask: &Ask) -> Option<bool> {
-    let before = ask.there(node);
+    let before = ask.count_objects(node);
     arm(node, &format!("{n}:stop-before"));
     let release = Release::of(node);
     let (client, asked) = (node.client.clone(), ask.clone());
     let call = tokio::spawn(async move { asked.of(&client).await });
-    eventually("it stops, or ends", || {
+    eventually("the driver stops, or the call ends", || {
         node.server.is_stopped() || call.is_finished()
     });
     let full = node.server.is_stopped().then(|| Full::fill(node));
@@ -231,27 +236,27 @@ async fn full_at(node: &mut Node, n: usize, ask: &Ask) -> Option<bool> {
     let answer = end_of(call).await;
     let (met, failed) = (full.is_some(), answer.is_err());
     if let Err(status) = &answer {
-        // Nothing is left, or the answer isn't final.
-        let is_clean = ask.there(node) == before || status.code() == Code::Aborted;
+        // Either nothing is left, or the answer is not final.
+        let is_clean = ask.count_objects(node) == before || status.code() == Code::Aborted;
         assert!(is_clean, "{n}: {status}\n{}", node.server.log());
     }
     drop((full, release));
     let made = match answer {
         Ok(made) => made,
         Err(_) => {
-            // What has failed is remembered, but not over a restart.
+            // The failure is remembered, but not across a restart.
             node.restart_with(&[]);
             let again = ask.of(&node.client).await;
             again.unwrap_or_else(|status| panic!("{n}: {status}\n{}", node.server.log()))
         }
     };
-    assert_eq!(ask.there(node), before + 1, "{n}");
+    assert_eq!(ask.count_objects(node), before + 1, "{n}");
     if !met {
-        // What is planned would come in the next call.
+        // A planned fault would occur in the next call.
         node.restart_with(&[]);
     }
     ask.undo(&node.client, &made).await;
-    assert_eq!(ask.there(node), before, "{n}");
+    assert_eq!(ask.count_objects(node), before, "{n}");
     met.then_some(failed)
 }
 
@@ -268,7 +273,7 @@ async fn a_pool_that_fills_at_any_step_of_a_cut_or_restore_leaves_all_or_nothing
     for ask in [Ask::Cut { volume }, Ask::Restore { snapshot: restore }] {
         let (mut met, mut failed) = (0, 0);
         for n in (1..).step_by(step) {
-            // A thin volume's file system may not survive a full pool. What was synced does.
+            // A thin volume's file system may not survive a full pool. Synced data does.
             if std::fs::write(&dirty, pattern(n as u8, 2 << 20)).is_err() {
                 node.client.unstage(&id, &staging).await.unwrap();
                 let staged = node.client.stage(&id, &staging, mount("xfs")).await;
@@ -290,7 +295,7 @@ async fn a_pool_that_fills_at_any_step_of_a_cut_or_restore_leaves_all_or_nothing
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn where_shared_blocks_are_overwritten_on_a_full_pool_only_what_is_thin_fails() {
+async fn overwriting_shared_blocks_on_a_full_pool_fails_only_for_thin_volumes() {
     let node = Node::on("xfs", 3 * GIB);
     let client = &node.client;
     let (thin, of_thin) = staged(&node, "thin", 512 * MIB, "ext4", &[]).await;
@@ -302,15 +307,15 @@ async fn where_shared_blocks_are_overwritten_on_a_full_pool_only_what_is_thin_fa
     let group = client.group("g", &ids, &[]).await.unwrap();
     let members = super::support::snapshots::members(&group);
     let full = Full::fill(&node);
-    // Every block of these is shared with the snapshot, and there is no other one.
+    // All these blocks are shared with the snapshot, and no other block is free.
     overwrite(&of_thin.join("data"), 2, BYTES).unwrap_err();
     overwrite(&of_thick.join("data"), 2, BYTES).unwrap();
     check(&of_thick.join("data"), 2, BYTES);
     assert!(client.is_ready().await);
-    let said = client.snapshot("s", &thin, &[]).await;
-    refused(said, Code::ResourceExhausted);
+    let response = client.snapshot("s", &thin, &[]).await;
+    refused(response, Code::ResourceExhausted);
     drop(full);
-    // What was cut is as it was.
+    // The snapshots are unchanged.
     for (member, fs) in members.iter().zip(["ext4", "xfs"]) {
         let source = from_snapshot(member);
         let restored = client.create_from(fs, 512 * MIB, mount(fs), source, &[]);
@@ -327,10 +332,11 @@ async fn where_shared_blocks_are_overwritten_on_a_full_pool_only_what_is_thin_fa
     node.assert_nothing_left();
 }
 
-/// The un-share that gives a thick volume blocks of its own is cut off by a death, or by a
-/// stranger who fills the pool: no snapshot, and the volume takes every write on a full pool.
+/// The un-share that gives a thick volume blocks of its own is interrupted, by a kill or by a
+/// foreign process that fills the pool: there is no snapshot, and the volume accepts every write on
+/// a full pool.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thick_volume_takes_every_write_also_when_its_un_share_is_cut_off() {
+async fn a_thick_volume_accepts_every_write_also_when_its_un_share_is_interrupted() {
     let mut node = Node::on("xfs", 2 * GIB);
     let (id, staging) = staged(&node, "v", 512 * MIB, "xfs", &THICK).await;
     overwrite(&staging.join("data"), 1, BYTES).unwrap();
@@ -347,11 +353,11 @@ async fn a_thick_volume_takes_every_write_also_when_its_un_share_is_cut_off() {
             full
         } else {
             end_of(call).await.unwrap_err();
-            assert_eq!(node.server.wait(), None, "it was killed");
+            assert_eq!(node.server.wait(), None, "the driver was killed");
             node.restart_with(&[]);
             Full::fill(&node)
         };
-        eventually("what was cut off is ended", || {
+        eventually("the interrupted un-share is finished", || {
             node.disk.snapshots().is_empty()
         });
         overwrite(&staging.join("data"), seed, BYTES).unwrap();
@@ -366,21 +372,24 @@ async fn a_thick_volume_takes_every_write_also_when_its_un_share_is_cut_off() {
     node.assert_nothing_left();
 }
 
-/// From its first clone to the end of its un-share a thick volume's blocks are its copy's as well.
-/// Here that is as long as the guard is stopped, before it freezes: nobody waits but the copy.
+/// From its first clone to the end of its un-share, a thick volume shares blocks with its copy.
+/// Here that lasts while the guard is stopped, before it freezes: only the copy waits.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_copy_gives_way_to_its_thick_volume_when_the_pool_fills() {
+async fn a_copy_is_aborted_for_its_thick_source_when_the_pool_fills() {
     let mut node = Node::on("xfs", 16 * GIB);
     let (id, staging) = staged(&node, "v", 512 * MIB, "xfs", &THICK).await;
     overwrite(&staging.join("data"), 1, BYTES).unwrap();
-    // What is left has room for a copy in full, and for little more.
-    let most = node.disk.mount_point.join("most");
+    // The remaining space suffices for a full copy, and little more.
+    let large_file = node.disk.mount_point.join("most");
     let bytes = (14 * GIB).to_string();
-    run("fallocate", &["--length", &bytes, most.to_str().unwrap()]);
+    run(
+        "fallocate",
+        &["--length", &bytes, large_file.to_str().unwrap()],
+    );
     for (seed, clone) in [(2, false), (3, true)] {
         node.restart_with(&[("SLACKWATER_GUARD_FAULT", "freeze-before:stop")]);
         let release = Release::of(&node);
-        let had = node.disk.volumes().len();
+        let free_before = node.disk.volumes().len();
         let (client, of) = (node.client.clone(), id.clone());
         let call = tokio::spawn(async move {
             if clone {
@@ -393,16 +402,16 @@ async fn a_copy_gives_way_to_its_thick_volume_when_the_pool_fills() {
         });
         release.await_stopped_guard();
         let full = Full::fill_slowly(&node);
-        overwrite(&staging.join("data"), seed, BYTES).expect("every write is taken");
+        overwrite(&staging.join("data"), seed, BYTES).expect("every write is accepted");
         release.kill_guards();
         refused(end_of(call).await, Code::ResourceExhausted);
         let left = (node.disk.volumes().len(), node.disk.snapshots().len());
-        assert_eq!(left, (had, 0), "nothing is left of the copy");
-        overwrite(&staging.join("data"), seed + 2, BYTES).expect("nor is it shared");
+        assert_eq!(left, (free_before, 0), "nothing of the copy is left");
+        overwrite(&staging.join("data"), seed + 2, BYTES).expect("the blocks are not shared");
         check(&staging.join("data"), seed + 2, BYTES);
         drop((full, release));
         let path = node.disk.mount_point.clone();
-        eventually("the pool has given the stranger's room back", || {
+        eventually("the pool has freed the foreign file's space", || {
             let left = nix::sys::statvfs::statvfs(&path).unwrap();
             left.blocks_available() * left.fragment_size() > GIB
         });
@@ -411,7 +420,7 @@ async fn a_copy_gives_way_to_its_thick_volume_when_the_pool_fills() {
     let snapshot = node.client.snapshot("s", &id, &[]).await.unwrap();
     let deleted = node.client.delete_snapshot(&snapshot.snapshot_id).await;
     deleted.unwrap();
-    std::fs::remove_file(most).unwrap();
+    std::fs::remove_file(large_file).unwrap();
     node.unstage_and_delete(&id, &staging).await;
     node.assert_nothing_left();
 }

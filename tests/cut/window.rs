@@ -1,5 +1,5 @@
-//! The window of a real cut: its members are left alone, what is frozen is told and can be
-//! thawed, and whoever thaws early loses the cut.
+//! The freeze window of a real cut: its members cannot be changed, frozen file systems are listed
+//! and can be thawed, and an early thaw discards the cut.
 
 use std::path::{Path, PathBuf};
 
@@ -12,18 +12,18 @@ use super::support::snapshots::from_snapshot;
 use super::support::{eventually, mount, run, succeeds, unmount};
 use super::{GIB, Node, refused};
 
-/// Longer than a test needs to look around in the window.
+/// Longer than a test needs for its checks in the window.
 const LONG: [(&str, &str); 2] = [("freezeTimeout", "30s"), ("retries", "0")];
 
 /// A volume that is staged and published.
-struct Used {
+struct UsedVolume {
     id: String,
     fs: &'static str,
     staging: PathBuf,
     target: PathBuf,
 }
 
-async fn used(node: &Node, fs: &'static str) -> Used {
+async fn used(node: &Node, fs: &'static str) -> UsedVolume {
     let (staging, target) = (node.staging(fs), node.path(&format!("{fs}.target")));
     let id = node.staged(fs, &staging, fs).await;
     let published = node
@@ -31,7 +31,7 @@ async fn used(node: &Node, fs: &'static str) -> Used {
         .publish(&id, &staging, &target, mount(fs), false)
         .await;
     published.unwrap();
-    Used {
+    UsedVolume {
         id,
         fs,
         staging,
@@ -39,7 +39,7 @@ async fn used(node: &Node, fs: &'static str) -> Used {
     }
 }
 
-async fn end(node: &Node, volumes: Vec<Used>) {
+async fn end(node: &Node, volumes: Vec<UsedVolume>) {
     for volume in volumes {
         let unpublished = node.client.unpublish(&volume.id, &volume.target).await;
         unpublished.unwrap();
@@ -48,8 +48,8 @@ async fn end(node: &Node, volumes: Vec<Used>) {
     node.assert_nothing_left();
 }
 
-/// Everything that could be done to a volume.
-async fn everything(node: &Node, volume: &Used) -> Vec<(&'static str, Result<(), Status>)> {
+/// Every call that could change a volume.
+async fn everything(node: &Node, volume: &UsedVolume) -> Vec<(&'static str, Result<(), Status>)> {
     let (client, id, cap) = (&node.client, &volume.id, mount(volume.fs));
     let elsewhere = node.path(&format!("{}.elsewhere", volume.fs));
     let publish = client.publish(id, &volume.staging, &elsewhere, cap.clone(), false);
@@ -76,13 +76,13 @@ fn cannot_be_unmounted(path: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn members_in_the_window_are_left_alone() {
+async fn members_in_the_window_cannot_be_changed() {
     let mut node = Node::new();
     let mut volumes = Vec::new();
     for fs in ["ext4", "xfs", "btrfs"] {
         volumes.push(used(&node, fs).await);
     }
-    // The guard stops when all are frozen, and the driver waits for it.
+    // The guard stops when all file systems are frozen, and the driver waits for it.
     node.restart_with(&[
         ("SLACKWATER_GUARD_FAULT", "thaw-before:stop"),
         ("SLACKWATER_THAW_SECONDS", "300"),
@@ -115,11 +115,11 @@ async fn members_in_the_window_are_left_alone() {
     refused(single, Code::Aborted);
     assert!(
         !call.is_finished() && writers.iter().all(Probe::is_stopped),
-        "all of that was said in the window"
+        "all of these errors occurred in the window"
     );
     release.kill_guards();
-    let said = end_of(call).await.unwrap_err();
-    assert!(said.message().contains("thawed"), "{said}");
+    let response = end_of(call).await.unwrap_err();
+    assert!(response.message().contains("thawed"), "{response}");
     for writer in writers {
         writer.goes_on();
     }
@@ -130,7 +130,7 @@ async fn members_in_the_window_are_left_alone() {
     assert_eq!(mounts_below(&node.scratch.join("kubelet")), before);
     for volume in &volumes {
         let length = std::fs::metadata(node.image(&volume.id)).unwrap().len();
-        assert_eq!(length, GIB, "nothing has grown");
+        assert_eq!(length, GIB, "the volume has not grown");
     }
     drop(release);
     node.restart_with(&[]);
@@ -138,7 +138,7 @@ async fn members_in_the_window_are_left_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_frozen_is_listed_and_thawed_by_hand_and_the_cut_is_thrown_away() {
+async fn frozen_file_systems_are_listed_and_thawed_by_hand_and_the_cut_is_discarded() {
     let mut node = Node::new();
     let volume = used(&node, "xfs").await;
     assert_eq!(node.frozen(&[])["frozen"].as_array().unwrap().len(), 0);
@@ -162,34 +162,34 @@ async fn what_is_frozen_is_listed_and_thawed_by_hand_and_the_cut_is_thrown_away(
     assert_eq!(thawed["thawed"], serde_json::json!([volume.id]));
     writer.goes_on();
     go_on(&node);
-    let said = end_of(call).await.unwrap_err();
+    let response = end_of(call).await.unwrap_err();
     assert!(
-        said.message().contains("another program thawed it"),
-        "{said}"
+        response.message().contains("another program thawed it"),
+        "{response}"
     );
     assert_eq!(
         node.client.snapshots("").await.unwrap(),
         Vec::<String>::new()
     );
-    eventually("nothing is journalled any more", || {
+    eventually("the journal is empty", || {
         node.frozen(&[])["frozen"].as_array().unwrap().is_empty()
     });
 
-    // Cut in order, it's listed with its level.
+    // After a regular cut, it is listed with its level.
     let snapshot = node.client.snapshot("t", &volume.id, &[]).await.unwrap();
-    let told = node.snapshots_told();
-    assert_eq!(told.len(), 1);
-    assert_eq!(told[0]["id"], snapshot.snapshot_id);
-    assert_eq!(told[0]["level"], "filesystem");
-    assert_eq!(told[0]["state"], "ready");
+    let listed_snapshots = node.cli_snapshots();
+    assert_eq!(listed_snapshots.len(), 1);
+    assert_eq!(listed_snapshots[0]["id"], snapshot.snapshot_id);
+    assert_eq!(listed_snapshots[0]["level"], "filesystem");
+    assert_eq!(listed_snapshots[0]["state"], "ready");
     let deleted = node.client.delete_snapshot(&snapshot.snapshot_id).await;
     deleted.unwrap();
     drop(release);
     end(&node, vec![volume]).await;
 }
 
-/// Somebody thaws in the window, and writes: that cut is never answered.
-async fn strangers_thaw(fs: &'static str, retries: &'static str) {
+/// A foreign process thaws in the window, and writes: that cut is never answered.
+async fn foreign_thaw(fs: &'static str, retries: &'static str) {
     let mut node = Node::new();
     let volume = used(&node, fs).await;
     arm(&mut node, "guard_freeze:stop-after");
@@ -215,7 +215,7 @@ async fn strangers_thaw(fs: &'static str, retries: &'static str) {
         assert_eq!(listed, Vec::<String>::new());
         assert_eq!(node.disk.snapshots().len(), 0);
     } else {
-        // It's the second cut that is answered: it has what was written after the first freeze.
+        // The second cut is answered: it contains the data written after the first freeze.
         let snapshot = answer.unwrap().snapshot_id;
         let source = from_snapshot(&snapshot);
         let restored = node.client.create_from("r", GIB, mount(fs), source, &[]);
@@ -235,13 +235,13 @@ async fn strangers_thaw(fs: &'static str, retries: &'static str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_strangers_thaw_in_the_window_is_never_a_snapshot() {
-    tokio::join!(strangers_thaw("xfs", "0"), strangers_thaw("btrfs", "1"));
+async fn a_foreign_thaw_in_the_window_never_results_in_a_snapshot() {
+    tokio::join!(foreign_thaw("xfs", "0"), foreign_thaw("btrfs", "1"));
 }
 
-/// The pool's own file system is frozen underneath, so that FIFREEZE doesn't return.
+/// The pool's own file system is frozen below, so that FIFREEZE does not return.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_freeze_that_hangs_holds_the_writer_no_longer_than_its_cause() {
+async fn a_freeze_that_hangs_blocks_the_writer_no_longer_than_its_cause() {
     let mut node = Node::new();
     let volume = used(&node, "ext4").await;
     arm(&mut node, "guard_freeze:stop-before");
@@ -252,20 +252,20 @@ async fn a_freeze_that_hangs_holds_the_writer_no_longer_than_its_cause() {
         client.snapshot("s", &id, &class).await
     });
     await_stop(&node);
-    // So that the freeze has something to write.
+    // Gives the freeze something to write back.
     std::fs::write(volume.staging.join("loose"), "not written back").unwrap();
     release.freeze(&node.disk.mount_point);
     go_on(&node);
-    // What was prepared lies on the pool, and can't be removed: so the answer isn't final.
-    let said = refused(end_of(call).await, Code::Aborted);
-    assert!(said.contains("before the deadline"), "{said}");
+    // The prepared files are on the pool and cannot be removed, so the answer is not final.
+    let response = refused(end_of(call).await, Code::Aborted);
+    assert!(response.contains("before the deadline"), "{response}");
     let again = node.client.snapshot_at_once("s", &volume.id).await;
     refused(again, Code::Aborted);
     let writer = Probe::start(&volume.staging);
     assert!(writer.is_stopped(), "its cause lasts");
     release.thaw();
     writer.goes_on();
-    eventually("what was prepared is removed", || {
+    eventually("the prepared files are removed", || {
         node.disk.snapshots().is_empty()
     });
     let snapshot = node.client.snapshot("t", &volume.id, &[]).await.unwrap();
@@ -279,17 +279,17 @@ async fn a_freeze_that_hangs_holds_the_writer_no_longer_than_its_cause() {
     end(&node, vec![volume]).await;
 }
 
-/// What is mounted over a staging path is not the volume.
+/// A file system that is mounted over a staging path is not the volume.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_covers_a_staged_volume_is_never_frozen_in_its_place() {
+async fn a_mount_over_a_staged_volume_is_never_frozen_instead() {
     let node = Node::new();
     let volume = used(&node, "xfs").await;
     let path = volume.staging.to_str().unwrap();
     run("mount", &["-t", "tmpfs", "none", path]);
-    let said = node.client.snapshot("s", &volume.id, &[]).await;
+    let response = node.client.snapshot("s", &volume.id, &[]).await;
     Probe::start(&volume.staging).goes_on();
     unmount(&volume.staging);
-    assert!(said.unwrap_err().message().contains("mounted there"));
+    assert!(response.unwrap_err().message().contains("mounted there"));
     let listed = node.client.snapshots("").await.unwrap();
     assert_eq!(listed, Vec::<String>::new());
     Probe::start(&volume.staging).goes_on();

@@ -123,7 +123,7 @@ impl Held {
 
     /// As `slackwater volumes --json` tells it.
     fn level(&self, snapshot: &str) -> String {
-        let all = self.node.snapshots_told();
+        let all = self.node.cli_snapshots();
         let found = all.iter().find(|one| one["id"] == snapshot);
         found.unwrap()["level"].as_str().unwrap().to_string()
     }

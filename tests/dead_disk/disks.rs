@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use slackwater::csi;
 use tonic::Code;
 
-use super::support::{Client, Disk, PATIENCE, Scratch, Server, block, mount, run, succeeds};
+use super::support::{Client, Disk, Scratch, Server, WAIT_TIMEOUT, block, mount, run, succeeds};
 use super::{GIB, Node, check_pattern, refused, write_pattern};
 
 /// Shuts a file system down, as a log that can't be written does.
@@ -82,7 +82,7 @@ static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 async fn until<F: Future<Output = bool>>(what: &str, mut check: impl FnMut() -> F) {
     let start = std::time::Instant::now();
     while !check().await {
-        assert!(start.elapsed() < PATIENCE, "not in time: {what}");
+        assert!(start.elapsed() < WAIT_TIMEOUT, "not in time: {what}");
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
 }

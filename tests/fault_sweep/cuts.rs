@@ -1,9 +1,9 @@
-//! Snapshots, groups, restores and clones: of volumes that are quiet, mounted, raw or thick.
+//! Snapshots, groups, restores and clones of volumes that are idle, mounted, raw or thick.
 
 use slackwater::model::{FsType, Level};
 
+use crate::simulation::{SIZE, Step, VolumeConfig};
 use crate::trial::Scenario;
-use crate::world::{How, SIZE, Step};
 use crate::{BTRFS, V, XFS, cut_offs, sweep, sweep_repeat, used};
 
 const S: &str = "s";
@@ -12,18 +12,19 @@ const G: &str = "g";
 const THREE: &[&str] = &["a", "b", "c"];
 const FS: Level = Level::Filesystem;
 
-/// A staged volume with a token that was synced and one that wasn't; of a raw one both are.
-fn busy(how: How) -> Vec<Step> {
-    busy_as(V, how, 7)
+/// A staged volume with a token that was synced and one that was not. On a raw volume, both are
+/// synced.
+fn busy(config: VolumeConfig) -> Vec<Step> {
+    busy_as(V, config, 7)
 }
 
-fn busy_as(name: &'static str, how: How, token: u64) -> Vec<Step> {
-    let mut steps = vec![Step::Create(name, how), Step::Stage(name)];
-    if how.fs.is_none() {
+fn busy_as(name: &'static str, config: VolumeConfig, token: u64) -> Vec<Step> {
+    let mut steps = vec![Step::Create(name, config), Step::Stage(name)];
+    if config.fs.is_none() {
         steps.push(Step::Publish(name, 0, false));
     }
     steps.push(Step::Write(name, token));
-    steps.push(match how.fs {
+    steps.push(match config.fs {
         Some(_) => Step::WriteUnsynced(name, token + 100),
         None => Step::Write(name, token + 100),
     });
@@ -31,9 +32,9 @@ fn busy_as(name: &'static str, how: How, token: u64) -> Vec<Step> {
 }
 
 fn three() -> Vec<Step> {
-    let hows = [How::EXT4, XFS, BTRFS];
-    let each = THREE.iter().zip(hows).zip(10..);
-    each.flat_map(|((name, how), token)| busy_as(name, how, token))
+    let configs = [VolumeConfig::EXT4, XFS, BTRFS];
+    let each = THREE.iter().zip(configs).zip(10..);
+    each.flat_map(|((name, config), token)| busy_as(name, config, token))
         .collect()
 }
 
@@ -47,34 +48,34 @@ fn snapshot() -> Step {
 }
 
 #[test]
-fn snapshot_of_what_nobody_uses() {
-    for how in [How::EXT4, How::BLOCK] {
-        sweep(&used(how), snapshot());
+fn snapshot_of_an_idle_volume() {
+    for config in [VolumeConfig::EXT4, VolumeConfig::BLOCK] {
+        sweep(&used(config), snapshot());
     }
     sweep(&[Step::Create(V, XFS)], snapshot());
 }
 
 #[test]
-fn snapshot_of_what_is_mounted() {
-    for how in [How::EXT4, XFS, BTRFS] {
-        sweep(&busy(how), snapshot());
+fn snapshot_of_a_mounted_volume() {
+    for config in [VolumeConfig::EXT4, XFS, BTRFS] {
+        sweep(&busy(config), snapshot());
     }
 }
 
 #[test]
 fn snapshot_that_freezes_nothing() {
-    sweep(&busy(How::BLOCK), snapshot());
+    sweep(&busy(VolumeConfig::BLOCK), snapshot());
     sweep(&busy(XFS), Step::Snapshot(S, V, Level::Crash));
 }
 
 #[test]
 fn snapshot_of_a_thick_volume() {
-    sweep(&used(How::THICK), snapshot());
-    sweep(&busy(How::THICK), snapshot());
+    sweep(&used(VolumeConfig::THICK), snapshot());
+    sweep(&busy(VolumeConfig::THICK), snapshot());
 }
 
 #[test]
-fn snapshot_while_strangers_thaw() {
+fn snapshot_during_foreign_thaws() {
     let (before, act) = (busy(XFS), snapshot());
     Scenario { before, act }.sweep_thaws();
     let (before, act) = (three(), Step::Group(G, THREE));
@@ -83,22 +84,22 @@ fn snapshot_while_strangers_thaw() {
 
 #[test]
 fn delete_snapshot() {
-    for how in [How::EXT4, How::THICK] {
-        sweep(&after(busy(how), &[snapshot()]), Step::DeleteSnapshot(S));
+    for config in [VolumeConfig::EXT4, VolumeConfig::THICK] {
+        sweep(&after(busy(config), &[snapshot()]), Step::DeleteSnapshot(S));
     }
 }
 
 #[test]
 fn restore() {
-    for (how, times) in [
-        (How::EXT4, 1),
+    for (config, times) in [
+        (VolumeConfig::EXT4, 1),
         (XFS, 2),
         (BTRFS, 2),
-        (How::BLOCK, 2),
-        (How::THICK, 2),
+        (VolumeConfig::BLOCK, 2),
+        (VolumeConfig::THICK, 2),
     ] {
-        let before = after(busy(how), &[snapshot()]);
-        sweep(&before, Step::Restore(NEW, S, how, times * SIZE));
+        let before = after(busy(config), &[snapshot()]);
+        sweep(&before, Step::Restore(NEW, S, config, times * SIZE));
     }
 }
 
@@ -110,17 +111,17 @@ fn restore_of_a_deleted_volume() {
 
 #[test]
 fn clone() {
-    for how in [How::EXT4, BTRFS, How::BLOCK] {
-        sweep(&used(how), Step::Clone(NEW, V, how, SIZE));
-        sweep(&busy(how), Step::Clone(NEW, V, how, 2 * SIZE));
+    for config in [VolumeConfig::EXT4, BTRFS, VolumeConfig::BLOCK] {
+        sweep(&used(config), Step::Clone(NEW, V, config, SIZE));
+        sweep(&busy(config), Step::Clone(NEW, V, config, 2 * SIZE));
     }
 }
 
 #[test]
 fn stage_of_a_restored_volume() {
-    for how in [How::EXT4, XFS, BTRFS, How::THICK] {
-        let copies = [snapshot(), Step::Restore(NEW, S, how, 2 * SIZE)];
-        sweep(&after(busy(how), &copies), Step::Stage(NEW));
+    for config in [VolumeConfig::EXT4, XFS, BTRFS, VolumeConfig::THICK] {
+        let copies = [snapshot(), Step::Restore(NEW, S, config, 2 * SIZE)];
+        sweep(&after(busy(config), &copies), Step::Stage(NEW));
     }
 }
 
@@ -128,16 +129,19 @@ fn stage_of_a_restored_volume() {
 fn group() {
     let (before, act) = (three(), Step::Group(G, THREE));
     Scenario { before, act }.sweep_once();
-    // Of two, also what follows a failure.
+    // With two volumes, also what follows a failure.
     let mut before = busy_as("a", XFS, 1);
-    before.extend(busy_as("b", How::EXT4, 2));
+    before.extend(busy_as("b", VolumeConfig::EXT4, 2));
     sweep(&before, Step::Group(G, &THREE[..2]));
 }
 
 #[test]
-fn group_of_what_is_partly_used() {
+fn group_of_partly_used_volumes() {
     let mut before = busy_as("a", XFS, 1);
-    before.extend([Step::Create("b", How::BLOCK), Step::Create("c", How::THICK)]);
+    before.extend([
+        Step::Create("b", VolumeConfig::BLOCK),
+        Step::Create("c", VolumeConfig::THICK),
+    ]);
     let act = Step::Group(G, THREE);
     Scenario { before, act }.sweep_once();
 }
@@ -151,8 +155,8 @@ fn delete_group() {
 }
 
 #[test]
-fn repeats_of_half_made_cuts() {
-    sweep_repeat(&busy(How::EXT4), snapshot());
+fn repeats_of_interrupted_cuts() {
+    sweep_repeat(&busy(VolumeConfig::EXT4), snapshot());
     sweep_repeat(&after(busy(XFS), &[snapshot()]), Step::DeleteSnapshot(S));
     sweep_repeat(
         &after(busy(BTRFS), &[snapshot()]),
@@ -162,14 +166,14 @@ fn repeats_of_half_made_cuts() {
 
 #[test]
 fn start_with_what_a_crash_left_of_a_cut() {
-    let made = || after(busy(How::EXT4), &[snapshot()]);
+    let made = || after(busy(VolumeConfig::EXT4), &[snapshot()]);
     let calls = [
-        (busy(How::EXT4), snapshot()),
-        (busy(How::THICK), snapshot()),
+        (busy(VolumeConfig::EXT4), snapshot()),
+        (busy(VolumeConfig::THICK), snapshot()),
         (made(), Step::DeleteSnapshot(S)),
         (
             made(),
-            Step::Restore(NEW, S, How::fs(FsType::Ext4), 2 * SIZE),
+            Step::Restore(NEW, S, VolumeConfig::fs(FsType::Ext4), 2 * SIZE),
         ),
         (busy(BTRFS), Step::Clone(NEW, V, BTRFS, SIZE)),
         (three(), Step::Group(G, THREE)),

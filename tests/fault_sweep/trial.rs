@@ -1,4 +1,4 @@
-//! One trial: a call that goes wrong, what comes after, and what must hold then.
+//! One trial: a call that fails, what the caller does next, and what must hold then.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,178 +9,196 @@ use slackwater::host::Host;
 use slackwater::host::memory::FaultMode;
 use slackwater::model::size::image_bytes;
 
-use crate::world::check::Picture;
-use crate::world::{Lasting, POOL, SIZE, Step, World};
+use crate::simulation::check::ObservedState;
+use crate::simulation::{LastingFault, POOL, SIZE, Simulation, Step};
 
-/// A caller repeats; one that has not got there after so many tries never will.
+/// A caller repeats its call. If it has not succeeded after this many tries, it never will.
 const TRIES: usize = 4;
 
-/// An operation, and what was before.
+/// An operation, and the steps before it.
 pub struct Scenario {
     pub before: Vec<Step>,
     pub act: Step,
 }
 
-/// What goes wrong, in order; positions count from the operation's first effect.
+/// Faults, in order. Positions count from the operation's first effect.
 #[derive(Clone, Debug)]
 pub enum Fault {
     Effects(Vec<(usize, FaultMode)>),
     Look(usize),
-    /// Something that is so during all of the caller's calls. A driver that has begun before it
-    /// remembers what it has read, so it starts again; but a disk dies while it is served.
-    Lasting(Lasting),
+    /// A fault that lasts during all of the caller's calls. A driver that was started before such a
+    /// fault remembers what it has read, so it starts again; a disk, however, dies while it is
+    /// served.
+    LastingFault(LastingFault),
 }
 
 impl Fault {
     pub fn is_single(&self) -> bool {
         match self {
-            Fault::Look(_) | Fault::Lasting(_) => true,
+            Fault::Look(_) | Fault::LastingFault(_) => true,
             Fault::Effects(faults) => faults.len() < 2,
         }
     }
 
-    pub fn plan(&self, world: &mut World) -> Result<(), String> {
+    pub fn plan(&self, sim: &mut Simulation) -> Result<(), String> {
         match self {
-            Fault::Lasting(lasting) => {
-                world.begin(lasting);
-                if matches!(lasting, Lasting::Unreadable(..)) && world.is_up() {
-                    let started = world.run(&Step::Start);
-                    started.map_err(|error| format!("under {lasting:?}: {}", chain(&error)))?;
+            Fault::LastingFault(lasting_fault) => {
+                sim.begin(lasting_fault);
+                if matches!(lasting_fault, LastingFault::Unreadable(..)) && sim.is_up() {
+                    let started = sim.run(&Step::Start);
+                    started
+                        .map_err(|error| format!("under {lasting_fault:?}: {}", chain(&error)))?;
                 }
             }
             Fault::Effects(faults) => {
                 for (n, mode) in faults {
-                    world.host.fail_effect(*n, *mode);
+                    sim.host.fail_effect(*n, *mode);
                 }
             }
-            Fault::Look(n) => world.host.fail_look(*n, Errno::EIO),
+            Fault::Look(n) => sim.host.fail_look(*n, Errno::EIO),
         }
         Ok(())
     }
 }
 
-/// What comes after a call that went wrong.
+/// What the caller does after a call that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Then {
+pub enum FollowUp {
     Repeat,
     PowerLoss,
-    /// Repeats until it's done, and then the power goes.
+    /// Repeats until the call succeeds; then the power fails.
     RepeatAndPowerLoss,
-    /// After a final answer: the caller has no such object any more, and goes on without it.
+    /// After a final error: the caller considers the object deleted, and goes on without it.
     Forget,
 }
 
-/// How an undisturbed call ends.
-pub struct Calm {
-    pub end: End,
-    /// The same when the machine has booted again before.
-    pub rebooted: End,
+/// The result of a call without faults.
+pub struct Baseline {
+    pub end: Outcome,
+    /// The same after a reboot.
+    pub rebooted: Outcome,
     pub effects: usize,
     pub looks: usize,
 }
 
-/// What the caller hears, and what can be seen.
-pub struct End {
+/// The caller's answer, and the visible state.
+pub struct Outcome {
     pub answer: String,
-    pub picture: Picture,
+    pub observed_state: ObservedState,
 }
 
 impl Scenario {
-    pub fn calm(&self) -> Calm {
-        let mut world = World::after(&self.before);
-        let (effects, looks) = (world.host.effects(), world.host.looks());
-        let answer = world.run(&self.act).expect("a calm call");
-        let (effects, looks) = (world.host.effects() - effects, world.host.looks() - looks);
-        let picture = world.picture();
-        let end = End { answer, picture };
-        world.finish().expect("a calm end");
-        let mut world = World::after(&self.before);
-        world.reboot(true);
+    pub fn baseline(&self) -> Baseline {
+        let mut sim = Simulation::after(&self.before);
+        let (effects, looks) = (sim.host.effects(), sim.host.looks());
+        let answer = sim
+            .run(&self.act)
+            .expect("the call succeeds without faults");
+        let (effects, looks) = (sim.host.effects() - effects, sim.host.looks() - looks);
+        let observed_state = sim.observed_state();
+        let end = Outcome {
+            answer,
+            observed_state,
+        };
+        sim.finish().expect("everything can be deleted");
+        let mut sim = Simulation::after(&self.before);
+        sim.reboot(true);
         let answer = self
-            .attempt(&mut world, true)
-            .expect("a calm call after a reboot");
-        let picture = world.picture();
-        Calm {
+            .attempt(&mut sim, true)
+            .expect("the call succeeds after a reboot");
+        let observed_state = sim.observed_state();
+        Baseline {
             end,
-            rebooted: End { answer, picture },
+            rebooted: Outcome {
+                answer,
+                observed_state,
+            },
             effects,
             looks,
         }
     }
 
-    /// What the kubelet does again after a reboot, before it repeats the call.
-    pub fn again_after_reboot(&self) -> Vec<Step> {
-        let mut again: Vec<Step> = Vec::new();
+    /// The steps that the kubelet repeats after a reboot, before it repeats the call.
+    pub fn steps_after_reboot(&self) -> Vec<Step> {
+        let mut steps: Vec<Step> = Vec::new();
         for step in self.before.iter().chain([&self.act]) {
             match step {
                 Step::Stage(_) | Step::Publish(..) | Step::PublishInline(..) => {
-                    again.push(step.clone());
+                    steps.push(step.clone());
                 }
                 Step::Unpublish(_, n) => {
-                    again.retain(|done| !matches!(done, Step::Publish(_, m, _) if n == m));
+                    steps.retain(|done| !matches!(done, Step::Publish(_, m, _) if n == m));
                 }
-                Step::UnpublishInline(_) | Step::Start => again.clear(),
-                Step::Unstage(_) => again.retain(|done| !matches!(done, Step::Stage(_))),
+                Step::UnpublishInline(_) | Step::Start => steps.clear(),
+                Step::Unstage(_) => steps.retain(|done| !matches!(done, Step::Stage(_))),
                 _ => {}
             }
         }
-        if again.last() == Some(&self.act) {
-            again.pop();
+        if steps.last() == Some(&self.act) {
+            steps.pop();
         }
-        again
+        steps
     }
 
-    /// One call that goes wrong, or several in a row, and what must come of it.
-    pub fn trial(&self, calm: &Calm, faults: &[Fault], then: Then) -> Result<Came, String> {
-        let mut world = World::after(&self.before);
-        let before = world.picture();
+    /// Makes one or several calls that fail, and checks the result.
+    pub fn trial(
+        &self,
+        baseline: &Baseline,
+        faults: &[Fault],
+        then: FollowUp,
+    ) -> Result<TrialResult, String> {
+        let mut sim = Simulation::after(&self.before);
+        let before = sim.observed_state();
         let (mut fired, mut forgotten, mut acknowledged) = (true, false, false);
-        let mut said = String::new();
+        let mut history = String::new();
         for fault in faults {
-            // A start that comes next meets what lasts.
-            if !world.is_up() && !matches!(fault, Fault::Lasting(_)) {
-                let started = world.run(&Step::Start);
-                started.map_err(|error| format!("{said}{}", chain(&error)))?;
+            // A start that comes next meets a fault that lasts.
+            if !sim.is_up() && !matches!(fault, Fault::LastingFault(_)) {
+                let started = sim.run(&Step::Start);
+                started.map_err(|error| format!("{history}{}", chain(&error)))?;
             }
-            fault.plan(&mut world)?;
-            let mut answer = world.run(&self.act);
-            fired &= world.host.faults_left() == 0;
-            world.host.clear_faults();
-            if let Fault::Lasting(lasting) = fault {
-                answer = self.under(&mut world, lasting, answer, &before)?;
+            fault.plan(&mut sim)?;
+            let mut answer = sim.run(&self.act);
+            fired &= sim.host.faults_left() == 0;
+            sim.host.clear_faults();
+            if let Fault::LastingFault(lasting_fault) = fault {
+                answer = self.repeat_under(&mut sim, lasting_fault, answer, &before)?;
             }
-            // A process that has ended has not answered, whatever its last call came to.
-            acknowledged = answer.is_ok() && self.act.rpc().is_some() && world.host.is_alive();
-            forgotten = answer.as_ref().is_err_and(|error| self.act.is_final(error))
-                && world.host.is_alive();
-            said = format!("{said}after {:?}, ", answer.map_err(|error| chain(&error)));
+            // A process that has ended has not answered, whatever the result of its last call.
+            acknowledged = answer.is_ok() && self.act.rpc().is_some() && sim.host.is_alive();
+            forgotten =
+                answer.as_ref().is_err_and(|error| self.act.is_final(error)) && sim.host.is_alive();
+            history = format!(
+                "{history}after {:?}, ",
+                answer.map_err(|error| chain(&error))
+            );
             // A growth that was cut off leaves a longer image, which the next growth takes over.
             let is_growth = matches!(self.act, Step::Expand(..)) && faults.len() > 1;
             if forgotten && !is_growth {
-                self.nothing_left(&world, &before)
-                    .map_err(|left| format!("{said}which is final: {left}"))?;
+                self.check_nothing_left(&sim, &before)
+                    .map_err(|left| format!("{history}which is final, but: {left}"))?;
             }
         }
         let end = match then {
-            Then::Forget if forgotten => self.forget(&mut world),
-            Then::Forget => Ok(()),
-            Then::Repeat => self.converge(&mut world, calm, false),
-            Then::RepeatAndPowerLoss => self.repeat(&mut world, false).and_then(|_| {
-                let kept = world.records();
-                world.reboot(true);
-                self.kept(&mut world, &kept)?;
-                world.finish()
+            FollowUp::Forget if forgotten => self.forget(&mut sim),
+            FollowUp::Forget => Ok(()),
+            FollowUp::Repeat => self.converge(&mut sim, baseline, false),
+            FollowUp::RepeatAndPowerLoss => self.repeat(&mut sim, false).and_then(|_| {
+                let records = sim.records();
+                sim.reboot(true);
+                self.check_durable(&mut sim, &records)?;
+                sim.finish()
             }),
-            Then::PowerLoss => {
-                let kept = world.records();
-                world.reboot(true);
-                // Trash may come back: every start ends it before the first call.
-                let volumes = |picture: Picture| {
-                    let mut files = picture.files;
+            FollowUp::PowerLoss => {
+                let records = sim.records();
+                sim.reboot(true);
+                // The trash may come back: every start purges it before the first call.
+                let volumes = |observed_state: ObservedState| {
+                    let mut files = observed_state.files;
                     files.retain(|file| !file.starts_with("trash/"));
                     files
                 };
-                let (now, then) = (volumes(world.picture()), volumes(before));
+                let (now, then) = (volumes(sim.observed_state()), volumes(before));
                 let durably = match self.act {
                     Step::Create(..)
                     | Step::PublishInline(..)
@@ -190,90 +208,92 @@ impl Scenario {
                     | Step::Group(..)
                         if forgotten && now != then =>
                     {
-                        Err(format!("and a power loss: {now:?} instead of {then:?}"))
+                        Err(format!("after a power loss: {now:?} instead of {then:?}"))
                     }
                     _ => Ok(()),
                 };
                 durably
                     .and_then(|()| match acknowledged {
-                        true => self.kept(&mut world, &kept),
+                        true => self.check_durable(&mut sim, &records),
                         false => Ok(()),
                     })
-                    .and_then(|()| self.converge(&mut world, calm, true))
+                    .and_then(|()| self.converge(&mut sim, baseline, true))
             }
         };
-        end.map_err(|why| format!("{said}{why}"))?;
-        Ok(Came { fired, forgotten })
+        end.map_err(|why| format!("{history}{why}"))?;
+        Ok(TrialResult { fired, forgotten })
     }
 
-    /// The caller repeats while something lasts, and then it ends; the caller's last answer.
-    fn under(
+    /// The caller repeats while the fault lasts, and then the fault ends. Returns the caller's last
+    /// answer.
+    fn repeat_under(
         &self,
-        world: &mut World,
-        lasting: &Lasting,
+        sim: &mut Simulation,
+        lasting_fault: &LastingFault,
         first: Result<String>,
-        before: &Picture,
+        before: &ObservedState,
     ) -> Result<Result<String>, String> {
         let is_final = |answer: &Result<String>| {
             let is_final = |error| self.act.is_final(error);
             answer.as_ref().is_err_and(is_final)
         };
         let mut answer = first;
-        let home = |world: &World| world.driver().ok().map(|driver| driver.home());
-        let home_before = home(world);
+        let home = |sim: &Simulation| sim.driver().ok().map(|driver| driver.home());
+        let home_before = home(sim);
         for _ in 0..2 {
             if let Err(error) = &answer {
-                let must_succeed = match lasting {
-                    Lasting::Full => self.act.is_undoing(),
-                    Lasting::Dead { .. } | Lasting::Hangs => self.act.is_unmounting(),
-                    Lasting::Unreadable(..) => false,
-                    Lasting::UnreadableAfter(..) => {
-                        lasting.is_of_node_record() && self.act != Step::Start
+                let must_succeed = match lasting_fault {
+                    LastingFault::Full => self.act.is_undoing(),
+                    LastingFault::Dead { .. } | LastingFault::Hangs => self.act.is_unmounting(),
+                    LastingFault::Unreadable(..) => false,
+                    LastingFault::UnreadableAfter(..) => {
+                        lasting_fault.is_of_node_record() && self.act != Step::Start
                     }
                 };
                 if must_succeed {
-                    return Err(format!("under {lasting:?}: {}", chain(error)));
+                    return Err(format!("under {lasting_fault:?}: {}", chain(error)));
                 }
                 if is_final(&answer) {
-                    let left = self.nothing_left(world, before);
-                    left.map_err(|left| format!("{}, which is final: {left}", chain(error)))?;
-                    // The caller has forgotten it.
+                    let left = self.check_nothing_left(sim, before);
+                    left.map_err(|left| format!("{}, which is final, but: {left}", chain(error)))?;
+                    // The caller has forgotten the object.
                     break;
                 }
             }
-            world.check()?;
-            world.host.pass_time(Duration::from_secs(3600));
-            let is_looked_for = lasting.has_no_disk() || lasting.is_of_node_record();
-            if is_looked_for && world.is_up() {
-                let looked = world.run(&Step::LookAgain);
-                looked.map_err(|error| chain(&error))?;
+            sim.check()?;
+            sim.host.pass_time(Duration::from_secs(3600));
+            let is_refresh_needed =
+                lasting_fault.has_no_disk() || lasting_fault.is_of_node_record();
+            if is_refresh_needed && sim.is_up() {
+                let refreshed = sim.run(&Step::Refresh);
+                refreshed.map_err(|error| chain(&error))?;
             }
-            answer = world.run(&self.act);
+            answer = sim.run(&self.act);
         }
-        world.check()?;
-        if self.act != Step::Start && home(world) != home_before {
-            return Err(format!("another home under {lasting:?}"));
+        sim.check()?;
+        if self.act != Step::Start && home(sim) != home_before {
+            return Err(format!("the home changed under {lasting_fault:?}"));
         }
-        world.end();
-        if world.is_up() {
-            let looked = world.run(&Step::LookAgain);
-            looked.map_err(|error| chain(&error))?;
+        sim.end();
+        if sim.is_up() {
+            let refreshed = sim.run(&Step::Refresh);
+            refreshed.map_err(|error| chain(&error))?;
         }
         Ok(answer)
     }
 
     /// What was acknowledged survives a power loss.
-    pub fn kept(&self, world: &mut World, before: &[String]) -> Result<(), String> {
-        world.run(&Step::Start).map_err(|error| chain(&error))?;
-        let now = world.records();
+    pub fn check_durable(&self, sim: &mut Simulation, before: &[String]) -> Result<(), String> {
+        sim.run(&Step::Start).map_err(|error| chain(&error))?;
+        let now = sim.records();
         match now == *before {
             true => Ok(()),
-            false => Err(format!("and a power loss: {now:?} instead of {before:?}")),
+            false => Err(format!("after a power loss: {now:?} instead of {before:?}")),
         }
     }
 
-    /// The caller's life without the object, on a driver that has started again.
-    pub fn forget(&self, world: &mut World) -> Result<(), String> {
+    /// The caller goes on without the object, on a driver that has started again.
+    pub fn forget(&self, sim: &mut Simulation) -> Result<(), String> {
         let mut steps = vec![Step::Start];
         match self.act {
             Step::Stage(name) => steps.push(Step::Delete(name)),
@@ -285,16 +305,22 @@ impl Scenario {
         }
         let mounted_before = self.before.contains(&self.act);
         for step in steps.into_iter().filter(|_| !mounted_before) {
-            let done = world.run(&step);
-            done.map_err(|error| format!("forgotten, {step:?}: {}", chain(&error)))?;
+            let done = sim.run(&step);
+            done.map_err(|error| {
+                format!("after forgetting the object, {step:?}: {}", chain(&error))
+            })?;
         }
         Ok(())
     }
 
-    /// A caller that has forgotten the object must not have left anything.
-    pub fn nothing_left(&self, world: &World, before: &Picture) -> Result<(), String> {
-        let now = world.picture();
-        let wrong = match self.act {
+    /// A caller that has forgotten the object must have left nothing.
+    pub fn check_nothing_left(
+        &self,
+        sim: &Simulation,
+        before: &ObservedState,
+    ) -> Result<(), String> {
+        let now = sim.observed_state();
+        let difference = match self.act {
             Step::Create(..)
             | Step::PublishInline(..)
             | Step::Publish(..)
@@ -302,33 +328,33 @@ impl Scenario {
             | Step::Restore(..)
             | Step::Clone(..)
             | Step::Group(..) => now.differs(before),
-            Step::Stage(_) => now.differs(&Picture {
+            Step::Stage(_) => now.differs(&ObservedState {
                 mounted: before.mounted.clone(),
                 loops: before.loops,
                 ..now.clone()
             }),
-            Step::Expand(name, _) if !self.is_as_long_as_before(world, name) => {
-                Some("the image has grown".into())
+            Step::Expand(name, _) if !self.is_as_long_as_before(sim, name) => {
+                Some("the image is longer than before".into())
             }
             _ => None,
         };
-        wrong.map_or(Ok(()), Err)
+        difference.map_or(Ok(()), Err)
     }
 
-    pub fn is_as_long_as_before(&self, world: &World, name: &str) -> bool {
-        let id = &world.ids[name];
-        let (_, uuid) = id.split_once('.').expect("an id has two parts");
+    pub fn is_as_long_as_before(&self, sim: &Simulation, name: &str) -> bool {
+        let id = &sim.ids[name];
+        let (_, uuid) = id.split_once('.').expect("an ID has two parts");
         let image = format!("{POOL}/volumes/{uuid}/data.img");
-        let image = world.host.aside(|host| host.stat(Path::new(&image)));
-        let image = image.expect("a living host");
+        let image = sim.host.aside(|host| host.stat(Path::new(&image)));
+        let image = image.expect("the host is alive");
         image.is_some_and(|image| image.size == image_bytes(SIZE))
     }
 
-    /// What the caller hears in the end.
-    pub fn repeat(&self, world: &mut World, power_loss: bool) -> Result<String, String> {
+    /// Repeats the call, and returns its answer.
+    pub fn repeat(&self, sim: &mut Simulation, power_loss: bool) -> Result<String, String> {
         let mut last = String::from("never tried");
         for _ in 0..TRIES {
-            match self.attempt(world, power_loss) {
+            match self.attempt(sim, power_loss) {
                 Ok(answer) => return Ok(answer),
                 Err(error) => last = chain(&error),
             }
@@ -336,14 +362,19 @@ impl Scenario {
         Err(format!("does not converge: {last}"))
     }
 
-    pub fn converge(&self, world: &mut World, calm: &Calm, power_loss: bool) -> Result<(), String> {
-        let answer = self.repeat(world, power_loss)?;
+    pub fn converge(
+        &self,
+        sim: &mut Simulation,
+        baseline: &Baseline,
+        power_loss: bool,
+    ) -> Result<(), String> {
+        let answer = self.repeat(sim, power_loss)?;
         let expected = if power_loss {
-            &calm.rebooted
+            &baseline.rebooted
         } else {
-            &calm.end
+            &baseline.end
         };
-        // What was never answered may be there or not when the power comes back.
+        // What was never answered may exist or not after a power loss.
         let open = power_loss
             && self
                 .before
@@ -352,46 +383,50 @@ impl Scenario {
         if answer != expected.answer && !open {
             return Err(format!("{answer} instead of {}", expected.answer));
         }
-        if let Some(wrong) = world.picture().differs(&expected.picture).filter(|_| !open) {
-            return Err(wrong);
+        if let Some(difference) = sim
+            .observed_state()
+            .differs(&expected.observed_state)
+            .filter(|_| !open)
+        {
+            return Err(difference);
         }
-        world.check()?;
+        sim.check()?;
         if let Step::Group(name, volumes) = self.act {
-            world.check_order(name, volumes)?;
+            sim.check_order(name, volumes)?;
         }
-        match world.run(&self.act).map_err(|error| chain(&error)) {
-            Ok(again) if again == answer => world.finish(),
-            other => Err(format!("the next repeat says {other:?}")),
+        match sim.run(&self.act).map_err(|error| chain(&error)) {
+            Ok(again) if again == answer => sim.finish(),
+            other => Err(format!("the next repeat answers {other:?}")),
         }
     }
 
-    pub fn attempt(&self, world: &mut World, power_loss: bool) -> Result<String> {
-        // What is remembered of a failed cut is over.
-        world.host.pass_time(Duration::from_secs(3600));
-        if self.act == Step::Start && world.is_up() {
-            // What the process does by itself, every 10 seconds, about pools that aren't served.
-            // Leftovers that it couldn't end wait for the next start.
-            if world.refuses() {
-                return world.run(&Step::LookAgain);
+    pub fn attempt(&self, sim: &mut Simulation, power_loss: bool) -> Result<String> {
+        // The driver no longer remembers a failed cut.
+        sim.host.pass_time(Duration::from_secs(3600));
+        if self.act == Step::Start && sim.is_up() {
+            // What the process does by itself, every 10 seconds, for pools that are not served.
+            // Leftovers that it could not clean up wait for the next start.
+            if sim.refuses() {
+                return sim.run(&Step::Refresh);
             }
         }
-        if !world.is_up() {
-            world.run(&Step::Start)?;
+        if !sim.is_up() {
+            sim.run(&Step::Start)?;
         }
         if power_loss {
-            for step in self.again_after_reboot() {
-                world.run(&step)?;
+            for step in self.steps_after_reboot() {
+                sim.run(&step)?;
             }
         }
-        world.run(&self.act)
+        sim.run(&self.act)
     }
 }
 
-/// What came of the faults of a trial.
+/// The result of the faults of a trial.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Came {
-    /// All of them came true.
+pub struct TrialResult {
+    /// All faults occurred.
     pub fired: bool,
-    /// The caller has been given a final answer.
+    /// The caller has received a final error.
     pub forgotten: bool,
 }

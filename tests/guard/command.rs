@@ -1,4 +1,5 @@
-//! `slackwater frozen`, `slackwater guard` by itself, and the start of `slackwater serve`.
+//! `slackwater frozen`, `slackwater guard` as a separate process, and the start of `slackwater
+//! serve`.
 
 use std::os::fd::AsFd;
 use std::process::{Child, Command, Output, Stdio};
@@ -8,7 +9,7 @@ use serde_json::Value;
 use slackwater::host::linux::seqpacket::Channel;
 use slackwater::model::FsType::{Ext4, Xfs};
 
-use crate::bench::{Bench, Write_, eventually_within, is_frozen, long, signal};
+use crate::fixture::{Fixture, ProbeWrite, eventually_within, is_frozen, long, signal};
 use crate::hidden::leave_frozen;
 use crate::scratch::text;
 
@@ -19,59 +20,59 @@ fn slackwater(arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-fn told(arguments: &[&str]) -> String {
+fn output_of(arguments: &[&str]) -> String {
     let output = slackwater(arguments);
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn frozen(bench: &Bench, more: &[&str]) -> String {
-    let words = [&["frozen", "--state-dir", text(&bench.state)], more].concat();
-    told(&words)
+fn frozen(fixture: &Fixture, more: &[&str]) -> String {
+    let words = [&["frozen", "--state-dir", text(&fixture.state)], more].concat();
+    output_of(&words)
 }
 
 #[test]
-fn frozen_lists_who_holds_what_and_thaws_it() {
+fn frozen_lists_the_holders_of_freezes_and_thaws_them() {
     let kinds = [Ext4, Xfs];
-    let bench = Bench::new(&kinds);
-    assert_eq!(frozen(&bench, &[]).lines().count(), 1, "only its head");
-    assert_eq!(frozen(&bench, &["--thaw"]).lines().count(), 1);
+    let fixture = Fixture::new(&kinds);
+    assert_eq!(frozen(&fixture, &[]).lines().count(), 1, "only its head");
+    assert_eq!(frozen(&fixture, &["--thaw"]).lines().count(), 1);
 
-    let session = bench.frozen(&kinds, long());
-    let table = frozen(&bench, &[]);
+    let session = fixture.frozen(&kinds, long());
+    let table = frozen(&fixture, &[]);
     assert_eq!(table.lines().count(), 3, "{table}");
     assert!(table.contains("v0") && table.contains("held"), "{table}");
-    let json: Value = serde_json::from_str(&frozen(&bench, &["--json"])).unwrap();
+    let json: Value = serde_json::from_str(&frozen(&fixture, &["--json"])).unwrap();
     let first = &json["frozen"][0];
     assert_eq!(first["volume"], "v0");
-    assert_eq!(first["device"], text(&bench.volumes[0].device.path));
+    assert_eq!(first["device"], text(&fixture.volumes[0].device.path));
     assert_eq!(first["owner_pid"], std::process::id());
     assert_eq!(first["state"], "held");
     let seconds = first["until"].as_u64().unwrap() - first["since"].as_u64().unwrap();
     assert!((30..=31).contains(&seconds), "{seconds}");
 
-    // Said explicitly, what is held is thawed, too; its cut is lost.
-    let json: Value = serde_json::from_str(&frozen(&bench, &["--thaw", "--json"])).unwrap();
+    // With an explicit option, a held freeze is thawed, too; its cut is lost.
+    let json: Value = serde_json::from_str(&frozen(&fixture, &["--thaw", "--json"])).unwrap();
     assert_eq!(json["thawed"], serde_json::json!(["v0", "v1"]));
-    for volume in &bench.volumes {
-        Write_::start(&volume.target).goes_on();
+    for volume in &fixture.volumes {
+        ProbeWrite::start(&volume.target).goes_on();
     }
     assert!(!session.thaw(0).unwrap() && !session.thaw(1).unwrap());
     drop(session);
-    bench.assert_all_thawed();
+    fixture.assert_all_thawed();
 }
 
 #[test]
-fn frozen_thaws_what_nobody_holds() {
-    let bench = Bench::new(&[Ext4]);
-    leave_frozen(&bench, &[Ext4]);
-    assert!(frozen(&bench, &[]).contains("orphaned"));
+fn frozen_thaws_file_systems_without_a_holder() {
+    let fixture = Fixture::new(&[Ext4]);
+    leave_frozen(&fixture, &[Ext4]);
+    assert!(frozen(&fixture, &[]).contains("orphaned"));
     assert!(
-        is_frozen(&bench.volumes[0].target),
-        "a look changes nothing"
+        is_frozen(&fixture.volumes[0].target),
+        "listing changes nothing"
     );
-    assert!(frozen(&bench, &["--thaw"]).contains("v0"));
-    bench.assert_all_thawed();
+    assert!(frozen(&fixture, &["--thaw"]).contains("v0"));
+    fixture.assert_all_thawed();
 }
 
 struct Running(Child);
@@ -90,15 +91,15 @@ fn start(arguments: &[&str]) -> Running {
 }
 
 #[test]
-fn a_guard_by_itself_lives_until_it_is_told_to_end() {
-    let bench = Bench::new(&[Ext4]);
-    let socket = bench.state.join("guard.sock");
+fn a_separate_guard_runs_until_it_receives_a_signal() {
+    let fixture = Fixture::new(&[Ext4]);
+    let socket = fixture.state.join("guard.sock");
     let words = [
         "guard",
         "--socket",
         text(&socket),
         "--state-dir",
-        text(&bench.state),
+        text(&fixture.state),
     ];
     let mut guard = start(&words);
     eventually_within("a socket", || socket.exists());
@@ -106,11 +107,11 @@ fn a_guard_by_itself_lives_until_it_is_told_to_end() {
         slackwater(&[words.as_slice(), &["--with-parent"]].concat())
             .status
             .success(),
-        "a second one of a driver isn't needed"
+        "a second guard of a driver is not needed"
     );
-    // One that a supervisor has started would be started for ever: it waits for its turn.
+    // A guard that a supervisor has started would be restarted for ever, so it waits for its turn.
     let mut next = [start(&words), start(&words)];
-    let session = bench.frozen(&[Ext4], long());
+    let session = fixture.frozen(&[Ext4], long());
     assert!(
         next.iter_mut()
             .all(|one| one.0.try_wait().unwrap().is_none())
@@ -121,7 +122,7 @@ fn a_guard_by_itself_lives_until_it_is_told_to_end() {
     signal(guard.0.id(), Signal::SIGTERM);
     assert!(guard.0.wait().unwrap().success());
     eventually_within("the next one's turn", || socket.exists());
-    assert!(bench.frozen(&[Ext4], long()).thaw(0).unwrap());
+    assert!(fixture.frozen(&[Ext4], long()).thaw(0).unwrap());
     for guard in &mut next {
         signal(guard.0.id(), Signal::SIGTERM);
         assert!(guard.0.wait().unwrap().success());
@@ -131,15 +132,18 @@ fn a_guard_by_itself_lives_until_it_is_told_to_end() {
 
 #[test]
 fn a_driver_that_starts_thaws_before_it_opens_its_pools() {
-    let bench = Bench::new(&[Xfs]);
-    leave_frozen(&bench, &[Xfs]);
-    crate::bench::unmount(&bench.volumes[0].target);
-    let folder = bench.pool.root.join("of-the-driver");
+    let fixture = Fixture::new(&[Xfs]);
+    leave_frozen(&fixture, &[Xfs]);
+    crate::fixture::unmount(&fixture.volumes[0].target);
+    let folder = fixture.pool.root.join("of-the-driver");
     std::fs::create_dir(&folder).unwrap();
-    crate::scratch::run("mount", &["--bind", text(&bench.pool.pool), text(&folder)]);
+    crate::scratch::run(
+        "mount",
+        &["--bind", text(&fixture.pool.pool), text(&folder)],
+    );
     let pool = folder.join("new");
     std::fs::create_dir(&pool).unwrap();
-    let socket = bench.pool.root.join("csi/csi.sock");
+    let socket = fixture.pool.root.join("csi/csi.sock");
     let driver = start(&[
         "serve",
         "--endpoint",
@@ -149,16 +153,16 @@ fn a_driver_that_starts_thaws_before_it_opens_its_pools() {
         "--pool",
         &format!("a=file:{},init,mount=any", text(&pool)),
         "--state-dir",
-        text(&bench.state),
+        text(&fixture.state),
         "--node-record",
-        text(&bench.pool.root.join("node.json")),
+        text(&fixture.pool.root.join("node.json")),
     ]);
     eventually_within("a socket", || socket.exists());
-    crate::hidden::assert_free(&bench);
+    crate::hidden::assert_free(&fixture);
     drop(driver);
 }
 
-/// A session of nothing that could be frozen: the errno of the guard's answer.
+/// A session whose members cannot be frozen. Returns the errno of the guard's answer.
 fn session(channel: &Channel, members: usize) -> u32 {
     let null = std::fs::File::open("/dev/null").unwrap();
     let mut begin = [0; 32];
@@ -175,7 +179,7 @@ fn session(channel: &Channel, members: usize) -> u32 {
     u32::from_le_bytes([answer[12], answer[13], answer[14], answer[15]])
 }
 
-/// Memory of its own of a process, in KiB.
+/// The private memory of a process, in KiB.
 fn own_memory(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status
@@ -186,7 +190,7 @@ fn own_memory(pid: u32) -> u64 {
 }
 
 #[test]
-fn a_guard_that_holds_all_that_it_takes_stays_within_its_memory_and_refuses_more() {
+fn a_guard_with_its_maximum_of_sessions_stays_within_its_memory_and_refuses_more() {
     let folder = tempfile::Builder::new()
         .prefix("slackwater-load-")
         .tempdir()
@@ -207,14 +211,14 @@ fn a_guard_that_holds_all_that_it_takes_stays_within_its_memory_and_refuses_more
         });
         channel.unwrap()
     };
-    // Its container has 64 MiB; the pages of the program, and what the kernel keeps for threads,
-    // come on top.
+    // The guard's container has 64 MiB. The pages of the program, and the kernel's memory for
+    // threads, come in addition.
     let most = 36 << 10;
     let again = nix::errno::Errno::EAGAIN as u32;
     let admitted = |members| {
         let mut held = None;
-        // What has ended counts until its last thread has.
-        eventually_within("a place", || {
+        // An ended session counts until its last thread has ended.
+        eventually_within("a free session", || {
             let channel = connect();
             let is_ready = session(&channel, members) == 0;
             held = Some(channel);

@@ -8,13 +8,14 @@ use slackwater::host::Freezer;
 use slackwater::host::freezer::FreezeLimits;
 use slackwater::model::FsType::{Ext4, Xfs};
 
-use crate::bench::{
-    Bench, PATIENCE, Write_, assert_not_expedited, await_stop, eventually_within, guards, limits,
-    long, short, signal,
-};
 use crate::driver::{Driver, GRACE_PERIODS, Sight, Task, was_killed};
+use crate::fixture::{
+    Fixture, ProbeWrite, WAIT_TIMEOUT, assert_not_expedited, await_stop, eventually_within, guards,
+    limits, long, short, signal,
+};
 
-/// Steps of the guard, with what has been frozen by then in a session of the usual order.
+/// Steps of the guard, with the number of file systems that are frozen by then in a session of the
+/// usual order.
 pub const STEPS: [&str; 10] = [
     "accepted",
     "begun",
@@ -28,11 +29,13 @@ pub const STEPS: [&str; 10] = [
     "ended",
 ];
 
-/// The driver goes through its whole session, whatever it meets, and ends; nothing is frozen then.
+/// The driver runs its whole session, whatever happens to the guard, and ends; then nothing is
+/// frozen.
 fn session_with_a_guard_that(meets: &str) {
     let kinds = [Ext4, Xfs];
-    let bench = Bench::new(&kinds);
-    // A killed one is noticed at once; a stopped one when it's late, unless all was thawed before.
+    let fixture = Fixture::new(&kinds);
+    // A killed guard is detected at once; a stopped one when it is late, unless everything was
+    // thawed before.
     let is_awaited = meets.ends_with("stop") && !meets.starts_with("ended");
     let limit = match is_awaited {
         true => FreezeLimits {
@@ -42,30 +45,30 @@ fn session_with_a_guard_that(meets: &str) {
         false => long(),
     };
     let faults = [("SLACKWATER_GUARD_FAULT", meets)];
-    let mut driver = Driver::start(&bench, &kinds, &Task::Cut(limit), &faults);
+    let mut driver = Driver::start(&fixture, &kinds, &Task::Cut(limit), &faults);
     driver.go_on();
     let mut words = Vec::new();
     while let Some(word) = driver.word() {
         words.push(word);
     }
     driver.wait();
-    // At the last step all was thawed, and said so; in the others the cut is thrown away.
+    // At the last step, everything was thawed and reported; in the others, the cut is discarded.
     let is_proven = words.iter().any(|word| word == "[true, true]");
     assert_eq!(is_proven, meets.starts_with("ended"), "{meets}: {words:?}");
-    for volume in &bench.volumes {
-        Write_::start(&volume.target).goes_on();
+    for volume in &fixture.volumes {
+        ProbeWrite::start(&volume.target).goes_on();
     }
-    for pid in guards(&bench.state) {
-        // A stopped one that nobody needed any more is found by the next session.
+    for pid in guards(&fixture.state) {
+        // The next session finds a stopped guard that no session needed any more.
         signal(pid, Signal::SIGCONT);
     }
     eventually_within("no guard without a driver", || {
-        guards(&bench.state).is_empty()
+        guards(&fixture.state).is_empty()
     });
-    bench.guard.sweep().unwrap();
-    bench.assert_all_thawed();
+    fixture.guard.sweep().unwrap();
+    fixture.assert_all_thawed();
     assert_not_expedited();
-    let session = bench.frozen(&kinds, crate::bench::long());
+    let session = fixture.frozen(&kinds, crate::fixture::long());
     assert!(
         session.thaw(0).unwrap() && session.thaw(1).unwrap(),
         "{meets}"
@@ -80,21 +83,21 @@ fn a_guard_that_is_killed_at_any_step_leaves_nothing_frozen() {
 }
 
 #[test]
-fn only_who_wants_grace_periods_expedited_has_a_guard_that_comes_to_it() {
-    let bench = Bench::new(&[Ext4]);
+fn grace_periods_are_expedited_only_by_the_guard_of_a_driver_that_enables_it() {
+    let fixture = Fixture::new(&[Ext4]);
     for (how, comes_to_it) in [("expedited", true), ("normal", false)] {
-        let told = [
+        let environment = [
             ("SLACKWATER_GUARD_FAULT", "expedited:kill"),
             (GRACE_PERIODS, how),
         ];
-        let mut driver = Driver::start(&bench, &[Ext4], &Task::Cut(long()), &told);
+        let mut driver = Driver::start(&fixture, &[Ext4], &Task::Cut(long()), &environment);
         driver.go_on();
         let words: Vec<String> = std::iter::from_fn(|| driver.word()).collect();
         driver.wait();
         let is_proven = words.iter().any(|word| word == "[true]");
         assert_eq!(is_proven, !comes_to_it, "{how}: {words:?}");
     }
-    bench.assert_all_thawed();
+    fixture.assert_all_thawed();
 }
 
 #[test]
@@ -107,71 +110,78 @@ fn a_guard_that_is_stopped_at_any_step_leaves_nothing_frozen() {
 #[test]
 fn a_guard_that_is_killed_or_stopped_at_the_deadline_leaves_nothing_frozen() {
     for act in ["kill", "stop"] {
-        let bench = Bench::new(&[Ext4]);
+        let fixture = Fixture::new(&[Ext4]);
         let meets = format!("deadline:{act}");
         let faults = [("SLACKWATER_GUARD_FAULT", meets.as_str())];
-        let mut driver = frozen_shortly(&bench, &faults);
-        Write_::start(&bench.volumes[0].target).goes_on();
+        let mut driver = frozen_shortly(&fixture, &faults);
+        ProbeWrite::start(&fixture.volumes[0].target).goes_on();
         driver.go_on();
         assert_eq!(driver.word().as_deref(), Some("[false]"));
         assert!(driver.wait().success());
-        bench.assert_all_thawed();
+        fixture.assert_all_thawed();
     }
 }
 
 #[test]
-fn a_guard_that_stops_is_not_waited_for_and_lives_on_while_another_session_relies_on_it() {
-    let bench = Bench::new(&[Ext4, Ext4]);
-    let mut members = bench.members(&[Ext4, Ext4]);
+fn a_stopped_guard_is_not_waited_for_and_survives_while_another_session_relies_on_it() {
+    let fixture = Fixture::new(&[Ext4, Ext4]);
+    let mut members = fixture.members(&[Ext4, Ext4]);
     let second = members.pop().unwrap();
     let sessions = [members, vec![second]].map(|members| {
-        let session = bench.guard.begin(members, long()).unwrap();
+        let session = fixture.guard.begin(members, long()).unwrap();
         session.sync().unwrap();
         session.freeze().unwrap();
         session
     });
-    let guard = bench.guard_pid().unwrap();
+    let guard = fixture.guard_pid().unwrap();
     signal(guard, Signal::SIGSTOP);
     await_stop(guard);
     // Its deadline is far away.
-    assert!(!sessions[0].thaw(0).unwrap(), "such a cut is not proven");
-    Write_::start(&bench.volumes[0].target).goes_on();
-    assert!(crate::bench::is_frozen(&bench.volumes[1].target));
-    assert_eq!(guards(&bench.state), [guard], "it has a session to keep");
+    assert!(
+        !sessions[0].thaw(0).unwrap(),
+        "such a cut is not proven to be consistent"
+    );
+    ProbeWrite::start(&fixture.volumes[0].target).goes_on();
+    assert!(crate::fixture::is_frozen(&fixture.volumes[1].target));
+    assert_eq!(
+        guards(&fixture.state),
+        [guard],
+        "the guard still has a session"
+    );
     assert!(!sessions[1].thaw(0).unwrap());
     eventually_within("the end of a guard that no session relies on", || {
-        guards(&bench.state).is_empty()
+        guards(&fixture.state).is_empty()
     });
     drop(sessions);
-    bench.guard.sweep().unwrap();
-    bench.assert_all_thawed();
+    fixture.guard.sweep().unwrap();
+    fixture.assert_all_thawed();
 }
 
 #[test]
-fn the_guard_thaws_after_the_longest_freeze_of_a_class_whatever_it_was_asked_for() {
-    let bench = Bench::new(&[Ext4]);
-    let session = bench.frozen(&[Ext4], limits(Duration::from_secs(3000)));
-    Write_::start(&bench.volumes[0].target).goes_on();
+fn the_guard_thaws_after_the_longest_freeze_timeout_whatever_was_requested() {
+    let fixture = Fixture::new(&[Ext4]);
+    let session = fixture.frozen(&[Ext4], limits(Duration::from_secs(3000)));
+    ProbeWrite::start(&fixture.volumes[0].target).goes_on();
     assert!(!session.thaw(0).unwrap());
 }
 
-/// A driver that has frozen a volume, for a short time.
-fn frozen_shortly(bench: &Bench, faults: &[(&str, &str)]) -> Driver {
+/// A driver that has frozen a volume for a short time.
+fn frozen_shortly(fixture: &Fixture, faults: &[(&str, &str)]) -> Driver {
     short(|limits| {
-        let driver = Driver::start(bench, &[Ext4], &Task::Cut(limits), faults);
+        let driver = Driver::start(fixture, &[Ext4], &Task::Cut(limits), faults);
         if driver.says("frozen") {
             return Some(driver);
         }
         drop(driver);
-        eventually_within("the guard's end", || guards(&bench.state).is_empty());
+        eventually_within("the guard's end", || guards(&fixture.state).is_empty());
         None
     })
 }
 
-/// A driver that meets a fault at its n-th effect or step, with a guard that others have started
-/// if `beside` says so. `Err` if it came to its end instead: whether its task is done.
+/// A driver with a fault at its n-th effect or step. If `beside` is given, its guard is started by
+/// a supervisor. `Err` if the driver ended instead: whether its task was done.
 fn driver_with(
-    bench: &Bench,
+    fixture: &Fixture,
     number: u32,
     mode: &str,
     task: &Task,
@@ -179,7 +189,7 @@ fn driver_with(
 ) -> Result<Driver, bool> {
     let fault = format!("{number}:{mode}");
     let faults = [("SLACKWATER_FAULT", fault.as_str())];
-    let mut driver = Driver::beside(bench, &[Ext4, Xfs], task, &faults, beside);
+    let mut driver = Driver::beside(fixture, &[Ext4, Xfs], task, &faults, beside);
     driver.go_on();
     if mode.starts_with("stop") {
         let mut state = String::new();
@@ -204,8 +214,8 @@ fn driver_with(
     Err(driver.says("done"))
 }
 
-/// A driver that meets a fault at each of its effects and steps in turn; after each, `ended`.
-pub fn each_step(bench: &Bench, mode: &str, beside: Option<Sight>, ended: impl Fn()) {
+/// A driver with a fault at each of its effects and steps in turn. Calls `ended` after each.
+pub fn each_step(fixture: &Fixture, mode: &str, beside: Option<Sight>, ended: impl Fn()) {
     let mut limit = if mode.starts_with("stop") {
         limits(Duration::from_millis(700))
     } else {
@@ -213,21 +223,24 @@ pub fn each_step(bench: &Bench, mode: &str, beside: Option<Sight>, ended: impl F
     };
     let mut number = 1;
     loop {
-        let mut driver = match driver_with(bench, number, mode, &Task::Cut(limit), beside) {
+        let mut driver = match driver_with(fixture, number, mode, &Task::Cut(limit), beside) {
             Ok(driver) => driver,
             Err(true) => break,
             Err(false) => {
-                // It's a slow machine: not all was frozen before the deadline.
+                // On a slow machine, not everything was frozen before the deadline.
                 limit = limits(limit.freeze * 5);
-                assert!(limit.freeze < PATIENCE, "{number}:{mode}: it fails");
+                assert!(
+                    limit.freeze < WAIT_TIMEOUT,
+                    "{number}:{mode}: the session fails"
+                );
                 continue;
             }
         };
         // The guard thaws, at the end of the connection or at the deadline.
-        for volume in &bench.volumes {
-            Write_::start(&volume.target).goes_on();
-            // Nor is it frozen again.
-            Write_::start(&volume.target).goes_on();
+        for volume in &fixture.volumes {
+            ProbeWrite::start(&volume.target).goes_on();
+            // It is not frozen again.
+            ProbeWrite::start(&volume.target).goes_on();
         }
         driver.kill();
         ended();
@@ -237,17 +250,17 @@ pub fn each_step(bench: &Bench, mode: &str, beside: Option<Sight>, ended: impl F
 }
 
 fn each_step_of_the_driver(mode: &str) {
-    let bench = Bench::new(&[Ext4, Xfs]);
+    let fixture = Fixture::new(&[Ext4, Xfs]);
     let guard_ends = || {
-        eventually_within("its guard's end", || guards(&bench.state).is_empty());
+        eventually_within("its guard's end", || guards(&fixture.state).is_empty());
     };
-    each_step(&bench, mode, None, || {
+    each_step(&fixture, mode, None, || {
         guard_ends();
-        bench.guard.sweep().unwrap();
-        bench.assert_all_thawed();
+        fixture.guard.sweep().unwrap();
+        fixture.assert_all_thawed();
     });
     guard_ends();
-    bench.assert_all_thawed();
+    fixture.assert_all_thawed();
 }
 
 #[test]
@@ -269,20 +282,20 @@ fn a_driver_that_is_stopped_after_any_step_leaves_nothing_frozen() {
 fn a_sweep_that_is_killed_at_any_step_is_finished_by_the_next() {
     for mode in ["kill-before", "kill-after"] {
         let kinds = [Ext4, Xfs];
-        let bench = Bench::new(&kinds);
+        let fixture = Fixture::new(&kinds);
         let mut number = 1;
         loop {
-            crate::hidden::leave_frozen(&bench, &kinds);
-            for volume in &bench.volumes {
-                crate::bench::unmount(&volume.target);
+            crate::hidden::leave_frozen(&fixture, &kinds);
+            for volume in &fixture.volumes {
+                crate::fixture::unmount(&volume.target);
             }
-            let killed = driver_with(&bench, number, mode, &Task::Sweep, None).is_ok();
-            bench.guard.sweep().unwrap();
-            crate::hidden::assert_free(&bench);
-            for (volume, fs) in bench.volumes.iter().zip(kinds) {
-                bench.pool.mount(&volume.device, &volume.target, fs, &[]);
+            let killed = driver_with(&fixture, number, mode, &Task::Sweep, None).is_ok();
+            fixture.guard.sweep().unwrap();
+            crate::hidden::assert_free(&fixture);
+            for (volume, fs) in fixture.volumes.iter().zip(kinds) {
+                fixture.pool.mount(&volume.device, &volume.target, fs, &[]);
             }
-            bench.assert_all_thawed();
+            fixture.assert_all_thawed();
             if !killed {
                 break;
             }
@@ -293,17 +306,17 @@ fn a_sweep_that_is_killed_at_any_step_is_finished_by_the_next() {
 }
 
 #[test]
-fn both_stopped_are_thawed_by_the_sweep_after_the_deadline() {
-    let bench = Bench::new(&[Ext4]);
+fn volumes_of_a_stopped_driver_and_a_stopped_guard_are_thawed_by_the_sweep_after_the_deadline() {
+    let fixture = Fixture::new(&[Ext4]);
     let (driver, guard, writer) = short(|limits| {
-        let driver = Driver::start(&bench, &[Ext4], &Task::Cut(limits), &[]);
+        let driver = Driver::start(&fixture, &[Ext4], &Task::Cut(limits), &[]);
         if driver.says("frozen") {
-            let guard = bench.guard_pid().unwrap();
+            let guard = fixture.guard_pid().unwrap();
             for pid in [guard, driver.pid()] {
                 signal(pid, Signal::SIGSTOP);
                 await_stop(pid);
             }
-            let writer = Write_::start(&bench.volumes[0].target);
+            let writer = ProbeWrite::start(&fixture.volumes[0].target);
             if writer.is_stopped() {
                 return Some((driver, guard, writer));
             }
@@ -311,20 +324,20 @@ fn both_stopped_are_thawed_by_the_sweep_after_the_deadline() {
             signal(guard, Signal::SIGCONT);
         }
         drop(driver);
-        eventually_within("the guard's end", || guards(&bench.state).is_empty());
+        eventually_within("the guard's end", || guards(&fixture.state).is_empty());
         None
     });
     eventually_within("a sweep that thaws", || {
-        bench.guard.sweep().unwrap() == ["v0"]
+        fixture.guard.sweep().unwrap() == ["v0"]
     });
     writer.goes_on();
     assert!(
-        !bench.journal_is_empty(),
-        "who holds it might freeze it yet"
+        !fixture.journal_is_empty(),
+        "a process that holds the entry might still freeze the file system"
     );
     signal(guard, Signal::SIGCONT);
     drop(driver);
-    eventually_within("the guard's end", || guards(&bench.state).is_empty());
-    assert!(bench.guard.sweep().unwrap().is_empty());
-    bench.assert_all_thawed();
+    eventually_within("the guard's end", || guards(&fixture.state).is_empty());
+    assert!(fixture.guard.sweep().unwrap().is_empty());
+    fixture.assert_all_thawed();
 }

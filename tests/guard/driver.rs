@@ -1,4 +1,4 @@
-//! A driver of a test's own: this program once more, which can be killed and stopped.
+//! A driver for tests: this test program in a second process, which can be killed and stopped.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -15,29 +15,29 @@ use slackwater::host::freezer::FreezeLimits;
 use slackwater::host::{Device, FileId, FreezeMember, Freezer, Host};
 use slackwater::model::FsType;
 
-use crate::bench::{Bench, PATIENCE, guard_of, signal};
+use crate::fixture::{Fixture, WAIT_TIMEOUT, guard_of, signal};
 
 const PLAN: &str = "SLACKWATER_GUARD_TEST";
 
-/// The variable that says how it waits for grace periods.
+/// The variable that selects how it waits for grace periods.
 pub const GRACE_PERIODS: &str = "SLACKWATER_TEST_GRACE_PERIODS";
 
-/// What the other process does.
+/// The task of the other process.
 pub enum Task {
-    /// A whole session; it waits for a word before it thaws.
+    /// A whole session. The driver waits for a line on stdin before it thaws.
     Cut(FreezeLimits),
     /// Only a sweep.
     Sweep,
 }
 
-/// Whether a driver can see the process of a guard that others have started.
+/// Whether a driver can see the process of a guard that a supervisor has started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sight {
     Seen,
     Apart,
 }
 
-/// The other process. Killed when it's dropped.
+/// The other process. It is killed when this is dropped.
 pub struct Driver {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -45,15 +45,20 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Starts it on the volumes of a bench, with further variables.
-    pub fn start(bench: &Bench, kinds: &[FsType], task: &Task, faults: &[(&str, &str)]) -> Driver {
-        Driver::beside(bench, kinds, task, faults, None)
+    /// Starts it on the volumes of a fixture, with further variables.
+    pub fn start(
+        fixture: &Fixture,
+        kinds: &[FsType],
+        task: &Task,
+        faults: &[(&str, &str)],
+    ) -> Driver {
+        Driver::beside(fixture, kinds, task, faults, None)
     }
 
-    /// The same, and with `beside` it uses a guard that others have started: in the pid namespace
-    /// of this test, or in one from which it can't see the guard.
+    /// The same. With `beside`, it uses a guard that a supervisor has started: in the PID namespace
+    /// of this test, or in one from which the driver cannot see the guard.
     pub fn beside(
-        bench: &Bench,
+        fixture: &Fixture,
         kinds: &[FsType],
         task: &Task,
         faults: &[(&str, &str)],
@@ -61,9 +66,9 @@ impl Driver {
     ) -> Driver {
         let (what, limits) = match task {
             Task::Cut(limits) => ("cut", *limits),
-            Task::Sweep => ("sweep", crate::bench::long()),
+            Task::Sweep => ("sweep", crate::fixture::long()),
         };
-        let members: Vec<Value> = bench
+        let members: Vec<Value> = fixture
             .volumes
             .iter()
             .zip(kinds)
@@ -76,7 +81,7 @@ impl Driver {
             })
             .collect();
         let plan = json!({
-            "state": bench.state, "task": what, "members": members,
+            "state": fixture.state, "task": what, "members": members,
             "sync": limits.sync.as_millis() as u64, "freeze": limits.freeze.as_millis() as u64,
             "beside": beside.is_some(),
         });
@@ -102,7 +107,7 @@ impl Driver {
         let (sender, words) = channel();
         thread::spawn(move || {
             for line in stdout.lines().map_while(Result::ok) {
-                // What the harness prints before a test stands on the same line.
+                // The output of the test harness before a test is on the same line.
                 if let Some((_, word)) = line.split_once("driver: ") {
                     let _ = sender.send(word.to_string());
                 }
@@ -119,16 +124,16 @@ impl Driver {
         self.child.id()
     }
 
-    /// Its next word; `None` if it has ended.
+    /// Its next output line; `None` if it has ended.
     pub fn word(&self) -> Option<String> {
-        match self.words.recv_timeout(PATIENCE) {
+        match self.words.recv_timeout(WAIT_TIMEOUT) {
             Ok(word) => Some(word),
             Err(RecvTimeoutError::Disconnected) => None,
             Err(RecvTimeoutError::Timeout) => panic!("no word of the driver"),
         }
     }
 
-    /// Whether it says this word before its end.
+    /// Whether it prints this line before its end.
     pub fn says(&self, expected: &str) -> bool {
         while let Some(word) = self.word() {
             if word == expected {
@@ -138,7 +143,7 @@ impl Driver {
         false
     }
 
-    /// It may thaw.
+    /// Lets it thaw.
     pub fn go_on(&mut self) {
         drop(self.stdin.take());
     }
@@ -148,13 +153,13 @@ impl Driver {
         self.child.wait().unwrap();
     }
 
-    /// Whether it was killed or stopped by the fault that it had, and not by its end.
+    /// Waits for its end, by the injected fault or regularly.
     pub fn wait(&mut self) -> ExitStatus {
         self.child.wait().unwrap()
     }
 }
 
-/// Whether it ended by SIGKILL.
+/// Whether it was ended by SIGKILL.
 pub fn was_killed(status: ExitStatus) -> bool {
     status.signal() == Some(Signal::SIGKILL as i32)
 }
@@ -174,9 +179,10 @@ fn say(word: &str) {
 #[test]
 #[ignore = "the other process of other tests"]
 fn the_driver() {
-    // An expected failure is one line and not a panic, which would look like a failed test.
+    // An expected failure is printed as one line instead of a panic, which would look like a failed
+    // test.
     if let Err(error) = drive() {
-        eprintln!("driver: {}", crate::scratch::said(&error));
+        eprintln!("driver: {}", crate::scratch::error_text(&error));
         std::process::exit(1);
     }
 }
@@ -192,7 +198,9 @@ fn drive() -> Result<(), HostError> {
         guard = guard.with_grace_periods(how.parse().unwrap());
     }
     if plan["task"] == "sweep" {
-        let swept = guard.sweep().map_err(|error| crate::scratch::said(&error));
+        let swept = guard
+            .sweep()
+            .map_err(|error| crate::scratch::error_text(&error));
         say(&format!("{swept:?}"));
         return Ok(());
     }

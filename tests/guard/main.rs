@@ -1,23 +1,23 @@
-//! The freeze guard against this machine's kernel: what is frozen stands still, and nothing stays
-//! frozen, whoever is killed or stopped, and when.
+//! The freeze guard with this machine's kernel: a frozen file system blocks all writers, and
+//! nothing stays frozen, whichever process is killed or stopped, and when.
 //!
-//! Needs root and loop devices. Every test has a pool and a state dir of its own; whatever a
-//! failed test leaves frozen is thawed when its volume is dropped.
+//! Needs root and loop devices. Every test has a pool and a state directory of its own. File
+//! systems that a failed test leaves frozen are thawed when their volume is dropped.
 
 #![expect(
     clippy::disallowed_methods,
-    reason = "a test prepares what it needs with programs and plain files"
+    reason = "a test prepares its files and devices with programs and std::fs"
 )]
 #![expect(
     clippy::unwrap_used,
-    reason = "helpers of tests, which clippy takes for ordinary code"
+    reason = "test helpers, which clippy treats as ordinary code"
 )]
 
-mod bench;
 mod command;
 #[cfg(feature = "fault")]
 mod deaths;
 mod driver;
+mod fixture;
 mod hidden;
 mod hung;
 #[path = "../support/left_out.rs"]

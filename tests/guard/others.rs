@@ -1,5 +1,5 @@
-//! A guard that others start, as in a cluster, where it's a container beside the driver's: it's
-//! only ever asked, and may be out of the driver's sight.
+//! A guard that a supervisor starts, as in a cluster, where it runs in a container next to the
+//! driver's: the driver only connects to it, and may be unable to see its process.
 
 use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
@@ -13,23 +13,24 @@ use slackwater::host::linux::seqpacket::{Channel, Listener, MESSAGE};
 use slackwater::host::{Freezer, Result};
 use slackwater::model::FsType::{Ext4, Xfs};
 
-use crate::bench::{
-    Bench, Write_, await_stop, eventually_within, guard_of, guards, is_frozen, limits, long, signal,
-};
 use crate::deaths::{STEPS, each_step};
 use crate::driver::{Driver, Sight, Task};
-use crate::scratch::{said, text};
+use crate::fixture::{
+    Fixture, ProbeWrite, await_stop, eventually_within, guard_of, guards, is_frozen, limits, long,
+    signal,
+};
+use crate::scratch::{error_text, text};
 
-/// `slackwater guard`. Killed when it's dropped.
-struct Beside(Child);
+/// `slackwater guard`. It is killed when this is dropped.
+struct SupervisedGuard(Child);
 
-impl Beside {
-    /// Starts one, with a fault if it's to meet one, and waits until it listens.
-    fn start(bench: &Bench, fault: &str) -> Beside {
-        let socket = bench.state.join("guard.sock");
+impl SupervisedGuard {
+    /// Starts one, with an optional fault, and waits until it listens.
+    fn start(fixture: &Fixture, fault: &str) -> SupervisedGuard {
+        let socket = fixture.state.join("guard.sock");
         let child = Command::new(env!("CARGO_BIN_EXE_slackwater"))
             .args(["guard", "--socket", text(&socket)])
-            .args(["--state-dir", text(&bench.state)])
+            .args(["--state-dir", text(&fixture.state)])
             .env("SLACKWATER_GUARD_FAULT", fault)
             .stdin(Stdio::null())
             .spawn()
@@ -37,7 +38,7 @@ impl Beside {
         eventually_within("a guard that listens", || {
             Channel::connect(&socket).is_ok_and(|channel| channel.is_some())
         });
-        Beside(child)
+        SupervisedGuard(child)
     }
 
     fn pid(&self) -> u32 {
@@ -50,25 +51,27 @@ impl Beside {
     }
 }
 
-impl Drop for Beside {
+impl Drop for SupervisedGuard {
     fn drop(&mut self) {
         self.kill();
     }
 }
 
-fn asked(bench: &Bench) -> GuardClient {
-    guard_of(&bench.state).started_by_others()
+fn asked(fixture: &Fixture) -> GuardClient {
+    guard_of(&fixture.state).started_by_others()
 }
 
-fn told(outcome: Result<impl Sized>) -> String {
-    outcome.err().map_or_else(String::new, |error| said(&error))
+fn error_of(outcome: Result<impl Sized>) -> String {
+    outcome
+        .err()
+        .map_or_else(String::new, |error| error_text(&error))
 }
 
-/// Answers as a guard of a release with another protocol does, for a while. It is this process: a
-/// driver that kills it ends the test.
-fn of_another_protocol(bench: &Bench, time: Duration) -> std::thread::JoinHandle<usize> {
-    std::fs::create_dir_all(&bench.state).unwrap();
-    let socket = bench.state.join("guard.sock");
+/// Answers for a while as a guard with another protocol version does. It runs in this process, so a
+/// driver that killed it would end the test.
+fn of_another_protocol(fixture: &Fixture, time: Duration) -> std::thread::JoinHandle<usize> {
+    std::fs::create_dir_all(&fixture.state).unwrap();
+    let socket = fixture.state.join("guard.sock");
     let listener = Listener::bind(&socket).unwrap();
     std::thread::spawn(move || {
         let end = std::time::Instant::now() + time;
@@ -95,74 +98,79 @@ fn of_another_protocol(bench: &Bench, time: Duration) -> std::thread::JoinHandle
 
 #[test]
 fn a_guard_of_another_protocol_is_waited_for_and_never_killed() {
-    let bench = Bench::new(&[Ext4]);
-    let other = of_another_protocol(&bench, Duration::from_secs(1));
-    let why = told(asked(&bench).ready());
+    let fixture = Fixture::new(&[Ext4]);
+    let other = of_another_protocol(&fixture, Duration::from_secs(1));
+    let why = error_of(asked(&fixture).ready());
     assert!(why.contains("does not answer"), "{why}");
     // The driver's own guard takes over once the other one has ended.
-    let session = bench.frozen(&[Ext4], long());
+    let session = fixture.frozen(&[Ext4], long());
     assert!(session.thaw(0).unwrap());
     drop(session);
     assert!(other.join().unwrap() >= 2);
-    assert_eq!(guards(&bench.state).len(), 1);
-    assert!(bench.journal_is_empty());
+    assert_eq!(guards(&fixture.state).len(), 1);
+    assert!(fixture.journal_is_empty());
 }
 
 #[test]
-fn a_guard_of_others_is_asked_and_never_started() {
-    let bench = Bench::new(&[Ext4]);
-    let guard = asked(&bench);
-    for said in [
-        told(guard.ready()),
-        told(guard.begin(bench.members(&[Ext4]), long())),
+fn a_supervised_guard_is_used_and_never_started() {
+    let fixture = Fixture::new(&[Ext4]);
+    let guard = asked(&fixture);
+    for error_text in [
+        error_of(guard.ready()),
+        error_of(guard.begin(fixture.members(&[Ext4]), long())),
     ] {
         assert!(
-            said.contains("check that its container is running"),
-            "{said}"
+            error_text.contains("check that its container is running"),
+            "{error_text}"
         );
     }
-    assert!(guards(&bench.state).is_empty());
-    assert!(bench.journal_is_empty());
+    assert!(guards(&fixture.state).is_empty());
+    assert!(fixture.journal_is_empty());
 
-    let beside = Beside::start(&bench, "");
+    let beside = SupervisedGuard::start(&fixture, "");
     guard.ready().unwrap();
-    let session = guard.begin(bench.members(&[Ext4]), long()).unwrap();
+    let session = guard.begin(fixture.members(&[Ext4]), long()).unwrap();
     session.sync().unwrap();
     session.freeze().unwrap();
-    assert!(is_frozen(&bench.volumes[0].target));
+    assert!(is_frozen(&fixture.volumes[0].target));
     assert!(session.thaw(0).unwrap());
     drop(session);
-    assert_eq!(guards(&bench.state), [beside.pid()], "it's nobody's to end");
-    bench.assert_all_thawed();
+    assert_eq!(
+        guards(&fixture.state),
+        [beside.pid()],
+        "the driver does not end it"
+    );
+    fixture.assert_all_thawed();
 }
 
 #[test]
-fn a_guard_that_is_stopped_is_not_there_however_often_it_is_asked() {
-    let bench = Bench::new(&[Ext4]);
-    let (guard, beside) = (asked(&bench), Beside::start(&bench, ""));
+fn a_stopped_guard_is_unavailable_however_often_it_is_called() {
+    let fixture = Fixture::new(&[Ext4]);
+    let (guard, beside) = (asked(&fixture), SupervisedGuard::start(&fixture, ""));
     guard.ready().unwrap();
     signal(beside.pid(), Signal::SIGSTOP);
     await_stop(beside.pid());
-    assert!(told(guard.ready()).contains("does not answer"));
-    // As many questions as it lets wait, and more: none of them hangs.
-    let socket = bench.state.join("guard.sock");
+    assert!(error_of(guard.ready()).contains("does not answer"));
+    // More connections than its queue holds: none of them hangs.
+    let socket = fixture.state.join("guard.sock");
     let waiting: Vec<_> = (0..100)
         .map(|_| Channel::connect(&socket).unwrap())
         .collect();
     assert!(waiting.iter().any(Option::is_none), "its queue is full");
-    assert!(told(guard.ready()).contains("does not answer"));
+    assert!(error_of(guard.ready()).contains("does not answer"));
     drop(waiting);
     signal(beside.pid(), Signal::SIGCONT);
-    eventually_within("a guard that goes on", || guard.ready().is_ok());
+    eventually_within("a guard that continues", || guard.ready().is_ok());
 }
 
-/// The driver goes through its whole session, whatever its guard meets; nothing is frozen then,
-/// and the next guard works.
+/// The driver runs its whole session, whatever happens to its guard; then nothing is frozen, and
+/// the next guard works.
 fn session_beside_a_guard_that(meets: &str, sight: Sight) {
     let kinds = [Ext4, Xfs];
-    let bench = Bench::new(&kinds);
-    let mut beside = Beside::start(&bench, meets);
-    // A killed one is noticed at once; a stopped one when it's late, unless all was thawed before.
+    let fixture = Fixture::new(&kinds);
+    let mut beside = SupervisedGuard::start(&fixture, meets);
+    // A killed guard is detected at once; a stopped one when it is late, unless everything was
+    // thawed before.
     let is_awaited = meets.ends_with("stop") && !meets.starts_with("ended");
     let limit = match is_awaited {
         true => FreezeLimits {
@@ -171,7 +179,7 @@ fn session_beside_a_guard_that(meets: &str, sight: Sight) {
         },
         false => long(),
     };
-    let mut driver = Driver::beside(&bench, &kinds, &Task::Cut(limit), &[], Some(sight));
+    let mut driver = Driver::beside(&fixture, &kinds, &Task::Cut(limit), &[], Some(sight));
     driver.go_on();
     let mut words = Vec::new();
     while let Some(word) = driver.word() {
@@ -180,16 +188,18 @@ fn session_beside_a_guard_that(meets: &str, sight: Sight) {
     driver.wait();
     let is_proven = words.iter().any(|word| word == "[true, true]");
     assert_eq!(is_proven, meets.starts_with("ended"), "{meets}: {words:?}");
-    for volume in &bench.volumes {
-        Write_::start(&volume.target).goes_on();
+    for volume in &fixture.volumes {
+        ProbeWrite::start(&volume.target).goes_on();
     }
-    // A supervisor that has lost patience.
+    // A supervisor that restarts the guard.
     beside.kill();
     drop(driver);
-    bench.guard.sweep().unwrap();
-    bench.assert_all_thawed();
-    let _beside = Beside::start(&bench, "");
-    let session = asked(&bench).begin(bench.members(&kinds), long()).unwrap();
+    fixture.guard.sweep().unwrap();
+    fixture.assert_all_thawed();
+    let _beside = SupervisedGuard::start(&fixture, "");
+    let session = asked(&fixture)
+        .begin(fixture.members(&kinds), long())
+        .unwrap();
     session.sync().unwrap();
     session.freeze().unwrap();
     assert!(
@@ -199,71 +209,72 @@ fn session_beside_a_guard_that(meets: &str, sight: Sight) {
 }
 
 #[test]
-fn a_guard_of_others_that_is_killed_at_any_step_leaves_nothing_frozen() {
+fn a_supervised_guard_that_is_killed_at_any_step_leaves_nothing_frozen() {
     for step in STEPS {
         session_beside_a_guard_that(&format!("{step}:kill"), Sight::Seen);
     }
 }
 
 #[test]
-fn a_guard_of_others_that_is_stopped_at_any_step_leaves_nothing_frozen() {
+fn a_supervised_guard_that_is_stopped_at_any_step_leaves_nothing_frozen() {
     for step in STEPS {
         session_beside_a_guard_that(&format!("{step}:stop"), Sight::Seen);
     }
 }
 
-/// The driver can't end it, and thaws by itself.
+/// The driver cannot kill it, and thaws by itself.
 #[test]
-fn a_guard_out_of_sight_that_is_stopped_or_killed_leaves_nothing_frozen() {
+fn a_guard_in_another_pid_namespace_that_is_stopped_or_killed_leaves_nothing_frozen() {
     for step in ["freeze-before", "freeze-after", "thaw-before"] {
         session_beside_a_guard_that(&format!("{step}:stop"), Sight::Apart);
         session_beside_a_guard_that(&format!("{step}:kill"), Sight::Apart);
     }
 }
 
-/// What comes out of a stop long after the driver has given it up must not stay frozen either.
+/// A freeze that completes in a continued guard, long after the driver has given it up, must not
+/// stay either.
 #[test]
-fn a_guard_out_of_sight_that_goes_on_later_freezes_nothing_any_more() {
+fn a_guard_in_another_pid_namespace_that_continues_later_freezes_nothing() {
     for step in ["freeze-before", "freeze-after"] {
         let kinds = [Ext4, Xfs];
-        let bench = Bench::new(&kinds);
-        let beside = Beside::start(&bench, &format!("{step}:stop"));
+        let fixture = Fixture::new(&kinds);
+        let beside = SupervisedGuard::start(&fixture, &format!("{step}:stop"));
         let task = Task::Cut(limits(Duration::from_secs(1)));
-        let mut driver = Driver::beside(&bench, &kinds, &task, &[], Some(Sight::Apart));
+        let mut driver = Driver::beside(&fixture, &kinds, &task, &[], Some(Sight::Apart));
         driver.go_on();
         while driver.word().is_some() {}
         driver.wait();
-        for volume in &bench.volumes {
-            Write_::start(&volume.target).goes_on();
+        for volume in &fixture.volumes {
+            ProbeWrite::start(&volume.target).goes_on();
         }
         signal(beside.pid(), Signal::SIGCONT);
-        eventually_within("a guard that is done with it", || {
-            bench.guard.sweep().unwrap();
-            bench.journal_is_empty()
+        eventually_within("a guard that has finished the session", || {
+            fixture.guard.sweep().unwrap();
+            fixture.journal_is_empty()
         });
-        bench.assert_all_thawed();
+        fixture.assert_all_thawed();
     }
 }
 
 fn each_step_of_a_driver_beside(mode: &str, sight: Sight) {
-    let bench = Bench::new(&[Ext4, Xfs]);
-    let beside = Beside::start(&bench, "");
-    each_step(&bench, mode, Some(sight), || {
+    let fixture = Fixture::new(&[Ext4, Xfs]);
+    let beside = SupervisedGuard::start(&fixture, "");
+    each_step(&fixture, mode, Some(sight), || {
         eventually_within("an empty journal", || {
-            bench.guard.sweep().unwrap();
-            bench.journal_is_empty()
+            fixture.guard.sweep().unwrap();
+            fixture.journal_is_empty()
         });
     });
-    assert_eq!(guards(&bench.state), [beside.pid()]);
-    bench.assert_all_thawed();
+    assert_eq!(guards(&fixture.state), [beside.pid()]);
+    fixture.assert_all_thawed();
 }
 
 #[test]
-fn a_driver_beside_its_guard_that_is_killed_after_any_step_leaves_nothing_frozen() {
+fn a_driver_with_a_supervised_guard_that_is_killed_after_any_step_leaves_nothing_frozen() {
     each_step_of_a_driver_beside("kill-after", Sight::Seen);
 }
 
 #[test]
-fn a_driver_beside_its_guard_that_is_stopped_after_any_step_leaves_nothing_frozen() {
+fn a_driver_with_a_supervised_guard_that_is_stopped_after_any_step_leaves_nothing_frozen() {
     each_step_of_a_driver_beside("stop-after", Sight::Seen);
 }

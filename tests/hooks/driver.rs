@@ -19,7 +19,7 @@ use slackwater::operation::{CreateSnapshot, Driver, Snapshot, StageVolume};
 
 use super::GOOD;
 use super::ground::*;
-use super::world::{How, create, settings, staging};
+use super::simulation::{VolumeConfig, create, settings, staging};
 
 /// The simulated guard, which writes into the log of the hooks.
 struct Noting {
@@ -132,14 +132,16 @@ impl Node {
             ..Seams::simulated(host.clone())
         };
         let driver = Driver::start(settings(), seams).unwrap();
-        let volume = driver.create_volume(&create("data", How::EXT4)).unwrap();
+        let volume = driver
+            .create_volume(&create("data", VolumeConfig::EXT4))
+            .unwrap();
         let volume = volume.id.to_string();
         let staging_path = staging("data");
         driver
             .stage_volume(&StageVolume {
                 volume_id: volume.clone(),
                 staging_path: staging_path.to_str().unwrap().into(),
-                capability: How::EXT4.capability(),
+                capability: VolumeConfig::EXT4.capability(),
             })
             .unwrap();
         Node {

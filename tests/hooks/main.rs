@@ -12,10 +12,10 @@ mod driver;
 mod ground;
 #[cfg(feature = "fault")]
 mod kill;
+#[path = "../simulation/mod.rs"]
+mod simulation;
 #[path = "../support/mod.rs"]
 mod support;
-#[path = "../world/mod.rs"]
-mod world;
 
 use std::fs;
 use std::os::fd::AsRawFd;

@@ -1,4 +1,4 @@
-//! Blocks of images: reserved and staying so, zeroed, given back, and a pool that is full.
+//! Blocks of images: reserved blocks that stay reserved, zeroing, discarding, and a full pool.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -20,7 +20,7 @@ fn reserved(scratch: &Scratch, name: &str, size: u64) -> Image {
     image
 }
 
-/// mkfs, use, deletion, and every way to free blocks from above.
+/// Runs mkfs, use, deletion, and every way to free blocks from inside the volume.
 fn use_and_free(scratch: &Scratch, device: &Device, fs: FsType, keep_blocks: bool) {
     let uuid = scratch.host.random_uuid();
     scratch.done(&Effect::Format {
@@ -39,7 +39,7 @@ fn use_and_free(scratch: &Scratch, device: &Device, fs: FsType, keep_blocks: boo
     for n in 0..4 {
         fs::remove_file(target.join(n.to_string())).unwrap();
     }
-    // Each may fail; none may free.
+    // Each of these may fail; none may free blocks.
     let _ = try_run("fstrim", &[text(&target)]);
     fs::write(target.join("zeroed"), vec![0; 8 << 20]).unwrap();
     let _ = try_run(
@@ -82,7 +82,7 @@ fn without_the_limit_the_same_acts_free_nearly_all() {
     let hold = scratch.attach(&image);
     use_and_free(&scratch, &hold.device(), FsType::Ext4, true);
     let left = scratch.allocated(&image);
-    assert!(left < 32 * MIB, "{left}: then the test above shows nothing");
+    assert!(left < 32 * MIB, "{left}: the test above proves nothing");
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn ext4_that_initializes_its_tables_late_frees_nothing() {
         keep_blocks: true,
     });
     let target = scratch.target("thick/mount");
-    // 0: without a pause between groups.
+    // 0: no pause between groups.
     scratch.mount(&device, &target, FsType::Ext4, &["init_itable=0"]);
     let number = hold.number;
     let zeroed = |dump: &str| {
@@ -142,7 +142,11 @@ fn an_image_is_never_made_shorter_by_allocating() {
             path: &image.path,
             size: 12 * MIB,
         });
-        assert_eq!(stat().size, 4 * MIB, "{fs}: shortening lengthens nothing");
+        assert_eq!(
+            stat().size,
+            4 * MIB,
+            "{fs}: allocating does not change the length"
+        );
     }
 }
 
@@ -188,12 +192,12 @@ fn a_hint_gives_blocks_by_larger_extents_and_clones_keep_working() {
         }
         let image = scratch.image(name, 8 * MIB);
         let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
-        // Each second block.
+        // Every second block.
         for at in (0..4 * MIB).step_by(8192) {
             file.write_all_at(&[0xA5; 4096], at).unwrap();
             file.sync_data().unwrap();
         }
-        // A file with blocks keeps what it has.
+        // A file that already has blocks keeps its hint.
         scratch.done(&Effect::HintExtents {
             path: &path,
             bytes: MIB,
@@ -202,7 +206,7 @@ fn a_hint_gives_blocks_by_larger_extents_and_clones_keep_working() {
     };
     let without = extents_with("plain", None);
     let with = extents_with("hinted", Some(64 << 10));
-    assert!(without < 3 * MIB, "{without}: each second block alone");
+    assert!(without < 3 * MIB, "{without}: only every second block");
     assert!((4 * MIB..5 * MIB).contains(&with), "{with}: whole extents");
     let target = scratch.image("clone", 0);
     scratch.done(&Effect::CloneWhole {
@@ -254,7 +258,7 @@ fn discarding_gives_all_blocks_back() {
     }
 }
 
-/// How many blocks of a disk's image begin with a word.
+/// The number of blocks of a disk's image that begin with a word.
 fn blocks_with(scratch: &Scratch, word: &[u8]) -> usize {
     run("sync", &["--file-system", text(&scratch.pool)]);
     let disk = fs::File::open(scratch.root.join("disk.img")).unwrap();
@@ -305,7 +309,7 @@ fn what_two_images_share_is_zeroed_with_the_last_of_them() {
         scratch.done(&Effect::Zero { path: &first.path });
         assert!(
             fs::read(&last.path).unwrap() == other,
-            "the other one is whole"
+            "the other image is intact"
         );
         assert!(scratch.allocated(last) <= allocated);
         scratch.done(&Effect::Truncate {
@@ -313,7 +317,7 @@ fn what_two_images_share_is_zeroed_with_the_last_of_them() {
             size: 0,
         });
         let left = blocks_with(&scratch, if clone_first { old } else { new }) as u64;
-        // What the other had overwritten was the clone's alone.
+        // The blocks that the other image had overwritten belonged to the clone alone.
         let kept = if clone_first { BLOCKS - BLOCKS / 16 } else { 0 };
         assert_eq!(left, kept, "the clone first: {clone_first}");
 

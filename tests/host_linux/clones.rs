@@ -1,4 +1,5 @@
-//! Clones, copies and maps of images on pools that share blocks, and what says so.
+//! Clones, copies and extent maps of images on pools with shared blocks, and the detection of such
+//! pools.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -14,7 +15,7 @@ use super::scratch::{Image, Scratch, run, text, try_run};
 const SHARING: [FsType; 2] = [FsType::Xfs, FsType::Btrfs];
 const BLOCK: u64 = 4096;
 
-/// An empty file on the pool.
+/// Creates an empty file on the pool.
 fn empty(scratch: &Scratch, name: &str) -> PathBuf {
     let path = scratch.pool.join(name);
     fs::write(&path, b"").unwrap();
@@ -48,8 +49,8 @@ fn reserve(path: &Path, offset: u64, bytes: u64) {
     change(path, FallocateFlags::FALLOC_FL_KEEP_SIZE, offset, bytes);
 }
 
-/// Data, holes, reserved blocks, and an end that is within a block.
-fn motley(scratch: &Scratch, name: &str) -> Image {
+/// Creates an image with data, holes, reserved blocks, and an end within a block.
+fn mixed_image(scratch: &Scratch, name: &str) -> Image {
     let image = scratch.image(name, 40 * MIB);
     let path = &image.path;
     reserve(path, 30 * MIB, 20 * MIB);
@@ -66,7 +67,7 @@ fn motley(scratch: &Scratch, name: &str) -> Image {
 fn assert_same(left: &Path, right: &Path) {
     let (left, right) = (fs::read(left).unwrap(), fs::read(right).unwrap());
     assert_eq!(left.len(), right.len());
-    // As a whole first: byte by byte takes long without optimization.
+    // Compares the whole first, because byte by byte takes long without optimization.
     if left != right {
         let differs = left
             .iter()
@@ -80,7 +81,7 @@ fn cloned(done: Done) -> u64 {
     match done {
         Done::Cloned(count) => count,
         Done::Plain | Done::Loop(_) | Done::Checked(_) | Done::Session(_) => {
-            panic!("a clone says how much it cloned")
+            panic!("a clone returns the number of cloned bytes")
         }
     }
 }
@@ -118,7 +119,7 @@ fn blocks(scratch: &Scratch, path: &Path) -> Vec<(u64, u64)> {
 fn a_whole_clone_is_the_source_and_nothing_of_what_the_target_was() {
     for fs in SHARING {
         let scratch = Scratch::on(fs);
-        let source = motley(&scratch, "source").path;
+        let source = mixed_image(&scratch, "source").path;
         let target = empty(&scratch, "target");
         for before in [0, MIB, 60 * MIB] {
             write(&target, 0, before, 0xff);
@@ -132,7 +133,7 @@ fn a_whole_clone_is_the_source_and_nothing_of_what_the_target_was() {
             assert_same(&source, &target);
         }
         assert_eq!(blocks(&scratch, &source), blocks(&scratch, &target), "{fs}");
-        // They are two files all the same.
+        // They are two independent files nevertheless.
         write(&target, 0, BLOCK, 0xee);
         assert_eq!(fs::read(&source).unwrap()[0], 1);
     }
@@ -142,7 +143,7 @@ fn a_whole_clone_is_the_source_and_nothing_of_what_the_target_was() {
 fn a_clone_ahead_of_a_quiet_image_leaves_no_rest() {
     for fs in SHARING {
         let scratch = Scratch::on(fs);
-        let source = motley(&scratch, "source").path;
+        let source = mixed_image(&scratch, "source").path;
         let target = empty(&scratch, "target");
         write(&target, 0, 60 * MIB, 0xff);
         let effect = Effect::ClonePreFreeze {
@@ -150,11 +151,14 @@ fn a_clone_ahead_of_a_quiet_image_leaves_no_rest() {
             target: &target,
         };
         assert!(cloned(scratch.done(&effect)) >= 200);
-        // Also where the source has reserved blocks, for which the copy has holes.
+        // Also if the source has reserved blocks, for which the copy has holes.
         assert_eq!(rest(&scratch, &source, &target), 0, "{fs}");
         assert_same(&source, &target);
         let reserved = map(&scratch, &source).iter().any(|run| run.unwritten);
-        assert!(reserved, "then this shows nothing of reserved blocks");
+        assert!(
+            reserved,
+            "the image has no reserved blocks, so the test proves nothing"
+        );
     }
 }
 
@@ -162,7 +166,7 @@ fn a_clone_ahead_of_a_quiet_image_leaves_no_rest() {
 fn the_rest_is_what_was_changed_on_either_side() {
     for fs in SHARING {
         let scratch = Scratch::on(fs);
-        let source = motley(&scratch, "source").path;
+        let source = mixed_image(&scratch, "source").path;
         let target = empty(&scratch, "target");
         let ahead = Effect::ClonePreFreeze {
             source: &source,
@@ -189,7 +193,8 @@ fn the_rest_is_what_was_changed_on_either_side() {
             let ranges = rest(&scratch, &source, &target);
             match what {
                 "reserved again" => assert_eq!(ranges, 0, "{what} on {fs}"),
-                // The block that was the last is zeroed to its end in the copy, and so its own.
+                // The block that was the last is zeroed to its end in the copy, so it is no longer
+                // shared.
                 "longer" => assert!((1..=2).contains(&ranges), "{ranges} on {fs}"),
                 _ => assert_eq!(ranges, 1, "{what} on {fs}"),
             }
@@ -205,7 +210,7 @@ fn the_rest_is_what_was_changed_on_either_side() {
     }
 }
 
-/// Several pages of runs, of which the copy's are read ahead of what is changed in it.
+/// A map of several pages. The copy's map is read ahead of the changes in it.
 #[test]
 fn a_long_map_is_compared_to_its_end() {
     for fs in SHARING {
@@ -222,7 +227,7 @@ fn a_long_map_is_compared_to_its_end() {
         });
         assert!(
             scratch.host.extent_count(&source).unwrap() > 8192,
-            "else it's short"
+            "otherwise the map is short"
         );
         assert_eq!(rest(&scratch, &source, &target), 0, "{fs}");
         for turn in 1..4 {
@@ -245,7 +250,7 @@ fn a_long_map_is_compared_to_its_end() {
 #[test]
 fn an_image_is_never_cloned_onto_itself() {
     let scratch = Scratch::new();
-    let source = &motley(&scratch, "source").path;
+    let source = &mixed_image(&scratch, "source").path;
     let before = fs::read(source).unwrap();
     let target = source;
     for effect in [
@@ -257,8 +262,8 @@ fn an_image_is_never_cloned_onto_itself() {
             known: &Known::default(),
         },
     ] {
-        let said = scratch.refused(&effect);
-        assert!(said.contains("are the same file"), "{said}");
+        let error_text = scratch.refused(&effect);
+        assert!(error_text.contains("are the same file"), "{error_text}");
     }
     assert!(fs::read(source).unwrap() == before);
 }
@@ -267,7 +272,7 @@ fn an_image_is_never_cloned_onto_itself() {
 fn a_map_in_pages_is_the_map() {
     for fs in SHARING {
         let scratch = Scratch::on(fs);
-        let source = motley(&scratch, "source").path;
+        let source = mixed_image(&scratch, "source").path;
         let whole = map(&scratch, &source);
         let mut pages = Vec::new();
         let mut from = 0;
@@ -283,7 +288,7 @@ fn a_map_in_pages_is_the_map() {
                 .windows(2)
                 .all(|pair| pair[0].logical + pair[0].length <= pair[1].logical)
         );
-        // From within a run on, that run is there.
+        // A map that begins within a run contains that run.
         let run = whole.iter().find(|run| run.length >= MIB).unwrap();
         let page = scratch
             .host
@@ -296,7 +301,7 @@ fn a_map_in_pages_is_the_map() {
 #[test]
 fn unshared_blocks_are_the_images_own_and_holes_stay_holes() {
     let scratch = Scratch::new();
-    let source = motley(&scratch, "source").path;
+    let source = mixed_image(&scratch, "source").path;
     let target = empty(&scratch, "target");
     scratch.done(&Effect::CloneWhole {
         source: &source,
@@ -322,7 +327,7 @@ fn unshared_blocks_are_the_images_own_and_holes_stay_holes() {
     let allocated = |path| -> u64 { map(&scratch, path).iter().map(|run| run.length).sum() };
     assert_eq!(allocated(&source), before);
     assert!(before < size, "{before} of {size}: it has holes");
-    // One that was emptied meanwhile takes no blocks.
+    // A file that was emptied in between takes no blocks.
     let (path, size) = (&*target, 0);
     scratch.done(&Effect::Truncate { path, size });
     let effect = Effect::Unshare {
@@ -367,25 +372,25 @@ fn unsharing_on_a_full_pool_fails_cleanly() {
 #[test]
 fn btrfs_can_not_unshare_and_says_so() {
     let scratch = Scratch::on(FsType::Btrfs);
-    let image = motley(&scratch, "source");
+    let image = mixed_image(&scratch, "source");
     let target = empty(&scratch, "target");
     scratch.done(&Effect::CloneWhole {
         source: &image.path,
         target: &target,
     });
-    let said = scratch.refused(&Effect::Unshare {
+    let error_text = scratch.refused(&Effect::Unshare {
         path: &image.path,
         offset: 0,
         length: MIB,
     });
-    assert!(said.contains("unshare the blocks of"), "{said}");
+    assert!(error_text.contains("unshare the blocks of"), "{error_text}");
 }
 
 #[test]
 fn a_copied_range_has_the_data_and_the_holes_of_its_source() {
     for fs in FsType::ALL {
         let scratch = Scratch::on(fs);
-        let source = motley(&scratch, "source").path;
+        let source = mixed_image(&scratch, "source").path;
         let size = fs::metadata(&source).unwrap().len();
         let target = |name| {
             let path = empty(&scratch, name);
@@ -401,7 +406,7 @@ fn a_copied_range_has_the_data_and_the_holes_of_its_source() {
             });
         };
         let (all, part) = (target("all"), target("part"));
-        // Before anybody has read it: reserved blocks whose zeros are cached count as data.
+        // Before any process has read it: reserved blocks whose zeros are cached count as data.
         for piece in (0..size).step_by(3 << 20) {
             copy(&all, piece, 3 << 20);
         }
@@ -416,13 +421,13 @@ fn a_copied_range_has_the_data_and_the_holes_of_its_source() {
         assert!(to[..start].iter().all(|byte| *byte == 0), "{fs}");
         assert!(to[end..].iter().all(|byte| *byte == 0), "{fs}");
         let short = empty(&scratch, "short");
-        let said = scratch.refused(&Effect::CopyRange {
+        let error_text = scratch.refused(&Effect::CopyRange {
             source: &source,
             target: &short,
             offset: 0,
             length: MIB,
         });
-        assert!(said.contains("0 bytes"), "{said}");
+        assert!(error_text.contains("0 bytes"), "{error_text}");
     }
 }
 
@@ -436,7 +441,7 @@ fn sharing_of_blocks_is_tried_and_leaves_no_trace() {
         assert_eq!(scratch.host.list_dir(&scratch.pool).unwrap(), before);
     }
     let scratch = Scratch::new();
-    // An xfs of old, without reflink.
+    // An old xfs without reflink.
     let disk = scratch.image("old", 512 * MIB);
     run(
         "mkfs.xfs",
@@ -463,7 +468,7 @@ fn sharing_of_blocks_is_tried_and_leaves_no_trace() {
     );
 }
 
-/// A btrfs with files that were synced one by one: they are in its log, not yet in its trees.
+/// A btrfs with files that were synced one by one: they are in its log, and not yet in its trees.
 #[test]
 fn a_btrfs_with_a_new_fsid_is_mounted_beside_its_source_and_keeps_its_log() {
     let scratch = Scratch::new();
@@ -489,7 +494,10 @@ fn a_btrfs_with_a_new_fsid_is_mounted_beside_its_source_and_keeps_its_log() {
             .find(|line| line.starts_with("log_root\t"));
         line.unwrap().split_whitespace().last().unwrap() != "0"
     };
-    assert!(log(&copy.path), "then this shows nothing of logs");
+    assert!(
+        log(&copy.path),
+        "the log is empty, so the test proves nothing"
+    );
     for turn in 0..2 {
         let uuid = scratch.host.random_uuid();
         for _ in 0..2 {
@@ -510,11 +518,11 @@ fn a_btrfs_with_a_new_fsid_is_mounted_beside_its_source_and_keeps_its_log() {
         for n in 0..8 {
             assert!(fs::read(target.join(n.to_string())).unwrap() == vec![n; 8192]);
         }
-        let said = run(
+        let error_text = run(
             "blkid",
             &["-p", "-o", "value", "-s", "UUID", text(&device.path)],
         );
-        assert_eq!(said, uuid.to_string());
+        assert_eq!(error_text, uuid.to_string());
         fs::write(target.join("more"), b"more").unwrap();
         scratch.unmount(&target);
         drop(hold);
@@ -536,26 +544,27 @@ fn a_btrfs_with_other_checksums_gets_its_fsid_by_the_program_that_knows_them() {
         image: &image.path,
         uuid,
     });
-    let said = run(
+    let error_text = run(
         "blkid",
         &["-p", "-o", "value", "-s", "UUID", text(&image.path)],
     );
-    assert_eq!(said, uuid.to_string());
+    assert_eq!(error_text, uuid.to_string());
     let xfs = scratch.image("xfs", 320 * MIB);
     assert!(try_run("mkfs.xfs", &["-q", text(&xfs.path)]).is_ok());
-    let said = scratch.refused(&Effect::RenewFsId {
+    let error_text = scratch.refused(&Effect::RenewFsId {
         image: &xfs.path,
         uuid,
     });
-    assert!(said.contains("no btrfs"), "{said}");
+    assert!(error_text.contains("no btrfs"), "{error_text}");
 }
 
-/// On xfs the window reads the image's map alone; that the copy was moved shows afterwards.
+/// On xfs, the window reads only the image's map; the check afterwards detects that the copy was
+/// moved.
 #[test]
 fn a_copy_that_somebody_moves_is_not_taken_for_what_it_was() {
     for moved_at in ["before", "after", "never"] {
         let scratch = Scratch::on(FsType::Xfs);
-        let source = motley(&scratch, "source").path;
+        let source = mixed_image(&scratch, "source").path;
         let copy = empty(&scratch, "copy");
         let known = Known::default();
         scratch.done(&Effect::ClonePreFreeze {
@@ -565,7 +574,8 @@ fn a_copy_that_somebody_moves_is_not_taken_for_what_it_was() {
         write(&source, 2 * MIB, BLOCK, 0xaa);
         assert_eq!(rest_with(&scratch, &source, &copy, &known), 1);
         assert_eq!(rest_with(&scratch, &source, &copy, &known), 0);
-        // Its block goes elsewhere, so that the image's own is its own and is overwritten in place.
+        // Moves the copy's block elsewhere, so that the image's block is unshared and overwritten
+        // in place.
         let shift = || {
             punch(&copy, 0, BLOCK);
             write(&copy, 0, BLOCK, 0xbb);

@@ -1,4 +1,4 @@
-//! Faults at the n-th effect: this test binary starts itself again, and dies there.
+//! Faults at the n-th effect: this test program starts itself again, and dies there.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use slackwater::host::{Effect, Host};
 
 use super::scratch::folder;
 
-/// Not a test: what the child does.
+/// Not a test of its own: the work of the child process.
 #[test]
 #[ignore = "run by the tests below, in a process of its own"]
 fn child() {
@@ -18,7 +18,7 @@ fn child() {
     for name in ["a", "b", "c"] {
         let path = folder.join(name);
         if let Err(error) = host.perform(&Effect::MakeDir { path: &path }) {
-            println!("{name}: {}", super::scratch::said(&error));
+            println!("{name}: {}", super::scratch::error_text(&error));
         }
     }
 }

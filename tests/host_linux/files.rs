@@ -1,4 +1,4 @@
-//! Files and folders of a pool, and what is told of the ground.
+//! Files and folders of a pool, and the detection of the backing file system.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -22,7 +22,7 @@ fn the_ground_is_found_through_links_and_binds() {
         let ground = scratch.host.backing_fs(&link).unwrap();
         assert_eq!(ground.fs_name, fs.name());
         assert_eq!(ground.mount_point, scratch.pool);
-        // XFS with shared blocks takes direct writes of whole blocks only.
+        // XFS with shared blocks accepts direct writes only of whole blocks.
         let sector = if fs == FsType::Xfs {
             4096..=4096
         } else {
@@ -76,7 +76,10 @@ fn a_lock_is_exclusive_and_no_child_inherits_it() {
     let free = second.try_lock_file(&path);
     child.kill().unwrap();
     child.wait().unwrap();
-    assert!(free.unwrap().is_some(), "the child lives, the lock is free");
+    assert!(
+        free.unwrap().is_some(),
+        "the child runs, and the lock is free"
+    );
     let mode = fs::metadata(&path).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
 }
@@ -115,7 +118,7 @@ fn files_and_folders_are_made_once_and_removed_as_often_as_asked() {
     assert_eq!(host.stat(&new).unwrap().unwrap().kind, FileKind::File);
     assert!(
         perform(Effect::RemoveDir { path: &dir }).is_err(),
-        "it isn't empty"
+        "the folder is not empty"
     );
     for _ in 0..2 {
         perform(Effect::RemoveFile { path: &new }).unwrap();

@@ -7,7 +7,7 @@ use slackwater::host::{Device, Effect, Host, Signature};
 use slackwater::model::FsType;
 use slackwater::model::size::MIB;
 
-use super::scratch::{Scratch, run, said, text};
+use super::scratch::{Scratch, error_text, run, text};
 
 fn overwrite(device: &Device, bytes: &[u8]) {
     let mut node = fs::OpenOptions::new()
@@ -125,7 +125,7 @@ fn what_is_no_file_system_is_told_apart() {
     assert_eq!(
         signature(),
         Signature::None,
-        "garbage is nothing that is known"
+        "garbage is not a known file system"
     );
 
     let mut table = vec![0; 1 << 20];
@@ -145,7 +145,7 @@ fn a_device_that_cannot_be_read_is_not_blank() {
     let image = scratch.image("a", 32 * MIB);
     let hold = scratch.attach(&image);
     let device = hold.device();
-    // What is behind the end of the shortened image can't be read.
+    // Data beyond the end of the shortened image cannot be read.
     fs::OpenOptions::new()
         .write(true)
         .open(&image.path)
@@ -164,9 +164,9 @@ fn a_file_system_wants_growth_only_until_it_has_grown() {
             let wants = scratch
                 .host
                 .wants_growth(&volume.device, &volume.target, fs);
-            wants.unwrap_or_else(|error| panic!("{fs}: {}", said(&error)))
+            wants.unwrap_or_else(|error| panic!("{fs}: {}", error_text(&error)))
         };
-        assert!(!wants(), "{fs}, just made");
+        assert!(!wants(), "{fs}, just created");
         scratch.image(fs.name(), 448 * MIB);
         assert!(!wants(), "{fs}: the device has not grown yet");
         scratch.done(&Effect::ResizeLoop {
@@ -218,7 +218,7 @@ fn growth_by_less_than_a_file_system_can_use_is_not_wanted_for_ever() {
 fn ext4_of_any_size_wants_no_growth_when_it_was_just_made() {
     let scratch = Scratch::new();
     let target = scratch.target("a/mount");
-    // Around the bounds of groups of 128 MiB, where mkfs leaves a remainder unused.
+    // Sizes around the boundaries of groups of 128 MiB, where mkfs leaves a remainder unused.
     for size in [
         2 * MIB,
         128 * MIB,

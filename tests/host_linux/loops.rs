@@ -1,4 +1,4 @@
-//! Loop devices: which is ours, and how it ends.
+//! Loop devices: how an image's device is identified, and how it is detached.
 
 use std::collections::HashSet;
 use std::fs;
@@ -38,7 +38,7 @@ fn a_loop_is_known_by_the_file_beneath_on_every_file_system() {
         assert!(found.autoclear && !found.read_only, "{fs}");
         assert!(
             found.direct_io,
-            "{fs}: direct I/O at the sector that the ground has"
+            "{fs}: direct I/O with the sector size of the backing file system"
         );
         assert!(
             scratch
@@ -97,8 +97,10 @@ fn a_number_that_came_to_stand_for_another_image_is_neither_held_nor_detached() 
         backing: thief.id,
     };
     scratch.done(&detach);
-    eventually("the loop is gone", || status(&scratch, &thief).is_none());
-    // Nothing of ours there is success.
+    eventually("the loop device is gone", || {
+        status(&scratch, &thief).is_none()
+    });
+    // A detach of a device that is no longer the image's succeeds.
     scratch.done(&detach);
 }
 
@@ -119,7 +121,9 @@ fn a_held_loop_stays_attached_until_the_hold_is_dropped() {
         Some(number)
     );
     drop(second);
-    eventually("the loop is gone", || status(&scratch, &image).is_none());
+    eventually("the loop device is gone", || {
+        status(&scratch, &image).is_none()
+    });
 }
 
 #[test]
@@ -129,7 +133,9 @@ fn an_autoclear_loop_vanishes_with_its_last_opener() {
     let hold = scratch.attach(&image);
     assert!(status(&scratch, &image).is_some());
     drop(hold);
-    eventually("the loop is gone", || status(&scratch, &image).is_none());
+    eventually("the loop device is gone", || {
+        status(&scratch, &image).is_none()
+    });
 
     let kept = scratch.attach_as(&image, false, false);
     let number = kept.number;
@@ -139,7 +145,9 @@ fn an_autoclear_loop_vanishes_with_its_last_opener() {
         number,
         backing: image.id,
     });
-    eventually("the loop is gone", || status(&scratch, &image).is_none());
+    eventually("the loop device is gone", || {
+        status(&scratch, &image).is_none()
+    });
 }
 
 #[test]
@@ -172,7 +180,7 @@ fn sixteen_that_attach_at_once_each_get_a_device_of_their_own() {
     }
 }
 
-/// The kernel goes on to offer a free number that somebody has claimed without a file.
+/// The kernel keeps offering a free number that another process holds open without a file.
 #[test]
 fn a_free_device_that_nobody_can_have_is_passed_over() {
     use std::os::unix::fs::OpenOptionsExt;
@@ -285,13 +293,15 @@ fn a_discard_limit_does_not_outlive_its_loop() {
         assert_eq!(discard_limit(hold.number), 0);
         used.insert(hold.number);
         drop(hold);
-        eventually("the loop is gone", || status(&scratch, &thick).is_none());
+        eventually("the loop device is gone", || {
+            status(&scratch, &thick).is_none()
+        });
     }
-    // They come again: 40 turns don't leave 40 devices behind.
+    // The devices are reused: 40 rounds do not leave 40 devices behind.
     assert!(used.len() < 40, "{used:?}");
 }
 
-/// What is left of a loop whose file system was shut down, beside one on an image of the same name.
+/// A loop device whose file system was shut down, next to one on an image of the same name.
 #[test]
 fn a_loop_on_a_dead_file_system_is_left_out_where_it_is_proven_to_be_another() {
     let (dead, well) = (Scratch::new(), Scratch::new());
@@ -303,7 +313,7 @@ fn a_loop_on_a_dead_file_system_is_left_out_where_it_is_proven_to_be_another() {
     let (_, loops) = on(&well, &image).unwrap().unwrap();
     let numbers: Vec<_> = loops.iter().map(|found| found.number).collect();
     assert_eq!(numbers, [hold.number]);
-    let error = on(&dead, &lost).expect_err("nothing is known of a dead file system");
+    let error = on(&dead, &lost).expect_err("a dead file system cannot be inspected");
     assert_eq!(error.code(), Some(nix::errno::Errno::EIO));
 }
 

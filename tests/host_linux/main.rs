@@ -1,17 +1,17 @@
-//! The real host against this machine's kernel.
+//! The real host with this machine's kernel.
 //!
 //! Needs root, loop devices, and the programs of e2fsprogs, xfsprogs, btrfs-progs and util-linux.
-//! Every test makes a pool of its own (an image in a temporary folder, on a loop device) and takes
-//! it apart again, also when it fails; loop devices on other images are never touched, so tests
-//! run beside each other and beside other users of loop devices.
+//! Every test creates a pool of its own (an image in a temporary folder, on a loop device) and
+//! removes it, also when it fails. Tests never touch loop devices on other images, so they can run
+//! next to each other and to other users of loop devices.
 
 #![expect(
     clippy::disallowed_methods,
-    reason = "a test prepares what it needs with programs and plain files"
+    reason = "a test prepares its files and devices with programs and std::fs"
 )]
 #![expect(
     clippy::unwrap_used,
-    reason = "helpers of tests, which clippy takes for ordinary code"
+    reason = "test helpers, which clippy treats as ordinary code"
 )]
 
 mod blocks;

@@ -1,4 +1,4 @@
-//! Mounting, binding and unmounting at callers' paths.
+//! Mounting, binding and unmounting at target paths.
 
 use std::fs;
 use std::path::Path;
@@ -47,7 +47,7 @@ fn a_volume_is_mounted_as_asked_and_shown_in_the_table() {
             assert_eq!(found.device, device.rdev);
         }
         fs::write(target.join("file"), "x").unwrap();
-        // The mount alone keeps the loop, and the loop ends with it.
+        // Only the mount keeps the loop device, which is detached with it.
         drop(hold);
         assert!(
             scratch
@@ -58,7 +58,7 @@ fn a_volume_is_mounted_as_asked_and_shown_in_the_table() {
                 .any(|status| status.backing == image.id)
         );
         scratch.unmount(&target);
-        eventually("the loop is gone", || {
+        eventually("the loop device is gone", || {
             let loops = scratch.host.loops().unwrap();
             loops.iter().all(|status| status.backing != image.id)
         });

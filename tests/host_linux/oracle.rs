@@ -1,7 +1,8 @@
-//! A clone made ahead and put right behind a barrier, bit for bit, under writers of every kind.
+//! A clone that is made ahead and completed while writers are paused is compared byte by byte,
+//! under writers of every kind.
 //!
-//! The writers hold a lock for reading around each act, and the barrier is its holding for writing:
-//! no write is under way at the block device, as under a freeze. With SLACKWATER_SOAK=1 there are
+//! Each writer holds a read lock during a write, and the cut takes the write lock: then no write is
+//! in flight at the block device, as during a freeze. With SLACKWATER_SOAK=1, the test runs
 //! thousands of rounds.
 
 use std::fs::{self, File, OpenOptions};
@@ -23,7 +24,7 @@ use super::scratch::{Image, Scratch, eventually, run};
 const BLOCK: u64 = 4096;
 const WRITERS: u64 = 3;
 
-/// How long, and how large: a small image, since most of a round is the comparison.
+/// The duration and the size: a small image, since most of a round is the comparison.
 #[derive(Clone, Copy)]
 struct Length {
     rounds: u32,
@@ -40,14 +41,14 @@ const SOAK: Length = Length {
     size: 10 * MIB,
 };
 
-/// Rounds between two commits of the pool.
+/// The number of rounds between two commits of the pool.
 const COMMIT: u32 = 8;
 
-/// What a pool lies on.
+/// The backing file system of a pool.
 #[derive(Clone, Copy, Debug)]
 struct BackingFs {
     fs: FsType,
-    /// As pools on btrfs are made; those of an earlier release are not.
+    /// As on new btrfs pools; pools of an earlier release differ.
     in_place: bool,
 }
 
@@ -64,16 +65,16 @@ const EARLIER_BTRFS: BackingFs = BackingFs {
     ..BTRFS
 };
 
-/// Where pages are cached on the way down.
+/// Where pages are cached between the writer and the disk.
 #[derive(Clone, Copy, Debug)]
 struct Way {
-    /// The loop writes past the pool's page cache.
+    /// The loop device bypasses the pool's page cache.
     direct_loop: bool,
-    /// The writers write past the device's.
+    /// The writers bypass the device's page cache.
     direct_device: bool,
 }
 
-/// A page where direct writes may begin.
+/// A page at which direct writes may begin.
 #[derive(Clone, Copy)]
 #[repr(C, align(4096))]
 struct Page([u8; BLOCK as usize]);
@@ -86,8 +87,8 @@ impl Pages {
         Pages(Box::new([Page([0; BLOCK as usize]); 16]))
     }
 
-    /// Random words at the beginning, within and at the end of each block: all that a comparison
-    /// needs. The whole stays aligned, and is written block by block.
+    /// Random words at the beginning, within and at the end of each block, which is all that a
+    /// comparison needs. The buffer stays aligned, and is written block by block.
     fn fill(&mut self, random: &mut Random) {
         for Page(page) in self.0.iter_mut() {
             for at in [0, 2000, 4088] {
@@ -97,7 +98,7 @@ impl Pages {
     }
 }
 
-/// xorshift: the same acts in the same order for a seed, whatever their interleaving.
+/// xorshift: the same writes in the same order for a seed, whatever their interleaving.
 struct Random(u64);
 
 impl Random {
@@ -113,7 +114,7 @@ impl Random {
     }
 }
 
-/// What the writers write to.
+/// The device that the writers write to.
 struct Stage<'a> {
     scratch: &'a Scratch,
     image: &'a Image,
@@ -121,12 +122,12 @@ struct Stage<'a> {
     source: File,
     device: File,
     gate: RwLock<()>,
-    /// Bytes that the device shows, and that it may come to show.
+    /// The current and the future size of the device in bytes.
     size: AtomicU64,
     most: u64,
     stop: AtomicBool,
     acts: AtomicU64,
-    /// Rounds whose copy wasn't what it was taken to be, and was told so.
+    /// Rounds whose copy failed verification, and was reported as such.
     disagreed: AtomicU64,
 }
 
@@ -150,7 +151,8 @@ impl Stage<'_> {
             0 => 1 + random.below(16),
             _ => 1,
         };
-        // A third goes to the same few blocks: unshared by the first, rewritten in place.
+        // A third of the writes goes to the same few blocks: the first write unshares them, later
+        // ones rewrite them in place.
         let first = match random.below(3) {
             0 => random.below(64),
             _ => random.below(blocks - count),
@@ -166,8 +168,8 @@ impl Stage<'_> {
                     self.device.write_all_at(page, offset + n * BLOCK).unwrap();
                 }
             }
-            // The loop makes of both what it makes of a discard and of zeroes: a hole, and
-            // blocks that are reserved.
+            // The loop device turns both into a hole and reserved blocks, as it does for a discard
+            // and for zeroes.
             86..=91 => range(&self.device, FallocateFlags::FALLOC_FL_PUNCH_HOLE | keep),
             92..=95 => range(&self.device, FallocateFlags::FALLOC_FL_ZERO_RANGE | keep),
             96 => self.device.sync_all().unwrap(),
@@ -177,7 +179,7 @@ impl Stage<'_> {
         }
     }
 
-    /// The image gets longer, and so does the device.
+    /// Lengthens the image and the device.
     fn lengthen(&self) {
         let size = self.size.load(Ordering::Relaxed);
         if size >= self.most {
@@ -194,8 +196,8 @@ impl Stage<'_> {
         self.size.fetch_max(size + 64 * 1024, Ordering::Relaxed);
     }
 
-    /// One clone, made ahead; blocks that aren't the source's behind the barrier, once it has been
-    /// put right there, or without that.
+    /// Makes one clone ahead. Returns the number of blocks that differ from the source in the cut,
+    /// with or without completing the clone there.
     fn round(&self, random: &mut Random, copy: &Path, way: Way, put_right: bool) -> usize {
         let (source, target) = (self.image.path.as_path(), copy);
         let pause = |most: u64, random: &mut Random| {
@@ -219,7 +221,7 @@ impl Stage<'_> {
             acts = self.acts.load(Ordering::Relaxed);
             pause(1000, random);
         }
-        // On a slow machine they may not have had their turn yet.
+        // On a slow machine, the writers may not have run yet.
         eventually("writers that write", || {
             self.acts.load(Ordering::Relaxed) > acts + WRITERS
         });
@@ -233,7 +235,7 @@ impl Stage<'_> {
             let done = rest();
             assert!(matches!(done, Done::Cloned(_)), "{done:?}");
         }
-        // The same as what the bytes say, but for places that came back.
+        // The same result as the comparison of bytes, except for blocks that were moved back.
         let agrees = self.scratch.host.verify_copy(target, &known).unwrap();
         let (ours, theirs) = (fs::read(source).unwrap(), fs::read(target).unwrap());
         drop(closed);
@@ -241,7 +243,7 @@ impl Stage<'_> {
             self.disagreed.fetch_add(1, Ordering::Relaxed);
             return 0;
         }
-        // As a whole first: block by block takes long without optimization.
+        // Compares the whole first, because block by block takes long without optimization.
         if ours == theirs {
             return 0;
         }
@@ -254,7 +256,8 @@ impl Stage<'_> {
     }
 }
 
-/// By our own means also where it's buffered: they take care that no limit of another user's is
+/// Attaches with the host's own code, also if buffered, because it makes sure that the device has
+/// no discard limit of another user.
 /// left on the device.
 fn attach(scratch: &Scratch, image: &Image, direct: bool) -> u32 {
     let number = scratch.attach_as(image, false, false).number;
@@ -270,7 +273,7 @@ fn attach(scratch: &Scratch, image: &Image, direct: bool) -> u32 {
     number
 }
 
-/// Rounds in which the copy differed behind the barrier.
+/// The number of rounds in which the copy differed in the cut.
 fn bad_rounds(ground: BackingFs, way: Way, put_right: bool, length: Length) -> u32 {
     let Length { rounds, size } = length;
     let BackingFs { fs, in_place } = ground;
@@ -281,7 +284,7 @@ fn bad_rounds(ground: BackingFs, way: Way, put_right: bool, length: Length) -> u
         });
     }
     let image = scratch.image("source", size);
-    // Half of it is reserved, half of it a hole.
+    // Half of it is reserved, the other half is a hole.
     let source = OpenOptions::new()
         .read(true)
         .write(true)
@@ -321,8 +324,8 @@ fn bad_rounds(ground: BackingFs, way: Way, put_right: bool, length: Length) -> u
         let pool = File::open(&scratch.pool).unwrap();
         (0..rounds)
             .filter(|round| {
-                // btrfs gives blocks back when it commits: by itself so late that the pool can be
-                // full of what is no more.
+                // btrfs frees blocks when it commits. By itself it commits so late that the pool
+                // can be full of deleted data.
                 if round % COMMIT == 0 {
                     syncfs(&pool).unwrap();
                 }
@@ -333,7 +336,7 @@ fn bad_rounds(ground: BackingFs, way: Way, put_right: bool, length: Length) -> u
     let acts = stage.acts.load(Ordering::Relaxed);
     let disagreed = stage.disagreed.load(Ordering::Relaxed);
     println!(
-        "{ground:?} {way:?}: {bad} of {rounds} rounds differ, {disagreed} were refused, {acts} acts"
+        "{ground:?} {way:?}: {bad} of {rounds} rounds differ, {disagreed} were refused, {acts} writes"
     );
     assert!(
         disagreed * 10 <= u64::from(rounds),
@@ -343,7 +346,7 @@ fn bad_rounds(ground: BackingFs, way: Way, put_right: bool, length: Length) -> u
     bad as u32
 }
 
-/// Ends the writers, also when a round panics.
+/// Stops the writers, also when a round panics.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -395,7 +398,7 @@ fn on_btrfs_of_an_earlier_release_through_a_buffered_loop_every_copy_is_exact() 
     every_copy_is_exact(EARLIER_BTRFS, false);
 }
 
-/// Else the tests above prove nothing.
+/// Proof that the tests above detect a violation.
 #[test]
 fn without_the_rest_behind_the_barrier_copies_differ() {
     for ground in [XFS, BTRFS] {

@@ -1,4 +1,4 @@
-//! Callers' paths: what is refused, and that no link is ever followed.
+//! Target paths: refused ones, and proof that no symbolic link is ever followed.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -175,7 +175,7 @@ fn targets_are_made_and_removed_as_often_as_asked() {
         perform(Effect::RemoveTarget { path: &path }).unwrap();
         assert!(host.stat_caller(&path).unwrap().is_none());
     }
-    // Without its parent nothing is there.
+    // If the parent is missing, the path does not exist.
     let orphan = root.join("gone/x");
     assert!(host.stat_caller(&orphan).unwrap().is_none());
     perform(Effect::RemoveTarget { path: &orphan }).unwrap();

@@ -1,4 +1,4 @@
-//! A pool that goes away by itself.
+//! A pool that is removed automatically.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -16,13 +16,13 @@ use slackwater::model::size::MIB;
 use tempfile::TempDir;
 use uuid::Uuid;
 
-/// A pool on a loop device, mounted in a temporary folder, and a host that knows it.
+/// A pool on a loop device, mounted in a temporary folder, and a host for it.
 pub struct Scratch {
     pub host: LinuxHost,
     pub root: PathBuf,
     /// The pool's folder.
     pub pool: PathBuf,
-    /// A folder of callers.
+    /// A folder for target paths.
     pub pods: PathBuf,
     disk: FileId,
     loop_number: u32,
@@ -37,13 +37,13 @@ pub fn folder() -> TempDir {
         .expect("a temporary folder")
 }
 
-/// Runs a program that must succeed; its output.
+/// Runs a program that must succeed. Returns its output.
 pub fn run(program: &str, arguments: &[&str]) -> String {
     let output = try_run(program, arguments);
-    output.unwrap_or_else(|said| panic!("{program} {arguments:?}: {said}"))
+    output.unwrap_or_else(|error| panic!("{program} {arguments:?}: {error}"))
 }
 
-/// Runs a program; what it said if it failed.
+/// Runs a program. Returns its output, or its messages if it failed.
 pub fn try_run(program: &str, arguments: &[&str]) -> Result<String, String> {
     let output = Command::new(program)
         .args(arguments)
@@ -62,8 +62,8 @@ pub fn text(path: &Path) -> &str {
     path.to_str().expect("paths of tests are UTF-8")
 }
 
-/// losetup is told a number first and opens it then: a moment in which another process may take
-/// the number, or remove its device to clear an old discard limit.
+/// losetup first receives a number and then opens it: in between, another process may take the
+/// number, or remove the device to clear an old discard limit.
 fn attach_disk(disk: &Path) -> String {
     let attach = || try_run("losetup", &["--find", "--show", text(disk)]);
     (0..20)
@@ -71,22 +71,26 @@ fn attach_disk(disk: &Path) -> String {
         .unwrap_or_else(|| attach().expect("a loop device for the pool's disk"))
 }
 
-/// Waits for what the kernel does in its own time, such as the end of an autoclear loop.
+/// Waits for an asynchronous action of the kernel, such as the detachment of an autoclear loop
+/// device.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
-        assert!(begun.elapsed() < Duration::from_secs(120), "never: {what}");
+        assert!(
+            begun.elapsed() < Duration::from_secs(120),
+            "not in time: {what}"
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// The whole sentence of an error.
-pub fn said(error: &HostError) -> String {
+/// The complete message of an error.
+pub fn error_text(error: &HostError) -> String {
     chain(error)
 }
 
 impl Scratch {
-    /// An xfs pool of 1 GiB, of which nothing is used.
+    /// An empty xfs pool of 1 GiB.
     pub fn new() -> Scratch {
         Scratch::on(FsType::Xfs)
     }
@@ -98,7 +102,7 @@ impl Scratch {
     pub fn sized(fs: FsType, bytes: u64) -> Scratch {
         assert!(
             nix::unistd::geteuid().is_root(),
-            "these tests mount things: run them as root"
+            "these tests mount file systems: run them as root"
         );
         let temporary = folder();
         let root = fs::canonicalize(temporary.path()).expect("its plain path");
@@ -131,21 +135,21 @@ impl Scratch {
         self.host.perform(effect)
     }
 
-    /// Performs what must succeed.
+    /// Performs an effect that must succeed.
     pub fn done(&self, effect: &Effect<'_>) -> Done {
         self.perform(effect)
-            .unwrap_or_else(|error| panic!("{}: {}", effect.name(), said(&error)))
+            .unwrap_or_else(|error| panic!("{}: {}", effect.name(), error_text(&error)))
     }
 
-    /// Performs what must be refused; the whole sentence.
+    /// Performs an effect that must be refused. Returns the complete message.
     pub fn refused(&self, effect: &Effect<'_>) -> String {
         match self.perform(effect) {
             Ok(_) => panic!("{} was not refused", effect.name()),
-            Err(error) => said(&error),
+            Err(error) => error_text(&error),
         }
     }
 
-    /// An image on the pool.
+    /// Creates an image on the pool.
     pub fn image(&self, name: &str, size: u64) -> Image {
         let path = self.pool.join(name);
         self.done(&Effect::Allocate {
@@ -159,7 +163,7 @@ impl Scratch {
         }
     }
 
-    /// Attaches with autoclear, at the pool's own sector.
+    /// Attaches with autoclear, with the pool's own sector size.
     pub fn attach(&self, image: &Image) -> LoopHold {
         self.attach_as(image, true, false)
     }
@@ -192,7 +196,7 @@ impl Scratch {
         uuid
     }
 
-    /// Makes a caller's folder, parents too, and gives its path.
+    /// Creates a folder for a target, with its parents, and returns its path.
     pub fn target(&self, name: &str) -> PathBuf {
         let path = self.pods.join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -218,7 +222,7 @@ impl Scratch {
         self.done(&Effect::Unmount { target });
     }
 
-    /// A formatted volume, mounted at a caller's folder of its name.
+    /// A formatted volume, mounted at a target of its name.
     pub fn volume(&self, name: &str, fs: FsType, size: u64) -> Volume {
         let image = self.image(name, size);
         let hold = self.attach(&image);
@@ -234,25 +238,25 @@ impl Scratch {
         }
     }
 
-    /// Bytes of blocks that an image has.
+    /// The allocated bytes of an image.
     pub fn allocated(&self, image: &Image) -> u64 {
         run("sync", &["--file-system", text(&self.pool)]);
         self.host.stat(&image.path).unwrap().unwrap().allocated
     }
 
     fn take_apart(&self) -> Result<(), String> {
-        let mounts = self.host.mounts().map_err(|error| said(&error))?;
+        let mounts = self.host.mounts().map_err(|error| error_text(&error))?;
         for mount in mounts.iter().rev() {
             if mount.mount_point.starts_with(&self.root) && mount.mount_point != self.pool {
                 try_run("umount", &[text(&mount.mount_point)])?;
             }
         }
-        // Only while the pool is mounted is its folder's device number the pool's, and no one
-        // else's loops are on it.
+        // Only while the pool is mounted is its folder's device number the pool's, so that no other
+        // program's loop devices are listed.
         if mounts.iter().any(|mount| mount.mount_point == self.pool) {
-            // A dead one says nothing, and tests keep loops on it only for as long as they run.
+            // A dead pool returns nothing, and tests keep loop devices on it only while they run.
             let device = fs::metadata(&self.pool).ok().map(|found| found.dev());
-            let loops = self.host.loops().map_err(|error| said(&error))?;
+            let loops = self.host.loops().map_err(|error| error_text(&error))?;
             for status in loops
                 .iter()
                 .filter(|status| Some(status.backing.device) == device)
@@ -261,7 +265,9 @@ impl Scratch {
                     number: status.number,
                     backing: status.backing,
                 };
-                self.host.perform(&effect).map_err(|error| said(&error))?;
+                self.host
+                    .perform(&effect)
+                    .map_err(|error| error_text(&error))?;
             }
             try_run("umount", &[text(&self.pool)])?;
         }
@@ -269,18 +275,21 @@ impl Scratch {
             number: self.loop_number,
             backing: self.disk,
         };
-        self.host.perform(&effect).map_err(|error| said(&error))?;
+        self.host
+            .perform(&effect)
+            .map_err(|error| error_text(&error))?;
         Ok(())
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What the host has pinned would keep the pool busy.
+        // A pinned folder of the host would keep the pool busy.
         self.host = LinuxHost::new(vec![self.pods.clone()]);
         let begun = Instant::now();
         while let Err(problem) = self.take_apart() {
-            // The kernel ends a loop in its own time after the last close, and a busy machine is slow.
+            // The kernel detaches a loop device some time after its last close, and a busy machine
+            // is slow.
             if begun.elapsed() > Duration::from_secs(120) {
                 let problem = format!("left behind at {}: {problem}", self.root.display());
                 if std::thread::panicking() {
@@ -307,7 +316,7 @@ pub struct Volume {
 }
 
 pub fn id_of(path: &Path) -> FileId {
-    let found = fs::metadata(path).expect("the file is there");
+    let found = fs::metadata(path).expect("the file exists");
     FileId {
         device: found.dev(),
         inode: found.ino(),

@@ -1,4 +1,4 @@
-//! Who may read and write: read-only that is real, one writer, paths that are not trusted.
+//! Access: enforced read-only, a single writer, and paths that are not trusted.
 
 use std::os::unix::fs::symlink;
 
@@ -93,7 +93,7 @@ async fn a_read_only_block_publish_is_alone_and_can_only_be_read() {
             std::os::unix::fs::FileExt::write_all_at(&file, &[1; 4096], 0)?;
             file.sync_all()
         });
-    assert!(opened.is_err(), "a read-only device takes no write");
+    assert!(opened.is_err(), "a read-only device accepts no write");
     super::check_pattern(&ro, 5, 1 << 16);
     refused(
         node.client
@@ -249,7 +249,7 @@ async fn mount_flags_reach_the_kernel_and_labels_stay_whole() {
     );
     assert!(
         message.contains("with 4 mount flags") && message.contains("instead of xfs with 1"),
-        "the difference is said, without the flags: {message}"
+        "the difference is reported without the flags: {message}"
     );
     node.client.unstage(&id, &staging).await.unwrap();
     let message = refused(
@@ -323,7 +323,7 @@ async fn what_is_mounted_at_a_path_but_is_not_ours_is_never_unmounted_nor_covere
         Code::FailedPrecondition,
     );
     assert!(target.join("theirs").exists());
-    // Another volume's target is a stranger's, too.
+    // The target of another volume is also foreign.
     let other = node
         .client
         .create("other", GIB, mount("ext4"), &[])

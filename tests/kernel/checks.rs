@@ -1,4 +1,4 @@
-//! A file system that was not left clean is checked before it is mounted.
+//! A file system that was not unmounted cleanly is checked before it is mounted.
 
 use std::path::Path;
 
@@ -7,14 +7,14 @@ use tonic::Code;
 use super::support::{mount, run, slackwater, succeeds};
 use super::{Node, check_pattern, refused, write_pattern};
 
-/// Changes the ext4 on an image that nothing has attached.
+/// Changes the ext4 on an image that is not attached.
 fn debugfs(image: &Path, commands: &[&str]) {
     for command in commands {
         run("debugfs", &["-w", "-R", command, image.to_str().unwrap()]);
     }
 }
 
-/// Whether the whole of an ext4 is without errors.
+/// Whether all of an ext4 is without errors.
 fn is_sound(image: &Path) -> bool {
     succeeds("e2fsck", &["-f", "-n", image.to_str().unwrap()])
 }
@@ -36,7 +36,7 @@ async fn an_ext4_that_was_not_left_clean_is_repaired_before_it_is_mounted() {
         let staging = node.staging(name);
         let id = used(&node, name, &staging).await;
         let image = node.image(&id);
-        // A file whose length is wrong: nothing that a mount would meet by itself.
+        // A file with a wrong link count, which a mount does not notice by itself.
         let state = format!("ssv state {state}");
         debugfs(&image, &["sif other links_count 7", &state]);
         assert!(!is_sound(&image));
@@ -70,8 +70,8 @@ async fn an_ext4_that_can_not_be_repaired_without_a_person_is_not_mounted() {
         assert!(message.contains("e2fsck -p"), "{message}");
         node.assert_no_device(&id);
     }
-    // The way out that the refusal names.
-    assert!(message_names_the_way_out(&node, &id).await);
+    // The solution that the error names.
+    assert!(message_names_the_solution(&node, &id).await);
     assert_eq!(check(&node, &id, &["--repair"]).0, Some(0));
     assert!(is_sound(&image));
     node.client
@@ -82,14 +82,14 @@ async fn an_ext4_that_can_not_be_repaired_without_a_person_is_not_mounted() {
     node.assert_nothing_left();
 }
 
-async fn message_names_the_way_out(node: &Node, id: &str) -> bool {
+async fn message_names_the_solution(node: &Node, id: &str) -> bool {
     let staging = node.staging("broken");
     let answer = node.client.stage(id, &staging, mount("ext4")).await;
     let message = refused(answer, Code::FailedPrecondition);
     message.contains(&format!("slackwater volumes check {id} --repair"))
 }
 
-/// `slackwater volumes check`, asked of the running driver: exit code, and what it said.
+/// `slackwater volumes check` while the driver runs. Returns the exit code and the output.
 fn check(node: &Node, id: &str, more: &[&str]) -> (Option<i32>, String) {
     let endpoint = format!("unix://{}", node.server.socket().display());
     let words = ["volumes", "check", id, "--endpoint", &endpoint];

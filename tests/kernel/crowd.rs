@@ -1,4 +1,4 @@
-//! Many at once, and many at all.
+//! Many calls at once, and many volumes.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -88,8 +88,8 @@ async fn sixty_four_creates_of_one_name_make_one_volume() {
     node.assert_nothing_left();
 }
 
-/// Volumes on the pool before the driver starts: copies of one that the driver made, each with a
-/// uuid and a name of its own.
+/// Volumes on the pool before the driver starts: copies of one that the driver created, each with a
+/// UUID and a name of its own.
 const MANY: usize = 10_000;
 
 #[tokio::test]
@@ -126,9 +126,10 @@ async fn ten_thousand_volumes_on_one_pool() {
     assert_eq!(ids.len(), MANY);
     assert!(
         ids.windows(2).all(|pair| pair[0] < pair[1]),
-        "each once, in order"
+        "each volume once, in order"
     );
-    // A name of the crowd is found again, a new one has a whole life beside them.
+    // An existing name is found again, and a new volume can be created, used and deleted next to
+    // them.
     let known = node
         .client
         .create("many-77", 1 << 20, mount("ext4"), &[])

@@ -1,4 +1,4 @@
-//! A volume that was used as a raw device is mounted, if its user has made a file system on it.
+//! A volume that was used as a raw device is mounted if its user has created a file system on it.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use tonic::Code;
 use super::support::{block, disk, mount, run, succeeds};
 use super::{GIB, Node, check_pattern, refused, write_pattern};
 
-/// A raw volume on whose published device something is done.
+/// Creates a raw volume and does something on its published device.
 async fn raw(node: &Node, name: &str, act: impl FnOnce(&Path)) -> String {
     let (staging, target) = (node.staging(name), node.path(&format!("{name}.target")));
     let client = &node.client;
@@ -23,7 +23,7 @@ async fn raw(node: &Node, name: &str, act: impl FnOnce(&Path)) -> String {
     id
 }
 
-/// What the mount table says of a mount point.
+/// The options of a mount point in the mount table.
 fn options(at: &Path) -> String {
     let found = disk::mounts_below(at.parent().unwrap());
     let mount = found.into_iter().rfind(|mount| mount.mount_point == at);
@@ -31,14 +31,14 @@ fn options(at: &Path) -> String {
     format!("{},{}", mount.options.join(","), mount.super_options)
 }
 
-/// Makes a file system with a file, through a raw device, as a backup program does.
+/// Creates a file system with a file on a raw device, as a backup program does.
 fn restore(node: &Node, device: &Path, fs: &str, words: &[&str]) {
     let mut arguments = words.to_vec();
     arguments.push(device.to_str().unwrap());
     run(&format!("mkfs.{fs}"), &arguments);
     let private = node.scratch.dir("private");
     let (device, at) = (device.to_str().unwrap(), private.to_str().unwrap());
-    // By a loop of its own, as in a virtual machine.
+    // Through a loop device of its own, as in a virtual machine.
     run("mount", &["-o", "loop", device, at]);
     write_pattern(&private.join("data"), 7, 1 << 20);
     super::support::unmount(&private);
@@ -78,7 +78,7 @@ async fn a_file_system_on_a_raw_volume_is_mounted_with_caution() {
             client.unpublish(&id, &target).await.unwrap();
             client.unstage(&id, &staging).await.unwrap();
         }
-        // It is a file system from now on.
+        // From now on it is a file system.
         refused(
             node.client.stage(&id, &staging, block()).await,
             Code::FailedPrecondition,
@@ -150,7 +150,7 @@ async fn a_raw_volume_without_one_whole_file_system_of_that_kind_is_refused_and_
             "long",
             &|device| {
                 run("mkfs.ext4", &["-q", "-F", &text(device)]);
-                // Twice as many blocks as there are.
+                // Twice as many blocks as the device has.
                 run(
                     "debugfs",
                     &["-w", "-R", "ssv blocks_count 524288", &text(device)],

@@ -1,6 +1,6 @@
-//! Growth of file systems that were not mounted, and of those that the kernel does not grow while
-//! they are. This process may lack CAP_SYS_RESOURCE, without which that is so of every ext4; the
-//! driver under test is started without it where it is there.
+//! Growth of file systems while they are not mounted, and of those that the kernel does not grow
+//! while they are mounted. This process may lack CAP_SYS_RESOURCE, without which the kernel grows
+//! no mounted ext4. If it has the capability, the driver under test is started without it.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -40,7 +40,7 @@ async fn total(node: &Node, id: &str, staging: &Path) -> u64 {
     node.client.stats(id, staging).await.unwrap().0
 }
 
-/// Whether the whole of an ext4 is without errors.
+/// Whether all of an ext4 is without errors.
 fn is_sound(image: &Path) -> bool {
     succeeds("e2fsck", &["-f", "-n", image.to_str().unwrap()])
 }
@@ -52,7 +52,8 @@ async fn an_ext4_that_the_kernel_does_not_grow_is_grown_when_it_is_staged() {
     let id = node.staged("ext4", &staging, "ext4").await;
     write_pattern(&staging.join("data"), 5, 1 << 20);
     assert_eq!(node.client.expand(&id, 2 * GIB).await.unwrap(), 2 * GIB);
-    // Mounted it stays as it is. The kubelet mounts a volume only after this code.
+    // While it is mounted, its size stays the same. The kubelet mounts a volume only after this
+    // code.
     let message = refused(
         node.client.expand_node(&id, &staging).await,
         Code::FailedPrecondition,
@@ -84,7 +85,7 @@ async fn an_ext4_that_the_kernel_does_not_grow_is_grown_when_it_is_staged() {
 async fn what_would_have_to_be_moved_by_growth_is_mounted_at_its_old_size() {
     let node = without_resources();
     let staging = node.staging("tight");
-    // No room is kept for descriptors of further groups.
+    // No space is reserved for descriptors of further groups.
     let words = [("mkfsOptions", "-O ^resize_inode")];
     let id = node
         .client
@@ -123,8 +124,9 @@ async fn a_repeat_of_a_stage_grows_what_a_first_one_was_cut_off_before() {
     node.assert_nothing_left();
 }
 
-/// A container that starts has a copy of every mount of its node for a moment: until then a file
-/// system that was unmounted stays in use. Here it's a bind that is no longer in the mount table.
+/// A container that starts has a copy of every mount of its node for a moment; until then, a file
+/// system that was unmounted stays in use. Here this is simulated by a bind mount that is no longer
+/// in the mount table.
 #[tokio::test]
 async fn a_copy_of_the_mount_that_ends_after_a_moment_only_delays_a_growth() {
     let node = without_resources();
@@ -194,8 +196,8 @@ fn tools_on(image: &Path) -> Vec<i32> {
         .collect()
 }
 
-/// Kills the driver, or the program that it runs, at many moments of a growth; what is repeated
-/// then ends well, with every byte there.
+/// Kills the driver, or the program that it runs, at many moments of a growth. A repeat then
+/// succeeds, and every byte is present.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_growth_that_is_killed_at_any_moment_loses_nothing() {
     const MOMENTS: u32 = 100;
@@ -218,7 +220,7 @@ async fn a_growth_that_is_killed_at_any_moment_loses_nothing() {
         let (of, at) = (id.clone(), staging.clone());
         let staged = tokio::spawn(async move { client.stage(&of, &at, mount("ext4")).await });
         if moment == 0 {
-            // Nobody is killed: how long it takes.
+            // Without a kill, to measure the duration.
             staged.await.unwrap().unwrap();
             whole = start.elapsed();
         } else {
@@ -235,7 +237,7 @@ async fn a_growth_that_is_killed_at_any_moment_loses_nothing() {
                 }
             }
             let _ = staged.await.unwrap();
-            // A program that has outlived its driver keeps the device to itself.
+            // A program that has outlived its driver holds the device exclusively.
             let mut answer = node.client.stage(&id, &staging, mount("ext4")).await;
             while answer.as_ref().is_err_and(|e| e.code() == Code::Aborted) {
                 answer = node.client.stage(&id, &staging, mount("ext4")).await;

@@ -1,4 +1,4 @@
-//! Pools on an image: an ext4 disk, and on it one reserved xfs, which is the pool (`image=SIZE`).
+//! Pools on an image: an ext4 disk with one reserved image, whose xfs is the pool (`image=SIZE`).
 
 use std::os::unix::fs::MetadataExt;
 #[cfg(feature = "fault")]
@@ -36,7 +36,7 @@ fn mounted(disk: &Disk) -> PathBuf {
     disk.mount_point.join("mounted")
 }
 
-/// Exactly one device stands on the image; which.
+/// The only device that is attached to the image.
 #[track_caller]
 fn the_loop(disk: &Disk) -> String {
     let loops = loops_on(&image(disk));
@@ -44,7 +44,7 @@ fn the_loop(disk: &Disk) -> String {
     loops[0].clone()
 }
 
-/// How often the image was formatted: the uuid of its file system is a new one each time.
+/// The UUID of the image's file system, which is new each time the image is formatted.
 fn fs_uuid(disk: &Disk) -> String {
     run(
         "blkid",
@@ -101,7 +101,7 @@ async fn volumes_live_on_the_image_over_a_kill_and_a_stop() {
         .unwrap();
     write_pattern(&target.join("before"), 1, DATA);
 
-    // Two levels deep, and past the page cache on both of them.
+    // Two levels deep, and bypassing the page cache on both of them.
     let direct = run("losetup", &["-l", "-n", "-O", "NAME,DIO,LOG-SEC"]);
     let of = |name: &str| -> Vec<String> {
         let line = direct
@@ -123,7 +123,7 @@ async fn volumes_live_on_the_image_over_a_kill_and_a_stop() {
     check_pattern(&target.join("before"), 1, DATA);
     write_pattern(&target.join("after"), 2, DATA);
 
-    // A stop leaves what is in use.
+    // A stop leaves devices that are in use.
     server.signal(Signal::SIGTERM);
     assert_eq!(server.wait(), Some(0));
     assert_eq!(the_loop(&disk), device);
@@ -137,7 +137,7 @@ async fn volumes_live_on_the_image_over_a_kill_and_a_stop() {
     client.unpublish(&id, &target).await.unwrap();
     client.unstage(&id, &staging).await.unwrap();
 
-    // What isn't in use is unmounted, and found again with everything on it.
+    // A pool that is not in use is unmounted, and found again with all of its content.
     server.signal(Signal::SIGTERM);
     assert_eq!(server.wait(), Some(0));
     eventually("the image is unmounted", || unmounted(&disk));
@@ -179,13 +179,13 @@ async fn a_larger_value_grows_it_beneath_volumes_in_use_and_a_smaller_one_change
 
     let mut server = Server::start(&scratch, &[&definition(&disk, "600Mi")]);
     assert!(server.log().contains("cannot shrink"));
-    // What was written in between takes a few blocks.
+    // The writes in between take a few blocks.
     let again = server.client().capacity(&[]).await.unwrap();
     assert!(again.abs_diff(after) < 16 * MIB, "{after}, then {again}");
     assert_reserved(&disk, GIB);
     server.kill();
 
-    // More than the disk has: served as it is.
+    // More than the disk has: the pool is served with its present size.
     let server = Server::start(&scratch, &[&definition(&disk, "8Gi")]);
     let client = server.client();
     assert!(server.log().contains("does not fit"), "{}", server.log());
@@ -214,7 +214,7 @@ async fn what_is_reserved_takes_every_write_on_a_full_disk() {
         .publish(&id, &staging, &node, block(), false)
         .await
         .unwrap();
-    // A stranger fills the disk to its last block.
+    // A foreign process fills the disk to its last block.
     let mut filler = std::fs::File::create(disk.mount_point.join("filler")).unwrap();
     let piece = vec![0x5a; 1 << 20];
     while std::io::Write::write_all(&mut filler, &piece).is_ok() {}
@@ -227,7 +227,7 @@ async fn what_is_reserved_takes_every_write_on_a_full_disk() {
     assert_reserved(&disk, 600 * MIB);
 }
 
-/// What `slackwater` says and does.
+/// Runs `slackwater`. Returns its exit code and its output.
 fn slackwater(arguments: &[&str]) -> (Option<i32>, String) {
     let output = Command::new(binary()).args(arguments).output().unwrap();
     let said = [output.stdout, output.stderr].concat();
@@ -276,7 +276,7 @@ async fn init_makes_it_once_and_what_does_not_go_together_is_refused() {
         "{said}"
     );
 
-    // Beside a driver: it has the image, and the acts look through its mount.
+    // While a driver runs: it holds the image, and the commands use its mount.
     let server = Server::start(&scratch, &[&format!("{place},image=400Mi")]);
     let (code, said) = act("init", &format!("{place},image=400Mi"));
     assert_eq!(
@@ -332,7 +332,7 @@ async fn init_makes_it_once_and_what_does_not_go_together_is_refused() {
     the_loop(&disk);
     drop(server);
 
-    // A pool without an image isn't put on one.
+    // A pool without an image is not moved onto one.
     let plain = scratch.dir("plain");
     std::fs::create_dir(plain.join("pool")).unwrap();
     let other = Disk::new(&scratch, "other", "ext4", GIB);
@@ -372,8 +372,8 @@ async fn a_missing_disk_is_no_place_for_a_new_image() {
     server.client().delete(&id).await.unwrap();
 }
 
-/// Lets go of other tests' mounts, which came along into the namespace; nobody outside hears of it,
-/// since all that isn't ours is made private first. Then it becomes the program.
+/// Unmounts other tests' mounts, which were copied into the namespace; this has no effect outside,
+/// because all other mounts are made private first. Then it executes the program.
 const IN_ITS_OWN: &str = r#"
     not_ours() { while read -r _ at _; do case $at in "$1"/*) ;; *) echo "$at" ;; esac; done </proc/self/mounts; }
     not_ours "$1" | while read -r at; do mount --make-private "$at"; done
@@ -381,8 +381,8 @@ const IN_ITS_OWN: &str = r#"
     mount --make-rslave "$2" && shift 2 && exec "$@"
 "#;
 
-/// Runs the driver in a mount namespace of its own, as a container has one: what is mounted below
-/// the kubelet's folder is seen outside, the pool's own mount isn't.
+/// Runs the driver in a mount namespace of its own, like that of a container: mounts below the
+/// kubelet's folder are visible outside, the pool's own mount is not.
 fn in_a_container(scratch: &Scratch, disk: &Disk, pool: &str) -> Server {
     let kubelet = scratch.dir("kubelet");
     for words in [
@@ -425,7 +425,11 @@ async fn a_container_that_dies_leaves_an_image_that_is_found_by_its_device() {
         "the pool's own mount stays in the container"
     );
     server.kill();
-    assert_eq!(the_loop(&disk), device, "the volume keeps it alive");
+    assert_eq!(
+        the_loop(&disk),
+        device,
+        "the volume keeps the device attached"
+    );
 
     // Outside, and in another container: the same device, the same super block.
     let mut server = Server::start(&scratch, &[&pool]);
@@ -454,7 +458,7 @@ async fn a_container_that_dies_leaves_an_image_that_is_found_by_its_device() {
     eventually("the image is unmounted", || unmounted(&disk));
 }
 
-/// Runs an act with a fault at its n-th effect; whether it was reached.
+/// Runs a command with a fault at its n-th effect. Returns whether the effect was reached.
 #[cfg(feature = "fault")]
 fn init_with(plan: &str, log: &Path, record: &Path, pool: &str) -> Option<i32> {
     let _ = std::fs::remove_file(log);
@@ -492,7 +496,8 @@ async fn killed_or_failed_at_each_effect_of_the_making_it_is_made_once() {
                 .is_ok_and(|text| text.contains("\"complete\": true"));
             let before = was_complete.then(|| offline_uuid(&disk));
             if code == Some(0) {
-                // A fault in what doesn't matter is no failure; beyond the last effect none is met.
+                // A fault in an optional effect is not a failure; beyond the last effect, no fault
+                // occurs.
                 let effects = std::fs::read_to_string(&log).unwrap();
                 if effects.lines().count() < number {
                     wipe(&disk, &record);
@@ -514,7 +519,7 @@ async fn killed_or_failed_at_each_effect_of_the_making_it_is_made_once() {
                 "{case}: formatted twice"
             );
             assert_reserved(&disk, 320 * MIB);
-            eventually("nothing is left of the acts", || {
+            eventually("nothing of the commands is left", || {
                 unmounted(&disk) || unmount_left(&disk)
             });
             wipe(&disk, &record);
@@ -531,7 +536,7 @@ fn loops_on_if(path: &Path) -> Vec<String> {
     }
 }
 
-/// Of the image itself: no device is needed.
+/// On the image itself: no device is needed.
 #[cfg(feature = "fault")]
 fn offline_uuid(disk: &Disk) -> String {
     run(
@@ -547,7 +552,7 @@ fn offline_uuid(disk: &Disk) -> String {
     )
 }
 
-/// A killed act has left its mount, and the next one has found it and left it as it was.
+/// A killed command has left its mount, and the next one has found it and left it unchanged.
 #[cfg(feature = "fault")]
 fn unmount_left(disk: &Disk) -> bool {
     super::support::succeeds("umount", &[mounted(disk).to_str().unwrap()]);
@@ -583,7 +588,7 @@ async fn killed_at_each_effect_of_a_start_with_growth_it_is_found_again() {
     let log = scratch.join("effects");
     for mode in ["kill-before", "kill-after", "error:EIO"] {
         for number in 1.. {
-            // Every second time nothing is mounted any more.
+            // Every second time, nothing is mounted any more.
             if number % 2 == 0 {
                 server.client().unstage(&id, &staging).await.unwrap();
                 server.signal(Signal::SIGTERM);
@@ -599,7 +604,7 @@ async fn killed_at_each_effect_of_a_start_with_growth_it_is_found_again() {
                 ("SLACKWATER_FAULT_LOG", log.to_str().unwrap()),
             ];
             let mut faulty = Server::spawn(&scratch, &[&pool], &[], &environment);
-            // With an error it may serve without the pool, or end.
+            // After an error, the driver may serve without the pool, or exit.
             let client = faulty.client();
             while faulty.is_alive() && !client.is_ready().await {}
             faulty.kill();
@@ -614,7 +619,7 @@ async fn killed_at_each_effect_of_a_start_with_growth_it_is_found_again() {
             client.stage(&id, &staging, mount("ext4")).await.unwrap();
             check_pattern(&staging.join("data"), 1, DATA);
             if effects < number {
-                assert!(number > 10, "each effect of the start was met");
+                assert!(number > 10, "each effect of the start was reached");
                 break;
             }
         }
@@ -669,7 +674,7 @@ async fn a_node_whose_disk_is_ext4_has_snapshots_of_volumes_in_use() {
     );
     assert!(
         message.contains("image=SIZE"),
-        "the way out is said: {message}"
+        "the solution is named: {message}"
     );
 
     let (id, staging) = &ids[1];

@@ -1,9 +1,9 @@
-//! A volume's whole life, on each kind of pool, as each kind of volume.
+//! The whole life of a volume, on each kind of pool, as each kind of volume.
 
 use nix::sys::signal::Signal;
 use tonic::Code;
 
-use super::support::{PATIENCE, block, disk, eventually, mount};
+use super::support::{WAIT_TIMEOUT, block, disk, eventually, mount};
 use super::{GIB, MIB, Node, check_pattern, refused, write_pattern};
 
 /// Create, stage, publish, write, grow, unpublish, unstage, stage again, verify, delete.
@@ -15,7 +15,7 @@ async fn whole_life(node: &Node, fs: &str) {
         .await
         .unwrap();
     for round in 0..2 {
-        // Each call twice: a repeat answers the same.
+        // Each call twice: a repeat returns the same answer.
         for _ in 0..2 {
             client.stage(&id, &staging, mount(fs)).await.unwrap();
         }
@@ -126,7 +126,7 @@ async fn a_mounted_xfs_or_btrfs_grows_while_it_is_used() {
             .unwrap();
         write_pattern(&target.join("before"), 1, 1 << 20);
         node.client.expand(&id, 3 * GIB).await.unwrap();
-        // Also where the path that is named is published read-only.
+        // Also if the given path is published read-only.
         let read_only = node.path("ro");
         node.client
             .publish(&id, &staging, &read_only, mount(fs), true)
@@ -236,7 +236,7 @@ async fn a_sigterm_in_the_middle_finishes_what_runs_and_exits_with_0() {
     node.client = node.server.client();
     let listed = node.client.list().await.unwrap();
     for id in &made {
-        assert!(listed.contains(id), "what was answered is there");
+        assert!(listed.contains(id), "every answered volume exists");
     }
     for id in &listed {
         node.client.delete(id).await.unwrap();
@@ -312,7 +312,8 @@ async fn calls_cut_off_after_some_milliseconds_end_well_when_repeated() {
     node.assert_nothing_left();
 }
 
-/// Calls with a cut-off, then without until it's done; only "pending" may be the answer between.
+/// Makes calls with a short deadline, then without one until they succeed. Between, only ABORTED is
+/// allowed.
 async fn repeat<T, F>(call: impl Fn() -> F, cut: std::time::Duration) -> T
 where
     F: Future<Output = Result<T, tonic::Status>>,
@@ -325,7 +326,10 @@ where
         match call().await {
             Ok(value) => return value,
             Err(status) if status.code() == Code::Aborted => {
-                assert!(begun.elapsed() < PATIENCE, "pending for ever: {status:?}");
+                assert!(
+                    begun.elapsed() < WAIT_TIMEOUT,
+                    "pending for ever: {status:?}"
+                );
                 tokio::time::sleep(std::time::Duration::from_millis(5)).await;
             }
             Err(status) => panic!("{status:?}"),
@@ -346,7 +350,7 @@ async fn a_driver_that_is_gone_leaves_its_mounts_to_the_next_one() {
     node.server.restart();
     node.client = node.server.client();
     node.client.unstage(&id, &staging).await.unwrap();
-    eventually("the device goes with its mount", || {
+    eventually("the device is detached with its mount", || {
         disk::loops_on(&node.image(&id)).is_empty()
     });
     node.client.delete(&id).await.unwrap();

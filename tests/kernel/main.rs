@@ -1,10 +1,11 @@
-//! The real driver as a process, on real disks: xfs, btrfs and ext4 pools on loop devices, real
-//! mounts, real files. Needs root. Each test has a scratch folder of its own and leaves nothing.
+//! The real driver as a process on real disks: xfs, btrfs and ext4 pools on loop devices, real
+//! mounts, real files. Needs root. Each test has a scratch folder of its own and leaves nothing
+//! behind.
 
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
-    reason = "a test says what it expects, and works on its own files"
+    reason = "a test panics where an expectation fails, and works on its own files"
 )]
 
 #[path = "../support/mod.rs"]

@@ -1,4 +1,4 @@
-//! Pools that move, are missing, come back, and come from elsewhere.
+//! Pools that move, are missing, come back, or come from another machine.
 
 use std::process::Command;
 
@@ -91,7 +91,8 @@ async fn a_disk_that_is_mounted_late_gets_its_pool_and_its_folder_none() {
     assert!(message.contains("no file system is mounted"), "{message}");
     assert!(message.contains("mount=any"), "{message}");
     assert_eq!(std::fs::read_dir(&late.mount_point).unwrap().count(), 0);
-    // A folder of another disk, as a container may be shown it, is none of its own either.
+    // A folder of another disk, as a container may have it mounted, is not a pool of this node
+    // either.
     let folder = scratch.dir("kept/folder");
     let bind = [
         "--bind",
@@ -110,7 +111,7 @@ async fn a_disk_that_is_mounted_late_gets_its_pool_and_its_folder_none() {
     let runtime = tokio::runtime::Handle::current();
     let again = client.clone();
     let waiting = tokio::task::spawn_blocking(move || {
-        eventually("the pool is made on its disk", || {
+        eventually("the pool is created on its disk", || {
             let made = again.create("a", GIB / 2, mount("ext4"), &class);
             runtime.block_on(made).is_ok()
         });
@@ -169,7 +170,7 @@ async fn a_pool_is_made_at_the_root_of_a_subvolume_and_not_in_a_folder_of_btrfs(
 async fn a_fifth_of_the_machines_own_disk_stays_free_of_new_volumes_but_not_of_restores() {
     let scratch = Scratch::new();
     let disk = Disk::new(&scratch, "disk", "xfs", 8 * GIB);
-    // As where the kubelet's folder and the pool share the root disk.
+    // As on nodes where the kubelet's folder and the pool share the root disk.
     let kubelet = disk.mount_point.join("kubelet");
     let more = ["--allowed-path", kubelet.to_str().unwrap()];
     let pool = format!(
@@ -204,7 +205,7 @@ async fn a_fifth_of_the_machines_own_disk_stays_free_of_new_volumes_but_not_of_r
         .unwrap();
     refused(client.expand(&id, more).await, Code::OutOfRange);
     assert_eq!(client.capacity(&[]).await.unwrap(), 0);
-    // What is made of volumes that are there may have what is kept.
+    // Copies of existing volumes may use the reserved space.
     let small = GIB / 8;
     client.delete(&id).await.unwrap();
     let source = client
@@ -266,7 +267,7 @@ async fn a_missing_disk_is_never_made_a_new_pool_and_the_others_serve() {
     assert_eq!(
         std::fs::read_dir(&lost.mount_point).unwrap().count(),
         0,
-        "nothing is made on the empty folder"
+        "nothing is created in the empty folder"
     );
     let unreachable = [
         refused(client.delete(&in_lost).await, Code::Unavailable),
@@ -291,7 +292,7 @@ async fn a_missing_disk_is_never_made_a_new_pool_and_the_others_serve() {
         in_kept
     );
     client.delete(&in_kept).await.unwrap();
-    // The disk comes back: the driver looks again by itself.
+    // The disk comes back; the driver detects it by itself.
     lost.mount();
     let runtime = tokio::runtime::Handle::current();
     tokio::task::spawn_blocking({
@@ -320,7 +321,7 @@ async fn a_pool_of_another_home_waits_for_adopt() {
         .await
         .unwrap();
     server.kill();
-    // Another machine, with a pool and so a home of its own.
+    // Another machine, with a pool and therefore a home of its own.
     let other = Scratch::new();
     let own = Disk::new(&other, "own", "ext4", GIB);
     let pools = [
@@ -336,7 +337,7 @@ async fn a_pool_of_another_home_waits_for_adopt() {
     let message = refused(server.client().delete(&id).await, Code::Unavailable);
     assert!(
         message.contains("pool adopt"),
-        "the way out is said: {message}"
+        "the solution is named: {message}"
     );
     server.kill();
     let record = other.join("node.json");
@@ -396,7 +397,7 @@ fn doctor_warns_of_a_btrfs_pool_whose_images_have_checksums() {
         said.contains("written in place, without btrfs checksums"),
         "{said}"
     );
-    // As a pool that was made by an earlier release.
+    // As in a pool that an earlier release created.
     let volumes = disk.mount_point.join("volumes");
     run("chattr", &["-C", volumes.to_str().unwrap()]);
     let said = run_it(&doctor);
@@ -425,7 +426,8 @@ async fn a_node_call_works_from_the_mount_table_when_the_pool_is_not_served() {
         .await
         .unwrap();
     server.kill();
-    // The disk can't be unmounted while its volume is mounted; a folder over it hides it as well.
+    // The disk cannot be unmounted while its volume is mounted; a folder mounted over it hides it
+    // as well.
     run(
         "mount",
         &["-t", "tmpfs", "tmpfs", disk.mount_point.to_str().unwrap()],
@@ -444,9 +446,9 @@ async fn a_node_call_works_from_the_mount_table_when_the_pool_is_not_served() {
     server.client().delete(&id).await.unwrap();
 }
 
-/// A process that is killed while it starts a program leaves a child that has everything it had
-/// open, the locks of its pools included, until that has become the program.
-#[expect(unsafe_code, reason = "what runs between fork and exec can't be safe")]
+/// A process that is killed while it starts a program leaves a child that holds all its open files,
+/// including the locks of its pools, until the child executes the program.
+#[expect(unsafe_code, reason = "code between fork and exec cannot be safe")]
 #[tokio::test]
 async fn a_start_waits_for_a_lock_that_a_killed_process_left_between_fork_and_exec() {
     use std::io::{Read, Write};
@@ -478,12 +480,12 @@ async fn a_start_waits_for_a_lock_that_a_killed_process_left_between_fork_and_ex
     // This returns when the program has begun.
     let started = std::thread::spawn(move || child.status().unwrap());
     there.read_exact(&mut [0]).unwrap();
-    // Closed and not given back, as by a kill.
+    // Closed but not unlocked, as by a kill.
     drop(lock);
     let server = Server::spawn(&scratch, &[&pool], &[], &[]);
     let said = "waiting for a lock";
     eventually("the start waits", || server.log().contains(said));
-    assert!(open().try_lock().is_err(), "the child has it");
+    assert!(open().try_lock().is_err(), "the child holds the lock");
     go.write_all(&[1]).unwrap();
     server.wait_ready();
     assert!(started.join().unwrap().success());

@@ -1,4 +1,4 @@
-//! Restores and clones for readers of many nodes (ReadOnlyMany): nobody ever writes to them.
+//! Restores and clones for readers on many nodes (ReadOnlyMany), which are never written to.
 
 use slackwater::csi::VolumeCapability;
 use slackwater::csi::volume_capability::AccessMode;
@@ -26,7 +26,7 @@ async fn a_restore_for_readers_is_mounted_read_only_whatever_is_asked() {
         let staging = node.staging(fs);
         let id = node.staged(fs, &staging, fs).await;
         write_pattern(&staging.join("data"), 3, 1 << 20);
-        // Nothing was held still for it, so its log has to be replayed.
+        // It was cut without a freeze, so its log has to be replayed.
         let words = [("consistency", "crash")];
         let snapshot = client.snapshot(fs, &id, &words).await.unwrap();
         let name = format!("{fs}-readers");

@@ -1,4 +1,5 @@
-//! What must never happen to data, whatever is found: no second format, no second device.
+//! Operations that must never happen to data, whatever its state: no second format, no second
+//! device.
 
 use std::os::fd::AsRawFd;
 
@@ -61,7 +62,7 @@ async fn a_formatted_volume_whose_first_megabytes_read_as_zeros_is_never_formatt
             before,
             "nothing was written"
         );
-        // Its content comes back (a pulled disk, say): it's all there.
+        // Its content comes back, for example with a removed disk: it is complete.
         let file = std::fs::OpenOptions::new()
             .write(true)
             .open(&image)
@@ -124,7 +125,7 @@ async fn a_file_system_frozen_by_a_stranger_and_unmounted_never_gets_a_second_de
             node.server.restart();
             node.client = node.server.client();
         }
-        // The stranger thaws what they froze: then all is as before.
+        // The foreign process thaws the file system that it froze; then everything is as before.
         let private = node.scratch.dir("private");
         run("mount", &["-t", fs, &device[0], private.to_str().unwrap()]);
         freeze(&private, false);
@@ -246,8 +247,8 @@ async fn a_device_that_outlived_its_stage_shows_what_has_grown_meanwhile() {
     node.assert_nothing_left();
 }
 
-/// A mkfs outlives the driver that has started it: it has the device open exclusively until it ends,
-/// and a second one beside it would be a second file system.
+/// A mkfs outlives the driver that started it: it holds the device exclusively until it ends, and a
+/// second mkfs next to it would create a second file system.
 #[cfg(feature = "fault")]
 #[tokio::test]
 async fn nothing_is_formatted_beside_a_mkfs_that_has_not_ended() {

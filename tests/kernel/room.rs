@@ -1,4 +1,4 @@
-//! Room: a pool that fills, thin and thick, and what delete leaves on the disk.
+//! Space: a pool that fills, with thin and thick volumes, and the remains of a delete on the disk.
 
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
@@ -9,7 +9,7 @@ use tonic::Code;
 use super::support::{block, eventually, mount, run, succeeds};
 use super::{GIB, MIB, Node, refused, write_pattern};
 
-/// Fills a file system until it's full.
+/// Fills a file system.
 fn fill(path: &Path) -> Vec<std::io::Error> {
     let mut file = std::fs::File::create(path).unwrap();
     let mut ends = Vec::new();
@@ -43,7 +43,8 @@ fn exhaust(pool: &Path) {
     file.sync_all().unwrap();
 }
 
-/// Length of what [`fill`] wrote, read back past the page cache, every byte of it.
+/// The length of the data that [`fill`] wrote, after reading every byte of it without the page
+/// cache.
 fn whole(path: &Path) -> u64 {
     use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
     let mut file = std::fs::File::open(path).unwrap();
@@ -81,7 +82,7 @@ async fn what_does_not_fit_is_refused_and_leaves_nothing() {
             "{message}"
         );
         node.assert_nothing_left();
-        // What is offered can be had, and asking for it again is no second volume.
+        // The offered space can be allocated, and a repeat does not create a second volume.
         let id = node
             .client
             .create("all", room, mount("ext4"), &[])
@@ -165,8 +166,8 @@ async fn a_thick_volume_takes_every_write_on_a_full_pool() {
                 allocated(&node.image(&id)) >= size,
                 "{fs} on {pool}: fstrim gave no block back"
             );
-            // What was deleted is free once the file system's own threads have seen to it.
-            eventually("the volume has its room again", || {
+            // Deleted data is freed once the file system's own threads have processed it.
+            eventually("the volume has its free space again", || {
                 free(&staging) > size / 2
             });
             exhaust(&node.disk.mount_point);
@@ -176,7 +177,7 @@ async fn a_thick_volume_takes_every_write_on_a_full_pool() {
             let written = whole(&staging.join("data"));
             assert!(
                 written > size / 2,
-                "{fs} on {pool}: {written} bytes were taken: {ends:?}\n{room}"
+                "{fs} on {pool}: {written} bytes were accepted: {ends:?}\n{room}"
             );
             std::fs::remove_file(node.disk.mount_point.join("stranger")).unwrap();
             node.unstage_and_delete(&id, &staging).await;
@@ -235,10 +236,10 @@ async fn a_thin_pool_that_fills_under_a_writer_fails_the_write_and_nothing_else(
     });
     assert!(
         written.is_err(),
-        "a full pool can't take what it promised beside a stranger"
+        "a full pool cannot accept reserved writes next to a foreign file"
     );
     drop(file);
-    // Everything that frees room still works.
+    // Everything that frees space still works.
     std::fs::remove_file(node.disk.mount_point.join("stranger")).unwrap();
     node.unstage_and_delete(&id, &staging).await;
     assert_eq!(node.client.list().await.unwrap(), vec![kept.clone()]);
@@ -262,7 +263,7 @@ async fn delete_works_on_a_pool_that_is_full_to_the_last_block() {
     }
 }
 
-/// The way out of a full pool that the docs name.
+/// The solution for a full pool that the documentation names.
 #[tokio::test]
 async fn volumes_in_use_can_be_unstaged_and_deleted_on_a_full_pool() {
     for fs in ["xfs", "ext4"] {
@@ -285,7 +286,7 @@ async fn volumes_in_use_can_be_unstaged_and_deleted_on_a_full_pool() {
             node.client.unpublish(id, target).await.unwrap();
             node.client.unstage(id, staging).await.unwrap();
         }
-        // A pod of a raw volume comes back, and ends once more.
+        // A pod of a raw volume comes back, and ends again.
         let (id, staging, target) = &volumes[1];
         node.client.stage(id, staging, block()).await.unwrap();
         let publish = node.client.publish(id, staging, target, block(), false);
@@ -300,7 +301,7 @@ async fn volumes_in_use_can_be_unstaged_and_deleted_on_a_full_pool() {
     }
 }
 
-/// Whether a disk's image holds a text.
+/// Whether a disk's image contains a text.
 fn disk_holds(image: &Path, text: &[u8]) -> bool {
     let bytes = std::fs::read(image).unwrap();
     bytes
@@ -380,7 +381,7 @@ async fn wipe_discard_gives_the_blocks_back_to_the_disk() {
     run("sync", &["-f", node.disk.mount_point.to_str().unwrap()]);
     let before = allocated(&node.disk.image);
     node.client.delete(&id).await.unwrap();
-    // The disk is told a while later, once for all deletes of that time.
+    // Blocks are discarded on the disk a while later, once for all deletes of that time.
     let given_back = || allocated(&node.disk.image) + 150 * MIB < before;
     eventually("the disk has its blocks back", given_back);
     node.assert_nothing_left();

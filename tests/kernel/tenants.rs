@@ -1,5 +1,5 @@
-//! A pod that has a raw block volume has the loop device itself: what it may do to that harms
-//! neither another volume nor the end of its own.
+//! A pod with a raw block volume has the loop device itself: its actions on the device affect
+//! neither another volume nor the deletion of its own.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -12,7 +12,7 @@ use tonic::Code;
 use super::support::{block, disk, eventually, mount, run, unmount};
 use super::{GIB, Node, refused, volume_uuid, write_pattern};
 
-/// The ioctls of linux/loop.h that a container may use on a device of its own, without any
+/// The ioctls of linux/loop.h that a container may use on a device of its own without any
 /// capability.
 mod tenant {
     nix::ioctl_none_bad!(clear, 0x4C01);
@@ -30,7 +30,7 @@ fn clear(target: &Path) {
     unsafe { tenant::clear(device.as_raw_fd()) }.unwrap();
 }
 
-/// LOOP_CHANGE_FD: another file of the same length beneath a read-only device.
+/// LOOP_CHANGE_FD: attaches another file of the same length to a read-only device.
 #[expect(unsafe_code, reason = "the ioctl has no safe form")]
 fn change(target: &Path, own: &Path) {
     let device = File::open(target).unwrap();
@@ -60,7 +60,7 @@ fn status(device: &File) -> ([u8; 232], u32) {
     (info, flags)
 }
 
-/// Switches partition scanning on.
+/// Enables partition scanning.
 #[expect(unsafe_code, reason = "the ioctl has no safe form")]
 fn scan_partitions(target: &Path) {
     let device = OpenOptions::new()
@@ -78,14 +78,14 @@ fn is_direct(target: &Path) -> bool {
     status(&File::open(target).unwrap()).1 & 16 != 0
 }
 
-/// N of the loop device that a target shows.
+/// The N of the loop device at a target.
 fn number(target: &Path) -> u64 {
     let rdev = std::fs::metadata(target).unwrap().rdev();
     assert_eq!(nix::sys::stat::major(rdev), 7);
     nix::sys::stat::minor(rdev)
 }
 
-/// A raw block volume of its name, staged, and published at a target of its name.
+/// A raw block volume with this name, staged, and published at a target of the same name.
 async fn published(node: &Node, name: &str, read_only: bool) -> (String, PathBuf, PathBuf) {
     let (staging, target) = (node.staging(name), node.path(name));
     let id = node.client.create(name, GIB, block(), &[]).await.unwrap();
@@ -103,7 +103,7 @@ async fn end(node: &Node, (id, staging, target): &(String, PathBuf, PathBuf)) {
     node.unstage_and_delete(id, staging).await;
 }
 
-/// Until the driver has seen what a pod did, and said so with these words.
+/// Waits until the driver has detected the pod's change, and logged it with these words.
 fn reported(node: &Node, id: &str, words: &str) {
     eventually("the change is reported", || {
         node.server
@@ -136,14 +136,14 @@ async fn a_device_that_its_pod_detaches_stays_attached_while_it_is_published() {
         message.contains("detach") && message.contains("unpublish"),
         "{message}"
     );
-    // A new device is as it should be.
+    // A new device has the right attributes.
     node.client.unpublish(&a.0, &a.2).await.unwrap();
     node.client
         .publish(&a.0, &a.1, &a.2, block(), false)
         .await
         .unwrap();
     super::check_pattern(&a.2, 1, 1 << 16);
-    // A restart takes the descriptor again.
+    // A restart opens the descriptor again.
     node.restart_with(&[]);
     clear(&a.2);
     assert_eq!(disk::loops_on(&node.image(&a.0)).len(), 1);
@@ -157,7 +157,7 @@ async fn a_number_that_a_target_still_shows_is_never_given_to_another_volume() {
     let mut node = Node::new();
     let a = published(&node, "a", false).await;
     let lost = number(&a.2);
-    // Without a driver there is no descriptor that keeps it.
+    // While no driver runs, no descriptor keeps the device.
     node.server.kill();
     clear(&a.2);
     assert_eq!(
@@ -180,7 +180,7 @@ async fn a_number_that_a_target_still_shows_is_never_given_to_another_volume() {
     let mut read = vec![0; secret.len()];
     let seen = File::open(&a.2).and_then(|device| device.read_exact_at(&mut read, 0));
     assert!(seen.is_err() || read != secret, "another tenant's data");
-    // Each can be removed, and in any order.
+    // Each of them can be removed, in any order.
     end(&node, &a).await;
     end(&node, &b).await;
     node.unstage_and_delete(&c, &staging).await;
@@ -191,12 +191,12 @@ async fn a_number_that_a_target_still_shows_is_never_given_to_another_volume() {
 async fn direct_io_that_a_pod_switches_off_comes_back_and_other_flags_are_reported() {
     let node = Node::new();
     let a = published(&node, "a", false).await;
-    assert!(is_direct(&a.2), "the pool's disk can do it");
+    assert!(is_direct(&a.2), "the pool's disk supports it");
     set_direct_io(&a.2, false);
     assert!(!is_direct(&a.2));
     eventually("direct I/O is on again", || is_direct(&a.2));
     reported(&node, &a.0, "direct I/O");
-    // It's mended, so nothing is refused.
+    // It is repaired, so nothing is refused.
     let second = node.path("second");
     node.client
         .publish(&a.0, &a.1, &second, block(), false)
@@ -245,7 +245,7 @@ async fn a_file_that_a_pod_puts_beneath_its_device_is_reported_and_ends_with_the
 async fn a_folder_that_is_named_like_a_device_is_not_that_device() {
     let node = Node::new();
     let a = published(&node, "a", false).await;
-    // What the kubelet makes of a volume with `medium: Memory` and a `subPath`.
+    // As the kubelet does for a volume with `medium: Memory` and a `subPath`.
     let name = format!("loop{}", number(&a.2));
     let (memory, sub) = (node.scratch.dir("memory"), node.scratch.dir("sub"));
     run(
@@ -257,7 +257,7 @@ async fn a_folder_that_is_named_like_a_device_is_not_that_device() {
         "mount",
         &["--bind", folder.to_str().unwrap(), sub.to_str().unwrap()],
     );
-    // It's no second target either, and no volume where one is looked for.
+    // It is neither a second target nor found as a volume.
     node.client.unpublish(&a.0, &a.2).await.unwrap();
     assert_eq!(disk::loops_on(&node.image(&a.0)), Vec::<String>::new());
     node.unstage_and_delete(&a.0, &a.1).await;
@@ -270,7 +270,7 @@ async fn a_folder_that_is_named_like_a_device_is_not_that_device() {
 async fn a_node_that_is_bound_elsewhere_counts_as_a_use_whatever_its_name_is() {
     let node = Node::new();
     let a = published(&node, "a", false).await;
-    // As the kubelet binds what was published, for its own maps.
+    // The kubelet makes such a bind mount of a published volume for its own maps.
     let other = node.scratch.join("map");
     File::create(&other).unwrap();
     run(
@@ -285,7 +285,7 @@ async fn a_node_that_is_bound_elsewhere_counts_as_a_use_whatever_its_name_is() {
     refused(node.client.delete(&a.0).await, Code::FailedPrecondition);
     unmount(&other);
     node.client.delete_unused(&a.0).await;
-    // A staged file system beside all this is not disturbed.
+    // A staged file system is not disturbed by any of this.
     let staging = node.staging("m");
     let m = node.staged("m", &staging, "ext4").await;
     node.client

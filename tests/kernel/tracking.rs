@@ -1,5 +1,5 @@
-//! Change tracking of the real driver against the bytes themselves: what differs is told of,
-//! whatever was done to the volume and to the pool.
+//! Change tracking of the real driver, compared with the bytes themselves: every difference is
+//! reported, whatever was done to the volume and to the pool.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
@@ -19,16 +19,16 @@ use super::{GIB, MIB, definition, refused, volume_uuid};
 const BLOCK: u64 = 4096;
 const SIZE: u64 = 24 * MIB;
 
-/// What is done to the pool meanwhile.
+/// A change of the pool between the snapshots.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Pool {
     Xfs,
     Btrfs,
-    /// Its images are not written in place: made by an earlier release.
+    /// Its images are not written in place, as in an earlier release.
     Earlier,
-    /// Content is compressed, so that addresses say less.
+    /// Content is compressed, so addresses carry less information.
     Compressed,
-    /// Blocks are moved, also while they are asked for.
+    /// Blocks are moved, also while they are queried.
     Balanced,
 }
 
@@ -40,7 +40,7 @@ impl Pool {
         }
     }
 
-    /// Whether nothing but what was touched is told of.
+    /// Whether only changed blocks are reported.
     fn is_exact(self) -> bool {
         matches!(self, Pool::Xfs | Pool::Btrfs | Pool::Earlier)
     }
@@ -69,7 +69,7 @@ struct Tracked {
     _scratch: Scratch,
 }
 
-/// A snapshot: its bytes, and blocks that were touched since the one before.
+/// A snapshot: its bytes, and the blocks that were changed since the previous one.
 struct Cut {
     id: String,
     bytes: Vec<u8>,
@@ -115,7 +115,7 @@ impl Tracked {
         folder.join(volume_uuid(snapshot)).join("data.img")
     }
 
-    /// Some acts, and a cut.
+    /// Makes some changes, and cuts.
     async fn cut(&self, n: u64, random: &mut Random) -> Cut {
         let mut touched = BTreeSet::new();
         if n % 3 == 2 {
@@ -140,7 +140,7 @@ impl Tracked {
         }
     }
 
-    /// Asks again where blocks were moved at that very moment.
+    /// Repeats the call if blocks were moved while it ran.
     async fn delta(&self, base: &Cut, target: &Cut, offset: u64) -> Vec<(u64, u64)> {
         let request = csi::GetMetadataDeltaRequest {
             base_snapshot_id: base.id.clone(),
@@ -158,7 +158,7 @@ impl Tracked {
                 Err(status) => assert_eq!(status.code(), Code::Aborted, "{status:?}"),
             }
         }
-        panic!("a balance can't move blocks at every moment");
+        panic!("a balance cannot move blocks at every moment");
     }
 
     async fn ask(&self, request: csi::GetMetadataDeltaRequest) -> Result<Vec<(u64, u64)>, Status> {
@@ -221,7 +221,7 @@ fn act(pool: Pool, device: &Path, random: &mut Random, touched: &mut BTreeSet<u6
         };
         match random.below(10) {
             0 | 1 => range(FallocateFlags::FALLOC_FL_PUNCH_HOLE),
-            // A file of btrfs with reserved blocks is never compressed again.
+            // A btrfs file with reserved blocks is never compressed again.
             2 if pool != Pool::Compressed => range(FallocateFlags::FALLOC_FL_ZERO_RANGE),
             3 => device
                 .write_all_at(&vec![0; bytes as usize], offset)
@@ -265,7 +265,7 @@ fn blocks_of(ranges: &[(u64, u64)]) -> BTreeSet<u64> {
         .collect()
 }
 
-/// Blocks of the target that the base doesn't have so.
+/// Blocks of the target that differ in the base.
 fn differing(base: &Cut, target: &Cut) -> BTreeSet<u64> {
     let mut before = base.bytes.chunks(BLOCK as usize);
     let after = target.bytes.chunks(BLOCK as usize).enumerate();
@@ -282,7 +282,7 @@ async fn nothing_that_differs_is_left_out(pool: Pool) {
     for n in 0..7 {
         cuts.push(tracked.cut(n, &mut random).await);
     }
-    // Else the pool isn't what it's said to be.
+    // Otherwise the pool is not of the expected kind.
     let host = LinuxHost::new(Vec::new());
     let packed = cuts.iter().any(|cut| {
         let map = host.extents(&tracked.image(&cut.id), 0, 100_000).unwrap();
@@ -334,7 +334,7 @@ async fn check(tracked: &Tracked, cuts: &[Cut], pool: Pool, random: &mut Random)
             let differs = differing(base, target);
             assert!(
                 differs.is_empty() == (older == newer),
-                "else it shows nothing"
+                "otherwise the test proves nothing"
             );
             let left_out: Vec<_> = differs.difference(&told).collect();
             assert!(
@@ -357,7 +357,7 @@ async fn check(tracked: &Tracked, cuts: &[Cut], pool: Pool, random: &mut Random)
                     .copied()
                     .collect();
                 let more = told.iter().find(|n| **n < grown && !touched.contains(n));
-                assert_eq!(more, None, "{pool:?}: told of, and nobody touched it");
+                assert_eq!(more, None, "{pool:?}: reported, but not changed");
             }
         }
         let told = blocks_of(&tracked.allocated(base).await);

@@ -1,4 +1,4 @@
-//! Blocks of deleted files, which go back to the pool by a schedule.
+//! Blocks of deleted files, which the driver discards on a schedule.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use super::support::{Disk, Scratch, Server, eventually, mount, run};
 use super::{GIB, Node, check_pattern, definition, write_pattern};
 
-/// What is written to each volume and deleted, and what stays.
+/// The bytes that are written to each volume and deleted, and those that stay.
 const DELETED: usize = 200 << 20;
 const KEPT: usize = 8 << 20;
 
@@ -19,7 +19,7 @@ fn free(path: &Path) -> u64 {
     found.blocks_free() * found.fragment_size()
 }
 
-/// Writes a file, durably, and deletes it; until its file system has its blocks.
+/// Writes a file durably and deletes it, and waits until its file system has freed its blocks.
 fn write_and_delete(staging: &Path) {
     let before = free(staging);
     let file = staging.join("deleted");
@@ -68,7 +68,7 @@ async fn a_pools_schedule_takes_the_blocks_of_deleted_files_from_thin_volumes_al
         assert!(allocated(&node.image(id)) >= DELETED as u64, "{name}");
     }
 
-    // The pool has never been trimmed, so the first round comes at once.
+    // The pool has never been trimmed, so the first round starts at once.
     node.server.kill();
     let weekly = format!("{pool},trim=7d");
     node.server = Server::start(&node.scratch, &[&weekly]);
@@ -82,7 +82,7 @@ async fn a_pools_schedule_takes_the_blocks_of_deleted_files_from_thin_volumes_al
         assert!(allocated(&node.image(id)) >= GIB, "{name} keeps its blocks");
     }
 
-    // The next one comes when its time is over, and nothing else makes it.
+    // The next round starts after its interval, and nothing else triggers it.
     for (_, _, staging) in &volumes {
         write_and_delete(staging);
     }

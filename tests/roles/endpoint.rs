@@ -13,7 +13,7 @@ use tonic::transport::Uri;
 use tower::Service;
 
 use crate::ground::*;
-use crate::support::{Client, PATIENCE, Scratch, Server, eventually, free_port, mount};
+use crate::support::{Client, Scratch, Server, WAIT_TIMEOUT, eventually, free_port, mount};
 
 const MIB: u64 = 1 << 20;
 
@@ -183,7 +183,7 @@ async fn a_client_that_never_ends_its_handshake_holds_up_nobody() {
     let at = address(&server);
     let idle: Vec<_> = (0..300).map(|_| TcpStream::connect(at).unwrap()).collect();
     let router = client(&credentials(controller(), issue(&ours, &controller())), at);
-    let listed = tokio::time::timeout(PATIENCE, router.list());
+    let listed = tokio::time::timeout(WAIT_TIMEOUT, router.list());
     listed.await.expect("an answer").unwrap();
     drop(idle);
 }
@@ -226,7 +226,7 @@ async fn a_router_that_falls_silent_is_let_go() {
         .await
         .unwrap();
     let mut heard = Vec::new();
-    let ended = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut heard));
+    let ended = tokio::time::timeout(WAIT_TIMEOUT, stream.read_to_end(&mut heard));
     // However it ends, it does.
     let _ = ended.await.expect("the agent lets go");
     assert!(!heard.is_empty(), "it was asked before");

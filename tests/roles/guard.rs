@@ -16,7 +16,7 @@ use tonic::Code;
 
 use crate::ground::*;
 use crate::support::node::{GIB, definition, refused};
-use crate::support::{Client, Disk, PATIENCE, Scratch, Server, eventually, mount, slackwater};
+use crate::support::{Client, Disk, Scratch, Server, WAIT_TIMEOUT, eventually, mount, slackwater};
 
 /// A process that is killed when it's dropped.
 struct Guard(Child);
@@ -113,7 +113,10 @@ impl Cell {
     async fn await_that_there_is_one(&self, there_is: bool) {
         let begun = std::time::Instant::now();
         while self.has_guard().await != there_is {
-            assert!(begun.elapsed() < PATIENCE, "a guard is told: {there_is}");
+            assert!(
+                begun.elapsed() < WAIT_TIMEOUT,
+                "a guard is told: {there_is}"
+            );
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         }
     }

@@ -1,4 +1,5 @@
-//! Agents that are killed, hang, or come back as somebody else; deadlines and callers that go away.
+//! Agents that are killed, hang, or come back with other pools; deadlines and callers that
+//! disconnect.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -8,22 +9,22 @@ use slackwater::model::PoolId;
 use tonic::{Code, Request};
 use uuid::Uuid;
 
+use crate::cluster::*;
 use crate::fake::{Fake, silent};
-use crate::ground::*;
 use crate::harness::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_on_an_agent_that_is_away_is_unavailable_by_its_name() {
-    let mut a = Peer::start("node-a", &["default"], None);
-    let b = Peer::start("node-b", &["default"], None);
-    let routed = Routed::of(&[&a, &b]).await;
+async fn objects_on_an_unreachable_agent_are_unavailable_and_the_error_names_it() {
+    let mut a = AgentNode::start("node-a", &["default"], None);
+    let b = AgentNode::start("node-b", &["default"], None);
+    let routed = TestRouter::of(&[&a, &b]).await;
     let (va, vb) = (
         routed.create_on("va", &a).await,
         routed.create_on("vb", &b).await,
     );
     a.kill();
     let mut controller = routed.controller();
-    // At first it's the call that notices, later the last question.
+    // At first the call notices it, later the last poll.
     for _ in 0..3 {
         let away = &["node-a"];
         let request = DeleteVolumeRequest {
@@ -63,7 +64,7 @@ async fn what_is_on_an_agent_that_is_away_is_unavailable_by_its_name() {
         );
         routed.until("node-a", false).await;
     }
-    // The other node works on.
+    // The other node keeps working.
     let request = ControllerExpandVolumeRequest {
         volume_id: vb,
         capacity_range: at_least(2 * GIB),
@@ -81,10 +82,10 @@ async fn what_is_on_an_agent_that_is_away_is_unavailable_by_its_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_that_takes_connections_and_says_nothing_holds_up_nobody_else() {
-    let a = Peer::start("node-a", &["default"], None);
+async fn an_agent_that_accepts_connections_and_never_answers_delays_no_other_node() {
+    let a = AgentNode::start("node-a", &["default"], None);
     let hanging = silent();
-    let routed = Routed::with(Default::default()).await;
+    let routed = TestRouter::with(Default::default()).await;
     routed
         .set(&[("node-a", a.address), ("node-b", hanging.address)])
         .await;
@@ -95,7 +96,7 @@ async fn an_agent_that_takes_connections_and_says_nothing_holds_up_nobody_else()
     };
     routed.controller().delete_volume(deleted).await.unwrap();
     refused(routed.list(0).await, Code::Unavailable, &["node-b"]);
-    // Its home isn't known: whatever is asked of all of them counts without it.
+    // Its home is unknown: whatever is requested of all agents is computed without it.
     let capacity = routed
         .controller()
         .get_capacity(GetCapacityRequest::default())
@@ -104,19 +105,19 @@ async fn an_agent_that_takes_connections_and_says_nothing_holds_up_nobody_else()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_that_comes_back_with_other_pools_is_believed() {
-    let mut a = Peer::start("node-a", &["one", "two"], None);
-    let b = Peer::start("node-b", &["default"], None);
-    let routed = Routed::of(&[&a, &b]).await;
+async fn an_agent_that_comes_back_with_other_pools_is_accepted() {
+    let mut a = AgentNode::start("node-a", &["one", "two"], None);
+    let b = AgentNode::start("node-b", &["default"], None);
+    let routed = TestRouter::of(&[&a, &b]).await;
     let mut request = at(create("v"), &[&a.home()]);
     request.parameters.insert("pool".into(), "one".into());
     let id = routed.create(request).await.unwrap().volume_id;
     a.restart(&["two"]);
-    // Whether or not it was asked since: never "not found", never an empty list.
+    // Whether or not it was polled since: never "not found", and never an empty list.
     for asked_since in [false, true] {
         if asked_since {
             routed
-                .until_told("node-a", |told| told.pools.len() == 1)
+                .until_described("node-a", |told| told.pools.len() == 1)
                 .await;
         }
         let mut controller = routed.controller();
@@ -136,16 +137,16 @@ async fn an_agent_that_comes_back_with_other_pools_is_believed() {
     }
     a.restart(&["one", "two"]);
     routed
-        .until_told("node-a", |told| told.pools.len() == 2)
+        .until_described("node-a", |told| told.pools.len() == 2)
         .await;
     assert_eq!(routed.list(0).await.unwrap(), [id]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stranger_at_an_agents_address_is_not_asked() {
-    let a = Peer::start("node-a", &["default"], None);
+async fn a_foreign_agent_at_an_agents_address_is_not_used() {
+    let a = AgentNode::start("node-a", &["default"], None);
     let id = format!("{}.{}", a.pool_id(), Uuid::from_u128(1));
-    let routed = Routed::with(Default::default()).await;
+    let routed = TestRouter::with(Default::default()).await;
     routed.set(&[("node-z", a.address)]).await;
     let request = || DeleteVolumeRequest {
         volume_id: id.clone(),
@@ -169,7 +170,7 @@ async fn a_stranger_at_an_agents_address_is_not_asked() {
         &[],
     );
     let other = Fake::new("node-a", &a.home(), &[a.pool_id()]);
-    other.told.lock().unwrap().driver_name = "other.example".into();
+    other.description.lock().unwrap().driver_name = "other.example".into();
     let served = other.serve();
     routed.set(&[("node-a", served.address)]).await;
     refused(
@@ -181,11 +182,11 @@ async fn a_stranger_at_an_agents_address_is_not_asked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn deadlines_and_callers_that_go_away_reach_the_agent() {
+async fn deadlines_and_disconnects_of_callers_reach_the_agent() {
     let pool = PoolId(Uuid::from_u128(5));
     let fake = Fake::new("node-a", "home", &[pool]);
     let served = fake.serve();
-    let routed = Routed::new(&[("node-a", served.address)]).await;
+    let routed = TestRouter::new(&[("node-a", served.address)]).await;
     let delete = move |timeout: Option<Duration>| {
         let mut request = Request::new(DeleteVolumeRequest {
             volume_id: format!("{pool}.{}", Uuid::from_u128(6)),
@@ -235,19 +236,22 @@ async fn deadlines_and_callers_that_go_away_reach_the_agent() {
 
     fake.dropped.store(false, Ordering::SeqCst);
     let call = tokio::spawn(async move { controller.delete_volume(delete(None)).await });
-    eventually("it's asked", async || {
+    eventually("the agent receives the call", async || {
         fake.timeouts.lock().unwrap().len() == 4
     })
     .await;
     call.abort();
-    eventually("and given up", async || fake.dropped.load(Ordering::SeqCst)).await;
+    eventually("the call is given up", async || {
+        fake.dropped.load(Ordering::SeqCst)
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_agents_work_goes_on_without_its_caller_and_a_repeat_meets_it() {
-    let a = Peer::start("node-a", &["default"], None);
-    let b = Peer::start("node-b", &["default"], None);
-    let routed = Routed::of(&[&a, &b]).await;
+    let a = AgentNode::start("node-a", &["default"], None);
+    let b = AgentNode::start("node-b", &["default"], None);
+    let routed = TestRouter::of(&[&a, &b]).await;
     a.gate.close("allocate");
     let mut request = Request::new(at(create("v"), &[&a.home(), &b.home()]));
     request.set_timeout(Duration::from_secs(2));
@@ -261,21 +265,22 @@ async fn the_agents_work_goes_on_without_its_caller_and_a_repeat_meets_it() {
         "{late:?}"
     );
     a.gate.reached(1).await;
-    // Wherever a repeat may go: not to the other node, although that is preferred now.
+    // Wherever a repeat might go, it does not go to the other node, although that node is preferred
+    // now.
     let elsewhere = || at(create("v"), &[&b.home(), &a.home()]);
     refused(routed.create(elsewhere()).await, Code::Aborted, &[]);
     a.gate.open();
     eventually("the work is done", async || a.driver.running() == 0).await;
-    let made = routed.create(elsewhere()).await.unwrap();
-    assert_eq!(home_of(&made), a.home());
-    assert_eq!(routed.list(0).await.unwrap(), [made.volume_id]);
+    let created = routed.create(elsewhere()).await.unwrap();
+    assert_eq!(home_of(&created), a.home());
+    assert_eq!(routed.list(0).await.unwrap(), [created.volume_id]);
     assert_eq!(b.driver.pool_status()[0].volumes, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_that_breaks_in_the_middle_is_never_final() {
-    let mut a = Peer::start("node-a", &["default"], None);
-    let routed = Routed::of(&[&a]).await;
+    let mut a = AgentNode::start("node-a", &["default"], None);
+    let routed = TestRouter::of(&[&a]).await;
     a.gate.close("allocate");
     let mut controller = routed.controller();
     let request = at(create("v"), &[&a.home()]);
@@ -287,14 +292,14 @@ async fn a_connection_that_breaks_in_the_middle_is_never_final() {
     eventually("the work is done", async || a.driver.running() == 0).await;
     a.revive();
     routed.until("node-a", true).await;
-    let made = routed.create(create("v")).await.unwrap();
-    assert_eq!(routed.list(0).await.unwrap(), [made.volume_id]);
+    let created = routed.create(create("v")).await.unwrap();
+    assert_eq!(routed.list(0).await.unwrap(), [created.volume_id]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn agents_and_forwarded_calls_are_counted() {
-    let mut a = Peer::start("node-a", &["default"], None);
-    let routed = Routed::of(&[&a]).await;
+    let mut a = AgentNode::start("node-a", &["default"], None);
+    let routed = TestRouter::of(&[&a]).await;
     routed.create_on("v", &a).await;
     let text = routed.metrics.render().unwrap();
     for line in [

@@ -1,4 +1,4 @@
-//! An agent that says whatever a test wants.
+//! An agent that gives any answer that a test needs.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -27,25 +27,25 @@ use tonic::codegen::BoxStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::ground::{DRIVER, Served};
+use crate::cluster::{DRIVER, Served};
 
-/// What it says, and what it saw.
+/// Its answers, and the calls that it received.
 #[derive(Clone)]
 pub struct Fake {
-    pub told: Arc<Mutex<DescribeResponse>>,
-    /// `grpc-timeout` of each call that it got.
+    pub description: Arc<Mutex<DescribeResponse>>,
+    /// The `grpc-timeout` of each received call.
     pub timeouts: Arc<Mutex<Vec<Option<String>>>>,
-    /// A call that was given up by who made it.
+    /// A call was given up by its caller.
     pub dropped: Arc<AtomicBool>,
-    /// Calls wait for ever.
+    /// Calls hang for ever.
     pub hangs: Arc<AtomicBool>,
-    /// Messages of a stream, so far.
+    /// The number of messages of a stream that were sent so far.
     pub sent: Arc<Mutex<usize>>,
-    /// Steps of cuts that it was told, all of which it does by saying so.
+    /// The steps of cuts that it received. It reports success for all of them.
     pub steps: Arc<Mutex<Vec<&'static str>>>,
-    /// The connections by which cuts came, and by which anything else did.
+    /// The addresses of the connections for cuts, and of those for other calls.
     pub peers: Arc<Mutex<[BTreeSet<SocketAddr>; 2]>>,
-    /// It announces that it knows the step `ahead`.
+    /// It announces that it supports the step `ahead`.
     pub ahead: Arc<AtomicBool>,
 }
 
@@ -57,7 +57,7 @@ impl Fake {
             id: id.to_string(),
             ..Pool::default()
         });
-        let told = DescribeResponse {
+        let description = DescribeResponse {
             node_name: node.into(),
             driver_name: DRIVER.into(),
             home: home.into(),
@@ -65,7 +65,7 @@ impl Fake {
             ..DescribeResponse::default()
         };
         Fake {
-            told: Arc::new(Mutex::new(told)),
+            description: Arc::new(Mutex::new(description)),
             timeouts: Arc::default(),
             dropped: Arc::default(),
             hangs: Arc::default(),
@@ -121,7 +121,7 @@ impl Agent for Fake {
         request: Request<DescribeRequest>,
     ) -> Result<Response<DescribeResponse>, Status> {
         self.came(&request, false);
-        Ok(Response::new(self.told.lock().unwrap().clone()))
+        Ok(Response::new(self.description.lock().unwrap().clone()))
     }
 
     async fn find(&self, request: Request<FindRequest>) -> Result<Response<FindResponse>, Status> {
@@ -141,7 +141,7 @@ impl Agent for Fake {
             while let Ok(Some(CutRequest { step: Some(step) })) = steps.message().await {
                 let (word, answer) = done(&step, ahead);
                 seen.lock().unwrap().push(word);
-                // A step that it does not know ends the stream.
+                // An unknown step ends the stream.
                 let Some(answer) = answer else { return };
                 let answer = Some(answer);
                 if to.send(Ok(CutResponse { answer })).await.is_err() {
@@ -183,7 +183,7 @@ impl Controller for Fake {
         request: Request<CreateVolumeRequest>,
     ) -> Result<Response<CreateVolumeResponse>, Status> {
         self.note(&request).await;
-        Err(Status::internal("the fake makes nothing"))
+        Err(Status::internal("the fake creates nothing"))
     }
 
     async fn delete_volume(
@@ -195,7 +195,7 @@ impl Controller for Fake {
     }
 }
 
-/// So many messages has the fake's stream, each of some size.
+/// The number of messages in the fake's stream, each with a certain size.
 pub const MESSAGES: usize = 20_000;
 
 #[tonic::async_trait]
@@ -224,7 +224,7 @@ impl SnapshotMetadata for Fake {
     }
 }
 
-/// An address where connections are taken, and nothing is ever said.
+/// An address that accepts connections, but never answers.
 pub fn silent() -> Served {
     Served::at(None, |listener| async move {
         let mut held = Vec::new();

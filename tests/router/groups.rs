@@ -1,4 +1,4 @@
-//! Groups of two nodes: with records that can't be read on one of them, and with members that are
+//! Groups of two nodes: with records that cannot be read on one of them, and with members that are
 //! deleted one by one.
 
 use std::path::{Path, PathBuf};
@@ -9,23 +9,23 @@ use slackwater::csi::*;
 use slackwater::host::Host;
 use tonic::{Code, Request};
 
-use crate::ground::*;
+use crate::cluster::*;
 use crate::harness::*;
 
-/// The record of a snapshot, on its machine.
+/// The record of a snapshot on its machine.
 fn record(snapshot_id: &str) -> PathBuf {
     let uuid = snapshot_id.split('.').nth(1).unwrap();
     let folder = Path::new("/memory/default/snapshots").join(uuid);
     folder.join("record.json")
 }
 
-/// Makes a record one of a newer release; what it was.
-fn unreadable(peer: &mut Peer, snapshot_id: &str) -> Vec<u8> {
+/// Replaces a record by one of a newer release. Returns the old record.
+fn unreadable(peer: &mut AgentNode, snapshot_id: &str) -> Vec<u8> {
     changed(peer, snapshot_id, "version", 99.into())
 }
 
-/// Changes a field of a record, and starts its driver again; what the record was.
-fn changed(peer: &mut Peer, snapshot_id: &str, field: &str, to: serde_json::Value) -> Vec<u8> {
+/// Changes a field of a record, and restarts its driver. Returns the old record.
+fn changed(peer: &mut AgentNode, snapshot_id: &str, field: &str, to: serde_json::Value) -> Vec<u8> {
     let path = record(snapshot_id);
     let before = peer.machine.read_file(&path).unwrap().unwrap();
     let mut record: serde_json::Value = serde_json::from_slice(&before).unwrap();
@@ -37,9 +37,12 @@ fn changed(peer: &mut Peer, snapshot_id: &str, field: &str, to: serde_json::Valu
     before
 }
 
-/// Makes a group as the sidecar does, which repeats what is ABORTED: an agent that has answered may
+/// Creates a group as the sidecar does, which repeats after ABORTED: an agent that has answered may
 /// hold the lock of the group for a moment longer.
-async fn made(routed: &Routed, create: &CreateVolumeGroupSnapshotRequest) -> VolumeGroupSnapshot {
+async fn create_group(
+    routed: &TestRouter,
+    create: &CreateVolumeGroupSnapshotRequest,
+) -> VolumeGroupSnapshot {
     for _ in 0..100 {
         let mut groups = routed.groups();
         match groups.create_volume_group_snapshot(create.clone()).await {
@@ -54,10 +57,10 @@ async fn made(routed: &Routed, create: &CreateVolumeGroupSnapshotRequest) -> Vol
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_with_an_unreadable_record_is_neither_absent_nor_made_again_nor_deleted() {
-    let mut a = Peer::start("node-a", &["default"], None);
-    let b = Peer::start("node-b", &["default"], None);
-    let routed = Routed::of(&[&a, &b]).await;
+async fn a_group_with_an_unreadable_record_is_neither_absent_nor_created_again_nor_deleted() {
+    let mut a = AgentNode::start("node-a", &["default"], None);
+    let b = AgentNode::start("node-b", &["default"], None);
+    let routed = TestRouter::of(&[&a, &b]).await;
     let volumes = [
         routed.create_on("va", &a).await,
         routed.create_on("vb", &b).await,
@@ -66,19 +69,19 @@ async fn a_group_with_an_unreadable_record_is_neither_absent_nor_made_again_nor_
         let sources: Vec<&str> = sources.iter().map(String::as_str).collect();
         let create = group(name, &sources);
         let mut groups = routed.groups();
-        let made = made(&routed, &create).await;
-        let ids: Vec<String> = made
+        let group = create_group(&routed, &create).await;
+        let ids: Vec<String> = group
             .snapshots
             .iter()
             .map(|s| s.snapshot_id.clone())
             .collect();
         let before = unreadable(&mut a, &ids[0]);
         routed.until("node-a", true).await;
-        let files = |peer: &Peer| peer.machine.files_below(Path::new("/memory/default"));
+        let files = |peer: &AgentNode| peer.machine.files_below(Path::new("/memory/default"));
         let there = [files(&a), files(&b)];
         for snapshot_ids in [Vec::new(), ids.clone()] {
             let get = GetVolumeGroupSnapshotRequest {
-                group_snapshot_id: made.group_snapshot_id.clone(),
+                group_snapshot_id: group.group_snapshot_id.clone(),
                 snapshot_ids: snapshot_ids.clone(),
                 ..Default::default()
             };
@@ -86,7 +89,7 @@ async fn a_group_with_an_unreadable_record_is_neither_absent_nor_made_again_nor_
             let told = [Code::Internal, Code::Unavailable].contains(&got.code());
             assert!(told && got.message().contains("newer"), "{name}: {got:?}");
             let delete = DeleteVolumeGroupSnapshotRequest {
-                group_snapshot_id: made.group_snapshot_id.clone(),
+                group_snapshot_id: group.group_snapshot_id.clone(),
                 snapshot_ids,
                 ..Default::default()
             };
@@ -98,7 +101,7 @@ async fn a_group_with_an_unreadable_record_is_neither_absent_nor_made_again_nor_
         refused(again, Code::Unavailable, &["newer"]);
         assert_eq!([files(&a), files(&b)], there, "{name}");
         a.machine.put_file(&record(&ids[0]), &before).unwrap();
-        assert_eq!(self::made(&routed, &create).await, made, "{name}");
+        assert_eq!(create_group(&routed, &create).await, group, "{name}");
     }
 }
 
@@ -109,10 +112,10 @@ fn delete(snapshot_id: &str) -> DeleteSnapshotRequest {
     }
 }
 
-/// A group of a volume on each of two nodes, and the ids of its members.
+/// Creates a group of two volumes on two nodes. Returns it with the IDs of its members.
 async fn two(
-    routed: &Routed,
-    (a, b): (&Peer, &Peer),
+    routed: &TestRouter,
+    (a, b): (&AgentNode, &AgentNode),
     name: &str,
     members: &str,
 ) -> (VolumeGroupSnapshot, [String; 2]) {
@@ -124,14 +127,14 @@ async fn two(
         parameters: map([("members", members)]),
         ..group(name, &[&volumes[0], &volumes[1]])
     };
-    let made = made(routed, &create).await;
-    let id = |n: usize| made.snapshots[n].snapshot_id.clone();
+    let group = create_group(routed, &create).await;
+    let id = |n: usize| group.snapshots[n].snapshot_id.clone();
     let ids = [id(0), id(1)];
-    (made, ids)
+    (group, ids)
 }
 
-/// What the list tells of a snapshot: the id of its group, if it's there.
-async fn listed(routed: &Routed, snapshot_id: &str) -> Option<String> {
+/// The group ID of a snapshot in the list, if the snapshot is listed.
+async fn listed(routed: &TestRouter, snapshot_id: &str) -> Option<String> {
     let question = ListSnapshotsRequest {
         snapshot_id: snapshot_id.to_string(),
         ..Default::default()
@@ -143,17 +146,17 @@ async fn listed(routed: &Routed, snapshot_id: &str) -> Option<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_member_that_is_independent_goes_by_itself_once_all_are_committed() {
-    let a = Peer::start("node-a", &["default"], None);
-    let mut b = Peer::start("node-b", &["default"], None);
-    let routed = Routed::of(&[&a, &b]).await;
+async fn an_independent_member_is_deleted_by_itself_once_all_are_committed() {
+    let a = AgentNode::start("node-a", &["default"], None);
+    let mut b = AgentNode::start("node-b", &["default"], None);
+    let routed = TestRouter::of(&[&a, &b]).await;
     let (made, [first, second]) = two(&routed, (&a, &b), "g", "independent").await;
     let of_group = made.snapshots.iter().map(|one| &one.group_snapshot_id);
     assert!(of_group.into_iter().all(|id| *id == made.group_snapshot_id));
-    // Whoever finds it by itself is told of no group, which would keep it from deleting it.
+    // A caller that finds it by itself receives no group ID, which would prevent a delete.
     assert_eq!(listed(&routed, &first).await, Some(String::new()));
 
-    // A router that died between the two commits has left the second one in doubt.
+    // A router that died between the two commits has left the second member in doubt.
     changed(&mut b, &second, "state", "cut".into());
     b.kill();
     routed.until("node-b", false).await;
@@ -207,10 +210,10 @@ async fn a_member_that_is_independent_goes_by_itself_once_all_are_committed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_member_of_a_group_that_goes_together_is_deleted_by_a_person_alone() {
-    let a = Peer::start("node-a", &["default"], None);
-    let mut b = Peer::start("node-b", &["default"], None);
-    let routed = Routed::of(&[&a, &b]).await;
+async fn a_member_of_a_joint_group_is_deleted_only_by_an_administrator() {
+    let a = AgentNode::start("node-a", &["default"], None);
+    let mut b = AgentNode::start("node-b", &["default"], None);
+    let routed = TestRouter::of(&[&a, &b]).await;
     let (made, [first, second]) = two(&routed, (&a, &b), "g", "together").await;
     for member in [&first, &second] {
         let refused = routed.controller().delete_snapshot(delete(member)).await;
@@ -248,12 +251,12 @@ async fn a_member_of_a_group_that_goes_together_is_deleted_by_a_person_alone() {
     assert!(b.machine.read_file(&record(&second)).unwrap().is_none());
 }
 
-/// Also where the router asks agents: what has the volume ends by itself, and some callers take the
-/// first ABORTED for a failed backup.
+/// Also where the router queries agents: the call that holds the volume ends by itself, and some
+/// callers treat the first ABORTED as a failed backup.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_of_one_node_waits_until_its_volume_is_free() {
-    let a = Peer::start("node-a", &["default"], None);
-    let routed = Routed::of(&[&a]).await;
+    let a = AgentNode::start("node-a", &["default"], None);
+    let routed = TestRouter::of(&[&a]).await;
     let volume = routed.create_on("v", &a).await;
     a.gate.close("allocate");
     let mut controller = routed.controller();
@@ -285,9 +288,9 @@ async fn a_group_of_one_node_waits_until_its_volume_is_free() {
 /// Such a pair would be restored as if it had been cut at one moment.
 #[tokio::test(flavor = "multi_thread")]
 async fn members_of_two_attempts_on_two_nodes_are_never_reported_as_one_group() {
-    let mut a = Peer::start("node-a", &["default"], None);
-    let b = Peer::start("node-b", &["default"], None);
-    let routed = Routed::of(&[&a, &b]).await;
+    let mut a = AgentNode::start("node-a", &["default"], None);
+    let b = AgentNode::start("node-b", &["default"], None);
+    let routed = TestRouter::of(&[&a, &b]).await;
     let (made, ids) = two(&routed, (&a, &b), "g", "together").await;
     let another = uuid::Uuid::new_v4().to_string();
     changed(&mut a, &ids[0], "attempt", another.into());

@@ -1,20 +1,21 @@
-//! Calls about one object: they go to whoever has it, and answer as a single node does.
+//! Calls about one object: the router sends them to the node that has it, and the answer is that of
+//! a single node.
 
 use slackwater::csi::*;
 use slackwater::model::{Alpha, PoolId};
 use tonic::{Code, Request};
 use uuid::Uuid;
 
+use crate::cluster::*;
 use crate::fake::Fake;
-use crate::ground::*;
 use crate::harness::*;
 
-async fn two() -> (Peer, Peer, Routed) {
+async fn two() -> (AgentNode, AgentNode, TestRouter) {
     let (a, b) = (
-        Peer::start("node-a", &["default"], None),
-        Peer::start("node-b", &["default"], None),
+        AgentNode::start("node-a", &["default"], None),
+        AgentNode::start("node-b", &["default"], None),
     );
-    let routed = Routed::of(&[&a, &b]).await;
+    let routed = TestRouter::of(&[&a, &b]).await;
     (a, b, routed)
 }
 
@@ -98,14 +99,14 @@ async fn each_call_reaches_the_node_that_has_the_volume() {
             .controller_publish_volume(attach(&id, "nowhere"))
             .await;
         refused(nowhere, Code::NotFound, &["node nowhere"]);
-        let made = controller
+        let created = controller
             .create_snapshot(snapshot(name, &id))
             .await
             .unwrap();
-        let made = made.into_inner().snapshot.unwrap();
-        assert_eq!(made.source_volume_id, id);
+        let created = created.into_inner().snapshot.unwrap();
+        assert_eq!(created.source_volume_id, id);
         let deleted = controller
-            .delete_snapshot(delete_snapshot(&made.snapshot_id))
+            .delete_snapshot(delete_snapshot(&created.snapshot_id))
             .await;
         deleted.unwrap();
         controller.delete_volume(delete(&id)).await.unwrap();
@@ -120,7 +121,7 @@ async fn each_call_reaches_the_node_that_has_the_volume() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_id_leads_nowhere_without_asking_anybody() {
+async fn an_invalid_id_is_refused_without_calling_any_agent() {
     let (mut a, mut b, routed) = two().await;
     a.kill();
     b.kill();
@@ -177,7 +178,7 @@ async fn what_is_no_id_leads_nowhere_without_asking_anybody() {
             &["snapshot"],
         );
     }
-    // What is missing is said first, also of what nobody has.
+    // A missing field is reported first, also for an unknown object.
     refused(
         controller.delete_volume(delete("")).await,
         Code::InvalidArgument,
@@ -195,7 +196,7 @@ async fn what_is_no_id_leads_nowhere_without_asking_anybody() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pool_that_nobody_shows_is_never_taken_for_deleted() {
+async fn a_pool_that_no_agent_reports_is_never_considered_deleted() {
     let (_a, _b, routed) = two().await;
     let pool = PoolId(Uuid::from_u128(7));
     let id = format!("{pool}.{}", Uuid::from_u128(8));
@@ -208,8 +209,8 @@ async fn a_pool_that_nobody_shows_is_never_taken_for_deleted() {
     );
     let unknown = controller.delete_snapshot(delete_snapshot(&id)).await;
     refused(unknown, Code::Unavailable, &[&pool.to_string()]);
-    routed.kubernetes.say(|said| {
-        said.known.push(slackwater::router::cluster::KnownPool {
+    routed.kubernetes.update(|state| {
+        state.known.push(slackwater::router::cluster::KnownPool {
             id: pool,
             name: "fast".into(),
             node: "node-c".into(),
@@ -231,11 +232,11 @@ async fn a_pool_that_nobody_shows_is_never_taken_for_deleted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_agents_with_one_pool_are_both_named_and_none_is_asked() {
-    let a = Peer::start("node-a", &["default"], None);
+async fn two_agents_with_one_pool_are_both_named_and_none_is_called() {
+    let a = AgentNode::start("node-a", &["default"], None);
     let twin = Fake::new("node-b", &a.home(), &[a.pool_id()]);
     let served = twin.serve();
-    let routed = Routed::new(&[("node-a", a.address), ("node-b", served.address)]).await;
+    let routed = TestRouter::new(&[("node-a", a.address), ("node-b", served.address)]).await;
     let id = format!("{}.{}", a.pool_id(), Uuid::from_u128(8));
     let mut controller = routed.controller();
     let both = controller.delete_volume(delete(&id)).await;
@@ -252,12 +253,12 @@ async fn two_agents_with_one_pool_are_both_named_and_none_is_asked() {
     );
     assert!(
         twin.timeouts.lock().unwrap().len() <= 1,
-        "at most a look-up"
+        "at most one lookup"
     );
-    // One that only remembers it doesn't count.
-    twin.told.lock().unwrap().pools[0].refusal = "its disk isn't mounted".into();
+    // An agent that only remembers the pool does not count.
+    twin.description.lock().unwrap().pools[0].refusal = "its disk is not mounted".into();
     routed
-        .until_told("node-b", |told| !told.pools[0].refusal.is_empty())
+        .until_described("node-b", |told| !told.pools[0].refusal.is_empty())
         .await;
     controller.delete_volume(delete(&id)).await.unwrap();
 }
@@ -282,8 +283,8 @@ async fn a_pool_that_moves_to_another_agent_is_found_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_detach_asks_nobody() {
-    let routed = Routed::with(Alpha::default()).await;
+async fn a_detach_calls_no_agent() {
+    let routed = TestRouter::with(Alpha::default()).await;
     let request = ControllerUnpublishVolumeRequest {
         volume_id: format!("{}.{}", Uuid::from_u128(1), Uuid::from_u128(2)),
         node_id: "node-a".into(),
@@ -303,18 +304,18 @@ async fn a_detach_asks_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn alpha_calls_are_served_where_they_are_asked_for() {
-    let a = Peer::start("node-a", &["default"], None);
-    let plain = Routed::of(&[&a]).await;
-    let all = Routed::with(all_alpha()).await;
+async fn alpha_calls_are_served_if_enabled() {
+    let a = AgentNode::start("node-a", &["default"], None);
+    let plain = TestRouter::of(&[&a]).await;
+    let all = TestRouter::with(all_alpha()).await;
     all.set(&[("node-a", a.address)]).await;
     let id = plain.create_on("v", &a).await;
-    let made = plain
+    let created = plain
         .controller()
         .create_snapshot(snapshot("s", &id))
         .await
         .unwrap();
-    let snapshot_id = made.into_inner().snapshot.unwrap().snapshot_id;
+    let snapshot_id = created.into_inner().snapshot.unwrap().snapshot_id;
     let get = || ControllerGetVolumeRequest {
         volume_id: id.clone(),
     };
@@ -363,21 +364,23 @@ async fn alpha_calls_are_served_where_they_are_asked_for() {
     let can = on
         .controller_get_capabilities(ControllerGetCapabilitiesRequest {})
         .await;
-    let node = Peer::start("node-x", &["default"], None);
+    let node = AgentNode::start("node-x", &["default"], None);
     let asked = ControllerGetCapabilitiesRequest {};
     let mut agent = csi_client(&node).await;
     let agents = agent.controller_get_capabilities(asked).await.unwrap();
     assert_eq!(can.unwrap().into_inner(), agents.into_inner());
 }
 
-async fn csi_client(node: &Peer) -> controller_client::ControllerClient<tonic::transport::Channel> {
+async fn csi_client(
+    node: &AgentNode,
+) -> controller_client::ControllerClient<tonic::transport::Channel> {
     let endpoint = slackwater::router::agents::endpoint(&node.address.to_string());
     controller_client::ControllerClient::new(endpoint.unwrap().connect_lazy())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_router_is_ready_when_each_agent_has_answered_or_failed() {
-    let routed = Routed::with(Alpha::default()).await;
+    let routed = TestRouter::with(Alpha::default()).await;
     let mut identity = routed.identity.clone();
     let ready = async |identity: &mut identity_client::IdentityClient<_>| {
         let probe = identity.probe(Request::new(ProbeRequest {})).await;
@@ -385,8 +388,8 @@ async fn a_router_is_ready_when_each_agent_has_answered_or_failed() {
     };
     assert_eq!(ready(&mut identity).await, Some(false));
     refused(routed.list(0).await, Code::Unavailable, &["not known yet"]);
-    let nobody = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
-    routed.set(&[("node-a", nobody)]).await;
+    let unused_address = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
+    routed.set(&[("node-a", unused_address)]).await;
     assert_eq!(ready(&mut identity).await, Some(true));
     let info = identity
         .get_plugin_info(GetPluginInfoRequest {})

@@ -1,7 +1,7 @@
 //! An agent that lies: a real agent behind a proxy that changes one field of an answer.
 //!
-//! Answers are changed as protobuf on the wire, so that every field of every answer is lied about,
-//! also one that is new.
+//! The proxy changes answers as protobuf on the wire, so that it covers every field of every
+//! answer, including fields that are added later.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -20,32 +20,32 @@ use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::ground::Served;
+use crate::cluster::Served;
 
-/// What is said in place of what is true.
+/// A change to an answer.
 #[derive(Clone, Debug)]
 pub struct Lie {
     /// The last part of the method's path.
     pub method: String,
-    /// The field of its answer, in the order of the wire.
+    /// The field of its answer, in wire order.
     pub field: usize,
-    pub what: What,
+    pub what: LieKind,
 }
 
 #[derive(Clone, Debug)]
-pub enum What {
-    /// The field is not there.
+pub enum LieKind {
+    /// The field is missing.
     Dropped,
-    /// It's there twice.
+    /// The field occurs twice.
     Twice,
-    /// A text or number in its place.
+    /// The field has another text or number.
     Text(String),
     Number(u64),
-    /// A message in place of the whole answer.
+    /// Another message replaces the whole answer.
     Forged(Vec<u8>),
 }
 
-/// What a field of an answer is.
+/// The type of a field of an answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
     Text,
@@ -56,7 +56,7 @@ pub enum Kind {
 #[derive(Default)]
 struct Plan {
     lie: Option<Lie>,
-    /// How many fields answers of a method have, and how many times the present lie was told.
+    /// The number of fields in the answers of a method, and how often the present lie was applied.
     fields: BTreeMap<String, Vec<Kind>>,
     told: usize,
 }
@@ -69,7 +69,7 @@ pub struct Liar {
 }
 
 impl Liar {
-    /// To be called within a runtime.
+    /// Must be called within a runtime.
     pub fn before(agent: SocketAddr) -> (Liar, Served) {
         let liar = Liar {
             plan: Arc::default(),
@@ -77,7 +77,7 @@ impl Liar {
         };
         let serving = liar.clone();
         let served = Served::at(None, move |listener| async move {
-            // The channel's tasks belong to the runtime that it is made in.
+            // The channel's tasks belong to the runtime in which it is created.
             let channel = endpoint(&agent.to_string()).unwrap().connect_lazy();
             let serving = Liar { channel, ..serving };
             while let Ok((stream, _)) = listener.accept().await {
@@ -102,24 +102,24 @@ impl Liar {
         (liar, served)
     }
 
-    /// Lies so from now on, or tells the truth.
-    pub fn tells(&self, lie: Option<Lie>) {
+    /// Sets the lie, or `None` for true answers.
+    pub fn set_lie(&self, lie: Option<Lie>) {
         let mut plan = self.plan.lock().unwrap();
         plan.lie = lie;
         plan.told = 0;
     }
 
-    /// How often it has lied since.
-    pub fn told(&self) -> usize {
+    /// How often the present lie was applied.
+    pub fn times_applied(&self) -> usize {
         self.plan.lock().unwrap().told
     }
 
-    /// The methods that were asked, and how many fields their answers had.
+    /// The methods that were called, and the number of fields in their answers.
     pub fn fields(&self) -> BTreeMap<String, Vec<Kind>> {
         self.plan.lock().unwrap().fields.clone()
     }
 
-    fn said(&self, method: &str, answer: Vec<u8>) -> Vec<u8> {
+    fn change_answer(&self, method: &str, answer: Vec<u8>) -> Vec<u8> {
         let mut plan = self.plan.lock().unwrap();
         let parsed = parse(&answer).unwrap_or_default();
         let mut kinds = Vec::new();
@@ -132,7 +132,7 @@ impl Liar {
         let Some(lie) = plan.lie.clone().filter(|lie| lie.method == method) else {
             return answer;
         };
-        if let What::Forged(forged) = lie.what {
+        if let LieKind::Forged(forged) = lie.what {
             plan.told += 1;
             return forged;
         }
@@ -191,7 +191,7 @@ fn parse(mut bytes: &[u8]) -> Option<Vec<Field>> {
     Some(fields)
 }
 
-/// The fields in it, those of its messages included.
+/// The types of these fields, including those of nested messages.
 fn kinds_of(fields: &[Field], kinds: &mut Vec<Kind>) {
     for (_, value) in fields {
         match value {
@@ -233,19 +233,19 @@ fn put((number, value): (u64, &Value), to: &mut Vec<u8>) {
     }
 }
 
-/// Writes the fields, and what is said in place of the field that `left` counts down to.
-fn change(fields: &[Field], left: &mut usize, what: &What, to: &mut Vec<u8>) {
+/// Writes the fields, and the lie in place of the field that `left` counts down to.
+fn change(fields: &[Field], left: &mut usize, what: &LieKind, to: &mut Vec<u8>) {
     for (number, value) in fields {
         let is_it = *left == 0;
         *left = left.wrapping_sub(1);
         if is_it {
             match (what, value) {
-                (What::Dropped, _) => {}
-                (What::Text(text), Value::Bytes(_)) => {
+                (LieKind::Dropped, _) => {}
+                (LieKind::Text(text), Value::Bytes(_)) => {
                     put((*number, &Value::Bytes(text.clone().into_bytes())), to);
                 }
-                (What::Number(n), Value::Number(_)) => put((*number, &Value::Number(*n)), to),
-                (What::Twice, value) => {
+                (LieKind::Number(n), Value::Number(_)) => put((*number, &Value::Number(*n)), to),
+                (LieKind::Twice, value) => {
                     put((*number, value), to);
                     put((*number, value), to);
                 }
@@ -289,13 +289,14 @@ impl tower::Service<Request<Streaming<Vec<u8>>>> for Pass {
             let method = path.rsplit('/').next().unwrap_or_default().to_string();
             let answers = grpc.streaming(request, path.parse().unwrap(), Raw).await?;
             let answers = answers.into_inner();
-            let answers = answers.map(move |answer| answer.map(|one| liar.said(&method, one)));
+            let answers =
+                answers.map(move |answer| answer.map(|one| liar.change_answer(&method, one)));
             Ok(Response::new(Box::pin(answers) as Answers))
         })
     }
 }
 
-/// Messages as they are.
+/// Passes messages unchanged.
 #[derive(Clone, Copy, Default)]
 struct Raw;
 

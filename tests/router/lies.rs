@@ -1,5 +1,5 @@
-//! A node that was broken into: its agent has its own certificate and disks, and says what it
-//! likes. Whatever it says, volumes of other nodes are as they were, and can be used.
+//! A compromised node: its agent has its own certificate and disks, and gives arbitrary answers.
+//! Whatever it answers, volumes of other nodes are unchanged, and remain usable.
 
 use std::time::Duration;
 
@@ -14,20 +14,20 @@ use slackwater::router::cluster::{KnownPool, ObjectRef};
 use tonic::{Code, Status};
 use uuid::Uuid;
 
-use crate::ground::*;
+use crate::cluster::*;
 use crate::harness::*;
-use crate::liar::{Kind, Liar, Lie, What};
+use crate::liar::{Kind, Liar, Lie, LieKind};
 
 /// A call that takes longer hangs.
 const LONG: Duration = Duration::from_secs(60);
 
 /// Node a has a victim's volume, snapshot and group; the agent of node b lies.
-struct Ground {
-    a: Peer,
-    b: Peer,
+struct Fixture {
+    a: AgentNode,
+    b: AgentNode,
     liar: Liar,
     _lying: Served,
-    routed: Routed,
+    routed: TestRouter,
     victim: String,
     snapshot: String,
     group: VolumeGroupSnapshot,
@@ -37,7 +37,7 @@ struct Ground {
     rounds: usize,
 }
 
-fn known(peer: &Peer) -> KnownPool {
+fn known(peer: &AgentNode) -> KnownPool {
     KnownPool {
         id: peer.pool_id(),
         name: "default".into(),
@@ -47,7 +47,7 @@ fn known(peer: &Peer) -> KnownPool {
     }
 }
 
-/// As csi-snapshotter asks.
+/// As csi-snapshotter requests it.
 fn snapshotted(name: &str, source: &str) -> CreateSnapshotRequest {
     let mut request = snapshot(name, source);
     let key = "csi.storage.k8s.io/volumesnapshotcontent/name";
@@ -73,17 +73,17 @@ fn members(group: &VolumeGroupSnapshot) -> Vec<String> {
     each.map(|one| one.snapshot_id.clone()).collect()
 }
 
-impl Ground {
-    async fn new() -> Ground {
-        let a = Peer::start("node-a", &["default"], None);
-        let b = Peer::start("node-b", &["default"], None);
+impl Fixture {
+    async fn new() -> Fixture {
+        let a = AgentNode::start("node-a", &["default"], None);
+        let b = AgentNode::start("node-b", &["default"], None);
         let (liar, lying) = Liar::before(b.address);
-        let routed = Routed::with(all_alpha()).await;
+        let routed = TestRouter::with(all_alpha()).await;
         routed
             .set(&[("node-a", a.address), ("node-b", lying.address)])
             .await;
-        routed.kubernetes.say(|said| {
-            said.known = vec![known(&a), known(&b)];
+        routed.kubernetes.update(|state| {
+            state.known = vec![known(&a), known(&b)];
         });
         let victim = routed.create_on("victim", &a).await;
         let own = routed.create_on("own", &b).await;
@@ -103,7 +103,7 @@ impl Ground {
             }
         };
         let group = group.unwrap().into_inner().group_snapshot.unwrap();
-        Ground {
+        Fixture {
             a,
             b,
             liar,
@@ -118,13 +118,13 @@ impl Ground {
         }
     }
 
-    /// Everything that may be asked of node b's agent. It may fail, and where it does not, what is
-    /// answered is of node b.
+    /// Makes every call that may go to node b's agent. A call may fail; if it succeeds, its answer
+    /// is about node b.
     async fn uses_the_liar(&mut self) {
         self.rounds += 1;
         let (name, b) = (format!("n{}", self.rounds), self.b.home());
         let mut controller = self.routed.controller();
-        // All agents are asked to describe themselves by this one.
+        // This call queries the description of all agents.
         let _ = controller
             .list_snapshots(ListSnapshotsRequest::default())
             .await;
@@ -260,7 +260,7 @@ impl Ground {
         let _ = groups.delete_volume_group_snapshot(delete).await;
     }
 
-    /// What node a has is there, and everything can be done with it, whatever node b says.
+    /// Verifies that the objects of node a exist and are fully usable, whatever node b answers.
     async fn victim_is_well(&self, context: &str) {
         let mut controller = self.routed.controller();
         let validate = ValidateVolumeCapabilitiesRequest {
@@ -294,7 +294,7 @@ impl Ground {
             group.into_inner().group_snapshot.as_ref(),
             Some(&self.group)
         );
-        // New ones are made and deleted.
+        // New objects can be created and deleted.
         let name = format!("of-a-{}", self.rounds);
         let made = controller
             .create_snapshot(snapshotted(&name, &self.victim))
@@ -307,8 +307,8 @@ impl Ground {
         };
         controller.delete_snapshot(delete).await.unwrap();
         let claim = claimed(at(create(&name), &[&self.a.home()]), "shop/new");
-        self.routed.kubernetes.say(|said| {
-            said.selected.insert("shop/new".into(), "node-a".into());
+        self.routed.kubernetes.update(|state| {
+            state.selected.insert("shop/new".into(), "node-a".into());
         });
         let made = self.routed.create(claim).await;
         let made = made.unwrap_or_else(|status| failed(context, "a new volume", &status));
@@ -319,7 +319,7 @@ impl Ground {
         };
         controller.delete_volume(delete).await.unwrap();
         let one = grouped(&name, &[&self.victim]);
-        // An agent may still be at the end of the cut: callers then come again.
+        // An agent may still be finishing the cut, so callers repeat.
         let made = loop {
             let mut groups = self.routed.groups();
             match groups.create_volume_group_snapshot(one.clone()).await {
@@ -343,27 +343,27 @@ impl Ground {
         };
         deleted.unwrap_or_else(|status| failed(context, "the end of a group", &status));
         let has = &self.a.driver.pool_status()[0];
-        // Of groups over both nodes something may be left on node a, until both can be asked.
+        // Parts of groups on both nodes may be left on node a until both can be reached.
         assert_eq!(has.volumes, 1, "{context}");
         assert!(has.snapshots >= 2, "{context}");
         let held = self.routed.kubernetes.0.lock().unwrap().held.clone();
         assert!(
             held.is_empty(),
-            "{context}: nobody uses a volume, and {held:?} were held"
+            "{context}: no volume is in use, but {held:?} were held"
         );
     }
 
     async fn round(&mut self, lie: Option<Lie>) {
         let context = format!("{lie:?}");
         let context: String = context.chars().take(300).collect();
-        self.liar.tells(lie);
+        self.liar.set_lie(lie);
         let used = tokio::time::timeout(LONG, self.uses_the_liar()).await;
         assert!(used.is_ok(), "{context}: a call hangs");
         let well = tokio::time::timeout(LONG, self.victim_is_well(&context)).await;
         assert!(well.is_ok(), "{context}: a call of the victim hangs");
     }
 
-    /// Texts that say something of node a.
+    /// Texts about node a.
     fn texts(&self) -> Vec<String> {
         vec![
             self.victim.clone(),
@@ -376,17 +376,17 @@ impl Ground {
         ]
     }
 
-    /// Tells each lie about each field of the answers of these methods.
+    /// Applies each lie to each field of the answers of these methods.
     async fn lies_about(&mut self, is_meant: impl Fn(&str) -> bool) {
         self.round(None).await;
         let mut told = 0;
         let all = self.liar.fields();
         for (method, kinds) in all.into_iter().filter(|(method, _)| is_meant(method)) {
             for (field, kind) in kinds.into_iter().enumerate() {
-                let mut lies = vec![What::Dropped, What::Twice];
+                let mut lies = vec![LieKind::Dropped, LieKind::Twice];
                 match kind {
-                    Kind::Text => lies.extend(self.texts().into_iter().map(What::Text)),
-                    Kind::Number => lies.extend([0, 1, u64::MAX].map(What::Number)),
+                    Kind::Text => lies.extend(self.texts().into_iter().map(LieKind::Text)),
+                    Kind::Number => lies.extend([0, 1, u64::MAX].map(LieKind::Number)),
                     Kind::Other => {}
                 }
                 for what in lies {
@@ -397,11 +397,11 @@ impl Ground {
                         what,
                     };
                     self.round(Some(lie)).await;
-                    told += self.liar.told();
+                    told += self.liar.times_applied();
                 }
             }
         }
-        assert!(told > 20, "only {told} lies were told");
+        assert!(told > 20, "only {told} lies were applied");
         self.round(None).await;
         assert!(
             self.routed.list(0).await.is_ok(),
@@ -412,34 +412,34 @@ impl Ground {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_field_of_an_answer_about_volumes_harms_another_node() {
-    let mut ground = Ground::new().await;
+    let mut fixture = Fixture::new().await;
     let methods = ["CreateVolume", "ListVolumes", "Find", "GetCapacity"];
-    ground.lies_about(|method| methods.contains(&method)).await;
+    fixture.lies_about(|method| methods.contains(&method)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_field_of_an_answer_about_snapshots_harms_another_node() {
-    let mut ground = Ground::new().await;
+    let mut fixture = Fixture::new().await;
     let methods = ["CreateSnapshot", "ListSnapshots", "GetSnapshot"];
-    ground.lies_about(|method| methods.contains(&method)).await;
+    fixture.lies_about(|method| methods.contains(&method)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_field_of_what_an_agent_says_of_itself_harms_another_node() {
-    let mut ground = Ground::new().await;
-    ground.lies_about(|method| method == "Describe").await;
+async fn no_field_of_an_agents_description_harms_another_node() {
+    let mut fixture = Fixture::new().await;
+    fixture.lies_about(|method| method == "Describe").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_field_of_an_answer_about_groups_harms_another_node() {
-    let mut ground = Ground::new().await;
+    let mut fixture = Fixture::new().await;
     let methods = ["Cut", "GetGroup", "SettleGroup", "DeleteGroup"];
-    ground.lies_about(|method| methods.contains(&method)).await;
+    fixture.lies_about(|method| methods.contains(&method)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_field_of_any_other_answer_harms_another_node() {
-    let mut ground = Ground::new().await;
+    let mut fixture = Fixture::new().await;
     let others = [
         "ControllerGetVolume",
         "ControllerGetVolumeHealth",
@@ -448,14 +448,14 @@ async fn no_field_of_any_other_answer_harms_another_node() {
         "ControllerModifyVolume",
         "ValidateVolumeCapabilities",
     ];
-    ground.lies_about(|method| others.contains(&method)).await;
+    fixture.lies_about(|method| others.contains(&method)).await;
 }
 
-/// Whole answers that a broken agent may think of.
+/// Whole answers that a compromised agent may invent.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_forged_answer_harms_another_node() {
-    let mut ground = Ground::new().await;
-    let (a, b) = (ground.a.pool_id().to_string(), ground.b.pool_id());
+    let mut fixture = Fixture::new().await;
+    let (a, b) = (fixture.a.pool_id().to_string(), fixture.b.pool_id());
     let describe = |change: &dyn Fn(&mut DescribeResponse)| {
         let pool = Pool {
             name: "default".into(),
@@ -468,7 +468,7 @@ async fn no_forged_answer_harms_another_node() {
         let mut told = DescribeResponse {
             node_name: "node-b".into(),
             driver_name: DRIVER.into(),
-            home: ground.b.home(),
+            home: fixture.b.home(),
             pools: vec![pool],
             ..DescribeResponse::default()
         };
@@ -486,7 +486,7 @@ async fn no_forged_answer_harms_another_node() {
         })
     };
     let busy = describe(&|told| {
-        told.busy_groups = vec![ground.group.group_snapshot_id.clone()];
+        told.busy_groups = vec![fixture.group.group_snapshot_id.clone()];
         told.unsettled_groups = told.busy_groups.clone();
     });
     let many = describe(&|told| {
@@ -497,10 +497,10 @@ async fn no_forged_answer_harms_another_node() {
         });
         told.pools.extend(pools);
     });
-    let home = describe(&|told| told.home = ground.a.home());
+    let home = describe(&|told| told.home = fixture.a.home());
     let member = GroupMember {
-        snapshot_id: members(&ground.group).remove(0),
-        source_volume_id: ground.own.clone(),
+        snapshot_id: members(&fixture.group).remove(0),
+        source_volume_id: fixture.own.clone(),
         state: group_member::State::Ready.into(),
         level: "crash".into(),
         ..GroupMember::default()
@@ -515,7 +515,7 @@ async fn no_forged_answer_harms_another_node() {
         CutResponse { answer }.encode_to_vec()
     };
     let target = cut_response::Target {
-        volume_id: ground.victim.clone(),
+        volume_id: fixture.victim.clone(),
         claim: "shop/db".into(),
         raw: false,
     };
@@ -526,7 +526,7 @@ async fn no_forged_answer_harms_another_node() {
         ("Describe", many),
         ("Describe", home),
         ("Find", {
-            let id = ground.victim.clone();
+            let id = fixture.victim.clone();
             FindResponse { id }.encode_to_vec()
         }),
         ("GetGroup", group(&|told| told.busy = true)),
@@ -535,8 +535,8 @@ async fn no_forged_answer_harms_another_node() {
             "GetGroup",
             group(&|told| {
                 told.members = vec![member.clone()];
-                told.all_member_ids = members(&ground.group);
-                told.all_source_volume_ids = vec![ground.own.clone()];
+                told.all_member_ids = members(&fixture.group);
+                told.all_source_volume_ids = vec![fixture.own.clone()];
             }),
         ),
         (
@@ -556,7 +556,7 @@ async fn no_forged_answer_harms_another_node() {
             CreateSnapshotResponse::default().encode_to_vec(),
         ),
         ("ListVolumes", {
-            let next_token = ground.victim.clone();
+            let next_token = fixture.victim.clone();
             let page = ListVolumesResponse {
                 next_token,
                 ..Default::default()
@@ -568,22 +568,22 @@ async fn no_forged_answer_harms_another_node() {
         let lie = Lie {
             method: method.into(),
             field: 0,
-            what: What::Forged(forged),
+            what: LieKind::Forged(forged),
         };
-        ground.round(Some(lie)).await;
-        assert!(ground.liar.told() > 0, "{method}");
+        fixture.round(Some(lie)).await;
+        assert!(fixture.liar.times_applied() > 0, "{method}");
     }
-    ground.round(None).await;
-    let mut controller = ground.routed.controller();
+    fixture.round(None).await;
+    let mut controller = fixture.routed.controller();
     let listed = controller.list_snapshots(ListSnapshotsRequest::default());
     assert!(listed.await.is_ok());
 }
 
-/// A node that answers with what is another's gets neither its data nor its end, and people are
-/// told which node it is.
+/// A node that answers with another node's objects gets neither the other's data nor the other's
+/// objects deleted, and an event names the node.
 #[tokio::test(flavor = "multi_thread")]
-async fn ids_of_another_node_are_refused_counted_and_told() {
-    let ground = Ground::new().await;
+async fn ids_of_another_node_are_refused_counted_and_reported() {
+    let fixture = Fixture::new().await;
     let forged = |id: &str, home: &str| {
         let topology = Topology {
             segments: [(KEY.to_string(), home.to_string())].into(),
@@ -597,60 +597,63 @@ async fn ids_of_another_node_are_refused_counted_and_told() {
         let made = CreateVolumeResponse {
             volume: Some(volume),
         };
-        What::Forged(made.encode_to_vec())
+        LieKind::Forged(made.encode_to_vec())
     };
-    let lies = |method: &str, what: What| {
-        ground.liar.tells(Some(Lie {
+    let lies = |method: &str, what: LieKind| {
+        fixture.liar.set_lie(Some(Lie {
             method: method.into(),
             field: 0,
             what,
         }));
     };
-    // Its volume would be deleted with the claim of somebody else.
-    lies("CreateVolume", forged(&ground.victim, &ground.a.home()));
-    let made = ground
+    // Its volume would be deleted together with another user's claim.
+    lies("CreateVolume", forged(&fixture.victim, &fixture.a.home()));
+    let made = fixture
         .routed
-        .create(at(create("m"), &[&ground.b.home()]))
+        .create(at(create("m"), &[&fixture.b.home()]))
         .await;
     refused(made, Code::Unavailable, &["node-b", "rejected"]);
-    // Its snapshot would be restored into somebody else's claim.
+    // Its snapshot would be restored into another user's claim.
     let stolen = Snapshot {
-        snapshot_id: ground.snapshot.clone(),
-        source_volume_id: ground.own.clone(),
+        snapshot_id: fixture.snapshot.clone(),
+        source_volume_id: fixture.own.clone(),
         ready_to_use: true,
         ..Snapshot::default()
     };
     let stolen = CreateSnapshotResponse {
         snapshot: Some(stolen),
     };
-    lies("CreateSnapshot", What::Forged(stolen.encode_to_vec()));
-    let mut controller = ground.routed.controller();
+    lies("CreateSnapshot", LieKind::Forged(stolen.encode_to_vec()));
+    let mut controller = fixture.routed.controller();
     let made = controller
-        .create_snapshot(snapshotted("m", &ground.own))
+        .create_snapshot(snapshotted("m", &fixture.own))
         .await;
     refused(made, Code::Unavailable, &["node-b", "rejected"]);
-    ground.liar.tells(None);
-    let told = ground.routed.kubernetes.0.lock().unwrap().told.clone();
+    fixture.liar.set_lie(None);
+    let told = fixture.routed.kubernetes.0.lock().unwrap().told.clone();
     let about = (ObjectRef::Node("node-b".into()), "AnswerRefused");
     assert_eq!(
         told.iter().filter(|one| **one == about).count(),
         2,
         "{told:?}"
     );
-    let text = ground.routed.metrics.render().unwrap();
+    let text = fixture.routed.metrics.render().unwrap();
     let counted = "slackwater_agent_answers_refused_total{agent=\"node-b\"} 2";
     assert!(text.contains(counted), "{text}");
-    assert_eq!(ground.a.driver.pool_status()[0].volumes, 1);
+    assert_eq!(fixture.a.driver.pool_status()[0].volumes, 1);
 }
 
-/// A pool of a node that can't be asked is not another's before somebody says so.
+/// A pool of a node that cannot be reached is assigned to another node only after an administrator
+/// confirms it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_of_a_silent_node_is_taken_over_by_a_mark_or_the_end_of_its_node() {
-    let mut a = Peer::start("node-a", &["default"], None);
+    let mut a = AgentNode::start("node-a", &["default"], None);
     let claims = crate::fake::Fake::new("node-b", "b", &[a.pool_id()]);
     let served = claims.serve();
-    let routed = Routed::new(&[("node-a", a.address), ("node-b", served.address)]).await;
-    routed.kubernetes.say(|said| said.known = vec![known(&a)]);
+    let routed = TestRouter::new(&[("node-a", a.address), ("node-b", served.address)]).await;
+    routed
+        .kubernetes
+        .update(|state| state.known = vec![known(&a)]);
     let id = format!("{}.{}", a.pool_id(), Uuid::from_u128(8));
     let delete = || DeleteVolumeRequest {
         volume_id: id.clone(),
@@ -658,7 +661,7 @@ async fn a_pool_of_a_silent_node_is_taken_over_by_a_mark_or_the_end_of_its_node(
     };
     let asked = || claims.timeouts.lock().unwrap().len();
     let mut controller = routed.controller();
-    // While both answer, the one that had it goes on.
+    // While both answer, the node that had the pool keeps it.
     let before = asked();
     controller.delete_volume(delete()).await.unwrap();
     assert_eq!(asked(), before);
@@ -670,20 +673,21 @@ async fn a_pool_of_a_silent_node_is_taken_over_by_a_mark_or_the_end_of_its_node(
     let silent = controller.delete_volume(delete()).await;
     refused(silent, Code::Unavailable, &["node-a"]);
     assert_eq!(asked(), before);
-    // A router that has just started knows as much.
-    let late = Routed::new(&[("node-a", a.address), ("node-b", served.address)]).await;
-    late.kubernetes.say(|said| said.known = vec![known(&a)]);
+    // A router that has just started reaches the same result.
+    let late = TestRouter::new(&[("node-a", a.address), ("node-b", served.address)]).await;
+    late.kubernetes
+        .update(|state| state.known = vec![known(&a)]);
     let silent = late.controller().delete_volume(delete()).await;
     refused(silent, Code::Unavailable, &["node-a"]);
     assert_eq!(asked(), before);
-    // A person says that node-b has it.
+    // An administrator assigns the pool to node-b.
     late.kubernetes
-        .say(|said| said.known[0].node = "node-b".into());
+        .update(|state| state.known[0].node = "node-b".into());
     late.controller().delete_volume(delete()).await.unwrap();
     assert_eq!(asked(), before + 1);
-    // Or its Node object ends.
-    routed.kubernetes.say(|said| {
-        said.gone.insert("node-a".into());
+    // Or its Node object is deleted.
+    routed.kubernetes.update(|state| {
+        state.gone.insert("node-a".into());
     });
     controller.delete_volume(delete()).await.unwrap();
     assert_eq!(asked(), before + 2);

@@ -9,19 +9,19 @@ use slackwater::router::orphans::Stored;
 use tonic::Code;
 use uuid::Uuid;
 
-use crate::ground::*;
+use crate::cluster::*;
 use crate::harness::*;
 
-async fn three() -> (Vec<Peer>, Routed) {
+async fn three() -> (Vec<AgentNode>, TestRouter) {
     let nodes: Vec<_> = ["node-a", "node-b", "node-c"]
         .iter()
-        .map(|name| Peer::start(name, &["default", "second"], None))
+        .map(|name| AgentNode::start(name, &["default", "second"], None))
         .collect();
-    let routed = Routed::of(&nodes.iter().collect::<Vec<_>>()).await;
+    let routed = TestRouter::of(&nodes.iter().collect::<Vec<_>>()).await;
     (nodes, routed)
 }
 
-async fn fill(routed: &Routed, nodes: &[Peer], each: usize) -> Vec<String> {
+async fn fill(routed: &TestRouter, nodes: &[AgentNode], each: usize) -> Vec<String> {
     let mut ids = Vec::new();
     for (i, node) in nodes.iter().enumerate() {
         for n in 0..each {
@@ -90,7 +90,7 @@ async fn pages_stay_right_while_volumes_come_and_go() {
         if token.is_empty() {
             break;
         }
-        // The token's own volume goes, and a new one comes on each node.
+        // The volume of the token is deleted, and a new one is created on each node.
         assert_eq!(page_ids.last(), Some(&token));
         gone.insert(token.clone());
         let request = DeleteVolumeRequest {
@@ -106,26 +106,26 @@ async fn pages_stay_right_while_volumes_come_and_go() {
         routed.create(request).await.unwrap();
     }
     let unique: BTreeSet<_> = seen.iter().cloned().collect();
-    assert_eq!(unique.len(), seen.len(), "each once");
+    assert_eq!(unique.len(), seen.len(), "each volume once");
     assert!(seen.is_sorted());
-    // All that were there all the time were seen.
+    // All volumes that existed all the time were listed.
     for id in ids.iter().filter(|id| !gone.contains(*id)) {
         assert!(unique.contains(id), "{id}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn snapshots_are_listed_of_all_of_one_source_and_by_id() {
+async fn snapshots_are_listed_in_total_by_source_and_by_id() {
     let (nodes, routed) = three().await;
     let volumes = fill(&routed, &nodes, 2).await;
     let mut all = Vec::new();
     for (i, volume) in volumes.iter().enumerate() {
-        let made = routed
+        let created = routed
             .controller()
             .create_snapshot(snapshot(&format!("s{i}"), volume))
             .await;
         all.push((
-            made.unwrap().into_inner().snapshot.unwrap().snapshot_id,
+            created.unwrap().into_inner().snapshot.unwrap().snapshot_id,
             volume,
         ));
     }
@@ -176,7 +176,7 @@ async fn snapshots_are_listed_of_all_of_one_source_and_by_id() {
     // A name exists once, wherever its volume is.
     let (id, source) = &all[0];
     let node_of = |volume: &str| {
-        let has = |node: &Peer| {
+        let has = |node: &AgentNode| {
             let pools = node.driver.pool_status().into_iter();
             let mut ids = pools.filter_map(|pool| pool.id);
             ids.any(|id| volume.starts_with(&id.to_string()))
@@ -205,7 +205,7 @@ async fn snapshots_are_listed_of_all_of_one_source_and_by_id() {
         Code::AlreadyExists,
         &[&name, id],
     );
-    // Names that Kubernetes makes aren't looked for elsewhere.
+    // Names that Kubernetes generates are not looked up on other nodes.
     let mut from_kubernetes = snapshot(&name, other.1);
     let key = "csi.storage.k8s.io/volumesnapshotcontent/name".to_string();
     from_kubernetes.parameters.insert(key, "content".into());
@@ -217,12 +217,12 @@ async fn snapshots_are_listed_of_all_of_one_source_and_by_id() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_each_pool_has_is_told_of_those_that_can_be_asked() {
+async fn the_content_of_each_reachable_pool_is_reported() {
     let (mut nodes, routed) = three().await;
     let volumes = fill(&routed, &nodes, 4).await;
     let asked = snapshot("s", &volumes[0]);
-    let made = routed.controller().create_snapshot(asked).await.unwrap();
-    let made = made.into_inner().snapshot.unwrap().snapshot_id;
+    let created = routed.controller().create_snapshot(asked).await.unwrap();
+    let created = created.into_inner().snapshot.unwrap().snapshot_id;
     let stored = async || {
         let stored = routed.agents.stored().await;
         let snapshots = |one: &Stored| one.snapshots.iter().map(|one| one.id.clone()).collect();
@@ -237,14 +237,14 @@ async fn what_each_pool_has_is_told_of_those_that_can_be_asked() {
             flat(&snapshots),
         )
     };
-    assert_eq!(stored().await, (6, volumes.clone(), vec![made]));
+    assert_eq!(stored().await, (6, volumes.clone(), vec![created]));
     nodes[1].kill();
     routed.until("node-b", false).await;
     let (pools, left, _) = stored().await;
     assert_eq!(
         (pools, left.len()),
         (4, 8),
-        "nothing is said of who is away"
+        "no capacity is reported for an agent that is away"
     );
     assert!(left.iter().all(|id| volumes.contains(id)));
 }
@@ -262,7 +262,7 @@ async fn a_list_needs_every_pool_that_isnt_lost() {
     };
     routed
         .kubernetes
-        .say(|said| said.known.push(missing.clone()));
+        .update(|state| state.known.push(missing.clone()));
     refused(
         routed.list(0).await,
         Code::Unavailable,
@@ -274,8 +274,8 @@ async fn a_list_needs_every_pool_that_isnt_lost() {
         Code::Unavailable,
         &["node-x"],
     );
-    routed.kubernetes.say(|said| {
-        said.lost.insert(missing.id);
+    routed.kubernetes.update(|state| {
+        state.lost.insert(missing.id);
     });
     assert_eq!(routed.list(0).await.unwrap(), ids);
     nodes[1].kill();
@@ -299,10 +299,10 @@ fn of_home(home: &str) -> GetCapacityRequest {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn capacity_is_of_a_home_or_the_sum_and_zero_of_what_is_away() {
-    let mut a = Peer::start("node-a", &["default", "only-a"], Some(64 * GIB as u64));
-    let b = Peer::start("node-b", &["default"], Some(16 * GIB as u64));
-    let routed = Routed::of(&[&a, &b]).await;
+async fn capacity_is_that_of_a_home_or_the_sum_and_zero_for_unreachable_nodes() {
+    let mut a = AgentNode::start("node-a", &["default", "only-a"], Some(64 * GIB as u64));
+    let b = AgentNode::start("node-b", &["default"], Some(16 * GIB as u64));
+    let routed = TestRouter::of(&[&a, &b]).await;
     let ask = async |request: GetCapacityRequest| {
         let answer = routed.controller().get_capacity(request).await;
         answer.map(|answer| answer.into_inner())
@@ -324,18 +324,22 @@ async fn capacity_is_of_a_home_or_the_sum_and_zero_of_what_is_away() {
         ask(of_home("nobody's")).await.unwrap().available_capacity,
         0
     );
-    // A class that only some nodes can serve has no room on the others.
+    // A class that only some nodes can serve has no capacity on the others.
     let only_a = |home: &str| GetCapacityRequest {
         parameters: map([("pool", "only-a")]),
         ..of_home(home)
     };
     assert!(ask(only_a(&a.home())).await.unwrap().available_capacity > 0);
     assert_eq!(ask(only_a(&b.home())).await.unwrap().available_capacity, 0);
-    let nobodys = GetCapacityRequest {
+    let unknown_pool = GetCapacityRequest {
         parameters: map([("pool", "nobody's")]),
         ..of_home(&a.home())
     };
-    refused(ask(nobodys).await, Code::InvalidArgument, &["nobody's"]);
+    refused(
+        ask(unknown_pool).await,
+        Code::InvalidArgument,
+        &["nobody's"],
+    );
     a.kill();
     routed.until("node-a", false).await;
     assert_eq!(ask(of_home(&a.home())).await.unwrap().available_capacity, 0);
@@ -343,8 +347,8 @@ async fn capacity_is_of_a_home_or_the_sum_and_zero_of_what_is_away() {
         ask(anywhere()).await.unwrap().available_capacity,
         of_b.available_capacity
     );
-    routed.kubernetes.say(|said| {
-        said.lost.insert(b.pool_id());
+    routed.kubernetes.update(|state| {
+        state.lost.insert(b.pool_id());
     });
     assert_eq!(ask(of_home(&b.home())).await.unwrap().available_capacity, 0);
 }

@@ -1,31 +1,31 @@
-//! Pools that an administrator has marked as lost: everything about them ends, and one that comes
-//! back is left alone.
+//! Pools that an administrator has marked as lost: all their objects are deleted, and a pool that
+//! comes back is left alone.
 
 use slackwater::csi::*;
 use tonic::Code;
 
-use crate::ground::*;
+use crate::cluster::*;
 use crate::harness::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn everything_about_a_lost_pool_ends_and_its_return_changes_nothing() {
-    let mut a = Peer::start("node-a", &["default"], None);
-    let b = Peer::start("node-b", &["default"], None);
-    let routed = Routed::of(&[&a, &b]).await;
+async fn all_objects_of_a_lost_pool_are_deleted_and_its_return_changes_nothing() {
+    let mut a = AgentNode::start("node-a", &["default"], None);
+    let b = AgentNode::start("node-b", &["default"], None);
+    let routed = TestRouter::of(&[&a, &b]).await;
     let (va, vb) = (
         routed.create_on("va", &a).await,
         routed.create_on("vb", &b).await,
     );
-    let made = routed
+    let created = routed
         .controller()
         .create_snapshot(snapshot("s", &va))
         .await
         .unwrap();
-    let sa = made.into_inner().snapshot.unwrap().snapshot_id;
+    let sa = created.into_inner().snapshot.unwrap().snapshot_id;
     a.kill();
     routed.until("node-a", false).await;
-    routed.kubernetes.say(|said| {
-        said.lost.insert(a.pool_id());
+    routed.kubernetes.update(|state| {
+        state.lost.insert(a.pool_id());
     });
     for comes_back in [false, true] {
         if comes_back {
@@ -44,8 +44,8 @@ async fn everything_about_a_lost_pool_ends_and_its_return_changes_nothing() {
             ..Default::default()
         };
         controller.delete_snapshot(delete).await.unwrap();
-        let made = controller.create_snapshot(snapshot("t", &va)).await;
-        refused(made, Code::FailedPrecondition, lost);
+        let created = controller.create_snapshot(snapshot("t", &va)).await;
+        refused(created, Code::FailedPrecondition, lost);
         for source in [from_volume(&va), from_snapshot(&sa)] {
             let source = VolumeContentSource {
                 r#type: Some(source),
@@ -73,13 +73,13 @@ async fn everything_about_a_lost_pool_ends_and_its_return_changes_nothing() {
         };
         let listed = controller.list_snapshots(by_source).await.unwrap();
         assert!(listed.into_inner().entries.is_empty());
-        // New volumes go to the other node, by whatever way.
+        // New volumes go to the other node, whatever determines their place.
         for n in 0..4 {
             let request = create(&format!("new-{comes_back}-{n}"));
-            let made = routed.create(request).await.unwrap();
-            assert_eq!(home_of(&made), b.home());
+            let created = routed.create(request).await.unwrap();
+            assert_eq!(home_of(&created), b.home());
             let delete = DeleteVolumeRequest {
-                volume_id: made.volume_id,
+                volume_id: created.volume_id,
                 ..Default::default()
             };
             controller.delete_volume(delete).await.unwrap();
@@ -91,9 +91,9 @@ async fn everything_about_a_lost_pool_ends_and_its_return_changes_nothing() {
             &["node-a"],
         );
     }
-    // Nothing on it was touched, and it's used again when the mark is taken away.
+    // Nothing on it was changed, and it is used again when the mark is removed.
     assert_eq!(a.driver.pool_status()[0].volumes, 1);
-    routed.kubernetes.say(|said| said.lost.clear());
+    routed.kubernetes.update(|state| state.lost.clear());
     assert_eq!(routed.list(0).await.unwrap().len(), 2);
     let delete = DeleteSnapshotRequest {
         snapshot_id: sa,

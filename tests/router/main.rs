@@ -1,20 +1,20 @@
-//! The edge of a cluster: a router on its unix socket, and agents in this process, each a whole
-//! driver on a simulated machine, served over TCP.
+//! The services of a cluster: a router on its Unix socket, and agents in this process, each of them
+//! a whole driver on a simulated machine, served over TCP.
 
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
-    reason = "a test ends where something isn't as it says"
+    reason = "a test panics where an expectation fails"
 )]
 
 mod away;
+mod cluster;
 mod fake;
-#[allow(dead_code, reason = "as other programs use it")]
+#[allow(dead_code, reason = "other test programs use the rest")]
 #[path = "../service/gate.rs"]
 mod gate;
-mod ground;
 mod groups;
-#[allow(dead_code, reason = "as other programs use it")]
+#[allow(dead_code, reason = "other test programs use the rest")]
 #[path = "../service/harness.rs"]
 mod harness;
 mod ids;

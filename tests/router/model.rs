@@ -1,5 +1,5 @@
-//! Random calls: a router with three agents is one driver with all their pools, except for what
-//! can't be reached.
+//! Random calls: a router with three agents behaves as one driver with all their pools, except for
+//! unreachable objects.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use slackwater::csi::*;
 use tonic::{Code, Status};
 
-use crate::ground::*;
+use crate::cluster::*;
 use crate::harness::*;
 
 const NODES: usize = 3;
@@ -16,14 +16,14 @@ const NAMES: usize = 4;
 
 #[derive(Clone, Debug)]
 enum Act {
-    /// Name, and on which node; none is anywhere.
+    /// Creates a volume: its name, and its node (`None` for any).
     Create(usize, Option<usize>),
     Delete(usize),
     Grow(usize, i64),
-    /// Name, and of which volume.
+    /// Creates a snapshot: its name, and its volume.
     Snapshot(usize, usize),
     DeleteSnapshot(usize),
-    /// Name, and of which snapshot.
+    /// Restores a volume: its name, and its snapshot.
     Restore(usize, usize),
     List(i32),
     ListSnapshots,
@@ -48,32 +48,32 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     proptest::collection::vec(one, 1..40)
 }
 
-/// A volume, or a snapshot with its source, as they should be.
+/// A volume, or a snapshot with its source, in its expected state.
 #[derive(Clone, Debug, PartialEq)]
-struct Thing {
+struct ObjectView {
     id: String,
     node: usize,
     size: i64,
     source: String,
 }
 
-struct World {
-    nodes: Vec<Peer>,
+struct ClusterModel {
+    nodes: Vec<AgentNode>,
     away: [bool; NODES],
-    routed: Routed,
-    volumes: BTreeMap<usize, Thing>,
-    snapshots: BTreeMap<usize, Thing>,
-    /// Ids that are gone: calls about them still need their pool.
-    old_volumes: BTreeMap<usize, Thing>,
+    routed: TestRouter,
+    volumes: BTreeMap<usize, ObjectView>,
+    snapshots: BTreeMap<usize, ObjectView>,
+    /// IDs of deleted volumes: calls about them still need their pool.
+    old_volumes: BTreeMap<usize, ObjectView>,
 }
 
-impl World {
-    async fn new() -> World {
+impl ClusterModel {
+    async fn new() -> ClusterModel {
         let nodes: Vec<_> = (0..NODES)
-            .map(|n| Peer::start(&format!("node-{n}"), &["default"], None))
+            .map(|n| AgentNode::start(&format!("node-{n}"), &["default"], None))
             .collect();
-        let routed = Routed::of(&nodes.iter().collect::<Vec<_>>()).await;
-        World {
+        let routed = TestRouter::of(&nodes.iter().collect::<Vec<_>>()).await;
+        ClusterModel {
             nodes,
             away: [false; NODES],
             routed,
@@ -95,7 +95,7 @@ impl World {
         found.unwrap()
     }
 
-    /// Whether an answer is what it must be, given who is needed for it.
+    /// Whether an answer is as expected, given the nodes that the call needs.
     #[track_caller]
     fn judge<T: std::fmt::Debug>(
         &self,
@@ -115,12 +115,12 @@ impl World {
     }
 
     async fn act(&mut self, act: &Act) {
-        let everybody: Vec<_> = (0..NODES).collect();
+        let all_nodes: Vec<_> = (0..NODES).collect();
         let mut controller = self.routed.controller();
         match *act {
             Act::Create(name, on) => self.create(name, on).await,
             Act::Delete(name) => {
-                let Some(thing) = self
+                let Some(object) = self
                     .volumes
                     .get(&name)
                     .or(self.old_volumes.get(&name))
@@ -129,53 +129,53 @@ impl World {
                     return;
                 };
                 let request = DeleteVolumeRequest {
-                    volume_id: thing.id.clone(),
+                    volume_id: object.id.clone(),
                     ..Default::default()
                 };
                 let answer = controller.delete_volume(request).await;
-                if self.judge(&[thing.node], answer, Ok(())).is_some() {
+                if self.judge(&[object.node], answer, Ok(())).is_some() {
                     self.volumes.remove(&name);
-                    self.old_volumes.insert(name, thing);
+                    self.old_volumes.insert(name, object);
                 }
             }
             Act::Grow(name, more) => {
-                let (thing, there) = match self.volumes.get(&name) {
-                    Some(thing) => (thing.clone(), true),
+                let (object, there) = match self.volumes.get(&name) {
+                    Some(object) => (object.clone(), true),
                     None => match self.old_volumes.get(&name) {
-                        Some(thing) => (thing.clone(), false),
+                        Some(object) => (object.clone(), false),
                         None => return,
                     },
                 };
-                let size = thing.size + more * GIB;
+                let size = object.size + more * GIB;
                 let request = ControllerExpandVolumeRequest {
-                    volume_id: thing.id.clone(),
+                    volume_id: object.id.clone(),
                     capacity_range: at_least(size),
                     ..Default::default()
                 };
                 let answer = controller.controller_expand_volume(request).await;
                 let expected = if there { Ok(()) } else { Err(Code::NotFound) };
-                if self.judge(&[thing.node], answer, expected).is_some() {
+                if self.judge(&[object.node], answer, expected).is_some() {
                     self.volumes.get_mut(&name).unwrap().size = size;
                 }
             }
             Act::Snapshot(name, of) => self.snapshot(name, of).await,
             Act::DeleteSnapshot(name) => {
-                let Some(thing) = self.snapshots.get(&name).cloned() else {
+                let Some(object) = self.snapshots.get(&name).cloned() else {
                     return;
                 };
                 let request = DeleteSnapshotRequest {
-                    snapshot_id: thing.id.clone(),
+                    snapshot_id: object.id.clone(),
                     ..Default::default()
                 };
                 let answer = controller.delete_snapshot(request).await;
-                if self.judge(&[thing.node], answer, Ok(())).is_some() {
+                if self.judge(&[object.node], answer, Ok(())).is_some() {
                     self.snapshots.remove(&name);
                 }
             }
             Act::Restore(name, of) => self.restore(name, of).await,
             Act::List(most) => {
                 let answer = self.routed.list(most).await;
-                if let Some(listed) = self.judge(&everybody, answer, Ok(())) {
+                if let Some(listed) = self.judge(&all_nodes, answer, Ok(())) {
                     let mut ids: Vec<_> = self.volumes.values().map(|v| v.id.clone()).collect();
                     ids.sort();
                     assert_eq!(listed, ids);
@@ -185,7 +185,7 @@ impl World {
                 let answer = controller
                     .list_snapshots(ListSnapshotsRequest::default())
                     .await;
-                if let Some(listed) = self.judge(&everybody, answer, Ok(())) {
+                if let Some(listed) = self.judge(&all_nodes, answer, Ok(())) {
                     let listed: Vec<_> = listed
                         .into_inner()
                         .entries
@@ -223,36 +223,37 @@ impl World {
             None => request,
         };
         let there = self.volumes.get(&name).cloned();
-        // Elsewhere than asked it isn't looked for; a model of that would know the hash.
-        if let (Some(thing), Some(node)) = (&there, on)
-            && thing.node != node
+        // The router does not look for it on nodes other than the requested ones. A model of that
+        // would need the hash.
+        if let (Some(object), Some(node)) = (&there, on)
+            && object.node != node
         {
             return;
         }
         let answer = self.routed.create(request).await;
         let needed: Vec<usize> = match (on, &there) {
             (Some(node), _) => vec![node],
-            // Whoever has it says so, whoever else is away.
-            (None, Some(thing)) => vec![thing.node],
+            // The node that has it answers, even if other nodes are away.
+            (None, Some(object)) => vec![object.node],
             (None, None) if self.all_there() => Vec::new(),
             (None, None) => (0..NODES).collect(),
         };
         let expected = match &there {
-            Some(thing) if thing.size < GIB => Err(Code::AlreadyExists),
+            Some(object) if object.size < GIB => Err(Code::AlreadyExists),
             Some(_) | None => Ok(()),
         };
-        if let Some(made) = self.judge(&needed, answer, expected) {
-            let thing = Thing {
-                node: self.node_of(&made),
-                id: made.volume_id,
-                size: made.capacity_bytes,
+        if let Some(created) = self.judge(&needed, answer, expected) {
+            let object = ObjectView {
+                node: self.node_of(&created),
+                id: created.volume_id,
+                size: created.capacity_bytes,
                 source: String::new(),
             };
             match there {
-                Some(there) => assert_eq!((thing.id, thing.size), (there.id, there.size)),
+                Some(there) => assert_eq!((object.id, object.size), (there.id, there.size)),
                 None => {
-                    assert!(on.is_none_or(|node| node == thing.node));
-                    self.volumes.insert(name, thing);
+                    assert!(on.is_none_or(|node| node == object.node));
+                    self.volumes.insert(name, object);
                 }
             }
         }
@@ -270,8 +271,8 @@ impl World {
             && self.away[source.node]
             && !self.away[there.node]
         {
-            // The name is taken whatever the source's node says. The router may have noticed before
-            // that this node is away, and then ask no other node.
+            // The name is in use, whatever the source's node answers. The router may have noticed
+            // before that this node is away, and then query no other node.
             let code = answer.unwrap_err().code();
             assert!(
                 [Code::AlreadyExists, Code::Unavailable].contains(&code),
@@ -280,7 +281,7 @@ impl World {
             return;
         }
         let (needed, expected) = match &there {
-            // The others could have one of this name as well, as far as anybody knows.
+            // As far as the router knows, the other nodes might have one of this name as well.
             Some(there) if there.node == source.node && there.source == source.id => {
                 ((0..NODES).collect(), Ok(()))
             }
@@ -290,24 +291,24 @@ impl World {
             Some(there) => (vec![source.node, there.node], Err(Code::AlreadyExists)),
             None => ((0..NODES).collect::<Vec<_>>(), Ok(())),
         };
-        if let Some(made) = self.judge(&needed, answer, expected) {
-            let made = made.into_inner().snapshot.unwrap();
-            let thing = Thing {
-                id: made.snapshot_id,
+        if let Some(created) = self.judge(&needed, answer, expected) {
+            let created = created.into_inner().snapshot.unwrap();
+            let object = ObjectView {
+                id: created.snapshot_id,
                 node: source.node,
-                size: made.size_bytes,
+                size: created.size_bytes,
                 source: source.id,
             };
             match there {
-                Some(there) => assert_eq!(thing.id, there.id),
+                Some(there) => assert_eq!(object.id, there.id),
                 None => {
-                    self.snapshots.insert(name, thing);
+                    self.snapshots.insert(name, object);
                 }
             }
         }
     }
 
-    /// Under names of their own, so that names aren't what this is about.
+    /// With separate names, because this test is not about names.
     async fn restore(&mut self, name: usize, of: usize) {
         let Some(source) = self.snapshots.get(&of).cloned() else {
             return;
@@ -324,15 +325,15 @@ impl World {
             ..create(&format!("r{name}"))
         };
         let answer = self.routed.create(request).await;
-        if let Some(made) = self.judge(&[source.node], answer, Ok(())) {
-            assert_eq!(self.node_of(&made), source.node);
-            let thing = Thing {
-                id: made.volume_id.clone(),
+        if let Some(created) = self.judge(&[source.node], answer, Ok(())) {
+            assert_eq!(self.node_of(&created), source.node);
+            let object = ObjectView {
+                id: created.volume_id.clone(),
                 node: source.node,
-                size: made.capacity_bytes,
+                size: created.capacity_bytes,
                 source: String::new(),
             };
-            self.volumes.insert(name, thing);
+            self.volumes.insert(name, object);
         }
     }
 }
@@ -341,18 +342,18 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_router_is_one_driver_except_for_what_is_away(acts in acts()) {
+    fn a_router_behaves_as_one_driver_except_for_unreachable_nodes(acts in acts()) {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
             .build()
             .unwrap();
         runtime.block_on(async {
-            let mut world = World::new().await;
+            let mut cluster_model = ClusterModel::new().await;
             for act in &acts {
-                world.act(act).await;
+                cluster_model.act(act).await;
             }
-            for node in &world.nodes {
+            for node in &cluster_model.nodes {
                 assert_eq!(node.machine.violations(), Vec::<String>::new());
                 assert_eq!(node.driver.locks_held(), 0);
             }

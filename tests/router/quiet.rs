@@ -1,5 +1,5 @@
-//! A share that is given up is thawed before a word of it is logged: the log may lie on a file
-//! system that is frozen.
+//! A cut share that is given up is thawed before anything is logged about it: the log may be on a
+//! frozen file system.
 
 use std::mem::forget;
 use std::sync::{Arc, Mutex};
@@ -24,15 +24,15 @@ use tracing::{Event, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use uuid::Uuid;
 
-use crate::ground::*;
+use crate::cluster::*;
 use crate::harness::all_alpha;
 
-/// Listens to whatever an agent logs.
+/// A subscriber that observes everything an agent logs.
 #[derive(Clone)]
 struct Listener {
     machine: MemoryHost,
-    /// Whether anything was frozen, at each event.
-    heard: Arc<Mutex<Vec<bool>>>,
+    /// Whether any file system was frozen at each event.
+    frozen_at_event: Arc<Mutex<Vec<bool>>>,
 }
 
 impl<S: Subscriber> Layer<S> for Listener {
@@ -41,12 +41,12 @@ impl<S: Subscriber> Layer<S> for Listener {
             return;
         }
         let is_frozen = !self.machine.frozen().is_empty();
-        self.heard.lock().unwrap().push(is_frozen);
+        self.frozen_at_event.lock().unwrap().push(is_frozen);
     }
 }
 
-/// A volume that is staged.
-fn staged(peer: &Peer) -> String {
+/// Creates and stages a volume.
+fn staged(peer: &AgentNode) -> String {
     let capability = Capability {
         access_type: AccessType::Mount {
             fs_type: Some(FsType::Ext4),
@@ -75,16 +75,16 @@ fn staged(peer: &Peer) -> String {
     id
 }
 
-/// How a router leaves a share.
+/// The way in which a router leaves a share.
 #[derive(Clone, Copy, Debug)]
 enum Leaves {
-    /// It goes.
+    /// It disconnects.
     Goes,
-    /// It says what can't follow.
+    /// It sends a step that is not allowed next.
     Babbles,
 }
 
-/// A share that is frozen: the way to its agent, and what it answers.
+/// A share that is frozen: the request stream to its agent, and the answers.
 async fn frozen(
     client: &mut AgentClient<tonic::transport::Channel>,
     id: &str,
@@ -123,21 +123,22 @@ async fn frozen(
 }
 
 #[test]
-fn a_share_that_is_given_up_is_thawed_before_a_word_of_it_is_logged() {
-    // While there is one subscriber, tracing asks the thread that comes to a place first whether
-    // anybody listens there: one of another test would say no, for all.
+fn a_share_that_is_given_up_is_thawed_before_anything_is_logged() {
+    // While only one subscriber exists, tracing asks it, in the thread that first reaches a
+    // callsite, whether it is interested. A thread of another test would disable the callsite for
+    // all threads.
     let _ = tracing::subscriber::set_global_default(tracing_subscriber::registry());
     for leaves in [Leaves::Goes, Leaves::Babbles] {
-        let peer = Peer::start("node-a", &["default"], None);
+        let peer = AgentNode::start("node-a", &["default"], None);
         let id = staged(&peer);
         let listener = Listener {
             machine: peer.machine.clone(),
-            heard: Arc::default(),
+            frozen_at_event: Arc::default(),
         };
-        let heard = listener.heard.clone();
+        let frozen_at_event = listener.frozen_at_event.clone();
         let mut builder = Builder::new_multi_thread();
         builder.worker_threads(1).enable_all();
-        // For as long as the thread is there.
+        // Active for the lifetime of the thread.
         builder.on_thread_start(move || {
             let subscriber = tracing_subscriber::registry().with(listener.clone());
             forget(tracing::subscriber::set_default(subscriber));
@@ -158,23 +159,29 @@ fn a_share_that_is_given_up_is_thawed_before_a_word_of_it_is_logged() {
             frozen(&mut client.await.unwrap(), &id).await
         });
         assert_eq!(peer.machine.frozen().len(), 1);
-        heard.lock().unwrap().clear();
+        frozen_at_event.lock().unwrap().clear();
         match leaves {
             // Its connections break.
             Leaves::Goes => drop(router),
             Leaves::Babbles => router.block_on(async {
                 orders.send(CutRequest { step: None }).await.unwrap();
-                // Until the agent has ended it.
+                // Until the agent has ended the stream.
                 while let Ok(Some(_)) = answers.message().await {}
             }),
         }
         let left = Instant::now();
-        while heard.lock().unwrap().is_empty() {
-            assert!(left.elapsed() < PATIENCE, "{leaves:?}: it's logged");
+        while frozen_at_event.lock().unwrap().is_empty() {
+            assert!(
+                left.elapsed() < WAIT_TIMEOUT,
+                "{leaves:?}: the end is logged"
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
-        let heard = heard.lock().unwrap().clone();
-        assert!(!heard.contains(&true), "{leaves:?}: {heard:?}");
+        let frozen_at_event = frozen_at_event.lock().unwrap().clone();
+        assert!(
+            !frozen_at_event.contains(&true),
+            "{leaves:?}: {frozen_at_event:?}"
+        );
         assert_eq!(peer.machine.frozen(), []);
     }
 }

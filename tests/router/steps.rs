@@ -1,4 +1,4 @@
-//! The steps of a cut that agents of neighbouring releases are told.
+//! The steps of a cut that the router sends to agents of adjacent releases.
 
 use std::sync::atomic::Ordering;
 
@@ -6,11 +6,11 @@ use slackwater::csi::CreateSnapshotRequest;
 use slackwater::model::{PoolId, VolumeId};
 use uuid::Uuid;
 
+use crate::cluster::*;
 use crate::fake::Fake;
-use crate::ground::*;
 
 /// A snapshot of a volume in the fake's pool.
-async fn cut(routed: &Routed, pool: PoolId) {
+async fn cut(routed: &TestRouter, pool: PoolId) {
     let uuid = Uuid::from_u128(2);
     let class = [("consistency".to_string(), "application".to_string())];
     let request = CreateSnapshotRequest {
@@ -19,7 +19,7 @@ async fn cut(routed: &Routed, pool: PoolId) {
         parameters: class.into(),
         ..Default::default()
     };
-    // The fake makes none in the end; it was cut and committed all the same.
+    // The fake creates no snapshot at the end, but the volume was cut and committed nevertheless.
     let _ = routed.controller().create_snapshot(request).await;
 }
 
@@ -30,7 +30,7 @@ async fn the_step_ahead_of_the_hooks_goes_only_to_agents_that_announce_it() {
         let fake = Fake::new("node-a", "home", &[pool]);
         fake.ahead.store(ahead, Ordering::SeqCst);
         let served = fake.serve();
-        let routed = Routed::new(&[("node-a", served.address)]).await;
+        let routed = TestRouter::new(&[("node-a", served.address)]).await;
         cut(&routed, pool).await;
         let mut wanted = vec![
             "begin", "ready", "ahead", "prepare", "freeze", "cut", "written", "keep", "commit",
@@ -45,9 +45,9 @@ async fn the_steps_of_cuts_have_a_connection_of_their_own_that_no_list_delays() 
     let pool = PoolId(Uuid::from_u128(1));
     let fake = Fake::new("node-a", "home", &[pool]);
     let served = fake.serve();
-    let routed = Routed::new(&[("node-a", served.address)]).await;
+    let routed = TestRouter::new(&[("node-a", served.address)]).await;
     cut(&routed, pool).await;
-    // One that is made for all that comes later.
+    // One connection is made for all later calls.
     cut(&routed, pool).await;
     let [cuts, others] = fake.peers.lock().unwrap().clone();
     assert_eq!(cuts.len(), 1, "{cuts:?}");

@@ -1,13 +1,13 @@
-//! SnapshotMetadata: streams pass through, no faster than they are taken, and never end well by
-//! accident.
+//! SnapshotMetadata: streams pass through the router, no faster than they are read, and a broken
+//! stream never ends with success.
 
 use slackwater::csi::*;
 use slackwater::model::{Alpha, PoolId};
 use tonic::Code;
 use uuid::Uuid;
 
+use crate::cluster::*;
 use crate::fake::{Fake, MESSAGES};
-use crate::ground::*;
 use crate::harness::*;
 
 fn allocated(id: &str) -> GetMetadataAllocatedRequest {
@@ -19,21 +19,21 @@ fn allocated(id: &str) -> GetMetadataAllocatedRequest {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_comes_from_the_snapshots_node() {
-    let a = Peer::start("node-a", &["default"], None);
-    let b = Peer::start("node-b", &["default"], None);
-    let routed = Routed::with(all_alpha()).await;
+    let a = AgentNode::start("node-a", &["default"], None);
+    let b = AgentNode::start("node-b", &["default"], None);
+    let routed = TestRouter::with(all_alpha()).await;
     routed
         .set(&[("node-a", a.address), ("node-b", b.address)])
         .await;
     let id = routed.create_on("v", &b).await;
     let mut ids = Vec::new();
     for name in ["s1", "s2"] {
-        let made = routed
+        let created = routed
             .controller()
             .create_snapshot(snapshot(name, &id))
             .await
             .unwrap();
-        ids.push(made.into_inner().snapshot.unwrap().snapshot_id);
+        ids.push(created.into_inner().snapshot.unwrap().snapshot_id);
     }
     let mut metadata = routed.metadata.clone();
     let mut stream = metadata
@@ -72,7 +72,7 @@ async fn a_stream_comes_from_the_snapshots_node() {
         Code::NotFound,
         &["x"],
     );
-    let plain = Routed::with(Alpha::default()).await;
+    let plain = TestRouter::with(Alpha::default()).await;
     plain.set(&[("node-b", b.address)]).await;
     let off = plain
         .metadata
@@ -87,7 +87,7 @@ async fn a_slow_reader_stops_the_agent_and_a_broken_stream_is_an_error() {
     let pool = PoolId(Uuid::from_u128(5));
     let fake = Fake::new("node-a", "home", &[pool]);
     let served = fake.serve();
-    let routed = Routed::with(all_alpha()).await;
+    let routed = TestRouter::with(all_alpha()).await;
     routed.set(&[("node-a", served.address)]).await;
     let id = format!("{pool}.{}", Uuid::from_u128(6));
     let stream = routed
@@ -97,9 +97,9 @@ async fn a_slow_reader_stops_the_agent_and_a_broken_stream_is_an_error() {
         .await;
     let mut stream = stream.unwrap().into_inner();
     stream.message().await.unwrap().unwrap();
-    // What fits into the windows of both connections is sent, and no more.
+    // The agent sends as much as fits into the windows of both connections, and no more.
     let mut before = 0;
-    eventually("the agent stands still", async || {
+    eventually("the agent stops sending", async || {
         tokio::time::sleep(std::time::Duration::from_millis(300)).await;
         let now = *fake.sent.lock().unwrap();
         std::mem::replace(&mut before, now) == now
@@ -110,7 +110,7 @@ async fn a_slow_reader_stops_the_agent_and_a_broken_stream_is_an_error() {
     let broken = loop {
         match stream.message().await {
             Ok(Some(_)) => {}
-            Ok(None) => panic!("a stream that broke ended well"),
+            Ok(None) => panic!("a broken stream ended with success"),
             Err(status) => break status,
         }
     };

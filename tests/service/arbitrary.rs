@@ -1,4 +1,4 @@
-//! Whatever comes in: the parsers take it or refuse it, and say which field it was.
+//! Arbitrary requests: the parsers either accept them, or refuse them and name the field.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,7 +14,7 @@ use crate::harness::{from_snapshot, from_volume};
 
 const KEY: &str = "topology.csi.slackwater.dev/home";
 
-/// What a parser may say: the request is wrong, and where.
+/// The permitted answers of a parser: the request is invalid, and the error names the field.
 fn judged<T>(answer: Result<T>) -> std::result::Result<Option<T>, TestCaseError> {
     match answer {
         Ok(value) => Ok(Some(value)),
@@ -155,14 +155,14 @@ fn source(given: volume_content_source::Type) -> ContentSource {
     }
 }
 
-/// Bytes as a message, if they are one.
+/// Bytes as a message, or the default message if they are not one.
 fn decoded<M: Message + Default>(bytes: &[u8]) -> M {
     M::decode(bytes).unwrap_or_default()
 }
 
 proptest! {
     #[test]
-    fn any_create_is_understood_or_refused(given in creates()) {
+    fn any_create_is_accepted_or_refused(given in creates()) {
         if let Some(args) = judged(request::create_volume(&given, KEY))? {
             prop_assert!((1..=128).contains(&args.name.len()));
             prop_assert_eq!(args.capabilities.len(), given.volume_capabilities.len());
@@ -176,7 +176,7 @@ proptest! {
     }
 
     #[test]
-    fn any_snapshot_is_understood_or_refused(
+    fn any_snapshot_is_accepted_or_refused(
         name in text(),
         source_volume_id in text(),
         parameters in maps(),
@@ -203,7 +203,7 @@ proptest! {
     }
 
     #[test]
-    fn any_group_is_understood_or_refused(
+    fn any_group_is_accepted_or_refused(
         name in text(),
         source_volume_ids in prop::collection::vec(text(), 0..5),
         parameters in maps(),
@@ -217,13 +217,13 @@ proptest! {
         if let Some(request::Classed { args, .. }) = judged(request::create_group(&given))? {
             prop_assert_eq!(&args.source_volume_ids, &given.source_volume_ids, "in their order");
             let each: HashSet<_> = args.source_volume_ids.iter().collect();
-            prop_assert_eq!(each.len(), given.source_volume_ids.len(), "each once");
+            prop_assert_eq!(each.len(), given.source_volume_ids.len(), "each source once");
             prop_assert!(!each.is_empty() && args.source_volume_ids.iter().all(|id| !id.is_empty()));
         }
     }
 
     #[test]
-    fn any_publish_is_understood_or_refused(
+    fn any_publish_is_accepted_or_refused(
         volume_id in text(),
         staging_target_path in text(),
         target_path in text(),
@@ -251,7 +251,7 @@ proptest! {
     }
 
     #[test]
-    fn any_verdict_and_capacity_is_asked_for_or_refused(
+    fn any_validation_and_capacity_request_is_accepted_or_refused(
         volume_id in text(),
         volume_capabilities in prop::collection::vec(capabilities(), 0..3),
         parameters in maps(),
@@ -278,7 +278,7 @@ proptest! {
     }
 
     #[test]
-    fn any_growth_is_understood_or_refused(
+    fn any_growth_is_accepted_or_refused(
         volume_id in text(),
         volume_path in text(),
         range in prop::option::of(ranges()),
@@ -304,7 +304,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_taken_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn any_bytes_are_parsed_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         judged(request::create_volume(&decoded(&bytes), KEY))?;
         judged(request::attach(&decoded(&bytes)))?;
         judged(request::validate(&decoded(&bytes)))?;

@@ -21,7 +21,7 @@ macro_rules! calls {
                 }
             }
 
-            /// The answer as it prints.
+            /// The answer, in debug format.
             pub async fn send(self, node: &Node) -> Result<String, Status> {
                 match self {
                     $(Call::$rpc(request) => {

@@ -1,4 +1,4 @@
-//! What is offered, and that nothing else is served.
+//! The capabilities that are offered, and proof that no other call is served.
 
 use slackwater::csi::*;
 use slackwater::model::Alpha;
@@ -49,7 +49,7 @@ async fn offered(node: &Node) -> (Vec<String>, Vec<String>) {
 }
 
 #[tokio::test]
-async fn what_is_stable_is_offered_and_alpha_only_by_name() {
+async fn stable_capabilities_are_offered_and_alpha_ones_only_if_enabled() {
     let node = Node::start().await;
     let (controller, on_node) = offered(&node).await;
     assert_eq!(
@@ -94,7 +94,7 @@ async fn what_is_stable_is_offered_and_alpha_only_by_name() {
 }
 
 #[tokio::test]
-async fn the_driver_says_who_it_is() {
+async fn the_driver_reports_its_identity() {
     let node = Node::start().await;
     let info = node
         .identity
@@ -109,7 +109,7 @@ async fn the_driver_says_who_it_is() {
     node.stop().await;
 }
 
-/// Services by their names, and how volumes grow.
+/// Services by their names, and the kind of volume expansion.
 async fn plugin(node: &Node) -> Vec<String> {
     use plugin_capability::Type;
     let request = GetPluginCapabilitiesRequest {};
@@ -123,7 +123,7 @@ async fn plugin(node: &Node) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn the_plugin_has_its_services_and_where_snapshots_are_only_by_name() {
+async fn the_plugin_lists_its_services_and_snapshot_topology_only_if_enabled() {
     let stable = [
         "CONTROLLER_SERVICE",
         "VOLUME_ACCESSIBILITY_CONSTRAINTS",

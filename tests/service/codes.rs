@@ -1,4 +1,4 @@
-//! The code table: rendered into `docs/errors.md`, and met row by row through the real driver.
+//! The table of codes: rendered into `docs/errors.md`, and each row tested with the real driver.
 
 mod document;
 mod node;
@@ -59,7 +59,7 @@ fn grow(id: &str, required: i64, limit: i64) -> ControllerExpandVolumeRequest {
     }
 }
 
-/// A well-formed id of a pool that nobody has.
+/// A well-formed ID of a pool that does not exist.
 const ELSEWHERE: &str = "00000000-0000-4000-8000-000000000001.00000000-0000-5000-8000-000000000002";
 
 #[tokio::test]
@@ -160,20 +160,21 @@ async fn create_volume_on_a_host_that_fails() {
     let left = node.host.files_below(volumes);
     assert!(
         left.is_empty(),
-        "a final code with something left: {left:?}"
+        "the code is final, but something is left: {left:?}"
     );
     node.host.fail_always("allocate", Some(Errno::ENOSPC));
     refused(&node, create("v"), Code::ResourceExhausted, "ENOSPC").await;
-    // Longer than the pool's file system can have a file: another node's pool has the same limit.
+    // Longer than the longest file of the pool's file system. Another node's pool has the same
+    // limit.
     node.host.fail_always("allocate", Some(Errno::EFBIG));
     refused(&node, create("v"), Code::OutOfRange, "EFBIG").await;
     let left = node.host.files_below(volumes);
     assert!(
         left.is_empty(),
-        "a final code with something left: {left:?}"
+        "the code is final, but something is left: {left:?}"
     );
     node.host.clear_faults();
-    // Neither the work nor its undoing works.
+    // Neither the work nor its undo succeeds.
     node.host.fail_always("rename", Some(Errno::EIO));
     refused(&node, create("v"), Code::Aborted, "cleanup").await;
     assert!(!node.host.files_below(volumes).is_empty());
@@ -183,7 +184,7 @@ async fn create_volume_on_a_host_that_fails() {
 }
 
 #[tokio::test]
-async fn a_defect_is_never_final_for_what_it_may_have_left() {
+async fn a_defect_is_never_final_if_something_may_be_left() {
     let machine = MemoryHost::new();
     let host = GatedHost::new(machine.clone());
     let node = Node::on(machine, Arc::new(host.clone()), Alpha::default(), |_| {}).await;
@@ -192,7 +193,7 @@ async fn a_defect_is_never_final_for_what_it_may_have_left() {
     refused(&node, create("w"), Code::Aborted, "internal error").await;
     refused(&node, stage(&id), Code::Aborted, "internal error").await;
     refused(&node, delete(&id), Code::Internal, "internal error").await;
-    assert_eq!(node.driver.locks_held(), 0, "a defect gives its locks back");
+    assert_eq!(node.driver.locks_held(), 0, "a defect releases its locks");
     assert_eq!(node.driver.running(), 0);
     node.stop().await;
 }
@@ -228,7 +229,7 @@ async fn a_pool_that_is_not_served_is_unavailable_and_never_not_found() {
         )
         .await;
     }
-    // The mount table is enough for these.
+    // These calls need only the mount table.
     let unstage = NodeUnstageVolumeRequest {
         volume_id: id.into(),
         staging_target_path: STAGING.into(),
@@ -266,7 +267,7 @@ async fn a_damaged_record_is_never_a_forgotten_volume() {
     refused(&node, create("v"), Code::Unavailable, "damaged").await;
     refused(&node, stage(&id), Code::Unavailable, "damaged").await;
     refused(&node, grow(&id, 2 * GIB, 0), Code::Internal, "damaged").await;
-    // A delete must not end a volume whose record says nothing any more.
+    // A delete must not remove a volume whose record is unreadable.
     refused(&node, delete(&id), Code::Internal, "damaged").await;
     node.stop().await;
 }
@@ -331,7 +332,8 @@ async fn the_controllers_other_calls() {
 
     refused(&node, grow("nothing", GIB, 0), Code::NotFound, "nothing").await;
     refused(&node, grow(&id, 0, MIB), Code::OutOfRange, "cannot shrink").await;
-    // The user can lower the claim again; RESOURCE_EXHAUSTED would be repeated for ever.
+    // The user can lower the claim again; after RESOURCE_EXHAUSTED, the resizer would repeat for
+    // ever.
     refused(
         &node,
         grow(&id, 1 << 45, 0),
@@ -354,20 +356,21 @@ async fn a_full_pool_refuses_thick_volumes_as_the_scheduler_needs_it() {
         capacity_range: at_least(2 * GIB),
         ..create(name)
     };
-    let made = node
+    let created = node
         .controller
         .clone()
         .create_volume(thick("a"))
         .await
         .unwrap();
-    // A lost answer must not leak: what exists is compared before room is looked at.
+    // A lost answer must not leak a volume: existing volumes are compared before free space is
+    // checked.
     let again = node
         .controller
         .clone()
         .create_volume(thick("a"))
         .await
         .unwrap();
-    assert_eq!(made.into_inner(), again.into_inner());
+    assert_eq!(created.into_inner(), again.into_inner());
     refused(
         &node,
         thick("b"),

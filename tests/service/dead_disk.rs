@@ -1,4 +1,4 @@
-//! A disk that dies beneath one pool is that pool's trouble alone.
+//! A disk that dies below one pool affects only that pool.
 
 use std::path::Path;
 
@@ -18,14 +18,14 @@ async fn two_pools() -> Node {
     Node::with(Alpha::default(), pools).await
 }
 
-/// A volume in a pool, staged and published.
+/// Creates a volume in a pool, and stages and publishes it.
 async fn published(node: &Node, pool: &str) -> String {
     let request = CreateVolumeRequest {
         parameters: map([("pool", pool)]),
         ..create(pool)
     };
-    let made = node.controller.clone().create_volume(request).await;
-    let id = made.unwrap().into_inner().volume.unwrap().volume_id;
+    let created = node.controller.clone().create_volume(request).await;
+    let id = created.unwrap().into_inner().volume.unwrap().volume_id;
     let mut client = node.node.clone();
     client.node_stage_volume(stage_in(pool, &id)).await.unwrap();
     let target = format!("{TARGET}-{pool}");
@@ -44,7 +44,7 @@ fn stage_in(pool: &str, id: &str) -> NodeStageVolumeRequest {
     }
 }
 
-/// Takes a published volume through the rest of its life.
+/// Unpublishes, unstages and deletes a published volume.
 async fn end(node: &Node, pool: &str, id: &str) {
     let mut client = node.node.clone();
     let unpublish = NodeUnpublishVolumeRequest {
@@ -69,7 +69,7 @@ async fn end(node: &Node, pool: &str, id: &str) {
 }
 
 #[tokio::test]
-async fn volumes_of_other_pools_go_on_beside_a_dead_loop() {
+async fn volumes_of_other_pools_work_despite_a_dead_loop_device() {
     let node = two_pools().await;
     published(&node, "a").await;
     let id = published(&node, "b").await;
@@ -78,7 +78,7 @@ async fn volumes_of_other_pools_go_on_beside_a_dead_loop() {
 }
 
 #[tokio::test]
-async fn a_start_beside_a_dead_loop_serves_the_other_pools() {
+async fn a_start_with_a_dead_loop_device_serves_the_other_pools() {
     let node = two_pools().await;
     published(&node, "a").await;
     published(&node, "b").await;
@@ -94,7 +94,7 @@ async fn a_start_beside_a_dead_loop_serves_the_other_pools() {
     assert!(refused("a").unwrap().contains("EIO"));
 }
 
-/// What a scrape says of a pool.
+/// The value of a pool's metric.
 async fn metric(node: &Node, name: &str, pool: &str) -> String {
     let (metrics, driver) = (node.metrics.clone(), node.driver.clone());
     metrics.observe(driver);
@@ -125,7 +125,7 @@ async fn a_pool_whose_disk_dies_is_not_served_until_it_is_there_again() {
     let well = published(&node, "b").await;
     let folder = Path::new("/memory/a");
     node.host.kill_disk(folder).unwrap();
-    // Measured before the look that finds it.
+    // Measured before the refresh that finds the dead disk.
     assert_eq!(capacity(&node, "a").await, 0);
     node.driver.refresh_pools();
     let refusals = || -> Vec<_> {
@@ -147,7 +147,7 @@ async fn a_pool_whose_disk_dies_is_not_served_until_it_is_there_again() {
     assert_eq!(deleted.unwrap_err().code(), tonic::Code::Unavailable);
 
     node.host.replace_disk(folder).unwrap();
-    // Neither folder nor lock is kept, so that it can be opened.
+    // The driver keeps neither folder nor lock, so that the pool can be opened again.
     node.driver.refresh_pools();
     assert_eq!(refusals(), [None, None]);
     assert_eq!(metric(&node, "pool_served", "a").await, "1.0");
@@ -156,7 +156,7 @@ async fn a_pool_whose_disk_dies_is_not_served_until_it_is_there_again() {
 }
 
 #[tokio::test]
-async fn pods_of_a_dead_disk_end_before_anybody_has_looked_at_it() {
+async fn pods_of_a_dead_disk_end_before_the_driver_has_probed_the_disk() {
     let node = two_pools().await;
     let id = published(&node, "a").await;
     node.host.kill_disk(Path::new("/memory/a")).unwrap();
@@ -186,8 +186,8 @@ async fn a_raw_device_on_a_dead_disk_ends_with_its_pod() {
         volume_capabilities: vec![block()],
         ..create("raw")
     };
-    let made = node.controller.clone().create_volume(request).await;
-    let id = made.unwrap().into_inner().volume.unwrap().volume_id;
+    let created = node.controller.clone().create_volume(request).await;
+    let id = created.unwrap().into_inner().volume.unwrap().volume_id;
     let mut client = node.node.clone();
     let staged = NodeStageVolumeRequest {
         volume_capability: Some(block()),
@@ -218,7 +218,7 @@ async fn a_raw_device_on_a_dead_disk_ends_with_its_pod() {
 }
 
 #[tokio::test]
-async fn what_may_be_frozen_stays_mounted_on_a_dead_disk() {
+async fn a_possibly_frozen_volume_stays_mounted_on_a_dead_disk() {
     let node = two_pools().await;
     let id = published(&node, "a").await;
     let host = &node.host;
@@ -260,7 +260,7 @@ async fn what_may_be_frozen_stays_mounted_on_a_dead_disk() {
 }
 
 #[tokio::test]
-async fn pods_that_keep_a_dead_disk_are_told_until_they_have_ended() {
+async fn pods_that_use_a_dead_disk_are_reported_until_they_have_ended() {
     const POD: &str = "0f3c2d4e-8a54-4d7c-9d43-0d3f6a3e5b11";
     let node = two_pools().await;
     let id = published(&node, "a").await;
@@ -271,7 +271,7 @@ async fn pods_that_keep_a_dead_disk_are_told_until_they_have_ended() {
         ..publish(&id, &target)
     };
     client.node_publish_volume(second).await.unwrap();
-    // What the kernel shows of the device.
+    // What the kernel reports of the device.
     let number = node.host.loops().unwrap()[0].number;
     let folder = format!("/sys/block/loop{number}/loop");
     node.host.make_folder(Path::new(&folder)).unwrap();
@@ -280,7 +280,7 @@ async fn pods_that_keep_a_dead_disk_are_told_until_they_have_ended() {
     let file = Path::new(&folder).join("backing_file");
     node.host.put_file(&file, image.as_bytes()).unwrap();
     let pods = || node.driver.pool_status()[0].pods.clone();
-    assert_eq!(pods(), Vec::<String>::new(), "it is served");
+    assert_eq!(pods(), Vec::<String>::new(), "the pool is served");
     node.host.kill_disk(Path::new("/memory/a")).unwrap();
     for _ in 0..3 {
         node.driver.refresh_pools();

@@ -1,4 +1,4 @@
-//! A pool that is full and stays full: what is there can still end.
+//! On a pool that stays full, existing volumes can still be unstaged and deleted.
 
 use slackwater::csi::*;
 
@@ -30,8 +30,8 @@ async fn volumes_can_be_unstaged_staged_and_deleted_on_a_full_pool() {
             volume_capabilities: vec![capability.clone()],
             ..create("v")
         };
-        let made = node.controller.clone().create_volume(request).await;
-        let id = made.unwrap().into_inner().volume.unwrap().volume_id;
+        let created = node.controller.clone().create_volume(request).await;
+        let id = created.unwrap().into_inner().volume.unwrap().volume_id;
         let stage = || NodeStageVolumeRequest {
             volume_capability: Some(capability.clone()),
             ..stage(&id)

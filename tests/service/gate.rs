@@ -1,4 +1,4 @@
-//! A host on which an effect can be made to last: so that something is running when a call comes.
+//! A host on which effects can be blocked, so that a call runs while another one arrives.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex};
@@ -12,7 +12,7 @@ use slackwater::host::{
 use slackwater::model::FsType;
 use uuid::Uuid;
 
-/// Which effects wait, and how many do.
+/// The effects that wait, and their number.
 #[derive(Default)]
 struct State {
     closed: Vec<&'static str>,
@@ -27,7 +27,7 @@ pub struct GatedHost {
     gate: Arc<(Mutex<State>, Condvar)>,
 }
 
-/// Opens a gate at the end of a test, whatever happens.
+/// Opens a gate at the end of a test, also after a panic.
 pub struct Opens(pub GatedHost);
 
 impl Drop for Opens {
@@ -44,7 +44,7 @@ impl GatedHost {
         }
     }
 
-    /// From now on effects of this name wait.
+    /// From now on, effects of this name wait.
     pub fn close(&self, effect: &'static str) {
         self.gate.0.lock().unwrap().closed.push(effect);
     }
@@ -54,12 +54,12 @@ impl GatedHost {
         self.gate.1.notify_all();
     }
 
-    /// How many effects wait.
+    /// The number of effects that wait.
     pub fn waiting(&self) -> usize {
         self.gate.0.lock().unwrap().waiting
     }
 
-    /// Ends when so many effects wait.
+    /// Returns when this many effects wait.
     pub async fn reached(&self, waiting: usize) {
         while self.waiting() < waiting {
             tokio::time::sleep(std::time::Duration::from_millis(2)).await;
@@ -70,7 +70,7 @@ impl GatedHost {
         self.gate.0.lock().unwrap().missing = missing.iter().map(|m| m.to_string()).collect();
     }
 
-    /// From now on every effect is a defect.
+    /// From now on, every effect panics.
     pub fn panic_from_now(&self) {
         self.gate.0.lock().unwrap().panics = true;
     }

@@ -1,4 +1,4 @@
-//! Growths that fail, more than once, with use of the volume in between: what is on it stays.
+//! Growth that fails, more than once, with use of the volume in between: the data stays intact.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use tonic::Code;
 
 use crate::harness::*;
 
-async fn on(ground: &str) -> Node {
+async fn on(backing_fs: &str) -> Node {
     let machine = MemoryHost::with_options(MemoryOptions {
-        ground: ground.into(),
+        ground: backing_fs.into(),
         ..MemoryOptions::default()
     });
     machine.make_folder(Path::new(POOL)).unwrap();
@@ -55,11 +55,11 @@ impl Node {
         unstaged.unwrap();
     }
 
-    /// A volume of one GiB by its record, whose image and file system have two, with data.
+    /// A volume whose record says one GiB, and whose image and file system have two, with data.
     async fn half_grown(&self) -> String {
         let id = self.staged("v").await;
         self.unstage(&id).await;
-        // The image is lengthened; its record can't be written.
+        // The image is lengthened, but its record cannot be written.
         self.host.fail_always("rename", Some(Errno::EIO));
         assert_eq!(self.grow(&id, 2 * GIB).await, Err(Code::Aborted));
         self.host.clear_faults();
@@ -67,7 +67,7 @@ impl Node {
         assert_eq!(
             self.host.fs_bytes(Path::new(STAGING)),
             Ok(2 * GIB as u64),
-            "the whole image is shown, and the file system has grown with it"
+            "the device shows the whole image, and the file system has grown with it"
         );
         self.host.write_token(Path::new(STAGING), 7).unwrap();
         id
@@ -112,13 +112,13 @@ async fn a_failed_growth_never_shortens_what_an_earlier_one_has_lengthened() {
     }
 }
 
-/// The first growth leaves its length behind; with nobody between, the undo of the second one
-/// still takes back no more than what it added itself.
+/// The first growth leaves a longer image. If nothing uses the volume in between, the undo of the
+/// second growth removes only what it added itself.
 #[tokio::test]
 async fn a_growth_that_fails_halfway_takes_back_only_its_own_length() {
     let node = on("xfs").await;
     let id = node.create("v").await.volume_id;
-    // Done, and reported as failed.
+    // Performed, but reported as failed.
     node.host.fail_effect(1, FaultMode::After(Errno::EIO));
     assert_eq!(node.grow(&id, 2 * GIB).await, Err(Code::Internal));
     let bytes = || {
@@ -130,14 +130,14 @@ async fn a_growth_that_fails_halfway_takes_back_only_its_own_length() {
     node.host.fail_always("rename", Some(Errno::EIO));
     assert_eq!(node.grow(&id, 2 * GIB).await, Err(Code::Aborted));
     node.host.clear_faults();
-    // After the record, whose name is synced first.
+    // After the record is renamed; first its folder is synced.
     node.host.fail_effect(2, FaultMode::After(Errno::EIO));
     assert_eq!(node.grow(&id, 3 * GIB).await, Err(Code::Internal));
     assert_eq!(bytes(), 2 * GIB as u64);
     node.stop().await;
 }
 
-/// Where blocks can't be shared, a copy takes all of the image, not what the record says.
+/// Where blocks cannot be shared, a copy has the length of the image, not the length in the record.
 #[tokio::test]
 async fn a_copy_of_a_half_grown_volume_has_all_of_its_file_system() {
     let node = on("ext4").await;
@@ -148,10 +148,10 @@ async fn a_copy_of_a_half_grown_volume_has_all_of_its_file_system() {
         ("clone", from_volume(&id)),
         ("restore", from_snapshot(&snapshot)),
     ] {
-        let made = node.make(crate::snapshots::made_from(name, source)).await;
-        node.stage(&made.volume_id).await;
+        let created = node.make(crate::snapshots::made_from(name, source)).await;
+        node.stage(&created.volume_id).await;
         assert_eq!(node.host.tokens(Path::new(STAGING)), Ok(vec![7]), "{name}");
-        node.unstage(&made.volume_id).await;
+        node.unstage(&created.volume_id).await;
     }
     node.stop().await;
 }
@@ -169,25 +169,25 @@ async fn a_size_that_no_file_can_have_is_not_offered() {
     node.stop().await;
 }
 
-/// zfs takes a reservation, and keeps nothing for it.
+/// zfs accepts a reservation, but does not reserve anything for it.
 #[tokio::test]
 async fn thick_and_zeroing_are_for_file_systems_that_are_known_to_write_in_place() {
-    for (ground, is_known) in [
+    for (backing_fs, is_known) in [
         ("ext4", true),
         ("xfs", true),
         ("btrfs", false),
         ("zfs", false),
     ] {
-        let node = on(ground).await;
+        let node = on(backing_fs).await;
         for class in [("allocation", "thick"), ("wipe", "zero")] {
             let request = CreateVolumeRequest {
                 parameters: map([class]),
                 ..create(class.0)
             };
-            let made = node.controller.clone().create_volume(request).await;
-            let refused = made.err().map(|status| status.code());
+            let created = node.controller.clone().create_volume(request).await;
+            let refused = created.err().map(|status| status.code());
             let wanted = (!is_known).then_some(Code::InvalidArgument);
-            assert_eq!(refused, wanted, "{ground} {class:?}");
+            assert_eq!(refused, wanted, "{backing_fs} {class:?}");
         }
         node.stop().await;
     }

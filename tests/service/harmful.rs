@@ -1,5 +1,5 @@
-//! Options that stop the machine or leave out recovery: refused for what is new, and taken out of
-//! what an earlier release has made.
+//! Options that stop the machine or skip recovery: refused for new volumes, and removed from
+//! volumes that an earlier release has created.
 
 use slackwater::csi::*;
 use slackwater::host::Host;
@@ -64,7 +64,7 @@ async fn new_volumes_with_harmful_options_are_refused() {
 }
 
 #[tokio::test]
-async fn what_an_earlier_release_made_is_staged_without_what_is_harmful() {
+async fn volumes_of_an_earlier_release_are_staged_without_harmful_options() {
     let node = Node::start().await;
     let id = node.create("v").await.volume_id;
     let uuid = id.split('.').nth(1).unwrap();
@@ -121,7 +121,7 @@ async fn what_an_earlier_release_made_is_staged_without_what_is_harmful() {
     node.stop().await;
 }
 
-/// An inline volume that is there is found by a repeat, whatever it was made with.
+/// A repeat finds an existing inline volume, whatever options it was created with.
 #[tokio::test]
 async fn an_inline_volume_of_an_earlier_release_stays_published() {
     let node = Node::start().await;

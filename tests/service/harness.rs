@@ -1,4 +1,4 @@
-//! A node under test: machine, driver, socket, and clients of every service.
+//! A node under test: a machine, a driver, a socket, and clients of every service.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,13 +32,13 @@ use tonic::transport::{Channel, Endpoint};
 
 pub const MIB: i64 = 1 << 20;
 pub const GIB: i64 = 1 << 30;
-/// How long a node under test waits for what runs when it's stopped: for ever, to a test.
+/// How long a node under test waits at its stop for running work: for ever, compared with a test.
 const LONG: Duration = Duration::from_secs(300);
 pub const NODE: &str = "node-1";
 pub const STAGING: &str = "/var/lib/kubelet/staging";
 pub const TARGET: &str = "/var/lib/kubelet/target";
 
-/// Every alpha part.
+/// All alpha features.
 pub fn all_alpha() -> Alpha {
     Alpha::NAMES
         .iter()
@@ -83,11 +83,11 @@ impl Node {
         alpha: Alpha,
         change: impl FnOnce(&mut Settings),
     ) -> Node {
-        Node::with_patience(LONG, machine, host, alpha, change).await
+        Node::with_drain_timeout(LONG, machine, host, alpha, change).await
     }
 
-    /// With another time for what runs when it's stopped.
-    pub async fn with_patience(
+    /// With another limit for running work at the stop.
+    pub async fn with_drain_timeout(
         drain: Duration,
         machine: MemoryHost,
         host: Arc<dyn Host>,
@@ -140,7 +140,7 @@ impl Node {
         }
     }
 
-    /// As SIGTERM does.
+    /// Stops as after SIGTERM.
     pub async fn stop(self) {
         let path = self.path.clone();
         let _ = self.stop.send(());
@@ -166,8 +166,8 @@ impl Node {
     }
 
     pub async fn create(&self, name: &str) -> Volume {
-        let made = self.controller.clone().create_volume(create(name)).await;
-        made.unwrap().into_inner().volume.unwrap()
+        let created = self.controller.clone().create_volume(create(name)).await;
+        created.unwrap().into_inner().volume.unwrap()
     }
 
     /// A volume of its own, staged at [`STAGING`].
@@ -179,7 +179,7 @@ impl Node {
     }
 }
 
-/// A node that stops; its folder is there until this goes.
+/// A node that stops. Its folder exists until this is dropped.
 pub struct Stopping {
     pub served: JoinHandle<std::io::Result<()>>,
     _folder: TempDir,
@@ -190,7 +190,7 @@ pub fn pool(name: &str) -> PoolDefinition {
     format!("{name}=memory:").parse().unwrap()
 }
 
-/// A lazy connection, as sidecars have one; `localhost` is what they say.
+/// A lazy connection, as sidecars have one; like them, it uses `localhost` as the authority.
 pub fn channel(path: PathBuf) -> Channel {
     channel_with_authority(path, "localhost")
 }

@@ -24,7 +24,7 @@ async fn listen(metrics: Arc<Metrics>) -> SocketAddr {
     address
 }
 
-/// Status and the whole answer.
+/// The status and the whole answer.
 async fn ask(address: SocketAddr, request: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("{request} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
@@ -60,7 +60,7 @@ async fn readiness_follows_the_driver() {
 }
 
 #[tokio::test]
-async fn there_is_nothing_else_and_nothing_to_write() {
+async fn other_paths_and_methods_are_refused() {
     let node = Node::start().await;
     let address = listen(node.metrics.clone()).await;
     assert_eq!(ask(address, "GET /").await.0, 404);
@@ -144,7 +144,7 @@ async fn calls_pools_and_devices_are_counted() {
     node.stop().await;
 }
 
-/// A path that no service has must not make labels.
+/// A path that no service has must not become a label.
 #[tokio::test]
 async fn an_unknown_method_is_counted_as_such() {
     let node = Node::start().await;
@@ -203,7 +203,7 @@ impl RouterView for NoAgents {
 async fn every_metric_is_in_the_manual() {
     let node = Node::start().await;
     node.create("v").await;
-    // A node shows no agents; this one is made to, so that all numbers are in one page.
+    // A node reports no agents. This one is made to, so that all metrics are on one page.
     node.metrics.router().observe(Arc::new(NoAgents::default()));
     node.metrics.show_certificate(|| Some(1_800_000_000));
     node.metrics.show_refused_connections(|| 5);
@@ -226,12 +226,12 @@ async fn every_metric_is_in_the_manual() {
         .collect();
     let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md");
     let manual = std::fs::read_to_string(manual).unwrap();
-    let told: BTreeSet<String> = manual
+    let documented: BTreeSet<String> = manual
         .lines()
         .filter_map(|line| line.strip_prefix("| `"))
         .filter_map(|line| line.split(['`', '{']).next())
         .map(str::to_string)
         .collect();
-    assert_eq!(shown, told);
+    assert_eq!(shown, documented);
     node.stop().await;
 }

@@ -1,4 +1,4 @@
-//! Callers that go away in the middle: the work goes on, and a repeat meets it or its result.
+//! Callers that disconnect during a call: the work goes on, and a repeat meets it or its result.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::gate::{GatedHost, Opens};
 use crate::harness::*;
 
 /// More than anything takes that does not wait for a disk.
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 async fn gated() -> (GatedHost, Node) {
     let machine = MemoryHost::new();
@@ -25,7 +25,7 @@ async fn gated() -> (GatedHost, Node) {
     (host, node)
 }
 
-/// Waits until something is so: for ever, which a test that hangs is ended for.
+/// Waits until a condition holds, without a limit: a test that hangs is ended from outside.
 async fn until(mut is_so: impl AsyncFnMut() -> bool) {
     while !is_so().await {
         tokio::time::sleep(Duration::from_millis(2)).await;
@@ -40,7 +40,7 @@ async fn idle(node: &Node) {
 async fn a_repeat_while_the_work_runs_is_aborted_and_then_meets_the_result() {
     let (host, node) = gated().await;
     host.close("allocate");
-    // A caller that gives up: the call is cancelled on the server as well.
+    // A caller that gives up. The call is canceled on the server as well.
     let caller = node.controller.clone();
     let call = tokio::spawn(async move { caller.clone().create_volume(create("v")).await });
     host.reached(1).await;
@@ -55,7 +55,7 @@ async fn a_repeat_while_the_work_runs_is_aborted_and_then_meets_the_result() {
             .unwrap_err();
         assert_eq!(status.code(), Code::Aborted, "{status:?}");
     }
-    // Others aren't held up by it.
+    // Other calls are not held up by it.
     let list = node
         .controller
         .clone()
@@ -71,7 +71,7 @@ async fn a_repeat_while_the_work_runs_is_aborted_and_then_meets_the_result() {
     idle(&node).await;
     let effects = node.host.effects();
     let volume = node.create("v").await;
-    assert_eq!(node.host.effects(), effects, "the result was there already");
+    assert_eq!(node.host.effects(), effects, "the result existed already");
     let list = node
         .controller
         .clone()
@@ -91,13 +91,13 @@ async fn a_deadline_ends_the_call_and_not_the_work() {
     let (host, node) = gated().await;
     let id = node.create("v").await.volume_id;
     host.close("format");
-    // On a slow machine the deadline may come before the work has begun.
+    // On a slow machine, the deadline may be reached before the work begins.
     for milliseconds in [50, 500, 5000, 50_000] {
         let mut request = Request::new(stage(&id));
         request.set_timeout(Duration::from_millis(milliseconds));
         let mut caller = node.node.clone();
         let status = caller.node_stage_volume(request).await.unwrap_err();
-        // Or, of the one before, only after it.
+        // Or the work of the previous call begins only after its deadline.
         let met = milliseconds > 50 && status.code() == Code::Aborted;
         assert!(
             met || matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled),
@@ -148,10 +148,10 @@ async fn a_shutdown_waits_for_work_whose_caller_went_away() {
     let _ = call.await;
     let (driver, path) = (node.driver.clone(), node.path.clone());
     let stopping = node.begin_stop();
-    // Nobody is taken any more.
+    // The socket accepts no connections any more.
     until(async || tokio::net::UnixStream::connect(&path).await.is_err()).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
-    assert!(!stopping.served.is_finished(), "it waits");
+    assert!(!stopping.served.is_finished(), "the shutdown waits");
     host.open();
     stopping.served.await.unwrap().unwrap();
     assert_eq!(driver.running(), 0);
@@ -174,11 +174,12 @@ async fn a_call_that_runs_at_the_shutdown_is_answered() {
 
 #[tokio::test]
 async fn a_shutdown_does_not_wait_for_ever() {
-    const PATIENCE: Duration = Duration::from_millis(1500);
+    const WAIT_TIMEOUT: Duration = Duration::from_millis(1500);
     let machine = MemoryHost::new();
     let host = GatedHost::new(machine.clone());
     let theirs = Arc::new(host.clone());
-    let node = Node::with_patience(PATIENCE, machine, theirs, Alpha::default(), |_| {}).await;
+    let node =
+        Node::with_drain_timeout(WAIT_TIMEOUT, machine, theirs, Alpha::default(), |_| {}).await;
     host.close("allocate");
     let caller = node.controller.clone();
     let call = tokio::spawn(async move { caller.clone().create_volume(create("v")).await });
@@ -187,14 +188,14 @@ async fn a_shutdown_does_not_wait_for_ever() {
     let path = node.path.clone();
     let stopping = node.begin_stop();
     stopping.served.await.unwrap().unwrap();
-    assert!(before.elapsed() >= PATIENCE);
+    assert!(before.elapsed() >= WAIT_TIMEOUT);
     assert!(!path.exists(), "the socket is removed all the same");
     host.open();
     let _ = call.await;
 }
 
 #[tokio::test]
-async fn a_snapshot_waits_without_a_thread_for_what_has_its_volume_and_nothing_else_does() {
+async fn a_snapshot_waits_for_its_volume_without_a_thread_and_other_calls_do_not_wait() {
     let (host, node) = gated().await;
     let id = node.create("v").await.volume_id;
     host.close("format");
@@ -202,7 +203,7 @@ async fn a_snapshot_waits_without_a_thread_for_what_has_its_volume_and_nothing_e
     let volume = id.clone();
     let staged = tokio::spawn(async move { stager.node_stage_volume(stage(&volume)).await });
     host.reached(1).await;
-    // One that has no more time than the work takes is told at once.
+    // A call without more time than the work takes is refused at once.
     let mut controller = node.controller.clone();
     let mut hurried = Request::new(snapshot("s", &id));
     hurried.set_timeout(Duration::from_secs(5));
@@ -232,7 +233,7 @@ async fn a_snapshot_waits_without_a_thread_for_what_has_its_volume_and_nothing_e
             groups.create_volume_group_snapshot(request).await.map(drop)
         }),
     ];
-    // Whoever goes away meanwhile leaves nothing behind.
+    // A caller that disconnects while it waits leaves nothing behind.
     let mut gone = controller.clone();
     let source = id.clone();
     let gone = tokio::spawn(async move { gone.create_snapshot(snapshot("gone", &source)).await });
@@ -245,7 +246,7 @@ async fn a_snapshot_waits_without_a_thread_for_what_has_its_volume_and_nothing_e
     for one in waiting {
         match one.await.unwrap() {
             Ok(()) => {}
-            // The other one was first, and has the volume.
+            // The other call was first, and has locked the volume.
             Err(status) => assert_eq!(status.code(), Code::Aborted, "{status:?}"),
         }
     }
@@ -259,7 +260,7 @@ async fn a_snapshot_waits_without_a_thread_for_what_has_its_volume_and_nothing_e
 }
 
 #[tokio::test]
-async fn what_calls_have_left_on_one_pool_is_ended_while_another_ones_disk_hangs() {
+async fn leftovers_on_one_pool_are_cleaned_up_while_the_disk_of_another_hangs() {
     let machine = MemoryHost::new();
     let host = GatedHost::new(machine.clone());
     let two = |settings: &mut Settings| settings.pools = vec![pool("default"), pool("other")];
@@ -272,7 +273,7 @@ async fn what_calls_have_left_on_one_pool_is_ended_while_another_ones_disk_hangs
         volume.parameters = parameters.map(|(k, v)| (k.into(), v.into())).into();
         let made = controller.create_volume(volume).await.unwrap();
         let volume_id = made.into_inner().volume.unwrap().volume_id;
-        // It's out of sight then, and its blocks are there.
+        // The volume is in the trash then, and its blocks still exist.
         machine.fail_effect(2, FaultMode::Before(Errno::EIO));
         let delete = DeleteVolumeRequest {
             volume_id,
@@ -305,8 +306,8 @@ fn in_trash(machine: &MemoryHost) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wipe_that_lasts_holds_up_neither_a_start_nor_what_else_was_left() {
-    // Some come after the one that is wiped, in whatever order they are found.
+async fn a_long_wipe_delays_neither_a_start_nor_other_cleanup() {
+    // Some of them come after the one that is being wiped, in whatever order they are found.
     const QUICK: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
     let machine = MemoryHost::new();
     let node = Node::on(
@@ -326,7 +327,7 @@ async fn a_wipe_that_lasts_holds_up_neither_a_start_nor_what_else_was_left() {
         ids.push(made.into_inner().volume.unwrap().volume_id);
     }
     node.stop().await;
-    // As deletes leave them that a crash cuts off after the rename.
+    // The state that a delete leaves if a crash cuts it off after the rename.
     let made = Path::new("/memory/default/volumes");
     for id in &ids {
         let (_, uuid) = id.split_once('.').unwrap();
@@ -347,12 +348,12 @@ async fn a_wipe_that_lasts_holds_up_neither_a_start_nor_what_else_was_left() {
         tokio::spawn(async move { Node::on(of, wrapped, Alpha::default(), |_| {}).await });
     until(async || starting.is_finished() || host.waiting() > 0).await;
     let mut starting = starting;
-    let started = tokio::time::timeout(PATIENCE, &mut starting).await;
+    let started = tokio::time::timeout(WAIT_TIMEOUT, &mut starting).await;
     let node = started.expect("the start waits for a wipe").unwrap();
     host.reached(1).await;
     until(async || in_trash(&machine) == 1).await;
     assert_eq!(host.waiting(), 1, "it is still being wiped");
-    // What is left meanwhile is ended as well.
+    // What is left during the wipe is cleaned up as well.
     let later = Path::new("/memory/default/trash/00000000-0000-0000-0000-000000000009.0badcafe");
     machine.perform(&Effect::MakeDir { path: later }).unwrap();
     machine.put_file(&later.join("data.img"), b"").unwrap();
@@ -363,7 +364,7 @@ async fn a_wipe_that_lasts_holds_up_neither_a_start_nor_what_else_was_left() {
 }
 
 #[tokio::test]
-async fn a_record_whose_disk_hangs_holds_up_only_who_asks_for_it() {
+async fn a_record_whose_disk_hangs_delays_only_calls_that_need_it() {
     let machine = MemoryHost::new();
     let node = Node::on(
         machine.clone(),
@@ -380,7 +381,7 @@ async fn a_record_whose_disk_hangs_holds_up_only_who_asks_for_it() {
     let _opened = Opens(host.clone());
     host.close("sync_dir");
     host.close("sync_file");
-    // Who asks first after a start makes sure that the record is durable.
+    // The first request after a start makes sure that the record is durable.
     let (mut controller, asked) = (node.controller.clone(), volume_id.clone());
     let expand = ControllerExpandVolumeRequest {
         volume_id: asked,
@@ -391,17 +392,19 @@ async fn a_record_whose_disk_hangs_holds_up_only_who_asks_for_it() {
     host.reached(1).await;
     let mut controller = node.controller.clone();
     let list = controller.list_volumes(ListVolumesRequest::default());
-    let listed = tokio::time::timeout(PATIENCE, list).await;
+    let listed = tokio::time::timeout(WAIT_TIMEOUT, list).await;
     let listed = listed.expect("a list waits for the disk").unwrap();
     assert_eq!(listed.into_inner().entries.len(), 1);
     let driver = node.driver.clone();
     let look = tokio::task::spawn_blocking(move || driver.look_at_pool("default"));
-    let looked = tokio::time::timeout(PATIENCE, look).await;
-    looked.expect("the look waits for the disk").unwrap();
+    let looked = tokio::time::timeout(WAIT_TIMEOUT, look).await;
+    looked
+        .expect("the refresh does not wait for the disk")
+        .unwrap();
     let refusal = node.driver.pool_status().remove(0).refusal;
     assert!(refusal.is_some_and(|why| why.contains("its disk hangs")));
     host.open();
-    // It may be told that its pool isn't served meanwhile.
+    // It may be refused because its pool is no longer served.
     let _ = waits.await.unwrap();
     until(async || {
         let driver = node.driver.clone();

@@ -1,4 +1,4 @@
-//! A volume's life through the edge, with the answers that callers depend on.
+//! The life of a volume through gRPC, with the answers that callers depend on.
 
 use slackwater::csi::*;
 use slackwater::model::Alpha;
@@ -61,7 +61,7 @@ async fn a_volume_lives_from_create_to_delete() {
     assert_eq!(usage[0].unit(), volume_usage::Unit::Bytes);
     assert!(usage[0].total > 0 && usage[0].available > 0);
 
-    // Exactly what was asked for, although no image has such a length.
+    // Exactly the requested size, although no image has such a length.
     let odd = 2 * GIB + 1;
     let grow = ControllerExpandVolumeRequest {
         volume_id: id.clone(),
@@ -77,7 +77,7 @@ async fn a_volume_lives_from_create_to_delete() {
         (grown.capacity_bytes, grown.node_expansion_required),
         (odd, true)
     );
-    // As csi-sanity does: without capability, staging path and secrets.
+    // As csi-sanity does it: without capability, staging path and secrets.
     let grow = NodeExpandVolumeRequest {
         volume_id: id.clone(),
         volume_path: TARGET.to_string(),
@@ -151,13 +151,13 @@ async fn a_size_is_reported_as_it_was_asked_for() {
             ..create(name)
         };
         let repeat = request.clone();
-        let made = node
+        let created = node
             .controller
             .clone()
             .create_volume(request)
             .await
             .unwrap();
-        let volume = made.into_inner().volume.unwrap();
+        let volume = created.into_inner().volume.unwrap();
         assert_eq!(volume.capacity_bytes, reported, "{name}");
         let again = node.controller.clone().create_volume(repeat).await.unwrap();
         assert_eq!(again.into_inner().volume.unwrap(), volume, "{name}");
@@ -184,14 +184,14 @@ async fn names_may_be_long_and_in_any_script() {
 }
 
 #[tokio::test]
-async fn a_list_changes_by_exactly_what_was_made() {
+async fn a_list_changes_by_exactly_the_created_volumes() {
     let node = Node::start().await;
     let mut controller = node.controller.clone();
-    let mut made = Vec::new();
+    let mut created = Vec::new();
     for i in 0..5 {
-        made.push(node.create(&format!("v{i}")).await.volume_id);
+        created.push(node.create(&format!("v{i}")).await.volume_id);
     }
-    made.sort();
+    created.sort();
     let (mut listed, mut token) = (Vec::new(), String::new());
     loop {
         let request = ListVolumesRequest {
@@ -210,7 +210,7 @@ async fn a_list_changes_by_exactly_what_was_made() {
             break;
         }
     }
-    assert_eq!(listed, made);
+    assert_eq!(listed, created);
     let all = controller
         .list_volumes(ListVolumesRequest::default())
         .await
@@ -220,7 +220,7 @@ async fn a_list_changes_by_exactly_what_was_made() {
 }
 
 #[tokio::test]
-async fn a_verdict_on_capabilities_confirms_what_was_asked_or_says_why_not() {
+async fn a_validation_confirms_the_capabilities_or_gives_the_reason() {
     let node = Node::start().await;
     let id = node.create("v").await.volume_id;
     let ask = |capability: VolumeCapability, parameters: &str| ValidateVolumeCapabilitiesRequest {
@@ -259,7 +259,7 @@ async fn a_verdict_on_capabilities_confirms_what_was_asked_or_says_why_not() {
 }
 
 #[tokio::test]
-async fn capacity_is_told_and_is_nothing_elsewhere_or_for_what_is_not_served() {
+async fn capacity_is_reported_and_is_zero_elsewhere_and_for_pools_that_are_not_served() {
     let node = Node::start().await;
     let mut controller = node.controller.clone();
     let mut ask = async |request| controller.get_capacity(request).await.unwrap().into_inner();
@@ -315,7 +315,7 @@ async fn mutable_parameters_override_the_class() {
         .create_volume(request)
         .await
         .unwrap();
-    // The same as a class that says so itself.
+    // The same as a class with this value.
     let request = CreateVolumeRequest {
         parameters: map([("wipe", "none")]),
         ..create("v")
@@ -357,7 +357,7 @@ async fn an_inline_volume_lives_with_its_pod() {
         kubelet.node_publish_volume(request.clone()).await.unwrap();
     }
     assert_eq!(node.host.mounted(), [std::path::PathBuf::from(TARGET)]);
-    // Nothing in the cluster names it but its pod; who looks for orphans knows by this.
+    // Only its pod names it in the cluster. A search for orphans recognizes it by this.
     let mut controller = node.controller.clone();
     let there = controller.list_volumes(ListVolumesRequest::default()).await;
     let there = there.unwrap().into_inner().entries.remove(0);
@@ -377,7 +377,7 @@ async fn an_inline_volume_lives_with_its_pod() {
 }
 
 #[tokio::test]
-async fn the_scheduler_is_told_how_many_volumes_a_node_may_have() {
+async fn the_maximum_number_of_volumes_is_reported_to_the_scheduler() {
     let node = Node::with(Alpha::default(), |settings| {
         settings.max_volumes = std::num::NonZeroU16::new(100);
     })

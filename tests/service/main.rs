@@ -1,8 +1,8 @@
-//! The edge of a node, over a real unix socket: the whole driver on a simulated machine.
+//! The CSI services of a node over a real Unix socket: the whole driver on a simulated machine.
 
 #![expect(
     clippy::unwrap_used,
-    reason = "a test ends where something isn't as it says"
+    reason = "a test panics where an expectation fails"
 )]
 
 mod arbitrary;

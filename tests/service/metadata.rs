@@ -1,4 +1,4 @@
-//! Change tracking through the edge: streams of ranges.
+//! Change tracking through gRPC: streams of ranges.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use tonic::{Code, Status, Streaming};
 
 use crate::harness::*;
 
-/// What a message says beside its ranges, and these.
+/// The fields of a message besides its ranges, and the ranges.
 type Message = (i32, i64, Vec<(i64, i64)>);
 
 async fn all<T>(
@@ -88,7 +88,7 @@ fn ranges(messages: &[Message]) -> Vec<(i64, i64)> {
 }
 
 #[tokio::test]
-async fn ranges_are_streamed_and_can_be_taken_up_again_at_any_offset() {
+async fn ranges_are_streamed_and_can_be_resumed_at_any_offset() {
     let node = Node::metadata_node().await;
     let volume = node.staged("pvc-1").await;
     let first = node.written_and_cut("s1", &volume, 1).await;
@@ -99,20 +99,20 @@ async fn ranges_are_streamed_and_can_be_taken_up_again_at_any_offset() {
     assert!(!all.is_empty());
     assert!(all.windows(2).all(|pair| pair[0].0 + pair[0].1 < pair[1].0));
     let variable = i32::from(BlockMetadataType::VariableLength);
-    let told = |messages: &[Message]| {
+    let fields_of = |messages: &[Message]| {
         messages
             .iter()
             .all(|(kind, capacity, _)| (*kind, *capacity) == (variable, GIB))
     };
-    assert!(told(&whole));
+    assert!(fields_of(&whole));
 
     let changed = node.delta(between(&first, &second)).await.unwrap();
-    assert!(told(&changed));
+    assert!(fields_of(&changed));
     let differing = ranges(&changed);
     assert!(!differing.is_empty());
     let sum = |ranges: &[(i64, i64)]| ranges.iter().map(|(_, bytes)| bytes).sum::<i64>();
     assert!(sum(&differing) < sum(&all), "{differing:?} of {all:?}");
-    // The same the other way round, and nothing between a snapshot and itself.
+    // The same in the other direction. There is no difference between a snapshot and itself.
     let back = node.delta(between(&second, &first)).await.unwrap();
     assert_eq!(ranges(&back), differing);
     let none = node.delta(between(&first, &first)).await.unwrap();
@@ -139,7 +139,11 @@ async fn ranges_are_streamed_and_can_be_taken_up_again_at_any_offset() {
                 .collect();
             assert_eq!(rest.len(), expected.len());
             for ((start, bytes), (offset, all)) in rest.iter().zip(expected) {
-                assert_eq!(start + bytes, offset + all, "it ends where the whole does");
+                assert_eq!(
+                    start + bytes,
+                    offset + all,
+                    "it ends where the whole stream ends"
+                );
                 assert!(start >= offset && *start <= starting_offset.max(*offset));
             }
         }
@@ -156,7 +160,7 @@ async fn ranges_are_streamed_and_can_be_taken_up_again_at_any_offset() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_request_is_the_calls_own_answer() {
+async fn an_invalid_metadata_request_fails_the_call_itself() {
     let node = Node::metadata_node().await;
     let volume = node.staged("pvc-1").await;
     let cut = node.written_and_cut("s1", &volume, 1).await;
@@ -170,7 +174,7 @@ async fn what_is_wrong_with_a_request_is_the_calls_own_answer() {
     };
     let nothing = allocated(|request| request.snapshot_id.clear()).await;
     let unknown = allocated(|request| request.snapshot_id = "unknown".into()).await;
-    let nobodys = allocated(|request| {
+    let unknown_uuid = allocated(|request| {
         request.snapshot_id.pop();
         let end = if request.snapshot_id.ends_with('0') {
             "1"
@@ -191,7 +195,7 @@ async fn what_is_wrong_with_a_request_is_the_calls_own_answer() {
     for (answer, code, said) in [
         (nothing, Code::InvalidArgument, "snapshot_id: is missing"),
         (unknown, Code::NotFound, "snapshot unknown"),
-        (nobodys, Code::NotFound, "does not exist"),
+        (unknown_uuid, Code::NotFound, "does not exist"),
         (before, Code::OutOfRange, "starting_offset: -1"),
         (beyond, Code::OutOfRange, "starting_offset: 1073741825"),
         (fewer, Code::InvalidArgument, "max_results: is -1"),
@@ -216,7 +220,7 @@ async fn what_is_wrong_with_a_request_is_the_calls_own_answer() {
 }
 
 #[tokio::test]
-async fn a_volume_whose_name_came_again_is_another_volume() {
+async fn a_volume_whose_name_was_reused_is_another_volume() {
     let node = Node::metadata_node().await;
     let volume = node.staged("pvc-1").await;
     let first = node.written_and_cut("s1", &volume, 1).await;

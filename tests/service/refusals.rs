@@ -1,5 +1,5 @@
-//! Requests that are wrong in themselves: INVALID_ARGUMENT, with a sentence that names the field.
-//! The sentences are part of `docs/errors.md` (see `codes`).
+//! Invalid requests: they return INVALID_ARGUMENT, with a sentence that names the field. The
+//! sentences are part of `docs/errors.md` (see `codes`).
 
 mod cases;
 
@@ -12,7 +12,7 @@ pub use cases::all;
 use cases::created;
 
 #[tokio::test]
-async fn what_is_wrong_in_itself_is_an_invalid_argument_and_changes_nothing() {
+async fn an_invalid_request_is_an_invalid_argument_and_changes_nothing() {
     let node = Node::start().await;
     let effects = node.host.effects();
     for (what, call) in all() {
@@ -35,7 +35,7 @@ async fn what_is_wrong_in_itself_is_an_invalid_argument_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn an_id_that_is_none_is_not_found_or_gone_already() {
+async fn an_invalid_id_is_not_found_or_already_deleted() {
     let node = Node::start().await;
     let long = "y".repeat(100_000);
     for id in ["no-such-volume", "../../../etc/passwd", "ä\u{0}b", &long] {
@@ -98,7 +98,7 @@ async fn an_id_that_is_none_is_not_found_or_gone_already() {
 }
 
 #[tokio::test]
-async fn parameters_of_the_sidecars_are_passed_over() {
+async fn parameters_of_the_sidecars_are_ignored() {
     let node = Node::start().await;
     let call = created(|r| {
         r.parameters = map([

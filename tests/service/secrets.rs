@@ -1,4 +1,4 @@
-//! What is logged: one line a call, with its ids, and never a secret, at any level.
+//! The log: one line per call, with the IDs, and never a secret, at any level.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use crate::harness::*;
 
 const SECRET: &str = "hunter2";
 
-/// Keeps what is logged.
+/// Collects what is logged.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -30,10 +30,12 @@ impl Log {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
 
-    /// Logs of this thread go here while the guard lives; the tests' runtime has no other.
+    /// Captures the logs of this thread while the guard lives. The tests' runtime has no other
+    /// thread.
     fn capture(&self, format: LogFormat, filter: &str) -> tracing::subscriber::DefaultGuard {
-        // While there is one subscriber, tracing asks that of whichever thread comes to a place
-        // first whether anybody listens there: a thread of another test would say no, for all.
+        // While only one subscriber exists, tracing asks it, in the thread that first reaches a
+        // callsite, whether it is interested. A thread of another test would disable the callsite
+        // for all threads.
         let _ = tracing::subscriber::set_global_default(tracing_subscriber::registry());
         let log = self.clone();
         let subscriber = subscriber(format, filter, move || log.clone()).unwrap();
@@ -202,7 +204,10 @@ async fn no_level_and_no_error_shows_a_secret() {
         drop(guard);
         let text = log.text();
         assert!(text.contains("<2 redacted>"), "requests are traced");
-        assert!(text.contains("db-0"), "what is no secret is told");
+        assert!(
+            text.contains("db-0"),
+            "a value that is not secret is logged"
+        );
         for text in [text, answers] {
             if let Some(at) = text.find(SECRET) {
                 let from = text.floor_char_boundary(at.saturating_sub(300));
@@ -277,7 +282,7 @@ async fn a_call_is_one_line_with_its_ids_its_code_and_its_error() {
     assert!(failed["error"].as_str().unwrap().contains("EIO"));
 }
 
-/// Also of a call that is refused, so that its objects can be found.
+/// Also for a refused call, so that its objects can be found.
 #[tokio::test]
 async fn calls_about_snapshots_and_groups_have_their_ids_on_their_line() {
     let log = Log::default();
@@ -348,9 +353,9 @@ async fn calls_about_snapshots_and_groups_have_their_ids_on_their_line() {
             &[("group_snapshot_id", "no-group"), ("snapshot_ids", "s")],
         ),
     ];
-    let mut told = Vec::new();
+    let mut expected = Vec::new();
     for (call, ids) in calls {
-        told.push((call.rpc(), ids));
+        expected.push((call.rpc(), ids));
         call.send(&node).await.unwrap_err();
     }
     node.stop().await;
@@ -361,8 +366,8 @@ async fn calls_about_snapshots_and_groups_have_their_ids_on_their_line() {
         .map(|line| serde_json::from_str(line).unwrap())
         .filter(|line: &serde_json::Value| line["span"]["method"].is_string())
         .collect();
-    assert_eq!(lines.len(), told.len(), "{text}");
-    for (line, (rpc, ids)) in lines.iter().zip(told) {
+    assert_eq!(lines.len(), expected.len(), "{text}");
+    for (line, (rpc, ids)) in lines.iter().zip(expected) {
         assert_eq!(line["span"]["method"], rpc.name());
         for (field, id) in ids {
             assert_eq!(line["span"][field], *id, "{line}");
@@ -370,15 +375,15 @@ async fn calls_about_snapshots_and_groups_have_their_ids_on_their_line() {
     }
 }
 
-/// What was made stands beside the name that it was asked for.
+/// The ID of the created object is logged next to its requested name.
 #[tokio::test]
-async fn a_cut_is_told_with_the_ids_of_what_it_made() {
+async fn a_cut_is_logged_with_the_ids_of_its_snapshots() {
     let log = Log::default();
     let guard = log.capture(LogFormat::Json, "info");
     let node = Node::start().await;
     let id = node.create("v").await.volume_id;
     let cut = node.cut("s", &id).await.snapshot_id;
-    let made = node.group(group("g", &[&id])).await.group_snapshot_id;
+    let cut_group = node.group(group("g", &[&id])).await.group_snapshot_id;
     node.stop().await;
     drop(guard);
     let text = log.text();
@@ -396,12 +401,12 @@ async fn a_cut_is_told_with_the_ids_of_what_it_made() {
     let group = line("CreateVolumeGroupSnapshot");
     assert_eq!(group["span"]["group_snapshot_name"], "g");
     assert_eq!(group["span"]["source_volume_ids"], id.as_str());
-    assert_eq!(group["span"]["group_snapshot_id"], made.as_str());
+    assert_eq!(group["span"]["group_snapshot_id"], cut_group.as_str());
 }
 
 /// The upstream suite and many classes have it among the parameters.
 #[tokio::test]
-async fn a_deletion_policy_among_the_parameters_is_told_once_a_call() {
+async fn a_deletion_policy_among_the_parameters_is_logged_once_per_call() {
     let log = Log::default();
     let guard = log.capture(LogFormat::Text, "info");
     let node = Node::start().await;
@@ -430,7 +435,7 @@ async fn a_deletion_policy_among_the_parameters_is_told_once_a_call() {
 }
 
 #[tokio::test]
-async fn what_a_caller_gives_does_not_make_lines() {
+async fn input_of_a_caller_never_adds_log_lines() {
     let log = Log::default();
     let guard = log.capture(LogFormat::Text, "info");
     let node = Node::start().await;
@@ -456,9 +461,9 @@ async fn what_a_caller_gives_does_not_make_lines() {
     assert!(!text.contains('\u{1b}'));
 }
 
-/// A caller that goes away is counted and told as well.
+/// A call whose caller disconnects is counted and logged as well.
 #[tokio::test]
-async fn a_call_whose_caller_went_away_is_told() {
+async fn a_call_whose_caller_disconnects_is_logged() {
     let log = Log::default();
     let guard = log.capture(LogFormat::Text, "info");
     let machine = slackwater::host::memory::MemoryHost::new();

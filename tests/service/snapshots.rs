@@ -1,4 +1,4 @@
-//! A snapshot's life, and a group's, through the edge.
+//! The life of a snapshot and of a group through gRPC.
 
 use std::path::Path;
 
@@ -67,7 +67,7 @@ impl Node {
         self.page(ListSnapshotsRequest::default()).await.0
     }
 
-    /// What users of a volume find on it.
+    /// What users of a volume read from it.
     pub async fn read(&self, volume_id: &str) -> Vec<u64> {
         let mut kubelet = self.node.clone();
         let stage = NodeStageVolumeRequest {
@@ -125,7 +125,7 @@ async fn a_snapshot_outlives_its_volume_and_a_restore_its_snapshot() {
     assert_eq!(cut.accessible_topology, []);
     assert!(cut.creation_time.unwrap().seconds > 0);
     assert_ne!(cut.snapshot_id, id);
-    // The same moment, however often it's asked for.
+    // The same moment at every repeat.
     assert_eq!(node.cut("snapshot-1", &id).await, cut);
     assert_eq!(node.snapshots().await, std::slice::from_ref(&cut));
 
@@ -169,7 +169,10 @@ async fn a_clone_is_a_volume_of_its_own() {
     let source = request.volume_content_source.clone();
     let cloned = node.make(request.clone()).await;
     node.host.write_token(Path::new(STAGING), 2).unwrap();
-    assert_eq!(cloned.capacity_bytes, GIB, "its source's, if none is said");
+    assert_eq!(
+        cloned.capacity_bytes, GIB,
+        "the source's size, if none is given"
+    );
     assert_eq!(cloned.content_source, source);
     assert_eq!(node.make(request).await, cloned);
     assert_eq!(node.snapshots().await, [], "a clone leaves no snapshot");
@@ -179,20 +182,20 @@ async fn a_clone_is_a_volume_of_its_own() {
 }
 
 #[tokio::test]
-async fn snapshots_are_listed_in_pages_and_by_what_they_are_of() {
+async fn snapshots_are_listed_in_pages_and_by_source() {
     let node = Node::start().await;
-    let mut made = Vec::new();
+    let mut created = Vec::new();
     let (one, other) = (node.create("a").await, node.create("b").await);
     for i in 0..5 {
         let source = if i < 2 { &one } else { &other };
-        made.push(node.cut(&format!("s{i}"), &source.volume_id).await);
+        created.push(node.cut(&format!("s{i}"), &source.volume_id).await);
     }
     let of = |volume_id: &str, snapshot_id: &str| ListSnapshotsRequest {
         source_volume_id: volume_id.into(),
         snapshot_id: snapshot_id.into(),
         ..Default::default()
     };
-    let (first, last) = (made[0].clone(), made[4].clone());
+    let (first, last) = (created[0].clone(), created[4].clone());
     let (found, token) = node.page(of("", &first.snapshot_id)).await;
     assert_eq!((found, token.as_str()), (vec![first.clone()], ""));
     assert_eq!(node.page(of(&one.volume_id, "")).await.0.len(), 2);
@@ -203,14 +206,14 @@ async fn snapshots_are_listed_in_pages_and_by_what_they_are_of() {
         of(&one.volume_id, &last.snapshot_id),
         of("no-such-volume", ""),
         of("", "no-such-snapshot"),
-        // A volume is no snapshot.
+        // A volume is not a snapshot.
         of("", &one.volume_id),
         of(&last.snapshot_id, ""),
     ] {
         assert_eq!(node.page(nothing).await, (vec![], String::new()));
     }
 
-    made.sort_by(|a, b| a.snapshot_id.cmp(&b.snapshot_id));
+    created.sort_by(|a, b| a.snapshot_id.cmp(&b.snapshot_id));
     let (mut listed, mut starting_token) = (Vec::new(), String::new());
     loop {
         let request = ListSnapshotsRequest {
@@ -226,11 +229,11 @@ async fn snapshots_are_listed_in_pages_and_by_what_they_are_of() {
         }
         starting_token = next;
     }
-    assert_eq!(listed, made);
+    assert_eq!(listed, created);
     node.stop().await;
 }
 
-/// Three volumes in use, so that there is a moment to be had.
+/// Three volumes in use, so that a snapshot needs a freeze.
 pub async fn three(node: &Node) -> Vec<String> {
     let mut ids = Vec::new();
     for i in 0..3_u64 {
@@ -247,17 +250,17 @@ pub async fn three(node: &Node) -> Vec<String> {
     ids
 }
 
-/// A class may change between two calls. How a snapshot is to be made isn't compared, but nobody
-/// gets less than their class allows.
+/// A class may change between two calls. The parameters of an existing snapshot are not compared,
+/// but no caller gets a lower level than its class requires.
 #[tokio::test]
-async fn a_repeat_by_another_class_is_answered_unless_it_promises_more() {
+async fn a_repeat_with_another_class_is_answered_unless_it_requires_a_higher_level() {
     let node = Node::start().await;
     let used = three(&node).await.remove(0);
     let quiet = node.create("quiet").await.volume_id;
     let ask = async |name: &str, source: &str, class: &[(&str, &str)]| {
         let request = of_class(name, source, class);
         let answer = node.controller.clone().create_snapshot(request).await;
-        let answer = answer.map(|made| made.into_inner().snapshot.unwrap());
+        let answer = answer.map(|created| created.into_inner().snapshot.unwrap());
         answer.map_err(|said| said.code())
     };
     const CRASH: (&str, &str) = ("consistency", "crash");
@@ -266,30 +269,30 @@ async fn a_repeat_by_another_class_is_answered_unless_it_promises_more() {
     let lower = |level| ("onQuiesceFailure", level);
     let more = Err(Code::AlreadyExists);
 
-    let made = ask("crash", &used, &[CRASH]).await;
-    assert_eq!(ask("crash", &used, &[CRASH, patient]).await, made);
+    let created = ask("crash", &used, &[CRASH]).await;
+    assert_eq!(ask("crash", &used, &[CRASH, patient]).await, created);
     assert_eq!(ask("crash", &used, &[]).await, more);
     assert_eq!(ask("crash", &used, &[APPLICATION]).await, more);
     let anything = [APPLICATION, lower("crash")];
-    assert_eq!(ask("crash", &used, &anything).await, made);
+    assert_eq!(ask("crash", &used, &anything).await, created);
 
-    let made = ask("frozen", &used, &[]).await;
+    let created = ask("frozen", &used, &[]).await;
     for class in [
         &[patient][..],
         &[CRASH],
         &[APPLICATION, lower("filesystem")],
     ] {
-        assert_eq!(ask("frozen", &used, class).await, made, "{class:?}");
+        assert_eq!(ask("frozen", &used, class).await, created, "{class:?}");
     }
     assert_eq!(ask("frozen", &used, &[APPLICATION]).await, more);
 
-    // Nobody uses it: there is no application, and that is as good.
-    let made = ask("quiet", &quiet, &[APPLICATION]).await;
-    assert!(made.is_ok(), "{made:?}");
-    assert_eq!(ask("quiet", &quiet, &[APPLICATION, patient]).await, made);
-    assert_eq!(ask("quiet", &quiet, &[]).await, made);
+    // The volume is not in use: no application runs, and that is equivalent.
+    let created = ask("quiet", &quiet, &[APPLICATION]).await;
+    assert!(created.is_ok(), "{created:?}");
+    assert_eq!(ask("quiet", &quiet, &[APPLICATION, patient]).await, created);
+    assert_eq!(ask("quiet", &quiet, &[]).await, created);
 
-    // A name that is free again is.
+    // A name that is free again can be used.
     let id = ask("crash", &used, &[CRASH]).await.unwrap().snapshot_id;
     let delete = DeleteSnapshotRequest {
         snapshot_id: id,
@@ -305,7 +308,7 @@ async fn a_repeat_by_another_class_is_answered_unless_it_promises_more() {
 }
 
 #[tokio::test]
-async fn a_group_is_of_one_moment_and_goes_as_one() {
+async fn a_group_is_cut_at_one_moment_and_deleted_as_a_whole() {
     let node = Node::start().await;
     let ids = three(&node).await;
     let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
@@ -317,53 +320,53 @@ async fn a_group_is_of_one_moment_and_goes_as_one() {
         ]),
         ..group("group-1", &ids)
     };
-    let made = node.group(request.clone()).await;
-    assert!(made.ready_to_use);
-    let sources: Vec<_> = made
+    let created = node.group(request.clone()).await;
+    assert!(created.ready_to_use);
+    let sources: Vec<_> = created
         .snapshots
         .iter()
         .map(|s| &*s.source_volume_id)
         .collect();
     assert_eq!(sources, ids, "in the order of the request");
-    for member in &made.snapshots {
+    for member in &created.snapshots {
         assert!(member.ready_to_use);
-        assert_eq!(member.creation_time, made.creation_time);
-        assert_eq!(member.group_snapshot_id, made.group_snapshot_id);
+        assert_eq!(member.creation_time, created.creation_time);
+        assert_eq!(member.group_snapshot_id, created.group_snapshot_id);
         assert_eq!(member.size_bytes, GIB);
     }
-    assert_eq!(node.group(request.clone()).await, made);
+    assert_eq!(node.group(request.clone()).await, created);
     let turned = CreateVolumeGroupSnapshotRequest {
         source_volume_ids: ids.iter().rev().map(|id| id.to_string()).collect(),
         ..request
     };
     assert_eq!(
         node.group(turned).await,
-        made,
-        "another order is no other group"
+        created,
+        "another order is the same group"
     );
     let listed = node.snapshots().await;
     assert_eq!(listed.len(), 4);
-    for member in &made.snapshots {
-        assert!(listed.contains(member), "told as it was answered");
+    for member in &created.snapshots {
+        assert!(listed.contains(member), "listed as it was answered");
     }
 
-    let members: Vec<_> = made
+    let members: Vec<_> = created
         .snapshots
         .iter()
         .map(|s| s.snapshot_id.clone())
         .collect();
     let get = GetVolumeGroupSnapshotRequest {
-        group_snapshot_id: made.group_snapshot_id.clone(),
+        group_snapshot_id: created.group_snapshot_id.clone(),
         snapshot_ids: members.clone(),
         ..Default::default()
     };
     let mut groups = node.groups.clone();
     let got = groups.get_volume_group_snapshot(get.clone()).await.unwrap();
-    assert_eq!(got.into_inner().group_snapshot.unwrap(), made);
+    assert_eq!(got.into_inner().group_snapshot.unwrap(), created);
     let restored = node.make(restore("pvc-r", &members[1])).await;
 
     let delete = DeleteVolumeGroupSnapshotRequest {
-        group_snapshot_id: made.group_snapshot_id.clone(),
+        group_snapshot_id: created.group_snapshot_id.clone(),
         snapshot_ids: members,
         ..Default::default()
     };
@@ -379,7 +382,7 @@ async fn a_group_is_of_one_moment_and_goes_as_one() {
 }
 
 #[tokio::test]
-async fn snapshots_say_where_they_are_only_if_that_is_switched_on() {
+async fn snapshots_report_their_topology_only_if_enabled() {
     let elsewhere = Topology {
         segments: map([("topology.csi.slackwater.dev/home", "another")]),
     };
@@ -391,15 +394,15 @@ async fn snapshots_say_where_they_are_only_if_that_is_switched_on() {
     };
     let node = Node::start().await;
     let id = node.create("v").await.volume_id;
-    // A field that this protocol doesn't have yet says nothing.
+    // A field that this version of the protocol lacks has no effect.
     let request = CreateSnapshotRequest {
         accessibility_requirements: only(&elsewhere),
         ..snapshot("s", &id)
     };
     let mut controller = node.controller.clone();
-    let made = controller.create_snapshot(request.clone()).await.unwrap();
-    let made = made.into_inner().snapshot.unwrap();
-    assert_eq!(made.accessible_topology, []);
+    let created = controller.create_snapshot(request.clone()).await.unwrap();
+    let created = created.into_inner().snapshot.unwrap();
+    assert_eq!(created.accessible_topology, []);
     node.stop().await;
 
     let node = Node::with_alpha(all_alpha()).await;
@@ -413,24 +416,24 @@ async fn snapshots_say_where_they_are_only_if_that_is_switched_on() {
     let mut controller = node.controller.clone();
     let refused = controller.create_snapshot(request(&elsewhere)).await;
     assert_eq!(refused.unwrap_err().code(), Code::ResourceExhausted);
-    let made = controller.create_snapshot(request(&here)).await.unwrap();
-    let made = made.into_inner().snapshot.unwrap();
-    assert_eq!(made.accessible_topology, std::slice::from_ref(&here));
-    assert_eq!(node.snapshots().await, std::slice::from_ref(&made));
+    let created = controller.create_snapshot(request(&here)).await.unwrap();
+    let created = created.into_inner().snapshot.unwrap();
+    assert_eq!(created.accessible_topology, std::slice::from_ref(&here));
+    assert_eq!(node.snapshots().await, std::slice::from_ref(&created));
     let get = GetSnapshotRequest {
-        snapshot_id: made.snapshot_id.clone(),
+        snapshot_id: created.snapshot_id.clone(),
         ..Default::default()
     };
     let got = controller.get_snapshot(get).await.unwrap();
-    assert_eq!(got.into_inner().snapshot.unwrap(), made);
+    assert_eq!(got.into_inner().snapshot.unwrap(), created);
     let grouped = node.group(group("g", &[&id])).await;
     assert_eq!(grouped.snapshots[0].accessible_topology, [here]);
     node.stop().await;
 }
 
-/// Whose volume it is decides whose hooks run; it's no attribute of the volume.
+/// The owner of the claim decides whose hooks run. It is not an attribute of the volume.
 #[tokio::test]
-async fn a_claim_is_kept_and_never_compared() {
+async fn the_claim_of_a_volume_is_recorded_and_never_compared() {
     let node = Node::start().await;
     let of = |claim: &str| CreateVolumeRequest {
         parameters: map([
@@ -439,10 +442,10 @@ async fn a_claim_is_kept_and_never_compared() {
         ]),
         ..create("pvc-1")
     };
-    let made = node.make(of("db")).await;
-    assert_eq!(node.make(of("other")).await, made);
-    assert_eq!(node.make(create("pvc-1")).await, made);
-    let uuid = made.volume_id.split_once('.').unwrap().1;
+    let created = node.make(of("db")).await;
+    assert_eq!(node.make(of("other")).await, created);
+    assert_eq!(node.make(create("pvc-1")).await, created);
+    let uuid = created.volume_id.split_once('.').unwrap().1;
     let record = format!("/memory/default/volumes/{uuid}/record.json");
     let record = node.driver_file(&record);
     assert!(record.contains("\"shop/db\""), "{record}");

@@ -1,4 +1,4 @@
-//! The socket's file, and who may take it.
+//! The socket's file, and who may connect to it.
 
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
@@ -10,7 +10,7 @@ use slackwater::server::{BindError, Socket};
 use crate::harness::*;
 
 #[tokio::test]
-async fn the_socket_is_for_root_alone_and_nothing_lies_beside_it() {
+async fn the_socket_is_for_root_only_and_leaves_no_other_file() {
     let node = Node::start().await;
     node.create("v").await;
     let metadata = std::fs::symlink_metadata(&node.path).unwrap();
@@ -22,7 +22,7 @@ async fn the_socket_is_for_root_alone_and_nothing_lies_beside_it() {
 }
 
 #[tokio::test]
-async fn a_dead_processs_socket_is_replaced() {
+async fn the_socket_of_a_dead_process_is_replaced() {
     let folder = tempfile::TempDir::with_prefix("slackwater-").unwrap();
     let path = folder.path().join("csi.sock");
     // Dropping a listener leaves its file.
@@ -30,11 +30,11 @@ async fn a_dead_processs_socket_is_replaced() {
     assert!(path.exists());
     let socket = Socket::bind(&path).unwrap();
     drop(socket);
-    assert!(!path.exists(), "ours is removed");
+    assert!(!path.exists(), "our socket is removed");
 }
 
 #[tokio::test]
-async fn a_living_processs_socket_is_left_to_it() {
+async fn the_socket_of_a_running_process_is_left_alone() {
     let node = Node::start().await;
     let error = Socket::bind(&node.path).unwrap_err();
     assert!(matches!(error, BindError::Taken(_)), "{error}");
@@ -59,13 +59,13 @@ async fn what_is_not_a_socket_is_not_removed() {
 }
 
 #[tokio::test]
-async fn a_folder_that_is_missing_is_named() {
+async fn a_missing_folder_is_named() {
     let error = Socket::bind(std::path::Path::new("/nonexistent/csi.sock")).unwrap_err();
     insta::assert_snapshot!(slackwater::error::chain(&error), @"bind /nonexistent/csi.sock: No such file or directory (os error 2)");
 }
 
 #[tokio::test]
-async fn a_socket_that_another_has_put_in_our_place_stays() {
+async fn a_socket_that_another_process_created_at_the_same_path_stays() {
     let node = Node::start().await;
     std::fs::remove_file(&node.path).unwrap();
     let other = UnixListener::bind(&node.path).unwrap();
@@ -77,7 +77,7 @@ async fn a_socket_that_another_has_put_in_our_place_stays() {
 }
 
 #[tokio::test]
-async fn callers_may_call_the_host_what_they_want() {
+async fn any_authority_in_a_request_is_accepted() {
     let node = Node::start().await;
     for authority in [
         "localhost",

@@ -1,59 +1,60 @@
-//! What may happen, drawn at random.
+//! The acts of a test, chosen at random.
 
 use nix::errno::Errno;
 use proptest::prelude::*;
 use slackwater::host::memory::{FaultMode, Unreadable};
 use slackwater::model::{FsType, Level, Wipe};
 
-use crate::world::{How, SIZE, Step};
+use crate::simulation::{SIZE, Step, VolumeConfig};
 
-/// Two are enough to be mixed up, and a third to be made of one of them.
+/// Two names are enough to be confused; a third is for a volume created from one of them.
 pub const NAMES: [&str; 3] = ["a", "b", "c"];
 pub const INLINE: [&str; 2] = ["x", "y"];
 pub const SNAPSHOTS: [&str; 2] = ["s", "t"];
 pub const GROUPS: [&str; 2] = ["g", "h"];
 const SOURCES: [&[&str]; 4] = [&["a", "b"], &["b", "c"], &["a", "b", "c"], &["c"]];
 
-/// What happens next.
+/// The next act.
 #[derive(Clone, Debug)]
 pub enum Act {
     Call(Step),
     /// Two callers at once.
     Pair(Step, Step),
-    /// A call with a fault at its n-th effect; if that ends the process, it starts again.
+    /// A call with a fault at its n-th effect. If the fault ends the process, the process starts
+    /// again.
     Fault(Step, usize, FaultMode, After),
     Restart,
     Reboot(bool),
-    /// Users write wherever they can, and sync it or not.
+    /// Users write wherever they can, and sync their writes or not.
     Write(bool),
-    /// Something is wrong from now on.
+    /// A fault begins, and lasts.
     Begin(Kind),
-    /// It isn't any more.
+    /// The fault ends.
     End,
 }
 
-/// What is wrong for many acts.
+/// A fault that lasts for many acts.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
     Full,
-    /// Of all records that there are then the n-th can't be read, by a driver that has begun before
-    /// or that begins now.
+    /// The n-th of all existing records cannot be read, by a driver that was started before the
+    /// fault or that starts now.
     Unreadable {
         n: usize,
-        how: Unreadable,
+        config: Unreadable,
         begins: bool,
     },
-    /// The pool's disk is dead, and the driver has looked at it since or not. In the end it's
-    /// mounted anew, or answers again.
+    /// The pool's disk is dead, and the driver has checked it since or not. At the end, it is
+    /// mounted again, or answers again.
     Dead {
-        anew: bool,
+        remounted: bool,
         seen: bool,
     },
-    /// The pool's disk hangs, and the driver has looked at it since.
+    /// The pool's disk hangs, and the driver has checked it since.
     Hangs,
 }
 
-/// What comes after a fault.
+/// The event after a fault.
 #[derive(Clone, Copy, Debug)]
 pub enum After {
     Nothing,
@@ -61,19 +62,19 @@ pub enum After {
     PowerLoss,
 }
 
-fn hows() -> impl Strategy<Value = How> {
+fn configs() -> impl Strategy<Value = VolumeConfig> {
     let wipe = prop_oneof![Just(Wipe::None), Just(Wipe::Zero)];
-    let how = prop_oneof![
-        3 => Just(How::EXT4),
-        1 => Just(How::fs(FsType::Xfs)),
-        1 => Just(How::fs(FsType::Btrfs)),
-        2 => Just(How::BLOCK),
-        1 => Just(How::THICK),
+    let config = prop_oneof![
+        3 => Just(VolumeConfig::EXT4),
+        1 => Just(VolumeConfig::fs(FsType::Xfs)),
+        1 => Just(VolumeConfig::fs(FsType::Btrfs)),
+        2 => Just(VolumeConfig::BLOCK),
+        1 => Just(VolumeConfig::THICK),
     ];
-    (how, wipe).prop_map(|(how, wipe)| how.wiped(wipe))
+    (config, wipe).prop_map(|(config, wipe)| config.wiped(wipe))
 }
 
-/// Snapshots, groups, and volumes made of them.
+/// Snapshots, groups, and volumes created from them.
 fn cuts() -> impl Strategy<Value = Step> {
     let name = || prop::sample::select(&NAMES[..]);
     let snapshot = || prop::sample::select(&SNAPSHOTS[..]);
@@ -84,10 +85,10 @@ fn cuts() -> impl Strategy<Value = Step> {
         5 => (snapshot(), name(), level)
             .prop_map(|(snapshot, name, level)| Step::Snapshot(snapshot, name, level)),
         2 => snapshot().prop_map(Step::DeleteSnapshot),
-        4 => (name(), snapshot(), hows(), 1..4u64)
-            .prop_map(|(name, of, how, times)| Step::Restore(name, of, how, SIZE * times)),
-        3 => (name(), name(), hows(), 1..4u64)
-            .prop_map(|(name, of, how, times)| Step::Clone(name, of, how, SIZE * times)),
+        4 => (name(), snapshot(), configs(), 1..4u64)
+            .prop_map(|(name, of, config, times)| Step::Restore(name, of, config, SIZE * times)),
+        3 => (name(), name(), configs(), 1..4u64)
+            .prop_map(|(name, of, config, times)| Step::Clone(name, of, config, SIZE * times)),
         4 => (group(), sources).prop_map(|(group, sources)| Step::Group(group, sources)),
         2 => group().prop_map(Step::DeleteGroup),
     ]
@@ -102,41 +103,41 @@ fn volumes() -> impl Strategy<Value = Step> {
     let inline = || prop::sample::select(&INLINE[..]);
     let n = || 0..2u8;
     prop_oneof![
-        4 => (name(), hows()).prop_map(|(name, how)| Step::Create(name, how)),
+        4 => (name(), configs()).prop_map(|(name, config)| Step::Create(name, config)),
         3 => name().prop_map(Step::Delete),
         1 => (name(), prop_oneof![Just(Wipe::None), Just(Wipe::Zero)])
             .prop_map(|(name, wipe)| Step::Modify(name, wipe)),
         1 => (name(), 1..4u64).prop_map(|(name, times)| Step::Expand(name, SIZE * times)),
         1 => name().prop_map(Step::ExpandNode),
-        5 => (name(), hows()).prop_map(|(name, how)| Step::StageAs(name, how)),
+        5 => (name(), configs()).prop_map(|(name, config)| Step::StageAs(name, config)),
         3 => name().prop_map(Step::Unstage),
-        4 => (name(), n(), any::<bool>(), hows())
-            .prop_map(|(name, n, ro, how)| Step::PublishAs(name, n, ro, how)),
+        4 => (name(), n(), any::<bool>(), configs())
+            .prop_map(|(name, n, ro, config)| Step::PublishAs(name, n, ro, config)),
         3 => (name(), n()).prop_map(|(name, n)| Step::Unpublish(name, n)),
-        2 => (inline(), hows()).prop_map(|(name, how)| {
+        2 => (inline(), configs()).prop_map(|(name, config)| {
             // A pod's specification never changes.
             let fs = if name == INLINE[0] { FsType::Ext4 } else { FsType::Xfs };
-            Step::PublishInline(name, How { fs: how.fs.map(|_| fs), ..how })
+            Step::PublishInline(name, VolumeConfig { fs: config.fs.map(|_| fs), ..config })
         }),
         1 => inline().prop_map(Step::UnpublishInline),
     ]
 }
 
-/// Nothing, or volumes that are in use already.
+/// Either nothing, or volumes that are already in use.
 pub fn prelude() -> impl Strategy<Value = Vec<Act>> {
-    let how = prop_oneof![
-        2 => Just(How::EXT4),
-        1 => Just(How::fs(FsType::Xfs)),
-        1 => Just(How::fs(FsType::Btrfs)),
-        1 => Just(How::THICK),
-        1 => Just(How::BLOCK),
+    let config = prop_oneof![
+        2 => Just(VolumeConfig::EXT4),
+        1 => Just(VolumeConfig::fs(FsType::Xfs)),
+        1 => Just(VolumeConfig::fs(FsType::Btrfs)),
+        1 => Just(VolumeConfig::THICK),
+        1 => Just(VolumeConfig::BLOCK),
     ];
-    let used = |hows: [How; 3]| {
-        let each = NAMES.into_iter().zip(hows);
-        let steps = each.flat_map(|(name, how)| {
-            // A raw device is written to where it's published.
-            let publish = (how.fs.is_none()).then_some(Step::PublishAs(name, 0, false, how));
-            let staged = [Step::Create(name, how), Step::StageAs(name, how)];
+    let used = |configs: [VolumeConfig; 3]| {
+        let each = NAMES.into_iter().zip(configs);
+        let steps = each.flat_map(|(name, config)| {
+            // A raw device is written where it is published.
+            let publish = (config.fs.is_none()).then_some(Step::PublishAs(name, 0, false, config));
+            let staged = [Step::Create(name, config), Step::StageAs(name, config)];
             staged.into_iter().chain(publish)
         });
         let mut acts: Vec<Act> = steps.map(Act::Call).collect();
@@ -145,15 +146,15 @@ pub fn prelude() -> impl Strategy<Value = Vec<Act>> {
     };
     prop_oneof![
         Just(Vec::new()),
-        [how.clone(), how.clone(), how].prop_map(used),
+        [config.clone(), config.clone(), config].prop_map(used),
     ]
 }
 
 fn kinds() -> impl Strategy<Value = Kind> {
-    let how = prop_oneof![Just(Unreadable::Error), Just(Unreadable::Zeros)];
-    let unreadable = (0..8usize, how, any::<bool>())
-        .prop_map(|(n, how, begins)| Kind::Unreadable { n, how, begins });
-    let dead = any::<(bool, bool)>().prop_map(|(anew, seen)| Kind::Dead { anew, seen });
+    let config = prop_oneof![Just(Unreadable::Error), Just(Unreadable::Zeros)];
+    let unreadable = (0..8usize, config, any::<bool>())
+        .prop_map(|(n, config, begins)| Kind::Unreadable { n, config, begins });
+    let dead = any::<(bool, bool)>().prop_map(|(remounted, seen)| Kind::Dead { remounted, seen });
     prop_oneof![
         2 => Just(Kind::Full),
         3 => unreadable,
@@ -162,7 +163,7 @@ fn kinds() -> impl Strategy<Value = Kind> {
     ]
 }
 
-/// One act, or several that belong together.
+/// One act, or several related acts.
 pub fn acts() -> impl Strategy<Value = Vec<Act>> {
     prop_oneof![
         30 => each().prop_map(|act| vec![act]),
@@ -172,7 +173,7 @@ pub fn acts() -> impl Strategy<Value = Vec<Act>> {
     ]
 }
 
-/// A call that fails, others that succeed, and one more that fails: of the same volume or
+/// A call that fails, others that succeed, and another that fails, all on the same volume or
 /// snapshot.
 fn twice() -> impl Strategy<Value = Vec<Act>> {
     let n = || 1..16usize;
@@ -181,9 +182,14 @@ fn twice() -> impl Strategy<Value = Vec<Act>> {
         prop::sample::select(eio.to_vec())
     };
     let fault = |step, n, mode| Act::Fault(step, n, mode, After::Nothing);
-    let growth = (prop::sample::select(&NAMES[..]), hows(), 2..6u64, 2..6u64);
-    let growth = growth.prop_map(|(name, how, one, other)| {
-        let between = vec![Act::Call(Step::StageAs(name, how)), Act::Write(true)];
+    let growth = (
+        prop::sample::select(&NAMES[..]),
+        configs(),
+        2..6u64,
+        2..6u64,
+    );
+    let growth = growth.prop_map(|(name, config, one, other)| {
+        let between = vec![Act::Call(Step::StageAs(name, config)), Act::Write(true)];
         (
             Step::Expand(name, SIZE * one),
             between,
@@ -194,13 +200,15 @@ fn twice() -> impl Strategy<Value = Vec<Act>> {
     let same = same
         .prop_map(|(step, other)| (step.clone(), vec![Act::Call(other), Act::Write(true)], step));
     let calls = prop_oneof![growth, same];
-    (calls, n(), mode(), n(), mode()).prop_map(move |((one, between, other), n, how, m, again)| {
-        let (first, last) = (fault(one, n, how), fault(other, m, again));
-        std::iter::once(first)
-            .chain(between)
-            .chain([last])
-            .collect()
-    })
+    (calls, n(), mode(), n(), mode()).prop_map(
+        move |((one, between, other), n, config, m, again)| {
+            let (first, last) = (fault(one, n, config), fault(other, m, again));
+            std::iter::once(first)
+                .chain(between)
+                .chain([last])
+                .collect()
+        },
+    )
 }
 
 fn each() -> impl Strategy<Value = Act> {

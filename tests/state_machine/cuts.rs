@@ -1,4 +1,4 @@
-//! The model's snapshots, groups, and volumes made of them.
+//! The snapshots, groups, and volumes created from them, in the model.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,41 +6,41 @@ use slackwater::model::Level;
 use slackwater::record::FormattedAs;
 use tonic::Code;
 
-use crate::model::{Face, Model, Seen, Volume};
-use crate::world::How;
+use crate::model::{Model, Observation, Volume, VolumeView};
+use crate::simulation::VolumeConfig;
 
-/// What a volume was made of.
+/// The source of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     Snapshot(&'static str),
     Volume(&'static str),
 }
 
-/// What can be seen of a snapshot.
+/// The visible state of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CutFace {
+pub struct SnapshotView {
     pub source: &'static str,
     pub size: u64,
-    /// What the volume was completely formatted as.
+    /// The file system with which the volume was completely formatted.
     pub formatted: Option<FormattedAs>,
-    /// What a mkfs was begun as, and cut off.
+    /// The file system of a mkfs that was cut off.
     pub begun: Option<FormattedAs>,
-    /// The level of its class; a member's is its group's.
+    /// The level of its class. For a member, it is that of its group.
     pub promised: Option<Level>,
 }
 
 /// A snapshot.
 #[derive(Clone, Debug)]
 pub struct Cut {
-    pub face: CutFace,
+    pub view: SnapshotView,
     tokens: BTreeSet<u64>,
 }
 
-/// A group: the volumes that it was asked for, and the members that are there.
+/// A group: the requested volumes, and the members that exist.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Group {
     pub sources: BTreeSet<&'static str>,
-    pub members: BTreeMap<&'static str, CutFace>,
+    pub members: BTreeMap<&'static str, SnapshotView>,
 }
 
 impl Group {
@@ -51,27 +51,30 @@ impl Group {
 
 fn cut_of(name: &'static str, volume: &Volume, promised: Option<Level>) -> Cut {
     Cut {
-        face: CutFace {
+        view: SnapshotView {
             source: name,
-            size: volume.face.size,
-            formatted: volume.face.formatted,
-            begun: volume.face.begun,
+            size: volume.view.size,
+            formatted: volume.view.formatted,
+            begun: volume.view.begun,
             promised,
         },
         tokens: volume.tokens.clone(),
     }
 }
 
-/// What content counts as on a new volume: complete, or begun. A file system may be had as a
-/// block device, raw bytes as nothing else.
-fn fitting(face: &CutFace, how: How) -> Result<(Option<FormattedAs>, Option<FormattedAs>), Code> {
-    let Some(kind) = face.formatted.or(face.begun) else {
+/// The formatted and the begun state of content on a new volume. Content with a file system can be
+/// used as a block device; raw bytes can be used only as a block device.
+fn fitting(
+    view: &SnapshotView,
+    config: VolumeConfig,
+) -> Result<(Option<FormattedAs>, Option<FormattedAs>), Code> {
+    let Some(kind) = view.formatted.or(view.begun) else {
         return Ok((None, None));
     };
-    match how.fs {
-        None if kind == FormattedAs::Raw => Ok((face.formatted, face.begun)),
+    match config.fs {
+        None if kind == FormattedAs::Raw => Ok((view.formatted, view.begun)),
         None => Ok((Some(FormattedAs::Raw), None)),
-        Some(fs) if FormattedAs::from(fs) == kind => Ok((face.formatted, face.begun)),
+        Some(fs) if FormattedAs::from(fs) == kind => Ok((view.formatted, view.begun)),
         Some(_) => Err(Code::InvalidArgument),
     }
 }
@@ -83,8 +86,8 @@ impl Model {
         volume: &'static str,
         level: Level,
     ) -> Result<(), Code> {
-        match self.snapshots.get(name).map(|cut| &cut.face) {
-            Some(face) if face.source == volume && face.promised >= Some(level) => return Ok(()),
+        match self.snapshots.get(name).map(|cut| &cut.view) {
+            Some(view) if view.source == volume && view.promised >= Some(level) => return Ok(()),
             Some(_) => return Err(Code::AlreadyExists),
             None => {}
         }
@@ -111,12 +114,12 @@ impl Model {
         let mut used = Vec::new();
         for source in &asked {
             let volume = self.volumes.get(source).ok_or(Code::NotFound)?;
-            let face = &volume.face;
-            let raw = face.formatted == Some(FormattedAs::Raw);
-            if !face.published.is_empty() || (face.staged && !raw) {
+            let view = &volume.view;
+            let raw = view.formatted == Some(FormattedAs::Raw);
+            if !view.published.is_empty() || (view.staged && !raw) {
                 used.push(raw);
             }
-            members.insert(*source, cut_of(source, volume, None).face);
+            members.insert(*source, cut_of(source, volume, None).view);
         }
         if used.len() > 1 && used.contains(&true) {
             return Err(Code::FailedPrecondition);
@@ -127,16 +130,16 @@ impl Model {
         Ok(())
     }
 
-    /// A volume from a source.
+    /// Creates a volume from a source.
     pub(crate) fn create_from(
         &mut self,
         name: &'static str,
         source: Source,
-        how: How,
+        config: VolumeConfig,
         size: u64,
     ) -> Result<(), Code> {
-        if let Some(face) = self.volumes.get(name).map(|volume| &volume.face) {
-            let same = face.how == how && face.source == Some(source) && face.size >= size;
+        if let Some(view) = self.volumes.get(name).map(|volume| &volume.view) {
+            let same = view.config == config && view.source == Some(source) && view.size >= size;
             return if same {
                 Ok(())
             } else {
@@ -151,32 +154,36 @@ impl Model {
             }
         };
         let from = from.ok_or(Code::NotFound)?;
-        if size < from.face.size {
+        if size < from.view.size {
             return Err(Code::OutOfRange);
         }
-        let (formatted, begun) = fitting(&from.face, how)?;
-        let face = Face {
+        let (formatted, begun) = fitting(&from.view, config)?;
+        let view = VolumeView {
             source: Some(source),
             formatted,
             begun,
-            ..Face::new(how, size)
+            ..VolumeView::new(config, size)
         };
         self.volumes
-            .insert(name, Volume::new(face, from.tokens.clone()));
+            .insert(name, Volume::new(view, from.tokens.clone()));
         self.ghosts.remove(name);
         Ok(())
     }
 
-    /// Takes over what is really there of snapshots, as [`Model::adopt`] does.
-    pub(crate) fn adopt_snapshots(&mut self, after: &Model, now: &Seen) -> Result<(), String> {
+    /// Takes over the actual state of snapshots, as [`Model::adopt`] does.
+    pub(crate) fn adopt_snapshots(
+        &mut self,
+        after: &Model,
+        now: &Observation,
+    ) -> Result<(), String> {
         let known = self.snapshots.keys().chain(after.snapshots.keys());
         let names: BTreeSet<_> = known.chain(now.snapshots.keys()).copied().collect();
         for name in names {
             let before = self.snapshots.remove(name);
             let then = after.snapshots.get(name).cloned();
-            let Some(face) = now.snapshots.get(name) else {
+            let Some(view) = now.snapshots.get(name) else {
                 match (before, then) {
-                    (Some(_), Some(_)) => return Err(format!("snapshot {name} is gone")),
+                    (Some(_), Some(_)) => return Err(format!("snapshot {name} is missing")),
                     (Some(ghost), None) => drop(self.ghost_snapshots.insert(name, ghost)),
                     (None, _) => {}
                 }
@@ -184,11 +191,11 @@ impl Model {
             };
             let ghost = self.ghost_snapshots.get(name).cloned();
             let mut known = before.into_iter().chain(then).chain(ghost);
-            let Some(mut cut) = known.find(|cut| cut.face == *face) else {
-                return Err(format!("snapshot {name} is {face:?}"));
+            let Some(mut cut) = known.find(|cut| cut.view == *view) else {
+                return Err(format!("snapshot {name} is {view:?}"));
             };
-            // Of those that look the same it may be any.
-            for other in known.filter(|other| other.face == *face) {
+            // Of those with the same view, it may be any.
+            for other in known.filter(|other| other.view == *view) {
                 cut.tokens.retain(|token| other.tokens.contains(token));
             }
             self.snapshots.insert(name, cut);
@@ -196,8 +203,8 @@ impl Model {
         Ok(())
     }
 
-    /// The same of groups: a member may be there or not if its group was being deleted.
-    pub(crate) fn adopt_groups(&mut self, after: &Model, now: &Seen) -> Result<(), String> {
+    /// The same for groups: a member may exist or not if its group was being deleted.
+    pub(crate) fn adopt_groups(&mut self, after: &Model, now: &Observation) -> Result<(), String> {
         let known = self.groups.keys().chain(after.groups.keys());
         let names: BTreeSet<_> = known.chain(now.groups.keys()).copied().collect();
         for name in names {
@@ -209,20 +216,20 @@ impl Model {
             for source in both[0].members.keys().chain(both[1].members.keys()) {
                 let stays = both.iter().all(|group| group.members.contains_key(source));
                 if stays && !found.members.contains_key(source) {
-                    return Err(format!("group {name} has no {source} any more"));
+                    return Err(format!("group {name} lacks the member of {source}"));
                 }
             }
             let whole = [&before, &then, &ghost];
-            let may_be = |source: &&'static str, face: &CutFace| {
+            let may_be = |source: &&'static str, view: &SnapshotView| {
                 let mut known = whole.iter().filter_map(|group| group.as_ref());
                 known.any(|group| {
-                    group.sources == found.sources && group.members.get(source) == Some(face)
+                    group.sources == found.sources && group.members.get(source) == Some(view)
                 })
             };
             if !found
                 .members
                 .iter()
-                .all(|(source, face)| may_be(source, face))
+                .all(|(source, view)| may_be(source, view))
             {
                 return Err(format!("group {name} is {found:?}, of {whole:?}"));
             }

@@ -1,24 +1,25 @@
-//! Random calls against a simple model: repeats with equal and with other arguments, faults,
-//! crashes, restarts, reboots, power losses, and two callers at once.
+//! Random calls, compared with a simple model: repeats with equal and with different arguments,
+//! faults, crashes, restarts, reboots, power losses, and two callers at once.
 //!
-//! Among the calls are snapshots, groups, and volumes made of snapshots and of volumes; among the
-//! faults is a stranger who thaws and writes. A call may fail, others succeed, and it fails again.
-//! And something may be wrong for many acts: a pool that is full and stays full, a record that
-//! can't be read, a disk that is dead or hangs. Then only the calls that need it fail, and when it has ended all is as it was.
+//! The calls include snapshots, groups, and volumes created from snapshots and volumes. The faults
+//! include a foreign process that thaws and writes. A call may fail, others succeed, and it fails
+//! again. Faults may last for many acts: a pool that stays full, a record that cannot be read, a
+//! disk that is dead or hangs. During such a fault, only the calls that need the broken part fail,
+//! and after it the state is as before.
 //!
-//! After every call the answer is the model's, and so is all that can be seen; no invariant of
-//! the simulation is broken; every token that a user has synced is there. A call that was cut off
-//! has left every part of a volume either as it was or as it should become. Two calls at once
-//! answer as if one had come after the other, or one of them is told that the other runs.
-//! In the end all is deleted, and nothing is left. `PROPTEST_CASES` sets the number of runs.
+//! After every call, the answer and all visible state equal the model's, no invariant of the
+//! simulation is broken, and every token that a user has synced is present. A call that was cut off
+//! has left every part of a volume either in its old or in its new state. Two calls at once answer
+//! as if they had run one after the other, or one of them reports that the other runs. At the end,
+//! everything is deleted, and nothing is left. `PROPTEST_CASES` sets the number of runs.
 
 mod acts;
 mod cuts;
 mod lasting;
 mod model;
 mod observe;
-#[path = "../world/mod.rs"]
-mod world;
+#[path = "../simulation/mod.rs"]
+mod simulation;
 
 use std::path::Path;
 use std::sync::Barrier;
@@ -28,17 +29,17 @@ use acts::{Act, After, GROUPS, INLINE, Kind, NAMES, SNAPSHOTS, acts, prelude};
 use model::Model;
 use nix::errno::Errno;
 use proptest::prelude::*;
+use simulation::{LastingFault, POOL, Simulation, Step, VolumeConfig, staging, target};
 use slackwater::error::{Error, chain};
 use slackwater::host::memory::FaultMode;
 use slackwater::model::size::GIB;
 use slackwater::record::FormattedAs;
 use slackwater::service::status;
 use tonic::Code;
-use world::{How, Lasting, POOL, Step, World, staging, target};
 
-/// The world and what it should be.
+/// The simulation and its expected state.
 struct Run {
-    world: World,
+    sim: Simulation,
     model: Model,
     next_token: u64,
 }
@@ -47,10 +48,10 @@ type Verdict = Result<(), String>;
 
 impl Run {
     fn act(&mut self, act: &Act) -> Verdict {
-        // What is remembered of a failed cut is over.
-        self.world.host.pass_time(Duration::from_secs(3600));
+        // The driver no longer remembers a failed cut.
+        self.sim.host.pass_time(Duration::from_secs(3600));
         // A start waits for a disk that hangs.
-        if self.world.lasting == Some(Lasting::Hangs)
+        if self.sim.lasting_fault == Some(LastingFault::Hangs)
             && matches!(act, Act::Restart | Act::Reboot(_) | Act::Fault(..))
         {
             self.end()?;
@@ -74,12 +75,12 @@ impl Run {
             Act::Begin(kind) => self.begin(*kind)?,
             Act::End => self.end()?,
         }
-        self.world.check()?;
+        self.sim.check()?;
         if self
-            .world
-            .lasting
+            .sim
+            .lasting_fault
             .as_ref()
-            .is_some_and(Lasting::has_no_disk)
+            .is_some_and(LastingFault::has_no_disk)
         {
             self.check_without_disk()?;
         }
@@ -90,26 +91,26 @@ impl Run {
         for (name, group) in &self.model.groups {
             if group.is_whole() {
                 let sources: Vec<&str> = group.sources.iter().copied().collect();
-                self.world.check_order(name, &sources)?;
+                self.sim.check_order(name, &sources)?;
             }
         }
         self.check_tokens()
     }
 
     fn reboot(&mut self, power_loss: bool) -> Verdict {
-        self.world.reboot(power_loss);
+        self.sim.reboot(power_loss);
         let hidden = self.hidden_inline();
         self.model.reboot(|name| hidden.contains(&name));
-        // The kubelet removes what is left of pods that were there before.
-        for leaf in self.world.host.targets() {
-            let removed = self.world.host.remove_leaf(&leaf);
+        // The kubelet removes what is left of pods from before the reboot.
+        for leaf in self.sim.host.targets() {
+            let removed = self.sim.host.remove_leaf(&leaf);
             removed.map_err(|errno| format!("{}: {errno}", leaf.display()))?;
         }
         Ok(())
     }
 
     fn start(&mut self) -> Verdict {
-        let started = self.world.run(&Step::Start);
+        let started = self.sim.run(&Step::Start);
         started.map(drop).map_err(|error| chain(&error))
     }
 
@@ -124,7 +125,7 @@ impl Run {
             return done;
         }
         let may_be_refused = self.may_be_refused(step);
-        let answer = self.world.run(step);
+        let answer = self.sim.run(step);
         let mut later = self.model.clone();
         let expected = later.step(step);
         let found = answer
@@ -132,7 +133,8 @@ impl Run {
             .map(drop)
             .map_err(|error| Run::code(step, error));
         if found == expected {
-            // An inline volume that can't be seen is unmounted, and ended once it can.
+            // An inline volume that cannot be read is unmounted now, and deleted once it can be
+            // read.
             if self.hides_end(step) {
                 let now = self.observe()?;
                 return self.model.adopt(&later, &now);
@@ -145,62 +147,62 @@ impl Run {
         }
         match answer {
             Err(error) if may_be_refused.contains(&Run::code(step, &error)) => {
-                self.world.forget_unanswered();
+                self.sim.forget_unanswered();
                 self.refused(step, &error, &later)
             }
             answer => {
-                let said = answer.map_err(|error| chain(&error));
-                Err(format!("{said:?} instead of {expected:?}"))
+                let message = answer.map_err(|error| chain(&error));
+                Err(format!("{message:?} instead of {expected:?}"))
             }
         }
     }
 
-    /// A call has failed on its way to `later`: what it has left, a final answer nothing.
+    /// Checks a call that failed on its way to `later`: a final error must leave nothing behind.
     fn refused(&mut self, step: &Step, error: &Error, later: &Model) -> Verdict {
         let now = self.observe()?;
-        let forgets = step.is_final(error) && makes(step);
+        let forgets = step.is_final(error) && creates_object(step);
         let mut before = self.model.seen();
-        // An inline volume of an earlier boot may be ended at any time.
+        // An inline volume of an earlier boot may be deleted at any time.
         let stays =
             |name: &&'static str, mounted: &mut bool| *mounted || now.inline.contains_key(name);
         before.inline.retain(stays);
-        if forgets && !now.same_but_formatted(&before) {
-            let said = chain(error);
+        if forgets && !now.equals_except_formatting(&before) {
+            let message = chain(error);
             return Err(format!(
-                "{said} is final, and {now:?} is left of {before:?}"
+                "{message} is final, but {now:?} is left instead of {before:?}"
             ));
         }
         self.model.adopt(later, &now)
     }
 
-    /// Both at once, from two threads.
+    /// Makes both calls at once, from two threads.
     fn pair(&mut self, one: &Step, other: &Step) -> Verdict {
-        if self.world.lasting.is_some() {
+        if self.sim.lasting_fault.is_some() {
             self.call(one)?;
             return self.call(other);
         }
-        let driver = self.world.driver().map_err(|error| chain(&error))?;
+        let driver = self.sim.driver().map_err(|error| chain(&error))?;
         self.model.shown = self.shown()?;
-        self.world.note(one);
-        self.world.note(other);
-        self.world.host.take_turns(true);
-        let world = &self.world;
+        self.sim.before_call(one);
+        self.sim.before_call(other);
+        self.sim.host.take_turns(true);
+        let sim = &self.sim;
         let together = Barrier::new(2);
         let call = |step: &Step| {
             together.wait();
-            let answer = world.call(&driver, step);
+            let answer = sim.call(&driver, step);
             answer.map(drop).map_err(|error| Run::code(step, &error))
         };
         let answers = std::thread::scope(|scope| {
             let other = scope.spawn(|| call(other));
             [Some(call(one)), other.join().ok()]
         });
-        self.world.host.take_turns(false);
+        self.sim.host.take_turns(false);
         let [Some(first), Some(second)] = answers else {
             return Err("a call panicked".into());
         };
         let seen = self.observe()?;
-        // Of the one's volume as the other has made it, too.
+        // Also of the volume of one call, as the other call created it.
         let shown = self.shown()?;
         self.model.shown.extend(shown);
         for turns in [
@@ -211,7 +213,8 @@ impl Run {
                 let mut model = self.model.clone();
                 let fits = |((step, answer), taken): (&(&Step, Result<(), Code>), bool)| {
                     match *answer {
-                        // A delete may have taken it away, and wait with its wipe for the other's.
+                        // A delete may have renamed it into the trash, and its wipe waits for the
+                        // other's.
                         Err(Code::Aborted) if taken => {
                             step.is_undoing() && model.step(step).is_ok()
                         }
@@ -222,17 +225,18 @@ impl Run {
                 if turns.iter().zip(taken).all(fits) && seen.fits(&model.seen()) {
                     self.model = model;
                     for (step, answer) in turns {
-                        self.told(step, answer);
+                        self.record_pair_answer(step, answer);
                     }
                     return Ok(());
                 }
             }
         }
-        Err(format!("{first:?} and {second:?} leave {seen:?}"))
+        Err(format!("{first:?} and {second:?} result in {seen:?}"))
     }
 
-    /// What the caller learns of one of two calls: of what the other one has ended, nothing.
-    fn told(&mut self, step: &Step, answer: Result<(), Code>) {
+    /// Records the answer of one of two concurrent calls. It says nothing about an object that the
+    /// other call has deleted.
+    fn record_pair_answer(&mut self, step: &Step, answer: Result<(), Code>) {
         let (is_there, makes) = match step {
             Step::Snapshot(name, ..) => (self.model.snapshots.contains_key(name), true),
             Step::DeleteSnapshot(name) => (self.model.snapshots.contains_key(name), false),
@@ -247,25 +251,25 @@ impl Run {
             return;
         }
         if makes && is_there {
-            self.world.note(step);
-            self.world.learn(step);
+            self.sim.before_call(step);
+            self.sim.after_call(step);
         } else if !makes {
-            self.world.learn(step);
-            // It was ended, and the other one has made it anew: at another time.
+            self.sim.after_call(step);
+            // One call deleted it, and the other created it again at another time.
             if is_there {
-                self.world.forget_times();
+                self.sim.forget_cut_times();
             }
         }
-        self.world.forget_unanswered();
+        self.sim.forget_unanswered();
     }
 
     fn fault(&mut self, step: &Step, n: usize, mode: FaultMode, after: After) -> Verdict {
         self.model.shown = self.shown()?;
         let may_be_refused = self.may_be_refused(step);
-        self.world.host.fail_effect(n, mode);
-        let answer = self.world.run(step);
-        let fired = self.world.host.faults_left() == 0;
-        self.world.host.clear_faults();
+        self.sim.host.fail_effect(n, mode);
+        let answer = self.sim.run(step);
+        let fired = self.sim.host.faults_left() == 0;
+        self.sim.host.clear_faults();
         let mut later = self.model.clone();
         let expected = later.step(step);
         let found = answer
@@ -277,7 +281,7 @@ impl Run {
             return Err(format!("{found:?} instead of {expected:?}"));
         }
         let mode_crashes = matches!(mode, FaultMode::CrashBefore | FaultMode::CrashAfter);
-        match (after, self.world.host.is_alive()) {
+        match (after, self.sim.host.is_alive()) {
             (After::Nothing, true) => {}
             (After::Nothing | After::Restart, _) => self.start()?,
             (After::PowerLoss, _) => {
@@ -287,13 +291,13 @@ impl Run {
                 self.start()?;
             }
         }
-        self.world.forget_unanswered();
+        self.sim.forget_unanswered();
         let now = self.observe()?;
         match &answer {
             Ok(_) if self.hides_end(step) => self.model.adopt(&later, &now)?,
             Ok(_) => {
                 let mut kept_small = later.clone();
-                // A volume that can't be grown when it's staged is mounted at its old size.
+                // A volume that cannot be grown when it is staged is mounted with its old size.
                 if let (Step::StageAs(name, _), true) = (step, fired) {
                     kept_small.set_grown(name, false);
                 }
@@ -312,14 +316,14 @@ impl Run {
     }
 
     fn write(&mut self, synced: bool) -> Verdict {
-        let host = &self.world.host;
-        let lasting = self.world.lasting.clone();
+        let host = &self.sim.host;
+        let lasting_fault = self.sim.lasting_fault.clone();
         let may_fail = |errno: &Errno| {
-            let expected = match &lasting {
-                Some(Lasting::Full) => Errno::ENOSPC,
-                Some(Lasting::Hangs) => Errno::EAGAIN,
-                Some(Lasting::Dead { .. }) => Errno::EIO,
-                Some(Lasting::Unreadable(..) | Lasting::UnreadableAfter(..)) | None => {
+            let expected = match &lasting_fault {
+                Some(LastingFault::Full) => Errno::ENOSPC,
+                Some(LastingFault::Hangs) => Errno::EAGAIN,
+                Some(LastingFault::Dead { .. }) => Errno::EIO,
+                Some(LastingFault::Unreadable(..) | LastingFault::UnreadableAfter(..)) | None => {
                     return false;
                 }
             };
@@ -328,7 +332,7 @@ impl Run {
         for (name, volume) in &mut self.model.volumes {
             self.next_token += 1;
             let writable = volume
-                .face
+                .view
                 .published
                 .iter()
                 .find(|(_, read_only)| !**read_only);
@@ -337,9 +341,9 @@ impl Run {
                     true => host.write_token(&staging(name), self.next_token),
                     false => host.write_unsynced(&staging(name), self.next_token),
                 }
-            } else if let (Some((n, _)), Some(FormattedAs::Raw)) = (writable, volume.face.formatted)
+            } else if let (Some((n, _)), Some(FormattedAs::Raw)) = (writable, volume.view.formatted)
             {
-                // A device is written to at once.
+                // A write to a device takes effect at once.
                 host.write_block_token(&target(name, *n), self.next_token)
             } else {
                 continue;
@@ -355,10 +359,7 @@ impl Run {
         let mounted = self.model.inline.iter_mut();
         for (name, inline) in mounted.filter(|(_, inline)| inline.mounted) {
             self.next_token += 1;
-            let written = self
-                .world
-                .host
-                .write_token(&target(name, 0), self.next_token);
+            let written = self.sim.host.write_token(&target(name, 0), self.next_token);
             match written {
                 Err(errno) if may_fail(&errno) => continue,
                 written => written.map_err(|errno| format!("write to inline {name}: {errno}"))?,
@@ -380,22 +381,22 @@ impl Run {
             .iter()
             .map(|(name, inline)| (*name, target(name, 0), &inline.tokens));
         let published = self.model.volumes.iter().filter_map(|(name, volume)| {
-            let n = volume.face.published.keys().next()?;
+            let n = volume.view.published.keys().next()?;
             Some((*name, target(name, *n), &volume.tokens))
         });
         for (name, path, tokens) in staged.chain(published).chain(inline) {
-            let found = self.world.host.tokens(&path);
-            let Ok(found) = found.or_else(|_| self.world.host.block_tokens(&path)) else {
+            let found = self.sim.host.tokens(&path);
+            let Ok(found) = found.or_else(|_| self.sim.host.block_tokens(&path)) else {
                 continue;
             };
             if !tokens.iter().all(|token| found.contains(token)) {
-                return Err(format!("{name} has {found:?} and should have {tokens:?}"));
+                return Err(format!("{name} has {found:?} instead of {tokens:?}"));
             }
         }
         Ok(())
     }
 
-    /// Everything is led to its end, at the first try.
+    /// Deletes everything, with calls that must succeed at the first try.
     fn finish(&mut self) -> Verdict {
         self.end()?;
         let mut steps: Vec<Step> = INLINE
@@ -410,14 +411,14 @@ impl Run {
         steps.extend(GROUPS.map(Step::DeleteGroup));
         for step in &steps {
             self.call(step)
-                .map_err(|why| format!("in the end, {step:?}: {why}"))?;
+                .map_err(|why| format!("while deleting everything, {step:?}: {why}"))?;
         }
         // What the process does by itself, every 10 seconds.
-        let looked = self.world.run(&Step::LookAgain);
-        looked.map_err(|error| chain(&error).to_string())?;
-        self.world.check()?;
-        let files = self.world.host.files_below(Path::new(POOL));
-        let left = self.world.picture();
+        let refreshed = self.sim.run(&Step::Refresh);
+        refreshed.map_err(|error| chain(&error).to_string())?;
+        self.sim.check()?;
+        let files = self.sim.host.files_below(Path::new(POOL));
+        let left = self.sim.observed_state();
         let nothing = left.mounted.is_empty()
             && left.loops == 0
             && left.targets.is_empty()
@@ -430,8 +431,8 @@ impl Run {
     }
 }
 
-/// Whether its caller forgets the object after a final answer.
-fn makes(step: &Step) -> bool {
+/// Whether the caller forgets the object after a final answer.
+fn creates_object(step: &Step) -> bool {
     matches!(
         step,
         Step::Create(..)
@@ -447,12 +448,12 @@ fn makes(step: &Step) -> bool {
 
 fn run(acts: &[Act]) -> Verdict {
     let mut run = Run {
-        world: World::with_other_pool(),
+        sim: Simulation::with_other_pool(),
         model: Model::default(),
         next_token: 0,
     };
-    // Room for all that may be promised.
-    run.world.host.set_capacity(64 * GIB);
+    // Space for all volumes at their full size.
+    run.sim.host.set_capacity(64 * GIB);
     for (n, act) in acts.iter().enumerate() {
         run.act(act)
             .map_err(|why| format!("act {n}, {act:?}: {why}"))?;
@@ -460,13 +461,13 @@ fn run(acts: &[Act]) -> Verdict {
     run.finish()
 }
 
-/// A delete of a group that fails once its member is out of sight, and then the group's name with
-/// other volumes: no call names that member any more.
+/// A group is deleted, and the delete fails when its member was already renamed away. Then the
+/// group's name is used for other volumes, so no call names that member any more.
 #[test]
-fn what_no_call_names_any_more_is_ended_all_the_same() {
-    let create = |name| Act::Call(Step::Create(name, How::EXT4));
+fn objects_that_no_call_names_any_more_are_deleted_nevertheless() {
+    let create = |name| Act::Call(Step::Create(name, VolumeConfig::EXT4));
     for mode in [FaultMode::Before(Errno::EIO), FaultMode::After(Errno::EIO)] {
-        // The effects of such a delete, from the rename on.
+        // The effects of such a delete, starting with the rename.
         for n in 1..=7 {
             let acts = [
                 create("a"),
@@ -481,14 +482,14 @@ fn what_no_call_names_any_more_is_ended_all_the_same() {
     }
 }
 
-/// A moment's error of the disk has an unpublish work from the mount table alone: the volume ends
-/// all the same.
+/// After a temporary error of the disk, an unpublish uses only the mount table. The volume is
+/// deleted nevertheless.
 #[test]
-fn an_inline_volume_ends_wherever_its_unpublish_fails() {
+fn an_inline_volume_is_deleted_wherever_its_unpublish_fails() {
     for mode in [FaultMode::Before(Errno::EIO), FaultMode::After(Errno::EIO)] {
         for n in 1..=8 {
             let acts = [
-                Act::Call(Step::PublishInline("x", How::EXT4)),
+                Act::Call(Step::PublishInline("x", VolumeConfig::EXT4)),
                 Act::Fault(Step::UnpublishInline("x"), n, mode, After::Nothing),
             ];
             run(&acts).unwrap_or_else(|why| panic!("{mode:?} at {n}: {why}"));
@@ -496,17 +497,17 @@ fn an_inline_volume_ends_wherever_its_unpublish_fails() {
     }
 }
 
-/// Whether or not the disk was found dead meanwhile, and whatever it's when it's back.
+/// The driver noticed the dead disk or not, and the disk comes back in each possible state.
 #[test]
-fn an_inline_volume_that_was_unpublished_without_its_disk_ends_once_the_disk_is_back() {
-    for (anew, seen) in [(false, false), (false, true), (true, false), (true, true)] {
+fn an_inline_volume_that_was_unpublished_without_its_disk_is_deleted_once_the_disk_is_back() {
+    for (remounted, seen) in [(false, false), (false, true), (true, false), (true, true)] {
         let acts = [
-            Act::Call(Step::PublishInline("x", How::EXT4)),
-            Act::Begin(Kind::Dead { anew, seen }),
+            Act::Call(Step::PublishInline("x", VolumeConfig::EXT4)),
+            Act::Begin(Kind::Dead { remounted, seen }),
             Act::Call(Step::UnpublishInline("x")),
             Act::End,
         ];
-        run(&acts).unwrap_or_else(|why| panic!("anew {anew}, seen {seen}: {why}"));
+        run(&acts).unwrap_or_else(|why| panic!("remounted {remounted}, noticed {seen}: {why}"));
     }
 }
 
@@ -514,7 +515,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_driver_does_what_the_model_does(
+    fn the_driver_behaves_like_the_model(
         prelude in prelude(),
         acts in prop::collection::vec(acts(), 1..50),
     ) {

@@ -1,5 +1,4 @@
-//! What the driver should do, in its simplest form: a map of volumes, and for each call the
-//! answer and the change.
+//! The simplest model of the driver: a map of volumes, and the answer and the change of each call.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,36 +6,36 @@ use slackwater::model::{FsType, Wipe};
 use slackwater::record::FormattedAs;
 use tonic::Code;
 
-use crate::cuts::{Cut, CutFace, Group, Source};
-use crate::world::{How, SIZE, Step};
+use crate::cuts::{Cut, Group, SnapshotView, Source};
+use crate::simulation::{SIZE, Step, VolumeConfig};
 
-/// What can be seen of a volume from outside.
+/// The visible state of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Face {
-    /// As it was created.
-    pub how: How,
+pub struct VolumeView {
+    /// The parameters at its creation.
+    pub config: VolumeConfig,
     pub source: Option<Source>,
     pub size: u64,
     pub wipe: Wipe,
-    /// What it was completely formatted as.
+    /// The file system with which it was completely formatted.
     pub formatted: Option<FormattedAs>,
-    /// What a mkfs was begun as, and cut off.
+    /// The file system of a mkfs that was cut off.
     pub begun: Option<FormattedAs>,
     pub staged: bool,
     /// Staged, with a file system that has the whole size.
     pub grown: bool,
-    /// Targets, with whether they are read-only.
+    /// Targets, and whether they are read-only.
     pub published: BTreeMap<u8, bool>,
 }
 
-impl Face {
-    /// Of a new one.
-    pub fn new(how: How, size: u64) -> Face {
-        Face {
-            how,
+impl VolumeView {
+    /// The view of a new volume.
+    pub fn new(config: VolumeConfig, size: u64) -> VolumeView {
+        VolumeView {
+            config,
             source: None,
             size,
-            wipe: how.wipe,
+            wipe: config.wipe,
             formatted: None,
             begun: None,
             staged: false,
@@ -45,9 +44,9 @@ impl Face {
         }
     }
 
-    /// Whether its record says the same.
-    fn is_recorded_as(&self, other: &Face) -> bool {
-        let recorded = |face: &Face| (face.size, face.wipe, face.formatted, face.begun);
+    /// Whether both have the same record.
+    fn is_recorded_as(&self, other: &VolumeView) -> bool {
+        let recorded = |view: &VolumeView| (view.size, view.wipe, view.formatted, view.begun);
         recorded(self) == recorded(other)
     }
 }
@@ -55,19 +54,19 @@ impl Face {
 /// A volume.
 #[derive(Clone, Debug)]
 pub struct Volume {
-    pub face: Face,
-    /// How it was staged last.
-    capability: Option<How>,
-    /// What it was before changes that no call has answered: a power loss may bring it back.
-    unanswered: Vec<Face>,
+    pub view: VolumeView,
+    /// The capability with which it was last staged.
+    capability: Option<VolumeConfig>,
+    /// Its states before changes that no call has answered. A power loss may restore them.
+    unanswered: Vec<VolumeView>,
     pub tokens: BTreeSet<u64>,
 }
 
 impl Volume {
-    /// One that was never staged.
-    pub fn new(face: Face, tokens: BTreeSet<u64>) -> Volume {
+    /// A volume that was never staged.
+    pub fn new(view: VolumeView, tokens: BTreeSet<u64>) -> Volume {
         Volume {
-            face,
+            view,
             capability: None,
             unanswered: Vec::new(),
             tokens,
@@ -75,19 +74,19 @@ impl Volume {
     }
 }
 
-/// Everything there is.
+/// Everything that exists.
 #[derive(Clone, Debug, Default)]
 pub struct Model {
     pub volumes: BTreeMap<&'static str, Volume>,
     pub inline: BTreeMap<&'static str, Inline>,
-    /// Volumes whose deletion was begun and never answered: a power loss may bring them back.
+    /// Volumes whose deletion was begun and never answered. A power loss may restore them.
     pub ghosts: BTreeMap<&'static str, Volume>,
     pub snapshots: BTreeMap<&'static str, Cut>,
     pub ghost_snapshots: BTreeMap<&'static str, Cut>,
     pub groups: BTreeMap<&'static str, Group>,
     pub ghost_groups: BTreeMap<&'static str, Group>,
-    /// The file systems that the devices of raw volumes show, as the machine has them: what a user
-    /// of a raw device leaves there is no business of the driver.
+    /// The file systems on the devices of raw volumes, as the machine sees them. The driver does
+    /// not care what a user of a raw device writes there.
     pub shown: BTreeMap<&'static str, FsType>,
 }
 
@@ -98,56 +97,56 @@ pub struct Inline {
     pub tokens: BTreeSet<u64>,
 }
 
-/// What can be seen of everything.
+/// All visible state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
-    pub volumes: BTreeMap<&'static str, Face>,
-    /// Inline volumes, with whether they are mounted.
+pub struct Observation {
+    pub volumes: BTreeMap<&'static str, VolumeView>,
+    /// Inline volumes, and whether they are mounted.
     pub inline: BTreeMap<&'static str, bool>,
-    pub snapshots: BTreeMap<&'static str, CutFace>,
-    /// Groups, of which some members may be gone.
+    pub snapshots: BTreeMap<&'static str, SnapshotView>,
+    /// Groups. Some of their members may be missing.
     pub groups: BTreeMap<&'static str, Group>,
 }
 
-impl Seen {
-    /// Whether this is what was expected. A file system may be larger than it should be: a growth
-    /// that was cut off leaves a longer image, which is all taken.
-    pub fn fits(&self, expected: &Seen) -> bool {
+impl Observation {
+    /// Whether this is the expected state. A file system may be larger than expected: a growth that
+    /// was cut off leaves a longer image, and the file system takes all of it.
+    pub fn fits(&self, expected: &Observation) -> bool {
         let mut seen = self.clone();
-        for (name, face) in &mut seen.volumes {
-            let less = expected.volumes.get(name).is_some_and(|face| !face.grown);
-            face.grown &= !less;
+        for (name, view) in &mut seen.volumes {
+            let less = expected.volumes.get(name).is_some_and(|view| !view.grown);
+            view.grown &= !less;
         }
         seen == *expected
     }
 
-    /// Whether they are the same but for the marks that a volume was formatted: mkfs can't be
-    /// undone, and needn't be.
-    pub fn same_but_formatted(&self, other: &Seen) -> bool {
-        let unmarked = |seen: &Seen| {
+    /// Whether both are equal except for the marks that a volume was formatted: mkfs cannot be
+    /// undone, and need not be.
+    pub fn equals_except_formatting(&self, other: &Observation) -> bool {
+        let unmarked = |seen: &Observation| {
             let mut seen = seen.clone();
-            let faces = seen.volumes.values_mut();
-            faces.for_each(|face| (face.formatted, face.begun, face.grown) = (None, None, false));
+            let views = seen.volumes.values_mut();
+            views.for_each(|view| (view.formatted, view.begun, view.grown) = (None, None, false));
             seen
         };
         unmarked(self) == unmarked(other)
     }
 }
 
-fn formatted_as(how: How) -> FormattedAs {
-    how.fs.map_or(FormattedAs::Raw, FormattedAs::from)
+fn formatted_as(config: VolumeConfig) -> FormattedAs {
+    config.fs.map_or(FormattedAs::Raw, FormattedAs::from)
 }
 
 impl Model {
-    pub fn seen(&self) -> Seen {
-        let face = |(name, volume): (&&'static str, &Volume)| (*name, volume.face.clone());
-        Seen {
-            volumes: self.volumes.iter().map(face).collect(),
+    pub fn seen(&self) -> Observation {
+        let view = |(name, volume): (&&'static str, &Volume)| (*name, volume.view.clone());
+        Observation {
+            volumes: self.volumes.iter().map(view).collect(),
             inline: self.mounted(),
             snapshots: self
                 .snapshots
                 .iter()
-                .map(|(name, cut)| (*name, cut.face.clone()))
+                .map(|(name, cut)| (*name, cut.view.clone()))
                 .collect(),
             groups: self.groups.clone(),
         }
@@ -158,12 +157,12 @@ impl Model {
         self.inline.iter().map(mounted).collect()
     }
 
-    /// Does a step, or says with which code it is refused.
+    /// Performs a step, or returns the code with which it is refused.
     pub fn step(&mut self, step: &Step) -> Result<(), Code> {
         match step {
-            Step::Create(name, how) => self.create(name, *how),
+            Step::Create(name, config) => self.create(name, *config),
             Step::Delete(name) => match self.volumes.get(name) {
-                Some(volume) if volume.face.staged || !volume.face.published.is_empty() => {
+                Some(volume) if volume.view.staged || !volume.view.published.is_empty() => {
                     Err(Code::FailedPrecondition)
                 }
                 Some(_) | None => {
@@ -173,39 +172,41 @@ impl Model {
                 }
             },
             Step::Modify(name, wipe) => {
-                self.volume(name)?.face.wipe = *wipe;
+                self.volume(name)?.view.wipe = *wipe;
                 Ok(())
             }
             Step::Expand(name, size) => {
-                let face = &mut self.volume(name)?.face;
-                face.grown &= *size <= face.size;
-                face.size = face.size.max(*size);
+                let view = &mut self.volume(name)?.view;
+                view.grown &= *size <= view.size;
+                view.size = view.size.max(*size);
                 Ok(())
             }
             Step::ExpandNode(name) => {
-                let face = &mut self.volume(name)?.face;
-                if !face.staged {
+                let view = &mut self.volume(name)?.view;
+                if !view.staged {
                     return Err(Code::NotFound);
                 }
-                face.grown = face.formatted != Some(FormattedAs::Raw);
+                view.grown = view.formatted != Some(FormattedAs::Raw);
                 Ok(())
             }
-            Step::StageAs(name, how) => self.stage(name, *how),
+            Step::StageAs(name, config) => self.stage(name, *config),
             Step::Unstage(name) => {
                 if let Some(volume) = self.volumes.get_mut(name) {
-                    volume.face.staged = false;
-                    volume.face.grown = false;
+                    volume.view.staged = false;
+                    volume.view.grown = false;
                 }
                 Ok(())
             }
-            Step::PublishAs(name, n, read_only, how) => self.publish(name, *n, *read_only, *how),
+            Step::PublishAs(name, n, read_only, config) => {
+                self.publish(name, *n, *read_only, *config)
+            }
             Step::Unpublish(name, n) => {
                 if let Some(volume) = self.volumes.get_mut(name) {
-                    volume.face.published.remove(n);
+                    volume.view.published.remove(n);
                 }
                 Ok(())
             }
-            Step::PublishInline(name, how) => match how.fs {
+            Step::PublishInline(name, config) => match config.fs {
                 None => Err(Code::InvalidArgument),
                 Some(_) => {
                     self.inline.entry(name).or_default().mounted = true;
@@ -222,11 +223,11 @@ impl Model {
                 self.ghost_snapshots.remove(name);
                 Ok(())
             }
-            Step::Restore(name, snapshot, how, size) => {
-                self.create_from(name, Source::Snapshot(snapshot), *how, *size)
+            Step::Restore(name, snapshot, config, size) => {
+                self.create_from(name, Source::Snapshot(snapshot), *config, *size)
             }
-            Step::Clone(name, volume, how, size) => {
-                self.create_from(name, Source::Volume(volume), *how, *size)
+            Step::Clone(name, volume, config, size) => {
+                self.create_from(name, Source::Volume(volume), *config, *size)
             }
             Step::Group(name, sources) => self.group(name, sources),
             Step::DeleteGroup(name) => {
@@ -234,11 +235,11 @@ impl Model {
                 self.ghost_groups.remove(name);
                 Ok(())
             }
-            other => panic!("the model knows nothing of {other:?}"),
+            other => panic!("the model does not support {other:?}"),
         }
     }
 
-    /// A call of a volume was answered: what its record says is durable.
+    /// A call on a volume was answered, so its record is durable.
     pub fn answered(&mut self, step: &Step) {
         if let Step::Modify(name, _)
         | Step::Expand(name, _)
@@ -254,12 +255,12 @@ impl Model {
         self.volumes.get_mut(name).ok_or(Code::NotFound)
     }
 
-    fn create(&mut self, name: &'static str, how: How) -> Result<(), Code> {
+    fn create(&mut self, name: &'static str, config: VolumeConfig) -> Result<(), Code> {
         match self.volumes.get(name) {
-            Some(Volume { face, .. }) if face.how == how && face.source.is_none() => Ok(()),
+            Some(Volume { view, .. }) if view.config == config && view.source.is_none() => Ok(()),
             Some(_) => Err(Code::AlreadyExists),
             None => {
-                let volume = Volume::new(Face::new(how, SIZE), BTreeSet::new());
+                let volume = Volume::new(VolumeView::new(config, SIZE), BTreeSet::new());
                 self.volumes.insert(name, volume);
                 self.ghosts.remove(name);
                 Ok(())
@@ -267,97 +268,107 @@ impl Model {
         }
     }
 
-    fn stage(&mut self, name: &str, how: How) -> Result<(), Code> {
+    fn stage(&mut self, name: &str, config: VolumeConfig) -> Result<(), Code> {
         let shown = self.shown.get(name).copied();
         let volume = self.volume(name)?;
-        let face = &mut volume.face;
+        let view = &mut volume.view;
         let is_block = |formatted| formatted == FormattedAs::Raw;
-        // A raw volume that nobody uses may be mounted as the file system that is on it.
-        let is_found = face.formatted == Some(FormattedAs::Raw)
-            && how.fs.is_some()
-            && how.fs == shown
-            && !face.staged
-            && face.published.is_empty();
+        // A raw volume that is not in use may be mounted with the file system that is on it.
+        let is_found = view.formatted == Some(FormattedAs::Raw)
+            && config.fs.is_some()
+            && config.fs == shown
+            && !view.staged
+            && view.published.is_empty();
         if is_found {
-            face.formatted = how.fs.map(FormattedAs::from);
+            view.formatted = config.fs.map(FormattedAs::from);
         }
-        if face
+        if view
             .formatted
-            .is_some_and(|formatted| is_block(formatted) != how.fs.is_none())
+            .is_some_and(|formatted| is_block(formatted) != config.fs.is_none())
         {
             return Err(Code::FailedPrecondition);
         }
-        if face.staged {
-            let same = volume.capability.is_some_and(|before| before.fs == how.fs);
+        if view.staged {
+            let same = volume
+                .capability
+                .is_some_and(|before| before.fs == config.fs);
             return if same {
                 Ok(())
             } else {
                 Err(Code::AlreadyExists)
             };
         }
-        if face
+        if view
             .formatted
-            .is_some_and(|formatted| formatted != formatted_as(how))
+            .is_some_and(|formatted| formatted != formatted_as(config))
         {
             return Err(Code::FailedPrecondition);
         }
-        (face.formatted, face.begun) = (Some(formatted_as(how)), None);
-        face.staged = true;
-        face.grown = how.fs.is_some();
-        volume.capability = Some(how);
+        (view.formatted, view.begun) = (Some(formatted_as(config)), None);
+        view.staged = true;
+        view.grown = config.fs.is_some();
+        volume.capability = Some(config);
         Ok(())
     }
 
-    fn publish(&mut self, name: &str, n: u8, read_only: bool, how: How) -> Result<(), Code> {
-        let face = &mut self.volume(name)?.face;
-        let as_staged = face.formatted == Some(FormattedAs::Raw);
-        if !face.staged || as_staged != how.fs.is_none() {
+    fn publish(
+        &mut self,
+        name: &str,
+        n: u8,
+        read_only: bool,
+        config: VolumeConfig,
+    ) -> Result<(), Code> {
+        let view = &mut self.volume(name)?.view;
+        let as_staged = view.formatted == Some(FormattedAs::Raw);
+        if !view.staged || as_staged != config.fs.is_none() {
             return Err(Code::FailedPrecondition);
         }
-        match face.published.get(&n) {
+        match view.published.get(&n) {
             Some(before) if *before == read_only => return Ok(()),
             Some(_) => return Err(Code::AlreadyExists),
             None => {}
         }
-        // One device for all targets of a block volume, so they are all read-only or none is.
-        if how.fs.is_none() && face.published.values().any(|before| *before != read_only) {
+        // All targets of a block volume share one device, so they are either all read-only or all
+        // writable.
+        if config.fs.is_none() && view.published.values().any(|before| *before != read_only) {
             return Err(Code::FailedPrecondition);
         }
-        face.published.insert(n, read_only);
+        view.published.insert(n, read_only);
         Ok(())
     }
 
-    /// Mounts and inline volumes end with a boot; of those that can't be seen then only the mount.
+    /// Mounts and inline volumes end with a reboot. Of inline volumes that cannot be read then,
+    /// only the mount ends.
     pub fn reboot(&mut self, is_hidden: impl Fn(&'static str) -> bool) {
         self.inline.retain(|name, _| is_hidden(name));
         self.inline
             .values_mut()
             .for_each(|inline| inline.mounted = false);
         for volume in self.volumes.values_mut() {
-            volume.face.staged = false;
-            volume.face.grown = false;
-            volume.face.published.clear();
+            volume.view.staged = false;
+            volume.view.grown = false;
+            volume.view.published.clear();
         }
     }
 
-    /// Says whether the file system of a volume has the whole size.
+    /// Records whether the file system of a volume has the whole size.
     pub fn set_grown(&mut self, name: &str, grown: bool) {
         if let Some(volume) = self.volumes.get_mut(name) {
-            volume.face.grown = grown;
+            volume.view.grown = grown;
         }
     }
 
-    /// Takes over what a call has really left, which was cut off on the way from `self` to
-    /// `after`: each part of it must be as before or as after.
-    pub fn adopt(&mut self, after: &Model, now: &Seen) -> Result<(), String> {
+    /// Takes over the actual result of a call that was cut off on the way from `self` to `after`:
+    /// each part of it must be in its old or its new state.
+    pub fn adopt(&mut self, after: &Model, now: &Observation) -> Result<(), String> {
         let known = self.volumes.keys().chain(after.volumes.keys());
         let names: BTreeSet<&'static str> = known.chain(now.volumes.keys()).copied().collect();
         for name in names {
             let then = after.volumes.get(name);
             match now.volumes.get(name) {
-                Some(face) => self.adopt_volume(name, then, face)?,
+                Some(view) => self.adopt_volume(name, then, view)?,
                 None => match (self.volumes.remove(name), then) {
-                    (Some(_), Some(_)) => return Err(format!("{name} is gone")),
+                    (Some(_), Some(_)) => return Err(format!("{name} is missing")),
                     (Some(ghost), None) => drop(self.ghosts.insert(name, ghost)),
                     (None, _) => {}
                 },
@@ -368,9 +379,9 @@ impl Model {
         let (before, then) = (self.mounted(), after.mounted());
         for name in before.keys().chain(then.keys()).chain(now.inline.keys()) {
             let is = now.inline.get(name);
-            // One that was only to be ended or made may be there without its mount.
+            // A volume that was only being deleted or created may exist without its mount.
             let half = is == Some(&false) && before.get(name) != then.get(name);
-            // One of an earlier boot is ended by the next start that can see it.
+            // A volume of an earlier boot is deleted by the next start that can read it.
             let ended = is.is_none() && before.get(name) == Some(&false);
             if is != before.get(name) && is != then.get(name) && !half && !ended {
                 return Err(format!("inline {name}: {is:?}"));
@@ -387,33 +398,34 @@ impl Model {
         &mut self,
         name: &'static str,
         then: Option<&Volume>,
-        face: &Face,
+        view: &VolumeView,
     ) -> Result<(), String> {
         let before = self.volumes.get(name).or(self.ghosts.get(name));
         let known: Vec<&Volume> = before.into_iter().chain(then).collect();
-        let mut faces: Vec<&Face> = known.iter().map(|volume| &volume.face).collect();
-        faces.extend(before.iter().flat_map(|volume| &volume.unanswered));
-        if !is_between(&faces, face) {
-            return Err(format!("{name} is {face:?}, between {faces:?}"));
+        let mut views: Vec<&VolumeView> = known.iter().map(|volume| &volume.view).collect();
+        views.extend(before.iter().flat_map(|volume| &volume.unanswered));
+        if !is_between(&views, view) {
+            return Err(format!("{name} is {view:?}, between {views:?}"));
         }
         let capability = match (before, then) {
-            (_, Some(then)) if face.staged => then.capability,
+            (_, Some(then)) if view.staged => then.capability,
             (Some(before), _) => before.capability,
             (None, then) => then.and_then(|then| then.capability),
         };
-        // Of those that were made in the same way it may be any.
-        let same =
-            |volume: &&&Volume| volume.face.how == face.how && volume.face.source == face.source;
+        // Of those that were created in the same way, it may be any.
+        let same = |volume: &&&Volume| {
+            volume.view.config == view.config && volume.view.source == view.source
+        };
         let tokens = known
             .iter()
             .filter(same)
             .map(|volume| volume.tokens.clone());
         let tokens = tokens.reduce(|one, other| &one & &other);
         let mut unanswered = before.map_or(Vec::new(), |before| before.unanswered.clone());
-        unanswered.extend(before.map(|before| before.face.clone()));
-        unanswered.retain(|before| !before.is_recorded_as(face));
+        unanswered.extend(before.map(|before| before.view.clone()));
+        unanswered.retain(|before| !before.is_recorded_as(view));
         let adopted = Volume {
-            face: face.clone(),
+            view: view.clone(),
             capability,
             unanswered,
             tokens: tokens.unwrap_or_default(),
@@ -423,17 +435,17 @@ impl Model {
     }
 }
 
-/// Whether each part is one of those parts.
-fn is_between(faces: &[&Face], now: &Face) -> bool {
-    let any = |same: &dyn Fn(&Face) -> bool| faces.iter().any(|face| same(face));
-    let targets = || faces.iter().flat_map(|face| face.published.keys());
-    any(&|face| face.how == now.how && face.source == now.source)
-        && any(&|face| face.size == now.size)
-        && any(&|face| face.wipe == now.wipe)
-        && any(&|face| face.formatted == now.formatted)
-        && any(&|face| face.staged == now.staged)
-        && any(&|face| now.grown || !face.grown)
+/// Whether each part equals that of one of these views.
+fn is_between(views: &[&VolumeView], now: &VolumeView) -> bool {
+    let any = |same: &dyn Fn(&VolumeView) -> bool| views.iter().any(|view| same(view));
+    let targets = || views.iter().flat_map(|view| view.published.keys());
+    any(&|view| view.config == now.config && view.source == now.source)
+        && any(&|view| view.size == now.size)
+        && any(&|view| view.wipe == now.wipe)
+        && any(&|view| view.formatted == now.formatted)
+        && any(&|view| view.staged == now.staged)
+        && any(&|view| now.grown || !view.grown)
         && targets()
             .chain(now.published.keys())
-            .all(|n| any(&|face| face.published.get(n) == now.published.get(n)))
+            .all(|n| any(&|view| view.published.get(n) == now.published.get(n)))
 }

@@ -1,4 +1,4 @@
-//! What can be seen of a world, read past the driver.
+//! The visible state of a simulation, read without the driver.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,11 +16,11 @@ use uuid::Uuid;
 
 use crate::Run;
 use crate::acts::{GROUPS, INLINE, NAMES, SNAPSHOTS};
-use crate::cuts::{CutFace, Source};
-use crate::model::{Face, Seen};
-use crate::world::{How, POOL, staging, target};
+use crate::cuts::{SnapshotView, Source};
+use crate::model::{Observation, VolumeView};
+use crate::simulation::{POOL, VolumeConfig, staging, target};
 
-/// Complete, and begun.
+/// The complete and the begun formatting.
 fn formatted_as(formatted: Option<&Formatted>) -> (Option<FormattedAs>, Option<FormattedAs>) {
     match formatted {
         Some(formatted) if formatted.complete => (Some(formatted.kind), None),
@@ -29,7 +29,11 @@ fn formatted_as(formatted: Option<&Formatted>) -> (Option<FormattedAs>, Option<F
     }
 }
 
-fn how_of(capabilities: &[Capability], allocation: Allocation, wipe: Wipe) -> Result<How, String> {
+fn how_of(
+    capabilities: &[Capability],
+    allocation: Allocation,
+    wipe: Wipe,
+) -> Result<VolumeConfig, String> {
     let [capability] = capabilities else {
         return Err(format!("a volume for {capabilities:?}"));
     };
@@ -37,7 +41,7 @@ fn how_of(capabilities: &[Capability], allocation: Allocation, wipe: Wipe) -> Re
         AccessType::Mount { fs_type, .. } => *fs_type,
         AccessType::Block => None,
     };
-    Ok(How {
+    Ok(VolumeConfig {
         fs,
         allocation,
         wipe,
@@ -46,9 +50,9 @@ fn how_of(capabilities: &[Capability], allocation: Allocation, wipe: Wipe) -> Re
 }
 
 impl Run {
-    /// The file systems that the devices of raw volumes show.
+    /// The file systems on the devices of raw volumes.
     pub fn shown(&self) -> Result<BTreeMap<&'static str, FsType>, String> {
-        let host = &self.world.host;
+        let host = &self.sim.host;
         let read = |host: &MemoryHost| {
             inventory::read(host, "default", PoolId(Uuid::nil()), Path::new(POOL))
         };
@@ -70,20 +74,20 @@ impl Run {
         Ok(shown)
     }
 
-    /// What can be seen, read past the driver.
-    pub fn observe(&self) -> Result<Seen, String> {
-        self.world.host.aside(|host| self.observe_by(host))
+    /// The visible state, read without the driver.
+    pub fn observe(&self) -> Result<Observation, String> {
+        self.sim.host.aside(|host| self.observe_by(host))
     }
 
-    fn observe_by(&self, host: &MemoryHost) -> Result<Seen, String> {
-        let said = |error: &dyn std::error::Error| chain(error);
-        let mounts = host.mounts().map_err(|error| said(&error))?;
-        let loops = host.loops().map_err(|error| said(&error))?;
-        let boot = host.boot_id().map_err(|error| said(&error))?;
+    fn observe_by(&self, host: &MemoryHost) -> Result<Observation, String> {
+        let message = |error: &dyn std::error::Error| chain(error);
+        let mounts = host.mounts().map_err(|error| message(&error))?;
+        let loops = host.loops().map_err(|error| message(&error))?;
+        let boot = host.boot_id().map_err(|error| message(&error))?;
         let pool = PoolId(Uuid::nil());
         let found = inventory::read(host, "default", pool, Path::new(POOL))
-            .map_err(|error| said(&error))?;
-        let mut seen = Seen::default();
+            .map_err(|error| message(&error))?;
+        let mut seen = Observation::default();
         for record in found.volumes.into_iter().map(|found| found.record) {
             if record.state != VolumeState::Ready {
                 continue;
@@ -92,7 +96,7 @@ impl Run {
                 .iter()
                 .chain(&INLINE)
                 .find(|name| **name == record.name);
-            let name = *known.ok_or_else(|| format!("a volume named {}", record.name))?;
+            let name = *known.ok_or_else(|| format!("an unknown volume named {}", record.name))?;
             let at = |path: &Path| mounts.iter().rev().find(|mount| mount.mount_point == path);
             if record.ephemeral {
                 let mounted = at(&target(name, 0)).is_some();
@@ -102,7 +106,7 @@ impl Run {
             let file = format!("/run/slackwater/state/staged/{}.json", record.uuid);
             let entry = host
                 .read_file(Path::new(&file))
-                .map_err(|error| said(&error))?;
+                .map_err(|error| message(&error))?;
             let entry: Option<serde_json::Value> =
                 entry.and_then(|bytes| serde_json::from_slice(&bytes).ok());
             let block = entry.is_some_and(|entry| {
@@ -120,8 +124,8 @@ impl Run {
                 }
             }
             let (formatted, begun) = formatted_as(record.formatted.as_ref());
-            let face = Face {
-                how: how_of(&record.capabilities, record.allocation, record.created_wipe)?,
+            let view = VolumeView {
+                config: how_of(&record.capabilities, record.allocation, record.created_wipe)?,
                 source: self.source_of(record.content_source.as_ref())?,
                 size: record.size,
                 wipe: record.wipe,
@@ -133,7 +137,7 @@ impl Run {
                     .is_ok_and(|bytes| bytes >= image_bytes(record.size)),
                 published,
             };
-            seen.volumes.insert(name, face);
+            seen.volumes.insert(name, view);
         }
         self.observe_cuts(&mut seen)?;
         Ok(seen)
@@ -144,27 +148,27 @@ impl Run {
             None => return Ok(None),
             Some(ContentSource::Snapshot(id)) => SNAPSHOTS
                 .into_iter()
-                .find(|name| self.world.snapshot_id(name) == *id)
+                .find(|name| self.sim.snapshot_id(name) == *id)
                 .map(Source::Snapshot),
             Some(ContentSource::Volume(id)) => self.volume_named(id).map(Source::Volume),
         };
-        let unknown = || format!("a volume made of {source:?}");
+        let unknown = || format!("a volume with an unknown source: {source:?}");
         found.map(Some).ok_or_else(unknown)
     }
 
     fn volume_named(&self, id: &str) -> Option<&'static str> {
-        let ends = |name: &&'static str| self.world.id(name).ends_with(id);
+        let ends = |name: &&'static str| self.sim.id(name).ends_with(id);
         NAMES.into_iter().find(ends)
     }
 
     /// Snapshots that are committed, or whose group is.
-    fn observe_cuts(&self, seen: &mut Seen) -> Result<(), String> {
-        let records = self.world.snapshot_records();
+    fn observe_cuts(&self, seen: &mut Observation) -> Result<(), String> {
+        let records = self.sim.snapshot_records();
         for record in &records {
-            let unknown = || format!("a snapshot that nobody asked for: {record:?}");
+            let unknown = || format!("a snapshot that was never requested: {record:?}");
             let source = self.volume_named(&record.source.to_string());
             let (formatted, begun) = formatted_as(record.formatted.as_ref());
-            let face = CutFace {
+            let view = SnapshotView {
                 source: source.ok_or_else(unknown)?,
                 size: record.size,
                 formatted,
@@ -178,14 +182,14 @@ impl Run {
             }
             let Some(membership) = &record.group else {
                 let name = named(&SNAPSHOTS).ok_or_else(unknown)?;
-                seen.snapshots.insert(name, face);
+                seen.snapshots.insert(name, view);
                 continue;
             };
             let group = seen
                 .groups
                 .entry(named(&GROUPS).ok_or_else(unknown)?)
                 .or_default();
-            group.members.insert(face.source, face);
+            group.members.insert(view.source, view);
             for id in &membership.sources {
                 group
                     .sources
@@ -196,7 +200,7 @@ impl Run {
     }
 }
 
-/// A member that is cut is committed by the first one.
+/// A member in state `Cut` is committed by the first member.
 fn is_committed(record: &SnapshotRecord, all: &[SnapshotRecord]) -> bool {
     let lead = record
         .group

@@ -1,4 +1,4 @@
-//! A CSI client, with the few words that tests say often.
+//! A CSI client with short methods for the calls that tests often make.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use slackwater::csi::{self, CapacityRange, VolumeCapability};
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Status};
 
-use super::PATIENCE;
+use super::WAIT_TIMEOUT;
 
 /// A client of one socket.
 #[derive(Clone)]
@@ -21,7 +21,7 @@ pub struct Client {
     pub(super) channel: Channel,
 }
 
-/// A mount capability; "" is the driver's default file system.
+/// A mount capability; "" selects the driver's default file system.
 pub fn mount(fs: &str) -> VolumeCapability {
     capability(
         AccessType::Mount(MountVolume {
@@ -37,7 +37,7 @@ pub fn block() -> VolumeCapability {
     capability(AccessType::Block(BlockVolume {}), Mode::SingleNodeWriter)
 }
 
-/// Any capability.
+/// A capability with any access type and mode.
 pub fn capability(access_type: AccessType, mode: Mode) -> VolumeCapability {
     VolumeCapability {
         access_type: Some(access_type),
@@ -66,7 +66,7 @@ impl Client {
         Client { channel }
     }
 
-    /// Over a channel of the caller's.
+    /// Uses a channel of the caller.
     pub fn over(channel: Channel) -> Client {
         Client { channel }
     }
@@ -86,14 +86,14 @@ impl Client {
         IdentityClient::new(self.channel.clone())
     }
 
-    /// Whether Probe says ready, within ten seconds.
+    /// Whether Probe reports readiness within ten seconds.
     pub async fn is_ready(&self) -> bool {
         let mut identity = self.identity();
         let probe = identity.probe(csi::ProbeRequest {});
         matches!(tokio::time::timeout(Duration::from_secs(10), probe).await, Ok(Ok(answer)) if answer.get_ref().ready != Some(false))
     }
 
-    /// CreateVolume; the id.
+    /// CreateVolume. Returns the ID.
     pub async fn create(
         &self,
         name: &str,
@@ -127,13 +127,13 @@ impl Client {
         self.controller().delete_volume(request).await.map(drop)
     }
 
-    /// DeleteVolume of one that nobody uses any more. Who has copied the mount table meanwhile, as
-    /// a container does that is started, may hold its device for a while.
+    /// DeleteVolume of a volume that is no longer in use. A process that copied the mount table in
+    /// the meantime, as a container does when it starts, may hold its device for a while.
     pub async fn delete_unused(&self, id: &str) {
-        let begun = Instant::now();
+        let start = Instant::now();
         while let Err(status) = self.delete(id).await {
             let is_held = status.code() == Code::FailedPrecondition;
-            assert!(is_held && begun.elapsed() < PATIENCE, "{status}");
+            assert!(is_held && start.elapsed() < WAIT_TIMEOUT, "{status}");
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     }
@@ -248,7 +248,7 @@ impl Client {
         self.node().node_unpublish_volume(request).await.map(drop)
     }
 
-    /// NodeGetVolumeStats: (total, used) bytes.
+    /// NodeGetVolumeStats: (total, used) in bytes.
     pub async fn stats(&self, id: &str, path: &Path) -> Result<(u64, u64), Status> {
         let request = csi::NodeGetVolumeStatsRequest {
             volume_id: id.into(),
@@ -264,7 +264,7 @@ impl Client {
         Ok((usage[0].total as u64, usage[0].used as u64))
     }
 
-    /// ListVolumes, all pages: the ids.
+    /// ListVolumes with all pages. Returns the IDs.
     pub async fn list(&self) -> Result<Vec<String>, Status> {
         let (mut ids, mut token) = (Vec::new(), String::new());
         loop {

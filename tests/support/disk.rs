@@ -1,4 +1,4 @@
-//! A scratch folder and disks for pools: image files with a file system, mounted below it.
+//! A scratch folder, and disks for pools: image files with a file system, mounted below it.
 
 use std::fs::{File, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -12,7 +12,7 @@ use super::{run, succeeds, unmount};
 nix::ioctl_write_int_bad!(ctl_add, 0x4c80);
 nix::ioctl_write_int_bad!(ctl_remove, 0x4c81);
 
-/// The number of a loop device that is new.
+/// Adds a loop device and returns its number.
 #[expect(unsafe_code, reason = "the ioctl has no safe form")]
 fn loop_ctl_add(control: &std::fs::File) -> nix::Result<i32> {
     use std::os::fd::AsRawFd;
@@ -27,28 +27,29 @@ fn loop_ctl_remove(control: &std::fs::File, number: i32) -> nix::Result<i32> {
     unsafe { ctl_remove(control.as_raw_fd(), number) }
 }
 
-/// A folder that takes everything below it along when it goes.
+/// A folder that is removed with everything below it when it is dropped.
 pub struct Scratch {
     path: PathBuf,
-    // Last: what is below the folder has gone by then.
+    // Dropped last: by then, everything below the folder is gone.
     _turn: Flock<File>,
 }
 
-/// Held by whoever has mounts. A process that copies the mount table keeps the mounts of others in
-/// use, so a test that starts one runs alone.
+/// Held by each test that has mounts. A process that copies the mount table keeps the mounts of
+/// other tests in use, so a test that starts such a process runs alone.
 fn turn(how: FlockArg) -> Flock<File> {
-    // The sources' folder: a file of its own would be left behind.
+    // The sources' folder, because a lock file of its own would be left behind.
     let file = File::open(env!("CARGO_MANIFEST_DIR")).unwrap();
     Flock::lock(file, how).map_err(|(_, errno)| errno).unwrap()
 }
 
 impl Scratch {
-    /// A new one below the system's folder for temporary files.
+    /// Creates a folder below the system's folder for temporary files.
     pub fn new() -> Scratch {
         Scratch::with(turn(FlockArg::LockShared))
     }
 
-    /// One whose test may copy the mount table: no other one is there meanwhile.
+    /// Creates the folder of a test that may copy the mount table: no other folder exists at the
+    /// same time.
     pub fn alone() -> Scratch {
         Scratch::with(turn(FlockArg::LockExclusive))
     }
@@ -64,24 +65,24 @@ impl Scratch {
         }
     }
 
-    /// Its path.
+    /// The path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// A path below it, not made.
+    /// A path below the folder, which is not created.
     pub fn join(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
-    /// A folder below it.
+    /// Creates a folder below this one.
     pub fn dir(&self, name: &str) -> PathBuf {
         folder(&self.join(name))
     }
 }
 
-/// Makes a folder through which everybody may pass, whatever our umask is: databases refuse to run
-/// as root.
+/// Creates a folder that all users may traverse, whatever the umask is: databases refuse to run as
+/// root.
 pub fn folder(path: &Path) -> PathBuf {
     std::fs::create_dir_all(path).unwrap();
     std::fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
@@ -90,7 +91,8 @@ pub fn folder(path: &Path) -> PathBuf {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Twice: a loop device goes with its last mount, and lets go of the disk beneath.
+        // Repeated, because a loop device goes with its last mount, and only then releases the disk
+        // below it.
         for _ in 0..3 {
             for mount in mounts_below(&self.path).iter().rev() {
                 let _ = succeeds("umount", &[mount.mount_point.to_str().unwrap()]);
@@ -111,7 +113,7 @@ pub fn mounts() -> Vec<Mount> {
     mountinfo::parse(&std::fs::read("/proc/self/mountinfo").unwrap()).unwrap()
 }
 
-/// Mounts below a folder, in the order they were made.
+/// Mounts below a folder, in the order in which they were made.
 pub fn mounts_below(path: &Path) -> Vec<Mount> {
     mounts()
         .into_iter()
@@ -119,7 +121,7 @@ pub fn mounts_below(path: &Path) -> Vec<Mount> {
         .collect()
 }
 
-/// Loop devices whose file lies below a folder, by the name that losetup has.
+/// Loop devices whose file is below a folder, by the file name that losetup shows.
 pub fn loops_below(path: &Path) -> Vec<String> {
     let list = run("losetup", &["-l", "-n", "-O", "NAME,BACK-FILE"]);
     let below = |line: &&str| {
@@ -134,7 +136,7 @@ pub fn loops_below(path: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Loop devices on one file, by device and inode.
+/// Loop devices on a file, found by device and inode.
 pub fn loops_on(file: &Path) -> Vec<String> {
     let meta = std::fs::metadata(file).unwrap();
     let list = run("losetup", &["-l", "-n", "-O", "NAME,BACK-INO,BACK-MAJ:MIN"]);
@@ -156,14 +158,14 @@ pub fn loops_on(file: &Path) -> Vec<String> {
 
 /// A disk for a pool: an image with a file system, mounted.
 pub struct Disk {
-    /// The image beneath.
+    /// The image of the file system.
     pub image: PathBuf,
-    /// Where it is mounted.
+    /// Where the file system is mounted.
     pub mount_point: PathBuf,
 }
 
 impl Disk {
-    /// Makes one of `size` bytes (sparse), formats it as `fs` and mounts it at `name`.
+    /// Creates an image of `size` bytes (sparse), formats it as `fs` and mounts it at `name`.
     pub fn new(scratch: &Scratch, name: &str, fs: &str, size: u64) -> Disk {
         let image = scratch.join(&format!("{name}.disk"));
         std::fs::File::create(&image)
@@ -183,13 +185,13 @@ impl Disk {
         disk
     }
 
-    /// Mounts it where it was.
+    /// Mounts it where it was mounted before.
     pub fn mount(&self) {
         self.mount_at(&self.mount_point);
     }
 
-    /// Makes free loop devices new: a limit on discards that somebody left on one would stay.
-    /// The number of one that has none for certain.
+    /// Recreates free loop devices, since a discard limit that another program set on one would
+    /// stay. Returns the number of a device that certainly has none.
     fn renew_loops() -> i32 {
         let control = std::fs::OpenOptions::new()
             .read(true)
@@ -206,9 +208,9 @@ impl Disk {
         loop_ctl_add(&control).unwrap()
     }
 
-    /// Mounts it somewhere. A program is told the number of a loop device first and opens it then:
-    /// in between another process may take that, or remove it to make it new. A loop device that
-    /// a thick volume has had just before takes no discards, and is none of ours.
+    /// Mounts it at a path. A program first receives the number of a loop device and then opens it:
+    /// in between, another process may take that device, or remove it to recreate it. A loop device
+    /// that a thick volume has just used does not accept discards; it is not usable here.
     pub fn mount_at(&self, path: &Path) {
         let (image, at) = (self.image.to_str().unwrap(), path.to_str().unwrap());
         let mut device = "loop".to_string();
@@ -221,10 +223,10 @@ impl Disk {
                 return;
             }
             unmount(path);
-            // The kernel may offer the same one again: it is freed a moment later.
+            // The kernel may offer the same device again, because it is freed a moment later.
             device = format!("loop=/dev/loop{}", Disk::renew_loops());
         }
-        // Nobody's here takes any, perhaps; who needs them says so.
+        // Perhaps no device of this machine accepts discards; a test that needs them checks it.
         run("mount", &["-o", "loop", image, at]);
     }
 
@@ -233,7 +235,7 @@ impl Disk {
         unmount(&self.mount_point);
     }
 
-    /// The one volume's folders on a pool that lies at its root.
+    /// The folder of the only volume on a pool at the root of this disk.
     pub fn volumes(&self) -> Vec<PathBuf> {
         let folder = self.mount_point.join("volumes");
         let mut names: Vec<_> = std::fs::read_dir(folder)
@@ -244,7 +246,7 @@ impl Disk {
         names
     }
 
-    /// Folders of snapshots on a pool that lies at its root.
+    /// Folders of snapshots on a pool at the root of this disk.
     pub fn snapshots(&self) -> Vec<PathBuf> {
         let Ok(names) = std::fs::read_dir(self.mount_point.join("snapshots")) else {
             return Vec::new();
@@ -252,7 +254,7 @@ impl Disk {
         names.map(|entry| entry.unwrap().path()).collect()
     }
 
-    /// What lies in the trash.
+    /// The entries of the trash.
     pub fn trash(&self) -> Vec<PathBuf> {
         std::fs::read_dir(self.mount_point.join("trash"))
             .unwrap()
@@ -261,11 +263,14 @@ impl Disk {
     }
 }
 
-/// Whether the loop device mounted at a path does.
+/// Whether the loop device mounted at a path accepts discards.
 fn takes_discards(path: &Path) -> bool {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
-    let here = |line: &&str| line.split(' ').nth(1) == path.to_str();
-    let line = mounts.lines().rfind(here).expect("it's mounted");
+    let is_at_path = |line: &&str| line.split(' ').nth(1) == path.to_str();
+    let line = mounts
+        .lines()
+        .rfind(is_at_path)
+        .expect("the path is mounted");
     let name = line.split(' ').next().unwrap().trim_start_matches("/dev/");
     let limit = std::fs::read_to_string(format!("/sys/block/{name}/queue/discard_max_bytes"));
     limit.unwrap().trim() != "0"

@@ -1,24 +1,24 @@
 //! Tests that need what the machine's kernel lacks: they start themselves again in a guest kernel
-//! (tests/guest), and show what was said there if they fail.
+//! (tests/guest), and print the guest's output if they fail.
 
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
-/// guest-run's exit code for a guest that didn't end in time.
+/// guest-run's exit code for a guest that did not end in time.
 const HUNG: i32 = 124;
-/// User Mode Linux 6.1 was seen to lose its timer (2 of 8 boots on a busy machine, none of 20 on a
-/// calm one): it spins in its idle loop and wakes nobody. A driver that hangs does so each time; a
-/// slow machine is given more time, in seconds.
+/// User Mode Linux 6.1 sometimes loses its timer (2 of 8 boots on a busy machine, none of 20 on an
+/// idle one): it spins in its idle loop and wakes no process. A driver that hangs does so at each
+/// try; a slow machine gets more time at each try, in seconds.
 const GUESTS: [&str; 3] = ["90", "180", "900"];
 
-/// Runs `body` in a guest with these disks (`NAME:SIZE`, in it `$GUEST_DISK_NAME`). `test` is the name
-/// of the test that calls this.
+/// Runs `body` in a guest with these disks (`NAME:SIZE`; the guest finds them in
+/// `$GUEST_DISK_NAME`). `test` is the name of the calling test.
 pub fn in_guest(test: &str, disks: &[&str], body: impl FnOnce()) {
     if std::env::var_os("GUEST").is_some() {
         return body();
     }
-    // One at a time: a guest is a processor of its own.
+    // One at a time, because a guest occupies a processor.
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let guest = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guest/guest-run");
@@ -30,15 +30,15 @@ pub fn in_guest(test: &str, disks: &[&str], body: impl FnOnce()) {
             .args(["--exact", test, "--nocapture"])
             .output()
             .expect("tests/guest/guest-run starts (deploy/deps test installs what it needs)");
-        let said = String::from_utf8_lossy(&output.stdout);
-        let complaint = String::from_utf8_lossy(&output.stderr);
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        let stderr = String::from_utf8_lossy(&output.stderr);
         if output.status.code() == Some(HUNG) && left > 0 {
-            eprintln!("the guest hung, {left} more: {said}{complaint}");
+            eprintln!("the guest hung, {left} tries left: {stdout}{stderr}");
             continue;
         }
         assert!(
-            output.status.success() && said.contains("1 passed"),
-            "in the guest: {}\n{said}\n{complaint}",
+            output.status.success() && stdout.contains("1 passed"),
+            "in the guest: {}\n{stdout}\n{stderr}",
             output.status
         );
         return;

@@ -1,9 +1,10 @@
-//! What a test leaves out because this machine lacks something for it. A run that is green says so.
+//! Records parts of tests that are skipped because this machine lacks something, so that a
+//! successful run shows them.
 
 use std::fs::OpenOptions;
 use std::io::Write;
 
-/// Prints what is left out and why, and adds it to the file that `make tests` names, which
+/// Prints what is skipped and why, and adds it to the file that `make tests` names, which
 /// `tests/summary` counts.
 pub fn left_out(what: &str) {
     eprintln!("left out: {what}");

@@ -1,9 +1,13 @@
-//! Real things for tests: a scratch folder, a pool's disk, the driver as a process, a client.
+//! Real fixtures for tests: a scratch folder, a pool's disk, the driver as a process, a client.
 //!
-//! Everything lies below one folder named `slackwater-…`, and goes when its guard is dropped,
-//! also by a panic: processes by id, mounts and loop devices by what they stand on.
+//! Everything is below one folder named `slackwater-…`, and is removed when its guard is dropped,
+//! also by a panic: processes by ID, mounts and loop devices by the folder that their files are in.
 
-#![allow(dead_code, unused_imports, reason = "each test program uses a part")]
+#![allow(
+    dead_code,
+    unused_imports,
+    reason = "each test program uses a part of this module"
+)]
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -30,32 +34,32 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a test waits for what must happen: only what hangs takes longer, also on a slow
-/// machine under load.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+/// How long a test waits for an expected event. Only a process that hangs takes longer, also on a
+/// slow machine under load.
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A program of the machine, which says the same whoever started the tests.
+/// A program of the machine, with the same output in the environment of every user.
 fn program(name: &str) -> Command {
     let mut command = Command::new(name);
     command.env("LC_ALL", "C");
     command
 }
 
-/// The program under test, without what the environment of the tests would say to it.
+/// The program under test, without variables of the tests' environment that would configure it.
 pub fn slackwater() -> Command {
-    unspoken_to(Command::new(binary()))
+    without_configuration(Command::new(binary()))
 }
 
-/// A command without the variables that our program listens to.
-pub fn unspoken_to(mut command: Command) -> Command {
+/// A command without the variables that configure our program.
+pub fn without_configuration(mut command: Command) -> Command {
     for name in ["CSI_ENDPOINT", "RUST_LOG", "NO_COLOR"] {
         command.env_remove(name);
     }
     command
 }
 
-/// A port that nobody has. It's below those that the kernel gives away by itself, so nobody is
-/// given it before it's used; test programs that run at once begin at different ones.
+/// A free port. It is below the ports that the kernel assigns by itself, so that no other program
+/// gets it before it is used; test programs that run at once begin at different ports.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = 10_000 + (std::process::id() % 100 * 200) as u16;
@@ -64,8 +68,8 @@ pub fn free_port() -> u16 {
     ports.by_ref().take(2000).find(free).expect("a free port")
 }
 
-/// Unmounts a folder. A program that another thread is just starting has our descriptors until it
-/// runs: so what we have closed may be busy for a moment.
+/// Unmounts a folder. A process that another thread is just starting holds our descriptors until it
+/// runs exec, so a file that we have closed may be busy for a moment.
 pub fn unmount(folder: &Path) {
     let folder = folder.to_str().unwrap();
     eventually(&format!("{folder} is unmounted"), || {
@@ -73,7 +77,8 @@ pub fn unmount(folder: &Path) {
     });
 }
 
-/// Runs a program of the machine to its end; its output, or a panic with what it said.
+/// Runs a program of the machine to its end. Returns its output; panics with its messages if it
+/// fails.
 pub fn run(name: &str, arguments: &[&str]) -> String {
     let output = program(name)
         .args(arguments)
@@ -97,17 +102,17 @@ pub fn succeeds(name: &str, arguments: &[&str]) -> bool {
         .is_ok_and(|output| output.status.success())
 }
 
-/// The letter by which the kernel tells the state of a process or thread, in its `stat` file.
+/// The letter of the state of a process or thread, from its `stat` file.
 pub fn state_of(stat: &Path) -> Option<char> {
     let stat = std::fs::read_to_string(stat).ok()?;
     stat.rsplit(')').next()?.trim_start().chars().next()
 }
 
-/// Waits until something is true, with [`PATIENCE`].
+/// Waits until a condition is true, for at most [`WAIT_TIMEOUT`].
 pub fn eventually(what: &str, mut check: impl FnMut() -> bool) {
     let start = Instant::now();
     while !check() {
-        assert!(start.elapsed() < PATIENCE, "not in time: {what}");
+        assert!(start.elapsed() < WAIT_TIMEOUT, "not in time: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

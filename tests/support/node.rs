@@ -1,4 +1,5 @@
-//! A node for tests: a driver with one pool on a disk of its own, and what is asked of them often.
+//! A node for tests: a driver with one pool on a disk of its own, and short methods for frequent
+//! calls.
 
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -15,16 +16,16 @@ pub const GIB: u64 = 1 << 30;
 pub struct Node {
     /// The process.
     pub server: Server,
-    /// A client of it.
+    /// Its client.
     pub client: Client,
     /// The pool's disk.
     pub disk: Disk,
-    /// Last: what the others stand on goes last.
+    /// The last field, because the others depend on it and are dropped first.
     pub scratch: Scratch,
 }
 
 impl Node {
-    /// On a disk of `size` bytes with a file system.
+    /// Starts a node on a disk of `size` bytes with a file system.
     pub fn on(fs: &str, size: u64) -> Node {
         let scratch = Scratch::new();
         let disk = Disk::new(&scratch, "pool", fs, size);
@@ -38,7 +39,7 @@ impl Node {
         }
     }
 
-    /// The same, with a configuration file, which is written in the scratch folder.
+    /// The same, with a configuration file, which is written into the scratch folder.
     pub fn configured(
         fs: &str,
         size: u64,
@@ -62,51 +63,51 @@ impl Node {
         }
     }
 
-    /// Kills the driver and starts it anew, with another environment.
+    /// Kills the driver and starts it again with another environment.
     pub fn restart_with(&mut self, environment: &[(&str, &str)]) {
         self.server.restart_with(environment);
         self.client = self.server.client();
     }
 
-    /// What a command of the program prints with `--json`; `words` begin with its name.
-    pub fn told(&self, words: &[&str]) -> serde_json::Value {
+    /// The output of a command with `--json`; `words` begin with the command's name.
+    pub fn cli_json(&self, words: &[&str]) -> serde_json::Value {
         let printed = super::run(super::binary(), &[words, &["--json"]].concat());
         serde_json::from_str(&printed).unwrap()
     }
 
-    /// `slackwater frozen --json`, beside the driver.
+    /// `slackwater frozen --json`, while the driver runs.
     pub fn frozen(&self, more: &[&str]) -> serde_json::Value {
         let state = self.scratch.join("state");
         let words = ["frozen", "--state-dir", state.to_str().unwrap()];
-        self.told(&[&words, more].concat())
+        self.cli_json(&[&words, more].concat())
     }
 
-    /// The snapshots of `slackwater volumes --json`.
-    pub fn snapshots_told(&self) -> Vec<serde_json::Value> {
+    /// The snapshots in the output of `slackwater volumes --json`.
+    pub fn cli_snapshots(&self) -> Vec<serde_json::Value> {
         let pool = format!("default=file:{}", self.disk.mount_point.display());
         let record = self.scratch.join("node.json");
         let record = record.to_str().unwrap();
-        let told = self.told(&["volumes", "--pool", &pool, "--node-record", record]);
-        told["snapshots"].as_array().unwrap().clone()
+        let volumes = self.cli_json(&["volumes", "--pool", &pool, "--node-record", record]);
+        volumes["snapshots"].as_array().unwrap().clone()
     }
 
-    /// On an xfs disk of 8 GiB, sparse.
+    /// Starts a node on a sparse xfs disk of 8 GiB.
     #[allow(clippy::new_without_default, reason = "it starts a process")]
     pub fn new() -> Node {
         Node::on("xfs", 8 * GIB)
     }
 
-    /// A path below the allowed folder; its parent exists.
+    /// A path below the allowed folder. Its parent exists.
     pub fn path(&self, name: &str) -> PathBuf {
         self.scratch.join("kubelet").join(name)
     }
 
-    /// A staging path, made as the kubelet makes it.
+    /// A staging path, created as the kubelet creates it.
     pub fn staging(&self, name: &str) -> PathBuf {
         super::disk::folder(&self.path(&format!("{name}.staging")))
     }
 
-    /// A new volume of 1 GiB, staged.
+    /// Creates a volume of 1 GiB and stages it.
     pub async fn staged(&self, name: &str, staging: &Path, fs: &str) -> String {
         let id = self
             .client
@@ -120,13 +121,13 @@ impl Node {
         id
     }
 
-    /// The end of a staged volume.
+    /// Unstages and deletes a volume.
     pub async fn unstage_and_delete(&self, id: &str, staging: &Path) {
         self.client.unstage(id, staging).await.unwrap();
         self.client.delete_unused(id).await;
     }
 
-    /// The image of the volume with this id.
+    /// The image of the volume with this ID.
     pub fn image(&self, id: &str) -> PathBuf {
         self.disk
             .mount_point
@@ -135,15 +136,16 @@ impl Node {
             .join("data.img")
     }
 
-    /// A device goes with its last opener, and whoever looks at all devices is one for a moment.
+    /// A device is detached when its last opener closes it, and a program that scans all devices
+    /// opens it for a moment.
     pub fn assert_no_device(&self, id: &str) {
         let image = self.image(id);
-        super::eventually("no device stands on the image", || {
+        super::eventually("no device is attached to the image", || {
             super::disk::loops_on(&image).is_empty()
         });
     }
 
-    /// Everything that must be so once all volumes are deleted.
+    /// Verifies that nothing is left once all volumes are deleted.
     pub fn assert_nothing_left(&self) {
         assert_eq!(
             self.disk.volumes(),
@@ -169,17 +171,17 @@ impl Node {
     }
 }
 
-/// `--pool` for a folder that may be made a pool.
+/// `--pool` for a folder in which a pool may be created.
 pub fn definition(path: &Path) -> String {
     format!("default=file:{},init", path.display())
 }
 
-/// The volume's own part of an id.
+/// The volume's own part of an ID.
 pub fn volume_uuid(id: &str) -> &str {
     id.split_once('.').unwrap().1
 }
 
-/// Fails unless a call was refused with this code; the message.
+/// Fails unless a call was refused with this code. Returns the message.
 #[track_caller]
 pub fn refused<T: std::fmt::Debug>(answer: Result<T, Status>, code: Code) -> String {
     let status = answer.expect_err("this is refused");
@@ -187,7 +189,7 @@ pub fn refused<T: std::fmt::Debug>(answer: Result<T, Status>, code: Code) -> Str
     status.message().to_string()
 }
 
-/// Writes bytes that can be told from all others, and makes them durable.
+/// Writes bytes that differ from all others, and syncs them.
 pub fn write_pattern(path: &Path, seed: u8, bytes: usize) {
     let mut file = std::fs::OpenOptions::new()
         .write(true)
@@ -198,7 +200,7 @@ pub fn write_pattern(path: &Path, seed: u8, bytes: usize) {
     file.sync_all().unwrap();
 }
 
-/// Checks what [`write_pattern`] wrote.
+/// Checks the bytes that [`write_pattern`] wrote.
 #[track_caller]
 pub fn check_pattern(path: &Path, seed: u8, bytes: usize) {
     let mut found = vec![0; bytes];
@@ -207,12 +209,12 @@ pub fn check_pattern(path: &Path, seed: u8, bytes: usize) {
     file.read_exact(&mut found).unwrap();
     assert!(
         found == pattern(seed, bytes),
-        "every acknowledged byte of {} is there",
+        "every acknowledged byte of {} is present",
         path.display()
     );
 }
 
-/// Not compressible to nothing, and different for each seed.
+/// Bytes that hardly compress, and differ for each seed.
 pub fn pattern(seed: u8, bytes: usize) -> Vec<u8> {
     (0..bytes)
         .map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8 ^ seed)

@@ -1,4 +1,4 @@
-//! The driver as a process of its own.
+//! The driver as a separate process.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -6,14 +6,14 @@ use std::process::{Child, Command, Stdio};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{Client, Scratch, eventually, state_of, unspoken_to};
+use super::{Client, Scratch, eventually, state_of, without_configuration};
 
 /// The program under test.
 pub fn binary() -> &'static str {
     env!("CARGO_BIN_EXE_slackwater")
 }
 
-/// A running driver. Dropped, it is killed and waited for.
+/// A running driver. When it is dropped, the process is killed and reaped.
 pub struct Server {
     child: Child,
     socket: PathBuf,
@@ -24,21 +24,21 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts one with pools as `--pool` takes them, and waits until it answers.
+    /// Starts a driver with pools as `--pool` takes them, and waits until it answers.
     pub fn start(scratch: &Scratch, pools: &[&str]) -> Server {
         let server = Server::spawn(scratch, pools, &[], &[]);
         server.wait_ready();
         server
     }
 
-    /// Starts one through a program that becomes it, and waits until it answers.
+    /// Starts a driver through a program that executes it, and waits until it answers.
     pub fn wrapped(scratch: &Scratch, wrapper: &[&str], pools: &[&str]) -> Server {
         let server = Server::spawn_wrapped(scratch, wrapper, pools, &[], &[]);
         server.wait_ready();
         server
     }
 
-    /// Starts one with further arguments and environment, without waiting.
+    /// Starts a driver with further arguments and environment, without waiting.
     pub fn spawn(
         scratch: &Scratch,
         pools: &[&str],
@@ -48,7 +48,7 @@ impl Server {
         Server::spawn_wrapped(scratch, &[], pools, more, environment)
     }
 
-    /// The same, through a program that becomes it.
+    /// The same, through a program that executes it.
     pub fn spawn_wrapped(
         scratch: &Scratch,
         wrapper: &[&str],
@@ -75,7 +75,7 @@ impl Server {
         }
         for word in more {
             let given = arguments.iter().position(|flag| flag == word);
-            // A flag given again replaces the default: its value follows in `more`.
+            // A flag that is given again replaces the default: its value follows in `more`.
             if let Some(at) = given.filter(|_| word.starts_with("--")) {
                 arguments.drain(at..at + 2);
             }
@@ -97,22 +97,22 @@ impl Server {
         }
     }
 
-    /// Where it listens.
+    /// Its socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Its process.
+    /// Its process ID.
     pub fn pid(&self) -> Pid {
         Pid::from_raw(self.child.id() as i32)
     }
 
-    /// Everything it has logged, earlier runs included.
+    /// Everything that it has logged, including earlier runs.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// A client of it.
+    /// Creates a client.
     pub fn client(&self) -> Client {
         Client::new(&self.socket)
     }
@@ -130,7 +130,7 @@ impl Server {
             });
         });
         if ready.join().is_err() {
-            panic!("the driver does not get ready; it said:\n{}", self.log());
+            panic!("the driver does not get ready; its log:\n{}", self.log());
         }
     }
 
@@ -144,23 +144,23 @@ impl Server {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// Whether it has been stopped, and has not gone on.
+    /// Whether it is stopped (SIGSTOP) and was not continued.
     pub fn is_stopped(&self) -> bool {
         state_of(&Path::new("/proc").join(self.pid().to_string()).join("stat")) == Some('T')
     }
 
-    /// Waits for its end; its exit code, `None` after a signal.
+    /// Waits for its end. Returns its exit code, `None` after a signal.
     pub fn wait(&mut self) -> Option<i32> {
         self.child.wait().unwrap().code()
     }
 
-    /// Kills it, as an out-of-memory killer would.
+    /// Kills it, as the out-of-memory killer would.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         self.child.wait().unwrap();
     }
 
-    /// Starts it again as it was, after it has ended, with another environment.
+    /// Starts it again with the same arguments, after it has ended, with another environment.
     pub fn restart_with(&mut self, environment: &[(&str, &str)]) {
         self.kill();
         self.environment = environment
@@ -171,7 +171,7 @@ impl Server {
         self.wait_ready();
     }
 
-    /// Starts it again as it was, after killing it.
+    /// Kills it and starts it again with the same arguments.
     pub fn restart(&mut self) {
         self.restart_with(&[]);
     }
@@ -189,7 +189,7 @@ fn launch(
         .open(log)
         .unwrap();
     let mut words = wrapper.iter().map(String::as_str).chain([binary()]);
-    let mut command = unspoken_to(Command::new(words.next().unwrap_or(binary())));
+    let mut command = without_configuration(Command::new(words.next().unwrap_or(binary())));
     command
         .args(words)
         .args(arguments)

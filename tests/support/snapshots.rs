@@ -1,4 +1,4 @@
-//! A CSI client's words about snapshots, groups and what is made from them.
+//! Short methods of the CSI client for snapshots, groups and volumes created from them.
 
 use std::collections::HashMap;
 
@@ -62,7 +62,7 @@ impl Client {
         Ok(answer.into_inner().snapshot.unwrap())
     }
 
-    /// CreateSnapshot, by a caller that has no time to wait for what is locked.
+    /// CreateSnapshot by a caller that does not wait for locks.
     pub async fn snapshot_at_once(&self, name: &str, volume: &str) -> Result<(), Status> {
         let mut request = tonic::Request::new(csi::CreateSnapshotRequest {
             name: name.into(),
@@ -82,7 +82,7 @@ impl Client {
         self.controller().delete_snapshot(request).await.map(drop)
     }
 
-    /// ListSnapshots: the ids; of one volume, if one is given.
+    /// ListSnapshots. Returns the IDs; of one volume if one is given.
     pub async fn snapshots(&self, of: &str) -> Result<Vec<String>, Status> {
         let request = csi::ListSnapshotsRequest {
             source_volume_id: of.into(),
@@ -163,7 +163,7 @@ impl Client {
     }
 }
 
-/// The ids of a group's members.
+/// The IDs of a group's members.
 pub fn members(group: &csi::VolumeGroupSnapshot) -> Vec<String> {
     let each = group.snapshots.iter();
     each.map(|snapshot| snapshot.snapshot_id.clone()).collect()

@@ -1,5 +1,6 @@
-//! Writers and the oracle of write order: a counter goes from folder to folder, never synced. Cut
-//! at one moment, no folder is ahead of the one before it, and none is more than one behind.
+//! Writers and the oracle of write order: a counter is written from folder to folder, and is never
+//! synced. If all folders are cut at one moment, no folder is ahead of the one before it, and none
+//! is more than one behind.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -8,19 +9,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-/// Writers beside each other, each with files of its own.
+/// The number of concurrent writers. Each has files of its own.
 pub const WRITERS: usize = 2;
 
-/// Writers at work, until this is dropped.
+/// Running writers. They end when this is dropped.
 pub struct Writers {
     stop: Arc<AtomicBool>,
-    /// Rounds that all of them have made.
+    /// Rounds that all writers have completed.
     pub rounds: Arc<AtomicU64>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Writers {
-    /// In these folders, in this order.
+    /// Starts writers that write to these folders in this order.
     pub fn start(folders: &[impl AsRef<Path>]) -> Writers {
         let stop = Arc::new(AtomicBool::new(false));
         let rounds = Arc::new(AtomicU64::new(0));
@@ -42,7 +43,7 @@ impl Writers {
                 while !stop.load(Ordering::Relaxed) {
                     count += 1;
                     for file in &files {
-                        // Not synced: what is in the page cache is in the cut as well.
+                        // Not synced: a cut includes what is in the page cache.
                         file.write_all_at(&count.to_le_bytes(), 0).unwrap();
                     }
                     rounds.fetch_add(1, Ordering::Relaxed);
@@ -56,7 +57,7 @@ impl Writers {
         }
     }
 
-    /// The writers get on: no folder is frozen.
+    /// Verifies that the writers make progress: no folder is frozen.
     #[track_caller]
     pub fn assert_flowing(&self, context: &str) {
         let before = self.rounds.load(Ordering::Relaxed);
@@ -75,7 +76,7 @@ impl Drop for Writers {
     }
 }
 
-/// What a folder, or a copy of it, shows of each writer.
+/// The counter of each writer in a folder, or in a copy of it.
 pub fn shown(folder: &Path) -> [u64; WRITERS] {
     std::array::from_fn(|writer| {
         let bytes = std::fs::read(folder.join(format!("counter-{writer}"))).unwrap();
@@ -83,7 +84,7 @@ pub fn shown(folder: &Path) -> [u64; WRITERS] {
     })
 }
 
-/// What the folders show of one writer, in their order.
+/// Whether one writer's counters, in the order of the folders, are consistent.
 pub fn is_consistent(row: &[u64]) -> bool {
     let (first, last) = (row[0], row[row.len() - 1]);
     row.windows(2).all(|pair| pair[0] >= pair[1]) && first <= last + 1

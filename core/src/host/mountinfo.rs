@@ -244,7 +244,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_taken_without_a_panic(text in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn any_bytes_are_parsed_without_a_panic(text in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = parse(&text);
         }
     }

@@ -1,4 +1,4 @@
-//! `docs/errors.md`, made of the table itself.
+//! `docs/errors.md`, generated from the table.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -15,14 +15,14 @@ use crate::refusals;
 
 const PAGE: &str = "docs/errors.md";
 
-/// A condition: its name here, an example, and what callers do about it.
+/// A condition: its name on the page, an example, and the behavior of callers.
 struct Condition {
     name: &'static str,
     example: Error,
     meaning: &'static str,
 }
 
-/// One variant, one name. What is new must be named here, and described below.
+/// Each variant has one name. A new variant must be named here, and described below.
 fn name_of(error: &Error) -> &'static str {
     match error {
         Error::Invalid { .. } => "Invalid",
@@ -58,7 +58,7 @@ fn name_of(error: &Error) -> &'static str {
     }
 }
 
-/// How many names [`name_of`] has.
+/// The number of names in [`name_of`].
 const NAMES: usize = 28;
 
 const VOLUME: &str = "5f0c...e1.8a27...3d";
@@ -285,7 +285,7 @@ fn exception(condition: &str, code: Code) -> &'static str {
         ("Bug", Code::Aborted) => {
             "it is unknown whether something was created, so the caller must not forget it"
         }
-        other => panic!("say why {other:?} differs"),
+        other => panic!("no reason is given why {other:?} differs"),
     }
 }
 
@@ -351,7 +351,7 @@ fn render_table(page: &mut String) {
         write!(page, " {} |", condition.name).unwrap();
     }
     write!(page, "\n|---|{}\n", "---|".repeat(conditions.len())).unwrap();
-    // Calls with the same row share it; most calls have the most common one.
+    // Calls with equal rows share one; most calls have the most common row.
     let mut rows: BTreeMap<Vec<i32>, Vec<&str>> = BTreeMap::new();
     for rpc in Rpc::ALL {
         let codes = conditions.iter().map(|c| code(*rpc, &c.example).into());
@@ -392,7 +392,7 @@ async fn render_refusals(page: &mut String) {
     clippy::disallowed_methods,
     reason = "writes a page of the repository, on demand"
 )]
-async fn the_page_is_the_table() {
+async fn the_page_equals_the_table() {
     let mut page = HEAD.to_string();
     render_conditions(&mut page);
     render_refusals(&mut page).await;
@@ -424,7 +424,7 @@ fn every_condition_is_described_once() {
     assert_eq!(conditions().len(), NAMES);
 }
 
-/// What the provisioner does with each code, as its `checkError` has it.
+/// What the provisioner does with each code, as in its `checkError`.
 #[test]
 fn a_new_volume_is_never_forgotten_while_something_may_be_left() {
     let may_leave = [
@@ -462,9 +462,9 @@ fn a_new_volume_is_never_forgotten_while_something_may_be_left() {
     }
 }
 
-/// Growth that can't succeed can be taken back; one that waits is not given up.
+/// Growth that cannot succeed can be reverted. Growth that may succeed later is not given up.
 #[test]
-fn growth_beyond_the_room_can_be_taken_back() {
+fn growth_beyond_the_free_space_can_be_reverted() {
     for condition in conditions() {
         for rpc in [Rpc::ControllerExpandVolume, Rpc::NodeExpandVolume] {
             let code = code(rpc, &condition.example);

@@ -1,4 +1,4 @@
-//! Rows of the table that the node's calls have.
+//! Rows of the table for the node's calls.
 
 use nix::errno::Errno;
 use slackwater::csi::volume_capability::access_mode::Mode;
@@ -178,7 +178,7 @@ async fn stats_and_growth_on_the_node() {
     refused(
         &node,
         grow_node(&id, STAGING, 2 * GIB),
-        // With any other code the kubelet does not mount the volume.
+        // With any other code, the kubelet does not mount the volume.
         Code::FailedPrecondition,
         "ENOSPC",
     )

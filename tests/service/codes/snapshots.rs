@@ -1,4 +1,4 @@
-//! Rows of the table that calls about snapshots, restores and groups have.
+//! Rows of the table for calls about snapshots, restores and groups.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -60,7 +60,7 @@ async fn snapshots() {
         refused(&node, get(id), Code::NotFound, "snapshot").await;
         Call::from(delete(id)).send(&node).await.unwrap();
     }
-    // Neither is the other, although their ids look alike.
+    // A snapshot is not a volume and a volume is not a snapshot, although their IDs look alike.
     refused(&node, get(&a.volume_id), Code::NotFound, &a.volume_id).await;
     let of_a_snapshot = snapshot("t", &cut.snapshot_id);
     refused(&node, of_a_snapshot, Code::NotFound, &cut.snapshot_id).await;
@@ -127,7 +127,7 @@ async fn volumes_from_a_source() {
     };
     refused(&node, other_fs, Code::InvalidArgument, "xfs").await;
 
-    // A name has one source, and an empty volume has none.
+    // A name belongs to one source, and an empty volume has no source.
     node.make(restore("r", &cut)).await;
     let field = "volume_content_source";
     refused(&node, create("r"), Code::AlreadyExists, field).await;
@@ -145,9 +145,9 @@ async fn groups() {
     refused(&node, lost, Code::NotFound, "volume nothing").await;
     assert_eq!(node.snapshots().await, [], "all or none");
 
-    let made = node.group(group("g", &[a, b])).await;
-    let id = made.group_snapshot_id.as_str();
-    let members: Vec<_> = made.snapshots.iter().map(|s| &*s.snapshot_id).collect();
+    let created = node.group(group("g", &[a, b])).await;
+    let id = created.group_snapshot_id.as_str();
+    let members: Vec<_> = created.snapshots.iter().map(|s| &*s.snapshot_id).collect();
     let fewer = group("g", &[a]);
     refused(&node, fewer, Code::AlreadyExists, "source_volume_ids").await;
     refused(&node, delete(members[0]), Code::InvalidArgument, id).await;
@@ -174,7 +174,7 @@ async fn groups() {
     node.stop().await;
 }
 
-/// Several volumes in use need a moment that all of them share.
+/// Several volumes in use need one moment at which all of them are cut.
 #[tokio::test]
 async fn groups_of_volumes_in_use() {
     let node = Node::start().await;
@@ -212,7 +212,7 @@ async fn groups_of_volumes_in_use() {
     let with_raw = group("g", &[ids[0], &raw]);
     refused(&node, with_raw, Code::FailedPrecondition, &raw).await;
     assert_eq!(node.snapshots().await, [], "nothing was changed");
-    // Alone it has a moment of its own, and so has one in use beside those that aren't.
+    // A single volume has a moment of its own, and so has a volume in use together with idle ones.
     node.cut("alone", &raw).await;
     let quiet = node.create("quiet").await.volume_id;
     let beside = CreateVolumeGroupSnapshotRequest {
@@ -269,7 +269,7 @@ async fn a_host_that_fails_leaves_nothing_or_is_not_final() {
         let left = node.host.files_below(snapshots);
         assert!(
             left.is_empty(),
-            "a final code with something left: {left:?}"
+            "the code is final, but something is left: {left:?}"
         );
     }
     node.stop().await;
@@ -284,7 +284,7 @@ async fn a_defect_while_cutting_is_never_final() {
     host.panic_from_now();
     refused(&node, snapshot("s", &id), Code::Aborted, "internal error").await;
     refused(&node, group("g", &[&id]), Code::Aborted, "internal error").await;
-    assert_eq!(node.driver.locks_held(), 0, "a defect gives its locks back");
+    assert_eq!(node.driver.locks_held(), 0, "a defect releases its locks");
     node.stop().await;
 }
 
@@ -320,7 +320,7 @@ async fn a_full_pool_is_exhausted_and_a_cut_that_runs_is_aborted() {
         capacity_range: at_least(2 * GIB),
         ..create("v")
     };
-    // Its snapshot may come to hold all of it.
+    // Its snapshot may grow to hold all of it.
     let id = node.make(thick).await.volume_id;
     refused(
         &node,
@@ -343,8 +343,8 @@ async fn a_full_pool_is_exhausted_and_a_cut_that_runs_is_aborted() {
     let cut = tokio::spawn(async move { caller.clone().create_snapshot(request).await });
     host.reached(1).await;
     let again = snapshot("s", &id);
-    // Each waits for a while before it is refused: at the same time, so that the held call does not
-    // meet its own deadline.
+    // Each call waits for a while before it is refused. They run at the same time, so that the held
+    // call does not meet its own deadline.
     tokio::join!(
         refused(&node, again, Code::Aborted, "snapshot name \"s\""),
         refused(&node, snapshot("t", &id), Code::Aborted, "volume"),
@@ -357,7 +357,7 @@ async fn a_full_pool_is_exhausted_and_a_cut_that_runs_is_aborted() {
     refused(&node, delete, Code::Aborted, "volume").await;
     refused(&node, stage(&id), Code::Aborted, "volume").await;
     host.open();
-    let made = cut.await.unwrap().unwrap().into_inner().snapshot.unwrap();
-    assert_eq!(node.snapshots().await, [made]);
+    let created = cut.await.unwrap().unwrap().into_inner().snapshot.unwrap();
+    assert_eq!(node.snapshots().await, [created]);
     node.stop().await;
 }

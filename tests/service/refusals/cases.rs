@@ -1,4 +1,4 @@
-//! The cases: every one INVALID_ARGUMENT.
+//! The cases. Each returns INVALID_ARGUMENT.
 
 use slackwater::csi::volume_capability::access_mode::Mode;
 use slackwater::csi::volume_capability::{AccessMode, AccessType, MountVolume};
@@ -8,7 +8,7 @@ use slackwater::csi::*;
 use crate::calls::Call;
 use crate::harness::*;
 
-/// One refusal: what is wrong, and the call.
+/// A refusal: the error in the request, and the call.
 pub type Case = (&'static str, Call);
 
 pub fn all() -> Vec<Case> {
@@ -37,7 +37,7 @@ fn with_mode(mode: i32) -> VolumeCapability {
     }
 }
 
-/// Any id: these requests are refused before it's looked for.
+/// Any ID: these requests are refused before the volume is looked up.
 const ID: &str = "some-volume";
 
 fn creating() -> Vec<Case> {
@@ -133,7 +133,7 @@ fn creating() -> Vec<Case> {
             created(|r| r.parameters = map([("pool", "fast")])),
         ),
         (
-            "a name that no pool has",
+            "an invalid pool name",
             created(|r| r.parameters = map([("pool", "../etc")])),
         ),
         (
@@ -311,8 +311,11 @@ fn cutting() -> Vec<Case> {
         ("no source", cut(&|r| r.source_volume_id.clear())),
         ("an unknown parameter", class("freezetimeout", "1s")),
         ("an unknown level", class("consistency", "total")),
-        ("an unknown way out", class("onQuiesceFailure", "retry")),
-        ("a freeze without an end", class("freezeTimeout", "0s")),
+        (
+            "an unknown failure policy",
+            class("onQuiesceFailure", "retry"),
+        ),
+        ("a freeze timeout of zero", class("freezeTimeout", "0s")),
         ("a freeze that is too long", class("freezeTimeout", "31s")),
         ("a time without a unit", class("quiesceTimeout", "30")),
         ("a negative number", class("retries", "-1")),
@@ -347,7 +350,7 @@ fn grouping() -> Vec<Case> {
         ("a name of 129 bytes", cut(&|r| r.name = "x".repeat(129))),
         ("no sources", cut(&|r| r.source_volume_ids.clear())),
         (
-            "an unknown way of deletion",
+            "an unknown deletion of members",
             cut(&|r| r.parameters = map([("members", "alone")])),
         ),
         ("an empty source", cut(&|r| r.source_volume_ids[1].clear())),
@@ -412,7 +415,7 @@ fn on_the_node() -> Vec<Case> {
             .into(),
         ),
         (
-            "a path that is none of the kubelet's",
+            "a path outside the kubelet's folders",
             NodeStageVolumeRequest {
                 staging_target_path: "/etc/x".into(),
                 ..stage(ID)
@@ -420,7 +423,7 @@ fn on_the_node() -> Vec<Case> {
             .into(),
         ),
         (
-            "a path that goes up",
+            "a path with ..",
             NodeStageVolumeRequest {
                 staging_target_path: "/var/lib/kubelet/../x".into(),
                 ..stage(ID)
@@ -456,7 +459,7 @@ fn on_the_node() -> Vec<Case> {
         ("a relative path", publish(ID, "some/path").into()),
         ("an inline volume without a size", inline(&[])),
         (
-            "an inline volume of a strange size",
+            "an inline volume with an invalid size",
             inline(&[("size", "1 gig")]),
         ),
         (

@@ -370,7 +370,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_taken_without_a_panic(mut head in prop::collection::vec(any::<u8>(), 0..3000), size: u64) {
+        fn any_bytes_are_parsed_without_a_panic(mut head in prop::collection::vec(any::<u8>(), 0..3000), size: u64) {
             if head.len() > 1100 {
                 head[1024 + 0x38..1024 + 0x3a].copy_from_slice(&[0x53, 0xEF]);
             }

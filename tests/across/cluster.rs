@@ -20,12 +20,12 @@ use super::support::{
     Client, Disk, Scratch, Server, binary, eventually, free_port, mount, run, slackwater,
 };
 
-/// xfs takes no less.
+/// The minimum size of xfs.
 pub const SIZE: u64 = GIB / 2;
-/// Longer than any call takes here: only what hangs takes longer.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+/// Longer than any call takes here, unless it hangs.
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A program of ours that ends with this.
+/// One of our programs; it is killed when this is dropped.
 pub struct Process {
     child: Child,
     log: PathBuf,
@@ -78,14 +78,14 @@ impl Drop for Process {
     }
 }
 
-/// Between router and agent. While it's cut, nothing passes, and no connection is closed.
-pub struct Wire {
+/// A proxy between router and agent. While it is cut, it forwards no data and closes no connection.
+pub struct Link {
     pub address: SocketAddr,
     cut: Arc<AtomicBool>,
 }
 
-impl Wire {
-    fn to(agent: SocketAddr) -> Wire {
+impl Link {
+    fn to(agent: SocketAddr) -> Link {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let cut = Arc::new(AtomicBool::new(false));
@@ -103,7 +103,7 @@ impl Wire {
                 tokio::spawn(pass(far_in, near_out, is_cut.clone()));
             }
         });
-        Wire { address, cut }
+        Link { address, cut }
     }
 
     pub fn cut(&self) {
@@ -129,20 +129,20 @@ async fn pass(
             break;
         }
     }
-    // Not a word of a connection's end passes either.
+    // The end of a connection is not forwarded either.
     while cut.load(Ordering::SeqCst) {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
-/// A node: its agent, its guard, its disk, and the way to it.
+/// A node: its agent, its guard, its disk, and the link to it.
 pub struct Agent {
     pub name: String,
     pub server: Server,
-    /// The kubelet's.
+    /// The kubelet's client.
     pub client: Client,
     pub guard: Process,
-    pub wire: Wire,
+    pub wire: Link,
     pub disk: Disk,
     pub scratch: Scratch,
 }
@@ -178,7 +178,7 @@ impl Agent {
         let client = server.client();
         Agent {
             name: name.to_string(),
-            wire: Wire::to(address),
+            wire: Link::to(address),
             server,
             client,
             guard,
@@ -192,7 +192,7 @@ impl Agent {
         self.client = self.server.client();
     }
 
-    /// Starts it anew, with a fault at its n-th effect from now on.
+    /// Restarts it with a fault at its n-th effect.
     pub fn arm(&mut self, fault: &str) {
         let gate = self.scratch.join("gate");
         let _ = std::fs::remove_file(&gate);
@@ -212,15 +212,15 @@ impl Agent {
         after.trim_start().starts_with('T')
     }
 
-    /// File systems that are journalled as frozen.
+    /// The number of file systems that the journal lists as frozen.
     pub fn frozen(&self) -> usize {
         let state = self.scratch.join("state");
-        let told = run(
+        let output = run(
             binary(),
             &["frozen", "--json", "--state-dir", state.to_str().unwrap()],
         );
-        let told: serde_json::Value = serde_json::from_str(&told).unwrap();
-        told["frozen"].as_array().unwrap().len()
+        let output: serde_json::Value = serde_json::from_str(&output).unwrap();
+        output["frozen"].as_array().unwrap().len()
     }
 
     pub fn staging(&self, name: &str) -> PathBuf {
@@ -242,7 +242,7 @@ fn guard(scratch: &Scratch, environment: &[(&str, &str)]) -> Process {
 impl Drop for Agent {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // What is frozen could be neither unmounted nor removed.
+            // A frozen file system could be neither unmounted nor removed.
             self.server.kill();
             self.guard.kill();
             let state = self.scratch.join("state");
@@ -262,7 +262,7 @@ pub struct Router {
 /// A volume that is staged on its node.
 pub struct Volume {
     pub id: String,
-    /// Which agent's.
+    /// The index of its agent.
     pub node: usize,
     pub fs: &'static str,
     pub staging: PathBuf,
@@ -274,7 +274,7 @@ impl AsRef<Path> for Volume {
     }
 }
 
-/// All of it. The router goes first, and the files last.
+/// The whole cluster. The router is dropped first, and the files last.
 pub struct Cluster {
     pub router: Router,
     pub agents: Vec<Agent>,
@@ -283,7 +283,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// With agents on pools of these file systems, and one router.
+    /// Starts agents with pools on these file systems, and one router.
     pub async fn new(pools: &[&str]) -> Cluster {
         let scratch = Scratch::new();
         let certificates = scratch.join("tls");
@@ -304,7 +304,7 @@ impl Cluster {
         }
     }
 
-    /// What a router of these agents needs, for one within a test.
+    /// The parameters of a router of these agents that runs within a test.
     pub fn router_parts(&self) -> (slackwater::tls::Files, Vec<(String, String)>) {
         let file = |end: &str| self.certificates.join(end);
         let files = slackwater::tls::Files {
@@ -317,12 +317,12 @@ impl Cluster {
         (files, agents.collect())
     }
 
-    /// Another router of the same agents.
+    /// Starts another router of the same agents.
     pub async fn another_router(&self, name: &str) -> Router {
         start_router(&self.scratch, name, &self.agents, &self.certificates, &[]).await
     }
 
-    /// Kills the router, and starts it anew with another environment.
+    /// Kills the router, and starts it again with another environment.
     pub async fn restart_router(&mut self, environment: &[(&str, &str)]) {
         self.router.process.kill();
         self.router = start_router(
@@ -335,13 +335,13 @@ impl Cluster {
         .await;
     }
 
-    /// A router that ends, or stays, at a step of the next cut.
+    /// Restarts the router so that it exits or stops at a step of the next cut.
     pub async fn arm_router(&mut self, fault: &str) {
         self.restart_router(&[("SLACKWATER_ROUTER_FAULT", fault)])
             .await;
     }
 
-    /// Volumes on these nodes, staged.
+    /// Creates and stages volumes on these nodes.
     pub async fn volumes(&self, on: &[(usize, &'static str)]) -> Vec<Volume> {
         let mut volumes = Vec::new();
         for (n, (node, fs)) in on.iter().enumerate() {
@@ -361,7 +361,7 @@ impl Cluster {
         volumes
     }
 
-    /// A volume on a node, as the scheduler would want it there.
+    /// Creates a volume on a node, as the scheduler would select it.
     async fn create_on(&self, agent: &Agent, name: &str, fs: &str) -> String {
         let mut node = agent.client.node();
         let info = node.node_get_info(csi::NodeGetInfoRequest {});
@@ -379,11 +379,11 @@ impl Cluster {
             }),
             ..Default::default()
         };
-        let made = self.router.client.controller().create_volume(request).await;
-        made.unwrap().into_inner().volume.unwrap().volume_id
+        let created = self.router.client.controller().create_volume(request).await;
+        created.unwrap().into_inner().volume.unwrap().volume_id
     }
 
-    /// What restored volumes show, by writer and volume.
+    /// The counters in restored volumes, by writer and volume.
     pub async fn counters(
         &self,
         volumes: &[Volume],
@@ -413,8 +413,8 @@ impl Cluster {
         found
     }
 
-    /// Asks for a group until it's there: what ends by itself may still have locks, and an agent
-    /// that has come back must be found first. The answer is one consistent group; it's deleted.
+    /// Requests a group until it exists: cleanup may still hold locks, and an agent that has come
+    /// back must be found first. Verifies that the answer is one consistent group, and deletes it.
     pub async fn assert_comes_to_one(
         &self,
         name: &str,
@@ -431,7 +431,7 @@ impl Cluster {
         group
     }
 
-    /// Repeats as a sidecar does, while the answer says that this is worth it.
+    /// Repeats as a sidecar does, while the code of the answer calls for a retry.
     pub async fn until_made(
         &self,
         name: &str,
@@ -449,7 +449,7 @@ impl Cluster {
         deleted.await.unwrap();
     }
 
-    /// Nothing of any snapshot is on the pools.
+    /// No part of any snapshot is on the pools.
     #[track_caller]
     pub fn assert_no_snapshots(&self, context: &str) {
         for agent in &self.agents {
@@ -462,16 +462,16 @@ impl Cluster {
         }
     }
 
-    /// Nothing is frozen, anywhere.
+    /// No file system is frozen on any node.
     #[track_caller]
     pub fn assert_thawed(&self, writers: &Writers, context: &str) {
         writers.assert_flowing(context);
-        eventually(&format!("{context}: nothing is journalled"), || {
+        eventually(&format!("{context}: the journal is empty"), || {
             self.agents.iter().all(|agent| agent.frozen() == 0)
         });
     }
 
-    /// The snapshots that are listed, once all agents can be reached again.
+    /// The listed snapshots, once all agents can be reached again.
     pub async fn listed(&self, context: &str) -> Vec<String> {
         let begun = std::time::Instant::now();
         loop {
@@ -479,21 +479,24 @@ impl Cluster {
                 Ok(listed) => return listed,
                 Err(status) => {
                     let again = status.code() == tonic::Code::Unavailable;
-                    assert!(again && begun.elapsed() < PATIENCE, "{context}: {status}");
+                    assert!(
+                        again && begun.elapsed() < WAIT_TIMEOUT,
+                        "{context}: {status}"
+                    );
                     tokio::time::sleep(Duration::from_millis(200)).await;
                 }
             }
         }
     }
 
-    /// No member of a group is listed, or all of one.
+    /// Either no member of a group is listed, or all of them.
     pub async fn assert_none_or_all(&self, volumes: &[Volume], context: &str) {
         let listed = self.listed(context).await;
         let is_so = listed.len().is_multiple_of(volumes.len());
         assert!(is_so, "{context}: {listed:?}");
     }
 
-    /// Waits until so many snapshots are listed; none is before.
+    /// Waits until this many snapshots are listed. Before that, none is.
     pub async fn until_listed_at_once(&self, many: usize, context: &str) {
         let begun = std::time::Instant::now();
         loop {
@@ -502,12 +505,12 @@ impl Cluster {
                 return;
             }
             assert_eq!(listed, [""; 0], "{context}");
-            assert!(begun.elapsed() < PATIENCE, "{context}");
+            assert!(begun.elapsed() < WAIT_TIMEOUT, "{context}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 
-    /// Waits until nothing of any snapshot is on the pools.
+    /// Waits until no part of any snapshot is on the pools.
     pub async fn until_no_snapshots(&self, context: &str) {
         let begun = std::time::Instant::now();
         while self
@@ -515,12 +518,12 @@ impl Cluster {
             .iter()
             .any(|agent| !agent.disk.snapshots().is_empty())
         {
-            assert!(begun.elapsed() < PATIENCE, "{context}");
+            assert!(begun.elapsed() < WAIT_TIMEOUT, "{context}");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
 
-    /// The end of volumes; nothing is left.
+    /// Deletes the volumes, and verifies that nothing is left.
     pub async fn tear_down(self, volumes: Vec<Volume>) {
         for volume in &volumes {
             let agent = &self.agents[volume.node];
@@ -540,7 +543,7 @@ pub fn ids(volumes: &[Volume]) -> Vec<String> {
     volumes.iter().map(|volume| volume.id.clone()).collect()
 }
 
-/// Repeats as a sidecar does, while the answer says that this is worth it.
+/// Repeats as a sidecar does, while the code of the answer calls for a retry.
 pub async fn until_made(
     client: &Client,
     name: &str,
@@ -552,14 +555,17 @@ pub async fn until_made(
     loop {
         let ids = ids(volumes);
         let asked = client.group(name, &ids, parameters);
-        let answer = tokio::time::timeout(PATIENCE, asked).await;
+        let answer = tokio::time::timeout(WAIT_TIMEOUT, asked).await;
         let answer = answer.unwrap_or_else(|_| panic!("{context}: the call hangs"));
         match answer {
             Ok(group) => return group,
             Err(status) => {
                 use tonic::Code::{Aborted, Unavailable};
                 let again = matches!(status.code(), Aborted | Unavailable);
-                assert!(again && begun.elapsed() < PATIENCE, "{context}: {status}");
+                assert!(
+                    again && begun.elapsed() < WAIT_TIMEOUT,
+                    "{context}: {status}"
+                );
                 tokio::time::sleep(Duration::from_millis(200)).await;
             }
         }
@@ -597,7 +603,7 @@ async fn start_router(
     let client = Client::new(&socket);
     let begun = std::time::Instant::now();
     while !client.is_ready().await {
-        assert!(begun.elapsed() < PATIENCE, "{}", process.log());
+        assert!(begun.elapsed() < WAIT_TIMEOUT, "{}", process.log());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     Router {

@@ -1,4 +1,4 @@
-//! What is wrong with a machine and stays so for many calls, until it's ended.
+//! Faults of a machine that last for many calls, until they are ended.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -10,42 +10,44 @@ use slackwater::host::memory::{Hung, Unreadable};
 use slackwater::model::VolumeParameters;
 use slackwater::operation::{AskCapacity, PublishVolume, StageVolume};
 
-use super::{How, OTHER, POOL, World, create, settings, staging, target, text};
+use super::{OTHER, POOL, Simulation, VolumeConfig, create, settings, staging, target, text};
 
-/// What stays wrong.
+/// A fault that lasts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Lasting {
-    /// The pool is full, whatever is freed: others fill it at once.
+pub enum LastingFault {
+    /// The pool is full. Other programs fill it at once with whatever is freed.
     Full,
-    /// A record on the pool can't be read.
+    /// A record on the pool cannot be read.
     Unreadable(PathBuf, Unreadable),
-    /// A record can't be read once a driver that has begun before has read it so many times more.
+    /// A record becomes unreadable after the driver, which has read it before, has read it this
+    /// many more times.
     UnreadableAfter(PathBuf, Unreadable, usize),
-    /// The pool's disk is dead. In the end it answers again, or is mounted anew: then devices of
-    /// volumes stay dead.
-    Dead { anew: bool },
-    /// The pool's disk hangs: who asks for anything on it waits.
+    /// The pool's disk is dead. At the end it answers again, or is mounted again; in the second
+    /// case devices of volumes stay dead.
+    Dead { remounted: bool },
+    /// The pool's disk hangs: each process that accesses it waits.
     Hangs,
 }
 
-/// A disk that hangs until this is ended or dropped, or until it's certain that a call waits for it.
-pub struct Hanging {
+/// A disk that hangs until this is ended or dropped, or until it is certain that a call waits for
+/// it.
+pub struct HangingDisk {
     end: Sender<()>,
     watched: JoinHandle<bool>,
 }
 
-impl Hanging {
+impl HangingDisk {
     /// All calls of a test together take milliseconds.
     const LONGEST: Duration = Duration::from_secs(60);
 
-    fn begin(hung: Hung) -> Hanging {
-        let (end, ended) = channel();
+    fn begin(hung: Hung) -> HangingDisk {
+        let (end, end_receiver) = channel();
         let watched = std::thread::spawn(move || {
-            let waited = ended.recv_timeout(Hanging::LONGEST);
+            let waited = end_receiver.recv_timeout(HangingDisk::LONGEST);
             drop(hung);
             waited == Err(RecvTimeoutError::Timeout)
         });
-        Hanging { end, watched }
+        HangingDisk { end, watched }
     }
 
     /// Whether a call has waited.
@@ -55,67 +57,68 @@ impl Hanging {
     }
 }
 
-impl Lasting {
-    /// Whether the driver can't see all that is there.
+impl LastingFault {
+    /// Whether the driver cannot see everything that exists.
     pub fn hides(&self) -> bool {
-        !matches!(self, Lasting::Full)
+        !matches!(self, LastingFault::Full)
     }
 
-    /// Whether it's of the node's record: calls don't need that once the driver has begun.
+    /// Whether the fault affects the node's record, which calls do not need once the driver has
+    /// started.
     pub fn is_of_node_record(&self) -> bool {
         let node = settings().node_record;
-        matches!(self, Lasting::UnreadableAfter(path, ..) if *path == node)
+        matches!(self, LastingFault::UnreadableAfter(path, ..) if *path == node)
     }
 
-    /// Whether the pool's disk is lost, until it's back.
+    /// Whether the pool's disk is missing, until it comes back.
     pub fn has_no_disk(&self) -> bool {
-        matches!(self, Lasting::Dead { .. } | Lasting::Hangs)
+        matches!(self, LastingFault::Dead { .. } | LastingFault::Hangs)
     }
 }
 
-impl World {
-    pub fn begin(&mut self, lasting: &Lasting) {
+impl Simulation {
+    pub fn begin(&mut self, lasting_fault: &LastingFault) {
         self.end();
-        match lasting {
-            Lasting::Full => self.host.keep_full(true),
-            Lasting::Unreadable(path, how) => {
-                let made = self.host.make_unreadable(path, *how);
-                made.expect("a record is there");
+        match lasting_fault {
+            LastingFault::Full => self.host.keep_full(true),
+            LastingFault::Unreadable(path, mode) => {
+                let result = self.host.make_unreadable(path, *mode);
+                result.expect("the record exists");
             }
-            Lasting::UnreadableAfter(path, how, reads) => {
-                let made = self.host.make_unreadable_after(path, *how, *reads);
-                made.expect("a record is there");
+            LastingFault::UnreadableAfter(path, mode, reads) => {
+                let result = self.host.make_unreadable_after(path, *mode, *reads);
+                result.expect("the record exists");
             }
-            Lasting::Dead { .. } => {
+            LastingFault::Dead { .. } => {
                 let killed = self.host.kill_disk(Path::new(POOL));
-                killed.expect("a disk is there");
+                killed.expect("the disk exists");
             }
-            Lasting::Hangs => {
+            LastingFault::Hangs => {
                 let hung = self.host.hang_disk(Path::new(POOL));
-                self.hung = Some(Hanging::begin(hung.expect("a disk is there")));
+                self.hung = Some(HangingDisk::begin(hung.expect("the disk exists")));
             }
         }
-        self.lasting = Some(lasting.clone());
+        self.lasting_fault = Some(lasting_fault.clone());
         self.remembers = true;
     }
 
-    /// Nothing lasts any more.
+    /// Ends the fault.
     pub fn end(&mut self) {
-        match self.lasting.take() {
-            Some(Lasting::Full) => self.host.keep_full(false),
-            Some(Lasting::Unreadable(..) | Lasting::UnreadableAfter(..)) => {
+        match self.lasting_fault.take() {
+            Some(LastingFault::Full) => self.host.keep_full(false),
+            Some(LastingFault::Unreadable(..) | LastingFault::UnreadableAfter(..)) => {
                 self.host.make_readable();
             }
-            Some(Lasting::Dead { anew }) => {
+            Some(LastingFault::Dead { remounted }) => {
                 let folder = Path::new(POOL);
-                let back = match anew {
+                let back = match remounted {
                     true => self.host.mount_disk_anew(folder),
                     false => self.host.replace_disk(folder),
                 };
-                back.expect("a disk can be put back");
+                back.expect("the disk can be put back");
             }
-            Some(Lasting::Hangs) => {
-                let waited = self.hung.take().is_some_and(Hanging::end);
+            Some(LastingFault::Hangs) => {
+                let waited = self.hung.take().is_some_and(HangingDisk::end);
                 assert!(!waited, "a call waited for a disk that hangs");
             }
             None => {}
@@ -135,38 +138,39 @@ impl World {
         files.filter(is_record).collect()
     }
 
-    /// A volume of the other pool has its whole life, whatever is wrong with the first one.
+    /// Creates, uses and deletes a volume in the other pool, which must work whatever is wrong with
+    /// the first pool.
     pub fn live_in_other_pool(&self) -> std::result::Result<(), String> {
-        const NAME: &str = "beside";
+        const NAME: &str = "other-pool-volume";
         let driver = self.driver().map_err(|error| chain(&error))?;
-        let mut request = create(NAME, How::EXT4);
+        let mut request = create(NAME, VolumeConfig::EXT4);
         request.parameters.pool = Some(OTHER.into());
-        let made = driver.create_volume(&request);
-        let id = made.map_err(|error| chain(&error))?.id.to_string();
+        let result = driver.create_volume(&request);
+        let id = result.map_err(|error| chain(&error))?.id.to_string();
         let stage = StageVolume {
             volume_id: id.clone(),
             staging_path: text(&staging(NAME)),
-            capability: How::EXT4.capability(),
+            capability: VolumeConfig::EXT4.capability(),
         };
         let publish = PublishVolume {
             volume_id: id.clone(),
             staging_path: text(&staging(NAME)),
             target_path: text(&target(NAME, 0)),
-            capability: How::EXT4.capability(),
+            capability: VolumeConfig::EXT4.capability(),
             read_only: false,
         };
-        let lived = driver
+        let lifecycle = driver
             .stage_volume(&stage)
             .and_then(|()| driver.publish_volume(&publish))
             .and_then(|()| driver.unpublish_volume(&id, &publish.target_path))
             .and_then(|()| driver.unstage_volume(&id, &stage.staging_path))
             .and_then(|()| driver.delete_volume(&id));
-        lived.map_err(|error| format!("in the other pool: {}", chain(&error)))?;
+        lifecycle.map_err(|error| format!("in the other pool: {}", chain(&error)))?;
         let removed = self.host.remove_leaf(&staging(NAME));
         removed.map_err(|errno| errno.to_string())
     }
 
-    /// What GetCapacity says of a pool.
+    /// Available bytes of a pool, from GetCapacity.
     pub fn capacity(&self, pool: &str) -> std::result::Result<u64, String> {
         let driver = self.driver().map_err(|error| chain(&error))?;
         let parameters = VolumeParameters {

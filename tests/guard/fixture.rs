@@ -1,4 +1,5 @@
-//! What a test of the guard stands on: volumes, a guard of its own, and a look at what is frozen.
+//! The fixture of the guard's tests: volumes, a guard of its own, and checks of frozen file
+//! systems.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -20,15 +21,15 @@ use slackwater::model::size::MIB;
 
 use crate::scratch::{Scratch, Volume, eventually, text};
 
-/// Generous: only what hangs takes as long, also on a slow machine under load.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+/// Generous: only a hang takes as long, also on a slow machine under load.
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A pool with mounted volumes, and a state dir.
-pub struct Bench {
+/// A pool with mounted volumes, and a state directory.
+pub struct Fixture {
     pub state: PathBuf,
     pub guard: GuardClient,
     pub volumes: Vec<Volume>,
-    // After what is on it.
+    // Dropped after the volumes on it.
     pub pool: Scratch,
 }
 
@@ -39,12 +40,12 @@ pub fn limits(freeze: Duration) -> FreezeLimits {
     }
 }
 
-/// A limit that no test reaches by itself: the longest that the guard takes.
+/// A limit that no test reaches by itself: the maximum that the guard accepts.
 pub fn long() -> FreezeLimits {
     limits(slackwater::model::snapshot::MOST_FREEZE)
 }
 
-/// A limit that comes by itself, once the file systems are frozen: the shortest of these for which
+/// A limit that is reached soon after the file systems are frozen: the shortest of these for which
 /// `frozen` finds that they are.
 pub fn short<T>(mut frozen: impl FnMut(FreezeLimits) -> Option<T>) -> T {
     let mut each = [1, 5, 25].into_iter();
@@ -60,15 +61,15 @@ pub fn size_of(fs: FsType) -> u64 {
     }
 }
 
-/// A guard of a state dir, in this process.
+/// A guard of a state directory, in this process.
 pub fn guard_of(state: &Path) -> GuardClient {
     let host = LinuxHost::new(Vec::new()).with_own_folder(GuardClient::private_folder(state));
     GuardClient::new(Arc::new(host), state.to_path_buf())
         .with_program(env!("CARGO_BIN_EXE_slackwater-guard").into())
 }
 
-impl Bench {
-    pub fn new(kinds: &[FsType]) -> Bench {
+impl Fixture {
+    pub fn new(kinds: &[FsType]) -> Fixture {
         let pool = Scratch::sized(FsType::Xfs, 2048 * MIB);
         let state = pool.root.join("state");
         let volumes = kinds
@@ -76,7 +77,7 @@ impl Bench {
             .enumerate()
             .map(|(at, fs)| pool.volume(&format!("v{at}"), *fs, size_of(*fs)))
             .collect();
-        Bench {
+        Fixture {
             guard: guard_of(&state),
             state,
             volumes,
@@ -98,7 +99,7 @@ impl Bench {
         self.guard.begin(self.members(kinds), limits).unwrap()
     }
 
-    /// The whole way to a frozen session.
+    /// All steps up to a frozen session.
     pub fn frozen(&self, kinds: &[FsType], limits: FreezeLimits) -> Box<dyn Freeze> {
         let session = self.begin(kinds, limits);
         session.sync().unwrap();
@@ -106,15 +107,15 @@ impl Bench {
         session
     }
 
-    /// A write to each volume.
-    pub fn writers(&self) -> Vec<Write_> {
+    /// Starts a write to each volume.
+    pub fn writers(&self) -> Vec<ProbeWrite> {
         let volumes = self.volumes.iter();
         volumes
-            .map(|volume| Write_::start(&volume.target))
+            .map(|volume| ProbeWrite::start(&volume.target))
             .collect()
     }
 
-    /// Nothing is left in the journal.
+    /// Whether the journal is empty.
     pub fn journal_is_empty(&self) -> bool {
         match fs::read_dir(self.state.join("freezes")) {
             Ok(entries) => entries.count() == 0,
@@ -123,20 +124,20 @@ impl Bench {
     }
 
     pub fn assert_all_thawed(&self) {
-        self.writers().into_iter().for_each(Write_::goes_on);
+        self.writers().into_iter().for_each(ProbeWrite::goes_on);
         eventually_within("an empty journal", || self.journal_is_empty());
     }
 
-    /// The pid of the guard that listens now.
+    /// The PID of the guard that listens now.
     pub fn guard_pid(&self) -> Option<u32> {
         guards(&self.state).into_iter().next()
     }
 }
 
-/// The kernel's switch for grace periods: all guards of this machine turn it on and off.
+/// The kernel's switch for expedited grace periods. All guards of this machine turn it on and off.
 pub const SWITCH: &str = "/sys/kernel/rcu_expedited";
 
-/// What it says; nothing where it isn't there.
+/// Its value; empty if it does not exist.
 pub fn switch() -> String {
     let text = fs::read_to_string(SWITCH).unwrap_or_default();
     text.trim().to_string()
@@ -147,14 +148,15 @@ pub fn is_expedited() -> bool {
     switch() == "20908"
 }
 
-/// No guard has left it on: those of other tests turn it off again.
+/// No guard has left it on: guards of other tests turn it off again.
 pub fn assert_not_expedited() {
     eventually_within("no guard has left the switch on", || !is_expedited());
 }
 
-impl Drop for Bench {
+impl Drop for Fixture {
     fn drop(&mut self) {
-        // A failed test may leave what nobody will thaw: the pool could not be taken apart.
+        // A failed test may leave frozen file systems that no process will thaw; the pool could not
+        // be removed.
         for pid in guards(&self.state) {
             signal(pid, nix::sys::signal::Signal::SIGKILL);
         }
@@ -162,7 +164,7 @@ impl Drop for Bench {
             thaw(&volume.target);
         }
         thaw(&self.pool.pool);
-        // And with the state dir goes who would turn the switch off.
+        // Without the state directory, no guard would turn the switch off.
         let _ = self.guard.sweep();
         // Their loop devices would stay open.
         self.volumes.clear();
@@ -183,78 +185,79 @@ pub fn member(pool: &Scratch, id: &str, volume: &Volume, fs: FsType) -> FreezeMe
     }
 }
 
-/// FIFREEZE as a stranger does it.
+/// FIFREEZE by a foreign process.
 pub fn freeze_by_hand(folder: &Path) {
     let root = File::open(folder).unwrap();
     freeze::freeze(root.as_fd()).unwrap();
 }
 
-/// FITHAW as a stranger does it: whether it was frozen.
+/// FITHAW by a foreign process. Returns whether the file system was frozen.
 pub fn thaw(folder: &Path) -> bool {
     File::open(folder).is_ok_and(|root| freeze::thaw(root.as_fd()).is_ok())
 }
 
-/// Whether a writer is stopped, asked without changing that: a probe writes in a thread of its
-/// own, and goes on once it's thawed.
+/// Whether writers are blocked, checked without changing that: a probe writes in a thread of its
+/// own, and continues once the file system is thawed.
 pub fn is_frozen(folder: &Path) -> bool {
-    Write_::start(folder).is_stopped()
+    ProbeWrite::start(folder).is_stopped()
 }
 
-/// How long it's looked whether a writer is stopped.
+/// How long a blocked writer is observed.
 const LOOK: Duration = Duration::from_millis(400);
 
 /// One write.
-pub struct Write_(Receiver<()>);
+pub struct ProbeWrite(Receiver<()>);
 
-impl Write_ {
-    pub fn start(folder: &Path) -> Write_ {
+impl ProbeWrite {
+    pub fn start(folder: &Path) -> ProbeWrite {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::SeqCst);
         let path = folder.join(format!("probe-{number}"));
         let (done, wait) = channel();
         thread::spawn(move || {
-            // What is unmounted meanwhile can't be written either.
+            // A file system that is unmounted meanwhile cannot be written either.
             let _ = File::create(&path).and_then(|mut file| file.write_all(b"probe"));
             let _ = fs::remove_file(&path);
             let _ = done.send(());
         });
-        Write_(wait)
+        ProbeWrite(wait)
     }
 
-    /// Whether it waits yet, after a time in which a writer that isn't stopped mostly ends: of one
-    /// that is only slow it says so, too. That a writer isn't stopped is told by `goes_on` alone.
+    /// Whether the write still waits, after a time in which an unblocked write has mostly ended. A
+    /// write that is only slow counts as stopped, too; only `goes_on` proves that a writer is not
+    /// stopped.
     pub fn is_stopped(&self) -> bool {
         self.0.recv_timeout(LOOK).is_err()
     }
 
-    /// Whether it has ended by now; asked once.
+    /// Whether it has ended by now. May be called once.
     pub fn has_gone_on(&self) -> bool {
         self.0.try_recv().is_ok()
     }
 
-    /// It goes on.
+    /// Waits until the write ends.
     pub fn goes_on(self) {
         self.0
-            .recv_timeout(PATIENCE)
-            .expect("a writer goes on after the thaw");
+            .recv_timeout(WAIT_TIMEOUT)
+            .expect("a writer continues after the thaw");
     }
 }
 
-/// Whether all wait yet; after the same time as one.
-pub fn are_stopped(writers: &[Write_]) -> bool {
+/// Whether all of them still wait, after the same time as for one.
+pub fn are_stopped(writers: &[ProbeWrite]) -> bool {
     thread::sleep(LOOK);
-    !writers.iter().any(Write_::has_gone_on)
+    !writers.iter().any(ProbeWrite::has_gone_on)
 }
 
 pub fn eventually_within(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
-        assert!(begun.elapsed() < PATIENCE, "never: {what}");
+        assert!(begun.elapsed() < WAIT_TIMEOUT, "not in time: {what}");
         thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// Pids of the living guards of a state dir.
+/// PIDs of the running guards of a state directory.
 pub fn guards(state: &Path) -> Vec<u32> {
     let wanted = text(state);
     let processes = fs::read_dir("/proc").unwrap();
@@ -287,8 +290,8 @@ pub fn await_stop(pid: u32) {
     });
 }
 
-/// umount as a stranger does it. A program that another thread is just starting has our
-/// descriptors, until it is running: so a mount may be busy for a moment.
+/// umount by a foreign process. A process that another thread is just starting holds our
+/// descriptors until it runs exec, so a mount may be busy for a moment.
 pub fn unmount(folder: &Path) {
     eventually_within("an unmounted folder", || {
         crate::scratch::try_run("umount", &[text(folder)]).is_ok()

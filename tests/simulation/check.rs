@@ -1,4 +1,4 @@
-//! What must hold, and what can be seen.
+//! Invariants of a simulation, and what is visible from outside.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,20 +12,20 @@ use slackwater::operation::ListVolumes;
 use slackwater::operation::pools::inventory;
 use slackwater::record::VolumeState;
 
-use super::{CAPACITY, Lasting, POOL, Step, World, staging, target};
+use super::{CAPACITY, LastingFault, POOL, Simulation, Step, staging, target};
 
-/// Everything that can be seen from outside.
+/// Everything that is visible from outside.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Picture {
+pub struct ObservedState {
     pub mounted: Vec<PathBuf>,
     pub targets: Vec<PathBuf>,
     pub loops: usize,
     pub files: Vec<String>,
 }
 
-impl Picture {
-    /// What differs from what was expected; `None` if nothing does.
-    pub fn differs(&self, expected: &Picture) -> Option<String> {
+impl ObservedState {
+    /// Describes the difference to the expected state; `None` if there is none.
+    pub fn differs(&self, expected: &ObservedState) -> Option<String> {
         let differ = |what: &str, now: String, then: String| {
             (now != then).then(|| format!("{what} {now} instead of {then}; "))
         };
@@ -52,16 +52,16 @@ impl Picture {
     }
 }
 
-impl World {
-    pub fn picture(&self) -> Picture {
+impl Simulation {
+    pub fn observed_state(&self) -> ObservedState {
         let mut mounted = self.host.mounted();
         mounted.sort();
         let mut files = self.host.aside(|host| host.files_below(Path::new(POOL)));
-        // What is being written is replaced by the next write; the lock comes with each start.
+        // A file that is being written is replaced by the next write; each start creates the lock.
         files.retain(|file| !file.ends_with(".new") && file != "lock");
         let mut targets = self.host.targets();
         targets.retain(|target| !target.ends_with("globalmount"));
-        Picture {
+        ObservedState {
             mounted,
             targets,
             loops: self.host.loop_numbers().len(),
@@ -69,7 +69,7 @@ impl World {
         }
     }
 
-    /// What must hold at any time when nothing runs.
+    /// Invariants that hold at any time when no call runs.
     pub fn check(&self) -> std::result::Result<(), String> {
         let violations = self.host.violations();
         if !violations.is_empty() {
@@ -79,7 +79,7 @@ impl World {
             return Ok(());
         };
         if driver.locks_held() > 0 {
-            return Err("a lock is left".into());
+            return Err("a lock is still held".into());
         }
         let mut backings = BTreeSet::new();
         let loops = self.host.aside(|host| host.loops());
@@ -89,8 +89,8 @@ impl World {
             }
         }
         self.check_freezes()?;
-        // What a driver says of its volumes is looked at when it can see them again.
-        if self.lasting.as_ref().is_some_and(Lasting::hides) {
+        // A driver's report about its volumes is checked only while it can see them all.
+        if self.lasting_fault.as_ref().is_some_and(LastingFault::hides) {
             return Ok(());
         }
         for pool in driver.pool_status() {
@@ -120,7 +120,7 @@ impl World {
         self.check_cuts(driver)
     }
 
-    /// What the records of lasting volumes and of snapshots say.
+    /// The records of lasting volumes and of snapshots.
     pub fn records(&self) -> Vec<String> {
         if self.driver.is_none() {
             return Vec::new();
@@ -135,20 +135,20 @@ impl World {
             .filter(|record| !record.ephemeral && record.state == VolumeState::Ready);
         let records = records.map(|record| {
             let (size, wipe, mut formatted) = (record.size, record.wipe, record.formatted);
-            // Where two writes of it have failed, the mark of a growth may come back, and costs a
-            // repair for nothing.
+            // If two writes of the record have failed, the mark of a growth may come back, which
+            // costs a needless repair.
             formatted.iter_mut().for_each(|it| it.growing = false);
             format!("{} {size} {wipe:?} {formatted:?}", record.uuid)
         });
         records.chain(self.snapshot_lines()).collect()
     }
 
-    /// Whether every token that was synced is where it belongs; the volume is staged or published.
+    /// Whether every token that was synced is present in the volume, which is staged or published.
     pub fn check_tokens(&self, name: &str) -> std::result::Result<(), String> {
         let Some(expected) = self.tokens.get(name) else {
             return Ok(());
         };
-        let found = match self.how(name).fs {
+        let found = match self.config(name).fs {
             Some(_) if self.ids.contains_key(name) => self.host.tokens(&staging(name)),
             Some(_) => self.host.tokens(&target(name, 0)),
             None => self.host.block_tokens(&target(name, 0)),
@@ -163,13 +163,13 @@ impl World {
         }
     }
 
-    /// A thick volume takes every write on a full pool, also after fstrim.
+    /// A thick volume accepts every write on a full pool, also after fstrim.
     fn check_thick(&self, name: &str) -> std::result::Result<(), String> {
-        if self.how(name).allocation != Allocation::Thick || self.how(name).read_only {
+        if self.config(name).allocation != Allocation::Thick || self.config(name).read_only {
             return Ok(());
         }
         let path = staging(name);
-        // Refused is what it should be.
+        // The trim should be refused.
         let _ = self.host.trim(&path);
         self.host.leave_available(0);
         let written = self.host.write_token(&path, u64::MAX);
@@ -177,23 +177,26 @@ impl World {
         written.map_err(|errno| format!("{name} is thick, and the pool is full: {errno}"))
     }
 
-    /// Leads every volume to its end, with all calls at their first try, and looks that nothing
-    /// is left.
+    /// Deletes every volume, with calls that must succeed at the first try, and verifies that
+    /// nothing is left behind.
     pub fn finish(&mut self) -> std::result::Result<(), String> {
         for step in std::mem::take(&mut self.unanswered) {
             let done = self.run(&step);
-            done.map_err(|error| format!("in the end, {step:?}: {}", chain(&error)))?;
+            done.map_err(|error| {
+                format!("while deleting everything, {step:?}: {}", chain(&error))
+            })?;
         }
-        let names: Vec<&'static str> = self.hows.keys().copied().collect();
+        let names: Vec<&'static str> = self.configs.keys().copied().collect();
         for name in names {
             for step in self.last_steps(name)? {
                 if let Step::Delete(_) | Step::UnpublishInline(_) = step {
                     self.check()?;
                 }
-                self.run(&step)
-                    .map_err(|error| format!("in the end, {step:?}: {}", chain(&error)))?;
-                if matches!(step, Step::Stage(_) if self.how(name).fs.is_some())
-                    || matches!(step, Step::Publish(..) if self.how(name).fs.is_none())
+                self.run(&step).map_err(|error| {
+                    format!("while deleting everything, {step:?}: {}", chain(&error))
+                })?;
+                if matches!(step, Step::Stage(_) if self.config(name).fs.is_some())
+                    || matches!(step, Step::Publish(..) if self.config(name).fs.is_none())
                 {
                     self.check_tokens(name)?;
                     self.check_thick(name)?;
@@ -205,13 +208,14 @@ impl World {
         }
         self.finish_cuts()?;
         self.check()?;
-        // What `wipe: discard` has freed is told a while later, and then no mark of it is left.
+        // Blocks that `wipe: discard` has freed are discarded later. After that, the marks of it
+        // are gone.
         let driver = self.driver().map_err(|error| chain(&error))?;
         for pool in driver.served() {
             driver.tell_disk(pool);
         }
         let files = self.host.files_below(Path::new(POOL));
-        let left = self.picture();
+        let left = self.observed_state();
         let nothing_left = left.mounted.is_empty()
             && left.targets.is_empty()
             && left.loops == 0
@@ -222,7 +226,7 @@ impl World {
         }
     }
 
-    /// What ends a volume, however it is now.
+    /// The steps that delete a volume from its present state.
     fn last_steps(&self, name: &'static str) -> std::result::Result<Vec<Step>, String> {
         let Some(id) = self.ids.get(name) else {
             return Ok(vec![Step::UnpublishInline(name)]);
@@ -231,8 +235,8 @@ impl World {
         let mut steps = Vec::new();
         if driver.get_volume(id).is_ok() {
             steps.push(Step::Stage(name));
-            if self.how(name).fs.is_none() {
-                // Not beside one that is read-only.
+            if self.config(name).fs.is_none() {
+                // It cannot be published read-only and writable at once.
                 steps.push(Step::Unpublish(name, 0));
                 steps.push(Step::Unpublish(name, 1));
                 steps.push(Step::Publish(name, 0, false));

@@ -1,9 +1,9 @@
-//! A world for tests of the operations: a simulated machine, a driver on it, a caller who
-//! repeats, users who write, and the checks that hold whatever has happened.
+//! A fixture for tests of the operations: a simulated machine with a driver on it, a caller that
+//! repeats its calls, users that write, and checks that must hold after any sequence of steps.
 
 #![allow(
     dead_code,
-    reason = "each test program that includes this uses a part of it"
+    reason = "each test program that includes this module uses a part of it"
 )]
 
 pub mod check;
@@ -23,16 +23,16 @@ use slackwater::model::size::{GIB, MIB};
 use slackwater::model::{CapacityRange, VolumeId};
 use slackwater::operation::{CreateVolume, Driver, Settings};
 
-pub use lasting::Lasting;
-pub use step::{How, Step};
+pub use lasting::LastingFault;
+pub use step::{Step, VolumeConfig};
 
-/// Folder of the pool.
+/// The folder of the pool.
 pub const POOL: &str = "/memory/pool";
-/// Another pool, of a world with two.
+/// The name of the second pool, for simulations with two.
 pub const OTHER: &str = "other";
-/// Room for all volumes of a test.
+/// The capacity of the pool, enough for all volumes of a test.
 pub const CAPACITY: u64 = 16 * GIB;
-/// Size of a volume: xfs takes no less than 300 MiB.
+/// The size of a volume. xfs needs at least 300 MiB.
 pub const SIZE: u64 = 512 * MIB;
 
 pub fn staging(name: &str) -> PathBuf {
@@ -66,77 +66,76 @@ pub fn settings() -> Settings {
     }
 }
 
-/// A machine, its driver, and what the caller was told.
-pub struct World {
+/// A simulated machine, its driver, and the answers that the caller has received.
+pub struct Simulation {
     pub host: MemoryHost,
     driver: Option<Arc<Driver>>,
-    /// Ids as answered, kept after a delete so that it can be repeated.
+    /// The IDs that were answered. They are kept after a delete, so that it can be repeated.
     pub ids: BTreeMap<&'static str, String>,
-    pub hows: BTreeMap<&'static str, How>,
-    /// Calls whose answer nobody has heard: the caller will repeat them.
+    pub configs: BTreeMap<&'static str, VolumeConfig>,
+    /// Calls whose answer did not reach the caller. The caller will repeat them.
     pub unanswered: Vec<Step>,
-    /// Tokens that a user has synced.
+    /// The tokens that a user has synced.
     pub tokens: BTreeMap<&'static str, BTreeSet<u64>>,
-    /// What must be in snapshots and clones.
+    /// The expected content of snapshots and clones.
     pub cuts: cuts::Cuts,
     settings: Settings,
-    /// What lasts now.
-    pub lasting: Option<Lasting>,
-    /// The driver has begun before that.
+    /// The fault that lasts at the moment.
+    pub lasting_fault: Option<LastingFault>,
+    /// The driver was started before that fault began.
     pub remembers: bool,
     /// The pool's disk, while it hangs.
-    hung: Option<lasting::Hanging>,
+    hung: Option<lasting::HangingDisk>,
 }
 
-impl World {
-    /// A machine of its own, the same each time; no driver yet.
-    pub fn new() -> World {
+impl Simulation {
+    /// Creates a machine that is the same each time, without a driver.
+    pub fn new() -> Simulation {
         let host = MemoryHost::with_options(MemoryOptions {
             capacity: CAPACITY,
             seed: Some(1),
             ..MemoryOptions::default()
         });
-        // Calls come one at a time, unless a test says otherwise.
+        // Calls come one at a time, unless a test enables turns.
         host.take_turns(false);
-        World {
+        Simulation {
             host,
             driver: None,
             ids: BTreeMap::new(),
-            hows: BTreeMap::new(),
+            configs: BTreeMap::new(),
             unanswered: Vec::new(),
             tokens: BTreeMap::new(),
             cuts: cuts::Cuts::default(),
-            lasting: None,
+            lasting_fault: None,
             remembers: false,
             settings: settings(),
             hung: None,
         }
     }
 
-    /// With a driver of two pools.
-    pub fn with_other_pool() -> World {
-        let mut world = World::new();
+    /// A simulation whose driver has two pools.
+    pub fn with_other_pool() -> Simulation {
+        let mut sim = Simulation::new();
         let other = format!("{OTHER}=file:/memory/{OTHER},init,mount=any");
         let other = other.parse().expect("a definition");
-        world.settings.pools.push(other);
-        world.begun()
+        sim.settings.pools.push(other);
+        sim.begun()
     }
 
-    /// With a driver, and some steps done.
-    pub fn after(steps: &[Step]) -> World {
-        let mut world = World::new().begun();
+    /// A simulation with a driver, after some steps.
+    pub fn after(steps: &[Step]) -> Simulation {
+        let mut sim = Simulation::new().begun();
         for step in steps {
-            world
-                .run(step)
+            sim.run(step)
                 .unwrap_or_else(|error| panic!("{step:?}: {}", chain(&error)));
         }
-        world
+        sim
     }
 
-    fn begun(mut self) -> World {
-        self.run(&Step::Start).expect("a calm start");
-        // What ids are made with, also when the pool isn't served later on.
-        self.pool_id().expect("a pool that is served");
+    fn begun(mut self) -> Simulation {
+        self.run(&Step::Start).expect("a start without faults");
+        // IDs are derived from the pool's ID, also when the pool is not served later.
+        self.pool_id().expect("the pool is served");
         self
     }
 
@@ -148,13 +147,13 @@ impl World {
         self.driver.is_some() && self.host.is_alive()
     }
 
-    /// Power on again.
+    /// Turns the power on again.
     pub fn reboot(&mut self, power_loss: bool) {
         self.driver = None;
         self.host = self.host.reboot(power_loss);
     }
 
-    /// Does a step; the answer as text.
+    /// Performs a step and returns the answer as text.
     pub fn run(&mut self, step: &Step) -> Result<String> {
         match step {
             Step::Start => return self.start(),
@@ -177,10 +176,12 @@ impl World {
             }
             Step::CutOff(step, n) => {
                 self.host.fail_effect(*n, FaultMode::CrashAfter);
-                // Nobody hears the answer.
+                // The caller does not receive the answer.
                 let _ = self.run(step);
                 match **step {
-                    Step::PublishInline(name, how) => drop(self.hows.insert(name, how.inline())),
+                    Step::PublishInline(name, config) => {
+                        self.configs.insert(name, config.inline());
+                    }
                     Step::Create(..)
                     | Step::Snapshot(..)
                     | Step::Restore(..)
@@ -191,8 +192,8 @@ impl World {
                 self.driver = None;
                 return Ok(String::new());
             }
-            Step::Begin(lasting) => {
-                self.begin(lasting);
+            Step::Begin(lasting_fault) => {
+                self.begin(lasting_fault);
                 return Ok(String::new());
             }
             Step::PullDisk | Step::PutDiskBack => {
@@ -201,7 +202,7 @@ impl World {
                     Step::PullDisk => self.host.pull_disk(folder),
                     _ => self.host.put_disk_back(folder),
                 };
-                done.expect("a disk can be moved");
+                done.expect("the disk can be removed and put back");
                 return Ok(String::new());
             }
             Step::RefuseGrowth => {
@@ -209,29 +210,29 @@ impl World {
                 return Ok(String::new());
             }
             Step::LeaveUnclean(name) => {
-                let image = World::image("volumes", &self.ids[name]);
+                let image = Simulation::image("volumes", &self.ids[name]);
                 let left = self.host.leave_unclean(Path::new(&image), true);
-                left.expect("a file system is there");
+                left.expect("the image has a file system");
                 return Ok(String::new());
             }
-            Step::Create(name, how) => {
-                let volume = self.driver()?.create_volume(&create(name, *how))?;
+            Step::Create(name, config) => {
+                let volume = self.driver()?.create_volume(&create(name, *config))?;
                 self.ids.insert(name, volume.id.to_string());
-                self.hows.insert(name, *how);
+                self.configs.insert(name, *config);
                 return Ok(format!("{volume:?}"));
             }
             _ => {}
         }
-        self.note(step);
+        self.before_call(step);
         let answer = self.call(&*self.driver()?, step);
         if let Step::Group(name, _) = step {
-            self.learn_strange(name);
+            self.record_foreign_writes(name);
         }
         let answer = answer?;
-        self.learn(step);
+        self.after_call(step);
         match step {
-            Step::PublishInline(name, how) => {
-                self.hows.insert(name, how.inline());
+            Step::PublishInline(name, config) => {
+                self.configs.insert(name, config.inline());
             }
             Step::Delete(name) | Step::UnpublishInline(name) => {
                 self.tokens.remove(name);
@@ -251,7 +252,7 @@ impl World {
         self.serving()
     }
 
-    /// What a process does by itself, at its start and then again and again: it ends what calls
+    /// Does what a process does by itself, at its start and periodically: it cleans up what calls
     /// have left.
     pub fn clean(&self) -> Result<()> {
         let driver = self.driver()?;
@@ -263,7 +264,7 @@ impl World {
         Ok(())
     }
 
-    /// What the pools are like.
+    /// Describes the state of the pools.
     pub fn serving(&self) -> Result<String> {
         let each = self.driver()?.pool_status().into_iter().map(|pool| {
             let refusal = pool.refusal.unwrap_or_default();
@@ -275,7 +276,7 @@ impl World {
         Ok(each.collect::<Vec<_>>().join(", "))
     }
 
-    /// Whether a pool isn't served.
+    /// Whether a pool is not served.
     pub fn refuses(&self) -> bool {
         let refused = |driver: Arc<Driver>| {
             let status = driver.pool_status();
@@ -296,12 +297,15 @@ impl World {
         self.pool_id().map_or_else(|| name.into(), of)
     }
 
-    pub fn how(&self, name: &str) -> How {
-        self.hows.get(name).copied().unwrap_or(How::EXT4)
+    pub fn config(&self, name: &str) -> VolumeConfig {
+        self.configs
+            .get(name)
+            .copied()
+            .unwrap_or(VolumeConfig::EXT4)
     }
 
     fn write(&mut self, name: &'static str, token: u64) {
-        let written = match self.how(name).fs {
+        let written = match self.config(name).fs {
             Some(_) if self.ids.contains_key(name) => self.host.write_token(&staging(name), token),
             Some(_) => self.host.write_token(&target(name, 0), token),
             None => self.host.write_block_token(&target(name, 0), token),
@@ -315,12 +319,12 @@ pub fn range(required: u64) -> CapacityRange {
     CapacityRange { required, limit: 0 }
 }
 
-pub fn create(name: &str, how: How) -> CreateVolume {
+pub fn create(name: &str, config: VolumeConfig) -> CreateVolume {
     CreateVolume {
         name: name.into(),
         capacity: range(SIZE),
-        capabilities: vec![how.capability()],
-        parameters: how.parameters(),
+        capabilities: vec![config.capability()],
+        parameters: config.parameters(),
         requisite: Vec::new(),
         content_source: None,
     }

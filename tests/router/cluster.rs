@@ -1,5 +1,5 @@
-//! A cluster for tests: agents that can be killed and come back, a router, and what Kubernetes
-//! would say.
+//! A cluster for tests: agents that can be killed and come back, a router, and the state of
+//! Kubernetes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -46,11 +46,11 @@ use crate::harness::{all_alpha, channel, create, pool};
 
 pub const DRIVER: &str = "csi.slackwater.dev";
 pub const KEY: &str = "topology.csi.slackwater.dev/home";
-/// A bound that only a hang reaches.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+/// A limit that is reached only by a hang.
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Serves something at an address, in threads of its own, until it's dropped: then its
-/// connections break, as those of a killed process do.
+/// Serves at an address, in threads of its own, until it is dropped. Then its connections break, as
+/// those of a killed process do.
 pub struct Served {
     pub address: SocketAddr,
     runtime: Option<Runtime>,
@@ -80,13 +80,13 @@ impl Served {
     }
 }
 
-/// What was killed lets go of its port a moment later.
+/// The port of a killed server becomes free a moment later.
 fn bound(address: SocketAddr) -> TcpListener {
     let begun = std::time::Instant::now();
     loop {
         match TcpListener::bind(address) {
             Ok(listener) => return listener,
-            Err(error) => assert!(begun.elapsed() < PATIENCE, "{address}: {error}"),
+            Err(error) => assert!(begun.elapsed() < WAIT_TIMEOUT, "{address}: {error}"),
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -101,7 +101,7 @@ impl Drop for Served {
 }
 
 /// One node of the cluster: a machine, its driver, and its agent.
-pub struct Peer {
+pub struct AgentNode {
     pub name: String,
     pub machine: MemoryHost,
     pub gate: GatedHost,
@@ -110,8 +110,8 @@ pub struct Peer {
     served: Option<Served>,
 }
 
-impl Peer {
-    pub fn start(name: &str, pools: &[&str], capacity: Option<u64>) -> Peer {
+impl AgentNode {
+    pub fn start(name: &str, pools: &[&str], capacity: Option<u64>) -> AgentNode {
         let options = MemoryOptions::default();
         let machine = MemoryHost::with_options(MemoryOptions {
             capacity: capacity.unwrap_or(options.capacity),
@@ -119,7 +119,7 @@ impl Peer {
         });
         let gate = GatedHost::new(machine.clone());
         let driver = driver(name, pools, &machine, &gate);
-        let mut node = Peer {
+        let mut node = AgentNode {
             name: name.to_string(),
             machine,
             gate,
@@ -145,18 +145,18 @@ impl Peer {
         })
     }
 
-    /// The agent's connections break, and nobody listens any more. What runs goes on.
+    /// Breaks the agent's connections and stops listening. Running calls go on.
     pub fn kill(&mut self) {
         self.served = None;
     }
 
-    /// The agent listens again, on the same port.
+    /// The agent listens again on the same port.
     pub fn revive(&mut self) {
         self.served = None;
         self.served = Some(self.serve(Some(self.address)));
     }
 
-    /// The machine's process ends, and another one begins with other pools.
+    /// Ends the machine's process, and starts another one with other pools.
     pub fn restart(&mut self, pools: &[&str]) {
         self.kill();
         self.machine = self.machine.restart_process();
@@ -190,7 +190,7 @@ fn driver(name: &str, pools: &[&str], machine: &MemoryHost, gate: &GatedHost) ->
     Arc::new(Driver::start(settings, seams).unwrap())
 }
 
-/// Addresses as they are.
+/// Addresses without name resolution.
 pub struct Plain;
 
 #[tonic::async_trait]
@@ -200,9 +200,9 @@ impl Dial for Plain {
     }
 }
 
-/// What Kubernetes says.
+/// The state of Kubernetes.
 #[derive(Default)]
-pub struct Said {
+pub struct KubernetesState {
     pub selected: BTreeMap<String, String>,
     pub gone: BTreeSet<String>,
     pub lost: BTreeSet<PoolId>,
@@ -210,17 +210,17 @@ pub struct Said {
     pub unknown: bool,
     /// By volume.
     pub claims: BTreeMap<String, String>,
-    /// Events: about what, and why.
+    /// Events: the object and the reason.
     pub told: Vec<(ObjectRef, &'static str)>,
-    /// Claims whose hooks were asked for.
+    /// Claims whose hooks were requested.
     pub held: Vec<String>,
 }
 
 #[derive(Clone, Default)]
-pub struct Kubernetes(pub Arc<Mutex<Said>>);
+pub struct Kubernetes(pub Arc<Mutex<KubernetesState>>);
 
 impl Kubernetes {
-    pub fn say(&self, change: impl FnOnce(&mut Said)) {
+    pub fn update(&self, change: impl FnOnce(&mut KubernetesState)) {
         change(&mut self.0.lock().unwrap());
     }
 
@@ -229,7 +229,7 @@ impl Kubernetes {
             false => Ok(()),
             true => Err(Error::Unreachable {
                 what: "the API server".into(),
-                reason: "it's away".into(),
+                reason: "the agent is away".into(),
             }),
         }
     }
@@ -278,7 +278,7 @@ impl Cluster for Kubernetes {
     }
 }
 
-/// No application has a hook; whose were asked for is written down.
+/// No application has a hook. Requests for hooks are recorded.
 impl Hooks for Kubernetes {
     fn wanted(&self, targets: &[HookTarget], shared: SharedVolume) -> Result<Vec<String>> {
         let claims = targets.iter().filter_map(|target| target.claim.clone());
@@ -291,8 +291,8 @@ impl Hooks for Kubernetes {
     }
 }
 
-/// A router on a unix socket.
-pub struct Routed {
+/// A router on a Unix socket.
+pub struct TestRouter {
     pub agents: Arc<Agents>,
     pub kubernetes: Kubernetes,
     pub metrics: Arc<Metrics>,
@@ -303,21 +303,21 @@ pub struct Routed {
     _folder: TempDir,
 }
 
-impl Drop for Routed {
+impl Drop for TestRouter {
     fn drop(&mut self) {
         self.served.abort();
     }
 }
 
-impl Routed {
-    /// With agents at these addresses; ready.
-    pub async fn new(agents: &[(&str, SocketAddr)]) -> Routed {
-        let routed = Routed::with(Alpha::default()).await;
+impl TestRouter {
+    /// Starts a router of agents at these addresses, and waits until it is ready.
+    pub async fn new(agents: &[(&str, SocketAddr)]) -> TestRouter {
+        let routed = TestRouter::with(Alpha::default()).await;
         routed.set(agents).await;
         routed
     }
 
-    pub async fn with(alpha: Alpha) -> Routed {
+    pub async fn with(alpha: Alpha) -> TestRouter {
         let agents = Arc::new(Agents::new(Arc::new(Plain), DRIVER));
         let kubernetes = Kubernetes::default();
         let metrics = Arc::new(Metrics::new());
@@ -341,7 +341,7 @@ impl Routed {
             server.serve_with_incoming(incoming).await.unwrap();
         });
         let channel = channel(path.clone());
-        Routed {
+        TestRouter {
             agents,
             kubernetes,
             metrics,
@@ -353,15 +353,15 @@ impl Routed {
         }
     }
 
-    pub async fn of(nodes: &[&Peer]) -> Routed {
+    pub async fn of(nodes: &[&AgentNode]) -> TestRouter {
         let agents: Vec<_> = nodes
             .iter()
             .map(|node| (&*node.name, node.address))
             .collect();
-        Routed::new(&agents).await
+        TestRouter::new(&agents).await
     }
 
-    /// These are the agents from now on; waits for what they say.
+    /// Replaces the list of agents, and waits for their answers.
     pub async fn set(&self, agents: &[(&str, SocketAddr)]) {
         let list = agents.iter();
         self.agents
@@ -370,7 +370,7 @@ impl Routed {
         assert!(self.agents.all_asked().is_ok());
     }
 
-    /// Waits until an agent can be reached, or can't be.
+    /// Waits until an agent becomes reachable or unreachable.
     pub async fn until(&self, node: &str, reachable: bool) {
         let agent = self.agents.of_node(node).unwrap();
         eventually(node, async || {
@@ -380,8 +380,8 @@ impl Routed {
         .await;
     }
 
-    /// Waits until an agent has answered since: a connection from before may still have to be
-    /// found dead.
+    /// Waits until an agent has answered after this moment: an older connection may still have to
+    /// be detected as dead.
     pub async fn until_answered_since(&self, node: &str, moment: Instant) {
         let agent = self.agents.of_node(node).unwrap();
         eventually(node, async || {
@@ -392,8 +392,8 @@ impl Routed {
         .await;
     }
 
-    /// Waits until an agent has said something.
-    pub async fn until_told(&self, node: &str, is_so: impl Fn(&DescribeResponse) -> bool) {
+    /// Waits until an agent's description satisfies a condition.
+    pub async fn until_described(&self, node: &str, is_so: impl Fn(&DescribeResponse) -> bool) {
         let agent = self.agents.of_node(node).unwrap();
         eventually(node, async || {
             agent.ask().await;
@@ -406,7 +406,7 @@ impl Routed {
         ControllerClient::new(channel(self.path.clone()))
     }
 
-    /// What an administrator asks.
+    /// The client of an administrator.
     pub fn admin(&self) -> AdminClient<Channel> {
         AdminClient::new(channel(self.path.clone()))
     }
@@ -419,17 +419,17 @@ impl Routed {
         &self,
         request: CreateVolumeRequest,
     ) -> std::result::Result<Volume, Status> {
-        let made = self.controller().create_volume(request).await?;
-        Ok(made.into_inner().volume.unwrap())
+        let created = self.controller().create_volume(request).await?;
+        Ok(created.into_inner().volume.unwrap())
     }
 
-    /// On this node.
-    pub async fn create_on(&self, name: &str, node: &Peer) -> String {
-        let made = self.create(at(create(name), &[&node.home()])).await;
-        made.unwrap().volume_id
+    /// Creates a volume on this node.
+    pub async fn create_on(&self, name: &str, node: &AgentNode) -> String {
+        let created = self.create(at(create(name), &[&node.home()])).await;
+        created.unwrap().volume_id
     }
 
-    /// All ids, by pages of so many.
+    /// All IDs, listed in pages of this size.
     pub async fn list(&self, most: i32) -> std::result::Result<Vec<String>, Status> {
         let (mut ids, mut token) = (Vec::new(), String::new());
         loop {
@@ -449,15 +449,15 @@ impl Routed {
     }
 }
 
-/// Waits for something, at most for [`PATIENCE`].
+/// Waits for a condition, for at most [`WAIT_TIMEOUT`].
 pub async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     let waiting = async {
         while !is_so().await {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    let waited = tokio::time::timeout(PATIENCE, waiting).await;
-    assert!(waited.is_ok(), "never came: {what}");
+    let waited = tokio::time::timeout(WAIT_TIMEOUT, waiting).await;
+    assert!(waited.is_ok(), "not in time: {what}");
 }
 
 fn topology(home: &str) -> Topology {
@@ -478,7 +478,7 @@ pub fn at(request: CreateVolumeRequest, homes: &[&str]) -> CreateVolumeRequest {
     }
 }
 
-/// Of a claim.
+/// With the name of its claim.
 pub fn claimed(mut request: CreateVolumeRequest, claim: &str) -> CreateVolumeRequest {
     let (namespace, name) = claim.split_once('/').unwrap();
     for (key, value) in [("namespace", namespace), ("name", name)] {
@@ -488,12 +488,12 @@ pub fn claimed(mut request: CreateVolumeRequest, claim: &str) -> CreateVolumeReq
     request
 }
 
-/// Where an answer says that it is.
+/// The home in an answer.
 pub fn home_of(volume: &Volume) -> &str {
     &volume.accessible_topology[0].segments[KEY]
 }
 
-/// An error with this code, whose message has all these words.
+/// An error with this code, whose message contains all these words.
 #[track_caller]
 pub fn refused<T: std::fmt::Debug>(
     answer: std::result::Result<T, Status>,

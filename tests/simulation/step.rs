@@ -1,4 +1,4 @@
-//! What happens in a world: calls of the caller, acts of users and of the machine.
+//! The steps of a simulation: calls of the caller, and acts of users and of the machine.
 
 use slackwater::error::{Error, Result};
 use slackwater::model::parameters::EphemeralParameters;
@@ -11,32 +11,32 @@ use slackwater::operation::{
 };
 use slackwater::service::{Rpc, status};
 
-use super::{Lasting, SIZE, World, create, range, staging, target, text};
+use super::{LastingFault, SIZE, Simulation, create, range, staging, target, text};
 
-/// What a volume is to be.
+/// The parameters of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct How {
-    /// The file system; `None` is block.
+pub struct VolumeConfig {
+    /// The file system; `None` is a block volume.
     pub fs: Option<FsType>,
     pub allocation: Allocation,
     pub wipe: Wipe,
-    /// Staged with the mount flag "ro".
+    /// Staged with the mount flag `ro`.
     pub read_only: bool,
 }
 
-impl How {
-    pub const EXT4: How = How::fs(FsType::Ext4);
-    pub const BLOCK: How = How {
+impl VolumeConfig {
+    pub const EXT4: VolumeConfig = VolumeConfig::fs(FsType::Ext4);
+    pub const BLOCK: VolumeConfig = VolumeConfig {
         fs: None,
-        ..How::EXT4
+        ..VolumeConfig::EXT4
     };
-    pub const THICK: How = How {
+    pub const THICK: VolumeConfig = VolumeConfig {
         allocation: Allocation::Thick,
-        ..How::EXT4
+        ..VolumeConfig::EXT4
     };
 
-    pub const fn fs(fs: FsType) -> How {
-        How {
+    pub const fn fs(fs: FsType) -> VolumeConfig {
+        VolumeConfig {
             fs: Some(fs),
             allocation: Allocation::Thin,
             wipe: Wipe::None,
@@ -44,17 +44,17 @@ impl How {
         }
     }
 
-    /// What of this an inline volume can have: its pod chooses its file system alone.
-    pub const fn inline(self) -> How {
-        How {
+    /// The part that an inline volume can have: its pod chooses only its file system.
+    pub const fn inline(self) -> VolumeConfig {
+        VolumeConfig {
             allocation: Allocation::Thin,
             wipe: Wipe::None,
             ..self
         }
     }
 
-    pub const fn wiped(self, wipe: Wipe) -> How {
-        How { wipe, ..self }
+    pub const fn wiped(self, wipe: Wipe) -> VolumeConfig {
+        VolumeConfig { wipe, ..self }
     }
 
     pub fn capability(self) -> Capability {
@@ -84,58 +84,59 @@ impl How {
     }
 }
 
-/// One call of the caller, or one act of the world.
+/// A call of the caller, or an act of a user or the machine.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    Create(&'static str, How),
+    Create(&'static str, VolumeConfig),
     Delete(&'static str),
     Modify(&'static str, Wipe),
     Expand(&'static str, u64),
     ExpandNode(&'static str),
     Stage(&'static str),
-    /// The same with the capability of another kind of volume.
-    StageAs(&'static str, How),
+    /// The same, with the capability of another kind of volume.
+    StageAs(&'static str, VolumeConfig),
     Unstage(&'static str),
     Publish(&'static str, u8, bool),
-    PublishAs(&'static str, u8, bool, How),
+    PublishAs(&'static str, u8, bool, VolumeConfig),
     Unpublish(&'static str, u8),
-    PublishInline(&'static str, How),
+    PublishInline(&'static str, VolumeConfig),
     UnpublishInline(&'static str),
-    /// A snapshot of this name, of a volume.
+    /// Creates a snapshot: its name, its volume, its level.
     Snapshot(&'static str, &'static str, Level),
     DeleteSnapshot(&'static str),
-    /// A volume from a snapshot, of so many bytes.
-    Restore(&'static str, &'static str, How, u64),
-    /// A volume from a volume.
-    Clone(&'static str, &'static str, How, u64),
+    /// Creates a volume from a snapshot, with a size in bytes.
+    Restore(&'static str, &'static str, VolumeConfig, u64),
+    /// Creates a volume from a volume, with a size in bytes.
+    Clone(&'static str, &'static str, VolumeConfig, u64),
     Group(&'static str, &'static [&'static str]),
     DeleteGroup(&'static str),
-    /// A user writes a token at the stage, and doesn't sync it.
+    /// A user writes a token to the staged file system, and does not sync it.
     WriteUnsynced(&'static str, u64),
-    /// From now on the guard dies with its process.
+    /// From now on, the guard dies together with its process.
     GuardDies,
-    /// A user writes a token at the stage, or to the device published as 0, and syncs it.
+    /// A user writes a token to the staged file system, or to the device published as 0, and syncs
+    /// it.
     Write(&'static str, u64),
     /// The process is killed and starts again.
     Start,
-    LookAgain,
-    /// A call, cut off by the end of the process after its n-th effect.
+    Refresh,
+    /// A call that is cut off because the process ends after the call's n-th effect.
     CutOff(Box<Step>, usize),
-    /// The pool's disk is pulled out, or put back.
+    /// The pool's disk is removed, or put back.
     PullDisk,
     PutDiskBack,
-    /// Something is so from now on.
-    Begin(Lasting),
-    /// From now on the kernel grows no mounted ext4.
+    /// A fault begins, and lasts.
+    Begin(LastingFault),
+    /// From now on, the kernel refuses to grow a mounted ext4.
     RefuseGrowth,
-    /// The file system of a volume is left with errors that a check repairs by itself.
+    /// The file system of a volume is left with errors that a check repairs automatically.
     LeaveUnclean(&'static str),
-    /// The machine boots again, without losing anything.
+    /// The machine reboots without losing anything.
     Reboot,
 }
 
 impl Step {
-    /// The call that it is.
+    /// The RPC of this step.
     pub fn rpc(&self) -> Option<Rpc> {
         Some(match self {
             Step::Create(..) => Rpc::CreateVolume,
@@ -158,7 +159,7 @@ impl Step {
             | Step::WriteUnsynced(..)
             | Step::GuardDies
             | Step::Start
-            | Step::LookAgain
+            | Step::Refresh
             | Step::CutOff(..)
             | Step::PullDisk
             | Step::PutDiskBack
@@ -169,7 +170,7 @@ impl Step {
         })
     }
 
-    /// Whether it takes something away, which must be possible also on a full pool.
+    /// Whether the step removes something, which must be possible on a full pool.
     pub fn is_undoing(&self) -> bool {
         matches!(
             self,
@@ -182,7 +183,7 @@ impl Step {
         )
     }
 
-    /// Whether it works from the mount table alone, and so without the pool's disk.
+    /// Whether the step needs only the mount table, and therefore works without the pool's disk.
     pub fn is_unmounting(&self) -> bool {
         matches!(
             self,
@@ -190,7 +191,7 @@ impl Step {
         )
     }
 
-    /// Whether its caller forgets the object after this error.
+    /// Whether the caller forgets the object after this error.
     pub fn is_final(&self, error: &Error) -> bool {
         use tonic::Code::{Aborted, Cancelled, DeadlineExceeded, Unavailable};
         let code = self.rpc().map(|rpc| status::code(rpc, error));
@@ -200,13 +201,13 @@ impl Step {
     }
 }
 
-impl World {
-    /// One call, to a driver.
+impl Simulation {
+    /// Makes a call to a driver.
     pub fn call(&self, driver: &Driver, step: &Step) -> Result<String> {
         let done = |()| String::from("done");
         match step {
-            Step::Create(name, how) => driver
-                .create_volume(&create(name, *how))
+            Step::Create(name, config) => driver
+                .create_volume(&create(name, *config))
                 .map(|volume| format!("{volume:?}")),
             Step::Delete(name) => driver.delete_volume(&self.id(name)).map(done),
             Step::Modify(name, wipe) => driver
@@ -222,7 +223,7 @@ impl World {
                     capability: None,
                 })
                 .map(|expanded| format!("{expanded:?}")),
-            Step::LookAgain => {
+            Step::Refresh => {
                 driver.refresh_pools();
                 self.clean()?;
                 self.serving()
@@ -248,38 +249,38 @@ impl World {
                     capability: None,
                 })
                 .map(|size| size.to_string()),
-            Step::Stage(name) => self.call_node(driver, &Step::StageAs(name, self.how(name))),
-            Step::StageAs(name, how) => driver
+            Step::Stage(name) => self.call_node(driver, &Step::StageAs(name, self.config(name))),
+            Step::StageAs(name, config) => driver
                 .stage_volume(&StageVolume {
                     volume_id: self.id(name),
                     staging_path: text(&staging(name)),
-                    capability: how.capability(),
+                    capability: config.capability(),
                 })
                 .map(done),
             Step::Unstage(name) => driver
                 .unstage_volume(&self.id(name), &text(&staging(name)))
                 .map(done),
             Step::Publish(name, n, read_only) => {
-                let step = Step::PublishAs(name, *n, *read_only, self.how(name));
+                let step = Step::PublishAs(name, *n, *read_only, self.config(name));
                 self.call_node(driver, &step)
             }
-            Step::PublishAs(name, n, read_only, how) => driver
+            Step::PublishAs(name, n, read_only, config) => driver
                 .publish_volume(&PublishVolume {
                     volume_id: self.id(name),
                     staging_path: text(&staging(name)),
                     target_path: text(&target(name, *n)),
-                    capability: how.capability(),
+                    capability: config.capability(),
                     read_only: *read_only,
                 })
                 .map(done),
             Step::Unpublish(name, n) => driver
                 .unpublish_volume(&self.id(name), &text(&target(name, *n)))
                 .map(done),
-            Step::PublishInline(name, how) => driver
+            Step::PublishInline(name, config) => driver
                 .publish_ephemeral(&PublishEphemeral {
                     volume_id: name.to_string(),
                     target_path: text(&target(name, 0)),
-                    capability: how.capability(),
+                    capability: config.capability(),
                     read_only: false,
                     attributes: EphemeralParameters {
                         size: SIZE,

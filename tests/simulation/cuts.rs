@@ -1,9 +1,8 @@
-//! Snapshots, groups, restores and clones in a world: how they are asked for, and what must be in
-//! them.
+//! Snapshots, groups, restores and clones in a simulation: their calls, and their expected content.
 //!
-//! Before every try the world notes what the source holds: all that its users have written, and
-//! what of it has reached the image. A snapshot must be what was noted at one of its tries, to
-//! the token.
+//! Before every try, the simulation records the content of the source: all tokens that its users
+//! have written, and those that have reached the image. The content of a snapshot must equal, token
+//! by token, what was recorded at one of its tries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -20,55 +19,55 @@ use slackwater::operation::{
 };
 use slackwater::record::{self, ContentSource, SnapshotRecord, SnapshotState};
 
-use super::{How, POOL, Step, World, create, range, staging, target};
+use super::{POOL, Simulation, Step, VolumeConfig, create, range, staging, target};
 
-/// What a source held at a try.
+/// The content of a source at a try.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Held {
-    /// What its users had written.
+struct SourceContent {
+    /// All tokens that its users had written.
     written: Vec<u64>,
-    /// What of it was in the image.
+    /// The tokens that were in the image.
     synced: Vec<u64>,
 }
 
-/// What strangers wrote into the sources of a group.
+/// Foreign writes into the sources of a group.
 #[derive(Default)]
-struct Strange {
-    /// Number of their writes before the call that cut it.
+struct ForeignWrites {
+    /// The number of foreign writes before the call that cut the group.
     before: BTreeMap<&'static str, usize>,
-    /// Those that they wrote into during that call; `None` before its end.
-    touched: Option<BTreeSet<&'static str>>,
+    /// The sources that were written during that call; `None` before its end.
+    written_during_call: Option<BTreeSet<&'static str>>,
 }
 
-/// What must be in snapshots and clones.
+/// The expected content of snapshots and clones.
 #[derive(Default)]
 pub struct Cuts {
     pool: OnceLock<PoolId>,
-    /// By request name and id of the source.
-    held: BTreeMap<(String, String), Vec<Held>>,
-    /// Names of single snapshots that may be there.
+    /// By request name and ID of the source.
+    content: BTreeMap<(String, String), Vec<SourceContent>>,
+    /// Names of single snapshots that may exist.
     snapshots: BTreeSet<&'static str>,
     groups: BTreeSet<&'static str>,
-    /// Ids of members, as they were or will be answered.
+    /// IDs of members, as they were or will be answered.
     members: BTreeMap<&'static str, Vec<String>>,
     /// By group.
-    strange: BTreeMap<&'static str, Strange>,
-    /// When those that were answered were cut, by id.
+    foreign_writes: BTreeMap<&'static str, ForeignWrites>,
+    /// The time of the cut of each answered snapshot, by ID.
     cut_at: BTreeMap<String, u64>,
-    /// What was wrong with an answer.
-    wrong: Vec<String>,
+    /// Errors in answers.
+    errors: Vec<String>,
 }
 
-/// Without what a stranger wrote.
-fn ours(tokens: Vec<u64>) -> Vec<u64> {
+/// Removes foreign writes.
+fn without_foreign(tokens: Vec<u64>) -> Vec<u64> {
     tokens
         .into_iter()
         .filter(|token| *token != STRANGE_TOKEN)
         .collect()
 }
 
-impl World {
-    /// Asked for once: a status measures the pool.
+impl Simulation {
+    /// Queried once, because a status measures the pool.
     pub(super) fn pool_id(&self) -> Option<PoolId> {
         if let Some(known) = self.cuts.pool.get() {
             return Some(*known);
@@ -91,12 +90,12 @@ impl World {
     }
 
     /// What the users of a volume have written, and what its image has.
-    fn holds(&self, volume: &str) -> Held {
-        let synced = ours(self.image_tokens("volumes", &self.id(volume)));
+    fn content_of(&self, volume: &str) -> SourceContent {
+        let synced = without_foreign(self.image_tokens("volumes", &self.id(volume)));
         let places = [staging(volume), target(volume, 0), target(volume, 1)];
         let mounted = places.iter().find_map(|at| self.host.tokens(at).ok());
-        let written = mounted.map_or_else(|| synced.clone(), ours);
-        Held { written, synced }
+        let written = mounted.map_or_else(|| synced.clone(), without_foreign);
+        SourceContent { written, synced }
     }
 
     pub(super) fn image(part: &str, id: &str) -> String {
@@ -105,134 +104,137 @@ impl World {
     }
 
     fn image_tokens(&self, part: &str, id: &str) -> Vec<u64> {
-        let image = World::image(part, id);
+        let image = Simulation::image(part, id);
         self.host
             .image_tokens(Path::new(&image))
             .unwrap_or_default()
     }
 
-    fn note_source(&mut self, name: &str, volume: &str) {
-        let held = self.holds(volume);
-        self.note_held((name.into(), self.id(volume)), held);
+    fn record_source(&mut self, name: &str, volume: &str) {
+        let content = self.content_of(volume);
+        self.record_content((name.into(), self.id(volume)), content);
     }
 
-    fn note_held(&mut self, key: (String, String), held: Held) {
-        let tries = self.cuts.held.entry(key).or_default();
-        if !tries.contains(&held) {
-            tries.push(held);
+    fn record_content(&mut self, key: (String, String), content: SourceContent) {
+        let tries = self.cuts.content.entry(key).or_default();
+        if !tries.contains(&content) {
+            tries.push(content);
         }
     }
 
-    /// Before a call.
-    pub fn note(&mut self, step: &Step) {
+    /// Records the expected content before a call.
+    pub fn before_call(&mut self, step: &Step) {
         match step {
             Step::Snapshot(name, volume, _) => {
                 self.cuts.snapshots.insert(name);
-                self.note_source(name, volume);
+                self.record_source(name, volume);
             }
             Step::Group(name, volumes) => {
                 self.cuts.groups.insert(name);
                 let members = self.member_ids(name, volumes);
                 if !self.known_members(name).iter().any(|id| self.is_ready(id)) {
                     let writes = |volume: &&'static str| {
-                        (*volume, self.strange("volumes", &self.id(volume)))
+                        (*volume, self.count_foreign("volumes", &self.id(volume)))
                     };
-                    let strange = Strange {
+                    let writes = ForeignWrites {
                         before: volumes.iter().map(writes).collect(),
-                        touched: None,
+                        written_during_call: None,
                     };
-                    self.cuts.strange.insert(name, strange);
+                    self.cuts.foreign_writes.insert(name, writes);
                 }
                 self.cuts.members.insert(name, members);
                 for volume in *volumes {
-                    self.note_source(name, volume);
+                    self.record_source(name, volume);
                 }
             }
-            Step::Clone(name, volume, ..) => self.note_source(name, volume),
+            Step::Clone(name, volume, ..) => self.record_source(name, volume),
             Step::Restore(name, snapshot, ..) => {
                 let id = self.snapshot_id(snapshot);
                 if self.is_ready(&id) {
-                    let written = ours(self.image_tokens("snapshots", &id));
+                    let written = without_foreign(self.image_tokens("snapshots", &id));
                     let synced = written.clone();
-                    self.note_held((name.to_string(), id), Held { written, synced });
+                    self.record_content((name.to_string(), id), SourceContent { written, synced });
                 }
             }
             _ => {}
         }
     }
 
-    /// After a call that was answered well.
-    pub fn learn(&mut self, step: &Step) {
+    /// Records the result of a call that succeeded.
+    pub fn after_call(&mut self, step: &Step) {
         match step {
             Step::Snapshot(name, ..) => {
                 let id = self.snapshot_id(name);
-                self.learn_time(&id);
+                self.record_cut_time(&id);
             }
             Step::Group(name, volumes) => {
-                self.learn_strange(name);
+                self.record_foreign_writes(name);
                 for id in self.member_ids(name, volumes) {
-                    self.learn_time(&id);
+                    self.record_cut_time(&id);
                 }
             }
             Step::DeleteSnapshot(name) => {
                 self.cuts.snapshots.remove(name);
                 let id = self.snapshot_id(name);
                 self.cuts.cut_at.remove(&id);
-                self.cuts.held.retain(|(of, _), _| of != name);
+                self.cuts.content.retain(|(of, _), _| of != name);
             }
             Step::DeleteGroup(name) => {
                 self.cuts.groups.remove(name);
                 let mut known = std::mem::take(&mut self.cuts.cut_at);
                 known.retain(|id, _| self.record_of(id).is_some());
                 self.cuts.cut_at = known;
-                self.cuts.held.retain(|(of, _), _| of != name);
+                self.cuts.content.retain(|(of, _), _| of != name);
             }
-            Step::Restore(name, snapshot, how, _) => {
+            Step::Restore(name, snapshot, config, _) => {
                 let id = self.snapshot_id(snapshot);
-                self.learn_copy(name, *how, id);
+                self.record_copy(name, *config, id);
             }
-            Step::Clone(name, volume, how, _) => {
+            Step::Clone(name, volume, config, _) => {
                 let id = self.id(volume);
-                self.learn_copy(name, *how, id);
+                self.record_copy(name, *config, id);
             }
-            Step::Delete(name) => self.cuts.held.retain(|(of, _), _| of != name),
+            Step::Delete(name) => self.cuts.content.retain(|(of, _), _| of != name),
             _ => {}
         }
     }
 
-    /// What was cut may be cut anew.
-    pub fn forget_times(&mut self) {
+    /// A snapshot may be cut again, at another time.
+    pub fn forget_cut_times(&mut self) {
         self.cuts.cut_at.clear();
     }
 
-    /// An answer that was given once stays the same.
-    fn learn_time(&mut self, id: &str) {
+    /// An answer must stay the same once it was given.
+    fn record_cut_time(&mut self, id: &str) {
         let Some(record) = self.record_of(id) else {
             self.cuts
-                .wrong
-                .push(format!("snapshot {id} was answered and has no record"));
+                .errors
+                .push(format!("snapshot {id} was answered, but has no record"));
             return;
         };
         let known = *self.cuts.cut_at.entry(id.into()).or_insert(record.cut_at);
         if known != record.cut_at {
-            let wrong = format!("snapshot {id}, cut at {known}, is now of {}", record.cut_at);
-            self.cuts.wrong.push(wrong);
+            let message = format!(
+                "snapshot {id} was cut at {known}, and now reports {}",
+                record.cut_at
+            );
+            self.cuts.errors.push(message);
         }
     }
 
-    /// A new volume begins with what its source held at one of the tries.
-    fn learn_copy(&mut self, name: &'static str, how: How, source: String) {
-        let tries = self.cuts.held.get(&(name.to_string(), source)).cloned();
+    /// A new volume begins with the content of its source at one of the tries.
+    fn record_copy(&mut self, name: &'static str, config: VolumeConfig, source: String) {
+        let tries = self.cuts.content.get(&(name.to_string(), source)).cloned();
         let tries = tries.unwrap_or_default().into_iter();
-        let expected: Vec<_> = tries.map(|held| held.written).collect();
+        let expected: Vec<_> = tries.map(|content| content.written).collect();
         let id = self.id(name);
-        let found = ours(self.image_tokens("volumes", &id));
+        let found = without_foreign(self.image_tokens("volumes", &id));
         if !expected.iter().any(|tokens| found.starts_with(tokens)) {
-            let wrong = format!("{name} begins with {found:?} and not with one of {expected:?}");
-            self.cuts.wrong.push(wrong);
+            let message = format!("{name} begins with {found:?} instead of one of {expected:?}");
+            self.cuts.errors.push(message);
         }
         self.ids.insert(name, id);
-        self.hows.insert(name, how);
+        self.configs.insert(name, config);
         self.tokens
             .entry(name)
             .or_insert_with(|| found.into_iter().collect());
@@ -255,7 +257,7 @@ impl World {
         self.host.aside(load).ok().flatten()
     }
 
-    /// The members of a group: as they're listed, or else as they would be answered.
+    /// The members of a group: as listed, or as they would be answered.
     fn known_members(&self, group: &str) -> Vec<String> {
         let id = self.group_id(group);
         let records = self.snapshot_records().into_iter();
@@ -267,7 +269,7 @@ impl World {
         listed.next().map_or_else(noted, |of| of.members)
     }
 
-    /// The caller begins anew with what it was never told the end of.
+    /// The caller starts over with calls whose end was not reported to it.
     pub fn forget_unanswered(&mut self) {
         let mut known = std::mem::take(&mut self.cuts.cut_at);
         known.retain(|id, _| self.is_ready(id));
@@ -279,10 +281,10 @@ impl World {
         record.is_some_and(|record| record.state == SnapshotState::Ready)
     }
 
-    /// One of the calls of this file.
+    /// Makes one of the calls of this module.
     pub(super) fn call_cut(&self, driver: &Driver, step: &Step) -> Result<String> {
         let done = |()| String::from("done");
-        let told = |snapshot: &Snapshot| {
+        let describe = |snapshot: &Snapshot| {
             let (id, source) = (snapshot.id, snapshot.source_volume_id);
             let (size, level, group) = (snapshot.size, snapshot.level, snapshot.group);
             format!("{id} of {source}, {size} bytes, {level}, {group:?}")
@@ -299,15 +301,15 @@ impl World {
                     parameters: parameters(*level),
                     requisite: Vec::new(),
                 })
-                .map(|snapshot| told(&snapshot)),
+                .map(|snapshot| describe(&snapshot)),
             Step::DeleteSnapshot(name) => driver.delete_snapshot(&self.snapshot_id(name)).map(done),
-            Step::Restore(name, snapshot, how, size) => {
+            Step::Restore(name, snapshot, config, size) => {
                 let from = ContentSource::Snapshot(self.snapshot_id(snapshot));
-                create_from(driver, name, *how, *size, from)
+                create_from(driver, name, *config, *size, from)
             }
-            Step::Clone(name, volume, how, size) => {
+            Step::Clone(name, volume, config, size) => {
                 let from = ContentSource::Volume(self.id(volume));
-                create_from(driver, name, *how, *size, from)
+                create_from(driver, name, *config, *size, from)
             }
             Step::Group(name, volumes) => driver
                 .create_group(&CreateGroup {
@@ -316,7 +318,7 @@ impl World {
                     parameters: parameters(Level::Filesystem),
                 })
                 .map(|group| {
-                    let members: Vec<String> = group.snapshots.iter().map(told).collect();
+                    let members: Vec<String> = group.snapshots.iter().map(describe).collect();
                     format!("{}: {}", group.id, members.join("; "))
                 }),
             Step::DeleteGroup(name) => driver
@@ -325,11 +327,11 @@ impl World {
                     snapshot_ids: self.known_members(name),
                 })
                 .map(done),
-            other => panic!("{other:?} makes no cut"),
+            other => panic!("{other:?} does not create a snapshot"),
         }
     }
 
-    /// Records of snapshots, as they are on the pool.
+    /// The records of snapshots on the pool.
     pub fn snapshot_records(&self) -> Vec<SnapshotRecord> {
         let folder = format!("{POOL}/snapshots");
         let names = self.host.aside(|host| host.list_dir(Path::new(&folder)));
@@ -348,8 +350,8 @@ impl World {
 
     /// Nothing is left frozen, and no answer was wrong.
     pub(super) fn check_freezes(&self) -> std::result::Result<(), String> {
-        if let Some(wrong) = self.cuts.wrong.first() {
-            return Err(wrong.clone());
+        if let Some(error) = self.cuts.errors.first() {
+            return Err(error.clone());
         }
         let frozen = self.host.frozen();
         if frozen.iter().any(|(_, by_stranger)| !by_stranger) {
@@ -359,11 +361,11 @@ impl World {
         let journalled = journalled.map_err(|error| chain(&error))?;
         match journalled.is_empty() {
             true => Ok(()),
-            false => Err(format!("still journalled: {journalled:?}")),
+            false => Err(format!("still in the journal: {journalled:?}")),
         }
     }
 
-    /// What must hold of snapshots at any time when nothing runs.
+    /// Invariants of snapshots at any time when no call runs.
     pub(super) fn check_cuts(&self, driver: &Driver) -> std::result::Result<(), String> {
         let page = driver.list_snapshots(&ListSnapshots::default());
         let listed = page.map_err(|error| chain(&error))?.snapshots;
@@ -376,14 +378,16 @@ impl World {
         let is_whole =
             |record: &&SnapshotRecord| !group(record).is_some_and(|group| in_part.contains(&group));
         if listed.len() != ready.iter().filter(is_whole).count() {
-            return Err(format!("{listed:?} are listed, and ready are {ready:?}"));
+            return Err(format!("listed: {listed:?}, ready: {ready:?}"));
         }
         for snapshot in &listed {
             let id = snapshot.id.to_string();
             let found = driver.get_snapshot(&id).map_err(|error| chain(&error))?;
             let record = ready.iter().find(|record| record.uuid == snapshot.id.uuid);
             let record = record.filter(is_whole);
-            let record = record.ok_or_else(|| format!("{id} is listed, ready or whole isn't"))?;
+            let record = record.ok_or_else(|| {
+                format!("{id} is listed, but is not ready, or its group is incomplete")
+            })?;
             if found != *snapshot {
                 return Err(format!("{snapshot:?} {found:?}"));
             }
@@ -392,17 +396,17 @@ impl World {
         check_groups(&ready)
     }
 
-    /// A snapshot that is served.
+    /// Checks a snapshot that is served.
     fn check_snapshot(
         &self,
         snapshot: &Snapshot,
         record: &SnapshotRecord,
     ) -> std::result::Result<(), String> {
         let id = snapshot.id.to_string();
-        let image = World::image("snapshots", &id);
+        let image = Simulation::image("snapshots", &id);
         let image = Path::new(&image);
         if let Some(flaw) = self.host.flaw(image) {
-            return Err(format!("{id} is served: {flaw}"));
+            return Err(format!("{id} is served although {flaw}"));
         }
         let stat = self.host.stat(image).map_err(|error| error.to_string())?;
         if stat.is_none_or(|stat| stat.size < image_bytes(snapshot.size)) {
@@ -412,66 +416,69 @@ impl World {
             return Err(format!("{record:?}"));
         }
         let key = (record.name.clone(), snapshot.source_volume_id.to_string());
-        let Some(tries) = self.cuts.held.get(&key) else {
-            return Err(format!("{key:?} was never asked for"));
+        let Some(tries) = self.cuts.content.get(&key) else {
+            return Err(format!("{key:?} was never requested"));
         };
-        let found = ours(self.image_tokens("snapshots", &id));
-        let fits = |held: &Held| match record.level {
-            Level::Crash => found.starts_with(&held.synced) && held.written.starts_with(&found),
-            Level::Filesystem | Level::Application => found == held.written,
+        let found = without_foreign(self.image_tokens("snapshots", &id));
+        let fits = |content: &SourceContent| match record.level {
+            Level::Crash => {
+                found.starts_with(&content.synced) && content.written.starts_with(&found)
+            }
+            Level::Filesystem | Level::Application => found == content.written,
         };
         match tries.iter().any(fits) {
             true => Ok(()),
             false => Err(format!(
-                "{id} ({}) has {found:?}, of {tries:?}",
+                "{id} ({}) has {found:?}, expected one of {tries:?}",
                 record.level
             )),
         }
     }
 
-    /// What strangers had written into an image.
-    fn strange(&self, part: &str, id: &str) -> usize {
+    /// The number of foreign writes in an image.
+    fn count_foreign(&self, part: &str, id: &str) -> usize {
         let tokens = self.image_tokens(part, id).into_iter();
         tokens.filter(|token| *token == STRANGE_TOKEN).count()
     }
 
-    /// After a call that may have cut a group: where strangers have written meanwhile.
-    pub fn learn_strange(&mut self, group: &str) {
+    /// Records, after a call that may have cut a group, which sources were written by a foreign
+    /// process during the call.
+    pub fn record_foreign_writes(&mut self, group: &str) {
         let whole = self.known_members(group).iter().any(|id| self.is_ready(id));
-        let cut_off = !self.is_up();
-        let Some(strange) = self.cuts.strange.get(group) else {
+        let is_cut_off = !self.is_up();
+        let Some(writes) = self.cuts.foreign_writes.get(group) else {
             return;
         };
-        if strange.touched.is_some() || !(whole || cut_off) {
+        if writes.written_during_call.is_some() || !(whole || is_cut_off) {
             return;
         }
-        let grown = |(volume, before): (&&'static str, &usize)| {
-            let now = self.strange("volumes", &self.id(volume));
-            // A call that is cut off has no stranger.
-            (now > *before && !cut_off).then_some(*volume)
+        let has_grown = |(volume, before): (&&'static str, &usize)| {
+            let now = self.count_foreign("volumes", &self.id(volume));
+            // A call that is cut off has no foreign writes.
+            (now > *before && !is_cut_off).then_some(*volume)
         };
-        let touched = strange.before.iter().filter_map(grown).collect();
-        if let Some(strange) = self.cuts.strange.get_mut(group) {
-            strange.touched = Some(touched);
+        let written_during_call = writes.before.iter().filter_map(has_grown).collect();
+        if let Some(writes) = self.cuts.foreign_writes.get_mut(group) {
+            writes.written_during_call = Some(written_during_call);
         }
     }
 
-    /// Whether what a stranger wrote, who thawed in the window, is in all members of a group into
-    /// whose sources it was written, or in none.
+    /// Checks that a foreign write, made after a foreign thaw in the freeze window, is either in
+    /// all members whose sources it was written to, or in none.
     pub fn check_order(&self, group: &str, volumes: &[&str]) -> std::result::Result<(), String> {
-        let Some(strange) = self.cuts.strange.get(group) else {
-            return Err(format!("group {group} was never asked for"));
+        let Some(writes) = self.cuts.foreign_writes.get(group) else {
+            return Err(format!("group {group} was never requested"));
         };
-        let touched = strange.touched.clone().unwrap_or_default();
+        let written_during_call = writes.written_during_call.clone().unwrap_or_default();
         let ids = self.member_ids(group, volumes);
         let members = volumes.iter().zip(&ids);
-        let members = members.filter(|(volume, _)| touched.contains(*volume));
+        let members = members.filter(|(volume, _)| written_during_call.contains(*volume));
         let more = |(volume, id): (&&str, &String)| {
-            let before = strange.before.get(volume).copied().unwrap_or(0);
-            self.strange("snapshots", id).saturating_sub(before)
+            let before = writes.before.get(volume).copied().unwrap_or(0);
+            self.count_foreign("snapshots", id).saturating_sub(before)
         };
         let written: Vec<usize> = members.map(more).collect();
-        match written.windows(2).all(|two| two[0] == two[1]) {
+        match written.windows(2).all(|pair| pair[0] == pair[1]) {
             true => Ok(()),
             false => Err(format!(
                 "writes are in some members of {group} and not in others: {written:?}"
@@ -491,14 +498,16 @@ impl World {
         for step in snapshots.chain(groups).collect::<Vec<_>>() {
             for _ in 0..2 {
                 let done = self.run(&step);
-                done.map_err(|error| format!("in the end, {step:?}: {}", chain(&error)))?;
+                done.map_err(|error| {
+                    format!("while deleting everything, {step:?}: {}", chain(&error))
+                })?;
             }
         }
         Ok(())
     }
 }
 
-/// Members of one group that are served are of one try and one moment.
+/// All served members of a group must come from the same attempt and have the same time.
 fn check_groups(ready: &[SnapshotRecord]) -> std::result::Result<(), String> {
     for one in ready {
         let same = |other: &&SnapshotRecord| {
@@ -510,7 +519,7 @@ fn check_groups(ready: &[SnapshotRecord]) -> std::result::Result<(), String> {
         if one.group.is_some()
             && let Some(other) = ready.iter().filter(same).find(|other| differs(other))
         {
-            return Err(format!("members of two tries: {one:?} {other:?}"));
+            return Err(format!("members of two attempts: {one:?} {other:?}"));
         }
     }
     Ok(())
@@ -519,14 +528,14 @@ fn check_groups(ready: &[SnapshotRecord]) -> std::result::Result<(), String> {
 fn create_from(
     driver: &Driver,
     name: &str,
-    how: How,
+    config: VolumeConfig,
     size: u64,
     from: ContentSource,
 ) -> Result<String> {
     let request = CreateVolume {
         capacity: range(size),
         content_source: Some(from),
-        ..create(name, how)
+        ..create(name, config)
     };
     let volume = driver.create_volume(&request)?;
     Ok(format!("{volume:?}"))
