@@ -1,17 +1,18 @@
-//! Each CSI call beside the same work by hand, in turns: ratios of pairs, with their spread.
+//! Each CSI call, compared with the same work by hand, in turns: ratios of pairs, with their
+//! spread.
 //!
-//! "By hand" is done twice. The *effects* are the very changes that the driver makes on disk and
-//! kernel ([`slackwater::host::Effect`]: the same records, the same fsyncs, the same mkfs), one
-//! after the other from this process, with the one look that nobody would leave out (what is on
-//! the device, before mkfs or mount): what remains is the driver's own price: gRPC, locks, looks.
-//! The *programs* are what a person types: truncate, losetup, mkfs, mount, umount, rm; without
-//! records, without a proof that a volume was never formatted before.
+//! "By hand" is done in two ways. The *effects* are exactly the changes that the driver makes on
+//! disk and kernel ([`slackwater::host::Effect`]: the same records, the same fsyncs, the same
+//! mkfs), one after the other from this process, with only the indispensable query (the content of
+//! the device, before mkfs or mount). The difference is the driver's own cost: gRPC, locks,
+//! queries. The *programs* are what an administrator types: truncate, losetup, mkfs, mount, umount,
+//! rm; without records, and without a proof that a volume was never formatted before.
 //!
 //! `ROUNDS=5 cargo bench --bench calls` is a shorter run.
 
 #![allow(
     clippy::disallowed_methods,
-    reason = "a benchmark is not the driver: it starts programs and writes files as it likes"
+    reason = "a benchmark is not the driver: it may start programs and write files"
 )]
 
 #[path = "hand/mod.rs"]
@@ -35,7 +36,7 @@ use tokio::sync::Semaphore;
 
 const GIB: u64 = 1 << 30;
 const KINDS: [FsType; 3] = [FsType::Ext4, FsType::Xfs, FsType::Btrfs];
-/// The calls of a life, in order.
+/// The calls of a volume's life, in order.
 const CALLS: [&str; 10] = [
     "Probe (nothing)",
     "create",
@@ -48,7 +49,7 @@ const CALLS: [&str; 10] = [
     "unstage (again)",
     "delete",
 ];
-/// Volumes of the crowd, and how many are under way at once.
+/// The number of volumes of the crowd, and how many are in progress at once.
 const CROWD: usize = 40;
 const AT_ONCE: usize = 20;
 
@@ -58,7 +59,7 @@ struct Driver {
     client: Client,
 }
 
-/// What one life needs in paths.
+/// The paths of one volume's life.
 struct Places {
     name: String,
     staging: PathBuf,
@@ -77,10 +78,11 @@ impl Places {
     }
 }
 
-/// Milliseconds of each of [`CALLS`], driver, effects and programs; each round in another order.
+/// Milliseconds of each of [`CALLS`], for driver, effects and programs; each round in another
+/// order.
 type Times = BTreeMap<(&'static str, &'static str), [Vec<f64>; 3]>;
 
-/// One life, a step at a time.
+/// One life of a volume, step by step.
 trait Life {
     fn step(&mut self, call: &str);
 }
@@ -94,7 +96,7 @@ impl Life for ByDriver<'_> {
         let answer = driver.runtime.block_on(async {
             match call {
                 "Probe (nothing)" => {
-                    assert!(client.is_ready().await, "it serves");
+                    assert!(client.is_ready().await, "the driver serves");
                     Ok(())
                 }
                 "create" => {
@@ -115,7 +117,7 @@ impl Life for ByDriver<'_> {
                 other => unreachable!("{other}"),
             }
         });
-        answer.expect("the driver does it");
+        answer.expect("the call succeeds");
     }
 }
 
@@ -174,7 +176,7 @@ fn main() {
         .enable_all()
         .build()
         .expect("a runtime");
-    // A client is made within a runtime.
+    // A client must be created within a runtime.
     let client = runtime.block_on(async { server.client() });
     let driver = Driver { runtime, client };
     let hand = Hand::new(root.join("effects"), scratch.join("kubelet"));
@@ -192,7 +194,7 @@ fn main() {
                 for turn in 0..lives.len() {
                     let who = (round + turn) % lives.len();
                     let ((), took) = timed(|| lives[who].step(call));
-                    // The first round warms up.
+                    // The first round is a warm-up.
                     if round > 0 {
                         times.entry((call, fs.name())).or_default()[who].push(took);
                     }
@@ -200,12 +202,12 @@ fn main() {
             }
         }
     }
-    tell(&times, rounds);
+    print_table(&times, rounds);
     crowd(&scratch, &driver, &hand);
 }
 
-/// As a table for docs/performance.md.
-fn tell(times: &Times, rounds: usize) {
+/// Prints a table for docs/performance.md.
+fn print_table(times: &Times, rounds: usize) {
     println!("\n{rounds} rounds; medians in ms, then of pairs the median and the quartiles\n");
     println!(
         "| call | | driver | effects | programs | driver / effects | undisturbed | driver - effects, ms | driver / programs |"
@@ -236,7 +238,7 @@ fn tell(times: &Times, rounds: usize) {
     }
 }
 
-/// Create, stage and publish of many at once.
+/// Creates, stages and publishes many volumes at once.
 fn crowd(scratch: &Scratch, driver: &Driver, hand: &Hand) {
     let rounds = given("CROWD_ROUNDS", 7);
     println!(
@@ -305,7 +307,7 @@ fn driver_up(driver: &Driver, fs: FsType, all: &Arc<Vec<Places>>) -> Vec<String>
         }
         let mut ids = Vec::new();
         for task in running {
-            ids.push(task.await.expect("no panic").expect("the driver does it"));
+            ids.push(task.await.expect("no panic").expect("the call succeeds"));
         }
         ids
     })
@@ -325,7 +327,7 @@ fn driver_down(driver: &Driver, all: &Arc<Vec<Places>>, ids: Vec<String>) {
             }));
         }
         for task in running {
-            task.await.expect("no panic").expect("the driver does it");
+            task.await.expect("no panic").expect("the call succeeds");
         }
     });
 }

@@ -1,12 +1,12 @@
-//! Snapshots, groups and restores beside the same by hand, in turns, and what those who write
-//! meanwhile feel of them: the longest time between two acknowledged writes.
+//! Snapshots, groups and restores, compared with the same work by hand, in turns, and their effect
+//! on concurrent writers: the longest time between two acknowledged writes.
 //!
-//! `PART=calls`, `members`, `extents`, `held` or `hints` is a part of it; `ROUNDS=3` is a shorter run. The
-//! pictures go to target/cuts.
+//! `PART=calls`, `members`, `extents`, `held` or `hints` runs a part of it; `ROUNDS=3` is a shorter
+//! run. The plots are written to target/cuts.
 
 #![allow(
     clippy::disallowed_methods,
-    reason = "a benchmark is not the driver: it starts programs and writes files as it likes"
+    reason = "a benchmark is not the driver: it may start programs and write files"
 )]
 
 #[path = "cuts/calls.rs"]
@@ -32,7 +32,7 @@ mod support;
 
 use std::path::PathBuf;
 
-/// Where the pictures go.
+/// The folder of the plots.
 fn pictures() -> PathBuf {
     let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/target/cuts"));
     std::fs::create_dir_all(&folder).expect("a folder");

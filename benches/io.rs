@@ -1,12 +1,12 @@
-//! I/O in volumes beside the raw image file and a bare loop device, with fio, in turns; and what
-//! each setting of a loop device is worth; and what a writer notices of an un-share beside it.
+//! I/O in volumes, compared with the raw image file and a bare loop device, with fio, in turns; the
+//! effect of each setting of a loop device; and the effect of a concurrent un-share on a writer.
 //!
 //! `ROUNDS=2 MILLISECONDS=500 cargo bench --bench io` is a shorter run; `PART=volumes`, `settings`,
-//! `allocation` or `unshare` is a part of it.
+//! `allocation` or `unshare` runs a part of it.
 
 #![allow(
     clippy::disallowed_methods,
-    reason = "a benchmark is not the driver: it starts programs and writes files as it likes"
+    reason = "a benchmark is not the driver: it may start programs and write files"
 )]
 
 #[path = "measure/mod.rs"]
@@ -22,11 +22,11 @@ use measure::{Spread, given};
 use support::{Client, Disk, Scratch, Server, block, mount, run};
 
 const MIB: u64 = 1 << 20;
-/// Of the part of a volume that fio works on.
+/// The size of the part of a volume that fio uses.
 const WORKED: u64 = 512 * MIB;
 const VOLUME: u64 = 640 * MIB;
 
-/// A kind of work: its name, and fio's words for it.
+/// The kinds of load: the name, and the arguments of fio.
 const WORK: [Work; 6] = [
     ("4k random read, depth 1", "randread", "4k", 1),
     ("4k random write, depth 1", "randwrite", "4k", 1),
@@ -36,9 +36,9 @@ const WORK: [Work; 6] = [
     ("1 MiB sequential write, depth 4", "write", "1M", 4),
 ];
 
-/// Of [`WORK`].
+/// An element of [`WORK`].
 type Work = (&'static str, &'static str, &'static str, u32);
-/// A bare loop device: its name, direct I/O, its block size, and what is set of its queue.
+/// A bare loop device: its name, direct I/O, its block size, and the settings of its queue.
 type Variant = (
     &'static str,
     bool,
@@ -46,7 +46,7 @@ type Variant = (
     &'static [(&'static str, &'static str)],
 );
 
-/// How many operations a second fio gets out of a file or device.
+/// Operations per second of fio on a file or device.
 fn fio(path: &Path, (_, rw, size, depth): Work) -> f64 {
     let milliseconds = given("MILLISECONDS", 1500);
     let job = [
@@ -89,7 +89,7 @@ fn fill(path: &Path) {
     run("dd", &words);
 }
 
-/// How an image's blocks are there before the work.
+/// The allocation of an image's blocks before the measurement.
 #[derive(Clone, Copy, PartialEq)]
 enum Blocks {
     Written,
@@ -97,7 +97,7 @@ enum Blocks {
     Sparse,
 }
 
-/// A file on the pool's file system, made anew.
+/// Creates a new file on the pool's file system.
 fn image(path: &Path, blocks: Blocks) {
     let _ = std::fs::remove_file(path);
     std::fs::File::create(path)
@@ -115,8 +115,8 @@ fn image(path: &Path, blocks: Blocks) {
     }
 }
 
-/// A bare loop device. Dropped, it is detached, and its queue is as it was: the next to get its
-/// number would inherit what is set there.
+/// A bare loop device. When this is dropped, it is detached and its queue settings are restored:
+/// the next device with this number would inherit them.
 struct Bare {
     device: PathBuf,
     before: Vec<(PathBuf, String)>,
@@ -138,10 +138,10 @@ impl Bare {
         let name = self.device.file_name().expect("a name");
         let path = Path::new("/sys/block").join(name).join("queue").join(file);
         let found = std::fs::read_to_string(&path).expect("a setting");
-        // Of several words the one in brackets holds: "[none] mq-deadline".
+        // Of several words, the one in brackets is active: "[none] mq-deadline".
         let holds = found.split(['[', ']']).nth(1).unwrap_or(found.trim());
         self.before.push((path.clone(), holds.to_string()));
-        std::fs::write(&path, value).expect("it can be set");
+        std::fs::write(&path, value).expect("the setting can be written");
     }
 }
 
@@ -155,7 +155,7 @@ impl Drop for Bare {
     }
 }
 
-/// Measures places in turns: per work and place the operations a second of each round.
+/// Measures places in turns: for each load and place, the operations per second of each round.
 fn measure(work: &[Work], places: &[(&str, &Path)]) {
     let rounds = given("ROUNDS", 6);
     println!(
@@ -188,7 +188,7 @@ fn measure(work: &[Work], places: &[(&str, &Path)]) {
     }
 }
 
-/// The driver's volumes beside the file and the best bare loop device.
+/// The driver's volumes, compared with the file and the best bare loop device.
 fn volumes(scratch: &Scratch, disk: &Disk, client: &Client, runtime: &tokio::runtime::Runtime) {
     let raw = disk.mount_point.join("raw");
     image(&raw, Blocks::Written);
@@ -231,7 +231,7 @@ fn volumes(scratch: &Scratch, disk: &Disk, client: &Client, runtime: &tokio::run
     measure(&WORK, &places);
 }
 
-/// What a bare loop device is with each setting, beside direct I/O with 512 bytes.
+/// A bare loop device with each setting, compared with direct I/O and 512-byte blocks.
 fn settings(disk: &Disk) {
     let variants: [Variant; 6] = [
         ("direct, 512", true, 512, &[]),
@@ -264,7 +264,8 @@ fn settings(disk: &Disk) {
     measure(&WORK, &places);
 }
 
-/// What blocks that are not there yet cost: each round on a new image, on a direct loop device.
+/// The cost of blocks that are not allocated yet: each round on a new image, on a direct loop
+/// device.
 fn allocation(disk: &Disk) {
     let kinds = [
         ("written", Blocks::Written),
@@ -310,7 +311,7 @@ fn main() {
         std::fs::create_dir(&pool).expect("a folder");
         let pool = format!("default=file:{},init,mount=any", pool.display());
         let server = Server::start(&scratch, &[&pool]);
-        // A client is made within a runtime.
+        // A client must be created within a runtime.
         let client = runtime.block_on(async { server.client() });
         volumes(&scratch, &disk, &client, &runtime);
     }

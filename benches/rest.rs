@@ -1,9 +1,9 @@
-//! What the driver costs while it does nothing: memory of the real process, its threads, the time
-//! from its start to its first answer, and the size of the program.
+//! The cost of the idle driver: memory of the real process, its threads, the time from its start to
+//! its first answer, and the size of the program.
 
 #![allow(
     clippy::disallowed_methods,
-    reason = "a benchmark is not the driver: it starts programs and writes files as it likes"
+    reason = "a benchmark is not the driver: it may start programs and write files"
 )]
 
 #[path = "measure/mod.rs"]
@@ -27,7 +27,7 @@ const MIB: u64 = 1 << 20;
 /// Idle threads of the driver end after 5 s.
 const REST: Duration = Duration::from_secs(8);
 
-/// A number of kB from a file of `/proc/PID`, as MiB.
+/// A number of kB from a file of `/proc/PID`, in MiB.
 fn proc_mib(pid: impl std::fmt::Display, file: &str, key: &str) -> f64 {
     let path = format!("/proc/{pid}/{file}");
     let text = std::fs::read_to_string(path).expect("the process runs");
@@ -36,7 +36,7 @@ fn proc_mib(pid: impl std::fmt::Display, file: &str, key: &str) -> f64 {
     number.expect("the line").parse::<f64>().expect("a number") / 1024.0
 }
 
-fn tell_memory(server: &Server, what: &str) {
+fn print_memory(server: &Server, what: &str) {
     std::thread::sleep(REST);
     let threads = std::fs::read_dir(format!("/proc/{}/task", server.pid()))
         .expect("the process runs")
@@ -50,7 +50,7 @@ fn tell_memory(server: &Server, what: &str) {
     );
 }
 
-/// The guard's process: the one that has been told of a state directory.
+/// The guard's process, found by the state directory among its arguments.
 fn guard_of(state: &Path) -> u32 {
     let state = state.to_str().expect("a plain name");
     let is_guard = |pid: &u32| {
@@ -64,8 +64,8 @@ fn guard_of(state: &Path) -> u32 {
     pids.find(is_guard).expect("a guard")
 }
 
-/// The guard's memory, all of which is locked: at rest, and with sessions of one member each.
-fn tell_guard(scratch: &Scratch, disk: &Disk) {
+/// The guard's memory, all of which is locked: idle, and with sessions of one member each.
+fn print_guard(scratch: &Scratch, disk: &Disk) {
     const SESSIONS: usize = 20;
     let state = scratch.dir("guard-state");
     let host = LinuxHost::new(Vec::new()).with_own_folder(GuardClient::private_folder(&state));
@@ -111,7 +111,7 @@ fn tell_guard(scratch: &Scratch, disk: &Disk) {
     guard.stop_guard();
 }
 
-/// Copies of one volume of the driver's, each with a uuid and a name of its own.
+/// Copies a volume of the driver, each copy with a UUID and a name of its own.
 fn plant(pool: &Path, id: &str, from: usize, to: usize) {
     let (pool_id, volume) = id.split_once('.').expect("an id");
     let volumes = pool.join("volumes");
@@ -132,7 +132,7 @@ fn plant(pool: &Path, id: &str, from: usize, to: usize) {
     }
 }
 
-/// From the start of the process to "ready".
+/// The time from the start of the process to "ready".
 fn start(scratch: &Scratch, pool: &str, runtime: &tokio::runtime::Runtime) -> (Server, f64) {
     let started = Instant::now();
     let server = Server::spawn(scratch, &[pool], &[], &[]);
@@ -195,9 +195,9 @@ fn main() {
     println!("| | resident | of it anonymous | proportional | peak | threads |");
     println!("|---|---|---|---|---|---|");
     let (server, _) = start(&scratch, &pool, &runtime);
-    tell_memory(&server, "just started, no volume");
+    print_memory(&server, "just started, no volume");
     lives(&server, &scratch, &runtime, 100);
-    tell_memory(
+    print_memory(
         &server,
         "after 100 volumes were created, staged and deleted",
     );
@@ -210,11 +210,11 @@ fn main() {
 
     plant(&folder, &first, 1, 1_000);
     let (server, _) = start(&scratch, &pool, &runtime);
-    tell_memory(&server, "1,000 volumes, just started");
+    print_memory(&server, "1,000 volumes, just started");
     lives(&server, &scratch, &runtime, 100);
     let listed = runtime.block_on(async { server.client().list().await.expect("a list") });
     assert_eq!(listed.len(), 1_000);
-    tell_memory(
+    print_memory(
         &server,
         "1,000 volumes, after 100 more were created, staged and deleted, and a list of all",
     );
@@ -236,7 +236,7 @@ fn main() {
         }
     }
     let (server, _) = start(&scratch, &pool, &runtime);
-    tell_memory(&server, "10,000 volumes, just started");
+    print_memory(&server, "10,000 volumes, just started");
     let (blank, _) = start(&empty, &none, &runtime);
     let creates = creates(&server, &blank, &runtime);
     drop((server, blank));
@@ -247,12 +247,12 @@ fn main() {
     );
 
     println!(
-        "create, ms: beside 10,000 volumes {}, beside none {}",
+        "create, ms: with 10,000 volumes {}, with none {}",
         Spread::of(creates.ours.iter().copied()),
         Spread::of(creates.hand.iter().copied())
     );
 
-    tell_guard(&scratch, &disk);
+    print_guard(&scratch, &disk);
     for program in [support::binary(), env!("CARGO_BIN_EXE_slackwater-guard")] {
         let size = std::fs::metadata(program).expect("the program").len();
         println!("\n{program} has {:.1} MiB", size as f64 / MIB as f64);

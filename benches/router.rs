@@ -1,16 +1,19 @@
-//! A large cluster without kubelets: 200 simulated agents with 20,000 volumes behind one router.
+//! A large cluster without kubelets: 200 simulated agents with 20,000 volumes, and one router.
 //!
-//! The router is the real program, a process of its own. The agents are whole drivers with memory
-//! pools in this process, each with its certificate and its address. What the router adds to a
-//! call is the difference to the same call made to the agent itself, in turns.
+//! The router is the real program in a process of its own. The agents are whole drivers with memory
+//! pools in this process, each with its certificate and its address. The router's overhead is the
+//! difference to the same call made directly to the agent, in turns.
 //!
 //! `AGENTS=20 VOLUMES=2000 cargo bench --bench router` is a shorter run.
 
 #![allow(
     clippy::disallowed_methods,
-    reason = "a benchmark is not the driver: it starts programs and writes files as it likes"
+    reason = "a benchmark is not the driver: it may start programs and write files"
 )]
-#![allow(clippy::unwrap_used, reason = "a benchmark ends where something fails")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "a benchmark panics where something fails"
+)]
 
 #[path = "measure/mod.rs"]
 mod measure;
@@ -40,7 +43,7 @@ use tonic::transport::Channel;
 
 const DRIVER: &str = "csi.slackwater.dev";
 const KEY: &str = "topology.csi.slackwater.dev/home";
-/// Rounds of calls that take about a millisecond.
+/// The number of rounds of calls that take about a millisecond.
 const ROUNDS: usize = 400;
 
 fn main() {
@@ -228,7 +231,7 @@ fn validate(id: &str) -> ValidateVolumeCapabilitiesRequest {
     }
 }
 
-/// Milliseconds of something, and what it gave.
+/// Milliseconds of some work, and its result.
 async fn timed<T>(work: impl Future<Output = T>) -> (f64, T) {
     let begun = Instant::now();
     let done = work.await;
@@ -287,7 +290,7 @@ async fn run(count: usize, volumes: usize) {
     println!("| memory at start | {empty:.0} MiB |");
     println!("| memory at the end | {:.0} MiB |", router.memory());
     println!(
-        "| processor while nobody calls | {:.1} % of one |",
+        "| processor time while idle | {:.1} % of one |",
         idle * 100.0
     );
 }
@@ -400,7 +403,7 @@ async fn creates(controller: &mut ControllerClient<Channel>, agents: &[Agent]) {
     }
     row("CreateVolume at one node", &Spread::of(here));
     row(
-        "CreateVolume anywhere (every node is asked for the name)",
+        "CreateVolume anywhere (the name is looked up on every node)",
         &Spread::of(anywhere),
     );
     row("DeleteVolume", &Spread::of(deletes));
@@ -437,7 +440,7 @@ async fn groups(channel: &Channel, ids: &[String]) {
     }
 }
 
-/// The same calls to an agent itself and through the router, in turns.
+/// The same calls directly to an agent and through the router, in turns.
 async fn added(
     controller: &mut ControllerClient<Channel>,
     agents: &[Agent],
@@ -471,7 +474,7 @@ async fn added(
         &Spread::of(through),
     );
     row(
-        "what the router adds, with one more connection",
+        "overhead of the router, with one more connection",
         &Spread::of(more),
     );
 }

@@ -1,18 +1,19 @@
 #!/bin/bash
-# Runs csi-sanity, two releases of it, against the real binary.
+# Runs two releases of csi-sanity against the real binary.
 #
-#   csi-sanity/run.sh [memory|router|xfs|btrfs|ext4] ...     all of them if none is named
+#   csi-sanity/run.sh [memory|router|xfs|btrfs|ext4] ...     runs all of them if none is named
 #
 # memory and router need no root. router is a cluster: a router and two agents with memory pools;
-# the suite's controller is the router, its node the first agent's. The others are pools in a
-# folder on that file system, on a loop device made here. Each is tested with mounted volumes (ext4, xfs, btrfs) and with raw block volumes.
+# the suite's controller is the router, and its node is the first agent. The others are pools in a
+# folder on that file system, on a loop device that this script creates. Each is tested with mounted
+# volumes (ext4, xfs, btrfs) and with raw block volumes.
 #
-#   SLACKWATER=FILE     the binary; otherwise the debug build is made
+#   SLACKWATER=FILE     the binary; by default, the script makes the debug build
 #   SANITY_POOL=DIR     a folder on the file system to test, instead of a loop device
-#   SANITY_RUNS=GLOB    only these runs, e.g. 'xfs/5.6.0/*' or '*/block'
+#   SANITY_RUNS=GLOB    only these runs, for example 'xfs/5.6.0/*' or '*/block'
 #
 # A skipped test needs a reason in skipped.txt. The last line is "N passed, N failed, N skipped",
-# and the exit code is 0 only with no failures. Logs stay in target/csi-sanity/logs.
+# and the exit code is 0 only without failures. Logs are kept in target/csi-sanity/logs.
 
 set -euo pipefail
 
@@ -24,11 +25,12 @@ logs=$target/csi-sanity/logs
 versions=(5.5.0 5.6.0)
 volumes=(mount-ext4 mount-xfs mount-btrfs block)
 MIB=$((1024 * 1024))
-# Just above the smallest xfs, and no multiple of anything large, so that rounding shows.
+# Just above the smallest xfs, and not a multiple of a large power of two, so that rounding is
+# visible.
 size=$((321 * MIB)) larger_size=$((417 * MIB))
 
 work='' driver='' child='' pool='' controller=''
-# Processes of a cluster beside the driver that the suite's node is.
+# Processes of a cluster besides the driver that is the suite's node.
 others=()
 passed=0 failed=0 skipped=0
 
@@ -36,7 +38,7 @@ say() { printf '%s\n' "$*" >&2; }
 die() { say "csi-sanity/run.sh: $*"; exit 2; }
 complain() { say "FAILED $*"; failed=$((failed + 1)); }
 
-# --- What was begun is ended, whatever happens ---------------------------------------------------
+# --- Cleanup, also after a failure ---------------------------------------------------------------
 
 cleanup() {
     local code=$?
@@ -54,7 +56,7 @@ cleanup() {
     exit "$code"
 }
 
-# Ends one of our own processes, the hard way after some seconds.
+# Ends one of our own processes, with SIGKILL after some seconds.
 end() {
     local tenth
     kill -TERM "$1" 2>/dev/null || return 0
@@ -65,7 +67,7 @@ end() {
     kill -KILL "$1" 2>/dev/null || true
 }
 
-# Innermost mounts first. A loop device made by mount goes with its mount.
+# Unmounts innermost mounts first. A loop device created by mount is detached with its mount.
 free_below() {
     local path device
     while read -r path; do
@@ -120,8 +122,8 @@ build() {
 
 modfile() { case $1 in 5.5.0) echo v5.5.mod ;; *) echo go.mod ;; esac; }
 
-# The older release runs with the defaults, as most users have them, and would refuse the
-# capabilities of health; the newer one with every alpha feature.
+# The older release runs with the defaults, as for most users, and would refuse the capabilities of
+# health; the newer one runs with every alpha feature.
 alpha() {
     case $1 in
     5.5.0) ;;
@@ -131,7 +133,7 @@ alpha() {
 
 simulated() { [ "$1" = memory ] || [ "$1" = router ]; }
 
-# make_file_system KIND: sets $folder to where pools of this kind can be.
+# make_file_system KIND: sets $folder to a folder for pools of this kind.
 make_file_system() {
     local kind=$1
     if simulated "$kind"; then return; fi
@@ -187,7 +189,7 @@ start_cluster() {
     await "$1" "$controller" "$log"
 }
 
-# listens LOG: where an agent says that it listens.
+# listens LOG: the address on which an agent logged that it listens.
 listens() {
     local tenth found
     for ((tenth = 0; tenth < 300; tenth++)); do
@@ -202,7 +204,7 @@ listens() {
     return 1
 }
 
-# await VERSION ENDPOINT LOGS: until the driver is ready.
+# await VERSION ENDPOINT LOGS: waits until the driver is ready.
 await() {
     local second
     for ((second = 0; second < 30; second++)); do
@@ -238,7 +240,7 @@ start_driver() {
     await "$2" "$endpoint" "$logs/$1/$2"
 }
 
-# stop_driver KIND VERSION: the driver must end well, and leave nothing behind.
+# stop_driver KIND VERSION: the driver must exit successfully, and leave nothing behind.
 stop_driver() {
     local name="$1/$2" log=$logs/$1/$2/driver.log process code left
     for process in $driver "${others[@]}"; do
@@ -265,11 +267,11 @@ test_volumes() {
     local log=$logs/$name command=("$bin/$2/csi-sanity") access=mount wipe=zero
     case $3 in
     block) access=block ;;
-    # The driver's default: this is upstream's command unchanged.
+    # The driver's default: this is upstream's unchanged command.
     mount-ext4) ;;
     mount-*) command=("$bin/$2/fstype" -fstype "${3#mount-}") ;;
     esac
-    # The suite knows one node of the two.
+    # The suite knows only one of the two nodes.
     if [ "$1" = router ]; then
         case $3 in
         mount-xfs | mount-btrfs) ;;
@@ -277,16 +279,16 @@ test_volumes() {
         esac
         command+=(-at-node)
     fi
-    # Copy on write can't overwrite: the driver refuses zeros there.
+    # Copy-on-write files cannot be overwritten in place, so the driver refuses zeroing there.
     [ "$1" != btrfs ] || wipe=discard
-    # A memory pool's mounts aren't in this machine's file tree, where the test looks.
+    # A memory pool's mounts are not in this machine's file tree, where the test looks for them.
     ! simulated "$1" || command+=(-ginkgo.skip 'NodeUnpublishVolume should remove target path')
-    # Upstream compares Go's messages with their inner fields, of which one that was sent has other
-    # values than one that came: no driver that tells where a snapshot is can pass.
+    # Upstream compares Go's messages with their internal fields, and these differ between a sent
+    # and a received message: no driver that reports the topology of a snapshot can pass.
     [ "$2" = 5.5.0 ] || command+=(-ginkgo.skip 'creating a snapshot with accessibility requirements')
     mkdir -p "$log"
     rm -f "$log/report.json"
-    # The report says what failed; the exit code has nothing to add.
+    # The report contains the failures; the exit code adds nothing.
     run "${command[@]}" \
         -csi.endpoint "$endpoint" -csi.controllerendpoint "$controller" -csi.mountdir "$home/mount" -csi.stagingdir "$home/staging" \
         -csi.secrets "$here/secrets.yaml" -csi.testvolumeaccesstype "$access" \
@@ -309,7 +311,7 @@ wanted() {
     case $1 in ${SANITY_RUNS:-*}) return 0 ;; *) return 1 ;; esac
 }
 
-# --- All of it -----------------------------------------------------------------------------------
+# --- Main ----------------------------------------------------------------------------------------
 
 kinds=("$@")
 [ $# -gt 0 ] || kinds=(memory router xfs btrfs ext4)
@@ -317,7 +319,7 @@ for kind in "${kinds[@]}"; do
     case $kind in memory | router | xfs | btrfs | ext4) ;; *) die "no such pool: $kind" ;; esac
 done
 build
-# Short: a socket's path has at most 107 bytes.
+# Short, because a socket's path has at most 107 bytes.
 work=$(mktemp --directory "${TMPDIR:-/tmp}/slackwater-sanity.XXXX")
 rm -rf -- "$logs"
 mkdir -p "$logs"

@@ -1,6 +1,6 @@
-//! The chart renders to what was looked at, refuses what isn't a value, and gives containers no right
-//! that the page on installation doesn't name. Rendering needs helm: on the path, or in the cache of
-//! tests/cluster (`make helm`). Without it only what needs no rendering is looked at.
+//! The chart renders to its reviewed snapshots, refuses invalid values, and gives containers no
+//! privilege that the page about installation does not name. Rendering needs helm: on the path, or
+//! in the cache of tests/cluster (`make helm`). Without it, only checks that need no rendering run.
 
 #![allow(clippy::disallowed_methods, reason = "a test starts programs")]
 
@@ -27,7 +27,7 @@ fn read(file: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// `helm`, if this machine has it.
+/// Runs `helm`, if this machine has it.
 fn helm(words: &[&str]) -> Option<Output> {
     let home = std::env::var("HOME").unwrap_or_default();
     let cached = format!("{home}/.cache/slackwater-cluster/bin/helm");
@@ -35,7 +35,7 @@ fn helm(words: &[&str]) -> Option<Output> {
         .into_iter()
         .find(|program| Command::new(program).arg("version").output().is_ok());
     let Some(program) = program else {
-        left_out::left_out("what renders the chart: there is no helm here (make helm builds it)");
+        left_out::left_out("tests that render the chart: helm is missing (make helm builds it)");
         return None;
     };
     Some(
@@ -46,7 +46,7 @@ fn helm(words: &[&str]) -> Option<Output> {
     )
 }
 
-/// What the chart renders to with these words.
+/// The chart rendered with these arguments.
 fn rendered(words: &[&str]) -> Option<Output> {
     let chart = chart().to_string_lossy().into_owned();
     let snapshots = [
@@ -67,7 +67,7 @@ fn rendered(words: &[&str]) -> Option<Output> {
     helm(&all)
 }
 
-/// Cases: a name and the words.
+/// Cases: a name and the arguments.
 const CASES: [(&str, &[&str]); 4] = [
     ("defaults", &[]),
     ("single_node", &["--set", "singleNode=true"]),
@@ -98,9 +98,9 @@ const CASES: [(&str, &[&str]); 4] = [
 ];
 
 #[test]
-fn the_chart_renders_to_what_was_looked_at() {
+fn the_chart_renders_to_the_reviewed_snapshots() {
     for (name, words) in CASES {
-        // All the rest is as in another case.
+        // The rest equals that of another case.
         let part: &[&str] = match name {
             "cert_manager" => &["--show-only=templates/certificates.yaml"],
             _ => &[],
@@ -115,7 +115,7 @@ fn the_chart_renders_to_what_was_looked_at() {
     }
 }
 
-/// Keys of values.yaml with what stands before them: an indented key belongs to the one above.
+/// Keys of values.yaml with the comments before them. An indented key belongs to the key above it.
 fn values() -> Vec<(String, bool)> {
     let mut path: Vec<(usize, String)> = Vec::new();
     let mut explained = false;
@@ -159,14 +159,17 @@ fn every_group_of_values_is_explained_and_known_to_the_schema() {
         "without a sentence: {unexplained:?}"
     );
     for top in &tops {
-        assert!(known.contains_key(top), "{top} isn't in values.schema.json");
+        assert!(
+            known.contains_key(top),
+            "{top} is not in values.schema.json"
+        );
     }
     for key in known.keys().filter(|key| *key != "global") {
-        assert!(tops.contains(key), "{key} isn't in values.yaml");
+        assert!(tops.contains(key), "{key} is not in values.yaml");
     }
 }
 
-/// Names of the containers in a part of a rendered pod, and its text: between two of its keys.
+/// The names of the containers between two keys of a rendered pod, and that text.
 fn containers<'a>(text: &'a str, from: &str, to: &str) -> (Vec<&'a str>, &'a str) {
     let (_, rest) = text.split_once(from).expect("the part begins");
     let (part, _) = rest.split_once(to).expect("the part ends");
@@ -174,10 +177,10 @@ fn containers<'a>(text: &'a str, from: &str, to: &str) -> (Vec<&'a str>, &'a str
     (part.lines().filter_map(named).collect(), part)
 }
 
-/// A node that was rebooted gives its pods their volumes also while no router is there to sign: what
-/// stands before the driver would be waited for.
+/// A node that was rebooted provides its pods' volumes even if no router can sign: containers that
+/// run before the driver would have to be waited for.
 #[test]
-fn nothing_stands_before_the_driver_but_its_guard() {
+fn only_the_guard_starts_before_the_driver() {
     for (name, words) in CASES {
         let Some(output) = rendered(words) else {
             return;
@@ -194,7 +197,8 @@ fn nothing_stands_before_the_driver_but_its_guard() {
     }
 }
 
-/// The rule that is tried in a guest is what the chart gives to udev; it needs no right but root's.
+/// The rule that is tested in a guest is the one that the chart installs for udev, and installing
+/// it needs only root's privileges.
 #[test]
 fn the_udev_rule_is_copied_as_it_is_before_anything_is_attached() {
     let Some(output) = rendered(&["--set=udevRule.install=true"]) else {
@@ -215,7 +219,7 @@ fn the_udev_rule_is_copied_as_it_is_before_anything_is_attached() {
     assert!(copies.contains("capabilities: {drop: [ALL]}") && !copies.contains("privileged"));
 }
 
-/// A token in a privileged container would be one of whoever breaks out of it.
+/// A token in a privileged container would be available to an attacker who controls it.
 #[test]
 fn no_privileged_container_has_a_token() {
     const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -240,9 +244,10 @@ fn no_privileged_container_has_a_token() {
     }
 }
 
-/// On nodes where SELinux is on, others than privileged containers may not use what those make.
+/// On nodes with SELinux enabled, containers that are not privileged may not use the sockets of
+/// privileged ones.
 #[test]
-fn what_uses_the_drivers_sockets_has_a_type_that_may() {
+fn containers_that_use_the_drivers_sockets_have_a_permitted_selinux_type() {
     for (name, words) in CASES {
         for (value, expected) in [("spc_t", true), ("", false)] {
             let set = format!("--set=node.seLinuxType={value}");
@@ -262,7 +267,7 @@ fn what_uses_the_drivers_sockets_has_a_type_that_may() {
     }
 }
 
-/// Who is privileged, by the name of the container.
+/// The privileged containers, by name.
 #[test]
 fn only_the_driver_and_its_guard_are_privileged() {
     for (name, words) in CASES {

@@ -1,4 +1,5 @@
-//! The program as it's called: sentences, exit codes, files, and a life from start to SIGTERM.
+//! The command line: messages, exit codes, files, and a life of the driver from its start to
+//! SIGTERM.
 
 #![expect(
     clippy::unwrap_used,
@@ -41,8 +42,8 @@ fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// A command line without `slackwater`, and what came of it.
-fn told(line: &str) -> String {
+/// A command line without `slackwater`, with its exit code and output.
+fn output_of(line: &str) -> String {
     let output = run(&line.split_whitespace().collect::<Vec<_>>());
     assert_eq!(stdout(&output), "", "{line}");
     assert_eq!(stderr(&output).lines().count(), 1, "{line}");
@@ -140,7 +141,7 @@ fn a_bad_command_line_is_one_sentence_and_exit_64() {
         format!("{serve} --config /does/not/exist"),
         format!("{serve} --node-name n2"),
     ];
-    let all: Vec<String> = lines.iter().map(|line| told(line)).collect();
+    let all: Vec<String> = lines.iter().map(|line| output_of(line)).collect();
     assert!(all.iter().all(|text| text.ends_with("=> 64\n")));
     insta::assert_snapshot!(all.join("\n"));
 }
@@ -205,7 +206,7 @@ fn a_bad_file_is_one_sentence_with_its_line() {
     insta::assert_snapshot!(all);
 }
 
-/// A driver that is running.
+/// A running driver.
 struct Serving {
     child: Child,
     socket: PathBuf,
@@ -225,8 +226,8 @@ impl Serving {
             .unwrap();
         let begun = Instant::now();
         while UnixStream::connect(&socket).is_err() {
-            assert!(child.try_wait().unwrap().is_none(), "it ended");
-            assert!(begun.elapsed() < WAIT_TIMEOUT, "it doesn't answer");
+            assert!(child.try_wait().unwrap().is_none(), "the driver ended");
+            assert!(begun.elapsed() < WAIT_TIMEOUT, "the driver does not answer");
             sleep(Duration::from_millis(10));
         }
         Serving { child, socket }
@@ -247,7 +248,7 @@ impl Drop for Serving {
 }
 
 #[test]
-fn a_signal_ends_it_with_0_and_no_socket_stays() {
+fn a_signal_ends_the_driver_with_0_and_its_socket_is_removed() {
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         let folder = TempDir::with_prefix("slackwater-").unwrap();
         let arguments = ["--node-name", "n1", "--pool", "default=memory:"];
@@ -255,7 +256,7 @@ fn a_signal_ends_it_with_0_and_no_socket_stays() {
         assert_eq!(serving.signal(signal), Some(0));
         assert!(!serving.socket.exists());
         let left = fs::read_dir(serving.socket.parent().unwrap()).unwrap();
-        assert_eq!(left.count(), 0, "nothing lies beside the socket");
+        assert_eq!(left.count(), 0, "no other file is left next to the socket");
     }
 }
 
@@ -301,7 +302,7 @@ fn a_flag_wins_over_the_environment_and_that_over_the_file() {
 }
 
 #[test]
-fn a_socket_that_is_served_and_a_file_that_is_none_are_left_alone() {
+fn a_socket_in_use_and_a_file_that_is_no_socket_are_left_alone() {
     let folder = TempDir::with_prefix("slackwater-").unwrap();
     let arguments = ["--node-name", "n1", "--pool", "default=memory:"];
     let serving = Serving::start(folder.path(), &arguments);
@@ -325,7 +326,7 @@ fn a_socket_that_is_served_and_a_file_that_is_none_are_left_alone() {
 }
 
 #[test]
-fn it_is_small_at_rest() {
+fn the_idle_driver_needs_little_memory() {
     let folder = TempDir::with_prefix("slackwater-").unwrap();
     let arguments = ["--node-name", "n1", "--pool", "default=memory:"];
     let serving = Serving::start(folder.path(), &arguments);
@@ -337,12 +338,12 @@ fn it_is_small_at_rest() {
             .unwrap();
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
     };
-    // Of its own: what an unoptimized build maps of its file is not what a release has.
+    // Private memory only: the file mapping of an unoptimized build differs from that of a release.
     assert!(kilobytes("RssAnon:") < 6 * 1024, "{status}");
     assert!(kilobytes("Threads:") < 10, "{status}");
 }
 
-/// A folder on a disk: what cargo has its files on, since /tmp may be a file system that forgets.
+/// A folder on the disk of cargo's files, since /tmp may be a volatile file system.
 fn on_disk() -> TempDir {
     TempDir::with_prefix_in("slackwater-", env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
@@ -358,7 +359,7 @@ fn definition(folder: &Path, name: &str) -> String {
     format!("{name}=file:{}", folder.join(name).display())
 }
 
-/// The last words of a command in a folder, without what is random.
+/// The messages of a command in a folder, without random parts.
 fn plain(folder: &Path, text: &str) -> String {
     let text = text.replace(folder.to_str().unwrap(), "DIR");
     let is_id = |word: &str| word.trim_matches([',', '.', ';', ':', ')', '`']).len() == 36;
@@ -369,7 +370,7 @@ fn plain(folder: &Path, text: &str) -> String {
 }
 
 #[test]
-fn a_pool_is_made_once_listed_and_forgotten_when_it_is_gone() {
+fn a_pool_is_created_once_listed_and_forgotten_when_it_is_gone() {
     let folder = on_disk();
     let folder = folder.path();
     let a = definition(folder, "a");
@@ -377,7 +378,7 @@ fn a_pool_is_made_once_listed_and_forgotten_when_it_is_gone() {
     assert_eq!(made.status.code(), Some(0), "{}", stderr(&made));
     let made: serde_json::Value = serde_json::from_slice(&made.stdout).unwrap();
     assert_eq!(made["changed"], true);
-    // The folder is no disk of its own.
+    // The folder is not a disk of its own.
     let warnings = made["warnings"].to_string();
     assert!(warnings.contains("otherwise set mount=any"), "{warnings}");
     let again = pool(folder, &["init", &a, "--json"]);
@@ -408,7 +409,7 @@ fn a_pool_is_made_once_listed_and_forgotten_when_it_is_gone() {
 }
 
 #[test]
-fn what_is_refused_of_pools_is_one_sentence_and_exit_1() {
+fn a_refused_pool_command_is_one_sentence_and_exit_1() {
     let folder = on_disk();
     let folder = folder.path();
     fs::create_dir_all(folder.join("mine/photos")).unwrap();
@@ -438,7 +439,7 @@ fn what_is_refused_of_pools_is_one_sentence_and_exit_1() {
 }
 
 #[test]
-fn a_pool_on_a_file_system_that_forgets_is_refused() {
+fn a_pool_on_a_volatile_file_system_is_refused() {
     let Ok(folder) = TempDir::with_prefix_in("slackwater-", "/dev/shm") else {
         return;
     };
@@ -479,7 +480,7 @@ fn root_a_second_process_on_a_pool_is_refused() {
     );
     assert!(!folder.join("other.sock").exists());
 
-    // A look beside it disturbs nothing.
+    // A query at the same time disturbs nothing.
     let place = [
         "--pool",
         &definition(folder, "a"),
@@ -496,7 +497,7 @@ fn root_a_second_process_on_a_pool_is_refused() {
         let tried = format!("ok    {fs}: a temporary file system was created and mounted");
         assert!(stdout(&doctor).contains(&tried), "{}", stdout(&doctor));
     }
-    // Nor does it leave a state dir where there was none.
+    // It does not create a state directory either.
     assert!(!folder.join("run").exists());
     assert!(
         stdout(&doctor).contains(&format!("served by process {}", serving.child.id())),

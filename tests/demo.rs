@@ -1,4 +1,5 @@
-//! The demo, which is also the shortest test of everything: real driver, real kernel.
+//! The demo, which is also the shortest test of everything, with the real driver and the real
+//! kernel.
 
 #![expect(
     clippy::unwrap_used,
@@ -32,12 +33,15 @@ fn root_the_demo_leaves_nothing_behind() {
     }
     let folder = TempDir::with_prefix("slackwater-").unwrap();
     let output = demo(&folder).output().unwrap();
-    let told = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(output.status.code(), Some(0), "{told}");
-    assert!(told.contains("nothing is left behind"), "{told}");
-    assert!(told.contains("verify the order of writes"), "{told}");
-    assert!(told.contains("the writer was paused for"), "{told}");
-    assert!(!told.contains('\x1b'), "plain where nobody looks: {told}");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{printed}");
+    assert!(printed.contains("nothing is left behind"), "{printed}");
+    assert!(printed.contains("verify the order of writes"), "{printed}");
+    assert!(printed.contains("the writer was paused for"), "{printed}");
+    assert!(
+        !printed.contains('\x1b'),
+        "plain without a terminal: {printed}"
+    );
     assert_empty(&folder);
 }
 
@@ -57,7 +61,7 @@ fn root_a_demo_that_is_stopped_at_any_time_leaves_nothing_behind() {
         let mut child = demo(&folder).stdout(Stdio::piped()).spawn().unwrap();
         sleep(Duration::from_millis(milliseconds));
         let id = Pid::from_raw(i32::try_from(child.id()).unwrap());
-        // It may have died of the signal only if it had nothing yet.
+        // The signal may have killed it only before it had created anything.
         kill(id, signal).unwrap();
         child.wait().unwrap();
         assert_empty(&folder);
@@ -76,7 +80,7 @@ fn root_a_demo_whose_driver_dies_cleans_up_by_itself() {
         .spawn()
         .unwrap();
     let id = child.id();
-    // A minute.
+    // One minute.
     let driver = (0..6000).find_map(|_| {
         sleep(Duration::from_millis(10));
         let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).ok()?;
@@ -88,8 +92,8 @@ fn root_a_demo_whose_driver_dies_cleans_up_by_itself() {
     sleep(Duration::from_millis(300));
     kill(Pid::from_raw(driver.unwrap()), Signal::SIGKILL).unwrap();
     let output = child.wait_with_output().unwrap();
-    let told = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(output.status.code(), Some(1), "{told}");
-    assert!(told.contains("nothing is left behind"), "{told}");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{printed}");
+    assert!(printed.contains("nothing is left behind"), "{printed}");
     assert_empty(&folder);
 }

@@ -1,7 +1,7 @@
-//! Our writing of the CSI interface is the official one, field by field, in both directions.
+//! Our copy of the CSI interface equals the official one, field by field, in both directions.
 //!
-//! The comparison is `csi-sanity/descriptor`, a program in Go, because the official interface is
-//! published as a Go module. So these tests need go, and the module's download the first time.
+//! The comparison is `csi-sanity/descriptor`, a Go program, because the official interface is
+//! published as a Go module. Therefore these tests need Go, and download the module the first time.
 
 #![expect(
     clippy::disallowed_methods,
@@ -26,9 +26,9 @@ fn compare_with_official(descriptor_set: &[u8]) -> Output {
         .expect("go is missing: this test compares with the official Go module of CSI")
 }
 
-/// Our descriptor with one byte changed: the last of the only or first `found`.
+/// Our descriptor with one byte changed: the last one of the only or first `found`.
 ///
-/// Bytes, since prost's own types know no extensions: they would drop the marks of CSI.
+/// Bytes, since prost's types support no extensions: they would drop the options of CSI.
 fn changed(found: &[u8], last: u8) -> Vec<u8> {
     let mut bytes = FILE_DESCRIPTOR_SET.to_vec();
     let start = bytes
@@ -50,7 +50,7 @@ fn assert_only_difference(descriptor_set: &[u8], difference: &str) {
 }
 
 #[test]
-fn our_interface_is_the_official_one() {
+fn our_interface_equals_the_official_one() {
     let output = compare_with_official(FILE_DESCRIPTOR_SET);
     assert!(
         output.status.success(),
@@ -62,7 +62,7 @@ fn our_interface_is_the_official_one() {
 
 #[test]
 fn a_changed_number_is_a_difference() {
-    // 0x18 says that the field's number follows.
+    // 0x18 is the tag of the field's number.
     assert_only_difference(
         &changed(b"limit_bytes\x18\x02", 9),
         "differs csi/message_type[CapacityRange]/field[limit_bytes]/number: ours 9, official 2",
@@ -70,8 +70,8 @@ fn a_changed_number_is_a_difference() {
 }
 
 #[test]
-fn a_lost_mark_is_a_difference() {
-    // The option 1059, true.
+fn a_lost_option_is_a_difference() {
+    // The option 1059 with the value true.
     assert_only_difference(
         &changed(b"\x98\x42\x01", 0),
         "differs csi/message_type[CreateVolumeRequest]/field[secrets]/options/(csi.v1.csi_secret): \

@@ -1,5 +1,5 @@
-//! The pages say what is true: links resolve, tests that are named exist, flags are flags of the
-//! program, examples are examples, and nobody's machine is named.
+//! The pages are correct: links resolve, named tests exist, flags are flags of the program,
+//! examples are valid, and no developer's machine is named.
 
 #![allow(clippy::disallowed_methods, reason = "a test starts programs")]
 
@@ -14,7 +14,7 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Files below a folder, by the end of their names.
+/// Files below a folder whose names have this ending.
 fn files(folder: &Path, end: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).expect("a folder") {
@@ -33,7 +33,7 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Pages that people read: their path and text.
+/// All pages: their path and text.
 fn pages() -> Vec<(PathBuf, String)> {
     let pages: Vec<_> = files(&root(), ".md")
         .into_iter()
@@ -50,7 +50,7 @@ fn links(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn links_lead_somewhere() {
+fn links_resolve() {
     let mut broken = Vec::new();
     for (page, text) in pages() {
         for link in links(&text) {
@@ -65,8 +65,8 @@ fn links_lead_somewhere() {
     assert!(broken.is_empty(), "\n{}\n", broken.join("\n"));
 }
 
-/// The anchors of a page's headings, as GitHub makes them: lower case, blanks as hyphens, without
-/// punctuation and without the markup of code and links.
+/// The anchors of a page's headings, as GitHub generates them: in lower case, with hyphens instead
+/// of spaces, without punctuation and without the markup of code and links.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut is_code = false;
     let mut found = BTreeSet::new();
@@ -119,7 +119,7 @@ fn anchors_of_links_are_headings() {
     assert!(broken.is_empty(), "\n{}\n", broken.join("\n"));
 }
 
-/// Each page that users read is in the list of the README.
+/// The README lists each page for users.
 #[test]
 fn the_readme_lists_every_page() {
     let readme = read(&root().join("README.md"));
@@ -137,19 +137,19 @@ fn the_readme_lists_every_page() {
 }
 
 #[test]
-fn the_page_for_contributors_names_everything_in_the_folder_of_tests() {
+fn the_page_for_contributors_names_every_entry_of_the_folder_of_tests() {
     let page = read(&root().join("CONTRIBUTING.md"));
     for entry in fs::read_dir(root().join("tests")).expect("a folder") {
         let name = entry.expect("an entry").file_name();
         let name = name.to_str().expect("a plain name");
-        // proptest keeps there what has failed on this machine.
+        // proptest stores there the cases that have failed on this machine.
         let is_named = page.contains(&format!("tests/{name}")) || name == "proptest-regressions";
         assert!(is_named, "CONTRIBUTING.md does not name tests/{name}");
     }
 }
 
-/// Names of all tests: the function after each `#[test]` or `#[tokio::test]`, and those in the
-/// cluster, as they are told when they run.
+/// Names of all tests: the function after each `#[test]` or `#[tokio::test]`, and the tests in the
+/// cluster by the names that they print.
 fn test_names() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for file in files(&root().join("tests/e2e"), ".sh") {
@@ -212,14 +212,14 @@ fn each_complaint_names_tests_that_exist_or_says_why_not() {
 }
 
 #[test]
-fn what_the_comparison_claims_is_shown_by_tests_that_exist() {
+fn the_comparison_names_tests_that_exist() {
     let page = read(&root().join("docs/comparison.md"));
     let (_, rows) = page.split_once("| claim | shown by |").expect("the table");
     let names = test_names();
     let mut named = 0;
     for row in rows.lines().filter(|line| line.starts_with("| ")) {
         let tests: Vec<_> = code(row).collect();
-        assert!(!tests.is_empty(), "nothing shows it: {row}");
+        assert!(!tests.is_empty(), "no test proves it: {row}");
         for test in &tests {
             assert!(names.contains(*test), "no test is named {test}");
         }
@@ -228,7 +228,7 @@ fn what_the_comparison_claims_is_shown_by_tests_that_exist() {
     assert!(named > 20, "the table is found");
 }
 
-/// Sentences about databases are as good as the tests that they name.
+/// Statements about databases must name the tests that prove them.
 #[test]
 fn consistency_names_tests_that_exist() {
     let page = read(&root().join("docs/consistency.md"));
@@ -263,7 +263,7 @@ fn the_finder_of_tests_finds_them() {
     assert!(!names.contains("links"));
 }
 
-/// What `--help` of the program and of each command says.
+/// The `--help` output of the program and of each command.
 fn help() -> String {
     let say = |words: &[&str]| {
         let output = Command::new(env!("CARGO_BIN_EXE_slackwater"))
@@ -310,7 +310,7 @@ fn flags(text: &str) -> BTreeSet<String> {
     found
 }
 
-/// The program's own sentences and lines: where a flag of another program can't stand.
+/// The program's own sentences and lines, which contain no flag of another program.
 fn about_the_program(text: &str) -> String {
     let others = [
         "cargo ",
@@ -328,10 +328,10 @@ fn about_the_program(text: &str) -> String {
         "csi-sanity/run.sh",
     ];
     let mut lines = Vec::new();
-    let mut goes_on = false; // a command that another program began
+    let mut continues = false; // a command that began with another program
     for line in text.lines() {
-        let other = goes_on || others.iter().any(|other| line.contains(other));
-        goes_on = other && line.ends_with('\\');
+        let other = continues || others.iter().any(|other| line.contains(other));
+        continues = other && line.ends_with('\\');
         if !other {
             lines.push(line);
         }
@@ -345,7 +345,7 @@ fn flags_in_the_pages_are_flags_of_the_program() {
     assert!(known.contains("--allowed-path"), "{known:?}");
     let mut wrong = Vec::new();
     for (page, text) in pages() {
-        // The guest's and upstream's programs have flags of their own.
+        // The programs of the guest and of upstream have flags of their own.
         if page.starts_with(root().join("tests")) || page.starts_with(root().join("csi-sanity")) {
             continue;
         }
@@ -360,13 +360,13 @@ fn flags_in_the_pages_are_flags_of_the_program() {
 }
 
 #[test]
-fn the_shipped_configuration_is_one() {
+fn the_shipped_configuration_is_valid() {
     let path = root().join("deploy/slackwater.toml");
-    let mut given = config::parse_file(&path, &read(&path)).expect("it parses");
+    let mut given = config::parse_file(&path, &read(&path)).expect("the file parses");
     given.node_name = Some("node-1".parse().expect("a name"));
     let whole = given
         .finish()
-        .expect("it is complete but for the node's name");
+        .expect("the file is complete except for the node's name");
     let unit = read(&root().join("deploy/slackwater.service"));
     assert!(unit.contains("--node-name %H") && unit.contains("Restart=always"));
     for pool in &whole.node().expect("a node").pools {
@@ -408,7 +408,7 @@ fn every_decision_is_in_the_list_and_has_its_parts() {
         if name == "README.md" {
             continue;
         }
-        assert!(list.contains(&format!("({name})")), "{name} isn't listed");
+        assert!(list.contains(&format!("({name})")), "{name} is not listed");
         let text = read(&page);
         for part in ["## Context", "## Decision", "## Consequences"] {
             assert!(text.contains(part), "{name} has no {part}");

@@ -1,11 +1,11 @@
-//! Disks below device mapper, which the kernels of containers and small machines often lack: a pool's
-//! disk that hangs, and other software's devices on top of a volume's. In a guest kernel
-//! (tests/guest), with the real driver as a process.
+//! Disks below device mapper, which the kernels of containers and small machines often lack: a
+//! pool's disk that hangs, and other software's devices on top of a volume's device. In a guest
+//! kernel (tests/guest), with the real driver as a process.
 
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
-    reason = "a test says what it expects, and writes files"
+    reason = "a test panics where an expectation fails, and writes files"
 )]
 
 #[path = "support/mod.rs"]
@@ -24,7 +24,7 @@ use tonic::Code;
 const MIB: u64 = 1 << 20;
 const DISKS: [&str; 2] = ["below:1G", "well:1G"];
 
-/// A linear device on the whole of another. It is let go on before it ends.
+/// A linear device on a whole disk. It is resumed before it is removed.
 struct Linear(&'static str);
 
 impl Linear {
@@ -39,7 +39,7 @@ impl Linear {
         format!("/dev/mapper/{}", self.0)
     }
 
-    /// From now on whatever is written or read waits, and nothing is written back before.
+    /// From now on, reads and writes wait; data is not written back first.
     fn suspend(&self) {
         run("dmsetup", &["suspend", "--noflush", "--nolockfs", self.0]);
     }
@@ -53,7 +53,7 @@ impl Linear {
     }
 }
 
-/// Makes an xfs and mounts it.
+/// Creates an xfs and mounts it.
 fn mounted(device: &str, at: &Path) {
     run("mkfs.xfs", &["-q", "-f", device]);
     run("mount", &[device, at.to_str().unwrap()]);
@@ -75,19 +75,24 @@ async fn until<F: Future<Output = bool>>(what: &str, mut check: impl FnMut() -> 
 }
 
 /// A volume in use.
-struct Used {
+struct UsedVolume {
     id: String,
     how: VolumeCapability,
     staging: PathBuf,
     target: PathBuf,
 }
 
-impl Used {
-    async fn on(scratch: &Scratch, client: &Client, pool: &str, how: VolumeCapability) -> Used {
+impl UsedVolume {
+    async fn on(
+        scratch: &Scratch,
+        client: &Client,
+        pool: &str,
+        how: VolumeCapability,
+    ) -> UsedVolume {
         let parameters = [("pool", pool)];
         let name = format!("{pool}-volume");
         let made = client.create(&name, 256 * MIB, how.clone(), &parameters);
-        let used = Used {
+        let used = UsedVolume {
             id: made.await.unwrap(),
             how,
             staging: scratch.join("kubelet").join(format!("{name}.staging")),
@@ -111,8 +116,8 @@ impl Used {
 }
 
 #[test]
-fn a_disk_that_device_mapper_suspends_stops_its_own_pool_alone() {
-    let test = "a_disk_that_device_mapper_suspends_stops_its_own_pool_alone";
+fn a_disk_that_device_mapper_suspends_blocks_only_its_own_pool() {
+    let test = "a_disk_that_device_mapper_suspends_blocks_only_its_own_pool";
     in_guest(test, &DISKS, || {
         let scratch = Scratch::new();
         let below = Linear::on(&guest::disk("below"), "slackwater-below");
@@ -126,8 +131,8 @@ fn a_disk_that_device_mapper_suspends_stops_its_own_pool_alone() {
         let server = Server::start(&scratch, &[&pools[0], &pools[1]]);
         runtime().block_on(async {
             let client = server.client();
-            let stuck = Used::on(&scratch, &client, "hangs", mount("xfs")).await;
-            let free = Used::on(&scratch, &client, "well", mount("ext4")).await;
+            let stuck = UsedVolume::on(&scratch, &client, "hangs", mount("xfs")).await;
+            let free = UsedVolume::on(&scratch, &client, "well", mount("ext4")).await;
             fs::write(stuck.target.join("data"), "kept").unwrap();
             run("sync", &[]);
             below.suspend();
@@ -139,7 +144,7 @@ fn a_disk_that_device_mapper_suspends_stops_its_own_pool_alone() {
             assert!(client.is_ready().await);
             free.down(&client).await;
             free.up(&client).await;
-            // By the mount table alone.
+            // With the mount table alone.
             client.unpublish(&stuck.id, &stuck.target).await.unwrap();
             below.resume();
             until("the pool is served again", async || {
@@ -158,8 +163,8 @@ fn a_disk_that_device_mapper_suspends_stops_its_own_pool_alone() {
 }
 
 #[test]
-fn what_stands_on_a_volumes_device_is_named_and_keeps_it() {
-    let test = "what_stands_on_a_volumes_device_is_named_and_keeps_it";
+fn holders_of_a_volumes_device_are_named_and_keep_it_attached() {
+    let test = "holders_of_a_volumes_device_are_named_and_keep_it_attached";
     in_guest(test, &DISKS, || {
         let scratch = Scratch::new();
         let well = scratch.dir("well");
@@ -167,7 +172,7 @@ fn what_stands_on_a_volumes_device_is_named_and_keeps_it() {
         let server = Server::start(&scratch, &[&format!("well=file:{},init", well.display())]);
         runtime().block_on(async {
             let client = server.client();
-            let used = Used::on(&scratch, &client, "well", block()).await;
+            let used = UsedVolume::on(&scratch, &client, "well", block()).await;
             let uuid = used.id.split_once('.').unwrap().1;
             let image = well.join("volumes").join(uuid).join("data.img");
             let device = support::disk::loops_on(&image).pop().unwrap();

@@ -1,11 +1,11 @@
-//! Growth of ext4 while it is mounted: needs CAP_SYS_RESOURCE, which containers and small virtual
-//! machines often lack. So these tests run in a guest kernel (tests/guest), with the real driver as
-//! a process, on a disk of the guest's own.
+//! Growth of ext4 while it is mounted needs CAP_SYS_RESOURCE, which containers and small virtual
+//! machines often lack. Therefore these tests run in a guest kernel (tests/guest), with the real
+//! driver as a process, on a disk of the guest.
 
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
-    reason = "a test says what it expects, and writes files"
+    reason = "a test panics where an expectation fails, and writes files"
 )]
 
 #[path = "support/mod.rs"]
@@ -28,7 +28,7 @@ struct Guest {
     server: Server,
     client: Client,
     runtime: tokio::runtime::Runtime,
-    // Last: what the others stand on goes last.
+    // The last field, because the others depend on it and are dropped first.
     scratch: Scratch,
 }
 
@@ -104,7 +104,7 @@ impl Guest {
         assert_eq!(self.runtime.block_on(grown).unwrap(), size);
     }
 
-    /// What the user's file system has in all.
+    /// The total size of the user's file system.
     fn total(&self, id: &str) -> u64 {
         let target = self.path("target");
         let stats = self.client.stats(id, &target);
@@ -119,7 +119,7 @@ impl Guest {
             .join("data.img")
     }
 
-    /// The file system is whole, everything goes, and the driver ends well.
+    /// Checks the file system, deletes everything, and stops the driver.
     fn finish(mut self, id: &str) {
         self.down(id);
         run("e2fsck", &["-fn", self.image(id).to_str().unwrap()]);
@@ -130,7 +130,7 @@ impl Guest {
     }
 }
 
-/// Writes files one after another until it is told to stop, and then compares them all.
+/// Writes files one after another until it is stopped, and then compares them all.
 struct Writer {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<u64>,
@@ -164,7 +164,7 @@ impl Writer {
     }
 }
 
-/// Room beyond what the file system had before can be filled.
+/// The space added by the growth can be filled.
 fn fill(target: &Path, bytes: u64) {
     let mut file = File::create(target.join("large")).unwrap();
     let piece = vec![7; MIB as usize];
@@ -250,7 +250,7 @@ fn thick_ext4_keeps_its_reserved_blocks_while_it_grows() {
             guest.up(&id);
             guest.expand(&id, 192 * MIB);
             guest.expand_node(&id, 192 * MIB);
-            // Refused or not, it must not un-reserve anything.
+            // Whether or not it is refused, it must not release reserved blocks.
             succeeds("fstrim", &[guest.path("target").to_str().unwrap()]);
             let image = fs::metadata(guest.image(&id)).unwrap();
             let blocks = std::os::unix::fs::MetadataExt::blocks(&image);

@@ -1,10 +1,10 @@
-//! The udev rule of the chart, with a real udev and LVM in a guest kernel (tests/guest): what a tenant
-//! writes to a volume is nothing to the host, and everything else is as ever.
+//! The udev rule of the chart, with a real udev and LVM in a guest kernel (tests/guest): the host
+//! ignores the content that a tenant writes to a volume, and everything else works as before.
 
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
-    reason = "a test says what it expects, and starts programs"
+    reason = "a test panics where an expectation fails, and starts programs"
 )]
 
 #[path = "support/guest.rs"]
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// For what ends by itself.
+/// For events that happen without further action.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 const RULE: &str = "deploy/chart/files/59-slackwater.rules";
 const VOLUME: &str = "0d7e3f5c-1111-4222-8333-444455556666";
@@ -33,7 +33,7 @@ fn run(program: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_string()
 }
 
-/// A loop device on a new file, which is 128 MiB long: btrfs needs 109.
+/// A loop device on a new file of 128 MiB: btrfs needs 109.
 fn attached(image: &Path) -> String {
     fs::create_dir_all(image.parent().unwrap()).unwrap();
     fs::File::create(image).unwrap().set_len(128 << 20).unwrap();
@@ -49,7 +49,7 @@ fn changed(device: &str) {
     );
 }
 
-/// What a tenant may do: a file system with a label, followed by a change event for udev.
+/// An action of a tenant: creates a file system with a label. A change event for udev follows.
 fn labelled(device: &str, label: &str) {
     run("mkfs.ext4", &["-q", "-F", "-L", label, device]);
     changed(device);
@@ -63,7 +63,7 @@ fn properties(device: &str) -> String {
     run("udevadm", &["info", "--query=property", device])
 }
 
-/// A physical volume with a volume group, as a tenant's virtual machine makes them.
+/// A physical volume with a volume group, as a tenant's virtual machine creates it.
 fn group(device: &str, name: &str) {
     run("pvcreate", &["--yes", "--quiet", device]);
     run("vgcreate", &["--yes", "--quiet", name, device]);
@@ -71,8 +71,8 @@ fn group(device: &str, name: &str) {
 }
 
 #[test]
-fn the_host_ignores_what_a_tenant_writes_to_a_volume() {
-    let test = "the_host_ignores_what_a_tenant_writes_to_a_volume";
+fn the_host_ignores_the_content_that_a_tenant_writes_to_a_volume() {
+    let test = "the_host_ignores_the_content_that_a_tenant_writes_to_a_volume";
     guest::in_guest(test, &["pool:1G"], || {
         let disk = guest::disk("pool");
         run("mkfs.xfs", &["-q", "-f", &disk]);
@@ -81,10 +81,10 @@ fn the_host_ignores_what_a_tenant_writes_to_a_volume() {
         run("mount", &[&disk, pool.to_str().unwrap()]);
         let volume = pool.join("volumes").join(VOLUME).join("data.img");
 
-        // Without the rule the host takes part: else this test would prove nothing.
+        // Without the rule, the host reacts; otherwise this test would prove nothing.
         let device = attached(&volume);
         labelled(&device, "tenant-before");
-        assert!(by_label("tenant-before"), "udev looks at loop devices");
+        assert!(by_label("tenant-before"), "udev probes loop devices");
         assert!(properties(&device).contains("ID_FS_TYPE=ext4"));
         run("losetup", &["--detach", &device]);
         run("udevadm", &["settle"]);
@@ -95,8 +95,8 @@ fn the_host_ignores_what_a_tenant_writes_to_a_volume() {
         run("udevadm", &["control", "--reload"]);
 
         let device = attached(&volume);
-        // udev reads changed rules when it has time: it looks at most every 3 s, and `reload` has been
-        // seen to return before the new rules were in use.
+        // udev reads changed rules with a delay: it checks at most every 3 s, and `reload` was
+        // observed to return before the new rules were in use.
         let start = Instant::now();
         while !properties(&device).contains("SYSTEMD_READY=0") {
             assert!(
@@ -119,7 +119,7 @@ fn the_host_ignores_what_a_tenant_writes_to_a_volume() {
         assert!(!said.contains("ID_BTRFS_READY"), "{said}");
         assert!(!said.contains("ID_FS_TYPE=btrfs"), "{said}");
 
-        // The pool's own image, and images of others, are as ever.
+        // The pool's own image, and foreign images, work as before.
         for (image, label) in [("pool.img", "pool-image"), ("volumes/other.img", "others")] {
             let device = attached(&pool.join(image));
             labelled(&device, label);

@@ -1,14 +1,14 @@
-//! The real process, killed with SIGKILL (or stopped) before and after each effect that it has on
-//! the disk or the kernel, on real loop devices. After a restart and a repeat everything is as if
-//! nothing had happened: nothing formatted twice, no acknowledged byte lost, nothing left.
+//! The real process, killed with SIGKILL (or stopped) before and after each of its effects on the
+//! disk or the kernel, on real loop devices. After a restart and a repeat, the result is the same
+//! as without a fault: nothing is formatted twice, no acknowledged byte is lost, nothing is left.
 //!
-//! Effects are counted by the process itself (`host/fault.rs`), so that a new effect is swept
-//! without being listed here. `SLACKWATER_SWEEP=full` sweeps each kind of volume with each mode.
+//! The process itself counts effects (`host/fault.rs`), so a new effect is covered without being
+//! listed here. `SLACKWATER_SWEEP=full` tests each kind of volume with each mode.
 
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
-    reason = "a test says what it expects, and works on its own files"
+    reason = "a test panics where an expectation fails, and works on its own files"
 )]
 
 #[path = "support/mod.rs"]
@@ -25,7 +25,7 @@ use tonic::{Code, Status};
 const MIB: u64 = 1 << 20;
 const DATA: usize = 1 << 18;
 
-/// What a script makes.
+/// The kind of volume of a script.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Mounted(&'static str),
@@ -55,18 +55,18 @@ impl Kind {
     }
 }
 
-/// The world of a sweep.
-struct World {
+/// The fixture of a sweep.
+struct Fixture {
     server: Server,
     disk: Disk,
     scratch: Scratch,
-    /// Exists from the moment from which effects are counted.
+    /// Effects are counted from the moment when this file exists.
     gate: PathBuf,
 }
 
 /// One run of a script: what has been acknowledged so far.
 struct Run<'a> {
-    world: &'a mut World,
+    fixture: &'a mut Fixture,
     kind: Kind,
     name: String,
     staging: PathBuf,
@@ -76,8 +76,8 @@ struct Run<'a> {
     stopped: bool,
 }
 
-impl World {
-    fn new() -> World {
+impl Fixture {
+    fn new() -> Fixture {
         let scratch = Scratch::new();
         let disk = Disk::new(&scratch, "pool", "xfs", 4096 * MIB);
         let server = Server::start(
@@ -85,7 +85,7 @@ impl World {
             &[&format!("default=file:{},init", disk.mount_point.display())],
         );
         let gate = scratch.join("gate");
-        World {
+        Fixture {
             server,
             disk,
             scratch,
@@ -93,7 +93,7 @@ impl World {
         }
     }
 
-    /// Restarts the driver so that it counts from when the gate opens.
+    /// Restarts the driver so that it counts effects once the gate exists.
     fn arm(&mut self, plan: &str, log: Option<&Path>) {
         let _ = std::fs::remove_file(&self.gate);
         let gate = self.gate.to_str().unwrap().to_string();
@@ -110,7 +110,7 @@ impl World {
     }
 
     fn assert_nothing_left(&self, context: &str) {
-        // What a death has left is ended while the driver serves.
+        // The driver cleans up what a killed process has left while it serves.
         eventually(&format!("{context}: no volume is left"), || {
             self.disk.volumes().is_empty()
         });
@@ -130,11 +130,12 @@ impl World {
 
 impl Run<'_> {
     fn client(&self) -> Client {
-        self.world.server.client()
+        self.fixture.server.client()
     }
 
-    /// Calls until it's done: after a death the driver is started again, without faults; a call
-    /// that is cut off (the process is stopped, or slow) is repeated after the process goes on.
+    /// Repeats a call until it succeeds. After a death, the driver is started again without faults.
+    /// A call that is cut off (the process is stopped or slow) is repeated after the process
+    /// continues.
     async fn until_done<T, F>(&mut self, what: &str, call: impl Fn(Client) -> F) -> T
     where
         F: Future<Output = Result<T, Status>>,
@@ -143,9 +144,9 @@ impl Run<'_> {
         while begun.elapsed() < WAIT_TIMEOUT {
             let answer =
                 tokio::time::timeout(Duration::from_millis(500), call(self.client())).await;
-            if !self.world.server.is_alive() {
+            if !self.fixture.server.is_alive() {
                 self.deaths += 1;
-                self.world.server.restart();
+                self.fixture.server.restart();
                 self.check_devices();
                 continue;
             }
@@ -154,16 +155,17 @@ impl Run<'_> {
                 Ok(Err(status)) if status.code() == Code::Aborted => {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
-                // No answer: the connection is gone before the kernel says that the process is.
+                // No answer: the connection ends before the kernel reports that the process has
+                // ended.
                 Ok(Err(status)) if std::error::Error::source(&status).is_some() => {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
                 Ok(Err(status)) => panic!("{what} of {}: {status:?}", self.name),
-                // It takes its time.
-                Err(_) if !self.world.server.is_stopped() => {}
+                // The driver is slow.
+                Err(_) if !self.fixture.server.is_stopped() => {}
                 Err(_) => {
                     self.stopped = true;
-                    self.world.server.signal(Signal::SIGCONT);
+                    self.fixture.server.signal(Signal::SIGCONT);
                 }
             }
         }
@@ -172,7 +174,7 @@ impl Run<'_> {
 
     /// Never two devices on one image.
     fn check_devices(&self) {
-        for volume in self.world.disk.volumes() {
+        for volume in self.fixture.disk.volumes() {
             let image = volume.join("data.img");
             if image.exists() {
                 assert!(
@@ -280,7 +282,7 @@ impl Run<'_> {
         .await;
     }
 
-    /// Where the data goes.
+    /// The path of the data.
     fn data(&self) -> PathBuf {
         if self.kind == Kind::Block {
             self.target.clone()
@@ -289,14 +291,14 @@ impl Run<'_> {
         }
     }
 
-    /// The uuid of the file system; nothing for block.
+    /// The UUID of the file system; empty for block.
     fn identity(&self, id: &str) -> String {
         if self.kind == Kind::Block {
             return String::new();
         }
         let uuid = id.split_once('.').unwrap().1;
         let image = self
-            .world
+            .fixture
             .disk
             .mount_point
             .join("volumes")
@@ -332,11 +334,11 @@ fn check(path: &Path, seed: &str) {
     );
 }
 
-async fn run_script(world: &mut World, kind: Kind, name: &str) -> (usize, bool) {
-    let staging = world.scratch.dir(&format!("kubelet/{name}.staging"));
-    let target = world.scratch.join(&format!("kubelet/{name}"));
+async fn run_script(fixture: &mut Fixture, kind: Kind, name: &str) -> (usize, bool) {
+    let staging = fixture.scratch.dir(&format!("kubelet/{name}.staging"));
+    let target = fixture.scratch.join(&format!("kubelet/{name}"));
     let mut run = Run {
-        world,
+        fixture,
         kind,
         name: name.to_string(),
         staging,
@@ -346,38 +348,38 @@ async fn run_script(world: &mut World, kind: Kind, name: &str) -> (usize, bool) 
     };
     run.whole_life().await;
     let seen = (run.deaths, run.stopped);
-    world.assert_nothing_left(name);
+    fixture.assert_nothing_left(name);
     seen
 }
 
-/// Counts the effects of a script's whole life, undisturbed.
-async fn count(world: &mut World, kind: Kind, label: &str) -> usize {
-    let log = world.scratch.join(&format!("{label}.effects"));
-    world.arm("", Some(&log));
-    run_script(world, kind, &format!("{label}-count")).await;
+/// Counts the effects of a whole script without faults.
+async fn count(fixture: &mut Fixture, kind: Kind, label: &str) -> usize {
+    let log = fixture.scratch.join(&format!("{label}.effects"));
+    fixture.arm("", Some(&log));
+    run_script(fixture, kind, &format!("{label}-count")).await;
     std::fs::read_to_string(&log).unwrap().lines().count()
 }
 
 async fn sweep(kind: Kind, label: &str, modes: &[&str]) {
-    let mut world = World::new();
-    let effects = count(&mut world, kind, label).await;
+    let mut fixture = Fixture::new();
+    let effects = count(&mut fixture, kind, label).await;
     assert!(
         effects > 10,
-        "{label}: a life has effects, {effects} were counted"
+        "{label}: a script has effects, {effects} were counted"
     );
     for mode in modes {
         for n in 1.. {
-            world.arm(&format!("{n}:{mode}"), None);
+            fixture.arm(&format!("{n}:{mode}"), None);
             let name = format!("{label}-{mode}-{n}");
-            let (deaths, stopped) = run_script(&mut world, kind, &name).await;
+            let (deaths, stopped) = run_script(&mut fixture, kind, &name).await;
             let happened = if mode.starts_with("kill") {
                 deaths == 1
             } else {
                 stopped
             };
             if !happened {
-                // Past the last one. A busy unmount is tried again, so the count varies by some.
-                assert!(n + 4 > effects, "{label}: the fault {n}:{mode} happens");
+                // Beyond the last effect. A busy unmount is repeated, so the count varies slightly.
+                assert!(n + 4 > effects, "{label}: the fault {n}:{mode} occurs");
                 break;
             }
         }
@@ -427,7 +429,7 @@ async fn a_growing_volume_survives_a_kill_at_every_effect() {
     sweep(Kind::Grown, "grown", KILLS).await;
 }
 
-/// The start itself has effects: it makes the pool, and it ends what a crash left.
+/// The start itself has effects: it creates the pool, and cleans up what a crash has left.
 #[tokio::test]
 async fn a_start_survives_a_kill_at_every_effect() {
     for mode in KILLS {
@@ -454,7 +456,7 @@ async fn a_start_survives_a_kill_at_every_effect() {
                 .unwrap();
             server.client().delete(&id).await.unwrap();
             if !died {
-                assert!(n > 4, "a start that makes a pool has effects");
+                assert!(n > 4, "a start that creates a pool has effects");
                 break;
             }
         }

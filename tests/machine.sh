@@ -1,19 +1,22 @@
 #!/bin/bash
-# Whether something leaves the machine as it found it.
+# Checks whether a command leaves the machine as it found it.
 #
-#   tests/machine.sh around COMMAND...    runs it with a TMPDIR of its own, and looks afterwards
-#   tests/machine.sh before FILE          writes down what there is
-#   tests/machine.sh after FILE           prints what is there now and wasn't; 1 if that is anything
+#   tests/machine.sh around COMMAND...    runs it with a TMPDIR of its own, and checks afterwards
+#   tests/machine.sh before FILE          records the present state
+#   tests/machine.sh after FILE           prints what was added since; exits with 1 if anything was
 #
-# Only ours is looked at, so that a stranger's work beside a test run doesn't fail it:
+# The check covers only objects of this project, so that other programs running at the same time do
+# not fail it:
 # - loop devices and mounts whose file or path has a folder named `slackwater-...`,
 # - processes whose command line has one, and processes named slackwater,
-# - what lies in TMPDIR and is named so; volume groups named so; the driver's default folders.
-# `around` looks at nothing but its own TMPDIR, and there at everything, and at the driver's default
-# folders. Where those have something in them, it runs in a mount namespace in which they are empty,
-# so that neither the tests nor the check depend on what an earlier run or a driver left there.
+# - files in TMPDIR with such a name, volume groups with such a name, and the driver's default
+#   folders.
+# `around` checks everything in its own TMPDIR, and the driver's default folders. If those are not
+# empty, it runs in a mount namespace in which they are, so that neither the tests nor the check
+# depend on what an earlier run or a driver left there.
 #
-# So every test keeps its files below a temporary folder (TMPDIR) that is named `slackwater-...`.
+# Therefore every test keeps its files below a temporary folder (in TMPDIR) that is named
+# `slackwater-...`.
 
 set -euo pipefail
 
@@ -33,7 +36,7 @@ traces() {
     done </proc/self/mountinfo
     for pid in /proc/[0-9]*; do
         line=$(as_root cat "$pid/cmdline" 2>/dev/null | tr '\0' ' ') || continue
-        # Not this script, nor what it was given to run.
+        # Neither this script nor the command that it runs.
         [[ $line != *"$1"* || $line == *tests/machine.sh* ]] || echo "process ${pid#/proc/}: $line"
     done
 }
@@ -49,7 +52,7 @@ everything() {
     default_folders
 }
 
-# Tests name their own folders: these belong to a driver in use.
+# Tests use folders of their own, so these belong to a driver in use.
 defaults=(/run/slackwater /var/lib/slackwater)
 default_folders() { find "${defaults[@]}" "$@" -printf 'file %p\n' 2>/dev/null || true; }
 
@@ -70,7 +73,7 @@ shadowed() {
         bash -euc "$hide"'; exec sudo --preserve-env --user "#$0" env "PATH=$PATH" "$@"' "$user" "$0" "$@"
 }
 
-# What ends by itself gets a moment.
+# Waits a moment for processes that end by themselves.
 settled() {
     local left end=$((SECONDS + ${MACHINE_PATIENCE:-60}))
     while left=$("$@") && [ -n "$left" ] && [ "$SECONDS" -lt "$end" ]; do sleep 0.2; done
@@ -89,10 +92,10 @@ around() {
     if [ -n "$left" ]; then
         say "The machine is not as it was found:"
         say "$left"
-        # For tests/summary, which ends with it.
+        # For tests/summary, which prints it at the end.
         [ -z "${MACHINE_LOG:-}" ] || printf '%s\n' "$left" >"$MACHINE_LOG"
         [ "$code" != 0 ] || code=1
-        # What is in it stays to be looked at.
+        # A folder with content stays for inspection.
         as_root rmdir --ignore-fail-on-non-empty -- "$work"
     else
         say "The machine is as it was found."
@@ -101,7 +104,7 @@ around() {
     return "$code"
 }
 
-# rest FOLDERS: what `around` must not find.
+# rest FOLDERS: leftovers that `around` must not find.
 rest() {
     traces "$work"
     as_root find "$work" -mindepth 1 -maxdepth 1 -printf 'left %p\n'

@@ -1,5 +1,5 @@
 //! The commands of the README's section "Run it without Kubernetes" run as they are printed, to the
-//! last line, on ext4: the root file system of Debian and Ubuntu.
+//! last line, on ext4, the root file system of Debian and Ubuntu.
 
 #![expect(
     clippy::unwrap_used,
@@ -20,7 +20,7 @@ use support::{Disk, Scratch, binary, left_out};
 const HEADING: &str = "\n## Run it without Kubernetes\n";
 const GIB: u64 = 1 << 30;
 
-/// The blocks of code of the section: lines that are indented by four blanks, without that indent.
+/// The code blocks of the section: lines that are indented by four spaces, without that indent.
 /// Blocks are separated by prose; a blank line does not end a block.
 fn blocks(page: &str) -> Vec<String> {
     let (_, section) = page.split_once(HEADING).expect("the section");
@@ -53,7 +53,7 @@ fn text(output: &Output) -> String {
     format!("--- stdout ---\n{out}\n--- stderr ---\n{err}")
 }
 
-/// Installs the client into a directory, by the README's own command.
+/// Installs the client into a directory with the README's own command.
 fn install_client(build: &str, bin: &Path) -> bool {
     let line = build.lines().find(|line| line.starts_with("go install "));
     let (install, _) = line.expect("the command").split_once(" && ").unwrap();
@@ -69,12 +69,12 @@ fn install_client(build: &str, bin: &Path) -> bool {
 #[test]
 fn the_section_has_a_block_that_builds_and_one_that_runs() {
     let blocks = blocks(&page());
-    let [build, walk] = blocks.as_slice() else {
+    let [build, command] = blocks.as_slice() else {
         panic!("{blocks:#?}");
     };
     assert!(build.starts_with("cargo build --release "), "{build}");
-    assert!(walk.starts_with("dir=$(mktemp "), "{walk}");
-    assert!(walk.lines().count() > 30, "{walk}");
+    assert!(command.starts_with("dir=$(mktemp "), "{command}");
+    assert!(command.lines().count() > 30, "{command}");
 }
 
 #[test]
@@ -86,25 +86,28 @@ fn root_the_readmes_commands_run_to_the_last_line_on_ext4() {
     let bin = scratch.dir("bin");
     let blocks = blocks(&page());
     if !install_client(&blocks[0], &bin) {
-        left_out("the README's commands: Go cannot build grpcurl here (it needs a network once)");
+        left_out(
+            "the README's commands: Go cannot build grpcurl on this machine (it needs network access once)",
+        );
         return;
     }
     std::os::unix::fs::symlink(binary(), bin.join("slackwater")).unwrap();
     let disk = Disk::new(&scratch, "root", "ext4", 8 * GIB);
     let script = scratch.join("walk");
-    // A command that fails ends the walk, and with it the driver that the walk has started.
+    // A command that fails ends the script, and with it the driver that the script has started.
     let start = "set -euxo pipefail\ntrap 'kill $(jobs -p) && wait || true' EXIT\n";
     let end = "trap - EXIT\n";
     fs::write(&script, [start, &blocks[1], end].concat()).unwrap();
     let path = std::env::var("PATH").unwrap_or_default();
-    let mut walk = Command::new("timeout");
-    walk.args(["--kill-after=30", "300", "bash"])
+    let mut command = Command::new("timeout");
+    command
+        .args(["--kill-after=30", "300", "bash"])
         .arg(&script)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .env("PATH", format!("{}:{path}", bin.display()))
         .env("TMPDIR", &disk.mount_point)
         .stdin(Stdio::null());
-    let output = support::without_configuration(walk).output().unwrap();
+    let output = support::without_configuration(command).output().unwrap();
     let all = text(&output);
     assert!(output.status.success(), "{}\n{all}", output.status);
     let out = String::from_utf8_lossy(&output.stdout);
@@ -114,5 +117,5 @@ fn root_the_readmes_commands_run_to_the_last_line_on_ext4() {
         .map(|entry| entry.unwrap().file_name())
         .filter(|name| name != "lost+found")
         .collect();
-    assert!(left.is_empty(), "the walk leaves {left:?}\n{all}");
+    assert!(left.is_empty(), "the script leaves {left:?}\n{all}");
 }

@@ -1,4 +1,4 @@
-//! The scripts around a run of the tests: what they find on the machine, and what they say last.
+//! The scripts around a run of the tests: what they find on the machine, and their last lines.
 
 #![expect(
     clippy::unwrap_used,
@@ -9,7 +9,7 @@
 use std::fs;
 use std::process::{Command, Output};
 
-/// A machine of its own as far as the default folders go: `/run` and `/var/lib` are empty.
+/// Runs a command on a machine whose default folders, below `/run` and `/var/lib`, are empty.
 fn on_a_machine(history: &str, command: &str) -> Output {
     let script = format!(
         "mount -t tmpfs slackwater-test /run && mount -t tmpfs slackwater-test /var/lib && \
@@ -19,7 +19,7 @@ fn on_a_machine(history: &str, command: &str) -> Output {
         .args(["--mount", "--propagation", "private", "bash", "-ec"])
         .arg(script)
         .env("MACHINE_PATIENCE", "1")
-        // Of the run that this test is part of: what is found here is not its own.
+        // It belongs to the run that contains this test; findings here are not its own.
         .env_remove("MACHINE_LOG")
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
@@ -27,7 +27,7 @@ fn on_a_machine(history: &str, command: &str) -> Output {
 }
 
 #[test]
-fn root_what_a_run_leaves_is_found_whatever_was_there_before() {
+fn root_leftovers_of_a_run_are_found_whatever_existed_before() {
     if !nix::unistd::geteuid().is_root() {
         return;
     }
@@ -38,16 +38,19 @@ fn root_what_a_run_leaves_is_found_whatever_was_there_before() {
     ];
     for history in before {
         let clean = on_a_machine(history, "true");
-        let said = String::from_utf8_lossy(&clean.stderr);
-        assert_eq!(clean.status.code(), Some(0), "{history}: {said}");
-        assert!(said.contains("as it was found"), "{history}: {said}");
+        let output_text = String::from_utf8_lossy(&clean.stderr);
+        assert_eq!(clean.status.code(), Some(0), "{history}: {output_text}");
+        assert!(
+            output_text.contains("as it was found"),
+            "{history}: {output_text}"
+        );
 
         let unclean = on_a_machine(history, "mkdir -p /run/slackwater/state/freezes");
-        let said = String::from_utf8_lossy(&unclean.stderr);
-        assert_eq!(unclean.status.code(), Some(1), "{history}: {said}");
+        let output_text = String::from_utf8_lossy(&unclean.stderr);
+        assert_eq!(unclean.status.code(), Some(1), "{history}: {output_text}");
         assert!(
-            said.contains("file /run/slackwater/state/freezes"),
-            "{history}: {said}"
+            output_text.contains("file /run/slackwater/state/freezes"),
+            "{history}: {output_text}"
         );
     }
 }
@@ -88,8 +91,8 @@ fn the_last_line_is_the_reason_for_the_exit_status() {
             .current_dir(env!("CARGO_MANIFEST_DIR"))
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&summary.stdout);
-        let last = said.lines().last().unwrap();
+        let output_text = String::from_utf8_lossy(&summary.stdout);
+        let last = output_text.lines().last().unwrap();
         assert!(last.ends_with(reason), "{last}");
         let is_good = last.starts_with("test result: ok. ");
         assert_eq!(is_good, summary.status.success(), "{last}");
@@ -98,7 +101,7 @@ fn the_last_line_is_the_reason_for_the_exit_status() {
 }
 
 #[test]
-fn what_is_left_out_is_named_and_counted_and_no_failure() {
+fn skipped_parts_are_named_and_counted_and_are_not_failures() {
     let folder = tempfile::TempDir::with_prefix("slackwater-").unwrap();
     let file = |name| folder.path().join(name);
     let (log, left, out) = (file("log"), file("left"), file("out"));
@@ -111,11 +114,14 @@ fn what_is_left_out_is_named_and_counted_and_no_failure() {
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&summary.stdout);
-    assert!(summary.status.success(), "{said}");
+    let output_text = String::from_utf8_lossy(&summary.stdout);
+    assert!(summary.status.success(), "{output_text}");
     assert!(
-        said.contains("left out 2 times: the chart: no helm\n"),
-        "{said}"
+        output_text.contains("left out 2 times: the chart: no helm\n"),
+        "{output_text}"
     );
-    assert!(said.ends_with("; 1 ignored; 3 left out\n"), "{said}");
+    assert!(
+        output_text.ends_with("; 1 ignored; 3 left out\n"),
+        "{output_text}"
+    );
 }

@@ -1,4 +1,4 @@
-//! CreateSnapshot of a mounted volume that is clean, and a restore until it's staged.
+//! CreateSnapshot of a mounted volume that is clean, and a restore until it is staged.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,8 +13,8 @@ use super::support::{mount, run};
 
 const GIB: u64 = 1 << 30;
 const KINDS: [FsType; 3] = [FsType::Ext4, FsType::Xfs, FsType::Btrfs];
-/// A file system that was frozen just before freezes in a hundredth of the time: after a rest it
-/// takes what it takes of those who snapshot once an hour.
+/// A file system that was frozen just before freezes in a hundredth of the time. After this rest, a
+/// freeze takes as long as for users who take a snapshot every hour.
 const REST: Duration = Duration::from_millis(500);
 /// Driver, effects, the bare minimum, programs.
 const WAYS: usize = 4;
@@ -28,14 +28,14 @@ pub fn measure() {
         "| | volume | driver | effects | bare | programs | driver / effects | undisturbed | driver - effects, ms | driver / programs |"
     );
     println!("|---|---|---|---|---|---|---|---|---|---|");
-    // A volume lives on a pool whose clones are its own kind's cheapest as well: xfs.
+    // xfs, because its clones are the cheapest.
     let ground = Ground::new("xfs", 64 * GIB);
     for fs in KINDS {
         let volume = ground.volume(&format!("source-{fs}"), fs.name(), GIB);
         let (mut snapshots, mut restores) = (Times::default(), Times::default());
         for round in 0..=rounds {
             let (cut, restored) = one(&ground, &volume, fs, round);
-            // The first round warms up.
+            // The first round is a warm-up.
             if round > 0 {
                 for way in 0..WAYS {
                     snapshots[way].push(cut[way]);
@@ -49,8 +49,8 @@ pub fn measure() {
     }
 }
 
-/// All ways once, each round in another order: milliseconds of snapshots, and of restores from
-/// them.
+/// Runs all ways once, each round in another order. Returns milliseconds of snapshots, and of
+/// restores from them.
 fn one(ground: &Ground, volume: &Volume, fs: FsType, round: usize) -> ([f64; WAYS], [f64; WAYS]) {
     let name = |who: &str| format!("{who}-{fs}-{round}");
     let (mut cut, mut restored) = ([0.0; WAYS], [f64::NAN; WAYS]);

@@ -1,4 +1,4 @@
-//! A driver with volumes, and one without a driver beside it on the same disk.
+//! A driver with volumes, and the same work without a driver next to it on the same disk.
 
 use std::fs::OpenOptions;
 use std::os::fd::AsFd;
@@ -16,18 +16,18 @@ use super::support::node::{Node, definition, volume_uuid};
 use super::support::{Disk, Scratch, Server, mount, run};
 
 const BLOCK: u64 = 4096;
-/// What punching and looking goes by.
+/// The unit for punching and searching.
 const PIECE: usize = 1 << 20;
 
 pub struct Ground {
     pub runtime: Runtime,
     pub hand: Hand,
     pub programs: Programs,
-    /// Last: what stands on it goes first.
+    /// The last field, because the others depend on it and are dropped first.
     pub node: Node,
 }
 
-/// A mounted volume of the driver's.
+/// A mounted volume of the driver.
 pub struct Volume {
     pub id: String,
     pub staging: PathBuf,
@@ -35,13 +35,13 @@ pub struct Volume {
 }
 
 impl Ground {
-    /// On a pool with a file system.
+    /// Starts a driver with a pool on a file system.
     pub fn new(pool: &str, size: u64) -> Ground {
         Ground::configured(pool, size, Scratch::new(), &[])
     }
 
-    /// The same with a hook for all volumes: a line in its log when it's ready, and when it's told
-    /// to let go.
+    /// The same with a hook for all volumes, which writes a line to its log when it is ready, and
+    /// when it is released.
     pub fn with_hook(pool: &str, size: u64) -> (Ground, PathBuf) {
         let scratch = Scratch::new();
         let (log, program) = (scratch.join("hook.log"), scratch.join("hook"));
@@ -63,7 +63,7 @@ impl Ground {
             .enable_all()
             .build()
             .expect("a runtime");
-        // As /run is: journals of freezes needn't outlive the machine's boot.
+        // Like /run: journals of freezes need not survive a reboot.
         let state = scratch.dir("state");
         run(
             "mount",
@@ -72,7 +72,7 @@ impl Ground {
         let disk = Disk::new(&scratch, "pool", pool, size);
         let server = Server::spawn(&scratch, &[&definition(&disk.mount_point)], more, &[]);
         server.wait_ready();
-        // A client is made within a runtime.
+        // A client must be created within a runtime.
         let client = runtime.block_on(async { server.client() });
         let node = Node {
             server,
@@ -90,7 +90,7 @@ impl Ground {
         }
     }
 
-    /// A new one.
+    /// Creates a volume.
     pub fn volume(&self, name: &str, fs: &str, size: u64) -> Volume {
         let staging = self.node.staging(name);
         let client = &self.node.client;
@@ -106,15 +106,15 @@ impl Ground {
         Volume { id, staging, image }
     }
 
-    /// Its end.
+    /// Deletes a volume.
     pub fn end(&self, volume: &Volume) {
         let (id, staging) = (&volume.id, &volume.staging);
         self.runtime
             .block_on(self.node.unstage_and_delete(id, staging));
     }
 
-    /// Brings a volume's image into so many pieces more, without a change of what is in it: blocks
-    /// of zeros are punched out of a file that nobody writes to.
+    /// Splits a volume's image into this many more extents without changing its content: blocks of
+    /// zeros are punched out of a file that is not being written.
     pub fn break_up(&self, volume: &Volume, fs: &str, pieces: u64) {
         let path = volume.staging.join("broken");
         let file = std::fs::File::create(path).expect("a file");
@@ -133,12 +133,12 @@ impl Ground {
             let staged = client.stage(id, staging, mount(fs)).await;
             staged.expect("stage");
         });
-        // What reads the mount next shouldn't be what is measured.
+        // The next access to the mount must not be part of the measurement.
         run("sync", &["--file-system", staging.to_str().expect("plain")]);
     }
 }
 
-/// Punches `count` blocks of zeros, each one between two that stay.
+/// Punches `count` blocks of zeros, each between two blocks that stay.
 fn punch(image: &Path, count: u64) {
     let file = OpenOptions::new().read(true).write(true).open(image);
     let file = file.expect("an image");
@@ -153,7 +153,7 @@ fn punch(image: &Path, count: u64) {
             Err(Errno::ENXIO) => break,
             Err(error) => panic!("SEEK_DATA: {error}"),
         };
-        let end = seek(data, Whence::SeekHole).expect("the end is a hole");
+        let end = seek(data, Whence::SeekHole).expect("the file ends with a hole");
         at = data;
         while at + 2 * BLOCK <= end && punched < count {
             file.read_exact_at(&mut pair, at).expect("a read");
@@ -166,6 +166,6 @@ fn punch(image: &Path, count: u64) {
         }
         at = at.max(end);
     }
-    assert_eq!(punched, count, "there were zeros enough");
+    assert_eq!(punched, count, "there were enough zeros");
     file.sync_all().expect("fsync");
 }

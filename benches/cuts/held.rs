@@ -1,4 +1,5 @@
-//! How long an application is held for a cut, by its own clock, against the pieces of its image.
+//! How long an application is held for a cut, by its own clock, as a function of the number of
+//! extents of its image.
 
 use std::path::Path;
 
@@ -9,12 +10,12 @@ use super::plot::{Line, Plot};
 use super::stall::{Load, Writers};
 
 const FS: &str = "ext4";
-/// Of an image.
+/// The number of extents of an image.
 const EXTENTS: [u64; 4] = [100, 1_000, 10_000, 100_000];
-/// Of a volume, beside what its pieces take.
+/// The size of a volume in bytes, without the space for its extents.
 const SIZE: u64 = 1 << 29;
 
-/// From a hook's READY to the end of its stdin, ms, of each time that it ran.
+/// From a hook's READY to the end of its stdin, in ms, for each of its runs.
 fn held(log: &Path) -> Vec<f64> {
     let text = std::fs::read_to_string(log).expect("the log of a hook");
     let nanos: Vec<u64> = text
@@ -42,7 +43,7 @@ pub fn measure() {
         ground.break_up(&volume, FS, extents);
         std::fs::write(&log, "").expect("an empty log");
         let mut calls = Vec::new();
-        // The first round warms up.
+        // The first round is a warm-up.
         for round in 0..=turns {
             let writers = Writers::start(&[&volume.staging], Load::Busy);
             let begun = std::time::Instant::now();

@@ -1,6 +1,6 @@
-//! Random writes after a snapshot beside those before it, on images with hints for the size of
-//! their extents: xfs allocates so much at once where a shared block is written (`cowextsize`), or
-//! a block that isn't there yet (`extsize`).
+//! Random writes after a snapshot, compared with those before it, on images with extent size hints:
+//! xfs allocates this much at once where a shared block is written (`cowextsize`), or a block that
+//! is not allocated yet (`extsize`).
 
 use std::path::{Path, PathBuf};
 
@@ -12,14 +12,14 @@ use super::support::{Disk, Scratch, run};
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 256 * MIB;
-/// Bytes; 0 is what the file system does by itself (cowextsize: 128 KiB, extsize: none).
+/// Bytes; 0 is the file system's default (cowextsize: 128 KiB, extsize: none).
 const HINTS: [u64; 6] = [0, 4096, 16384, 65536, 524_288, 2 * MIB];
 
 fn plain(path: &Path) -> &str {
     path.to_str().expect("plain names")
 }
 
-/// A loop device with direct I/O, as the driver's are. Dropped, it's detached.
+/// A loop device with direct I/O, like the driver's. It is detached when this is dropped.
 struct Bare(PathBuf);
 
 impl Bare {
@@ -35,7 +35,7 @@ impl Drop for Bare {
     }
 }
 
-/// Writes of 4 KiB a second, at random places, for some time.
+/// Writes of 4 KiB per second, at random places.
 fn random_writes(device: &Path) -> f64 {
     let milliseconds = given("MILLISECONDS", 1500);
     let job = [
@@ -61,7 +61,7 @@ fn random_writes(device: &Path) -> f64 {
     told["jobs"][0]["write"]["iops"].as_f64().expect("a number")
 }
 
-/// An image with a hint; written, or sparse.
+/// Creates an image with a hint, either written or sparse.
 fn image(path: &Path, hint: &str, bytes: u64, written: bool) {
     let file = std::fs::File::create(path).expect("a file");
     if bytes > 0 {
@@ -134,14 +134,14 @@ fn one(disk: &Disk, hint: &str, bytes: u64, shared: bool, seen: &mut Seen) {
         run("sync", &[plain(&copy)]);
     }
     seen.after.push(random_writes(&bare.0));
-    // By now most blocks are the image's own again.
+    // By now most blocks are no longer shared.
     seen.again.push(random_writes(&bare.0));
     run("sync", &[plain(&path)]);
     seen.pieces.push(extents(&path));
     drop(bare);
-    std::fs::remove_file(&path).expect("it's there");
+    std::fs::remove_file(&path).expect("the file exists");
     if shared {
-        std::fs::remove_file(&copy).expect("it's there");
+        std::fs::remove_file(&copy).expect("the file exists");
     }
 }
 

@@ -1,5 +1,5 @@
-//! The longest time between two acknowledged writes around a cut, by the driver and by hand,
-//! against the number of volumes and of an image's pieces.
+//! The longest time between two acknowledged writes around a cut, by the driver and by hand, as a
+//! function of the number of volumes and of an image's extents.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,20 +14,20 @@ use super::support::snapshots::members as members_of;
 
 const GIB: u64 = 1 << 30;
 const FS: &str = "ext4";
-/// So many volumes in a group.
+/// The numbers of volumes in a group.
 const MEMBERS: [usize; 5] = [1, 2, 4, 8, 16];
-/// An xfs takes less, too, but no less than this.
+/// A smaller xfs would be faster, but xfs needs at least this much.
 const SMALL: u64 = GIB / 2;
-/// Of each busy member's image.
+/// The number of extents of each busy member's image.
 const PIECES: u64 = 2_000;
-/// Of an image.
+/// The number of extents of an image.
 const EXTENTS: [u64; 4] = [100, 1_000, 10_000, 100_000];
-/// Between two cuts: see `calls::REST`.
+/// The pause between two cuts: see `calls::REST`.
 const REST: Duration = Duration::from_millis(700);
-/// As long as a cut of the driver's, mostly.
+/// About the duration of a cut by the driver.
 const NOTHING: Duration = Duration::from_millis(300);
 
-/// Who cuts.
+/// The program that cuts.
 #[derive(Clone, Copy, PartialEq)]
 enum Who {
     Nobody,
@@ -35,13 +35,13 @@ enum Who {
     Hand(Way),
 }
 
-/// One cut.
+/// The result of one cut.
 #[derive(Clone, Copy, Default)]
 struct Cut {
     stall: Stall,
-    /// Of all of it, ms.
+    /// The duration of the whole cut, in ms.
     took: f64,
-    /// The longest of the copies by hand, ms.
+    /// The longest of the copies by hand, in ms.
     longest: f64,
 }
 
@@ -102,7 +102,7 @@ fn cut(ground: &Ground, volumes: &[Volume], who: Who, load: Load, name: &str) ->
     }
 }
 
-/// In turns: for each group, and each of those who cut, all its cuts.
+/// In turns: for each group and each way to cut, all its cuts.
 fn rounds(
     ground: &Ground,
     groups: &[&[Volume]],
@@ -117,7 +117,7 @@ fn rounds(
                 let at = (round + turn) % all.len();
                 let name = format!("{}-{round}-{}", volumes.len(), now());
                 let one = cut(ground, volumes, all[at], load, &name);
-                // The first round warms up.
+                // The first round is a warm-up.
                 if round > 0 {
                     cuts[at].push(one);
                 }
@@ -140,7 +140,7 @@ fn line(name: &str) -> Line {
     Line { name, points }
 }
 
-/// Of pairs, the quotient.
+/// The quotient of each pair.
 fn ratio(ours: &[Cut], theirs: &[Cut], of: impl Fn(&Cut, &Cut) -> f64) -> Spread {
     Spread::of(
         ours.iter()
@@ -184,7 +184,7 @@ pub fn members() {
         let groups = rounds(&ground, &groups, &all, load, turns);
         for (count, cuts) in MEMBERS.into_iter().zip(&groups) {
             let [driver, aside, series, nobody] = &cuts[..] else {
-                unreachable!("as many as there are who cut");
+                unreachable!("one line for each way to cut");
             };
             let stall = |cut: &Cut| cut.stall.cut;
             let other = |cut: &Cut| cut.stall.other;
@@ -211,7 +211,7 @@ pub fn members() {
                 spread(driver, |cut| cut.took),
             );
         }
-        // Of each round the largest group beside the single volume.
+        // For each round, the largest group next to the single volume.
         let times = |who: usize| {
             let (all, one) = (&groups[MEMBERS.len() - 1][who], &groups[0][who]);
             ratio(all, one, |all, one| all.stall.cut / one.stall.cut)
@@ -223,7 +223,7 @@ pub fn members() {
             times(2)
         );
         Plot {
-            title: &format!("What writers feel of a group snapshot ({word} volumes)"),
+            title: &format!("Stalls of writers at a group snapshot ({word} volumes)"),
             across: "volumes in the group",
             up: "longest time between two writes, ms",
             lines: lines.into(),
@@ -262,7 +262,7 @@ pub fn extents() {
         let volumes = [volume];
         let cuts = rounds(&ground, &[&volumes], &all, Load::Busy, turns);
         let [driver, whole, copy, nobody] = &cuts[0][..] else {
-            unreachable!("as many as there are who cut");
+            unreachable!("one line for each way to cut");
         };
         let stall = |cut: &Cut| cut.stall.cut;
         let other = |cut: &Cut| cut.stall.other;
@@ -288,7 +288,7 @@ pub fn extents() {
         volumes.iter().for_each(|volume| ground.end(volume));
     }
     Plot {
-        title: "What a writer feels of a snapshot",
+        title: "Stalls of a writer at a snapshot",
         across: "extents of the volume's image",
         up: "longest time between two writes, ms",
         lines: lines.into(),

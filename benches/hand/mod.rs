@@ -1,6 +1,6 @@
 //! A volume's life without the driver, and its cuts.
 
-#![allow(dead_code, reason = "each benchmark uses a part")]
+#![allow(dead_code, reason = "each benchmark uses a part of this module")]
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -14,19 +14,19 @@ use uuid::Uuid;
 
 use super::support::{run, succeeds};
 
-/// Of a volume.
+/// The size of a volume in bytes.
 pub const SIZE: u64 = 1 << 30;
-/// As long as a record of a staged volume.
+/// The length of a record of a staged volume.
 const RECORD_BYTES: usize = 1100;
 
-/// How images that stand still are copied.
+/// The way in which images are copied while they are frozen.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Way {
     /// FICLONE of all at once.
     SideBySide,
     /// FICLONE of one after the other.
     InSequence,
-    /// Every block, as where blocks can't be shared.
+    /// Every block, as on file systems without block sharing.
     Copy,
 }
 
@@ -39,7 +39,7 @@ pub struct Hand {
     record: Vec<u8>,
 }
 
-/// A frozen file system. Dropped, it's thawed.
+/// A frozen file system, which is thawed when this is dropped.
 pub struct Frozen(File);
 
 impl Frozen {
@@ -49,7 +49,7 @@ impl Frozen {
         Frozen(root)
     }
 
-    /// Several, side by side.
+    /// Freezes several in parallel.
     pub fn all(mount_points: &[&Path]) -> Vec<Frozen> {
         std::thread::scope(|scope| {
             let freezing = |path| scope.spawn(move || Frozen::new(path));
@@ -62,7 +62,7 @@ impl Frozen {
 
 impl Drop for Frozen {
     fn drop(&mut self) {
-        // A thaw that fails, while nobody else thaws, leaves a machine to be looked at.
+        // If a thaw fails although no other process thaws, the machine needs attention.
         freeze::thaw(self.0.as_fd()).expect("FITHAW");
     }
 }
@@ -90,7 +90,7 @@ impl Hand {
     }
 
     fn perform(&self, effect: Effect<'_>) -> Done {
-        self.host.perform(&effect).expect("the kernel does it")
+        self.host.perform(&effect).expect("the effect succeeds")
     }
 
     fn store(&self, folder: &Path) {
@@ -173,7 +173,7 @@ impl Hand {
         }));
     }
 
-    /// A copy of an image whose file system is mounted, with nothing written back before.
+    /// A copy of an image whose file system is mounted, without a write-back before it.
     pub fn snapshot(&self, name: &str, image: &Path, mount_point: &Path) {
         let folder = self.snapshots.join(name);
         let copy = folder.join("data.img");
@@ -190,7 +190,7 @@ impl Hand {
         self.store(&folder);
     }
 
-    /// What can't be left out: no record, no folder of its own.
+    /// The indispensable steps only: no record, and no folder of its own.
     pub fn bare_snapshot(&self, name: &str, image: &Path, mount_point: &Path) {
         let copy = self.snapshots.join(name);
         self.make_copy(&copy, 0);
@@ -215,7 +215,7 @@ impl Hand {
         self.perform(Effect::CloneWhole { source, target });
     }
 
-    /// A volume from a snapshot of [`Hand::snapshot`], mounted.
+    /// Creates a volume from a snapshot of [`Hand::snapshot`], and mounts it.
     pub fn restore(&self, name: &str, snapshot: &str, fs: FsType, staging: &Path) {
         let folder = self.volumes.join(name);
         let image = folder.join("data.img");
@@ -238,12 +238,13 @@ impl Hand {
         self.perform(Effect::SyncFile { path: &image });
         self.store(&folder);
         self.attach_and_mount(&folder, &image, fs, staging, false, &options);
-        // Where it is staged.
+        // The folder in which it is staged.
         self.store(&folder);
     }
 
-    /// Images with their copies made while all stand still, at a moment that is given back beside
-    /// the milliseconds of the longest copy. Each is thawed once it's copied; the copies vanish.
+    /// Copies images while all are frozen. Returns the moment at which all were frozen, and the
+    /// milliseconds of the longest copy. Each image is thawed once it is copied; the copies are
+    /// removed.
     pub fn cut(&self, images: &[(&Path, &Path)], way: Way) -> (u64, f64) {
         let copies: Vec<PathBuf> = (0..images.len())
             .map(|n| self.snapshots.join(format!("cut-{n}")))
@@ -296,7 +297,7 @@ impl Hand {
         }
     }
 
-    /// Removes everything of the kind that [`Hand::snapshot`] and the like have made.
+    /// Removes everything that [`Hand::snapshot`] and similar functions have created.
     pub fn forget_snapshots(&self) {
         std::fs::remove_dir_all(&self.snapshots).expect("a folder");
         std::fs::create_dir(&self.snapshots).expect("a folder");
@@ -321,7 +322,7 @@ impl Hand {
         self.perform(Effect::RemoveTarget { path: target });
     }
 
-    /// The loop device goes with its last opener.
+    /// The loop device is detached when its last opener closes it.
     pub fn unstage(&self, staging: &Path) {
         self.perform(Effect::Unmount { target: staging });
     }
@@ -342,7 +343,7 @@ impl Hand {
     }
 }
 
-/// What a person types.
+/// The programs that an administrator types.
 pub struct Programs {
     root: PathBuf,
 }
@@ -371,8 +372,8 @@ impl Programs {
         );
         let device = device.trim();
         if fresh {
-            // blkid ends with 2 where nothing is found.
-            assert!(!succeeds("blkid", &["-p", device]), "nothing is on it");
+            // blkid ends with 2 if it finds nothing.
+            assert!(!succeeds("blkid", &["-p", device]), "the device is blank");
             run(&format!("mkfs.{fs}"), &["-q", device]);
             run("sync", &[device]);
         }

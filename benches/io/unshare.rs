@@ -1,4 +1,4 @@
-//! What a writer notices of an un-share beside it, of its own image or of the copy.
+//! The effect of a concurrent un-share on a writer, of its own image or of the copy.
 
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
@@ -12,11 +12,11 @@ use crate::measure::{Spread, given};
 use crate::support::{Disk, run};
 use crate::{Blocks, WORKED, fill, image};
 
-/// The writer beside an un-share: whether, and of which of two images that share all blocks.
-const BESIDE: [&str; 3] = ["none", "the copy", "the live image"];
+/// The concurrent un-share: none, or that of one of two images that share all blocks.
+const UNSHARED: [&str; 3] = ["none", "the copy", "the live image"];
 
-/// Writes a second into a live image, and their median time in ms, while it or its copy is given
-/// blocks of its own, again and again for a while.
+/// Writes per second into a live image, and their median time in ms, while the image or its copy is
+/// un-shared repeatedly.
 fn writes_beside(disk: &Disk, way: usize) -> (f64, f64) {
     let [live, copy] = ["live", "copy"].map(|name| disk.mount_point.join(name));
     let names = [&live, &copy].map(|path| path.to_str().expect("plain"));
@@ -54,7 +54,7 @@ fn writes_beside(disk: &Disk, way: usize) -> (f64, f64) {
     )
 }
 
-/// Milliseconds of each write of 4 KiB past the page cache, at places all over the image.
+/// Milliseconds of each write of 4 KiB without the page cache, at places all over the image.
 fn write_until(path: &Path, done: &AtomicBool) -> Vec<f64> {
     let file = std::fs::OpenOptions::new()
         .write(true)
@@ -77,8 +77,8 @@ fn write_until(path: &Path, done: &AtomicBool) -> Vec<f64> {
     times
 }
 
-/// What a thick volume's writer notices of its snapshot: un-sharing the copy, as the driver does,
-/// beside un-sharing the volume.
+/// The effect of a snapshot on the writer of a thick volume: un-sharing the copy, as the driver
+/// does, compared with un-sharing the volume.
 pub fn measure(disk: &Disk) {
     let live = disk.mount_point.join("live");
     image(&live, Blocks::Unwritten);
@@ -86,8 +86,8 @@ pub fn measure(disk: &Disk) {
     let mut rates = [const { Vec::new() }; 3];
     let mut medians = [const { Vec::new() }; 3];
     for round in 0..given("ROUNDS", 6) {
-        for turn in 0..BESIDE.len() {
-            let at = (round + turn) % BESIDE.len();
+        for turn in 0..UNSHARED.len() {
+            let at = (round + turn) % UNSHARED.len();
             let (rate, median) = writes_beside(disk, at);
             rates[at].push(rate);
             medians[at].push(median);
@@ -96,7 +96,7 @@ pub fn measure(disk: &Disk) {
     println!("\na writer of 4 KiB beside an un-share of, ratios of the same round");
     println!("\n| | writes/s | / none | median ms |");
     println!("|---|---|---|---|");
-    for (at, name) in BESIDE.into_iter().enumerate() {
+    for (at, name) in UNSHARED.into_iter().enumerate() {
         let ratio = Spread::of(rates[at].iter().zip(&rates[0]).map(|(a, b)| a / b));
         let [rate, median] = [&rates[at], &medians[at]].map(|all| Spread::of(all.iter().copied()));
         println!("| {name} | {:.0} | {ratio} | {median} |", rate.middle);

@@ -1,10 +1,10 @@
-//! Times of pairs, as medians and quartiles, and the lines in which they are told.
+//! Times of pairs, as medians and quartiles, and the lines in which they are printed.
 
-#![allow(dead_code, reason = "each benchmark uses a part")]
+#![allow(dead_code, reason = "each benchmark uses a part of this module")]
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// The lower quartile, the median and the upper one.
+/// The lower quartile, the median and the upper quartile.
 #[derive(Clone, Copy)]
 pub struct Spread {
     pub low: f64,
@@ -47,13 +47,12 @@ pub struct Pairs {
 }
 
 impl Pairs {
-    /// Of each pair the quotient.
+    /// The quotient of each pair.
     pub fn ratio(&self) -> Spread {
         Spread::of(self.both().map(|(ours, hand)| ours / hand))
     }
 
-    /// The quotient of what each takes when nobody disturbs it: of the fastest tenth of its times
-    /// the slowest.
+    /// The quotient of the undisturbed times: of the fastest tenth of each, the slowest.
     pub fn undisturbed(&self) -> f64 {
         let fast = |values: &[f64]| {
             let mut values = values.to_vec();
@@ -63,7 +62,7 @@ impl Pairs {
         fast(&self.ours) / fast(&self.hand)
     }
 
-    /// Of each pair the difference.
+    /// The difference of each pair.
     pub fn more(&self) -> Spread {
         Spread::of(self.both().map(|(ours, hand)| ours - hand))
     }
@@ -74,7 +73,7 @@ impl Pairs {
     }
 }
 
-/// Does something; its result and the milliseconds that it took.
+/// Runs the work. Returns its result, and its duration in milliseconds.
 pub fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
     let start = Instant::now();
     let result = work();
@@ -87,7 +86,7 @@ pub fn now() -> u64 {
     u64::try_from(since.expect("after 1970").as_nanos()).expect("before 2554")
 }
 
-/// A number from the environment, to make a run shorter or longer.
+/// A number from the environment, for a shorter or longer run.
 pub fn given(name: &str, usual: usize) -> usize {
     match std::env::var(name) {
         Ok(text) => text.parse().expect("a number"),

@@ -1,21 +1,21 @@
-//! Lines over points on two logarithmic axes, as SVG.
+//! Plots of lines and points on two logarithmic axes, as SVG.
 
 use std::fmt::Write as _;
 use std::path::Path;
 
 const WIDTH: f64 = 720.0;
 const HEIGHT: f64 = 420.0;
-/// Of the picture, left of and below the axes, and above and right of them.
+/// The margins of the plot: left of and below the axes, and above and right of them.
 const LEFT: f64 = 64.0;
 const RIGHT: f64 = 200.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 52.0;
-/// Told apart by those who see no red or no green, too.
-const COLOURS: [&str; 6] = [
+/// Distinguishable also for readers with red-green color blindness.
+const COLORS: [&str; 6] = [
     "#0072b2", "#56b4e9", "#d55e00", "#e69f00", "#009e73", "#666666",
 ];
 
-/// A line: its name, and for each x the lower quartile, the median and the upper one.
+/// A line: its name, and for each x the lower quartile, the median and the upper quartile.
 pub struct Line {
     pub name: String,
     pub points: Vec<(f64, [f64; 3])>,
@@ -26,11 +26,11 @@ pub struct Plot<'a> {
     pub across: &'a str,
     pub up: &'a str,
     pub lines: Vec<Line>,
-    /// Dashed, with what they mean.
+    /// Dashed lines, with their labels.
     pub bounds: Vec<(&'a str, f64)>,
 }
 
-/// From values to the picture's points.
+/// From values to the points of the plot.
 struct Scale {
     x: (f64, f64),
     y: (f64, f64),
@@ -52,7 +52,7 @@ fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;")
 }
 
-/// As a person says it: 1000 is 1k.
+/// A short form of a value: 1000 is 1k.
 fn short(value: f64) -> String {
     match value {
         v if v >= 1e6 => format!("{}M", v / 1e6),
@@ -92,9 +92,9 @@ impl Plot<'_> {
              <text x=\"{LEFT}\" y=\"22\" font-size=\"15\">{0}</text>\n",
             escaped(self.title)
         );
-        self.axes(&scale, &mut out).expect("a String takes it");
+        self.axes(&scale, &mut out).expect("a String accepts it");
         for (n, line) in self.lines.iter().enumerate() {
-            draw(line, n, &scale, &mut out).expect("a String takes it");
+            draw(line, n, &scale, &mut out).expect("a String accepts it");
         }
         out.push_str("</svg>\n");
         out
@@ -157,7 +157,7 @@ impl Plot<'_> {
 }
 
 fn draw(line: &Line, n: usize, scale: &Scale, out: &mut String) -> std::fmt::Result {
-    let colour = COLOURS[n % COLOURS.len()];
+    let color = COLORS[n % COLORS.len()];
     let mut path = String::new();
     for (x, [low, middle, high]) in &line.points {
         let (at, y) = scale.at(*x, *middle);
@@ -167,15 +167,15 @@ fn draw(line: &Line, n: usize, scale: &Scale, out: &mut String) -> std::fmt::Res
         write!(path, "{word}{at:.1} {y:.1}")?;
         writeln!(
             out,
-            "<path d=\"M{at:.1} {bottom:.1}V{top:.1}\" stroke=\"{colour}\"/>\
-             <circle cx=\"{at:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>"
+            "<path d=\"M{at:.1} {bottom:.1}V{top:.1}\" stroke=\"{color}\"/>\
+             <circle cx=\"{at:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{color}\"/>"
         )?;
     }
     let (x, y) = (WIDTH - RIGHT + 12.0, TOP + 12.0 + 34.0 * n as f64);
     writeln!(
         out,
-        "<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>\
-         <path d=\"M{x} {y}h18\" stroke=\"{colour}\" stroke-width=\"2\"/>"
+        "<path d=\"{path}\" fill=\"none\" stroke=\"{color}\" stroke-width=\"2\"/>\
+         <path d=\"M{x} {y}h18\" stroke=\"{color}\" stroke-width=\"2\"/>"
     )?;
     for (at, words) in line.name.split('|').enumerate() {
         writeln!(

@@ -1,5 +1,5 @@
-//! What a cut is for those who write meanwhile: the longest time between two acknowledged writes,
-//! at the cut and at any other moment of the call.
+//! The effect of a cut on concurrent writers: the longest time between two acknowledged writes, at
+//! the cut and at any other moment of the call.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -14,17 +14,18 @@ use nix::libc::O_DIRECT;
 use super::measure::now;
 
 const BLOCK: usize = 4096;
-/// Gaps below say nothing: a writer waits so long for a core.
+/// Shorter gaps mean nothing: a writer waits this long for a core.
 const LEAST: u64 = 1_000_000;
-/// What a writer writes to: never grows, so that no write needs another block of its file.
+/// The size of a writer's file, which never grows, so that no write allocates another block.
 pub const WRITTEN: u64 = 32 << 20;
 /// Time for the last writes to be acknowledged after a cut.
 const AFTER: Duration = Duration::from_millis(30);
 
-/// How a volume is written to.
+/// The load on a volume.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Load {
-    /// A block into the page cache every millisecond: enough to feel a freeze, and next to nothing.
+    /// A block into the page cache every millisecond: enough to notice a freeze, and almost no
+    /// load.
     Idle,
     /// Random blocks with direct I/O, one after the other.
     Busy,
@@ -33,23 +34,23 @@ pub enum Load {
 /// Milliseconds between two acknowledged writes, of the writer that waited longest.
 #[derive(Clone, Copy, Default)]
 pub struct Stall {
-    /// Of those between which the cut was.
+    /// The gap in which the cut was.
     pub cut: f64,
-    /// Of all others.
+    /// The longest of all other gaps.
     pub other: f64,
 }
 
 /// A time without a write: from, until.
 type Gap = (u64, u64);
 
-/// A writer for each volume, until it's dropped.
+/// A writer for each volume. They end when this is dropped.
 pub struct Writers {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<Vec<Gap>>>,
     begun: u64,
 }
 
-/// The file that a volume's writer writes to; made, with all its blocks, if it's not there.
+/// Opens the file of a volume's writer, and creates it with all its blocks if it does not exist.
 fn file(volume: &Path, load: Load) -> File {
     let path: PathBuf = volume.join("written");
     let mut options = OpenOptions::new();
@@ -68,7 +69,7 @@ fn file(volume: &Path, load: Load) -> File {
     }
 }
 
-/// Makes a volume's file, so that the first writer finds it.
+/// Creates a volume's file, so that the first writer finds it.
 pub fn make_file(volume: &Path) {
     drop(file(volume, Load::Idle));
 }
@@ -81,7 +82,7 @@ impl Writers {
             std::thread::spawn(move || write(&file, load, n as u64, &stop))
         });
         let threads = threads.collect();
-        // What their start does to each other is no stall.
+        // The delays that starting writers cause each other are not stalls.
         std::thread::sleep(Duration::from_millis(200));
         Writers {
             stop,
@@ -90,7 +91,7 @@ impl Writers {
         }
     }
 
-    /// Ends them, after a cut at a moment.
+    /// Ends them after a cut at this moment.
     pub fn stall(mut self, cut_at: u64) -> Stall {
         std::thread::sleep(AFTER);
         self.stop.store(true, Ordering::Relaxed);
@@ -122,7 +123,7 @@ impl Drop for Writers {
 }
 
 fn write(file: &File, load: Load, seed: u64, stop: &AtomicBool) -> Vec<Gap> {
-    // Direct I/O wants its memory aligned.
+    // Direct I/O needs aligned memory.
     let room = vec![7; 2 * BLOCK];
     let start = room.as_ptr().align_offset(BLOCK);
     let block = &room[start..start + BLOCK];

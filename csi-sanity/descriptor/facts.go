@@ -10,11 +10,12 @@ import (
 	"google.golang.org/protobuf/types/descriptorpb"
 )
 
-// facts takes a file apart into paths and values. It walks the descriptor by reflection, so that
-// a kind of fact nobody thought of is compared, too. The order of things in the file is none.
+// facts flattens a file into paths and values. It walks the descriptor by reflection, so that it
+// also compares kinds of facts that this program does not know. The order within the file is
+// ignored.
 func facts(file protoreflect.FileDescriptor) map[string]string {
 	descriptor := protodesc.ToFileDescriptorProto(file)
-	// The same interface can be generated into any Go package, and be commented in any way.
+	// The same interface can be generated into any Go package, and can have any comments.
 	if descriptor.Options != nil {
 		descriptor.Options.GoPackage = nil
 	}
@@ -51,7 +52,7 @@ func walk(found map[string]string, path string, message protoreflect.Message) {
 	})
 }
 
-// element records one of a list under its own name, or under its content if it has none.
+// element records an element of a list under its own name, or under its content if it has no name.
 func element(found map[string]string, list string, owner protoreflect.Message, value protoreflect.Value) {
 	inner, ok := value.Interface().(protoreflect.Message)
 	if !ok {
@@ -59,7 +60,7 @@ func element(found map[string]string, list string, owner protoreflect.Message, v
 		return
 	}
 	if field, ok := inner.Interface().(*descriptorpb.FieldDescriptorProto); ok && field.OneofIndex != nil {
-		// A position would depend on the order in the file, the name doesn't.
+		// An index would depend on the order in the file; the name does not.
 		oneof := owner.Interface().(*descriptorpb.DescriptorProto).GetOneofDecl()[field.GetOneofIndex()]
 		field = proto.CloneOf(field)
 		field.OneofIndex = nil
@@ -71,7 +72,7 @@ func element(found map[string]string, list string, owner protoreflect.Message, v
 	walk(found, path, inner)
 }
 
-// key is what tells elements of a list apart.
+// key distinguishes the elements of a list.
 func key(element protoreflect.Message) string {
 	field := element.Descriptor().Fields().ByName
 	switch {
@@ -84,7 +85,7 @@ func key(element protoreflect.Message) string {
 	}
 }
 
-// compare lists what is in one only, and what has two values.
+// compare lists facts that are in one map only, and facts with different values.
 func compare(official, ours map[string]string) []string {
 	var lines []string
 	for path, value := range official {

@@ -13,12 +13,12 @@ import (
 
 var official = facts(csi.File_csi_proto)
 
-// changed compares the official interface with a copy that was changed.
+// changed compares the official interface with a changed copy.
 func changed(t *testing.T, change func(*descriptorpb.FileDescriptorProto)) []string {
 	t.Helper()
 	copy := protodesc.ToFileDescriptorProto(csi.File_csi_proto)
 	change(copy)
-	// Changed copies needn't be valid: that the comparison sees them is what counts.
+	// Changed copies need not be valid; the comparison only has to detect the change.
 	file, err := protodesc.FileOptions{AllowUnresolvable: true}.New(copy, nil)
 	if err != nil {
 		return []string{err.Error()}
@@ -100,7 +100,7 @@ func TestEveryChangeIsFound(t *testing.T) {
 	t.Logf("%d changes", total)
 }
 
-// mutate changes the leaf that comes after `left` others, and says which it was.
+// mutate changes the leaf that comes after `left` others, and returns its name.
 func mutate(message protoreflect.Message, left *int, ignored map[string]bool) (what string) {
 	// Range has no fixed order.
 	fields := message.Descriptor().Fields()
@@ -144,7 +144,7 @@ func mutate(message protoreflect.Message, left *int, ignored map[string]bool) (w
 			message.Set(field, protoreflect.ValueOfInt32(int32(value.Int())+1))
 			return name()
 		case field.Kind() == protoreflect.EnumKind:
-			// Another one that exists; an absent one would mean the same in places.
+			// Another existing value; an absent one would mean the same in some places.
 			other := (value.Enum() + 1) % protoreflect.EnumNumber(field.Enum().Values().Len()+1)
 			message.Set(field, protoreflect.ValueOfEnum(max(other, 1)))
 			return name()

@@ -1,4 +1,4 @@
-// Command descriptor compares our writing of the CSI interface with the official one.
+// Command descriptor compares our copy of the CSI interface with the official one.
 //
 //	descriptor FILE
 //
@@ -48,7 +48,7 @@ func fail(sentence string) {
 
 // read finds csi.proto in a set and resolves it, which also checks that it is valid.
 func read(bytes []byte) (protoreflect.FileDescriptor, error) {
-	// The options of CSI are known to this program, so they are decoded, not left as bytes.
+	// This program knows the options of CSI, so they are decoded and not left as bytes.
 	set := new(descriptorpb.FileDescriptorSet)
 	if err := proto.Unmarshal(bytes, set); err != nil {
 		return nil, err

@@ -1,5 +1,6 @@
-//! What the chart makes of the cluster that it is installed in: of its version, and of a CSIDriver
-//! that is there, two fields of which Kubernetes never changes. The cluster is one of a few answers.
+//! How the chart adapts to the cluster that it is installed in: to its version, and to an existing
+//! CSIDriver, of which Kubernetes never changes two fields. The cluster is simulated by a few
+//! answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
@@ -23,7 +24,7 @@ fn kinds(text: &str) -> BTreeSet<(String, String)> {
         .collect()
 }
 
-/// Answers by path: what a cluster has that knows these kinds, and maybe a CSIDriver.
+/// Answers by path, of a cluster that knows these kinds, and optionally has a CSIDriver.
 fn answers(
     kinds: &BTreeSet<(String, String)>,
     driver: Option<(bool, &[&str])>,
@@ -71,7 +72,7 @@ fn answers(
     if let Some((attach, modes)) = driver {
         let object = json!({
             "kind": "CSIDriver", "apiVersion": "storage.k8s.io/v1",
-            // As helm knows what it has installed.
+            // As helm marks the objects that it has installed.
             "metadata": {
                 "name": "csi.slackwater.dev",
                 "labels": { "app.kubernetes.io/managed-by": "Helm" },
@@ -110,7 +111,7 @@ fn answer(stream: &mut BufReader<TcpStream>, answers: &BTreeMap<String, Value>) 
     to.write_all(body.as_bytes()).ok()
 }
 
-/// What the chart renders to in such a cluster, or why it doesn't; `None` without helm.
+/// The chart rendered in such a cluster, or the error; `None` without helm.
 fn installed(driver: Option<(bool, &[&str])>, words: &[&str]) -> Option<Result<String, String>> {
     let all = rendered(&["--set=csiDriver.attach=true"])?;
     let kinds = kinds(&String::from_utf8_lossy(&all.stdout));
@@ -184,12 +185,12 @@ fn fields_of_the_driver_object_that_never_change_are_kept() {
     }
     let said = ["--set=csiDriver.attach=true,csiDriver.inlineEphemeral=true"];
     let text = installed(None, &said)
-        .expect("helm is here")
+        .expect("helm is available")
         .expect("taken");
     assert_eq!(fields(&text), (true, true));
     for (field, value) in [("attach", "false"), ("inlineEphemeral", "false")] {
         let set = format!("--set=csiDriver.{field}={value}");
-        let error = installed(Some((true, both)), &[&set]).expect("helm is here");
+        let error = installed(Some((true, both)), &[&set]).expect("helm is available");
         let error = error.expect_err("the API server would refuse it");
         for word in [&format!("csiDriver.{field}"), "auto", "docs/operations.md"] {
             assert!(error.contains(word), "{error}");
@@ -213,7 +214,7 @@ fn a_cluster_that_cannot_be_served_is_refused() {
         let Some(output) = rendered(words) else {
             return;
         };
-        assert!(!output.status.success(), "{words:?} is taken");
+        assert!(!output.status.success(), "{words:?} is accepted");
         let error = String::from_utf8_lossy(&output.stderr);
         for word in told {
             assert!(error.contains(word), "{words:?}: {error}");
@@ -228,7 +229,7 @@ fn a_cluster_that_cannot_be_served_is_refused() {
         ],
     ];
     for words in taken {
-        let output = rendered(words).expect("helm is here");
+        let output = rendered(words).expect("helm is available");
         let error = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{words:?}: {error}");
     }

@@ -1,4 +1,5 @@
-//! What the chart starts is what the program takes, and what it alerts on is what the program shows.
+//! The program accepts the arguments that the chart uses, and exports the metrics that the chart's
+//! alerts use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -8,7 +9,7 @@ use slackwater::config::{Agents, Config, Given, RoleConfig};
 
 use super::{CASES, chart, helm, rendered};
 
-/// The arguments of a container, with what Kubernetes puts in.
+/// The arguments of a container, with the values that Kubernetes inserts.
 fn arguments(text: &str, container: &str) -> Option<Vec<String>> {
     let (_, rest) = text.split_once(&format!("\n        - name: {container}\n"))?;
     let (_, rest) = rest.split_once("\n          args:\n")?;
@@ -34,7 +35,7 @@ fn parse(words: &[String]) -> Config {
 }
 
 #[test]
-fn what_is_started_is_a_whole_configuration() {
+fn the_program_accepts_the_rendered_arguments() {
     for (name, words) in CASES {
         let Some(output) = rendered(words) else {
             return;
@@ -47,7 +48,10 @@ fn what_is_started_is_a_whole_configuration() {
             (RoleConfig::Node { agent, .. }, Some(router)) => {
                 assert_eq!(agent.name.to_string(), "node.node-1.slackwater");
                 assert_eq!(node.driver_name, router.driver_name);
-                assert_eq!(node.alpha, router.alpha, "who forwards and who answers");
+                assert_eq!(
+                    node.alpha, router.alpha,
+                    "the router and the agents have the same alpha features"
+                );
                 let RoleConfig::Controller(controller) = router.role else {
                     panic!("{name}: the router is {:?}", router.role);
                 };
@@ -60,9 +64,9 @@ fn what_is_started_is_a_whole_configuration() {
     }
 }
 
-/// In a release of any name, what the router is told of its objects is what they are called.
+/// In a release with any name, the router receives the actual names of its objects.
 #[test]
-fn the_router_knows_what_its_objects_are_called() {
+fn the_router_receives_the_names_of_its_objects() {
     for release in ["slackwater", "disks", "my-slackwater"] {
         let chart = chart().to_string_lossy().into_owned();
         let Some(output) = helm(&["template", release, &chart, "--namespace=storage"]) else {
@@ -101,8 +105,8 @@ fn the_router_knows_what_its_objects_are_called() {
     }
 }
 
-/// Metrics with their labels, as the manual has them. That those are the program's is shown by
-/// `every_metric_is_in_the_manual`.
+/// Metrics with their labels, according to the manual. `every_metric_is_in_the_manual` proves that
+/// they are those of the program.
 fn metrics() -> BTreeMap<String, BTreeSet<String>> {
     let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md");
     let manual = std::fs::read_to_string(manual).expect("the manual");
@@ -117,7 +121,7 @@ fn metrics() -> BTreeMap<String, BTreeSet<String>> {
         .collect()
 }
 
-/// Words of a text that begin so.
+/// The words of a text with this prefix.
 fn words<'a>(text: &'a str, start: &str) -> Vec<&'a str> {
     let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let places = text.match_indices(start).map(|(at, _)| &text[at..]);
@@ -135,7 +139,7 @@ fn words<'a>(text: &'a str, start: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn alerts_ask_for_what_the_program_shows() {
+fn alerts_use_metrics_that_the_program_exports() {
     let rules = [
         "--set=metrics.prometheusRule.create=true",
         "--show-only=templates/monitoring.yaml",
@@ -156,7 +160,8 @@ fn alerts_ask_for_what_the_program_shows() {
             let labels = metrics.get(*metric);
             labels.unwrap_or_else(|| panic!("{name}: the program has no metric {metric}"))
         });
-        // Those that the ServiceMonitor and Prometheus add; an aggregation keeps what it names.
+        // Labels that the ServiceMonitor and Prometheus add. An aggregation keeps the ones that it
+        // names.
         let added = ["namespace", "pod", "node"].map(str::to_string);
         let mut labels: BTreeSet<_> = of_metric.cloned().chain(added).collect();
         if let Some((_, by)) = expression.split_once(" by (") {

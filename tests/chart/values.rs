@@ -1,5 +1,5 @@
-//! Values: each is known to the schema, each changes what is rendered, and wrong ones are refused by
-//! a sentence that names them.
+//! Values: the schema knows each of them, each changes the rendered objects, and invalid ones are
+//! refused with a message that names them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use super::{read, rendered};
 
-/// A value by its path, another one than the default, and what must be so that it matters. What is
-/// in a group of free form counts as one.
+/// A value by its path, a value other than the default, and the values that must be set for it to
+/// have an effect. A free-form group counts as one value.
 type Change = (&'static str, &'static str, &'static [&'static str]);
 
 const EXISTING: &[&str] = &["--set=certificates.mode=existing"];
@@ -141,11 +141,11 @@ const CHANGES: &[Change] = &[
     ("metrics.prometheusRule.labels", "a=b", RULES),
 ];
 
-/// `--set` for a change: a group of free form is changed by a key of it.
+/// `--set` for a change. A free-form group is changed by one of its keys.
 fn set(path: &str, value: &str) -> String {
     match value.split_once('=') {
         Some((key, value)) => format!("--set={path}.{key}={value}"),
-        // The only lists that aren't of words.
+        // The only list whose elements are not words.
         None if value == "{}" && path == "imagePullSecrets" => format!("--set={path}[0].name=x"),
         None if value == "{}" => format!("--set={path}[0].key=x"),
         None => format!("--set={path}={value}"),
@@ -169,13 +169,13 @@ fn every_value_changes_what_is_rendered() {
             before.insert(words, text);
         }
         let change = set(path, value);
-        let after = render(&[words, &[change.as_str()][..]].concat()).expect("helm is here");
+        let after = render(&[words, &[change.as_str()][..]].concat()).expect("helm is available");
         assert_ne!(before[words], after, "{path} has no effect");
     }
 }
 
-/// Paths of all values that the schema knows, down to those of one word and those of free form. Each
-/// object on the way takes no other key, and, so that `null` is none of them, wants each.
+/// Paths of all values in the schema, down to single words and free-form groups. Each object on the
+/// way refuses other keys, and requires each of its own, so that `null` is not accepted.
 fn known(schema: &Value) -> BTreeSet<String> {
     fn walk(root: &Value, node: &Value, path: &str, found: &mut BTreeSet<String>) {
         let name = node["$ref"].as_str().map(|name| name.rsplit('/').next());
@@ -189,7 +189,7 @@ fn known(schema: &Value) -> BTreeSet<String> {
             found.insert(path.to_string());
             return;
         };
-        // What is global is other charts' too.
+        // Other charts use the global values as well.
         let is_global = path == "global";
         assert!(is_global || node["additionalProperties"] == false, "{path}");
         let is_free = path.starts_with("pools") || path.ends_with("issuerRef");
@@ -206,8 +206,8 @@ fn known(schema: &Value) -> BTreeSet<String> {
     found
 }
 
-/// Keys of values.yaml with what stands before them, those within braces too: an indented key
-/// belongs to the one above.
+/// Keys of values.yaml with the comments before them, including keys within braces. An indented key
+/// belongs to the key above it.
 fn written() -> BTreeSet<String> {
     let mut path: Vec<(usize, String)> = Vec::new();
     let mut found = BTreeSet::new();
@@ -235,14 +235,14 @@ fn written() -> BTreeSet<String> {
 }
 
 #[test]
-fn every_value_is_in_the_schema_and_among_those_that_are_tried() {
+fn every_value_is_in_the_schema_and_is_tested() {
     let schema: Value = serde_json::from_str(&read("values.schema.json")).expect("JSON");
     let known = known(&schema);
     assert!(known.len() > 70, "{known:?}");
     let tried: BTreeSet<_> = CHANGES.iter().map(|(path, ..)| path.to_string()).collect();
     assert_eq!(known, tried);
     let written = written();
-    // An issuer is named by who has one.
+    // Only users who have an issuer name it.
     let unwritten: Vec<_> = (known.difference(&written))
         .filter(|path| !path.starts_with("certificates.issuerRef."))
         .collect();
@@ -250,7 +250,7 @@ fn every_value_is_in_the_schema_and_among_those_that_are_tried() {
 }
 
 #[test]
-fn what_is_wrong_is_refused_by_name() {
+fn invalid_values_are_refused_by_name() {
     let cases: &[(&[&str], &[&str])] = &[
         (&["storageclass.name=x"], &["storageclass", "not allowed"]),
         (&["driverName=a/b"], &["/driverName"]),
@@ -405,7 +405,7 @@ fn what_is_wrong_is_refused_by_name() {
         let Some(output) = rendered(&words) else {
             return;
         };
-        assert!(!output.status.success(), "{values:?} is taken");
+        assert!(!output.status.success(), "{values:?} is accepted");
         let error = String::from_utf8_lossy(&output.stderr);
         for word in *told {
             assert!(error.contains(word), "{values:?}: {error}");

@@ -1,4 +1,5 @@
-//! Databases that are the same to a test: made in a folder, started, written to, counted, held.
+//! Databases with a common interface for tests: created in a folder, started, written to, counted,
+//! held.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -19,10 +20,10 @@ pub enum Engine {
     },
 }
 
-/// A running one.
+/// A running database.
 pub struct Run {
     engine: Engine,
-    /// Of its socket and log.
+    /// The folder of its socket and log.
     folder: PathBuf,
     daemon: Daemon,
 }
@@ -36,7 +37,7 @@ pub fn postgresql(name: &str) -> PathBuf {
 }
 
 impl Engine {
-    /// Name of its session's program.
+    /// The name of its session's program.
     pub fn name(self) -> &'static str {
         match self {
             Engine::PostgreSql => "postgresql",
@@ -45,7 +46,7 @@ impl Engine {
         }
     }
 
-    /// Makes an empty one in a folder that isn't there yet, as nobody.
+    /// Creates an empty database, as user nobody, in a folder that does not exist yet.
     pub fn make(self, data: &Path, more: &[&str]) {
         let parent = data.parent().unwrap();
         let mut command = match self {
@@ -93,7 +94,7 @@ impl Engine {
                 let mut command = as_nobody(&postgresql("postgres"), run);
                 command.arg("-D").arg(data).arg("-k").arg(run);
                 command.args(["-c", "listen_addresses=", "-c", "shared_buffers=16MB"]);
-                // Else a start after a crash syncs every file by itself.
+                // Otherwise a start after a crash syncs every file by itself.
                 command.args(["-c", "recovery_init_sync_method=syncfs"]);
                 command
             }
@@ -108,7 +109,8 @@ impl Engine {
             }
             Engine::Redis { append_only } => {
                 use std::os::unix::process::CommandExt;
-                // Debian's redis-tools has the server, which looks at the name it's called by.
+                // Debian's redis-tools contains the server, which selects its role by the name it
+                // is called with.
                 let server = program(&["/usr/bin/redis-server", "/usr/bin/redis-check-rdb"]);
                 let mut command = as_nobody(&server, run);
                 command
@@ -124,11 +126,11 @@ impl Engine {
         }
     }
 
-    /// Starts it, and waits until it answers; what it said if it ended instead.
+    /// Starts it, and waits until it answers. Returns its output if it ended instead.
     pub fn start(self, data: &Path, run: &Path, more: &[&str]) -> Result<Run, String> {
         folder(run);
         let stop = match self {
-            // "Immediate": its processes and shared memory go, nothing is written out.
+            // "Immediate": its processes and shared memory end without writing anything out.
             Engine::PostgreSql => Signal::SIGQUIT,
             Engine::MariaDb | Engine::Redis { .. } => Signal::SIGKILL,
         };
@@ -163,12 +165,12 @@ fn with(flag: &str, path: &Path) -> OsString {
 }
 
 impl Run {
-    /// What it has said.
+    /// Its log.
     pub fn log(&self) -> String {
         self.daemon.log()
     }
 
-    /// How a client finds it: words for its client program, also for its session.
+    /// The connection parameters as arguments of its client program and its session.
     pub fn words(&self) -> Vec<OsString> {
         let socket = self.folder.join("socket");
         match self.engine {
@@ -199,7 +201,7 @@ impl Run {
         Client::start(command)
     }
 
-    /// Writes rows with the ids 1, 2, 3 ..., each in a transaction of its own.
+    /// Writes rows with the IDs 1, 2, 3 ..., each in a transaction of its own.
     pub fn writer(&self) -> Writer {
         let mut client = self.client();
         let make = match self.engine {
@@ -220,25 +222,25 @@ impl Run {
         })
     }
 
-    /// Has its client do something, whatever it answers.
+    /// Sends a line to its client, and ignores the answer.
     pub fn tell(&self, line: &str) {
         let answer = self.client().ask_once(&format!("{line} SELECT 'done';"));
         assert!(answer.contains("done"), "{line}: {answer}; {}", self.log());
     }
 
-    /// The last row that there is, of a database that may get more of them.
+    /// The last row at the moment; more may follow.
     pub fn last(&self) -> u64 {
         let line = match self.engine {
             Engine::PostgreSql => "SELECT coalesce(max(id), 0) FROM log;",
             Engine::MariaDb => "SELECT coalesce(max(id), 0) FROM db.log;",
             Engine::Redis { .. } => "LINDEX log -1",
         };
-        // What a replica doesn't have yet is no table to it.
+        // A replica may not have the table yet.
         let last = self.client().ask(line);
         last.and_then(|last| last.parse().ok()).unwrap_or(0)
     }
 
-    /// How many rows there are; they must be those up to that number.
+    /// The number of rows, which must have consecutive IDs.
     pub fn count(&self) -> u64 {
         let mut client = self.client();
         let mut ask = |line: &str| client.ask(line).unwrap().parse::<u64>().unwrap();

@@ -12,7 +12,8 @@ use super::support::{Server, eventually};
 use super::volumes::Volume;
 use super::{Node, definition};
 
-/// Runs a session, and hands its READY on when it's told to: meanwhile the test looks.
+/// Runs a session, and forwards its READY only when the test allows it; the test inspects the
+/// database before that.
 const GATE: &str = r#"#!/bin/sh
 gate=$1
 shift
@@ -37,7 +38,7 @@ fn data(volume: &Volume) -> PathBuf {
     volume.folder.join("data")
 }
 
-/// A program that nobody may run.
+/// Installs a program that all users may execute.
 fn install(path: &Path, text: &str) {
     use std::os::unix::fs::PermissionsExt;
     std::fs::write(path, text).unwrap();
@@ -88,7 +89,7 @@ impl Held {
         }
     }
 
-    /// A snapshot, asked for beside the test.
+    /// Takes a snapshot in parallel to the test.
     fn snapshot(&self, name: &str) -> tokio::task::JoinHandle<Result<Snapshot, Status>> {
         let (client, name, id) = (
             self.node.client.clone(),
@@ -103,7 +104,8 @@ impl Held {
         tokio::spawn(async move { client.snapshot(&name, &id, &application).await })
     }
 
-    /// Waits until the database is held, and looks whether it is: the fewest and most rows that
+    /// Waits until the database is held, and checks it. Returns the minimum and the maximum number
+    /// of rows.
     /// there can be now.
     fn assert_held(&self) -> (u64, u64) {
         eventually("the session is ready", || self.gate.join("held").exists());
@@ -121,18 +123,18 @@ impl Held {
         std::fs::write(self.gate.join("go"), "").unwrap();
     }
 
-    /// As `slackwater volumes --json` tells it.
+    /// The level in the output of `slackwater volumes --json`.
     fn level(&self, snapshot: &str) -> String {
         let all = self.node.cli_snapshots();
         let found = all.iter().find(|one| one["id"] == snapshot);
         found.unwrap()["level"].as_str().unwrap().to_string()
     }
 
-    /// Starts the database on a copy: how many rows it has, and what it said.
+    /// Starts the database on a copy. Returns its number of rows, and its log.
     async fn recovered(&self, snapshot: &str) -> (u64, String) {
         let staging = self.node.staging("copy");
         let copy = self.volume.copy(&self.node, snapshot, &staging).await;
-        // Of the original, which runs beside it.
+        // It belongs to the original, which is still running.
         let _ = std::fs::remove_file(data(&copy).join("postmaster.pid"));
         let server = self
             .engine
@@ -155,7 +157,7 @@ impl Held {
     }
 }
 
-/// How much of its log PostgreSQL replayed at its start, as it says.
+/// The amount of log that PostgreSQL replayed at its start, according to its log.
 fn replayed_bytes(log: &str) -> Option<u64> {
     if log.contains("redo is not required") {
         return Some(0);
@@ -169,7 +171,7 @@ fn replayed_bytes(log: &str) -> Option<u64> {
     Some(position("redo done at ")? - position("redo starts at ")?)
 }
 
-/// Cut while it's held: the copy has all that was acknowledged, and nothing that wasn't begun.
+/// Cut while the database is held: the copy has all acknowledged rows, and none that was not begun.
 async fn held_through_the_cut(held: &Held) {
     let snapshot = held.snapshot("held");
     let (fewest, most) = held.assert_held();
@@ -188,8 +190,8 @@ async fn held_through_the_cut(held: &Held) {
     }
 }
 
-/// The driver dies while the database is held: it goes on, and so does the next driver.
-async fn let_go_when_the_driver_dies(held: &mut Held) {
+/// The driver dies while the database is held: the database continues, and the next driver works.
+async fn released_when_the_driver_dies(held: &mut Held) {
     for name in ["held", "go"] {
         std::fs::remove_file(held.gate.join(name)).unwrap();
     }
@@ -203,10 +205,11 @@ async fn let_go_when_the_driver_dies(held: &mut Held) {
     let snapshot = held.snapshot("killed").await.unwrap().unwrap();
     assert_eq!(held.level(&snapshot.snapshot_id), "application");
     let (count, _) = held.recovered(&snapshot.snapshot_id).await;
-    assert!(count > most, "the repeat cuts anew");
+    assert!(count > most, "the repeat makes a new cut");
 }
 
-/// A cut that the database knows nothing of, as after a power cut: nothing acknowledged is lost.
+/// A cut without the knowledge of the database, as after a power failure: nothing acknowledged is
+/// lost.
 async fn not_held(held: &Held) {
     held.writer.goes_beyond(held.writer.acknowledged() + 10);
     let acknowledged = held.writer.acknowledged();
@@ -222,28 +225,28 @@ async fn not_held(held: &Held) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn postgresql_is_held_through_the_cut_and_let_go_whatever_happens() {
+async fn postgresql_is_held_through_the_cut_and_always_released() {
     let mut held = Held::new(Engine::PostgreSql).await;
     held_through_the_cut(&held).await;
-    let_go_when_the_driver_dies(&mut held).await;
+    released_when_the_driver_dies(&mut held).await;
     held.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn mariadb_is_held_through_the_cut_and_let_go_whatever_happens() {
+async fn mariadb_is_held_through_the_cut_and_always_released() {
     let mut held = Held::new(Engine::MariaDb).await;
     not_held(&held).await;
     held_through_the_cut(&held).await;
-    let_go_when_the_driver_dies(&mut held).await;
+    released_when_the_driver_dies(&mut held).await;
     held.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn redis_is_held_through_the_cut_and_let_go_whatever_happens() {
+async fn redis_is_held_through_the_cut_and_always_released() {
     let mut held = Held::new(Engine::Redis { append_only: true }).await;
     not_held(&held).await;
     held_through_the_cut(&held).await;
-    let_go_when_the_driver_dies(&mut held).await;
+    released_when_the_driver_dies(&mut held).await;
     held.end().await;
 }
 

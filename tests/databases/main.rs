@@ -1,13 +1,13 @@
 //! Databases under load on volumes of the real driver, cut, restored and started on the copies:
-//! what each level promises, shown by the programs that it's for. Needs root; the databases run
-//! as an unprivileged user, on sockets below the scratch folder. `SLACKWATER_SOAK=1` makes the
-//! cuts many.
+//! proof of the guarantees of each level with the programs that need them. Needs root; the
+//! databases run as an unprivileged user, on sockets below the scratch folder. `SLACKWATER_SOAK=1`
+//! makes many cuts.
 
 #![allow(
     clippy::expect_used,
     clippy::unwrap_used,
     clippy::disallowed_methods,
-    reason = "a test says what it expects, and works on its own files"
+    reason = "a test panics where an expectation fails, and works on its own files"
 )]
 
 #[path = "../support/mod.rs"]
@@ -26,7 +26,7 @@ mod volumes;
 
 pub use support::node::*;
 
-/// So many rounds, or many more in a soak.
+/// The number of rounds: few, or many in a soak test.
 pub fn rounds(few: usize, many: usize) -> usize {
     match std::env::var_os("SLACKWATER_SOAK") {
         Some(_) => many,

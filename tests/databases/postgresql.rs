@@ -22,12 +22,12 @@ impl Cluster<'_> {
     }
 
     fn make(&self) {
-        // Small segments of log, so that there's always one that is recycled.
+        // Small log segments, so that one is always being recycled.
         let wal = format!("--waldir={}", self.wal.folder.join("pg_wal").display());
         Engine::PostgreSql.make(&self.data(), &[&wal, "--wal-segsize=1", "--data-checksums"]);
     }
 
-    /// What a copy needs where its original's path and process may be seen.
+    /// Removes what would refer to the original's path and process.
     fn adopt(&self) {
         let link = self.data().join("pg_wal");
         std::fs::remove_file(&link).unwrap();
@@ -41,7 +41,7 @@ impl Cluster<'_> {
     }
 }
 
-/// Commits rows in two tables at once; a third connection makes checkpoints without end.
+/// Commits rows in two tables at once; a third connection makes checkpoints continuously.
 fn writers(run: &Run) -> Vec<Writer> {
     let mut client = run.client();
     for writer in 0..WRITERS {
@@ -68,12 +68,12 @@ fn writers(run: &Run) -> Vec<Writer> {
     all
 }
 
-/// About 1 kB that belongs to an id.
+/// About 1 kB that depends on an ID.
 fn payload(id: &str) -> String {
     format!("repeat(md5(({id})::text), 30)")
 }
 
-/// Starts what was restored; what is wrong with it.
+/// Starts the restored cluster. Returns what is wrong with it.
 fn recover(cluster: &Cluster<'_>, acknowledged: &[u64]) -> Result<(), String> {
     cluster.adopt();
     let run = cluster.start()?;
@@ -88,7 +88,8 @@ fn recover(cluster: &Cluster<'_>, acknowledged: &[u64]) -> Result<(), String> {
     };
     for (writer, acknowledged) in (0..WRITERS).zip(acknowledged) {
         let log = format!("FROM log{writer}");
-        // Checksums of all pages, all rows, in the order of their ids, through the index too.
+        // Checks the checksums of all pages, and all rows in the order of their IDs, also through
+        // the index.
         ask(format!("SELECT count(*) >= {acknowledged} {log};"))?;
         ask(format!("SELECT count(*) = coalesce(max(id), 0) {log};"))?;
         ask(format!(
@@ -106,7 +107,7 @@ fn recover(cluster: &Cluster<'_>, acknowledged: &[u64]) -> Result<(), String> {
         .into())
 }
 
-/// Cuts both volumes under load, log first, until a copy is wrong: in which way.
+/// Cuts both volumes under load, log first, until a copy is wrong. Returns the problem.
 async fn first_problem(node: &Node, cuts: usize) -> Option<String> {
     open_to_nobody(&node.scratch);
     let wal = Volume::new(node, "wal", "xfs").await;
@@ -160,8 +161,8 @@ async fn postgresql_recovers_from_every_group_cut_and_loses_no_acknowledged_comm
     node.assert_nothing_left();
 }
 
-/// The same in sequence, log first: a commit or a checkpoint comes between, and the copy is
-/// refused by PostgreSQL itself, or lacks a commit.
+/// The same in sequence, log first: a commit or a checkpoint comes between, and PostgreSQL refuses
+/// the copy, or the copy lacks a commit.
 #[cfg(feature = "fault")]
 #[tokio::test(flavor = "multi_thread")]
 async fn cut_in_sequence_postgresql_does_not_recover_from_every_cut() {

@@ -1,5 +1,5 @@
-//! Programs of databases: servers as an unprivileged user, clients that are talked to by lines,
-//! and writers that remember what was acknowledged. All are ended by id, also by a panic.
+//! Database programs: servers that run as an unprivileged user, clients that exchange lines, and
+//! writers that remember the acknowledged writes. All are ended by PID, also after a panic.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -15,24 +15,24 @@ use nix::unistd::Pid;
 
 use super::support::Scratch;
 
-/// Nobody's id, as Debian and Ubuntu have it.
+/// The ID of user nobody on Debian and Ubuntu.
 pub const NOBODY: u32 = 65534;
 
-/// The first of these programs that there is; a test never goes on without.
+/// The first of these programs that exists. A test never runs without it.
 pub fn program(candidates: &[&str]) -> PathBuf {
     let found = candidates.iter().map(Path::new).find(|path| path.exists());
     let found = found.map(Path::to_path_buf);
-    found.unwrap_or_else(|| panic!("none of {candidates:?} is there: run deploy/deps test"))
+    found.unwrap_or_else(|| panic!("none of {candidates:?} exists: run deploy/deps test"))
 }
 
-/// A folder that belongs to nobody.
+/// A folder that belongs to user nobody.
 pub fn folder(path: &Path) -> PathBuf {
     std::fs::create_dir_all(path).unwrap();
     std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
     path.to_path_buf()
 }
 
-/// Lets nobody through to what is below the scratch folder.
+/// Lets user nobody traverse to the files below the scratch folder.
 pub fn open_to_nobody(scratch: &Scratch) {
     let opened = std::fs::Permissions::from_mode(0o711);
     std::fs::set_permissions(scratch.path(), opened).unwrap();
@@ -46,7 +46,7 @@ pub fn open_to_nobody(scratch: &Scratch) {
     }
 }
 
-/// A command as nobody, in a folder, without our environment.
+/// A command that runs as user nobody, in a folder, without our environment.
 pub fn as_nobody(program: &Path, folder: &Path) -> Command {
     let mut command = Command::new(program);
     command.uid(NOBODY).gid(NOBODY).current_dir(folder);
@@ -62,7 +62,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts it; `stop` is the signal that ends it with all it has started.
+    /// Starts it; `stop` is the signal that ends it and all its processes.
     pub fn start(mut command: Command, stop: Signal, log: &Path) -> Daemon {
         let file = std::fs::File::create(log).unwrap();
         let both = file.try_clone().unwrap();
@@ -79,7 +79,7 @@ impl Daemon {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// What it has said.
+    /// Its log.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
     }
@@ -107,7 +107,7 @@ impl Drop for Daemon {
 /// A client that answers a line with a line.
 pub struct Client {
     child: Child,
-    /// Nothing once no more will come.
+    /// `None` once no more input follows.
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
@@ -124,7 +124,7 @@ impl Client {
         }
     }
 
-    /// Says a line; the one that is answered, or nothing if the client has ended.
+    /// Sends a line. Returns the answer, or `None` if the client has ended.
     pub fn ask(&mut self, line: &str) -> Option<String> {
         let input = self.input.as_mut()?;
         input.write_all(format!("{line}\n").as_bytes()).ok()?;
@@ -133,7 +133,7 @@ impl Client {
         (read > 0).then(|| answer.trim_end().to_string())
     }
 
-    /// Says a single line, and no more will come; all that is answered, which may be nothing.
+    /// Sends a last line. Returns the whole answer, which may be empty.
     pub fn ask_once(mut self, line: &str) -> String {
         let input = self.input.take();
         let _ = input.unwrap().write_all(format!("{line}\n").as_bytes());
@@ -155,7 +155,7 @@ impl Drop for Client {
     }
 }
 
-/// Writes 1, 2, 3 ... one after the other, each once the one before is acknowledged.
+/// Writes 1, 2, 3 ... in sequence, each after the previous one is acknowledged.
 pub struct Writer {
     stop: Arc<AtomicBool>,
     acknowledged: Arc<AtomicU64>,
@@ -164,7 +164,8 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Starts it. `line` is what the client is told to write a number; it must answer one line.
+    /// Starts it. `line` is the input for the client that writes a number; the client must answer
+    /// with one line.
     pub fn start(mut client: Client, line: impl Fn(u64) -> String + Send + 'static) -> Writer {
         let stop = Arc::new(AtomicBool::new(false));
         let acknowledged = Arc::new(AtomicU64::new(0));
@@ -186,17 +187,17 @@ impl Writer {
         }
     }
 
-    /// The last number that was acknowledged, and so all before it.
+    /// The last acknowledged number. All before it are acknowledged as well.
     pub fn acknowledged(&self) -> u64 {
         self.acknowledged.load(Ordering::SeqCst)
     }
 
-    /// Waits until more is acknowledged than `count`.
+    /// Waits until more than `count` are acknowledged.
     pub fn goes_beyond(&self, count: u64) {
-        super::support::eventually("the writer goes on", || self.acknowledged() > count);
+        super::support::eventually("the writer continues", || self.acknowledged() > count);
     }
 
-    /// Ends it after the write that runs; the last number.
+    /// Stops it after the current write. Returns the last number.
     pub fn stop(mut self) -> u64 {
         self.stop.store(true, Ordering::SeqCst);
         self.thread.take().unwrap().join().unwrap();
@@ -206,7 +207,8 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        // In a panic the server may never answer again: the client ends, and with it the thread.
+        // After a panic, the server may never answer again: the client is ended, and with it the
+        // thread.
         if let Some(thread) = self.thread.take() {
             self.stop.store(true, Ordering::SeqCst);
             let _ = kill(self.client, Signal::SIGKILL);

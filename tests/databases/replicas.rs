@@ -1,5 +1,5 @@
-//! The sessions in deploy/examples/hooks on a replica that follows a primary under load: what it
-//! applies is held between READY and release, and it follows again whatever happens.
+//! The sessions in deploy/examples/hooks on a replica that follows a primary under load: the
+//! replica applies nothing between READY and release, and follows again in every case.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -90,14 +90,14 @@ fn base_backup(primary: &Run, data: &Path, folder: &Path) {
 }
 
 impl Pair {
-    /// The replica has what the primary has acknowledged by now.
+    /// The replica catches up with what the primary has acknowledged by now.
     fn follows(&self) {
         let wanted = self.writer.acknowledged() + 10;
         self.writer.goes_beyond(wanted);
         eventually("the replica follows", || self.replica.last() >= wanted);
     }
 
-    /// The replica applies nothing, while its primary goes on.
+    /// The replica applies nothing, while its primary continues.
     fn assert_held(&self) {
         let before = self.replica.last();
         self.writer.goes_beyond(self.writer.acknowledged() + 10);
@@ -117,13 +117,13 @@ fn sessions_on_a_replica_of(engine: Engine) {
     assert!(session.end().success());
     pair.follows();
 
-    // Nobody releases it: at its deadline.
+    // No process releases it, so it releases at its deadline.
     let session = Session::ready_shortly(&pair.replica, pair.engine, &pair.scratch);
     pair.assert_held();
     assert!(!session.end().success());
     pair.follows();
 
-    // All of it is killed, without a word.
+    // The whole session is killed.
     let session = Session::ready_shortly(&pair.replica, pair.engine, &pair.scratch);
     pair.assert_held();
     killpg(session.pid(), Signal::SIGKILL).unwrap();
@@ -132,7 +132,7 @@ fn sessions_on_a_replica_of(engine: Engine) {
 
     let acknowledged = pair.writer.stop();
     assert_eq!(pair.primary.count(), acknowledged);
-    eventually("the replica has all", || {
+    eventually("the replica has caught up", || {
         pair.replica.last() == acknowledged
     });
     assert_eq!(pair.replica.count(), acknowledged);
@@ -154,7 +154,9 @@ fn the_session_of_postgresql_leaves_a_replay_that_was_paused_before_paused() {
             .ask("SELECT pg_get_wal_replay_pause_state();")
     };
     pair.replica.tell("SELECT pg_wal_replay_pause();");
-    eventually("it pauses", || state().as_deref() == Some("paused"));
+    eventually("the replica pauses", || {
+        state().as_deref() == Some("paused")
+    });
     let mut session = Session::ready(&pair.replica, pair.engine, &pair.scratch);
     drop(session.stdin.take());
     assert!(session.end().success());
@@ -164,12 +166,12 @@ fn the_session_of_postgresql_leaves_a_replay_that_was_paused_before_paused() {
 }
 
 #[test]
-fn the_session_of_mariadb_holds_what_a_replica_applies() {
+fn the_session_of_mariadb_stops_a_replica_from_applying() {
     sessions_on_a_replica_of(Engine::MariaDb);
 }
 
 #[test]
-fn the_session_of_redis_holds_what_a_replica_applies() {
+fn the_session_of_redis_stops_a_replica_from_applying() {
     for append_only in [true, false] {
         sessions_on_a_replica_of(Engine::Redis { append_only });
     }

@@ -1,5 +1,5 @@
-//! The sessions in deploy/examples/hooks, each with its real database and without a driver: what
-//! is held between READY and release, and that it's let go whatever happens.
+//! The sessions in deploy/examples/hooks, each with its real database and without a driver: the
+//! database is held between READY and release, and is released in every case.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -21,44 +21,44 @@ pub fn session(engine: Engine) -> PathBuf {
         .join(engine.name())
 }
 
-/// A session that runs, in a process group of its own.
+/// A running session, in a process group of its own.
 pub struct Session {
     child: Child,
-    /// Its end is the session's.
+    /// The session ends when it is closed.
     pub stdin: Option<ChildStdin>,
 }
 
 impl Session {
-    /// Starts one with a deadline that no test reaches, and waits for its READY.
+    /// Starts a session with a deadline that no test reaches, and waits for its READY.
     pub fn ready(run: &Run, engine: Engine, scratch: &Scratch) -> Session {
         let ready = Session::start(run, engine, 120, scratch);
         ready.unwrap_or_else(|said| panic!("{said:?}: {}", run.log()))
     }
 
-    /// The same with a deadline that comes soon, and not too soon to look at what it holds: on a
-    /// slow machine a later one.
+    /// The same with a deadline that is reached soon, but leaves time to check what is held; on a
+    /// slow machine it is later.
     pub fn ready_shortly(run: &Run, engine: Engine, scratch: &Scratch) -> Session {
         let mut said = String::new();
         for seconds in [6, 24, 96] {
             let begun = Instant::now();
             match Session::start(run, engine, seconds, scratch) {
-                // Two thirds of the time are left for the look.
+                // Two thirds of the time are left for the check.
                 Ok(session) if begun.elapsed().as_secs() < seconds / 3 => return session,
                 Ok(_) => {}
                 Err(other) => said = other,
             }
         }
-        panic!("it isn't ready in time; {said:?}: {}", run.log());
+        panic!("it is not ready in time; {said:?}: {}", run.log());
     }
 
-    /// Starts one with a deadline, and waits for its READY; what it said instead.
+    /// Starts a session with a deadline, and waits for its READY. Returns its output if it fails.
     fn start(
         run: &Run,
         engine: Engine,
         seconds: u64,
         scratch: &Scratch,
     ) -> Result<Session, String> {
-        // Nobody may not reach the sources.
+        // User nobody may be unable to read the sources.
         let program = scratch.join(engine.name());
         std::fs::copy(session(engine), &program).unwrap();
         let mut command = as_nobody(&program, scratch.path());
@@ -86,7 +86,7 @@ impl Session {
         Pid::from_raw(self.child.id() as i32)
     }
 
-    /// How it ended. Its stdin stays open until then.
+    /// Returns its exit status. Its stdin stays open until then.
     pub fn end(mut self) -> std::process::ExitStatus {
         self.child.wait().unwrap()
     }
@@ -101,7 +101,8 @@ impl Drop for Session {
     }
 }
 
-/// Fails unless nothing is acknowledged any more: at most what was under way at `READY`.
+/// Fails unless writes are no longer acknowledged, except for those that were in progress at
+/// `READY`.
 fn assert_held(writer: &Writer) -> u64 {
     let before = writer.acknowledged();
     std::thread::sleep(std::time::Duration::from_millis(500));
@@ -125,29 +126,29 @@ fn sessions_of(engine: Engine) {
     let writer = server.writer();
     writer.goes_beyond(100);
 
-    // It ends when its stdin does, with success.
+    // It ends successfully when its stdin ends.
     let mut session = Session::ready(&server, engine, &scratch);
     let held = assert_held(&writer);
-    // Reads go on.
+    // Reads continue.
     assert!(server.count() >= held);
     drop(session.stdin.take());
     assert!(session.end().success());
     writer.goes_beyond(held + 100);
 
-    // Nobody ends it: it does so itself, and says that it failed.
+    // No process ends it: it ends by itself, and reports a failure.
     let session = Session::ready_shortly(&server, engine, &scratch);
     let held = assert_held(&writer);
     assert!(!session.end().success());
     writer.goes_beyond(held + 100);
 
-    // It can't do anything any more: its server lets go.
+    // It can no longer act: its server releases.
     let session = Session::ready_shortly(&server, engine, &scratch);
     killpg(session.pid(), Signal::SIGSTOP).unwrap();
     let held = assert_held(&writer);
     writer.goes_beyond(held + 100);
     drop(session);
 
-    // It's killed, without a word: at once, or at the deadline.
+    // It is killed: the server releases at once or at the deadline.
     let session = Session::ready_shortly(&server, engine, &scratch);
     let held = assert_held(&writer);
     kill(session.pid(), Signal::SIGKILL).unwrap();
@@ -158,16 +159,16 @@ fn sessions_of(engine: Engine) {
 }
 
 #[test]
-fn the_session_of_postgresql_holds_and_always_lets_go() {
+fn the_session_of_postgresql_holds_and_always_releases() {
     sessions_of(Engine::PostgreSql);
 }
 
 #[test]
-fn the_session_of_mariadb_holds_and_always_lets_go() {
+fn the_session_of_mariadb_holds_and_always_releases() {
     sessions_of(Engine::MariaDb);
 }
 
 #[test]
-fn the_session_of_redis_holds_and_always_lets_go() {
+fn the_session_of_redis_holds_and_always_releases() {
     sessions_of(Engine::Redis { append_only: true });
 }

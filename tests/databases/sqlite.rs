@@ -1,9 +1,9 @@
 //! SQLite: two databases on two volumes, and transactions that span both.
 //!
-//! With rollback journals such a transaction is atomic (by a super-journal, whose path is written
-//! into the journals: copies must be seen where the originals were). With WAL it's not, by
-//! SQLite's own rule: the main database commits first, so at any moment the other one is the same
-//! or one behind.
+//! With rollback journals, such a transaction is atomic (through a super-journal, whose path is
+//! written into the journals, so copies must appear at the originals' paths). With WAL it is not,
+//! by SQLite's own definition: the main database commits first, so at any moment the other one is
+//! equal or one transaction behind.
 
 use std::path::Path;
 use std::process::Command;
@@ -30,13 +30,13 @@ fn shell(mode: &str, main: &Path, other: &Path) -> Option<Client> {
     (attached == "attached").then_some(client)
 }
 
-/// Makes the databases of a mode, and writes to them.
+/// Creates the databases of a mode, and writes to them.
 fn writer(mode: &'static str, main: &Path, other: &Path) -> Writer {
     let mut client = shell(mode, main, other).unwrap();
     for database in ["main", "other"] {
         let set = format!("PRAGMA {database}.journal_mode={mode};");
         assert_eq!(client.ask(&set).as_deref(), Some(mode));
-        // Nothing of WAL's writes is ever synced; checkpoints are frequent.
+        // WAL writes are never synced; checkpoints are frequent.
         let synchronous = if mode == "wal" { "OFF" } else { "FULL" };
         let make = format!(
             "PRAGMA {database}.synchronous={synchronous}; \
@@ -57,7 +57,8 @@ fn writer(mode: &'static str, main: &Path, other: &Path) -> Writer {
     })
 }
 
-/// Checks the databases of a mode, in which `acknowledged` transactions must be; what is wrong.
+/// Checks the databases of a mode, which must contain `acknowledged` transactions. Returns the
+/// problem.
 fn check(mode: &str, main: &Path, other: &Path, acknowledged: u64) -> Result<(), String> {
     let shell = shell(mode, main, other);
     let mut client = shell.ok_or_else(|| format!("{mode}: refused"))?;
@@ -89,7 +90,7 @@ fn check(mode: &str, main: &Path, other: &Path, acknowledged: u64) -> Result<(),
     ))
 }
 
-/// Cuts both volumes under load, again and again; what was wrong, cut by cut.
+/// Repeatedly cuts both volumes under load. Returns the problems of all cuts.
 async fn problems(node: &Node, cuts: usize) -> Vec<String> {
     let main = Volume::new(node, "main", "ext4").await;
     let other = Volume::new(node, "other", "xfs").await;
@@ -106,7 +107,7 @@ async fn problems(node: &Node, cuts: usize) -> Vec<String> {
     for writer in writers {
         writer.stop();
     }
-    // The copies take the originals' places: paths are part of what SQLite writes down.
+    // The copies are mounted at the originals' paths, because SQLite writes down paths.
     main.unstage(node).await;
     other.unstage(node).await;
     let mut found = Vec::new();
@@ -128,7 +129,8 @@ async fn problems(node: &Node, cuts: usize) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread")]
 async fn sqlite_across_two_volumes_recovers_from_every_cut() {
     let node = Node::new();
-    // Copies are looked at when the writers have ended: a pool hasn't room for all of a soak's.
+    // Copies are checked after the writers have ended, because a pool has no space for all copies
+    // of a soak test.
     for _ in 0..rounds(1, 20) {
         let found = problems(&node, rounds(10, 50)).await;
         assert!(found.is_empty(), "{found:#?}");
@@ -136,7 +138,7 @@ async fn sqlite_across_two_volumes_recovers_from_every_cut() {
     node.assert_nothing_left();
 }
 
-/// The same, one volume after the other: the oracle can see what it's for.
+/// The same, one volume after the other: proof that the oracle detects a violation.
 #[cfg(feature = "fault")]
 #[tokio::test(flavor = "multi_thread")]
 async fn cut_in_sequence_sqlite_disagrees_across_volumes() {

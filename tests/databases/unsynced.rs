@@ -1,4 +1,4 @@
-//! Data that was written and never synced is in a snapshot of level filesystem.
+//! A snapshot of level filesystem contains data that was written and never synced.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -10,7 +10,7 @@ use super::{MIB, Node, check_pattern, pattern};
 
 const BYTES: usize = 5 * MIB as usize + 77;
 
-/// Everything that can be done to a folder without a sync; what stays open is returned.
+/// All kinds of changes in a folder without a sync. Returns the open files.
 fn write_unsynced(folder: &Path) -> Vec<File> {
     let file = |name: &str| File::create(folder.join(name)).unwrap();
     let mut large = file("large");
@@ -36,7 +36,7 @@ fn check_unsynced(folder: &Path) {
     wanted[1 << 20..(1 << 20) + 4096].copy_from_slice(&pattern(2, 4096));
     assert!(
         large == wanted,
-        "every byte is there, {} of {BYTES}",
+        "every byte is present, {} of {BYTES}",
         large.len()
     );
     let sparse = fs::read(folder.join("sparse")).unwrap();
@@ -53,14 +53,14 @@ fn check_unsynced(folder: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_written_and_never_synced_is_in_the_snapshot() {
+async fn data_that_was_written_and_never_synced_is_in_the_snapshot() {
     let node = Node::new();
     for fs in ["ext4", "xfs", "btrfs"] {
         let volume = Volume::new(&node, fs, fs).await;
         let mut open = write_unsynced(&volume.folder);
         let snapshot = node.client.snapshot(fs, &volume.id, &[]).await;
         let snapshot = snapshot.unwrap_or_else(|e| panic!("{e}\n{}", node.server.log()));
-        // The volume goes on; the snapshot doesn't.
+        // The volume keeps changing; the snapshot does not.
         for file in &mut open {
             file.write_all_at(&pattern(9, BYTES), 0).unwrap();
         }
@@ -78,13 +78,13 @@ async fn what_was_written_and_never_synced_is_in_the_snapshot() {
     node.assert_nothing_left();
 }
 
-/// What level crash doesn't promise; and a proof that the test above could fail.
+/// What level crash does not guarantee, and proof that the test above could fail.
 #[tokio::test(flavor = "multi_thread")]
-async fn level_crash_has_what_was_synced_and_may_lack_the_rest() {
+async fn level_crash_has_synced_data_and_may_lack_the_rest() {
     let node = Node::new();
     let volume = Volume::new(&node, "volume", "ext4").await;
     let mut lost = false;
-    // Somebody else's sync may come between, but not each time.
+    // Another program's sync may come between, but not each time.
     for attempt in 0..10 {
         let name = format!("crash-{attempt}");
         super::write_pattern(&volume.folder.join("synced"), attempt, 100_000);
@@ -103,10 +103,7 @@ async fn level_crash_has_what_was_synced_and_may_lack_the_rest() {
             break;
         }
     }
-    assert!(
-        lost,
-        "ten cuts without a freeze have all that was never synced"
-    );
+    assert!(lost, "ten cuts without a freeze contain all unsynced data");
     volume.end(&node).await;
     node.assert_nothing_left();
 }

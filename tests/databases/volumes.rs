@@ -1,4 +1,4 @@
-//! Volumes with a folder that belongs to nobody, and copies of them.
+//! Volumes with a folder that belongs to user nobody, and copies of them.
 
 use std::path::{Path, PathBuf};
 
@@ -8,17 +8,17 @@ use super::{GIB, Node, process};
 
 /// A staged volume, or a staged copy of one.
 pub struct Volume {
-    /// Its id.
+    /// Its ID.
     pub id: String,
-    /// Where it's mounted.
+    /// Its mount point.
     pub staging: PathBuf,
-    /// A folder in it that belongs to nobody.
+    /// A folder in it that belongs to user nobody.
     pub folder: PathBuf,
     fs: String,
 }
 
 impl Volume {
-    /// A new one, which a claim `db/NAME` asks for.
+    /// Creates a volume for a claim `db/NAME`.
     pub async fn new(node: &Node, name: &str, fs: &str) -> Volume {
         let claim = [
             ("csi.storage.k8s.io/pvc/name", name),
@@ -41,7 +41,7 @@ impl Volume {
         }
     }
 
-    /// What a snapshot of it holds, mounted at `staging`.
+    /// A restore of its snapshot, mounted at `staging`.
     pub async fn copy(&self, node: &Node, snapshot: &str, staging: &Path) -> Volume {
         std::fs::create_dir_all(staging).unwrap();
         let name = format!("copy of {snapshot}");
@@ -51,20 +51,20 @@ impl Volume {
         Volume::staged(node, id, staging.to_path_buf(), &self.fs).await
     }
 
-    /// Takes it from its path; it stays.
+    /// Unstages it, without deleting it.
     pub async fn unstage(&self, node: &Node) {
         let unstage = node.client.unstage(&self.id, &self.staging).await;
         unstage.unwrap_or_else(|status| panic!("{status}\n{}", node.server.log()));
     }
 
-    /// Its end.
+    /// Deletes it.
     pub async fn end(self, node: &Node) {
         self.unstage(node).await;
         node.client.delete(&self.id).await.unwrap();
     }
 }
 
-/// Group snapshots, each with the ids of its members in the order of the volumes.
+/// A group snapshot. Returns its ID, and the IDs of its members in the order of the volumes.
 pub async fn group(node: &Node, name: &str, volumes: &[&Volume]) -> (String, Vec<String>) {
     let ids: Vec<String> = volumes.iter().map(|volume| volume.id.clone()).collect();
     let group = node.client.group(name, &ids, &[]).await;

@@ -8,7 +8,7 @@ use tonic::Code;
 use super::support::{Client, Disk, Scratch, Server, WAIT_TIMEOUT, block, mount, run, succeeds};
 use super::{GIB, Node, check_pattern, refused, write_pattern};
 
-/// Shuts a file system down, as a log that can't be written does.
+/// Shuts a file system down, as a log that cannot be written does.
 fn kill(disk: &Disk) {
     let folder = disk.mount_point.to_str().unwrap();
     run("xfs_io", &["-x", "-c", "shutdown", folder]);
@@ -21,7 +21,7 @@ async fn create(client: &Client, pool: &str, name: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_dead_disk_and_the_loops_on_it_are_the_trouble_of_its_own_pool_alone() {
+async fn a_dead_disk_and_the_loops_on_it_affect_only_their_own_pool() {
     let _alone = ALONE.lock().await;
     for fs in ["xfs", "ext4"] {
         let scratch = Scratch::new();
@@ -44,7 +44,7 @@ async fn a_dead_disk_and_the_loops_on_it_are_the_trouble_of_its_own_pool_alone()
                 .unwrap();
         }
         write_pattern(&at("well.target").join("data"), 1, 1 << 20);
-        // A stranger's as well, by the name that images of volumes have.
+        // Also of a foreign image with the file name of volume images.
         let image = dead.mount_point.join("data.img");
         std::fs::File::create(&image)
             .unwrap()
@@ -57,7 +57,7 @@ async fn a_dead_disk_and_the_loops_on_it_are_the_trouble_of_its_own_pool_alone()
         client.unstage(&id, &at("well")).await.unwrap();
         client.stage(&id, &at("well"), mount("ext4")).await.unwrap();
         check_pattern(&at("well").join("data"), 1, 1 << 20);
-        // mkfs.btrfs looks up every mounted loop device, the dead one too.
+        // mkfs.btrfs looks up every mounted loop device, including the dead one.
         let btrfs = client.create("btrfs", GIB / 2, mount("btrfs"), &[("pool", "well")]);
         let btrfs = btrfs.await.unwrap();
         let made = client.stage(&btrfs, &at("btrfs"), mount("btrfs")).await;
@@ -74,11 +74,10 @@ async fn a_dead_disk_and_the_loops_on_it_are_the_trouble_of_its_own_pool_alone()
     }
 }
 
-/// One at a time: a file system that is shut down or frozen is looked at by every driver of the
-/// machine.
+/// One at a time: every driver of the machine probes a file system that is shut down or frozen.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// Waits for what takes a look at the pools or two.
+/// Waits for an event that takes one or two refreshes of the pools.
 async fn until<F: Future<Output = bool>>(what: &str, mut check: impl FnMut() -> F) {
     let start = std::time::Instant::now();
     while !check().await {
@@ -87,9 +86,9 @@ async fn until<F: Future<Output = bool>>(what: &str, mut check: impl FnMut() -> 
     }
 }
 
-/// Waits until the only pool isn't served any more: why.
+/// Waits until the only pool is no longer served. Returns the reason.
 async fn unserved(client: &Client) -> String {
-    until("it isn't served", || async {
+    until("the pool is not served", || async {
         matches!(client.list().await, Err(status) if status.code() == Code::Unavailable)
     })
     .await;
@@ -98,14 +97,14 @@ async fn unserved(client: &Client) -> String {
 }
 
 async fn served(client: &Client) {
-    until("it's served again", || async {
+    until("the pool is served again", || async {
         client.list().await.is_ok()
     })
     .await;
     assert!(client.capacity(&[]).await.unwrap() > 0);
 }
 
-/// A volume with a file system and a raw one, published; what they were published at.
+/// Creates and publishes a volume with a file system and a raw one. Returns their paths.
 async fn two_published(node: &Node) -> [(String, PathBuf, PathBuf); 2] {
     let made = async |name: &str, how: csi::VolumeCapability| {
         let id = node.client.create(name, GIB / 2, how.clone(), &[]).await;
@@ -119,7 +118,7 @@ async fn two_published(node: &Node) -> [(String, PathBuf, PathBuf); 2] {
 }
 
 #[tokio::test]
-async fn a_pool_whose_disk_dies_is_unserved_until_its_disk_is_mounted_anew() {
+async fn a_pool_whose_disk_dies_is_unserved_until_its_disk_is_mounted_again() {
     let _alone = ALONE.lock().await;
     let node = Node::on("xfs", 4 * GIB);
     let [fs, raw] = two_published(&node).await;
@@ -129,14 +128,14 @@ async fn a_pool_whose_disk_dies_is_unserved_until_its_disk_is_mounted_anew() {
     let why = unserved(&node.client).await;
     assert!(why.contains("its disk is dead"), "{why}");
 
-    // As the kubelet ends pods. A repeat finds it done.
+    // As the kubelet ends pods. A repeat also succeeds.
     for (id, staging, target) in [&fs, &raw] {
         for _ in 0..2 {
             node.client.unpublish(id, target).await.unwrap();
             node.client.unstage(id, staging).await.unwrap();
         }
     }
-    // Nothing of the driver keeps the disk.
+    // The driver no longer uses the disk.
     node.disk.unmount();
     node.disk.mount();
     served(&node.client).await;
@@ -156,19 +155,19 @@ async fn a_pool_whose_disk_dies_is_unserved_until_its_disk_is_mounted_anew() {
 }
 
 #[tokio::test]
-async fn a_disk_that_was_mounted_anew_is_not_served_beside_devices_on_what_it_was() {
+async fn a_disk_that_was_mounted_again_is_not_served_while_devices_use_the_old_mount() {
     let _alone = ALONE.lock().await;
     let node = Node::on("xfs", 4 * GIB);
     let [fs, raw] = two_published(&node).await;
     kill(&node.disk);
     unserved(&node.client).await;
-    // The pods still run, and the same disk comes back at another device.
+    // The pods still run, and the same disk comes back with another device number.
     let folder = node.disk.mount_point.to_str().unwrap();
     run("umount", &["-l", folder]);
     let image = node.disk.image.to_str().unwrap();
     let device = run("losetup", &["--find", "--show", image]);
     run("mount", &["-o", "nouuid", device.trim(), folder]);
-    until("it says who keeps it", || async {
+    until("the error names the users of the disk", || async {
         refused(node.client.list().await, Code::Unavailable).contains("delete the pods")
     })
     .await;
@@ -184,7 +183,7 @@ async fn a_disk_that_was_mounted_anew_is_not_served_beside_devices_on_what_it_wa
     node.assert_nothing_left();
 }
 
-/// A frozen file system, thawed at the end whatever happens.
+/// A frozen file system that is thawed at the end, also after a panic.
 struct Frozen<'a>(&'a Path);
 
 impl Frozen<'_> {
@@ -247,7 +246,7 @@ async fn a_pool_on_an_image_whose_file_system_fails_is_served_again() {
 
     run("xfs_io", &["-x", "-c", "shutdown", inner.to_str().unwrap()]);
     unserved(&client).await;
-    until("it says who keeps it", || async {
+    until("the error names the users of the disk", || async {
         refused(client.list().await, Code::Unavailable).contains("delete the pods")
     })
     .await;
@@ -260,7 +259,7 @@ async fn a_pool_on_an_image_whose_file_system_fails_is_served_again() {
 }
 
 #[tokio::test]
-async fn a_disk_that_hangs_at_a_start_holds_up_its_own_pool_alone() {
+async fn a_disk_that_hangs_at_a_start_delays_only_its_own_pool() {
     let _alone = ALONE.lock().await;
     let scratch = Scratch::new();
     let hangs = Disk::new(&scratch, "hangs", "xfs", 2 * GIB);
@@ -284,7 +283,7 @@ async fn a_disk_that_hangs_at_a_start_holds_up_its_own_pool_alone() {
         "{why}"
     );
     drop(frozen);
-    until("it's served without a restart", || async {
+    until("the pool is served without a restart", || async {
         client
             .capacity(&parameters)
             .await

@@ -1,4 +1,4 @@
-//! The driver is killed while applications stand still.
+//! The driver is killed while applications are quiesced.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -7,11 +7,11 @@ use super::ground::*;
 
 const FOLDER: &str = "SLACKWATER_TEST_HOOKS";
 
-/// Killed and waited for at its end.
+/// A process that is killed and reaped when it is dropped.
 struct Killed(Child);
 
 impl Killed {
-    /// This program again, as the driver of hooks of a folder.
+    /// Starts this test program again, as the driver of the hooks in a folder.
     fn start(ground: &Ground) -> Killed {
         let mut driver = Command::new(std::env::current_exe().unwrap());
         driver
@@ -31,7 +31,7 @@ impl Drop for Killed {
     }
 }
 
-/// The driver of the test below: holds two sessions until it's killed.
+/// The driver of the test below: it holds two sessions until it is killed.
 #[test]
 #[ignore = "is run by the tests below, as another process"]
 fn holds_until_it_is_killed() {
@@ -58,8 +58,8 @@ fn holds_until_it_is_killed() {
 #[test]
 fn a_driver_that_is_killed_releases() {
     let ground = Ground::new();
-    // The second one stays after the driver's end: if it had the writing end of the first one's
-    // stdin, the first would stay as well.
+    // The second hook runs on after the driver's end. If it had inherited the writing end of the
+    // first one's stdin, the first one would run on as well.
     let first = "echo READY; cat > /dev/null; echo released >> first.log";
     let second = "echo READY; cat > /dev/null; n=0; while [ ! -e go ] && [ $n -lt 6000 ]; do \
                   n=$((n + 1)); sleep 0.01; done; \
@@ -79,7 +79,7 @@ fn a_driver_that_is_killed_releases() {
     });
 }
 
-/// It says READY to nobody, which doesn't end it before it has released.
+/// It prints READY after its reader is gone, which does not end it before it has released.
 #[test]
 fn a_driver_that_is_killed_before_ready_releases() {
     let ground = Ground::new();

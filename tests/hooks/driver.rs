@@ -1,5 +1,5 @@
-//! Hooks through the whole driver, on a simulated machine: the order, the level that is recorded,
-//! retries and falling back.
+//! Hooks with the whole driver, on a simulated machine: the order, the recorded level, retries and
+//! fallback.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -69,7 +69,7 @@ impl Freezer for Noting {
 
 impl Freeze for NotingFreeze {
     fn sync(&self) -> HostResult<()> {
-        // Once an application is held, if that is planned.
+        // Once an application is held, if the test planned a fault.
         let held = std::fs::read_to_string(&self.log).is_ok_and(|log| log.contains("quiesced"));
         if held && self.log.with_file_name("disk-dies").exists() {
             return Err(HostError::errno("write back", "/dev/loop0", Errno::EIO));
@@ -88,9 +88,9 @@ impl Freeze for NotingFreeze {
 
     fn thaw(&self, member: usize) -> HostResult<bool> {
         note(&self.log, "thaw");
-        // One that ends in the window: the window lasts as long.
+        // A hook that ends in the window: the window lasts until then.
         if let Ok(pid) = std::fs::read_to_string(self.log.with_file_name("ends")) {
-            until("its end", || !runs(&pid));
+            until("the hook's end", || !runs(&pid));
         }
         self.inner.thaw(member)
     }
@@ -175,7 +175,7 @@ fn application() -> SnapshotParameters {
     }
 }
 
-/// The reason of hook `db`'s failure, told with the pause that it began.
+/// The reason why hook `db` failed, reported together with the pause that began.
 fn failed_hook(error: &Error) -> &str {
     match error {
         Error::Paused { last, .. } => failed_hook(last),
@@ -193,7 +193,11 @@ fn the_order_is_quiesce_freeze_thaw_release() {
     let order = ["quiesced", "frozen", "thaw", "released"];
     assert_eq!(node.ground.lines("log"), order);
     assert_eq!(node.snapshot("s", &application()).unwrap(), snapshot);
-    assert_eq!(node.ground.lines("log"), order, "a repeat disturbs nobody");
+    assert_eq!(
+        node.ground.lines("log"),
+        order,
+        "a repeat disturbs no application"
+    );
     node.assert_clean();
 }
 
@@ -206,8 +210,8 @@ fn a_lower_level_runs_no_hook() {
 }
 
 #[test]
-fn a_hook_that_fails_is_tried_again() {
-    // Its third start is the first that works.
+fn a_hook_that_fails_is_retried() {
+    // Its third start is the first that succeeds.
     let body = format!("echo start >> starts; [ $(wc -l < starts) -ge 3 ] || exit 1; {GOOD}");
     let node = Node::start(|ground| vec![ground.hook("db", &body)]);
     let snapshot = node.snapshot("s", &application()).unwrap();
@@ -232,7 +236,7 @@ fn a_hook_that_always_fails_leaves_no_snapshot_or_one_of_the_level_that_the_clas
     assert_eq!(
         node.ground.lines("starts").len(),
         3,
-        "a repeat disturbs nobody"
+        "a repeat disturbs no application"
     );
     assert_eq!(node.ground.lines("log"), [""; 0], "nothing was frozen");
     for (level, frozen) in [(Level::Filesystem, 2), (Level::Crash, 0)] {
@@ -336,7 +340,7 @@ fn no_application_is_held_where_the_guard_or_the_pool_fails_ahead_of_the_hooks()
 
 #[test]
 fn a_hook_that_lives_past_its_own_time_does_not_prove_that_it_held() {
-    // As a server that ends its pause by itself while its client still waits.
+    // Like a server that ends its pause by itself while its client still waits.
     let pauses = "echo READY; cat > /dev/null";
     let slow = "sleep 1.5; echo READY; cat > /dev/null";
     let node = Node::start(|ground| {

@@ -1,4 +1,4 @@
-//! A folder with hooks in it: small programs that write down what they do.
+//! A folder with hooks: small programs that log their actions.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -12,11 +12,11 @@ use slackwater::host::linux::LinuxHost;
 
 /// Nothing here takes as long, unless it hangs.
 pub const LONG: Duration = Duration::from_secs(60);
-/// Given to sessions that are to end themselves and won't. To all others it would be too short, on
+/// For sessions that should end by themselves but do not. For all others, it would be too short on
 /// a slow machine.
 pub const GRACE: Duration = Duration::from_millis(300);
 
-/// A folder that anybody may write to, with an end.
+/// A folder that all users may write to, and that is removed at the end.
 pub struct Ground(tempfile::TempDir);
 
 impl Ground {
@@ -33,7 +33,7 @@ impl Ground {
         self.0.path().join(name)
     }
 
-    /// A hook of this name for all volumes; `body` is a script that runs in the folder.
+    /// A hook with this name for all volumes; `body` is a script that runs in the folder.
     pub fn hook(&self, name: &str, body: &str) -> HookDefinition {
         self.hook_of(name, body, |_| {})
     }
@@ -47,7 +47,7 @@ impl Ground {
         let program = self.path(&format!("{name}.sh"));
         let text = format!("cd {}\n{body}\n", self.0.path().display());
         fs::write(&program, text).unwrap();
-        // Whatever our umask is: another user may be the one who reads it.
+        // Whatever the umask is: another user may have to read it.
         fs::set_permissions(&program, Permissions::from_mode(0o644)).unwrap();
         let mut parts = HookParts {
             name: name.into(),
@@ -59,7 +59,7 @@ impl Ground {
         HookDefinition::from_parts(parts).unwrap()
     }
 
-    /// What was written into a file of the folder; empty if there is none.
+    /// The content of a file in the folder; empty if it does not exist.
     pub fn read(&self, name: &str) -> String {
         fs::read_to_string(self.path(name)).unwrap_or_default()
     }
@@ -73,8 +73,8 @@ impl Ground {
     }
 }
 
-/// Read by a shell, not started itself: a file that another thread's child has still open for
-/// writing can't be started.
+/// A shell reads the script instead of executing it: a file cannot be executed while a child of
+/// another thread still has it open for writing.
 pub fn script(path: &Path) -> Vec<String> {
     vec!["/bin/sh".into(), path.to_str().unwrap().into()]
 }
@@ -83,7 +83,7 @@ pub fn local(hooks: Vec<HookDefinition>) -> LocalHooks {
     LocalHooks::new(hooks, Arc::new(LinuxHost::new(Vec::new()))).with_grace(LONG)
 }
 
-/// Quiesces by hooks of these names.
+/// Quiesces with the hooks of these names.
 pub fn quiesce(hooks: &LocalHooks, names: &[&str], timeout: Duration) -> Result<Box<dyn Quiesced>> {
     let names: Vec<String> = names.iter().map(|name| name.to_string()).collect();
     hooks.quiesce(&names, timeout)
@@ -105,7 +105,7 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Whether a process runs: one that has ended and was not waited for doesn't.
+/// Whether a process runs. A process that has ended but was not reaped does not.
 pub fn runs(pid: &str) -> bool {
     let status = fs::read_to_string(Path::new("/proc").join(pid.trim()).join("stat"));
     status.is_ok_and(|status| {

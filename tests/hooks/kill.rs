@@ -1,5 +1,5 @@
-//! The real driver, killed before and after each effect of a snapshot with a hook: whoever was
-//! quiesced is released each time, and the same call succeeds afterwards.
+//! The real driver, killed before and after each effect of a snapshot with a hook: quiesced
+//! applications are released each time, and the same call succeeds afterwards.
 
 use std::path::PathBuf;
 
@@ -8,21 +8,21 @@ use super::ground::Ground;
 use super::support::node::{GIB, definition};
 use super::support::{Client, Disk, Scratch, Server, block, eventually, mount};
 
-/// More effects than a snapshot has: the sweep ends where none is left.
+/// More effects than a snapshot has. The sweep ends when no effect is left.
 const MOST: usize = 200;
 
-struct World {
+struct HookFixture {
     server: Server,
     gate: PathBuf,
     ground: Ground,
-    #[expect(dead_code, reason = "goes before what it stands on")]
+    #[expect(dead_code, reason = "dropped before the fields that it depends on")]
     disk: Disk,
-    /// Last: what the others stand on goes last.
+    /// The last field, because the others depend on it and are dropped first.
     scratch: Scratch,
 }
 
-impl World {
-    fn new() -> World {
+impl HookFixture {
+    fn new() -> HookFixture {
         let ground = Ground::new();
         let hook = ground.hook("db", GOOD);
         let config = ground.path("slackwater.toml");
@@ -37,7 +37,7 @@ impl World {
         let more = ["--config", config.to_str().unwrap()];
         let server = Server::spawn(&scratch, &[&pool], &more, &[]);
         server.wait_ready();
-        World {
+        HookFixture {
             server,
             gate: ground.path("gate"),
             ground,
@@ -46,7 +46,7 @@ impl World {
         }
     }
 
-    /// Restarts the driver; its effects are counted from now on.
+    /// Restarts the driver. Its effects are counted from now on.
     fn arm(&mut self, plan: &str) -> Client {
         let _ = std::fs::remove_file(&self.gate);
         let gate = self.gate.to_str().unwrap().to_string();
@@ -59,7 +59,7 @@ impl World {
         self.server.client()
     }
 
-    /// How often it has quiesced; and as often it has released, at last.
+    /// How often applications were quiesced, after waiting until they were released as often.
     fn quiesced(&self) -> usize {
         let count = |word: &str| {
             self.ground
@@ -69,14 +69,14 @@ impl World {
                 .count()
         };
         eventually("all are released", || {
-            // A session that had just been started quiesces after its driver's death, too.
+            // A session that has just been started quiesces after its driver's death, too.
             sessions_of(&self.ground) == 0 && count("quiesced") == count("released")
         });
         count("quiesced")
     }
 }
 
-/// Sessions of this folder that run.
+/// Running sessions of this folder.
 fn sessions_of(ground: &Ground) -> usize {
     let script = ground.path("db.sh");
     let script = script.to_str().unwrap();
@@ -89,7 +89,7 @@ fn sessions_of(ground: &Ground) -> usize {
     runs.count()
 }
 
-async fn sweep(world: &mut World, volume: &str, mode: &str) {
+async fn sweep(fixture: &mut HookFixture, volume: &str, mode: &str) {
     let class = [
         ("consistency", "application"),
         ("freezeTimeout", "30s"),
@@ -97,72 +97,73 @@ async fn sweep(world: &mut World, volume: &str, mode: &str) {
     ];
     let mut deaths_while_quiesced = 0;
     for n in 1..MOST {
-        let client = world.arm(&format!("{n}:{mode}"));
-        let before = world.quiesced();
+        let client = fixture.arm(&format!("{n}:{mode}"));
+        let before = fixture.quiesced();
         let name = format!("{mode}-{n}");
         let first = client.snapshot(&name, volume, &class).await;
         if first.is_err() {
-            eventually("the driver dies", || !world.server.is_alive());
+            eventually("the driver dies", || !fixture.server.is_alive());
         }
-        let after = world.quiesced();
+        let after = fixture.quiesced();
         if first.is_ok() {
             assert!(n > 5, "{mode}: a snapshot has only {n} effects");
             assert!(deaths_while_quiesced > 0, "{mode}: none while quiesced");
             return;
         }
         deaths_while_quiesced += usize::from(after > before);
-        world.server.restart_with(&[]);
-        let client = world.server.client();
+        fixture.server.restart_with(&[]);
+        let client = fixture.server.client();
         let snapshot = client.snapshot(&name, volume, &class).await;
         let snapshot = snapshot.unwrap_or_else(|status| panic!("{name}: {status}"));
         assert!(snapshot.ready_to_use, "{name}");
-        world.quiesced();
+        fixture.quiesced();
         client.delete_snapshot(&snapshot.snapshot_id).await.unwrap();
     }
-    panic!("{mode}: a snapshot has no end");
+    panic!("{mode}: a snapshot has too many effects");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_at_any_effect_with_a_raw_device_it_releases() {
-    let mut world = World::new();
-    let client = world.server.client();
+async fn a_driver_killed_at_any_effect_with_a_raw_device_releases() {
+    let mut fixture = HookFixture::new();
+    let client = fixture.server.client();
     let volume = client.create("data", GIB / 2, block(), &[]).await.unwrap();
-    let kubelet = world.scratch.dir("kubelet");
+    let kubelet = fixture.scratch.dir("kubelet");
     let (staging, target) = (kubelet.join("staging"), kubelet.join("device"));
     std::fs::create_dir(&staging).unwrap();
     client.stage(&volume, &staging, block()).await.unwrap();
     let published = client.publish(&volume, &staging, &target, block(), false);
     published.await.unwrap();
     for mode in ["kill-before", "kill-after"] {
-        sweep(&mut world, &volume, mode).await;
+        sweep(&mut fixture, &volume, mode).await;
     }
-    world.server.restart_with(&[]);
-    let client = world.server.client();
+    fixture.server.restart_with(&[]);
+    let client = fixture.server.client();
     client.unpublish(&volume, &target).await.unwrap();
     client.unstage(&volume, &staging).await.unwrap();
 }
 
-/// With the guard: what a death leaves frozen is thawed, or the repeat could not freeze.
+/// With the guard: file systems that a killed driver leaves frozen are thawed, or the repeat could
+/// not freeze.
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_at_any_effect_with_a_file_system_it_releases() {
-    let mut world = World::new();
-    let client = world.server.client();
+async fn a_driver_killed_at_any_effect_with_a_file_system_releases() {
+    let mut fixture = HookFixture::new();
+    let client = fixture.server.client();
     let volume = client
         .create("data", GIB / 2, mount("ext4"), &[])
         .await
         .unwrap();
-    let staging = world.scratch.dir("kubelet").join("staging");
+    let staging = fixture.scratch.dir("kubelet").join("staging");
     std::fs::create_dir(&staging).unwrap();
     client
         .stage(&volume, &staging, mount("ext4"))
         .await
         .unwrap();
     for mode in ["kill-before", "kill-after"] {
-        sweep(&mut world, &volume, mode).await;
-        // Not frozen, so it returns.
+        sweep(&mut fixture, &volume, mode).await;
+        // The file system is not frozen, so this returns.
         std::fs::write(staging.join(mode), "written").unwrap();
     }
-    world.server.restart_with(&[]);
-    let client = world.server.client();
+    fixture.server.restart_with(&[]);
+    let client = fixture.server.client();
     client.unstage(&volume, &staging).await.unwrap();
 }

@@ -1,10 +1,10 @@
-//! Hooks as real programs: how they quiesce, release, and misbehave; and what of it a cut, and
-//! the driver above it, make.
+//! Hooks as real programs: how they quiesce, release and misbehave, and the consequences for a cut
+//! and for the driver.
 
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
-    reason = "a test says what it expects, and works on its own files"
+    reason = "a test panics where an expectation fails, and works on its own files"
 )]
 
 mod death;
@@ -28,7 +28,7 @@ use slackwater::model::SharedVolume;
 
 use ground::*;
 
-/// Quiesces, holds until the end of its stdin, releases.
+/// Quiesces, holds until its stdin ends, and releases.
 pub const GOOD: &str = "echo quiesced >> log; echo READY; cat > /dev/null; echo released >> log";
 
 #[test]
@@ -43,9 +43,9 @@ fn a_session_holds_from_ready_until_the_end_of_its_stdin() {
 }
 
 #[test]
-fn sessions_run_side_by_side() {
+fn sessions_run_in_parallel() {
     let ground = Ground::new();
-    // Each is ready only once the other has been started.
+    // Each is ready only once the other one has been started.
     let body = |own: &str, other: &str| {
         format!("touch {own}; while [ ! -e {other} ]; do sleep 0.01; done; {GOOD}")
     };
@@ -68,7 +68,7 @@ fn a_session_that_is_dropped_is_released() {
 }
 
 #[test]
-fn a_program_sees_its_deadline_and_no_environment_but_ours() {
+fn a_hook_gets_its_deadline_and_only_the_drivers_environment() {
     let ground = Ground::new();
     let body = "echo \"$@\" > arguments; env | sort > environment; pwd -P > folder; \
                 ps -o pid=,pgid=,sid= -p $$ > ids; readlink /proc/$$/fd/* > open; \
@@ -79,8 +79,8 @@ fn a_program_sees_its_deadline_and_no_environment_but_ours() {
             .command
             .extend(["--for={seconds}s".into(), "; echo $HOME".into()]);
     });
-    // Something of ours that is open, something that whoever started us has left open, and a
-    // session before it.
+    // An open file of ours, a file that the parent of the tests has left open, and an earlier
+    // session.
     let _ours = fs::File::open("/proc/self/status").unwrap();
     let (_read, write) = std::io::pipe().unwrap();
     let inherited = nix::unistd::dup(&write).unwrap();
@@ -126,7 +126,7 @@ fn a_program_sees_its_deadline_and_no_environment_but_ours() {
         !open.iter().any(|file| Path::new(file) == inherited),
         "{open:?}"
     );
-    // Its standard ones, and what the shell itself has opened.
+    // Its standard streams, and the files that the shell itself has opened.
     let own = ground.path("");
     let is_own = |file: &String| file.starts_with("pipe:") || Path::new(file).starts_with(&own);
     assert!(open.len() >= 3 && open.iter().all(is_own), "{open:?}");
@@ -152,8 +152,8 @@ fn one_that_never_says_ready_fails_at_the_timeout_and_is_told_so() {
     let ground = Ground::new();
     let silent = "echo waiting for a lock >&2; cat > /dev/null; echo released >> log";
     let hook = ground.hook("a", silent);
-    // On a slow machine, it may have said nothing as soon.
-    let told = [200, 2000, 20_000].iter().any(|millis| {
+    // On a slow machine, it may not have printed anything that early.
+    let has_output = [200, 2000, 20_000].iter().any(|millis| {
         let _ = fs::remove_file(ground.path("log"));
         let timeout = Duration::from_millis(*millis);
         let error = refused(quiesce(&local(vec![hook.clone()]), &["a"], timeout));
@@ -162,8 +162,8 @@ fn one_that_never_says_ready_fails_at_the_timeout_and_is_told_so() {
         assert_eq!(ground.lines("log"), ["released"]);
         error.ends_with(": waiting for a lock")
     });
-    assert!(told, "its words are told");
-    // Its own deadline holds as well: then it has released by itself.
+    assert!(has_output, "its output is in the error");
+    // Its own deadline applies as well: at the end of it, it has released by itself.
     let hook = ground.hook_of("b", silent, |parts| parts.timeout = Some("100ms".into()));
     let error = refused(quiesce(&local(vec![hook]), &["b"], LONG));
     assert!(error.contains("within 100 ms"), "{error}");
@@ -177,7 +177,7 @@ fn one_that_dies_while_it_is_to_hold_is_found() {
     let mut held = quiesce(&hooks, &["a"], LONG).unwrap();
     held.verify().unwrap();
     ground.touch("die");
-    until("its end", || held.verify().is_err());
+    until("the hook's end", || held.verify().is_err());
     let error = refused(held.verify());
     assert!(error.contains("hook a"), "{error}");
     assert!(
@@ -224,7 +224,7 @@ fn one_that_says_at_its_release_that_it_failed_loses_the_level() {
 #[test]
 fn one_that_ignores_its_stdin_is_ended_with_all_that_it_started_and_the_cut_is_good() {
     let ground = Ground::new();
-    // The second doesn't mind SIGTERM either.
+    // The second one also ignores SIGTERM.
     let loops = "sleep 1000 & echo $$ $! > pids.$SLACKWATER_HOOK; echo READY; \
                  while :; do sleep 0.05; done";
     for (name, body, how) in [
@@ -234,16 +234,16 @@ fn one_that_ignores_its_stdin_is_ended_with_all_that_it_started_and_the_cut_is_g
         let hooks = local(vec![ground.hook(name, &body)]).with_grace(GRACE);
         let mut held = quiesce(&hooks, &[name], LONG).unwrap();
         held.verify().unwrap();
-        let told = held.release().unwrap().expect("it's told");
+        let failure = held.release().unwrap().expect("the failure is reported");
         assert!(
-            told.contains(&format!("hook {name} did not exit within 300 ms")),
-            "{told}"
+            failure.contains(&format!("hook {name} did not exit within 300 ms")),
+            "{failure}"
         );
-        assert!(told.ends_with(how), "{told}");
+        assert!(failure.ends_with(how), "{failure}");
         let pids = ground.read(&format!("pids.{name}"));
         assert_eq!(pids.split_whitespace().count(), 2);
         for pid in pids.split_whitespace() {
-            until("its end", || !runs(pid));
+            until("the hook's end", || !runs(pid));
         }
     }
 }
@@ -257,7 +257,7 @@ fn what_a_session_leaves_behind_in_its_group_is_ended() {
     let pid = ground.read("pid");
     assert!(runs(&pid));
     assert_eq!(held.release().unwrap(), None);
-    until("its end", || !runs(&pid));
+    until("the hook's end", || !runs(&pid));
 }
 
 #[test]
@@ -272,7 +272,7 @@ fn ready_is_a_line_among_others_and_much_talk_holds_up_nobody() {
     let held = quiesce(&hooks, &["a"], LONG).unwrap();
     assert_eq!(held.release().unwrap(), None);
     assert_eq!(ground.lines("log"), ["released"]);
-    // A line without its end is none.
+    // A line without an end is not a line.
     let half = ground.hook("b", "printf READY; cat > /dev/null");
     let error = refused(quiesce(
         &local(vec![half]),
@@ -291,7 +291,7 @@ fn a_program_or_user_that_is_not_there_is_named() {
     assert!(error.contains("hook a"), "{error}");
     assert!(error.contains("start /nowhere/hold: ENOENT"), "{error}");
     let hook = ground.hook_of("b", GOOD, |parts| parts.user = Some("no-such-user".into()));
-    // Looked up before another hook holds its application.
+    // It is looked up before another hook holds its application.
     let good = ground.hook("a", GOOD);
     let error = refused(quiesce(&local(vec![good, hook]), &["a", "b"], LONG));
     assert!(
@@ -353,14 +353,14 @@ fn hooks_of_several_users_of_a_volume_are_chosen_by_the_class() {
     assert_eq!(
         wanted(&both, SharedVolume::All),
         ["db", "web"],
-        "each once, by name"
+        "each hook once, by name"
     );
     assert_eq!(wanted(&both[..1], SharedVolume::One), ["db"]);
     assert_eq!(wanted(&both[..1], SharedVolume::Skip), [""; 0]);
     assert_eq!(
         wanted(&both, SharedVolume::Skip),
         ["db"],
-        "it's the only one of volume 2"
+        "it is the only hook of volume 2"
     );
     assert_eq!(
         wanted(&[target("3", "shop2/data")], SharedVolume::All),

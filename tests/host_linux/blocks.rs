@@ -58,7 +58,7 @@ fn use_and_free(scratch: &Scratch, device: &Device, fs: FsType, keep_blocks: boo
 }
 
 #[test]
-fn a_reserved_image_keeps_its_blocks_whatever_is_done_above() {
+fn a_reserved_image_keeps_its_blocks_whatever_its_user_does() {
     for pool in [FsType::Xfs, FsType::Ext4] {
         for fs in FsType::ALL {
             let scratch = Scratch::on(pool);
@@ -76,7 +76,7 @@ fn a_reserved_image_keeps_its_blocks_whatever_is_done_above() {
 }
 
 #[test]
-fn without_the_limit_the_same_acts_free_nearly_all() {
+fn without_the_limit_the_same_operations_free_nearly_all_blocks() {
     let scratch = Scratch::new();
     let image = reserved(&scratch, "thin", 320 * MIB);
     let hold = scratch.attach(&image);
@@ -151,7 +151,7 @@ fn an_image_is_never_made_shorter_by_allocating() {
 }
 
 #[test]
-fn a_full_pool_is_told_from_other_errors() {
+fn a_full_pool_is_distinguished_from_other_errors() {
     for fs in FsType::ALL {
         let scratch = Scratch::sized(fs, 400 * MIB);
         let path = scratch.pool.join("thick");
@@ -167,7 +167,7 @@ fn a_full_pool_is_told_from_other_errors() {
 }
 
 #[test]
-fn a_file_that_is_too_long_for_ext4_is_told_from_a_full_pool() {
+fn a_file_that_is_too_long_for_ext4_is_distinguished_from_a_full_pool() {
     let scratch = Scratch::on(FsType::Ext4);
     for reserve in [false, true] {
         let error = scratch
@@ -276,7 +276,7 @@ fn blocks_with(scratch: &Scratch, word: &[u8]) -> usize {
 }
 
 #[test]
-fn what_two_images_share_is_zeroed_with_the_last_of_them() {
+fn blocks_shared_by_two_images_are_zeroed_with_the_last_of_them() {
     const BLOCKS: u64 = 2048;
     let block = |word: &[u8]| [word, &[b'.'; 4096][word.len()..]].concat();
     let (old, new) = (b"slackwater old", b"slackwater new");

@@ -116,7 +116,7 @@ fn blocks(scratch: &Scratch, path: &Path) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn a_whole_clone_is_the_source_and_nothing_of_what_the_target_was() {
+fn a_whole_clone_equals_the_source_and_keeps_nothing_of_the_target() {
     for fs in SHARING {
         let scratch = Scratch::on(fs);
         let source = mixed_image(&scratch, "source").path;
@@ -140,7 +140,7 @@ fn a_whole_clone_is_the_source_and_nothing_of_what_the_target_was() {
 }
 
 #[test]
-fn a_clone_ahead_of_a_quiet_image_leaves_no_rest() {
+fn a_clone_ahead_of_an_idle_image_leaves_no_remainder() {
     for fs in SHARING {
         let scratch = Scratch::on(fs);
         let source = mixed_image(&scratch, "source").path;
@@ -163,7 +163,7 @@ fn a_clone_ahead_of_a_quiet_image_leaves_no_rest() {
 }
 
 #[test]
-fn the_rest_is_what_was_changed_on_either_side() {
+fn the_remainder_consists_of_changes_on_either_side() {
     for fs in SHARING {
         let scratch = Scratch::on(fs);
         let source = mixed_image(&scratch, "source").path;
@@ -269,7 +269,7 @@ fn an_image_is_never_cloned_onto_itself() {
 }
 
 #[test]
-fn a_map_in_pages_is_the_map() {
+fn a_map_read_in_pages_equals_the_whole_map() {
     for fs in SHARING {
         let scratch = Scratch::on(fs);
         let source = mixed_image(&scratch, "source").path;
@@ -370,7 +370,7 @@ fn unsharing_on_a_full_pool_fails_cleanly() {
 }
 
 #[test]
-fn btrfs_can_not_unshare_and_says_so() {
+fn btrfs_cannot_unshare_and_reports_it() {
     let scratch = Scratch::on(FsType::Btrfs);
     let image = mixed_image(&scratch, "source");
     let target = empty(&scratch, "target");
@@ -470,7 +470,7 @@ fn sharing_of_blocks_is_tried_and_leaves_no_trace() {
 
 /// A btrfs with files that were synced one by one: they are in its log, and not yet in its trees.
 #[test]
-fn a_btrfs_with_a_new_fsid_is_mounted_beside_its_source_and_keeps_its_log() {
+fn a_btrfs_with_a_new_fsid_is_mounted_together_with_its_source_and_keeps_its_log() {
     let scratch = Scratch::new();
     let volume = scratch.volume("volume", FsType::Btrfs, 300 * MIB);
     run("mount", &["-o", "remount,commit=600", text(&volume.target)]);
@@ -535,7 +535,7 @@ fn a_btrfs_with_a_new_fsid_is_mounted_beside_its_source_and_keeps_its_log() {
 }
 
 #[test]
-fn a_btrfs_with_other_checksums_gets_its_fsid_by_the_program_that_knows_them() {
+fn a_btrfs_with_other_checksums_gets_its_fsid_from_btrfstune() {
     let scratch = Scratch::new();
     let image = scratch.image("image", 300 * MIB);
     run("mkfs.btrfs", &["-q", "--csum", "xxhash", text(&image.path)]);
@@ -561,7 +561,7 @@ fn a_btrfs_with_other_checksums_gets_its_fsid_by_the_program_that_knows_them() {
 /// On xfs, the window reads only the image's map; the check afterwards detects that the copy was
 /// moved.
 #[test]
-fn a_copy_that_somebody_moves_is_not_taken_for_what_it_was() {
+fn a_copy_that_was_moved_fails_verification() {
     for moved_at in ["before", "after", "never"] {
         let scratch = Scratch::on(FsType::Xfs);
         let source = mixed_image(&scratch, "source").path;

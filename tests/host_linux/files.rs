@@ -12,7 +12,7 @@ use slackwater::model::size::MIB;
 use super::scratch::{Scratch, folder, run, text};
 
 #[test]
-fn the_ground_is_found_through_links_and_binds() {
+fn the_backing_file_system_is_found_through_links_and_binds() {
     for fs in FsType::ALL {
         let scratch = Scratch::on(fs);
         let inner = scratch.pool.join("inner");
@@ -85,7 +85,7 @@ fn a_lock_is_exclusive_and_no_child_inherits_it() {
 }
 
 #[test]
-fn files_and_folders_are_made_once_and_removed_as_often_as_asked() {
+fn files_and_folders_are_created_once_and_can_be_removed_repeatedly() {
     let folder = folder();
     let host = LinuxHost::new(Vec::new());
     let perform = |effect: Effect<'_>| host.perform(&effect).map(drop);
@@ -156,7 +156,7 @@ fn a_link_in_a_pool_is_neither_read_nor_written() {
 }
 
 #[test]
-fn this_host_has_what_volumes_need_or_says_what_to_do() {
+fn this_host_has_all_requirements_of_volumes_or_reports_what_to_do() {
     let host = LinuxHost::new(Vec::new());
     for missing in host.missing() {
         assert!(missing.contains("; "), "{missing:?} names no fix");

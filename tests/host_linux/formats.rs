@@ -49,7 +49,7 @@ fn each_file_system_is_found_again_with_its_uuid_and_size() {
 }
 
 #[test]
-fn a_file_system_of_the_least_size_is_made() {
+fn a_file_system_of_the_minimum_size_is_created() {
     let scratch = Scratch::new();
     for fs in FsType::ALL {
         let image = scratch.image(fs.name(), fs.minimum_bytes());
@@ -59,7 +59,7 @@ fn a_file_system_of_the_least_size_is_made() {
 }
 
 #[test]
-fn extra_words_reach_mkfs() {
+fn extra_options_reach_mkfs() {
     let scratch = Scratch::new();
     let image = scratch.image("a", 320 * MIB);
     let hold = scratch.attach(&image);
@@ -93,7 +93,7 @@ fn extra_words_reach_mkfs() {
 }
 
 #[test]
-fn what_mkfs_says_is_in_the_error() {
+fn the_output_of_mkfs_is_in_the_error() {
     let scratch = Scratch::new();
     let image = scratch.image("a", 16 * MIB);
     let hold = scratch.attach(&image);
@@ -112,7 +112,7 @@ fn what_mkfs_says_is_in_the_error() {
 }
 
 #[test]
-fn what_is_no_file_system_is_told_apart() {
+fn signatures_that_are_not_file_systems_are_distinguished() {
     let scratch = Scratch::new();
     let image = scratch.image("a", 32 * MIB);
     let hold = scratch.attach(&image);
@@ -156,7 +156,7 @@ fn a_device_that_cannot_be_read_is_not_blank() {
 }
 
 #[test]
-fn a_file_system_wants_growth_only_until_it_has_grown() {
+fn a_file_system_needs_growth_only_until_it_has_grown() {
     let scratch = Scratch::new();
     for fs in FsType::ALL {
         let volume = scratch.volume(fs.name(), fs, 320 * MIB);
@@ -192,7 +192,7 @@ fn a_file_system_wants_growth_only_until_it_has_grown() {
 }
 
 #[test]
-fn growth_by_less_than_a_file_system_can_use_is_not_wanted_for_ever() {
+fn growth_by_less_than_a_file_system_can_use_is_not_requested_for_ever() {
     let scratch = Scratch::new();
     for fs in [FsType::Xfs, FsType::Btrfs] {
         let volume = scratch.volume(fs.name(), fs, 320 * MIB);
@@ -215,7 +215,7 @@ fn growth_by_less_than_a_file_system_can_use_is_not_wanted_for_ever() {
 }
 
 #[test]
-fn ext4_of_any_size_wants_no_growth_when_it_was_just_made() {
+fn a_new_ext4_of_any_size_needs_no_growth() {
     let scratch = Scratch::new();
     let target = scratch.target("a/mount");
     // Sizes around the boundaries of groups of 128 MiB, where mkfs leaves a remainder unused.

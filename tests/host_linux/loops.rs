@@ -24,7 +24,7 @@ fn discard_limit(number: u32) -> u64 {
 }
 
 #[test]
-fn a_loop_is_known_by_the_file_beneath_on_every_file_system() {
+fn a_loop_device_is_identified_by_its_file_on_every_file_system() {
     for fs in FsType::ALL {
         let scratch = Scratch::on(fs);
         let (image, other) = (scratch.image("a", 16 * MIB), scratch.image("b", 16 * MIB));
@@ -74,7 +74,7 @@ fn an_image_that_shares_blocks_keeps_direct_io() {
 }
 
 #[test]
-fn a_number_that_came_to_stand_for_another_image_is_neither_held_nor_detached() {
+fn a_loop_number_that_was_reused_for_another_image_is_neither_held_nor_detached() {
     let scratch = Scratch::new();
     let (ours, thief) = (
         scratch.image("ours", 16 * MIB),
@@ -151,7 +151,7 @@ fn an_autoclear_loop_vanishes_with_its_last_opener() {
 }
 
 #[test]
-fn sixteen_that_attach_at_once_each_get_a_device_of_their_own() {
+fn sixteen_concurrent_attaches_each_get_a_device_of_their_own() {
     let scratch = Scratch::new();
     let images: Vec<_> = (0..16)
         .map(|n| scratch.image(&n.to_string(), 4 * MIB))
@@ -182,7 +182,7 @@ fn sixteen_that_attach_at_once_each_get_a_device_of_their_own() {
 
 /// The kernel keeps offering a free number that another process holds open without a file.
 #[test]
-fn a_free_device_that_nobody_can_have_is_passed_over() {
+fn a_free_device_that_cannot_be_used_is_skipped() {
     use std::os::unix::fs::OpenOptionsExt;
     let scratch = Scratch::new();
     let image = scratch.image("a", 4 * MIB);
@@ -303,7 +303,7 @@ fn a_discard_limit_does_not_outlive_its_loop() {
 
 /// A loop device whose file system was shut down, next to one on an image of the same name.
 #[test]
-fn a_loop_on_a_dead_file_system_is_left_out_where_it_is_proven_to_be_another() {
+fn a_loop_on_a_dead_file_system_is_ignored_if_it_certainly_is_another_image() {
     let (dead, well) = (Scratch::new(), Scratch::new());
     let (lost, image) = (dead.image("a", 16 * MIB), well.image("a", 16 * MIB));
     let (_lost, hold) = (dead.attach(&lost), well.attach(&image));
@@ -318,7 +318,7 @@ fn a_loop_on_a_dead_file_system_is_left_out_where_it_is_proven_to_be_another() {
 }
 
 #[test]
-fn a_loop_of_another_name_is_not_asked() {
+fn a_loop_device_with_another_file_name_is_not_queried() {
     let scratch = Scratch::new();
     let image = scratch.image("a", 16 * MIB);
     let hold = scratch.attach(&image);

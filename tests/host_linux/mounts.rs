@@ -19,7 +19,7 @@ fn mount_at(host: &LinuxHost, path: &Path) -> Option<Mount> {
 }
 
 #[test]
-fn a_volume_is_mounted_as_asked_and_shown_in_the_table() {
+fn a_volume_is_mounted_as_requested_and_listed_in_the_mount_table() {
     let scratch = Scratch::new();
     for fs in FsType::ALL {
         let image = scratch.image(fs.name(), 320 * MIB);
@@ -186,7 +186,7 @@ fn a_read_only_bind_is_read_only_and_keeps_the_flags_of_its_source() {
 }
 
 #[test]
-fn a_device_is_shown_at_a_callers_file() {
+fn a_device_is_bound_to_a_target_file() {
     let scratch = Scratch::new();
     let image = scratch.image("raw", 16 * MIB);
     let hold = scratch.attach(&image);
@@ -269,7 +269,7 @@ fn only_the_topmost_mount_goes_and_a_busy_one_stays() {
 }
 
 #[test]
-fn a_folder_of_callers_behind_a_link_is_spelled_as_they_spell_it() {
+fn a_target_folder_behind_a_link_keeps_the_path_of_the_request() {
     let scratch = Scratch::new();
     let link = scratch.root.join("kubelet");
     std::os::unix::fs::symlink(&scratch.pods, &link).unwrap();
@@ -326,7 +326,7 @@ fn a_bind_on_a_shared_mount_reaches_its_peers() {
 }
 
 #[test]
-fn a_file_system_that_shut_itself_down_is_unmounted_all_the_same() {
+fn a_file_system_that_shut_itself_down_is_unmounted_nevertheless() {
     let scratch = Scratch::new();
     let volume = scratch.volume("v", FsType::Xfs, 320 * MIB);
     run("xfs_io", &["-x", "-c", "shutdown", text(&volume.target)]);

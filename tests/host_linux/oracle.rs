@@ -400,7 +400,7 @@ fn on_btrfs_of_an_earlier_release_through_a_buffered_loop_every_copy_is_exact() 
 
 /// Proof that the tests above detect a violation.
 #[test]
-fn without_the_rest_behind_the_barrier_copies_differ() {
+fn without_completion_in_the_cut_copies_differ() {
     for ground in [XFS, BTRFS] {
         let way = Way {
             direct_loop: true,

@@ -51,7 +51,7 @@ fn a_path_must_be_plain_and_below_an_allowed_folder() {
 }
 
 #[test]
-fn a_folder_of_our_own_is_for_effects_and_not_for_callers() {
+fn folders_of_the_driver_are_refused_as_target_paths() {
     let folder = folder();
     let (pods, own) = (folder.path().join("pods"), folder.path().join("own"));
     fs::create_dir(&pods).unwrap();
@@ -111,7 +111,7 @@ fn a_link_on_the_way_or_at_the_end_is_refused_by_name() {
 }
 
 #[test]
-fn a_link_that_is_swapped_in_meanwhile_leads_nowhere() {
+fn a_link_that_is_inserted_during_the_lookup_is_not_followed() {
     let scratch = Scratch::new();
     let volume = scratch.volume("v", FsType::Ext4, 32 * MIB);
     let (outside, pod) = (scratch.root.join("outside"), scratch.pods.join("pod"));
@@ -153,7 +153,7 @@ fn a_link_that_is_swapped_in_meanwhile_leads_nowhere() {
 }
 
 #[test]
-fn targets_are_made_and_removed_as_often_as_asked() {
+fn targets_can_be_created_and_removed_repeatedly() {
     let folder = folder();
     let root = folder.path();
     let host = LinuxHost::new(vec![root.to_path_buf()]);
@@ -183,7 +183,7 @@ fn targets_are_made_and_removed_as_often_as_asked() {
 }
 
 #[test]
-fn what_has_content_is_not_removed() {
+fn a_folder_with_content_is_not_removed() {
     let folder = folder();
     let root = folder.path();
     let host = LinuxHost::new(vec![root.to_path_buf()]);

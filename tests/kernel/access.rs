@@ -29,7 +29,7 @@ fn flags(words: &[&str]) -> VolumeCapability {
 }
 
 #[tokio::test]
-async fn a_read_only_publish_beside_a_writer_can_only_be_read() {
+async fn a_read_only_publish_next_to_a_writer_can_only_be_read() {
     let node = Node::new();
     for fs in ["ext4", "xfs", "btrfs"] {
         let (staging, rw, ro) = (node.staging(fs), node.path("rw"), node.path("ro"));
@@ -301,7 +301,7 @@ async fn a_stray_bind_mount_is_named_and_keeps_its_data() {
 }
 
 #[tokio::test]
-async fn what_is_mounted_at_a_path_but_is_not_ours_is_never_unmounted_nor_covered() {
+async fn a_foreign_mount_at_a_path_is_never_unmounted_nor_covered() {
     let node = Node::new();
     let (staging, target) = (node.staging("o"), node.path("target"));
     std::fs::create_dir(&target).unwrap();

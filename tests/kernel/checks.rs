@@ -30,7 +30,7 @@ async fn used(node: &Node, name: &str, staging: &Path) -> String {
 }
 
 #[tokio::test]
-async fn an_ext4_that_was_not_left_clean_is_repaired_before_it_is_mounted() {
+async fn an_ext4_that_was_not_unmounted_cleanly_is_repaired_before_it_is_mounted() {
     let node = Node::new();
     for (name, state) in [("invalid", "0"), ("error", "3")] {
         let staging = node.staging(name);
@@ -55,7 +55,7 @@ async fn an_ext4_that_was_not_left_clean_is_repaired_before_it_is_mounted() {
 }
 
 #[tokio::test]
-async fn an_ext4_that_can_not_be_repaired_without_a_person_is_not_mounted() {
+async fn an_ext4_that_needs_manual_repair_is_not_mounted() {
     let node = Node::new();
     let staging = node.staging("broken");
     let id = used(&node, "broken", &staging).await;
@@ -104,7 +104,7 @@ fn said(command: &mut std::process::Command) -> (Option<i32>, String) {
 }
 
 #[tokio::test]
-async fn the_running_driver_checks_a_volume_that_nobody_uses() {
+async fn the_running_driver_checks_an_idle_volume() {
     let node = Node::new();
     for fs in ["ext4", "xfs", "btrfs"] {
         let staging = node.staging(fs);
@@ -150,7 +150,7 @@ async fn a_check_without_repair_changes_nothing() {
 }
 
 #[tokio::test]
-async fn without_a_driver_the_command_takes_the_pools_lock() {
+async fn without_a_driver_the_command_locks_the_pool() {
     let mut node = Node::new();
     let staging = node.staging("alone");
     let id = used(&node, "alone", &staging).await;

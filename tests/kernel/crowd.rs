@@ -63,7 +63,7 @@ async fn forty_volumes_twenty_at_a_time() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sixty_four_creates_of_one_name_make_one_volume() {
+async fn sixty_four_creates_of_one_name_create_one_volume() {
     let node = Node::new();
     let mut calls = Vec::new();
     for _ in 0..64 {

@@ -96,7 +96,7 @@ fn set_flags(capability: &mut slackwater::csi::VolumeCapability, flags: &[&str])
 }
 
 #[tokio::test]
-async fn two_raw_volumes_with_the_same_content_are_mounted_beside_each_other() {
+async fn two_raw_volumes_with_the_same_content_are_mounted_together() {
     let node = Node::new();
     for fs in ["xfs", "btrfs"] {
         let uuid = "11111111-2222-3333-4444-555555555555";

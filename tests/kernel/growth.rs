@@ -82,7 +82,7 @@ async fn an_ext4_that_the_kernel_does_not_grow_is_grown_when_it_is_staged() {
 }
 
 #[tokio::test]
-async fn what_would_have_to_be_moved_by_growth_is_mounted_at_its_old_size() {
+async fn an_ext4_whose_growth_would_move_blocks_is_mounted_with_its_old_size() {
     let node = without_resources();
     let staging = node.staging("tight");
     // No space is reserved for descriptors of further groups.
@@ -108,7 +108,7 @@ async fn what_would_have_to_be_moved_by_growth_is_mounted_at_its_old_size() {
 }
 
 #[tokio::test]
-async fn a_repeat_of_a_stage_grows_what_a_first_one_was_cut_off_before() {
+async fn a_repeated_stage_finishes_a_growth_that_was_interrupted() {
     let node = without_resources();
     for fs in ["xfs", "btrfs", "ext4"] {
         let staging = node.staging(fs);
@@ -154,7 +154,7 @@ async fn a_copy_of_the_mount_that_ends_after_a_moment_only_delays_a_growth() {
 }
 
 #[tokio::test]
-async fn a_published_ext4_is_never_taken_down_to_grow() {
+async fn a_published_ext4_is_never_unmounted_to_grow() {
     let node = without_resources();
     let (staging, target) = (node.staging("used"), node.path("used.target"));
     let id = node.staged("used", &staging, "ext4").await;

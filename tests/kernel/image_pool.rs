@@ -78,7 +78,7 @@ async fn staged(client: &Client, scratch: &Scratch, name: &str, fs: &str) -> (St
 }
 
 #[tokio::test]
-async fn volumes_live_on_the_image_over_a_kill_and_a_stop() {
+async fn volumes_on_an_image_pool_survive_a_kill_and_a_stop() {
     let scratch = Scratch::new();
     let disk = ext4(&scratch);
     let mut server = Server::start(&scratch, &[&definition(&disk, "1Gi")]);
@@ -155,7 +155,8 @@ async fn volumes_live_on_the_image_over_a_kill_and_a_stop() {
 }
 
 #[tokio::test]
-async fn a_larger_value_grows_it_beneath_volumes_in_use_and_a_smaller_one_changes_nothing() {
+async fn a_larger_image_size_grows_the_pool_under_volumes_in_use_and_a_smaller_one_changes_nothing()
+{
     let scratch = Scratch::new();
     let disk = ext4(&scratch);
     let mut server = Server::start(&scratch, &[&definition(&disk, "600Mi")]);
@@ -198,7 +199,7 @@ async fn a_larger_value_grows_it_beneath_volumes_in_use_and_a_smaller_one_change
 }
 
 #[tokio::test]
-async fn what_is_reserved_takes_every_write_on_a_full_disk() {
+async fn a_reserved_pool_accepts_every_write_on_a_full_disk() {
     let scratch = Scratch::new();
     let disk = ext4(&scratch);
     let server = Server::start(&scratch, &[&definition(&disk, "600Mi")]);
@@ -238,7 +239,7 @@ fn slackwater(arguments: &[&str]) -> (Option<i32>, String) {
 }
 
 #[tokio::test]
-async fn init_makes_it_once_and_what_does_not_go_together_is_refused() {
+async fn init_creates_the_image_once_and_contradictory_options_are_refused() {
     let scratch = Scratch::new();
     let disk = ext4(&scratch);
     let record = scratch.join("node.json");
@@ -348,7 +349,7 @@ async fn init_makes_it_once_and_what_does_not_go_together_is_refused() {
 }
 
 #[tokio::test]
-async fn a_missing_disk_is_no_place_for_a_new_image() {
+async fn no_new_image_is_created_while_the_disk_is_missing() {
     let scratch = Scratch::new();
     let disk = ext4(&scratch);
     let mut server = Server::start(&scratch, &[&definition(&disk, "400Mi")]);
@@ -411,7 +412,7 @@ fn in_a_container(scratch: &Scratch, disk: &Disk, pool: &str) -> Server {
 }
 
 #[tokio::test]
-async fn a_container_that_dies_leaves_an_image_that_is_found_by_its_device() {
+async fn an_image_pool_of_a_dead_container_is_found_by_its_device() {
     let scratch = Scratch::alone();
     let disk = ext4(&scratch);
     let pool = definition(&disk, "1Gi");
@@ -480,7 +481,7 @@ fn init_with(plan: &str, log: &Path, record: &Path, pool: &str) -> Option<i32> {
 
 #[tokio::test]
 #[cfg(feature = "fault")]
-async fn killed_or_failed_at_each_effect_of_the_making_it_is_made_once() {
+async fn a_creation_that_is_killed_or_fails_at_any_effect_formats_the_image_once() {
     let scratch = Scratch::new();
     let disk = Disk::new(&scratch, "pool", "ext4", 2 * GIB);
     let log = scratch.join("effects");
@@ -571,7 +572,7 @@ fn wipe(disk: &Disk, record: &Path) {
 
 #[tokio::test]
 #[cfg(feature = "fault")]
-async fn killed_at_each_effect_of_a_start_with_growth_it_is_found_again() {
+async fn an_image_pool_is_found_again_after_a_kill_at_any_effect_of_a_start_with_growth() {
     let scratch = Scratch::new();
     let disk = ext4(&scratch);
     let mut size = 400;

@@ -146,7 +146,7 @@ async fn a_mounted_xfs_or_btrfs_grows_while_it_is_used() {
 }
 
 #[tokio::test]
-async fn what_grew_while_nobody_had_it_is_grown_at_the_next_stage() {
+async fn a_volume_that_grew_while_it_was_unstaged_is_grown_at_the_next_stage() {
     let node = Node::new();
     for fs in ["xfs", "btrfs"] {
         let staging = node.staging(fs);
@@ -213,7 +213,7 @@ async fn a_restart_while_staged_and_published_loses_nothing() {
 }
 
 #[tokio::test]
-async fn a_sigterm_in_the_middle_finishes_what_runs_and_exits_with_0() {
+async fn a_sigterm_during_calls_finishes_them_and_exits_with_0() {
     let mut node = Node::new();
     let mut calls = Vec::new();
     for n in 0..20 {
@@ -288,7 +288,7 @@ async fn an_inline_volume_lives_and_dies_with_its_target_and_its_size_holds() {
 }
 
 #[tokio::test]
-async fn calls_cut_off_after_some_milliseconds_end_well_when_repeated() {
+async fn calls_cut_off_after_some_milliseconds_succeed_when_repeated() {
     let node = Node::new();
     for ms in 1..=20u64 {
         let name = format!("cut-{ms}");
@@ -338,7 +338,7 @@ where
 }
 
 #[tokio::test]
-async fn a_driver_that_is_gone_leaves_its_mounts_to_the_next_one() {
+async fn a_killed_driver_leaves_its_mounts_to_the_next_one() {
     let mut node = Node::new();
     let staging = node.staging("x");
     let id = node.staged("x", &staging, "xfs").await;
@@ -358,7 +358,7 @@ async fn a_driver_that_is_gone_leaves_its_mounts_to_the_next_one() {
 }
 
 #[tokio::test]
-async fn the_logical_block_size_is_the_pools_or_what_the_class_says_and_stays() {
+async fn the_logical_block_size_is_that_of_the_pool_or_of_the_class_and_never_changes() {
     let node = Node::new();
     for (asked, shown) in [("", "4096"), ("512", "512"), ("4096", "4096")] {
         let name = format!("sector-{asked}");

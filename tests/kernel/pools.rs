@@ -72,7 +72,7 @@ async fn a_renamed_node_and_a_pool_at_another_path_keep_home_and_volumes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_disk_that_is_mounted_late_gets_its_pool_and_its_folder_none() {
+async fn a_pool_is_created_on_a_disk_that_is_mounted_late_and_not_in_its_empty_folder() {
     let scratch = Scratch::new();
     let (late, kept) = (
         Disk::new(&scratch, "late", "xfs", 2 * GIB),
@@ -125,7 +125,7 @@ async fn a_disk_that_is_mounted_late_gets_its_pool_and_its_folder_none() {
 }
 
 #[tokio::test]
-async fn a_pool_is_made_at_the_root_of_a_subvolume_and_not_in_a_folder_of_btrfs() {
+async fn a_pool_is_created_at_the_root_of_a_subvolume_and_not_in_a_folder_of_btrfs() {
     let scratch = Scratch::new();
     let disk = Disk::new(&scratch, "disk", "btrfs", 2 * GIB);
     let subvolume = disk.mount_point.join("@pool");
@@ -237,7 +237,7 @@ async fn a_fifth_of_the_machines_own_disk_stays_free_of_new_volumes_but_not_of_r
 }
 
 #[tokio::test]
-async fn a_missing_disk_is_never_made_a_new_pool_and_the_others_serve() {
+async fn no_pool_is_created_while_a_disk_is_missing_and_the_other_pools_are_served() {
     let scratch = Scratch::new();
     let (lost, kept) = (
         Disk::new(&scratch, "lost", "xfs", 2 * GIB),
@@ -412,7 +412,7 @@ fn doctor_warns_of_a_btrfs_pool_whose_images_have_checksums() {
 }
 
 #[tokio::test]
-async fn a_node_call_works_from_the_mount_table_when_the_pool_is_not_served() {
+async fn node_calls_use_the_mount_table_when_the_pool_is_not_served() {
     let scratch = Scratch::new();
     let disk = Disk::new(&scratch, "pool", "xfs", 2 * GIB);
     let mut server = Server::start(&scratch, &[&definition(&disk.mount_point)]);

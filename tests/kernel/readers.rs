@@ -19,7 +19,7 @@ fn for_readers(capability: VolumeCapability) -> VolumeCapability {
 }
 
 #[tokio::test]
-async fn a_restore_for_readers_is_mounted_read_only_whatever_is_asked() {
+async fn a_restore_for_readers_is_mounted_read_only_whatever_is_requested() {
     let node = Node::new();
     let client = &node.client;
     for fs in ["ext4", "xfs", "btrfs"] {
@@ -75,7 +75,7 @@ async fn a_restore_for_readers_is_mounted_read_only_whatever_is_asked() {
 }
 
 #[tokio::test]
-async fn a_block_clone_for_readers_has_a_device_that_can_not_write() {
+async fn a_block_clone_for_readers_has_a_read_only_device() {
     let node = Node::new();
     let client = &node.client;
     let (staging, target) = (node.staging("b"), node.path("b.target"));

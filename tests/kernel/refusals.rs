@@ -97,7 +97,7 @@ async fn a_signature_on_a_volume_that_was_never_formatted_is_left_alone() {
 }
 
 #[tokio::test]
-async fn a_file_system_frozen_by_a_stranger_and_unmounted_never_gets_a_second_device() {
+async fn a_file_system_with_a_foreign_freeze_that_was_unmounted_never_gets_a_second_device() {
     let mut node = Node::new();
     for fs in ["xfs", "ext4"] {
         let staging = node.staging(fs);
@@ -141,7 +141,7 @@ async fn a_file_system_frozen_by_a_stranger_and_unmounted_never_gets_a_second_de
 }
 
 #[tokio::test]
-async fn a_reader_that_keeps_the_device_open_over_umount_is_waited_for() {
+async fn a_reader_that_holds_the_device_open_after_umount_is_waited_for() {
     let node = Node::new();
     let staging = node.staging("r");
     let id = node.staged("r", &staging, "ext4").await;
@@ -173,7 +173,7 @@ async fn a_reader_that_keeps_the_device_open_over_umount_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_strangers_device_on_an_image_is_not_used_and_not_touched() {
+async fn a_foreign_device_on_an_image_is_neither_used_nor_changed() {
     let node = Node::new();
     let staging = node.staging("f");
     let id = node
@@ -228,7 +228,7 @@ async fn an_image_that_was_cut_short_is_refused() {
 }
 
 #[tokio::test]
-async fn a_device_that_outlived_its_stage_shows_what_has_grown_meanwhile() {
+async fn a_device_that_outlived_its_stage_shows_the_grown_image() {
     let node = Node::new();
     let staging = node.staging("g");
     for fs in ["xfs", "btrfs"] {
@@ -251,7 +251,7 @@ async fn a_device_that_outlived_its_stage_shows_what_has_grown_meanwhile() {
 /// second mkfs next to it would create a second file system.
 #[cfg(feature = "fault")]
 #[tokio::test]
-async fn nothing_is_formatted_beside_a_mkfs_that_has_not_ended() {
+async fn no_second_mkfs_runs_before_the_first_one_has_ended() {
     use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
     let mut node = Node::new();

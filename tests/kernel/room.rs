@@ -66,7 +66,7 @@ fn allocated(path: &Path) -> u64 {
 }
 
 #[tokio::test]
-async fn what_does_not_fit_is_refused_and_leaves_nothing() {
+async fn a_volume_that_does_not_fit_is_refused_and_leaves_nothing() {
     for fs in ["xfs", "ext4", "btrfs"] {
         let node = Node::on(fs, 2 * GIB);
         let room = node.client.capacity(&[]).await.unwrap();
@@ -111,7 +111,7 @@ async fn what_does_not_fit_is_refused_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn growth_is_judged_by_what_it_adds() {
+async fn only_the_added_size_of_a_growth_needs_space() {
     let node = Node::on("xfs", 2 * GIB);
     let id = node
         .client
@@ -141,7 +141,7 @@ async fn growth_is_judged_by_what_it_adds() {
 }
 
 #[tokio::test]
-async fn a_thick_volume_takes_every_write_on_a_full_pool() {
+async fn a_thick_volume_accepts_every_write_on_a_full_pool() {
     for pool in ["xfs", "ext4"] {
         let node = Node::on(pool, 2 * GIB);
         for fs in ["ext4", "xfs", "btrfs"] {
@@ -187,7 +187,7 @@ async fn a_thick_volume_takes_every_write_on_a_full_pool() {
 }
 
 #[tokio::test]
-async fn thick_is_refused_where_it_could_not_be_kept() {
+async fn thick_is_refused_where_it_cannot_be_guaranteed() {
     let node = Node::on("btrfs", 2 * GIB);
     let message = refused(
         node.client
@@ -311,7 +311,7 @@ fn disk_holds(image: &Path, text: &[u8]) -> bool {
 }
 
 #[tokio::test]
-async fn wipe_zero_leaves_nothing_of_the_content_on_the_disk_and_none_does() {
+async fn wipe_zero_leaves_no_content_on_the_disk_and_wipe_none_leaves_it() {
     for (wipe, modified, remains) in [
         ("none", None, true),
         ("zero", None, false),
@@ -362,7 +362,7 @@ async fn wipe_zero_leaves_nothing_of_the_content_on_the_disk_and_none_does() {
 }
 
 #[tokio::test]
-async fn wipe_discard_gives_the_blocks_back_to_the_disk() {
+async fn wipe_discard_discards_the_blocks_of_the_disk() {
     let node = Node::on("xfs", GIB);
     let (staging, target) = (node.staging("w"), node.path("w"));
     let id = node

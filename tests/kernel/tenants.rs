@@ -188,7 +188,7 @@ async fn a_number_that_a_target_still_shows_is_never_given_to_another_volume() {
 }
 
 #[tokio::test]
-async fn direct_io_that_a_pod_switches_off_comes_back_and_other_flags_are_reported() {
+async fn direct_io_that_a_pod_disables_is_restored_and_other_flags_are_reported() {
     let node = Node::new();
     let a = published(&node, "a", false).await;
     assert!(is_direct(&a.2), "the pool's disk supports it");
@@ -217,7 +217,7 @@ async fn direct_io_that_a_pod_switches_off_comes_back_and_other_flags_are_report
 }
 
 #[tokio::test]
-async fn a_file_that_a_pod_puts_beneath_its_device_is_reported_and_ends_with_the_pod() {
+async fn a_file_that_a_pod_attaches_to_its_device_is_reported_and_is_detached_with_the_pod() {
     let node = Node::new();
     let a = published(&node, "a", true).await;
     let own = node.scratch.join("own.img");

@@ -372,26 +372,26 @@ async fn check(tracked: &Tracked, cuts: &[Cut], pool: Pool, random: &mut Random)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn on_xfs_what_differs_is_told_and_nothing_else() {
+async fn on_xfs_exactly_the_differing_blocks_are_reported() {
     nothing_that_differs_is_left_out(Pool::Xfs).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn on_btrfs_what_differs_is_told_and_nothing_else() {
+async fn on_btrfs_exactly_the_differing_blocks_are_reported() {
     nothing_that_differs_is_left_out(Pool::Btrfs).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn on_btrfs_of_an_earlier_release_what_differs_is_told_and_nothing_else() {
+async fn on_btrfs_of_an_earlier_release_exactly_the_differing_blocks_are_reported() {
     nothing_that_differs_is_left_out(Pool::Earlier).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn on_compressed_btrfs_what_differs_is_told() {
+async fn on_compressed_btrfs_all_differing_blocks_are_reported() {
     nothing_that_differs_is_left_out(Pool::Compressed).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn on_btrfs_under_balance_what_differs_is_told() {
+async fn on_btrfs_under_balance_all_differing_blocks_are_reported() {
     nothing_that_differs_is_left_out(Pool::Balanced).await;
 }

@@ -33,7 +33,7 @@ fn write_and_delete(staging: &Path) {
 
 /// Without btrfs, which discards by itself on kernels from 6.2 on.
 #[tokio::test]
-async fn a_pools_schedule_takes_the_blocks_of_deleted_files_from_thin_volumes_alone() {
+async fn a_pools_trim_schedule_frees_blocks_of_deleted_files_only_in_thin_volumes() {
     let scratch = Scratch::new();
     let disk = Disk::new(&scratch, "pool", "xfs", 8 * GIB);
     let pool = definition(&disk.mount_point);

@@ -16,9 +16,9 @@ use crate::support::{Client, Scratch, Server, binary, mount};
 const DRIVER: &str = "csi.slackwater.dev";
 const KEY: &str = "topology.csi.slackwater.dev/home";
 const NEW_HOME: &str = "99999999-2222-4333-8444-555555555555";
-/// Claims, each with a volume.
+/// The number of claims, each with a volume.
 const CLAIMS: usize = 5;
-/// Nothing here takes as long, unless it hangs; the machine may be busy.
+/// Nothing here takes as long, unless it hangs. The machine may be busy.
 const LONG: Duration = Duration::from_secs(180);
 
 #[track_caller]
@@ -32,15 +32,15 @@ fn eventually(what: &str, mut check: impl FnMut() -> bool) {
 }
 
 /// A cluster with one node, whose driver has a volume for each claim.
-struct Ground {
+struct Fixture {
     plane: Plane,
     server: Server,
     pool: String,
     _scratch: Scratch,
 }
 
-impl Ground {
-    fn new() -> Option<Ground> {
+impl Fixture {
+    fn new() -> Option<Fixture> {
         let mut plane = Plane::start("volumes that follow an adopted pool")?;
         let scratch = Scratch::new();
         let server = Server::start(&scratch, &["default=memory:"]);
@@ -77,26 +77,26 @@ impl Ground {
                  [ReadWriteOnce], resources: {{requests: {{storage: 16Mi}}}}}}}}"
             ));
         }
-        let mut ground = Ground {
+        let mut fixture = Fixture {
             plane,
             server,
             pool: String::new(),
             _scratch: scratch,
         };
         eventually("all claims are bound", || {
-            ground
+            fixture
                 .claims()
                 .iter()
                 .all(|claim| claim["status"]["phase"] == "Bound")
         });
-        let handle = ground.volumes()[0]["spec"]["csi"]["volumeHandle"].clone();
+        let handle = fixture.volumes()[0]["spec"]["csi"]["volumeHandle"].clone();
         let (pool, _) = handle.as_str().unwrap().split_once('.').unwrap();
-        ground.pool = pool.into();
-        ground.plane.apply(&format!(
+        fixture.pool = pool.into();
+        fixture.plane.apply(&format!(
             "{{apiVersion: slackwater.dev/v1alpha1, kind: Pool, metadata: {{name: {pool}, \
              labels: {{slackwater.dev/driver: {DRIVER}}}}}}}"
         ));
-        Some(ground)
+        Some(fixture)
     }
 
     fn list(&self, words: &[&str]) -> Vec<Value> {
@@ -141,7 +141,7 @@ impl Ground {
         self.plane.kubectl(&[&words[..], &[&patch]].concat());
     }
 
-    /// What the driver has.
+    /// The driver's volumes.
     fn stored(&self) -> BTreeSet<String> {
         let listed = self.plane.runtime.block_on(async {
             let client: Client = self.server.client();
@@ -163,7 +163,7 @@ impl Ground {
         self.plane.runtime.block_on(done).unwrap()
     }
 
-    /// The real program; its exit code and what it says.
+    /// Runs the real program. Returns its exit code and its output.
     fn run(&self, words: &[&str]) -> (Option<i32>, String) {
         let output = Command::new(binary())
             .args(words)
@@ -171,9 +171,9 @@ impl Ground {
             .output()
             .unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        eprintln!("$ slackwater {}\n{text}{said}", words.join(" "));
-        (output.status.code(), text + &said)
+        let stderr_text = String::from_utf8_lossy(&output.stderr).into_owned();
+        eprintln!("$ slackwater {}\n{text}{stderr_text}", words.join(" "));
+        (output.status.code(), text + &stderr_text)
     }
 }
 
@@ -190,12 +190,14 @@ fn notes(pool: &Value) -> usize {
 
 #[test]
 fn volumes_follow_an_adopted_pool_from_wherever_a_run_was_cut_off() {
-    let Some(ground) = Ground::new() else { return };
-    let before = ground.volumes();
-    let stored = ground.stored();
+    let Some(fixture) = Fixture::new() else {
+        return;
+    };
+    let before = fixture.volumes();
+    let stored = fixture.stored();
     assert_eq!(stored.len(), CLAIMS);
-    is_only_shown_first(&ground);
-    is_left_while_a_pod_uses_it(&ground);
+    is_only_shown_first(&fixture);
+    is_left_while_a_pod_uses_it(&fixture);
     for step in [
         Step::Retain,
         Step::Note,
@@ -205,35 +207,35 @@ fn volumes_follow_an_adopted_pool_from_wherever_a_run_was_cut_off() {
         Step::Strike,
         Step::Restore,
     ] {
-        is_cut_off(&ground, step);
-        assert_eq!(ground.stored(), stored, "no data is deleted: {step:?}");
+        is_cut_off(&fixture, step);
+        assert_eq!(fixture.stored(), stored, "no data is deleted: {step:?}");
     }
-    let plan = ground.look();
+    let plan = fixture.look();
     assert!(
         plan.lines.iter().all(|line| line.fate == Fate::Finish),
         "{plan:?}"
     );
-    let (code, told) = ground.run(&["pool", "adopt", &ground.pool, "--cluster", "--yes"]);
+    let (code, told) = fixture.run(&["pool", "adopt", &fixture.pool, "--cluster", "--yes"]);
     assert_eq!(code, Some(0), "{told}");
-    // For as long as the controllers look at everything once more.
+    // As long as the controllers need for another pass over everything.
     std::thread::sleep(Duration::from_secs(20));
-    assert_eq!(ground.stored(), stored, "no data is deleted");
-    is_as_before(&ground, &before);
-    two_runs_do_no_harm(&ground, &before, &stored);
-    lives_on(&ground, stored);
-    tells_orphans(&ground);
+    assert_eq!(fixture.stored(), stored, "no data is deleted");
+    is_as_before(&fixture, &before);
+    two_runs_do_no_harm(&fixture, &before, &stored);
+    lives_on(&fixture, stored);
+    tells_orphans(&fixture);
 }
 
-fn is_only_shown_first(ground: &Ground) {
-    let before = ground.volumes();
+fn is_only_shown_first(fixture: &Fixture) {
+    let before = fixture.volumes();
     let home =
         before[0]["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"][0]["matchExpressions"]
             [0]["values"][0]
             .as_str()
             .unwrap();
-    ground.seen_at(home);
-    let client = ground.plane.client();
-    let plan = ground
+    fixture.seen_at(home);
+    let client = fixture.plane.client();
+    let plan = fixture
         .plane
         .runtime
         .block_on(adopt::make_plan(&client, None, "moved"));
@@ -243,18 +245,18 @@ fn is_only_shown_first(ground: &Ground) {
         (0, CLAIMS),
         "they are at home"
     );
-    let plan = ground.look();
+    let plan = fixture.look();
     assert_eq!(plan.lines.len(), CLAIMS);
     assert!(
         plan.lines.iter().all(|line| line.fate == Fate::Move),
         "{plan:?}"
     );
-    let (code, told) = ground.run(&["pool", "adopt", "node-9/moved", "--cluster"]);
+    let (code, told) = fixture.run(&["pool", "adopt", "node-9/moved", "--cluster"]);
     assert_eq!(code, Some(0));
     for word in ["shop/data-0", home, NEW_HOME, "nothing was changed"] {
         assert!(told.contains(word), "{word}");
     }
-    let (code, told) = ground.run(&["pool", "adopt", "moved", "--cluster", "--json"]);
+    let (code, told) = fixture.run(&["pool", "adopt", "moved", "--cluster", "--json"]);
     assert_eq!(code, Some(0));
     let told: Value = serde_json::from_str(&told).unwrap();
     assert_eq!(told["changed"], false);
@@ -264,18 +266,18 @@ fn is_only_shown_first(ground: &Ground) {
         each.map(|volume| volume["metadata"]["resourceVersion"].clone())
             .collect()
     };
-    assert_eq!(versions(&before), versions(&ground.volumes()));
-    assert_eq!(notes(&ground.pool()), 0);
-    let (code, told) = ground.run(&["pool", "adopt", "nobody", "--cluster"]);
+    assert_eq!(versions(&before), versions(&fixture.volumes()));
+    assert_eq!(notes(&fixture.pool()), 0);
+    let (code, told) = fixture.run(&["pool", "adopt", "nobody", "--cluster"]);
     assert!(code == Some(1) && told.contains("nobody"), "{told}");
 }
 
-fn is_left_while_a_pod_uses_it(ground: &Ground) {
+fn is_left_while_a_pod_uses_it(fixture: &Fixture) {
     let pod = "{apiVersion: v1, kind: Pod, metadata: {name: user, namespace: shop}, spec: \
                {nodeName: node-1, containers: [{name: x, image: x}], volumes: [{name: v, \
                persistentVolumeClaim: {claimName: data-0}}]}}";
-    ground.plane.apply(pod);
-    let mut plan = ground.look();
+    fixture.plane.apply(pod);
+    let mut plan = fixture.look();
     plan.lines
         .retain(|line| line.claim.as_deref() == Some("shop/data-0"));
     let left = &plan.lines[0].fate;
@@ -283,7 +285,7 @@ fn is_left_while_a_pod_uses_it(ground: &Ground) {
         matches!(left, Fate::Left(why) if why.contains("pod shop/user")),
         "{left:?}"
     );
-    let done = ground.carry_out(&plan, |name, step| panic!("{name}: {step:?}"));
+    let done = fixture.carry_out(&plan, |name, step| panic!("{name}: {step:?}"));
     assert!(done.moved.is_empty() && done.left.len() == 1, "{done:?}");
     let words = [
         "delete",
@@ -294,22 +296,22 @@ fn is_left_while_a_pod_uses_it(ground: &Ground) {
         "--force",
         "--grace-period=0",
     ];
-    ground.plane.kubectl(&words);
+    fixture.plane.kubectl(&words);
 }
 
-/// A run that ends before its first such step, as a process that is killed does.
-fn is_cut_off(ground: &Ground, step: Step) {
-    let plan = ground.look();
+/// A run that ends before its first such step, like a killed process.
+fn is_cut_off(fixture: &Fixture, step: Step) {
+    let plan = fixture.look();
     assert_eq!(plan.lines.len(), CLAIMS, "{step:?}: {plan:?}");
     let mut last = String::new();
     let ended = catch_unwind(AssertUnwindSafe(|| {
-        ground.carry_out(&plan, |name, at| {
+        fixture.carry_out(&plan, |name, at| {
             last = name.into();
             assert_ne!(at, step, "cut off");
         })
     }));
     assert!(ended.is_err(), "{step:?} comes: {ended:?}");
-    let there: BTreeSet<String> = ground
+    let there: BTreeSet<String> = fixture
         .volumes()
         .iter()
         .map(|volume| volume["metadata"]["name"].as_str().unwrap().into())
@@ -324,11 +326,11 @@ fn is_cut_off(ground: &Ground, step: Step) {
         step,
         Step::Delete | Step::Release | Step::Make | Step::Strike
     );
-    assert_eq!(notes(&ground.pool()), usize::from(noted), "{step:?}");
+    assert_eq!(notes(&fixture.pool()), usize::from(noted), "{step:?}");
     if expected == 1 {
         assert_eq!(away, [last.as_str()]);
         eventually("its claim is called lost", || {
-            let claims = ground.claims();
+            let claims = fixture.claims();
             claims
                 .iter()
                 .any(|claim| claim["status"]["phase"] == "Lost")
@@ -336,9 +338,9 @@ fn is_cut_off(ground: &Ground, step: Step) {
     }
 }
 
-fn is_as_before(ground: &Ground, before: &[Value]) {
+fn is_as_before(fixture: &Fixture, before: &[Value]) {
     eventually("the provisioner protects them again", || {
-        let volumes = ground.volumes();
+        let volumes = fixture.volumes();
         volumes.iter().all(|volume| {
             let finalizers = volume["metadata"]["finalizers"].to_string();
             finalizers.contains("external-provisioner") && finalizers.contains("pv-protection")
@@ -356,7 +358,7 @@ fn is_as_before(ground: &Ground, before: &[Value]) {
             spec
         ])
     };
-    let after = ground.volumes();
+    let after = fixture.volumes();
     assert_eq!(
         before.iter().map(plain).collect::<Vec<_>>(),
         after.iter().map(plain).collect::<Vec<_>>()
@@ -370,34 +372,34 @@ fn is_as_before(ground: &Ground, before: &[Value]) {
         assert_eq!(volume["spec"]["persistentVolumeReclaimPolicy"], "Delete");
         assert_eq!(volume["status"]["phase"], "Bound");
     }
-    for claim in ground.claims() {
+    for claim in fixture.claims() {
         assert_eq!(claim["status"]["phase"], "Bound");
         assert_eq!(claim["status"]["capacity"]["storage"], "16Mi");
     }
-    assert_eq!(notes(&ground.pool()), 0);
-    let plan = ground.look();
+    assert_eq!(notes(&fixture.pool()), 0);
+    let plan = fixture.look();
     assert_eq!((plan.lines.len(), plan.settled), (0, CLAIMS));
-    let events = ground
+    let events = fixture
         .plane
         .kubectl(&["events", "-n", "shop", "--for=pvc/data-1"]);
     assert!(events.contains("VolumeAdopted"), "{events}");
 }
 
-/// Back to where they came from.
-fn two_runs_do_no_harm(ground: &Ground, before: &[Value], stored: &BTreeSet<String>) {
+/// Back to the original pool.
+fn two_runs_do_no_harm(fixture: &Fixture, before: &[Value], stored: &BTreeSet<String>) {
     let home = |volume: &Value| volume["spec"]["nodeAffinity"].clone();
     let old = &before[0]["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"][0]["matchExpressions"]
         [0]["values"][0];
-    ground.seen_at(old.as_str().unwrap());
+    fixture.seen_at(old.as_str().unwrap());
     std::thread::scope(|scope| {
-        let words = ["pool", "adopt", &ground.pool, "--cluster", "--yes"];
-        let both = [(); 2].map(|()| scope.spawn(move || ground.run(&words)));
+        let words = ["pool", "adopt", &fixture.pool, "--cluster", "--yes"];
+        let both = [(); 2].map(|()| scope.spawn(move || fixture.run(&words)));
         for run in both {
             let (code, told) = run.join().unwrap();
             assert_eq!(code, Some(0), "{told}");
         }
     });
-    let after = ground.volumes();
+    let after = fixture.volumes();
     assert_eq!(
         before.iter().map(home).collect::<Vec<_>>(),
         after.iter().map(home).collect::<Vec<_>>()
@@ -406,45 +408,45 @@ fn two_runs_do_no_harm(ground: &Ground, before: &[Value], stored: &BTreeSet<Stri
         assert_eq!(volume["spec"]["persistentVolumeReclaimPolicy"], "Delete");
         assert_eq!(volume["status"]["phase"], "Bound");
     }
-    assert_eq!(notes(&ground.pool()), 0);
-    assert_eq!(ground.stored(), *stored);
+    assert_eq!(notes(&fixture.pool()), 0);
+    assert_eq!(fixture.stored(), *stored);
 }
 
-/// What comes afterwards is as ever: a claim that is deleted takes its data along.
-fn lives_on(ground: &Ground, mut stored: BTreeSet<String>) {
-    let volumes = ground.volumes();
+/// Later operations work as before: a claim that is deleted takes its data with it.
+fn lives_on(fixture: &Fixture, mut stored: BTreeSet<String>) {
+    let volumes = fixture.volumes();
     let mut of_claim = volumes.iter();
     let gone = of_claim.find(|volume| volume["spec"]["claimRef"]["name"] == "data-0");
     let handle = gone.unwrap()["spec"]["csi"]["volumeHandle"]
         .as_str()
         .unwrap();
-    ground
+    fixture
         .plane
         .kubectl(&["delete", "pvc", "data-0", "-n", "shop", "--wait=false"]);
     stored.remove(handle);
     eventually("the volume of a deleted claim is deleted", || {
-        ground.stored() == stored && ground.volumes().len() == CLAIMS - 1
+        fixture.stored() == stored && fixture.volumes().len() == CLAIMS - 1
     });
 }
 
-fn tells_orphans(ground: &Ground) {
-    let socket = format!("unix://{}", ground.server.socket().display());
+fn tells_orphans(fixture: &Fixture) {
+    let socket = format!("unix://{}", fixture.server.socket().display());
     let orphans = ["volumes", "--orphans", "--endpoint", &socket];
-    let (code, told) = ground.run(&orphans);
+    let (code, told) = fixture.run(&orphans);
     assert_eq!(code, Some(0));
     assert!(told.contains("is referenced by an object"), "{told}");
-    let made = ground.plane.runtime.block_on(async {
-        let client = ground.server.client();
+    let made = fixture.plane.runtime.block_on(async {
+        let client = fixture.server.client();
         client
             .create("nobody's", 16 << 20, mount("ext4"), &[])
             .await
     });
     let made = made.unwrap();
-    let (code, told) = ground.run(&orphans);
+    let (code, told) = fixture.run(&orphans);
     assert_eq!(code, Some(0));
     assert!(told.contains(&made), "{told}");
-    let (_, told) = ground.run(&[&orphans[..], &["--json"]].concat());
+    let (_, told) = fixture.run(&[&orphans[..], &["--json"]].concat());
     let told: Value = serde_json::from_str(&told).unwrap();
-    let expected = json!([{ "id": made, "pool_id": ground.pool }]);
+    let expected = json!([{ "id": made, "pool_id": fixture.pool }]);
     assert_eq!(told["volumes"], expected);
 }

@@ -1,5 +1,5 @@
-//! What the router that leads writes, on a small API server: of agents that lie, of pools that are
-//! handed over, of snapshots; and a node that asks for its certificate.
+//! The objects that the leading router writes, on a small API server: with lying agents, with pools
+//! that are handed over, and of snapshots; and a node that requests its certificate.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -34,7 +34,7 @@ fn eventually(what: &str, mut check: impl FnMut() -> bool) {
     }
 }
 
-/// Agents that say what a test wants.
+/// Agents that give any answer that a test needs.
 #[derive(Default)]
 struct Agents(Mutex<Vec<Report>>);
 
@@ -122,7 +122,7 @@ fn changed(api: &ApiServer, path: &str) -> Vec<Value> {
     of.map(|(_, _, sent)| sent.clone()).collect()
 }
 
-/// Events of a reason, by the name of what they are about.
+/// Events with a reason, by the names of their objects.
 fn events(api: &ApiServer, reason: &str) -> Vec<String> {
     let objects = api.objects.lock().unwrap();
     let all = objects.changes.iter().map(|(_, _, sent)| sent);
@@ -132,10 +132,11 @@ fn events(api: &ApiServer, reason: &str) -> Vec<String> {
 }
 
 #[test]
-fn what_one_agent_says_does_not_keep_the_others_from_being_written() {
+fn an_invalid_report_of_one_agent_does_not_block_the_reports_of_others() {
     let api = ApiServer::new();
     let agents = Arc::<Agents>::default();
-    // The API server takes nothing about the first one: it's too long, or no label, or not allowed.
+    // The API server accepts no change of the first object: it is too long, an invalid label, or
+    // forbidden.
     api.forbid(&format!("{POOLS}/{}/status", id(1)));
     let node =
         json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-c", "uid": "c"}});
@@ -151,13 +152,14 @@ fn what_one_agent_says_does_not_keep_the_others_from_being_written() {
             .iter()
             .any(|sent| sent["status"]["node"] == "node-b")
     });
-    eventually("the one that was refused is told of", || {
+    eventually("the refusal is reported", || {
         events(&api, "AnswerRefused").contains(&"node-c".to_string())
     });
     api.runtime.block_on(cluster.shut_down());
 }
 
-/// A volume of a pool, its PersistentVolume and its claim, which is called as the volume.
+/// Creates a volume of a pool, with its PersistentVolume and its claim, which has the volume's
+/// name.
 fn claimed(api: &ApiServer, pool: u32, name: &str) -> (String, Value) {
     let handle = format!("{}.{}", id(pool), id(100 + pool));
     let claim = json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim",
@@ -170,9 +172,9 @@ fn claimed(api: &ApiServer, pool: u32, name: &str) -> (String, Value) {
     (handle, volume)
 }
 
-/// Only of volumes on pools that the node has: an agent can't tell anything at another's claim.
+/// Only for volumes on pools of the node: an agent cannot report anything at another node's claim.
 #[test]
-fn a_volume_that_could_not_be_grown_is_told_of_at_its_claim() {
+fn a_volume_that_could_not_be_grown_is_reported_at_its_claim() {
     let api = ApiServer::new();
     let (own, own_volume) = claimed(&api, 1, "db");
     let (others, others_volume) = claimed(&api, 2, "other");
@@ -199,7 +201,7 @@ fn a_volume_that_could_not_be_grown_is_told_of_at_its_claim() {
         let mut report = report("node-a", &[1]);
         let (at, answer) = report.seen.take().unwrap();
         let mut answer = Arc::unwrap_or_clone(answer);
-        // What it may not say comes first: it would be told of by then.
+        // The report that it must not make comes first, and would have been written by then.
         answer.not_grown = [&others, &own]
             .map(|handle| NotGrown {
                 volume_id: handle.clone(),
@@ -213,19 +215,19 @@ fn a_volume_that_could_not_be_grown_is_told_of_at_its_claim() {
     *agents.0.lock().unwrap() = vec![say("resize2fs failed"), report("node-b", &[2])];
     let cluster = cluster(&api, &agents, |_| {});
     let told = || events(&api, "FileSystemNotGrown");
-    eventually("its claim tells it", || told() == ["db"]);
+    eventually("its claim has the event", || told() == ["db"]);
     let sent = changed(&api, "/apis/events.k8s.io/v1/namespaces/shop/events");
     let note = sent.last().unwrap()["note"].as_str().unwrap();
     assert!(note.contains("resize2fs failed"), "{note}");
     assert_eq!(sent.last().unwrap()["type"], "Warning");
     *agents.0.lock().unwrap() = vec![say("no room"), report("node-b", &[2])];
-    eventually("the other reason is told", || told().len() > 1);
+    eventually("the other reason is reported", || told().len() > 1);
     assert_eq!(told(), ["db", "db"]);
     api.runtime.block_on(cluster.shut_down());
 }
 
 #[test]
-fn a_pool_is_handed_over_by_one_command_and_the_mark_is_taken_away() {
+fn a_pool_is_handed_over_by_one_command_and_the_mark_is_removed() {
     let api = ApiServer::new();
     let pool = json!({
         "apiVersion": "slackwater.dev/v1alpha1", "kind": "Pool",
@@ -253,13 +255,13 @@ fn a_pool_is_handed_over_by_one_command_and_the_mark_is_taken_away() {
     let done = over("node-b").unwrap();
     assert_eq!((done.from.as_str(), done.to.as_str()), ("node-a", "node-b"));
     assert_eq!(changed(&api, &path), [json!({"spec": {"node": "node-b"}})]);
-    // The router sees the mark, and that node-b shows the pool.
+    // The router sees the mark, and that node-b reports the pool.
     let marked = api.objects.lock().unwrap().at[&path].clone();
     list(&api, POOLS, "Pool", json!([marked]));
     let agents = Arc::<Agents>::default();
     *agents.0.lock().unwrap() = vec![report("node-b", &[1])];
     let cluster = cluster(&api, &agents, |_| {});
-    eventually("it's of node-b", || {
+    eventually("the pool belongs to node-b", || {
         let status = format!("{path}/status");
         changed(&api, &status)
             .iter()
@@ -273,7 +275,7 @@ fn a_pool_is_handed_over_by_one_command_and_the_mark_is_taken_away() {
 }
 
 #[test]
-fn what_a_snapshot_has_reached_is_written_at_its_object() {
+fn the_level_of_a_snapshot_is_written_at_its_object() {
     let api = ApiServer::new();
     let agents = Arc::<Agents>::default();
     let cluster = cluster(&api, &agents, |_| {});
@@ -291,7 +293,7 @@ fn what_a_snapshot_has_reached_is_written_at_its_object() {
         reason: reason.into(),
         cut_at: 1_700_000_000_000_000_000,
     };
-    // One that can't be written holds up nothing.
+    // An object that cannot be written does not delay the others.
     api.forbid(&format!("{contents}/forbidden"));
     cluster.note(&Content::Snapshot("forbidden".into()), reached(""));
     cluster.note(&Content::Snapshot("gone".into()), reached(""));
@@ -314,7 +316,7 @@ fn what_a_snapshot_has_reached_is_written_at_its_object() {
 }
 
 #[test]
-fn an_installation_without_a_snapshotter_says_so_where_there_are_snapshots() {
+fn an_installation_without_a_snapshotter_reports_it_if_there_are_snapshots() {
     let api = ApiServer::new();
     let resources = json!({"kind": "APIResourceList", "apiVersion": "v1",
         "groupVersion": "snapshot.storage.k8s.io/v1", "resources": [
@@ -326,12 +328,12 @@ fn an_installation_without_a_snapshotter_says_so_where_there_are_snapshots() {
         let cluster = cluster(&api, &agents, |options| {
             options.has_snapshotter = has_snapshotter;
         });
-        eventually("it leads", || cluster.is_leader());
+        eventually("the router leads", || cluster.is_leader());
         if missing {
-            eventually("it's counted", || {
+            eventually("the pool is counted", || {
                 cluster.status().unwrap().snapshotter_missing
             });
-            eventually("and told", || {
+            eventually("the conflict is reported", || {
                 events(&api, "NoSnapshotter").contains(&"slackwater-router".to_string())
             });
         } else {
@@ -348,8 +350,8 @@ fn an_installation_without_a_snapshotter_says_so_where_there_are_snapshots() {
     }
 }
 
-/// A request that nobody answers is looked at again, and no other one is made; with an answer its
-/// own key is the one that counts.
+/// A request that is not answered is read again, and no other one is created. Once it is answered,
+/// only its own key counts.
 #[test]
 fn a_node_waits_for_its_own_request() {
     let api = ApiServer::new();
@@ -385,17 +387,17 @@ fn a_node_waits_for_its_own_request() {
         };
         api.runtime.block_on(waits);
     };
-    // The pod ends while it waits, three times.
+    // The pod ends three times while it waits.
     for _ in 0..3 {
         stopped_while_it_waits();
-        assert_eq!(made(), 1, "its own request is looked at again");
+        assert_eq!(made(), 1, "its own request is read again");
     }
     let name = {
         let objects = api.objects.lock().unwrap();
         let made = objects.at.keys().find(|path| path.starts_with(REQUESTS));
         made.unwrap().clone()
     };
-    // Denied: the next one is a new one.
+    // Denied: the next request is a new one.
     let deny = json!({"conditions": [{"type": "Denied", "status": "True", "message": "no"}]});
     api.objects.lock().unwrap().at.get_mut(&name).unwrap()["status"] = deny;
     let told = api
@@ -412,7 +414,7 @@ fn a_node_waits_for_its_own_request() {
 }
 
 #[test]
-fn pods_that_keep_the_disk_of_a_pool_are_named_at_its_object() {
+fn pods_that_use_the_disk_of_a_lost_pool_are_named_at_its_object() {
     let api = ApiServer::new();
     let [known, gone] = [id(7), id(8)];
     let meta = json!({"name": "db-0", "namespace": "shop", "uid": known});
@@ -434,7 +436,7 @@ fn pods_that_keep_the_disk_of_a_pool_are_named_at_its_object() {
             .iter()
             .any(|sent| sent["status"]["message"] == told)
     });
-    eventually("an event at its object says so", || {
+    eventually("an event at its object reports it", || {
         events(&api, "PoolNotServed") == [id(1)]
     });
     let asked = || {
@@ -448,7 +450,7 @@ fn pods_that_keep_the_disk_of_a_pool_are_named_at_its_object() {
     };
     let before = asked();
     assert!(before[0].contains("spec.nodeName%3Dnode-a"), "{before:?}");
-    // By later looks it is known, also what nobody knows.
+    // Later polls know it, including pods that no object names.
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(asked(), before);
     api.runtime.block_on(cluster.shut_down());

@@ -1,5 +1,5 @@
-//! A router's cluster on a real API server: what it follows, what it writes, who leads, and what
-//! becomes of it while the API server is gone.
+//! The cluster state of a router on a real API server: the objects that it watches and writes,
+//! leadership, and its behavior while the API server is down.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -19,18 +19,19 @@ use crate::plane::Plane;
 
 const DRIVER: &str = "csi.slackwater.dev";
 const POOL: &str = "11111111-2222-4333-8444-555555555555";
-/// Nothing here takes as long, unless it hangs; the machine may be busy.
+/// Nothing here takes as long, unless it hangs. The machine may be busy.
 const LONG: Duration = Duration::from_secs(120);
 
-/// What an agent says; an error if it can't be reached, with what it said before, and when.
-type Said = Result<DescribeResponse, (Timestamp, DescribeResponse)>;
+/// An agent's description. If the agent cannot be reached, an error with its last description, and
+/// its time.
+type LastReport = Result<DescribeResponse, (Timestamp, DescribeResponse)>;
 
-/// Agents that say what a test wants.
+/// Agents that give any answer that a test needs.
 #[derive(Default)]
 struct Agents {
     placed: Mutex<BTreeMap<String, SocketAddr>>,
     /// By node.
-    say: Mutex<BTreeMap<String, Said>>,
+    say: Mutex<BTreeMap<String, LastReport>>,
     stored: Mutex<Vec<Stored>>,
 }
 
@@ -57,7 +58,7 @@ impl Agents {
         self.say.lock().unwrap().insert(node.into(), Ok(answer));
     }
 
-    /// It hasn't been heard of for long.
+    /// The agent has not answered for a long time.
     fn silence(&self, node: &str) {
         let mut say = self.say.lock().unwrap();
         let Some(Ok(answer)) = say.remove(node) else {
@@ -170,7 +171,7 @@ endpoints:
   - {addresses: [10.0.0.2], nodeName: node-2, conditions: {ready: false, serving: false}}
 ";
 
-/// As much of that CRD as is looked at.
+/// The part of that CRD that is read.
 const CONTENTS: &str = "
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -247,7 +248,7 @@ fn follows(plane: &Plane, cluster: &InCluster, agents: &Agents) {
     assert_eq!(
         placed("node-2").as_deref(),
         Some("10.0.0.2:9820"),
-        "not ready, and known"
+        "not ready, but known"
     );
     plane.apply(&volume("pv-2", DRIVER, "pool.second", "home-1"));
     eventually("a new volume is known", || {
@@ -262,7 +263,9 @@ fn follows(plane: &Plane, cluster: &InCluster, agents: &Agents) {
         "-p",
         r#"{"metadata":{"finalizers":null}}"#,
     ]);
-    eventually("it's gone", || cluster.claim_of("pool.second").is_none());
+    eventually("the volume is gone", || {
+        cluster.claim_of("pool.second").is_none()
+    });
 }
 
 fn leads(plane: &Plane, cluster: &InCluster) {
@@ -296,7 +299,9 @@ fn pools(plane: &Plane, cluster: &InCluster, agents: &Agents) -> ObjectRef {
         assert!(table.contains(word), "{word}:\n{table}");
     }
     let id = POOL.parse().unwrap();
-    eventually("it's remembered", || cluster.known_pools().len() == 1);
+    eventually("the pool is remembered", || {
+        cluster.known_pools().len() == 1
+    });
     let known = cluster.known_pools().remove(0);
     assert_eq!(
         (known.node.as_str(), known.home.as_str()),
@@ -310,12 +315,16 @@ fn pools(plane: &Plane, cluster: &InCluster, agents: &Agents) -> ObjectRef {
     assert!(!cluster.is_lost(id));
     let lost = |lost: bool| format!(r#"{{"spec":{{"lost":{lost}}}}}"#);
     plane.kubectl(&["patch", "pool", POOL, "--type=merge", "-p", &lost(true)]);
-    eventually("it's lost", || cluster.is_lost(id));
-    eventually("and so it's called", || field(".status.health") == "Lost");
+    eventually("the pool is lost", || cluster.is_lost(id));
+    eventually("its status is Lost", || field(".status.health") == "Lost");
     agents.say("node-1", "home-1", &[POOL]);
-    eventually("it returns", || field(".status.health") == "Quarantined");
+    eventually("the pool returns", || {
+        field(".status.health") == "Quarantined"
+    });
     plane.kubectl(&["patch", "pool", POOL, "--type=merge", "-p", &lost(false)]);
-    eventually("it's taken back", || field(".status.health") == "Healthy");
+    eventually("the pool is healthy again", || {
+        field(".status.health") == "Healthy"
+    });
     assert_eq!(field(".status.nodeGoneSince"), "");
     eprintln!("{}", plane.kubectl(&["describe", "pool", POOL]));
     ObjectRef::Pool(id)
@@ -328,12 +337,12 @@ fn labels(plane: &Plane, cluster: &InCluster, agents: &Agents) {
     };
     agents.say("node-2", "home-2", &[]);
     eventually("a stale label is mended", || label("node-2") == "home-2");
-    // A volume refers to what node-1 is labelled with.
+    // A volume's node affinity names node-1's label.
     agents.say("node-1", "home-new", &[]);
     eventually("a conflict is counted", || {
         cluster.status().unwrap().label_conflicts == 1
     });
-    eventually("and told", || {
+    eventually("an event is recorded", || {
         plane
             .kubectl(&["events", "--for=node/node-1"])
             .contains("HomeConflict")
@@ -369,9 +378,10 @@ fn events(plane: &Plane, cluster: &InCluster, pool: &ObjectRef) {
         described.contains("pool default of node-1 is full"),
         "{described}"
     );
-    eventually("an event on what isn't there is dropped", || {
-        cluster.status().unwrap().dropped_events > 0
-    });
+    eventually(
+        "an event for an object that does not exist is dropped",
+        || cluster.status().unwrap().dropped_events > 0,
+    );
     let ObjectRef::Pool(id) = pool else { panic!() };
     let told = plane.kubectl(&["events", &format!("--for=pool/{id}")]);
     for word in [
@@ -384,7 +394,7 @@ fn events(plane: &Plane, cluster: &InCluster, pool: &ObjectRef) {
     }
 }
 
-/// What nothing names is told once it was so for a while.
+/// Volumes without an object are reported after a delay.
 fn orphans(plane: &Plane, cluster: &InCluster, agents: &Agents) {
     let counted = || cluster.status().unwrap().orphans;
     let count = |volumes, snapshots| Some(Orphans { volumes, snapshots });
@@ -405,10 +415,10 @@ fn orphans(plane: &Plane, cluster: &InCluster, agents: &Agents) {
         &["pool.volume", "pool.lost", "pool.new"],
         &["pool.snap", "pool.stray"],
     );
-    eventually("two volumes that nothing names", || {
+    eventually("two volumes without an object", || {
         counted() == count(2, None)
     });
-    // One was only being made; and now the cluster knows snapshots.
+    // One of them was only being created; and now the cluster has the snapshot CRDs.
     plane.apply(&volume("pv-new", DRIVER, "pool.new", "home-1"));
     plane.apply(CONTENTS);
     let crd = "crd/volumesnapshotcontents.snapshot.storage.k8s.io";
@@ -425,7 +435,7 @@ fn orphans(plane: &Plane, cluster: &InCluster, agents: &Agents) {
             .is_ok()
     });
     eventually("one of each", || counted() == count(1, Some(1)));
-    eventually("each is told", || {
+    eventually("each is reported", || {
         let told = plane.kubectl(&["events", &format!("--for=pool/{POOL}")]);
         ["volume pool.lost", "snapshot pool.stray"]
             .iter()
@@ -440,25 +450,27 @@ fn is_gone(plane: &mut Plane, cluster: &InCluster) {
     plane.stop_api();
     assert!(
         !plane.runtime.block_on(cluster.answers()),
-        "sidecars wait for it"
+        "sidecars wait for the router"
     );
-    eventually("who can't renew leads no longer", || !cluster.is_leader());
+    eventually("a router that cannot renew its Lease does not lead", || {
+        !cluster.is_leader()
+    });
     assert_eq!(
         cluster.claim_of("pool.volume").as_deref(),
         Some("shop/data")
     );
     assert!(!cluster.is_lost(POOL.parse().unwrap()));
-    assert!(cluster.is_complete(), "it goes on being served from memory");
+    assert!(
+        cluster.is_complete(),
+        "known objects are served from memory"
+    );
     assert_eq!(cluster.known_pools().len(), 1);
     let asked = plane.runtime.block_on(cluster.selected_node("shop/data"));
-    assert!(
-        asked.is_err(),
-        "what isn't known now is an error: {asked:?}"
-    );
+    assert!(asked.is_err(), "an unknown object is an error: {asked:?}");
     let asked = plane.runtime.block_on(cluster.has_node("node-9"));
     assert!(
         asked.is_err(),
-        "never \"gone\" because nobody answers: {asked:?}"
+        "never \"absent\" because the server does not answer: {asked:?}"
     );
     assert!(plane.runtime.block_on(cluster.has_node("node-1")).unwrap());
     cluster.record_event(
@@ -467,20 +479,20 @@ fn is_gone(plane: &mut Plane, cluster: &InCluster) {
         "Meanwhile",
         "told while it was gone".into(),
     );
-    eventually("it's said", || {
+    eventually("the problem is reported", || {
         let problem = cluster.problem().unwrap_or_default();
         problem.contains("watching")
     });
     eprintln!("{}", cluster.problem().unwrap_or_default());
     plane.start_api();
-    eventually("it's followed again", || cluster.problem().is_none());
-    eventually("it leads again", || cluster.is_leader());
+    eventually("it is watched again", || cluster.problem().is_none());
+    eventually("the router leads again", || cluster.is_leader());
     assert!(plane.runtime.block_on(cluster.answers()));
     plane.apply(&volume("pv-3", DRIVER, "pool.third", "home-1"));
-    eventually("what is new is seen", || {
+    eventually("new objects are seen", || {
         cluster.claim_of("pool.third").is_some()
     });
-    eventually("what was told meanwhile arrives", || {
+    eventually("the delayed event arrives", || {
         plane
             .kubectl(&["events", "--for=node/node-2"])
             .contains("told while it was gone")
@@ -503,12 +515,15 @@ fn hands_over(plane: &Plane, first: &InCluster, agents: &Arc<Agents>) {
     assert!(!first.is_leader());
     eventually("the other one leads", || second.is_leader());
     std::thread::sleep(Duration::from_secs(2));
-    assert!(!first.is_leader(), "who has ended stays so");
+    assert!(
+        !first.is_leader(),
+        "a router that has resigned does not lead again"
+    );
     loses(plane, &second, agents);
     plane.runtime.block_on(second.shut_down());
 }
 
-/// By policy: with both its Node and its agent gone, and not with one of them.
+/// By policy: if both the Node and the agent are gone, and not if only one of them is.
 fn loses(plane: &Plane, cluster: &InCluster, agents: &Agents) {
     let id = POOL.parse().unwrap();
     agents.silence("node-1");
@@ -517,9 +532,9 @@ fn loses(plane: &Plane, cluster: &InCluster, agents: &Agents) {
         plane.kubectl(&health) == "Unreachable"
     });
     std::thread::sleep(Duration::from_secs(4));
-    assert!(!cluster.is_lost(id), "its Node is there");
+    assert!(!cluster.is_lost(id), "its Node exists");
     plane.kubectl(&["delete", "node", "node-1"]);
-    eventually("the policy takes it for lost", || cluster.is_lost(id));
+    eventually("the policy marks it as lost", || cluster.is_lost(id));
     let reason = ["get", "pool", POOL, "-o", "jsonpath={.spec.lostReason}"];
     let reason = plane.kubectl(&reason);
     assert!(
@@ -528,7 +543,7 @@ fn loses(plane: &Plane, cluster: &InCluster, agents: &Agents) {
     );
 }
 
-/// How many requests of a kind the API server has counted.
+/// The number of requests of a kind that the API server has counted.
 fn requests(plane: &Plane) -> BTreeMap<String, f64> {
     let mut all = BTreeMap::new();
     for line in plane.kubectl(&["get", "--raw", "/metrics"]).lines() {
@@ -550,9 +565,9 @@ fn requests(plane: &Plane) -> BTreeMap<String, f64> {
 }
 
 #[test]
-fn what_the_api_server_is_asked_in_a_minute() {
+fn requests_to_the_api_server_in_a_minute_are_bounded() {
     const NODES: usize = 200;
-    let what = "what the API server is asked in a minute";
+    let what = "requests to the API server in a minute";
     let Some(plane) = Plane::start(what) else {
         return;
     };
@@ -585,7 +600,7 @@ fn what_the_api_server_is_asked_in_a_minute() {
     let mut ours = BTreeMap::new();
     for (key, count) in after {
         let count = count - before.get(&key).copied().unwrap_or(0.0);
-        // The API server asks itself too: its own Leases, and what it needs to decide.
+        // The API server makes requests of its own: for its Leases, and for its decisions.
         if count > 0.0 {
             eprintln!("{key}: {count} a minute");
             ours.insert(key, count);

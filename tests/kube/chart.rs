@@ -1,12 +1,12 @@
-//! What the chart renders, and the objects that the page on installation shows, are what a real API
-//! server takes, with no field that it doesn't know.
+//! A real API server accepts the objects that the chart renders and those on the page about
+//! installation, and knows all their fields.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::plane::Plane;
 
-/// Groups of others, whose CRDs aren't here.
+/// API groups of other projects, whose CRDs are not installed here.
 const FOREIGN: [&str; 4] = [
     "cert-manager.io",
     "monitoring.coreos.com",
@@ -18,7 +18,7 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Objects of a text with YAML in it.
+/// The objects in a YAML text.
 fn objects(text: &str) -> Vec<&str> {
     let each = text.split("\n---\n");
     each.filter(|one| one.lines().any(|line| line.starts_with("apiVersion: ")))
@@ -45,7 +45,7 @@ fn rendered(helm: &Path, words: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Blocks of a page that are objects: what stands four spaces in.
+/// The indented blocks of a page that are objects.
 fn shown(page: &str) -> Vec<String> {
     let mut blocks = vec![String::new()];
     for line in page.lines() {
@@ -79,7 +79,7 @@ fn check(plane: &Plane, what: &str, objects: &[&str]) {
 }
 
 #[test]
-fn a_real_api_server_takes_what_the_chart_and_the_page_say() {
+fn a_real_api_server_accepts_the_objects_of_the_chart_and_of_the_page() {
     let Some(plane) = Plane::start("the chart on a real API server") else {
         return;
     };

@@ -1,4 +1,5 @@
-//! Certificates of nodes on a real API server: whose token says which node, whose is refused.
+//! Certificates of nodes on a real API server: which tokens prove a node's identity, and which are
+//! refused.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -77,12 +78,15 @@ fn router(plane: &Plane, identity: &str) -> (Arc<InCluster>, Arc<Certificates>, 
     let certificates = Certificates::start(&cluster, "slackwater-node");
     drop(inside);
     let own = async { tokio::time::timeout(Duration::from_secs(120), certificates.own()).await };
-    let own = plane.runtime.block_on(own).expect("it has its own");
+    let own = plane
+        .runtime
+        .block_on(own)
+        .expect("the router has its own certificate");
     (cluster, certificates, own)
 }
 
 #[test]
-fn a_node_is_signed_for_by_its_pods_token() {
+fn a_node_gets_its_certificate_with_the_token_of_its_pod() {
     let Some(plane) = Plane::start("certificates of nodes on a real API server") else {
         return;
     };
@@ -138,9 +142,9 @@ fn a_node_is_signed_for_by_its_pods_token() {
         .runtime
         .block_on(enrolment.refresh(&plane.client_of(&its)))
         .unwrap();
-    assert_eq!(requests(), 1, "what is good is not asked for again");
+    assert_eq!(requests(), 1, "a valid certificate is not requested again");
 
-    // The token of a pod on node-1 gets no other node's name, whatever it says that it is.
+    // The token of a pod on node-1 gets no other node's name, whatever the request contains.
     let (other, done) = enrol("others", "node-2", &its);
     let told = chain(&done.unwrap_err());
     assert!(
@@ -148,14 +152,14 @@ fn a_node_is_signed_for_by_its_pods_token() {
         "{told}"
     );
     assert!(!other.files().key.exists(), "nothing is written");
-    // Another account, though its pod is there.
+    // Another account, although its pod exists.
     let (_, done) = enrol("stranger", "node-1", &token("stranger", "stranger-1"));
     let told = chain(&done.unwrap_err());
     assert!(
         told.contains("denied") && told.contains("stranger"),
         "{told}"
     );
-    // A token of no pod.
+    // A token that is not bound to a pod.
     let unbound = plane.kubectl(&["create", "token", "slackwater-node", "-n", "slackwater"]);
     let (_, done) = enrol("unbound", "node-3", unbound.trim());
     let told = chain(&done.unwrap_err());
@@ -163,7 +167,8 @@ fn a_node_is_signed_for_by_its_pods_token() {
     eprintln!("{}", plane.kubectl(&["get", "csr"]));
     plane.runtime.block_on(cluster.shut_down());
 
-    // Installed anew, with the node's folder as it was: its certificate is of nobody any more.
+    // Installed again, with the node's old folder: the authority of its certificate no longer
+    // exists.
     let before = std::fs::read(enrolment.files().certificate).unwrap();
     for kind in ["secret", "configmap"] {
         plane.kubectl(&["delete", kind, "slackwater-authority", "-n", "slackwater"]);
@@ -172,7 +177,7 @@ fn a_node_is_signed_for_by_its_pods_token() {
     let client = plane.client_of(&its);
     plane.runtime.block_on(enrolment.refresh(&client)).unwrap();
     let after = std::fs::read(enrolment.files().certificate).unwrap();
-    assert_ne!(before, after, "it asks for another one");
+    assert_ne!(before, after, "the node requests another one");
     assert!(named("node-1").unwrap().is_trusted());
     plane.runtime.block_on(cluster.shut_down());
 }

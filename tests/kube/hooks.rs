@@ -1,4 +1,4 @@
-//! Hooks by exec: which are wanted, and their life.
+//! Hooks by exec: their selection and their life.
 
 use std::time::Duration;
 
@@ -12,37 +12,37 @@ use crate::support::eventually;
 
 /// Nothing here takes as long, unless it hangs.
 const LONG: Duration = Duration::from_secs(60);
-/// Quiesces, holds until the end of its stdin, speaks on, releases.
+/// Quiesces, holds until its stdin ends, keeps writing, and releases.
 const GOOD: &str =
     "echo READY; cat > /dev/null; echo more; echo released >> LOG; echo bye >&2; sleep 0.2";
 
-struct Ground {
+struct Fixture {
     server: ApiServer,
     folder: tempfile::TempDir,
 }
 
-impl Ground {
-    fn new() -> Ground {
+impl Fixture {
+    fn new() -> Fixture {
         let folder = tempfile::Builder::new()
             .prefix("slackwater-kube-")
             .tempdir()
             .unwrap();
-        Ground {
+        Fixture {
             server: ApiServer::new(),
             folder,
         }
     }
 
     /// One running pod, `shop/db-0`, that uses claim `data` and has this script as its session.
-    fn with(script: &str, more: Value) -> Ground {
-        let ground = Ground::new();
+    fn with(script: &str, more: Value) -> Fixture {
+        let fixture = Fixture::new();
         let mut annotations = json!({
-            "hooks.slackwater.dev/session": ground.session(script),
+            "hooks.slackwater.dev/session": fixture.session(script),
         });
         let more = more.as_object().unwrap().clone();
         annotations.as_object_mut().unwrap().extend(more);
-        ground.pods("shop", &[pod("db-0", annotations)]);
-        ground
+        fixture.pods("shop", &[pod("db-0", annotations)]);
+        fixture
     }
 
     fn session(&self, script: &str) -> String {
@@ -106,31 +106,31 @@ fn target(claim: &str) -> HookTarget {
 
 #[track_caller]
 fn failed<T>(result: Result<T, Error>) -> String {
-    let error = result.err().expect("it fails");
+    let error = result.err().expect("the hook fails");
     assert!(matches!(error, Error::QuiesceFailed { .. }), "{error:?}");
     chain(&error)
 }
 
 #[test]
 fn stdin_is_closed_while_reading_goes_on() {
-    let ground = Ground::with(GOOD, json!({}));
-    let mut held = ground.quiesce().unwrap();
+    let fixture = Fixture::with(GOOD, json!({}));
+    let mut held = fixture.quiesce().unwrap();
     held.verify().unwrap();
     assert_eq!(
-        ground.lines(),
+        fixture.lines(),
         [""; 0],
-        "it holds as long as its stdin is open"
+        "the session holds as long as its stdin is open"
     );
-    // Its status comes after the end of its stdin: it's been read by then.
+    // Its status follows the end of its stdin, so it has been read by then.
     assert_eq!(held.release().unwrap(), None);
-    assert_eq!(ground.lines(), ["released"]);
+    assert_eq!(fixture.lines(), ["released"]);
 }
 
 #[test]
-fn a_failure_at_release_is_told_with_its_words() {
+fn a_failure_at_release_is_reported_with_its_output() {
     let script = "echo READY; cat > /dev/null; echo it was lost >&2; exit 7";
-    let ground = Ground::with(script, json!({}));
-    let mut held = ground.quiesce().unwrap();
+    let fixture = Fixture::with(script, json!({}));
+    let mut held = fixture.quiesce().unwrap();
     held.verify().unwrap();
     let told = failed(held.release());
     assert!(told.contains("shop/db-0/main"), "{told}");
@@ -142,75 +142,75 @@ fn a_failure_at_release_is_told_with_its_words() {
 
 #[test]
 fn a_session_that_ends_before_the_cut_did_not_hold() {
-    let ground = Ground::with("echo READY; sleep 0.1; exit 0", json!({}));
-    let mut held = ground.quiesce().unwrap();
-    eventually("its end is seen", || held.verify().is_err());
+    let fixture = Fixture::with("echo READY; sleep 0.1; exit 0", json!({}));
+    let mut held = fixture.quiesce().unwrap();
+    eventually("the session's end is seen", || held.verify().is_err());
     let told = failed(held.verify());
     assert!(told.contains("exit status: 0 before the cut"), "{told}");
 }
 
 #[test]
-fn a_session_that_is_never_ready_is_let_go() {
+fn a_session_that_is_never_ready_is_ended() {
     let script = "cat > /dev/null; echo let go >> LOG";
-    let ground = Ground::with(script, json!({}));
-    // Shorter than its own deadline, which would be told in other words.
+    let fixture = Fixture::with(script, json!({}));
+    // Shorter than its own deadline, which would be reported in other words.
     let limit = Duration::from_secs(5);
-    let told = failed(ground.hooks().quiesce(&["shop/db-0/main".into()], limit));
+    let told = failed(fixture.hooks().quiesce(&["shop/db-0/main".into()], limit));
     assert!(
         told.contains("did not print READY within 5000 ms"),
         "{told}"
     );
-    eventually("it sees the end of its stdin", || {
-        ground.lines() == ["let go"]
+    eventually("the session sees the end of its stdin", || {
+        fixture.lines() == ["let go"]
     });
 }
 
 #[test]
-fn a_program_that_is_not_there_is_told() {
-    let ground = Ground::new();
+fn a_missing_program_is_reported() {
+    let fixture = Fixture::new();
     let session = json!({"hooks.slackwater.dev/session": r#"["/no/such/program"]"#});
-    ground.pods("shop", &[pod("db-0", session)]);
-    let told = failed(ground.quiesce());
+    fixture.pods("shop", &[pod("db-0", session)]);
+    let told = failed(fixture.quiesce());
     assert!(told.contains("before it printed READY"), "{told}");
 }
 
 #[test]
-fn a_lost_connection_fails_the_look_and_releases_the_application() {
-    let ground = Ground::with(GOOD, json!({}));
-    let mut held = ground.quiesce().unwrap();
+fn a_lost_connection_fails_the_check_and_releases_the_application() {
+    let fixture = Fixture::with(GOOD, json!({}));
+    let mut held = fixture.quiesce().unwrap();
     held.verify().unwrap();
-    ground.server.cut_off();
+    fixture.server.cut_off();
     eventually("the loss is seen", || held.verify().is_err());
     assert!(failed(held.verify()).contains("connection loss"));
-    eventually("it's released all the same", || {
-        ground.lines() == ["released"]
+    eventually("the application is released nevertheless", || {
+        fixture.lines() == ["released"]
     });
     assert!(failed(held.release()).contains("connection loss"));
 }
 
 #[test]
 fn dropped_sessions_release() {
-    let ground = Ground::with(GOOD, json!({}));
-    drop(ground.quiesce().unwrap());
-    assert_eq!(ground.lines(), ["released"]);
+    let fixture = Fixture::with(GOOD, json!({}));
+    drop(fixture.quiesce().unwrap());
+    assert_eq!(fixture.lines(), ["released"]);
 }
 
 #[test]
-fn what_is_silent_past_its_deadline_counts_no_more() {
-    // It says that it releases after `{seconds}`; it doesn't, and nobody can see what it does.
+fn a_session_without_output_after_its_deadline_does_not_count() {
+    // It claims to release after `{seconds}`, but does not; the driver cannot see its actions.
     let script = "echo {seconds} >> LOG; echo READY; cat > /dev/null";
-    let ground = Ground::with(script, json!({"hooks.slackwater.dev/timeout": "20s"}));
-    let mut held = ground.quiesce().unwrap();
+    let fixture = Fixture::with(script, json!({"hooks.slackwater.dev/timeout": "20s"}));
+    let mut held = fixture.quiesce().unwrap();
     held.verify().unwrap();
-    assert_eq!(ground.lines(), ["20"]);
+    assert_eq!(fixture.lines(), ["20"]);
     eventually("its deadline passes", || held.verify().is_err());
     assert!(failed(held.verify()).contains("its own deadline (20 s)"));
 }
 
 #[test]
-fn a_session_that_does_not_end_proves_nothing() {
-    let ground = Ground::with("echo READY; exec sleep 40", json!({}));
-    let hooks = ground.hooks().with_grace(Duration::from_millis(200));
+fn a_session_that_does_not_end_does_not_prove_the_level() {
+    let fixture = Fixture::with("echo READY; exec sleep 40", json!({}));
+    let hooks = fixture.hooks().with_grace(Duration::from_millis(200));
     let mut held = hooks.quiesce(&["shop/db-0/main".into()], LONG).unwrap();
     held.verify().unwrap();
     let told = failed(held.release());
@@ -222,26 +222,26 @@ fn a_session_that_does_not_end_proves_nothing() {
 
 #[test]
 fn one_that_fails_releases_all_others() {
-    let ground = Ground::new();
-    let session = |script: &str| json!({"hooks.slackwater.dev/session": ground.session(script)});
+    let fixture = Fixture::new();
+    let session = |script: &str| json!({"hooks.slackwater.dev/session": fixture.session(script)});
     let pods = [pod("a", session(GOOD)), pod("b", session("exit 3"))];
-    ground.pods("shop", &pods);
+    fixture.pods("shop", &pods);
     let names = ["shop/a/main".to_string(), "shop/b/main".into()];
-    let told = failed(ground.hooks().quiesce(&names, LONG));
+    let told = failed(fixture.hooks().quiesce(&names, LONG));
     assert!(
         told.contains("shop/b/main") && told.contains("exit status: 3"),
         "{told}"
     );
-    eventually("the other is released", || ground.lines() == ["released"]);
+    eventually("the other is released", || fixture.lines() == ["released"]);
 }
 
 #[test]
-fn what_is_forbidden_names_the_role_to_bind() {
-    let ground = Ground::with(GOOD, json!({}));
-    ground
+fn a_forbidden_request_names_the_role_to_bind() {
+    let fixture = Fixture::with(GOOD, json!({}));
+    fixture
         .server
         .forbid("/api/v1/namespaces/shop/pods/db-0/exec");
-    let told = failed(ground.quiesce());
+    let told = failed(fixture.quiesce());
     for word in [
         "forbidden",
         "ClusterRole slackwater-hooks",
@@ -249,11 +249,11 @@ fn what_is_forbidden_names_the_role_to_bind() {
     ] {
         assert!(told.contains(word), "{told}");
     }
-    ground.server.forbid("/api/v1/namespaces/shop/pods");
-    let told = failed(ground.hooks().wanted(&[target("data")], SharedVolume::All));
+    fixture.server.forbid("/api/v1/namespaces/shop/pods");
+    let told = failed(fixture.hooks().wanted(&[target("data")], SharedVolume::All));
     assert!(told.contains("ClusterRole slackwater-hooks"), "{told}");
-    // As the chart names them in a release of another name.
-    let hooks = ground.hooks().with_rights(HookRights {
+    // With the names that the chart uses for another release name.
+    let hooks = fixture.hooks().with_rights(HookRights {
         role: "disks-slackwater-hooks".into(),
         account: "storage:disks-slackwater-controller".into(),
     });
@@ -272,7 +272,7 @@ fn what_is_forbidden_names_the_role_to_bind() {
 
 #[test]
 fn hooks_are_those_of_running_pods_that_use_the_claim() {
-    let ground = Ground::new();
+    let fixture = Fixture::new();
     let hook = || json!({"hooks.slackwater.dev/session": r#"["hold"]"#});
     let mut ended = pod("ended", hook());
     ended["status"]["phase"] = "Succeeded".into();
@@ -290,8 +290,8 @@ fn hooks_are_those_of_running_pods_that_use_the_claim() {
         ended,
         other,
     ];
-    ground.pods("shop", &pods);
-    let hooks = ground.hooks();
+    fixture.pods("shop", &pods);
+    let hooks = fixture.hooks();
     let wanted = |claim: &str, shared| hooks.wanted(&[target(claim)], shared);
     let both = ["shop/db/main", "shop/web/early"];
     assert_eq!(wanted("data", SharedVolume::All).unwrap(), both);
@@ -303,23 +303,23 @@ fn hooks_are_those_of_running_pods_that_use_the_claim() {
         wanted("logs", SharedVolume::Fail).unwrap(),
         ["shop/other/main"]
     );
-    // A generic ephemeral volume's claim is POD-VOLUME.
+    // The claim of a generic ephemeral volume is named POD-VOLUME.
     assert_eq!(
         wanted("db-scratch", SharedVolume::Fail).unwrap(),
         ["shop/db/main"]
     );
     assert_eq!(wanted("nobodys", SharedVolume::Fail).unwrap(), [""; 0]);
-    // Of several volumes each hook once, and pods of a namespace are listed once.
-    let before = ground.server.asked("fieldSelector");
+    // Each hook of several volumes runs once, and the pods of a namespace are listed once.
+    let before = fixture.server.asked("fieldSelector");
     let three = [target("data"), target("logs"), target("db-scratch")];
     let all = hooks.wanted(&three, SharedVolume::All).unwrap();
     assert_eq!(all, ["shop/db/main", "shop/other/main", "shop/web/early"]);
-    assert_eq!(ground.server.asked("fieldSelector") - before, 1);
-    // A claim may say skip, and only that.
+    assert_eq!(fixture.server.asked("fieldSelector") - before, 1);
+    // A claim may contain skip, and only that.
     let claim = |annotations: Value| {
         let claim = json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim",
             "metadata": {"name": "data", "namespace": "shop", "annotations": annotations}});
-        ground
+        fixture
             .server
             .put("/api/v1/namespaces/shop/persistentvolumeclaims/data", claim);
     };
@@ -352,12 +352,12 @@ fn bad_annotations_name_the_pod_and_the_annotation() {
         ("sesion", "[]"),
     ];
     for (name, value) in cases {
-        let ground = Ground::new();
+        let fixture = Fixture::new();
         let name = format!("hooks.slackwater.dev/{name}");
         let mut annotations = json!({"hooks.slackwater.dev/session": r#"["hold"]"#});
         annotations[&name] = value.into();
-        ground.pods("shop", &[pod("db-0", annotations)]);
-        let told = failed(ground.hooks().wanted(&[target("data")], SharedVolume::All));
+        fixture.pods("shop", &[pod("db-0", annotations)]);
+        let told = failed(fixture.hooks().wanted(&[target("data")], SharedVolume::All));
         assert!(told.contains("pod shop/db-0"), "{told}");
         assert!(told.contains(&format!("annotation {name}")), "{told}");
     }
@@ -365,9 +365,9 @@ fn bad_annotations_name_the_pod_and_the_annotation() {
 
 #[test]
 fn annotations_that_changed_since_are_not_run() {
-    let ground = Ground::with(GOOD, json!({}));
-    let hooks = ground.hooks();
+    let fixture = Fixture::with(GOOD, json!({}));
+    let hooks = fixture.hooks();
     let names = hooks.wanted(&[target("data")], SharedVolume::All).unwrap();
-    ground.pods("shop", &[pod("db-0", json!({}))]);
+    fixture.pods("shop", &[pod("db-0", json!({}))]);
     assert!(failed(hooks.quiesce(&names, LONG)).contains("have changed"));
 }

@@ -1,6 +1,6 @@
-//! A small API server: objects to be read, made and patched, and exec as the kubelet serves it over
-//! `v5.channel.k8s.io`, with real processes of this machine in place of a container's. A watch is
-//! told nothing.
+//! A small API server: objects that can be read, created and patched, and exec as the kubelet
+//! serves it over `v5.channel.k8s.io`, with real processes of this machine instead of a
+//! container's. A watch returns no events.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -17,20 +17,20 @@ use tokio::sync::{mpsc, watch};
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::handshake::server::{Request, Response};
 
-/// What it has, by path.
+/// Its objects, by path.
 #[derive(Default)]
 pub struct Objects {
     pub at: BTreeMap<String, Value>,
-    /// Answered with 403.
+    /// Paths that are answered with 403.
     pub forbidden: Vec<String>,
     /// Path and query of each request.
     pub asked: Vec<String>,
-    /// Method and path of each change, with what was sent.
+    /// Method, path and body of each change.
     pub changes: Vec<(String, String, Value)>,
 }
 
 impl Objects {
-    /// Takes a change: code and answer.
+    /// Applies a change. Returns the status code and the answer.
     fn change(&mut self, method: &str, path: &str, sent: Value) -> (u16, Value) {
         let change = (method.to_string(), path.to_string(), sent.clone());
         self.changes.push(change);
@@ -70,7 +70,7 @@ impl Objects {
     }
 }
 
-/// RFC 7386.
+/// JSON merge patch (RFC 7386).
 fn merge(object: &mut Value, patch: Value) {
     let Value::Object(patch) = patch else {
         *object = patch;
@@ -90,9 +90,9 @@ fn merge(object: &mut Value, patch: Value) {
 pub struct ApiServer {
     pub address: SocketAddr,
     pub objects: Arc<Mutex<Objects>>,
-    /// Each new value cuts off all connections.
+    /// Each new value closes all connections.
     cut: watch::Sender<u64>,
-    /// Drives it; the hooks under test too.
+    /// The runtime of the server and of the hooks under test.
     pub runtime: Runtime,
 }
 
@@ -139,7 +139,7 @@ impl ApiServer {
         self.objects.lock().unwrap().forbidden.push(path.into());
     }
 
-    /// How many requests had this in their path.
+    /// The number of requests with this text in their path.
     pub fn asked(&self, part: &str) -> usize {
         let objects = self.objects.lock().unwrap();
         objects
@@ -149,7 +149,7 @@ impl ApiServer {
             .count()
     }
 
-    /// All connections end at once, as if it had been killed.
+    /// Closes all connections at once, as if the server had been killed.
     pub fn cut_off(&self) {
         self.cut.send_modify(|n| *n += 1);
     }
@@ -212,7 +212,7 @@ fn status(code: u16, reason: &str) -> Value {
         "reason": reason, "message": format!("it is {reason}"), "metadata": {}})
 }
 
-/// The head of the next request, which stays to be read; `None` at the end.
+/// The head of the next request, whose body stays to be read; `None` at the end.
 async fn head(stream: &mut TcpStream) -> Option<String> {
     let mut bytes = vec![0; 64 << 10];
     loop {
@@ -229,7 +229,7 @@ async fn head(stream: &mut TcpStream) -> Option<String> {
     }
 }
 
-/// Words of a query, each decoded.
+/// The decoded words of a query.
 fn commands(target: &str) -> Vec<String> {
     let query = target.split_once('?').map_or("", |(_, query)| query);
     let words = query
@@ -255,7 +255,7 @@ fn decoded(text: &str) -> String {
     String::from_utf8(bytes).unwrap()
 }
 
-/// The end of a connection is the end of the program's stdin, and nothing more.
+/// The end of a connection closes the program's stdin, and has no other effect.
 struct Process(Child);
 
 impl Drop for Process {
@@ -316,7 +316,7 @@ async fn exec(stream: TcpStream, target: &str) {
             }
             message = receive.next() => match message {
                 Some(Ok(Message::Binary(bytes))) => match bytes.as_ref() {
-                    // Closing one's own half leaves all others open.
+                    // Closing one's own half leaves the others open.
                     [255, 0] => drop(process.0.stdin.take()),
                     [0, input @ ..] => {
                         process.0.stdin.as_mut().unwrap().write_all(input).unwrap();
@@ -331,7 +331,7 @@ async fn exec(stream: TcpStream, target: &str) {
     let _ = send.close().await;
 }
 
-/// What a process writes, and last its status, as messages.
+/// The output of a process, and finally its status, as messages.
 fn follow(process: &mut Process) -> mpsc::UnboundedReceiver<Vec<u8>> {
     let (tell, said) = mpsc::unbounded_channel();
     let out = reader(1, process.0.stdout.take().unwrap(), tell.clone());

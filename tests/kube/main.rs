@@ -1,10 +1,10 @@
-//! What talks to the Kubernetes API: hooks by exec against a server that speaks the kubelet's
-//! protocol, and the rest against a real kube-apiserver where the laboratory's programs are.
+//! Users of the Kubernetes API: hooks by exec with a server that implements the kubelet's protocol,
+//! and the rest with a real kube-apiserver if the programs of `make cluster` exist.
 
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
-    reason = "a test says what it expects, and works on its own files"
+    reason = "a test panics where an expectation fails, and works on its own files"
 )]
 
 mod adopt;

@@ -1,5 +1,5 @@
-//! `volumes --orphans`, `snapshots delete` and `pool adopt --cluster` with a driver of another name: the real program
-//! and the real driver, against an API server that has the driver's objects.
+//! `volumes --orphans`, `snapshots delete` and `pool adopt --cluster` with a driver of another
+//! name: the real program and the real driver, with an API server that has the driver's objects.
 
 use std::process::Command;
 
@@ -14,16 +14,16 @@ const OTHER: &str = "nvme.example.com";
 const USUAL: &str = "csi.slackwater.dev";
 const HOME: &str = "99999999-2222-4333-8444-555555555555";
 
-/// A driver of another name than the usual one, and the cluster that it is in.
-struct Ground {
+/// A driver with another name than the default, and its cluster.
+struct Fixture {
     api: ApiServer,
     server: Server,
     endpoint: String,
     scratch: Scratch,
 }
 
-impl Ground {
-    fn new() -> Ground {
+impl Fixture {
+    fn new() -> Fixture {
         let scratch = Scratch::new();
         let more = ["--driver-name", OTHER];
         let server = Server::spawn(&scratch, &["default=memory:"], &more, &[]);
@@ -38,7 +38,7 @@ impl Ground {
             api.address
         );
         std::fs::write(scratch.join("kubeconfig"), config).unwrap();
-        let ground = Ground {
+        let fixture = Fixture {
             api,
             server,
             endpoint,
@@ -51,9 +51,9 @@ impl Ground {
             ),
             ("/api/v1/pods", "Pod"),
         ] {
-            ground.has(path, kind, json!([]));
+            fixture.has(path, kind, json!([]));
         }
-        ground
+        fixture
     }
 
     fn has(&self, path: &str, kind: &str, items: Value) {
@@ -91,7 +91,7 @@ impl Ground {
         self.has(path, "VolumeSnapshotContent", json!([content]));
     }
 
-    /// The object of a group, of one version of the API.
+    /// Adds the object of a group, in one version of the API.
     fn has_group(&self, version: &str, source: Value, status: Value) {
         let content = json!({
             "apiVersion": format!("groupsnapshot.storage.k8s.io/{version}"),
@@ -112,7 +112,7 @@ impl Ground {
         self.has("/apis/slackwater.dev/v1alpha1/pools", "Pool", json!([pool]));
     }
 
-    /// The program's exit code, and what it says.
+    /// The program's exit code and output.
     fn run(&self, words: &[&str]) -> (Option<i32>, String) {
         let mut command = Command::new(binary());
         command.env_remove("CSI_ENDPOINT");
@@ -127,31 +127,31 @@ impl Ground {
 }
 
 #[test]
-fn what_a_driver_of_another_name_has_is_no_orphan() {
-    let ground = Ground::new();
-    let (volume, snapshot) = ground.api.runtime.block_on(async {
-        let client = ground.server.client();
+fn volumes_of_a_driver_with_another_name_are_not_orphans() {
+    let fixture = Fixture::new();
+    let (volume, snapshot) = fixture.api.runtime.block_on(async {
+        let client = fixture.server.client();
         let volume = client.create("v", GIB, mount("ext4"), &[]).await.unwrap();
         let snapshot = client.snapshot("s", &volume, &[]).await.unwrap();
         (volume, snapshot.snapshot_id)
     });
-    ground.has_volume(&volume);
-    ground.has_snapshot(&snapshot);
-    let ask = ["volumes", "--orphans", "--endpoint", &ground.endpoint];
-    let (code, said) = ground.run(&ask);
+    fixture.has_volume(&volume);
+    fixture.has_snapshot(&snapshot);
+    let ask = ["volumes", "--orphans", "--endpoint", &fixture.endpoint];
+    let (code, said) = fixture.run(&ask);
     assert_eq!(code, Some(0));
     assert!(said.contains("is referenced by an object"), "{said}");
-    let (code, said) = ground.run(&[&ask[..], &["--driver-name", OTHER]].concat());
+    let (code, said) = fixture.run(&[&ask[..], &["--driver-name", OTHER]].concat());
     assert_eq!(code, Some(0));
     assert!(said.contains("is referenced by an object"), "{said}");
     // A wrong name is refused, and nothing is reported.
-    let (code, said) = ground.run(&[&ask[..], &["--driver-name", USUAL]].concat());
+    let (code, said) = fixture.run(&[&ask[..], &["--driver-name", USUAL]].concat());
     assert_eq!(code, Some(1));
     assert!(said.contains(OTHER) && said.contains(USUAL), "{said}");
     assert!(!said.contains(&snapshot), "{said}");
-    // What nothing names is found as before.
-    ground.has_snapshot("of-somebody-else");
-    let (code, said) = ground.run(&ask);
+    // Volumes without an object are found as before.
+    fixture.has_snapshot("of-somebody-else");
+    let (code, said) = fixture.run(&ask);
     assert_eq!(code, Some(0));
     assert!(
         said.contains(&snapshot) && !said.contains(&volume),
@@ -160,35 +160,35 @@ fn what_a_driver_of_another_name_has_is_no_orphan() {
 }
 
 #[test]
-fn volumes_of_a_driver_of_another_name_follow_their_pool() {
-    let ground = Ground::new();
-    let volume = ground.api.runtime.block_on(async {
-        let client = ground.server.client();
+fn volumes_of_a_driver_with_another_name_follow_their_pool() {
+    let fixture = Fixture::new();
+    let volume = fixture.api.runtime.block_on(async {
+        let client = fixture.server.client();
         client.create("v", GIB, mount("ext4"), &[]).await.unwrap()
     });
-    ground.has_volume(&volume);
+    fixture.has_volume(&volume);
     let pool = volume.split('.').next().unwrap();
-    ground.has_pool(pool);
+    fixture.has_pool(pool);
     let by_pool = ["pool", "adopt", pool, "--cluster"];
-    let by_driver = [&by_pool[..], &["--endpoint", &ground.endpoint]].concat();
+    let by_driver = [&by_pool[..], &["--endpoint", &fixture.endpoint]].concat();
     let by_name = [&by_pool[..], &["--driver-name", OTHER]].concat();
     for words in [&by_pool[..], &by_driver, &by_name] {
-        let (code, said) = ground.run(words);
+        let (code, said) = fixture.run(words);
         assert_eq!(code, Some(0));
         assert!(
             said.contains("shop/data") && said.contains("before"),
             "{said}"
         );
     }
-    let (code, said) = ground.run(&[&by_driver[..], &["--driver-name", USUAL]].concat());
+    let (code, said) = fixture.run(&[&by_driver[..], &["--driver-name", USUAL]].concat());
     assert_eq!(code, Some(1));
     assert!(said.contains(OTHER) && said.contains(USUAL), "{said}");
 }
 
-/// A group whose members no object names, as a backup program leaves them; ids of the sources and
-/// of the members.
-async fn members(ground: &Ground) -> (String, [String; 2], [String; 2]) {
-    let client = ground.server.client();
+/// A group whose members no object names, as a backup program leaves them. Returns its ID, and the
+/// IDs of the sources and of the members.
+async fn members(fixture: &Fixture) -> (String, [String; 2], [String; 2]) {
+    let client = fixture.server.client();
     let source = async |name: &str| client.create(name, GIB, mount("ext4"), &[]).await.unwrap();
     let sources = [source("v").await, source("w").await];
     let made = client.group("g", &sources, &[]).await.unwrap();
@@ -197,17 +197,17 @@ async fn members(ground: &Ground) -> (String, [String; 2], [String; 2]) {
 }
 
 #[test]
-fn members_of_a_group_that_nothing_owns_are_listed_with_it_and_deleted_by_a_person() {
-    let ground = Ground::new();
-    let (group, _, [first, second]) = ground.api.runtime.block_on(members(&ground));
-    ground.has_volume("of-somebody-else");
-    ground.has_snapshot("of-somebody-else");
-    let ask = ["volumes", "--orphans", "--endpoint", &ground.endpoint];
-    let (code, said) = ground.run(&ask);
+fn members_of_a_group_without_an_owner_are_listed_with_it_and_deleted_by_an_administrator() {
+    let fixture = Fixture::new();
+    let (group, _, [first, second]) = fixture.api.runtime.block_on(members(&fixture));
+    fixture.has_volume("of-somebody-else");
+    fixture.has_snapshot("of-somebody-else");
+    let ask = ["volumes", "--orphans", "--endpoint", &fixture.endpoint];
+    let (code, said) = fixture.run(&ask);
     assert_eq!(code, Some(0));
     let row = said.lines().find(|line| line.contains(&first)).unwrap();
     assert!(row.ends_with(&group), "{said}");
-    let (_, said) = ground.run(&[&ask[..], &["--json"]].concat());
+    let (_, said) = fixture.run(&[&ask[..], &["--json"]].concat());
     let said: Value = serde_json::from_str(&said).unwrap();
     let of: Vec<_> = said["snapshots"].as_array().unwrap().iter().collect();
     assert!(
@@ -221,65 +221,65 @@ fn members_of_a_group_that_nothing_owns_are_listed_with_it_and_deleted_by_a_pers
         &first,
         &second,
         "--endpoint",
-        &ground.endpoint,
+        &fixture.endpoint,
     ];
     let yes = [&delete[..], &["--yes"]].concat();
-    let (code, said) = ground.run(&delete);
+    let (code, said) = fixture.run(&delete);
     assert_eq!(code, Some(0));
     assert!(
         said.contains("nothing was changed") && said.contains(&group),
         "{said}"
     );
-    let asked = |part: &str| ground.api.asked(part);
+    let asked = |part: &str| fixture.api.asked(part);
     let before = [
         asked("volumesnapshotcontents"),
         asked("volumegroupsnapshotcontents"),
     ];
-    let (code, said) = ground.run(&[&yes[..], &["--json"]].concat());
+    let (code, said) = fixture.run(&[&yes[..], &["--json"]].concat());
     assert_eq!(code, Some(0));
     let said: Value = serde_json::from_str(&said).unwrap();
     let fates: Vec<_> = said["snapshots"].as_array().unwrap().iter().collect();
     assert!(fates.iter().all(|one| one["what"] == "deleted"), "{said}");
-    // Each was asked for by itself: of groups, in all three versions of their API.
+    // Each one was queried individually; groups in all three versions of their API.
     let asked = [
         asked("volumesnapshotcontents"),
         asked("volumegroupsnapshotcontents"),
     ];
     assert_eq!([asked[0] - before[0], asked[1] - before[1]], [2, 6]);
-    let (code, said) = ground.run(&ask);
+    let (code, said) = fixture.run(&ask);
     assert_eq!(code, Some(0));
     assert!(!said.contains(&first) && !said.contains(&second), "{said}");
-    let (code, said) = ground.run(&yes);
+    let (code, said) = fixture.run(&yes);
     assert_eq!(code, Some(0));
     assert_eq!(said.matches("does not exist").count(), 2, "{said}");
 }
 
 #[test]
 fn a_snapshot_that_an_object_owns_or_may_own_is_not_deleted() {
-    let ground = Ground::new();
-    let (group, sources, [first, second]) = ground.api.runtime.block_on(members(&ground));
-    ground.has_volume("of-somebody-else");
+    let fixture = Fixture::new();
+    let (group, sources, [first, second]) = fixture.api.runtime.block_on(members(&fixture));
+    fixture.has_volume("of-somebody-else");
     let delete = [
         "snapshots",
         "delete",
         &first,
         "--yes",
         "--endpoint",
-        &ground.endpoint,
+        &fixture.endpoint,
     ];
     let is_left = |why: &str| {
-        let (code, said) = ground.run(&delete);
+        let (code, said) = fixture.run(&delete);
         assert_eq!(code, Some(1));
         assert!(
             said.contains("skipped") && said.contains(why),
             "{why}: {said}"
         );
     };
-    // A cluster that doesn't say who owns what.
+    // A cluster that does not report owners.
     is_left("VolumeSnapshotContents");
-    ground.has_snapshot(&first);
+    fixture.has_snapshot(&first);
     is_left("VolumeSnapshotContent content-1 references");
-    ground.has_snapshot("of-somebody-else");
+    fixture.has_snapshot("of-somebody-else");
     let pairs = json!([{"volumeHandle": sources[0], "snapshotHandle": first}]);
     let list = json!([{"volumeHandle": sources[0], "snapshotHandle": first}]);
     for (version, source, status) in [
@@ -304,34 +304,34 @@ fn a_snapshot_that_an_object_owns_or_may_own_is_not_deleted() {
             "volumeSnapshotHandles": [second]}}),
             json!({}),
         ),
-        // Its call may have made this group, and not have been answered.
+        // Its call may have created this group, and may not have been answered.
         ("v1", json!({"volumeHandles": sources}), json!({})),
     ] {
-        ground.has_group(version, source, status);
+        fixture.has_group(version, source, status);
         is_left("VolumeGroupSnapshotContent content-of-group");
     }
-    ground.has_group("v1", json!({}), json!({"volumeGroupSnapshotHandle": "x"}));
+    fixture.has_group("v1", json!({}), json!({"volumeGroupSnapshotHandle": "x"}));
     let path = "/apis/groupsnapshot.storage.k8s.io/v1/volumegroupsnapshotcontents";
-    ground.api.forbid(path);
+    fixture.api.forbid(path);
     is_left("VolumeGroupSnapshotContents");
-    ground.api.objects.lock().unwrap().forbidden.clear();
-    // A wrong name, an id that is none, and no word of yes.
-    let (code, said) = ground.run(&[&delete[..], &["--driver-name", USUAL]].concat());
+    fixture.api.objects.lock().unwrap().forbidden.clear();
+    // A wrong name, an invalid ID, and a missing confirmation.
+    let (code, said) = fixture.run(&[&delete[..], &["--driver-name", USUAL]].concat());
     assert_eq!(code, Some(1));
     assert!(said.contains(OTHER) && said.contains(USUAL), "{said}");
-    let (code, said) = ground.run(&[
+    let (code, said) = fixture.run(&[
         "snapshots",
         "delete",
         "../x",
         "--endpoint",
-        &ground.endpoint,
+        &fixture.endpoint,
     ]);
     assert_eq!(code, Some(64));
     assert!(said.contains(r#"ID "../x": not an id"#), "{said}");
-    let (code, said) = ground.run(&delete);
+    let (code, said) = fixture.run(&delete);
     assert_eq!(code, Some(0));
     assert!(said.contains("deleted"), "{said}");
-    let there = ["volumes", "--orphans", "--endpoint", &ground.endpoint];
-    let (_, said) = ground.run(&there);
+    let there = ["volumes", "--orphans", "--endpoint", &fixture.endpoint];
+    let (_, said) = fixture.run(&there);
     assert!(!said.contains(&first) && said.contains(&second), "{said}");
 }

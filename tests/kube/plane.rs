@@ -1,5 +1,5 @@
-//! A control plane of one's own: etcd and kube-apiserver of the laboratory, on ports of their
-//! own, without any node. `None`, with a printed reason, where its programs aren't.
+//! A separate control plane: etcd and kube-apiserver from `make cluster`, on ports of their own,
+//! without any node. `None`, with a printed reason, if the programs do not exist.
 
 use std::fs::File;
 use std::net::TcpListener;
@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
 
-/// A kube-apiserver needs some 10 s on a machine with nothing else to do.
+/// A kube-apiserver needs about 10 s on an otherwise idle machine.
 const START: Duration = Duration::from_secs(300);
-/// Who may do everything.
+/// A user with all rights.
 const ADMIN: &str = "admin-of-this-test";
 
 pub struct Plane {
@@ -48,7 +48,7 @@ impl Plane {
             port: free_port(),
             runtime: Runtime::new().unwrap(),
         };
-        // What service accounts' tokens are signed with.
+        // The key that signs the tokens of service accounts.
         let key = rcgen::KeyPair::generate().unwrap();
         std::fs::write(plane.path("sa.key"), key.serialize_pem()).unwrap();
         std::fs::write(plane.path("sa.pub"), key.public_key_pem()).unwrap();
@@ -72,7 +72,7 @@ impl Plane {
         self.folder.path().join(name)
     }
 
-    /// The laboratory's program, which is kubectl as well.
+    /// The program of `make cluster`, which is also kubectl.
     pub fn program(&self) -> &Path {
         &self.hyper
     }
@@ -111,7 +111,7 @@ impl Plane {
         self.etcd = Some(self.spawn("etcd.log", &words));
     }
 
-    /// Starts the API server (again), and waits until it serves.
+    /// Starts or restarts the API server, and waits until it serves.
     pub fn start_api(&mut self) {
         let key = self.path("sa.key");
         let words = [
@@ -218,7 +218,7 @@ impl Plane {
         done.unwrap_or_else(|error| panic!("kubectl {words:?}: {error}"))
     }
 
-    /// Applies objects, as YAML or JSON.
+    /// Applies objects in YAML or JSON.
     #[track_caller]
     pub fn apply(&self, objects: &str) {
         let file = self.path("objects");
@@ -226,7 +226,7 @@ impl Plane {
         self.kubectl(&["apply", "--server-side", "-f", file.to_str().unwrap()]);
     }
 
-    /// A client with the right to do everything.
+    /// A client with all rights.
     pub fn client(&self) -> kube::Client {
         self.client_of(ADMIN)
     }

@@ -1,5 +1,5 @@
-//! Hooks by exec through a real API server, kubelet and container runtime: the laboratory's
-//! cluster, where it runs.
+//! Hooks by exec through a real API server, kubelet and container runtime: the cluster of `make
+//! cluster`, if it runs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,11 +10,11 @@ use slackwater::error::chain;
 use slackwater::hook::{Hooks, PodHooks};
 use tokio::runtime::Runtime;
 
-/// Nothing here takes as long, unless it hangs; the machine may be busy.
+/// Nothing here takes as long, unless it hangs. The machine may be busy.
 const LONG: Duration = Duration::from_secs(120);
 const IMAGE: &str = "docker.io/library/busybox:latest";
 
-/// A namespace of the running cluster, which goes with it.
+/// A namespace of the running cluster, which is deleted when this is dropped.
 struct Place {
     hyper: PathBuf,
     kubeconfig: PathBuf,
@@ -100,7 +100,7 @@ impl Place {
             .unwrap();
     }
 
-    /// What sessions have written down in a pod.
+    /// The log of the sessions in a pod.
     fn log(&self, name: &str) -> String {
         let words = ["exec", "-n", &self.namespace, name, "--", "cat", "/tmp/log"];
         self.kubectl(&words).unwrap_or_default()
@@ -133,7 +133,7 @@ impl Drop for Place {
 }
 
 #[test]
-fn a_real_kubelet_keeps_stdin_open_closes_it_and_tells_the_status() {
+fn a_real_kubelet_keeps_stdin_open_closes_it_and_reports_the_status() {
     let Some(place) = Place::new() else { return };
     let runtime = Runtime::new().unwrap();
     let hooks = place.hooks(&runtime);
@@ -147,7 +147,7 @@ fn a_real_kubelet_keeps_stdin_open_closes_it_and_tells_the_status() {
     assert_eq!(
         place.log("good"),
         "",
-        "it holds as long as its stdin is open"
+        "the session holds as long as its stdin is open"
     );
     assert_eq!(held.release().unwrap(), None);
     assert_eq!(place.log("good"), "released\n");
@@ -164,7 +164,7 @@ fn a_real_kubelet_keeps_stdin_open_closes_it_and_tells_the_status() {
         "{told}"
     );
 
-    // A router that dies: everything of it ends at once, without a word.
+    // A router that is killed: all its connections close at once.
     let dying = Runtime::new().unwrap();
     let held = place.hooks(&dying).quiesce(&name("good"), LONG).unwrap();
     dying.shutdown_background();
@@ -173,10 +173,10 @@ fn a_real_kubelet_keeps_stdin_open_closes_it_and_tells_the_status() {
     });
     drop(held);
 
-    // A pod that dies.
+    // A pod that is killed.
     let mut held = hooks.quiesce(&name("good"), LONG).unwrap();
     let delete = ["delete", "pod", "good", "--force", "-n", &place.namespace];
     place.kubectl(&delete).unwrap();
-    place.eventually("its death is seen", || held.verify().is_err());
+    place.eventually("the pod's death is seen", || held.verify().is_err());
     eprintln!("{}", chain(&held.verify().unwrap_err()));
 }

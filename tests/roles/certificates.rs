@@ -1,4 +1,4 @@
-//! `slackwater certificates`, and what is said of certificates that can't be used.
+//! `slackwater certificates`, and the errors for unusable certificates.
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::Output;
@@ -29,7 +29,7 @@ fn bundle(scratch: &Scratch, stem: &str) -> slackwater::tls::Bundle {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_command_makes_is_all_that_a_cluster_needs() {
+async fn the_command_creates_all_certificates_that_a_cluster_needs() {
     let scratch = Scratch::new();
     let made = certificates(&scratch, &["--node", NODE]);
     assert!(made.status.success(), "{made:?}");
@@ -53,10 +53,10 @@ async fn what_the_command_makes_is_all_that_a_cluster_needs() {
 
     let again = certificates(&scratch, &["--node", NODE]);
     assert_eq!(again.status.code(), Some(1));
-    let said = String::from_utf8(again.stderr).unwrap();
-    assert!(said.contains("is not overwritten"), "{said}");
+    let message = String::from_utf8(again.stderr).unwrap();
+    assert!(message.contains("is not overwritten"), "{message}");
 
-    // A node that comes later has the same authority.
+    // A node that is added later has the same authority.
     let before = bundle(&scratch, "controller");
     assert!(certificates(&scratch, &["--node", "n2"]).status.success());
     assert_eq!(bundle(&scratch, "controller"), before);
@@ -82,9 +82,9 @@ fn certificates_that_cannot_be_used_are_one_sentence_and_exit_64() {
             &[],
         );
         assert_eq!(server.wait(), Some(64));
-        let said = server.log();
-        assert_eq!(said.lines().count(), 1, "{said}");
-        said.replace(scratch.path().to_str().unwrap(), "DIR")
+        let message = server.log();
+        assert_eq!(message.lines().count(), 1, "{message}");
+        message.replace(scratch.path().to_str().unwrap(), "DIR")
     };
     let of_another = told();
     std::fs::write(certificates.path("tls.key"), "secret").unwrap();
@@ -94,7 +94,7 @@ fn certificates_that_cannot_be_used_are_one_sentence_and_exit_64() {
     insta::assert_snapshot!([of_another, no_key, no_authority].concat());
 }
 
-/// A node that was rebooted while nobody could sign: its pods get their volumes all the same.
+/// A node that was rebooted while no authority could sign: its pods get their volumes nevertheless.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_without_its_certificate_yet_serves_the_kubelet() {
     let ours = authority();

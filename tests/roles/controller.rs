@@ -1,4 +1,4 @@
-//! A router as a process, before agents as processes.
+//! A router as a process, with agents as processes.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -15,7 +15,7 @@ use crate::support::{Client, Scratch, Server, eventually, free_port, mount, slac
 
 const MIB: u64 = 1 << 20;
 
-/// `slackwater serve --role controller`. Killed when it's dropped.
+/// `slackwater serve --role controller`. It is killed when this is dropped.
 struct Controller {
     child: Child,
     socket: PathBuf,
@@ -84,7 +84,7 @@ impl Drop for Controller {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_router_serves_the_sidecars_with_what_its_agents_have() {
+async fn a_router_serves_the_sidecars_with_the_volumes_of_its_agents() {
     let (of_agent, of_router) = (Scratch::new(), Scratch::new());
     let ours = authority();
     let server = agent(
@@ -110,13 +110,16 @@ async fn a_router_serves_the_sidecars_with_what_its_agents_have() {
     let metrics = router.get("/metrics");
     let created = "slackwater_calls_total{method=\"CreateVolume\",code=\"OK\"} 1";
     assert!(metrics.contains(created), "{metrics}");
-    assert!(!metrics.contains("slackwater_pool_"), "it has no pools");
+    assert!(
+        !metrics.contains("slackwater_pool_"),
+        "a router has no pools"
+    );
     let own = issued.expires().unwrap();
     let shown = number(&metrics, "slackwater_certificate_expiry_seconds");
     assert!((shown - own as f64).abs() < 1.0, "{own}:\n{metrics}");
     assert!(server.log().contains("CreateVolume"));
 
-    // What owns it is gone: that's never "not found".
+    // The node that owns it is away, which is never "not found".
     drop(server);
     let said = refused(client.delete(&id).await, Code::Unavailable);
     assert!(said.contains(NODE), "{said}");
@@ -129,7 +132,7 @@ async fn a_router_serves_the_sidecars_with_what_its_agents_have() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_behind_the_address_of_another_node_is_not_taken_for_it() {
+async fn an_agent_at_the_address_of_another_node_is_not_mistaken_for_it() {
     let (of_agent, of_router) = (Scratch::new(), Scratch::new());
     let ours = authority();
     let server: Server = agent(

@@ -1,4 +1,5 @@
-//! An agent's endpoint: whom it takes calls from, with which certificates, and its end.
+//! An agent's endpoint: the clients from which it accepts calls, their certificates, and its
+//! shutdown.
 
 use std::net::TcpStream;
 use std::time::{Duration, SystemTime};
@@ -17,7 +18,7 @@ use crate::support::{Client, Scratch, Server, WAIT_TIMEOUT, eventually, free_por
 
 const MIB: u64 = 1 << 20;
 
-/// What a call of a client that isn't the router ends with.
+/// The error of a call by a client that is not the router.
 async fn refusal(client: &Client) -> String {
     let status = client.list().await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable, "{status:?}");
@@ -30,7 +31,7 @@ async fn refusal(client: &Client) -> String {
     text
 }
 
-/// What /metrics says.
+/// The content of /metrics.
 fn scrape(address: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     let request = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
@@ -41,7 +42,7 @@ fn scrape(address: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_takes_calls_from_the_router_alone() {
+async fn an_agent_accepts_calls_only_from_the_router() {
     let scratch = Scratch::new();
     let (ours, other) = (authority(), authority());
     let certificates = Certificates::new(&scratch, &issue(&ours, &node()));
@@ -85,8 +86,8 @@ async fn an_agent_takes_calls_from_the_router_alone() {
     let plain = tonic::transport::Endpoint::from_shared(format!("http://{at}")).unwrap();
     assert!(Client::over(plain.connect_lazy()).list().await.is_err());
 
-    // The volume is there all the same. Each refusal is counted, a moment later, and the first one
-    // is logged with its reason.
+    // The volume exists nevertheless. Each refusal is counted a moment later, and the first one is
+    // logged with its reason.
     assert_eq!(router.list().await.unwrap(), [id.as_str()]);
     eventually("four refusals are counted", || {
         scrape(&metrics).contains("slackwater_connections_refused_total 4")
@@ -104,7 +105,7 @@ async fn an_agent_takes_calls_from_the_router_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn kubelet_and_router_have_each_their_own_calls() {
+async fn kubelet_and_router_each_have_their_own_calls() {
     let scratch = Scratch::new();
     let ours = authority();
     let certificates = Certificates::new(&scratch, &issue(&ours, &node()));
@@ -134,7 +135,7 @@ async fn kubelet_and_router_have_each_their_own_calls() {
     assert_eq!(info(&kubelet).await, info(&router).await);
     assert!(kubelet.is_ready().await && router.is_ready().await);
 
-    // What the router makes the kubelet can use.
+    // The kubelet can use what the router creates.
     let id = router
         .create("v1", 8 * MIB, mount("ext4"), &[])
         .await
@@ -148,7 +149,7 @@ async fn kubelet_and_router_have_each_their_own_calls() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn certificates_that_change_are_for_new_connections() {
+async fn changed_certificates_apply_to_new_connections() {
     let scratch = Scratch::new();
     let (old, new) = (authority(), authority());
     let certificates = Certificates::new(&scratch, &issue(&old, &node()));
@@ -175,7 +176,7 @@ async fn certificates_that_change_are_for_new_connections() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_never_ends_its_handshake_holds_up_nobody() {
+async fn a_client_that_never_ends_its_handshake_delays_no_other_client() {
     let scratch = Scratch::new();
     let ours = authority();
     let certificates = Certificates::new(&scratch, &issue(&ours, &node()));
@@ -189,7 +190,7 @@ async fn a_client_that_never_ends_its_handshake_holds_up_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_signal_ends_both_and_nothing_lies_beside_the_socket() {
+async fn a_signal_ends_both_servers_and_leaves_no_files_next_to_the_socket() {
     let scratch = Scratch::new();
     let ours = authority();
     let certificates = Certificates::new(&scratch, &issue(&ours, &node()));
@@ -199,18 +200,21 @@ async fn a_signal_ends_both_and_nothing_lies_beside_the_socket() {
     router.list().await.unwrap();
     let folder = server.socket().parent().unwrap().to_path_buf();
     assert_eq!(names(&folder), ["csi.sock"]);
-    // Neither an idle connection nor one that never says a word holds it up.
+    // Neither an idle connection nor one without any data delays it.
     let silent = TcpStream::connect(at).unwrap();
     server.signal(Signal::SIGTERM);
     assert_eq!(server.wait(), Some(0));
     assert_eq!(names(&folder), [""; 0]);
-    assert!(TcpStream::connect(at).is_err(), "nobody listens any more");
+    assert!(
+        TcpStream::connect(at).is_err(),
+        "no process listens any more"
+    );
     drop(silent);
 }
 
-/// A router that is cut off doesn't say so: its freezes end when it doesn't answer any more.
+/// A router that is cut off does not announce it: its freezes end when it no longer answers.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_router_that_falls_silent_is_let_go() {
+async fn the_connection_of_a_router_that_stops_answering_is_closed() {
     let scratch = Scratch::new();
     let ours = authority();
     let certificates = Certificates::new(&scratch, &issue(&ours, &node()));
@@ -219,7 +223,7 @@ async fn a_router_that_falls_silent_is_let_go() {
     let mut connector = Connector::new(router, node(), address(&server));
     let agent = Uri::from_static("http://agent");
     let mut connection = connector.call(agent).await.unwrap();
-    // HTTP/2 begins, with no settings; pings are never answered.
+    // HTTP/2 begins without settings; pings are never answered.
     let stream = connection.inner_mut();
     stream
         .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
@@ -227,7 +231,7 @@ async fn a_router_that_falls_silent_is_let_go() {
         .unwrap();
     let mut heard = Vec::new();
     let ended = tokio::time::timeout(WAIT_TIMEOUT, stream.read_to_end(&mut heard));
-    // However it ends, it does.
-    let _ = ended.await.expect("the agent lets go");
-    assert!(!heard.is_empty(), "it was asked before");
+    // Any kind of end is accepted.
+    let _ = ended.await.expect("the agent closes the connection");
+    assert!(!heard.is_empty(), "the agent had received a ping before");
 }

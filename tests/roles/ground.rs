@@ -1,4 +1,4 @@
-//! An agent as a process, certificates, and a client that has one.
+//! An agent as a process, certificates, and a client with a certificate.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -81,7 +81,7 @@ pub fn agent(scratch: &Scratch, certificates: &Certificates) -> Server {
     server
 }
 
-/// What makes a driver a node of a cluster.
+/// The flags that make a driver a node of a cluster.
 pub fn flags(certificates: &Certificates) -> Vec<String> {
     let mut flags = certificates.flags();
     flags.extend(["--role", "node", "--agent-listen", "127.0.0.1:0"].map(String::from));
@@ -92,7 +92,7 @@ pub fn words(flags: &[String]) -> Vec<&str> {
     flags.iter().map(String::as_str).collect()
 }
 
-/// Where an agent listens, as it says itself; of its last start.
+/// The address on which an agent listens, as it logged at its last start.
 pub fn address(server: &Server) -> SocketAddr {
     let mut found = None;
     eventually("an agent that listens", || {
@@ -110,7 +110,7 @@ pub fn credentials(own: Name, bundle: Bundle) -> Arc<Credentials> {
     Arc::new(Credentials::of_bundle(own, bundle).unwrap())
 }
 
-/// A client of the agent at an address, with its own connection.
+/// A client of the agent at an address, with a connection of its own.
 pub fn client(credentials: &Arc<Credentials>, address: SocketAddr) -> Client {
     let connector = Connector::new(credentials.clone(), node(), address);
     let endpoint = Endpoint::from_static("http://agent");

@@ -1,4 +1,4 @@
-//! A guard in a process of its own, beside a node of a cluster that can't see it: as two
+//! A guard in a separate process, next to a node of a cluster that cannot see it, as in two
 //! containers of one pod.
 
 use std::fs::File;
@@ -18,7 +18,7 @@ use crate::ground::*;
 use crate::support::node::{GIB, definition, refused};
 use crate::support::{Client, Disk, Scratch, Server, WAIT_TIMEOUT, eventually, mount, slackwater};
 
-/// A process that is killed when it's dropped.
+/// A process that is killed when this is dropped.
 struct Guard(Child);
 
 impl Guard {
@@ -59,7 +59,7 @@ impl Cell {
         let disk = Disk::new(&scratch, "pool", "xfs", 4 * GIB);
         let ours = authority();
         let certificates = Certificates::new(&scratch, &issue(&ours, &node()));
-        // In a pid namespace of its own, from which no guard is seen.
+        // In a PID namespace of its own, from which no guard is visible.
         let server = Server::spawn_wrapped(
             &scratch,
             &["unshare", "--pid", "--fork", "--kill-child"],
@@ -92,7 +92,7 @@ impl Cell {
         client(&self.credentials, address(&self.server))
     }
 
-    /// Whether the agent tells that it has a guard.
+    /// Whether the agent reports that it has a guard.
     async fn has_guard(&self) -> bool {
         let connector = slackwater::tls::Connector::new(
             self.credentials.clone(),
@@ -106,16 +106,16 @@ impl Cell {
     }
 
     async fn await_guard(&self) {
-        self.await_that_there_is_one(true).await;
+        self.await_guard_report(true).await;
     }
 
-    /// On a slow machine it tells what was before.
-    async fn await_that_there_is_one(&self, there_is: bool) {
+    /// On a slow machine, it reports the earlier state for a while.
+    async fn await_guard_report(&self, there_is: bool) {
         let begun = std::time::Instant::now();
         while self.has_guard().await != there_is {
             assert!(
                 begun.elapsed() < WAIT_TIMEOUT,
-                "a guard is told: {there_is}"
+                "a guard is reported: {there_is}"
             );
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         }
@@ -127,7 +127,7 @@ impl Cell {
     }
 }
 
-/// Writes all the time; stands still while the file system is frozen.
+/// Writes continuously, and is blocked while the file system is frozen.
 struct Writer {
     end: Arc<AtomicBool>,
     written: Arc<std::sync::atomic::AtomicU64>,
@@ -159,8 +159,8 @@ impl Writer {
 
     fn assert_goes_on(&self) {
         let before = self.written.load(Ordering::SeqCst);
-        // More than the one write that was on its way.
-        eventually("a writer that goes on", || {
+        // More than the one write that was in progress.
+        eventually("a writer that continues", || {
             self.written.load(Ordering::SeqCst) > before + 1
         });
     }
@@ -178,7 +178,7 @@ impl Drop for Writer {
 const SHORT: [(&str, &str); 2] = [("freezeTimeout", "1s"), ("retries", "0")];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn root_without_its_guard_nothing_in_use_is_cut_and_everything_else_is() {
+async fn root_without_its_guard_only_idle_volumes_are_cut() {
     let cell = Cell::new().await;
     assert!(!cell.has_guard().await);
     let router = cell.router();
@@ -192,7 +192,7 @@ async fn root_without_its_guard_nothing_in_use_is_cut_and_everything_else_is() {
     router.delete_snapshot(&snapshot.snapshot_id).await.unwrap();
     assert!(
         !cell.scratch.join("state/guard.sock").exists(),
-        "none was started"
+        "no guard was started"
     );
 
     let guard = Guard::start(&cell.scratch, "");
@@ -201,12 +201,13 @@ async fn root_without_its_guard_nothing_in_use_is_cut_and_everything_else_is() {
     assert!(snapshot.ready_to_use);
     router.delete_snapshot(&snapshot.snapshot_id).await.unwrap();
     drop(guard);
-    cell.await_that_there_is_one(false).await;
+    cell.await_guard_report(false).await;
     cell.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn root_a_guard_out_of_sight_that_dies_or_stops_in_the_window_leaves_nothing_frozen() {
+async fn root_a_guard_in_another_pid_namespace_that_dies_or_stops_in_the_window_leaves_nothing_frozen()
+ {
     let cell = Cell::new().await;
     let router = cell.router();
     for fault in [
@@ -225,7 +226,7 @@ async fn root_a_guard_out_of_sight_that_dies_or_stops_in_the_window_leaves_nothi
         assert_ne!(lost.code(), Code::DeadlineExceeded, "{lost:?}");
         writer.assert_goes_on();
         assert!(router.snapshots("").await.unwrap().is_empty(), "{fault}");
-        // The supervisor starts it anew, and the name is tried again after its pause: another one.
+        // The supervisor restarts it, and the call is repeated after its pause with another name.
         drop(guard);
         let guard = Guard::start(&cell.scratch, "");
         cell.await_guard().await;
@@ -246,7 +247,7 @@ async fn root_a_driver_that_is_killed_at_any_moment_of_a_cut_leaves_nothing_froz
         let router = cell.router();
         let volume = cell.volume.clone();
         let cutting = tokio::spawn(async move {
-            // One after the other, until the driver is gone.
+            // One after the other, until the driver has ended.
             for number in 0..1000 {
                 let name = format!("{round}-{number}");
                 if router.snapshot(&name, &volume, &[]).await.is_err() {

@@ -1,10 +1,10 @@
-//! The cluster's roles as the program serves them: who may ask an agent, what its certificates'
-//! files do, how it ends, and a guard in a process of its own.
+//! The roles of the cluster as the program serves them: permitted clients of an agent, its
+//! certificate files, its shutdown, and a guard in a separate process.
 
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
-    reason = "a test says what it expects, and works on its own files"
+    reason = "a test panics where an expectation fails, and works on its own files"
 )]
 
 mod certificates;

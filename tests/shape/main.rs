@@ -1,7 +1,8 @@
-//! The shape of the sources: which module may use which, and how large a part may be.
+//! The structure of the sources: which module may use which, and how large a part may be.
 //!
-//! The arrows and their reasons are in docs/architecture.md; this is what holds them. The rules
-//! themselves are tested on small inputs, so a checker that sees nothing doesn't pass.
+//! The permitted dependencies and their reasons are in docs/architecture.md; these tests enforce
+//! them. The rules themselves are tested on small inputs, so that a checker that finds nothing does
+//! not pass.
 
 mod rules;
 mod tokens;
@@ -15,7 +16,8 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Those of the workspace. Modules of `core` are named as the driver's are, those of `guard` are one.
+/// The sources of the workspace. Modules of `core` are named like the driver's; `guard` is one
+/// module.
 fn sources() -> Vec<Source> {
     let mut sources = below("src");
     let core = below("core/src").into_iter();
@@ -46,7 +48,7 @@ fn below(folder: &str) -> Vec<Source> {
 }
 
 fn read(top: &Path, path: &Path) -> Source {
-    let inside = path.strip_prefix(top).expect("below it");
+    let inside = path.strip_prefix(top).expect("a path below the top folder");
     Source {
         path: inside.to_str().expect("a plain name").to_string(),
         text: fs::read_to_string(path).expect("a source is text"),
@@ -54,18 +56,18 @@ fn read(top: &Path, path: &Path) -> Source {
 }
 
 #[test]
-fn the_sources_keep_to_the_rules_of_the_house() {
+fn the_sources_follow_the_structural_rules() {
     let found = complaints(&sources());
     assert!(found.is_empty(), "\n{}\n", found.join("\n"));
 }
 
 #[test]
-fn the_checker_sees_the_sources() {
+fn the_checker_reads_the_sources() {
     let sources = sources();
     let stage = sources
         .iter()
         .find(|source| source.path == "operation/volume/stage.rs")
-        .expect("src/operation/volume/stage.rs is there");
+        .expect("src/operation/volume/stage.rs exists");
     let used = rules::uses(&stage.path, &tokens::tokens(&stage.text));
     for module in ["backend", "host", "record", "model", "error"] {
         assert!(
@@ -77,7 +79,7 @@ fn the_checker_sees_the_sources() {
 
 #[test]
 fn the_map_names_every_module_and_only_files_that_exist() {
-    let map = fs::read_to_string(root().join("docs/architecture.md")).expect("there is a map");
+    let map = fs::read_to_string(root().join("docs/architecture.md")).expect("the map exists");
     for source in sources() {
         let module = module_of(&source.path);
         if module == "bin" {
@@ -114,7 +116,7 @@ fn the_map_names_every_module_and_only_files_that_exist() {
 }
 
 #[test]
-fn temporary_files_have_our_name() {
+fn temporary_files_have_the_projects_prefix() {
     let nameless = [
         "tempfile::tempdir()",
         "tempfile::tempdir_in(",

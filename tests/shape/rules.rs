@@ -1,17 +1,17 @@
-//! The rules of the house, each as a function from sources to complaints.
+//! The structural rules, each as a function from sources to complaints.
 
 use crate::tokens::{Token, tokens};
 
-/// Lines of code that a file may have: those of tests count half.
+/// The maximum lines of code in a file. Lines of tests count half.
 pub const FILE_LINES: usize = 400;
-/// Lines that a function may have, from `fn` to its closing brace.
+/// The maximum lines of a function, from `fn` to its closing brace.
 pub const FUNCTION_LINES: usize = 70;
 
-/// What starts the program: may use everything, and is used by nobody else.
+/// The modules that start the program: they may use all others, and no other module uses them.
 const DOOR: &[&str] = &["main", "bin", "lib", "cli", "config", "doctor", "demo"];
 
-/// Which module may use which. What isn't here may use nothing, and a new module must be named
-/// here. The later parts of the house (cut, hook, router) have their places already.
+/// Which module may use which. A module that is not listed may use nothing, and a new module must
+/// be added here.
 const ARROWS: &[(&str, &[&str])] = &[
     ("error", &[]),
     ("model", &["error"]),
@@ -38,8 +38,8 @@ const ARROWS: &[(&str, &[&str])] = &[
         "service",
         &["operation", "telemetry", "agent", "csi", "model", "error"],
     ),
-    // `service` for the table of codes and the parsing of requests, `operation` for what they
-    // parse to.
+    // `service` for the table of codes and the parsing of requests, `operation` for the parsed
+    // requests.
     (
         "router",
         &[
@@ -71,7 +71,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Words that only some modules may say, and why.
+/// Words that only some modules may contain, and why.
 const WORDS: &[(&[&str], &[&str], &str)] = &[
     (
         &["tonic"],
@@ -115,7 +115,7 @@ const WORDS: &[(&[&str], &[&str], &str)] = &[
     ),
 ];
 
-/// One file of src/.
+/// A file of src/.
 pub struct Source {
     /// Its path within src/, such as `backend/file.rs`.
     pub path: String,
@@ -123,14 +123,14 @@ pub struct Source {
     pub text: String,
 }
 
-/// Everything that is wrong with the sources.
+/// All violations in the sources.
 pub fn complaints(sources: &[Source]) -> Vec<String> {
     sources.iter().flat_map(complaints_of).collect()
 }
 
 fn complaints_of(source: &Source) -> Vec<String> {
     let all = tokens(&source.text);
-    // `tests.rs` and `tests/` are what `#[cfg(test)] mod tests;` stands for.
+    // `tests.rs` and `tests/` contain the modules of `#[cfg(test)] mod tests;`.
     let is_test = source.path.ends_with("/tests.rs") || source.path.contains("/tests/");
     let production = if is_test {
         Vec::new()
@@ -158,13 +158,13 @@ pub fn module_of(path: &str) -> &str {
 fn first_line(source: &Source) -> Option<String> {
     (!source.text.starts_with("//!")).then(|| {
         format!(
-            "{}: does not begin with //!, saying what it is for",
+            "{}: does not begin with a //! comment about its purpose",
             source.path
         )
     })
 }
 
-/// Lines with code on them; those of tests half.
+/// The number of lines with code; those of tests count half.
 fn size(source: &Source, all: &[Token], production: &[Token]) -> Option<String> {
     let lines = |tokens: &[Token]| {
         let mut lines: Vec<_> = tokens.iter().map(|token| token.line).collect();
@@ -203,7 +203,7 @@ fn functions(source: &Source, all: &[Token]) -> Vec<String> {
     found
 }
 
-/// Where a function's body opens; `None` for a signature alone.
+/// The opening brace of a function's body; `None` for a signature alone.
 fn body(all: &[Token], from: usize) -> Option<usize> {
     let mut depth = 0;
     for (at, token) in all.iter().enumerate().skip(from) {
@@ -274,9 +274,7 @@ fn arrows(source: &Source, production: &[Token]) -> Vec<String> {
         let allowed = ARROWS.iter().find(|(module, _)| *module == from);
         let place = format!("{}:{line}", source.path);
         match allowed {
-            None => found.push(format!(
-                "{place}: module {from} has no row in the table of arrows"
-            )),
+            None => found.push(format!("{place}: module {from} has no row in ARROWS")),
             Some((_, to_these)) if to_these.contains(&to.as_str()) => {}
             Some((_, to_these)) => found.push(format!(
                 "{place}: {from} -> {to} is against the arrows; {from} may use {}",
@@ -316,7 +314,7 @@ pub fn uses(path: &str, tokens: &[Token]) -> Vec<(String, usize)> {
     found
 }
 
-/// How many modules lie above a file: 1 for `host.rs`, 2 for `host/linux.rs`.
+/// The number of modules above a file: 1 for `host.rs`, 2 for `host/linux.rs`.
 fn depth(path: &str) -> usize {
     match path {
         "lib.rs" | "main.rs" => 0,
@@ -329,7 +327,7 @@ fn is_path_end(tokens: &[Token], at: usize) -> bool {
     at >= 3 && says(tokens, at - 3, &["super", ":", ":"])
 }
 
-/// The number of `super::` from here, and what follows them.
+/// The number of `super::` from here, and the tokens that follow them.
 fn supers(tokens: &[Token], at: usize) -> (usize, usize) {
     let mut count = 0;
     while says(tokens, at + 3 * count, &["super", ":", ":"]) {
@@ -338,7 +336,7 @@ fn supers(tokens: &[Token], at: usize) -> (usize, usize) {
     (count, at + 3 * count)
 }
 
-/// The first words of a path or of each path in a group.
+/// The first words of a path, or of each path in a group.
 fn heads(tokens: &[Token], at: usize) -> Vec<(String, usize)> {
     let Some(first) = tokens.get(at) else {
         return Vec::new();
@@ -377,7 +375,7 @@ fn words(source: &Source, production: &[Token]) -> Vec<String> {
         for word in *words {
             for line in lines_saying(production, word) {
                 found.push(format!(
-                    "{}:{line}: says {word}, which is for {} alone: {why}",
+                    "{}:{line}: contains {word}, which is allowed only in {}: {why}",
                     source.path,
                     allowed.join(", ")
                 ));
@@ -387,7 +385,7 @@ fn words(source: &Source, production: &[Token]) -> Vec<String> {
     found
 }
 
-/// Lines that say a word, or a path of two, also through a group.
+/// Lines that contain a word, or a path of two words, also within a group.
 fn lines_saying(tokens: &[Token], word: &str) -> Vec<usize> {
     let (outer, inner) = word.split_once("::").unwrap_or((word, ""));
     let hits = tokens.iter().enumerate().filter(|(at, token)| {
@@ -399,7 +397,7 @@ fn lines_saying(tokens: &[Token], word: &str) -> Vec<usize> {
     hits.map(|(_, token)| token.line).collect()
 }
 
-/// Marks of unfinished work, in comments too.
+/// Marks of unfinished work, also in comments.
 fn unfinished(source: &Source) -> Vec<String> {
     let marks = ["TODO", "FIXME", "HACK"];
     let lines = source.text.lines().enumerate();
@@ -438,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arrow_against_the_design_is_found_however_it_is_written() {
+    fn a_forbidden_dependency_is_found_however_it_is_written() {
         refused(
             "host.rs",
             "use crate::operation::Driver;",
@@ -478,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn allowed_arrows_and_the_doors_are_left_alone() {
+    fn allowed_dependencies_and_the_top_modules_are_accepted() {
         fine(
             "backend/file.rs",
             "use super::{Admit, file}; use crate::host::{Host, effect::Effect};",
@@ -503,25 +501,25 @@ mod tests {
     }
 
     #[test]
-    fn words_of_one_place_are_found_elsewhere() {
+    fn words_of_one_module_are_found_elsewhere() {
         refused(
             "operation/stage.rs",
             "fn f(s: tonic::Status) {}",
-            "says tonic",
+            "contains tonic",
         );
-        refused("service.rs", "use kube::Client;", "says kube");
-        refused("backend.rs", "fn f() { unsafe { g() } }", "says unsafe");
+        refused("service.rs", "use kube::Client;", "contains kube");
+        refused("backend.rs", "fn f() { unsafe { g() } }", "contains unsafe");
         refused(
             "operation.rs",
             "use std::process::{self, Command};",
-            "says process::Command",
+            "contains process::Command",
         );
         refused(
             "record.rs",
             "fn f() { std::process::Command::new(x); }",
-            "says process::Command",
+            "contains process::Command",
         );
-        refused("backend/file.rs", "async fn f() {}", "says async");
+        refused("backend/file.rs", "async fn f() {}", "contains async");
         fine(
             "host/linux.rs",
             "fn f() { unsafe { g() } std::process::Command::new(x); }",
@@ -570,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_does_not_say_what_it_is_for_is_found() {
+    fn a_file_without_a_description_is_found() {
         let found = complaints(&[Source {
             path: "model.rs".into(),
             text: "use std::fmt;".into(),

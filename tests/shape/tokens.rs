@@ -1,12 +1,12 @@
-//! Just enough of Rust's lexical structure: words and signs with their lines. Comments and texts
-//! are left out, so that neither looks like code.
+//! The part of Rust's lexical structure that the rules need: words and signs with their lines.
+//! Comments and string literals are skipped, so that neither looks like code.
 
-/// A word, or one sign.
+/// A word or a sign.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
     /// The word or sign.
     pub text: String,
-    /// Its line, from 1.
+    /// Its line, starting with 1.
     pub line: usize,
 }
 
@@ -124,7 +124,7 @@ impl Lexer {
         }
     }
 
-    /// After a word such as `b`, `c`, `r` or `br`: the text that it begins, if it does.
+    /// After a prefix such as `b`, `c`, `r` or `br`: skips the string literal that follows, if any.
     fn skip_prefixed_text(&mut self, prefix: &str) -> bool {
         match (prefix, self.peek(0)) {
             ("b" | "c", '"') => self.skip_text(),
@@ -153,7 +153,7 @@ impl Lexer {
         true
     }
 
-    /// `'a'`, `'\n'`, `'{'` are skipped; of `'a` in `&'a str` only the tick is.
+    /// `'a'`, `'\n'`, `'{'` are skipped; of `'a` in `&'a str`, only the tick is skipped.
     fn skip_char_or_lifetime(&mut self) {
         self.step();
         if self.peek(0) == '\\' {
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_and_texts_are_not_code() {
+    fn comments_and_string_literals_are_not_code() {
         let source = "a /* b /* { */ c */ // d }\n\"e \\\" {\" r#\"f \" {\"# b'{' '{' '\\'' g";
         assert_eq!(words(source), "a g");
     }
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_counted_through_texts() {
+    fn lines_are_counted_through_string_literals() {
         let found = tokens("\"\n\n\" a\n/*\n*/ b");
         assert_eq!((found[0].line, found[1].line), (3, 5));
     }

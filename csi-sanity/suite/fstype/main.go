@@ -1,12 +1,12 @@
-// Command fstype is csi-sanity with a file system of choice.
+// Command fstype is csi-sanity with a selectable file system.
 //
-// The upstream suite names no fs_type, and has no flag for it: it tests a driver's default alone.
-// Here the connection to the driver fills fs_type in, wherever a request has it empty; the tests
-// are upstream's, and the driver sees what a StorageClass with that fsType would make it see.
+// The upstream suite sets no fs_type, and has no flag for it: it tests only a driver's default.
+// Here the connection to the driver sets fs_type wherever a request leaves it empty. The tests are
+// upstream's, and the driver receives the same requests as with a StorageClass with that fsType.
 //
-// With -at-node it asks, in the same way, for the volumes of the tests of the node service at that
-// node: the suite knows one node, and names no topology there, although the driver says that its
-// volumes have one. A scheduler would.
+// With -at-node, it requests the volumes for the tests of the node service at that node: the suite
+// knows one node, and sends no topology in these tests, although the driver reports that its
+// volumes have one. A scheduler would send it.
 package main
 
 import (
@@ -31,8 +31,8 @@ func (o *outcome) Fail() { o.failed = true }
 
 func main() {
 	config := sanity.NewTestConfig()
-	fsType := flag.String("fstype", "", "file system to ask for")
-	atNode := flag.Bool("at-node", false, "volumes for the node's tests are asked for there")
+	fsType := flag.String("fstype", "", "file system to request")
+	atNode := flag.Bool("at-node", false, "request volumes for the node's tests at that node")
 	// The same flags as upstream's command, as far as run.sh uses them.
 	flag.StringVar(&config.Address, "csi.endpoint", "", "")
 	flag.StringVar(&config.ControllerAddress, "csi.controllerendpoint", "", "")
@@ -69,7 +69,7 @@ func main() {
 	}
 }
 
-// topology is where the node at an endpoint is.
+// topology is the topology of the node at an endpoint.
 func topology(endpoint string) (*csi.Topology, error) {
 	conn, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -82,7 +82,7 @@ func topology(endpoint string) (*csi.Topology, error) {
 	return info.GetAccessibleTopology(), err
 }
 
-// place asks for a volume of the node's tests at the node.
+// place requests a volume for the node's tests at the node.
 func place(request any, node *csi.Topology) {
 	create, ok := request.(*csi.CreateVolumeRequest)
 	if ok && node != nil && create.AccessibilityRequirements == nil &&
@@ -106,7 +106,7 @@ func ask(fsType string, node *csi.Topology) grpc.UnaryClientInterceptor {
 	}
 }
 
-// fill looks for mounts in all of a request, so no call is forgotten.
+// fill searches the whole request for mounts, so that no call is missed.
 func fill(message protoreflect.Message, fsType string) {
 	if mount, ok := message.Interface().(*csi.VolumeCapability_MountVolume); ok && mount.FsType == "" {
 		mount.FsType = fsType

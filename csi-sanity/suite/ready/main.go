@@ -1,4 +1,5 @@
-// Command ready waits until a CSI driver says that it is ready, for as long as the sidecars would.
+// Command ready waits until a CSI driver reports that it is ready, for as long as the sidecars
+// would.
 //
 //	ready ENDPOINT TIMEOUT
 package main
@@ -42,7 +43,7 @@ func probe(driver csi.IdentityClient) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	answer, err := driver.Probe(ctx, new(csi.ProbeRequest))
-	// An absent answer means ready.
+	// A missing field means ready.
 	if err == nil && answer.GetReady() != nil && !answer.GetReady().GetValue() {
 		return fmt.Errorf("the driver is still starting")
 	}

@@ -1,9 +1,9 @@
-// Command report judges one run of csi-sanity.
+// Command report evaluates one run of csi-sanity.
 //
 //	report RUN REPORT.json SKIPPED.txt
 //
-// Failures, and skipped tests that SKIPPED.txt gives no reason for, go to stderr; the counts
-// "PASSED FAILED SKIPPED" to stdout. A skip without a reason counts as a failure.
+// It prints failures, and skipped tests for which SKIPPED.txt gives no reason, to stderr, and the
+// counts "PASSED FAILED SKIPPED" to stdout. A skip without a reason counts as a failure.
 package main
 
 import (
@@ -15,7 +15,7 @@ import (
 	"strings"
 )
 
-// What is read of Ginkgo's report.
+// The part of Ginkgo's report that is used.
 type suite struct {
 	SpecReports []spec
 }
@@ -38,7 +38,7 @@ func (s spec) name() string {
 	return strings.Join(append(s.ContainerHierarchyTexts, s.LeafNodeText), " ")
 }
 
-// reason why some tests are skipped in some runs.
+// reason says why some tests are skipped in some runs.
 type reason struct {
 	runs  string
 	tests *regexp.Regexp
@@ -82,7 +82,7 @@ func fail(sentence string) {
 	os.Exit(1)
 }
 
-// parse reads lines of "RUNS | TESTS | WHY": a glob, a regular expression, words for people.
+// parse reads lines of "RUNS | TESTS | WHY": a glob, a regular expression, a text for readers.
 func parse(text string) ([]reason, error) {
 	var reasons []reason
 	for i, line := range strings.Split(text, "\n") {
@@ -92,7 +92,7 @@ func parse(text string) ([]reason, error) {
 		}
 		parts := strings.SplitN(line, " | ", 3)
 		if len(parts) != 3 || strings.TrimSpace(parts[2]) == "" {
-			return nil, fmt.Errorf("line %d isn't RUNS | TESTS | WHY", i+1)
+			return nil, fmt.Errorf("line %d is not RUNS | TESTS | WHY", i+1)
 		}
 		tests, err := regexp.Compile(strings.TrimSpace(parts[1]))
 		if err != nil {
@@ -107,11 +107,11 @@ func parse(text string) ([]reason, error) {
 	return reasons, nil
 }
 
-// judge counts the tests of a run, with a note on each that didn't pass.
+// judge counts the tests of a run, with a note on each that did not pass.
 func judge(run string, specs []spec, reasons []reason) (passed, failed, skipped int, notes []string) {
 	for _, s := range specs {
 		if s.State == "passed" {
-			// Set-up and tear-down of the suite are no tests.
+			// Setup and teardown of the suite are not tests.
 			if s.LeafNodeType == "It" {
 				passed++
 			}

@@ -26,7 +26,7 @@ func TestASkipNeedsAReasonForItsRun(t *testing.T) {
 func TestAllButPassedAndSkippedIsFailed(t *testing.T) {
 	for _, state := range []string{"failed", "panicked", "timedout", "interrupted", "aborted", ""} {
 		if _, failed, _, _ := judge("run", []spec{test("passed", "a"), test(state, "b")}, nil); failed != 1 {
-			t.Errorf("%q isn't a failure", state)
+			t.Errorf("%q is not a failure", state)
 		}
 	}
 }
@@ -47,7 +47,7 @@ func TestARunWithoutTestsIsAFailure(t *testing.T) {
 func TestAListWithoutReasonsIsRefused(t *testing.T) {
 	for _, text := range []string{"* | x", "* | x | ", "* | ( | why", "[ | x | why"} {
 		if _, err := parse(text); err == nil {
-			t.Errorf("%q is taken", text)
+			t.Errorf("%q is accepted", text)
 		}
 	}
 }
