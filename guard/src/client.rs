@@ -371,7 +371,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_failure_that_is_told_is_the_one_that_the_others_follow_from() {
+    fn the_reported_failure_is_the_cause_of_the_others() {
         let busy = Errno::EBUSY as i32;
         let cancelled = Errno::ECANCELED as i32;
         let told = |answers: &[Option<i32>]| first_failure(answers.iter().copied());

@@ -203,13 +203,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_said_arrives(ask in asks(), say in says()) {
+        fn messages_arrive_unchanged(ask in asks(), say in says()) {
             prop_assert_eq!(Ask::decode(&ask.encode()), Some(ask));
             prop_assert_eq!(Say::decode(&say.encode()), Some(say));
         }
 
         #[test]
-        fn what_is_no_message_is_refused(bytes in any::<[u8; MESSAGE]>()) {
+        fn an_invalid_message_is_refused(bytes in any::<[u8; MESSAGE]>()) {
             let another_version = bytes[..4] != VERSION.to_le_bytes();
             prop_assert!(!another_version || Ask::decode(&bytes).is_none());
             prop_assert!(!another_version || Say::decode(&bytes).is_none());

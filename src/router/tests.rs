@@ -44,7 +44,7 @@ fn filled(
 }
 
 #[test]
-fn an_agent_names_volumes_of_its_own_pools_alone_and_a_bounded_number() {
+fn an_agent_names_only_volumes_of_its_own_pools_and_a_bounded_number() {
     let [own, other] = [1, 2].map(|n| uuid::Uuid::from_u128(n).to_string());
     let small = |pool: &str| NotGrown {
         volume_id: format!("{pool}.{}", uuid::Uuid::from_u128(3)),

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packed_run_is_the_same_only_as_a_whole() {
+    fn a_compressed_run_is_equal_only_as_a_whole() {
         let packed = |logical, length| Extent {
             logical,
             physical: 9,

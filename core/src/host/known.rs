@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_all_images_of_a_cut_remember_is_bounded_together() {
+    fn the_known_extents_of_all_images_of_a_cut_are_bounded_together() {
         let budget: Arc<Budget> = Arc::default();
         let remembered = |runs: usize| {
             let mut memory = Known::sharing(&budget).0.into_inner().unwrap();
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_place_nothing_is_taken_for_granted() {
+    fn without_an_address_nothing_is_considered_known() {
         let mut unplaced = run(3, 0, 2);
         unplaced.opaque = true;
         let known = [unplaced];

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_mount_shows_is_written_as_findmnt_writes_it() {
+    fn the_source_of_a_mount_is_formatted_like_findmnt() {
         let shown = |line: &str| parse(line.as_bytes()).unwrap()[0].shown();
         assert_eq!(
             shown("36 35 8:17 / /srv/pool rw - xfs /dev/sdb1 rw"),
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_line_is_an_error_and_not_an_empty_table() {
+    fn a_truncated_line_is_an_error_and_not_an_empty_table() {
         assert!(parse(b"36 35 98:0 /mnt1").is_err());
     }
 

@@ -139,14 +139,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_a_program_said_is_one_short_line(text in any::<String>()) {
+        fn the_output_of_a_program_becomes_one_short_line(text in any::<String>()) {
             let said = speakable(&text);
             prop_assert!(said.chars().count() <= SAID_CHARS + 3);
             prop_assert!(!said.chars().any(char::is_control));
         }
 
         #[test]
-        fn ready_is_heard_however_it_is_cut_up(cuts in prop::collection::vec(1usize..5, 0..20)) {
+        fn ready_is_recognized_however_the_output_is_split(cuts in prop::collection::vec(1usize..5, 0..20)) {
             let text = b"hello\nnot READY\n READY \r\nmore";
             let mut heard = Heard::default();
             let mut at = 0;

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_switches_on_something_of_its_own() {
+    fn every_name_enables_a_feature_of_its_own() {
         let parts: Vec<Alpha> = Alpha::NAMES.map(|name| name.parse().unwrap()).into();
         for (i, part) in parts.iter().enumerate() {
             assert_ne!(*part, Alpha::default());
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_is_told_the_known_ones() {
+    fn the_error_for_an_unknown_name_lists_the_known_ones() {
         let error = "helth".parse::<Alpha>().unwrap_err().to_string();
         assert!(
             error.contains("\"helth\"") && error.contains("get-volume"),

@@ -158,7 +158,7 @@ mod tests {
         }
 
         #[test]
-        fn what_parses_prints_back_to_itself(text in "[0-9a-fA-F.{}/-]{0,80}") {
+        fn every_parsed_id_prints_back_to_itself(text in "[0-9a-fA-F.{}/-]{0,80}") {
             if let Ok(id) = text.parse::<VolumeId>() {
                 prop_assert_eq!(id.to_string(), text);
             }

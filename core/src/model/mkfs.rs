@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_people_use_is_allowed() {
+    fn common_options_are_allowed() {
         assert!(allowed(
             FsType::Ext4,
             "-m 0 -O ^has_journal,64bit -E lazy_itable_init=0 -i 16384 -m1"
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_policy_of_a_volume_of_an_earlier_release_is_taken_out() {
+    fn the_error_policy_of_a_volume_of_an_earlier_release_is_removed() {
         let taken = |text: &str| {
             let (words, found) = without_error_policy(FsType::Ext4, &split(text));
             (words.join(" "), found)

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_people_use_is_let_through() {
+    fn common_mount_options_are_allowed() {
         let label = "context=\"system_u:object_r:container_file_t:s0:c1,c2\"";
         assert!(
             check(
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moves_a_mount_is_refused_by_name() {
+    fn options_that_move_a_mount_are_refused_by_name() {
         for word in [
             "bind",
             "remount",
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stops_the_machine_or_leaves_out_recovery_is_for_no_new_volume() {
+    fn options_that_stop_the_machine_or_skip_recovery_are_refused_for_new_volumes() {
         let harmful = options(&[
             "noatime",
             "errors=panic",

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_said_is_thin_with_no_wipe() {
+    fn the_default_is_thin_without_wipe() {
         assert_eq!(
             VolumeParameters::parse("parameters", &map(&[])).unwrap(),
             VolumeParameters::default()
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sidecars_keys_are_passed_over() {
+    fn the_sidecars_keys_are_ignored() {
         let given = map(&[
             ("csi.storage.k8s.io/pvc/name", "x"),
             ("allocation", "thick"),
@@ -378,14 +378,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_map_is_taken_without_a_panic(given in prop::collection::hash_map(any::<String>(), any::<String>(), 0..6)) {
+        fn any_map_is_parsed_without_a_panic(given in prop::collection::hash_map(any::<String>(), any::<String>(), 0..6)) {
             let _ = VolumeParameters::parse("parameters", &given);
             let _ = MutableParameters::parse(&given);
             let _ = EphemeralParameters::parse(&given);
         }
 
         #[test]
-        fn any_value_of_a_known_key_is_taken_without_a_panic(key in prop_oneof![Just("pool"), Just("allocation"), Just("blockSize"), Just("mkfsOptions"), Just("wipe")], value in any::<String>()) {
+        fn any_value_of_a_known_key_is_parsed_without_a_panic(key in prop_oneof![Just("pool"), Just("allocation"), Just("blockSize"), Just("mkfsOptions"), Just("wipe")], value in any::<String>()) {
             let given = HashMap::from([(key.to_string(), value.clone())]);
             if let Err(error) = VolumeParameters::parse("parameters", &given) {
                 prop_assert!(error.to_string().contains(key));

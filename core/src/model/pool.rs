@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn each_slip_has_its_sentence() {
+    fn each_mistake_has_its_own_message() {
         let slips = [
             "default",
             "Default=file:/a",
@@ -449,13 +449,13 @@ mod tests {
     }
 
     #[test]
-    fn one_folder_is_spelt_one_way() {
+    fn each_folder_has_one_spelling() {
         let plain: PoolDefinition = "a=file:/b/c,init".parse().unwrap();
         assert_eq!("a=file://b/./c/,init".parse(), Ok(plain));
     }
 
     #[test]
-    fn pools_that_can_not_stand_side_by_side_are_refused() {
+    fn pools_that_exclude_each_other_are_refused() {
         let together = |texts: &[&str]| {
             let pools: Vec<PoolDefinition> = texts.iter().map(|t| t.parse().unwrap()).collect();
             check_together(&pools)
@@ -493,7 +493,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_taken_without_a_panic(text in any::<String>(), tail in "[a-z]=(file|memory|lvm):/?[a-z,=./0-9]{0,20}") {
+        fn any_text_is_parsed_without_a_panic(text in any::<String>(), tail in "[a-z]=(file|memory|lvm):/?[a-z,=./0-9]{0,20}") {
             let _ = text.parse::<PoolDefinition>();
             if let Ok(pool) = tail.parse::<PoolDefinition>() {
                 prop_assert_eq!(pool.to_string().parse(), Ok(pool));

@@ -163,13 +163,13 @@ mod tests {
         }
 
         #[test]
-        fn an_image_is_the_least_multiple_that_holds_the_size(size in 0..MAX) {
+        fn an_image_is_the_smallest_multiple_that_holds_the_size(size in 0..MAX) {
             let image = image_bytes(size);
             prop_assert!(image >= size && image - size < GRAIN && image.is_multiple_of(GRAIN));
         }
 
         #[test]
-        fn any_numbers_are_taken_without_a_panic(required: i64, limit: i64) {
+        fn any_numbers_are_handled_without_a_panic(required: i64, limit: i64) {
             let _ = CapacityRange::new(required, limit).map(|range| range.resolve(0));
         }
 
@@ -179,13 +179,13 @@ mod tests {
         }
 
         #[test]
-        fn any_text_as_size_is_taken_without_a_panic(text in any::<String>()) {
+        fn any_text_as_size_is_parsed_without_a_panic(text in any::<String>()) {
             let _ = parse_size(&text);
         }
     }
 
     #[test]
-    fn a_size_is_said_for_people() {
+    fn a_size_is_formatted_for_readers() {
         assert_eq!(Human(0).to_string(), "0 B");
         assert_eq!(Human(1536).to_string(), "1.5 KiB");
         assert_eq!(Human(GIB).to_string(), "1 GiB");

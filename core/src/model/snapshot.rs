@@ -311,12 +311,12 @@ mod tests {
     }
 
     #[test]
-    fn nothing_said_is_the_default() {
+    fn missing_parameters_have_defaults() {
         assert_eq!(parse(&[]).unwrap(), (SnapshotParameters::default(), false));
     }
 
     #[test]
-    fn every_key_is_taken() {
+    fn every_key_is_accepted() {
         let (parsed, slip) = parse(&[
             ("consistency", "application"),
             ("onQuiesceFailure", "filesystem"),
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_class_of_an_earlier_release_said_is_said_in_the_same_words() {
+    fn the_parameters_of_an_earlier_release_are_kept_unchanged() {
         let text = |pairs: &[(&str, &str)]| parse(pairs).unwrap().0.to_string();
         let before = "consistency=filesystem onQuiesceFailure=fail freezeTimeout=10000ms \
                       quiesceTimeout=30000ms retries=2 retryInterval=5000ms sharedVolume=all";
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_what_would_be_right() {
+    fn errors_name_the_mistake_and_the_allowed_values() {
         for (key, value, right) in [
             ("freezeTimeout", "31s", "at most 30s"),
             ("freezeTimeout", "0s", "at most 30s"),
@@ -376,7 +376,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_map_is_taken_without_a_panic(given in prop::collection::hash_map("[a-zA-Z]{0,16}", any::<String>(), 0..6)) {
+        fn any_map_is_parsed_without_a_panic(given in prop::collection::hash_map("[a-zA-Z]{0,16}", any::<String>(), 0..6)) {
             let _ = SnapshotParameters::parse(&given);
         }
 

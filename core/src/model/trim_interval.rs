@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whole_hours_and_days_are_taken_and_nothing_else() {
+    fn only_whole_hours_and_days_are_accepted() {
         for (text, seconds, printed) in [
             ("1h", HOUR_SECONDS, "1h"),
             ("36h", 36 * HOUR_SECONDS, "36h"),

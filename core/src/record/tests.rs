@@ -47,7 +47,7 @@ fn rewritten(before: Value, change: impl FnOnce(&mut Known)) -> Value {
 }
 
 #[test]
-fn unknown_fields_are_kept_also_within_what_changes() {
+fn unknown_fields_are_kept_also_within_changed_objects() {
     let before = json!({
         "version": 1, "name": "a", "lineage": {"of": ["x", 1, null]},
         "stage": {"at": "/old", "by": "newer"},
@@ -66,7 +66,7 @@ fn unknown_fields_are_kept_also_within_what_changes() {
 }
 
 #[test]
-fn what_this_program_takes_out_goes_with_all_that_is_in_it() {
+fn a_field_that_this_program_removes_is_removed_with_its_content() {
     let before = json!({
         "version": 1, "name": "a",
         "stage": {"at": "/old", "by": "newer"},
@@ -95,7 +95,7 @@ fn the_written_version_is_the_lowest_that_understands_the_record() {
 }
 
 #[test]
-fn what_is_newer_or_damaged_is_never_replaced() {
+fn newer_and_damaged_records_are_never_replaced() {
     let host = MemoryHost::new();
     let path = Path::new(PATH);
     for text in [r#"{"version": 3, "name": "a"}"#, "{}", "not JSON"] {

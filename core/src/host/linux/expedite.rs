@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_on_until_the_last_session_has_ended() {
+    fn the_switch_is_on_until_the_last_session_has_ended() {
         let (_file, expedite) = switch(OFF);
         let first = expedite.begin();
         let second = expedite.begin();
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_decided_is_left_alone() {
+    fn a_decision_of_the_administrator_is_left_alone() {
         let (_file, expedite) = switch("1");
         let session = expedite.begin();
         assert!(expedite.is("1"));
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_crash_has_left_on_is_turned_off() {
+    fn a_switch_that_a_crash_has_left_on_is_turned_off() {
         let (file, crashed) = switch(OFF);
         std::mem::forget(crashed.begin());
         let next = Expedite::at(file.path());
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_switch_that_is_not_there_is_no_failure() {
+    fn a_missing_switch_is_not_a_failure() {
         let expedite = Expedite::at(Path::new("/nowhere/at/all"));
         drop(expedite.begin());
         expedite.restore();

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn releases_are_read_as_they_are_told() {
+    fn releases_are_parsed_as_programs_print_them() {
         for (text, wanted) in [
             ("5.15.0-91-generic", Some((5, 15))),
             ("6.18.44-fc", Some((6, 18))),
@@ -219,7 +219,7 @@ mod tests {
 
     /// Else an old kernel could get no volume at all.
     #[test]
-    fn the_installed_programs_tell_their_release_and_know_the_words() {
+    fn the_installed_programs_print_their_release_and_know_the_options() {
         let folder = tempfile::TempDir::with_prefix("slackwater-").unwrap();
         for (fs, program) in [
             (FsType::Ext4, MKFS_EXT4),

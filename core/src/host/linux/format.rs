@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_is_told_from_a_member_of_something() {
+    fn a_file_system_is_distinguished_from_a_member_of_a_larger_unit() {
         let fs = parse(
             "DEVNAME=/dev/x\nUUID=abc\nTYPE=xfs\nUSAGE=filesystem\n",
             &[],

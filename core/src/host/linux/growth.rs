@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_last_allocation_group_that_is_too_short_is_left_out() {
+    fn a_last_allocation_group_that_is_too_short_is_omitted() {
         assert_eq!(xfs_blocks(1000 * 4096, 4096, 500), 1000);
         assert_eq!(xfs_blocks(1063 * 4096, 4096, 500), 1000);
         assert_eq!(xfs_blocks(1064 * 4096 + 511, 4096, 500), 1064);

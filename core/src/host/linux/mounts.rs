@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn known_words_become_flags_and_the_rest_is_for_the_file_system() {
+    fn known_options_become_flags_and_the_rest_goes_to_the_file_system() {
         let (flags, data) = split(
             &[
                 "noatime",
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_word_wins_but_a_read_only_request_always() {
+    fn the_last_option_wins_except_that_a_read_only_request_always_wins() {
         assert!(
             !split(&["ro", "rw"], false, false)
                 .0

@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_that_is_not_there_is_named_with_its_package() {
+    fn a_missing_program_is_named_with_its_package() {
         let none = Program {
             name: "mkfs.nosuch",
             package: "nosuch-progs",
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_sees_no_environment_but_ours() {
+    fn a_program_gets_only_the_drivers_environment() {
         let env = Program {
             name: "env",
             package: "coreutils",

@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_last_group_without_room_for_its_tables_is_left_out() {
+    fn a_last_group_without_space_for_its_tables_is_omitted() {
         let fs = plain();
         assert_eq!(fs.blocks_on((32768 + 100) * 4096), 32768);
         assert_eq!(fs.blocks_on((32768 + 5000) * 4096), 32768 + 5000);
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_leaves_all_in_place_while_there_is_room_for_descriptors() {
+    fn growth_moves_no_blocks_while_there_is_space_for_descriptors() {
         let group = 32768 * 4096;
         // 64 descriptors of 64 bytes fit in a block, and there is one block already.
         let tight = Ext4 {
@@ -383,7 +383,7 @@ mod tests {
         }
 
         #[test]
-        fn growth_that_had_its_effect_is_not_wanted_again(bytes in 0u64..1 << 44) {
+        fn a_completed_growth_is_not_requested_again(bytes in 0u64..1 << 44) {
             let fs = plain();
             let grown = fs.blocks_on(bytes);
             prop_assert_eq!(fs.blocks_on(grown * fs.block_size), grown);

@@ -233,7 +233,7 @@ fn a_removal_comes_back_unless_its_directory_was_synced() {
 }
 
 #[test]
-fn removing_nothing_is_success_and_a_full_directory_stays() {
+fn removing_a_missing_file_succeeds_and_a_full_directory_stays() {
     let host = MemoryHost::new();
     make_dir(&host, "/memory/d").unwrap();
     make_dir(&host, "/memory/d").unwrap();
@@ -254,7 +254,7 @@ fn removing_nothing_is_success_and_a_full_directory_stays() {
 }
 
 #[test]
-fn a_pinned_folder_is_reached_by_its_own_process_alone() {
+fn a_pinned_folder_is_reached_only_by_its_own_process() {
     let host = MemoryHost::new();
     let (pinned, _kept) = host.pin_dir(path("/memory")).unwrap();
     write(&host, pinned.join("f").to_str().unwrap(), "x").unwrap();
@@ -377,7 +377,7 @@ fn a_look_that_fails_is_an_error_and_not_an_absence() {
 }
 
 #[test]
-fn a_disk_that_was_pulled_comes_back_with_all_that_was_on_it() {
+fn a_removed_disk_comes_back_with_all_of_its_content() {
     let host = MemoryHost::new();
     make_dir(&host, "/memory/pool").unwrap();
     write(&host, "/memory/pool/f", "x").unwrap();

@@ -77,7 +77,7 @@ fn everything_asked() -> SnapshotParameters {
 
 /// A repeat of a group is compared with what was asked for by this text.
 #[test]
-fn what_a_group_was_asked_with_keeps_its_text() {
+fn the_request_of_a_group_keeps_its_text() {
     let shared = [
         ("all", SharedVolume::All),
         ("one", SharedVolume::One),

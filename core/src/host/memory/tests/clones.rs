@@ -80,7 +80,7 @@ fn mount_copy(host: &MemoryHost, fs: FsType, options: &[String]) -> Result<Done>
 }
 
 #[test]
-fn a_clone_has_what_was_written_back_and_nothing_else() {
+fn a_clone_contains_exactly_the_data_that_was_written_back() {
     let host = staged(FsType::Xfs);
     make_copy_of(&host, GIB);
     host.write_token(path(STAGE), 1).unwrap();
@@ -96,7 +96,7 @@ fn a_clone_has_what_was_written_back_and_nothing_else() {
 }
 
 #[test]
-fn a_clone_is_there_after_a_power_loss_only_once_it_was_synced() {
+fn a_clone_survives_a_power_loss_only_once_it_was_synced() {
     for synced in [false, true] {
         let host = staged(FsType::Xfs);
         make_copy_of(&host, GIB);
@@ -114,7 +114,7 @@ fn a_clone_is_there_after_a_power_loss_only_once_it_was_synced() {
 }
 
 #[test]
-fn clones_need_a_file_system_that_shares_blocks_room_and_both_files() {
+fn clones_need_a_file_system_that_shares_blocks_free_space_and_both_files() {
     for ground in ["ext4", "xfs", "btrfs"] {
         let host = MemoryHost::with_options(MemoryOptions {
             ground: ground.into(),
@@ -142,7 +142,7 @@ fn clones_need_a_file_system_that_shares_blocks_room_and_both_files() {
 }
 
 #[test]
-fn a_copy_cloned_ahead_is_torn_until_the_rest_comes_from_a_source_that_holds_still() {
+fn a_copy_cloned_ahead_is_torn_until_the_remainder_comes_from_a_frozen_source() {
     let host = staged(FsType::Xfs);
     make_copy_of(&host, GIB);
     host.write_token(path(STAGE), 1).unwrap();
@@ -162,7 +162,7 @@ fn a_copy_cloned_ahead_is_torn_until_the_rest_comes_from_a_source_that_holds_sti
 }
 
 #[test]
-fn of_an_image_that_nobody_writes_to_every_clone_is_good() {
+fn every_clone_of_an_idle_image_is_consistent() {
     let host = staged(FsType::Xfs);
     host.write_token(path(STAGE), 1).unwrap();
     unmount(&host, STAGE).unwrap();
@@ -172,7 +172,7 @@ fn of_an_image_that_nobody_writes_to_every_clone_is_good() {
 }
 
 #[test]
-fn a_published_raw_device_doesnt_hold_still() {
+fn a_published_raw_device_is_not_idle() {
     let host = MemoryHost::new();
     allocate(&host, GIB, false).unwrap();
     let hold = attach(&host, false).unwrap();
@@ -195,7 +195,7 @@ fn a_published_raw_device_doesnt_hold_still() {
 }
 
 #[test]
-fn serving_a_torn_copy_is_written_down() {
+fn serving_a_torn_copy_is_a_violation() {
     let host = staged(FsType::Xfs);
     make_copy_of(&host, GIB);
     ahead(&host).unwrap();
@@ -217,7 +217,7 @@ fn serving_a_torn_copy_is_written_down() {
 }
 
 #[test]
-fn overwriting_what_is_attached_is_written_down() {
+fn overwriting_an_attached_image_is_a_violation() {
     let host = staged(FsType::Xfs);
     make_copy_of(&host, GIB);
     host.perform(&Effect::CloneWhole {
@@ -229,7 +229,7 @@ fn overwriting_what_is_attached_is_written_down() {
 }
 
 #[test]
-fn what_was_cut_off_is_flawed() {
+fn an_interrupted_copy_is_flawed() {
     for mode in [FaultMode::Before(Errno::EIO), FaultMode::CrashBefore] {
         let host = staged(FsType::Xfs);
         make_copy_of(&host, GIB);
@@ -293,7 +293,7 @@ fn a_reserved_image_keeps_its_promise_over_a_clone_only_once_it_is_unshared() {
 }
 
 #[test]
-fn unsharing_needs_room_for_what_is_shared_and_holes_stay() {
+fn unsharing_needs_space_for_shared_blocks_and_holes_stay() {
     let host = staged(FsType::Xfs);
     unmount(&host, STAGE).unwrap();
     make_copy_of(&host, GIB);
@@ -318,7 +318,7 @@ fn unsharing_needs_room_for_what_is_shared_and_holes_stay() {
 }
 
 #[test]
-fn a_copy_by_ranges_is_whole_when_its_last_byte_is_there() {
+fn a_copy_by_ranges_is_complete_with_its_last_byte() {
     let host = staged(FsType::Ext4);
     host.write_token(path(STAGE), 1).unwrap();
     unmount(&host, STAGE).unwrap();
@@ -331,7 +331,7 @@ fn a_copy_by_ranges_is_whole_when_its_last_byte_is_there() {
 }
 
 #[test]
-fn a_copy_with_a_gap_or_of_a_source_that_changed_is_never_good() {
+fn a_copy_with_a_gap_or_of_a_changed_source_is_never_consistent() {
     let host = staged(FsType::Ext4);
     unmount(&host, STAGE).unwrap();
     make_copy_of(&host, GIB);
@@ -354,7 +354,7 @@ fn a_copy_with_a_gap_or_of_a_source_that_changed_is_never_good() {
 }
 
 #[test]
-fn a_copy_goes_on_after_a_power_loss_from_where_it_was_synced() {
+fn a_copy_is_resumed_after_a_power_loss_from_its_last_sync() {
     let host = staged(FsType::Ext4);
     unmount(&host, STAGE).unwrap();
     make_copy_of(&host, GIB);
@@ -370,7 +370,7 @@ fn a_copy_goes_on_after_a_power_loss_from_where_it_was_synced() {
 }
 
 #[test]
-fn a_file_tells_when_its_content_was_changed() {
+fn a_file_has_the_time_of_its_last_change() {
     let host = staged(FsType::Xfs);
     let modified = |at| host.stat(path(at)).unwrap().unwrap().modified;
     let before = modified(IMAGE);
@@ -390,7 +390,7 @@ fn a_file_tells_when_its_content_was_changed() {
 }
 
 #[test]
-fn twins_are_mounted_side_by_side_only_as_the_kernel_lets_them() {
+fn file_systems_with_the_same_uuid_are_mounted_together_only_as_the_kernel_allows() {
     for (fs, refused) in [
         (FsType::Ext4, None),
         (FsType::Xfs, Some(Errno::EINVAL)),
@@ -417,7 +417,7 @@ fn twins_are_mounted_side_by_side_only_as_the_kernel_lets_them() {
 }
 
 #[test]
-fn the_map_shows_what_is_shared_and_what_is_only_reserved() {
+fn the_map_shows_shared_and_reserved_extents() {
     let host = MemoryHost::new();
     allocate(&host, GIB, true).unwrap();
     let hold = attach(&host, true).unwrap();

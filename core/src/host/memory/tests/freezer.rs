@@ -51,7 +51,7 @@ fn a_root_is_that_of_its_device_and_keeps_it_mounted() {
 }
 
 #[test]
-fn a_cut_under_a_freeze_has_all_that_was_written() {
+fn a_cut_under_a_freeze_has_all_written_data() {
     let host = staged(FsType::Xfs);
     let copy = copy_at(&host);
     host.write_unsynced(path(STAGE), 1).unwrap();
@@ -92,7 +92,7 @@ fn a_cut_under_a_freeze_has_all_that_was_written() {
 }
 
 #[test]
-fn while_the_guard_holds_it_a_file_system_cant_be_unmounted() {
+fn a_file_system_held_by_the_guard_cannot_be_unmounted() {
     let host = staged(FsType::Xfs);
     let freeze = begin(&host);
     assert_eq!(code(unmount(&host, STAGE)), Some(Errno::EBUSY));
@@ -104,7 +104,7 @@ fn while_the_guard_holds_it_a_file_system_cant_be_unmounted() {
 }
 
 #[test]
-fn a_thaw_by_others_is_told() {
+fn a_foreign_thaw_is_reported() {
     let thaws: [fn(&MemoryHost); 3] = [
         |host| host.thaw(path(STAGE)).unwrap(),
         MemoryHost::pass_deadline,
@@ -126,7 +126,7 @@ fn a_thaw_by_others_is_told() {
 }
 
 #[test]
-fn what_a_stranger_froze_is_neither_frozen_nor_thawed_nor_swept() {
+fn a_foreign_freeze_is_neither_repeated_nor_thawed_nor_swept() {
     let host = staged(FsType::Xfs);
     host.freeze(path(STAGE)).unwrap();
     let freeze = begin(&host);
@@ -139,7 +139,7 @@ fn what_a_stranger_froze_is_neither_frozen_nor_thawed_nor_swept() {
 }
 
 #[test]
-fn a_killed_owner_is_thawed_by_the_guard_and_else_by_the_next_start() {
+fn freezes_of_a_killed_owner_are_thawed_by_the_guard_or_by_the_next_start() {
     for guard_dies in [false, true] {
         let host = staged(FsType::Xfs);
         host.let_guard_die(guard_dies);
@@ -173,7 +173,7 @@ fn without_a_guard_a_frozen_file_system_outlives_its_mount_until_the_sweep() {
 }
 
 #[test]
-fn a_living_owner_isnt_swept() {
+fn freezes_of_a_running_owner_are_not_swept() {
     let host = staged(FsType::Xfs);
     let freeze = begin(&host);
     freeze.freeze().unwrap();
@@ -206,7 +206,7 @@ fn steps_that_fail_leave_nothing_frozen() {
 }
 
 #[test]
-fn a_sync_on_a_full_pool_fails_and_a_freeze_doesnt_say_what_it_lost() {
+fn a_sync_on_a_full_pool_fails_and_a_freeze_does_not_report_lost_data() {
     let host = staged(FsType::Xfs);
     host.leave_available(0);
     let freeze = begin(&host);
@@ -218,7 +218,7 @@ fn a_sync_on_a_full_pool_fails_and_a_freeze_doesnt_say_what_it_lost() {
 }
 
 #[test]
-fn anything_but_a_cut_in_the_window_is_written_down() {
+fn anything_but_a_cut_in_the_window_is_a_violation() {
     let host = staged(FsType::Xfs);
     let freeze = begin(&host);
     make_dir(&host, "/memory/a").unwrap();

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn an_autoclear_loop_goes_with_its_last_opener() {
+fn an_autoclear_loop_is_detached_with_its_last_opener() {
     let host = staged(FsType::Ext4);
     assert_eq!(host.loop_numbers(), [(0, true)], "the mount keeps it");
     let reader = host.open_reader(path("/memory/img")).unwrap();
@@ -14,7 +14,7 @@ fn an_autoclear_loop_goes_with_its_last_opener() {
 }
 
 #[test]
-fn a_dead_process_keeps_no_loop_but_a_lasting_one() {
+fn a_dead_process_keeps_only_loops_without_autoclear() {
     for (autoclear, left) in [(true, 0), (false, 1)] {
         let host = MemoryHost::new();
         allocate(&host, GIB, false).unwrap();
@@ -49,14 +49,14 @@ fn detaching_an_open_loop_leaves_it_to_its_last_opener() {
 }
 
 #[test]
-fn a_second_loop_on_an_image_is_refused_and_written_down() {
+fn a_second_loop_on_an_image_is_refused_and_a_violation() {
     let host = staged(FsType::Ext4);
     assert_eq!(attach(&host, true).unwrap_err().code(), Some(Errno::EBUSY));
     assert_eq!(host.violations().len(), 1);
 }
 
 #[test]
-fn beside_a_strangers_loop_ours_is_refused_without_blame() {
+fn a_loop_next_to_a_foreign_one_is_refused_and_not_a_violation() {
     let host = MemoryHost::new();
     allocate(&host, GIB, false).unwrap();
     let number = host.foreign_loop(path("/memory/img")).unwrap();
@@ -78,7 +78,7 @@ fn a_stolen_number_is_not_held_for_the_old_image() {
 }
 
 #[test]
-fn formatting_what_was_in_use_is_written_down_however_blank_it_reads() {
+fn formatting_a_used_device_is_a_violation_even_if_it_reads_as_blank() {
     let host = staged(FsType::Ext4);
     unmount(&host, STAGE).unwrap();
     host.blank_device(path("/memory/img")).unwrap();
@@ -171,7 +171,7 @@ fn a_bound_device_is_written_through_its_node() {
 }
 
 #[test]
-fn what_is_mounted_or_open_stays() {
+fn mounted_or_open_devices_stay() {
     let host = staged(FsType::Ext4);
     let remove = |at| host.perform(&Effect::RemoveTarget { path: path(at) });
     assert_eq!(code(remove(STAGE)), Some(Errno::EBUSY));
@@ -199,7 +199,7 @@ fn a_frozen_file_system_outlives_its_mounts_until_it_is_thawed() {
 }
 
 #[test]
-fn a_file_system_grows_to_its_device_once_both_have_been_told() {
+fn a_file_system_grows_to_its_device_once_both_were_resized() {
     let host = staged(FsType::Ext4);
     let (device, at) = (Device::of_loop(0), path(STAGE));
     allocate(&host, 2 * GIB, false).unwrap();
@@ -216,7 +216,7 @@ fn a_file_system_grows_to_its_device_once_both_have_been_told() {
 }
 
 #[test]
-fn callers_paths_are_those_below_an_allowed_folder() {
+fn target_paths_are_those_below_an_allowed_folder() {
     let host = MemoryHost::new();
     assert!(host.check_path(path("/var/lib/kubelet/pods/x")).is_ok());
     for bad in [
@@ -239,7 +239,7 @@ fn callers_paths_are_those_below_an_allowed_folder() {
 }
 
 #[test]
-fn a_callers_folder_is_taken_to_exist_until_it_is_said_not_to() {
+fn a_target_folder_is_assumed_to_exist_until_the_test_removes_it() {
     let host = MemoryHost::new();
     let parent = path("/var/lib/kubelet/pods/a");
     assert_eq!(
@@ -252,7 +252,7 @@ fn a_callers_folder_is_taken_to_exist_until_it_is_said_not_to() {
 }
 
 #[test]
-fn trimming_gives_reserved_blocks_back_unless_the_device_forbids_it() {
+fn trimming_frees_reserved_blocks_unless_the_device_forbids_it() {
     for forbid in [false, true] {
         let host = MemoryHost::new();
         allocate(&host, GIB, true).unwrap();
