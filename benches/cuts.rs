@@ -11,8 +11,8 @@
 
 #[path = "cuts/calls.rs"]
 mod calls;
-#[path = "cuts/ground.rs"]
-mod ground;
+#[path = "cuts/fixture.rs"]
+mod fixture;
 #[path = "hand/mod.rs"]
 mod hand;
 #[path = "cuts/held.rs"]

@@ -67,11 +67,11 @@ fn fio(path: &Path, (_, rw, size, depth): Work) -> f64 {
         "--output-format=json".into(),
     ];
     let words: Vec<&str> = job.iter().map(String::as_str).collect();
-    let said = run("fio", &words);
-    let start = said.find('{').expect("fio speaks JSON");
-    let told: serde_json::Value = serde_json::from_str(&said[start..]).expect("JSON");
+    let output = run("fio", &words);
+    let start = output.find('{').expect("fio speaks JSON");
+    let result: serde_json::Value = serde_json::from_str(&output[start..]).expect("JSON");
     let way = if rw.contains("read") { "read" } else { "write" };
-    told["jobs"][0][way]["iops"].as_f64().expect("a number")
+    result["jobs"][0][way]["iops"].as_f64().expect("a number")
 }
 
 /// Writes every block once, durably.

@@ -203,8 +203,8 @@ fn main() {
     );
     let first = runtime.block_on(async {
         let client = server.client();
-        let made = client.create("first", MIB, mount("ext4"), &[]).await;
-        made.expect("create")
+        let created = client.create("first", MIB, mount("ext4"), &[]).await;
+        created.expect("create")
     });
     drop(server);
 

@@ -233,9 +233,9 @@ fn validate(id: &str) -> ValidateVolumeCapabilitiesRequest {
 
 /// Milliseconds of some work, and its result.
 async fn timed<T>(work: impl Future<Output = T>) -> (f64, T) {
-    let begun = Instant::now();
+    let started_at = Instant::now();
     let done = work.await;
-    (begun.elapsed().as_secs_f64() * 1e3, done)
+    (started_at.elapsed().as_secs_f64() * 1e3, done)
 }
 
 fn row(what: &str, spread: &Spread) {
@@ -283,9 +283,9 @@ async fn run(count: usize, volumes: usize) {
     creates(&mut controller, &agents).await;
     groups(&channel, &ids).await;
     added(&mut controller, &agents, &pki, &ids).await;
-    let (begun, before) = (Instant::now(), router.processor());
+    let (started_at, before) = (Instant::now(), router.processor());
     tokio::time::sleep(Duration::from_secs(20)).await;
-    let idle = (router.processor() - before) / begun.elapsed().as_secs_f64();
+    let idle = (router.processor() - before) / started_at.elapsed().as_secs_f64();
     println!("\n| the router's process | |\n|---|---|");
     println!("| memory at start | {empty:.0} MiB |");
     println!("| memory at the end | {:.0} MiB |", router.memory());
@@ -311,8 +311,8 @@ async fn fill(
         tokio::spawn(async move {
             for n in (worker..volumes).step_by(16) {
                 let request = create(format!("v{n}"), Some(&homes[n % homes.len()]));
-                let made = controller.create_volume(request).await.unwrap();
-                to.send(made.into_inner().volume.unwrap().volume_id)
+                let created = controller.create_volume(request).await.unwrap();
+                to.send(created.into_inner().volume.unwrap().volume_id)
                     .await
                     .unwrap();
             }
@@ -329,7 +329,7 @@ async fn lists(controller: &mut ControllerClient<Channel>, all: usize) {
         let (mut pages, mut whole) = (Vec::new(), Vec::new());
         for _ in 0..rounds {
             let (mut token, mut seen) = (String::new(), 0);
-            let begun = Instant::now();
+            let started_at = Instant::now();
             loop {
                 let request = ListVolumesRequest {
                     max_entries: most,
@@ -344,7 +344,7 @@ async fn lists(controller: &mut ControllerClient<Channel>, all: usize) {
                     break;
                 }
             }
-            whole.push(begun.elapsed().as_secs_f64() * 1e3);
+            whole.push(started_at.elapsed().as_secs_f64() * 1e3);
             assert_eq!(seen, all);
         }
         let size = if most == 0 { 5000 } else { most };
@@ -390,10 +390,10 @@ async fn creates(controller: &mut ControllerClient<Channel>, agents: &[Agent]) {
             (&mut here, create(format!("here{n}"), Some(&home))),
             (&mut anywhere, create(format!("anywhere{n}"), None)),
         ] {
-            let (took, made) = timed(controller.create_volume(request)).await;
+            let (took, created) = timed(controller.create_volume(request)).await;
             times.push(took);
             let request = DeleteVolumeRequest {
-                volume_id: made.unwrap().into_inner().volume.unwrap().volume_id,
+                volume_id: created.unwrap().into_inner().volume.unwrap().volume_id,
                 ..Default::default()
             };
             let (took, deleted) = timed(controller.delete_volume(request)).await;
@@ -419,12 +419,12 @@ async fn groups(channel: &Channel, ids: &[String]) {
                 source_volume_ids: ids[..members.min(ids.len())].to_vec(),
                 ..Default::default()
             };
-            let (took, made) = timed(groups.create_volume_group_snapshot(request)).await;
+            let (took, created) = timed(groups.create_volume_group_snapshot(request)).await;
             times.push(took);
-            let made = made.unwrap().into_inner().group_snapshot.unwrap();
+            let created = created.unwrap().into_inner().group_snapshot.unwrap();
             let delete = DeleteVolumeGroupSnapshotRequest {
-                group_snapshot_id: made.group_snapshot_id,
-                snapshot_ids: made
+                group_snapshot_id: created.group_snapshot_id,
+                snapshot_ids: created
                     .snapshots
                     .into_iter()
                     .map(|one| one.snapshot_id)

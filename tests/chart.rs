@@ -209,9 +209,9 @@ fn the_udev_rule_is_copied_as_it_is_before_anything_is_attached() {
         .split_once("  59-slackwater.rules: |\n")
         .expect("the rule");
     let (map, _) = map.split_once("\n---\n").expect("its end");
-    let told: Vec<_> = map.lines().map(str::trim).collect();
+    let rule_lines: Vec<_> = map.lines().map(str::trim).collect();
     let rule = read("files/59-slackwater.rules");
-    assert_eq!(told.join("\n").trim(), rule.trim());
+    assert_eq!(rule_lines.join("\n").trim(), rule.trim());
     let (_, daemon) = text.split_once("kind: DaemonSet").expect("the node's pods");
     let (before, part) = containers(daemon, "\n      initContainers:\n", "\n      containers:\n");
     assert_eq!(before, ["udev-rule", "guard"]);

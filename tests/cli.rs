@@ -224,10 +224,10 @@ impl Serving {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let begun = Instant::now();
+        let start = Instant::now();
         while UnixStream::connect(&socket).is_err() {
             assert!(child.try_wait().unwrap().is_none(), "the driver ended");
-            assert!(begun.elapsed() < WAIT_TIMEOUT, "the driver does not answer");
+            assert!(start.elapsed() < WAIT_TIMEOUT, "the driver does not answer");
             sleep(Duration::from_millis(10));
         }
         Serving { child, socket }
@@ -292,9 +292,9 @@ fn a_flag_wins_over_the_environment_and_that_over_the_file() {
         let child = command.stderr(Stdio::null()).spawn().unwrap();
         let socket = folder.path().join(format!("{expected}.sock"));
         let mut serving = Serving { child, socket };
-        let begun = Instant::now();
+        let start = Instant::now();
         while UnixStream::connect(&serving.socket).is_err() {
-            assert!(begun.elapsed() < WAIT_TIMEOUT, "{expected}");
+            assert!(start.elapsed() < WAIT_TIMEOUT, "{expected}");
             sleep(Duration::from_millis(10));
         }
         assert_eq!(serving.signal(Signal::SIGTERM), Some(0));
@@ -374,23 +374,23 @@ fn a_pool_is_created_once_listed_and_forgotten_when_it_is_gone() {
     let folder = on_disk();
     let folder = folder.path();
     let a = definition(folder, "a");
-    let made = pool(folder, &["init", &a, "--json"]);
-    assert_eq!(made.status.code(), Some(0), "{}", stderr(&made));
-    let made: serde_json::Value = serde_json::from_slice(&made.stdout).unwrap();
-    assert_eq!(made["changed"], true);
+    let created = pool(folder, &["init", &a, "--json"]);
+    assert_eq!(created.status.code(), Some(0), "{}", stderr(&created));
+    let created: serde_json::Value = serde_json::from_slice(&created.stdout).unwrap();
+    assert_eq!(created["changed"], true);
     // The folder is not a disk of its own.
-    let warnings = made["warnings"].to_string();
+    let warnings = created["warnings"].to_string();
     assert!(warnings.contains("otherwise set mount=any"), "{warnings}");
     let again = pool(folder, &["init", &a, "--json"]);
     let again: serde_json::Value = serde_json::from_slice(&again.stdout).unwrap();
     assert_eq!(
         (&again["changed"], &again["id"]),
-        (&false.into(), &made["id"])
+        (&false.into(), &created["id"])
     );
 
     let list = pool(folder, &["list", "--json"]);
     let list: serde_json::Value = serde_json::from_slice(&list.stdout).unwrap();
-    assert_eq!(list["pools"][0]["id"], made["id"]);
+    assert_eq!(list["pools"][0]["id"], created["id"]);
     assert_eq!(list["pools"][0]["state"], "here");
 
     let there = pool(folder, &["forget", "a"]);

@@ -91,9 +91,9 @@ impl UsedVolume {
     ) -> UsedVolume {
         let parameters = [("pool", pool)];
         let name = format!("{pool}-volume");
-        let made = client.create(&name, 256 * MIB, how.clone(), &parameters);
+        let created = client.create(&name, 256 * MIB, how.clone(), &parameters);
         let used = UsedVolume {
-            id: made.await.unwrap(),
+            id: created.await.unwrap(),
             how,
             staging: scratch.join("kubelet").join(format!("{name}.staging")),
             target: scratch.join("kubelet").join(name),

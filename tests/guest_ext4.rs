@@ -60,10 +60,10 @@ impl Guest {
     }
 
     fn create(&self, size: u64, parameters: &[(&str, &str)]) -> String {
-        let made = self
+        let created = self
             .client
             .create("volume", size, mount("ext4"), parameters);
-        self.runtime.block_on(made).unwrap()
+        self.runtime.block_on(created).unwrap()
     }
 
     fn up(&self, id: &str) {
@@ -139,12 +139,12 @@ struct Writer {
 impl Writer {
     fn on(folder: &Path) -> Writer {
         let stop = Arc::new(AtomicBool::new(false));
-        let (told, folder) = (stop.clone(), folder.to_path_buf());
+        let (stop_requested, folder) = (stop.clone(), folder.to_path_buf());
         let content = |n: u64| vec![n as u8 ^ 0x5a; 64 << 10];
         let thread = thread::spawn(move || {
             let name = |n: u64| folder.join(format!("file-{n}"));
             let mut written = 0;
-            while !told.load(Ordering::SeqCst) {
+            while !stop_requested.load(Ordering::SeqCst) {
                 let mut file = File::create(name(written)).unwrap();
                 file.write_all(&content(written)).unwrap();
                 file.sync_all().unwrap();

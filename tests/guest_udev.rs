@@ -107,17 +107,32 @@ fn the_host_ignores_the_content_that_a_tenant_writes_to_a_volume() {
         }
         labelled(&device, "tenant-after");
         assert!(!by_label("tenant-after"), "{}", properties(&device));
-        let said = properties(&device);
-        assert!(!said.contains("ID_FS_TYPE=ext4"), "{said}");
-        assert!(said.contains("SYSTEMD_READY=0"), "{said}");
+        let udev_properties = properties(&device);
+        assert!(
+            !udev_properties.contains("ID_FS_TYPE=ext4"),
+            "{udev_properties}"
+        );
+        assert!(
+            udev_properties.contains("SYSTEMD_READY=0"),
+            "{udev_properties}"
+        );
         group(&device, "tenants");
-        let said = properties(&device);
-        assert!(!said.contains("LVM2_member"), "{said}");
+        let udev_properties = properties(&device);
+        assert!(
+            !udev_properties.contains("LVM2_member"),
+            "{udev_properties}"
+        );
         run("mkfs.btrfs", &["-q", "-f", &device]);
         changed(&device);
-        let said = properties(&device);
-        assert!(!said.contains("ID_BTRFS_READY"), "{said}");
-        assert!(!said.contains("ID_FS_TYPE=btrfs"), "{said}");
+        let udev_properties = properties(&device);
+        assert!(
+            !udev_properties.contains("ID_BTRFS_READY"),
+            "{udev_properties}"
+        );
+        assert!(
+            !udev_properties.contains("ID_FS_TYPE=btrfs"),
+            "{udev_properties}"
+        );
 
         // The pool's own image, and foreign images, work as before.
         for (image, label) in [("pool.img", "pool-image"), ("volumes/other.img", "others")] {

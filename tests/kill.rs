@@ -140,8 +140,8 @@ impl Run<'_> {
     where
         F: Future<Output = Result<T, Status>>,
     {
-        let begun = std::time::Instant::now();
-        while begun.elapsed() < WAIT_TIMEOUT {
+        let start = std::time::Instant::now();
+        while start.elapsed() < WAIT_TIMEOUT {
             let answer =
                 tokio::time::timeout(Duration::from_millis(500), call(self.client())).await;
             if !self.fixture.server.is_alive() {
@@ -203,7 +203,7 @@ impl Run<'_> {
         self.show(&id).await;
         let data = self.data();
         write(&data, &self.name);
-        let made = self.identity(&id);
+        let created = self.identity(&id);
         if self.kind == Kind::Grown {
             let (at, target) = (id.clone(), self.target.clone());
             self.until_done("expand", |c| {
@@ -222,7 +222,12 @@ impl Run<'_> {
         self.hide(&id).await;
         self.show(&id).await;
         check(&data, &self.name);
-        assert_eq!(self.identity(&id), made, "{}: formatted twice", self.name);
+        assert_eq!(
+            self.identity(&id),
+            created,
+            "{}: formatted twice",
+            self.name
+        );
         self.hide(&id).await;
         self.until_done("delete", |c| {
             let id = id.clone();

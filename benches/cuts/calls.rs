@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use slackwater::model::FsType;
 
-use super::ground::{Ground, Volume};
+use super::fixture::{Fixture, Volume};
 use super::hand::write_back;
 use super::measure::{Pairs, Spread, given, timed};
 use super::support::snapshots::from_snapshot;
@@ -29,12 +29,12 @@ pub fn measure() {
     );
     println!("|---|---|---|---|---|---|---|---|---|---|");
     // xfs, because its clones are the cheapest.
-    let ground = Ground::new("xfs", 64 * GIB);
+    let fixture = Fixture::new("xfs", 64 * GIB);
     for fs in KINDS {
-        let volume = ground.volume(&format!("source-{fs}"), fs.name(), GIB);
+        let volume = fixture.volume(&format!("source-{fs}"), fs.name(), GIB);
         let (mut snapshots, mut restores) = (Times::default(), Times::default());
         for round in 0..=rounds {
-            let (cut, restored) = one(&ground, &volume, fs, round);
+            let (cut, restored) = one(&fixture, &volume, fs, round);
             // The first round is a warm-up.
             if round > 0 {
                 for way in 0..WAYS {
@@ -45,17 +45,17 @@ pub fn measure() {
         }
         tell("snapshot", fs, &snapshots);
         tell("restore, stage", fs, &restores);
-        ground.end(&volume);
+        fixture.end(&volume);
     }
 }
 
 /// Runs all ways once, each round in another order. Returns milliseconds of snapshots, and of
 /// restores from them.
-fn one(ground: &Ground, volume: &Volume, fs: FsType, round: usize) -> ([f64; WAYS], [f64; WAYS]) {
+fn one(fixture: &Fixture, volume: &Volume, fs: FsType, round: usize) -> ([f64; WAYS], [f64; WAYS]) {
     let name = |who: &str| format!("{who}-{fs}-{round}");
     let (mut cut, mut restored) = ([0.0; WAYS], [f64::NAN; WAYS]);
     let mut id = String::new();
-    let client = &ground.node.client;
+    let client = &fixture.node.client;
     let (image, mount_point) = (&volume.image, &volume.staging);
     for turn in 0..WAYS {
         let way = (round + turn) % WAYS;
@@ -64,19 +64,21 @@ fn one(ground: &Ground, volume: &Volume, fs: FsType, round: usize) -> ([f64; WAY
         cut[way] = timed(|| match way {
             0 => {
                 let name = name("driver");
-                let made = client.snapshot(&name, &volume.id, &[]);
-                let made = ground.runtime.block_on(made).expect("a snapshot");
-                id = made.snapshot_id;
+                let created = client.snapshot(&name, &volume.id, &[]);
+                let created = fixture.runtime.block_on(created).expect("a snapshot");
+                id = created.snapshot_id;
             }
-            1 => ground.hand.snapshot(&name("effects"), image, mount_point),
-            2 => ground.hand.bare_snapshot(&name("bare"), image, mount_point),
-            _ => ground
+            1 => fixture.hand.snapshot(&name("effects"), image, mount_point),
+            2 => fixture
+                .hand
+                .bare_snapshot(&name("bare"), image, mount_point),
+            _ => fixture
                 .programs
                 .snapshot(&name("programs"), image, mount_point),
         })
         .1;
     }
-    let staging = |who: &str| -> PathBuf { ground.node.staging(&format!("{who}-{fs}-restored")) };
+    let staging = |who: &str| -> PathBuf { fixture.node.staging(&format!("{who}-{fs}-restored")) };
     let mut volume_id = String::new();
     for turn in 0..WAYS {
         let way = (round + turn) % WAYS;
@@ -85,10 +87,11 @@ fn one(ground: &Ground, volume: &Volume, fs: FsType, round: usize) -> ([f64; WAY
                 let (staging, capability) = (staging("driver"), mount(fs.name()));
                 let source = from_snapshot(&id);
                 timed(|| {
-                    ground.runtime.block_on(async {
+                    fixture.runtime.block_on(async {
                         let name = name("restored");
-                        let made = client.create_from(&name, GIB, capability.clone(), source, &[]);
-                        volume_id = made.await.expect("create").volume_id;
+                        let created =
+                            client.create_from(&name, GIB, capability.clone(), source, &[]);
+                        volume_id = created.await.expect("create").volume_id;
                         let staged = client.stage(&volume_id, &staging, capability);
                         staged.await.expect("stage");
                     });
@@ -98,37 +101,37 @@ fn one(ground: &Ground, volume: &Volume, fs: FsType, round: usize) -> ([f64; WAY
             1 => {
                 let staging = staging("effects");
                 let (to, from) = (name("restored"), name("effects"));
-                timed(|| ground.hand.restore(&to, &from, fs, &staging)).1
+                timed(|| fixture.hand.restore(&to, &from, fs, &staging)).1
             }
             2 => f64::NAN,
             _ => {
                 let staging = staging("programs");
                 let (to, from) = (name("restored"), name("programs"));
-                timed(|| ground.programs.restore(&to, &from, fs, &staging)).1
+                timed(|| fixture.programs.restore(&to, &from, fs, &staging)).1
             }
         };
     }
-    ground.runtime.block_on(async {
-        ground
+    fixture.runtime.block_on(async {
+        fixture
             .node
             .unstage_and_delete(&volume_id, &staging("driver"))
             .await;
         client.delete_snapshot(&id).await.expect("delete");
     });
-    ground.hand.unstage(&staging("effects"));
-    ground.hand.delete(&name("restored"));
-    ground.hand.forget_snapshots();
-    ground
+    fixture.hand.unstage(&staging("effects"));
+    fixture.hand.delete(&name("restored"));
+    fixture.hand.forget_snapshots();
+    fixture
         .programs
         .unstage(&name("restored"), &staging("programs"));
     for who in ["restored", "programs"] {
-        ground.programs.delete(&name(who));
+        fixture.programs.delete(&name(who));
     }
     run(
         "sync",
         &[
             "--file-system",
-            &ground.node.disk.mount_point.to_string_lossy(),
+            &fixture.node.disk.mount_point.to_string_lossy(),
         ],
     );
     (cut, restored)

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::ground::Ground;
+use super::fixture::Fixture;
 use super::measure::{Spread, given, now};
 use super::pictures;
 use super::plot::{Line, Plot};
@@ -28,8 +28,8 @@ fn held(log: &Path) -> Vec<f64> {
 
 pub fn measure() {
     let turns = given("ROUNDS", 5);
-    let (ground, log) = Ground::with_hook("xfs", 64 << 30);
-    let client = &ground.node.client;
+    let (fixture, log) = Fixture::with_hook("xfs", 64 << 30);
+    let client = &fixture.node.client;
     let class = [("consistency", "application")];
     let mut line = Line {
         name: "application held".into(),
@@ -39,19 +39,19 @@ pub fn measure() {
     println!("| extents | held | the whole call |\n|---|---|---|");
     for extents in EXTENTS {
         let name = format!("held-{extents}");
-        let volume = ground.volume(&name, FS, SIZE + 2 * 4096 * extents);
-        ground.break_up(&volume, FS, extents);
+        let volume = fixture.volume(&name, FS, SIZE + 2 * 4096 * extents);
+        fixture.break_up(&volume, FS, extents);
         std::fs::write(&log, "").expect("an empty log");
         let mut calls = Vec::new();
         // The first round is a warm-up.
         for round in 0..=turns {
             let writers = Writers::start(&[&volume.staging], Load::Busy);
-            let begun = std::time::Instant::now();
-            ground.runtime.block_on(async {
+            let start = std::time::Instant::now();
+            fixture.runtime.block_on(async {
                 let name = format!("{name}-{round}-{}", now());
-                let made = client.snapshot(&name, &volume.id, &class).await;
-                calls.push(begun.elapsed().as_secs_f64() * 1e3);
-                let id = made.expect("a snapshot").snapshot_id;
+                let created = client.snapshot(&name, &volume.id, &class).await;
+                calls.push(start.elapsed().as_secs_f64() * 1e3);
+                let id = created.expect("a snapshot").snapshot_id;
                 client.delete_snapshot(&id).await.expect("delete");
             });
             writers.stall(0);
@@ -61,7 +61,7 @@ pub fn measure() {
         println!("| {extents} | {held} | {calls} |");
         line.points
             .push((extents as f64, [held.low, held.middle, held.high]));
-        ground.end(&volume);
+        fixture.end(&volume);
     }
     Plot {
         title: "How long an application is held for a snapshot",

@@ -57,8 +57,10 @@ fn random_writes(device: &Path) -> f64 {
     let words: Vec<&str> = job.iter().map(String::as_str).collect();
     let said = run("fio", &words);
     let start = said.find('{').expect("fio speaks JSON");
-    let told: serde_json::Value = serde_json::from_str(&said[start..]).expect("JSON");
-    told["jobs"][0]["write"]["iops"].as_f64().expect("a number")
+    let result: serde_json::Value = serde_json::from_str(&said[start..]).expect("JSON");
+    result["jobs"][0]["write"]["iops"]
+        .as_f64()
+        .expect("a number")
 }
 
 /// Creates an image with a hint, either written or sparse.

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::ground::{Ground, Volume};
+use super::fixture::{Fixture, Volume};
 use super::hand::Way;
 use super::measure::{Spread, given, now, timed};
 use super::pictures;
@@ -45,12 +45,12 @@ struct Cut {
     longest: f64,
 }
 
-fn cut(ground: &Ground, volumes: &[Volume], who: Who, load: Load, name: &str) -> Cut {
+fn cut(fixture: &Fixture, volumes: &[Volume], who: Who, load: Load, name: &str) -> Cut {
     std::thread::sleep(REST);
     let mount_points: Vec<&Path> = volumes.iter().map(|one| one.staging.as_path()).collect();
     let writers = Writers::start(&mount_points, load);
-    let client = &ground.node.client;
-    let mut made = (String::new(), Vec::new());
+    let client = &fixture.node.client;
+    let mut created = (String::new(), Vec::new());
     let ((cut_at, longest), took) = timed(|| match who {
         Who::Nobody => {
             std::thread::sleep(NOTHING);
@@ -61,20 +61,20 @@ fn cut(ground: &Ground, volumes: &[Volume], who: Who, load: Load, name: &str) ->
                 .iter()
                 .map(|one| (one.image.as_path(), one.staging.as_path()))
                 .collect();
-            ground.hand.cut(&images, way)
+            fixture.hand.cut(&images, way)
         }
-        Who::Driver => ground.runtime.block_on(async {
+        Who::Driver => fixture.runtime.block_on(async {
             let time = match volumes {
                 [one] => {
                     let snapshot = client.snapshot(name, &one.id, &[]).await;
                     let snapshot = snapshot.expect("a snapshot");
-                    made.0 = snapshot.snapshot_id;
+                    created.0 = snapshot.snapshot_id;
                     snapshot.creation_time
                 }
                 _ => {
                     let ids: Vec<String> = volumes.iter().map(|one| one.id.clone()).collect();
                     let group = client.group(name, &ids, &[]).await.expect("a group");
-                    made = (group.group_snapshot_id.clone(), members_of(&group));
+                    created = (group.group_snapshot_id.clone(), members_of(&group));
                     group.creation_time
                 }
             };
@@ -86,11 +86,11 @@ fn cut(ground: &Ground, volumes: &[Volume], who: Who, load: Load, name: &str) ->
     let stall = writers.stall(cut_at);
     match who {
         Who::Nobody => {}
-        Who::Hand(_) => ground.hand.forget_snapshots(),
-        Who::Driver => ground.runtime.block_on(async {
+        Who::Hand(_) => fixture.hand.forget_snapshots(),
+        Who::Driver => fixture.runtime.block_on(async {
             let gone = match volumes {
-                [_] => client.delete_snapshot(&made.0).await,
-                _ => client.delete_group(&made.0, &made.1).await,
+                [_] => client.delete_snapshot(&created.0).await,
+                _ => client.delete_group(&created.0, &created.1).await,
             };
             gone.expect("delete");
         }),
@@ -104,7 +104,7 @@ fn cut(ground: &Ground, volumes: &[Volume], who: Who, load: Load, name: &str) ->
 
 /// In turns: for each group and each way to cut, all its cuts.
 fn rounds(
-    ground: &Ground,
+    fixture: &Fixture,
     groups: &[&[Volume]],
     all: &[Who],
     load: Load,
@@ -116,7 +116,7 @@ fn rounds(
             for turn in 0..all.len() {
                 let at = (round + turn) % all.len();
                 let name = format!("{}-{round}-{}", volumes.len(), now());
-                let one = cut(ground, volumes, all[at], load, &name);
+                let one = cut(fixture, volumes, all[at], load, &name);
                 // The first round is a warm-up.
                 if round > 0 {
                     cuts[at].push(one);
@@ -151,10 +151,10 @@ fn ratio(ours: &[Cut], theirs: &[Cut], of: impl Fn(&Cut, &Cut) -> f64) -> Spread
 
 pub fn members() {
     let turns = given("ROUNDS", 7);
-    let ground = Ground::new("xfs", 64 * GIB);
+    let fixture = Fixture::new("xfs", 64 * GIB);
     let most = MEMBERS[MEMBERS.len() - 1];
     let volumes: Vec<Volume> = (0..most)
-        .map(|n| ground.volume(&format!("member-{n}"), FS, SMALL))
+        .map(|n| fixture.volume(&format!("member-{n}"), FS, SMALL))
         .collect();
     let whole = [Way::SideBySide, Way::InSequence].map(Who::Hand);
     let all = [Who::Driver, whole[0], whole[1], Who::Nobody];
@@ -168,7 +168,7 @@ pub fn members() {
             Load::Idle => "idle",
             Load::Busy => {
                 for volume in &volumes {
-                    ground.break_up(volume, FS, PIECES);
+                    fixture.break_up(volume, FS, PIECES);
                 }
                 "busy"
             }
@@ -181,7 +181,7 @@ pub fn members() {
             line("without a cut"),
         ];
         let groups = MEMBERS.map(|count| &volumes[..count]);
-        let groups = rounds(&ground, &groups, &all, load, turns);
+        let groups = rounds(&fixture, &groups, &all, load, turns);
         for (count, cuts) in MEMBERS.into_iter().zip(&groups) {
             let [driver, aside, series, nobody] = &cuts[..] else {
                 unreachable!("one line for each way to cut");
@@ -231,12 +231,12 @@ pub fn members() {
         }
         .save(&pictures().join(format!("stall-members-{word}.svg")));
     }
-    volumes.iter().for_each(|volume| ground.end(volume));
+    volumes.iter().for_each(|volume| fixture.end(volume));
 }
 
 pub fn extents() {
     let turns = given("ROUNDS", 5);
-    let ground = Ground::new("xfs", 64 * GIB);
+    let fixture = Fixture::new("xfs", 64 * GIB);
     let all = [
         Who::Driver,
         Who::Hand(Way::InSequence),
@@ -257,10 +257,10 @@ pub fn extents() {
     println!("|---|---|---|---|---|---|---|");
     for extents in EXTENTS {
         let size = SMALL + 2 * 4096 * extents;
-        let volume = ground.volume(&format!("extents-{extents}"), FS, size);
-        ground.break_up(&volume, FS, extents);
+        let volume = fixture.volume(&format!("extents-{extents}"), FS, size);
+        fixture.break_up(&volume, FS, extents);
         let volumes = [volume];
-        let cuts = rounds(&ground, &[&volumes], &all, Load::Busy, turns);
+        let cuts = rounds(&fixture, &[&volumes], &all, Load::Busy, turns);
         let [driver, whole, copy, nobody] = &cuts[0][..] else {
             unreachable!("one line for each way to cut");
         };
@@ -285,7 +285,7 @@ pub fn extents() {
             columns[4],
             spread(driver, |cut| cut.took),
         );
-        volumes.iter().for_each(|volume| ground.end(volume));
+        volumes.iter().for_each(|volume| fixture.end(volume));
     }
     Plot {
         title: "Stalls of a writer at a snapshot",

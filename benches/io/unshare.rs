@@ -29,7 +29,7 @@ fn writes_beside(disk: &Disk, way: usize) -> (f64, f64) {
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| write_until(&live, &done));
-            let begun = Instant::now();
+            let start = Instant::now();
             match way {
                 0 => std::thread::sleep(until / 4),
                 _ => {
@@ -43,7 +43,7 @@ fn writes_beside(disk: &Disk, way: usize) -> (f64, f64) {
                     host.perform(&unshare).expect("un-shared");
                 }
             }
-            spent += begun.elapsed();
+            spent += start.elapsed();
             done.store(true, Ordering::SeqCst);
             times.extend(writer.join().expect("writes"));
         });
@@ -70,9 +70,9 @@ fn write_until(path: &Path, done: &AtomicBool) -> Vec<f64> {
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1);
         let at = (place >> 33) % (WORKED / 4096) * 4096;
-        let begun = Instant::now();
+        let start = Instant::now();
         file.write_all_at(page, at).expect("a write");
-        times.push(begun.elapsed().as_secs_f64() * 1e3);
+        times.push(start.elapsed().as_secs_f64() * 1e3);
     }
     times
 }

@@ -47,7 +47,7 @@ type Gap = (u64, u64);
 pub struct Writers {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<Vec<Gap>>>,
-    begun: u64,
+    started_at: u64,
 }
 
 /// Opens the file of a volume's writer, and creates it with all its blocks if it does not exist.
@@ -87,7 +87,7 @@ impl Writers {
         Writers {
             stop,
             threads,
-            begun: now(),
+            started_at: now(),
         }
     }
 
@@ -98,7 +98,7 @@ impl Writers {
         let mut stall = Stall::default();
         for thread in self.threads.drain(..) {
             for (from, until) in thread.join().expect("no write fails") {
-                if until < self.begun {
+                if until < self.started_at {
                     continue;
                 }
                 let took = (until - from) as f64 / 1e6;

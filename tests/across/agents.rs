@@ -118,23 +118,23 @@ async fn an_agent_that_is_late_blocks_no_application_and_no_snapshot_is_kept() {
         (1, "guard_thaw:stop-before"),
         (1, "guard_written:stop-before"),
     ] {
-        let mut said = Vec::new();
+        let mut messages = Vec::new();
         for limit in SHORT {
             let status = stopped_at(&mut cluster, &volumes, &writers, step, limit).await;
             let is_told = status.code() == tonic::Code::Unavailable
                 && status.message().contains(&cluster.agents[step.0].name);
-            said.push(status);
+            messages.push(status);
             if is_told {
                 let context = format!("agent {}, {}, {limit}", step.0, step.1);
                 let comes = cluster.assert_comes_to_one(&context, &volumes, &PARAMETERS, &context);
                 comes.await;
-                said.clear();
+                messages.clear();
                 break;
             }
         }
         assert!(
-            said.is_empty(),
-            "{step:?}: the late agent is named: {said:?}"
+            messages.is_empty(),
+            "{step:?}: the late agent is named: {messages:?}"
         );
     }
     drop(writers);

@@ -473,14 +473,14 @@ impl Cluster {
 
     /// The listed snapshots, once all agents can be reached again.
     pub async fn listed(&self, context: &str) -> Vec<String> {
-        let begun = std::time::Instant::now();
+        let start = std::time::Instant::now();
         loop {
             match self.router.client.snapshots("").await {
                 Ok(listed) => return listed,
                 Err(status) => {
                     let again = status.code() == tonic::Code::Unavailable;
                     assert!(
-                        again && begun.elapsed() < WAIT_TIMEOUT,
+                        again && start.elapsed() < WAIT_TIMEOUT,
                         "{context}: {status}"
                     );
                     tokio::time::sleep(Duration::from_millis(200)).await;
@@ -498,27 +498,27 @@ impl Cluster {
 
     /// Waits until this many snapshots are listed. Before that, none is.
     pub async fn until_listed_at_once(&self, many: usize, context: &str) {
-        let begun = std::time::Instant::now();
+        let start = std::time::Instant::now();
         loop {
             let listed = self.listed(context).await;
             if listed.len() == many {
                 return;
             }
             assert_eq!(listed, [""; 0], "{context}");
-            assert!(begun.elapsed() < WAIT_TIMEOUT, "{context}");
+            assert!(start.elapsed() < WAIT_TIMEOUT, "{context}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 
     /// Waits until no part of any snapshot is on the pools.
     pub async fn until_no_snapshots(&self, context: &str) {
-        let begun = std::time::Instant::now();
+        let start = std::time::Instant::now();
         while self
             .agents
             .iter()
             .any(|agent| !agent.disk.snapshots().is_empty())
         {
-            assert!(begun.elapsed() < WAIT_TIMEOUT, "{context}");
+            assert!(start.elapsed() < WAIT_TIMEOUT, "{context}");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
@@ -551,7 +551,7 @@ pub async fn until_made(
     parameters: &[(&str, &str)],
     context: &str,
 ) -> csi::VolumeGroupSnapshot {
-    let begun = std::time::Instant::now();
+    let start = std::time::Instant::now();
     loop {
         let ids = ids(volumes);
         let asked = client.group(name, &ids, parameters);
@@ -563,7 +563,7 @@ pub async fn until_made(
                 use tonic::Code::{Aborted, Unavailable};
                 let again = matches!(status.code(), Aborted | Unavailable);
                 assert!(
-                    again && begun.elapsed() < WAIT_TIMEOUT,
+                    again && start.elapsed() < WAIT_TIMEOUT,
                     "{context}: {status}"
                 );
                 tokio::time::sleep(Duration::from_millis(200)).await;
@@ -601,9 +601,9 @@ async fn start_router(
     let log = scratch.join(&format!("{name}.log"));
     let process = Process::start(&words, environment, &log);
     let client = Client::new(&socket);
-    let begun = std::time::Instant::now();
+    let start = std::time::Instant::now();
     while !client.is_ready().await {
-        assert!(begun.elapsed() < WAIT_TIMEOUT, "{}", process.log());
+        assert!(start.elapsed() < WAIT_TIMEOUT, "{}", process.log());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     Router {

@@ -36,7 +36,7 @@ enum Fault {
 struct Pods {
     fault: Arc<Mutex<Fault>>,
     done: Arc<Mutex<Vec<String>>>,
-    told: Arc<Mutex<Vec<(ObjectRef, bool, String)>>>,
+    recorded_events: Arc<Mutex<Vec<(ObjectRef, bool, String)>>>,
 }
 
 impl Pods {
@@ -48,8 +48,8 @@ impl Pods {
         std::mem::take(&mut self.done.lock().unwrap())
     }
 
-    fn told(&self) -> Vec<(ObjectRef, bool, String)> {
-        std::mem::take(&mut self.told.lock().unwrap())
+    fn recorded_events(&self) -> Vec<(ObjectRef, bool, String)> {
+        std::mem::take(&mut self.recorded_events.lock().unwrap())
     }
 
     fn fails(&self, at: Fault) -> Result<()> {
@@ -96,8 +96,8 @@ impl Around for Pods {
         _reason: &'static str,
         message: String,
     ) {
-        let told = (about.clone(), is_warning, message);
-        self.told.lock().unwrap().push(told);
+        let recorded_events = (about.clone(), is_warning, message);
+        self.recorded_events.lock().unwrap().push(recorded_events);
     }
 
     fn hooks(&self) -> Arc<dyn Hooks> {
@@ -216,10 +216,10 @@ async fn hooks_of_the_cluster_hold_applications_across_nodes_and_always_release_
             &held
         };
         assert_eq!(pods.took(), held, "{name}");
-        let told = pods.told();
+        let recorded_events = pods.recorded_events();
         assert!(
-            matches!(&told[..], [(of, true, _)] if *of == about),
-            "{told:?}"
+            matches!(&recorded_events[..], [(of, true, _)] if *of == about),
+            "{recorded_events:?}"
         );
         cluster.assert_thawed(&writers, &name);
         cluster.assert_no_snapshots(&name);
@@ -229,14 +229,14 @@ async fn hooks_of_the_cluster_hold_applications_across_nodes_and_always_release_
             refused(answer, Code::FailedPrecondition);
         }
         assert_eq!(pods.took(), [""; 0], "{name}: no application is disturbed");
-        pods.told();
+        pods.recorded_events();
 
         let falls = [("onQuiesceFailure", "filesystem")];
         let name = format!("{name}, falls back");
         let created = group(&router, &name, &volumes, &falls).await.unwrap();
-        let told = pods.told();
-        let (of, is_warning, message) = &told[0];
-        assert!(*of == about && !is_warning, "{told:?}");
+        let recorded_events = pods.recorded_events();
+        let (of, is_warning, message) = &recorded_events[0];
+        assert!(*of == about && !is_warning, "{recorded_events:?}");
         assert!(
             message.contains("level filesystem: application was requested"),
             "{message}"
@@ -247,8 +247,11 @@ async fn hooks_of_the_cluster_hold_applications_across_nodes_and_always_release_
     *pods.fault.lock().unwrap() = Fault::None;
     let created = group(&router, "good", &volumes, &[]).await.unwrap();
     assert_eq!(pods.took(), ["quiesced", "released"]);
-    let told = pods.told();
-    assert_eq!(told, [(about, false, "cut at level application".into())]);
+    let recorded_events = pods.recorded_events();
+    assert_eq!(
+        recorded_events,
+        [(about, false, "cut at level application".into())]
+    );
     cluster.delete_group(&created).await;
 
     // A single snapshot whose application runs in a pod is cut by the router as well.
@@ -262,8 +265,11 @@ async fn hooks_of_the_cluster_hold_applications_across_nodes_and_always_release_
     let created = created.unwrap().into_inner().snapshot.unwrap();
     assert_eq!(pods.took(), ["quiesced", "released"]);
     let about = ObjectRef::Snapshot("shop/s".into());
-    let told = pods.told();
-    assert_eq!(told, [(about, false, "cut at level application".into())]);
+    let recorded_events = pods.recorded_events();
+    assert_eq!(
+        recorded_events,
+        [(about, false, "cut at level application".into())]
+    );
     let again = router.create_snapshot(Request::new(request.clone())).await;
     assert_eq!(again.unwrap().into_inner().snapshot.unwrap(), created);
     assert_eq!(pods.took(), [""; 0], "a repeat disturbs no application");

@@ -183,8 +183,8 @@ fn fields_of_the_driver_object_that_never_change_are_kept() {
         let text = text.unwrap_or_else(|error| panic!("{driver:?}: {error}"));
         assert_eq!(fields(&text), expected, "{driver:?}");
     }
-    let said = ["--set=csiDriver.attach=true,csiDriver.inlineEphemeral=true"];
-    let text = installed(None, &said)
+    let arguments = ["--set=csiDriver.attach=true,csiDriver.inlineEphemeral=true"];
+    let text = installed(None, &arguments)
         .expect("helm is available")
         .expect("taken");
     assert_eq!(fields(&text), (true, true));

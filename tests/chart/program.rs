@@ -95,11 +95,14 @@ fn the_router_receives_the_names_of_its_objects() {
         let name = |object: &str| after(object, "\n  name: ");
         let (router, node) = (one("Deployment", ""), one("DaemonSet", ""));
         let account = |object: &str| after(object, "serviceAccountName: ");
-        let told = |variable: &str| after(router, &format!("{variable}, value: "));
-        assert_eq!(told("HOOKS_ROLE"), name(one("ClusterRole", "pods/exec")));
+        let argument_of = |variable: &str| after(router, &format!("{variable}, value: "));
+        assert_eq!(
+            argument_of("HOOKS_ROLE"),
+            name(one("ClusterRole", "pods/exec"))
+        );
         let whom = after(router, "HOOKS_ACCOUNT, value: \"");
         assert_eq!(whom, format!("storage:{}", account(router)));
-        assert_eq!(told("NODE_ACCOUNT"), account(node));
+        assert_eq!(argument_of("NODE_ACCOUNT"), account(node));
         let service = after(router, "--agent-service=$(NAMESPACE)/");
         assert_eq!(service, name(one("Service", "targetPort: agent}")));
     }

@@ -97,9 +97,12 @@ async fn a_copy_is_resumed_after_the_driver_was_killed() {
     let clone = client.create_from("c", SIZE, mount("ext4"), source, &[]);
     refused(clone.await, Code::Aborted);
     assert_eq!(client.snapshots("").await.unwrap(), Vec::<String>::new());
-    let told = &node.cli_snapshots()[0];
-    assert_eq!(told["state"], "preparing");
-    assert!(told["copied_bytes"].as_u64().unwrap() > 0, "{told}");
+    let listed_snapshot = &node.cli_snapshots()[0];
+    assert_eq!(listed_snapshot["state"], "preparing");
+    assert!(
+        listed_snapshot["copied_bytes"].as_u64().unwrap() > 0,
+        "{listed_snapshot}"
+    );
     await_hang(&node);
     node.server.signal(Signal::SIGKILL);
     release.thaw();

@@ -33,10 +33,10 @@ async fn a_new_pool_reserves_the_size_of_its_volumes_against_snapshots() {
     let id = first.snapshot_id;
     node.client.delete_snapshot(&id).await.unwrap();
     // xfs frees the blocks of a deleted file some time after its last close.
-    let begun = std::time::Instant::now();
+    let start = std::time::Instant::now();
     while let Err(status) = node.client.snapshot("s2", &a, &[]).await {
         let is_full = status.code() == Code::ResourceExhausted;
-        assert!(is_full && begun.elapsed() < WAIT_TIMEOUT, "{status}");
+        assert!(is_full && start.elapsed() < WAIT_TIMEOUT, "{status}");
         tokio::time::sleep(std::time::Duration::from_millis(200)).await;
     }
 }

@@ -173,9 +173,9 @@ async fn a_request_beyond_the_free_space_is_refused_before_any_application_is_qu
 
 /// xfs frees the blocks of deleted files a moment later.
 async fn await_room(client: &super::support::Client, bytes: u64) {
-    let begun = std::time::Instant::now();
+    let start = std::time::Instant::now();
     while client.capacity(&[]).await.unwrap() < bytes {
-        assert!(begun.elapsed() < WAIT_TIMEOUT, "the free space comes back");
+        assert!(start.elapsed() < WAIT_TIMEOUT, "the free space comes back");
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
 }
@@ -191,21 +191,21 @@ impl Ask {
     async fn of(&self, client: &super::support::Client) -> Result<String, tonic::Status> {
         match self {
             Ask::Cut { volume } => {
-                let made = client.snapshot("s", volume, &[("retries", "0")]).await;
-                made.map(|snapshot| snapshot.snapshot_id)
+                let created = client.snapshot("s", volume, &[("retries", "0")]).await;
+                created.map(|snapshot| snapshot.snapshot_id)
             }
             Ask::Restore { snapshot } => {
                 let source = from_snapshot(snapshot);
-                let made = client.create_from("r", 400 * MIB, mount("xfs"), source, &[]);
-                made.await.map(|volume| volume.volume_id)
+                let created = client.create_from("r", 400 * MIB, mount("xfs"), source, &[]);
+                created.await.map(|volume| volume.volume_id)
             }
         }
     }
 
-    async fn undo(&self, client: &super::support::Client, made: &str) {
+    async fn undo(&self, client: &super::support::Client, created: &str) {
         let undone = match self {
-            Ask::Cut { .. } => client.delete_snapshot(made).await,
-            Ask::Restore { .. } => client.delete(made).await,
+            Ask::Cut { .. } => client.delete_snapshot(created).await,
+            Ask::Restore { .. } => client.delete(created).await,
         };
         undone.unwrap();
     }
@@ -241,8 +241,8 @@ async fn full_at(node: &mut Node, n: usize, ask: &Ask) -> Option<bool> {
         assert!(is_clean, "{n}: {status}\n{}", node.server.log());
     }
     drop((full, release));
-    let made = match answer {
-        Ok(made) => made,
+    let created = match answer {
+        Ok(created) => created,
         Err(_) => {
             // The failure is remembered, but not across a restart.
             node.restart_with(&[]);
@@ -255,7 +255,7 @@ async fn full_at(node: &mut Node, n: usize, ask: &Ask) -> Option<bool> {
         // A planned fault would occur in the next call.
         node.restart_with(&[]);
     }
-    ask.undo(&node.client, &made).await;
+    ask.undo(&node.client, &created).await;
     assert_eq!(ask.count_objects(node), before, "{n}");
     met.then_some(failed)
 }
@@ -394,8 +394,8 @@ async fn a_copy_is_aborted_for_its_thick_source_when_the_pool_fills() {
         let call = tokio::spawn(async move {
             if clone {
                 let source = from_volume(&of);
-                let made = client.create_from("c", 512 * MIB, mount("xfs"), source, &[]);
-                return made.await.map(drop);
+                let created = client.create_from("c", 512 * MIB, mount("xfs"), source, &[]);
+                return created.await.map(drop);
             }
             let patient = [("freezeTimeout", "10s"), ("retries", "0")];
             client.snapshot("s", &of, &patient).await.map(drop)

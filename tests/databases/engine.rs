@@ -83,9 +83,12 @@ impl Engine {
             }
         };
         let output = command.args(more).stdin(Stdio::null()).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        let told = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{self:?} is made: {told}\n{said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let message = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success(),
+            "{self:?} is made: {message}\n{stderr}"
+        );
     }
 
     fn command(self, data: &Path, run: &Path) -> Command {

@@ -139,7 +139,7 @@ impl Held {
         let server = self
             .engine
             .start(&data(&copy), &self.node.scratch.join("run-copy"), &[]);
-        let server = server.unwrap_or_else(|said| panic!("the copy is refused: {said}"));
+        let server = server.unwrap_or_else(|message| panic!("the copy is refused: {message}"));
         let count = server.count();
         let log = server.log();
         drop(server);

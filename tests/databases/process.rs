@@ -88,12 +88,12 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         let pid = Pid::from_raw(self.child.id() as i32);
-        let begun = std::time::Instant::now();
+        let start = std::time::Instant::now();
         if self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
             let _ = kill(pid, self.stop);
         }
         while self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
-            if begun.elapsed().as_secs() > 20 {
+            if start.elapsed().as_secs() > 20 {
                 let _ = kill(pid, Signal::SIGKILL);
             }
             std::thread::sleep(std::time::Duration::from_millis(10));

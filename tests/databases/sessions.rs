@@ -32,23 +32,23 @@ impl Session {
     /// Starts a session with a deadline that no test reaches, and waits for its READY.
     pub fn ready(run: &Run, engine: Engine, scratch: &Scratch) -> Session {
         let ready = Session::start(run, engine, 120, scratch);
-        ready.unwrap_or_else(|said| panic!("{said:?}: {}", run.log()))
+        ready.unwrap_or_else(|message| panic!("{message:?}: {}", run.log()))
     }
 
     /// The same with a deadline that is reached soon, but leaves time to check what is held; on a
     /// slow machine it is later.
     pub fn ready_shortly(run: &Run, engine: Engine, scratch: &Scratch) -> Session {
-        let mut said = String::new();
+        let mut message = String::new();
         for seconds in [6, 24, 96] {
-            let begun = Instant::now();
+            let start = Instant::now();
             match Session::start(run, engine, seconds, scratch) {
                 // Two thirds of the time are left for the check.
-                Ok(session) if begun.elapsed().as_secs() < seconds / 3 => return session,
+                Ok(session) if start.elapsed().as_secs() < seconds / 3 => return session,
                 Ok(_) => {}
-                Err(other) => said = other,
+                Err(other) => message = other,
             }
         }
-        panic!("it is not ready in time; {said:?}: {}", run.log());
+        panic!("it is not ready in time; {message:?}: {}", run.log());
     }
 
     /// Starts a session with a deadline, and waits for its READY. Returns its output if it fails.

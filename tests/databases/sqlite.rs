@@ -95,14 +95,14 @@ async fn problems(node: &Node, cuts: usize) -> Vec<String> {
     let main = Volume::new(node, "main", "ext4").await;
     let other = Volume::new(node, "other", "xfs").await;
     let writers = MODES.map(|mode| writer(mode, &main.staging, &other.staging));
-    let mut made = Vec::new();
+    let mut created = Vec::new();
     for cut in 0..cuts {
         writers
             .iter()
             .for_each(|writer| writer.goes_beyond(writer.acknowledged() + 3));
         let acknowledged = [0, 1].map(|mode: usize| writers[mode].acknowledged());
         let (id, members) = group(node, &format!("cut-{cut}"), &[&main, &other]).await;
-        made.push((id, members, acknowledged));
+        created.push((id, members, acknowledged));
     }
     for writer in writers {
         writer.stop();
@@ -111,7 +111,7 @@ async fn problems(node: &Node, cuts: usize) -> Vec<String> {
     main.unstage(node).await;
     other.unstage(node).await;
     let mut found = Vec::new();
-    for (id, members, acknowledged) in made {
+    for (id, members, acknowledged) in created {
         let one = main.copy(node, &members[0], &main.staging).await;
         let two = other.copy(node, &members[1], &other.staging).await;
         for (mode, acknowledged) in MODES.iter().zip(acknowledged) {

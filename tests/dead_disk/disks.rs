@@ -16,8 +16,8 @@ fn kill(disk: &Disk) {
 
 async fn create(client: &Client, pool: &str, name: &str) -> String {
     let parameters = [("pool", pool)];
-    let made = client.create(name, GIB / 2, mount("ext4"), &parameters);
-    made.await.unwrap()
+    let created = client.create(name, GIB / 2, mount("ext4"), &parameters);
+    created.await.unwrap()
 }
 
 #[tokio::test]
@@ -60,8 +60,8 @@ async fn a_dead_disk_and_the_loops_on_it_affect_only_their_own_pool() {
         // mkfs.btrfs looks up every mounted loop device, including the dead one.
         let btrfs = client.create("btrfs", GIB / 2, mount("btrfs"), &[("pool", "well")]);
         let btrfs = btrfs.await.unwrap();
-        let made = client.stage(&btrfs, &at("btrfs"), mount("btrfs")).await;
-        made.unwrap();
+        let created = client.stage(&btrfs, &at("btrfs"), mount("btrfs")).await;
+        created.unwrap();
         client.unstage(&btrfs, &at("btrfs")).await.unwrap();
         client.delete_unused(&btrfs).await;
         let other = create(&client, "well", "other").await;
@@ -106,7 +106,7 @@ async fn served(client: &Client) {
 
 /// Creates and publishes a volume with a file system and a raw one. Returns their paths.
 async fn two_published(node: &Node) -> [(String, PathBuf, PathBuf); 2] {
-    let made = async |name: &str, how: csi::VolumeCapability| {
+    let created = async |name: &str, how: csi::VolumeCapability| {
         let id = node.client.create(name, GIB / 2, how.clone(), &[]).await;
         let (id, staging, target) = (id.unwrap(), node.staging(name), node.path(name));
         node.client.stage(&id, &staging, how.clone()).await.unwrap();
@@ -114,7 +114,10 @@ async fn two_published(node: &Node) -> [(String, PathBuf, PathBuf); 2] {
         published.await.unwrap();
         (id, staging, target)
     };
-    [made("fs", mount("ext4")).await, made("raw", block()).await]
+    [
+        created("fs", mount("ext4")).await,
+        created("raw", block()).await,
+    ]
 }
 
 #[tokio::test]

@@ -166,13 +166,13 @@ fn repeats_of_interrupted_cuts() {
 
 #[test]
 fn start_with_what_a_crash_left_of_a_cut() {
-    let made = || after(busy(VolumeConfig::EXT4), &[snapshot()]);
+    let created = || after(busy(VolumeConfig::EXT4), &[snapshot()]);
     let calls = [
         (busy(VolumeConfig::EXT4), snapshot()),
         (busy(VolumeConfig::THICK), snapshot()),
-        (made(), Step::DeleteSnapshot(S)),
+        (created(), Step::DeleteSnapshot(S)),
         (
-            made(),
+            created(),
             Step::Restore(NEW, S, VolumeConfig::fs(FsType::Ext4), 2 * SIZE),
         ),
         (busy(BTRFS), Step::Clone(NEW, V, BTRFS, SIZE)),

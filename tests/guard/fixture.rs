@@ -250,9 +250,9 @@ pub fn are_stopped(writers: &[ProbeWrite]) -> bool {
 }
 
 pub fn eventually_within(what: &str, mut holds: impl FnMut() -> bool) {
-    let begun = Instant::now();
+    let start = Instant::now();
     while !holds() {
-        assert!(begun.elapsed() < WAIT_TIMEOUT, "not in time: {what}");
+        assert!(start.elapsed() < WAIT_TIMEOUT, "not in time: {what}");
         thread::sleep(Duration::from_millis(10));
     }
 }

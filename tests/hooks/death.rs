@@ -3,7 +3,7 @@
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
-use super::ground::*;
+use super::hook_folder::*;
 
 const FOLDER: &str = "SLACKWATER_TEST_HOOKS";
 
@@ -12,11 +12,11 @@ struct Killed(Child);
 
 impl Killed {
     /// Starts this test program again, as the driver of the hooks in a folder.
-    fn start(ground: &Ground) -> Killed {
+    fn start(hook_folder: &HookFolder) -> Killed {
         let mut driver = Command::new(std::env::current_exe().unwrap());
         driver
             .args(["--exact", "death::holds_until_it_is_killed", "--ignored"])
-            .env(FOLDER, ground.path(""))
+            .env(FOLDER, hook_folder.path(""))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .process_group(0);
@@ -57,43 +57,45 @@ fn holds_until_it_is_killed() {
 
 #[test]
 fn a_driver_that_is_killed_releases() {
-    let ground = Ground::new();
+    let hook_folder = HookFolder::new();
     // The second hook runs on after the driver's end. If it had inherited the writing end of the
     // first one's stdin, the first one would run on as well.
     let first = "echo READY; cat > /dev/null; echo released >> first.log";
     let second = "echo READY; cat > /dev/null; n=0; while [ ! -e go ] && [ $n -lt 6000 ]; do \
                   n=$((n + 1)); sleep 0.01; done; \
                   echo released >> second.log";
-    ground.hook("first", first);
-    ground.hook("second", second);
-    let mut driver = Killed::start(&ground);
-    until("the quiesce", || ground.path("held").exists());
-    assert_eq!(ground.lines("first.log"), [""; 0]);
+    hook_folder.hook("first", first);
+    hook_folder.hook("second", second);
+    let mut driver = Killed::start(&hook_folder);
+    until("the quiesce", || hook_folder.path("held").exists());
+    assert_eq!(hook_folder.lines("first.log"), [""; 0]);
     driver.0.kill().unwrap();
     driver.0.wait().unwrap();
-    until("the release", || ground.lines("first.log") == ["released"]);
-    assert_eq!(ground.lines("second.log"), [""; 0]);
-    ground.touch("go");
+    until("the release", || {
+        hook_folder.lines("first.log") == ["released"]
+    });
+    assert_eq!(hook_folder.lines("second.log"), [""; 0]);
+    hook_folder.touch("go");
     until("the other release", || {
-        ground.lines("second.log") == ["released"]
+        hook_folder.lines("second.log") == ["released"]
     });
 }
 
 /// It prints READY after its reader is gone, which does not end it before it has released.
 #[test]
 fn a_driver_that_is_killed_before_ready_releases() {
-    let ground = Ground::new();
+    let hook_folder = HookFolder::new();
     let slow = "echo quiesced >> log; touch slow; n=0; \
                 while [ ! -e go ] && [ $n -lt 6000 ]; do n=$((n + 1)); sleep 0.01; done; \
                 echo READY; echo said >> log; cat > /dev/null; echo released >> log";
-    ground.hook("first", slow);
-    ground.hook("second", "echo READY; cat > /dev/null");
-    let mut driver = Killed::start(&ground);
-    until("the start", || ground.path("slow").exists());
+    hook_folder.hook("first", slow);
+    hook_folder.hook("second", "echo READY; cat > /dev/null");
+    let mut driver = Killed::start(&hook_folder);
+    until("the start", || hook_folder.path("slow").exists());
     driver.0.kill().unwrap();
     driver.0.wait().unwrap();
-    ground.touch("go");
+    hook_folder.touch("go");
     until("the release", || {
-        ground.lines("log") == ["quiesced", "said", "released"]
+        hook_folder.lines("log") == ["quiesced", "said", "released"]
     });
 }

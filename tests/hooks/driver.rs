@@ -18,7 +18,7 @@ use slackwater::model::{Level, OnQuiesceFailure, SnapshotParameters};
 use slackwater::operation::{CreateSnapshot, Driver, Snapshot, StageVolume};
 
 use super::GOOD;
-use super::ground::*;
+use super::hook_folder::*;
 use super::simulation::{VolumeConfig, create, settings, staging};
 
 /// The simulated guard, which writes into the log of the hooks.
@@ -105,7 +105,7 @@ impl Freeze for NotingFreeze {
 }
 
 struct Node {
-    ground: Ground,
+    hook_folder: HookFolder,
     host: MemoryHost,
     driver: Driver,
     volume: String,
@@ -113,21 +113,21 @@ struct Node {
 
 impl Node {
     /// A driver with a staged volume.
-    fn start(hooks: impl FnOnce(&Ground) -> Vec<HookDefinition>) -> Node {
+    fn start(hooks: impl FnOnce(&HookFolder) -> Vec<HookDefinition>) -> Node {
         Node::start_with_grace(LONG, hooks)
     }
 
     fn start_with_grace(
         grace: Duration,
-        hooks: impl FnOnce(&Ground) -> Vec<HookDefinition>,
+        hooks: impl FnOnce(&HookFolder) -> Vec<HookDefinition>,
     ) -> Node {
-        let ground = Ground::new();
+        let hook_folder = HookFolder::new();
         let host = MemoryHost::new();
         let seams = Seams {
-            hooks: Arc::new(local(hooks(&ground)).with_grace(grace)),
+            hooks: Arc::new(local(hooks(&hook_folder)).with_grace(grace)),
             freezer: Arc::new(Noting {
                 inner: host.clone(),
-                log: ground.path("log"),
+                log: hook_folder.path("log"),
             }),
             ..Seams::simulated(host.clone())
         };
@@ -145,7 +145,7 @@ impl Node {
             })
             .unwrap();
         Node {
-            ground,
+            hook_folder,
             host,
             driver,
             volume,
@@ -186,15 +186,15 @@ fn failed_hook(error: &Error) -> &str {
 
 #[test]
 fn the_order_is_quiesce_freeze_thaw_release() {
-    let node = Node::start(|ground| vec![ground.hook("db", GOOD)]);
+    let node = Node::start(|hook_folder| vec![hook_folder.hook("db", GOOD)]);
     let snapshot = node.snapshot("s", &application()).unwrap();
     assert_eq!(snapshot.level, Level::Application);
     assert_eq!(snapshot.reason, "");
     let order = ["quiesced", "frozen", "thaw", "released"];
-    assert_eq!(node.ground.lines("log"), order);
+    assert_eq!(node.hook_folder.lines("log"), order);
     assert_eq!(node.snapshot("s", &application()).unwrap(), snapshot);
     assert_eq!(
-        node.ground.lines("log"),
+        node.hook_folder.lines("log"),
         order,
         "a repeat disturbs no application"
     );
@@ -203,22 +203,22 @@ fn the_order_is_quiesce_freeze_thaw_release() {
 
 #[test]
 fn a_lower_level_runs_no_hook() {
-    let node = Node::start(|ground| vec![ground.hook("db", GOOD)]);
+    let node = Node::start(|hook_folder| vec![hook_folder.hook("db", GOOD)]);
     let snapshot = node.snapshot("s", &SnapshotParameters::default()).unwrap();
     assert_eq!(snapshot.level, Level::Filesystem);
-    assert_eq!(node.ground.lines("log"), ["frozen", "thaw"]);
+    assert_eq!(node.hook_folder.lines("log"), ["frozen", "thaw"]);
 }
 
 #[test]
 fn a_hook_that_fails_is_retried() {
     // Its third start is the first that succeeds.
     let body = format!("echo start >> starts; [ $(wc -l < starts) -ge 3 ] || exit 1; {GOOD}");
-    let node = Node::start(|ground| vec![ground.hook("db", &body)]);
+    let node = Node::start(|hook_folder| vec![hook_folder.hook("db", &body)]);
     let snapshot = node.snapshot("s", &application()).unwrap();
     assert_eq!(snapshot.level, Level::Application);
-    assert_eq!(node.ground.lines("starts").len(), 3);
+    assert_eq!(node.hook_folder.lines("starts").len(), 3);
     assert_eq!(
-        node.ground.lines("log"),
+        node.hook_folder.lines("log"),
         ["quiesced", "frozen", "thaw", "released"]
     );
     node.assert_clean();
@@ -227,20 +227,24 @@ fn a_hook_that_fails_is_retried() {
 #[test]
 fn a_hook_that_always_fails_leaves_no_snapshot_or_one_of_the_level_that_the_class_allows() {
     let body = "echo start >> starts; echo no database >&2; exit 1";
-    let node = Node::start(|ground| vec![ground.hook("db", body)]);
+    let node = Node::start(|hook_folder| vec![hook_folder.hook("db", body)]);
     let error = node.snapshot("s", &application()).unwrap_err();
     assert!(failed_hook(&error).contains("no database"), "{error:?}");
-    assert_eq!(node.ground.lines("starts").len(), 3, "one try and two more");
+    assert_eq!(
+        node.hook_folder.lines("starts").len(),
+        3,
+        "one try and two more"
+    );
     let repeat = node.snapshot("s", &application()).unwrap_err();
     assert!(failed_hook(&repeat).contains("no database"), "{repeat:?}");
     assert_eq!(
-        node.ground.lines("starts").len(),
+        node.hook_folder.lines("starts").len(),
         3,
         "a repeat disturbs no application"
     );
-    assert_eq!(node.ground.lines("log"), [""; 0], "nothing was frozen");
+    assert_eq!(node.hook_folder.lines("log"), [""; 0], "nothing was frozen");
     for (level, frozen) in [(Level::Filesystem, 2), (Level::Crash, 0)] {
-        let node = Node::start(|ground| vec![ground.hook("db", body)]);
+        let node = Node::start(|hook_folder| vec![hook_folder.hook("db", body)]);
         let falls = SnapshotParameters {
             on_quiesce_failure: OnQuiesceFailure::Degrade(level),
             ..application()
@@ -253,7 +257,7 @@ fn a_hook_that_always_fails_leaves_no_snapshot_or_one_of_the_level_that_the_clas
             "{}",
             snapshot.reason
         );
-        assert_eq!(node.ground.lines("log").len(), frozen);
+        assert_eq!(node.hook_folder.lines("log").len(), frozen);
         node.assert_clean();
     }
     node.assert_clean();
@@ -263,7 +267,7 @@ fn a_hook_that_always_fails_leaves_no_snapshot_or_one_of_the_level_that_the_clas
 fn a_hook_that_dies_under_the_freeze_loses_the_level() {
     let body = "echo $$ > ends; echo quiesced >> log; echo READY; \
                 while ! grep -q frozen log; do sleep 0.001; done; echo lost >&2; exit 0";
-    let node = Node::start(|ground| vec![ground.hook("db", body)]);
+    let node = Node::start(|hook_folder| vec![hook_folder.hook("db", body)]);
     let parameters = SnapshotParameters {
         retries: 0,
         ..application()
@@ -280,7 +284,7 @@ fn a_hook_that_dies_under_the_freeze_loses_the_level() {
 #[test]
 fn a_hook_that_must_be_killed_costs_no_snapshot() {
     let body = "echo READY; while :; do sleep 0.05; done";
-    let node = Node::start_with_grace(GRACE, |ground| vec![ground.hook("db", body)]);
+    let node = Node::start_with_grace(GRACE, |hook_folder| vec![hook_folder.hook("db", body)]);
     let snapshot = node.snapshot("s", &application()).unwrap();
     assert_eq!(snapshot.level, Level::Application);
     node.assert_clean();
@@ -307,8 +311,8 @@ fn without_a_hook_there_is_no_application_level() {
 
 #[test]
 fn after_any_failure_an_application_is_not_disturbed_again_before_its_pause_is_over() {
-    let node = Node::start(|ground| vec![ground.hook("db", GOOD)]);
-    node.ground.touch("disk-dies");
+    let node = Node::start(|hook_folder| vec![hook_folder.hook("db", GOOD)]);
+    node.hook_folder.touch("disk-dies");
     for call in 0..5 {
         let error = node.snapshot("s", &application()).unwrap_err();
         let Error::Paused { last, .. } = &error else {
@@ -320,20 +324,24 @@ fn after_any_failure_an_application_is_not_disturbed_again_before_its_pause_is_o
         );
     }
     let log = ["quiesced", "released"];
-    assert_eq!(node.ground.lines("log"), log, "held once by five calls");
+    assert_eq!(
+        node.hook_folder.lines("log"),
+        log,
+        "held once by five calls"
+    );
     node.assert_clean();
 }
 
 #[test]
 fn no_application_is_held_where_the_guard_or_the_pool_fails_ahead_of_the_hooks() {
-    let node = Node::start(|ground| vec![ground.hook("db", GOOD)]);
-    node.ground.touch("no-guard");
+    let node = Node::start(|hook_folder| vec![hook_folder.hook("db", GOOD)]);
+    node.hook_folder.touch("no-guard");
     for call in 0..5 {
         let error = node.snapshot("s", &application()).unwrap_err();
         assert!(matches!(error, Error::Host { .. }), "{call}: {error:?}");
     }
-    assert_eq!(node.ground.lines("log"), [""; 0]);
-    std::fs::remove_file(node.ground.path("no-guard")).unwrap();
+    assert_eq!(node.hook_folder.lines("log"), [""; 0]);
+    std::fs::remove_file(node.hook_folder.path("no-guard")).unwrap();
     node.snapshot("s", &application()).unwrap();
     node.assert_clean();
 }
@@ -343,10 +351,10 @@ fn a_hook_that_lives_past_its_own_time_does_not_prove_that_it_held() {
     // Like a server that ends its pause by itself while its client still waits.
     let pauses = "echo READY; cat > /dev/null";
     let slow = "sleep 1.5; echo READY; cat > /dev/null";
-    let node = Node::start(|ground| {
+    let node = Node::start(|hook_folder| {
         vec![
-            ground.hook_of("db", pauses, |parts| parts.timeout = Some("1s".into())),
-            ground.hook("slow", slow),
+            hook_folder.hook_of("db", pauses, |parts| parts.timeout = Some("1s".into())),
+            hook_folder.hook("slow", slow),
         ]
     });
     let parameters = SnapshotParameters {
@@ -361,15 +369,15 @@ fn a_hook_that_lives_past_its_own_time_does_not_prove_that_it_held() {
 
 #[test]
 fn what_another_program_has_frozen_is_refused_at_once_or_cut_at_level_crash() {
-    let node = Node::start(|ground| vec![ground.hook("db", GOOD)]);
-    node.ground.touch("frozen-elsewhere");
+    let node = Node::start(|hook_folder| vec![hook_folder.hook("db", GOOD)]);
+    node.hook_folder.touch("frozen-elsewhere");
     let error = node.snapshot("s", &application()).unwrap_err();
     let Error::Paused { last, .. } = &error else {
         panic!("{error:?}");
     };
     assert!(matches!(**last, Error::Busy { .. }), "{error:?}");
     assert_eq!(
-        node.ground.lines("log"),
+        node.hook_folder.lines("log"),
         ["quiesced", "released"],
         "one try"
     );

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use super::GOOD;
-use super::ground::Ground;
+use super::hook_folder::HookFolder;
 use super::support::node::{GIB, definition};
 use super::support::{Client, Disk, Scratch, Server, block, eventually, mount};
 
@@ -14,7 +14,7 @@ const MOST: usize = 200;
 struct HookFixture {
     server: Server,
     gate: PathBuf,
-    ground: Ground,
+    hook_folder: HookFolder,
     #[expect(dead_code, reason = "dropped before the fields that it depends on")]
     disk: Disk,
     /// The last field, because the others depend on it and are dropped first.
@@ -23,9 +23,9 @@ struct HookFixture {
 
 impl HookFixture {
     fn new() -> HookFixture {
-        let ground = Ground::new();
-        let hook = ground.hook("db", GOOD);
-        let config = ground.path("slackwater.toml");
+        let hook_folder = HookFolder::new();
+        let hook = hook_folder.hook("db", GOOD);
+        let config = hook_folder.path("slackwater.toml");
         let text = format!(
             "[[hook]]\nname = \"db\"\ncommand = {:?}\nvolume = \"*\"\nuser = \"nobody\"\n",
             hook.command
@@ -39,8 +39,8 @@ impl HookFixture {
         server.wait_ready();
         HookFixture {
             server,
-            gate: ground.path("gate"),
-            ground,
+            gate: hook_folder.path("gate"),
+            hook_folder,
             disk,
             scratch,
         }
@@ -62,7 +62,7 @@ impl HookFixture {
     /// How often applications were quiesced, after waiting until they were released as often.
     fn quiesced(&self) -> usize {
         let count = |word: &str| {
-            self.ground
+            self.hook_folder
                 .lines("log")
                 .iter()
                 .filter(|l| *l == word)
@@ -70,15 +70,15 @@ impl HookFixture {
         };
         eventually("all are released", || {
             // A session that has just been started quiesces after its driver's death, too.
-            sessions_of(&self.ground) == 0 && count("quiesced") == count("released")
+            sessions_of(&self.hook_folder) == 0 && count("quiesced") == count("released")
         });
         count("quiesced")
     }
 }
 
 /// Running sessions of this folder.
-fn sessions_of(ground: &Ground) -> usize {
-    let script = ground.path("db.sh");
+fn sessions_of(hook_folder: &HookFolder) -> usize {
+    let script = hook_folder.path("db.sh");
     let script = script.to_str().unwrap();
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     let runs = processes.filter(|process| {

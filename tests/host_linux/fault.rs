@@ -33,7 +33,7 @@ fn run_child(folder: &Path, environment: &[(&str, &str)]) -> Output {
         .unwrap()
 }
 
-fn made(folder: &Path) -> Vec<&'static str> {
+fn created(folder: &Path) -> Vec<&'static str> {
     let there = |name: &&str| folder.join(name).exists();
     ["a", "b", "c"].into_iter().filter(there).collect()
 }
@@ -47,7 +47,7 @@ fn the_process_is_killed_before_or_after_the_effect_of_the_number() {
         let folder = folder();
         let ended = run_child(folder.path(), &[("SLACKWATER_FAULT", fault)]);
         assert_eq!(ended.status.signal(), Some(9), "{fault}: {ended:?}");
-        assert_eq!(made(folder.path()), left, "{fault}");
+        assert_eq!(created(folder.path()), left, "{fault}");
         let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
         assert_eq!(log, "1 make_dir\n2 make_dir\n");
     }
@@ -61,7 +61,7 @@ fn an_effect_is_refused_with_the_errno_and_not_performed() {
         String::from_utf8_lossy(&ended.stdout).contains("b: fault at make_dir: ENOSPC"),
         "{ended:?}"
     );
-    assert_eq!(made(folder.path()), ["a", "c"]);
+    assert_eq!(created(folder.path()), ["a", "c"]);
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn counting_begins_when_the_marker_is_there() {
         folder.path(),
         &[("SLACKWATER_FAULT", "9:kill-before"), after],
     );
-    assert_eq!(made(folder.path()), ["a", "b", "c"]);
+    assert_eq!(created(folder.path()), ["a", "b", "c"]);
     let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
     assert_eq!(log, "1 make_dir\n", "only the third effect is counted");
 }

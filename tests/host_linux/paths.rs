@@ -130,13 +130,13 @@ fn a_link_that_is_inserted_during_the_lookup_is_not_followed() {
             }
         });
         for _ in 0..2000 {
-            let made = scratch.perform(&make(&target, NodeKind::Dir));
+            let created = scratch.perform(&make(&target, NodeKind::Dir));
             let bound = scratch.perform(&Effect::Bind {
                 source: &volume.target,
                 target: &target,
                 read_only: true,
             });
-            mounted += usize::from(made.is_ok() && bound.is_ok());
+            mounted += usize::from(created.is_ok() && bound.is_ok());
             let _ = scratch.perform(&Effect::Unmount { target: &target });
             let _ = scratch.perform(&Effect::RemoveTarget { path: &target });
         }

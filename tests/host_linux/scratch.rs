@@ -74,10 +74,10 @@ fn attach_disk(disk: &Path) -> String {
 /// Waits for an asynchronous action of the kernel, such as the detachment of an autoclear loop
 /// device.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let begun = Instant::now();
+    let start = Instant::now();
     while !holds() {
         assert!(
-            begun.elapsed() < Duration::from_secs(120),
+            start.elapsed() < Duration::from_secs(120),
             "not in time: {what}"
         );
         std::thread::sleep(Duration::from_millis(5));
@@ -286,11 +286,11 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         // A pinned folder of the host would keep the pool busy.
         self.host = LinuxHost::new(vec![self.pods.clone()]);
-        let begun = Instant::now();
+        let start = Instant::now();
         while let Err(problem) = self.take_apart() {
             // The kernel detaches a loop device some time after its last close, and a busy machine
             // is slow.
-            if begun.elapsed() > Duration::from_secs(120) {
+            if start.elapsed() > Duration::from_secs(120) {
                 let problem = format!("left behind at {}: {problem}", self.root.display());
                 if std::thread::panicking() {
                     eprintln!("{problem}");

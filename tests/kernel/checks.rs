@@ -93,10 +93,10 @@ async fn message_names_the_solution(node: &Node, id: &str) -> bool {
 fn check(node: &Node, id: &str, more: &[&str]) -> (Option<i32>, String) {
     let endpoint = format!("unix://{}", node.server.socket().display());
     let words = ["volumes", "check", id, "--endpoint", &endpoint];
-    said(slackwater().args(words).args(more))
+    run_command(slackwater().args(words).args(more))
 }
 
-fn said(command: &mut std::process::Command) -> (Option<i32>, String) {
+fn run_command(command: &mut std::process::Command) -> (Option<i32>, String) {
     let output = command.output().unwrap();
     let text = [output.stdout, output.stderr].concat();
     let text = String::from_utf8_lossy(&text).into_owned();
@@ -163,11 +163,11 @@ async fn without_a_driver_the_command_locks_the_pool() {
         .arg(&record)
         .arg("--state-dir")
         .arg(&state);
-    let (code, text) = said(&mut command);
+    let (code, text) = run_command(&mut command);
     assert_eq!(code, Some(1), "{text}");
     assert!(text.contains("process"), "{text}");
     node.server.kill();
-    let (code, text) = said(&mut command);
+    let (code, text) = run_command(&mut command);
     assert_eq!(code, Some(0), "{text}");
     node.server.restart();
     node.client = node.server.client();

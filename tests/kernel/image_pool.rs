@@ -231,10 +231,10 @@ async fn a_reserved_pool_accepts_every_write_on_a_full_disk() {
 /// Runs `slackwater`. Returns its exit code and its output.
 fn slackwater(arguments: &[&str]) -> (Option<i32>, String) {
     let output = Command::new(binary()).args(arguments).output().unwrap();
-    let said = [output.stdout, output.stderr].concat();
+    let printed = [output.stdout, output.stderr].concat();
     (
         output.status.code(),
-        String::from_utf8_lossy(&said).into_owned(),
+        String::from_utf8_lossy(&printed).into_owned(),
     )
 }
 
@@ -247,74 +247,78 @@ async fn init_creates_the_image_once_and_contradictory_options_are_refused() {
     let act = |act: &str, pool: &str| {
         slackwater(&["pool", act, "--node-record", record.to_str().unwrap(), pool])
     };
-    let (code, said) = act("init", &format!("{place},image=3Gi"));
+    let (code, printed) = act("init", &format!("{place},image=3Gi"));
     assert_eq!(code, Some(1));
     assert!(
-        said.contains("does not fit") && said.contains("give at most"),
-        "{said}"
+        printed.contains("does not fit") && printed.contains("give at most"),
+        "{printed}"
     );
     assert!(!image(&disk).exists(), "nothing is reserved");
-    let (code, said) = act("init", &format!("{place},image=400Mi"));
-    assert_eq!(code, Some(0), "{said}");
+    let (code, printed) = act("init", &format!("{place},image=400Mi"));
+    assert_eq!(code, Some(0), "{printed}");
     eventually("an act leaves no mount and no device", || unmounted(&disk));
     assert_reserved(&disk, 400 * MIB);
-    let (code, said) = act("init", &format!("{place},image=400Mi"));
+    let (code, printed) = act("init", &format!("{place},image=400Mi"));
     assert_eq!(
-        (code, said.contains("already exists")),
+        (code, printed.contains("already exists")),
         (Some(0), true),
-        "{said}"
+        "{printed}"
     );
-    let (code, said) = act("init", &place);
+    let (code, printed) = act("init", &place);
     assert_eq!(
-        (code, said.contains("add image=400Mi")),
+        (code, printed.contains("add image=400Mi")),
         (Some(1), true),
-        "{said}"
+        "{printed}"
     );
-    let (code, said) = act("forget", "a");
+    let (code, printed) = act("forget", "a");
     assert_eq!(
-        (code, said.contains("image of a pool")),
+        (code, printed.contains("image of a pool")),
         (Some(1), true),
-        "{said}"
+        "{printed}"
     );
 
     // While a driver runs: it holds the image, and the commands use its mount.
     let server = Server::start(&scratch, &[&format!("{place},image=400Mi")]);
-    let (code, said) = act("init", &format!("{place},image=400Mi"));
+    let (code, printed) = act("init", &format!("{place},image=400Mi"));
     assert_eq!(
-        (code, said.contains("already exists")),
+        (code, printed.contains("already exists")),
         (Some(0), true),
-        "{said}"
+        "{printed}"
     );
     let pool = format!("{place},image=400Mi");
     let list = ["--node-record", record.to_str().unwrap(), "--pool", &pool];
-    let (code, said) = slackwater(&[&["pool", "list"], &list[..]].concat());
-    assert_eq!((code, said.contains("here")), (Some(0), true), "{said}");
-    let (code, said) = slackwater(&[&["volumes"], &list[..]].concat());
-    assert_eq!(code, Some(0), "{said}");
+    let (code, printed) = slackwater(&[&["pool", "list"], &list[..]].concat());
+    assert_eq!(
+        (code, printed.contains("here")),
+        (Some(0), true),
+        "{printed}"
+    );
+    let (code, printed) = slackwater(&[&["volumes"], &list[..]].concat());
+    assert_eq!(code, Some(0), "{printed}");
     let state = scratch.join("state");
     let doctor = ["doctor", "--state-dir", state.to_str().unwrap()];
-    let (code, said) = slackwater(&[&doctor, &list[..]].concat());
+    let (code, printed) = slackwater(&[&doctor, &list[..]].concat());
     assert!(
-        said.contains("the freeze guard froze and thawed a temporary ext4 file system"),
-        "{said}"
+        printed.contains("the freeze guard froze and thawed a temporary ext4 file system"),
+        "{printed}"
     );
     assert_eq!(
         mounts_below(&state),
         Vec::new(),
         "the trial leaves no mount"
     );
-    assert!(said.contains("shares blocks between files"), "{said}");
-    assert!(said.contains("fully reserved"), "{code:?} {said}");
-    let (code, said) = act("forget", "a");
+    assert!(printed.contains("shares blocks between files"), "{printed}");
+    assert!(printed.contains("fully reserved"), "{code:?} {printed}");
+    let (code, printed) = act("forget", "a");
     assert_eq!(
-        (code, said.contains("the pool is present")),
+        (code, printed.contains("the pool is present")),
         (Some(1), true),
-        "{said}"
+        "{printed}"
     );
     let second = scratch.join("second");
     std::fs::create_dir(&second).unwrap();
     let socket = format!("unix://{}/csi.sock", second.display());
-    let (code, said) = slackwater(&[
+    let (code, printed) = slackwater(&[
         "serve",
         "--node-name",
         "n",
@@ -326,9 +330,9 @@ async fn init_creates_the_image_once_and_contradictory_options_are_refused() {
         &pool,
     ]);
     assert_eq!(
-        (code, said.contains("another slackwater process")),
+        (code, printed.contains("another slackwater process")),
         (Some(1), true),
-        "{said}"
+        "{printed}"
     );
     the_loop(&disk);
     drop(server);
@@ -339,11 +343,11 @@ async fn init_creates_the_image_once_and_contradictory_options_are_refused() {
     let other = Disk::new(&scratch, "other", "ext4", GIB);
     let place = format!("b=file:{}", other.mount_point.display());
     assert_eq!(act("init", &place).0, Some(0));
-    let (code, said) = act("init", &format!("{place},image=400Mi"));
+    let (code, printed) = act("init", &format!("{place},image=400Mi"));
     assert_eq!(
-        (code, said.contains("remove image=")),
+        (code, printed.contains("remove image=")),
         (Some(1), true),
-        "{said}"
+        "{printed}"
     );
     assert!(!image(&other).exists());
 }

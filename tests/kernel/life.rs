@@ -226,16 +226,16 @@ async fn a_sigterm_during_calls_finishes_them_and_exits_with_0() {
     }
     tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     node.server.signal(Signal::SIGTERM);
-    let mut made = Vec::new();
+    let mut created = Vec::new();
     for call in calls {
-        made.extend(call.await.unwrap().ok());
+        created.extend(call.await.unwrap().ok());
     }
     assert_eq!(node.server.wait(), Some(0));
     assert!(!node.server.socket().exists(), "the socket is removed");
     node.server.restart();
     node.client = node.server.client();
     let listed = node.client.list().await.unwrap();
-    for id in &made {
+    for id in &created {
         assert!(listed.contains(id), "every answered volume exists");
     }
     for id in &listed {
@@ -321,13 +321,13 @@ where
     if let Ok(Ok(value)) = tokio::time::timeout(cut, call()).await {
         return value;
     }
-    let begun = std::time::Instant::now();
+    let start = std::time::Instant::now();
     loop {
         match call().await {
             Ok(value) => return value,
             Err(status) if status.code() == Code::Aborted => {
                 assert!(
-                    begun.elapsed() < WAIT_TIMEOUT,
+                    start.elapsed() < WAIT_TIMEOUT,
                     "pending for ever: {status:?}"
                 );
                 tokio::time::sleep(std::time::Duration::from_millis(5)).await;

@@ -86,8 +86,8 @@ async fn a_pool_is_created_on_a_disk_that_is_mounted_late_and_not_in_its_empty_f
     let mut server = Server::start(&scratch, &pools.each_ref().map(String::as_str));
     let client = server.client();
     let class = [("pool", "late")];
-    let made = client.create("a", GIB / 2, mount("ext4"), &class).await;
-    let message = refused(made, Code::Unavailable);
+    let created = client.create("a", GIB / 2, mount("ext4"), &class).await;
+    let message = refused(created, Code::Unavailable);
     assert!(message.contains("no file system is mounted"), "{message}");
     assert!(message.contains("mount=any"), "{message}");
     assert_eq!(std::fs::read_dir(&late.mount_point).unwrap().count(), 0);
@@ -112,8 +112,8 @@ async fn a_pool_is_created_on_a_disk_that_is_mounted_late_and_not_in_its_empty_f
     let again = client.clone();
     let waiting = tokio::task::spawn_blocking(move || {
         eventually("the pool is created on its disk", || {
-            let made = again.create("a", GIB / 2, mount("ext4"), &class);
-            runtime.block_on(made).is_ok()
+            let created = again.create("a", GIB / 2, mount("ext4"), &class);
+            runtime.block_on(created).is_ok()
         });
     });
     waiting.await.unwrap();
@@ -155,10 +155,10 @@ async fn a_pool_is_created_at_the_root_of_a_subvolume_and_not_in_a_folder_of_btr
     });
     let server = Server::start(&scratch, &definitions.each_ref().map(String::as_str));
     let client = server.client();
-    let made = client
+    let created = client
         .create("a", 0, mount("ext4"), &[("pool", "part")])
         .await;
-    let message = refused(made, Code::Unavailable);
+    let message = refused(created, Code::Unavailable);
     assert!(message.contains("no file system is mounted"), "{message}");
     let id = client
         .create("a", 0, mount("ext4"), &[("pool", "whole")])
@@ -392,22 +392,22 @@ fn doctor_warns_of_a_btrfs_pool_whose_images_have_checksums() {
         "--pool",
         &pool,
     ];
-    let said = run_it(&doctor);
+    let printed = run_it(&doctor);
     assert!(
-        said.contains("written in place, without btrfs checksums"),
-        "{said}"
+        printed.contains("written in place, without btrfs checksums"),
+        "{printed}"
     );
     // As in a pool that an earlier release created.
     let volumes = disk.mount_point.join("volumes");
     run("chattr", &["-C", volumes.to_str().unwrap()]);
-    let said = run_it(&doctor);
-    let line = said
+    let printed = run_it(&doctor);
+    let line = printed
         .lines()
         .find(|line| line.contains(": checksums: "))
         .unwrap();
     assert!(
         line.starts_with("warn") && line.contains("new pool"),
-        "{said}"
+        "{printed}"
     );
 }
 
@@ -483,8 +483,8 @@ async fn a_start_waits_for_a_lock_that_a_killed_process_left_between_fork_and_ex
     // Closed but not unlocked, as by a kill.
     drop(lock);
     let server = Server::spawn(&scratch, &[&pool], &[], &[]);
-    let said = "waiting for a lock";
-    eventually("the start waits", || server.log().contains(said));
+    let printed = "waiting for a lock";
+    eventually("the start waits", || server.log().contains(printed));
     assert!(open().try_lock().is_err(), "the child holds the lock");
     go.write_all(&[1]).unwrap();
     server.wait_ready();

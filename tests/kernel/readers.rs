@@ -32,8 +32,8 @@ async fn a_restore_for_readers_is_mounted_read_only_whatever_is_requested() {
         let name = format!("{fs}-readers");
         let source = from_snapshot(&snapshot.snapshot_id);
         let asked = for_readers(mount(fs));
-        let made = client.create_from(&name, GIB, asked.clone(), source, &[]);
-        let copy = made.await.unwrap().volume_id;
+        let created = client.create_from(&name, GIB, asked.clone(), source, &[]);
+        let copy = created.await.unwrap().volume_id;
         let stage = node.staging(&name);
         for _ in 0..2 {
             client.stage(&copy, &stage, asked.clone()).await.unwrap();
@@ -89,8 +89,8 @@ async fn a_block_clone_for_readers_has_a_read_only_device() {
     client.unpublish(&id, &target).await.unwrap();
     client.unstage(&id, &staging).await.unwrap();
     let asked = for_readers(block());
-    let made = client.create_from("readers", GIB, asked.clone(), from_volume(&id), &[]);
-    let copy = made.await.unwrap().volume_id;
+    let created = client.create_from("readers", GIB, asked.clone(), from_volume(&id), &[]);
+    let copy = created.await.unwrap().volume_id;
     client.stage(&copy, &staging, asked.clone()).await.unwrap();
     for _ in 0..2 {
         client

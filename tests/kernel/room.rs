@@ -270,8 +270,8 @@ async fn volumes_in_use_can_be_unstaged_and_deleted_on_a_full_pool() {
         let node = Node::on(fs, GIB);
         let mut volumes = Vec::new();
         for (name, capability) in [("m", mount("ext4")), ("b", block())] {
-            let made = node.client.create(name, 100 * MIB, capability.clone(), &[]);
-            let id = made.await.unwrap();
+            let created = node.client.create(name, 100 * MIB, capability.clone(), &[]);
+            let id = created.await.unwrap();
             let (staging, target) = (node.staging(name), node.path(name));
             let stage = node.client.stage(&id, &staging, capability.clone());
             stage.await.unwrap();

@@ -330,13 +330,13 @@ async fn check(tracked: &Tracked, cuts: &[Cut], pool: Pool, random: &mut Random)
     for (older, base) in cuts.iter().enumerate() {
         for (newer, target) in cuts.iter().enumerate() {
             let ranges = tracked.delta(base, target, 0).await;
-            let told = blocks_of(&ranges);
+            let reported = blocks_of(&ranges);
             let differs = differing(base, target);
             assert!(
                 differs.is_empty() == (older == newer),
                 "otherwise the test proves nothing"
             );
-            let left_out: Vec<_> = differs.difference(&told).collect();
+            let left_out: Vec<_> = differs.difference(&reported).collect();
             assert!(
                 left_out.is_empty(),
                 "{pool:?}: {left_out:?} of {older} to {newer}"
@@ -356,16 +356,21 @@ async fn check(tracked: &Tracked, cuts: &[Cut], pool: Pool, random: &mut Random)
                     .flat_map(|cut| &cut.touched)
                     .copied()
                     .collect();
-                let more = told.iter().find(|n| **n < grown && !touched.contains(n));
+                let more = reported
+                    .iter()
+                    .find(|n| **n < grown && !touched.contains(n));
                 assert_eq!(more, None, "{pool:?}: reported, but not changed");
             }
         }
-        let told = blocks_of(&tracked.allocated(base).await);
+        let reported = blocks_of(&tracked.allocated(base).await);
         let blocks = base.bytes.chunks(BLOCK as usize).enumerate();
         let mut data = blocks.filter(|(_, block)| block.iter().any(|byte| *byte != 0));
-        assert!(data.all(|(n, _)| told.contains(&(n as u64))), "{pool:?}");
         assert!(
-            told.len() < base.bytes.len() / BLOCK as usize,
+            data.all(|(n, _)| reported.contains(&(n as u64))),
+            "{pool:?}"
+        );
+        assert!(
+            reported.len() < base.bytes.len() / BLOCK as usize,
             "not everything"
         );
     }

@@ -55,8 +55,8 @@ async fn a_pools_trim_schedule_frees_blocks_of_deleted_files_only_in_thin_volume
         let name = format!("{fs}-{allocation}");
         let staging = node.staging(&name);
         let parameters = [("allocation", allocation)];
-        let made = node.client.create(&name, GIB, mount(fs), &parameters);
-        let id = made.await.unwrap();
+        let created = node.client.create(&name, GIB, mount(fs), &parameters);
+        let id = created.await.unwrap();
         node.client.stage(&id, &staging, mount(fs)).await.unwrap();
         write_pattern(&staging.join("kept"), 1, KEPT);
         write_and_delete(&staging);

@@ -23,9 +23,9 @@ const LONG: Duration = Duration::from_secs(180);
 
 #[track_caller]
 fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    let begun = Instant::now();
+    let start = Instant::now();
     while !check() {
-        assert!(begun.elapsed() < LONG, "not within {LONG:?}: {what}");
+        assert!(start.elapsed() < LONG, "not within {LONG:?}: {what}");
         std::thread::sleep(Duration::from_millis(200));
     }
     eprintln!("seen: {what}");
@@ -215,8 +215,8 @@ fn volumes_follow_an_adopted_pool_from_wherever_a_run_was_cut_off() {
         plan.lines.iter().all(|line| line.fate == Fate::Finish),
         "{plan:?}"
     );
-    let (code, told) = fixture.run(&["pool", "adopt", &fixture.pool, "--cluster", "--yes"]);
-    assert_eq!(code, Some(0), "{told}");
+    let (code, message) = fixture.run(&["pool", "adopt", &fixture.pool, "--cluster", "--yes"]);
+    assert_eq!(code, Some(0), "{message}");
     // As long as the controllers need for another pass over everything.
     std::thread::sleep(Duration::from_secs(20));
     assert_eq!(fixture.stored(), stored, "no data is deleted");
@@ -251,16 +251,19 @@ fn is_only_shown_first(fixture: &Fixture) {
         plan.lines.iter().all(|line| line.fate == Fate::Move),
         "{plan:?}"
     );
-    let (code, told) = fixture.run(&["pool", "adopt", "node-9/moved", "--cluster"]);
+    let (code, message) = fixture.run(&["pool", "adopt", "node-9/moved", "--cluster"]);
     assert_eq!(code, Some(0));
     for word in ["shop/data-0", home, NEW_HOME, "nothing was changed"] {
-        assert!(told.contains(word), "{word}");
+        assert!(message.contains(word), "{word}");
     }
-    let (code, told) = fixture.run(&["pool", "adopt", "moved", "--cluster", "--json"]);
+    let (code, message) = fixture.run(&["pool", "adopt", "moved", "--cluster", "--json"]);
     assert_eq!(code, Some(0));
-    let told: Value = serde_json::from_str(&told).unwrap();
-    assert_eq!(told["changed"], false);
-    assert_eq!(told["persistent_volumes"].as_array().unwrap().len(), CLAIMS);
+    let message: Value = serde_json::from_str(&message).unwrap();
+    assert_eq!(message["changed"], false);
+    assert_eq!(
+        message["persistent_volumes"].as_array().unwrap().len(),
+        CLAIMS
+    );
     let versions = |volumes: &[Value]| -> Vec<Value> {
         let each = volumes.iter();
         each.map(|volume| volume["metadata"]["resourceVersion"].clone())
@@ -268,8 +271,8 @@ fn is_only_shown_first(fixture: &Fixture) {
     };
     assert_eq!(versions(&before), versions(&fixture.volumes()));
     assert_eq!(notes(&fixture.pool()), 0);
-    let (code, told) = fixture.run(&["pool", "adopt", "nobody", "--cluster"]);
-    assert!(code == Some(1) && told.contains("nobody"), "{told}");
+    let (code, message) = fixture.run(&["pool", "adopt", "nobody", "--cluster"]);
+    assert!(code == Some(1) && message.contains("nobody"), "{message}");
 }
 
 fn is_left_while_a_pod_uses_it(fixture: &Fixture) {
@@ -395,8 +398,8 @@ fn two_runs_do_no_harm(fixture: &Fixture, before: &[Value], stored: &BTreeSet<St
         let words = ["pool", "adopt", &fixture.pool, "--cluster", "--yes"];
         let both = [(); 2].map(|()| scope.spawn(move || fixture.run(&words)));
         for run in both {
-            let (code, told) = run.join().unwrap();
-            assert_eq!(code, Some(0), "{told}");
+            let (code, message) = run.join().unwrap();
+            assert_eq!(code, Some(0), "{message}");
         }
     });
     let after = fixture.volumes();
@@ -432,21 +435,21 @@ fn lives_on(fixture: &Fixture, mut stored: BTreeSet<String>) {
 fn tells_orphans(fixture: &Fixture) {
     let socket = format!("unix://{}", fixture.server.socket().display());
     let orphans = ["volumes", "--orphans", "--endpoint", &socket];
-    let (code, told) = fixture.run(&orphans);
+    let (code, message) = fixture.run(&orphans);
     assert_eq!(code, Some(0));
-    assert!(told.contains("is referenced by an object"), "{told}");
-    let made = fixture.plane.runtime.block_on(async {
+    assert!(message.contains("is referenced by an object"), "{message}");
+    let created = fixture.plane.runtime.block_on(async {
         let client = fixture.server.client();
         client
             .create("nobody's", 16 << 20, mount("ext4"), &[])
             .await
     });
-    let made = made.unwrap();
-    let (code, told) = fixture.run(&orphans);
+    let created = created.unwrap();
+    let (code, message) = fixture.run(&orphans);
     assert_eq!(code, Some(0));
-    assert!(told.contains(&made), "{told}");
-    let (_, told) = fixture.run(&[&orphans[..], &["--json"]].concat());
-    let told: Value = serde_json::from_str(&told).unwrap();
-    let expected = json!([{ "id": made, "pool_id": fixture.pool }]);
-    assert_eq!(told["volumes"], expected);
+    assert!(message.contains(&created), "{message}");
+    let (_, message) = fixture.run(&[&orphans[..], &["--json"]].concat());
+    let message: Value = serde_json::from_str(&message).unwrap();
+    let expected = json!([{ "id": created, "pool_id": fixture.pool }]);
+    assert_eq!(message["volumes"], expected);
 }

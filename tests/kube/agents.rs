@@ -27,9 +27,9 @@ const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 
 #[track_caller]
 fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    let begun = Instant::now();
+    let start = Instant::now();
     while !check() {
-        assert!(begun.elapsed() < LONG, "not within {LONG:?}: {what}");
+        assert!(start.elapsed() < LONG, "not within {LONG:?}: {what}");
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -372,7 +372,7 @@ fn a_node_waits_for_its_own_request() {
         folder: folder.path().into(),
     };
     let client = api.client();
-    let made = || changed(&api, REQUESTS).len();
+    let created = || changed(&api, REQUESTS).len();
     let stopped_while_it_waits = || {
         let asked = api.asked(REQUESTS);
         let waits = async {
@@ -390,12 +390,12 @@ fn a_node_waits_for_its_own_request() {
     // The pod ends three times while it waits.
     for _ in 0..3 {
         stopped_while_it_waits();
-        assert_eq!(made(), 1, "its own request is read again");
+        assert_eq!(created(), 1, "its own request is read again");
     }
     let name = {
         let objects = api.objects.lock().unwrap();
-        let made = objects.at.keys().find(|path| path.starts_with(REQUESTS));
-        made.unwrap().clone()
+        let created = objects.at.keys().find(|path| path.starts_with(REQUESTS));
+        created.unwrap().clone()
     };
     // Denied: the next request is a new one.
     let deny = json!({"conditions": [{"type": "Denied", "status": "True", "message": "no"}]});
@@ -408,9 +408,9 @@ fn a_node_waits_for_its_own_request() {
         slackwater::error::chain(&told).contains("denied"),
         "{told:?}"
     );
-    assert_eq!(made(), 1);
+    assert_eq!(created(), 1);
     stopped_while_it_waits();
-    assert_eq!(made(), 2);
+    assert_eq!(created(), 2);
 }
 
 #[test]

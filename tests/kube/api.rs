@@ -101,9 +101,9 @@ impl AgentReports for Agents {
 
 #[track_caller]
 fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    let begun = Instant::now();
+    let started_at = Instant::now();
     while !check() {
-        assert!(begun.elapsed() < LONG, "not within {LONG:?}: {what}");
+        assert!(started_at.elapsed() < LONG, "not within {LONG:?}: {what}");
         std::thread::sleep(Duration::from_millis(100));
     }
     eprintln!("seen: {what}");
@@ -383,14 +383,14 @@ fn events(plane: &Plane, cluster: &InCluster, pool: &ObjectRef) {
         || cluster.status().unwrap().dropped_events > 0,
     );
     let ObjectRef::Pool(id) = pool else { panic!() };
-    let told = plane.kubectl(&["events", &format!("--for=pool/{id}")]);
+    let output = plane.kubectl(&["events", &format!("--for=pool/{id}")]);
     for word in [
         "PoolUnreachable",
         "PoolLost",
         "PoolQuarantined",
         "PoolHealthy",
     ] {
-        assert!(told.contains(word), "{word}:\n{told}");
+        assert!(output.contains(word), "{word}:\n{output}");
     }
 }
 
@@ -436,10 +436,10 @@ fn orphans(plane: &Plane, cluster: &InCluster, agents: &Agents) {
     });
     eventually("one of each", || counted() == count(1, Some(1)));
     eventually("each is reported", || {
-        let told = plane.kubectl(&["events", &format!("--for=pool/{POOL}")]);
+        let output = plane.kubectl(&["events", &format!("--for=pool/{POOL}")]);
         ["volume pool.lost", "snapshot pool.stray"]
             .iter()
-            .all(|words| told.contains(words))
+            .all(|words| output.contains(words))
     });
     has(&["pool.volume"], &["pool.snap"]);
     eventually("none is left", || counted() == count(0, Some(0)));

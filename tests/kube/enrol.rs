@@ -146,24 +146,24 @@ fn a_node_gets_its_certificate_with_the_token_of_its_pod() {
 
     // The token of a pod on node-1 gets no other node's name, whatever the request contains.
     let (other, done) = enrol("others", "node-2", &its);
-    let told = chain(&done.unwrap_err());
+    let message = chain(&done.unwrap_err());
     assert!(
-        told.contains("not valid for node.node-2.slackwater"),
-        "{told}"
+        message.contains("not valid for node.node-2.slackwater"),
+        "{message}"
     );
     assert!(!other.files().key.exists(), "nothing is written");
     // Another account, although its pod exists.
     let (_, done) = enrol("stranger", "node-1", &token("stranger", "stranger-1"));
-    let told = chain(&done.unwrap_err());
+    let message = chain(&done.unwrap_err());
     assert!(
-        told.contains("denied") && told.contains("stranger"),
-        "{told}"
+        message.contains("denied") && message.contains("stranger"),
+        "{message}"
     );
     // A token that is not bound to a pod.
     let unbound = plane.kubectl(&["create", "token", "slackwater-node", "-n", "slackwater"]);
     let (_, done) = enrol("unbound", "node-3", unbound.trim());
-    let told = chain(&done.unwrap_err());
-    assert!(told.contains("does not name a node"), "{told}");
+    let message = chain(&done.unwrap_err());
+    assert!(message.contains("does not name a node"), "{message}");
     eprintln!("{}", plane.kubectl(&["get", "csr"]));
     plane.runtime.block_on(cluster.shut_down());
 

@@ -132,11 +132,11 @@ fn a_failure_at_release_is_reported_with_its_output() {
     let fixture = Fixture::with(script, json!({}));
     let mut held = fixture.quiesce().unwrap();
     held.verify().unwrap();
-    let told = failed(held.release());
-    assert!(told.contains("shop/db-0/main"), "{told}");
+    let message = failed(held.release());
+    assert!(message.contains("shop/db-0/main"), "{message}");
     assert!(
-        told.contains("exit status: 7") && told.contains("it was lost"),
-        "{told}"
+        message.contains("exit status: 7") && message.contains("it was lost"),
+        "{message}"
     );
 }
 
@@ -145,8 +145,11 @@ fn a_session_that_ends_before_the_cut_did_not_hold() {
     let fixture = Fixture::with("echo READY; sleep 0.1; exit 0", json!({}));
     let mut held = fixture.quiesce().unwrap();
     eventually("the session's end is seen", || held.verify().is_err());
-    let told = failed(held.verify());
-    assert!(told.contains("exit status: 0 before the cut"), "{told}");
+    let message = failed(held.verify());
+    assert!(
+        message.contains("exit status: 0 before the cut"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -155,10 +158,10 @@ fn a_session_that_is_never_ready_is_ended() {
     let fixture = Fixture::with(script, json!({}));
     // Shorter than its own deadline, which would be reported in other words.
     let limit = Duration::from_secs(5);
-    let told = failed(fixture.hooks().quiesce(&["shop/db-0/main".into()], limit));
+    let message = failed(fixture.hooks().quiesce(&["shop/db-0/main".into()], limit));
     assert!(
-        told.contains("did not print READY within 5000 ms"),
-        "{told}"
+        message.contains("did not print READY within 5000 ms"),
+        "{message}"
     );
     eventually("the session sees the end of its stdin", || {
         fixture.lines() == ["let go"]
@@ -170,8 +173,8 @@ fn a_missing_program_is_reported() {
     let fixture = Fixture::new();
     let session = json!({"hooks.slackwater.dev/session": r#"["/no/such/program"]"#});
     fixture.pods("shop", &[pod("db-0", session)]);
-    let told = failed(fixture.quiesce());
-    assert!(told.contains("before it printed READY"), "{told}");
+    let message = failed(fixture.quiesce());
+    assert!(message.contains("before it printed READY"), "{message}");
 }
 
 #[test]
@@ -213,10 +216,10 @@ fn a_session_that_does_not_end_does_not_prove_the_level() {
     let hooks = fixture.hooks().with_grace(Duration::from_millis(200));
     let mut held = hooks.quiesce(&["shop/db-0/main".into()], LONG).unwrap();
     held.verify().unwrap();
-    let told = failed(held.release());
+    let message = failed(held.release());
     assert!(
-        told.contains("is unknown whether its application was quiesced"),
-        "{told}"
+        message.contains("is unknown whether its application was quiesced"),
+        "{message}"
     );
 }
 
@@ -227,10 +230,10 @@ fn one_that_fails_releases_all_others() {
     let pods = [pod("a", session(GOOD)), pod("b", session("exit 3"))];
     fixture.pods("shop", &pods);
     let names = ["shop/a/main".to_string(), "shop/b/main".into()];
-    let told = failed(fixture.hooks().quiesce(&names, LONG));
+    let message = failed(fixture.hooks().quiesce(&names, LONG));
     assert!(
-        told.contains("shop/b/main") && told.contains("exit status: 3"),
-        "{told}"
+        message.contains("shop/b/main") && message.contains("exit status: 3"),
+        "{message}"
     );
     eventually("the other is released", || fixture.lines() == ["released"]);
 }
@@ -241,23 +244,26 @@ fn a_forbidden_request_names_the_role_to_bind() {
     fixture
         .server
         .forbid("/api/v1/namespaces/shop/pods/db-0/exec");
-    let told = failed(fixture.quiesce());
+    let message = failed(fixture.quiesce());
     for word in [
         "forbidden",
         "ClusterRole slackwater-hooks",
         "namespace shop",
     ] {
-        assert!(told.contains(word), "{told}");
+        assert!(message.contains(word), "{message}");
     }
     fixture.server.forbid("/api/v1/namespaces/shop/pods");
-    let told = failed(fixture.hooks().wanted(&[target("data")], SharedVolume::All));
-    assert!(told.contains("ClusterRole slackwater-hooks"), "{told}");
+    let message = failed(fixture.hooks().wanted(&[target("data")], SharedVolume::All));
+    assert!(
+        message.contains("ClusterRole slackwater-hooks"),
+        "{message}"
+    );
     // With the names that the chart uses for another release name.
     let hooks = fixture.hooks().with_rights(HookRights {
         role: "disks-slackwater-hooks".into(),
         account: "storage:disks-slackwater-controller".into(),
     });
-    for told in [
+    for message in [
         failed(hooks.wanted(&[target("data")], SharedVolume::All)),
         failed(hooks.quiesce(&["shop/db-0/main".into()], LONG)),
     ] {
@@ -265,7 +271,7 @@ fn a_forbidden_request_names_the_role_to_bind() {
             "ClusterRole disks-slackwater-hooks",
             "ServiceAccount storage:disks-slackwater-controller",
         ] {
-            assert!(told.contains(word), "{told}");
+            assert!(message.contains(word), "{message}");
         }
     }
 }
@@ -328,10 +334,10 @@ fn hooks_are_those_of_running_pods_that_use_the_claim() {
     claim(json!({"hooks.slackwater.dev/skip": "true"}));
     assert_eq!(wanted("data", SharedVolume::Fail).unwrap(), [""; 0]);
     claim(json!({"hooks.slackwater.dev/skip": "yes"}));
-    let told = failed(wanted("data", SharedVolume::All));
+    let message = failed(wanted("data", SharedVolume::All));
     assert!(
-        told.contains("claim shop/data") && told.contains("/skip"),
-        "{told}"
+        message.contains("claim shop/data") && message.contains("/skip"),
+        "{message}"
     );
 }
 
@@ -357,9 +363,9 @@ fn bad_annotations_name_the_pod_and_the_annotation() {
         let mut annotations = json!({"hooks.slackwater.dev/session": r#"["hold"]"#});
         annotations[&name] = value.into();
         fixture.pods("shop", &[pod("db-0", annotations)]);
-        let told = failed(fixture.hooks().wanted(&[target("data")], SharedVolume::All));
-        assert!(told.contains("pod shop/db-0"), "{told}");
-        assert!(told.contains(&format!("annotation {name}")), "{told}");
+        let message = failed(fixture.hooks().wanted(&[target("data")], SharedVolume::All));
+        assert!(message.contains("pod shop/db-0"), "{message}");
+        assert!(message.contains(&format!("annotation {name}")), "{message}");
     }
 }
 

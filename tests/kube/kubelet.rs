@@ -38,10 +38,10 @@ impl Objects {
         match method {
             "POST" => {
                 let mut object = sent;
-                let made = self.changes.len();
+                let created = self.changes.len();
                 let stem = object.pointer("/metadata/generateName").cloned();
                 if let Some(stem) = stem.as_ref().and_then(Value::as_str) {
-                    object["metadata"]["name"] = json!(format!("{stem}{made}"));
+                    object["metadata"]["name"] = json!(format!("{stem}{created}"));
                 }
                 let name = object["metadata"]["name"].as_str().unwrap_or_default();
                 let at = format!("{path}/{name}");
@@ -305,10 +305,10 @@ async fn exec(stream: TcpStream, target: &str) {
             return;
         }
     };
-    let mut said = follow(&mut process);
+    let mut messages = follow(&mut process);
     loop {
         tokio::select! {
-            message = said.recv() => {
+            message = messages.recv() => {
                 let Some(message) = message else { break };
                 if send.send(Message::binary(message)).await.is_err() {
                     return;
@@ -333,7 +333,7 @@ async fn exec(stream: TcpStream, target: &str) {
 
 /// The output of a process, and finally its status, as messages.
 fn follow(process: &mut Process) -> mpsc::UnboundedReceiver<Vec<u8>> {
-    let (tell, said) = mpsc::unbounded_channel();
+    let (tell, messages) = mpsc::unbounded_channel();
     let out = reader(1, process.0.stdout.take().unwrap(), tell.clone());
     let err = reader(2, process.0.stderr.take().unwrap(), tell.clone());
     let id = nix::unistd::Pid::from_raw(process.0.id() as i32);
@@ -354,7 +354,7 @@ fn follow(process: &mut Process) -> mpsc::UnboundedReceiver<Vec<u8>> {
         message.extend(status.to_string().bytes());
         let _ = tell.send(message);
     });
-    said
+    messages
 }
 
 fn reader(

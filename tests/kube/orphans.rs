@@ -120,9 +120,9 @@ impl Fixture {
         let output = command.args(words).env("KUBECONFIG", config).output();
         let output = output.unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let said = text(&output.stdout) + &text(&output.stderr);
-        eprintln!("$ slackwater {}\n{said}", words.join(" "));
-        (output.status.code(), said)
+        let message = text(&output.stdout) + &text(&output.stderr);
+        eprintln!("$ slackwater {}\n{message}", words.join(" "));
+        (output.status.code(), message)
     }
 }
 
@@ -138,24 +138,27 @@ fn volumes_of_a_driver_with_another_name_are_not_orphans() {
     fixture.has_volume(&volume);
     fixture.has_snapshot(&snapshot);
     let ask = ["volumes", "--orphans", "--endpoint", &fixture.endpoint];
-    let (code, said) = fixture.run(&ask);
+    let (code, message) = fixture.run(&ask);
     assert_eq!(code, Some(0));
-    assert!(said.contains("is referenced by an object"), "{said}");
-    let (code, said) = fixture.run(&[&ask[..], &["--driver-name", OTHER]].concat());
+    assert!(message.contains("is referenced by an object"), "{message}");
+    let (code, message) = fixture.run(&[&ask[..], &["--driver-name", OTHER]].concat());
     assert_eq!(code, Some(0));
-    assert!(said.contains("is referenced by an object"), "{said}");
+    assert!(message.contains("is referenced by an object"), "{message}");
     // A wrong name is refused, and nothing is reported.
-    let (code, said) = fixture.run(&[&ask[..], &["--driver-name", USUAL]].concat());
+    let (code, message) = fixture.run(&[&ask[..], &["--driver-name", USUAL]].concat());
     assert_eq!(code, Some(1));
-    assert!(said.contains(OTHER) && said.contains(USUAL), "{said}");
-    assert!(!said.contains(&snapshot), "{said}");
+    assert!(
+        message.contains(OTHER) && message.contains(USUAL),
+        "{message}"
+    );
+    assert!(!message.contains(&snapshot), "{message}");
     // Volumes without an object are found as before.
     fixture.has_snapshot("of-somebody-else");
-    let (code, said) = fixture.run(&ask);
+    let (code, message) = fixture.run(&ask);
     assert_eq!(code, Some(0));
     assert!(
-        said.contains(&snapshot) && !said.contains(&volume),
-        "{said}"
+        message.contains(&snapshot) && !message.contains(&volume),
+        "{message}"
     );
 }
 
@@ -173,16 +176,19 @@ fn volumes_of_a_driver_with_another_name_follow_their_pool() {
     let by_driver = [&by_pool[..], &["--endpoint", &fixture.endpoint]].concat();
     let by_name = [&by_pool[..], &["--driver-name", OTHER]].concat();
     for words in [&by_pool[..], &by_driver, &by_name] {
-        let (code, said) = fixture.run(words);
+        let (code, message) = fixture.run(words);
         assert_eq!(code, Some(0));
         assert!(
-            said.contains("shop/data") && said.contains("before"),
-            "{said}"
+            message.contains("shop/data") && message.contains("before"),
+            "{message}"
         );
     }
-    let (code, said) = fixture.run(&[&by_driver[..], &["--driver-name", USUAL]].concat());
+    let (code, message) = fixture.run(&[&by_driver[..], &["--driver-name", USUAL]].concat());
     assert_eq!(code, Some(1));
-    assert!(said.contains(OTHER) && said.contains(USUAL), "{said}");
+    assert!(
+        message.contains(OTHER) && message.contains(USUAL),
+        "{message}"
+    );
 }
 
 /// A group whose members no object names, as a backup program leaves them. Returns its ID, and the
@@ -191,9 +197,9 @@ async fn members(fixture: &Fixture) -> (String, [String; 2], [String; 2]) {
     let client = fixture.server.client();
     let source = async |name: &str| client.create(name, GIB, mount("ext4"), &[]).await.unwrap();
     let sources = [source("v").await, source("w").await];
-    let made = client.group("g", &sources, &[]).await.unwrap();
-    let id = |n: usize| made.snapshots[n].snapshot_id.clone();
-    (made.group_snapshot_id.clone(), sources, [id(0), id(1)])
+    let created = client.group("g", &sources, &[]).await.unwrap();
+    let id = |n: usize| created.snapshots[n].snapshot_id.clone();
+    (created.group_snapshot_id.clone(), sources, [id(0), id(1)])
 }
 
 #[test]
@@ -203,16 +209,16 @@ fn members_of_a_group_without_an_owner_are_listed_with_it_and_deleted_by_an_admi
     fixture.has_volume("of-somebody-else");
     fixture.has_snapshot("of-somebody-else");
     let ask = ["volumes", "--orphans", "--endpoint", &fixture.endpoint];
-    let (code, said) = fixture.run(&ask);
+    let (code, message) = fixture.run(&ask);
     assert_eq!(code, Some(0));
-    let row = said.lines().find(|line| line.contains(&first)).unwrap();
-    assert!(row.ends_with(&group), "{said}");
-    let (_, said) = fixture.run(&[&ask[..], &["--json"]].concat());
-    let said: Value = serde_json::from_str(&said).unwrap();
-    let of: Vec<_> = said["snapshots"].as_array().unwrap().iter().collect();
+    let row = message.lines().find(|line| line.contains(&first)).unwrap();
+    assert!(row.ends_with(&group), "{message}");
+    let (_, message) = fixture.run(&[&ask[..], &["--json"]].concat());
+    let message: Value = serde_json::from_str(&message).unwrap();
+    let of: Vec<_> = message["snapshots"].as_array().unwrap().iter().collect();
     assert!(
         of.len() == 2 && of.iter().all(|one| one["group_id"] == group),
-        "{said}"
+        "{message}"
     );
 
     let delete = [
@@ -224,34 +230,40 @@ fn members_of_a_group_without_an_owner_are_listed_with_it_and_deleted_by_an_admi
         &fixture.endpoint,
     ];
     let yes = [&delete[..], &["--yes"]].concat();
-    let (code, said) = fixture.run(&delete);
+    let (code, message) = fixture.run(&delete);
     assert_eq!(code, Some(0));
     assert!(
-        said.contains("nothing was changed") && said.contains(&group),
-        "{said}"
+        message.contains("nothing was changed") && message.contains(&group),
+        "{message}"
     );
     let asked = |part: &str| fixture.api.asked(part);
     let before = [
         asked("volumesnapshotcontents"),
         asked("volumegroupsnapshotcontents"),
     ];
-    let (code, said) = fixture.run(&[&yes[..], &["--json"]].concat());
+    let (code, message) = fixture.run(&[&yes[..], &["--json"]].concat());
     assert_eq!(code, Some(0));
-    let said: Value = serde_json::from_str(&said).unwrap();
-    let fates: Vec<_> = said["snapshots"].as_array().unwrap().iter().collect();
-    assert!(fates.iter().all(|one| one["what"] == "deleted"), "{said}");
+    let message: Value = serde_json::from_str(&message).unwrap();
+    let fates: Vec<_> = message["snapshots"].as_array().unwrap().iter().collect();
+    assert!(
+        fates.iter().all(|one| one["what"] == "deleted"),
+        "{message}"
+    );
     // Each one was queried individually; groups in all three versions of their API.
     let asked = [
         asked("volumesnapshotcontents"),
         asked("volumegroupsnapshotcontents"),
     ];
     assert_eq!([asked[0] - before[0], asked[1] - before[1]], [2, 6]);
-    let (code, said) = fixture.run(&ask);
+    let (code, message) = fixture.run(&ask);
     assert_eq!(code, Some(0));
-    assert!(!said.contains(&first) && !said.contains(&second), "{said}");
-    let (code, said) = fixture.run(&yes);
+    assert!(
+        !message.contains(&first) && !message.contains(&second),
+        "{message}"
+    );
+    let (code, message) = fixture.run(&yes);
     assert_eq!(code, Some(0));
-    assert_eq!(said.matches("does not exist").count(), 2, "{said}");
+    assert_eq!(message.matches("does not exist").count(), 2, "{message}");
 }
 
 #[test]
@@ -268,11 +280,11 @@ fn a_snapshot_that_an_object_owns_or_may_own_is_not_deleted() {
         &fixture.endpoint,
     ];
     let is_left = |why: &str| {
-        let (code, said) = fixture.run(&delete);
+        let (code, message) = fixture.run(&delete);
         assert_eq!(code, Some(1));
         assert!(
-            said.contains("skipped") && said.contains(why),
-            "{why}: {said}"
+            message.contains("skipped") && message.contains(why),
+            "{why}: {message}"
         );
     };
     // A cluster that does not report owners.
@@ -316,10 +328,13 @@ fn a_snapshot_that_an_object_owns_or_may_own_is_not_deleted() {
     is_left("VolumeGroupSnapshotContents");
     fixture.api.objects.lock().unwrap().forbidden.clear();
     // A wrong name, an invalid ID, and a missing confirmation.
-    let (code, said) = fixture.run(&[&delete[..], &["--driver-name", USUAL]].concat());
+    let (code, message) = fixture.run(&[&delete[..], &["--driver-name", USUAL]].concat());
     assert_eq!(code, Some(1));
-    assert!(said.contains(OTHER) && said.contains(USUAL), "{said}");
-    let (code, said) = fixture.run(&[
+    assert!(
+        message.contains(OTHER) && message.contains(USUAL),
+        "{message}"
+    );
+    let (code, message) = fixture.run(&[
         "snapshots",
         "delete",
         "../x",
@@ -327,11 +342,14 @@ fn a_snapshot_that_an_object_owns_or_may_own_is_not_deleted() {
         &fixture.endpoint,
     ]);
     assert_eq!(code, Some(64));
-    assert!(said.contains(r#"ID "../x": not an id"#), "{said}");
-    let (code, said) = fixture.run(&delete);
+    assert!(message.contains(r#"ID "../x": not an id"#), "{message}");
+    let (code, message) = fixture.run(&delete);
     assert_eq!(code, Some(0));
-    assert!(said.contains("deleted"), "{said}");
+    assert!(message.contains("deleted"), "{message}");
     let there = ["volumes", "--orphans", "--endpoint", &fixture.endpoint];
-    let (_, said) = fixture.run(&there);
-    assert!(!said.contains(&first) && said.contains(&second), "{said}");
+    let (_, message) = fixture.run(&there);
+    assert!(
+        !message.contains(&first) && message.contains(&second),
+        "{message}"
+    );
 }

@@ -133,7 +133,7 @@ impl Plane {
             "--allow-privileged=true".into(),
         ];
         self.api = Some(self.spawn("api.log", &words));
-        let begun = Instant::now();
+        let start = Instant::now();
         while self.try_kubectl(&["get", "--raw", "/readyz"]).is_err() {
             let api = self.api.as_mut().unwrap();
             let ended = api.try_wait().unwrap();
@@ -143,7 +143,7 @@ impl Plane {
                 self.log("api.log")
             );
             assert!(
-                begun.elapsed() < START,
+                start.elapsed() < START,
                 "not ready\n{}",
                 self.log("api.log")
             );

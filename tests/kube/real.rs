@@ -118,9 +118,9 @@ impl Place {
     }
 
     fn eventually(&self, what: &str, mut check: impl FnMut() -> bool) {
-        let begun = Instant::now();
+        let start = Instant::now();
         while !check() {
-            assert!(begun.elapsed() < LONG, "not within {LONG:?}: {what}");
+            assert!(start.elapsed() < LONG, "not within {LONG:?}: {what}");
             std::thread::sleep(Duration::from_millis(200));
         }
     }
@@ -158,10 +158,10 @@ fn a_real_kubelet_keeps_stdin_open_closes_it_and_reports_the_status() {
     );
     let mut held = hooks.quiesce(&name("bad"), LONG).unwrap();
     held.verify().unwrap();
-    let told = chain(&held.release().unwrap_err());
+    let message = chain(&held.release().unwrap_err());
     assert!(
-        told.contains("exit status: 7") && told.contains("it was lost"),
-        "{told}"
+        message.contains("exit status: 7") && message.contains("it was lost"),
+        "{message}"
     );
 
     // A router that is killed: all its connections close at once.

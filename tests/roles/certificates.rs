@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use slackwater::tls::Files;
 
-use crate::ground::*;
+use crate::fixture::*;
 use crate::support::{Scratch, Server, slackwater};
 
 fn certificates(scratch: &Scratch, more: &[&str]) -> Output {
@@ -31,8 +31,8 @@ fn bundle(scratch: &Scratch, stem: &str) -> slackwater::tls::Bundle {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_command_creates_all_certificates_that_a_cluster_needs() {
     let scratch = Scratch::new();
-    let made = certificates(&scratch, &["--node", NODE]);
-    assert!(made.status.success(), "{made:?}");
+    let created = certificates(&scratch, &["--node", NODE]);
+    assert!(created.status.success(), "{created:?}");
     let all = [
         "ca.crt",
         "ca.key",

@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tonic::Code;
 
-use crate::ground::*;
+use crate::fixture::*;
 use crate::support::node::refused;
 use crate::support::{Client, Scratch, Server, eventually, free_port, mount, slackwater};
 
@@ -121,8 +121,8 @@ async fn a_router_serves_the_sidecars_with_the_volumes_of_its_agents() {
 
     // The node that owns it is away, which is never "not found".
     drop(server);
-    let said = refused(client.delete(&id).await, Code::Unavailable);
-    assert!(said.contains(NODE), "{said}");
+    let message = refused(client.delete(&id).await, Code::Unavailable);
+    assert!(message.contains(NODE), "{message}");
 
     assert_eq!(names(router.folder()), ["csi.sock"]);
     let pid = Pid::from_raw(i32::try_from(router.child.id()).unwrap());
@@ -143,10 +143,10 @@ async fn an_agent_at_the_address_of_another_node_is_not_mistaken_for_it() {
     let agents = [format!("n2={}", address(&server))];
     let router = Controller::start(&of_router, &certificates, &agents);
     let client = router.client();
-    let said = refused(
+    let message = refused(
         client.create("v1", 8 * MIB, mount("ext4"), &[]).await,
         Code::Unavailable,
     );
-    assert!(said.contains("n2"), "{said}");
+    assert!(message.contains("n2"), "{message}");
     assert!(!server.log().contains("CreateVolume"), "{}", server.log());
 }

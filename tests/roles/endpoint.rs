@@ -13,7 +13,7 @@ use tonic::Code;
 use tonic::transport::Uri;
 use tower::Service;
 
-use crate::ground::*;
+use crate::fixture::*;
 use crate::support::{Client, Scratch, Server, WAIT_TIMEOUT, eventually, free_port, mount};
 
 const MIB: u64 = 1 << 20;
@@ -68,21 +68,21 @@ async fn an_agent_accepts_calls_only_from_the_router() {
     );
 
     let of_node = client(&credentials(node(), issue(&ours, &node())), at);
-    let said = refusal(&of_node).await;
-    assert!(said.contains("BadCertificate"), "{said}");
+    let message = refusal(&of_node).await;
+    assert!(message.contains("BadCertificate"), "{message}");
     let stranger = Bundle {
         authorities: ours.certificate().into(),
         ..issue(&other, &controller())
     };
-    let said = refusal(&client(&credentials(controller(), stranger), at)).await;
-    assert!(said.contains("UnknownCA"), "{said}");
+    let message = refusal(&client(&credentials(controller(), stranger), at)).await;
+    assert!(message.contains("UnknownCA"), "{message}");
     let past = Validity {
         from: SystemTime::now() - 2 * HOUR,
         until: SystemTime::now() - HOUR,
     };
     let expired = ours.issue(&controller(), past).unwrap();
-    let said = refusal(&client(&credentials(controller(), expired), at)).await;
-    assert!(said.contains("CertificateExpired"), "{said}");
+    let message = refusal(&client(&credentials(controller(), expired), at)).await;
+    assert!(message.contains("CertificateExpired"), "{message}");
     let plain = tonic::transport::Endpoint::from_shared(format!("http://{at}")).unwrap();
     assert!(Client::over(plain.connect_lazy()).list().await.is_err());
 

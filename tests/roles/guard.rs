@@ -14,7 +14,7 @@ use slackwater::agent::agent_client::AgentClient;
 use slackwater::tls::Credentials;
 use tonic::Code;
 
-use crate::ground::*;
+use crate::fixture::*;
 use crate::support::node::{GIB, definition, refused};
 use crate::support::{Client, Disk, Scratch, Server, WAIT_TIMEOUT, eventually, mount, slackwater};
 
@@ -101,8 +101,8 @@ impl Cell {
         );
         let endpoint = tonic::transport::Endpoint::from_static("http://agent");
         let mut agent = AgentClient::new(endpoint.connect_with_connector_lazy(connector));
-        let told = agent.describe(DescribeRequest {}).await.unwrap();
-        told.into_inner().guard_alive
+        let description = agent.describe(DescribeRequest {}).await.unwrap();
+        description.into_inner().guard_alive
     }
 
     async fn await_guard(&self) {
@@ -111,10 +111,10 @@ impl Cell {
 
     /// On a slow machine, it reports the earlier state for a while.
     async fn await_guard_report(&self, there_is: bool) {
-        let begun = std::time::Instant::now();
+        let start = std::time::Instant::now();
         while self.has_guard().await != there_is {
             assert!(
-                begun.elapsed() < WAIT_TIMEOUT,
+                start.elapsed() < WAIT_TIMEOUT,
                 "a guard is reported: {there_is}"
             );
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
@@ -182,11 +182,14 @@ async fn root_without_its_guard_only_idle_volumes_are_cut() {
     let cell = Cell::new().await;
     assert!(!cell.has_guard().await);
     let router = cell.router();
-    let said = refused(
+    let message = refused(
         router.snapshot("s1", &cell.volume, &[]).await,
         Code::Unavailable,
     );
-    assert!(said.contains("freeze guard does not answer"), "{said}");
+    assert!(
+        message.contains("freeze guard does not answer"),
+        "{message}"
+    );
     let crash = [("consistency", "crash")];
     let snapshot = router.snapshot("s2", &cell.volume, &crash).await.unwrap();
     router.delete_snapshot(&snapshot.snapshot_id).await.unwrap();

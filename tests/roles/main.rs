@@ -10,7 +10,7 @@
 mod certificates;
 mod controller;
 mod endpoint;
-mod ground;
+mod fixture;
 mod guard;
 #[path = "../support/mod.rs"]
 mod support;

@@ -117,7 +117,7 @@ async fn an_agent_that_comes_back_with_other_pools_is_accepted() {
     for asked_since in [false, true] {
         if asked_since {
             routed
-                .until_described("node-a", |told| told.pools.len() == 1)
+                .until_described("node-a", |description| description.pools.len() == 1)
                 .await;
         }
         let mut controller = routed.controller();
@@ -137,7 +137,7 @@ async fn an_agent_that_comes_back_with_other_pools_is_accepted() {
     }
     a.restart(&["one", "two"]);
     routed
-        .until_described("node-a", |told| told.pools.len() == 2)
+        .until_described("node-a", |description| description.pools.len() == 2)
         .await;
     assert_eq!(routed.list(0).await.unwrap(), [id]);
 }

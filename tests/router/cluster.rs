@@ -82,11 +82,11 @@ impl Served {
 
 /// The port of a killed server becomes free a moment later.
 fn bound(address: SocketAddr) -> TcpListener {
-    let begun = std::time::Instant::now();
+    let start = std::time::Instant::now();
     loop {
         match TcpListener::bind(address) {
             Ok(listener) => return listener,
-            Err(error) => assert!(begun.elapsed() < WAIT_TIMEOUT, "{address}: {error}"),
+            Err(error) => assert!(start.elapsed() < WAIT_TIMEOUT, "{address}: {error}"),
         }
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -46,7 +46,7 @@ async fn create_group(
     for _ in 0..100 {
         let mut groups = routed.groups();
         match groups.create_volume_group_snapshot(create.clone()).await {
-            Ok(made) => return made.into_inner().group_snapshot.unwrap(),
+            Ok(created) => return created.into_inner().group_snapshot.unwrap(),
             Err(status) if status.code() == Code::Aborted => {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
@@ -150,9 +150,13 @@ async fn an_independent_member_is_deleted_by_itself_once_all_are_committed() {
     let a = AgentNode::start("node-a", &["default"], None);
     let mut b = AgentNode::start("node-b", &["default"], None);
     let routed = TestRouter::of(&[&a, &b]).await;
-    let (made, [first, second]) = two(&routed, (&a, &b), "g", "independent").await;
-    let of_group = made.snapshots.iter().map(|one| &one.group_snapshot_id);
-    assert!(of_group.into_iter().all(|id| *id == made.group_snapshot_id));
+    let (created, [first, second]) = two(&routed, (&a, &b), "g", "independent").await;
+    let of_group = created.snapshots.iter().map(|one| &one.group_snapshot_id);
+    assert!(
+        of_group
+            .into_iter()
+            .all(|id| *id == created.group_snapshot_id)
+    );
     // A caller that finds it by itself receives no group ID, which would prevent a delete.
     assert_eq!(listed(&routed, &first).await, Some(String::new()));
 
@@ -180,7 +184,7 @@ async fn an_independent_member_is_deleted_by_itself_once_all_are_committed() {
 
     for snapshot_ids in [vec![], vec![second.clone()], vec![first, second.clone()]] {
         let get = GetVolumeGroupSnapshotRequest {
-            group_snapshot_id: made.group_snapshot_id.clone(),
+            group_snapshot_id: created.group_snapshot_id.clone(),
             snapshot_ids,
             ..Default::default()
         };
@@ -190,11 +194,11 @@ async fn an_independent_member_is_deleted_by_itself_once_all_are_committed() {
             .await
             .unwrap();
         let left = left.into_inner().group_snapshot.unwrap();
-        assert_eq!(left.snapshots, made.snapshots[1..]);
+        assert_eq!(left.snapshots, created.snapshots[1..]);
     }
     let delete = DeleteVolumeGroupSnapshotRequest {
-        group_snapshot_id: made.group_snapshot_id.clone(),
-        snapshot_ids: made
+        group_snapshot_id: created.group_snapshot_id.clone(),
+        snapshot_ids: created
             .snapshots
             .iter()
             .map(|one| one.snapshot_id.clone())
@@ -214,13 +218,17 @@ async fn a_member_of_a_joint_group_is_deleted_only_by_an_administrator() {
     let a = AgentNode::start("node-a", &["default"], None);
     let mut b = AgentNode::start("node-b", &["default"], None);
     let routed = TestRouter::of(&[&a, &b]).await;
-    let (made, [first, second]) = two(&routed, (&a, &b), "g", "together").await;
+    let (created, [first, second]) = two(&routed, (&a, &b), "g", "together").await;
     for member in [&first, &second] {
         let refused = routed.controller().delete_snapshot(delete(member)).await;
-        self::refused(refused, Code::InvalidArgument, &[&made.group_snapshot_id]);
+        self::refused(
+            refused,
+            Code::InvalidArgument,
+            &[&created.group_snapshot_id],
+        );
         assert_eq!(
             listed(&routed, member).await.as_ref(),
-            Some(&made.group_snapshot_id)
+            Some(&created.group_snapshot_id)
         );
     }
     let by_hand = |id: &str| DeleteSnapshotByHand {
@@ -281,8 +289,8 @@ async fn a_group_of_one_node_waits_until_its_volume_is_free() {
     assert_eq!(a.driver.running(), 1, "only the growth has a thread");
     a.gate.open();
     grows.await.unwrap().unwrap();
-    let made = waiting.await.unwrap().unwrap().into_inner();
-    assert_eq!(made.group_snapshot.unwrap().snapshots.len(), 1);
+    let created = waiting.await.unwrap().unwrap().into_inner();
+    assert_eq!(created.group_snapshot.unwrap().snapshots.len(), 1);
 }
 
 /// Such a pair would be restored as if it had been cut at one moment.
@@ -291,13 +299,13 @@ async fn members_of_two_attempts_on_two_nodes_are_never_reported_as_one_group() 
     let mut a = AgentNode::start("node-a", &["default"], None);
     let b = AgentNode::start("node-b", &["default"], None);
     let routed = TestRouter::of(&[&a, &b]).await;
-    let (made, ids) = two(&routed, (&a, &b), "g", "together").await;
+    let (created, ids) = two(&routed, (&a, &b), "g", "together").await;
     let another = uuid::Uuid::new_v4().to_string();
     changed(&mut a, &ids[0], "attempt", another.into());
     routed.until("node-a", true).await;
     let mut groups = routed.groups();
     let get = GetVolumeGroupSnapshotRequest {
-        group_snapshot_id: made.group_snapshot_id.clone(),
+        group_snapshot_id: created.group_snapshot_id.clone(),
         snapshot_ids: ids.to_vec(),
         ..Default::default()
     };
@@ -308,7 +316,7 @@ async fn members_of_two_attempts_on_two_nodes_are_never_reported_as_one_group() 
         &["a different attempt", "delete the group"],
     );
     let delete = DeleteVolumeGroupSnapshotRequest {
-        group_snapshot_id: made.group_snapshot_id.clone(),
+        group_snapshot_id: created.group_snapshot_id.clone(),
         snapshot_ids: ids.to_vec(),
         ..Default::default()
     };

@@ -258,7 +258,9 @@ async fn two_agents_with_one_pool_are_both_named_and_none_is_called() {
     // An agent that only remembers the pool does not count.
     twin.description.lock().unwrap().pools[0].refusal = "its disk is not mounted".into();
     routed
-        .until_described("node-b", |told| !told.pools[0].refusal.is_empty())
+        .until_described("node-b", |description| {
+            !description.pools[0].refusal.is_empty()
+        })
         .await;
     controller.delete_volume(delete(&id)).await.unwrap();
 }

@@ -87,19 +87,19 @@ impl Fixture {
         });
         let victim = routed.create_on("victim", &a).await;
         let own = routed.create_on("own", &b).await;
-        let made = async |name: &str, of: &str| {
+        let created = async |name: &str, of: &str| {
             let mut controller = routed.controller();
-            let made = controller.create_snapshot(snapshotted(name, of)).await;
-            let made = made.unwrap().into_inner().snapshot;
-            made.unwrap().snapshot_id
+            let created = controller.create_snapshot(snapshotted(name, of)).await;
+            let created = created.unwrap().into_inner().snapshot;
+            created.unwrap().snapshot_id
         };
-        let (snapshot, own_snapshot) = (made("s", &victim).await, made("own", &own).await);
+        let (snapshot, own_snapshot) = (created("s", &victim).await, created("own", &own).await);
         let asked = grouped("victims", &[&victim]);
         let group = loop {
             let mut groups = routed.groups();
             match groups.create_volume_group_snapshot(asked.clone()).await {
                 Err(status) if status.code() == Code::Aborted => {}
-                made => break made,
+                created => break created,
             }
         };
         let group = group.unwrap().into_inner().group_snapshot.unwrap();
@@ -135,11 +135,11 @@ impl Fixture {
         }
         let pool = self.b.pool_id().to_string();
         let is_of_b = |id: &str| assert!(id.starts_with(&pool), "{id} is not of node b");
-        let made = self.routed.create(at(create(&name), &[&b])).await;
-        if let Ok(made) = &made {
-            is_of_b(&made.volume_id);
-            assert_eq!(home_of(made), b);
-            self.delete(&made.volume_id).await;
+        let created = self.routed.create(at(create(&name), &[&b])).await;
+        if let Ok(created) = &created {
+            is_of_b(&created.volume_id);
+            assert_eq!(home_of(created), b);
+            self.delete(&created.volume_id).await;
         }
         let clone = VolumeContentSource {
             r#type: Some(from_snapshot(&self.own_snapshot)),
@@ -148,17 +148,17 @@ impl Fixture {
             volume_content_source: Some(clone),
             ..create(&format!("{name}-restored"))
         };
-        if let Ok(made) = self.routed.create(clone).await {
-            is_of_b(&made.volume_id);
-            self.delete(&made.volume_id).await;
+        if let Ok(created) = self.routed.create(clone).await {
+            is_of_b(&created.volume_id);
+            self.delete(&created.volume_id).await;
         }
-        let made = controller.create_snapshot(snapshot(&name, &self.own)).await;
-        if let Ok(made) = made {
-            let made = made.into_inner().snapshot.unwrap();
-            is_of_b(&made.snapshot_id);
-            assert_eq!(made.source_volume_id, self.own);
+        let created = controller.create_snapshot(snapshot(&name, &self.own)).await;
+        if let Ok(created) = created {
+            let created = created.into_inner().snapshot.unwrap();
+            is_of_b(&created.snapshot_id);
+            assert_eq!(created.source_volume_id, self.own);
             let delete = DeleteSnapshotRequest {
-                snapshot_id: made.snapshot_id,
+                snapshot_id: created.snapshot_id,
                 ..Default::default()
             };
             let _ = controller.delete_snapshot(delete).await;
@@ -242,19 +242,19 @@ impl Fixture {
     async fn groups_with_its_own(&self, name: &str) {
         let mut groups = self.routed.groups();
         let both = grouped(name, &[&self.own, &self.victim]);
-        let Ok(made) = groups.create_volume_group_snapshot(both).await else {
+        let Ok(created) = groups.create_volume_group_snapshot(both).await else {
             return;
         };
-        let made = made.into_inner().group_snapshot.unwrap();
+        let created = created.into_inner().group_snapshot.unwrap();
         let get = GetVolumeGroupSnapshotRequest {
-            group_snapshot_id: made.group_snapshot_id.clone(),
-            snapshot_ids: members(&made),
+            group_snapshot_id: created.group_snapshot_id.clone(),
+            snapshot_ids: members(&created),
             ..Default::default()
         };
         let _ = groups.get_volume_group_snapshot(get).await;
         let delete = DeleteVolumeGroupSnapshotRequest {
-            snapshot_ids: members(&made),
-            group_snapshot_id: made.group_snapshot_id,
+            snapshot_ids: members(&created),
+            group_snapshot_id: created.group_snapshot_id,
             ..Default::default()
         };
         let _ = groups.delete_volume_group_snapshot(delete).await;
@@ -296,11 +296,11 @@ impl Fixture {
         );
         // New objects can be created and deleted.
         let name = format!("of-a-{}", self.rounds);
-        let made = controller
+        let created = controller
             .create_snapshot(snapshotted(&name, &self.victim))
             .await;
-        let made = made.unwrap_or_else(|status| failed(context, "a new snapshot", &status));
-        let snapshot_id = made.into_inner().snapshot.unwrap().snapshot_id;
+        let created = created.unwrap_or_else(|status| failed(context, "a new snapshot", &status));
+        let snapshot_id = created.into_inner().snapshot.unwrap().snapshot_id;
         let delete = DeleteSnapshotRequest {
             snapshot_id,
             ..Default::default()
@@ -310,28 +310,28 @@ impl Fixture {
         self.routed.kubernetes.update(|state| {
             state.selected.insert("shop/new".into(), "node-a".into());
         });
-        let made = self.routed.create(claim).await;
-        let made = made.unwrap_or_else(|status| failed(context, "a new volume", &status));
-        assert_eq!(home_of(&made), self.a.home(), "{context}");
+        let created = self.routed.create(claim).await;
+        let created = created.unwrap_or_else(|status| failed(context, "a new volume", &status));
+        assert_eq!(home_of(&created), self.a.home(), "{context}");
         let delete = DeleteVolumeRequest {
-            volume_id: made.volume_id,
+            volume_id: created.volume_id,
             ..Default::default()
         };
         controller.delete_volume(delete).await.unwrap();
         let one = grouped(&name, &[&self.victim]);
         // An agent may still be finishing the cut, so callers repeat.
-        let made = loop {
+        let created = loop {
             let mut groups = self.routed.groups();
             match groups.create_volume_group_snapshot(one.clone()).await {
                 Err(status) if status.code() == Code::Aborted => {}
-                made => break made,
+                created => break created,
             }
         };
-        let made = made.unwrap_or_else(|status| failed(context, "a new group", &status));
-        let made = made.into_inner().group_snapshot.unwrap();
+        let created = created.unwrap_or_else(|status| failed(context, "a new group", &status));
+        let created = created.into_inner().group_snapshot.unwrap();
         let delete = DeleteVolumeGroupSnapshotRequest {
-            snapshot_ids: members(&made),
-            group_snapshot_id: made.group_snapshot_id,
+            snapshot_ids: members(&created),
+            group_snapshot_id: created.group_snapshot_id,
             ..Default::default()
         };
         let deleted = loop {
@@ -594,10 +594,10 @@ async fn ids_of_another_node_are_refused_counted_and_reported() {
             accessible_topology: vec![topology],
             ..Volume::default()
         };
-        let made = CreateVolumeResponse {
+        let created = CreateVolumeResponse {
             volume: Some(volume),
         };
-        LieKind::Forged(made.encode_to_vec())
+        LieKind::Forged(created.encode_to_vec())
     };
     let lies = |method: &str, what: LieKind| {
         fixture.liar.set_lie(Some(Lie {
@@ -608,11 +608,11 @@ async fn ids_of_another_node_are_refused_counted_and_reported() {
     };
     // Its volume would be deleted together with another user's claim.
     lies("CreateVolume", forged(&fixture.victim, &fixture.a.home()));
-    let made = fixture
+    let created = fixture
         .routed
         .create(at(create("m"), &[&fixture.b.home()]))
         .await;
-    refused(made, Code::Unavailable, &["node-b", "rejected"]);
+    refused(created, Code::Unavailable, &["node-b", "rejected"]);
     // Its snapshot would be restored into another user's claim.
     let stolen = Snapshot {
         snapshot_id: fixture.snapshot.clone(),
@@ -625,10 +625,10 @@ async fn ids_of_another_node_are_refused_counted_and_reported() {
     };
     lies("CreateSnapshot", LieKind::Forged(stolen.encode_to_vec()));
     let mut controller = fixture.routed.controller();
-    let made = controller
+    let created = controller
         .create_snapshot(snapshotted("m", &fixture.own))
         .await;
-    refused(made, Code::Unavailable, &["node-b", "rejected"]);
+    refused(created, Code::Unavailable, &["node-b", "rejected"]);
     fixture.liar.set_lie(None);
     let told = fixture.routed.kubernetes.0.lock().unwrap().told.clone();
     let about = (ObjectRef::Node("node-b".into()), "AnswerRefused");

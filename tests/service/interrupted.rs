@@ -271,8 +271,8 @@ async fn leftovers_on_one_pool_are_cleaned_up_while_the_disk_of_another_hangs() 
         let mut volume = create(name);
         let parameters = [("pool", name), ("wipe", wipe)];
         volume.parameters = parameters.map(|(k, v)| (k.into(), v.into())).into();
-        let made = controller.create_volume(volume).await.unwrap();
-        let volume_id = made.into_inner().volume.unwrap().volume_id;
+        let created = controller.create_volume(volume).await.unwrap();
+        let volume_id = created.into_inner().volume.unwrap().volume_id;
         // The volume is in the trash then, and its blocks still exist.
         machine.fail_effect(2, FaultMode::Before(Errno::EIO));
         let delete = DeleteVolumeRequest {
@@ -323,17 +323,17 @@ async fn a_long_wipe_delays_neither_a_start_nor_other_cleanup() {
     for name in ["wiped"].into_iter().chain(QUICK) {
         let mut volume = create(name);
         volume.parameters = map([("wipe", how(name))]);
-        let made = controller.create_volume(volume).await.unwrap();
-        ids.push(made.into_inner().volume.unwrap().volume_id);
+        let created = controller.create_volume(volume).await.unwrap();
+        ids.push(created.into_inner().volume.unwrap().volume_id);
     }
     node.stop().await;
     // The state that a delete leaves if a crash cuts it off after the rename.
-    let made = Path::new("/memory/default/volumes");
+    let created = Path::new("/memory/default/volumes");
     for id in &ids {
         let (_, uuid) = id.split_once('.').unwrap();
         let trash = format!("/memory/default/trash/{uuid}.0badcafe");
         let rename = Effect::Rename {
-            from: &made.join(uuid),
+            from: &created.join(uuid),
             to: Path::new(&trash),
         };
         machine.perform(&rename).unwrap();

@@ -261,7 +261,7 @@ async fn a_repeat_with_another_class_is_answered_unless_it_requires_a_higher_lev
         let request = of_class(name, source, class);
         let answer = node.controller.clone().create_snapshot(request).await;
         let answer = answer.map(|created| created.into_inner().snapshot.unwrap());
-        answer.map_err(|said| said.code())
+        answer.map_err(|status| status.code())
     };
     const CRASH: (&str, &str) = ("consistency", "crash");
     const APPLICATION: (&str, &str) = ("consistency", "application");

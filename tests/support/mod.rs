@@ -85,10 +85,10 @@ pub fn run(name: &str, arguments: &[&str]) -> String {
         .output()
         .unwrap_or_else(|error| panic!("{name}: {error}"));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(
         output.status.success(),
-        "{name} {arguments:?}: {}\n{text}{said}",
+        "{name} {arguments:?}: {}\n{text}{stderr}",
         output.status
     );
     text

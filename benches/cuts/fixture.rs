@@ -19,7 +19,7 @@ const BLOCK: u64 = 4096;
 /// The unit for punching and searching.
 const PIECE: usize = 1 << 20;
 
-pub struct Ground {
+pub struct Fixture {
     pub runtime: Runtime,
     pub hand: Hand,
     pub programs: Programs,
@@ -34,15 +34,15 @@ pub struct Volume {
     pub image: PathBuf,
 }
 
-impl Ground {
+impl Fixture {
     /// Starts a driver with a pool on a file system.
-    pub fn new(pool: &str, size: u64) -> Ground {
-        Ground::configured(pool, size, Scratch::new(), &[])
+    pub fn new(pool: &str, size: u64) -> Fixture {
+        Fixture::configured(pool, size, Scratch::new(), &[])
     }
 
     /// The same with a hook for all volumes, which writes a line to its log when it is ready, and
     /// when it is released.
-    pub fn with_hook(pool: &str, size: u64) -> (Ground, PathBuf) {
+    pub fn with_hook(pool: &str, size: u64) -> (Fixture, PathBuf) {
         let scratch = Scratch::new();
         let (log, program) = (scratch.join("hook.log"), scratch.join("hook"));
         let config = scratch.join("hooks.toml");
@@ -55,10 +55,10 @@ impl Ground {
         );
         std::fs::write(&config, hook).expect("a configuration");
         let more = ["--config", config.to_str().expect("plain")];
-        (Ground::configured(pool, size, scratch, &more), log)
+        (Fixture::configured(pool, size, scratch, &more), log)
     }
 
-    fn configured(pool: &str, size: u64, scratch: Scratch, more: &[&str]) -> Ground {
+    fn configured(pool: &str, size: u64, scratch: Scratch, more: &[&str]) -> Fixture {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -82,7 +82,7 @@ impl Ground {
         };
         let beside = node.disk.mount_point.join("by-hand");
         std::fs::create_dir(&beside).expect("a folder");
-        Ground {
+        Fixture {
             runtime,
             hand: Hand::new(beside.join("effects"), node.scratch.join("kubelet")),
             programs: Programs::new(beside.join("programs")),

@@ -17,16 +17,16 @@ pub const LONG: Duration = Duration::from_secs(60);
 pub const GRACE: Duration = Duration::from_millis(300);
 
 /// A folder that all users may write to, and that is removed at the end.
-pub struct Ground(tempfile::TempDir);
+pub struct HookFolder(tempfile::TempDir);
 
-impl Ground {
-    pub fn new() -> Ground {
+impl HookFolder {
+    pub fn new() -> HookFolder {
         let folder = tempfile::Builder::new()
             .prefix("slackwater-hooks-")
             .tempdir()
             .unwrap();
         fs::set_permissions(folder.path(), Permissions::from_mode(0o777)).unwrap();
-        Ground(folder)
+        HookFolder(folder)
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -98,9 +98,9 @@ pub fn refused<T>(done: Result<T>) -> String {
 }
 
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begun = Instant::now();
+    let start = Instant::now();
     while !is_so() {
-        assert!(begun.elapsed() < LONG, "{what} does not happen");
+        assert!(start.elapsed() < LONG, "{what} does not happen");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
