@@ -1,22 +1,23 @@
-//! `slackwater pool adopt --cluster`: PersistentVolumes follow their pool to its new home.
+//! `slackwater pool adopt --cluster`: the PersistentVolumes of a pool follow it to its new home.
 //!
-//! A PersistentVolume says in its node affinity at which home it may be used, and Kubernetes never
-//! lets that be changed. So each one whose pool has another home now is deleted and made again:
-//! the same name, the same claim (by its uid), the same everything but the home. Its claim is
-//! called Lost while it's away, and is Bound again by itself, since a claim keeps the name of its
-//! volume. What could go wrong in between is kept from going wrong:
+//! The node affinity of a PersistentVolume contains the home at which it may be used, and Kubernetes
+//! does not let it be changed. So each PersistentVolume with another home than its pool is deleted and
+//! created again: with the same name, for the same claim (by its uid), and identical except for the
+//! home. Its claim is Lost in the meantime, and is bound again by Kubernetes, because a claim keeps
+//! the name of its volume. What could go wrong is prevented:
 //!
-//! - **Nobody deletes the data.** Before anything else its policy becomes Retain; it gets its own
-//!   back once it's bound again ([`step`] has all steps in their order).
-//! - **Nothing is forgotten.** Before it's deleted it's written down whole, as an annotation of the
-//!   Pool object, and struck out when it's there again. A run that was cut off anywhere is
-//!   finished by the next one, which needs to know nothing.
-//! - **Only what nobody uses** is touched: a volume that is attached, or that a pod on a node
-//!   uses, is left, with a word about what is in the way.
-//! - **Only what was looked at** is deleted: by uid and version.
+//! - **No data is deleted.** Before anything else the reclaim policy becomes Retain. The
+//!   PersistentVolume gets its own policy back when it is bound again ([`step`] has all steps in their
+//!   order).
+//! - **Nothing is forgotten.** Before a PersistentVolume is deleted, it is stored whole in an annotation
+//!   of the Pool object, which is removed when it exists again. A run that was interrupted anywhere is
+//!   completed by the next one, which needs no other information.
+//! - **Only what is not in use** is touched. A volume that is attached, or that a pod on a node
+//!   uses, is left as it is, and the reason is reported.
+//! - **Only what was checked** is deleted: by uid and version.
 //!
-//! Snapshots aren't touched: a VolumeSnapshotContent names no home, and its snapshot's id has the
-//! pool's UUID, which stays.
+//! Snapshots are not touched: a VolumeSnapshotContent names no home, and the id of its snapshot
+//! contains the UUID of the pool, which stays the same.
 
 mod manifest;
 mod plan;
@@ -42,12 +43,11 @@ use manifest::Manifest;
 use plan::Users;
 pub use step::Step;
 
-/// What is written down about a PersistentVolume is an annotation with this prefix.
+/// The prefix of the annotations in which PersistentVolumes are stored.
 const NOTE: &str = "adopt.slackwater.dev/";
 /// Objects of one page.
 const PAGE: u32 = 500;
-/// A Pool object that nobody has written for so long says nothing about now: the controller
-/// writes it once a minute.
+/// A Pool object that was not updated for this time is outdated. The router updates it once a minute.
 const STALE: SignedDuration = SignedDuration::from_mins(5);
 
 /// A pool that a node has adopted, as the cluster sees it.
@@ -63,55 +63,55 @@ pub struct Adopted {
     pub home: String,
 }
 
-/// What is to be done.
+/// The plan for a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// The driver's name.
     pub driver: String,
     /// The pool.
     pub pool: Adopted,
-    /// Its PersistentVolumes that aren't as they should be, in the order of their names.
+    /// Its PersistentVolumes that are not as they should be, in the order of their names.
     pub lines: Vec<Line>,
-    /// How many are.
+    /// The number of those that are.
     pub settled: usize,
 }
 
-/// A PersistentVolume.
+/// A PersistentVolume of the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
     /// Its name.
     pub name: String,
     /// "namespace/name" of its claim.
     pub claim: Option<String>,
-    /// The home that it names.
+    /// The home in its node affinity.
     pub from: Option<String>,
-    /// What becomes of it.
+    /// What is done with it.
     pub fate: Fate,
 }
 
-/// What becomes of a PersistentVolume.
+/// What is done with a PersistentVolume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It gets the pool's home.
+    /// It is moved to the pool's home.
     Move,
-    /// An earlier run has begun, and it's finished.
+    /// An earlier run has begun to move it, and this run completes that.
     Finish,
-    /// It's left as it is, for this reason.
+    /// It is left as it is, for this reason.
     Left(String),
 }
 
-/// What was done.
+/// The result of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Done {
-    /// PersistentVolumes that name the pool's home now, and are bound as they were.
+    /// PersistentVolumes that are at the pool's home now, and are bound as before.
     pub moved: Vec<String>,
     /// Those that were left as they are, and why.
     pub left: Vec<(String, String)>,
 }
 
-/// Looks what is to be done, and changes nothing. `which` is the pool's UUID, its name, or
-/// NODE/NAME, and of `driver` where a name is given; else the pool's object says which driver has
-/// it. An error if there is no such pool, or nothing says for certain whose it is now.
+/// Makes a plan, and changes nothing. `which` is the pool's UUID, its name, or NODE/NAME. Only pools of
+/// `driver` count if it is given; otherwise the label of the pool's object names the driver. An error if
+/// there is no such pool, or if it is not certain which node has it now.
 pub async fn make_plan(client: &Client, driver: Option<&str>, which: &str) -> Result<Plan> {
     let pools = of_driver(client, driver).await?;
     let object = one_of(which, &pools)?;
@@ -144,10 +144,11 @@ pub async fn make_plan(client: &Client, driver: Option<&str>, which: &str) -> Re
     })
 }
 
-/// Does what is planned. What can't be done is left, and told. `watch` is told of each step before
-/// it's done. An error, or the end of the process anywhere, leaves some PersistentVolumes moved,
-/// some not, and at most one deleted, which is written down: the next run finishes it. `patience`
-/// is how long claims may take to be bound again after the last of them was.
+/// Carries out a plan. PersistentVolumes that cannot be moved are left as they are, and returned with
+/// the reason. `watch` is called with each step before it is done. An error, or the end of the process
+/// at any point, leaves some PersistentVolumes moved, some not, and at most one deleted, which is stored:
+/// the next run completes it. `patience` is the longest time without any claim becoming bound again,
+/// while some are not.
 pub async fn carry_out(
     client: &Client,
     plan: &Plan,
@@ -217,7 +218,7 @@ pub(super) fn one_of<'a>(which: &str, pools: &'a [Pool]) -> Result<&'a Pool> {
     }
 }
 
-/// The pool, if it's certain whose it is.
+/// The pool, if it is certain which node has it.
 fn adopted(pool: &Pool, now: Timestamp) -> Result<Adopted> {
     let name = pool.name_any();
     let refuse = |why: String| Err(Error::refused(format!("pool {name}"), why));
@@ -251,7 +252,7 @@ fn adopted(pool: &Pool, now: Timestamp) -> Result<Adopted> {
     })
 }
 
-/// What is written down at a Pool object, by name.
+/// The PersistentVolumes that are stored at a Pool object, by name.
 fn noted(pool: &Pool) -> Result<BTreeMap<String, Manifest>> {
     let annotations = pool.metadata.annotations.iter().flatten();
     let notes = annotations.filter(|(key, _)| key.starts_with(NOTE));
@@ -268,8 +269,8 @@ fn noted(pool: &Pool) -> Result<BTreeMap<String, Manifest>> {
     each.collect()
 }
 
-/// The annotation in which a PersistentVolume is written down: names may be longer than the key of
-/// an annotation.
+/// The annotation in which a PersistentVolume is stored. It does not contain the name, which may be
+/// longer than the key of an annotation.
 fn note_key(name: &str) -> String {
     let id = uuid::Uuid::new_v5(&uuid::Uuid::NAMESPACE_OID, name.as_bytes());
     format!("{NOTE}{id}")

@@ -1,4 +1,4 @@
-//! A router's beginning in its cluster: client, agents, certificates.
+//! The start of a router in its cluster: client, agents and certificates.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -12,20 +12,20 @@ use crate::error::Result;
 use crate::router::{Agents, TlsDial};
 use crate::tls::Credentials;
 
-/// What a router is made of.
+/// The parts of a router that has started.
 pub struct Begun {
-    /// Those of the Service, which are followed from now on.
+    /// The agents of the Service, whose addresses are watched from now on.
     pub agents: Arc<Agents>,
     /// The cluster; to be ended with [`InCluster::shut_down`].
     pub cluster: Arc<InCluster>,
-    /// What it shows to agents: those that were given, or its own.
+    /// The credentials that it presents to agents: those that were given, or its own.
     pub credentials: Arc<Credentials>,
 }
 
-/// Begins to follow the cluster. Where no `credentials` are given, router and agents get theirs
-/// from an authority that the routers keep in a Secret, and this waits until there is one;
-/// `account` is then the service account of the nodes' pods. An error if there is no API server
-/// to talk to at all: it's named by KUBECONFIG, or this is a pod.
+/// Starts to watch the cluster. If no `credentials` are given, router and agents get theirs from an
+/// authority that the routers keep in a Secret, and this waits until it exists; `account` is then the
+/// service account of the nodes' pods. An error if no API server is configured: KUBECONFIG names one,
+/// or the process runs in a pod.
 pub async fn begin(
     options: Options,
     credentials: Option<Arc<Credentials>>,
@@ -49,7 +49,7 @@ pub async fn begin(
     })
 }
 
-/// Agents that can't be asked before there are certificates.
+/// Agents that cannot be asked before there are certificates. Their addresses are kept until then.
 #[derive(Default)]
 struct Later {
     agents: OnceLock<Arc<Agents>>,
@@ -62,7 +62,7 @@ impl Later {
         if let Some(placed) = placed.take() {
             agents.place(placed);
         }
-        // Under the lock, so that nothing is placed in between.
+        // Under the lock, so that no addresses are set in between.
         let _ = self.agents.set(agents);
     }
 }

@@ -1,4 +1,4 @@
-//! The driver behind a CSI socket: a connection to it, and its name by its own word.
+//! The driver at a CSI socket: a connection to it, and the name that it reports.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use crate::csi::GetPluginInfoRequest;
 use crate::csi::identity_client::IdentityClient;
 use crate::error::{Error, Result, chain};
 
-/// A driver that runs answers this at once.
+/// A running driver answers this request at once.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The error that says that the driver at a socket can't be asked.
+/// The error for a driver at a socket that cannot be asked.
 pub(super) fn unreachable(socket: &Path, reason: String) -> Error {
     Error::Unreachable {
         what: format!("the driver at {}", socket.display()),
@@ -21,8 +21,8 @@ pub(super) fn unreachable(socket: &Path, reason: String) -> Error {
     }
 }
 
-/// A connection to the driver at a socket, and the driver's name. Objects of the cluster are
-/// told apart by this name, so it is never assumed: an error if it is another than `expected`.
+/// A connection to the driver at a socket, and the driver's name. The name decides which objects of
+/// the cluster are the driver's, so it is never assumed: an error if it differs from `expected`.
 pub async fn driver(socket: &Path, expected: Option<&str>) -> Result<(Channel, String)> {
     let failed = |error: &dyn std::error::Error| unreachable(socket, chain(error));
     let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()));

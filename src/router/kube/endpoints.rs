@@ -1,11 +1,11 @@
-//! Where agents are: the EndpointSlices of their headless Service.
+//! The addresses of agents, from the EndpointSlices of their headless Service.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 
-/// The port of this name, or the only one.
+/// The name of the port. If a slice has only one port, its name does not matter.
 const PORT: &str = "agent";
 
 /// An address in a slice.
@@ -17,7 +17,7 @@ pub(super) struct At {
     is_leaving: bool,
 }
 
-/// What a slice says. Addresses that name no node are nobody's.
+/// The addresses in a slice. Addresses without a node are ignored.
 pub(super) fn read(slice: &EndpointSlice) -> Vec<At> {
     let ports: Vec<_> = slice.ports.iter().flatten().collect();
     let named = ports.iter().find(|port| port.name.as_deref() == Some(PORT));
@@ -39,14 +39,14 @@ fn at(endpoint: &Endpoint, port: u16) -> Option<At> {
     Some(At {
         node: endpoint.node_name.clone()?,
         address: SocketAddr::new(address, port),
-        // Absent means ready, says the API.
+        // The API defines that an absent value means ready.
         is_ready: conditions.and_then(|c| c.ready).unwrap_or(true),
         is_leaving: conditions.and_then(|c| c.terminating).unwrap_or(false),
     })
 }
 
-/// One address a node, out of all slices. Of several, while a pod takes over from another: one
-/// that isn't leaving, one that is ready.
+/// One address for each node, out of all slices. A node has several while one pod replaces another.
+/// Then an address that is not terminating comes first, and after that one that is ready.
 pub(super) fn by_node<'a>(
     slices: impl Iterator<Item = &'a Vec<At>>,
 ) -> BTreeMap<String, SocketAddr> {

@@ -1,8 +1,8 @@
-//! Events: what people read below `kubectl describe`.
+//! Events, which people see with `kubectl describe`.
 //!
-//! They go through a bounded queue: nobody who tells something waits for the API server, and what
-//! doesn't fit is counted, not sent. The same words about the same object are one event, which
-//! counts how often, and is sent at most once a minute.
+//! They go through a bounded queue, so recording an event never waits for the API server. An event that
+//! does not fit is counted and not sent. Equal messages about the same object are one event with a
+//! count, which is updated at most once a minute.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,27 +24,27 @@ use super::{LEASE, Options};
 use crate::error::chain;
 use crate::router::cluster::ObjectRef;
 
-/// So many wait for the API server: more than a cut over many volumes tells at once.
+/// The length of the queue: more events than one cut over many volumes records.
 const QUEUE_LENGTH: usize = 512;
-/// The same words about the same object aren't sent more often.
+/// An event with a count is updated at most this often.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(60);
-/// After so long the same words are a new event: the API server forgets them after an hour.
+/// After this time an equal message is a new event. The API server deletes events after an hour.
 const NEW_AFTER: Duration = Duration::from_secs(30 * 60);
-/// An API server that doesn't answer is tried again after these.
+/// The delays before a request is sent again after the API server did not answer.
 const RETRIES: [Duration; 4] = [
     Duration::from_secs(1),
     Duration::from_secs(5),
     Duration::from_secs(20),
     Duration::from_secs(60),
 ];
-/// A request that takes longer is given up.
+/// The timeout of a request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// The API server refuses longer ones.
+/// The API server refuses longer notes.
 const NOTE_BYTES: usize = 1024;
-/// Events about objects of no namespace lie here.
+/// The namespace of events about objects without a namespace.
 const NOWHERE: &str = "default";
 
-/// Something to tell.
+/// An event to be recorded.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct EventBody {
     pub(super) about: ObjectRef,
@@ -53,19 +53,19 @@ pub(super) struct EventBody {
     pub(super) message: String,
 }
 
-/// The near end of the queue.
+/// The sending end of the queue.
 pub struct EventRecorder {
     queue: mpsc::Sender<EventBody>,
     dropped: Arc<AtomicU64>,
 }
 
-/// The far end.
+/// The receiving end of the queue.
 pub(super) struct EventQueue {
     body: mpsc::Receiver<EventBody>,
     dropped: Arc<AtomicU64>,
 }
 
-/// Both ends.
+/// A queue.
 pub(super) fn queue() -> (EventRecorder, EventQueue) {
     let (queue, body) = mpsc::channel(QUEUE_LENGTH);
     let dropped = Arc::<AtomicU64>::default();
@@ -84,73 +84,73 @@ impl EventRecorder {
         }
     }
 
-    /// Events that nobody was told.
+    /// The number of events that were lost.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
 }
 
-/// Which words were told when, and how often.
+/// The events that were recorded in the last [`NEW_AFTER`].
 #[derive(Default)]
 pub(super) struct Memory(HashMap<EventBody, Recorded>);
 
 /// An event that was sent.
 #[derive(Clone, Debug)]
 struct Recorded {
-    /// Its name, and its namespace; none while it couldn't be sent.
+    /// Its name and its namespace; `None` while it could not be sent.
     event: Option<(String, String)>,
     first: Instant,
     last: Instant,
     count: i32,
 }
 
-/// What is to be done about words.
+/// What is to be done about an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum EventAction {
-    /// Nothing but counting.
+    /// Nothing, apart from counting it.
     Count,
-    /// A new event.
+    /// Create an object.
     Create,
-    /// An event of this name and namespace gets this count.
+    /// Set the count of the object with this name and namespace.
     Repeat(String, String, i32),
 }
 
 impl Memory {
-    /// What is to be done about words that come now.
+    /// Decides what is to be done about an event that is recorded now.
     pub(super) fn act(&mut self, body: &EventBody, now: Instant) -> EventAction {
         self.0
-            .retain(|_, told| now.duration_since(told.first) < NEW_AFTER);
-        let Some(told) = self.0.get_mut(body) else {
-            let told = Recorded {
+            .retain(|_, event| now.duration_since(event.first) < NEW_AFTER);
+        let Some(recorded) = self.0.get_mut(body) else {
+            let recorded = Recorded {
                 event: None,
                 first: now,
                 last: now,
                 count: 1,
             };
-            self.0.insert(body.clone(), told);
+            self.0.insert(body.clone(), recorded);
             return EventAction::Create;
         };
-        told.count += 1;
-        if now.duration_since(told.last) < REPEAT_INTERVAL {
+        recorded.count += 1;
+        if now.duration_since(recorded.last) < REPEAT_INTERVAL {
             return EventAction::Count;
         }
-        told.last = now;
-        match &told.event {
+        recorded.last = now;
+        match &recorded.event {
             Some((name, namespace)) => {
-                EventAction::Repeat(name.clone(), namespace.clone(), told.count)
+                EventAction::Repeat(name.clone(), namespace.clone(), recorded.count)
             }
             None => EventAction::Create,
         }
     }
 
     fn created(&mut self, body: &EventBody, name: String, namespace: String) {
-        if let Some(told) = self.0.get_mut(body) {
-            told.event = Some((name, namespace));
+        if let Some(recorded) = self.0.get_mut(body) {
+            recorded.event = Some((name, namespace));
         }
     }
 }
 
-/// Sends what comes, for ever.
+/// Sends the events of a queue, for ever.
 pub(super) async fn send(client: Client, options: Options, mut queue: EventQueue) {
     let (driver, me, own) = (options.driver, options.me, options.namespace);
     let mut memory = Memory::default();
@@ -167,7 +167,8 @@ pub(super) async fn send(client: Client, options: Options, mut queue: EventQueue
                     break;
                 }
                 Ok(Err(KubeError::Api(status))) if status.code < 500 && status.code != 429 => {
-                    // No such object, a namespace that ends, or not allowed: said again later.
+                    // The object does not exist, its namespace is being deleted, or it is not
+                    // allowed. A later event about it is tried again.
                     tracing::debug!(event = ?body, error = status.message, "failed to record an event, which the API server rejected");
                     queue.dropped.fetch_add(1, Ordering::Relaxed);
                     break;
@@ -185,7 +186,7 @@ pub(super) async fn send(client: Client, options: Options, mut queue: EventQueue
     }
 }
 
-/// Name and namespace of an event that was created.
+/// Sends one event; returns the name and namespace of an object that was created.
 pub(super) async fn one(
     client: &Client,
     (driver, me, own): (&str, &str, &str),
@@ -244,7 +245,7 @@ fn event(body: &EventBody, object: ObjectReference, driver: &str, me: &str) -> E
     }
 }
 
-/// At most so many bytes, whole characters.
+/// Shortens a text to a number of bytes, between characters.
 fn cut(text: &str, bytes: usize) -> String {
     if text.len() <= bytes {
         return text.into();
@@ -254,8 +255,8 @@ fn cut(text: &str, bytes: usize) -> String {
     format!("{}...", &text[..end.unwrap_or(0)])
 }
 
-/// The object as an event names it: with its UID, without which `kubectl describe` doesn't show
-/// the event.
+/// The reference to the object in an event. It contains the UID, without which `kubectl describe` does
+/// not show the event.
 async fn reference(
     client: &Client,
     own: &str,
@@ -347,7 +348,7 @@ mod tests {
         assert_eq!(
             memory.act(&body("b"), at(0)),
             EventAction::Create,
-            "other words"
+            "another message"
         );
         for second in 1..60 {
             assert_eq!(memory.act(&body("a"), at(second)), EventAction::Count);
@@ -355,7 +356,7 @@ mod tests {
         let repeat = EventAction::Repeat("db.1".into(), "shop".into(), 61);
         assert_eq!(memory.act(&body("a"), at(60)), repeat);
         assert_eq!(memory.act(&body("a"), at(61)), EventAction::Count);
-        // What couldn't be sent is tried anew, not more often.
+        // An event that could not be sent is created later, not more often.
         assert_eq!(memory.act(&body("b"), at(30)), EventAction::Count);
         assert_eq!(memory.act(&body("b"), at(60)), EventAction::Create);
         assert_eq!(memory.act(&body("a"), at(60 * 60)), EventAction::Create);

@@ -1,4 +1,4 @@
-//! The router's own agents, as what is placed by EndpointSlices and asked for reports.
+//! [`AgentReports`] of the router's own agents.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use crate::error::chain;
 use crate::model::VolumeId;
 use crate::router::agents::Agents;
 
-/// A page of some thousand entries takes milliseconds; a disk may hang.
+/// The timeout of one page. A page of a thousand entries takes milliseconds, but a disk may hang.
 const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[tonic::async_trait]
@@ -28,7 +28,7 @@ impl AgentReports for Agents {
         each.map(|agent| {
             let seen = agent.seen();
             let at = seen.answered.and_then(|at| {
-                // By the wall clock, as others read it.
+                // By the wall clock, because it becomes part of an object's status.
                 let at = SystemTime::now().checked_sub(at.elapsed())?;
                 Timestamp::try_from(at).ok()
             });
@@ -42,7 +42,7 @@ impl AgentReports for Agents {
         .collect()
     }
 
-    /// One pool after the other: nobody waits for it.
+    /// Asks one pool after the other, because no call waits for the result.
     async fn stored(&self) -> Vec<Stored> {
         let mut stored = Vec::new();
         for agent in self.all() {

@@ -1,9 +1,9 @@
-//! `slackwater pool hand-over`: a person says which node has a pool from now on.
+//! `slackwater pool hand-over`: a person decides which node has a pool from now on.
 //!
-//! A pool belongs to the node that showed it last. Another node that shows it is not believed while
-//! that node can't be asked, or says that the pool's disk is missing: it may be a copy, or a lie.
-//! This is the mark on the Pool object that ends it; the router that leads takes the mark away
-//! once the node shows the pool.
+//! A pool belongs to the node that reported it last. The report of another node does not count while
+//! that node cannot be asked, or reports that the pool's disk is missing: the other one may be a copy of
+//! the pool, or a false report. The field `spec.node` of the Pool object settles this. The leading router
+//! removes the field when that node reports the pool.
 
 use ::kube::api::{Api, Patch, PatchParams};
 use ::kube::core::PartialObjectMeta;
@@ -21,15 +21,15 @@ pub struct HandedOver {
     pub id: String,
     /// Its name in its node's configuration.
     pub name: String,
-    /// The node that had it; empty if that isn't known.
+    /// The node that had it; empty if that is not known.
     pub from: String,
-    /// The node that has it.
+    /// The node that has it from now on.
     pub to: String,
-    /// The node had it before.
+    /// The node that has it is the one that had it before.
     pub unchanged: bool,
 }
 
-/// Marks a pool (its UUID, its name, or NODE/NAME) as being of a node. `driver` as for
+/// Sets the node of a pool, which is given by its UUID, its name, or NODE/NAME. `driver` is as for
 /// [`adopt::make_plan`].
 pub async fn hand_over(
     client: &Client,

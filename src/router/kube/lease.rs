@@ -1,8 +1,8 @@
-//! Who does what must be done by one: a Lease, held by the pod whose name is in it.
+//! The election of the leading router: a Lease, held by the pod whose name is in it.
 //!
-//! A holder believes in itself only as long as its last renewal is recent, by its own monotonic
-//! clock and counted from before the request was sent; another takes over only after it has seen
-//! no renewal for longer than that, by its own clock. No clocks are compared.
+//! A holder leads only while its last renewal is recent, by its own monotonic clock and counted from
+//! before the request was sent. Another router takes over only after it has seen no renewal for longer
+//! than that, by its own clock. No clocks are compared.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,18 +16,20 @@ use k8s_openapi::jiff::Timestamp;
 use super::watch::WatchStates;
 use crate::error::chain;
 
-/// How long a Lease must have been silent before another takes it.
+/// A Lease that was not renewed for this time is taken over.
 const LEASE_DURATION: Duration = Duration::from_secs(30);
-/// How long a renewal lets its sender believe in itself: less, for what it has begun to do.
+/// A router leads for this time after a renewal. It is shorter than the time above, so that work which
+/// it has begun ends before another router leads.
 const RENEW_DEADLINE: Duration = Duration::from_secs(20);
-/// Between two renewals, and between two looks of who waits: 6 requests a minute each.
+/// Between two renewals, and between two reads by a router that does not lead. The leader sends 12
+/// requests a minute, every other router 6.
 const RETRY_PERIOD: Duration = Duration::from_secs(10);
-/// A request that takes longer is given up.
+/// The timeout of a request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// How the Lease is called in what is followed.
+/// The name of the Lease among the watches.
 const WHAT: &str = "the Lease";
 
-/// One candidate.
+/// A candidate.
 pub struct Leadership {
     api: Api<Lease>,
     name: String,
@@ -37,14 +39,14 @@ pub struct Leadership {
     state: Mutex<State>,
 }
 
-/// Times, shorter in tests.
+/// Times, which are shorter in tests.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// How long a Lease must have been silent before another takes it.
+    /// A Lease that was not renewed for this time is taken over.
     pub duration: Duration,
-    /// How long a renewal lets its sender believe in itself; less than `duration`.
+    /// A router leads for this time after a renewal; less than `duration`.
     pub belief: Duration,
-    /// Between two renewals, and between two looks.
+    /// Between two renewals, and between two reads.
     pub every: Duration,
 }
 
@@ -60,9 +62,9 @@ impl Default for Pace {
 
 #[derive(Default)]
 struct State {
-    /// From before the last renewal that went through was sent.
+    /// The time before the last successful renewal was sent.
     renewed: Option<Instant>,
-    /// What another's Lease looked like, and since when it has looked like that.
+    /// The Lease of another holder, and since when it has been unchanged.
     seen: Option<(LeaseSpec, Instant)>,
     has_ended: bool,
 }
@@ -86,7 +88,7 @@ impl Leadership {
         }
     }
 
-    /// Whether this one is to do what one must do: its last renewal is recent.
+    /// Whether this router leads: its last renewal is recent.
     pub fn is_leader(&self) -> bool {
         let state = self.state();
         !state.has_ended
@@ -95,7 +97,7 @@ impl Leadership {
                 .is_some_and(|at| at.elapsed() < self.pace.belief)
     }
 
-    /// Renews or waits, until it's ended.
+    /// Renews the Lease or waits for it, until [`Leadership::resign`].
     pub async fn run(&self) {
         while !self.state().has_ended {
             let was = self.is_leader();
@@ -117,7 +119,7 @@ impl Leadership {
         }
     }
 
-    /// Gives it up, so that another needn't wait. Never leads again.
+    /// Releases the Lease, so that another router does not have to wait. This one never leads again.
     pub async fn resign(&self) {
         let led = self.is_leader();
         self.state().has_ended = true;
@@ -136,7 +138,7 @@ impl Leadership {
             }
             Ok::<_, KubeError>(())
         };
-        // If it doesn't get through, it runs out.
+        // If this fails, the Lease expires.
         let _ = tokio::time::timeout(REQUEST_TIMEOUT, given_up).await;
     }
 
@@ -164,7 +166,7 @@ impl Leadership {
             return Ok(());
         }
         lease.spec = Some(self.mine(Some(&spec)));
-        // Only over the version that was looked at.
+        // Only over the version that was read.
         match self
             .api
             .replace(&self.name, &PostParams::default(), &lease)
@@ -182,7 +184,7 @@ impl Leadership {
         Ok(())
     }
 
-    /// Whether it's ours, nobody's, or has been silent for too long.
+    /// Whether the Lease is this router's, has no holder, or was not renewed for too long.
     fn may_take(&self, spec: &LeaseSpec, now: Instant) -> bool {
         let holder = spec.holder_identity.as_deref().unwrap_or_default();
         if holder.is_empty() || holder == self.me {
@@ -195,7 +197,7 @@ impl Leadership {
             Some(_) | None => now,
         };
         state.seen = Some((spec.clone(), since));
-        // A holder of another release may count otherwise.
+        // A holder of another release may have other times.
         let its = spec
             .lease_duration_seconds
             .and_then(|s| u64::try_from(s).ok());
@@ -218,7 +220,7 @@ impl Leadership {
     }
 }
 
-/// That another was quicker is no error.
+/// It is no error that another router was faster.
 fn lost_a_race(error: KubeError) -> Result<(), KubeError> {
     match error {
         KubeError::Api(status) if status.code == 409 => Ok(()),

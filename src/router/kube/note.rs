@@ -1,8 +1,8 @@
-//! What a snapshot has reached, as annotations of its VolumeSnapshotContent or
-//! VolumeGroupSnapshotContent: an event is gone after an hour, and an auditor asks a year later.
+//! The consistency level of snapshots, as annotations of their VolumeSnapshotContent or
+//! VolumeGroupSnapshotContent. An event is deleted after an hour; an auditor may ask a year later.
 //!
-//! They go through a bounded queue, as events do. A snapshot is a good one whether or not this can
-//! be written down.
+//! They go through a bounded queue, as events do. A snapshot is valid whether or not its annotations
+//! can be written.
 
 use std::time::Duration;
 
@@ -16,27 +16,27 @@ use super::API_TIMEOUT;
 use crate::error::chain;
 use crate::router::cluster::{Content, Reached};
 
-/// All of them begin with it: nothing else of these objects is changed, and the chart has a
-/// ValidatingAdmissionPolicy that says so.
+/// The prefix of the annotations. Nothing else of these objects is changed, which a
+/// ValidatingAdmissionPolicy of the chart enforces.
 const PREFIX: &str = "slackwater.dev/";
-/// Snapshots that wait for the API server; of more nothing is noted.
+/// The length of the queue. A snapshot that does not fit gets no annotations.
 const WAITING: usize = 512;
-/// An API server that doesn't answer is tried again after these.
+/// The delays before a request is sent again after the API server did not answer.
 const RETRIES: [Duration; 3] = [
     Duration::from_secs(1),
     Duration::from_secs(5),
     Duration::from_secs(20),
 ];
 
-/// A note to be written.
+/// The annotations of one object.
 pub(super) type Note = (Content, Reached);
 
-/// The ends of the queue.
+/// Both ends of a queue.
 pub(super) fn queue() -> (mpsc::Sender<Note>, mpsc::Receiver<Note>) {
     mpsc::channel(WAITING)
 }
 
-/// Writes what comes, for ever.
+/// Writes the annotations of a queue, for ever.
 pub(super) async fn write(client: Client, mut notes: mpsc::Receiver<Note>) {
     while let Some((content, reached)) = notes.recv().await {
         let mut pauses = RETRIES.iter();
@@ -69,13 +69,13 @@ pub(super) async fn write(client: Client, mut notes: mpsc::Receiver<Note>) {
     }
 }
 
-/// The kind of the object that stands for a snapshot.
+/// The kind of the object of a snapshot.
 pub(super) fn snapshot_contents() -> GroupVersionKind {
     GroupVersionKind::gvk("snapshot.storage.k8s.io", "v1", "VolumeSnapshotContent")
 }
 
-/// The kind of the object that stands for a group: versions of the API that a cluster may have,
-/// the newest first.
+/// The kind of the object of a group, in all versions of the API that a cluster may have, the newest
+/// first.
 pub(super) fn group_contents() -> Vec<GroupVersionKind> {
     let (group, kind) = ("groupsnapshot.storage.k8s.io", "VolumeGroupSnapshotContent");
     let versions = ["v1", "v1beta2", "v1beta1"].into_iter();
@@ -105,7 +105,7 @@ async fn patch(client: &Client, content: &Content, reached: &Reached) -> Result<
         type Any = PartialObjectMeta<DynamicObject>;
         let api = Api::<Any>::all_with(client.clone(), &ApiResource::from_gvk(&kind));
         last = match api.patch_metadata(name, &params, &note).await {
-            // No such version, or no such object.
+            // The cluster does not have this version, or the object does not exist.
             Err(KubeError::Api(status)) if status.code == 404 => Err(KubeError::Api(status)),
             answer => return answer.map(drop),
         };

@@ -1,4 +1,4 @@
-//! Names of the pods that keep the disk of a pool that isn't served: their node knows their UIDs.
+//! The names of pods that use the disk of a pool that is not served. Their node reports only UIDs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
@@ -11,8 +11,8 @@ use super::InCluster;
 use super::pool_status::Report;
 use crate::error::chain;
 
-/// As NAMESPACE/NAME, by UID. The API server is asked about those that aren't known yet, and what
-/// it doesn't know either keeps its UID for a name.
+/// The names as NAMESPACE/NAME, by UID. The API server is asked about pods whose names are not known
+/// yet. A pod that it does not know either has its UID as its name.
 pub(super) async fn named(cluster: &InCluster, reports: &[Report]) -> BTreeMap<String, String> {
     let known = || cluster.pods.lock().unwrap_or_else(PoisonError::into_inner);
     let mut named = BTreeMap::new();
@@ -43,7 +43,7 @@ pub(super) async fn named(cluster: &InCluster, reports: &[Report]) -> BTreeMap<S
     named
 }
 
-/// All pods of a node.
+/// The names of all pods of a node, by UID; `None` if they cannot be read now.
 async fn of_node(cluster: &InCluster, node: &str) -> Option<BTreeMap<String, String>> {
     let api = Api::<Pod>::all(cluster.client.clone());
     let here = ListParams::default().fields(&format!("spec.nodeName={node}"));

@@ -1,8 +1,8 @@
-//! The Pool objects: `kubectl get pools` is the picture of the cluster.
+//! The Pool objects, which show the state of all pools (`kubectl get pools`).
 //!
-//! One object a pool, named by the pool's UUID. `spec` is people's: it's where a pool is marked as
-//! lost. `status` is written by the router that leads, from what agents report; when an agent is
-//! gone it stays as it was last seen. The CRD is deploy/chart/crds/pools.yaml.
+//! Each pool has one object, named by the pool's UUID. People write `spec`, for example to mark a pool
+//! as lost. The leading router writes `status` from the reports of agents; while an agent is away, the
+//! status stays as it was last seen. The CRD is deploy/chart/crds/pools.yaml.
 
 use std::borrow::Cow;
 
@@ -19,36 +19,36 @@ use crate::router::cluster::KnownPool;
 pub const GROUP: &str = "slackwater.dev";
 /// Its version.
 pub const VERSION: &str = "v1alpha1";
-/// Which driver a pool is of: several may share a cluster.
+/// The label with the driver's name. Several drivers may share a cluster.
 pub const DRIVER_LABEL: &str = "slackwater.dev/driver";
 
 /// A pool.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Pool {
-    /// Absent in lists.
+    /// Absent from objects in lists.
     #[serde(flatten, default)]
     pub types: Option<TypeMeta>,
     /// Named by its UUID.
     pub metadata: ObjectMeta,
-    /// What people say about it.
+    /// What people decide about it.
     #[serde(default)]
     pub spec: PoolSpec,
-    /// What its agent says.
+    /// What its agent reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<PoolStatus>,
 }
 
-/// What people say about a pool.
+/// What people decide about a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolSpec {
-    /// It never comes back: its volumes count as deleted, and if it returns it isn't used.
+    /// It does not return: its volumes count as deleted, and if it returns nevertheless, it is not used.
     #[serde(default, skip_serializing_if = "is_false")]
     pub lost: bool,
-    /// Who said so, and why.
+    /// Why it is marked as lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost_reason: Option<String>,
-    /// The node that has it from now on. The router takes this away once it's so.
+    /// The node that has it from now on. The router removes this when the node reports the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
 }
@@ -57,13 +57,13 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
-/// What the agent of a pool has said last. What is `None` is written as null, which takes it away.
+/// The last report of the pool's agent. `None` is written as null, which removes the field.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PoolStatus {
-    /// The node that showed it last.
+    /// The node that reported it last.
     pub node: String,
-    /// Its topology value.
+    /// The home (topology value) of that node.
     pub home: String,
     /// Its name in its agent's configuration.
     pub name: String,
@@ -73,70 +73,70 @@ pub struct PoolStatus {
     pub place: String,
     /// File system of its images.
     pub file_system: String,
-    /// What is mounted at its folder or around it: "/dev/sdb1", or "/dev/sda2[/srv/pool]" for a part
+    /// What is mounted at its folder or above it: "/dev/sdb1", or "/dev/sda2[/srv/pool]" for a part
     /// of a file system.
     pub mount: String,
-    /// Whether its images can share blocks, if that is known.
+    /// Whether its images can share blocks; `None` if that is not known.
     pub shares_blocks: Option<bool>,
-    /// Bytes, for people.
+    /// Its size, for people.
     pub capacity: String,
-    /// Bytes, for people.
+    /// Its free space, for people.
     pub available: String,
-    /// Bytes.
+    /// Its size in bytes.
     pub total_bytes: i64,
     /// Bytes that are free now.
     pub available_bytes: i64,
-    /// Bytes that volumes may grow to.
+    /// Bytes that its volumes may grow to.
     pub promised_bytes: i64,
-    /// Volumes on it.
+    /// The number of its volumes.
     pub volumes: i64,
-    /// Snapshots on it.
+    /// The number of its snapshots.
     pub snapshots: i64,
-    /// In one word.
+    /// Its health.
     pub health: Health,
-    /// Why it isn't healthy, and what to do; empty if it is.
+    /// Why it is not healthy, and what to do; empty if it is healthy.
     pub message: String,
-    /// Since when `health` has been so.
+    /// When `health` changed last.
     pub since: Option<Time>,
-    /// Release of the agent.
+    /// The version of its agent.
     pub agent_version: String,
-    /// When its agent was heard of last; to the minute while it's well.
+    /// When its agent answered last; updated once a minute while nothing else changes.
     pub last_seen: Option<Time>,
-    /// Since when its node's object has been gone; absent if it's there.
+    /// Since when its Node object has been missing; `None` if it exists.
     pub node_gone_since: Option<Time>,
-    /// What else is so of it.
+    /// Conditions, such as `OwnMount`.
     pub conditions: Vec<Condition>,
 }
 
-/// How a pool is.
+/// The health of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Health {
     /// Nothing is known yet.
     #[default]
     Unknown,
-    /// It's served.
+    /// It is served.
     Healthy,
-    /// It's served, and something needs to be mended.
+    /// It is served, but something needs repair.
     Degraded,
-    /// Its agent doesn't serve it.
+    /// Its agent does not serve it.
     NotServed,
-    /// Its agent doesn't answer, or doesn't show it.
+    /// Its agent does not answer, or does not report it.
     Unreachable,
-    /// Two agents show it, and neither is known to have had it before: no call goes to it.
+    /// Two agents report it, and neither is known to have had it before. It receives no calls.
     Conflict,
-    /// Its node's record forgets it, for good.
+    /// It was forgotten on its node (`slackwater pool forget`), which is final.
     Forgotten,
-    /// It's marked as lost.
+    /// It is marked as lost.
     Lost,
-    /// It's marked as lost, and an agent shows it: nothing is done with it.
+    /// It is marked as lost, but an agent reports it. It is not used.
     Quarantined,
-    /// A word of a later release.
+    /// A value of a later release.
     #[serde(other, skip_serializing)]
     Other,
 }
 
 impl Health {
-    /// All that this release writes.
+    /// All values that this release writes.
     #[cfg(test)]
     pub(super) const ALL: [Health; 9] = [
         Health::Unknown,
@@ -150,7 +150,7 @@ impl Health {
         Health::Quarantined,
     ];
 
-    /// As the API has it.
+    /// The value in the API.
     pub fn word(self) -> &'static str {
         match self {
             Health::Unknown | Health::Other => "Unknown",
@@ -196,7 +196,7 @@ impl Resource for Pool {
 }
 
 impl Pool {
-    /// A new one, that nothing has been said about.
+    /// A new object, with an empty spec and without a status.
     pub fn new(id: PoolId, driver: &str) -> Pool {
         Pool {
             types: Some(TypeMeta::resource::<Pool>()),
@@ -210,12 +210,12 @@ impl Pool {
         }
     }
 
-    /// Its id; none of an object that somebody has named otherwise.
+    /// Its id; `None` if the object's name is not an id.
     pub fn id(&self) -> Option<PoolId> {
         self.name_any().parse().ok()
     }
 
-    /// What the router remembers of it.
+    /// What the router uses to find it.
     pub fn known(&self) -> Option<KnownPool> {
         let status = self.status.clone().unwrap_or_default();
         Some(KnownPool {

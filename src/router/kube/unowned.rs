@@ -1,8 +1,8 @@
-//! `slackwater snapshots delete`: snapshots that no object of the cluster owns, members of groups
-//! among them, which no object can have deleted once that of their group is gone.
+//! `slackwater snapshots delete`: deletes snapshots that no object of the cluster owns. Members of groups
+//! are among them: once the object of their group is gone, no other object can delete them.
 //!
-//! What the driver has is looked up by id, and the API server is asked about that one snapshot,
-//! immediately before it is deleted. Whatever can't be known keeps it.
+//! Each snapshot is looked up at the driver by its id, and the API server is asked about this snapshot
+//! immediately before it is deleted. If anything cannot be determined, the snapshot is kept.
 
 use std::path::Path;
 use std::time::Duration;
@@ -22,41 +22,42 @@ use crate::csi::{ListSnapshotsRequest, Snapshot};
 use crate::error::{Error, Result, chain};
 use crate::model::SnapshotId;
 
-/// The driver settles a group with all nodes, and may overwrite blocks with zeros.
+/// A long timeout: the driver resolves the state of a group with all nodes, and may overwrite blocks
+/// with zeros.
 const DELETE_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// A snapshot that was asked for, and what becomes of it.
+/// A snapshot that was named, and what is done with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnownedSnapshot {
     /// Its id.
     pub id: SnapshotId,
-    /// The group that it goes with, if it's a member of one.
+    /// The group that it is a member of.
     pub group: Option<String>,
-    /// What becomes of it.
+    /// What is done with it.
     pub fate: Fate,
 }
 
-/// What becomes of a snapshot.
+/// What is done with a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// The driver has none of this id.
+    /// The driver has no snapshot with this id.
     Absent,
-    /// Nothing owns it, and it would be deleted.
+    /// No object owns it, and it would be deleted.
     Unowned,
-    /// Nothing owned it, and it was deleted.
+    /// No object owned it, and it was deleted.
     Deleted,
-    /// It stays, and why.
+    /// It is kept, for this reason.
     Left(String),
 }
 
-/// The driver that has the snapshots, and the cluster that it is in.
+/// The driver that has the snapshots, and its cluster.
 pub struct UnownedSnapshots {
     client: Client,
     channel: Channel,
 }
 
 impl UnownedSnapshots {
-    /// Of the driver at a socket, which has the name `expected` if one is given.
+    /// The snapshots of the driver at a socket. An error if its name differs from `expected`.
     pub async fn new(
         client: Client,
         expected: Option<&str>,
@@ -66,7 +67,7 @@ impl UnownedSnapshots {
         Ok(UnownedSnapshots { client, channel })
     }
 
-    /// What becomes of a snapshot; with `yes` it's deleted if nothing owns it.
+    /// Decides about a snapshot. With `yes` it is deleted if no object owns it.
     pub async fn delete_unowned(&self, id: SnapshotId, yes: bool) -> UnownedSnapshot {
         let mut line = UnownedSnapshot {
             id,
@@ -94,7 +95,7 @@ impl UnownedSnapshots {
         line
     }
 
-    /// The snapshot of this id, as the driver has it.
+    /// The snapshot with this id, if the driver has it.
     async fn find(&self, id: SnapshotId) -> Result<Option<Snapshot>> {
         let question = patiently(ListSnapshotsRequest {
             snapshot_id: id.to_string(),
@@ -114,7 +115,7 @@ impl UnownedSnapshots {
         }
     }
 
-    /// Why a snapshot is to stay: an object that names it or its group, or that may be about to.
+    /// Why a snapshot is kept: an object that names it or its group, or that may be about to.
     async fn owner(&self, snapshot: &Snapshot) -> Result<Option<String>> {
         let mut names = vec![snapshot.snapshot_id.as_str()];
         let single = note::snapshot_contents();
@@ -142,7 +143,7 @@ impl UnownedSnapshots {
             });
             match looked.await {
                 Ok(()) => break,
-                // Another version of it, or a cluster without groups.
+                // The cluster has another version of the API, or no groups.
                 Err(Unlisted::Unknown) => {}
                 Err(Unlisted::Forbidden) => return Err(unlisted(&kind.kind)),
                 Err(Unlisted::Failed(error)) => return Err(error),
@@ -160,8 +161,8 @@ impl UnownedSnapshots {
     }
 }
 
-/// Why a content keeps a snapshot: it says one of these names anywhere, or it is of the same
-/// volume and waits for its handle.
+/// Why an object keeps a snapshot: it contains one of these names anywhere, or it is of the same volume
+/// and has no handle yet.
 fn why(
     kind: &str,
     content: &DynamicObject,
@@ -183,10 +184,10 @@ fn why(
     })
 }
 
-/// Whether a text is anywhere in a value: versions of the API differ in where they have handles.
+/// Whether a text is anywhere in a value. Versions of the API have handles in different fields.
 fn mentions(value: &Value, text: &str) -> bool {
     match value {
-        Value::String(said) => said == text,
+        Value::String(value) => value == text,
         Value::Array(values) => values.iter().any(|value| mentions(value, text)),
         Value::Object(fields) => fields.values().any(|value| mentions(value, text)),
         Value::Null | Value::Bool(_) | Value::Number(_) => false,

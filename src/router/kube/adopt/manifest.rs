@@ -1,27 +1,27 @@
-//! A PersistentVolume as the API server has it, whole: also what this program has no name for is
-//! made again as it was.
+//! A PersistentVolume exactly as the API server has it, so that fields that this program does not know
+//! are kept when it is created again.
 
 use ::kube::api::DynamicObject;
 use serde_json::{Value, json};
 
-/// Which policy a PersistentVolume had before it was set to Retain for its way to another home:
-/// it's there from before it's deleted until it's bound again.
+/// The annotation with the reclaim policy that a PersistentVolume had before it became Retain for the
+/// move. It exists from before the deletion until the PersistentVolume is bound again.
 pub(super) const POLICY: &str = "slackwater.dev/reclaim-policy";
-/// Finalizers of external-attacher, put there while a volume is attached.
+/// The prefix of the finalizer that external-attacher adds while a volume is attached.
 const ATTACHED: &str = "external-attacher/";
 
 /// A PersistentVolume.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Manifest(pub(super) DynamicObject);
 
-/// Where a PersistentVolume may be used.
+/// Where a PersistentVolume may be used, by its node affinity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Homes {
-    /// Anywhere: no home has to be changed.
+    /// Anywhere, so there is no home to be changed.
     Any,
-    /// At one home alone, and nothing else is said.
+    /// At exactly one home, without any other condition.
     One(String),
-    /// Something that a person has written, and must change.
+    /// Something else, which a person has written and must change.
     Else,
 }
 
@@ -30,7 +30,7 @@ pub(super) enum Homes {
 pub(super) struct Bound {
     /// "namespace/name".
     pub(super) claim: String,
-    /// A claim that was made again under the same name isn't the same.
+    /// A claim that was created again with the same name has another one.
     pub(super) uid: String,
 }
 
@@ -60,19 +60,19 @@ impl Manifest {
         self.0.data.pointer(path)?.as_str()
     }
 
-    /// Its volume's id, if it's of this driver.
+    /// The id of its volume, if it is of this driver.
     pub(super) fn handle(&self, driver: &str) -> Option<&str> {
         let ours = self.text("/spec/csi/driver") == Some(driver);
         ours.then(|| self.text("/spec/csi/volumeHandle")).flatten()
     }
 
     pub(super) fn policy(&self) -> &str {
-        // As the API server fills it in.
+        // The default of the API server.
         let policy = self.text("/spec/persistentVolumeReclaimPolicy");
         policy.unwrap_or("Retain")
     }
 
-    /// The policy that it's to have again.
+    /// The policy that is to be restored.
     pub(super) fn policy_before(&self) -> Option<&str> {
         let annotations = self.0.metadata.annotations.as_ref()?;
         annotations.get(POLICY).map(String::as_str)
@@ -117,8 +117,8 @@ impl Manifest {
         }
     }
 
-    /// What is to be made in its place: the same but for its home. The policy is the one that it
-    /// has; what the API server writes by itself is left out.
+    /// The object that replaces it: identical except for its home, and with the policy that it has
+    /// now. Fields that the API server sets itself are omitted.
     pub(super) fn at(&self, key: &str, home: &str) -> Manifest {
         let mut new = self.plain();
         let metadata = &mut new.0.metadata;
@@ -136,7 +136,7 @@ impl Manifest {
         new
     }
 
-    /// Without what says only how it came about: as it's written down.
+    /// The form in which it is stored: without managed fields and status.
     pub(super) fn plain(&self) -> Manifest {
         let mut plain = self.clone();
         plain.0.metadata.managed_fields = None;
@@ -154,8 +154,8 @@ pub(super) mod tests {
     pub(in crate::router::kube::adopt) const KEY: &str = "topology.csi.slackwater.dev/home";
     pub(in crate::router::kube::adopt) const DRIVER: &str = "csi.slackwater.dev";
 
-    /// A bound PersistentVolume at a home, as the provisioner makes it; the last number of its
-    /// claim's uid and of its own is 1.
+    /// A bound PersistentVolume at a home, as the provisioner creates it. Its own uid and that of its
+    /// claim end with 1.
     pub(in crate::router::kube::adopt) fn volume(name: &str, handle: &str, home: &str) -> Manifest {
         let object = json!({
             "apiVersion": "v1", "kind": "PersistentVolume",

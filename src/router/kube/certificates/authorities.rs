@@ -1,5 +1,5 @@
-//! The authority and its change: the next one is trusted by all before it signs, and the last one
-//! is trusted for as long as a certificate of it may be in use.
+//! The certificate authority and its rotation. All agents trust the next authority before it signs, and
+//! they trust the previous one for as long as a certificate of it may be in use.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -10,32 +10,32 @@ use crate::tls::TlsError;
 use crate::tls::authority::{Authority, Validity};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// What a node's or a router's certificate is valid for. It's renewed when half of that is over.
+/// The validity of a certificate of a node or a router. It is renewed after half of this.
 pub const LEAF: Duration = DAY.saturating_mul(30);
-/// What an authority is valid for.
+/// The validity of an authority.
 const AUTHORITY: Duration = DAY.saturating_mul(3 * 365);
-/// An authority that is so old gets a successor.
+/// An authority of this age gets a successor.
 const ROTATION_AGE: SignedDuration = SignedDuration::from_hours(365 * 24);
-/// The successor is shown for so long before it signs: agents look every ten minutes.
+/// The successor is published for this time before it signs. Agents read it every ten minutes.
 const PREPUBLICATION_PERIOD: SignedDuration = SignedDuration::from_hours(24);
-/// The predecessor is trusted for so long: longer than what it has signed is valid.
+/// The predecessor is trusted for this time, which is longer than the validity of its certificates.
 const TRUSTED: SignedDuration = SignedDuration::from_hours(40 * 24);
 
-/// From now on, for a certificate.
+/// The validity of a certificate that is signed now.
 pub(super) fn leaf() -> Validity {
     Validity::from_now(LEAF)
 }
 
-/// A certificate, its key, and since when it has had its part.
+/// An authority, with the time since when it is the current, next or previous one.
 #[derive(Clone, PartialEq, Eq)]
 struct One {
     certificate: String,
-    /// A secret; the predecessor's is thrown away.
+    /// A secret. The key of the predecessor is discarded.
     key: Option<String>,
     since: Timestamp,
 }
 
-/// Who signs, who will, who has.
+/// The authority that signs, the next one, and the previous one.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Authorities {
     current: One,
@@ -50,8 +50,8 @@ impl std::fmt::Debug for Authorities {
 }
 
 impl Authorities {
-    /// From a Secret's data; nothing where nobody has made any. What can't be read is an error,
-    /// and nothing is made in its place: certificates of it are in use.
+    /// Reads the data of a Secret; `None` if it has none. Data that cannot be read is an error and is not
+    /// replaced, because certificates of this authority are in use.
     pub fn read(data: &BTreeMap<String, String>) -> Result<Option<Authorities>, String> {
         let one = |stem: &str, has_key: bool| {
             let of = |end: &str| data.get(&format!("{stem}.{end}")).cloned();
@@ -85,7 +85,7 @@ impl Authorities {
         }
     }
 
-    /// As a Secret's data.
+    /// The data of the Secret.
     pub fn data(&self) -> BTreeMap<String, String> {
         let mut data = BTreeMap::new();
         let parts = [
@@ -104,7 +104,7 @@ impl Authorities {
         data
     }
 
-    /// What is to be in place of what is there now; nothing if it's as it should be.
+    /// What is to replace the present authorities; `None` if they are as they should be.
     pub fn step(now: Option<&Authorities>, at: Timestamp) -> Result<Option<Authorities>, TlsError> {
         let Some(now) = now else {
             return Ok(Some(Authorities {
@@ -139,7 +139,7 @@ impl Authorities {
         Ok((&then != now).then_some(then))
     }
 
-    /// Certificates of all that are trusted.
+    /// The certificates of all trusted authorities.
     pub fn bundle(&self) -> String {
         let all = [
             Some(&self.current),
@@ -151,7 +151,7 @@ impl Authorities {
             .collect()
     }
 
-    /// Who signs now.
+    /// The authority that signs now.
     pub fn signs(&self) -> Result<Authority, TlsError> {
         let key = self.current.key.as_deref().unwrap_or_default();
         Authority::from_pem(&self.current.certificate, key)

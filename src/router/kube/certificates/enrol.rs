@@ -1,6 +1,6 @@
-//! The node's end: a program beside the driver, in a container of its own, which alone has a
-//! token for the API server. It makes the node's key, asks for the certificate, and keeps three
-//! files up to date that the driver reads.
+//! The certificate of a node: a program next to the driver, in a container of its own, which is the only
+//! one with a token for the API server. It creates the node's key, requests the certificate, and keeps
+//! three files up to date, which the driver reads.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -24,21 +24,22 @@ use crate::error::{Error, Result, chain};
 use crate::router::kube::ask;
 use crate::tls::{Bundle, Credentials, Files, Name, TlsError, request};
 
-/// How often it's looked whether the authorities have changed, or the certificate is half over.
+/// How often the program checks whether the authorities have changed, or half of the certificate's
+/// lifetime has passed.
 const CHECK_INTERVAL: Duration = Duration::from_secs(600);
-/// After a failure, and twice as long after each further one, up to [`CHECK_INTERVAL`]: each may have made
-/// an object in the cluster.
+/// The delay after a failure. It doubles with each further one, up to [`CHECK_INTERVAL`], because each
+/// attempt may have created an object in the cluster.
 const FIRST_RETRY_DELAY: Duration = Duration::from_secs(5);
-/// How long a request is waited for at a time. It stays, and is looked at again.
+/// How long the program waits for a request at a time. The request stays, and is read again later.
 const APPROVAL_TIMEOUT: Duration = Duration::from_secs(120);
-/// Between two looks at a request: a router looks every 5 s.
+/// Between two reads of a request. A router answers within 5 s.
 const APPROVAL_POLL_INTERVAL: Duration = Duration::from_secs(2);
 
-/// The request that isn't finished, and its key, in the folder.
+/// The files of the request that is not answered yet, and of its key.
 const REQUEST: &str = "request";
 const REQUEST_KEY: &str = "request.key";
 
-/// Who enrols, and where to.
+/// The settings of the program.
 #[derive(Clone, Debug)]
 pub struct Enrolment {
     /// The node's name.
@@ -66,8 +67,8 @@ impl Enrolment {
         }
     }
 
-    /// Brings the files up to date once. A crash in the middle leaves files that don't go
-    /// together: the driver goes on with what it read last, and the next look makes new ones.
+    /// Brings the files up to date once. A crash in the middle leaves files that do not match: the
+    /// driver continues with those that it read last, and the next run replaces them.
     pub async fn refresh(&self, client: &Client) -> Result<()> {
         let name = Name::node(&self.node).map_err(|error| refused(&error))?;
         let maps = Api::<ConfigMap>::namespaced(client.clone(), &self.namespace);
@@ -81,7 +82,7 @@ impl Enrolment {
         if std::fs::read_to_string(&files.authorities).ok().as_ref() != Some(&trusted) {
             write(&files.authorities, &trusted)?;
         }
-        // One of an authority that is gone is good for nothing, however long it's valid.
+        // A certificate of an authority that is not trusted any more is useless, even if it is valid.
         let own = Credentials::of_files(name.clone(), files.clone()).ok();
         let own = own.filter(Credentials::is_trusted);
         let left = own.and_then(|own| own.expires()).map(|expires| {
@@ -97,7 +98,7 @@ impl Enrolment {
             key: key.clone().into_bytes(),
             authorities: trusted.into_bytes(),
         };
-        // Nothing is written over what works before this has been seen to work.
+        // Working files are replaced only after the new certificate was verified.
         let new = Credentials::of_bundle(name, bundle).map_err(|error| refused(&error))?;
         if let Some(why) = new.distrust() {
             return Err(Error::Unreachable {
@@ -124,7 +125,7 @@ impl Enrolment {
         }
     }
 
-    /// The key and the name of the request that isn't finished.
+    /// The key and the name of the request that is not answered yet.
     fn pending(&self) -> Option<(String, String)> {
         let text = |path: PathBuf| std::fs::read_to_string(path).ok();
         let name = text(self.folder.join(REQUEST))?;
@@ -138,8 +139,8 @@ impl Enrolment {
         remove(&self.folder.join(REQUEST_KEY))
     }
 
-    /// A key and its certificate, of the request that was made before or of a new one. A request
-    /// that is not answered yet stays, and is looked at again the next time.
+    /// A key and its certificate, from an earlier request or from a new one. A request that is not
+    /// answered within the time stays, and is read again the next time.
     async fn ask_for(&self, client: &Client, name: &Name) -> Result<(String, String)> {
         let api = Api::<CertificateSigningRequest>::all(client.clone());
         let (key, request) = match self.pending() {
@@ -179,7 +180,7 @@ impl Enrolment {
         )))
     }
 
-    /// Makes a request: its name.
+    /// Creates a request, and returns its name.
     async fn request(&self, api: &Api<CertificateSigningRequest>, pem: String) -> Result<String> {
         let object = CertificateSigningRequest {
             metadata: ObjectMeta {
@@ -204,7 +205,7 @@ impl Enrolment {
     }
 }
 
-/// After so many failures, one after the other.
+/// The delay after this number of failures in a row.
 fn pause(failures: u32) -> Duration {
     match failures.checked_sub(1) {
         None => CHECK_INTERVAL,
@@ -214,7 +215,7 @@ fn pause(failures: u32) -> Duration {
     }
 }
 
-/// A certificate, or why there will be none; nothing yet.
+/// The certificate, or why there is none; `None` if the request is not answered yet.
 fn answer(status: CertificateSigningRequestStatus) -> Option<Result<String, String>> {
     let mut conditions = status.conditions.into_iter().flatten();
     let denied = conditions.find(|one| one.type_ == "Denied" || one.type_ == "Failed");
@@ -243,8 +244,8 @@ fn remove(path: &Path) -> Result<()> {
     }
 }
 
-/// For us alone: one of them is a secret. Whole or not at all: the driver starts at any time, and
-/// would refuse half a certificate.
+/// Writes a file that only this user may read, because one of the files is a secret. The file appears
+/// whole or not at all: the driver may start at any time, and would refuse half a certificate.
 #[expect(
     clippy::disallowed_methods,
     reason = "a separate program: it has no host of pools, and nothing to simulate"

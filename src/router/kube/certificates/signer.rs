@@ -1,4 +1,5 @@
-//! Whom a certificate is signed for: the node that the API server says the asking pod is on.
+//! The decision for whom a certificate is signed: the node of the pod that requests it, as the API
+//! server states it.
 
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use serde_json::{Value, json};
@@ -7,24 +8,24 @@ use super::authorities::{Authorities, leaf};
 use crate::error::chain;
 use crate::tls::{Name, TlsError};
 
-/// Whose requests are ours.
+/// The signer name of the requests that the router answers.
 pub const SIGNER: &str = "slackwater.dev/agent";
-/// The API server writes here the node of the pod that a token was made for.
+/// The key under which the API server states the node of the pod that a token was created for.
 const NODE: &str = "authentication.kubernetes.io/node-name";
 
-/// What is read of a request.
+/// The part of a CertificateSigningRequest that is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Nobody has denied it, and it has no certificate.
+    /// It was not denied, and it has no certificate yet.
     pub is_open: bool,
     user: String,
-    /// The node of the user's pod; none if the token isn't of a pod.
+    /// The node of the user's pod; `None` if the token is not of a pod.
     node: Option<String>,
     pem: Vec<u8>,
 }
 
 impl Request {
-    /// Of an object; nothing if it isn't for us.
+    /// Reads an object; `None` if it has another signer name.
     pub fn read(request: CertificateSigningRequest) -> Option<Request> {
         let spec = request.spec;
         if spec.signer_name != SIGNER {
@@ -44,7 +45,7 @@ impl Request {
     }
 }
 
-/// What is answered.
+/// The answer to a request.
 #[derive(Debug)]
 pub enum Judgement {
     /// A certificate for this node.
@@ -54,12 +55,12 @@ pub enum Judgement {
         /// As PEM.
         certificate: String,
     },
-    /// Nothing, for this reason.
+    /// No certificate, for this reason.
     Deny(String),
 }
 
 impl Judgement {
-    /// As the API has it.
+    /// The patch with the condition of the API.
     pub(super) fn condition(&self) -> Value {
         let (kind, reason, message) = match self {
             Judgement::Sign { node, .. } => (
@@ -75,7 +76,7 @@ impl Judgement {
     }
 }
 
-/// What is answered to a request. Of what it asks for nothing counts but its key.
+/// Decides about a request. Nothing that it contains is used, apart from its key.
 pub fn judge(authorities: &Authorities, request: &Request, account: &str) -> Judgement {
     if request.user != account {
         return Judgement::Deny(format!(
@@ -122,7 +123,7 @@ mod tests {
     #[test]
     fn a_node_gets_its_own_name_and_no_other() {
         let authorities = Authorities::step(None, Timestamp::now()).unwrap().unwrap();
-        // Whatever it asks for.
+        // The name that it requests does not matter.
         let (key, pem) = request::make(&Name::controller().unwrap()).unwrap();
         let asked = Request::read(object(ACCOUNT, json!(["node-1"]), &pem)).unwrap();
         assert!(asked.is_open);

@@ -1,4 +1,4 @@
-//! What a driver has, all pages of it.
+//! All volumes and snapshots of a driver, page by page.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,15 +13,15 @@ use crate::csi::{ListSnapshotsRequest, ListVolumesRequest};
 use crate::model::{PoolId, VolumeId};
 use crate::service::{ONLY_POOL, request::EPHEMERAL};
 
-/// Entries of one page: some hundred kB.
+/// Entries of one page, which has a few hundred kB.
 const PAGE_ENTRIES: i32 = 1000;
-/// Entries of one driver, so that a list comes to an end.
+/// The maximum for one driver, so that a wrong list ends.
 const MAX_ENTRIES: usize = 1_000_000;
-/// For a person who waits.
+/// The timeout of a page for a person who waits.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Ids of volumes, and snapshots: of one pool, or of all. An error in words if not all of them
-/// can be had.
+/// The ids of volumes, and the snapshots, of one pool or of all. An error message if not all of them
+/// can be read.
 pub(in crate::router::kube) async fn ask(
     mut client: ControllerClient<Channel>,
     pool: Option<PoolId>,
@@ -73,7 +73,7 @@ pub(in crate::router::kube) async fn ask(
     }
 }
 
-/// The token of the next page: ids ascend, so each is after the one before.
+/// Checks the token of the next page: ids ascend, so each token is greater than the one before.
 fn next(before: &str, token: String, entries: usize) -> Result<String, String> {
     match entries > MAX_ENTRIES || (!token.is_empty() && token.as_str() <= before) {
         true => Err(format!("its list does not end after {entries} entries")),
@@ -90,7 +90,7 @@ fn of_pool<M>(message: M, pool: Option<&AsciiMetadataValue>, patience: Duration)
     request
 }
 
-/// The same by pool, of the driver behind a connection.
+/// The contents of all pools of the driver at a connection.
 pub(super) async fn behind(channel: Channel) -> Result<Vec<Stored>, String> {
     let client = ControllerClient::new(channel);
     let (volumes, snapshots) = ask(client, None, REQUEST_TIMEOUT).await?;
