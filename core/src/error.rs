@@ -1,13 +1,13 @@
-//! The one error of the driver, named by condition, and the host's error beneath it.
+//! The driver's error type, named by condition, and the host error that it may wrap.
 //!
-//! `Display` of a variant says only itself, in a fragment that reads well after "failed to";
-//! sources are linked and printed once, at the edge ([`chain`]). No variant knows a gRPC code:
-//! `service/status.rs` does. Nothing here ever holds a secret.
+//! `Display` of a variant prints only its own text, a fragment that reads well after "failed to";
+//! sources are linked and printed once, by [`chain`] at the outermost caller. No variant contains a
+//! gRPC code: `service/status.rs` maps them. An error never holds a secret.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// What an error is about.
+/// What kind of object an error is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A volume.
@@ -46,7 +46,7 @@ pub struct Mismatch {
 }
 
 impl Mismatch {
-    /// A difference in a field.
+    /// Creates the difference of one field.
     pub fn new(
         field: &'static str,
         found: impl fmt::Display,
@@ -70,18 +70,18 @@ impl fmt::Display for Mismatch {
     }
 }
 
-/// Result of everything above `host`.
+/// Result of every layer above `host`.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why an operation did not happen.
+/// Why an operation was not carried out.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The request itself is wrong: nothing was changed.
+    /// The request itself is invalid; nothing was changed.
     #[error("{field}: {problem}")]
     Invalid {
         /// The field of the request, by its CSI name.
         field: String,
-        /// What was given and what would be right.
+        /// The value that was given and what is allowed.
         problem: String,
     },
     /// The object does not exist, and every place where it could be has answered.
@@ -92,7 +92,7 @@ pub enum Error {
         /// The id as given.
         id: String,
     },
-    /// An object of this name or at this path exists and differs.
+    /// An object with this name or at this path exists and differs.
     #[error("{kind} {id} exists with {mismatch}")]
     Exists {
         /// What kind of object.
@@ -108,39 +108,39 @@ pub enum Error {
         /// The object.
         what: String,
     },
-    /// The object is used by somebody.
+    /// The object is in use by a process, mount or call.
     #[error("volume {id} is in use: {holder}")]
     InUse {
         /// The volume.
         id: String,
-        /// Who holds it, and how to end that.
+        /// What holds it, and how to release it.
         holder: String,
     },
-    /// The object is in a state in which this must not be done.
+    /// The object is in a state in which the operation is not allowed.
     #[error("{subject}: {reason}")]
     Refused {
         /// The object.
         subject: String,
-        /// Why, and the way out.
+        /// The reason, and what the caller can do.
         reason: String,
     },
     /// Another process of this program serves a pool.
     #[error("{place}: another slackwater process serves this pool; stop that process first")]
     Locked {
-        /// The pool's folder.
+        /// The pool's directory.
         place: String,
     },
-    /// A member of a group can't be deleted before every member is committed or undone.
+    /// A member of a group cannot be deleted before every member is committed or rolled back.
     #[error(
         "group snapshot {group} is still in doubt on some nodes, so its members cannot be deleted: {reason}; try again"
     )]
     Unsettled {
         /// The group.
         group: String,
-        /// What is in the way.
+        /// What prevents the deletion.
         reason: String,
     },
-    /// Something that is not ours holds what we need for the moment.
+    /// A foreign process, mount or device currently holds what the operation needs.
     #[error("{subject} is in use: {holder}")]
     Busy {
         /// The object.
@@ -148,7 +148,7 @@ pub enum Error {
         /// The holder.
         holder: String,
     },
-    /// The pool has not enough room.
+    /// The pool does not have enough free space.
     #[error("pool {pool} has {available} bytes available, but {required} are needed")]
     OutOfSpace {
         /// Name of the pool.
@@ -158,35 +158,35 @@ pub enum Error {
         /// Bytes available.
         available: u64,
     },
-    /// A snapshot would take room that volumes were promised.
+    /// A snapshot would use space that is guaranteed to volumes.
     #[error(
         "pool {pool} guarantees {promised} bytes to its volumes (snapshots=reserved), but next to its snapshots only {room} bytes would remain for them; delete snapshots or volumes that are not needed, or enlarge the pool"
     )]
     Promised {
         /// Name of the pool.
         pool: String,
-        /// Bytes that volumes were promised.
+        /// Bytes guaranteed to volumes.
         promised: u64,
-        /// Bytes that could be kept for them.
+        /// Bytes that could be kept available for them.
         room: u64,
     },
-    /// A size that can't be met.
+    /// A size that cannot be provided.
     #[error("{field}: {problem}")]
     OutOfRange {
         /// The field of the request.
         field: String,
-        /// What was asked for and what is possible.
+        /// The size that was requested and the sizes that are possible.
         problem: String,
     },
-    /// No topology of the request is served here.
+    /// This node serves none of the topologies in the request.
     #[error(
         "accessibility_requirements: none of the requisite topologies is the home of this node, {home}"
     )]
     TopologyMismatch {
-        /// Our home.
+        /// The topology segment of this node.
         home: String,
     },
-    /// A list token that this driver did not give out.
+    /// A list token that this driver did not issue.
     #[error(
         "starting_token {token:?} was not issued by this driver; start the list again without a token"
     )]
@@ -194,93 +194,94 @@ pub enum Error {
         /// The token.
         token: String,
     },
-    /// The owner of the object can't be asked now. Never "not found".
+    /// The owner of the object cannot be queried now. This is never reported as "not found".
     #[error("{what} is unavailable: {reason}")]
     Unreachable {
         /// The pool or agent.
         what: String,
-        /// Why, and what would change it.
+        /// The reason, and what would change it.
         reason: String,
     },
-    /// This driver does not serve the call.
+    /// This driver does not implement the call.
     #[error("{what} is not enabled")]
     Unsupported {
         /// The call or capability.
         what: String,
     },
-    /// What is on the pool can't be understood; it's left as it is.
+    /// A file on the pool cannot be parsed; it is left unchanged.
     #[error("{path} is damaged: {problem}", path = path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the file.
         problem: String,
     },
     /// The host refused an effect; everything done before it has been undone durably.
     #[error("{doing}")]
     Host {
-        /// What was being done.
+        /// The operation that was attempted.
         doing: String,
-        /// The host's answer.
+        /// The error of the host.
         #[source]
         source: HostError,
     },
-    /// A step failed and so did its clean-up: work is left, a retry or the next start finishes it.
+    /// A step failed and so did its rollback. Some work is left; a retry or the next start of the
+    /// driver finishes it.
     #[error("cleanup after a failure did not finish ({undo}); try again")]
     RollbackFailed {
         /// The first failure.
         #[source]
         first: Box<Error>,
-        /// The failed clean-up, as text.
+        /// The failed rollback, as text.
         undo: String,
     },
-    /// An application could not be held still, or was not until the cut was made. Everything that
-    /// was done has been undone durably.
+    /// An application could not be quiesced, or did not stay quiesced until the cut was taken.
+    /// Everything that was done has been undone durably.
     #[error("hook {hook} did not keep its application quiesced: {reason}")]
     QuiesceFailed {
-        /// The hook's name; several, joined by ", ".
+        /// The name of the hook; if several failed, their names joined by ", ".
         hook: String,
-        /// What its program did.
+        /// What the hook's program did.
         reason: String,
     },
-    /// A cut that was made can't be trusted, and has been thrown away, durably.
+    /// The cut was taken but its consistency could not be verified, so it has been deleted durably.
     #[error("the cut was discarded: {reason}")]
     CutLost {
-        /// What is not proven.
+        /// Which condition could not be verified.
         reason: String,
     },
-    /// All tries have failed, not long ago: applications are left alone for a while.
+    /// All recent attempts have failed, so applications are not quiesced again for a while.
     #[error("paused for {seconds} s after {sets} failed calls; the last error was")]
     Paused {
-        /// Until the next try.
+        /// Seconds until the next attempt.
         seconds: u64,
-        /// Calls that have failed, one after the other.
+        /// Number of consecutive calls that failed.
         sets: u32,
-        /// What the last one was answered with.
+        /// The error of the last call.
         #[source]
         last: std::sync::Arc<Error>,
     },
-    /// What an agent has answered, passed on as it is: its code was chosen for the same caller.
+    /// The error of an agent, forwarded unchanged: its code was chosen for the same caller.
     #[error("{message}")]
     Forwarded {
         /// The gRPC code.
         code: i32,
-        /// The agent's sentence.
+        /// The agent's message.
         message: String,
     },
     /// The driver is stopping.
     #[error("the driver is stopping")]
     Stopping,
-    /// A broken invariant: a defect of this program.
+    /// A broken invariant: a bug in this program.
     #[error("internal error (please report it): violated invariant: {invariant}")]
     Bug {
-        /// What should have been true.
+        /// The condition that should have held.
         invariant: String,
     },
 }
 
 impl Error {
-    /// A request field that is wrong.
+    /// Creates the error of an invalid request field.
     pub fn invalid(field: impl Into<String>, problem: impl Into<String>) -> Error {
         Error::Invalid {
             field: field.into(),
@@ -288,7 +289,7 @@ impl Error {
         }
     }
 
-    /// A volume that does not exist.
+    /// Creates the error of a volume that does not exist.
     pub fn no_volume(id: impl fmt::Display) -> Error {
         Error::NotFound {
             kind: Kind::Volume,
@@ -296,7 +297,7 @@ impl Error {
         }
     }
 
-    /// An object that is there, and not as it was asked for.
+    /// Creates the error of an object that exists but differs from the request.
     pub fn exists(kind: Kind, id: impl fmt::Display, mismatch: Mismatch) -> Error {
         Error::Exists {
             kind,
@@ -305,7 +306,7 @@ impl Error {
         }
     }
 
-    /// Something that must not be done in this state.
+    /// Creates the error of an operation that is not allowed in this state.
     pub fn refused(subject: impl fmt::Display, reason: impl Into<String>) -> Error {
         Error::Refused {
             subject: subject.to_string(),
@@ -313,7 +314,8 @@ impl Error {
         }
     }
 
-    /// The error of a call whose clean-up has ended like this: final only if nothing is left.
+    /// Combines the error of a call with the result of its rollback. The error stays final only if
+    /// the rollback left nothing behind.
     pub fn with_undo(self, undone: Result<()>) -> Error {
         match undone {
             Ok(()) => self,
@@ -324,11 +326,11 @@ impl Error {
         }
     }
 
-    /// For looks that a verb begins with: a look that fails says nothing about what an earlier
-    /// try of the same call has left, so the answer must not be final.
+    /// For the queries with which an operation begins. If such a query fails, it is unknown what an
+    /// earlier attempt of the same call has left behind, so the answer must not be final.
     pub fn into_indeterminate(self) -> Error {
         match self {
-            // Says so by itself.
+            // This cause is already indeterminate.
             silent @ Error::Host {
                 source:
                     HostError {
@@ -345,7 +347,7 @@ impl Error {
         }
     }
 
-    /// Whether the root cause is a disk that is dead or takes no writes any more.
+    /// Whether the root cause is a disk that is dead or no longer accepts writes.
     pub fn is_lost_disk(&self) -> bool {
         matches!(self, Error::Host { source, .. } if source.is_lost_disk())
     }
@@ -357,7 +359,7 @@ impl Error {
     }
 }
 
-/// Puts what was being done around a host's refusal.
+/// Adds the attempted operation to an error of the host.
 pub trait ErrorContext<T> {
     /// `doing` is a fragment after "failed to": "format volume X".
     fn context(self, doing: impl FnOnce() -> String) -> Result<T>;
@@ -372,7 +374,7 @@ impl<T> ErrorContext<T> for std::result::Result<T, HostError> {
     }
 }
 
-/// The whole chain of an error, joined by ": ".
+/// Returns the whole chain of an error, joined by ": ".
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
@@ -388,11 +390,11 @@ pub fn chain(error: &dyn std::error::Error) -> String {
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{action} {}", subject.display())]
 pub struct HostError {
-    /// The verb: "open", "mount", "fsync".
+    /// The verb, such as "open", "mount" or "fsync".
     pub action: &'static str,
-    /// The object.
+    /// The object of the verb.
     pub subject: PathBuf,
-    /// The cause.
+    /// The cause of the failure.
     #[source]
     pub cause: HostCause,
 }
@@ -400,37 +402,37 @@ pub struct HostError {
 /// The cause within a [`HostError`].
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum HostCause {
-    /// An errno of the kernel.
+    /// An errno returned by the kernel.
     #[error("{0}")]
     Errno(nix::errno::Errno),
-    /// A program ended with an error. Its first lines of stderr, without control characters.
+    /// A program exited with an error.
     #[error("{program} failed with {status}: {stderr}")]
     Tool {
         /// Its name.
         program: String,
         /// Exit status or signal.
         status: String,
-        /// What it said.
+        /// The first lines of its stderr, without control characters.
         stderr: String,
     },
-    /// A program that must be installed isn't.
+    /// A required program is not installed.
     #[error("program {program} is not installed (package {package})")]
     Missing {
         /// Its name.
         program: String,
-        /// The Debian package that has it.
+        /// The Debian package that contains it.
         package: &'static str,
     },
-    /// What was found is not what must be there.
+    /// The state that was found is not the required one.
     #[error("{0}")]
     Unexpected(String),
-    /// There was no answer in time. It says nothing about what was asked for.
+    /// There was no answer in time. The outcome of the request is unknown.
     #[error("no answer in time; the disk or the server behind it hangs")]
     NoAnswer,
 }
 
 impl HostError {
-    /// With an errno.
+    /// Creates an error with an errno.
     pub fn errno(
         action: &'static str,
         subject: impl Into<PathBuf>,
@@ -443,7 +445,7 @@ impl HostError {
         }
     }
 
-    /// With an I/O error; one without an errno is told as text.
+    /// Creates an error from an I/O error; if it has no errno, its text is used.
     pub fn io(action: &'static str, subject: impl Into<PathBuf>, error: &std::io::Error) -> Self {
         let cause = match error.raw_os_error() {
             Some(code) => HostCause::Errno(nix::errno::Errno::from_raw(code)),
@@ -456,7 +458,7 @@ impl HostError {
         }
     }
 
-    /// With a sentence.
+    /// Creates an error with a message.
     pub fn unexpected(
         action: &'static str,
         subject: impl Into<PathBuf>,
@@ -469,7 +471,7 @@ impl HostError {
         }
     }
 
-    /// The errno, if it is one.
+    /// The errno, if the cause is one.
     pub fn code(&self) -> Option<nix::errno::Errno> {
         match &self.cause {
             HostCause::Errno(errno) => Some(*errno),
@@ -480,7 +482,7 @@ impl HostError {
         }
     }
 
-    /// With no answer in time.
+    /// Creates the error of a request that was not answered in time.
     pub fn no_answer(action: &'static str, subject: impl Into<PathBuf>) -> Self {
         HostError {
             action,
@@ -489,7 +491,7 @@ impl HostError {
         }
     }
 
-    /// Whether it says that a file system is dead: shut down, or without its disk.
+    /// Whether the cause means that a file system is dead: shut down, or without its disk.
     pub fn is_dead_disk(&self) -> bool {
         matches!(
             self.code(),
@@ -497,12 +499,12 @@ impl HostError {
         )
     }
 
-    /// Whether it says that the file system has no files of such a length.
+    /// Whether the cause means that the file system does not support files of such a length.
     pub fn is_too_large(&self) -> bool {
         self.code() == Some(nix::errno::Errno::EFBIG)
     }
 
-    /// Whether it says that a file system is dead, or can't be written any more.
+    /// Whether the cause means that a file system is dead or can no longer be written.
     pub fn is_lost_disk(&self) -> bool {
         use nix::errno::Errno;
         self.is_dead_disk()
@@ -512,7 +514,7 @@ impl HostError {
             )
     }
 
-    /// Whether it says that the disk is full.
+    /// Whether the cause means that the disk is full.
     pub fn is_no_space(&self) -> bool {
         matches!(
             self.code(),

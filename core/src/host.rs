@@ -1,12 +1,11 @@
 //! The kernel, the disk and the programs of this node, behind one trait.
 //!
 //! Everything that *changes* something is a value, [`Effect`], and passes through one method,
-//! [`Host::perform`]; everything else only looks. So what the driver does can be counted, made to
-//! fail and cut off at any point, and a new effect is covered by the fault sweep without being
-//! listed anywhere.
+//! [`Host::perform`]; all other methods only read. So tests can count what the driver does, make it
+//! fail, and interrupt it at any point, and the fault sweep covers a new effect without listing it.
 //!
-//! Two implementations: [`linux::LinuxHost`], the only place with `unsafe`, with programs and
-//! with mount(2); and [`memory::MemoryHost`], a simulation with the same rules.
+//! There are two implementations: [`linux::LinuxHost`], the only place with `unsafe`, with child
+//! programs and with mount(2); and [`memory::MemoryHost`], a simulation with the same rules.
 
 pub mod difference;
 pub mod effect;
@@ -34,15 +33,15 @@ pub use session::{Account, Session, SessionSpec, SessionState};
 use crate::error::HostError;
 use crate::model::FsType;
 
-/// A step that changes something and is no [`Effect`], since it can't be a value (those of a
-/// freeze session): counted, and made to fail, beside the effects.
+/// A step that changes something but cannot be a value, so it is not an [`Effect`] (the steps of a
+/// freeze session). It is counted and made to fail like an effect.
 #[cfg(feature = "fault")]
 pub fn step<T>(name: &'static str, act: impl FnOnce() -> Result<T>) -> Result<T> {
     fault::step(name, act)
 }
 
-/// A step that changes something and is no [`Effect`], since it can't be a value (those of a
-/// freeze session): counted, and made to fail, in a build for tests.
+/// A step that changes something but cannot be a value, so it is not an [`Effect`] (the steps of a
+/// freeze session). In a build for tests it is counted and made to fail like an effect.
 #[cfg(not(feature = "fault"))]
 pub fn step<T>(_name: &'static str, act: impl FnOnce() -> Result<T>) -> Result<T> {
     act()
@@ -51,7 +50,7 @@ pub fn step<T>(_name: &'static str, act: impl FnOnce() -> Result<T>) -> Result<T
 /// Result of the host.
 pub type Result<T> = std::result::Result<T, HostError>;
 
-/// A file, whatever its name: the kernel's device and inode numbers.
+/// Identity of a file, whatever its name: the kernel's device and inode numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileId {
     /// st_dev.
@@ -60,7 +59,7 @@ pub struct FileId {
     pub inode: u64,
 }
 
-/// What stat says.
+/// The fields of stat(2) that the driver uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileStat {
     /// Device and inode.
@@ -69,15 +68,15 @@ pub struct FileStat {
     pub kind: FileKind,
     /// Length in bytes.
     pub size: u64,
-    /// Bytes of blocks that it has on the pool.
+    /// Bytes of the blocks that are allocated to it on the pool.
     pub allocated: u64,
-    /// st_rdev of a device node, 0 else.
+    /// st_rdev of a device node; 0 for anything else.
     pub rdev: u64,
-    /// When its content was changed last, in nanoseconds since 1970.
+    /// When its content was last modified, in nanoseconds since 1970.
     pub modified: u64,
 }
 
-/// The kinds that matter here.
+/// The file types that the driver distinguishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileKind {
     /// A regular file.
@@ -92,52 +91,54 @@ pub enum FileKind {
     Other,
 }
 
-/// Room on a file system.
+/// Space on a file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Space {
-    /// Bytes in all.
+    /// Total bytes.
     pub total: u64,
-    /// Bytes that we may still fill.
+    /// Free bytes, without those reserved for root.
     pub available: u64,
-    /// Bytes free, those kept for root included.
+    /// Free bytes, including those reserved for root.
     pub free: u64,
-    /// Inodes in all; 0 where the file system has no such number.
+    /// Total inodes; 0 if the file system has no fixed number.
     pub inodes: u64,
-    /// Inodes free.
+    /// Free inodes.
     pub inodes_free: u64,
 }
 
-/// What lies beneath a pool's folder.
+/// The file system that holds a pool's directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackingFs {
-    /// Name of the file system, as the kernel's mount table has it ("xfs", "tmpfs", "nfs4").
+    /// Name of the file system as in the kernel's mount table ("xfs", "tmpfs", "nfs4").
     pub fs_name: String,
     /// Where it is mounted.
     pub mount_point: PathBuf,
     /// Logical block size for direct I/O on it, in bytes.
     pub sector: u32,
-    /// The least logical block size with which a file that shares no blocks can have direct I/O.
+    /// The smallest logical block size with which a file that shares no blocks can use direct I/O,
+    /// in bytes.
     pub least_sector: u32,
-    /// Files can share blocks (FICLONE): tried, with files that have no name.
+    /// Whether files can share blocks (FICLONE), tested with unnamed files.
     pub shares_blocks: bool,
-    /// Files that are made in the folder are written in place. On btrfs only where it was marked so
-    /// ([`Effect::WriteInPlace`]): else they have checksums, which direct I/O can leave wrong.
+    /// Whether files created in the directory are overwritten in place. On btrfs this is the case
+    /// only where the directory was marked so ([`Effect::WriteInPlace`]); otherwise files have
+    /// checksums, which direct I/O can leave wrong.
     pub in_place: bool,
 }
 
-/// A run of a file's map.
+/// One extent of a file's map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// First byte in the file.
+    /// Offset of the first byte in the file.
     pub logical: u64,
-    /// Where it is on the disk (on btrfs: in its address space).
+    /// Its address on the disk (on btrfs: in its logical address space).
     pub physical: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// Reserved, never written: reads zeros.
+    /// Allocated but never written: reads as zeros.
     pub unwritten: bool,
-    /// Its address says nothing about single blocks (compressed, inline, not yet placed): two
-    /// such runs are the same only if they are equal as a whole.
+    /// The address does not identify single blocks (compressed, inline, or delayed allocation). Two
+    /// such extents have the same content only if they are equal as a whole.
     pub opaque: bool,
 }
 
@@ -146,29 +147,29 @@ pub struct Extent {
 pub struct LoopStatus {
     /// N of /dev/loopN.
     pub number: u32,
-    /// The file beneath: of LOOP_GET_STATUS64, never a path.
+    /// The backing file, from LOOP_GET_STATUS64, never from a path.
     pub backing: FileId,
-    /// Offset into the file: 0 for ours.
+    /// Offset into the file; 0 for devices of this driver.
     pub offset: u64,
-    /// Bytes shown at most: 0 (all) for ours.
+    /// Maximum number of bytes shown; 0 (all) for devices of this driver.
     pub size_limit: u64,
     /// Read-only.
     pub read_only: bool,
-    /// Vanishes with its last opener.
+    /// The kernel detaches it when its last opener closes it.
     pub autoclear: bool,
     /// Bypasses the pool's page cache.
     pub direct_io: bool,
-    /// The kernel looks for partitions on it: never on ours.
+    /// The kernel scans it for partitions; never set on devices of this driver.
     pub partscan: bool,
 }
 
-/// An attached loop device, whether or not it can be asked what it stands on.
+/// An attached loop device, whether or not its status can be read.
 #[derive(Debug)]
 pub struct LoopDevice {
     /// N of /dev/loopN.
     pub number: u32,
-    /// What it stands on. An error is the device's own: its image lies on a file system that is
-    /// dead or hangs.
+    /// The backing file and flags. An error belongs to this device alone: its image lies on a file
+    /// system that is dead or hangs.
     pub status: Result<LoopStatus>,
 }
 
@@ -178,14 +179,14 @@ pub const LOOP_MAJOR: u64 = 7;
 /// A block device node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// Its node.
+    /// Path of its node.
     pub path: PathBuf,
-    /// Its number, as st_rdev and the mount table have it.
+    /// Its device number, as in st_rdev and the mount table.
     pub rdev: u64,
 }
 
 impl Device {
-    /// /dev/loopN.
+    /// The device /dev/loopN.
     pub fn of_loop(number: u32) -> Device {
         Device {
             path: PathBuf::from(format!("/dev/loop{number}")),
@@ -194,12 +195,12 @@ impl Device {
     }
 }
 
-/// Keeps a loop device open, and with it attached: while this lives, the number can't come to
-/// stand for another image.
+/// Holds a loop device open and so attached: while this exists, the number cannot be reused for
+/// another image.
 pub struct LoopHold {
     /// N of /dev/loopN.
     pub number: u32,
-    /// What keeps it open.
+    /// The handle that keeps it open.
     pub keep: Box<dyn std::any::Any + Send>,
 }
 
@@ -216,7 +217,7 @@ impl std::fmt::Debug for LoopHold {
     }
 }
 
-/// Something that stays open or locked until this is dropped, or the process ends.
+/// A handle whose file stays open or locked until it is dropped or the process exits.
 pub struct Kept(pub Box<dyn std::any::Any + Send + Sync>);
 
 impl std::fmt::Debug for Kept {
@@ -225,39 +226,42 @@ impl std::fmt::Debug for Kept {
     }
 }
 
-/// What blkid finds on a device, read past every cache.
+/// What blkid finds on a device, read without any cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Signature {
-    /// Nothing that blkid knows. Not a proof that nothing is there.
+    /// Nothing that blkid recognizes. This does not prove that the device is empty.
     None,
     /// A file system.
     Fs {
-        /// blkid's name of it.
+        /// The name that blkid gives it.
         name: String,
-        /// Its uuid, as text.
+        /// Its UUID, as text.
         uuid: String,
-        /// Its size in bytes, where the super block says it.
+        /// Its size in bytes, where the superblock records it.
         size: Option<u64>,
-        /// What else is there, such as a partition table.
+        /// Any other signature on the device, such as a partition table.
         beside: Option<String>,
     },
     /// Something else: a partition table, a RAID or LVM member, or several at once.
     Other(String),
 }
 
-/// Who looks and changes. Every method may block; none is called from async code directly.
+/// Access to the node, for reading and for changes. Every method may block; none is called directly
+/// from async code.
 pub trait Host: Send + Sync + 'static {
-    /// The one way to change disk or kernel. An error means: not done, or not known to be done.
+    /// Applies one change; the only method that changes disk or kernel state. After an error the
+    /// change was not made, or its outcome is unknown.
     fn perform(&self, effect: &Effect<'_>) -> Result<Done>;
 
-    /// Opens a directory, and gives the path by which it can be reached whatever is mounted over
-    /// it later (`/proc/self/fd/N`), for as long as it's kept open.
+    /// Opens a directory and returns a path (`/proc/self/fd/N`) that reaches it whatever is mounted
+    /// over it later, as long as the handle is held.
     fn pin_dir(&self, path: &Path) -> Result<(PathBuf, Kept)>;
-    /// Takes the exclusive lock of a file, for as long as it's kept; `None` if it's taken.
+    /// Takes the exclusive lock of a file and holds it until the handle is dropped. Returns `None`
+    /// if the lock is taken.
     fn try_lock_file(&self, path: &Path) -> Result<Option<Kept>>;
-    /// The same, waiting for as long as `patience` while it's taken. A process that was killed may
-    /// leave its locks taken for a moment: a program that it was just starting has them, too,
-    /// between fork and exec.
+    /// Like [`Host::try_lock_file`], but waits up to `patience` while the lock is taken. The locks
+    /// of a killed process can stay taken for a moment: a program that it was just starting
+    /// inherits them between fork and exec.
     fn lock_file(&self, path: &Path, patience: Duration) -> Result<Option<Kept>> {
         const STEP: Duration = Duration::from_millis(50);
         let mut waited = Duration::ZERO;
@@ -273,41 +277,43 @@ pub trait Host: Send + Sync + 'static {
             waited += STEP;
         }
     }
-    /// The whole of a small file; `None` if there is none.
+    /// Reads a whole small file; `None` if it does not exist.
     fn read_file(&self, path: &Path) -> Result<Option<Vec<u8>>>;
-    /// Names in a directory, sorted; `None` if there is none.
+    /// Names in a directory, sorted; `None` if it does not exist.
     fn list_dir(&self, path: &Path) -> Result<Option<Vec<String>>>;
-    /// lstat; `None` if nothing is there.
+    /// lstat; `None` if nothing exists at the path.
     fn stat(&self, path: &Path) -> Result<Option<FileStat>>;
     /// statfs.
     fn space(&self, path: &Path) -> Result<Space>;
-    /// The mount that shows a folder. Its device number is the file system's, also on btrfs.
+    /// The mount through which a directory is reached. Its device number is the one of the file
+    /// system, also on btrfs.
     fn mount_of(&self, folder: &Path) -> Result<FolderMount>;
-    /// The file system beneath a folder.
+    /// The file system that holds a directory.
     fn backing_fs(&self, path: &Path) -> Result<BackingFs>;
 
-    /// The map of a file from an offset on, written back first; at most `limit` runs, none at its
-    /// end. Runs ascend and don't overlap; the first may begin before `from`.
+    /// Reads the map of a file from an offset on, after writing back its dirty pages. Returns at
+    /// most `limit` extents, and none at the end of the file. Extents ascend and do not overlap;
+    /// the first may begin before `from`.
     fn extents(&self, path: &Path, from: u64, limit: usize) -> Result<Vec<Extent>>;
-    /// Whether a copy has, by its map, what [`Effect::CloneDelta`] took for granted of it. If not,
-    /// it may not be what the image was, and is to be thrown away.
+    /// Whether the map of a copy contains what [`Effect::CloneDelta`] assumed about it. If not, the
+    /// copy may differ from the image and must be discarded.
     fn verify_copy(&self, copy: &Path, known: &Known) -> Result<bool>;
-    /// Number of runs of a file's map, without reading it; not written back first.
+    /// Number of extents of a file, without reading its map and without writing back dirty pages.
     fn extent_count(&self, path: &Path) -> Result<u64>;
 
-    /// Opens the root directory of a file system at a mount point of the mount table, and proves
-    /// on the open descriptor that it's the one on `device`.
+    /// Opens the root directory of a file system at a mount point of the mount table, and verifies
+    /// on the open descriptor that this file system is the one on `device`.
     fn open_mount_root(&self, mount_point: &Path, device: &Device, fs: FsType)
     -> Result<MountRoot>;
 
     /// The mount table of this mount namespace.
     fn mounts(&self) -> Result<Vec<Mount>>;
-    /// The attached loop devices, by number. Those whose image has a name for which `may_be` is
-    /// false are not asked, and left out. The name is the one that the kernel shows, which may
-    /// begin elsewhere than ours.
+    /// The attached loop devices, ordered by number. Devices whose image has a name for which
+    /// `may_be` is false are skipped without a query. The name is the one that the kernel shows,
+    /// which may begin with a different path than the driver's.
     fn loop_devices(&self, may_be: &dyn Fn(&Path) -> bool) -> Result<Vec<LoopDevice>>;
-    /// All attached loop devices that answer: for reports. Whether a device stands on an image,
-    /// [`Host::loops_on`] says.
+    /// All attached loop devices that answer, for reports. To find the devices of one image, use
+    /// [`Host::loops_on`].
     fn loops(&self) -> Result<Vec<LoopStatus>> {
         let devices = self.loop_devices(&|_| true)?;
         Ok(devices
@@ -315,12 +321,13 @@ pub trait Host: Send + Sync + 'static {
             .filter_map(|one| one.status.ok())
             .collect())
     }
-    /// An image and every loop device on it; `None` if there is no image. `name` is the end of the
-    /// image's path by which it is told from other images.
+    /// Returns an image and every loop device on it; `None` if the image does not exist. `name` is
+    /// the end of the image's path, which distinguishes it from other images.
     ///
-    /// A device of that name which can't be asked may be on this image, so it is an error, with one
-    /// exception: if it says that its file system is dead, and the image's file system answers
-    /// afterwards, then they are two, for what is dead stays dead.
+    /// A device with that name whose status cannot be read may be on this image, so it is an error,
+    /// with one exception: if the device reports that its file system is dead, and the image's file
+    /// system answers afterwards, the two file systems are different, because a dead one never
+    /// answers again.
     fn loops_on(&self, image: &Path, name: &Path) -> Result<Option<(FileStat, Vec<LoopStatus>)>> {
         let devices = self.loop_devices(&|shown| shown.ends_with(name))?;
         let Some(found) = self.stat(image)? else {
@@ -339,46 +346,49 @@ pub trait Host: Send + Sync + 'static {
         }
         Ok(Some((found, loops)))
     }
-    /// One loop device; `None` if nothing is attached to it.
+    /// The status of one loop device; `None` if nothing is attached to it.
     fn loop_status(&self, number: u32) -> Result<Option<LoopStatus>> {
         let devices = self.loop_devices(&|_| true)?;
         let mut found = devices.into_iter().filter(|device| device.number == number);
         found.next().map(|device| device.status).transpose()
     }
-    /// Opens an attached loop and, with it open, proves that it stands on `backing`; `None` if not.
+    /// Opens an attached loop device and verifies, while it is open, that its backing file is
+    /// `backing`; `None` if it is another file.
     fn hold_loop(&self, number: u32, backing: FileId) -> Result<Option<LoopHold>>;
     /// Whether a device is claimed by a file system or another exclusive opener.
     fn is_claimed(&self, device: &Device) -> Result<bool>;
-    /// Bytes that a device shows.
+    /// Size of a device in bytes.
     fn device_bytes(&self, device: &Device) -> Result<u64>;
-    /// What is on a device.
+    /// What blkid finds on a device.
     fn signature(&self, device: &Device) -> Result<Signature>;
-    /// Whether the file system on a device that is not mounted was left with errors, or without
-    /// having been unmounted where no journal makes up for that. Only ext4 tells.
+    /// Whether the unmounted file system on a device has recorded errors, or was not unmounted
+    /// cleanly where no journal compensates for that. Only ext4 reports this; for the others the
+    /// result is false.
     fn is_unclean(&self, device: &Device, fs: FsType) -> Result<bool>;
-    /// Whether a mounted file system is smaller than its device by more than its own rounding:
-    /// then it is to be grown.
+    /// Whether a mounted file system is smaller than its device by more than its own rounding, so
+    /// that it should be grown.
     fn wants_growth(&self, device: &Device, mount_point: &Path, fs: FsType) -> Result<bool>;
 
-    /// Whether the ext4 on a device that is smaller than that can be grown by
-    /// [`Effect::GrowUnmounted`] without moving what is in it.
+    /// Whether the ext4 file system on a larger device can be grown by [`Effect::GrowUnmounted`]
+    /// without moving data or metadata.
     fn grows_unmounted(&self, device: &Device) -> Result<bool>;
 
-    /// A caller's path (staging or target): absolute, below an allowed folder, no link on its
-    /// way. The parent must exist. Error text is for the caller.
+    /// Checks a CSI staging or target path: it must be absolute, below an allowed directory, and
+    /// without symbolic links. Its parent must exist. The error text is meant for the caller.
     fn check_path(&self, path: &Path) -> std::result::Result<(), String>;
-    /// A caller's path as the mount table spells it: the allowed folder itself may be a link.
+    /// Converts a CSI path to the spelling of the mount table: the allowed directory itself may be
+    /// a symbolic link.
     fn mount_table_path(&self, path: &Path) -> Result<PathBuf> {
         Ok(path.to_path_buf())
     }
-    /// stat of a caller's path, without following links; `None` if nothing is there.
+    /// lstat of a CSI path; `None` if nothing exists there.
     fn stat_caller(&self, path: &Path) -> Result<Option<FileStat>>;
-    /// statfs of a caller's path.
+    /// statfs of a CSI path.
     fn space_caller(&self, path: &Path) -> Result<Space>;
 
     /// The kernel's id of this boot.
     fn boot_id(&self) -> Result<Uuid>;
-    /// A random uuid.
+    /// A random UUID.
     fn random_uuid(&self) -> Uuid;
     /// Seconds since 1970.
     fn now(&self) -> u64;
@@ -386,11 +396,12 @@ pub trait Host: Send + Sync + 'static {
     fn now_nanos(&self) -> u64 {
         self.now().saturating_mul(1_000_000_000)
     }
-    /// Lets time pass. On a simulated machine nobody really waits.
+    /// Sleeps. On a simulated machine only the simulated time passes.
     fn pause(&self, time: Duration) {
         std::thread::sleep(time);
     }
-    /// A user of this machine, by name; may take as long as a directory service.
+    /// Looks up a user of this machine by name. This may take as long as the directory service
+    /// needs.
     fn account(&self, name: &str) -> Result<Account> {
         Err(HostError::unexpected(
             "find",
@@ -398,7 +409,7 @@ pub trait Host: Send + Sync + 'static {
             "the simulated host has no users",
         ))
     }
-    /// Name of what is missing, without which no volume works on this host, with the fix; empty
-    /// if all is there.
+    /// Describes each missing prerequisite without which no volume works on this host, with its
+    /// fix; empty if nothing is missing.
     fn missing(&self) -> Vec<String>;
 }

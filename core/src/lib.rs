@@ -1,11 +1,12 @@
-//! What the driver and its freeze guard share.
+//! Code that the driver and its freeze guard share.
 //!
-//! | module | what it is |
+//! | module | content |
 //! |---|---|
-//! | [`model`] | values without behaviour of their own: IDs, sizes, capabilities, parameters |
+//! | [`model`] | values without behavior: IDs, sizes, capabilities, parameters |
 //! | [`error`] | one error type, named by condition |
 //! | [`record`] | what is stored on disk: versioned JSON, written durably |
-//! | [`host`] | the seam to kernel, disk and programs; `host::linux` is the real one, `host::memory` simulates a machine |
+//! | [`host`] | access to kernel, disk and programs: `host::linux` is real, `host::memory`
+//! simulated |
 
 pub mod error;
 pub mod host;

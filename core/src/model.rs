@@ -1,5 +1,5 @@
-//! The nouns: ids, sizes, capabilities, parameters. Values only: nothing here reads a clock, a
-//! disk or the kernel, and everything that is parsed prints back to itself.
+//! Value types: IDs, sizes, capabilities, parameters. Nothing here reads a clock, a disk or the
+//! kernel, and every parsed value can be printed so that parsing it again gives the same value.
 
 pub mod alpha;
 pub mod capability;

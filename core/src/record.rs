@@ -1,13 +1,16 @@
-//! What survives a restart: records of volumes and pools beside the data, and the node's own.
+//! Durable state: the records of volumes and pools, which are stored with the data, and the node's
+//! record.
 //!
-//! A record is JSON with a version. It is written as a temporary file, fsynced, renamed over the
-//! old one, and the directory is fsynced: after a crash there is the old record or the new one.
-//! A newer version is refused, never overwritten; an older one is read with today's defaults.
+//! A record is JSON with a version. It is written to a temporary file, fsynced and renamed over the
+//! old one, and the directory is fsynced: after a crash either the old record or the new one
+//! exists. A record of a newer version is refused and never overwritten; an older one is read with
+//! today's defaults.
 //!
-//! A program may meet fields that only a newer one knows, after a rollback. What it does not know
-//! it keeps when it writes the record again, also in nested objects. So a new field must be one
-//! that an older program may ignore; one that changes the meaning of a record raises the version
-//! that is written for it ([`Record::written_version`]), and older programs refuse that record.
+//! After a rollback, a program may read fields that only a newer program knows. It keeps the fields
+//! that it does not know when it writes the record again, also in nested objects. So a new field
+//! must be one that an older program may ignore; a field that changes the meaning of a record
+//! raises the version that is written for it ([`Record::written_version`]), and older programs
+//! refuse that record.
 
 pub mod image;
 pub mod node;
@@ -30,21 +33,21 @@ pub use pool::PoolRecord;
 pub use snapshot::{CopyProgress, GroupMembership, SnapshotOrigin, SnapshotRecord, SnapshotState};
 pub use volume::{ContentSource, Formatted, FormattedAs, LastStage, VolumeRecord, VolumeState};
 
-/// Something that is kept as a file.
+/// A value that is stored as a file.
 pub trait Record: Serialize + DeserializeOwned {
     /// The newest version that this program reads.
     const VERSION: u32;
-    /// What is said of a file of it: "record of a volume".
+    /// What error messages call such a file: "record of a volume".
     const WHAT: &'static str;
 
-    /// The version that is written: the lowest whose programs understand this record. It depends
-    /// on the content, so that a record without newer meaning can still be read after a rollback.
+    /// The version that is written: the lowest whose programs understand this record. It depends on
+    /// the content, so that a record that uses no newer feature can still be read after a rollback.
     fn written_version(&self) -> u32 {
         1
     }
 }
 
-/// Suffix of a record that is being written.
+/// Suffix of the temporary file of a record.
 const TEMPORARY: &str = ".new";
 
 fn bug<T: Record>(error: serde_json::Error) -> Error {
@@ -53,7 +56,7 @@ fn bug<T: Record>(error: serde_json::Error) -> Error {
     }
 }
 
-/// As JSON, with the version.
+/// The record as JSON, with its version.
 fn value<T: Record>(record: &T) -> Result<Value> {
     let mut value = serde_json::to_value(record).map_err(bug::<T>)?;
     if let Some(object) = value.as_object_mut() {
@@ -62,7 +65,7 @@ fn value<T: Record>(record: &T) -> Result<Value> {
     Ok(value)
 }
 
-/// Encodes with the version, and with those fields of the present file at `path` that this
+/// Encodes a record with its version, and with those fields of the present file at `path` that this
 /// program does not know.
 fn encode<T: Record>(path: &Path, present: Option<&[u8]>, record: &T) -> Result<Vec<u8>> {
     let mut encoded = value(record)?;
@@ -76,8 +79,8 @@ fn encode<T: Record>(path: &Path, present: Option<&[u8]>, record: &T) -> Result<
     Ok(bytes)
 }
 
-/// Adds to `next` what `present` has beyond `known`, which is `present` as this program reads it.
-/// Objects within arrays are the same ones as long as their array keeps its length.
+/// Adds to `next` the fields that `present` has beyond `known`, which is `present` as this program
+/// reads it. Objects in arrays are matched by position if the array keeps its length.
 fn keep_unknown(present: &Value, known: &Value, next: &mut Value) {
     match (present, known, next) {
         (Value::Object(present), Value::Object(known), Value::Object(next)) => {
@@ -85,7 +88,7 @@ fn keep_unknown(present: &Value, known: &Value, next: &mut Value) {
                 match (known.get(key), next.get_mut(key)) {
                     (Some(known), Some(next)) => keep_unknown(there, known, next),
                     (None, None) => drop(next.insert(key.clone(), there.clone())),
-                    // Removed by this program, or known to it with a value that it leaves out.
+                    // This program removed the field, or knows it and omits its default.
                     (Some(_), None) | (None, Some(_)) => {}
                 }
             }
@@ -100,14 +103,14 @@ fn keep_unknown(present: &Value, known: &Value, next: &mut Value) {
     }
 }
 
-/// Decodes; `path` is for the error.
+/// Decodes a record; `path` is used in the error.
 pub fn decode<T: Record>(path: &Path, bytes: &[u8]) -> Result<T> {
     let damaged = |problem: String| Error::Damaged {
         path: path.to_path_buf(),
         problem,
     };
     let unreadable = |error: serde_json::Error| damaged(format!("not a {}: {error}", T::WHAT));
-    /// Read first: a newer version may differ in everything else.
+    /// Decoded first, because a newer version may differ in everything else.
     #[derive(serde::Deserialize)]
     struct Version {
         version: u32,
@@ -123,7 +126,7 @@ pub fn decode<T: Record>(path: &Path, bytes: &[u8]) -> Result<T> {
     serde_json::from_slice(bytes).map_err(unreadable)
 }
 
-/// Reads a record; `None` if there is no file.
+/// Reads a record; `None` if the file does not exist.
 pub fn load<T: Record>(host: &dyn Host, path: &Path) -> Result<Option<T>> {
     match host
         .read_file(path)
@@ -134,8 +137,8 @@ pub fn load<T: Record>(host: &dyn Host, path: &Path) -> Result<Option<T>> {
     }
 }
 
-/// Writes a record durably. A crash leaves the old or the new one, and perhaps a temporary file,
-/// which the next write replaces. A file that can't be read as such a record is not replaced.
+/// Writes a record durably. A crash leaves the old or the new record, and perhaps a temporary file,
+/// which the next write replaces. A file that cannot be read as such a record is not replaced.
 pub fn store<T: Record>(host: &dyn Host, path: &Path, record: &T) -> Result<()> {
     let present = host
         .read_file(path)

@@ -1,4 +1,4 @@
-//! What doctor says of simulated machines, as reviewed text.
+//! Results of doctor on simulated machines, as reviewed snapshots.
 
 use std::path::Path;
 
@@ -9,10 +9,10 @@ use crate::operation::pools::admin;
 const STATE: &str = "/memory-run/state";
 const NODE: &str = "/var/lib/slackwater/node.json";
 
-fn machine(ground: &str) -> MemoryHost {
+fn machine(fs_name: &str) -> MemoryHost {
     let host = MemoryHost::with_options(MemoryOptions {
         seed: Some(1),
-        ground: ground.into(),
+        fs_name: fs_name.into(),
         allowed: vec!["/var/lib/kubelet".into(), STATE.into()],
         ..Default::default()
     });
@@ -152,7 +152,7 @@ fn a_trial_that_can_not_be_made_to_its_end_leaves_nothing() {
                 .iter()
                 .filter(|check| trials.contains(&&*check.subject));
             let told = tried.max_by_key(|check| check.level).unwrap();
-            // What was journalled and reported as failed is swept by the next who starts.
+            // An entry that was journaled but reported as failed is swept by the next process.
             let host = host.restart_process();
             let is_journal = failed.starts_with("freeze_journal");
             assert!(
@@ -166,9 +166,10 @@ fn a_trial_that_can_not_be_made_to_its_end_leaves_nothing() {
                 "{failed}: {:?}",
                 host.violations()
             );
-            // A clean-up that fails leaves what it was to remove, and is told.
+            // A cleanup that fails leaves what it should remove, and this is reported.
             let is_clean_up = failed.starts_with("unmount") || failed.starts_with("remove");
-            // A guard that took the root and was not heard has it open until it notices.
+            // A guard that has opened the root, but whose answer did not arrive, keeps it open
+            // until it notices.
             let may_leave = is_clean_up || is_journal;
             let left = host.files_below(Path::new(STATE));
             if may_leave && !left.is_empty() {

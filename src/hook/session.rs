@@ -1,5 +1,5 @@
-//! Sessions that hold applications still, wherever they run: when all are ready, whether they
-//! live, and their end.
+//! Sessions that quiesce applications, whichever host runs them: waiting until all are ready,
+//! checking that they are alive, and ending them.
 
 use std::time::{Duration, Instant};
 
@@ -8,15 +8,15 @@ use crate::error::{Error, Result};
 use crate::host::{Session, SessionState};
 use crate::model::SharedVolume;
 
-/// Between the end of a session's stdin and SIGTERM: an application that has stood still needs a
-/// moment to get going, and then its client to say goodbye.
+/// Time between the end of a session's stdin and SIGTERM: an application that was quiesced needs a
+/// moment to resume, and then its client needs one to disconnect.
 pub(super) const RELEASE_GRACE: Duration = Duration::from_secs(10);
-/// Between SIGTERM and SIGKILL, and after that until it's given up.
+/// Time between SIGTERM and SIGKILL, and after that until the session is given up.
 const SIGNAL_GRACE: Duration = Duration::from_secs(2);
-/// Between two looks at sessions that aren't there yet: short beside starting a program.
+/// Poll interval for sessions that are not ready: short compared with starting a program.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Which of a volume's hooks are run, in their order.
+/// Which of a volume's hooks run, in order.
 pub(super) fn shared_by<T: AsRef<str>>(
     volume_id: &str,
     its: Vec<T>,
@@ -42,24 +42,24 @@ pub(super) fn shared_by<T: AsRef<str>>(
     }
 }
 
-/// One that was started.
+/// A session that was started.
 pub(super) struct Running {
-    /// Its hook's name.
+    /// The name of its hook.
     pub(super) name: String,
     /// When its start began.
     pub(super) begun: Instant,
-    /// Its own deadline, counted from then: by it the application may have been released, whether
-    /// or not the program still lives.
+    /// Its own timeout, counted from then: when it has expired, the application may have been
+    /// released, even if the program is alive.
     pub(super) timeout: Duration,
-    /// A process of this machine, whose life is certain. Of others only an orderly end is proof
-    /// that they had held.
+    /// It is a process of this machine, so its state is known for certain. For other sessions only
+    /// a normal exit proves that their application stayed quiesced.
     pub(super) is_here: bool,
-    /// Itself.
+    /// The session itself.
     pub(super) session: Box<dyn Session>,
 }
 
 impl Running {
-    /// That its own deadline has not passed.
+    /// Checks that its own timeout has not expired.
     fn check_time(&self, before: &str) -> Result<()> {
         if self.begun.elapsed() < self.timeout {
             return Ok(());
@@ -71,7 +71,7 @@ impl Running {
     }
 
     fn failed(&self, reason: String) -> Error {
-        let said = self.session.said();
+        let said = self.session.stderr_excerpt();
         let reason = match said.as_str() {
             "" => reason,
             said => format!("{reason}: {said}"),
@@ -83,15 +83,15 @@ impl Running {
     }
 }
 
-/// Sessions that were started. Dropping them releases them, and waits for that.
+/// Sessions that were started. Dropping this releases them, and waits until they have ended.
 pub(super) struct Sessions {
-    /// In the order of their start.
+    /// In the order in which they were started.
     pub(super) running: Vec<Running>,
     grace: Duration,
 }
 
 impl Sessions {
-    /// None yet; each gets `grace` between the end of its stdin and SIGTERM.
+    /// Creates an empty set; each session gets `grace` between the end of its stdin and SIGTERM.
     pub(super) fn new(grace: Duration) -> Sessions {
         Sessions {
             running: Vec::new(),
@@ -99,7 +99,7 @@ impl Sessions {
         }
     }
 
-    /// Waits until all have said READY, for at most `timeout` since `begun`.
+    /// Waits until all have written READY, for at most `timeout` since `begun`.
     pub(super) fn ready(mut self, begun: Instant, timeout: Duration) -> Result<Box<dyn Quiesced>> {
         while !self.are_ready(begun.elapsed(), timeout)? {
             std::thread::sleep(POLL_INTERVAL);
@@ -107,7 +107,7 @@ impl Sessions {
         Ok(Box::new(self))
     }
 
-    /// Whether all have said READY; `waited` since the first was started.
+    /// Whether all have written READY; `waited` is the time since the first was started.
     fn are_ready(&mut self, waited: Duration, timeout: Duration) -> Result<bool> {
         let mut all = true;
         for running in &mut self.running {
@@ -135,14 +135,14 @@ impl Sessions {
         Ok(all)
     }
 
-    /// Waits for all ends; whether all have come.
+    /// Waits until all have exited; returns whether they have.
     fn wait_for_exits(&mut self, time: Duration) -> bool {
         let until = Instant::now() + time;
         loop {
             let ended = |running: &mut Running| {
                 matches!(running.session.poll(), SessionState::Ended { .. })
             };
-            // Each is looked at: its pipes are emptied by that.
+            // Each session is polled, because that also empties its pipes.
             let left = self
                 .running
                 .iter_mut()
@@ -157,7 +157,7 @@ impl Sessions {
         }
     }
 
-    /// Those that haven't ended, which are sent a signal.
+    /// Sends a signal to those that have not exited; returns their names.
     fn signal(&mut self, by_force: bool) -> Vec<String> {
         let mut names = Vec::new();
         for running in &mut self.running {
@@ -169,7 +169,7 @@ impl Sessions {
         names
     }
 
-    /// Ends them all. Names of those that had to be told by a signal, and how that went.
+    /// Ends all sessions. Returns the names of those that needed a signal, and the result.
     fn terminate(&mut self) -> (Vec<String>, &'static str) {
         for running in &mut self.running {
             running.session.let_go();

@@ -13,7 +13,7 @@ use crate::harness::*;
 
 async fn on(backing_fs: &str) -> Node {
     let machine = MemoryHost::with_options(MemoryOptions {
-        ground: backing_fs.into(),
+        fs_name: backing_fs.into(),
         ..MemoryOptions::default()
     });
     machine.make_folder(Path::new(POOL)).unwrap();

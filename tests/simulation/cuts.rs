@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use slackwater::error::{Result, chain};
-use slackwater::host::memory::{MemoryHost, STRANGE_TOKEN};
+use slackwater::host::memory::{FOREIGN_TOKEN, MemoryHost};
 use slackwater::host::{Freezer, Host};
 use slackwater::model::id::NameKind;
 use slackwater::model::size::image_bytes;
@@ -62,7 +62,7 @@ pub struct Cuts {
 fn without_foreign(tokens: Vec<u64>) -> Vec<u64> {
     tokens
         .into_iter()
-        .filter(|token| *token != STRANGE_TOKEN)
+        .filter(|token| *token != FOREIGN_TOKEN)
         .collect()
 }
 
@@ -438,7 +438,7 @@ impl Simulation {
     /// The number of foreign writes in an image.
     fn count_foreign(&self, part: &str, id: &str) -> usize {
         let tokens = self.image_tokens(part, id).into_iter();
-        tokens.filter(|token| *token == STRANGE_TOKEN).count()
+        tokens.filter(|token| *token == FOREIGN_TOKEN).count()
     }
 
     /// Records, after a call that may have cut a group, which sources were written by a foreign

@@ -1,16 +1,17 @@
-//! Where the maps of two files that share blocks say that their content may differ. Pure.
+//! Computes from the maps of two files that share blocks where their content may differ, without
+//! I/O.
 //!
-//! Two places are the same where both read as zeros by their map (a hole, or reserved and never
-//! written), or where both have the same address on the disk. Everything else is taken to
-//! differ: too much may be reported, never too little. That holds as long as neither file's
-//! blocks can be freed and come to stand for something else meanwhile.
+//! Two places are equal if both read as zeros according to their maps (a hole, or allocated and
+//! never written), or if both have the same disk address. Everything else is reported as different:
+//! the result may include too much, never too little. This holds as long as no block of either file
+//! can be freed and reused during the comparison.
 
 use super::Extent;
 
-/// Ranges (first byte, end) in which two maps differ, ascending, as long as they can be.
+/// Ranges (first byte, end) in which two maps differ, in ascending order, adjacent ranges merged.
 ///
-/// The maps are read as far as needed and never twice, so maps of any length are compared in no
-/// room; after an error of either the comparison ends.
+/// Each map is read only as far as needed and never twice, so maps of any length are compared in
+/// constant memory. After an error in either map the comparison stops.
 pub struct Differences<A, B> {
     left: Side<A>,
     right: Side<B>,
@@ -19,19 +20,19 @@ pub struct Differences<A, B> {
     failed: bool,
 }
 
-/// One map, at a place.
+/// One of the two maps, and the position in it.
 struct Side<I> {
     runs: I,
     run: Option<Extent>,
     ended: bool,
 }
 
-/// What a map says of a place.
+/// What a map records about a position.
 #[derive(Clone, Copy)]
 enum Content {
     Zeros,
     At(u64),
-    /// By the whole run only.
+    /// Comparable only as a whole extent.
     Whole(Extent),
 }
 
@@ -40,7 +41,7 @@ impl Content {
         match (self, other) {
             (Content::Zeros, Content::Zeros) => true,
             (Content::At(left), Content::At(right)) => left == right,
-            // Without an address (inline, not yet placed) nothing is known.
+            // An address of 0 (inline, or delayed allocation) identifies nothing.
             (Content::Whole(left), Content::Whole(right)) => left == right && left.physical != 0,
             (Content::Zeros | Content::At(_) | Content::Whole(_), _) => false,
         }
@@ -59,7 +60,8 @@ where
         }
     }
 
-    /// What is at a place, and where that ends. Places ascend.
+    /// Returns what is at a position, and where that content ends. Positions must ascend between
+    /// calls.
     fn look(&mut self, at: u64) -> Result<(Content, u64), E> {
         while !self.ended && self.run.is_none_or(|run| end_of(&run) <= at) {
             self.run = self.runs.next().transpose()?;
@@ -91,8 +93,8 @@ where
     A: Iterator<Item = Result<Extent, E>>,
     B: Iterator<Item = Result<Extent, E>>,
 {
-    /// Compares from `start` to `end`. Both maps ascend without overlapping, and have what ends
-    /// beyond `start`; what begins before it is cut off.
+    /// Compares from `start` to `end`. Both maps must ascend without overlaps and include every
+    /// extent that ends after `start`; the part of an extent before `start` is ignored.
     pub fn new(left: A, right: B, start: u64, end: u64) -> Differences<A, B> {
         Differences {
             left: Side::new(left),
@@ -103,7 +105,7 @@ where
         }
     }
 
-    /// How far the comparison has come.
+    /// The position that the comparison has reached.
     pub fn at(&self) -> u64 {
         self.at
     }
@@ -151,7 +153,7 @@ mod tests {
 
     use super::*;
 
-    /// What each block of a small file reads as, and how its map says so.
+    /// What a block of a small test file reads as, and how its map represents that.
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum Block {
         Hole,
@@ -163,8 +165,8 @@ mod tests {
 
     const BLOCKS: u64 = 24;
 
-    /// A map of a disk's blocks 1..8, so that the same address comes often; each block is a run
-    /// of its own or joined with the next, at random.
+    /// Builds a map from the disk blocks 1..8, so that the same address occurs often; at random
+    /// each block is an extent of its own or is merged with the next.
     fn map_of(blocks: &[Block], joins: &[bool]) -> Vec<Extent> {
         let mut runs: Vec<Extent> = Vec::new();
         for (at, block) in blocks.iter().enumerate() {
@@ -252,7 +254,7 @@ mod tests {
                     && !same(left[at as usize], right[at as usize]);
                 prop_assert_eq!(reported, differs, "block {} of {:?}", at, &ranges);
             }
-            // As long as they can be: no range is empty, and none touches the next.
+            // The ranges are maximal: none is empty, and none touches the next.
             prop_assert!(ranges.iter().all(|(from, to)| from < to));
             prop_assert!(ranges.windows(2).all(|pair| pair[0].1 < pair[1].0));
         }

@@ -7,20 +7,21 @@ use uuid::Uuid;
 use super::{Device, FileId, Known, LoopHold, MountRoot, Session, SessionSpec};
 use crate::model::FsType;
 
-/// One change. Paths of a pool begin with what [`super::Host::pin_dir`] gave; those of callers
-/// have passed [`super::Host::check_path`] and are resolved again, without links, when used.
+/// One change. Paths inside a pool begin with a path that [`super::Host::pin_dir`] returned; CSI
+/// paths have passed [`super::Host::check_path`] and are resolved again, without following links,
+/// when the effect is performed.
 #[derive(Debug)]
 pub enum Effect<'a> {
-    /// mkdir, mode 0700; an existing directory is success.
+    /// mkdir with mode 0700; an existing directory is success.
     MakeDir {
         /// The directory.
         path: &'a Path,
     },
-    /// Creates or replaces a file, mode 0600, and writes its bytes; not yet durable.
+    /// Creates or replaces a file with mode 0600 and writes its bytes; they are not yet durable.
     WriteFile {
         /// The file.
         path: &'a Path,
-        /// All of its content.
+        /// Its whole content.
         bytes: &'a [u8],
     },
     /// fsync of a file.
@@ -33,119 +34,123 @@ pub enum Effect<'a> {
         /// The directory.
         path: &'a Path,
     },
-    /// rename; replaces a file at `to`.
+    /// rename; replaces a file that exists at `to`.
     Rename {
-        /// From here.
+        /// The old path.
         from: &'a Path,
-        /// To there.
+        /// The new path.
         to: &'a Path,
     },
-    /// unlink of a file; nothing there is success.
+    /// unlink of a file; success if it does not exist.
     RemoveFile {
         /// The file.
         path: &'a Path,
     },
-    /// rmdir; nothing there is success.
+    /// rmdir; success if the directory does not exist.
     RemoveDir {
         /// The directory.
         path: &'a Path,
     },
-    /// Creates the image if it's missing and makes it `size` bytes long, never shorter than it
-    /// is; with `reserve`, every block of it is allocated. Not yet durable. On ENOSPC the length
-    /// may have grown.
+    /// Creates the image if it is missing and extends it to `size` bytes; it never shortens the
+    /// image. With `reserve`, every block is allocated. The result is not yet durable. After ENOSPC
+    /// the length may have grown.
     Allocate {
         /// The image.
         path: &'a Path,
         /// Bytes, a multiple of [`crate::model::size::GRAIN`].
         size: u64,
-        /// Reserve blocks.
+        /// Allocate every block.
         reserve: bool,
     },
-    /// Has files that are made in an empty folder from now on written in place, where the file
-    /// system would write elsewhere each time (btrfs: FS_NOCOW_FL); no change on others.
+    /// Makes files that are created in an empty directory from now on be overwritten in place where
+    /// the file system would otherwise copy on write (btrfs: FS_NOCOW_FL); no change on other file
+    /// systems.
     WriteInPlace {
-        /// The folder.
+        /// The directory.
         path: &'a Path,
     },
-    /// Creates an empty file that can share blocks with another: on btrfs, both are written in
-    /// place or neither is. One that has content already is left as it is. Not yet durable.
+    /// Creates an empty file that can share blocks with another: on btrfs, either both are written
+    /// in place or neither is. A file that already has content is left unchanged. The result is not
+    /// yet durable.
     MakeLike {
         /// The new file.
         path: &'a Path,
-        /// The other.
+        /// The other file.
         source: &'a Path,
     },
-    /// Cuts an image back: the undo of a growth that failed, never below the length that the image
-    /// had before it, which a device may have shown since.
+    /// Truncates an image to undo a growth that failed. It never goes below the length that the
+    /// image had before the growth, because a device may have exposed that length since.
     Truncate {
         /// The image.
         path: &'a Path,
-        /// Bytes.
+        /// The new length in bytes.
         size: u64,
     },
-    /// Overwrites all blocks with zeros, durably, but for those that another file has as well: they
-    /// are the last one's to overwrite.
+    /// Overwrites all blocks with zeros, durably, except blocks that are shared with another file:
+    /// those are overwritten when the last file that has them is deleted.
     Zero {
         /// The image.
         path: &'a Path,
     },
-    /// Creates an empty file that is given blocks by so many bytes at once (xfs: extsize). One
-    /// that has blocks already is left as it is. Not yet durable.
+    /// Creates an empty file to which the file system allocates blocks in units of `bytes` (xfs:
+    /// extsize). A file that already has blocks is left unchanged. The result is not yet durable.
     HintExtents {
         /// The file.
         path: &'a Path,
-        /// Bytes: a power of two.
+        /// Size of an allocation in bytes: a power of two.
         bytes: u64,
     },
-    /// Frees all blocks; the pool's disk is told by [`Effect::Trim`].
+    /// Frees all blocks; [`Effect::Trim`] passes the discard on to the pool's disk.
     Discard {
         /// The image.
         path: &'a Path,
     },
-    /// FITRIM: tells the disk beneath a file system which of its blocks are free. A disk that can't
-    /// be told is success, and logged.
+    /// FITRIM: discards the free blocks of a file system on the disk below it. If the disk does not
+    /// support discard, that is logged and counts as success.
     Trim {
-        /// A directory of the file system.
+        /// A directory on the file system.
         path: &'a Path,
     },
-    /// FITRIM of a volume: blocks that its file system doesn't need are taken from its image. Runs
-    /// of less than `least` bytes stay: each hole makes an extent more.
+    /// FITRIM of a volume: frees the blocks of its image that its file system does not use. Runs of
+    /// less than `least` bytes stay, because each hole adds an extent to the image.
     TrimVolume {
         /// The root of its file system.
         root: &'a MountRoot,
-        /// See above.
+        /// The smallest run that is freed, in bytes.
         least: u64,
     },
-    /// FICLONE of a whole image: atomic against its writers, who wait for all of it (about 15 us
-    /// an extent on xfs). The target exists and is replaced; it takes the source's length.
+    /// FICLONE of a whole image. It is atomic with respect to writers of the image, who wait until
+    /// it is complete (about 15 us per extent on xfs). The target must exist; its content is
+    /// replaced, and it takes the source's length.
     CloneWhole {
         /// The image.
         source: &'a Path,
-        /// A file of the same file system, open by nobody else.
+        /// A file on the same file system that no other process has open.
         target: &'a Path,
     },
-    /// Clones an image in pieces of at most 8 MiB, between which its writers get on: torn, to be
-    /// put right by [`Effect::CloneDelta`]. The target exists, and takes the source's length.
+    /// Clones an image in pieces of at most 8 MiB; writers can continue between the pieces. The
+    /// copy is torn until [`Effect::CloneDelta`] corrects it. The target must exist and takes the
+    /// source's length.
     ClonePreFreeze {
         /// The image.
         source: &'a Path,
         /// The file that becomes its copy.
         target: &'a Path,
     },
-    /// Clones again what differs between the source's map, synced, and the copy's own map, in
-    /// address or flags. With nobody writing to the source (frozen) the copy is exact afterwards,
-    /// if [`super::Host::verify_copy`] says so.
+    /// Clones again every range in which the source's map, written back, differs from the copy's
+    /// own map in address or flags. If the source is frozen, the copy is exact afterwards, provided
+    /// that [`super::Host::verify_copy`] confirms it.
     CloneDelta {
         /// The image.
         source: &'a Path,
-        /// A copy by [`Effect::ClonePreFreeze`].
+        /// A copy made by [`Effect::ClonePreFreeze`].
         target: &'a Path,
-        /// What earlier passes have seen, and what this one does.
+        /// The maps that earlier passes recorded; this pass adds its own.
         known: &'a Known,
     },
-    /// FALLOC_FL_UNSHARE_RANGE of what is shared, in pieces of at most 4 MiB: every block of the
-    /// range is the file's own afterwards, and holes stay holes. Beside writers it's safe, and
-    /// they wait for each piece.
+    /// FALLOC_FL_UNSHARE_RANGE of shared blocks, in pieces of at most 4 MiB. Afterwards the file
+    /// shares no block of the range with another, and holes stay holes. Concurrent writers are safe
+    /// but wait for each piece.
     Unshare {
         /// The image.
         path: &'a Path,
@@ -154,21 +159,22 @@ pub enum Effect<'a> {
         /// Bytes.
         length: u64,
     },
-    /// Copies the data of a range of one image into another on any file system; holes stay holes.
-    /// Not yet durable.
+    /// Copies the data of a range from one image to another on any file system; holes stay holes.
+    /// The result is not yet durable.
     CopyRange {
         /// The image.
         source: &'a Path,
-        /// The copy: exists, and is long enough.
+        /// The copy; it exists and is long enough.
         target: &'a Path,
-        /// First byte, in both.
+        /// The first byte, in both images.
         offset: u64,
         /// Bytes.
         length: u64,
     },
-    /// Gives the btrfs on an image that nobody has attached a new fsid, so that it can be mounted
-    /// beside the one it was copied from; what fsync wrote to its log stays. A crash leaves the old
-    /// fsid or the new one (with checksums other than crc32c, an image that is not to be used).
+    /// Gives the btrfs in a detached image a new fsid, so that it can be mounted while the file
+    /// system from which it was copied is mounted too. The log tree that fsync wrote is kept. A
+    /// crash leaves the old fsid or the new one (with checksums other than crc32c, an image that
+    /// must not be used).
     RenewFsId {
         /// The image.
         image: &'a Path,
@@ -177,38 +183,40 @@ pub enum Effect<'a> {
     },
     /// LOOP_CONFIGURE.
     AttachLoop(LoopSpec<'a>),
-    /// LOOP_CLR_FD, only if it still stands on `backing`.
+    /// LOOP_CLR_FD, only if the device's backing file is still `backing`.
     DetachLoop {
         /// N of /dev/loopN.
         number: u32,
-        /// What it must stand on.
+        /// The expected backing file.
         backing: FileId,
     },
-    /// LOOP_CLR_FD of a device that can't be asked what it stands on, because the file system of its
-    /// image is dead: only if it still says so, and only if its image has a name that ends so.
+    /// LOOP_CLR_FD of a device whose status cannot be read because the file system of its image is
+    /// dead. It is detached only if the status still fails that way and the image's path ends with
+    /// `name`.
     DetachDeadLoop {
         /// N of /dev/loopN.
         number: u32,
         /// The end of the image's path.
         name: &'a Path,
     },
-    /// LOOP_SET_CAPACITY: the device takes the size of its image.
+    /// LOOP_SET_CAPACITY: sets the size of the device to that of its image.
     ResizeLoop {
         /// N of /dev/loopN.
         number: u32,
     },
-    /// LOOP_SET_DIRECT_IO: the device bypasses the pool's page cache again.
+    /// LOOP_SET_DIRECT_IO: makes the device bypass the pool's page cache again.
     SetDirectIo {
         /// N of /dev/loopN.
         number: u32,
     },
-    /// Sets discard_max_bytes of the queue to 0, so that nothing above un-reserves blocks.
+    /// Sets discard_max_bytes of the queue to 0, so that nothing above the device can free reserved
+    /// blocks.
     DisableDiscard {
         /// N of /dev/loopN.
         number: u32,
     },
-    /// Makes a free loop device new, so that the next to get its number, whoever that is, finds
-    /// no limit of ours on it. One that is in use is left alone.
+    /// Removes and re-creates a free loop device, so that the next user of its number does not
+    /// inherit the discard limit set by [`Effect::DisableDiscard`]. A device in use is left alone.
     RecreateLoop {
         /// N of /dev/loopN.
         number: u32,
@@ -217,79 +225,80 @@ pub enum Effect<'a> {
     Format {
         /// The device.
         device: &'a Device,
-        /// Which.
+        /// The file system to create.
         fs: FsType,
-        /// Its uuid.
+        /// Its UUID.
         uuid: Uuid,
-        /// Checked extra words.
+        /// Additional arguments, already checked.
         options: &'a [String],
-        /// Do not discard first: thick.
+        /// Do not discard the device first, as for thick volumes.
         keep_blocks: bool,
     },
-    /// Checks a file system that is not mounted, with the program of its own tools; the program
-    /// is never killed. Gives [`Done::Checked`]. An error means that the program could not do its
-    /// work, or, for [`Check::Preen`] and [`Check::Whole`], that it could not repair what it found.
+    /// Checks an unmounted file system with its own tool (e2fsck, xfs_repair, btrfs check); the
+    /// tool is never killed. Returns [`Done::Checked`]. An error means that the tool could not run,
+    /// or, for [`Check::Preen`] and [`Check::Whole`], that it could not repair what it found.
     CheckFs {
         /// The device.
         device: &'a Device,
-        /// Which.
+        /// The type of the file system.
         fs: FsType,
-        /// How.
+        /// What to check, and whether to repair.
         how: Check,
     },
-    /// Grows a mounted file system to its device.
+    /// Grows a mounted file system to the size of its device.
     GrowFs {
         /// The device.
         device: &'a Device,
-        /// Where it is mounted (a caller's path).
+        /// Its mount point (a CSI path).
         mount_point: &'a Path,
-        /// Which.
+        /// The type of the file system.
         fs: FsType,
     },
-    /// Grows an ext4 that is not mounted to its device (resize2fs), just after a
-    /// [`Check::Whole`]; the program is never killed. Cut off, it leaves what a
-    /// [`Check::Repair`] makes whole.
+    /// Grows an unmounted ext4 file system to the size of its device (resize2fs). It must follow a
+    /// [`Check::Whole`]; the program is never killed. If a crash interrupts it, a [`Check::Repair`]
+    /// is needed.
     GrowUnmounted {
         /// The device.
         device: &'a Device,
     },
-    /// Makes a caller's leaf: a directory, or an empty file to bind a device on. Existing of the
-    /// same kind is success.
+    /// Creates the last component of a CSI path: a directory, or an empty file on which a device is
+    /// bind-mounted. An existing one of the same kind is success.
     MakeTarget {
-        /// The caller's path.
+        /// The CSI path.
         path: &'a Path,
         /// Directory or file.
         kind: NodeKind,
     },
-    /// Removes a caller's leaf: an empty directory or an empty file; nothing there is success.
+    /// Removes the last component of a CSI path: an empty directory or an empty file; success if it
+    /// does not exist.
     RemoveTarget {
-        /// The caller's path.
+        /// The CSI path.
         path: &'a Path,
     },
-    /// mount of a file system.
+    /// Mounts a file system.
     Mount(MountSpec<'a>),
-    /// Bind mount of one caller's path on another.
+    /// Bind-mounts one CSI path on another.
     Bind {
-        /// What to show: a caller's path.
+        /// The path to be shown (a CSI path).
         source: &'a Path,
-        /// Where: a caller's path.
+        /// The mount point (a CSI path).
         target: &'a Path,
-        /// Only to be read: bind, then remount; unmounted again if that fails.
+        /// Make the bind mount read-only before it becomes visible.
         read_only: bool,
     },
-    /// Bind mount of a device node on a caller's file.
+    /// Bind-mounts a device node on a file at a CSI path.
     BindDevice {
-        /// The device; what its path names must have its number.
+        /// The device; the node at its path must have its number.
         device: &'a Device,
-        /// Where: a caller's path, a file.
+        /// The mount point (a CSI path of a file).
         target: &'a Path,
     },
-    /// Unmounts the topmost mount at a caller's path; never lazily, never by force.
+    /// Unmounts the topmost mount at a CSI path, never lazily and never by force.
     Unmount {
-        /// The caller's path.
+        /// The CSI path.
         target: &'a Path,
     },
-    /// Starts a session; it isn't waited for. It ends by itself when this process does.
+    /// Starts a session without waiting for it. The session ends when this process ends.
     StartSession(SessionSpec<'a>),
 }
 
@@ -298,26 +307,26 @@ pub enum Effect<'a> {
 pub struct LoopSpec<'a> {
     /// The image.
     pub image: &'a Path,
-    /// What it must be once it's open.
+    /// The file that the opened image must be.
     pub backing: FileId,
     /// Logical block size.
     pub block_size: u32,
-    /// Vanish with the last opener (mounted volumes).
+    /// Detach when the last opener closes the device (for mounted volumes).
     pub autoclear: bool,
-    /// Read-only.
+    /// Attach read-only.
     pub read_only: bool,
 }
 
 /// How to mount a device.
 #[derive(Clone, Copy, Debug)]
 pub struct MountSpec<'a> {
-    /// The device, held open by the caller meanwhile.
+    /// The device, which the caller holds open.
     pub device: &'a Device,
-    /// Where: a caller's path, a directory.
+    /// The mount point: a CSI path of a directory.
     pub target: &'a Path,
-    /// Which.
+    /// The type of the file system.
     pub fs: FsType,
-    /// Options as given by the caller, checked by [`crate::model::mount_option`].
+    /// Options from the CO, checked by [`crate::model::mount_option`].
     pub options: &'a [String],
     /// Mount read-only.
     pub read_only: bool,
@@ -326,26 +335,26 @@ pub struct MountSpec<'a> {
 /// How a file system is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Check {
-    /// Repairs what can be repaired without a decision of a person: `e2fsck -p`. ext4 only.
+    /// Repairs what can be repaired without a decision by a person: `e2fsck -p`. ext4 only.
     Preen,
-    /// The same, also where the file system says that it is clean: `e2fsck -fp`. ext4 only.
+    /// Like [`Check::Preen`], but also if the file system is marked clean: `e2fsck -fp`. ext4 only.
     Whole,
-    /// Reads all of it and changes nothing.
+    /// Reads the whole file system and changes nothing.
     Look,
-    /// Repairs whatever it finds; what it can't place goes to lost+found.
+    /// Repairs everything that it finds; files without a parent directory go to lost+found.
     Repair,
 }
 
 /// What a check found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checked {
-    /// The file system has no error, or none any more.
+    /// The file system has no error left.
     pub sound: bool,
-    /// What the program said.
+    /// The output of the program.
     pub report: String,
 }
 
-/// Kind of a caller's leaf.
+/// The kind of the last component of a CSI path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeKind {
     /// A directory.
@@ -354,23 +363,24 @@ pub enum NodeKind {
     File,
 }
 
-/// What an effect gives back.
+/// The result of an effect.
 #[derive(Debug)]
 pub enum Done {
-    /// Nothing.
+    /// No result.
     Plain,
-    /// AttachLoop: the device, kept open.
+    /// AttachLoop: the device, held open.
     Loop(LoopHold),
-    /// CloneWhole, CloneAhead: how many extents the copy has. CloneRest: how many ranges differed.
+    /// CloneWhole and ClonePreFreeze: the number of extents of the copy. CloneDelta: the number of
+    /// ranges that differed.
     Cloned(u64),
-    /// CheckFs: what it found.
+    /// CheckFs: the result of the check.
     Checked(Checked),
     /// StartSession: the session.
     Session(Box<dyn Session>),
 }
 
 impl Effect<'_> {
-    /// A short name, for logs, metrics and the fault harness.
+    /// A short name, used in logs, metrics and fault injection.
     pub fn name(&self) -> &'static str {
         match self {
             Effect::MakeDir { .. } => "make_dir",

@@ -1,13 +1,13 @@
-//! Faults at the n-th effect: for tests that kill the real process, in a build with the feature
-//! `fault` only.
+//! Fault injection at the n-th effect, for tests that kill the real process; only in a build with
+//! the feature `fault`.
 //!
 //! Environment:
 //! - `SLACKWATER_FAULT=N:MODE`: at the N-th effect of this process, counted from 1, MODE is
-//!   `kill-before` or `kill-after` (SIGKILL to ourselves), `stop-before` or `stop-after` (SIGSTOP;
-//!   it goes on at SIGCONT), or `error:ENAME` (not performed, and refused with that errno). In place
-//!   of N, the name of an effect is the first one of this name.
-//! - `SLACKWATER_FAULT_LOG=FILE`: appends `n name` for each effect that is begun.
-//! - `SLACKWATER_FAULT_AFTER=FILE`: effects are counted, and logged, only once FILE exists.
+//!   `kill-before` or `kill-after` (SIGKILL to this process), `stop-before` or `stop-after`
+//!   (SIGSTOP, until a SIGCONT), or `error:ENAME` (the effect is not performed and fails with that
+//!   errno). Instead of N, the name of an effect selects the first effect with this name.
+//! - `SLACKWATER_FAULT_LOG=FILE`: appends `n name` for each effect that begins.
+//! - `SLACKWATER_FAULT_AFTER=FILE`: effects are counted and logged only once FILE exists.
 //!
 //! Effects of several threads are counted in the order in which they begin.
 
@@ -30,7 +30,7 @@ enum Mode {
     Error(Errno),
 }
 
-/// Which effect.
+/// Which effect fails.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum At {
     Number(u64),
@@ -46,7 +46,7 @@ struct Plan {
 
 static PLAN: OnceLock<Plan> = OnceLock::new();
 static COUNT: Mutex<u64> = Mutex::new(0);
-/// The effect that was named has come.
+/// The named effect has occurred.
 static MET: AtomicBool = AtomicBool::new(false);
 
 fn from_environment() -> Plan {
@@ -89,7 +89,7 @@ pub(super) fn around(effect: &Effect<'_>, act: impl FnOnce() -> Result<Done>) ->
     step(effect.name(), act)
 }
 
-/// The same for a step that is no [`Effect`]: it's counted and logged by its name.
+/// Like [`around`] for a step that is not an [`Effect`]: it is counted and logged by its name.
 pub fn step<T>(name: &'static str, act: impl FnOnce() -> Result<T>) -> Result<T> {
     let plan = PLAN.get_or_init(from_environment);
     let Some(number) = count(plan, name) else {
@@ -121,7 +121,8 @@ fn is_it(at: &At, number: u64, name: &str) -> bool {
     }
 }
 
-/// Nobody takes another step meanwhile: a stop reaches other threads a moment later.
+/// Sends a signal to this process while no other thread takes a step: SIGSTOP reaches other threads
+/// a moment later.
 fn send(signal: Signal) {
     let _count = COUNT.lock().unwrap_or_else(PoisonError::into_inner);
     raise(signal).expect("a process can send a signal to itself");

@@ -1,7 +1,7 @@
-//! The seam to who freezes: never this process itself, but the guard, which thaws whatever
-//! becomes of us.
+//! The interface to the freeze guard. This process never freezes a file system itself: the guard
+//! does, and thaws even if this process dies.
 //!
-//! The real one is `cut::guard`; a simulated machine has one of its own.
+//! The real implementation is `cut::guard`; a simulated machine has its own.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,12 +11,12 @@ use std::time::Duration;
 use super::{Device, FileId, Result};
 use crate::model::FsType;
 
-/// The root directory of a mounted file system, open, and proven to be on its device. While it's
-/// open, the file system can't be unmounted.
+/// The open root directory of a mounted file system, verified to be on its device. While it is
+/// open, the file system cannot be unmounted.
 pub struct MountRoot {
-    /// The device beneath.
+    /// The device of the file system.
     pub device: Device,
-    /// What keeps it open: an [`std::os::fd::OwnedFd`] on the real host.
+    /// The handle that keeps it open: an [`std::os::fd::OwnedFd`] on the real host.
     pub keep: Box<dyn std::any::Any + Send + Sync>,
 }
 
@@ -29,35 +29,36 @@ impl fmt::Debug for MountRoot {
 /// One file system to be frozen.
 #[derive(Debug)]
 pub struct FreezeMember {
-    /// Id of its volume, for journal, logs and people.
+    /// ID of its volume, for the journal, logs and messages.
     pub volume_id: String,
-    /// Namespace of its claim, if it's known: none may have everything.
+    /// Namespace of its PVC, if known; a namespace is limited in how many freezes it may hold.
     pub namespace: Option<String>,
-    /// The image beneath the device: after a crash of all processes the device is known by it.
+    /// The image below the device. After all processes have crashed, the device is identified by
+    /// it.
     pub image: FileId,
-    /// Which file system.
+    /// The type of the file system.
     pub fs: FsType,
     /// Its open root.
     pub root: MountRoot,
 }
 
-/// How long things may take.
+/// Time limits of a freeze.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FreezeLimits {
-    /// For each call of [`Freeze::sync`].
+    /// Limit of each call of [`Freeze::sync`].
     pub sync: Duration,
-    /// From the first FIFREEZE until the guard thaws whatever happens.
+    /// Time from the first FIFREEZE until the guard thaws in any case.
     pub freeze: Duration,
 }
 
-/// How a FIFREEZE waits for the three RCU grace periods that it needs.
+/// How FIFREEZE waits for the three RCU grace periods that it needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GracePeriods {
-    /// A millisecond: the kernel is told to hurry, by `/sys/kernel/rcu_expedited`, for the time of
-    /// the cut.
+    /// About a millisecond: the kernel expedites grace periods (`/sys/kernel/rcu_expedited`) for
+    /// the duration of the cut.
     #[default]
     Expedited,
-    /// 25 ms for one file system that was idle, twice that for several.
+    /// 25 ms for one idle file system, twice that for several.
     Normal,
 }
 
@@ -73,79 +74,82 @@ impl FromStr for GracePeriods {
     }
 }
 
-/// Neither of the two words.
+/// A value that is neither of the two names.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a valid value for grace periods; give expedited or normal")]
 pub struct UnknownGracePeriods(String);
 
-/// A freeze that is journalled, and what became of it.
+/// A freeze in the journal, and its state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Journalled {
     /// Id of the volume.
     pub volume_id: String,
     /// The device.
     pub device: PathBuf,
-    /// Process that asked for it.
+    /// The process that requested it.
     pub owner: u32,
     /// Seconds since 1970.
     pub since: u64,
-    /// Seconds since 1970: when the guard thaws at the latest.
+    /// When the guard thaws at the latest, in seconds since 1970.
     pub until: u64,
-    /// Its owner still lives and holds it.
+    /// Whether its owner is alive and holds it.
     pub held: bool,
 }
 
-/// Who freezes.
+/// Freezes file systems.
 pub trait Freezer: Send + Sync + 'static {
-    /// Whether a guard would take something now, or can be started. Asked before an application
-    /// is quiesced for a freeze, and it says nothing about the next moment. Takes a second at most.
+    /// Checks that a guard accepts requests, or can be started. It is called before an application
+    /// is quiesced for a freeze; the result does not guarantee anything for later. Takes at most a
+    /// second.
     fn ready(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Hands file systems to the guard, which is started if it isn't there, after they were
-    /// written into the journal. Nothing is frozen yet.
+    /// Passes file systems to the guard, after they were written into the journal. The guard is
+    /// started if it is not running. Nothing is frozen yet.
     fn begin(&self, members: Vec<FreezeMember>, limits: FreezeLimits) -> Result<Box<dyn Freeze>>;
 
-    /// Thaws what is journalled and held by nobody, or past its deadline, and nothing else.
-    /// The ids of the volumes that were thawed. Runs at start, before anything touches an image,
-    /// and again from time to time.
+    /// Thaws every freeze in the journal that has no live owner or is past its deadline, and no
+    /// other. Returns the IDs of the volumes that were thawed. It runs at start, before any
+    /// operation on an image, and periodically.
     fn sweep(&self) -> Result<Vec<String>>;
 
-    /// What is journalled now.
+    /// The freezes that are in the journal now.
     fn journalled(&self) -> Result<Vec<Journalled>>;
 
-    /// Ends the guard, if it was started from here, and waits until its process has ended.
+    /// Stops the guard if this process started it, and waits until its process has exited.
     fn stop_guard(&self) {}
 }
 
-/// File systems in the guard's hands. Dropping it thaws them all.
+/// File systems that the guard holds for a cut. Dropping this thaws all of them.
 ///
-/// The order is `sync` (any number of times), `freeze`, one `thaw` for each member, `written`,
+/// The order of calls is `sync` (any number of times), `freeze`, one `thaw` per member, `written`,
 /// `drop`.
 pub trait Freeze: Send + Sync {
-    /// syncfs of all, in parallel. An error of one, or the end of the budget, is an error: what
-    /// couldn't be written isn't in the cut.
+    /// syncfs of all members, in parallel. It fails if one fails or the time limit expires: data
+    /// that could not be written is missing from the cut.
     fn sync(&self) -> Result<()>;
 
-    /// FIFREEZE of all, in parallel; all are frozen when it returns. On an error (one refused, the
-    /// deadline, the guard died) all are thawed again, or will be once their FIFREEZE returns.
+    /// FIFREEZE of all members, in parallel; all are frozen when it returns. After an error (one
+    /// was refused, the deadline passed, the guard died) all are thawed again, or are thawed once
+    /// their FIFREEZE returns.
     fn freeze(&self) -> Result<()>;
 
-    /// FITHAW of one member. True if it was still frozen by us: only then is what was cut since
-    /// [`Freeze::freeze`] returned consistent. False if somebody thawed it early: the deadline,
-    /// the guard's end, a stranger. May be called from several threads for several members.
+    /// FITHAW of one member. Returns true if it was still frozen by this session: only then are the
+    /// copies consistent that were made since [`Freeze::freeze`] returned. Returns false if it was
+    /// thawed early: at the deadline, at the guard's exit, or by a foreign process. Several threads
+    /// may thaw several members.
     fn thaw(&self, member: usize) -> Result<bool>;
 
-    /// Whether everything since the last [`Freeze::sync`] could be written back: FIFREEZE writes
-    /// back as well, and doesn't tell what it couldn't (a full pool). Asked after the last
-    /// [`Freeze::thaw`]; an error means that the cut may lack what was written before it. What
-    /// failed only afterwards is an error as well: the kernel doesn't tell them apart. Within the
-    /// budget of `sync`.
+    /// Checks that everything since the last [`Freeze::sync`] could be written back. FIFREEZE also
+    /// writes back, but does not report what it could not write (when the pool is full). This is
+    /// called after the last [`Freeze::thaw`]; an error means that the cut may lack data written
+    /// before it. A write-back that failed only afterwards is reported as well, because the kernel
+    /// does not distinguish the two. The time limit is that of `sync`.
     fn written(&self) -> Result<()>;
 
-    /// Thaws all at once, whatever another thread does with it just now: that ends with an error,
-    /// or with a [`Freeze::thaw`] that says false. It can only be dropped then. Doesn't wait: a
-    /// FIFREEZE that hangs is thawed when it returns.
+    /// Thaws all members at once, even if another thread is using the session: that thread gets an
+    /// error, or a [`Freeze::thaw`] that returns false. Afterwards the session can only be dropped.
+    /// This does not wait: a FIFREEZE that hangs is thawed when it returns.
     fn give_up(&self);
 }

@@ -1,11 +1,12 @@
-//! What an image's map was when its copy was last put right, so that a freeze reads one map
-//! instead of two.
+//! Remembers the map that an image had when its copy was last corrected, so that a freeze reads one
+//! map instead of two.
 //!
-//! Where the image still has the address that it had then, the copy is taken to have it as well.
-//! That isn't certain: what was read may have changed before it was cloned, and somebody may move
-//! a copy's blocks. So it's proven afterwards, when nobody waits for it
-//! ([`agrees`](super::Host::verify_copy)): a place that the copy has from the image, and that the image
-//! had all the time, was shared all the time, and nobody writes to what is shared.
+//! Where the image still has the address that it had then, the copy is assumed to have it too. That
+//! is not certain: the address may have changed between reading the map and cloning, and a foreign
+//! process may move blocks of the copy. So it is verified after the freeze, when no writer waits
+//! ([`verify_copy`](super::Host::verify_copy)): if the copy has an address from the image, and the
+//! image has had it all the time, the block was shared all the time, and a shared block is never
+//! overwritten.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,14 +14,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::Extent;
 use super::difference::Differences;
 
-/// So many runs are remembered of all images of a cut together (40 bytes each, and while a map is
-/// read the one before is there as well). Of images beyond that both maps are read, as without
-/// memory.
+/// Maximum number of extents remembered for all images of a cut together (40 bytes each; while a
+/// map is read, the previous one is in memory too). For images beyond that, both maps are read.
 const MOST_RUNS: usize = 2 << 20;
-/// The least room for runs that is taken at once.
+/// Smallest number of extents for which memory is reserved at once.
 const SOME_RUNS: usize = 4096;
 
-/// What the images of one cut may still remember, in runs.
+/// How many extents the images of one cut may still remember.
 #[derive(Debug)]
 pub struct Budget(AtomicUsize);
 
@@ -38,18 +38,18 @@ impl Budget {
     }
 }
 
-/// A map in memory; none once it was too long for the budget.
+/// A map in memory; empty once it became too long for the budget.
 #[derive(Debug)]
 pub(in crate::host) struct Map {
     runs: Vec<Extent>,
-    /// Runs that were taken from the budget for it.
+    /// Extents taken from the budget for this map.
     taken: usize,
     is_whole: bool,
     budget: Arc<Budget>,
 }
 
 impl Map {
-    /// Puts down a run.
+    /// Appends an extent.
     pub(in crate::host) fn see(&mut self, run: &Extent) {
         if self.is_whole && self.runs.len() == self.taken {
             let more = self.taken.max(SOME_RUNS);
@@ -66,7 +66,7 @@ impl Map {
         }
     }
 
-    /// Its runs.
+    /// Its extents.
     pub(in crate::host) fn runs(&self) -> impl Iterator<Item = Extent> {
         self.runs.iter().copied()
     }
@@ -78,18 +78,18 @@ impl Drop for Map {
     }
 }
 
-/// Of one image and its copy, through one cut.
+/// What is remembered of one image and its copy during one cut.
 #[derive(Debug, Default)]
 pub struct Known(Mutex<Memory>);
 
-/// What is known.
+/// The remembered state.
 #[derive(Debug, Default)]
 pub(in crate::host) struct Memory {
-    /// The image's map at the last pass; `None` if it wasn't remembered.
+    /// The image's map at the last pass; `None` if it was not remembered.
     pub(in crate::host) runs: Option<Map>,
-    /// Ranges (first byte, end) that were cloned after that, within the window.
+    /// Ranges (first byte, end) that were cloned after that, within the freeze.
     pub(in crate::host) redone: Vec<(u64, u64)>,
-    /// The next pass is the one within the window.
+    /// The next pass is the one within the freeze.
     pub(in crate::host) is_last: bool,
     /// Extents that the image had at the last pass.
     extents: u64,
@@ -97,7 +97,7 @@ pub(in crate::host) struct Memory {
 }
 
 impl Known {
-    /// Of an image of a cut whose images share a budget.
+    /// For an image of a cut whose images share a budget.
     pub fn sharing(budget: &Arc<Budget>) -> Known {
         Known(Mutex::new(Memory {
             budget: budget.clone(),
@@ -105,8 +105,9 @@ impl Known {
         }))
     }
 
-    /// The next pass is the last one: what it clones is noted, and no map is remembered any more.
-    /// Room for its notes is made here, since within the window nothing should grow.
+    /// Declares that the next pass is the last: the ranges that it clones are recorded, and its map
+    /// is not remembered. Memory for these records is reserved here, because nothing should
+    /// allocate during the freeze.
     pub fn seal(&self) {
         let mut memory = self.lock();
         let runs = memory.runs.as_ref().map_or(0, |map| map.runs.len());
@@ -135,7 +136,7 @@ impl Memory {
         self.extents = extents;
     }
 
-    /// For the map that a pass sees which isn't the last; [`Memory::remember`] ends it.
+    /// An empty map for a pass that is not the last; [`Memory::remember`] stores it.
     pub(in crate::host) fn map(&self) -> Map {
         Map {
             runs: Vec::new(),
@@ -145,15 +146,15 @@ impl Memory {
         }
     }
 
-    /// The whole map of such a pass.
+    /// Stores the whole map of such a pass.
     pub(in crate::host) fn remember(&mut self, seen: Map) {
         self.runs = seen.is_whole.then_some(seen);
     }
 
-    /// Whether a copy of `size` bytes has, by its own map, all that was taken for granted.
+    /// Whether a copy of `size` bytes has, by its own map, everything that was assumed about it.
     ///
     /// # Errors
-    /// Those of reading the map.
+    /// Returns the errors of reading the map.
     pub(in crate::host) fn verify_copy<E>(
         &self,
         copy: impl Iterator<Item = Result<Extent, E>>,
@@ -211,7 +212,7 @@ mod tests {
     fn only_what_was_cloned_in_the_window_may_differ() {
         let known = [run(0, 50, 10), run(20, 80, 10)];
         assert!(verify_copy(&known, &[], &known));
-        // In other pieces it's the same.
+        // The same content split into other extents is equal.
         assert!(verify_copy(
             &known,
             &[],
@@ -228,9 +229,9 @@ mod tests {
         assert!(verify_copy(&known, &[(0, 1), (3, 7), (8, 9)], &moved));
         assert!(!verify_copy(&known, &[(4, 5)], &moved));
         assert!(!verify_copy(&known, &[(5, 6)], &moved));
-        // Two that touch were told as one.
+        // Two adjacent ranges count as one.
         assert!(!verify_copy(&known, &[(4, 5), (5, 6)], &moved));
-        // What is missing, and what is too much.
+        // A missing extent, and a superfluous one.
         assert!(!verify_copy(&known, &[], &known[..1]));
         assert!(!verify_copy(
             &known,

@@ -1,8 +1,8 @@
 //! The real host: this kernel, its disks and its programs.
 //!
-//! One match over [`Effect`] that calls the rooms. Beside them lies `sys`, which has all of the
-//! crate's `unsafe`; `program` starts its programs, and `session` those that an administrator
-//! names; `mounts` makes all of its mounts.
+//! One match over [`Effect`] calls the modules. `sys` contains all `unsafe` code of the crate;
+//! `program` starts the driver's programs, and `session` the programs that an administrator
+//! configures; `mounts` makes all mounts.
 
 mod backing_fs;
 mod check;
@@ -43,15 +43,15 @@ use crate::error::HostError;
 use crate::model::FsType;
 use target_path::Folders;
 
-/// The kernel of this node.
+/// The kernel and disks of this node.
 pub struct LinuxHost {
     folders: Folders,
-    /// Pinned folders, with what people call them.
+    /// Pinned directories by their `/proc/self/fd` path, with the paths that error messages show.
     pinned: Mutex<BTreeMap<PathBuf, PathBuf>>,
 }
 
 impl LinuxHost {
-    /// With the folders below which callers may name paths (`--allowed-path`).
+    /// Creates a host with the directories below which CSI paths may lie (`--allowed-path`).
     pub fn new(allowed: Vec<PathBuf>) -> LinuxHost {
         LinuxHost {
             folders: Folders {
@@ -62,16 +62,16 @@ impl LinuxHost {
         }
     }
 
-    /// Also with a folder of the driver itself, for private mounts: effects may name paths in
-    /// it, callers may not.
+    /// Adds a directory of the driver itself, for private mounts: effects may use paths in it, CSI
+    /// calls may not.
     #[must_use]
     pub fn with_own_folder(mut self, folder: PathBuf) -> LinuxHost {
         self.folders.own.push(folder);
         self
     }
 
-    /// Errors name a pinned folder as people do.
-    fn said<T>(&self, result: Result<T>) -> Result<T> {
+    /// Replaces the path of a pinned directory in an error by its real path.
+    fn with_real_paths<T>(&self, result: Result<T>) -> Result<T> {
         result.map_err(|mut error| {
             let named = self.pinned().iter().find_map(|(pinned, path)| {
                 let rest = error.subject.strip_prefix(pinned).ok()?;
@@ -88,7 +88,7 @@ impl LinuxHost {
         self.pinned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does it, without faults.
+    /// Performs an effect, without injected faults.
     fn act(&self, effect: &Effect<'_>) -> Result<Done> {
         let folders = &self.folders;
         match *effect {
@@ -144,7 +144,7 @@ impl LinuxHost {
         .map(|()| Done::Plain)
     }
 
-    /// What is done to file systems as a whole, mostly by programs.
+    /// Performs effects on whole file systems, most of which run a program.
     fn act_on_fs(&self, effect: &Effect<'_>) -> Result<Done> {
         match *effect {
             Effect::Format {
@@ -173,7 +173,7 @@ impl LinuxHost {
     }
 }
 
-/// Nothing there is success.
+/// Succeeds if nothing exists at the path.
 fn remove_target(folders: &Folders, path: &Path) -> Result<()> {
     let found = folders.find("remove", path)?;
     found.map_or(Ok(()), |target| target.remove())
@@ -182,12 +182,12 @@ fn remove_target(folders: &Folders, path: &Path) -> Result<()> {
 impl Host for LinuxHost {
     #[cfg(not(feature = "fault"))]
     fn perform(&self, effect: &Effect<'_>) -> Result<Done> {
-        self.said(self.act(effect))
+        self.with_real_paths(self.act(effect))
     }
 
     #[cfg(feature = "fault")]
     fn perform(&self, effect: &Effect<'_>) -> Result<Done> {
-        self.said(super::fault::around(effect, || self.act(effect)))
+        self.with_real_paths(super::fault::around(effect, || self.act(effect)))
     }
 
     fn pin_dir(&self, path: &Path) -> Result<(PathBuf, Kept)> {
@@ -197,32 +197,32 @@ impl Host for LinuxHost {
     }
 
     fn try_lock_file(&self, path: &Path) -> Result<Option<Kept>> {
-        let lock = self.said(files::try_lock(path))?;
+        let lock = self.with_real_paths(files::try_lock(path))?;
         Ok(lock.map(|lock| Kept(Box::new(lock))))
     }
 
     fn read_file(&self, path: &Path) -> Result<Option<Vec<u8>>> {
-        self.said(files::read_file(path))
+        self.with_real_paths(files::read_file(path))
     }
 
     fn list_dir(&self, path: &Path) -> Result<Option<Vec<String>>> {
-        self.said(files::list_dir(path))
+        self.with_real_paths(files::list_dir(path))
     }
 
     fn stat(&self, path: &Path) -> Result<Option<FileStat>> {
-        self.said(files::stat(path))
+        self.with_real_paths(files::stat(path))
     }
 
     fn extents(&self, path: &Path, from: u64, limit: usize) -> Result<Vec<Extent>> {
-        self.said(map::extents(path, from, limit))
+        self.with_real_paths(map::extents(path, from, limit))
     }
 
     fn verify_copy(&self, copy: &Path, known: &Known) -> Result<bool> {
-        self.said(clone::verify_copy(copy, known))
+        self.with_real_paths(clone::verify_copy(copy, known))
     }
 
     fn extent_count(&self, path: &Path) -> Result<u64> {
-        self.said(map::extent_count(path))
+        self.with_real_paths(map::extent_count(path))
     }
 
     fn open_mount_root(
@@ -235,11 +235,11 @@ impl Host for LinuxHost {
     }
 
     fn space(&self, path: &Path) -> Result<Space> {
-        self.said(files::space(path))
+        self.with_real_paths(files::space(path))
     }
 
     fn mount_of(&self, folder: &Path) -> Result<FolderMount> {
-        self.said(backing_fs::mount_of(folder))
+        self.with_real_paths(backing_fs::mount_of(folder))
     }
 
     fn backing_fs(&self, path: &Path) -> Result<BackingFs> {
@@ -323,7 +323,7 @@ impl Host for LinuxHost {
 
     fn now_nanos(&self) -> u64 {
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
-        // Enough until the year 2554.
+        // 64 bits suffice until the year 2554.
         since.map_or(0, |since| since.as_nanos() as u64)
     }
 
@@ -335,7 +335,7 @@ impl Host for LinuxHost {
     }
 }
 
-/// Effects that make copies of images, or prepare for them.
+/// Performs effects that copy images, or prepare for that.
 fn act_on_copy(effect: &Effect<'_>) -> Result<Done> {
     match *effect {
         Effect::WriteInPlace { path } => in_place::of_folder(path),

@@ -1,15 +1,15 @@
 //! A simulated host with the kernel's rules, in plain safe Rust.
 //!
 //! A [`MemoryHost`] is a handle of one *process* on one *machine*. Disk, loop devices, mounts and
-//! the boot id belong to the machine and survive the process; open devices, locks and pinned
-//! folders die with it ([`MemoryHost::restart_process`]). [`MemoryHost::reboot`] ends mounts and
-//! loop devices, and with a power loss everything that was not synced, in the most adverse way
-//! that is still legal.
+//! the boot ID belong to the machine and survive the process; open devices, locks and pinned
+//! directories are released with the process ([`MemoryHost::restart_process`]).
+//! [`MemoryHost::reboot`] removes mounts and loop devices, and with a power loss everything that
+//! was not synced, in the most adverse way that the kernel permits.
 //!
-//! The simulation writes down when an invariant of the driver is broken
-//! ([`MemoryHost::violations`]): data formatted over, a second loop device on an image, a rename
-//! of what was not synced. And since every change passes through [`super::Host::perform`], any of them
-//! can be made to fail or to be the last ([`MemoryHost::fail_effect`]).
+//! The simulation records when an invariant of the driver is broken ([`MemoryHost::violations`]):
+//! data formatted over, a second loop device on an image, a rename of a file that was not synced.
+//! Because every change passes through [`super::Host::perform`], a test can make any of them fail
+//! or be the last ([`MemoryHost::fail_effect`]).
 
 mod check;
 mod clones;
@@ -39,34 +39,36 @@ use crate::model::size::GIB;
 use disk::Ino;
 pub use fault::FaultMode;
 pub use foreign::{Held, Unreadable};
-pub use freezer::STRANGE_TOKEN;
+pub use freezer::FOREIGN_TOKEN;
 pub use lasting::Hung;
 use machine::{Machine, Process};
 
-/// The folder that exists on every simulated machine, on its pool's disk; pools go below it.
+/// The directory that exists on every simulated machine, on its pool's disk; pools are created
+/// below it.
 pub const POOLS: &str = "/memory";
-/// Where the node's record lies by default; exists as well.
+/// The default directory of the node's record; it exists as well.
 const STATE: &str = "/var/lib/slackwater";
-/// Callers' paths, unless other folders are given.
+/// The directory of CSI paths, unless others are configured.
 const CALLERS: &str = "/var/lib/kubelet";
-/// Room on a simulated disk unless said: for a few volumes of the sizes that test suites ask for.
+/// Default size of a simulated disk: enough for a few volumes of the sizes that test suites
+/// request.
 const CAPACITY: u64 = 100 * GIB;
-/// A simulated clock that stands still but for the effects.
+/// Start of the simulated clock, which only effects advance.
 const EPOCH: u64 = 1_700_000_000;
 
-/// What a simulated machine is like.
+/// Configuration of a simulated machine.
 #[derive(Clone, Debug)]
 pub struct MemoryOptions {
-    /// Bytes of the pool's disk.
+    /// Size of the pool's disk in bytes.
     pub capacity: u64,
-    /// Folders that callers' paths must be below.
+    /// Directories that contain all CSI paths.
     pub allowed: Vec<PathBuf>,
-    /// Makes uuids and the clock repeatable; for tests.
+    /// Makes UUIDs and the clock reproducible, for tests.
     pub seed: Option<u64>,
     /// Logical block size of the pool's disk.
     pub sector: u32,
-    /// Name of the file system beneath pools.
-    pub ground: String,
+    /// Name of the file system that holds pools.
+    pub fs_name: String,
 }
 
 impl Default for MemoryOptions {
@@ -76,7 +78,7 @@ impl Default for MemoryOptions {
             allowed: vec![CALLERS.into()],
             seed: None,
             sector: 512,
-            ground: "xfs".into(),
+            fs_name: "xfs".into(),
         }
     }
 }
@@ -84,10 +86,10 @@ impl Default for MemoryOptions {
 impl MemoryOptions {
     /// Whether files of the pool's disk can share blocks.
     fn shares_blocks(&self) -> bool {
-        matches!(self.ground.as_str(), "xfs" | "btrfs")
+        matches!(self.fs_name.as_str(), "xfs" | "btrfs")
     }
 
-    /// What [`Host::check_path`] says.
+    /// Implements [`Host::check_path`].
     fn check(&self, path: &Path) -> std::result::Result<(), String> {
         if !path.is_absolute() {
             return Err("is not an absolute path".into());
@@ -119,7 +121,7 @@ impl MemoryOptions {
 #[derive(Clone)]
 pub struct MemoryHost {
     machine: Arc<Mutex<Machine>>,
-    /// Tells who waits for a disk that hangs when that may have ended.
+    /// Wakes threads that wait for a hanging disk when that may have ended.
     released: Arc<Condvar>,
     process: Process,
 }
@@ -136,7 +138,7 @@ impl MemoryHost {
         MemoryHost::with_options(MemoryOptions::default())
     }
 
-    /// The same with a pool's disk of so many bytes.
+    /// Like [`MemoryHost::new`], with the size of the pool's disk in bytes.
     pub fn with_capacity(capacity: u64) -> MemoryHost {
         MemoryHost::with_options(MemoryOptions {
             capacity,
@@ -144,7 +146,7 @@ impl MemoryHost {
         })
     }
 
-    /// The same with everything said.
+    /// Like [`MemoryHost::new`], with the whole configuration.
     pub fn with_options(options: MemoryOptions) -> MemoryHost {
         let mut machine = Machine::boot(options);
         for folder in [POOLS, STATE] {
@@ -160,22 +162,23 @@ impl MemoryHost {
         }
     }
 
-    /// Makes a folder and its parents, durably: what an administrator did before.
+    /// Creates a directory and its parents durably, as an administrator would have done before.
     pub fn make_folder(&self, path: &Path) -> Result<()> {
-        let made = self.lock().make_folder(path);
-        made.map(drop)
+        let created = self.lock().make_folder(path);
+        created
+            .map(drop)
             .map_err(|errno| HostError::errno("make", path, errno))
     }
 
-    /// Kills this process and starts another on the same machine: its loop holds, locks and
-    /// pinned folders are gone, its further calls fail.
+    /// Kills this process and starts another on the same machine: its loop holds, locks and pinned
+    /// directories are released, and its further calls fail.
     pub fn restart_process(&self) -> MemoryHost {
         self.lock().kill(self.process);
         self.released.notify_all();
         self.another_process()
     }
 
-    /// Starts another process beside this one.
+    /// Starts another process on the same machine.
     pub fn another_process(&self) -> MemoryHost {
         let process = self.lock().start_process();
         MemoryHost {
@@ -185,25 +188,25 @@ impl MemoryHost {
         }
     }
 
-    /// Ends all processes, mounts and loop devices, and starts a process in a new boot. With a
-    /// power loss, what wasn't synced is lost.
+    /// Ends all processes, removes mounts and loop devices, and starts a process in a new boot.
+    /// With a power loss, everything that was not synced is lost.
     pub fn reboot(&self, power_loss: bool) -> MemoryHost {
         self.lock().reboot(power_loss);
         self.released.notify_all();
         self.another_process()
     }
 
-    /// Whether this process still lives.
+    /// Whether this process is alive.
     pub fn is_alive(&self) -> bool {
         self.lock().is_alive(self.process)
     }
 
-    /// A panic of another thread leaves a machine in one of its states.
+    /// Ignores poisoning: a panic of another thread leaves the machine in one of its valid states.
     fn lock(&self) -> MutexGuard<'_, Machine> {
         self.machine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at the machine, unless that is to fail.
+    /// Runs a query on the machine, unless it is planned to fail.
     fn look<T>(
         &self,
         action: &'static str,
@@ -216,7 +219,7 @@ impl MemoryHost {
         })
     }
 
-    /// The machine, for a living process.
+    /// The machine, for a live process.
     fn with<T>(
         &self,
         action: &'static str,
@@ -239,7 +242,7 @@ impl MemoryHost {
         })
     }
 
-    /// Keeps a loop open for this process.
+    /// Holds a loop device open for this process.
     fn hold(&self, number: u32, key: u64) -> LoopHold {
         let keep = Box::new(self.keep(Closes::Opener(key)));
         LoopHold { number, keep }
@@ -255,12 +258,12 @@ impl MemoryHost {
     }
 }
 
-/// What a dead process is told; nothing reads it in earnest.
+/// The error that calls of a dead process return.
 fn dead() -> HostCause {
     HostCause::Unexpected("process is dead".into())
 }
 
-/// Something open, closed when this is dropped.
+/// An open object, which is closed when this is dropped.
 struct Keep {
     machine: Arc<Mutex<Machine>>,
     closes: Closes,
@@ -271,9 +274,9 @@ struct Keep {
 enum Closes {
     /// An opener, by its key.
     Opener(u64),
-    /// A pinned folder, by its descriptor.
+    /// A pinned directory, by its descriptor.
     Pin(u64),
-    /// A lock, by who has it on what.
+    /// A lock, by its holder and inode.
     Lock(Process, Ino),
 }
 

@@ -1,50 +1,52 @@
-//! /proc/self/mountinfo, parsed: proc(5). Spaces, tabs, newlines and backslashes are octal there.
+//! Parses /proc/self/mountinfo (proc(5)), in which spaces, tabs, newlines and backslashes are octal
+//! escapes.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-/// The inode of the root of each subvolume of btrfs (BTRFS_FIRST_FREE_OBJECTID).
+/// The inode of the root of each btrfs subvolume (BTRFS_FIRST_FREE_OBJECTID).
 const SUBVOLUME_ROOT: u64 = 256;
 
 /// One line of the mount table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
-    /// Id of the mount.
+    /// ID of the mount.
     pub id: u32,
-    /// Id of the mount that it's on.
+    /// ID of the parent mount.
     pub parent: u32,
-    /// st_dev of files on it (an anonymous number on btrfs).
+    /// st_dev of its files (an anonymous number on btrfs).
     pub device: u64,
-    /// What part of the file system is shown: "/" for all; a device node's name where one is bound.
+    /// The part of the file system that is mounted: "/" for all of it; the name of a device node if
+    /// one is bind-mounted.
     pub root: PathBuf,
-    /// Where.
+    /// The mount point.
     pub mount_point: PathBuf,
-    /// Options of this mount alone: ro, nosuid, ...
+    /// Options of this mount only, such as ro and nosuid.
     pub options: Vec<String>,
     /// Type of the file system.
     pub fs_name: String,
-    /// The device, as mount(2) was told.
+    /// The source that was passed to mount(2), such as a device.
     pub source: PathBuf,
     /// Options of the file system.
     pub super_options: String,
-    /// The number (st_rdev) of the device node that is bound here, if this is a node of the file
-    /// system that has /dev. The table has no word for it: the host asks the node.
+    /// The number (st_rdev) of the device node that is bind-mounted here, if it is a node of the
+    /// file system at /dev. The table does not contain it: the host reads it from the node.
     pub node: Option<u64>,
 }
 
-/// The mount that shows a folder.
+/// The mount through which a directory is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FolderMount {
     /// The mount.
     pub mount: Mount,
-    /// The folder is where it's mounted, and it shows the root of its file system there, or that of
-    /// a subvolume of btrfs: more than a folder that lies on a disk with others.
+    /// The directory is the mount point, and the mount shows the root of its file system or of a
+    /// btrfs subvolume, so it is not just a directory on a disk with other data.
     pub shows_root: bool,
 }
 
 impl FolderMount {
-    /// For a mount of which it's known whether the folder is its mount point, and that folder's
+    /// Creates it from a mount, whether the directory is its mount point, and the directory's
     /// inode.
     pub fn new(mount: Mount, is_mount_point: bool, inode: u64) -> FolderMount {
         let is_root = mount.root == Path::new("/");
@@ -57,15 +59,15 @@ impl FolderMount {
 }
 
 impl Mount {
-    /// The number of the loop device that was mounted, by its name: the table has no device number
-    /// of a btrfs.
+    /// The number of the loop device that is the mount's source, by its name: the table does not
+    /// contain the device number of a btrfs.
     pub fn source_loop(&self) -> Option<u32> {
         let number = self.source.to_str()?.strip_prefix("/dev/loop")?;
         number.parse().ok()
     }
 
-    /// What it shows, as findmnt has it: `/dev/sdb1`, or `/dev/sda2[/srv/pool]` where that is not
-    /// the whole file system.
+    /// What it shows, in the format of findmnt: `/dev/sdb1`, or `/dev/sda2[/srv/pool]` if that is
+    /// not the whole file system.
     pub fn shown(&self) -> String {
         let source = self.source.display();
         match self.root == Path::new("/") {
@@ -74,13 +76,13 @@ impl Mount {
         }
     }
 
-    /// Whether this mount can't be written through.
+    /// Whether this mount is read-only.
     pub fn is_read_only(&self) -> bool {
         self.options.iter().any(|option| option == "ro")
     }
 }
 
-/// Why a line can't be read.
+/// Why a line cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot parse line {0:?} of the mount table")]
 pub struct NotAMount(pub String);
@@ -138,7 +140,7 @@ fn path(word: &[u8]) -> PathBuf {
     PathBuf::from(OsString::from_vec(unescape(word)))
 }
 
-/// `\040` is a space; a backslash that begins no three octal digits stands for itself.
+/// `\040` is a space; a backslash that is not followed by three octal digits stands for itself.
 fn unescape(word: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(word.len());
     let mut rest = word;
@@ -199,7 +201,7 @@ mod tests {
         let disk = "36 35 8:17 / /srv/pool rw - xfs /dev/sdb1 rw";
         assert!(shows_root(disk, true, 128));
         assert!(!shows_root(disk, false, 131), "a folder on a disk");
-        // A folder of the node's disk, as a container is shown it.
+        // A directory of the node's disk that is bind-mounted into a container.
         let bind = "36 35 8:2 /srv/pool /srv/pool rw - ext4 /dev/sda2 rw";
         assert!(!shows_root(bind, true, 256));
         let subvolume = "36 35 0:40 /@pool /srv/pool rw - btrfs /dev/sdb1 rw,subvol=/@pool";

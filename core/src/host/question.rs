@@ -1,5 +1,5 @@
-//! Questions that the kernel may never answer, such as those about a file system whose disk or
-//! server is gone: each is asked on a thread of its own, and given up after a while.
+//! Queries to the kernel that may never return, such as those about a file system whose disk or
+//! server is gone. Each runs on a separate thread, and is abandoned after a time limit.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::channel;
@@ -7,18 +7,19 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// The questions that hang, by what they are about. While one hangs, no second one is asked about
-/// the same thing: otherwise each look would leave one more thread behind.
+/// The queries that hang, by subject. While a query hangs, no second one about the same subject
+/// starts; otherwise each poll would leave another thread behind.
 pub struct Questions<K>(Mutex<BTreeMap<K, JoinHandle<()>>>);
 
 impl<K: Ord> Questions<K> {
-    /// None hangs.
+    /// Creates an empty set.
     pub const fn new() -> Questions<K> {
         Questions(Mutex::new(BTreeMap::new()))
     }
 
-    /// The answer to a question; `None` if there is none within `patience`, or if an earlier one
-    /// about the same thing still hangs. A time-out never says anything about the thing itself.
+    /// Runs a query and returns its result; `None` if it does not return within `patience`, or if
+    /// an earlier one about the same subject still hangs. A timeout carries no information about
+    /// the subject.
     pub fn ask<T: Send + 'static>(
         &self,
         about: K,
@@ -28,12 +29,12 @@ impl<K: Ord> Questions<K> {
         if self.hangs(&about) {
             return None;
         }
-        let (tell, told) = channel();
+        let (sender, receiver) = channel();
         let asked = Builder::new().name("question".into()).spawn(move || {
-            // After a time-out no one listens any more.
-            let _ = tell.send(question());
+            // After a timeout the result is discarded.
+            let _ = sender.send(question());
         });
-        let answer = told.recv_timeout(patience).ok();
+        let answer = receiver.recv_timeout(patience).ok();
         if let (None, Ok(asked)) = (&answer, asked) {
             self.hanging().insert(about, asked);
         }

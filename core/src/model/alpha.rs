@@ -1,12 +1,12 @@
-//! Parts of the interface that are still alpha: each is served only where it is asked for by name.
+//! Features of the CSI interface that are still alpha: each is served only if `--alpha` names it.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// What `--alpha` switches on. By default nothing.
+/// The features that `--alpha` enables; by default none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Alpha {
-    /// `health`: health of volumes and of storage, on controller and node.
+    /// `health`: health of volumes and of storage, in the Controller and Node services.
     pub health: bool,
     /// `get-volume`: ControllerGetVolume.
     pub get_volume: bool,
@@ -14,12 +14,12 @@ pub struct Alpha {
     pub get_snapshot: bool,
     /// `snapshot-metadata`: the SnapshotMetadata service.
     pub snapshot_metadata: bool,
-    /// `snapshot-topology`: snapshots that say where they are.
+    /// `snapshot-topology`: snapshots that report their topology.
     pub snapshot_topology: bool,
 }
 
 impl Alpha {
-    /// The names, as in the manual.
+    /// The names, as in the documentation.
     pub const NAMES: [&'static str; 5] = [
         "snapshot-metadata",
         "health",
@@ -28,7 +28,7 @@ impl Alpha {
         "snapshot-topology",
     ];
 
-    /// The switch of a name.
+    /// The field of a name.
     fn switch(&mut self, name: &str) -> Option<&mut bool> {
         Some(match name {
             "snapshot-metadata" => &mut self.snapshot_metadata,
@@ -56,7 +56,7 @@ impl std::error::Error for UnknownAlpha {}
 
 impl FromStr for Alpha {
     type Err = UnknownAlpha;
-    /// One name.
+    /// Enables the one feature that is named.
     fn from_str(name: &str) -> Result<Alpha, UnknownAlpha> {
         let mut alpha = Alpha::default();
         let switch = alpha
@@ -68,7 +68,7 @@ impl FromStr for Alpha {
 }
 
 impl FromIterator<Alpha> for Alpha {
-    /// All that any of them has.
+    /// Enables every feature that any part enables.
     fn from_iter<I: IntoIterator<Item = Alpha>>(parts: I) -> Alpha {
         parts.into_iter().fold(Alpha::default(), |a, b| Alpha {
             health: a.health | b.health,

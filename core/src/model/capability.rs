@@ -1,4 +1,4 @@
-//! How a volume is to be used: access type, file system, flags, access mode.
+//! Volume capabilities: access type, file system, mount flags, access mode.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::mount_option;
 use super::size::{KIB, MIB};
 
-/// A file system that the driver makes.
+/// A file system that the driver can create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FsType {
@@ -21,10 +21,10 @@ pub enum FsType {
 }
 
 impl FsType {
-    /// All of them.
+    /// All file systems.
     pub const ALL: [FsType; 3] = [FsType::Ext4, FsType::Xfs, FsType::Btrfs];
 
-    /// The kernel's name of it.
+    /// The kernel's name of the file system.
     pub fn name(self) -> &'static str {
         match self {
             FsType::Ext4 => "ext4",
@@ -33,8 +33,8 @@ impl FsType {
         }
     }
 
-    /// The smallest device that mkfs takes with its defaults (e2fsprogs 1.47, xfsprogs 6.1,
-    /// btrfs-progs 6.2; xfs refuses below 300 MiB, btrfs below about 109 MiB).
+    /// The smallest device that mkfs accepts with its defaults (e2fsprogs 1.47, xfsprogs 6.1,
+    /// btrfs-progs 6.2; mkfs.xfs refuses below 300 MiB, mkfs.btrfs below about 109 MiB).
     pub fn minimum_bytes(self) -> u64 {
         match self {
             FsType::Ext4 => 256 * KIB,
@@ -68,17 +68,17 @@ pub enum AccessType {
     Block,
     /// A mounted file system.
     Mount {
-        /// Which one; `None` is "not said".
+        /// The type; `None` if the request does not set it.
         #[serde(default)]
         fs_type: Option<FsType>,
-        /// Mount options, in the order given. May hold SELinux labels, never secrets.
+        /// Mount options, in the given order. They may contain SELinux labels, never secrets.
         #[serde(default)]
         mount_flags: Vec<String>,
     },
 }
 
 impl AccessType {
-    /// The file system to make or mount: ext4 where nothing is said.
+    /// The file system to create or mount: ext4 by default.
     pub fn fs(&self) -> Option<FsType> {
         match self {
             AccessType::Block => None,
@@ -86,7 +86,7 @@ impl AccessType {
         }
     }
 
-    /// CSI's word.
+    /// The name in CSI.
     pub fn word(&self) -> &'static str {
         match self {
             AccessType::Block => "block",
@@ -95,12 +95,12 @@ impl AccessType {
     }
 }
 
-/// Who may write, on one node. Modes in which several nodes have a volume are refused at the edge,
-/// but for readers of a copy: all of them are on its one node.
+/// Which pods of a node may write. Modes with several nodes are refused when a request is parsed,
+/// except for readers of a copy: all of them are on its one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum AccessMode {
-    /// RWO of callers that do not know the two modes below: many pods of one node.
+    /// RWO of callers that do not know the next two modes: many pods on one node.
     SingleNodeWriter,
     /// Read-only on one node.
     SingleNodeReaderOnly,
@@ -108,12 +108,12 @@ pub enum AccessMode {
     SingleNodeSingleWriter,
     /// RWO: many target paths on one node.
     SingleNodeMultiWriter,
-    /// ROX: for volumes that were made from a source, and that nobody ever writes to.
+    /// ROX: for volumes that were created from a source and are never written.
     MultiNodeReaderOnly,
 }
 
 impl AccessMode {
-    /// CSI's name of it.
+    /// CSI's name of the mode.
     pub fn name(self) -> &'static str {
         match self {
             AccessMode::SingleNodeWriter => "SINGLE_NODE_WRITER",
@@ -124,7 +124,7 @@ impl AccessMode {
         }
     }
 
-    /// Whether a publish in this mode can't write.
+    /// Whether a publish in this mode is read-only.
     pub fn is_read_only(self) -> bool {
         matches!(
             self,
@@ -138,12 +138,13 @@ impl AccessMode {
 pub struct Capability {
     /// Block or mount.
     pub access_type: AccessType,
-    /// Who may write.
+    /// Which pods may write.
     pub access_mode: AccessMode,
 }
 
 impl Capability {
-    /// Two that differ, for a sentence: their texts differ also where only flags do.
+    /// Texts of two different sets of capabilities, for a message: the texts differ even if only
+    /// the mount flags do.
     pub fn tell_apart(found: &[Capability], wanted: &[Capability]) -> (String, String) {
         let say = |all: &[Capability]| {
             all.iter()
@@ -158,7 +159,7 @@ impl Capability {
         (found_text, wanted_text)
     }
 
-    /// Whether who publishes with it can't write.
+    /// Whether a volume that is published with it is read-only.
     pub fn is_read_only(&self) -> bool {
         let by_flag = match &self.access_type {
             AccessType::Block => false,
@@ -177,7 +178,7 @@ impl fmt::Display for Capability {
                 mount_flags,
             } => {
                 f.write_str(fs_type.map_or("any file system", FsType::name))?;
-                // Not the flags themselves: CSI says that they may be sensitive.
+                // The flags themselves are not printed: according to CSI they may be sensitive.
                 if !mount_flags.is_empty() {
                     write!(f, " with {} mount flags", mount_flags.len())?;
                 }

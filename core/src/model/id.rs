@@ -1,7 +1,8 @@
-//! Ids: a volume is `<pool-uuid>.<volume-uuid>`, both lower-case and hyphenated.
+//! IDs: the ID of a volume is `<pool-uuid>.<volume-uuid>`, both lower-case and hyphenated.
 //!
-//! A uuid of a volume is version 5 of (pool, kind, request name): a retry after any crash finds
-//! what the first try made. An id that does not parse names nothing, and never becomes a path.
+//! The UUID of a volume is version 5 of (pool, kind, request name): a retry after any crash finds
+//! what the first attempt created. An ID that does not parse identifies no object, and never
+//! becomes a path.
 
 use std::fmt;
 use std::str::FromStr;
@@ -38,25 +39,26 @@ macro_rules! uuid_id {
 }
 
 uuid_id! {
-    /// A pool, written once on the pool itself.
+    /// ID of a pool, written once on the pool itself.
     PoolId
 }
 uuid_id! {
-    /// The machine that a pool belongs to: shared by all pools of it, and the topology value.
+    /// ID of the machine that owns pools: shared by all its pools, and the value of the topology
+    /// segment.
     HomeId
 }
 
 uuid_id! {
-    /// A group of snapshots, wherever its members are.
+    /// ID of a group of snapshots, wherever its members are.
     GroupId
 }
 
-/// A text that is not an id of ours.
+/// A text that is not an ID of this driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not an id of this driver")]
 pub struct NotAnId;
 
-/// Only the form that [`fmt::Display`] prints is an id, so that one object has one id.
+/// Only the form that [`fmt::Display`] prints is accepted, so that each object has exactly one ID.
 fn parse_uuid(text: &str) -> Result<Uuid, NotAnId> {
     let uuid = Uuid::try_parse(text).map_err(|_| NotAnId)?;
     let mut buffer = Uuid::encode_buffer();
@@ -67,14 +69,15 @@ fn parse_uuid(text: &str) -> Result<Uuid, NotAnId> {
     }
 }
 
-/// What a name is the name of; part of the derived uuid, so that kinds never collide.
+/// The kind of object that a name belongs to; part of the derived UUID, so that kinds never
+/// collide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NameKind {
-    /// CreateVolume's name.
+    /// The name of a CreateVolume call.
     Volume,
-    /// The kubelet's id of an inline volume.
+    /// The ID that the kubelet generates for an inline volume.
     Ephemeral,
-    /// CreateSnapshot's name.
+    /// The name of a CreateSnapshot call.
     Snapshot,
     /// A member of a group: the group's id and the source's id.
     Member,
@@ -91,28 +94,28 @@ impl NameKind {
     }
 }
 
-/// A snapshot: its pool and itself, written as a volume's id is. Derived uuids of different kinds
-/// never meet, so one is never taken for the other.
+/// ID of a snapshot: its pool and its own UUID, in the format of a volume's ID. Derived UUIDs of
+/// different kinds never collide, so a snapshot is never taken for a volume.
 pub type SnapshotId = VolumeId;
 
 impl GroupId {
-    /// The id that a group's request name gets on a machine.
+    /// The ID of a group, from its request name and the machine.
     pub fn of_name(home: HomeId, name: &str) -> GroupId {
         GroupId(Uuid::new_v5(&home.0, format!("group\n{name}").as_bytes()))
     }
 }
 
-/// A volume: its pool and itself.
+/// ID of a volume: its pool and its own UUID.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VolumeId {
-    /// The pool that has it.
+    /// The pool that contains it.
     pub pool: PoolId,
-    /// Itself; also the name of its directory on the pool.
+    /// Its own UUID; also the name of its directory on the pool.
     pub uuid: Uuid,
 }
 
 impl VolumeId {
-    /// The id that a request name gets on a pool.
+    /// The ID of a volume, from its request name and its pool.
     pub fn of_name(pool: PoolId, kind: NameKind, name: &str) -> VolumeId {
         let text = format!("{}\n{}", kind.word(), name);
         VolumeId {

@@ -1,22 +1,22 @@
-//! Extra words for mkfs: split as words, and let through by a list of what is known to be safe.
+//! Additional arguments of mkfs: split into words, and accepted from a list of safe options.
 //!
 //! mkfs runs as root, and some of its options read or write other files and devices (an external
-//! journal, a prototype file, a directory to copy in). So options are allowed by name, values by
-//! alphabet; what the driver itself decides (uuid, discard, force) can't be given.
+//! journal, a prototype file, a directory to copy). So options are allowed by name, and values by
+//! character set; options that the driver sets itself (UUID, discard, force) are refused.
 
 use super::capability::FsType;
 use crate::error::Error;
 
-/// Words, divided by white space. There is no quoting: no safe option needs it.
+/// Splits at white space. There is no quoting, because no safe option needs it.
 pub fn split(text: &str) -> Vec<String> {
     text.split_whitespace().map(str::to_string).collect()
 }
 
-/// An option that takes a value in the next word (or glued to a short one).
+/// An option that takes a value in the next word (or, for a short option, attached to it).
 struct Known {
     flag: &'static str,
     takes_value: bool,
-    /// Sub-options (`key=value,...`) that must not appear.
+    /// Sub-options (`key=value,...`) that are refused.
     denied: &'static [&'static str],
 }
 
@@ -105,7 +105,7 @@ fn known(fs: FsType) -> &'static [Known] {
     }
 }
 
-/// Refuses every word that isn't known to be safe for this file system.
+/// Refuses every word that is not known to be safe for this file system.
 pub fn check(field: &str, fs: FsType, words: &[String]) -> Result<(), Error> {
     let refuse = |word: &str, why: &str| {
         Err(Error::invalid(
@@ -151,9 +151,9 @@ pub fn check(field: &str, fs: FsType, words: &[String]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses what a new volume must not be made with, though an earlier release allowed it: ext4
-/// without a journal, which a power cut leaves in pieces, and one that decides for itself what an
-/// error of it does to the machine. The words have passed [`check`].
+/// Refuses options that an earlier release accepted and that a new volume must not have: ext4
+/// without a journal, which a power loss corrupts, and ext4 with its own error policy, which
+/// decides what an error does to the whole machine. The words must have passed [`check`].
 pub fn check_new(field: &str, fs: FsType, words: &[String]) -> Result<(), Error> {
     let refuse = |option: &str, why: &str| {
         Err(Error::invalid(
@@ -178,8 +178,8 @@ pub fn check_new(field: &str, fs: FsType, words: &[String]) -> Result<(), Error>
     Ok(())
 }
 
-/// A feature of ext4 as `-O` has it, in each of its spellings; what names one by its bit counts
-/// as the journal's.
+/// Whether a feature of ext4, as `-O` takes it in each of its spellings, removes the journal; a
+/// feature named by its bit counts as the journal.
 fn leaves_no_journal(feature: &str) -> bool {
     let name = feature
         .trim_start_matches(['^', '-', '+'])
@@ -191,8 +191,8 @@ fn leaves_no_journal(feature: &str) -> bool {
         || (off && name == "has_journal")
 }
 
-/// The words without the error policy of ext4, which volumes of an earlier release may have; and
-/// whether there was one.
+/// Returns the words without the error policy of ext4, which volumes of an earlier release may
+/// have, and whether there was one.
 pub fn without_error_policy(fs: FsType, words: &[String]) -> (Vec<String>, bool) {
     let mut kept = Vec::new();
     let mut found = false;
@@ -212,7 +212,7 @@ pub fn without_error_policy(fs: FsType, words: &[String]) -> (Vec<String>, bool)
     }
 }
 
-/// Options with their values, of words that have passed [`check`].
+/// The options with their values, from words that have passed [`check`].
 fn pairs<'a>(
     fs: FsType,
     words: &'a [String],
@@ -229,7 +229,7 @@ fn pairs<'a>(
     })
 }
 
-/// The option a word begins, and a value glued to it (`-m1`, `--label=x`).
+/// The option that a word begins, and a value attached to it (`-m1`, `--label=x`).
 fn find(fs: FsType, word: &str) -> Option<(&'static Known, Option<&str>)> {
     known(fs).iter().find_map(|option| {
         let rest = word.strip_prefix(option.flag)?;

@@ -1,11 +1,11 @@
-//! Mount options of a capability: what may not be given, and which belong to a single mount.
+//! Mount options of a capability: which are refused, and which belong to a single mount.
 //!
-//! An option is one word of `mount_flags`; it is never split at commas, because an SELinux label
-//! (`context="system_u:object_r:container_file_t:s0:c1,c2"`) has some of its own.
+//! An option is one entry of `mount_flags`; it is never split at commas, because an SELinux label
+//! (`context="system_u:object_r:container_file_t:s0:c1,c2"`) contains some.
 
 use crate::error::Error;
 
-/// Words that change what mount(2) does, or where, rather than how the file system behaves.
+/// Options that change what mount(2) does, or where, rather than the behavior of the file system.
 const REFUSED: &[&str] = &[
     "bind",
     "rbind",
@@ -33,27 +33,28 @@ const REFUSED: &[&str] = &[
     "grpjquota",
 ];
 
-/// Words that mean something to mount(8) and fstab alone.
+/// Options that only mount(8) and fstab use.
 const IGNORED: &[&str] = &[
     "defaults", "rw", "auto", "noauto", "user", "nouser", "users", "_netdev", "nofail",
 ];
 
-/// SELinux labels; a kernel without SELinux knows none of them.
+/// SELinux labels; a kernel without SELinux refuses them.
 const LABELS: &[&str] = &["context", "fscontext", "defcontext", "rootcontext"];
 
-/// Longest sum of all options: CSI's bound of 4 KiB, which is also a page, the kernel's bound.
+/// Maximum total length of all options: the limit of CSI, 4 KiB, which is also a page, the limit of
+/// the kernel.
 const TOTAL_BYTES: usize = 4096;
 
-/// What is mounted in place of a harmful option.
+/// What replaces a harmful option.
 enum Harm {
     /// Another option.
     Instead(&'static str),
-    /// Nothing: the default of the file system.
+    /// Nothing: the default of the file system applies.
     Nothing,
 }
 
-/// Options that stop the whole machine at an error of one file system, or mount one without the
-/// recovery that makes it consistent.
+/// Options that stop the whole machine when one file system has an error, or that mount a file
+/// system without the recovery that makes it consistent.
 fn harm(option: &str) -> Option<Harm> {
     let value = option
         .split_once('=')
@@ -66,7 +67,7 @@ fn harm(option: &str) -> Option<Harm> {
     }
 }
 
-/// Refuses what a new volume must not be mounted with. Volumes of an earlier release may have it:
+/// Refuses options that a new volume must not have. Volumes of an earlier release may have them:
 /// see [`harmless`].
 pub fn check_new(field: &str, options: &[String]) -> Result<(), Error> {
     match options.iter().find(|option| harm(option).is_some()) {
@@ -81,8 +82,8 @@ pub fn check_new(field: &str, options: &[String]) -> Result<(), Error> {
     }
 }
 
-/// The options of a volume of an earlier release without those that [`check_new`] refuses; the
-/// keys of those.
+/// Removes from the options of a volume of an earlier release those that [`check_new`] refuses;
+/// returns the rest and the keys of the removed ones.
 pub fn harmless(options: &[String]) -> (Vec<String>, Vec<&str>) {
     let mut replaced = Vec::new();
     let kept = options.iter().filter_map(|option| match harm(option) {
@@ -103,7 +104,7 @@ pub fn key(option: &str) -> &str {
     option.split('=').next().unwrap_or(option)
 }
 
-/// Refuses what must not be given.
+/// Refuses options that are not allowed.
 pub fn check(field: &str, options: &[String]) -> Result<(), Error> {
     for option in options {
         let why = if option.is_empty() {
@@ -129,17 +130,17 @@ pub fn check(field: &str, options: &[String]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether mount(2) must not see it.
+/// Whether the option must not be passed to mount(2).
 pub fn is_ignored(option: &str) -> bool {
     IGNORED.contains(&option) || option.starts_with("x-") || option.starts_with("X-")
 }
 
-/// Whether it is an SELinux label.
+/// Whether the option is an SELinux label.
 pub fn is_label(option: &str) -> bool {
     LABELS.contains(&key(option)) && option.contains('=')
 }
 
-/// Whether it asks for a read-only mount.
+/// Whether the options request a read-only mount.
 pub fn is_read_only(options: &[String]) -> bool {
     options
         .iter()

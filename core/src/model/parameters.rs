@@ -1,7 +1,8 @@
 //! Parameters of a StorageClass, of a VolumeAttributesClass, and of an inline volume.
 //!
-//! An unknown key is refused by name, so that a typing error never becomes a silent default.
-//! `csi.storage.k8s.io/*` belongs to the sidecars and is passed over, but for the claim's name.
+//! An unknown key is refused with its name, so that a typing error never silently becomes a
+//! default. Keys with the prefix `csi.storage.k8s.io/` belong to the sidecars and are ignored,
+//! except for the PVC's name.
 
 use std::collections::BTreeMap;
 
@@ -11,25 +12,25 @@ use super::mkfs;
 use super::size;
 use crate::error::Error;
 
-/// Keys with this prefix are the sidecars' own.
+/// Prefix of the keys that the sidecars set.
 pub const SIDECAR_PREFIX: &str = "csi.storage.k8s.io/";
-/// What the provisioner adds with `--extra-create-metadata`.
+/// Keys that the provisioner adds with `--extra-create-metadata`.
 const CLAIM_NAMESPACE: &str = "csi.storage.k8s.io/pvc/namespace";
 const CLAIM_NAME: &str = "csi.storage.k8s.io/pvc/name";
 
-/// How blocks of a volume come to be.
+/// When the blocks of a volume are allocated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Allocation {
     /// On first write.
     #[default]
     Thin,
-    /// Reserved at creation, and kept.
+    /// At creation.
     Thick,
 }
 
 impl Allocation {
-    /// The word in a class.
+    /// The value in a class.
     pub fn word(self) -> &'static str {
         match self {
             Allocation::Thin => "thin",
@@ -42,17 +43,17 @@ impl Allocation {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wipe {
-    /// Frees them; a new file on the pool reads zeros there.
+    /// Frees them; a new file on the pool reads as zeros there.
     #[default]
     None,
     /// Overwrites them with zeros first.
     Zero,
-    /// Tells the disk that they are free.
+    /// Discards them on the pool's disk.
     Discard,
 }
 
 impl Wipe {
-    /// The word in a class.
+    /// The value in a class.
     pub fn word(self) -> &'static str {
         match self {
             Wipe::None => "none",
@@ -62,28 +63,28 @@ impl Wipe {
     }
 }
 
-/// What a class asks for.
+/// The parameters of a StorageClass.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VolumeParameters {
-    /// Name of the pool; `None` is the default one.
+    /// Name of the pool; `None` selects the default pool.
     pub pool: Option<String>,
     /// Thin or thick.
     pub allocation: Allocation,
-    /// Logical block size of the loop; `None` is the pool's own.
+    /// Logical block size of the loop device; `None` selects the pool's own.
     pub block_size: Option<u32>,
-    /// Extra words for mkfs.
+    /// Additional arguments of mkfs.
     pub mkfs_options: Vec<String>,
-    /// What delete does.
+    /// What DeleteVolume does to the blocks.
     pub wipe: Wipe,
-    /// `namespace/name` of the claim, if the provisioner names one. No attribute of the volume:
-    /// repeats that differ in it are the same.
+    /// `namespace/name` of the PVC, if the provisioner passes it. It is not an attribute of the
+    /// volume: repeated calls that differ in it are equal.
     pub claim: Option<String>,
 }
 
-/// What ControllerModifyVolume may change. `None` is "not said: leave it".
+/// Parameters that ControllerModifyVolume may change. `None` leaves the present value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MutableParameters {
-    /// What delete does.
+    /// What DeleteVolume does to the blocks.
     pub wipe: Option<Wipe>,
 }
 
@@ -91,7 +92,7 @@ const KNOWN: &str = "pool, allocation, blockSize, mkfsOptions, wipe";
 const KNOWN_MUTABLE: &str = "wipe";
 
 impl VolumeParameters {
-    /// Parses a class; `field` is the CSI field that the map came in.
+    /// Parses the parameters of a class; `field` is the CSI field that contains the map.
     pub fn parse<'a>(
         field: &str,
         map: impl IntoIterator<Item = (&'a String, &'a String)>,
@@ -115,7 +116,7 @@ impl VolumeParameters {
 }
 
 impl MutableParameters {
-    /// Parses the mutable part.
+    /// Parses the mutable parameters.
     pub fn parse<'a>(
         map: impl IntoIterator<Item = (&'a String, &'a String)>,
     ) -> Result<MutableParameters, Error> {
@@ -132,18 +133,18 @@ impl MutableParameters {
     }
 }
 
-/// An inline volume's attributes. Who writes a pod writes them, so `size` is all that they choose:
-/// what a StorageClass says is for administrators.
+/// The attributes of an inline volume. They are set by the author of a pod, who may choose only
+/// `size`; all other parameters belong to a StorageClass and so to administrators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EphemeralParameters {
-    /// Bytes; required.
+    /// Size in bytes; required.
     pub size: u64,
-    /// Another key, which a new volume is refused for. Volumes of earlier releases may have some.
+    /// Another key, for which a new volume is refused. Volumes of earlier releases may have some.
     pub other: Option<String>,
 }
 
 impl EphemeralParameters {
-    /// Parses `volume_context` of an inline volume.
+    /// Parses the `volume_context` of an inline volume.
     pub fn parse<'a>(
         map: impl IntoIterator<Item = (&'a String, &'a String)>,
     ) -> Result<EphemeralParameters, Error> {
@@ -172,7 +173,7 @@ impl EphemeralParameters {
         })
     }
 
-    /// Refuses what a new volume can't have.
+    /// Refuses attributes that a new volume must not have.
     pub fn check_new(&self) -> Result<(), Error> {
         match &self.other {
             None => Ok(()),
@@ -184,7 +185,7 @@ impl EphemeralParameters {
     }
 }
 
-/// In the order of keys, so that the first error is always the same.
+/// Sorted by key, so that the first error is always the same.
 fn sorted<'a>(
     map: impl IntoIterator<Item = (&'a String, &'a String)>,
 ) -> BTreeMap<&'a str, &'a str> {
@@ -193,11 +194,11 @@ fn sorted<'a>(
         .collect()
 }
 
-/// Names as Kubernetes has them, so that they can stand in patterns and logs; anything else is
-/// no claim.
+/// Parses the PVC. Its names must be valid in Kubernetes, so that they can be used in patterns and
+/// logs; anything else counts as no PVC.
 fn parse_claim(map: &BTreeMap<&str, &str>) -> Option<String> {
     let (namespace, name) = (map.get(CLAIM_NAMESPACE)?, map.get(CLAIM_NAME)?);
-    // A name is a DNS subdomain, a namespace one label of it.
+    // A PVC's name is a DNS subdomain, and its namespace is a DNS label.
     let plain = is_label(namespace)
         && namespace.len() <= LABEL_BYTES
         && name.split('.').all(is_label)
@@ -232,16 +233,17 @@ fn parse_pool(field: &str, value: &str) -> Result<String, Error> {
     }
 }
 
-/// A pool's name: a DNS label, so that it can stand in labels, metrics and file names.
+/// Whether a name is valid for a pool: a DNS label, so that it can be used in labels, metrics and
+/// file names.
 pub fn is_pool_name(name: &str) -> bool {
     is_label(name) && name.len() <= LABEL_BYTES
 }
 
-/// RFC 1123's bounds, as Kubernetes checks them.
+/// The limits of RFC 1123, as Kubernetes checks them.
 const LABEL_BYTES: usize = 63;
 const SUBDOMAIN_BYTES: usize = 253;
 
-/// A DNS label of any length.
+/// Whether a name is a DNS label, of any length.
 fn is_label(name: &str) -> bool {
     let inner = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
     !name.is_empty()
@@ -264,7 +266,7 @@ fn parse_wipe(field: &str, value: &str) -> Result<Wipe, Error> {
         .ok_or_else(|| bad(field, "wipe", value, "none, zero or discard"))
 }
 
-/// Empty is the pool's own, as if it weren't said.
+/// An empty value selects the pool's own block size.
 fn parse_block_size(field: &str, value: &str) -> Result<Option<u32>, Error> {
     match value {
         "" => Ok(None),

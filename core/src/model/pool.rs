@@ -1,8 +1,8 @@
 //! How a pool is defined on the command line:
 //! `NAME=file:/path[,init][,image=SIZE][,snapshots=reserved][,extent=SIZE][,overcommit=1][,mount=required][,trim=7d]`.
 //!
-//! The words of LVM pools belong to the grammar already; they are understood and refused, so that
-//! a definition never means something else than it says.
+//! The grammar already contains the options of LVM pools. They are recognized and refused, so that
+//! their meaning never changes silently.
 
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
@@ -13,39 +13,38 @@ use super::parameters::is_pool_name;
 use super::size::{self, Human, image_bytes};
 use super::{SnapshotRoom, TrimInterval};
 
-/// One `--pool`.
+/// The definition of one pool (`--pool`).
 #[derive(Clone, Debug, PartialEq)]
 pub struct PoolDefinition {
-    /// The name that classes use.
+    /// The name that StorageClasses use.
     pub name: String,
-    /// Kind and place.
+    /// Its kind and location.
     pub place: PoolPlace,
-    /// Make it if nothing is there.
+    /// Create the pool if it does not exist.
     pub init: bool,
-    /// The pool is an xfs in one reserved file of at least so many bytes in the folder: for file
-    /// systems that can't share blocks. A multiple of [`size::GRAIN`].
+    /// The pool is an xfs file system in one reserved file of at least this many bytes in the
+    /// directory, for file systems that cannot share blocks. A multiple of [`size::GRAIN`].
     pub image: Option<u64>,
-    /// Whether snapshots may take the room that volumes were promised; as its record says, if that
-    /// isn't said.
+    /// Whether snapshots may use the space that is guaranteed to volumes; if not set, the pool's
+    /// record decides.
     pub snapshots: Option<SnapshotRoom>,
-    /// The size by which blocks are given to new images, on xfs: as the file system likes, if that
-    /// isn't said.
+    /// Size of the extents that xfs allocates to new images; if not set, the file system decides.
     pub extent: Option<u64>,
-    /// How many times the pool may be promised to thin volumes.
+    /// How many times the capacity of the pool may be provisioned to thin volumes.
     pub overcommit: f64,
-    /// Where it may be made, if that is said.
+    /// Where the pool may be created, if that is restricted.
     pub mount: Option<MountRule>,
-    /// How often thin volumes give back what their files need no more; never, if that isn't said.
+    /// How often free blocks of thin volumes are returned to the pool; never if not set.
     pub trim: Option<TrimInterval>,
 }
 
-/// Where a pool may be made.
+/// Where a pool may be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MountRule {
-    /// Only where the root of a file system, or of a subvolume of btrfs, is mounted at its folder:
-    /// so a folder in which a disk is missing is never taken for it.
+    /// Only where the root of a file system, or of a btrfs subvolume, is mounted on its directory,
+    /// so that a directory whose disk is not mounted is never used as the pool.
     Required,
-    /// In any folder.
+    /// In any directory.
     Any,
 }
 
@@ -70,18 +69,18 @@ impl fmt::Display for MountRule {
     }
 }
 
-/// The words of a definition, after name and place.
+/// The options of a definition, after name and location.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PoolOptions {
     /// See [`PoolDefinition::init`].
     pub init: bool,
-    /// See [`PoolDefinition::image`]; any number of bytes.
+    /// See [`PoolDefinition::image`]; not yet rounded up.
     pub image: Option<u64>,
     /// See [`PoolDefinition::snapshots`].
     pub snapshots: Option<SnapshotRoom>,
-    /// See [`PoolDefinition::extent`]; any number of bytes.
+    /// See [`PoolDefinition::extent`]; not yet checked.
     pub extent: Option<u64>,
-    /// See [`PoolDefinition::overcommit`]; 1 if nothing is said.
+    /// See [`PoolDefinition::overcommit`]; 1 if not set.
     pub overcommit: Option<f64>,
     /// See [`PoolDefinition::mount`].
     pub mount: Option<MountRule>,
@@ -89,15 +88,15 @@ pub struct PoolOptions {
     pub trim: Option<TrimInterval>,
 }
 
-/// Where a pool is.
+/// The location of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PoolPlace {
-    /// Image files in a folder.
+    /// Image files in a directory.
     File {
-        /// The folder, absolute.
+        /// The absolute path of the directory.
         path: PathBuf,
     },
-    /// Simulated, gone with the process.
+    /// Simulated; it ends with the process.
     Memory,
 }
 
@@ -110,27 +109,27 @@ impl fmt::Display for PoolPlace {
     }
 }
 
-/// Why a text is not a definition of a pool: a whole sentence.
+/// Why a text is not a definition of a pool, as a whole sentence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct NotAPool(String);
 
-/// What helps where a pool's file system can't share blocks between files: for refusals, after a
+/// What the user can do if a pool's file system cannot share blocks; appended to refusals after a
 /// semicolon.
 pub const WAY_OUT: &str = "xfs and btrfs can share blocks; on this disk, a pool with an xfs in a reserved file can too: --pool NAME=file:/path/to/an/empty/folder,init,mount=any,image=SIZE";
 
-/// The grammar, for sentences.
+/// The grammar, for error messages.
 const GRAMMAR: &str = "NAME=file:/path[,init][,image=SIZE][,snapshots=reserved|best-effort][,extent=SIZE][,overcommit=N][,mount=required|any][,trim=7d] or NAME=memory:";
-/// A larger `extent` would give a volume blocks beyond its size that matter.
+/// A larger `extent` would allocate to a volume a significant number of blocks beyond its size.
 const MOST_EXTENT: u64 = size::MIB;
-/// The largest block of an xfs: extents are whole blocks.
+/// The largest block size of xfs: an extent is a multiple of it.
 const LEAST_EXTENT: u64 = 64 * size::KIB;
-/// Nobody promises more: at a thousand times the pool the number has lost its meaning.
+/// A larger factor than a thousand would be no limit at all.
 const MOST_OVERCOMMIT: f64 = 1000.0;
 
 impl PoolDefinition {
-    /// From its parts, as a table of the configuration file has them. `place` is taken whole:
-    /// here a path may hold a comma.
+    /// Creates a definition from its parts, as a table of the configuration file contains them.
+    /// `place` is taken as a whole, so its path may contain a comma.
     pub fn from_parts(
         name: &str,
         place: &str,
@@ -179,7 +178,7 @@ impl PoolDefinition {
 }
 
 impl PoolDefinition {
-    /// What must be said to name it on a command line: for sentences.
+    /// The part of the definition that identifies the pool on a command line, for messages.
     pub fn plainly(&self) -> String {
         let image = self
             .image
@@ -188,7 +187,7 @@ impl PoolDefinition {
     }
 }
 
-/// The bytes that an image of this size has.
+/// Checks the size of an image and rounds it up.
 fn check_image(place: &PoolPlace, bytes: u64) -> Result<u64, String> {
     if *place == PoolPlace::Memory {
         return Err("image=SIZE is for pools in a directory: give file:/path".into());
@@ -206,7 +205,7 @@ fn check_image(place: &PoolPlace, bytes: u64) -> Result<u64, String> {
     Ok(image_bytes(bytes))
 }
 
-/// An extent size that every xfs takes.
+/// Checks that every xfs accepts the extent size.
 fn check_extent(place: &PoolPlace, bytes: u64) -> Result<u64, String> {
     if *place == PoolPlace::Memory {
         return Err("extent=SIZE is for pools in a directory: give file:/path".into());
@@ -242,7 +241,7 @@ impl FromStr for PoolPlace {
     }
 }
 
-/// Without doubled or trailing slashes, so that one folder is spelt one way.
+/// Removes doubled and trailing slashes, so that each directory has one spelling.
 fn pool_path(text: &str) -> Result<PathBuf, NotAPool> {
     let no = |problem: &str| Err(NotAPool(format!("the path {text:?} {problem}")));
     let path = Path::new(text);
@@ -318,7 +317,8 @@ fn parse_overcommit(number: &str) -> Result<f64, String> {
         .map_err(|_| format!("overcommit={number} is not a number"))
 }
 
-/// A size as it can be given: with the largest unit that leaves a whole number.
+/// A size in the form in which it can be configured, with the largest unit that gives a whole
+/// number.
 fn exactly(bytes: u64) -> String {
     let units = [(size::GIB, "Gi"), (size::MIB, "Mi"), (size::KIB, "Ki")];
     let found = units.iter().find(|(unit, _)| bytes.is_multiple_of(*unit));
@@ -356,8 +356,8 @@ impl fmt::Display for PoolDefinition {
     }
 }
 
-/// What is wrong with definitions side by side: one name twice, one folder in another, simulated
-/// pools beside real ones.
+/// Refuses definitions that conflict with each other: a name used twice, a directory inside
+/// another, simulated pools together with real ones.
 pub fn check_together(pools: &[PoolDefinition]) -> Result<(), NotAPool> {
     for (at, pool) in pools.iter().enumerate() {
         for other in &pools[..at] {
@@ -485,7 +485,7 @@ mod tests {
             prop_assume!(!path.split('/').any(|part| part == ".."));
             let options = PoolOptions { init, image, snapshots, extent, overcommit: Some(overcommit), mount, trim };
             let Ok(pool) = PoolDefinition::from_parts(&name, &format!("file:{path}"), options) else {
-                // Only a path of dots alone is the root folder.
+                // Only a path that consists of slashes and dots is the root directory.
                 prop_assert!(path.chars().all(|c| c == '/' || c == '.'));
                 return Ok(());
             };

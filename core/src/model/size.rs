@@ -1,4 +1,4 @@
-//! Sizes in bytes, and the range that a request asks for.
+//! Sizes in bytes, and the capacity range of a request.
 
 use std::fmt;
 
@@ -8,22 +8,24 @@ use crate::error::Error;
 pub const KIB: u64 = 1 << 10;
 /// One MiB.
 pub const MIB: u64 = 1 << 20;
-/// One GiB; also what a volume gets when no size is asked for (design: "no size is 1 GiB").
+/// One GiB; also the size of a volume if the request does not set one.
 pub const GIB: u64 = 1 << 30;
 
-/// Image files are multiples of this, so that a loop device of any block size shows them whole.
+/// The length of an image file is a multiple of this, so that a loop device of any block size shows
+/// all of it.
 pub const GRAIN: u64 = 4 * KIB;
 
-/// The largest image: xfs and ext4 with 4 KiB blocks hold files below 8 EiB and 16 TiB; the
-/// kernel says EFBIG for the latter, this bound only keeps arithmetic away from overflow.
+/// Upper limit of an image's size, which only prevents arithmetic overflow: with 4 KiB blocks,
+/// files on xfs can have almost 8 EiB, and on ext4 almost 16 TiB, beyond which the kernel returns
+/// EFBIG.
 pub const MAX: u64 = 1 << 62;
 
-/// Bytes of an image file that shows at least `size` bytes.
+/// Length of an image file that shows at least `size` bytes.
 pub fn image_bytes(size: u64) -> u64 {
     size.div_ceil(GRAIN).saturating_mul(GRAIN)
 }
 
-/// What a caller asks for: at least `required`, at most `limit`; 0 is "not said" in both.
+/// The requested range: at least `required`, at most `limit`; 0 means "not set" for both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CapacityRange {
     /// At least this many bytes.
@@ -33,7 +35,7 @@ pub struct CapacityRange {
 }
 
 impl CapacityRange {
-    /// From the protocol's signed numbers.
+    /// Converts the signed numbers of the protocol.
     pub fn new(required: i64, limit: i64) -> Result<CapacityRange, Error> {
         let unsigned = |field: &str, value: i64| {
             u64::try_from(value).map_err(|_| {
@@ -60,12 +62,12 @@ impl CapacityRange {
         Ok(CapacityRange { required, limit })
     }
 
-    /// Whether a size satisfies both ends.
+    /// Whether a size lies within the range.
     pub fn admits(&self, size: u64) -> bool {
         size >= self.required && (self.limit == 0 || size <= self.limit)
     }
 
-    /// The size to make: what was asked for, raised to `minimum` where the limit lets it.
+    /// The size to create: the requested size, raised to `minimum` if the limit permits it.
     pub fn resolve(&self, minimum: u64) -> Result<u64, Error> {
         let wished = if self.required == 0 {
             if self.limit == 0 {
@@ -125,7 +127,7 @@ pub fn parse_size(text: &str) -> Result<u64, NotASize> {
         .ok_or_else(bad)
 }
 
-/// Bytes for people: `1.5 GiB`.
+/// A number of bytes in readable form: `1.5 GiB`.
 pub struct Human(pub u64);
 
 impl fmt::Display for Human {

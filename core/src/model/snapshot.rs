@@ -1,4 +1,5 @@
-//! What a VolumeSnapshotClass or VolumeGroupSnapshotClass asks for, and what a snapshot reached.
+//! The parameters of a VolumeSnapshotClass or VolumeGroupSnapshotClass, and the consistency level
+//! of a snapshot.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,15 +10,17 @@ use serde::{Deserialize, Serialize};
 use super::parameters::SIDECAR_PREFIX;
 use crate::error::Error;
 
-/// How far the world stood still for a cut. Ordered: more is better.
+/// The consistency level of a cut. Levels are ordered from low to high.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// As after a power cut at this moment: one image, one moment, nothing written back first.
+    /// The state after a power loss at this moment: each image at one point in time, without
+    /// writing anything back first.
     Crash,
-    /// File systems were frozen, or not mounted: everything written before, synced or not, is in it.
+    /// File systems were frozen, or not mounted: the cut contains everything that was written
+    /// before it, synced or not.
     #[default]
     Filesystem,
     /// Applications were quiesced as well.
@@ -25,7 +28,7 @@ pub enum Level {
 }
 
 impl Level {
-    /// The word in a class.
+    /// The value in a class.
     pub fn word(self) -> &'static str {
         match self {
             Level::Crash => "crash",
@@ -36,7 +39,7 @@ impl Level {
 }
 
 impl Level {
-    /// The level of a word in a class.
+    /// The level for a value in a class.
     pub fn of_word(word: &str) -> Option<Level> {
         [Level::Filesystem, Level::Application, Level::Crash]
             .into_iter()
@@ -50,63 +53,63 @@ impl fmt::Display for Level {
     }
 }
 
-/// What happens when quiesce hooks have failed in every try.
+/// What happens when quiesce hooks have failed in every attempt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnQuiesceFailure {
-    /// No snapshot.
+    /// No snapshot is taken.
     #[default]
     Fail,
-    /// One of a lower level.
+    /// A snapshot of a lower level is taken.
     Degrade(Level),
 }
 
-/// Whose hooks run when several users share a volume.
+/// Which hooks run when several pods use a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SharedVolume {
-    /// Everybody's.
+    /// The hooks of all pods.
     #[default]
     All,
-    /// The first one's, in the order of names.
+    /// The hook of the first pod, ordered by name.
     One,
-    /// Nobody's.
+    /// No hook.
     Skip,
-    /// None: it's refused.
+    /// The snapshot is refused.
     Fail,
 }
 
 /// How members of a group are deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Members {
-    /// With their group alone.
+    /// Only together with their group.
     #[default]
     Together,
-    /// Each by itself, too: they are cut as one, and are snapshots like any other afterwards.
+    /// Also individually: they are cut together, and are ordinary snapshots afterwards.
     Independent,
 }
 
 /// The parameters of a class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotParameters {
-    /// The level that is wanted.
+    /// The requested level.
     pub consistency: Level,
-    /// If that can't be had.
+    /// What to do if the level cannot be reached.
     pub on_quiesce_failure: OnQuiesceFailure,
-    /// From the first freeze to the last thaw, at most.
+    /// Maximum time from the first freeze to the last thaw.
     pub freeze_timeout: Duration,
-    /// For all hooks to say READY.
+    /// Maximum time until all hooks have written READY.
     pub quiesce_timeout: Duration,
-    /// Tries after the first one.
+    /// Attempts after the first one.
     pub retries: u32,
-    /// Between two tries.
+    /// Time between two attempts.
     pub retry_interval: Duration,
-    /// Hooks of several users of one volume.
+    /// Which hooks run for a volume that several pods use.
     pub shared_volume: SharedVolume,
-    /// Images of more extents are refused before anything is frozen.
+    /// Images with more extents are refused before anything is frozen.
     pub max_extents: Option<u64>,
-    /// Of a group: how its members are deleted.
+    /// For a group: how its members are deleted.
     pub members: Members,
-    /// Of a group: its name was made by csi-snapshotter for an object of Kubernetes, and is asked for
-    /// with the same volumes for ever.
+    /// For a group: csi-snapshotter generated its name for a Kubernetes object, so every repeated
+    /// call names the same volumes.
     pub is_of_object: bool,
 }
 
@@ -128,7 +131,7 @@ impl Default for SnapshotParameters {
 }
 
 impl SnapshotParameters {
-    /// The lowest level that is still a snapshot of this class.
+    /// The lowest level that this class accepts.
     pub fn least(&self) -> Level {
         match self.on_quiesce_failure {
             OnQuiesceFailure::Fail => self.consistency,
@@ -137,7 +140,7 @@ impl SnapshotParameters {
     }
 }
 
-/// All of them, as a class would say them: one text for one meaning.
+/// All parameters as a class would contain them: equal parameters give equal text.
 impl fmt::Display for SnapshotParameters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let on_failure = match self.on_quiesce_failure {
@@ -163,7 +166,8 @@ impl fmt::Display for SnapshotParameters {
         if let Some(most) = self.max_extents {
             write!(f, " maxExtents={most}")?;
         }
-        // Said only where it differs: groups of earlier releases are compared by this text.
+        // Printed only if it is not the default, because groups of earlier releases are compared by
+        // this text.
         match self.members {
             Members::Together => Ok(()),
             Members::Independent => f.write_str(" members=independent"),
@@ -171,11 +175,11 @@ impl fmt::Display for SnapshotParameters {
     }
 }
 
-/// What csi-snapshotter adds of the object that a group is made for.
+/// Key that csi-snapshotter adds for the object of a group.
 const GROUP_OBJECT: &str = "csi.storage.k8s.io/volumegroupsnapshot/name";
 
-/// Longer than any application should stand still, and far below the kernel's hung-task limit.
-/// The longest `freezeTimeout`.
+/// The longest `freezeTimeout`: longer than any application should be blocked, and far below the
+/// kernel's hung-task timeout.
 pub const MOST_FREEZE: Duration = Duration::from_secs(30);
 /// Longer than any sidecar waits for the whole call.
 const MOST_QUIESCE: Duration = Duration::from_secs(600);
@@ -185,8 +189,9 @@ const KNOWN: &str = "consistency, onQuiesceFailure, freezeTimeout, quiesceTimeou
                      retryInterval, sharedVolume, maxExtents, members (of groups)";
 
 impl SnapshotParameters {
-    /// Parses a class. `deletionPolicy` is a field of the class, not a parameter: a common slip,
-    /// passed over; the second value tells whether it was there.
+    /// Parses the parameters of a class. `deletionPolicy` is a field of the class and not a
+    /// parameter; it is ignored because this is a common mistake, and the second value reports
+    /// whether it was present.
     pub fn parse<'a>(
         map: impl IntoIterator<Item = (&'a String, &'a String)>,
     ) -> Result<(SnapshotParameters, bool), Error> {
@@ -271,7 +276,7 @@ fn number(key: &str, value: &str, least: u64, most: u64) -> Result<u64, Error> {
         })
 }
 
-/// "500ms", "10s", "2m"; more than nothing.
+/// Parses "500ms", "10s" or "2m"; the duration must not be zero.
 pub fn parse_duration(text: &str) -> Option<Duration> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (number, unit) = text.split_at(digits);

@@ -1,18 +1,19 @@
-//! Whether snapshots may take the room that volumes were promised.
+//! Whether snapshots may use the space that is guaranteed to volumes.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Word `snapshots` of a pool (docs/adr/0031).
+/// The option `snapshots` of a pool (docs/adr/0031).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SnapshotRoom {
-    /// No: what volumes were promised is kept for them, and a snapshot that doesn't fit beside it
-    /// is refused.
+    /// No: the space that is guaranteed to volumes is kept available, and a snapshot that does not
+    /// fit next to it is refused.
     Reserved,
-    /// Yes: a snapshot is made where there is head-room. Promises are best effort then.
+    /// Yes: a snapshot is taken if the pool has enough free space. The guarantees of volumes are
+    /// then best effort.
     BestEffort,
 }
 

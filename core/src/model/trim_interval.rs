@@ -1,4 +1,4 @@
-//! How often blocks that the files of a volume need no more are given back to its pool.
+//! How often blocks that the files of a volume no longer use are returned to its pool.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,19 +6,19 @@ use std::time::Duration;
 
 const HOUR_SECONDS: u64 = 3600;
 const DAY_SECONDS: u64 = 24 * HOUR_SECONDS;
-/// A trim goes through all of a file system.
+/// A trim reads the free-space metadata of the whole file system, so it does not run more often.
 const MIN_SECONDS: u64 = HOUR_SECONDS;
-/// Who wants more wants never.
+/// A longer interval is practically never.
 const MAX_SECONDS: u64 = 365 * DAY_SECONDS;
 
-/// From one trim of a pool's volumes to the next: whole hours.
+/// The time between two trims of a pool's volumes, in whole hours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrimInterval {
     seconds: u64,
 }
 
 impl TrimInterval {
-    /// The time.
+    /// The interval as a duration.
     pub fn get(self) -> Duration {
         Duration::from_secs(self.seconds)
     }

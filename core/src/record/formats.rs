@@ -1,9 +1,10 @@
-//! Files that a program of an earlier release has written, in `tests/formats`: this program reads
-//! them, and writes them back byte for byte.
+//! Checks that this program reads the files in `tests/formats`, which programs of earlier releases
+//! have written, and writes them back byte for byte.
 //!
 //! The keys of records are names of Rust fields. A field that is renamed without `serde(rename)`
-//! would read as absent, so a file here is never changed: a new shape of a record gets a new file.
-//! `UPDATE_FORMATS=1 cargo test --lib` writes the files that are missing, and no other.
+//! would read as absent, so a file in this directory is never changed: a new form of a record gets
+//! a new file. `UPDATE_FORMATS=1 cargo test --lib` writes the files that are missing, and no
+//! others.
 
 #![allow(clippy::unwrap_used, reason = "of tests alone")]
 
@@ -32,7 +33,7 @@ pub fn files(kind: &str) -> BTreeMap<String, Vec<u8>> {
         .collect()
 }
 
-/// Compares files of a kind with what this program makes of them.
+/// Compares the files of a kind with what this program reads and writes.
 #[expect(clippy::disallowed_methods, reason = "a test writes its own files")]
 #[track_caller]
 pub fn check_with<T: PartialEq + Debug>(
@@ -66,7 +67,7 @@ pub fn check_with<T: PartialEq + Debug>(
     }
 }
 
-/// The same for a kind of record.
+/// Like [`check_with`], for a kind of record.
 #[track_caller]
 pub fn check<T: Record + PartialEq + Debug>(kind: &str, expected: Vec<(&str, T)>) {
     let path = folder(kind);

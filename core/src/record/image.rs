@@ -1,18 +1,18 @@
-//! `image.json`: the record of a pool's own xfs image, beside it in the pool's folder.
+//! `image.json`: the record of a pool's own xfs image, next to it in the pool's directory.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Formatted, Record};
 
-/// What is known of the image beneath a pool.
+/// The record of the image that holds a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageRecord {
-    /// Bytes that the image has, every block of them reserved. Raised once more are reserved, and
-    /// before the file system is grown; never lowered.
+    /// Size of the image in bytes, every block of which is reserved. It is raised after more blocks
+    /// have been reserved and before the file system is grown; it is never lowered.
     pub size: u64,
-    /// Logical block size of its loop devices, decided when it's made and kept.
+    /// Logical block size of its loop devices, set at creation and never changed.
     pub block_size: u32,
-    /// The file system on it, written before mkfs starts and again after it has ended.
+    /// The file system in it, written before mkfs starts and again after it has exited.
     pub formatted: Formatted,
     /// Seconds since 1970.
     #[serde(default)]

@@ -1,7 +1,7 @@
 //! The node's record of its pools, on the machine's own disk (`--node-record`).
 //!
-//! A disk that was not mounted at boot looks like an empty folder. This record is how the driver
-//! knows that a pool should be there, and which home this machine has.
+//! A disk that was not mounted at boot looks like an empty directory. This record tells the driver
+//! which pools must exist, and which topology segment this machine has.
 
 use std::collections::BTreeMap;
 
@@ -10,26 +10,26 @@ use serde::{Deserialize, Serialize};
 use super::Record;
 use crate::model::{HomeId, PoolId};
 
-/// What this machine has had.
+/// The pools and the identity of this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeRecord {
-    /// Its home, once it has one.
+    /// Its topology segment, once it has one.
     #[serde(default)]
     pub home: Option<HomeId>,
     /// Its pools.
     #[serde(default)]
     pub pools: BTreeMap<PoolId, KnownPool>,
-    /// Pools that `pool forget` ended: ids of their volumes count as deleted.
+    /// Pools removed by `pool forget`: the IDs of their volumes count as deleted.
     #[serde(default)]
     pub forgotten: BTreeMap<PoolId, KnownPool>,
 }
 
-/// A pool as it was last seen.
+/// A pool as it was when it was last opened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KnownPool {
     /// Its name in the configuration.
     pub name: String,
-    /// Where it was: "file:/path".
+    /// Its place: "file:/path".
     pub place: String,
 }
 

@@ -1,4 +1,4 @@
-//! `pool.json`: who a pool is, written once when it's made.
+//! `pool.json`: the identity of a pool, written once when the pool is created.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,19 +8,20 @@ use crate::model::{HomeId, PoolId, SnapshotRoom};
 /// Identity of a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolRecord {
-    /// The pool.
+    /// The ID of the pool.
     pub id: PoolId,
-    /// The machine it belongs to. Changed by `pool adopt` alone.
+    /// The machine to which it belongs. Only `pool adopt` changes it.
     pub home: HomeId,
-    /// The name it was made with, for people: the definition's name counts.
+    /// The name with which it was created, for information only: the name in its definition is the
+    /// one that counts.
     #[serde(default)]
     pub name: String,
     /// Seconds since 1970.
     #[serde(default)]
     pub created_at: u64,
-    /// Whether snapshots may take the room that volumes were promised, where its definition doesn't
-    /// say it. Pools of before have none, and are best effort. A program that ignores it treats
-    /// the pool as it treats all others, so that it needs no higher version.
+    /// Whether snapshots may use the space that is guaranteed to volumes, if the pool's definition
+    /// does not set it. Pools of earlier releases have no value, which means best effort. A program
+    /// that ignores the field treats the pool as best effort, so it needs no higher version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshots: Option<SnapshotRoom>,
 }

@@ -1,4 +1,4 @@
-//! The record of a snapshot, beside its image.
+//! The record of a snapshot, next to its image.
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -7,65 +7,69 @@ use super::Record;
 use super::volume::Formatted;
 use crate::model::{Allocation, Capability, Level, Wipe};
 
-/// Everything that is known of a snapshot.
+/// The stored state of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotRecord {
-    /// Its uuid: version 5 of pool, kind and name; of a member, of the group's name and its source.
+    /// Its UUID: version 5 of pool, kind and name; for a member of a group, of the group's name and
+    /// its source.
     pub uuid: Uuid,
-    /// The request name; of a member, the group's.
+    /// The request name; for a member, that of the group.
     pub name: String,
-    /// Random, new with each creation of the same name.
+    /// Random, new for each creation with the same name.
     pub incarnation: Uuid,
-    /// Where in its life it is.
+    /// Its state.
     pub state: SnapshotState,
-    /// The try that made it. Members of different tries never make a group.
+    /// The attempt that created it. Members of different attempts never form a group.
     pub attempt: Uuid,
-    /// The volume that it's of; on the same pool.
+    /// The source volume, on the same pool.
     pub source: Uuid,
-    /// Which volume of this id: a deleted one's name may have come again.
+    /// Which volume with this ID it is: after a deletion, another volume can get the same name and
+    /// ID.
     pub source_incarnation: Uuid,
-    /// Bytes of the volume at the cut.
+    /// Size of the volume at the cut, in bytes.
     pub size: u64,
-    /// Logical block size, inherited by restores.
+    /// Logical block size, which restored volumes inherit.
     pub block_size: u32,
-    /// How the volume's blocks were had.
+    /// How the blocks of the volume were allocated.
     #[serde(default)]
     pub allocation: Allocation,
-    /// What the volume was formatted as, inherited by restores.
+    /// The file system of the volume, which restored volumes inherit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub formatted: Option<Formatted>,
-    /// What the volume was made for.
+    /// The capabilities with which the volume was created.
     #[serde(default)]
     pub capabilities: Vec<Capability>,
-    /// What a delete does to the blocks: as the volume had it at the cut.
+    /// What deletion does to the blocks: the setting of the volume at the cut.
     #[serde(default)]
     pub wipe: Wipe,
-    /// When it was cut: nanoseconds since 1970, one for all members of a group. 0 before.
+    /// The time of the cut in nanoseconds since 1970, equal for all members of a group; 0 before
+    /// the cut.
     #[serde(default)]
     pub cut_at: u64,
-    /// The level that it reached.
+    /// The consistency level that it reached.
     #[serde(default)]
     pub level: Level,
-    /// The lowest level that its class took for one, for comparing repeats; none of a member, whose
-    /// group is compared.
+    /// The lowest level that its class accepted for it, to compare repeated calls; not set for a
+    /// member, whose group is compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub promised: Option<Level>,
-    /// Why it's this level and not a higher one, in words.
+    /// Why it did not reach a higher level.
     #[serde(default)]
     pub reason: String,
-    /// The group that it's a member of.
+    /// The group to which it belongs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<GroupMembership>,
-    /// A copy that isn't finished, on a pool that can't share blocks.
+    /// Progress of a copy that is not finished, on a pool that cannot share blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy: Option<CopyProgress>,
-    /// As in [`super::VolumeRecord::lineage`]; none is the source's incarnation. The backend sets it.
+    /// As in [`super::VolumeRecord::lineage`]; if not set, it is the source's incarnation. The
+    /// backend sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lineage: Option<Uuid>,
 }
 
 impl SnapshotRecord {
-    /// Where its blocks come from in the end.
+    /// The incarnation from which its blocks originate.
     pub fn lineage(&self) -> Uuid {
         self.lineage.unwrap_or(self.source_incarnation)
     }
@@ -80,70 +84,70 @@ impl Record for SnapshotRecord {
     }
 }
 
-/// What the id of a snapshot follows from.
+/// The values from which the ID of a snapshot is derived.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct SnapshotOrigin {
     /// The request name.
     pub name: String,
-    /// The volume that it's of.
+    /// The source volume.
     pub source: Uuid,
-    /// The group that it's a member of.
+    /// The group to which it belongs.
     #[serde(default)]
     pub group: Option<OriginGroup>,
 }
 
 impl SnapshotOrigin {
-    /// Of a record of whatever version; `None` if it doesn't say all of it.
+    /// Parses a record of any version; `None` if it lacks one of the values.
     pub fn parse(record: &[u8]) -> Option<SnapshotOrigin> {
         serde_json::from_slice(record).ok()
     }
 }
 
-/// A group, by its id alone.
+/// A group, identified by its ID only.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct OriginGroup {
     /// Its id.
     pub id: Uuid,
 }
 
-/// A snapshot's life.
+/// The states of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SnapshotState {
-    /// Intent, or a cut that isn't proven: in no list, never answered, deleted at the next start
-    /// (but a copy that goes on).
+    /// The intent is recorded, or the cut is not verified. It is in no list and never returned; the
+    /// next start deletes it, except for a copy that can continue.
     Preparing,
-    /// Cut and proven good, durable; its group's first member has not been committed yet.
+    /// The cut is verified and durable; the first member of its group has not been committed yet.
     Cut,
-    /// Answered.
+    /// Complete: it can be returned to callers.
     Ready,
 }
 
-/// What a member knows of its group: all of it.
+/// What a member records about its group, which is everything.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupMembership {
     /// The group's id.
     pub id: Uuid,
-    /// Ids of all members, in the order of the sources. The first one's state commits the group:
-    /// once it's ready, the others are rolled forward; until then, all are rolled back.
+    /// IDs of all members, in the order of the sources. The state of the first one commits the
+    /// group: once it is ready, the others are rolled forward; until then, all are rolled back.
     pub members: Vec<String>,
-    /// Ids of all sources, in the order of the request.
+    /// IDs of all sources, in the order of the request.
     pub sources: Vec<String>,
-    /// The parameters that it was asked for with, for comparing repeats.
+    /// The parameters of the request, to compare repeated calls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<String>,
-    /// Members may be deleted one by one. A program that doesn't know it deletes them together,
-    /// which loses nothing.
+    /// Members may be deleted individually. A program that does not know this field deletes them
+    /// together, which loses nothing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub independent: bool,
 }
 
-/// How far a copy has come.
+/// The progress of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyProgress {
-    /// Bytes that are copied, durably.
+    /// Number of bytes that are copied durably.
     pub copied: u64,
-    /// When the source had been changed last when the copy began, in nanoseconds since 1970:
-    /// if that has changed, the copy begins anew.
+    /// When the source had last been modified when the copy began, in nanoseconds since 1970: if
+    /// that has changed, the copy starts again.
     pub source_modified: u64,
 }

@@ -1,4 +1,5 @@
-//! Records between programs of two releases: what the older one does not know stays.
+//! Tests of records that programs of two releases exchange: fields that the older one does not know
+//! are kept.
 
 use std::path::Path;
 
@@ -35,7 +36,7 @@ impl Record for Known {
     }
 }
 
-/// What a file holds when this program has changed the record in it.
+/// The content of a file after this program has changed its record.
 fn rewritten(before: Value, change: impl FnOnce(&mut Known)) -> Value {
     let host = MemoryHost::new();
     let path = Path::new(PATH);
@@ -106,7 +107,7 @@ fn newer_and_damaged_records_are_never_replaced() {
     }
 }
 
-/// Those that are on disks today are of version 1, and so is what an earlier release reads.
+/// Records that exist on disks today have version 1, which is also what an earlier release reads.
 #[test]
 fn records_without_newer_meaning_are_written_for_the_first_release() {
     let node = NodeRecord::default();

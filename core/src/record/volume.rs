@@ -1,4 +1,4 @@
-//! The record of a volume, beside its image.
+//! The record of a volume, next to its image.
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -6,75 +6,76 @@ use uuid::Uuid;
 use super::Record;
 use crate::model::{AccessMode, Allocation, Capability, FsType, Wipe};
 
-/// Everything that is known of a volume.
+/// The stored state of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeRecord {
-    /// Its uuid: version 5 of pool, kind and name.
+    /// Its UUID: version 5 of pool, kind and name.
     pub uuid: Uuid,
-    /// The request name, for people.
+    /// The request name, for information.
     pub name: String,
-    /// Random, new with each creation of the same name.
+    /// Random, new for each creation with the same name.
     pub incarnation: Uuid,
-    /// Where in its life it is.
+    /// Its state.
     pub state: VolumeState,
-    /// Bytes as asked for and reported; the image may be a little longer.
+    /// Size in bytes as requested and reported; the image may be a little longer.
     pub size: u64,
     /// Thin or thick.
     #[serde(default)]
     pub allocation: Allocation,
-    /// Logical block size of its loop devices, decided at creation and kept.
+    /// Logical block size of its loop devices, set at creation and never changed.
     pub block_size: u32,
-    /// The block size that the class asked for, if it did: for comparing repeats.
+    /// The block size that the class requested, if any, to compare repeated calls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_block_size: Option<u32>,
-    /// Extra words for mkfs.
+    /// Additional arguments of mkfs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mkfs_options: Vec<String>,
-    /// What delete does.
+    /// What DeleteVolume does to the blocks.
     #[serde(default)]
     pub wipe: Wipe,
-    /// What wipe was at creation: for comparing repeats after a modify.
+    /// The value of `wipe` at creation, to compare repeated calls after a modification.
     #[serde(default)]
     pub created_wipe: Wipe,
-    /// Capabilities asked for at creation.
+    /// Capabilities that were requested at creation.
     pub capabilities: Vec<Capability>,
-    /// Whether and how it was ever formatted; set *before* mkfs starts. Never goes back to none.
+    /// Whether and how it was ever formatted; set *before* mkfs starts, and never cleared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub formatted: Option<Formatted>,
-    /// An inline volume: its life ends with its publish.
+    /// An inline volume: unpublishing it deletes it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub ephemeral: bool,
-    /// How it was staged last. Whether it still is, the kernel says (for block: `boot`).
+    /// How it was last staged. Whether it still is, is read from the kernel (for block: from
+    /// `boot`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_stage: Option<LastStage>,
     /// Seconds since 1970.
     #[serde(default)]
     pub created_at: u64,
-    /// What it was made from.
+    /// The source from which it was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content_source: Option<ContentSource>,
-    /// The claim that it was made for, "namespace/name", where the provisioner says it: hooks are
+    /// The PVC for which it was created, "namespace/name", if the provisioner passes it; hooks are
     /// found by it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<String>,
-    /// A copy that isn't finished, from where blocks can't be shared.
+    /// Progress of a copy that is not finished, from a source with which blocks cannot be shared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy: Option<super::CopyProgress>,
-    /// The incarnation of the volume that its blocks come from in the end, however many copies
-    /// lie between; none is its own. Only what has one lineage can share blocks. The backend
+    /// The incarnation of the volume from which its blocks originate, through any number of copies;
+    /// if not set, it is its own. Only images with the same lineage can share blocks. The backend
     /// sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lineage: Option<Uuid>,
 }
 
 impl VolumeRecord {
-    /// Whether its content is the user's from the first byte on: raw block.
+    /// Whether its content is a raw block device of the user.
     pub fn is_raw(&self) -> bool {
         let formatted = self.formatted.as_ref();
         formatted.is_some_and(|formatted| formatted.kind == FormattedAs::Raw)
     }
 
-    /// A copy for readers of many nodes alone: nobody ever writes to it.
+    /// Whether it is a copy that many nodes may only read: it is never written.
     pub fn is_for_readers(&self) -> bool {
         let mut modes = self.capabilities.iter().map(|it| it.access_mode);
         self.content_source.is_some()
@@ -82,19 +83,19 @@ impl VolumeRecord {
             && modes.all(|mode| mode == AccessMode::MultiNodeReaderOnly)
     }
 
-    /// Where its blocks come from in the end.
+    /// The incarnation from which its blocks originate.
     pub fn lineage(&self) -> Uuid {
         self.lineage.unwrap_or(self.incarnation)
     }
 }
 
-/// What a volume was made from.
+/// The source from which a volume was created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ContentSource {
-    /// A snapshot, by its id.
+    /// A snapshot, by its ID.
     Snapshot(String),
-    /// A volume, by its id.
+    /// A volume, by its ID.
     Volume(String),
 }
 
@@ -108,28 +109,29 @@ impl Record for VolumeRecord {
 
     fn written_version(&self) -> u32 {
         match self.is_for_readers() {
-            // Before 2, programs do not know the mode.
+            // Programs that only read version 1 do not know this mode.
             true => 2,
             false => Formatted::version(self.formatted.as_ref()),
         }
     }
 }
 
-/// A volume's life.
+/// The states of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum VolumeState {
-    /// The intent is recorded; the image may be missing or short. Never answered to anybody.
+    /// The intent is recorded; the image may be missing or too short. It is never returned to
+    /// callers.
     Creating,
     /// Complete.
     Ready,
 }
 
-/// What was put on the volume, once and for ever.
+/// What was first written to the volume; this never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FormattedAs {
-    /// The user has it as a raw device: whatever is on it is theirs.
+    /// The user has it as a raw device: its content belongs to the user.
     Raw,
     /// ext4.
     Ext4,
@@ -150,7 +152,7 @@ impl From<FsType> for FormattedAs {
 }
 
 impl FormattedAs {
-    /// The file system, if it is one.
+    /// The file system, unless it is a raw device.
     pub fn fs(self) -> Option<FsType> {
         match self {
             FormattedAs::Raw => None,
@@ -160,34 +162,34 @@ impl FormattedAs {
         }
     }
 
-    /// For sentences.
+    /// The name used in messages.
     pub fn word(self) -> &'static str {
         self.fs().map_or("a raw block device", FsType::name)
     }
 }
 
-/// The mark that a volume has content.
+/// The record that a volume has content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Formatted {
-    /// As what.
+    /// The kind of content.
     #[serde(rename = "as")]
     pub kind: FormattedAs,
-    /// Uuid given to mkfs; nil for raw.
+    /// UUID passed to mkfs; nil for a raw device.
     pub uuid: Uuid,
-    /// False from before mkfs starts until after it has ended. A volume is never mounted or
-    /// shown while this is false, so only then may mkfs run (again).
+    /// False from before mkfs starts until after it has exited. A volume is never mounted or
+    /// exposed while this is false, and mkfs may run (again) only then.
     pub complete: bool,
-    /// Set from before the file system is grown unmounted until that has ended. While it is set
-    /// the file system may be in the middle of that, and is repaired before it is mounted.
+    /// Set from before the file system is grown unmounted until that has finished. While it is set,
+    /// the growth may have been interrupted, so the file system is repaired before it is mounted.
     #[serde(default, skip_serializing_if = "is_false")]
     pub growing: bool,
-    /// Its user made the file system, on a raw device: it is mounted with more caution.
+    /// Its user created the file system on a raw device, so it is mounted with more caution.
     #[serde(default, skip_serializing_if = "is_false")]
     pub found: bool,
 }
 
 impl Formatted {
-    /// A mark for mkfs, which is about to start.
+    /// The record for a file system for which mkfs is about to start.
     pub fn begun(kind: FormattedAs, uuid: Uuid) -> Formatted {
         Formatted {
             kind,
@@ -198,7 +200,7 @@ impl Formatted {
         }
     }
 
-    /// The same for what is made.
+    /// The record for a complete file system.
     pub fn complete(kind: FormattedAs, uuid: Uuid) -> Formatted {
         Formatted {
             complete: true,
@@ -206,28 +208,29 @@ impl Formatted {
         }
     }
 
-    /// The version of a record with this mark: before 2, programs would mount what a user has made
-    /// without caution, and what is in the middle of its growth as it is.
+    /// The version of a record with this content: programs that only read version 1 would mount a
+    /// file system that a user created without caution, and one whose growth was interrupted
+    /// without repair.
     pub(super) fn version(formatted: Option<&Formatted>) -> u32 {
         let is_new = formatted.is_some_and(|it| it.growing || it.found);
         if is_new { 2 } else { 1 }
     }
 
-    /// A raw device.
+    /// The record for a raw device.
     pub fn raw() -> Formatted {
         Formatted::complete(FormattedAs::Raw, Uuid::nil())
     }
 }
 
-/// How a volume was staged last.
+/// How a volume was last staged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastStage {
-    /// Where.
+    /// The staging path.
     pub staging_path: String,
-    /// How.
+    /// The capability.
     pub capability: Capability,
-    /// For block: the boot in which it was staged; removed by unstage. A mounted volume's stage
-    /// is told by the mount table alone.
+    /// For block: the boot in which it was staged; unstaging clears it. For mounted volumes only
+    /// the mount table is used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot: Option<Uuid>,
 }

@@ -1,8 +1,8 @@
-//! A session in a container: exec over a websocket, `v5.channel.k8s.io`, in which stdin can be
-//! closed while the rest goes on.
+//! A session in a container: exec over a websocket with `v5.channel.k8s.io`, which can close stdin
+//! while the other streams stay open.
 //!
-//! When the connection ends, whoever ends it, the kubelet ends the program's stdin, and so
-//! releases the application.
+//! When the connection ends on either side, the kubelet closes the program's stdin, and so releases
+//! the application.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -18,30 +18,30 @@ use tokio::task::JoinHandle;
 
 use super::{Found, HookRights, is_forbidden};
 use crate::error::{Error, Result, chain};
-use crate::host::session::Heard;
+use crate::host::session::SessionOutput;
 use crate::host::{Session, SessionState};
 
-/// One that was let go and isn't looked at any more is waited for so long.
+/// How long to wait for a program whose stdin was closed and that is no longer polled.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(30);
-/// After its end, what it has said is read for so long.
+/// How long its remaining output is read after it has exited.
 const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A session in a container.
 pub(super) struct Exec {
-    heard: Arc<Mutex<Told>>,
-    /// Dropped, it ends stdin.
+    state: Arc<Mutex<ExecState>>,
+    /// Dropping it closes stdin.
     stdin: Option<oneshot::Sender<()>>,
     following: JoinHandle<()>,
 }
 
-/// What is known of it.
+/// The known state of a session.
 #[derive(Default)]
-struct Told {
-    heard: Heard,
+struct ExecState {
+    output: SessionOutput,
     ended: Option<(bool, String)>,
 }
 
-/// Starts the program of a hook; for at most `limit`.
+/// Starts the program of a hook, with a time limit.
 pub(super) async fn start(
     client: &Client,
     rights: &HookRights,
@@ -70,17 +70,17 @@ pub(super) async fn start(
             )));
         }
     };
-    let heard = Arc::default();
+    let state = Arc::default();
     let (stdin, let_go) = oneshot::channel();
-    let following = tokio::spawn(follow(process, Arc::clone(&heard), let_go));
+    let following = tokio::spawn(follow(process, Arc::clone(&state), let_go));
     Ok(Exec {
-        heard,
+        state,
         stdin: Some(stdin),
         following,
     })
 }
 
-/// Why it can't be started.
+/// The reason why it cannot be started.
 fn refusal(error: &KubeError, rights: &HookRights, namespace: &str) -> String {
     let code = match error {
         KubeError::UpgradeConnection(UpgradeConnectionError::ProtocolSwitch(code)) => code.as_u16(),
@@ -94,10 +94,10 @@ fn refusal(error: &KubeError, rights: &HookRights, namespace: &str) -> String {
     }
 }
 
-/// Takes what comes, until the end.
+/// Processes events and output until the end.
 async fn follow(
     mut process: AttachedProcess,
-    told: Arc<Mutex<Told>>,
+    state: Arc<Mutex<ExecState>>,
     mut let_go: oneshot::Receiver<()>,
 ) {
     let (Some(mut stdin), Some(mut stdout), Some(mut stderr), Some(status)) = (
@@ -106,38 +106,39 @@ async fn follow(
         process.stderr(),
         process.take_status(),
     ) else {
-        record_exit(&told, false, "the response has no streams".into());
+        record_exit(&state, false, "the response has no streams".into());
         return;
     };
     let mut status = std::pin::pin!(status);
-    let mut last_words = std::pin::pin!(tokio::time::sleep(Duration::from_secs(u32::MAX.into())));
+    let mut deadline = std::pin::pin!(tokio::time::sleep(Duration::from_secs(u32::MAX.into())));
     let (mut out, mut err) = ([0; 1024], [0; 1024]);
     let mut holds = true;
     let ended = loop {
         tokio::select! {
             _ = &mut let_go, if holds => {
                 holds = false;
-                // To end only one's own half: dropping it tells nobody.
+                // Close only this direction: dropping the stream would not notify the other end.
                 let _ = stdin.shutdown().await;
-                last_words.as_mut().reset(tokio::time::Instant::now() + RELEASE_TIMEOUT);
+                deadline.as_mut().reset(tokio::time::Instant::now() + RELEASE_TIMEOUT);
             }
-            Ok(bytes) = stdout.read(&mut out) => lock(&told).heard.stdout(&out[..bytes]),
-            Ok(bytes) = stderr.read(&mut err) => lock(&told).heard.stderr(&err[..bytes]),
+            Ok(bytes) = stdout.read(&mut out) => lock(&state).output.stdout(&out[..bytes]),
+            Ok(bytes) = stderr.read(&mut err) => lock(&state).output.stderr(&err[..bytes]),
             ended = &mut status => break ended,
-            () = &mut last_words => break None,
+            () = &mut deadline => break None,
         }
     };
     let rest = async {
-        drain(&mut stdout, |bytes| lock(&told).heard.stdout(bytes)).await;
-        drain(&mut stderr, |bytes| lock(&told).heard.stderr(bytes)).await;
+        drain(&mut stdout, |bytes| lock(&state).output.stdout(bytes)).await;
+        drain(&mut stderr, |bytes| lock(&state).output.stderr(bytes)).await;
     };
-    // What it said last comes before its end; without an orderly end nobody closes these.
+    // The last output arrives before the exit status; without a normal exit these streams are never
+    // closed.
     let _ = tokio::time::timeout(OUTPUT_DRAIN_TIMEOUT, rest).await;
     let (success, text) = match ended {
         Some(status) => outcome(&status),
         None => (false, "connection loss".into()),
     };
-    record_exit(&told, success, text);
+    record_exit(&state, success, text);
 }
 
 async fn drain(pipe: &mut (impl AsyncRead + Unpin), mut take: impl FnMut(&[u8])) {
@@ -150,7 +151,7 @@ async fn drain(pipe: &mut (impl AsyncRead + Unpin), mut take: impl FnMut(&[u8]))
     }
 }
 
-/// Whether a program ended well, and its exit status for people.
+/// Whether a program succeeded, and its exit status as text.
 fn outcome(status: &Status) -> (bool, String) {
     if status.status.as_deref() == Some("Success") {
         return (true, "exit status: 0".into());
@@ -172,19 +173,19 @@ fn outcome(status: &Status) -> (bool, String) {
     }
 }
 
-fn record_exit(told: &Mutex<Told>, success: bool, status: String) {
-    lock(told).ended.get_or_insert((success, status));
+fn record_exit(state: &Mutex<ExecState>, success: bool, status: String) {
+    lock(state).ended.get_or_insert((success, status));
 }
 
-fn lock(told: &Mutex<Told>) -> std::sync::MutexGuard<'_, Told> {
-    told.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(state: &Mutex<ExecState>) -> std::sync::MutexGuard<'_, ExecState> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Session for Exec {
     fn poll(&mut self) -> SessionState {
-        let told = lock(&self.heard);
-        let was_ready = told.heard.is_ready();
-        match &told.ended {
+        let state = lock(&self.state);
+        let was_ready = state.output.is_ready();
+        match &state.ended {
             Some((success, status)) => SessionState::Ended {
                 was_ready,
                 success: *success,
@@ -195,19 +196,19 @@ impl Session for Exec {
         }
     }
 
-    fn said(&self) -> String {
-        lock(&self.heard).heard.said()
+    fn stderr_excerpt(&self) -> String {
+        lock(&self.state).output.stderr_excerpt()
     }
 
     fn let_go(&mut self) {
         self.stdin = None;
     }
 
-    /// There are no signals into a container: the connection is given up.
+    /// No signal can be sent to a container, so the connection is closed.
     fn kill(&mut self, _by_force: bool) {
         self.stdin = None;
         self.following.abort();
-        record_exit(&self.heard, false, "an unknown exit status".into());
+        record_exit(&self.state, false, "an unknown exit status".into());
     }
 }
 

@@ -1,4 +1,4 @@
-//! What lies beneath a pool's folder.
+//! Properties of the file system that holds a pool's directory.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -11,7 +11,7 @@ use super::{clone, mounts, sys};
 use crate::error::HostError;
 use crate::host::{BackingFs, FolderMount, Mount, Result};
 
-/// Bounds of a loop device's logical block: a sector, and the least page.
+/// Limits of a loop device's logical block size: a sector, and the smallest page.
 const SECTOR_MIN: u32 = 512;
 const SECTOR_MAX: u32 = 4096;
 
@@ -43,7 +43,8 @@ pub(super) fn mount_of(path: &Path) -> Result<FolderMount> {
     mount_of_open(&open(path)?, path)
 }
 
-/// By the mount's id: a prefix of the path would be wrong behind links, binds and over-mounts.
+/// Finds the mount by its ID: a prefix of the path would be wrong with symbolic links, bind mounts
+/// and over-mounts.
 fn mount_of_open(folder: &File, path: &Path) -> Result<FolderMount> {
     let found = sys::statx(folder).map_err(|errno| HostError::errno("statx", path, errno))?;
     if found.stx_mask & libc::STATX_MNT_ID == 0 {
@@ -61,21 +62,21 @@ fn mount_of_open(folder: &File, path: &Path) -> Result<FolderMount> {
     Ok(FolderMount::new(mount, is_mount_point, found.stx_ino))
 }
 
-/// A size that a loop device can have.
-fn fit(said: Option<u32>) -> u32 {
-    let sector = said.unwrap_or(SECTOR_MIN);
+/// Limits a size to those that a loop device can have.
+fn fit(size: Option<u32>) -> u32 {
+    let sector = size.unwrap_or(SECTOR_MIN);
     sector.next_power_of_two().clamp(SECTOR_MIN, SECTOR_MAX)
 }
 
-/// An XFS file that shares blocks (a snapshot, a clone, and their source) takes direct writes of
-/// whole file system blocks only; a loop device with a smaller block falls back to buffered I/O
-/// on it (Linux 6.15 and newer say so when it's attached; older ones do it write by write).
+/// An XFS file that shares blocks (a snapshot, a clone, and their source) accepts direct writes of
+/// whole file system blocks only. A loop device with a smaller block size falls back to buffered
+/// I/O on it: Linux 6.15 and newer decide that when it is attached, older kernels for each write.
 fn shared_blocks(folder: &File) -> Option<u32> {
     let geometry = sys::fs::xfs_geometry(folder).ok()?;
     (geometry.flags & sys::fs::XFS_REFLINK != 0).then_some(geometry.block_size)
 }
 
-/// The file system's own word, about a nameless file that vanishes when it's closed.
+/// The alignment that statx reports for an unnamed file, which disappears when it is closed.
 fn direct_io(path: &Path) -> Option<u32> {
     let nameless = OpenOptions::new()
         .read(true)
@@ -89,8 +90,8 @@ fn direct_io(path: &Path) -> Option<u32> {
         .then_some(found.stx_dio_offset_align)
 }
 
-/// The logical block of the disk, of a partition's whole disk too; of btrfs by its source, since
-/// its files have an anonymous device number.
+/// The logical block size of the disk; for a partition, of its whole disk. On btrfs the disk is
+/// found by the source of the mount, because files have an anonymous device number.
 fn disk_sector(folder: &File, mount: &Mount) -> Option<u32> {
     use nix::sys::stat::{major, minor};
     use std::os::unix::fs::MetadataExt;

@@ -1,8 +1,8 @@
-//! Checks of file systems that are not mounted, by the programs of their own tools.
+//! Checks of unmounted file systems, by their own tools.
 //!
-//! A program is never killed: one that is cut off in the middle of a repair leaves less than it
-//! found. e2fsck and xfs_repair open the device exclusively when they write, so the kernel lets
-//! nobody mount it meanwhile, also when the driver that started them is gone.
+//! A tool is never killed: interrupting a repair can leave the file system worse than before.
+//! e2fsck and xfs_repair open the device exclusively when they write, so the kernel refuses to
+//! mount it in this time, even if the driver that started them has died.
 
 use super::growth::ext4_superblock;
 use super::program::{BTRFS, E2FSCK, Ended, Program, XFS_REPAIR};
@@ -11,10 +11,10 @@ use crate::host::session::speakable;
 use crate::host::{Check, Checked, Device, Result};
 use crate::model::FsType;
 
-/// Bits of e2fsck's exit code: errors were repaired; some are left; it could not do its work.
+/// Bits of e2fsck's exit status: errors were repaired; errors are left; it could not run.
 const REPAIRED: i32 = 1 | 2;
 const LEFT: i32 = 4;
-/// So much of what a program says is told.
+/// Maximum length of the reported output of a program.
 const REPORT_BYTES: usize = 16 << 10;
 
 pub(super) fn is_unclean(device: &Device, fs: FsType) -> Result<bool> {
@@ -33,7 +33,7 @@ pub(super) fn check(device: &Device, fs: FsType, how: Check) -> Result<Checked> 
             format!("{fs} is not checked when it is mounted"),
         )
     })?;
-    // The node must be the device, whatever its name leads to.
+    // The node must be the device, whatever its path refers to.
     let open = super::loop_device::open_verified(device)?;
     let mut arguments: Vec<&str> = words.to_vec();
     let device_name = path.to_string_lossy();
@@ -45,14 +45,14 @@ pub(super) fn check(device: &Device, fs: FsType, how: Check) -> Result<Checked> 
             Ok(Checked { sound, report })
         }
         Some(_) | None => {
-            // e2fsck tells most on its standard output.
+            // e2fsck writes most messages to standard output.
             ended.stderr = speakable(&report);
             Err(ended.error("check", path))
         }
     }
 }
 
-/// The program and its words, without the device.
+/// The program and its arguments, without the device.
 fn command(fs: FsType, how: Check) -> Option<(Program, &'static [&'static str])> {
     Some(match (fs, how) {
         (FsType::Ext4, Check::Preen) => (E2FSCK, &["-p"]),
@@ -67,13 +67,13 @@ fn command(fs: FsType, how: Check) -> Option<(Program, &'static [&'static str])>
     })
 }
 
-/// What the exit code says; `None` if the program could not do its work.
+/// Interprets the exit status; `None` if the program could not run.
 fn sound(fs: FsType, how: Check, code: Option<i32>) -> Option<bool> {
     match (fs, code?) {
         (_, 0) => Some(true),
         (FsType::Ext4, code) if code & !REPAIRED == 0 => Some(true),
         (FsType::Ext4, code) if code & !(REPAIRED | LEFT) == 0 => Some(false),
-        // A log that only a mount can replay is 2, and nothing was looked at.
+        // A log that only a mount can replay gives 2, and nothing was checked.
         (FsType::Xfs, 1) if how == Check::Look => Some(false),
         (FsType::Btrfs, 1) => Some(false),
         _ => None,
@@ -103,7 +103,7 @@ mod tests {
         assert_eq!(xfs(Check::Look, 1), Some(false));
         assert_eq!([1, 2].map(|code| xfs(Check::Repair, code)), [None; 2]);
         assert_eq!(sound(FsType::Btrfs, Check::Look, Some(1)), Some(false));
-        // Killed.
+        // The program was killed by a signal.
         assert_eq!(sound(FsType::Ext4, Check::Preen, None), None);
     }
 }

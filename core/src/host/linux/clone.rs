@@ -1,4 +1,5 @@
-//! Sharing blocks: whole images at once, ahead of a cut in pieces, and what is left within it.
+//! Sharing blocks between images: whole images at once, in pieces before a cut, and the remaining
+//! differences during the cut.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -19,12 +20,12 @@ use crate::error::HostError;
 use crate::host::difference::Differences;
 use crate::host::{Done, Extent, Known, Result};
 
-/// Writers of the source wait for a piece: at 4 KiB an extent and 15 us each, 30 ms at worst.
+/// Writers of the source wait for a piece: with extents of 4 KiB and 15 us each, at most 30 ms.
 const CLONE_PIECE: u64 = 8 << 20;
-/// The same for a piece that is copied: 4 MiB of a slow disk.
+/// Writers also wait for a piece that is unshared, that is, copied: 4 MiB on a slow disk.
 const UNSHARE_PIECE: u64 = 4 << 20;
-/// A source that shrinks or grows between two looks at its length does so once, at an expansion
-/// or its undo; not again and again.
+/// A source changes its length between two reads of the length only once, at an expansion or its
+/// undo, and not repeatedly.
 const RACES: u32 = 8;
 
 /// The two files of a clone.
@@ -54,7 +55,7 @@ impl<'a> Pair<'a> {
         Ok(pair)
     }
 
-    /// The target gets the source's present length, which is given back.
+    /// Sets the length of the target to the present length of the source and returns it.
     fn fit(&self) -> Result<u64> {
         let size = length(&self.source, self.source_path)?;
         if length(&self.target, self.target_path)? != size {
@@ -64,22 +65,23 @@ impl<'a> Pair<'a> {
         Ok(size)
     }
 
-    /// Bytes of a block of their file system: what ranges must be aligned to.
+    /// Block size of the file system in bytes; ranges must be aligned to it.
     fn block(&self) -> Result<u64> {
         let found = fstatvfs(&self.target)
             .map_err(|errno| HostError::errno("statfs", self.target_path, errno))?;
         Ok(found.block_size().max(512))
     }
 
-    /// Whether a map's second look tells what it told before, unless somebody has written: xfs
-    /// moves nothing by itself. btrfs does, while it's balanced.
+    /// Whether a second read of a map returns the same addresses unless the file was written: xfs
+    /// does not move blocks by itself. btrfs does, during a balance.
     fn keeps_places(&self) -> Result<bool> {
         let found = fstatfs(&self.target)
             .map_err(|errno| HostError::errno("statfs", self.target_path, errno))?;
         Ok(found.filesystem_type() == XFS_SUPER_MAGIC)
     }
 
-    /// Clones a range of an image of `size` bytes. False: the source's end has moved meanwhile.
+    /// Clones a range of an image of `size` bytes. Returns false if the source's end has moved
+    /// since.
     fn range(&self, start: u64, end: u64, size: u64) -> Result<bool> {
         match clone_range(&self.source, &self.target, start, end - start) {
             Ok(()) => Ok(true),
@@ -88,17 +90,18 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// Clones again what differs, as far as both maps say, and tells `note` of each range.
+    /// Clones again the ranges that differ, as far as both maps show, and calls `note` for each
+    /// range.
     fn put_right(
         &self,
-        ours: impl Iterator<Item = Result<Extent>>,
+        source_map: impl Iterator<Item = Result<Extent>>,
         copy: impl Iterator<Item = Result<Extent>>,
         size: u64,
         mut note: impl FnMut((u64, u64)),
     ) -> Result<Done> {
         let block = self.block()?;
         let mut ranges = 0;
-        for range in Differences::new(ours, copy, 0, size.next_multiple_of(block)) {
+        for range in Differences::new(source_map, copy, 0, size.next_multiple_of(block)) {
             let (start, end) = range?;
             ranges += 1;
             note((start, end));
@@ -119,8 +122,8 @@ impl<'a> Pair<'a> {
 
 pub(super) fn whole(source: &Path, target: &Path) -> Result<Done> {
     let pair = Pair::open(source, target)?;
-    // FICLONE makes an empty target exactly as long as the source is at that moment; it would
-    // leave what a longer one has beyond.
+    // FICLONE makes an empty target exactly as long as the source is at that moment; in a longer
+    // target it would leave the data beyond the source's end.
     if length(&pair.target, target)? > 0 {
         ftruncate(&pair.target, 0)
             .map_err(|errno| HostError::errno("set the length of", target, errno))?;
@@ -130,11 +133,11 @@ pub(super) fn whole(source: &Path, target: &Path) -> Result<Done> {
     map::count(&pair.target, target).map(Done::Cloned)
 }
 
-/// Runs without data are left out, short ones within a piece are cloned with it: a call costs
-/// more than the few runs.
+/// Skips extents without data; short ones within a piece are cloned with it, because a call costs
+/// more than a few extents.
 pub(super) fn ahead(source: &Path, target: &Path) -> Result<Done> {
     let pair = Pair::open(source, target)?;
-    // Whatever the target had would else stay where the source has no data.
+    // Otherwise, data of the target would remain where the source has none.
     ftruncate(&pair.target, 0)
         .map_err(|errno| HostError::errno("set the length of", target, errno))?;
     let block = pair.block()?;
@@ -142,7 +145,7 @@ pub(super) fn ahead(source: &Path, target: &Path) -> Result<Done> {
     while let Some((data, _)) = next_data(&pair.source, at, source)? {
         let start = data - data % block;
         let end = start.saturating_add(CLONE_PIECE).min(size);
-        // What lies beyond the length that was seen has come since.
+        // The source has grown since its length was read.
         if start >= end || !pair.range(start, end, size)? {
             races += 1;
             if races > RACES {
@@ -164,61 +167,63 @@ pub(super) fn ahead(source: &Path, target: &Path) -> Result<Done> {
     map::count(&pair.target, target).map(Done::Cloned)
 }
 
-/// One pass over both maps, in pages of fixed size. The copy's is read anew each time, since what
-/// it was is no proof of what it is: a balance or a defragmentation of the pool moves blocks, and
-/// their old place may be anybody's. On xfs, where that is rare, it's taken from `known`, half the
-/// time in the window, and [`agrees`] proves it afterwards.
+/// One pass over both maps, in pages of fixed size. The copy's map is read again each time, because
+/// its earlier content does not prove the present one: a balance or a defragmentation of the pool
+/// moves blocks, and another file can reuse their old place. On xfs, where that is rare, the map is
+/// taken from `known`, which halves the time during the freeze, and [`verify_copy`] verifies it
+/// afterwards.
 pub(super) fn rest(source: &Path, target: &Path, known: &Known) -> Result<Done> {
     let pair = Pair::open(source, target)?;
     let size = pair.fit()?;
-    // One after the other: on xfs two readers of maps that share their blocks meet at each extent
-    // in the lock of the same group of blocks, and wake each other up 100,000 times.
+    // The maps are read one after the other: on xfs two concurrent readers of maps that share
+    // blocks contend at each extent for the lock of the same allocation group, and wake each other
+    // 100,000 times.
     let mut extents = 0;
-    let ours = Runs::new(&pair.source, source, 0).inspect(|_| extents += 1);
+    let source_map = Runs::new(&pair.source, source, 0).inspect(|_| extents += 1);
     let copy = Runs::new(&pair.target, target, 0);
     let mut known = known.lock();
     let before = known.runs.take();
     let done = if known.is_last {
         match before {
-            None => pair.put_right(ours, copy, size, drop),
+            None => pair.put_right(source_map, copy, size, drop),
             Some(before) => {
                 let redone = &mut known.redone;
                 let same = before.runs().map(Ok);
-                let done = pair.put_right(ours, same, size, |range| redone.push(range));
+                let done = pair.put_right(source_map, same, size, |range| redone.push(range));
                 known.runs = Some(before);
                 done
             }
         }
     } else if pair.keeps_places()? {
-        let mut seen = known.map();
-        let noting = ours.inspect(|run| {
+        let mut new_map = known.map();
+        let noting = source_map.inspect(|run| {
             if let Ok(run) = run {
-                seen.see(run);
+                new_map.see(run);
             }
         });
         let done = match before {
             Some(before) => pair.put_right(noting, before.runs().map(Ok), size, drop),
             None => pair.put_right(noting, copy, size, drop),
         }?;
-        known.remember(seen);
+        known.remember(new_map);
         Ok(done)
     } else {
-        pair.put_right(ours, copy, size, drop)
+        pair.put_right(source_map, copy, size, drop)
     }?;
     known.set_extents(extents);
     Ok(done)
 }
 
-/// Whether the copy has what was taken for granted of it.
+/// Whether the map of the copy contains what was assumed about it.
 pub(super) fn verify_copy(copy: &Path, known: &Known) -> Result<bool> {
     let file = open_existing(copy, false)?;
     let size = length(&file, copy)?;
     known.lock().verify_copy(Runs::new(&file, copy, 0), size)
 }
 
-/// Every block of the range that another file has as well gets a place of its own; a crash leaves
-/// some of them shared. What isn't shared isn't touched: FALLOC_FL_UNSHARE_RANGE would give blocks
-/// to holes.
+/// Gives every shared block of the range a place of its own; a crash leaves some of them shared.
+/// Blocks that are not shared are skipped, because FALLOC_FL_UNSHARE_RANGE would allocate blocks
+/// for holes.
 pub(super) fn unshare(path: &Path, start: u64, bytes: u64) -> Result<()> {
     let file = open_existing(path, true)?;
     let end = start.saturating_add(bytes);
@@ -230,11 +235,12 @@ pub(super) fn unshare(path: &Path, start: u64, bytes: u64) -> Result<()> {
             break;
         }
         while at < last {
-            // One that is emptied meanwhile shares nothing any more, and is not to take blocks.
+            // An image that was truncated in the meantime shares nothing any more, and must not get
+            // new blocks.
             if length(&file, path)? <= at {
                 return Ok(());
             }
-            // Up to the next multiple, so that no block is in two pieces.
+            // Pieces end at multiples of the piece size, so that no block is in two pieces.
             let next = (at - at % UNSHARE_PIECE + UNSHARE_PIECE).min(last);
             match fallocate(&file, mode, offset(at, path)?, offset(next - at, path)?) {
                 Ok(()) => at = next,
@@ -246,8 +252,8 @@ pub(super) fn unshare(path: &Path, start: u64, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Whether two files in a folder can share blocks: tried with two that have no name, and so
-/// vanish with their descriptors, whatever happens.
+/// Tests whether two files in a directory can share blocks, with two unnamed files, which disappear
+/// with their descriptors even after a crash.
 pub(super) fn trial(folder: &Path) -> bool {
     use std::os::unix::fs::{FileExt, OpenOptionsExt};
     let nameless = || {
@@ -259,8 +265,8 @@ pub(super) fn trial(folder: &Path) -> bool {
             .open(folder)
     };
     let (Ok(source), Ok(target)) = (nameless(), nameless()) else {
-        // No such files, or no room for them: every file system that is known to share blocks has
-        // them, so what can't be tried is not promised.
+        // Unnamed files are not supported, or there is no space for them. Every file system that is
+        // known to share blocks supports them, so sharing is not assumed where it cannot be tested.
         return false;
     };
     source.write_all_at(&[0x5a; 4096], 0).is_ok() && clone_file(&source, &target).is_ok()

@@ -1,34 +1,34 @@
-//! RCU grace periods, expedited while file systems are about to be frozen.
+//! Expedites RCU grace periods while file systems are about to be frozen.
 //!
-//! FIFREEZE waits for three of them before it's done, and its file system's writers with it: 25 ms
-//! of standing still on an idle machine, twice that for several at once, since one that comes in
-//! the middle of a grace period waits for the next one too. Expedited, all three are less than a
-//! millisecond (ADR 0028). The kernel has a switch for that, for all of itself and for everyone:
-//! `/sys/kernel/rcu_expedited`. It is on for the time of a cut, and off again afterwards.
+//! FIFREEZE waits for three grace periods before it returns, and the writers of its file system
+//! wait with it: 25 ms on an idle machine, twice that for several file systems at once, because a
+//! FIFREEZE that starts in the middle of a grace period waits for the next one too. Expedited, all
+//! three take less than a millisecond (ADR 0028). The kernel has a system-wide switch for that,
+//! `/sys/kernel/rcu_expedited`. It is on for the duration of a cut, and off again afterwards.
 //!
-//! Who has set the switch to on, or `/sys/kernel/rcu_normal`, which wins over it, has decided, and
-//! nothing is changed. Where it can't be written, freezes take their 25 ms.
+//! If an administrator has turned this switch on, or `/sys/kernel/rcu_normal`, which overrides it,
+//! nothing is changed. If the switch cannot be written, a freeze takes its 25 ms.
 
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Read by the kernel at the beginning of each wait for a grace period.
+/// The kernel reads it at the beginning of each wait for a grace period.
 const SWITCH: &str = "/sys/kernel/rcu_expedited";
 const OFF: &str = "0";
-/// Any number but 0 is on. This one is ours, so that what a crash has left on is known from what
-/// somebody has decided.
+/// Any number but 0 means on. This value identifies the driver, so that a switch left on by a crash
+/// can be distinguished from an administrator's setting.
 const ON: &str = "20908";
 
 /// The kernel's switch, for the sessions of one guard.
 pub struct Expedite {
     switch: PathBuf,
-    /// Sessions that want it on.
+    /// Number of sessions that need the switch on.
     sessions: Mutex<usize>,
 }
 
-/// The switch is on while it lives, if it may be.
+/// Keeps the switch on, if permitted, until it is dropped.
 pub struct Expedited<'a>(&'a Expedite);
 
 impl Default for Expedite {
@@ -45,21 +45,22 @@ impl Expedite {
         }
     }
 
-    /// Turns it on for a session. Touches a file only where nothing of this guard is frozen: before
-    /// the first session that freezes, and after the last. Killed in between, it's left on, for
-    /// [`Expedite::restore`]. The guard of another state dir that turns it off too early costs time
-    /// alone.
+    /// Turns the switch on for a session. The file is accessed only while this guard holds nothing
+    /// frozen: before the first session freezes, and after the last one. If the guard is killed in
+    /// between, the switch stays on until [`Expedite::restore`]. If a guard with another state
+    /// directory turns it off too early, that only costs time.
     pub fn begin(&self) -> Expedited<'_> {
         let mut sessions = self.sessions();
         *sessions += 1;
         if *sessions == 1 && self.is(OFF) && self.set(ON) && !self.is(ON) {
-            // A kernel that takes every number for 1: nobody could tell whose that is.
+            // This kernel stores every number as 1, so the switch could not be attributed to the
+            // driver later.
             self.set(OFF);
         }
         Expedited(self)
     }
 
-    /// Turns it off if we have turned it on, or a crash of ours has left it so.
+    /// Turns the switch off if this process has turned it on, or a crashed one has left it on.
     pub fn restore(&self) {
         if self.is(ON) {
             self.set(OFF);

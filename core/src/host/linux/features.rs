@@ -1,5 +1,5 @@
-//! Features of file systems that a new mkfs turns on by default and an old kernel can't mount:
-//! turned off where the running kernel is older than the feature.
+//! Features of file systems that a new mkfs enables by default and an old kernel cannot mount. They
+//! are disabled where the running kernel is older than the feature.
 
 use std::path::Path;
 
@@ -8,19 +8,19 @@ use nix::sys::utsname::uname;
 use super::program::Program;
 use crate::model::FsType;
 
-/// Major and minor number of a release.
+/// Major and minor version.
 type Version = (u32, u32);
 
-/// What is turned off below a kernel.
+/// A feature that is disabled below a kernel version.
 struct Feature {
     fs: FsType,
-    /// The option that it belongs to.
+    /// The mkfs option that contains it.
     flag: &'static str,
-    /// The word in that option's value that turns it off; its name is all before a `=`.
+    /// The value of that option that disables it; the feature's name is everything before a `=`.
     off: &'static str,
-    /// The first kernel that mounts it.
+    /// The first kernel that can mount it.
     kernel: Version,
-    /// The first release of the programs that knows the word.
+    /// The first mkfs release that accepts the value.
     program: Version,
 }
 
@@ -41,7 +41,7 @@ const fn feature(
 }
 
 /// Older features (bigtime, inobtcount, metadata_csum_seed, free-space-tree, no-holes) can be
-/// mounted by every kernel that this driver runs on.
+/// mounted by every kernel that this driver supports.
 const FEATURES: [Feature; 6] = [
     feature(FsType::Xfs, "-i", "nrext64=0", (5, 19), (5, 19)),
     feature(FsType::Xfs, "-i", "exchange=0", (6, 10), (6, 10)),
@@ -51,12 +51,12 @@ const FEATURES: [Feature; 6] = [
     feature(FsType::Btrfs, "-O", "^block-group-tree", (6, 1), (6, 12)),
 ];
 
-/// The words for a new file system, with those that the running kernel needs.
+/// Adds to the arguments of mkfs those that the running kernel requires.
 pub(super) fn mountable(fs: FsType, program: Program, words: Vec<String>) -> Vec<String> {
     let release = uname()
         .ok()
         .and_then(|name| version(name.release().to_str()?));
-    // A kernel that doesn't say what it is, is taken for a new one.
+    // If the kernel's version cannot be read, a new kernel is assumed.
     let Some(kernel) = release else { return words };
     let known = || {
         let ended = program.run(Path::new("/"), &["-V"]).ok()?;
@@ -85,7 +85,7 @@ fn for_kernel(
     {
         let name = feature.off.split('=').next().unwrap_or(feature.off);
         let name = name.trim_start_matches('^');
-        // Who names a feature decides about it.
+        // An administrator who names a feature decides about it.
         if words.iter().any(|word| word.contains(name)) {
             continue;
         }
@@ -93,7 +93,7 @@ fn for_kernel(
             .iter()
             .rposition(|word| word.starts_with(feature.flag))
         {
-            // mke2fs heeds its last -O alone.
+            // mke2fs uses only its last -O.
             Some(at) if fs == FsType::Ext4 => {
                 let glued = words[at].len() > feature.flag.len();
                 let value = if glued { Some(at) } else { Some(at + 1) };
@@ -151,7 +151,7 @@ mod tests {
                 "-f -i exchange=0 -n parent=0 -m metadir=0",
             ),
             (FsType::Xfs, (6, 13), (6, 13), "-f", "-f"),
-            // An older program doesn't know the words, and doesn't make the features.
+            // An older program neither accepts the values nor enables the features.
             (FsType::Xfs, (5, 12), (5, 10), "-f", "-f"),
             (
                 FsType::Xfs,
@@ -217,7 +217,7 @@ mod tests {
         }
     }
 
-    /// Else an old kernel could get no volume at all.
+    /// Otherwise no volume could be created on an old kernel.
     #[test]
     fn the_installed_programs_print_their_release_and_know_the_options() {
         let folder = tempfile::TempDir::with_prefix("slackwater-").unwrap();

@@ -1,5 +1,5 @@
-//! Files and folders of pools: paths that begin with a pinned folder. No link is followed as
-//! the last component; above it lies only what the driver made.
+//! Files and directories of pools: paths that begin with a pinned directory. No symbolic link is
+//! followed as the last component; the components above it were created by the driver.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -14,10 +14,10 @@ use nix::libc;
 use crate::error::HostError;
 use crate::host::{FileId, FileKind, FileStat, Result, Space};
 
-/// Records are a few KiB; what is larger isn't one of ours.
+/// Records are a few KiB; a larger file was not written by the driver.
 const SMALL_FILE: u64 = 16 << 20;
 
-/// Puts action and path around an I/O error.
+/// Adds action and path to an I/O error.
 pub(super) fn failed<'a>(
     action: &'static str,
     path: &'a Path,
@@ -25,7 +25,7 @@ pub(super) fn failed<'a>(
     move |error| HostError::io(action, path, &error)
 }
 
-/// Absence is success, or a value of its own.
+/// Turns "not found" into success.
 fn unless_absent(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -84,7 +84,7 @@ pub(super) fn remove_dir(path: &Path) -> Result<()> {
     unless_absent(fs::remove_dir(path)).map_err(failed("remove directory", path))
 }
 
-/// Opens a file that must be there.
+/// Opens an existing file.
 pub(super) fn open_existing(path: &Path, write: bool) -> Result<File> {
     OpenOptions::new()
         .read(true)
@@ -94,7 +94,8 @@ pub(super) fn open_existing(path: &Path, write: bool) -> Result<File> {
         .map_err(failed("open", path))
 }
 
-/// Opens a file for reading and writing; one that is not there is made, empty, for root alone.
+/// Opens a file for reading and writing; creates it empty, with access for root only, if it does
+/// not exist.
 pub(super) fn open_or_create(path: &Path) -> Result<File> {
     OpenOptions::new()
         .read(true)
@@ -107,7 +108,7 @@ pub(super) fn open_or_create(path: &Path) -> Result<File> {
         .map_err(failed("open", path))
 }
 
-/// Opens a directory that must not be a link.
+/// Opens a directory that must not be a symbolic link.
 pub(super) fn open_real_dir(path: &Path) -> Result<File> {
     OpenOptions::new()
         .read(true)
@@ -124,15 +125,16 @@ fn open_dir(path: &Path) -> Result<File> {
         .map_err(failed("open directory", path))
 }
 
-/// Opens a folder of the user's choice, links followed; with the path by which it stays reachable.
+/// Opens a directory that the user configured, following links, and returns the path by which it
+/// stays reachable.
 pub(super) fn pin_dir(path: &Path) -> Result<(File, PathBuf)> {
     let folder = open_dir(path)?;
     let pinned = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd()));
     Ok((folder, pinned))
 }
 
-/// The lock of a file; `None` if another has it. The standard library opens with close-on-exec,
-/// so no child inherits it.
+/// Takes the lock of a file; `None` if another process has it. The standard library opens files
+/// close-on-exec, so no child program inherits the lock.
 pub(super) fn try_lock(path: &Path) -> Result<Option<Flock<File>>> {
     match Flock::lock(open_or_create(path)?, FlockArg::LockExclusiveNonblock) {
         Ok(lock) => Ok(Some(lock)),
@@ -181,7 +183,7 @@ pub(super) fn stat(path: &Path) -> Result<Option<FileStat>> {
     }
 }
 
-/// What stat says, in our words.
+/// Converts the result of stat.
 pub(super) fn describe(found: &fs::Metadata) -> FileStat {
     let kind = found.file_type();
     FileStat {
@@ -201,7 +203,7 @@ pub(super) fn describe(found: &fs::Metadata) -> FileStat {
             FileKind::Other
         },
         size: found.len(),
-        // stat(2) counts in 512 bytes, whatever the file system's blocks.
+        // st_blocks counts units of 512 bytes, whatever the file system's block size.
         allocated: found.blocks() * 512,
         rdev: found.rdev(),
         modified: (found.mtime() as u64).saturating_mul(1_000_000_000) + found.mtime_nsec() as u64,
@@ -217,7 +219,7 @@ pub(super) fn space(path: &Path) -> Result<Space> {
     space_of(folder, path)
 }
 
-/// Room on the file system of an open file, which may be open as a path only.
+/// Space on the file system of an open file, which may be opened with O_PATH.
 pub(super) fn space_of(file: impl AsFd, path: &Path) -> Result<Space> {
     let found = nix::sys::statvfs::fstatvfs(file)
         .map_err(|errno| HostError::errno("statfs", path, errno))?;

@@ -1,4 +1,4 @@
-//! mkfs, and what is on a device.
+//! mkfs, and detection of what is on a device.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -13,15 +13,16 @@ use crate::error::HostError;
 use crate::host::{Device, Result, Signature};
 use crate::model::FsType;
 
-/// blkid finds most things in the first MiB and some (RAID, ZFS, GPT's copy) at the end.
+/// blkid finds most signatures in the first MiB and some (RAID, ZFS, the backup GPT) at the end.
 const HEAD: u64 = 1 << 20;
 const TAIL: u64 = 64 << 10;
 
-/// blkid's exit when nothing is found, and when too much is.
+/// blkid's exit status when it finds nothing, and when it finds several conflicting signatures.
 const NOTHING_FOUND: i32 = 2;
 const AMBIVALENT: i32 = 8;
 
-/// Makes a file system, durably: a record that says "complete" comes after.
+/// Creates a file system durably, because the record that marks the volume complete is written
+/// afterwards.
 pub(super) fn format(
     device: &Device,
     fs: FsType,
@@ -42,8 +43,8 @@ pub(super) fn format(
     let bytes = sys::block_bytes(&open)
         .map_err(|errno| HostError::errno("read the size of", path, errno))?;
     let run = || program.run_within(limit(bytes), path, &words);
-    // mkfs.btrfs looks up the image of every mounted loop device, and gives up at the first that it
-    // can't look up.
+    // mkfs.btrfs looks up the image of every mounted loop device, and fails at the first that it
+    // cannot look up.
     let ended = if fs == FsType::Btrfs && mounts::shows_dead_loop()? {
         mounts::without_loops(run)
     } else {
@@ -56,13 +57,13 @@ pub(super) fn format(
     sys::block_flush(&open).map_err(|errno| HostError::errno("flush", path, errno))
 }
 
-/// How long mkfs may take, by the size of its device: ten minutes, and what a slow disk needs if
-/// all of it is written (20 MiB/s). Only a disk that hangs takes longer.
+/// Time limit of mkfs by the size of its device: ten minutes, plus the time that a slow disk (20
+/// MiB/s) needs if all of it is written. Only a disk that hangs takes longer.
 fn limit(bytes: u64) -> Duration {
     Duration::from_secs(600 + bytes / (20 << 20))
 }
 
-/// Everything but the device.
+/// All arguments except the device.
 fn words(fs: FsType, uuid: Uuid, options: &[String], keep_blocks: bool) -> Vec<String> {
     let mut words: Vec<String> = match fs {
         FsType::Ext4 => vec!["-F".into(), "-q".into(), "-U".into(), uuid.to_string()],
@@ -84,7 +85,7 @@ fn words(fs: FsType, uuid: Uuid, options: &[String], keep_blocks: bool) -> Vec<S
     words
 }
 
-/// mke2fs heeds its last `-E` alone, so all of them become one.
+/// mke2fs uses only its last `-E`, so all of them are merged into one.
 fn ext4_words(options: &[String], keep_blocks: bool) -> Vec<String> {
     let mut plain = Vec::new();
     let mut extended: Vec<String> = Vec::new();
@@ -96,7 +97,7 @@ fn ext4_words(options: &[String], keep_blocks: bool) -> Vec<String> {
             None => plain.push(word.clone()),
         }
     }
-    // Users of a volume aren't root, and have all of the size that was asked for.
+    // Users of a volume are not root, and must get all of the requested size.
     if !plain.iter().any(|word| word.starts_with("-m")) {
         plain.extend(["-m".to_string(), "0".to_string()]);
     }
@@ -107,8 +108,8 @@ fn ext4_words(options: &[String], keep_blocks: bool) -> Vec<String> {
     plain
 }
 
-/// What is on a device. blkid answers "nothing" also where it couldn't read; so it's read here
-/// first, and an error of that is an error.
+/// Detects what is on a device. blkid also reports "nothing" if it could not read, so the device is
+/// read here first, and a failure of that is an error.
 pub(super) fn signature(device: &Device) -> Result<Signature> {
     let path = &device.path;
     let head = read_ends(device)?;
@@ -139,7 +140,7 @@ fn read_ends(device: &Device) -> Result<Vec<u8>> {
     read(0, size.min(HEAD))
 }
 
-/// `KEY=value` lines of `blkid -o export`.
+/// Parses the `KEY=value` lines of `blkid -o export`.
 fn parse(text: &str, head: &[u8]) -> Signature {
     let value = |key: &str| {
         text.lines()

@@ -1,8 +1,8 @@
-//! What freezing needs of the kernel: the verified root of a mount, FIFREEZE, FITHAW, and the
-//! start and the end of the guard's process.
+//! Kernel access for freezing: the verified root of a mount, FIFREEZE, FITHAW, and starting and
+//! stopping the guard's process.
 //!
-//! A file system is never frozen by its path: between the look-up and the act another one could
-//! be mounted there, the host's own among them.
+//! A file system is never frozen by its path: between the lookup and the freeze another file system
+//! could be mounted there, or the host's own could become visible.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -24,17 +24,18 @@ use crate::error::HostError;
 use crate::host::{Device, MountRoot, Result};
 use crate::model::FsType;
 
-/// The variable that plans a fault of the guard (builds for tests).
+/// The environment variable that plans a fault of the guard (builds for tests).
 #[cfg(feature = "fault")]
 pub const GUARD_FAULT: &str = "SLACKWATER_GUARD_FAULT";
 
-/// Opens the root of a mount, and proves on the descriptor that it's the one on `device`.
+/// Opens the root of a mount, and verifies on the descriptor that it is the one on `device`.
 pub(super) fn open_mount_root(
     mount_point: &Path,
     device: &Device,
     fs: FsType,
 ) -> Result<MountRoot> {
-    // No link at the end; directories above belong to root or were walked to by the mount table.
+    // The last component must not be a symbolic link; the directories above belong to root, or come
+    // from the mount table.
     let root = open_real_dir(mount_point)?;
     growth::prove_root("freeze", &root, device, mount_point, fs)?;
     Ok(MountRoot {
@@ -43,29 +44,30 @@ pub(super) fn open_mount_root(
     })
 }
 
-/// Writes back a whole file system; its error is that of anything that couldn't be written.
+/// Writes back a whole file system; fails if any data could not be written.
 pub fn sync(root: BorrowedFd<'_>) -> std::result::Result<(), Errno> {
     nix::unistd::syncfs(root)
 }
 
-/// FIFREEZE. Without a limit in time; EBUSY if somebody has frozen it already.
+/// FIFREEZE. It has no time limit; EBUSY if the file system is already frozen.
 pub fn freeze(root: BorrowedFd<'_>) -> std::result::Result<(), Errno> {
     sys::fs::freeze(root)
 }
 
-/// FITHAW. EINVAL if it isn't frozen; waits while a FIFREEZE of the same file system hangs.
+/// FITHAW. EINVAL if the file system is not frozen; waits while a FIFREEZE of the same file system
+/// hangs.
 pub fn thaw(root: BorrowedFd<'_>) -> std::result::Result<(), Errno> {
     sys::fs::thaw(root)
 }
 
-/// Keeps this process in memory, so that it can act while its disk can't, and gives it all the
-/// descriptors that it may have; as far as permitted.
+/// Locks this process in memory, so that it can act while its disk cannot, and raises its limit of
+/// open descriptors; as far as permitted.
 pub fn stay_in_memory() {
-    // An arena for each thread would be locked as well.
+    // With one arena per thread, all arenas would be locked in memory too.
     sys::use_one_arena();
-    // Without the right to it, the guard works all the same, mostly.
+    // Without this permission the guard still works in most cases.
     let _ = mlockall(MlockAllFlags::MCL_CURRENT | MlockAllFlags::MCL_FUTURE);
-    // Each file system of each session is a descriptor here.
+    // Each file system of each session needs a descriptor.
     if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
         let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
     }
@@ -75,21 +77,21 @@ pub fn stay_in_memory() {
         .and_then(|mut file| file.write_all(b"-1000"));
 }
 
-/// A process that stays the one it is, whatever becomes of its number.
+/// A handle of a process that stays valid when its PID is reused.
 pub struct Process(OwnedFd);
 
 impl Process {
-    /// The process of a number at this moment; the caller proves afterwards that it was the right
-    /// one.
+    /// Opens the process that has a PID at this moment; the caller must verify afterwards that it
+    /// is the intended one.
     pub fn open(pid: u32) -> std::result::Result<Process, Errno> {
         match pid {
-            // A process of another pid namespace.
+            // The process is in another PID namespace.
             0 => Err(Errno::ESRCH),
             pid => sys::open_process(pid).map(Process),
         }
     }
 
-    /// SIGKILL; success if it has ended already.
+    /// Sends SIGKILL; success if the process has already exited.
     pub fn kill(&self) -> std::result::Result<(), Errno> {
         match sys::kill_process(&self.0) {
             Err(Errno::ESRCH) => Ok(()),
@@ -99,31 +101,32 @@ impl Process {
 }
 
 impl AsFd for Process {
-    /// Readable once the process has ended with all its threads.
+    /// The descriptor is readable once the process has exited with all its threads.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-/// A guard that was started, and ends when this is dropped (once nothing of ours is frozen).
+/// A guard that this process started. It exits when this is dropped and nothing that it froze for
+/// this process is frozen any more.
 pub struct Started {
     stdin: Option<ChildStdin>,
     ended: Arc<AtomicBool>,
 }
 
 impl Started {
-    /// Lets it end, as dropping this does, without waiting for its end.
+    /// Lets the guard exit, as dropping this does, without waiting for it.
     pub fn release(&mut self) {
         self.stdin = None;
     }
 
-    /// Whether its process has ended.
+    /// Whether the guard's process has exited.
     pub fn has_ended(&self) -> bool {
         self.ended.load(Ordering::SeqCst)
     }
 }
 
-/// The guard's program with what it needs to know.
+/// The command that runs the guard's program with its arguments.
 #[expect(
     clippy::disallowed_methods,
     reason = "the guard's program lies beside the driver's, not in one of the system's folders"
@@ -136,7 +139,7 @@ fn guard(program: &Path, socket: &Path, state_dir: &Path, with_parent: bool) -> 
     command
 }
 
-/// Makes this process the guard. Returns only why that failed.
+/// Replaces this process with the guard. Returns only if that failed.
 pub fn become_guard(
     program: &Path,
     socket: &Path,
@@ -147,8 +150,9 @@ pub fn become_guard(
     HostError::io("run", program, &error)
 }
 
-/// Starts the guard as a process of its own: an empty environment, and of this process's
-/// descriptors only stderr and a pipe, whose end signals that this process has ended.
+/// Starts the guard as a separate process. It gets an empty environment and, of this process's
+/// descriptors, only stderr and a pipe; end of file on the pipe signals that this process has
+/// exited.
 pub fn start_guard(program: &Path, socket: &Path, state_dir: &Path) -> Result<Started> {
     let mut command = guard(program, socket, state_dir, true);
     command
@@ -169,7 +173,7 @@ pub fn start_guard(program: &Path, socket: &Path, state_dir: &Path) -> Result<St
             "its stdin is not available",
         ));
     };
-    // Without somebody who waits for it, its end would leave a zombie.
+    // Without a thread that waits for it, the guard would become a zombie when it exits.
     let reaper = thread::Builder::new().name("guard-reaper".into());
     let ended = Arc::new(AtomicBool::new(false));
     let noted = ended.clone();
@@ -197,9 +201,9 @@ pub fn root_fd(root: &MountRoot) -> Result<BorrowedFd<'_>> {
     })
 }
 
-/// Takes the lock of a file that exists, for as long as it's open anywhere, in other processes
-/// too; `None` if another has it. Unlike a lock that is given back when dropped, it stays with a
-/// copy of the descriptor that was handed to the guard.
+/// Takes the lock of an existing file and holds it as long as the file is open in any process;
+/// `None` if another process has it. Unlike [`files::try_lock`](super::files::try_lock), the lock
+/// stays with a copy of the descriptor that was passed to the guard.
 pub fn lock_shared_with_guard(path: &Path) -> Result<Option<File>> {
     let file = open_existing(path, false)?;
     match file.try_lock() {

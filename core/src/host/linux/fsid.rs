@@ -1,9 +1,10 @@
-//! A new fsid for a btrfs that nobody has mounted.
+//! Gives an unmounted btrfs a new fsid.
 //!
-//! What `btrfstune -M` does (the super block gets the new fsid, and keeps the old one as the
-//! metadata's uuid, which every tree block still has; Linux 5.0 and newer mount that), but in the
-//! super blocks alone: btrfstune also commits a transaction, after which a log that was written
-//! by fsync and not yet replayed no longer fits, and the file system can't be mounted at all.
+//! This makes the same change as `btrfstune -M` (the superblock gets the new fsid, and keeps the
+//! old one as the metadata UUID, which every tree block still has; Linux 5.0 and newer mount that),
+//! but only in the superblocks. btrfstune also commits a transaction; after that a log tree that
+//! was written by fsync and not yet replayed no longer matches, and the file system cannot be
+//! mounted at all.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -19,10 +20,11 @@ use crate::host::Result;
 
 const ACTION: &str = "change the fsid of";
 
-/// Where super blocks are: the one that counts, and its copies where the device is long enough.
+/// Offsets of the superblocks: the primary one, and its copies where the device is long enough.
 const PLACES: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
 
-/// Copies first, the one that counts last: a crash leaves it with the old fsid or the new one.
+/// Writes the copies first and the primary superblock last, so a crash leaves the primary with
+/// either the old fsid or the new one.
 pub(super) fn renew(image: &Path, uuid: Uuid) -> Result<()> {
     let file = open_existing(image, true)?;
     let wrong = |what: &str| HostError::unexpected(ACTION, image, what);
@@ -46,7 +48,7 @@ pub(super) fn renew(image: &Path, uuid: Uuid) -> Result<()> {
             continue;
         };
         if !matches!(block.checksum(), Checksum::Good) || block.fsid() != first.fsid() {
-            // A copy that is not this file system's: nobody would use it.
+            // This copy belongs to another file system, so the kernel does not use it.
             continue;
         }
         if place == PLACES[0] {
@@ -59,7 +61,7 @@ pub(super) fn renew(image: &Path, uuid: Uuid) -> Result<()> {
     file.sync_data().map_err(failed("fsync", image))
 }
 
-/// The super block at a place; `None` if there is none, or the image is shorter.
+/// The superblock at an offset; `None` if there is none, or if the image is shorter.
 fn read(file: &File, image: &Path, place: u64) -> Result<Option<Btrfs>> {
     let mut bytes = vec![0; Btrfs::BYTES];
     match file.read_exact_at(&mut bytes, place) {
@@ -69,7 +71,7 @@ fn read(file: &File, image: &Path, place: u64) -> Result<Option<Btrfs>> {
     }
 }
 
-/// Where checksums are of a kind that isn't computed here.
+/// Uses btrfstune where the checksum is of a type that is not computed here.
 fn by_program(image: &Path, uuid: Uuid) -> Result<()> {
     let uuid = uuid.to_string();
     let words = [

@@ -1,9 +1,10 @@
-//! Growing file systems to their devices.
+//! Growing file systems to the size of their devices.
 //!
-//! Mounted ones by ioctl on a descriptor of the mount's root that was proven to be the right file system, and
-//! not by resize2fs, xfs_growfs or `btrfs filesystem resize`: those take paths, which may lead
-//! elsewhere by the time they're used, and do nothing else online. resize2fs grows an ext4 that is
-//! not mounted: the kernel has no call for that.
+//! Mounted file systems are grown by an ioctl on a descriptor of the mount's root that was verified
+//! to be the right file system, and not by resize2fs, xfs_growfs or `btrfs filesystem resize`:
+//! these take paths, which may refer to something else by the time they are used, and they only
+//! issue the same ioctls. resize2fs grows an unmounted ext4, because the kernel has no call for
+//! that.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -20,11 +21,11 @@ use crate::error::HostError;
 use crate::host::{Device, Result};
 use crate::model::FsType;
 
-/// Least blocks of an XFS allocation group (XFS_MIN_AG_BLOCKS): the kernel leaves out a shorter
-/// last one.
+/// Smallest size of an XFS allocation group in blocks (XFS_MIN_AG_BLOCKS): the kernel does not add
+/// a shorter last one.
 const XFS_AG_MIN: u64 = 64;
 
-/// What growing would do.
+/// The result of a growth.
 struct Plan {
     now: u64,
     then: u64,
@@ -81,14 +82,15 @@ pub(super) fn grow(
     })
 }
 
-/// Whether an ext4 that is not mounted grows without moving anything that is in it: the room that
-/// mkfs has kept for descriptors is enough. What is cut off then can be repaired.
+/// Whether an unmounted ext4 can be grown without moving anything in it: the space that mkfs
+/// reserved for group descriptors suffices. An interruption of such a growth can be repaired.
 pub(super) fn grows_unmounted(device: &Device) -> Result<bool> {
     let found = ext4_superblock(device)?;
     Ok(found.grows_in_place(loop_device::bytes(device)?))
 }
 
-/// resize2fs, to the size of the device. It refuses what e2fsck has not just checked.
+/// Runs resize2fs, to the size of the device. resize2fs refuses a file system that e2fsck has not
+/// just checked.
 pub(super) fn grow_unmounted(device: &Device) -> Result<()> {
     let path = &device.path;
     let name = path.to_string_lossy();
@@ -137,7 +139,7 @@ fn plan(root: &File, device: &Device, mount_point: &Path, fs: FsType) -> Result<
     }
 }
 
-/// Read through the device's cache, in which the mounted file system keeps its super block.
+/// Reads through the device's page cache, in which the mounted file system keeps its superblock.
 pub(super) fn ext4_superblock(device: &Device) -> Result<superblock::Ext4> {
     let mut head = vec![0; 4096];
     loop_device::open_verified(device)?
@@ -157,7 +159,7 @@ fn xfs_blocks(device_bytes: u64, block_size: u64, ag_blocks: u64) -> u64 {
     }
 }
 
-/// Proves on the open root of a mount that its file system is the one on a device.
+/// Verifies on the open root of a mount that its file system is the one on a device.
 pub(super) fn prove_root(
     action: &'static str,
     root: &File,
@@ -184,7 +186,7 @@ fn prove(root: &File, device: &Device, mount_point: &Path) -> Result<()> {
     Err(HostError::unexpected("measure", mount_point, what))
 }
 
-/// The files of btrfs have an anonymous device number: its own word on its devices is asked for.
+/// Files of btrfs have an anonymous device number, so btrfs is asked for its devices.
 fn prove_btrfs(
     info: &fs_calls::BtrfsInfo,
     found: &fs_calls::BtrfsDevice,

@@ -15,12 +15,12 @@ use super::{map, sys};
 use crate::error::HostError;
 use crate::host::Result;
 
-/// One write of zeros.
+/// Size of one write of zeros.
 const PIECE: usize = 1 << 20;
-/// So much is written before it's made durable and its pages dropped: the pool's cache belongs to
-/// the volumes in use.
+/// Number of bytes after which written data is made durable and its pages are dropped, because the
+/// page cache of the pool belongs to the volumes in use.
 const FLUSH_EVERY: u64 = 256 << 20;
-/// How often a long wipe says how far it is.
+/// How often a long wipe logs its progress.
 const PROGRESS_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 pub(super) fn offset(bytes: u64, path: &Path) -> Result<libc::off_t> {
@@ -31,7 +31,7 @@ pub(super) fn length(file: &File, path: &Path) -> Result<u64> {
     Ok(file.metadata().map_err(failed("stat", path))?.len())
 }
 
-/// xfs takes it only while a file has no blocks.
+/// xfs accepts the hint only while a file has no blocks.
 pub(super) fn hint_extents(path: &Path, bytes: u64) -> Result<()> {
     let file = open_or_create(path)?;
     if file.metadata().map_err(failed("stat", path))?.blocks() > 0 {
@@ -47,8 +47,8 @@ pub(super) fn allocate(path: &Path, size: u64, reserve: bool) -> Result<()> {
     let file = open_or_create(path)?;
     let end = offset(size, path)?;
     if reserve {
-        // fallocate(2) itself, never the C library's posix_fallocate: that one writes a byte into
-        // every block where the file system can't reserve.
+        // This is fallocate(2) itself and not the C library's posix_fallocate, which writes a byte
+        // into every block where the file system cannot reserve blocks.
         let found = file.metadata().map_err(failed("stat", path))?;
         let whole = found.blocks() * 512 >= found.len();
         let start = offset(if whole { found.len() } else { 0 }, path)?;
@@ -61,9 +61,9 @@ pub(super) fn allocate(path: &Path, size: u64, reserve: bool) -> Result<()> {
     Ok(())
 }
 
-/// From the present end on where all before it has its blocks: xfs wants free blocks for the whole
-/// range it's given, also where they are reserved already. A signal interrupts it between two
-/// extents; what is reserved stays so, and the next turn is quick over it.
+/// Starts at the present end if everything before it has blocks: xfs requires free blocks for the
+/// whole given range, also where blocks are already reserved. A signal can interrupt it between two
+/// extents; blocks that are reserved stay so, and the next call passes them quickly.
 fn reserve_blocks(
     file: &File,
     start: libc::off_t,
@@ -89,8 +89,9 @@ pub(super) fn shorten(path: &Path, size: u64) -> Result<()> {
     Ok(())
 }
 
-/// Real writes over every extent that has data and is the file's own. FALLOC_FL_ZERO_RANGE would
-/// only mark them; what another file has as well would be written elsewhere, and is left to it.
+/// Writes zeros over every extent that has data and is not shared. FALLOC_FL_ZERO_RANGE would only
+/// mark extents as unwritten. A write to a shared extent would be placed elsewhere, so it is left
+/// to the other file.
 pub(super) fn zero(path: &Path) -> Result<()> {
     let file = open_existing(path, true)?;
     let size = length(&file, path)?;
@@ -100,10 +101,10 @@ pub(super) fn zero(path: &Path) -> Result<()> {
         size,
         zeros: vec![0; PIECE],
         unflushed: 0,
-        told: Instant::now(),
+        last_log: Instant::now(),
     };
     write_in_place(&file, path)?;
-    // One after the other: an image may have any number of them.
+    // Extents are read one after the other: an image can have any number of them.
     let mut shared = map::shared_from(&file, path, 0);
     let mut run = shared.next().transpose()?;
     let mut at = 0;
@@ -129,12 +130,12 @@ pub(super) fn zero(path: &Path) -> Result<()> {
     wipe.flush(at)
 }
 
-/// Where blocks have been shared, xfs sets others aside for the writes to come, around each write
-/// and for minutes: a write goes there, though the block isn't shared any more.
+/// Where blocks have been shared, xfs preallocates other blocks around each write and keeps them
+/// for minutes: a write would go there, although the block is not shared any more.
 fn write_in_place(file: &File, path: &Path) -> Result<()> {
     file.sync_data().map_err(failed("fsync", path))?;
     match sys::fs::xfs_release_reserved(file) {
-        // Other file systems don't know it.
+        // Other file systems do not support this call.
         Ok(()) | Err(Errno::ENOTTY | Errno::EOPNOTSUPP | Errno::EINVAL) => Ok(()),
         Err(errno) => Err(HostError::errno(
             "free the preallocated blocks of",
@@ -144,8 +145,8 @@ fn write_in_place(file: &File, path: &Path) -> Result<()> {
     }
 }
 
-/// The next extent with data at or after an offset. Reserved blocks that nobody wrote are holes
-/// here: they can't be read, so there is nothing of the volume in them.
+/// The next extent with data at or after an offset. Allocated blocks that were never written count
+/// as holes: they cannot be read, so they contain nothing of the volume.
 pub(super) fn next_data(file: &File, at: u64, path: &Path) -> Result<Option<(u64, u64)>> {
     let seek = |whence, from: u64| {
         lseek(file, offset(from, path)?, whence)
@@ -169,7 +170,7 @@ struct Wipe<'a> {
     size: u64,
     zeros: Vec<u8>,
     unflushed: u64,
-    told: Instant,
+    last_log: Instant,
 }
 
 impl Wipe<'_> {
@@ -192,17 +193,17 @@ impl Wipe<'_> {
     fn flush(&mut self, at: u64) -> Result<()> {
         self.file.sync_data().map_err(failed("fsync", self.path))?;
         self.unflushed = 0;
-        // Advice: that it isn't taken harms nobody.
+        // This is advice only; a failure does no harm.
         let _ = posix_fadvise(self.file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
-        if self.told.elapsed() >= PROGRESS_LOG_INTERVAL {
-            self.told = Instant::now();
+        if self.last_log.elapsed() >= PROGRESS_LOG_INTERVAL {
+            self.last_log = Instant::now();
             tracing::info!(image = %self.path.display(), done = at, of = self.size, "overwriting an image with zeros");
         }
         Ok(())
     }
 }
 
-/// Copies the data of a range; where the source has none, the target keeps what it has.
+/// Copies the data of a range; where the source has none, the target keeps its data.
 pub(super) fn copy_range(source: &Path, target: &Path, start: u64, bytes: u64) -> Result<()> {
     let from = open_existing(source, false)?;
     let to = open_existing(target, true)?;
@@ -228,7 +229,7 @@ pub(super) fn copy_range(source: &Path, target: &Path, start: u64, bytes: u64) -
             at += piece.len() as u64;
         }
     }
-    // Advice, as above: a copy must not push out what volumes in use have in the cache.
+    // This is advice only: a copy must not displace the cached pages of volumes in use.
     let _ = posix_fadvise(
         &from,
         offset(start, source)?,

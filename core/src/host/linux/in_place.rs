@@ -1,9 +1,10 @@
-//! Which files of a btrfs are written in place (FS_NOCOW_FL, which turns off checksums as well).
+//! Controls which files of a btrfs are overwritten in place (FS_NOCOW_FL, which turns off checksums
+//! as well).
 //!
 //! A loop device writes its image with direct I/O, and a file system may change a page while it is
-//! being written. Where btrfs keeps checksums, that is an error of this block after a crash before
-//! Linux 6.15, and a slow buffered write since. Blocks can be shared only between two files that
-//! are written in place or two that are not; an empty file alone can change sides.
+//! being written. Where btrfs keeps checksums, that gives a checksum error of this block after a
+//! crash before Linux 6.15, and slow buffered writes since. Blocks can be shared only between two
+//! files with checksums or two without; only an empty file can be switched.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -23,7 +24,7 @@ fn is_btrfs(file: impl AsFd, path: &Path) -> Result<bool> {
     Ok(found.filesystem_type() == BTRFS_SUPER_MAGIC)
 }
 
-/// Files that are made in a folder are written in place from now on.
+/// Makes files that are created in a directory from now on be written in place.
 pub(super) fn of_folder(path: &Path) -> Result<()> {
     let folder = open_real_dir(path)?;
     if !is_btrfs(&folder, path)? {
@@ -35,7 +36,8 @@ pub(super) fn of_folder(path: &Path) -> Result<()> {
     });
     match set {
         Ok(()) => Ok(()),
-        // Zoned disks can't, and a folder that is to be compressed must not.
+        // Zoned disks do not support this, and it conflicts with a directory that is to be
+        // compressed.
         Err(errno @ (Errno::EPERM | Errno::EINVAL | Errno::EOPNOTSUPP)) => {
             tracing::warn!(
                 path = %path.display(), %errno,
@@ -47,7 +49,7 @@ pub(super) fn of_folder(path: &Path) -> Result<()> {
     }
 }
 
-/// An empty file that can share blocks with another.
+/// Creates an empty file that can share blocks with another.
 pub(super) fn make_like(path: &Path, source: &Path) -> Result<()> {
     let file = open_or_create(path)?;
     if length(&file, path)? > 0 || !is_btrfs(&file, path)? {
@@ -59,8 +61,8 @@ pub(super) fn make_like(path: &Path, source: &Path) -> Result<()> {
     };
     let in_place = flags_of((&source.0, source.1))? & NO_COW;
     let others = flags_of((&file, path))? & !NO_COW;
-    // Also where nothing seems to change: with the mount option nodatasum, a new file has no
-    // checksums without the flag, and this gives them back.
+    // The flags are set even if nothing seems to change: with the mount option nodatasum, a new
+    // file has no checksums even without the flag, and this enables them again.
     set_flags(&file, others | in_place)
         .map_err(|errno| HostError::errno("set flags of", path, errno))
 }

@@ -1,9 +1,10 @@
-//! Loop devices, by LOOP_CONFIGURE alone: it sets everything at once, where LOOP_SET_FD and
-//! LOOP_SET_STATUS64 leave a moment without flags (and the latter drops autoclear).
+//! Loop devices, attached with LOOP_CONFIGURE only: it sets everything at once, whereas between
+//! LOOP_SET_FD and LOOP_SET_STATUS64 the device exists without its flags (and the latter drops
+//! autoclear).
 //!
-//! Which image a loop stands on is what LOOP_GET_STATUS64 says while the device is open. Its
-//! lo_device is the kernel's dev_t in the same encoding as st_dev, on xfs, ext4 and btrfs (there
-//! the anonymous number) alike; the tests compare them.
+//! The backing file of a loop device is what LOOP_GET_STATUS64 returns while the device is open.
+//! Its lo_device is the kernel's dev_t in the same encoding as st_dev, on xfs, on ext4, and on
+//! btrfs (where it is the anonymous number); the tests compare them.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -34,18 +35,18 @@ const LO_FLAGS_AUTOCLEAR: u32 = 4;
 const LO_FLAGS_PARTSCAN: u32 = 8;
 const LO_FLAGS_DIRECT_IO: u32 = 16;
 
-/// Two processes may be told the same free number; one of them gets it. With n contenders the
-/// unluckiest needs n turns.
+/// Two processes may get the same free number, and only one of them can attach it. With n
+/// contenders, the unluckiest needs n attempts.
 const ATTACH_TRIES: u32 = 256;
-/// After so many turns in vain every other one is on a new device: the number that the kernel
-/// offers may be one that nobody can have (claimed without a file, or being removed).
+/// After this many failed attempts, every other one uses a new device: the number that the kernel
+/// offers may be unusable (claimed without a backing file, or being removed).
 const TRIES_BEFORE_NEW_DEVICE: u32 = 24;
-/// A node comes from devtmpfs at once, but from udev in a container's own /dev late.
+/// devtmpfs creates a node at once, but udev in a container's own /dev may create it late.
 const NODE_TRIES: u32 = 500;
 const NODE_WAIT: Duration = Duration::from_millis(10);
-/// So many unused devices with a discard limit may lie about.
+/// Maximum number of unused devices with a discard limit that are kept.
 const LIMITED_KEPT: usize = 16;
-/// A healthy file system says within microseconds which file an open one is.
+/// A healthy file system returns the identity of an open file within microseconds.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
 fn control() -> Result<File> {
@@ -66,18 +67,18 @@ fn queue_value(number: u32, name: &str) -> Option<u64> {
     text.trim().parse().ok()
 }
 
-/// Opens a block device whose node must have the right number. Links are followed (LVM names its
-/// devices by them): /dev is root's, and the number is the proof.
+/// Opens a block device and verifies that its node has the right number. Symbolic links are
+/// followed (LVM names its devices by them): /dev belongs to root, and the number is the proof.
 pub(super) fn open_verified(device: &Device) -> Result<File> {
     open_node(device, libc::O_RDONLY)
 }
 
-/// The same, as a path only: to be bind-mounted.
+/// Like [`open_verified`], but with O_PATH, for a bind mount.
 pub(super) fn open_verified_path(device: &Device) -> Result<File> {
     open_node(device, libc::O_PATH)
 }
 
-/// Opens a device for itself alone: EBUSY if it's claimed.
+/// Opens a device exclusively: EBUSY if it is claimed.
 pub(super) fn open_exclusive(device: &Device) -> Result<File> {
     open_node(device, libc::O_EXCL)
 }
@@ -108,8 +109,8 @@ fn number_text(rdev: u64) -> String {
 pub(super) fn attach(spec: &LoopSpec<'_>) -> Result<LoopHold> {
     let image = open_image(spec)?;
     let control = control()?;
-    // Whoever still has such a node bound, or made one like it in a container, would have the
-    // image that comes to stand on its number.
+    // A process that still has such a node bind-mounted, or has created a copy in a container,
+    // would get access to the image that is attached to its number.
     let shown = mounts::shown_loops()?;
     for turn in 0..ATTACH_TRIES {
         let number = match turn > TRIES_BEFORE_NEW_DEVICE && turn % 2 == 0 {
@@ -135,7 +136,7 @@ pub(super) fn attach(spec: &LoopSpec<'_>) -> Result<LoopHold> {
         name_for_people(spec.image, &mut info.file_name);
         match sys::loop_configure(&device, image.as_fd(), spec.block_size, info) {
             Ok(()) => return hold_attached(number, spec),
-            // Somebody was quicker.
+            // Another process attached this number first.
             Err(Errno::EBUSY) => pause(turn),
             Err(errno) => return Err(HostError::errno("attach", spec.image, errno)),
         }
@@ -146,7 +147,7 @@ pub(super) fn attach(spec: &LoopSpec<'_>) -> Result<LoopHold> {
     Err(HostError::unexpected("attach", spec.image, what))
 }
 
-/// Longer with each turn, so that contenders come apart.
+/// Waits longer with each attempt, so that contenders do not stay in step.
 fn pause(turn: u32) {
     thread::sleep(Duration::from_millis(u64::from(turn.min(20))));
 }
@@ -165,14 +166,14 @@ fn open_image(spec: &LoopSpec<'_>) -> Result<File> {
     Ok(image)
 }
 
-/// A discard limit of 0 stays with the number after its loop is detached, and the kernel lets
-/// nobody raise it again: a later volume on this number could never be trimmed.
+/// A discard limit of 0 stays with the number after its image is detached, and the kernel does not
+/// allow raising it again: a later volume on this number could never be trimmed.
 fn is_limited(number: u32) -> bool {
     queue_value(number, "discard_max_bytes") == Some(0)
         && queue_value(number, "discard_max_hw_bytes").is_some_and(|bytes| bytes > 0)
 }
 
-/// A number that is new, and that no mount shows.
+/// Creates a device with a new number that no mount shows.
 fn new_number(control: &File, shown: &BTreeSet<u32>) -> Result<u32> {
     loop {
         let number = sys::loop_add(control, None)
@@ -183,12 +184,13 @@ fn new_number(control: &File, shown: &BTreeSet<u32>) -> Result<u32> {
     }
 }
 
-/// A number to attach to: the kernel's free one, unless a mount still shows it, or it has a
-/// discard limit left over.
+/// Picks the number to attach to: the kernel's free one, unless a mount still shows it or it has a
+/// leftover discard limit.
 ///
-/// Only removing a device clears the limit, and whoever was told its number a moment ago finds
-/// it gone: so another free one is taken, or a new one made, and only when many have gathered are
-/// they made afresh, never the one that the kernel offers to all at the moment.
+/// Only removing a device clears the limit, and a process that has just been given its number would
+/// find it gone. So another free number is taken, or a new one created. Only when many limited
+/// devices have accumulated are they re-created, and never the one that the kernel currently offers
+/// to all processes.
 fn pick(control: &File, turn: u32, shown: &BTreeSet<u32>) -> Result<u32> {
     let failed = |errno| HostError::errno("find a free loop device in", CONTROL, errno);
     let offered = sys::loop_free(control).map_err(failed)?;
@@ -210,7 +212,7 @@ fn pick(control: &File, turn: u32, shown: &BTreeSet<u32>) -> Result<u32> {
     }
 }
 
-/// Makes a free device new, if a limit is on it.
+/// Re-creates a free device if it has a discard limit.
 pub(super) fn renew(number: u32) -> Result<()> {
     if is_limited(number) {
         make_new(&control()?, number);
@@ -218,14 +220,16 @@ pub(super) fn renew(number: u32) -> Result<()> {
     Ok(())
 }
 
-/// At worst it stays as it is: in use by now (EBUSY), or made again by another process (EEXIST).
+/// A failure is harmless: the device is in use by now (EBUSY), or another process has created it
+/// again (EEXIST).
 fn make_new(control: &File, number: u32) {
     if sys::loop_remove(control, number).is_ok() {
         let _ = sys::loop_add(control, Some(number));
     }
 }
 
-/// Opens the node of a number, waiting a little for it; `None` if the device is gone again.
+/// Opens the node of a number, after waiting a little for it; `None` if the device was removed
+/// again.
 fn wait_for_node(number: u32) -> Result<Option<File>> {
     let device = Device::of_loop(number);
     for _ in 0..NODE_TRIES {
@@ -243,15 +247,15 @@ fn wait_for_node(number: u32) -> Result<Option<File>> {
     Err(HostError::unexpected("open", device.path, what))
 }
 
-/// The end of the image's path, for `losetup`; nobody relies on it.
+/// Stores the end of the image's path, for `losetup`; nothing relies on it.
 fn name_for_people(image: &Path, name: &mut [u8; 64]) {
     let bytes = image.as_os_str().as_bytes();
     let tail = &bytes[bytes.len().saturating_sub(name.len() - 1)..];
     name[..tail.len()].copy_from_slice(tail);
 }
 
-/// Swaps the descriptor that configured it for one that can't write: a kernel that protects
-/// mounted devices refuses to mount one that is open for writing.
+/// Replaces the descriptor that configured the device by a read-only one: a kernel that protects
+/// mounted devices refuses to mount a device that is open for writing.
 fn hold_attached(number: u32, spec: &LoopSpec<'_>) -> Result<LoopHold> {
     let Some((keep, info)) = open_attached(number, spec.backing)? else {
         let what = "another process detached the loop device immediately";
@@ -273,7 +277,8 @@ fn held(number: u32, keep: OwnedFd) -> LoopHold {
     }
 }
 
-/// Opens a loop and says what it stands on; `None` if it's another image, or none.
+/// Opens a loop device and reads its status; `None` if its backing file is another one, or if it
+/// has none.
 fn open_attached(number: u32, backing: FileId) -> Result<Option<(OwnedFd, sys::LoopInfo)>> {
     Ok(ask(number)?.filter(|(_, info)| backing_of(info) == backing))
 }
@@ -285,7 +290,8 @@ fn backing_of(info: &sys::LoopInfo) -> FileId {
     }
 }
 
-/// What a loop stands on. The kernel asks the image's file system for it, which may hang.
+/// Reads the status of a loop device. The kernel asks the image's file system for it, which may
+/// hang.
 fn ask(number: u32) -> Result<Option<(OwnedFd, sys::LoopInfo)>> {
     static QUESTIONS: Questions<u32> = Questions::new();
     let answer = QUESTIONS.ask(number, STATUS_TIMEOUT, move || open_any(number));
@@ -320,7 +326,7 @@ pub(super) fn hold(number: u32, backing: FileId) -> Result<Option<LoopHold>> {
     Ok(open_attached(number, backing)?.map(|(keep, _)| held(number, keep)))
 }
 
-/// Detaches, unless there is nothing of ours any more.
+/// Detaches the device, unless it is no longer attached to this image.
 pub(super) fn detach(number: u32, backing: FileId) -> Result<()> {
     let Some((device, _)) = open_attached(number, backing)? else {
         return Ok(());
@@ -328,7 +334,7 @@ pub(super) fn detach(number: u32, backing: FileId) -> Result<()> {
     clear(number, &device)
 }
 
-/// With a descriptor open the number can't come to stand on another image in between.
+/// While the descriptor is open, the number cannot be reused for another image.
 fn clear(number: u32, device: impl AsFd) -> Result<()> {
     match sys::loop_clear(device) {
         Ok(()) | Err(Errno::ENXIO) => Ok(()),
@@ -340,7 +346,8 @@ fn clear(number: u32, device: impl AsFd) -> Result<()> {
     }
 }
 
-/// Detaches one whose image lies on a dead file system, unless that isn't so.
+/// Detaches a device whose image lies on a dead file system, unless the file system turns out to be
+/// alive.
 pub(super) fn detach_dead(number: u32, name: &Path) -> Result<()> {
     let opened = match open_verified(&Device::of_loop(number)) {
         Ok(file) => file,
@@ -354,7 +361,7 @@ pub(super) fn detach_dead(number: u32, name: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Lets it bypass the page cache again.
+/// Turns direct I/O on again.
 pub(super) fn set_direct_io(number: u32) -> Result<()> {
     let device = Device::of_loop(number);
     sys::loop_set_direct_io(open_verified(&device)?)
@@ -367,9 +374,10 @@ pub(super) fn resize(number: u32) -> Result<()> {
         .map_err(|errno| HostError::errno("resize", device.path, errno))
 }
 
-/// No hole is ever punched through this loop again. With a discard limit of 0 the loop driver
-/// refuses fallocate as a whole: not only discards (fstrim, mkfs, `-o discard`), but also the
-/// write-zeroes by which ext4 initializes its tables lazily, which would punch as well.
+/// Prevents holes in the image from being punched through this loop device. With a discard limit of
+/// 0 the loop driver refuses fallocate altogether: not only discards (fstrim, mkfs, `-o discard`),
+/// but also the write-zeroes by which ext4 initializes its tables lazily, which would punch holes
+/// too.
 pub(super) fn forbid_discard(number: u32) -> Result<()> {
     let path = queue_file(number, "discard_max_bytes");
     OpenOptions::new()
@@ -386,9 +394,9 @@ pub(super) fn forbid_discard(number: u32) -> Result<()> {
     }
 }
 
-/// The numbers of all loop devices that are attached, or of all that aren't. Nearly every call
-/// looks here, and numbers pile up, since the kernel keeps each that ever was: so one costs a
-/// single access(2), from the folder to which the links of /sys/block lead.
+/// The numbers of all loop devices that are attached, or of all that are not. Nearly every call
+/// needs this list, and numbers accumulate because the kernel never removes them; so each costs
+/// only one access(2), relative to the directory to which the links of /sys/block lead.
 fn numbers(attached: bool) -> Result<Vec<u32>> {
     let path = Path::new("/sys/devices/virtual/block");
     let folder = File::open(path).map_err(failed("open", path))?;
@@ -402,7 +410,7 @@ fn numbers(attached: bool) -> Result<Vec<u32>> {
         else {
             continue;
         };
-        // Only an attached loop has this folder.
+        // Only an attached loop device has this directory.
         let inner = format!("{name}/loop");
         let found = faccessat(&folder, inner.as_str(), AccessFlags::F_OK, AtFlags::empty());
         if found.is_ok() == attached {
@@ -413,7 +421,8 @@ fn numbers(attached: bool) -> Result<Vec<u32>> {
     Ok(numbers)
 }
 
-/// The attached loops that `may_be` wants, by number. Those that vanish meanwhile are left out.
+/// The attached loop devices whose image name `may_be` accepts, by number. Devices that disappear
+/// while the list is built are left out.
 pub(super) fn list(may_be: &dyn Fn(&Path) -> bool) -> Result<Vec<LoopDevice>> {
     let mut devices = Vec::new();
     for number in numbers(true)? {
@@ -443,13 +452,14 @@ fn status_of(number: u32, info: &sys::LoopInfo) -> LoopStatus {
     }
 }
 
-/// One of them.
+/// The status of one device.
 pub(super) fn status(number: u32) -> Result<Option<LoopStatus>> {
     Ok(ask(number)?.map(|(_, info)| status_of(number, &info)))
 }
 
-/// The path of a loop's image as the kernel shows it: the kernel knows it without asking the
-/// image's file system. `None` if it can't be told (it is too long, or the loop is just ending).
+/// The path of a loop device's image as the kernel shows it, which it does without asking the
+/// image's file system. `None` if it is not known (it is too long, or the device is just being
+/// detached).
 fn image_name(number: u32) -> Option<PathBuf> {
     let path = format!("/sys/block/loop{number}/loop/backing_file");
     let shown = std::fs::read(path).ok()?;
@@ -463,7 +473,7 @@ pub(super) fn bytes(device: &Device) -> Result<u64> {
         .map_err(|errno| HostError::errno("read the size of", &device.path, errno))
 }
 
-/// A mounted file system claims its device, also a frozen one that was unmounted.
+/// A mounted file system claims its device, as does a frozen one that was unmounted.
 pub(super) fn is_claimed(device: &Device) -> Result<bool> {
     match open_exclusive(device) {
         Ok(_) => Ok(false),
@@ -472,7 +482,7 @@ pub(super) fn is_claimed(device: &Device) -> Result<bool> {
     }
 }
 
-/// What can't be done without the control device.
+/// Describes what is missing if the control device cannot be used.
 pub(super) fn missing() -> Option<String> {
     match control() {
         Ok(_) => None,

@@ -1,4 +1,4 @@
-//! Where the blocks of a file are (FIEMAP).
+//! Reads the extent map of a file (FIEMAP).
 
 use std::fs::File;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use super::sys::blocks::{self, Map, Record};
 use crate::error::HostError;
 use crate::host::{Extent, Result};
 
-/// Addresses that say nothing of single blocks.
+/// Flags of an extent whose address does not identify single blocks.
 const OPAQUE: u32 = blocks::UNKNOWN
     | blocks::DELALLOC
     | blocks::ENCODED
@@ -20,7 +20,8 @@ const OPAQUE: u32 = blocks::UNKNOWN
     | blocks::INLINE
     | blocks::TAIL;
 
-/// What has no address of its own at all: it's the same as nothing else, itself neither.
+/// Flags of an extent that has no address of its own: its content is not equal to any other extent,
+/// not even to itself.
 const UNPLACED: u32 = blocks::UNKNOWN | blocks::DELALLOC | blocks::INLINE | blocks::TAIL;
 
 fn extent(record: &Record) -> Extent {
@@ -34,20 +35,21 @@ fn extent(record: &Record) -> Extent {
     }
 }
 
-/// The runs of an open file from an offset on, in pages of fixed size.
+/// Iterates over the extents of an open file from an offset on, in pages of fixed size.
 pub(super) struct Runs<'a> {
     file: &'a File,
     path: &'a Path,
     map: Box<Map>,
-    /// In the page: the next record, and how many there are.
+    /// Position in the page, and number of its records.
     next: usize,
     got: usize,
-    /// Where the next page begins.
+    /// Offset at which the next page begins.
     from: u64,
-    /// The last page is there.
+    /// The last page has been read.
     last: bool,
-    /// Write back before the next page: only before the first, since those who compare maps in
-    /// earnest have stopped all writers, and for others it makes no difference.
+    /// Write back dirty pages before reading the next page. This is set only for the first page: a
+    /// caller that needs an exact map has stopped all writers, and for others it makes no
+    /// difference.
     sync: bool,
 }
 
@@ -115,8 +117,9 @@ impl Runs<'_> {
     }
 }
 
-/// The parts of a file whose blocks another file has as well, in order from this byte on; written
-/// back first. None on a file system without maps: there files share nothing.
+/// The ranges of a file whose blocks are shared with another file, in order from this byte on,
+/// after writing back dirty pages. Empty on a file system without extent maps, where files share
+/// nothing.
 pub(super) fn shared_from<'a>(
     file: &'a File,
     path: &'a Path,

@@ -1,12 +1,12 @@
-//! What this host lacks, each with its fix.
+//! Prerequisites that this host lacks, each with its fix.
 
 use super::{loop_device, program};
 
-/// Bits of linux/capability.h.
+/// Capability numbers from linux/capability.h.
 pub(super) const SYS_ADMIN: u32 = 21;
 pub(super) const SYS_RESOURCE: u32 = 24;
 
-/// Whether this process has a capability in effect.
+/// Whether this process has a capability in its effective set.
 pub(super) fn has_capability(bit: u32) -> bool {
     std::fs::read_to_string("/proc/self/status").is_ok_and(|status| has_bit(&status, bit))
 }
@@ -19,8 +19,9 @@ fn has_bit(status: &str, bit: u32) -> bool {
         .is_some_and(|mask| mask >> bit & 1 == 1)
 }
 
-/// Without these no volume works. What is lacking for one file system alone (its mkfs, ext4's
-/// growth) fails the calls that need it, and must not keep the driver from being ready.
+/// Prerequisites without which no volume works. A tool that only one file system needs (its mkfs,
+/// the tool that grows ext4) is not listed: its absence fails the calls that need it, and must not
+/// keep the driver from being ready.
 pub(super) fn list() -> Vec<String> {
     let mut missing = Vec::new();
     if !has_capability(SYS_ADMIN) {

@@ -1,9 +1,9 @@
-//! Mounts: the table, mounting a device, binding, unmounting.
+//! Mounts: reading the mount table, mounting a device, bind mounts, unmounting.
 //!
-//! File systems are mounted with sys-mount. Binds are not mount(2) at all: a detached copy of the
-//! mount is made, made read-only where it must be, and only then put in its place, so that no
-//! moment and no crash leaves a writable mount where a read-only one was asked for. Unmounting
-//! is nix's: what sys-mount calls `NOFOLLOW` is O_NOFOLLOW, which umount2 refuses.
+//! File systems are mounted with sys-mount. Bind mounts do not use mount(2): a detached copy of the
+//! mount is created, made read-only if required, and only then attached, so that at no moment, nor
+//! after a crash, a writable mount exists where a read-only one was requested. Unmounting uses nix:
+//! the `NOFOLLOW` of sys-mount is O_NOFOLLOW, which umount2 refuses.
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
@@ -30,18 +30,18 @@ use crate::error::HostError;
 use crate::host::{Device, FileKind, LOOP_MAJOR, Mount, MountSpec, Result, mountinfo};
 use crate::model::mount_option;
 
-/// Of this thread's mount namespace, also in a process of which a thread has left it.
+/// The table of this thread's mount namespace, because a thread may have its own.
 const TABLE: &str = "/proc/thread-self/mountinfo";
-/// The kernel shows the table in pages, between which it may change: then it's read again, so
-/// often at most. What stays put is shown rightly all the same.
+/// Maximum number of times the table is read. The kernel shows it in pages, between which it may
+/// change; then it is read again. Mounts that do not change are shown correctly in any case.
 const TABLE_READS: u32 = 16;
-/// How long a mount may be busy with what ends by itself.
+/// How often an unmount is retried while the mount is busy for a reason that ends by itself.
 const BUSY_TRIES: u32 = 60;
 const BUSY_WAIT: Duration = Duration::from_millis(10);
-/// Exists where the kernel has SELinux and it's on.
+/// Exists if the kernel has SELinux and it is enabled.
 const SELINUX: &str = "/sys/fs/selinux/enforce";
 
-/// The mount table of the kernel.
+/// Reads the mount table of the kernel.
 pub(super) fn table() -> Result<Vec<Mount>> {
     let path = Path::new(TABLE);
     let mut file = File::open(path).map_err(failed("open", path))?;
@@ -56,7 +56,7 @@ pub(super) fn table() -> Result<Vec<Mount>> {
     }
     let mut mounts = mountinfo::parse(&text)
         .map_err(|error| HostError::unexpected("read", path, error.to_string()))?;
-    // Only root makes nodes there; a pod can make one of any number on a tmpfs of its own.
+    // Only root creates nodes there; a pod can create a node with any number on a tmpfs of its own.
     let devices = std::fs::metadata("/dev").ok().map(|found| found.dev());
     for mount in &mut mounts {
         if mount.fs_name == "devtmpfs" || Some(mount.device) == devices {
@@ -66,8 +66,8 @@ pub(super) fn table() -> Result<Vec<Mount>> {
     Ok(mounts)
 }
 
-/// The number of the device node that a mount shows, if it's one. The node itself says it: a
-/// folder may have any name.
+/// The number of the device node that a mount shows, if it shows one. It is read from the node
+/// itself, because a directory can have any name.
 fn bound_node(mount: &Mount) -> Option<u64> {
     let kinds = ["devtmpfs", "tmpfs"];
     if !kinds.contains(&mount.fs_name.as_str()) || mount.root == Path::new("/") {
@@ -77,7 +77,8 @@ fn bound_node(mount: &Mount) -> Option<u64> {
         Ok(found) if found.dev() == mount.device => {
             found.file_type().is_block_device().then(|| found.rdev())
         }
-        // Something covers it. In devtmpfs names are the kernel's, also of a node that is gone.
+        // Another mount covers it. In devtmpfs the kernel chooses the names, also for a node that
+        // is gone.
         Ok(_) | Err(_) if mount.fs_name == "devtmpfs" => {
             let root = mount.root.to_str()?.trim_end_matches("//deleted");
             let number = root.strip_prefix("/loop")?.parse().ok()?;
@@ -87,7 +88,8 @@ fn bound_node(mount: &Mount) -> Option<u64> {
     }
 }
 
-/// Numbers of loop devices that a bound node shows, attached or not, whoever made the node.
+/// Numbers of the loop devices whose node is bind-mounted, whether they are attached or not and
+/// whichever process mounted the node.
 pub(super) fn shown_loops() -> Result<BTreeSet<u32>> {
     let nodes = table()?.into_iter().filter_map(|mount| bound_node(&mount));
     Ok(nodes
@@ -96,8 +98,8 @@ pub(super) fn shown_loops() -> Result<BTreeSet<u32>> {
         .collect())
 }
 
-/// The table with the paths of callers as callers spell them: where an allowed folder is or lies
-/// behind a link, the kernel names another path for what is mounted below it.
+/// The mount table with CSI paths spelled as callers spell them: where an allowed directory is a
+/// symbolic link or lies behind one, the kernel shows another path for what is mounted below it.
 pub(super) fn table_for_callers(folders: &Folders) -> Result<Vec<Mount>> {
     let mut mounts = table()?;
     let behind_links: Vec<(PathBuf, &PathBuf)> = folders
@@ -124,8 +126,8 @@ fn by_fd(file: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// Mounts a device. The device is named by its own path, which then stands in the mount table:
-/// /dev is root's, and the caller of this effect holds the loop device open.
+/// Mounts a device by its own path, which then appears in the mount table. That is safe because
+/// /dev belongs to root and the caller of this effect holds the loop device open.
 #[expect(clippy::disallowed_methods, reason = "the only place that mounts")]
 pub(super) fn mount(folders: &Folders, spec: &MountSpec<'_>) -> Result<()> {
     let device = loop_device::open_verified(spec.device)?;
@@ -147,7 +149,7 @@ pub(super) fn mount(folders: &Folders, spec: &MountSpec<'_>) -> Result<()> {
     }
 }
 
-/// The flags and the data of mount(2).
+/// Converts options to the flags and the data of mount(2).
 fn split_options(options: &[String], read_only: bool, selinux: bool) -> (MountFlags, String) {
     let mut flags = MountFlags::empty();
     let mut data: Vec<String> = Vec::new();
@@ -155,7 +157,8 @@ fn split_options(options: &[String], read_only: bool, selinux: bool) -> (MountFl
         if let Some((flag, set)) = flag_of(option) {
             flags.set(flag, set);
         } else if mount_option::is_label(option) {
-            // As mount(8) does: without SELinux the option would be unknown.
+            // mount(8) does the same: without SELinux the kernel would refuse the option as
+            // unknown.
             if selinux {
                 data.push(quoted(option));
             }
@@ -169,7 +172,7 @@ fn split_options(options: &[String], read_only: bool, selinux: bool) -> (MountFl
     (flags, data.join(","))
 }
 
-/// The options that are flags, with whether they set or clear it.
+/// For an option that is a mount flag, the flag and whether the option sets or clears it.
 fn flag_of(option: &str) -> Option<(MountFlags, bool)> {
     let lazytime = MountFlags::from_bits_retain(libc::MS_LAZYTIME);
     Some(match option {
@@ -202,7 +205,7 @@ fn flag_of(option: &str) -> Option<(MountFlags, bool)> {
     })
 }
 
-/// A label's value in quotes: the kernel splits at commas otherwise.
+/// Quotes the value of a label, because the kernel would split it at commas.
 fn quoted(label: &str) -> String {
     match label.split_once('=') {
         Some((key, value)) if !value.starts_with('"') => format!("{key}=\"{value}\""),
@@ -210,8 +213,8 @@ fn quoted(label: &str) -> String {
     }
 }
 
-/// EINVAL says everything and nothing: the options are given one by one to a context of the file
-/// system, which refuses the wrong one by name.
+/// EINVAL does not identify the cause, so the options are set one by one on a file system context,
+/// which refuses the wrong one by name.
 fn explain(spec: &MountSpec<'_>, selinux: bool) -> HostError {
     let fs = spec.fs;
     let tried = spec
@@ -241,24 +244,24 @@ fn refused_option(fs: &str, option: &str) -> Option<String> {
         None => (option, None),
     };
     let errno = sys::set_fs_option(&context, &CString::new(key).ok()?, value.as_deref()).err()?;
-    // The context's own words, one message a read: "e xfs: Unknown parameter 'x'".
-    let mut said = [0u8; 512];
-    let length = File::from(context).read(&mut said).unwrap_or(0);
-    let said = String::from_utf8_lossy(&said[..length]);
-    let said = said.trim_start_matches("e ").trim();
-    // Values may be sensitive, and the message becomes an event.
-    let tells_value =
-        value.is_some_and(|value| !value.is_empty() && said.contains(&*value.to_string_lossy()));
+    // The messages of the context, one per read: "e xfs: Unknown parameter 'x'".
+    let mut message = [0u8; 512];
+    let length = File::from(context).read(&mut message).unwrap_or(0);
+    let message = String::from_utf8_lossy(&message[..length]);
+    let message = message.trim_start_matches("e ").trim();
+    // Values may be sensitive, and the message appears in an event.
+    let contains_value =
+        value.is_some_and(|value| !value.is_empty() && message.contains(&*value.to_string_lossy()));
     let key = mount_option::key(option);
-    Some(match said {
-        said if said.is_empty() || tells_value => {
+    Some(match message {
+        message if message.is_empty() || contains_value => {
             format!("{fs} rejects the mount option {key:?}: {errno}")
         }
-        said => format!("{fs} rejects the mount option {key:?}: {said}"),
+        message => format!("{fs} rejects the mount option {key:?}: {message}"),
     })
 }
 
-/// One caller's path shown at another.
+/// Bind-mounts one CSI path on another.
 pub(super) fn bind(folders: &Folders, source: &Path, target: &Path, read_only: bool) -> Result<()> {
     let (shown, stat) = folders
         .place("bind", source)?
@@ -266,7 +269,7 @@ pub(super) fn bind(folders: &Folders, source: &Path, target: &Path, read_only: b
     bind_open(folders, &shown, stat.kind, target, read_only)
 }
 
-/// A device node shown at a caller's file.
+/// Bind-mounts a device node on a file at a CSI path.
 pub(super) fn bind_device(folders: &Folders, device: &Device, target: &Path) -> Result<()> {
     let node = loop_device::open_verified_path(device)?;
     bind_open(folders, &node, FileKind::File, target, false)
@@ -295,16 +298,16 @@ fn bind_open(
     sys::place_mount(&mount, &onto).map_err(failed)
 }
 
-/// Unmounts what is topmost at a caller's path: reached through its parent, since a descriptor of
-/// the mount itself would keep it busy.
+/// Unmounts the topmost mount at a CSI path. It is reached through its parent directory, since a
+/// descriptor of the mount itself would keep it busy.
 #[expect(clippy::disallowed_methods, reason = "the only place that unmounts")]
 pub(super) fn unmount(folders: &Folders, target: &Path) -> Result<()> {
     let place = folders.place("unmount", target)?;
     let mut tries = 0;
     loop {
         match umount2(&place.by_parent(), MntFlags::UMOUNT_NOFOLLOW) {
-            // A program that another thread is just starting has our descriptors, closed ones too,
-            // until it is running.
+            // A program that another thread is starting has copies of this process's descriptors,
+            // including closed ones, until it executes.
             Err(Errno::EBUSY) if tries < BUSY_TRIES => {
                 tries += 1;
                 thread::sleep(BUSY_WAIT);
@@ -316,7 +319,7 @@ pub(super) fn unmount(folders: &Folders, target: &Path) -> Result<()> {
     }
 }
 
-/// Whether the image of a mounted loop device can't be looked at: its disk is dead or hangs.
+/// Whether the image of a mounted loop device cannot be queried because its disk is dead or hangs.
 pub(super) fn shows_dead_loop() -> Result<bool> {
     let loops: BTreeSet<u32> = table()?.iter().filter_map(Mount::source_loop).collect();
     Ok(loops
@@ -324,11 +327,12 @@ pub(super) fn shows_dead_loop() -> Result<bool> {
         .any(|number| loop_device::status(number).is_err()))
 }
 
-/// Does `work` on a thread of its own, whose mount table has no file system on a loop device;
-/// programs that it starts see the same. For programs that look at every mounted device.
+/// Runs `work` on a separate thread with its own mount namespace, which has no file systems on loop
+/// devices; the programs that it starts inherit the namespace. This is needed for programs that
+/// query every mounted device.
 ///
-/// The thread's table is a copy, and a copy keeps a file system in use after its unmount. So those
-/// of the volumes leave the copy before `work` begins.
+/// The namespace is a copy, and a copied mount keeps a file system in use after its unmount. So the
+/// mounts of volumes are unmounted in the copy before `work` begins.
 #[expect(clippy::disallowed_methods, reason = "of a copy of the table alone")]
 pub(super) fn without_loops<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let root = Path::new("/");
@@ -343,7 +347,7 @@ pub(super) fn without_loops<T: Send>(work: impl FnOnce() -> Result<T> + Send) ->
                 .iter()
                 .any(|folder| Path::new(folder).starts_with(&mount.mount_point));
             if mount.source_loop().is_some() && !needed {
-                // One that stays makes the program fail as it would without this copy.
+                // A mount that stays makes the program fail as it would without this copy.
                 let flags = MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW;
                 if let Err(errno) = umount2(&mount.mount_point, flags) {
                     let target = mount.mount_point.display();

@@ -1,8 +1,9 @@
-//! Our programs: started here alone. (`session` starts those that an administrator names.)
+//! Child programs of the driver, which are started only here. (`session` starts the programs that
+//! an administrator configures.)
 //!
-//! A program is looked for in four fixed folders, never in `$PATH`; it gets an empty environment,
-//! no standard input (or the device that it works on) and no shell, and inherits no other descriptor, since every one of ours is opened
-//! close-on-exec.
+//! A program is searched for in four fixed directories, never in `$PATH`. It gets an empty
+//! environment, no standard input (or the device on which it works) and no shell. It inherits no
+//! other descriptor, because the driver opens every descriptor close-on-exec.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -17,10 +18,10 @@ use crate::error::{HostCause, HostError};
 use crate::host::Result;
 use crate::host::session::speakable;
 
-/// Where distributions put system programs.
+/// Where distributions install system programs.
 pub(super) const FOLDERS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
-/// A program and what to install to have it.
+/// A program, and the package to install if it is missing.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Program {
     pub(super) name: &'static str,
@@ -64,7 +65,7 @@ pub(super) const BLKID: Program = Program {
     package: "util-linux",
 };
 
-/// How it ended.
+/// The result of a program that has exited.
 pub(super) struct Ended {
     pub(super) program: Program,
     pub(super) status: ExitStatus,
@@ -80,13 +81,13 @@ impl Program {
             .find(|path| path.is_file())
     }
 
-    /// Runs it to its end, about `subject`.
+    /// Runs the program until it exits; errors name `subject`.
     pub(super) fn run<S: AsRef<OsStr>>(self, subject: &Path, arguments: &[S]) -> Result<Ended> {
         self.run_with(Stdio::null(), None, subject, arguments)
     }
 
-    /// The same with an open device, which is its standard input and which it does not read: the
-    /// device stays attached until the program has ended, whatever becomes of this process.
+    /// Like [`Program::run`], with an open device as standard input, which the program does not
+    /// read: the device stays attached until the program has exited, even if this process dies.
     pub(super) fn run_on<S: AsRef<OsStr>>(
         self,
         device: File,
@@ -96,8 +97,9 @@ impl Program {
         self.run_with(device.into(), None, subject, arguments)
     }
 
-    /// As [`Program::run`]; one that takes longer than `limit` is killed. Returns once it has ended,
-    /// however long that takes on a disk that hangs: nothing is done beside it.
+    /// Like [`Program::run`], but kills the program if it takes longer than `limit`. Returns once
+    /// the program has exited, however long that takes on a disk that hangs, so that nothing else
+    /// is done to the disk at the same time.
     pub(super) fn run_within<S: AsRef<OsStr>>(
         self,
         limit: Duration,
@@ -163,7 +165,7 @@ struct Watch {
 impl Watch {
     fn over(child: &Child, limit: Duration) -> Result<Watch> {
         let subject = PathBuf::from(child.id().to_string());
-        // It isn't waited for yet, so the number is its own.
+        // The child has not been waited for, so its PID cannot be reused.
         let process = Process::open(child.id())
             .map_err(|errno| HostError::errno("watch process", &subject, errno))?;
         let (done, ended) = channel();
@@ -176,7 +178,7 @@ impl Watch {
         Ok(Watch { done, killed })
     }
 
-    /// The child has ended; whether it was killed.
+    /// Stops the watch after the child has exited; returns whether the child was killed.
     fn disarm(self) -> bool {
         drop(self.done);
         self.killed.join().unwrap_or(false)
@@ -184,7 +186,7 @@ impl Watch {
 }
 
 impl Ended {
-    /// The error that this end is.
+    /// The error that describes this exit.
     pub(super) fn error(&self, action: &'static str, subject: &Path) -> HostError {
         HostError {
             action,

@@ -1,7 +1,7 @@
-//! Sockets on which small messages go over whole, and with them descriptors: between the driver
-//! and its guard.
+//! Seqpacket sockets that transfer small messages whole, with descriptors, between the driver and
+//! its guard.
 //!
-//! Sending never waits, sending and receiving without descriptors allocates nothing, and all
+//! Sending never blocks. Sending and receiving without descriptors does not allocate, and all
 //! descriptors are close-on-exec.
 
 use std::fs::{Permissions, set_permissions};
@@ -20,13 +20,13 @@ use super::sys;
 use crate::error::HostError;
 use crate::host::Result;
 
-/// Bytes of a message.
+/// Size of a message in bytes.
 pub const MESSAGE: usize = 32;
 
-/// Connections that wait while the guard starts threads for others.
+/// Connections that may wait while the guard starts threads for others.
 const BACKLOG: i32 = 64;
 
-/// A socket that others connect to.
+/// A listening socket.
 pub struct Listener(OwnedFd);
 
 /// One end of a connection.
@@ -54,7 +54,7 @@ fn new_socket(path: &Path, flags: SockFlag) -> Result<OwnedFd> {
 }
 
 impl Listener {
-    /// A new socket, mode 0600, in the place of one that nobody serves any more.
+    /// Creates a socket with mode 0600, replacing one that no process serves any more.
     pub fn bind(path: &Path) -> Result<Listener> {
         let failed = |errno| HostError::errno("listen on", path, errno);
         let address = address(path)?;
@@ -69,7 +69,7 @@ impl Listener {
         Ok(Listener(socket))
     }
 
-    /// The next connection.
+    /// Accepts the next connection.
     pub fn accept(&self) -> std::result::Result<Channel, Errno> {
         sys::accept(&self.0).map(Channel)
     }
@@ -88,8 +88,8 @@ impl AsFd for Channel {
 }
 
 impl Channel {
-    /// Connects, without waiting; `None` if nobody listens there, or takes connections. It only
-    /// sends and receives without waiting, too.
+    /// Connects without blocking; `None` if no process listens there, or if its backlog is full.
+    /// Sending and receiving on the connection do not block either.
     pub fn connect(path: &Path) -> Result<Option<Channel>> {
         let address = address(path)?;
         let socket = new_socket(path, SockFlag::SOCK_NONBLOCK)?;
@@ -100,13 +100,13 @@ impl Channel {
         }
     }
 
-    /// Sends a message, without waiting: EAGAIN if the other end takes nothing.
+    /// Sends a message without blocking: EAGAIN if the receiver's buffer is full.
     pub fn send(&self, message: &[u8; MESSAGE]) -> std::result::Result<(), Errno> {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         send(self.0.as_raw_fd(), message, flags).map(drop)
     }
 
-    /// The same, with descriptors.
+    /// Like [`Channel::send`], with descriptors.
     pub fn send_with_fds(
         &self,
         message: &[u8; MESSAGE],
@@ -124,13 +124,14 @@ impl Channel {
         .map(drop)
     }
 
-    /// Receives a message that is there; `None` at the end. EAGAIN if none is there; what isn't
-    /// as long as a message is EBADMSG.
+    /// Receives a message that is available; `None` at the end of the connection. EAGAIN if none is
+    /// available; EBADMSG if it does not have the length of a message.
     pub fn receive(&self, message: &mut [u8; MESSAGE]) -> std::result::Result<Option<()>, Errno> {
         whole(recv(self.0.as_raw_fd(), message, MsgFlags::MSG_DONTWAIT))
     }
 
-    /// The same, with the descriptors that came along, at most so many; it waits.
+    /// Like [`Channel::receive`], with the descriptors that came along, at most `most`; this
+    /// blocks.
     pub fn receive_with_fds(
         &self,
         message: &mut [u8; MESSAGE],
@@ -140,15 +141,16 @@ impl Channel {
         Ok(whole(Ok(length))?.map(|()| fds))
     }
 
-    /// Process and user at the other end: of the one who connected, or who made the socket listen.
+    /// PID and UID of the other end: of the process that connected, or of the one that made the
+    /// socket listen.
     pub fn peer(&self) -> std::result::Result<(u32, u32), Errno> {
         let found = getsockopt(&self.0, sockopt::PeerCredentials)?;
         Ok((found.pid().unsigned_abs(), found.uid()))
     }
 
-    /// Says that nothing more comes from here: the other end reads the end.
+    /// Closes the sending direction: the other end reads end of file.
     pub fn finish(&self) {
-        // The other end may be gone: then it knows.
+        // If the other end is gone, it needs no notice.
         let _ = shutdown(self.0.as_raw_fd(), Shutdown::Write);
     }
 }

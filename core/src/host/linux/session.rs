@@ -1,7 +1,7 @@
 //! Sessions as processes.
 //!
-//! std opens every pipe close-on-exec, and so are all our descriptors: neither the guard nor
-//! another session inherits the writing end of a session's stdin.
+//! std opens every pipe close-on-exec, and all other descriptors of the driver are close-on-exec
+//! too, so neither the guard nor another session inherits the write end of a session's stdin.
 
 use std::io::{ErrorKind, Read};
 use std::os::fd::AsFd;
@@ -16,17 +16,19 @@ use nix::unistd::{Gid, Pid, User, geteuid, getgrouplist};
 use super::program::FOLDERS;
 use super::sys;
 use crate::error::HostError;
-use crate::host::session::{Account, Heard, Session, SessionSpec, SessionState};
+use crate::host::session::{Account, Session, SessionOutput, SessionSpec, SessionState};
 use crate::host::{Done, Result};
 
-/// So much is read in one look: a program that never stops talking doesn't hold us up.
+/// Maximum number of bytes read in one poll, so that a program that writes without end does not
+/// block the driver.
 const MAX_READ_BYTES: usize = 1 << 20;
 
-/// Starts one.
+/// Starts a session.
 pub(super) fn start(spec: &SessionSpec<'_>) -> Result<Done> {
     let program = spec.program;
     let mut command = command(spec);
-    // Nothing is set if that's who this process is, which may not set it anyway.
+    // Nothing is set if this process already runs as that user, because then it may lack the
+    // permission.
     let is_other = |account: &&Account| geteuid().is_root() || account.uid != geteuid().as_raw();
     sys::start_apart(&mut command, spec.account.filter(is_other));
     let mut child = command
@@ -39,7 +41,7 @@ pub(super) fn start(spec: &SessionSpec<'_>) -> Result<Done> {
         stdout: child.stdout.take(),
         stderr: child.stderr.take(),
         child: Some(child),
-        heard: Heard::default(),
+        output: SessionOutput::default(),
         ended: None,
     };
     let pipes = [
@@ -47,7 +49,7 @@ pub(super) fn start(spec: &SessionSpec<'_>) -> Result<Done> {
         session.stderr.as_ref().map(|pipe| pipe.as_fd()),
     ];
     for pipe in pipes.into_iter().flatten() {
-        // Only our end: the program's has a file description of its own.
+        // Only the driver's end: the program's end has a file description of its own.
         fcntl(pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
             .map_err(|errno| HostError::errno("read from", program, errno))?;
     }
@@ -83,7 +85,7 @@ fn command(spec: &SessionSpec<'_>) -> Command {
     command
 }
 
-/// A user by name.
+/// Looks up a user by name.
 pub(super) fn account(name: &str) -> Result<Account> {
     let found = User::from_name(name).map_err(|errno| HostError::errno("find", name, errno))?;
     let user = found.ok_or_else(|| {
@@ -104,25 +106,25 @@ pub(super) fn account(name: &str) -> Result<Account> {
 
 #[derive(Debug)]
 struct Process {
-    /// Also of its process group. Ours until it's waited for.
+    /// Also the ID of its process group. It cannot be reused until the process is waited for.
     pid: Pid,
-    /// `None` once its end has been waited for.
+    /// `None` once it has been waited for.
     child: Option<Child>,
     stdin: Option<ChildStdin>,
     stdout: Option<ChildStdout>,
     stderr: Option<ChildStderr>,
-    heard: Heard,
+    output: SessionOutput,
     ended: Option<(bool, String)>,
 }
 
 impl Process {
     fn listen(&mut self) {
-        let heard = &mut self.heard;
-        drain(&mut self.stdout, |bytes| heard.stdout(bytes));
-        drain(&mut self.stderr, |bytes| heard.stderr(bytes));
+        let output = &mut self.output;
+        drain(&mut self.stdout, |bytes| output.stdout(bytes));
+        drain(&mut self.stderr, |bytes| output.stderr(bytes));
     }
 
-    /// Whether it has ended; it isn't waited for, so its number stays its own.
+    /// Whether the process has exited. It is not waited for, so its PID cannot be reused.
     fn has_ended(&mut self) -> bool {
         if self.child.is_none() {
             return false;
@@ -132,7 +134,7 @@ impl Process {
             Ok(WaitStatus::StillAlive) | Err(Errno::EINTR) => false,
             Ok(_) => true,
             Err(errno) => {
-                // Its number may be another's already, so nothing is sent to it.
+                // Its PID may have been reused, so no signal is sent to it.
                 self.child = None;
                 self.ended = Some((false, format!("an unknown exit status ({errno})")));
                 false
@@ -140,12 +142,12 @@ impl Process {
         }
     }
 
-    /// Takes its end, and ends what it has left in its group.
+    /// Waits for the process and kills what it has left in its process group.
     fn reap(&mut self) {
         let Some(mut child) = self.child.take() else {
             return;
         };
-        // Before it's waited for: until then nobody else can have its number. ESRCH is well.
+        // This must happen before the wait: until then the PID cannot be reused. ESRCH is harmless.
         let _ = killpg(self.pid, Signal::SIGKILL);
         self.ended = Some(match child.wait() {
             Ok(status) => (status.success(), status.to_string()),
@@ -156,7 +158,8 @@ impl Process {
 
 impl Session for Process {
     fn poll(&mut self) -> SessionState {
-        // Its end first, its words then: what it said before its end is in the pipe.
+        // Its exit is checked first and its output read afterwards: what it wrote before exiting is
+        // in the pipe.
         let has_ended = self.has_ended();
         self.listen();
         if has_ended {
@@ -164,17 +167,17 @@ impl Session for Process {
         }
         match &self.ended {
             Some((success, status)) => SessionState::Ended {
-                was_ready: self.heard.is_ready(),
+                was_ready: self.output.is_ready(),
                 success: *success,
                 status: status.clone(),
             },
-            None if self.heard.is_ready() => SessionState::Ready,
+            None if self.output.is_ready() => SessionState::Ready,
             None => SessionState::Starting,
         }
     }
 
-    fn said(&self) -> String {
-        self.heard.said()
+    fn stderr_excerpt(&self) -> String {
+        self.output.stderr_excerpt()
     }
 
     fn let_go(&mut self) {
@@ -188,7 +191,7 @@ impl Session for Process {
             } else {
                 Signal::SIGTERM
             };
-            // One that has just ended is seen by the next look.
+            // A process that has just exited is noticed by the next poll.
             let _ = killpg(self.pid, signal);
         }
     }
@@ -201,14 +204,15 @@ impl Drop for Process {
             self.reap();
         }
         if let Some(mut child) = self.child.take() {
-            // Somebody has to take its end, whenever that is. Without a thread, our own end does.
+            // The process must be waited for, whenever it exits. If no thread can be started, init
+            // does that when this process exits.
             let waiting = std::thread::Builder::new().name("session".into());
             let _ = waiting.spawn(move || child.wait());
         }
     }
 }
 
-/// Reads what is there; a pipe at its end is closed.
+/// Reads what is available; a pipe at its end is closed.
 fn drain(pipe: &mut Option<impl Read>, mut take: impl FnMut(&[u8])) {
     let mut piece = [0; 8192];
     let mut read = 0;

@@ -1,8 +1,9 @@
-//! The few numbers that are wanted of a super block, read from the first MiB of a device. Pure.
+//! Parses the few superblock fields that the driver needs from the first MiB of a device, without
+//! I/O.
 
 use uuid::Uuid;
 
-/// The super block of ext4, as far as growth needs it.
+/// The fields of an ext4 superblock that growth needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ext4 {
     pub(super) block_size: u64,
@@ -10,23 +11,25 @@ pub(super) struct Ext4 {
     first_block: u64,
     blocks_per_group: u64,
     inode_blocks_per_group: u64,
-    /// Of a group that has a copy of the super block: that, descriptors, and room for more.
+    /// Blocks at the start of a group that has a copy of the superblock: the superblock, the
+    /// descriptors, and blocks reserved for more descriptors.
     backup_blocks: u64,
-    /// Bytes of a group's descriptor, and blocks kept for more of them behind those there are.
+    /// Size of a group descriptor in bytes, and number of blocks reserved after the descriptors for
+    /// more of them.
     descriptor: u64,
     reserved: u64,
-    /// Descriptors lie in the groups that they are of (meta_bg).
+    /// Descriptors lie in the groups that they describe (meta_bg).
     meta_groups: bool,
     sparse: bool,
-    /// Blocks per cluster (bigalloc), 1 else.
+    /// Blocks per cluster (bigalloc), otherwise 1.
     cluster: u64,
     /// s_state.
     state: u64,
 }
 
-/// It was unmounted, or has a journal that makes up for it (EXT4_VALID_FS).
+/// The file system was unmounted cleanly, or has a journal (EXT4_VALID_FS).
 const STATE_VALID: u64 = 1;
-/// The kernel met an error in it (EXT4_ERROR_FS).
+/// The kernel found an error in it (EXT4_ERROR_FS).
 const STATE_ERROR: u64 = 2;
 
 fn le16(bytes: &[u8], at: usize) -> Option<u64> {
@@ -41,7 +44,7 @@ fn le64(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
 
-/// Bytes of the file system that blkid calls `name`.
+/// Size in bytes of the file system that blkid calls `name`.
 pub(super) fn bytes(name: &str, head: &[u8]) -> Option<u64> {
     match name {
         "ext2" | "ext3" | "ext4" => {
@@ -61,7 +64,7 @@ pub(super) fn bytes(name: &str, head: &[u8]) -> Option<u64> {
     }
 }
 
-/// Reads the super block of ext4; `None` if there is none.
+/// Parses an ext4 superblock; `None` if there is none.
 pub(super) fn ext4(head: &[u8]) -> Option<Ext4> {
     let sb = head.get(1024..2048)?;
     if le16(sb, 0x38)? != 0xEF53 {
@@ -102,16 +105,16 @@ pub(super) fn ext4(head: &[u8]) -> Option<Ext4> {
 }
 
 impl Ext4 {
-    /// Whether it is to be checked before it's mounted. A journal that waits to be replayed is no
-    /// reason: the mount does that.
+    /// Whether the file system should be checked before it is mounted. A journal that must be
+    /// replayed is no reason, because the mount replays it.
     pub(super) fn is_unclean(&self) -> bool {
         self.state & STATE_VALID == 0 || self.state & STATE_ERROR != 0
     }
 
-    /// Blocks to which the kernel would grow it on a device of so many bytes: it leaves out a
-    /// last group that couldn't hold its own tables.
+    /// Number of blocks to which the kernel would grow the file system on a device of
+    /// `device_bytes`: it leaves out a last group that is too small for its own tables.
     pub(super) fn blocks_on(&self, device_bytes: u64) -> u64 {
-        /// What the tools want free in the last group (mke2fs, resize2fs).
+        /// Free blocks that mke2fs and resize2fs require in the last group.
         const SPARE: u64 = 50;
         let blocks = device_bytes / self.block_size / self.cluster * self.cluster;
         let Some(counted) = blocks.checked_sub(self.first_block) else {
@@ -133,7 +136,7 @@ impl Ext4 {
         blocks
     }
 
-    /// Whether growth to a device of so many bytes leaves everything where it is.
+    /// Whether growth to a device of `device_bytes` moves nothing.
     pub(super) fn grows_in_place(&self, device_bytes: u64) -> bool {
         let descriptors = |blocks: u64| {
             let groups = blocks
@@ -158,19 +161,19 @@ impl Ext4 {
     }
 }
 
-/// A super block of btrfs, as far as a new fsid needs it.
+/// The fields of a btrfs superblock that a new fsid needs.
 pub(super) struct Btrfs {
     bytes: Vec<u8>,
 }
 
-/// What the checksum of a super block says.
+/// Whether the checksum of a superblock is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Checksum {
-    /// It fits.
+    /// It matches.
     Good,
-    /// It doesn't.
+    /// It does not match.
     Bad,
-    /// Of a kind that isn't computed here: not crc32c.
+    /// Its type is not crc32c, so it is not computed here.
     Foreign,
 }
 
@@ -185,7 +188,7 @@ impl Btrfs {
     const INCOMPAT: usize = 0xbc;
     const METADATA: usize = 0x23b;
 
-    /// `None` if that's no super block of btrfs, or not of this place.
+    /// `None` if the bytes are not a btrfs superblock, or not the one of this offset.
     pub(super) fn read(bytes: Vec<u8>, place: u64) -> Option<Btrfs> {
         let fits = bytes.len() == Btrfs::BYTES
             && bytes.get(0x40..0x48)? == b"_BHRfS_M"
@@ -201,7 +204,7 @@ impl Btrfs {
         Uuid::from_slice(&self.bytes[Btrfs::FSID..Btrfs::FSID + 16]).unwrap_or_default()
     }
 
-    /// Whether what fsync wrote waits to be replayed.
+    /// Whether a log tree written by fsync must be replayed.
     pub(super) fn has_log(&self) -> bool {
         self.number(0x60) != 0
     }
@@ -210,7 +213,7 @@ impl Btrfs {
         le64(&self.bytes, at).unwrap_or_default()
     }
 
-    /// Why its fsid can't be changed, if so.
+    /// Returns the reason if the fsid cannot be changed.
     pub(super) fn check(&self) -> Result<(), String> {
         let devices = self.number(0x88);
         if devices != 1 {
@@ -234,7 +237,7 @@ impl Btrfs {
         }
     }
 
-    /// Gives it a new fsid; the first of all stays as the metadata's uuid.
+    /// Sets a new fsid; the original one stays as the metadata UUID.
     pub(super) fn renew(&mut self, uuid: Uuid) {
         let mut features = self.number(Btrfs::INCOMPAT);
         if features & METADATA_UUID == 0 {
@@ -242,7 +245,7 @@ impl Btrfs {
                 .copy_within(Btrfs::FSID..Btrfs::FSID + 16, Btrfs::METADATA);
         }
         features |= METADATA_UUID;
-        // With both the same the kernel wants the feature not to be there.
+        // If both are equal, the kernel requires that the feature is not set.
         if self.bytes[Btrfs::METADATA..Btrfs::METADATA + 16] == *uuid.as_bytes() {
             features &= !METADATA_UUID;
             self.bytes[Btrfs::METADATA..Btrfs::METADATA + 16].fill(0);
@@ -254,7 +257,7 @@ impl Btrfs {
     }
 }
 
-/// CRC-32C (Castagnoli), bit by bit: of three super blocks now and then.
+/// CRC-32C (Castagnoli), bit by bit, because only three superblocks are computed, and rarely.
 fn crc32c(bytes: &[u8]) -> u32 {
     const POLYNOMIAL: u32 = 0x82f6_3b78;
     !bytes.iter().fold(!0, |crc, byte| {
@@ -323,7 +326,7 @@ mod tests {
         let fs = plain();
         assert_eq!(fs.blocks_on((32768 + 100) * 4096), 32768);
         assert_eq!(fs.blocks_on((32768 + 5000) * 4096), 32768 + 5000);
-        // Group 2 has no copy of the super block, so it needs less.
+        // Group 2 has no copy of the superblock, so it needs fewer blocks.
         assert_eq!(fs.blocks_on((65536 + 1000) * 4096), 65536 + 1000);
         assert_eq!(fs.blocks_on((3 * 32768 + 1000) * 4096), 3 * 32768);
     }
@@ -332,14 +335,14 @@ mod tests {
     fn ext4_is_unclean_without_the_valid_mark_or_with_the_one_for_errors() {
         let unclean = |state| Ext4 { state, ..plain() }.is_unclean();
         assert!(unclean(0) && unclean(STATE_ERROR) && unclean(STATE_VALID | STATE_ERROR));
-        // The kernel marks orphans, which its next mount ends.
+        // The kernel marks orphan inodes, which its next mount removes.
         assert!(!unclean(STATE_VALID) && !unclean(STATE_VALID | 4));
     }
 
     #[test]
     fn growth_moves_no_blocks_while_there_is_space_for_descriptors() {
         let group = 32768 * 4096;
-        // 64 descriptors of 64 bytes fit in a block, and there is one block already.
+        // 64 descriptors of 64 bytes fit in a block, and one block already exists.
         let tight = Ext4 {
             reserved: 1,
             ..plain()

@@ -1,6 +1,6 @@
-//! System calls that nix has no safe face for. All `unsafe` of the crate is here.
+//! System calls for which nix has no safe wrapper. All `unsafe` code of the crate is here.
 //!
-//! Each function takes an open descriptor and plain values, and answers with the errno.
+//! Each function takes an open descriptor and plain values, and returns an errno on failure.
 
 #![expect(
     unsafe_code,
@@ -86,8 +86,8 @@ const LOOP_CTL_GET_FREE: u64 = 0x4C82;
 
 /// ioctl with a plain number.
 fn ioctl_value(fd: impl AsFd, request: u64, value: libc::c_int) -> Result<libc::c_int> {
-    // SAFETY: the descriptor is open for the call; the requests given here take a number or
-    // nothing and touch no memory of ours.
+    // SAFETY: the descriptor is open for the call; the requests passed here take a number or
+    // nothing, and access no memory.
     Errno::result(unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), request as _, value) })
 }
 
@@ -96,8 +96,8 @@ fn ioctl_value(fd: impl AsFd, request: u64, value: libc::c_int) -> Result<libc::
 /// # Safety
 /// `T` must be the structure that `request` reads and writes.
 unsafe fn ioctl_struct<T>(fd: impl AsFd, request: u64, argument: &mut T) -> Result<libc::c_int> {
-    // SAFETY: the descriptor is open and the reference valid for the call; the caller says that
-    // the size fits.
+    // SAFETY: the descriptor is open and the reference is valid for the call; the caller guarantees
+    // that the type matches the request.
     Errno::result(unsafe {
         libc::ioctl(
             fd.as_fd().as_raw_fd(),
@@ -107,18 +107,18 @@ unsafe fn ioctl_struct<T>(fd: impl AsFd, request: u64, argument: &mut T) -> Resu
     })
 }
 
-/// A number of a loop device that nobody uses at the moment; made if there is none.
+/// The number of a loop device that is not in use at the moment; one is created if there is none.
 pub fn loop_free(control: impl AsFd) -> Result<u32> {
     ioctl_value(control, LOOP_CTL_GET_FREE, 0).map(|number| number as u32)
 }
 
-/// Removes an unused loop device, and with it everything that was ever set on its queue; EBUSY
-/// if it's attached or open.
+/// Removes an unused loop device, and with it every setting of its queue; EBUSY if it is attached
+/// or open.
 pub fn loop_remove(control: impl AsFd, number: u32) -> Result<()> {
     ioctl_value(control, LOOP_CTL_REMOVE, number as libc::c_int).map(drop)
 }
 
-/// Makes a loop device of a number, or of one that is new; EEXIST if there is one.
+/// Creates a loop device with a given or a new number; EEXIST if it exists.
 pub fn loop_add(control: impl AsFd, number: Option<u32>) -> Result<u32> {
     let wanted = number.map_or(-1, |number| number as libc::c_int);
     ioctl_value(control, LOOP_CTL_ADD, wanted).map(|number| number as u32)
@@ -137,11 +137,11 @@ pub fn loop_configure(
         info,
         reserved: [0; 8],
     };
-    // SAFETY: LOOP_CONFIGURE reads a loop_config; the file's descriptor is open meanwhile.
+    // SAFETY: LOOP_CONFIGURE reads a loop_config; the file's descriptor stays open during the call.
     unsafe { ioctl_struct(device, LOOP_CONFIGURE, &mut config) }.map(drop)
 }
 
-/// What is attached; ENXIO if nothing.
+/// The status of a loop device; ENXIO if nothing is attached.
 pub fn loop_status(device: impl AsFd) -> Result<LoopInfo> {
     let mut info = LoopInfo::zeroed();
     // SAFETY: LOOP_GET_STATUS64 writes a loop_info64.
@@ -149,22 +149,22 @@ pub fn loop_status(device: impl AsFd) -> Result<LoopInfo> {
     Ok(info)
 }
 
-/// Detaches, at once or with the last opener.
+/// Detaches the file, at once or when the last opener closes the device.
 pub fn loop_clear(device: impl AsFd) -> Result<()> {
     ioctl_value(device, LOOP_CLR_FD, 0).map(drop)
 }
 
-/// Lets it bypass the page cache of its file's file system.
+/// Makes the device bypass the page cache of its image's file system.
 pub fn loop_set_direct_io(device: impl AsFd) -> Result<()> {
     ioctl_value(device, LOOP_SET_DIRECT_IO, 1).map(drop)
 }
 
-/// Takes over the size of the file.
+/// Sets the size of the device to that of the file.
 pub fn loop_set_capacity(device: impl AsFd) -> Result<()> {
     ioctl_value(device, LOOP_SET_CAPACITY, 0).map(drop)
 }
 
-/// Bytes of a block device.
+/// Size of a block device in bytes.
 pub fn block_bytes(device: impl AsFd) -> Result<u64> {
     let mut bytes = 0u64;
     let request = request_code_read!(0x12, 114, size_of::<libc::size_t>());
@@ -173,12 +173,12 @@ pub fn block_bytes(device: impl AsFd) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Writes back and drops what the kernel keeps of a block device.
+/// Writes back and drops the page cache of a block device.
 pub fn block_flush(device: impl AsFd) -> Result<()> {
     ioctl_value(device, request_code_none!(0x12, 97), 0).map(drop)
 }
 
-/// What statx says of an open file, mount id and direct I/O included.
+/// statx of an open file, including mount ID and direct I/O alignment.
 pub fn statx(file: impl AsFd) -> Result<libc::statx> {
     let mut answer = std::mem::MaybeUninit::<libc::statx>::zeroed();
     let mask = libc::STATX_BASIC_STATS | libc::STATX_MNT_ID | libc::STATX_DIOALIGN;
@@ -196,29 +196,31 @@ pub fn statx(file: impl AsFd) -> Result<libc::statx> {
     Ok(unsafe { answer.assume_init() })
 }
 
-/// Whether the mount table changed since it was opened, or since this was last asked.
+/// Whether the mount table has changed since it was opened, or since the last call.
 pub fn mounts_changed(table: impl AsFd) -> bool {
     let mut poll = libc::pollfd {
         fd: table.as_fd().as_raw_fd(),
         events: libc::POLLPRI,
         revents: 0,
     };
-    // SAFETY: one valid pollfd, and no waiting.
+    // SAFETY: one valid pollfd, and a timeout of zero.
     let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
     ready > 0 && poll.revents & (libc::POLLPRI | libc::POLLERR) != 0
 }
 
-/// Has a program started with its three standard descriptors alone. Ours close by themselves; who
-/// started us may have left others open, a lock or one end of a pipe among them.
+/// Makes a command start its program with only its three standard descriptors. The driver's own
+/// descriptors are close-on-exec, but the process that started the driver may have left others
+/// open, such as a lock or one end of a pipe.
 pub fn start_alone(command: &mut Command) {
-    // SAFETY: runs between fork and exec: one system call.
+    // SAFETY: runs between fork and exec and makes one system call.
     unsafe { command.pre_exec(leave_inherited) };
 }
 
-/// The descriptors after the standard ones close at the next exec, not yet: std tells a failed
-/// exec through one of them.
+/// Marks all descriptors except the standard ones close-on-exec. They are not closed at once,
+/// because std reports a failed exec through one of them.
 fn leave_inherited() -> io::Result<()> {
-    // SAFETY: numbers alone. Linux 5.11; `open_tree` with `mount_setattr` below needs 5.12.
+    // SAFETY: the arguments are numbers. Linux 5.11; `open_tree` with `mount_setattr` below needs
+    // 5.12.
     let done = unsafe {
         libc::syscall(
             libc::SYS_close_range,
@@ -231,9 +233,9 @@ fn leave_inherited() -> io::Result<()> {
     Ok(())
 }
 
-/// Has a program started in a session and process group of its own, as somebody else if wanted,
-/// with its standard descriptors alone, and with SIGPIPE ignored: nobody listening to it any more
-/// doesn't kill it.
+/// Makes a command start its program in a session and process group of its own, as another user if
+/// `account` is given, with only its standard descriptors, and with SIGPIPE ignored, so that it is
+/// not killed when no process reads its output any more.
 pub fn start_apart(command: &mut Command, account: Option<&Account>) {
     let account = account.map(|account| {
         let groups: Vec<Gid> = account.groups.iter().copied().map(Gid::from_raw).collect();
@@ -255,29 +257,29 @@ pub fn start_apart(command: &mut Command, account: Option<&Account>) {
         }
         Ok(())
     };
-    // SAFETY: runs between fork and exec: system calls alone, on memory that was filled before;
-    // nothing is allocated, no lock is taken.
+    // SAFETY: runs between fork and exec and makes only system calls, on memory that was filled
+    // before; it neither allocates nor takes a lock.
     unsafe { command.pre_exec(apart) };
 }
 
-/// Has all threads take memory from one place; as far as the C library can.
+/// Makes all threads allocate from one arena, if the C library supports that.
 pub fn use_one_arena() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: a number for a number; it fails by its answer alone.
+    // SAFETY: takes and returns numbers only; a failure shows in the return value.
     let _ = unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
 }
 
 fn new_fd(result: libc::c_long) -> Result<OwnedFd> {
     let fd = Errno::result(result)?;
-    // SAFETY: the kernel has just given us this descriptor.
+    // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) })
 }
 
-/// A detached copy of the mount at an open path (a bind mount that's nowhere yet).
+/// Creates a detached copy of the mount at an open path (a bind mount that is not attached yet).
 pub fn clone_mount(source: impl AsFd) -> Result<OwnedFd> {
     const OPEN_TREE_CLONE: libc::c_uint = 1;
     let flags = OPEN_TREE_CLONE | libc::O_CLOEXEC as libc::c_uint | libc::AT_EMPTY_PATH as u32;
-    // SAFETY: open descriptor, empty path that ends with a zero.
+    // SAFETY: an open descriptor and an empty, zero-terminated path.
     new_fd(unsafe {
         libc::syscall(
             libc::SYS_open_tree,
@@ -291,9 +293,9 @@ pub fn clone_mount(source: impl AsFd) -> Result<OwnedFd> {
 /// Makes a detached mount read-only.
 pub fn set_read_only(mount: impl AsFd) -> Result<()> {
     const MOUNT_ATTR_RDONLY: u64 = 1;
-    // `struct mount_attr`: what to set, what to clear, propagation, user namespace.
+    // `struct mount_attr`: attr_set, attr_clr, propagation, userns_fd.
     let attributes = [MOUNT_ATTR_RDONLY, 0, 0, 0];
-    // SAFETY: open descriptor, empty path, and a mount_attr of the size that is said.
+    // SAFETY: an open descriptor, an empty path, and a mount_attr of the given size.
     Errno::result(unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -307,7 +309,7 @@ pub fn set_read_only(mount: impl AsFd) -> Result<()> {
     .map(drop)
 }
 
-/// Puts a detached mount on an open directory or file.
+/// Attaches a detached mount to an open directory or file.
 pub fn place_mount(mount: impl AsFd, target: impl AsFd) -> Result<()> {
     const EMPTY_PATHS: libc::c_uint = 0x4 | 0x40; // MOVE_MOUNT_F_EMPTY_PATH, MOVE_MOUNT_T_EMPTY_PATH
     // SAFETY: two open descriptors, two empty paths.
@@ -324,14 +326,14 @@ pub fn place_mount(mount: impl AsFd, target: impl AsFd) -> Result<()> {
     .map(drop)
 }
 
-/// A context in which mount options can be tried without mounting.
+/// Opens a file system context in which mount options can be tried without mounting.
 pub fn open_fs(name: &CStr) -> Result<OwnedFd> {
     const FSOPEN_CLOEXEC: libc::c_uint = 1;
-    // SAFETY: a string that ends with a zero.
+    // SAFETY: a zero-terminated string.
     new_fd(unsafe { libc::syscall(libc::SYS_fsopen, name.as_ptr(), FSOPEN_CLOEXEC) })
 }
 
-/// Gives one option to a context.
+/// Sets one option on a context.
 pub fn set_fs_option(context: impl AsFd, key: &CStr, value: Option<&CStr>) -> Result<()> {
     const SET_FLAG: libc::c_uint = 0;
     const SET_STRING: libc::c_uint = 1;
@@ -339,7 +341,7 @@ pub fn set_fs_option(context: impl AsFd, key: &CStr, value: Option<&CStr>) -> Re
         Some(value) => (SET_STRING, value.as_ptr()),
         None => (SET_FLAG, std::ptr::null()),
     };
-    // SAFETY: strings that end with a zero, or null where the command takes none.
+    // SAFETY: zero-terminated strings, or null where the command takes none.
     Errno::result(unsafe {
         libc::syscall(
             libc::SYS_fsconfig,
@@ -353,15 +355,15 @@ pub fn set_fs_option(context: impl AsFd, key: &CStr, value: Option<&CStr>) -> Re
     .map(drop)
 }
 
-/// A descriptor of a process, which stays its own when its number is given to another.
+/// Opens a pidfd, which refers to the same process even after its PID is reused.
 pub fn open_process(pid: u32) -> Result<OwnedFd> {
-    // SAFETY: two numbers.
+    // SAFETY: the arguments are numbers.
     new_fd(unsafe { libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0) })
 }
 
-/// SIGKILL to the process of [`open_process`]; ESRCH if it has ended.
+/// Sends SIGKILL to the process of [`open_process`]; ESRCH if it has exited.
 pub fn kill_process(process: impl AsFd) -> Result<()> {
-    // SAFETY: an open descriptor, a signal's number, and no further words.
+    // SAFETY: an open descriptor, a signal number, and no siginfo.
     Errno::result(unsafe {
         libc::syscall(
             libc::SYS_pidfd_send_signal,
@@ -374,13 +376,13 @@ pub fn kill_process(process: impl AsFd) -> Result<()> {
     .map(drop)
 }
 
-/// The next connection of a listening socket.
+/// Accepts the next connection of a listening socket.
 pub fn accept(listener: impl AsFd) -> Result<OwnedFd> {
     use nix::sys::socket::{SockFlag, accept4};
     new_fd(accept4(listener.as_fd().as_raw_fd(), SockFlag::SOCK_CLOEXEC)?.into())
 }
 
-/// Receives one message with its descriptors, close-on-exec; at most `most` of them.
+/// Receives one message with its descriptors, close-on-exec, at most `most` of them.
 pub fn receive_with_fds(
     socket: impl AsFd,
     bytes: &mut [u8],
@@ -398,14 +400,14 @@ pub fn receive_with_fds(
     let mut received = Vec::new();
     for control in message.cmsgs()? {
         if let ControlMessageOwned::ScmRights(fds) = control {
-            // SAFETY: the kernel has just given us these descriptors, each once.
+            // SAFETY: the kernel has just returned these descriptors, each once.
             received.extend(fds.iter().map(|fd| unsafe { OwnedFd::from_raw_fd(*fd) }));
         }
     }
     Ok((message.bytes, received))
 }
 
-/// An error of the standard library as an errno.
+/// Converts an error of the standard library to an errno.
 pub fn errno_of(error: &io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }

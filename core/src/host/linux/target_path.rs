@@ -1,10 +1,11 @@
-//! Paths that callers give: staging and target paths of the kubelet.
+//! CSI paths: the staging and target paths that the kubelet passes.
 //!
-//! The driver runs as root, and whoever may write in a pod's folder could put a link where a
-//! path is expected. So a caller's path is never given to the kernel as text. The allowed folder
-//! is opened (the operator chose it: it may be, or lie behind, a link); from there openat2 walks to
-//! the parent of the last component without following any link, though across mounts; and the
-//! last component is only ever reached through the descriptor of its parent.
+//! The driver runs as root, and a user who can write to a pod's directory could put a symbolic link
+//! where a path is expected. So a CSI path is never passed to the kernel as text. The allowed
+//! directory is opened (the operator chose it, so it may be a symbolic link, or lie behind one);
+//! from there openat2 walks to the parent of the last component without following any symbolic
+//! link, though across mounts; and the last component is only reached through the descriptor of its
+//! parent.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
@@ -23,42 +24,43 @@ use super::files::describe;
 use crate::error::HostError;
 use crate::host::{FileKind, FileStat, NodeKind, Result};
 
-/// How often a walk is repeated that a concurrent rename disturbed.
+/// How often a walk is repeated when a concurrent rename disturbed it.
 const WALK_TRIES: u32 = 16;
 
-/// The folders in which paths may lie.
+/// The directories in which CSI paths may lie.
 pub(super) struct Folders {
-    /// Of callers (`--allowed-path`).
+    /// Directories for CSI calls (`--allowed-path`).
     pub(super) allowed: Vec<PathBuf>,
-    /// Of the driver itself, for its private mounts; no caller may name a path in them.
+    /// Directories of the driver itself, for its private mounts; a CSI call may not name a path in
+    /// them.
     pub(super) own: Vec<PathBuf>,
 }
 
-/// A resolved path: the open folder and the name in it.
+/// A resolved path: the open parent directory and the name in it.
 pub(super) struct Place {
     parent: OwnedFd,
     leaf: OsString,
     path: PathBuf,
 }
 
-/// Why a path can't be resolved.
+/// Why a path cannot be resolved.
 enum Stop {
-    /// A sentence for the caller.
+    /// A message for the caller.
     Refused(String),
-    /// A folder on the way isn't there.
+    /// A directory on the way does not exist.
     Absent(PathBuf),
-    /// The kernel.
+    /// An error of the kernel.
     Errno(Errno),
 }
 
 impl Folders {
-    /// For [`crate::host::Host::check_path`].
+    /// Implements [`crate::host::Host::check_path`].
     pub(super) fn check(&self, path: &Path) -> std::result::Result<(), String> {
-        let told = match resolve(path, &self.allowed) {
+        let resolved = match resolve(path, &self.allowed) {
             Ok(place) => place.refuse_link(),
             Err(stop) => Err(stop),
         };
-        told.map_err(|stop| match stop {
+        resolved.map_err(|stop| match stop {
             Stop::Refused(text) => text,
             Stop::Absent(folder) => format!(
                 "{path:?}: the directory {folder:?} does not exist; the caller must create it before the call"
@@ -67,13 +69,13 @@ impl Folders {
         })
     }
 
-    /// A place that must be reachable.
+    /// Resolves a path that must be reachable.
     pub(super) fn place(&self, action: &'static str, path: &Path) -> Result<Place> {
         self.find(action, path)?
             .ok_or_else(|| HostError::errno(action, path, Errno::ENOENT))
     }
 
-    /// A place, or `None` if a folder on the way to it isn't there.
+    /// Resolves a path; `None` if a directory on the way to it does not exist.
     pub(super) fn find(&self, action: &'static str, path: &Path) -> Result<Option<Place>> {
         let roots: Vec<_> = self.allowed.iter().chain(&self.own).cloned().collect();
         match resolve(path, &roots) {
@@ -85,7 +87,7 @@ impl Folders {
     }
 }
 
-/// The allowed folder that a path lies below, and the names from there; pure.
+/// Splits a path into the allowed directory that contains it and the names below it, without I/O.
 fn split<'a>(
     path: &'a Path,
     roots: &'a [PathBuf],
@@ -151,7 +153,7 @@ fn resolve(path: &Path, roots: &[PathBuf]) -> std::result::Result<Place, Stop> {
     })
 }
 
-/// Opens what is below a folder without following a link anywhere.
+/// Opens a path below a directory without following any symbolic link.
 fn walk(top: &OwnedFd, rest: &Path, flags: OFlag) -> std::result::Result<OwnedFd, Errno> {
     let how = OpenHow::new().flags(flags).resolve(
         ResolveFlag::RESOLVE_BENEATH
@@ -167,7 +169,8 @@ fn walk(top: &OwnedFd, rest: &Path, flags: OFlag) -> std::result::Result<OwnedFd
     }
 }
 
-/// Which component stopped a walk: looked up again, one after the other, for the sentence only.
+/// Finds the component that stopped a walk by looking up one after the other, only for the error
+/// message.
 fn explain(top: &OwnedFd, root: &Path, names: &[&OsStr], errno: Errno) -> Stop {
     let mut whole = root.to_path_buf();
     let mut folder: Option<OwnedFd> = None;
@@ -210,12 +213,12 @@ fn kind_of(fd: &OwnedFd) -> std::result::Result<FileKind, Errno> {
 }
 
 impl Place {
-    /// `/proc/self/fd/P/leaf`: what the kernel can be told in place of the path.
+    /// `/proc/self/fd/P/leaf`, which can be passed to the kernel instead of the path.
     pub(super) fn by_parent(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.parent.as_raw_fd())).join(&self.leaf)
     }
 
-    /// What is topmost at the place, opened as a path only; `None` if nothing is there.
+    /// Opens the topmost mount or file at the place with O_PATH; `None` if nothing exists there.
     fn open_leaf(&self) -> std::result::Result<Option<File>, Errno> {
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         match openat(&self.parent, self.leaf.as_os_str(), flags, Mode::empty()) {
@@ -225,8 +228,8 @@ impl Place {
         }
     }
 
-    /// Without stat, which a file system that shut itself down after an error refuses: its
-    /// mount must still be taken down.
+    /// This must not use stat, which a file system that shut itself down after an error refuses:
+    /// its mount must still be unmounted.
     fn refuse_link(&self) -> std::result::Result<(), Stop> {
         let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
         match walk(&self.parent, Path::new(&self.leaf), flags) {
@@ -236,7 +239,7 @@ impl Place {
         }
     }
 
-    /// stat; a link is described, not refused: whoever asks decides.
+    /// lstat; a symbolic link is described and not refused, so that the caller can decide.
     pub(super) fn stat(&self) -> Result<Option<FileStat>> {
         let leaf = self
             .open_leaf()
@@ -248,7 +251,7 @@ impl Place {
         Ok(Some(describe(&found)))
     }
 
-    /// What is topmost there, opened as a path only; it must be of one of these kinds.
+    /// Opens the topmost mount or file with O_PATH; it must have one of the given kinds.
     pub(super) fn open(
         &self,
         action: &'static str,
@@ -271,10 +274,10 @@ impl Place {
         Ok((leaf, stat))
     }
 
-    /// The directory there, opened to be read: what ioctls of a file system need.
+    /// Opens the directory for reading, which ioctls of file systems require.
     pub(super) fn open_dir(&self, action: &'static str) -> Result<File> {
         let (leaf, _) = self.open(action, &[FileKind::Dir])?;
-        // Opening "." of the verified descriptor can't lead elsewhere.
+        // Opening "." relative to the verified descriptor cannot reach another directory.
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         openat(leaf, ".", flags, Mode::empty())
             .map(File::from)
@@ -282,7 +285,7 @@ impl Place {
     }
 
     pub(super) fn make(&self, kind: NodeKind) -> Result<()> {
-        let made = match kind {
+        let created = match kind {
             NodeKind::Dir => mkdirat(
                 &self.parent,
                 self.leaf.as_os_str(),
@@ -300,7 +303,7 @@ impl Place {
             )
             .map(drop),
         };
-        match made {
+        match created {
             Err(Errno::EEXIST) => {
                 let wanted = match kind {
                     NodeKind::Dir => FileKind::Dir,

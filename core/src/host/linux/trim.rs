@@ -1,4 +1,4 @@
-//! Telling the disk, or the image, beneath a file system which of its blocks are free.
+//! Discarding the free blocks of a file system on the disk, or in the image, below it.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::sys;
 use crate::error::HostError;
 use crate::host::{MountRoot, Result};
 
-/// FITRIM over the whole file system that a directory lies on.
+/// FITRIM over the whole file system that contains a directory.
 pub(super) fn trim(path: &Path) -> Result<()> {
     let directory = open_real_dir(path)?;
     sync(&directory, path)?;
@@ -20,8 +20,8 @@ pub(super) fn trim(path: &Path) -> Result<()> {
         Ok(bytes) => {
             tracing::debug!(path = %path.display(), bytes, "discarded free blocks of a file system");
         }
-        // A disk without discard, or a file system that may not tell it: the blocks are free all
-        // the same.
+        // The disk does not support discard, or the file system may not issue it. The blocks are
+        // free nevertheless.
         Err(errno @ (Errno::EOPNOTSUPP | Errno::ENOTTY | Errno::EINVAL | Errno::EPERM)) => {
             tracing::warn!(
                 path = %path.display(), %errno,
@@ -44,8 +44,8 @@ pub(super) fn trim_volume(root: &MountRoot, least: u64) -> Result<()> {
     Ok(())
 }
 
-/// FITRIM looks at what is free on disk: the release of blocks may be a transaction that is still
-/// in memory.
+/// FITRIM uses the free space that is recorded on disk, and the release of blocks may be in a
+/// transaction that is still in memory.
 fn sync(directory: impl AsFd, path: &Path) -> Result<()> {
     syncfs(directory).map_err(|errno| HostError::errno("sync the file system of", path, errno))
 }

@@ -1,4 +1,4 @@
-//! Checks, and growth, of file systems that are not mounted.
+//! Checks and growth of unmounted file systems.
 
 use nix::errno::Errno;
 
@@ -10,7 +10,7 @@ use crate::host::{Check, Checked, Device};
 use crate::model::FsType;
 
 impl Machine {
-    /// e2fsck and its like: they refuse a mounted device, and repair as they are told.
+    /// Simulates e2fsck and similar tools: they refuse a mounted device, and repair as requested.
     pub(super) fn check_fs(
         &mut self,
         device: &Device,
@@ -53,7 +53,8 @@ impl Machine {
         })
     }
 
-    /// resize2fs: refuses a mounted device, and what no check has just found to be sound.
+    /// Simulates resize2fs: it refuses a mounted device, and a file system that no check has just
+    /// found sound.
     pub(super) fn grow_unmounted(&mut self, device: &Device) -> Result<(), HostCause> {
         let number = loop_number(device).ok_or(Errno::ENOTBLK)?;
         let refuse = |stderr: &str| HostCause::Tool {
@@ -77,7 +78,8 @@ impl Machine {
         Ok(())
     }
 
-    /// resize2fs was cut off: only a check that repairs whatever it finds makes it whole.
+    /// Simulates a resize2fs that was interrupted: only [`Check::Repair`] makes the file system
+    /// sound again.
     pub(super) fn cut_off_growth(&mut self, device: &Device) {
         if let Some(number) = loop_number(device)
             && let Ok(content) = self.content_mut(number)

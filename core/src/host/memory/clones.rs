@@ -1,8 +1,8 @@
-//! Copies of images: shared blocks, copies by ranges, and what makes a copy worthless.
+//! Copies of images: shared blocks, copies by ranges, and what makes a copy invalid.
 //!
-//! A copy takes what the image holds: what a mounted file system hasn't written back isn't in it.
-//! A copy that was made in pieces beside writers, was cut off, or isn't finished has a *flaw*, and
-//! to attach it or to copy from it is a violation.
+//! A copy contains what the image holds; data that a mounted file system has not written back is
+//! missing from it. A copy that was made in pieces concurrently with writers, was interrupted, or
+//! is not finished has a *flaw*: attaching it or copying from it is a violation.
 
 use std::collections::HashSet;
 use std::convert::Infallible;
@@ -27,7 +27,8 @@ const BESIDE_WRITERS: &str = "it was copied in pieces beside its writers";
 const CUT_OFF: &str = "what made it was cut off";
 const UNFINISHED: &str = "its copy isn't finished";
 
-/// What the real host notes of an image's map: as it was, or where it isn't so any more.
+/// Records of an image's map what the real host records: the whole map, or where it differs from
+/// the recorded one.
 fn note(known: &mut Memory, now: Vec<Extent>, size: u64) {
     known.set_extents(now.len() as u64);
     if !known.is_last {
@@ -41,11 +42,12 @@ fn note(known: &mut Memory, now: Vec<Extent>, size: u64) {
     known.redone.extend(redone);
 }
 
-/// Where reserved blocks of an image are said to be: far from all others, each image's elsewhere.
+/// Address at which reserved blocks of images are reported: far from all others, and different for
+/// each image.
 const RESERVED_AT: u64 = 1 << 50;
 
 impl Machine {
-    /// The effects that copies are made by.
+    /// Performs the effects that create copies.
     pub(super) fn act_on_copy(
         &mut self,
         process: Process,
@@ -84,7 +86,7 @@ impl Machine {
         }
     }
 
-    /// Whether nobody can change an image: every device on it is idle, read-only or frozen.
+    /// Whether an image cannot change: every device on it is idle, read-only or frozen.
     fn is_still(&self, ino: Ino) -> bool {
         self.loops_on(ino).into_iter().all(|number| {
             let Some(dev) = self.loops.get(&number).filter(|dev| !dev.read_only) else {
@@ -94,19 +96,19 @@ impl Machine {
                 Some(found) => found.read_only || self.frozen.contains_key(&number),
                 None => {
                     let bound = |shown: Shown| shown == Shown::Node(number);
-                    !dev.strange && !self.mounts.iter().any(|mounted| bound(mounted.shown))
+                    !dev.is_foreign && !self.mounts.iter().any(|mounted| bound(mounted.shown))
                 }
             }
         })
     }
 
-    /// Whether our guard holds an image still at this moment.
+    /// Whether the driver's guard has frozen the file system in an image.
     fn is_frozen_by_us(&self, ino: Ino) -> bool {
         let ours = |number| matches!(self.frozen.get(number), Some(Froze::Session(_)));
         self.loops_on(ino).iter().any(ours)
     }
 
-    /// Places of blocks that files other than this one have.
+    /// Addresses of the blocks that files other than this one have.
     fn places_of_others(&self, ino: Ino) -> HashSet<u64> {
         let open = self.open_inodes();
         self.disk.places(open, |other| other != ino)
@@ -122,7 +124,7 @@ impl Machine {
         place.is_some_and(|place| self.places_of_others(ino).contains(place))
     }
 
-    /// The two inodes of a copy, which is watched.
+    /// The two inodes of a copy; the violations of using them are recorded.
     fn ends(
         &mut self,
         process: Process,
@@ -151,7 +153,7 @@ impl Machine {
         Ok((from, to))
     }
 
-    /// The two inodes of a clone, on a file system that can.
+    /// The two inodes of a clone, if the file system supports it.
     fn clone_ends(
         &mut self,
         process: Process,
@@ -162,14 +164,14 @@ impl Machine {
             return Err(Errno::EOPNOTSUPP);
         }
         let ends = self.ends(process, source, target)?;
-        // The map of a clone needs room, too.
+        // The map of a clone needs space, too.
         match self.available() < BLOCK {
             true => Err(Errno::ENOSPC),
             false => Ok(ends),
         }
     }
 
-    /// Everything that is in the image at this moment.
+    /// Shares everything that is in the image at this moment.
     fn share(&mut self, from: Ino, to: Ino, flaw: Option<&'static str>) -> Result<u64, Errno> {
         let source = self.disk.file(from)?.live.clone();
         let cloned = runs(&source, from)
@@ -229,7 +231,8 @@ impl Machine {
         Ok(Acted::Cloned(differing.count() as u64))
     }
 
-    /// What is shared of a range is the file's own afterwards; holes stay holes. All or nothing.
+    /// Gives the shared blocks of a range a place of their own; holes stay holes. It changes all or
+    /// nothing.
     fn unshare(
         &mut self,
         process: Process,
@@ -253,7 +256,8 @@ impl Machine {
         Ok(Acted::Plain)
     }
 
-    /// Changes a file, which is given as it was; if the disk has no room for that, it stays so.
+    /// Changes a file. If the result does not fit on the disk, the file's previous content is
+    /// restored.
     fn within_room(
         &mut self,
         ino: Ino,
@@ -350,7 +354,8 @@ impl Machine {
         Ok(Acted::Plain)
     }
 
-    /// An effect was refused, or its process died: one that takes time may have done a part.
+    /// An effect was refused, or its process died: an effect that takes time may have been done in
+    /// part.
     pub(super) fn cut_off(&mut self, process: Process, effect: &Effect<'_>) {
         let (path, flaw) = match effect {
             Effect::CloneWhole { target, .. }
@@ -373,7 +378,7 @@ impl Machine {
         Ok(self.map_and_size(process, path)?.0)
     }
 
-    /// The same, and how long the image is.
+    /// The map of an image, and its length.
     pub(super) fn map_and_size(
         &self,
         process: Process,
@@ -392,7 +397,8 @@ fn within(blocks: usize, bytes: Range<u64>) -> Range<usize> {
     first as usize..last as usize
 }
 
-/// The map of a file: the content's blocks from its first byte on, then what is only reserved.
+/// The map of a file: the blocks of the content from the first byte on, then those that are only
+/// reserved.
 fn runs(data: &Data, ino: Ino) -> Vec<Extent> {
     let mut runs: Vec<Extent> = Vec::new();
     for (index, place) in data.map.iter().enumerate() {

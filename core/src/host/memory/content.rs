@@ -1,4 +1,4 @@
-//! What a device shows: nothing, a file system, or a user's raw bytes.
+//! What a device contains: nothing, a file system, or the raw bytes of a user.
 
 use uuid::Uuid;
 
@@ -6,33 +6,33 @@ use super::disk::BLOCK;
 use crate::host::Signature;
 use crate::model::FsType;
 
-/// Bytes that an empty file system fills on the pool.
+/// Bytes that an empty file system allocates on the pool.
 const METADATA: u64 = 16 * BLOCK;
 
 /// The content of an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Content {
     pub(super) kind: ContentKind,
-    /// Somebody has mounted it or written to it: to format it now would lose data.
+    /// It was mounted or written to: formatting it now would lose data.
     pub(super) used_before: bool,
-    /// Its first megabytes read as zeros although there is more.
+    /// Its first megabytes read as zeros although it has content.
     pub(super) reads_blank: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum ContentKind {
-    /// Zeros.
+    /// Only zeros.
     #[default]
     Blank,
     /// A file system.
     Fs(FsContent),
-    /// A user's bytes.
+    /// Bytes written by a user.
     Raw(Vec<u64>),
-    /// Something else that blkid knows by this name.
+    /// Something else that blkid reports with this name.
     Foreign(String),
 }
 
-/// A file system and the tokens that users have left in it.
+/// A file system and the tokens that users have written to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct FsContent {
     pub(super) fs: FsType,
@@ -42,15 +42,15 @@ pub(super) struct FsContent {
     pub(super) health: Health,
 }
 
-/// How a file system was left.
+/// The state in which a file system was left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Health {
-    /// Unmounted, or with a journal that makes up for it.
+    /// Unmounted cleanly, or with a journal to be replayed.
     #[default]
     Sound,
-    /// With errors that a check repairs by itself.
+    /// With errors that a check repairs without a decision.
     Unclean,
-    /// With errors that a person has to decide about.
+    /// With errors that require the decision of a person.
     Broken,
 }
 
@@ -76,7 +76,7 @@ impl Content {
         }
     }
 
-    /// Bytes of blocks that it needs on the pool.
+    /// Bytes of blocks that it allocates on the pool.
     pub(super) fn used(&self) -> u64 {
         match &self.kind {
             ContentKind::Blank => 0,
@@ -86,7 +86,7 @@ impl Content {
         }
     }
 
-    /// What users have left.
+    /// The tokens that users have written.
     pub(super) fn tokens(&self) -> &[u64] {
         match &self.kind {
             ContentKind::Fs(fs) => &fs.tokens,
@@ -109,7 +109,7 @@ impl Content {
         }
     }
 
-    /// What blkid says.
+    /// What blkid reports.
     pub(super) fn signature(&self) -> Signature {
         match &self.kind {
             _ if self.reads_blank => Signature::None,

@@ -1,8 +1,8 @@
-//! The simulated disk: a tree of directories and files, each with what is live and what would
-//! still be there after a power loss.
+//! The simulated disk: a tree of directories and files, each with its current state and the state
+//! that would remain after a power loss.
 //!
-//! The rules are those of a journalling file system at its worst: a file's data is durable as of
-//! its last fsync (before that it is empty), a directory's entries as of the last fsync of the
+//! The rules are those of a journaling file system at its worst: a file's data is durable as of its
+//! last fsync (before that it is empty), a directory's entries as of the last fsync of the
 //! directory; a rename is one step, so fsync of either directory makes both ends of it durable.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -15,7 +15,7 @@ use super::content::Content;
 pub(super) type Ino = u64;
 /// The inode of "/".
 pub(super) const ROOT: Ino = 2;
-/// Blocks that a file system hands out.
+/// Block size of the simulated file system.
 pub(super) const BLOCK: u64 = 4096;
 
 /// What an inode is.
@@ -23,7 +23,7 @@ pub(super) const BLOCK: u64 = 4096;
 pub(super) enum Node {
     /// A directory.
     Dir(Dir),
-    /// A file; boxed, for directories are small.
+    /// A file; boxed, because directories are small.
     File(Box<File>),
 }
 
@@ -39,37 +39,38 @@ pub(super) struct File {
     pub(super) durable: Data,
 }
 
-/// What a file holds. Small files have bytes; images have a size and the content of a device.
+/// The content of a file. Small files have bytes; images have a size and the content of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Data {
     pub(super) bytes: Vec<u8>,
     pub(super) size: u64,
-    /// Bytes of blocks reserved by fallocate.
+    /// Bytes of the blocks that were reserved by fallocate.
     pub(super) reserved: u64,
     pub(super) content: Content,
-    /// Where the blocks of the content are, in order, from the image's first byte on. A place
-    /// that several images name is shared.
+    /// Addresses of the blocks of the content, in order from the image's first byte on. An address
+    /// that occurs in several images is shared.
     pub(super) map: Vec<u64>,
-    /// When it was changed last: a number that only grows.
+    /// When it was last changed: a number that only grows.
     pub(super) modified: u64,
-    /// Why this copy must never be served, if so.
+    /// Why this copy must never be served, if it must not.
     pub(super) flaw: Option<&'static str>,
-    /// A copy by ranges that isn't finished.
+    /// The state of a copy by ranges that is not finished.
     pub(super) copying: Option<Copying>,
 }
 
-/// How far a copy by ranges has come.
+/// The progress of a copy by ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Copying {
     pub(super) source: Ino,
-    /// When the source had been changed last as it began; `None` if it didn't hold still.
+    /// When the source had last been changed when the copy began; `None` if the source could
+    /// change.
     pub(super) modified: Option<u64>,
-    /// All before this byte is copied.
+    /// All bytes before this offset are copied.
     pub(super) copied: u64,
 }
 
 impl Data {
-    /// Bytes of blocks on the pool, shared ones included: st_blocks.
+    /// Bytes of blocks on the pool, including shared ones: st_blocks.
     pub(super) fn allocated(&self) -> u64 {
         self.reserved.max(self.content.used()).max(self.small())
     }
@@ -78,13 +79,14 @@ impl Data {
         (self.bytes.len() as u64).next_multiple_of(BLOCK)
     }
 
-    /// Bytes of blocks that hold no content of a device: they are never shared.
+    /// Bytes of blocks without content of a device, which are never shared.
     fn unmapped(&self) -> u64 {
         let mapped = self.map.len() as u64 * BLOCK;
         self.small() + self.reserved.saturating_sub(mapped)
     }
 
-    /// Gives the content of a copy to this one: blocks shared, reserved ones left out.
+    /// Shares the content of `source` with this file: its blocks are shared, its reserved ones are
+    /// not.
     pub(super) fn share(&mut self, source: &Data) {
         self.content = source.content.clone();
         self.map.clone_from(&source.map);
@@ -92,7 +94,7 @@ impl Data {
     }
 }
 
-/// A rename between two directories that neither has been synced since.
+/// A rename between two directories, neither of which has been synced since.
 #[derive(Clone, Debug)]
 struct Move {
     ends: [(Ino, String); 2],
@@ -103,11 +105,11 @@ pub(super) struct Disk {
     nodes: BTreeMap<Ino, Node>,
     moves: Vec<Move>,
     next: Ino,
-    /// Blocks handed out so far; none is handed out twice.
+    /// Number of blocks allocated so far; no address is used twice.
     placed: u64,
-    /// Changes of files so far.
+    /// Number of changes of files so far.
     changes: u64,
-    /// Number of inodes at which it's worth looking for unreachable ones.
+    /// Number of inodes at which unreachable ones are collected.
     collect_at: usize,
     pub(super) capacity: u64,
 }
@@ -164,8 +166,8 @@ impl Disk {
         }
     }
 
-    /// A file was changed: its content has a place for each of its blocks, the `rewritten` first
-    /// ones new ones.
+    /// Records that a file was changed: each block of its content gets an address, the first
+    /// `rewritten` blocks get new ones.
     pub(super) fn changed(&mut self, ino: Ino, rewritten: usize) -> Result<(), Errno> {
         self.changes += 1;
         let (changes, mut placed) = (self.changes, self.placed);
@@ -186,7 +188,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Blocks of a file's content get new places.
+    /// Gives blocks of a file's content new addresses.
     pub(super) fn place_anew(&mut self, ino: Ino, blocks: &[usize]) -> Result<(), Errno> {
         let mut placed = self.placed;
         let map = &mut self.file_mut(ino)?.live.map;
@@ -200,7 +202,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Where the blocks of those files are that can be reached; `open` as in [`Disk::used`].
+    /// Addresses of the blocks of all reachable files; `open` as in [`Disk::used`].
     pub(super) fn places(
         &self,
         open: impl IntoIterator<Item = Ino>,
@@ -238,7 +240,7 @@ impl Disk {
         }
     }
 
-    /// The file there, or a new empty one.
+    /// The existing file, or a new empty one.
     pub(super) fn make_file(&mut self, slot: &Slot) -> Result<Ino, Errno> {
         match self.find(slot)? {
             Some(ino) => self.file(ino).map(|_| ino),
@@ -246,7 +248,7 @@ impl Disk {
         }
     }
 
-    /// Another inode takes a name, at once and for good: a new directory if none is given.
+    /// Assigns another inode to a name, immediately and durably: a new directory if none is given.
     pub(super) fn replace(&mut self, slot: &Slot, ino: Option<Ino>) -> Result<(), Errno> {
         let ino = match ino {
             Some(ino) => ino,
@@ -301,7 +303,7 @@ impl Disk {
         Ok(())
     }
 
-    /// unlink; nothing there is success.
+    /// unlink; success if the file does not exist.
     pub(super) fn remove_file(&mut self, slot: &Slot) -> Result<(), Errno> {
         if let Some(ino) = self.find(slot)? {
             self.file(ino)?;
@@ -310,7 +312,7 @@ impl Disk {
         Ok(())
     }
 
-    /// rmdir; nothing there is success.
+    /// rmdir; success if the directory does not exist.
     pub(super) fn remove_dir(&mut self, slot: &Slot) -> Result<(), Errno> {
         if let Some(ino) = self.find(slot)? {
             if !self.dir(ino)?.live.is_empty() {
@@ -336,13 +338,13 @@ impl Disk {
         seen
     }
 
-    /// Whether an inode is a folder, or lies below it.
+    /// Whether an inode is a directory, or lies below it.
     pub(super) fn is_below(&self, folder: Ino, ino: Ino) -> bool {
         self.reach(&mut vec![folder], false).contains(&ino)
     }
 
-    /// Bytes of blocks that files have, each block once; `open` are inodes that live without a
-    /// name.
+    /// Bytes of the blocks that files have, each block counted once; `open` are inodes that have no
+    /// name but are open.
     pub(super) fn used(&self, open: impl IntoIterator<Item = Ino>) -> u64 {
         let mut from: Vec<Ino> = open.into_iter().chain([ROOT]).collect();
         let files = self
@@ -359,7 +361,7 @@ impl Disk {
         bytes + places.len() as u64 * BLOCK
     }
 
-    /// Forgets inodes that nothing can reach any more, once they are enough for the trouble.
+    /// Removes unreachable inodes once there are enough of them.
     pub(super) fn collect(&mut self, open: impl IntoIterator<Item = Ino>) {
         if self.nodes.len() < self.collect_at {
             return;
@@ -370,7 +372,7 @@ impl Disk {
         self.collect_at = 2 * self.nodes.len() + 64;
     }
 
-    /// A clean end: everything is durable.
+    /// A clean shutdown: everything becomes durable.
     pub(super) fn sync_all(&mut self) {
         self.moves.clear();
         for node in self.nodes.values_mut() {
@@ -381,7 +383,8 @@ impl Disk {
         }
     }
 
-    /// The power went, or the disk of one folder did: what isn't durable there never was.
+    /// After a power loss, or the loss of the disk of one directory: drops everything there that
+    /// was not durable.
     pub(super) fn lose_power_below(&mut self, folder: Option<Ino>) {
         let lost = folder.map(|folder| self.reach(&mut vec![folder], true));
         let is_lost = |ino: &Ino| lost.as_ref().is_none_or(|lost| lost.contains(ino));
@@ -396,7 +399,7 @@ impl Disk {
         }
     }
 
-    /// Every path of a file or directory below one, as shown.
+    /// Every path of a file or directory below an inode.
     pub(super) fn paths_below(&self, ino: Ino, prefix: &str, into: &mut Vec<String>) {
         let Some(Node::Dir(dir)) = self.nodes.get(&ino) else {
             return;

@@ -1,4 +1,4 @@
-//! The fault plan: which effects go wrong, and how.
+//! The fault plan: which effects fail, and how.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,35 +9,35 @@ use super::machine::Machine;
 use super::{MemoryHost, dead};
 use crate::error::HostCause;
 
-/// How an effect goes wrong.
+/// How an effect fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultMode {
-    /// Refused: nothing was done. (Of a clone, a copy or a new fsid, which take time, a part may
-    /// have been: the image is flawed.)
+    /// Refused: nothing was done. (A clone, a copy or a new fsid, which take time, may have been
+    /// done in part: the image has a flaw.)
     Before(Errno),
-    /// Done, and reported as failed: an fsync whose error is an older one, a program that is
-    /// killed when it had finished.
+    /// Done, but reported as failed: an fsync that reports an older error, or a program that is
+    /// killed after it had finished.
     After(Errno),
-    /// The process dies before it, or in the middle of what takes time.
+    /// The process dies before the effect, or in the middle of one that takes time.
     CrashBefore,
-    /// The process dies when it was done, before it could know.
+    /// The process dies after the effect, before it receives the result.
     CrashAfter,
-    /// A stranger thaws whatever is frozen, writes [`super::STRANGE_TOKEN`] there, and then it's
-    /// done as usual.
+    /// A foreign process thaws everything that is frozen and writes [`super::FOREIGN_TOKEN`] to it;
+    /// then the effect is performed as usual.
     Thaw,
 }
 
-/// Counts effects and says which go wrong.
+/// Counts effects and decides which fail.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
-    /// Names of effects so far.
+    /// Names of the effects so far.
     pub(super) log: Vec<String>,
     planned: BTreeMap<usize, FaultMode>,
     always: BTreeMap<String, Errno>,
-    /// Looks so far.
+    /// Number of queries so far.
     pub(super) looks: usize,
     planned_looks: BTreeMap<usize, Errno>,
-    /// Looks are a test's own.
+    /// Queries are made by the test itself.
     pub(super) aside: bool,
 }
 
@@ -47,7 +47,7 @@ impl Faults {
         self.planned.insert(self.log.len() + n, mode);
     }
 
-    /// From now on every effect of this name is refused; `None` ends that.
+    /// Makes every effect of this name fail from now on; `None` ends that.
     pub(super) fn always(&mut self, name: &str, errno: Option<Errno>) {
         match errno {
             Some(errno) => self.always.insert(name.into(), errno),
@@ -55,12 +55,12 @@ impl Faults {
         };
     }
 
-    /// Plans a fault for the `n`-th look from now on.
+    /// Plans a fault for the `n`-th query from now on.
     pub(super) fn plan_look(&mut self, n: usize, errno: Errno) {
         self.planned_looks.insert(self.looks + n, errno);
     }
 
-    /// Counts one look.
+    /// Counts one query.
     pub(super) fn next_look(&mut self) -> Result<(), Errno> {
         if self.aside {
             return Ok(());
@@ -88,8 +88,9 @@ impl Faults {
 }
 
 impl MemoryHost {
-    /// One effect, as the plan of faults has it. `cut_off` is what one that isn't done may leave
-    /// all the same; `close` ends what one that is done keeps open, when nobody hears of it.
+    /// Performs one effect according to the fault plan. `cut_off` makes the partial changes of an
+    /// effect that is not completed; `close` releases the result of one that is completed when its
+    /// process does not receive it.
     pub(super) fn counted<T>(
         &self,
         name: &'static str,
@@ -112,7 +113,7 @@ impl MemoryHost {
                     return Err(dead());
                 }
                 Some(FaultMode::Thaw) => {
-                    machine.thaw_by_stranger();
+                    machine.thaw_by_foreign_process();
                     None
                 }
                 Some(FaultMode::After(errno)) => Some(errno.into()),

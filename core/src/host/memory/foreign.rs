@@ -1,4 +1,5 @@
-//! Strangers on a simulated machine: they hold, freeze, steal, and pull disks out.
+//! Foreign processes on a simulated machine: they hold, freeze and detach devices, and remove
+//! disks.
 
 use std::path::Path;
 
@@ -11,12 +12,12 @@ use super::user::Answer;
 use super::{Closes, Keep, MemoryHost};
 use crate::host::FileId;
 
-/// How the content of a file can't be read.
+/// How reading the content of a file fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreadable {
     /// Reading it fails with EIO.
     Error,
-    /// Zeros are read in its place.
+    /// Reading returns zeros instead of the content.
     Zeros,
 }
 
@@ -24,14 +25,14 @@ pub enum Unreadable {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flawed {
     how: Unreadable,
-    /// So many reads succeed before.
+    /// Number of reads that succeed before.
     reads: usize,
-    /// Nobody who replaces it can have read it.
+    /// A process that replaces it cannot have read it.
     pub(super) is_hidden: bool,
 }
 
 impl Flawed {
-    /// What one more read finds, if it isn't the content.
+    /// How one more read fails, if it does.
     pub(super) fn read(&mut self) -> Option<Unreadable> {
         if self.reads > 0 {
             self.reads -= 1;
@@ -42,18 +43,18 @@ impl Flawed {
     }
 }
 
-/// Something that a stranger has open; closed when this is dropped.
+/// An object that a foreign process has open; closed when this is dropped.
 pub struct Held {
     _keep: Keep,
 }
 
 impl MemoryHost {
-    /// From now on a caller's folder doesn't exist, nor what would be below it.
+    /// From now on a directory of CSI paths does not exist, nor anything below it.
     pub fn forget_folder(&self, path: &Path) {
         self.lock().absent.insert(path.to_path_buf());
     }
 
-    /// Somebody reads the loop device of an image.
+    /// A foreign process opens the loop device of an image for reading.
     pub fn open_reader(&self, image: &Path) -> Answer<Held> {
         let mut machine = self.lock();
         let ino = machine.image_at(image)?;
@@ -63,7 +64,7 @@ impl MemoryHost {
         Ok(self.held(key))
     }
 
-    /// Somebody has a file open below a mount point: it can't be unmounted.
+    /// A foreign process opens a file below a mount point, so that it cannot be unmounted.
     pub fn open_file(&self, mount_point: &Path) -> Answer<Held> {
         let mut machine = self.lock();
         let id = machine.top(mount_point).ok_or(Errno::ENOENT)?.line.id;
@@ -84,16 +85,16 @@ impl MemoryHost {
         Held { _keep }
     }
 
-    /// A stranger attaches a loop device of its own to an image.
+    /// A foreign process attaches a loop device of its own to an image.
     pub fn foreign_loop(&self, image: &Path) -> Answer<u32> {
         let mut machine = self.lock();
         let ino = machine.image_at(image)?;
         let bytes = machine.disk.file(ino)?.live.size;
-        Ok(machine.add_loop(strange(Backing::Image(ino), image, bytes)))
+        Ok(machine.add_loop(foreign_loop_device(Backing::Image(ino), image, bytes)))
     }
 
-    /// A loop device goes, and its number comes to stand for a stranger's file; EBUSY while
-    /// somebody has it open.
+    /// A loop device is detached, and its number is reused for a file of a foreign process; EBUSY
+    /// while it is open.
     pub fn steal_loop(&self, number: u32) -> Answer<()> {
         let mut machine = self.lock();
         if machine.openers_of(number) > 0 {
@@ -104,13 +105,13 @@ impl MemoryHost {
             device: nix::sys::stat::makedev(259, 3),
             inode,
         };
-        let dev = strange(Backing::Foreign(id), Path::new("/srv/other.img"), 1 << 30);
+        let dev = foreign_loop_device(Backing::Foreign(id), Path::new("/srv/other.img"), 1 << 30);
         machine.loops.insert(number, dev);
         Ok(())
     }
 
-    /// A pod with a raw block volume asks its loop device to detach (LOOP_CLR_FD): it goes with
-    /// its last opener.
+    /// A pod with a raw block volume detaches its loop device (LOOP_CLR_FD): it disappears when its
+    /// last opener closes it.
     pub fn detach_loop(&self, number: u32) -> Answer<()> {
         let mut machine = self.lock();
         let backing = machine.dev(number)?.backing.id();
@@ -119,7 +120,7 @@ impl MemoryHost {
             .map_err(|_cause| Errno::ENXIO)
     }
 
-    /// A pod with a raw block volume switches direct I/O and partition scanning.
+    /// A pod with a raw block volume changes direct I/O and partition scanning of its device.
     pub fn set_loop_flags(&self, number: u32, direct_io: bool, partscan: bool) -> Answer<()> {
         let mut machine = self.lock();
         let dev = machine.dev_mut(number)?;
@@ -127,25 +128,25 @@ impl MemoryHost {
         Ok(())
     }
 
-    /// A stranger gives its loop device back.
+    /// A foreign process detaches its loop device.
     pub fn release_loop(&self, number: u32) {
         self.lock().loops.remove(&number);
     }
 
-    /// A stranger freezes the file system at a path.
+    /// A foreign process freezes the file system at a path.
     pub fn freeze(&self, mount_point: &Path) -> Answer<()> {
         let mut machine = self.lock();
         let (number, _) = machine.fs_at(mount_point)?;
         if machine.frozen.contains_key(&number) {
             return Err(Errno::EBUSY);
         }
-        // What finds no room is lost, and the freeze says nothing of it.
+        // Data for which there is no space is lost, and the freeze does not report that.
         let _ = machine.write_back(number);
         machine.frozen.insert(number, Froze::Foreign);
         Ok(())
     }
 
-    /// Thaws it, whoever froze it; EINVAL if it isn't frozen.
+    /// Thaws the file system at a path, whichever process froze it; EINVAL if it is not frozen.
     pub fn thaw(&self, mount_point: &Path) -> Answer<()> {
         let mut machine = self.lock();
         let (number, _) = machine.fs_at(mount_point)?;
@@ -156,7 +157,7 @@ impl MemoryHost {
             .ok_or(Errno::EINVAL)
     }
 
-    /// The disk of a folder is pulled out: an empty folder is in its place.
+    /// The disk of a directory is removed: an empty directory takes its place.
     pub fn pull_disk(&self, folder: &Path) -> Answer<()> {
         let mut machine = self.lock();
         let slot = machine.slot(0, folder)?;
@@ -166,7 +167,7 @@ impl MemoryHost {
         Ok(())
     }
 
-    /// It is put back, with all that was on it.
+    /// The disk is put back, with all its data.
     pub fn put_disk_back(&self, folder: &Path) -> Answer<()> {
         let mut machine = self.lock();
         let ino = machine.pulled.remove(folder).ok_or(Errno::ENOENT)?;
@@ -174,18 +175,18 @@ impl MemoryHost {
         machine.disk.replace(&slot, Some(ino))
     }
 
-    /// The pool's disk is full, and stays so whatever is freed, until it's said otherwise: others
+    /// Keeps the pool's disk full, whatever is freed, until this is called with false: other users
     /// fill it at once.
     pub fn keep_full(&self, full: bool) {
         self.lock().full = full;
     }
 
-    /// From now on the content of a file can't be read. A file that takes its name can.
+    /// From now on the content of a file cannot be read. A file that replaces it can be read.
     pub fn make_unreadable(&self, path: &Path, how: Unreadable) -> Answer<()> {
         self.make_unreadable_after(path, how, 0)
     }
 
-    /// The same once it was read so many times more.
+    /// Like [`MemoryHost::make_unreadable`], after the file was read `reads` more times.
     pub fn make_unreadable_after(&self, path: &Path, how: Unreadable, reads: usize) -> Answer<()> {
         let mut machine = self.lock();
         let ino = machine.image_at(path)?;
@@ -200,12 +201,13 @@ impl MemoryHost {
         Ok(())
     }
 
-    /// What could not be read can be read again.
+    /// All unreadable files can be read again.
     pub fn make_readable(&self) {
         self.lock().unreadable.clear();
     }
 
-    /// The caller removes a leaf of its own, such as a staging folder; EBUSY on a mount point.
+    /// The CO removes a directory or file of its own, such as a staging directory; EBUSY on a mount
+    /// point.
     pub fn remove_leaf(&self, path: &Path) -> Answer<()> {
         let mut machine = self.lock();
         if machine.top(path).is_some() {
@@ -216,7 +218,7 @@ impl MemoryHost {
     }
 }
 
-fn strange(backing: Backing, name: &Path, bytes: u64) -> LoopDev {
+fn foreign_loop_device(backing: Backing, name: &Path, bytes: u64) -> LoopDev {
     LoopDev {
         backing,
         name: name.into(),
@@ -227,7 +229,7 @@ fn strange(backing: Backing, name: &Path, bytes: u64) -> LoopDev {
         direct_io: true,
         partscan: false,
         no_discard: false,
-        strange: true,
+        is_foreign: true,
         dead: false,
     }
 }

@@ -1,8 +1,9 @@
-//! The simulated machine's own guard: it lives on when the driver's process dies, and thaws.
+//! The simulated machine's own guard: it continues to run when the driver's process dies, and
+//! thaws.
 //!
-//! Its steps are counted with the effects and go wrong by the same plan ("freeze_journal",
-//! "freeze_sync", "freeze", "thaw", "freeze_written"). Time doesn't pass here: a deadline is hit when a test says so
-//! ([`MemoryHost::pass_deadline`]).
+//! Its steps are counted with the effects and fail by the same plan ("freeze_journal",
+//! "freeze_sync", "freeze", "thaw", "freeze_written"). Time does not pass here: a deadline passes
+//! when a test calls [`MemoryHost::pass_deadline`].
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,26 +19,26 @@ use crate::host::freezer::{FreezeLimits, Journalled};
 use crate::host::{Device, Effect, Freeze, FreezeMember, Freezer, Host, MountRoot, Result};
 use crate::model::FsType;
 
-/// What a stranger writes as soon as its thaw lets it.
-pub const STRANGE_TOKEN: u64 = u64::MAX - 1;
+/// The token that a foreign process writes as soon as its thaw permits it.
+pub const FOREIGN_TOKEN: u64 = u64::MAX - 1;
 
-/// Where errors say the guard is.
+/// The subject of the guard's errors.
 const GUARD: &str = "guard";
 
-/// Who froze a file system.
+/// Which process froze a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Froze {
-    /// Somebody, by hand.
+    /// A foreign process.
     Foreign,
-    /// Our guard, for this session.
+    /// The driver's guard, for this session.
     Session(u64),
 }
 
-/// The guard and its journal, which survives processes and not a boot.
+/// The guard and its journal, which survives processes but not a reboot.
 #[derive(Debug, Default)]
 pub(super) struct GuardState {
     sessions: BTreeMap<u64, Session>,
-    /// It dies with the process that it works for.
+    /// The guard dies together with the process that it serves.
     dies: bool,
 }
 
@@ -55,7 +56,7 @@ struct Session {
     since: u64,
     until: u64,
     members: Vec<JournalledMember>,
-    /// What found no room when freezing wrote back.
+    /// The error of data for which there was no space when the freeze wrote it back.
     unwritten: Option<Errno>,
 }
 
@@ -63,12 +64,13 @@ struct Session {
 struct JournalledMember {
     volume_id: String,
     number: u32,
-    /// Key of the root that the guard keeps open.
+    /// Key of the root directory that the guard holds open.
     root: u64,
 }
 
 impl Machine {
-    /// A process died: its guard sees that and thaws, unless it died as well.
+    /// Handles the death of a process: its guard notices it and thaws, unless the guard died as
+    /// well.
     pub(super) fn orphan(&mut self, process: Process) {
         let owned = |session: &Session| session.owner == process;
         let ids: Vec<u64> = self.sessions_that(owned);
@@ -89,7 +91,7 @@ impl Machine {
         found.map(|(id, _)| *id).collect()
     }
 
-    /// Closes the roots of a session.
+    /// Closes the root directories of a session.
     fn let_go(&mut self, id: u64) {
         if let Some(session) = self.guard.sessions.get(&id) {
             for member in &session.members {
@@ -98,7 +100,7 @@ impl Machine {
         }
     }
 
-    /// Thaws a member of a session; whether it was frozen by it.
+    /// Thaws a member of a session; returns whether the session had it frozen.
     fn thaw_member(&mut self, id: u64, number: u32) -> bool {
         let ours = self.frozen.get(&number) == Some(&Froze::Session(id));
         if ours {
@@ -107,7 +109,8 @@ impl Machine {
         ours
     }
 
-    /// Thaws all of a session and takes it out of the journal; the volumes that were frozen.
+    /// Thaws all members of a session and removes it from the journal; returns the volumes that
+    /// were frozen.
     fn close_session(&mut self, id: u64) -> Vec<String> {
         self.let_go(id);
         let Some(session) = self.guard.sessions.remove(&id) else {
@@ -118,7 +121,7 @@ impl Machine {
         thawed.map(|member| member.volume_id).collect()
     }
 
-    /// syncfs of all; the first error, when all have been tried.
+    /// syncfs of all members; returns the first error after all have been tried.
     fn sync_session(&mut self, numbers: &[u32]) -> std::result::Result<(), Errno> {
         let mut all = Ok(());
         for number in numbers {
@@ -127,7 +130,8 @@ impl Machine {
         all
     }
 
-    /// FIFREEZE of all, or of none. It syncs, too, and says nothing of what found no room.
+    /// FIFREEZE of all members, or of none. It also writes back, and does not report data for which
+    /// there is no space.
     fn freeze_session(&mut self, id: u64, numbers: &[u32]) -> std::result::Result<(), Errno> {
         if numbers
             .iter()
@@ -148,7 +152,8 @@ impl Machine {
         Ok(())
     }
 
-    /// A thread that has frozen something does nothing but to cut until it has thawed.
+    /// Records a violation if a thread that has frozen something performs any effect other than
+    /// those of a cut before it has thawed.
     pub(super) fn watch_window(&mut self, process: Process, effect: &Effect<'_>) {
         if matches!(
             effect,
@@ -166,17 +171,17 @@ impl Machine {
         }
     }
 
-    /// A stranger thaws whatever is frozen, and whoever waited writes.
-    pub(super) fn thaw_by_stranger(&mut self) {
+    /// A foreign process thaws everything that is frozen, and every waiting writer writes.
+    pub(super) fn thaw_by_foreign_process(&mut self) {
         for number in std::mem::take(&mut self.frozen).into_keys() {
             if let Some(found) = self
                 .supers
                 .get_mut(&number)
                 .filter(|found| !found.read_only)
             {
-                found.dirty.push(STRANGE_TOKEN);
+                found.dirty.push(FOREIGN_TOKEN);
             }
-            // Lost if there is no room, as any other write.
+            // As with any other write, the data is lost if there is no space.
             let _ = self.write_back(number);
         }
         self.settle();
@@ -231,7 +236,7 @@ impl Freezer for MemoryHost {
             machine.guard.sessions.insert(id, session);
             Ok(id)
         };
-        // Nobody can hold on to a session that was refused: the guard ends it.
+        // The caller never received a session that was refused, so the guard ends it.
         let ended = |machine: &mut Machine, id: &u64| drop(machine.close_session(*id));
         let session = self.counted("freeze_journal", Path::new(GUARD), |_| {}, act, ended)?;
         let _roots = members.into_iter().map(|member| member.root).collect();
@@ -283,7 +288,7 @@ impl Freezer for MemoryHost {
     }
 }
 
-/// File systems in the guard's hands.
+/// File systems that the guard holds for a cut.
 struct MemoryFreeze {
     host: MemoryHost,
     session: u64,
@@ -291,7 +296,7 @@ struct MemoryFreeze {
 }
 
 impl MemoryFreeze {
-    /// The loops of the session; an error once the guard has ended it.
+    /// The loop devices of the session; an error once the guard has ended it.
     fn numbers(&self, machine: &Machine) -> std::result::Result<Vec<u32>, HostCause> {
         let session = machine.guard.sessions.get(&self.session);
         let session =
@@ -326,7 +331,7 @@ impl Freeze for MemoryFreeze {
 
     fn thaw(&self, member: usize) -> Result<bool> {
         self.host.step("thaw", |machine| {
-            // A session that the guard has ended is thawed.
+            // A session that the guard has ended is already thawed.
             let Ok(numbers) = self.numbers(machine) else {
                 return Ok(false);
             };
@@ -395,13 +400,13 @@ impl MemoryHost {
         })
     }
 
-    /// The guard dies with the process that it works for: what is frozen then stays so until the
-    /// next process sweeps.
+    /// Makes the guard die with the process that it serves: frozen file systems then stay frozen
+    /// until the next process sweeps.
     pub fn let_guard_die(&self, dies: bool) {
         self.lock().guard.dies = dies;
     }
 
-    /// The deadline of all freezes: the guard thaws.
+    /// The deadline of all freezes passes: the guard thaws.
     pub fn pass_deadline(&self) {
         let mut machine = self.lock();
         let froze = |froze: &Froze| matches!(froze, Froze::Session(_));
@@ -409,7 +414,7 @@ impl MemoryHost {
         machine.settle();
     }
 
-    /// Loops whose file system is frozen, with whether a stranger did it.
+    /// Loop devices whose file system is frozen, and whether a foreign process froze it.
     pub fn frozen(&self) -> Vec<(u32, bool)> {
         let machine = self.lock();
         let frozen = machine.frozen.iter();

@@ -1,4 +1,4 @@
-//! [`Host`] for a process of a simulated machine.
+//! Implements [`Host`] for a process of a simulated machine.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -164,7 +164,7 @@ impl Host for MemoryHost {
             machine.find(self.process, path)?.ok_or(Errno::ENOENT)?;
             let options = &machine.options;
             Ok(BackingFs {
-                fs_name: options.ground.clone(),
+                fs_name: options.fs_name.clone(),
                 mount_point: POOLS.into(),
                 sector: options.sector,
                 least_sector: options.sector,

@@ -1,4 +1,4 @@
-//! Disks that die or hang while they are in use, until a test says otherwise.
+//! Disks that die or hang while they are in use, until a test ends that.
 
 use std::path::Path;
 
@@ -30,7 +30,7 @@ impl Machine {
         self.is_on(ino, self.dead.iter())
     }
 
-    /// The folder of a disk that isn't dead any more.
+    /// The directory of a disk, which is no longer dead.
     fn revive(&mut self, folder: &Path) -> Answer<Ino> {
         let dead = std::mem::take(&mut self.dead);
         let ino = self.find(0, folder)?.ok_or(Errno::ENOENT)?;
@@ -42,7 +42,7 @@ impl Machine {
         disks.any(|folder| self.disk.is_below(*folder, ino))
     }
 
-    /// What keeps a loop device from being asked for its image, as of the file system beneath it.
+    /// Why the status of a loop device cannot be read, according to the file system of its image.
     pub(super) fn ask_loop(&self, number: u32) -> Result<(), HostCause> {
         let Some(dev) = self.loops.get(&number).filter(|_| !self.faults.aside) else {
             return Ok(());
@@ -91,8 +91,8 @@ impl Machine {
 }
 
 impl MemoryHost {
-    /// The disk of a folder dies: its file system is shut down, and all that is asked of it from
-    /// now on, by whatever path or loop device, fails with EIO.
+    /// The disk of a directory dies: its file system is shut down, and from now on every access by
+    /// any path or loop device fails with EIO.
     pub fn kill_disk(&self, folder: &Path) -> Answer<()> {
         let mut machine = self.lock();
         let ino = machine.find(0, folder)?.ok_or(Errno::ENOENT)?;
@@ -100,14 +100,14 @@ impl MemoryHost {
         Ok(())
     }
 
-    /// A folder whose disk had died has one with the same content, and loop devices on it answer
-    /// again: as if it had never failed.
+    /// Replaces a dead disk by one with the same content. Loop devices on it answer again, as if it
+    /// had never failed.
     pub fn replace_disk(&self, folder: &Path) -> Answer<()> {
         self.lock().revive(folder).map(drop)
     }
 
-    /// Mounts the file system of a dead disk again at its folder. What was not synced is lost. Loop
-    /// devices and pinned folders of the earlier mount stay dead.
+    /// Mounts the file system of a dead disk again at its directory. Data that was not synced is
+    /// lost. Loop devices and pinned directories of the earlier mount stay dead.
     pub fn mount_disk_anew(&self, folder: &Path) -> Answer<()> {
         let mut machine = self.lock();
         let ino = machine.revive(folder)?;
@@ -128,12 +128,12 @@ impl MemoryHost {
         Ok(())
     }
 
-    /// Whether to unmount what is at a path waits for a disk that hangs.
+    /// Whether unmounting the mount at a path waits for a disk that hangs.
     pub fn unmount_waits(&self, mount_point: &Path) -> bool {
         self.lock().waits(self.process, "unmount", mount_point)
     }
 
-    /// The disk of a folder hangs: whatever is asked of it waits until what this gives is dropped.
+    /// The disk of a directory hangs: every access waits until the returned value is dropped.
     pub fn hang_disk(&self, folder: &Path) -> Answer<Hung> {
         let mut machine = self.lock();
         let ino = machine.find(0, folder)?.ok_or(Errno::ENOENT)?;

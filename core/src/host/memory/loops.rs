@@ -1,4 +1,4 @@
-//! Loop devices: LOOP_CONFIGURE, LOOP_CLR_FD, autoclear, and what a device shows.
+//! Loop devices: LOOP_CONFIGURE, LOOP_CLR_FD, autoclear, and the content of a device.
 
 use std::path::{Path, PathBuf};
 
@@ -13,12 +13,12 @@ use crate::host::{Device, FileId, LoopDevice, LoopSpec, LoopStatus};
 use crate::model::FsType;
 use uuid::Uuid;
 
-/// What a loop device stands on.
+/// The backing file of a loop device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Backing {
     /// A file of the simulated disk.
     Image(Ino),
-    /// Something of somebody else's.
+    /// A file of a foreign process.
     Foreign(FileId),
 }
 
@@ -41,7 +41,7 @@ impl Backing {
 #[derive(Clone, Debug)]
 pub(super) struct LoopDev {
     pub(super) backing: Backing,
-    /// The path of its image, as it was attached.
+    /// The path of its image when it was attached.
     pub(super) name: PathBuf,
     pub(super) bytes: u64,
     pub(super) offset: u64,
@@ -51,9 +51,9 @@ pub(super) struct LoopDev {
     pub(super) partscan: bool,
     /// discard_max_bytes is 0.
     pub(super) no_discard: bool,
-    /// Attached by somebody else.
-    pub(super) strange: bool,
-    /// Its image is on an earlier mount of a file system that died and was mounted again since.
+    /// Attached by a foreign process.
+    pub(super) is_foreign: bool,
+    /// Its image is on an earlier mount of a file system that has died and was mounted again since.
     pub(super) dead: bool,
 }
 
@@ -72,7 +72,7 @@ impl LoopDev {
     }
 }
 
-/// N of a loop device's number.
+/// The N of /dev/loopN.
 pub(super) fn loop_number(device: &Device) -> Option<u32> {
     let major = nix::sys::stat::major(device.rdev);
     (major == 7).then(|| nix::sys::stat::minor(device.rdev) as u32)
@@ -95,13 +95,13 @@ impl Machine {
         wanted.map(device).collect()
     }
 
-    /// Everything that keeps a loop device open.
+    /// The number of openers of a loop device.
     pub(super) fn openers_of(&self, number: u32) -> usize {
         let open = |opener: &&Opener| matches!(opener.what, Opened::Loop(n) if n == number);
         self.openers.values().filter(open).count() + usize::from(self.supers.contains_key(&number))
     }
 
-    /// Opens a loop device; gives the key to close it with.
+    /// Opens a loop device; returns the key with which it is closed.
     pub(super) fn open_loop(&mut self, process: Option<Process>, number: u32) -> u64 {
         let key = self.fresh();
         self.openers.insert(
@@ -114,7 +114,7 @@ impl Machine {
         key
     }
 
-    /// The lowest number that is free, and that no mount still shows, gets the device.
+    /// Attaches the device at the lowest number that is free and that no mount still shows.
     pub(super) fn add_loop(&mut self, dev: LoopDev) -> u32 {
         let is_shown = |n: u32| self.mounts.iter().any(|on| on.shown == Shown::Node(n));
         let is_free = |n: &u32| !self.loops.contains_key(n) && !is_shown(*n);
@@ -145,7 +145,7 @@ impl Machine {
         if let Some(other) = others.first() {
             if others
                 .iter()
-                .all(|n| self.loops.get(n).is_some_and(|dev| !dev.strange))
+                .all(|n| self.loops.get(n).is_some_and(|dev| !dev.is_foreign))
             {
                 self.violation(format!(
                     "a second loop device on {}, beside loop{other}",
@@ -167,14 +167,14 @@ impl Machine {
             direct_io: true,
             partscan: false,
             no_discard: false,
-            strange: false,
+            is_foreign: false,
             dead: false,
         });
         Ok((number, self.open_loop(Some(process), number)))
     }
 
-    /// With other openers, the device goes with the last of them. One that stands on something
-    /// else is left alone: what was to go is gone.
+    /// If there are other openers, the device is detached when the last of them closes it. A device
+    /// with another backing file is left alone, because the one to be detached is already gone.
     pub(super) fn detach(&mut self, number: u32, backing: FileId) -> Result<(), HostCause> {
         self.ask_loop(number)?;
         self.clear(number, backing);
@@ -221,7 +221,7 @@ impl Machine {
         self.loops.get_mut(&number).ok_or(Errno::ENXIO)
     }
 
-    /// The image beneath a loop device.
+    /// The image of a loop device.
     pub(super) fn image_of(&self, number: u32) -> Result<Ino, Errno> {
         if let Err(HostCause::Errno(errno)) = self.ask_loop(number) {
             return Err(errno);
@@ -238,7 +238,7 @@ impl Machine {
         Ok(&mut self.data_mut(ino)?.content)
     }
 
-    /// fsync of the device reaches its image.
+    /// fsync of the device, which reaches its image.
     pub(super) fn sync_loop(&mut self, number: u32) {
         if let Ok(ino) = self.image_of(number)
             && self.disk.sync_file(ino).is_err()
@@ -247,7 +247,8 @@ impl Machine {
         }
     }
 
-    /// mkfs: refuses small and claimed devices, discards unless told not to, syncs at its end.
+    /// Simulates mkfs: refuses small and claimed devices, discards unless `keep_blocks` is set, and
+    /// syncs at its end.
     pub(super) fn format(
         &mut self,
         number: u32,

@@ -1,4 +1,4 @@
-//! What survives a process, and what dies with it.
+//! State that survives a process, and state that ends with it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -16,7 +16,7 @@ use super::mounts::{Mounted, Super};
 use super::{EPOCH, MemoryOptions};
 use crate::host::{FileId, NodeKind};
 
-/// Number of a simulated process.
+/// ID of a simulated process.
 pub(super) type Process = u64;
 
 /// st_dev of the pool's disk.
@@ -24,10 +24,10 @@ pub(super) fn pool_device() -> u64 {
     nix::sys::stat::makedev(259, 2)
 }
 
-/// Who has something open.
+/// A process that has something open.
 #[derive(Clone, Debug)]
 pub(super) struct Opener {
-    /// `None` is a stranger: it survives our processes.
+    /// `None` is a foreign process: it survives the driver's processes.
     pub(super) process: Option<Process>,
     pub(super) what: Opened,
 }
@@ -46,39 +46,39 @@ pub(super) struct Machine {
     pub(super) disk: Disk,
     pub(super) loops: BTreeMap<u32, LoopDev>,
     pub(super) mounts: Vec<Mounted>,
-    /// Mounted file systems, by loop.
+    /// Mounted file systems, by loop device.
     pub(super) supers: BTreeMap<u32, Super>,
-    /// Loops whose file system is frozen, and by whom.
+    /// Loop devices whose file system is frozen, and which process froze it.
     pub(super) frozen: BTreeMap<u32, Froze>,
     pub(super) guard: GuardState,
-    /// Callers' leaves, with their inodes.
+    /// Files and directories at CSI paths, with their inodes.
     pub(super) targets: BTreeMap<PathBuf, (NodeKind, Ino)>,
-    /// Callers' folders that their caller forgot to make.
+    /// Directories of CSI paths that the CO has not created.
     pub(super) absent: BTreeSet<PathBuf>,
-    /// Disks that were pulled out, by the folder where they belong.
+    /// Removed disks, by the directory at which they belong.
     pub(super) pulled: BTreeMap<PathBuf, Ino>,
-    /// Nothing more finds room on the pool's disk.
+    /// The pool's disk accepts no more data.
     pub(super) full: bool,
-    /// Folders whose disk is dead.
+    /// Directories whose disk is dead.
     pub(super) dead: BTreeSet<Ino>,
-    /// Folders whose disk hangs.
+    /// Directories whose disk hangs.
     pub(super) hung: BTreeSet<Ino>,
-    /// Files whose content can't be read.
+    /// Files whose content cannot be read.
     pub(super) unreadable: BTreeMap<Ino, Flawed>,
     pub(super) openers: BTreeMap<u64, Opener>,
     alive: BTreeSet<Process>,
     pub(super) pins: BTreeMap<u64, (Process, Ino)>,
-    /// Those of a file system that has died, and was mounted anew since.
+    /// Pinned directories of a file system that has died and was mounted again since.
     pub(super) dead_pins: BTreeSet<u64>,
     locks: BTreeMap<Ino, Process>,
     pub(super) boot: Uuid,
     pub(super) faults: Faults,
-    /// The kernel grows no mounted ext4 for its processes.
+    /// The kernel refuses to grow mounted ext4 file systems for the machine's processes.
     pub(super) refuses_ext4_growth: bool,
     pub(super) violations: Vec<String>,
-    /// Other threads get their turn between two effects.
+    /// Other threads may run between two effects.
     pub(super) turns: bool,
-    /// Time that was let pass.
+    /// Time that [`Host::pause`] and tests let pass.
     pub(super) passed: Duration,
     serial: u64,
 }
@@ -119,7 +119,7 @@ impl Machine {
         machine
     }
 
-    /// Since 1970. With a seed every effect takes a second, and nothing else any time.
+    /// Time since 1970. With a seed, every effect takes a second and nothing else takes time.
     pub(super) fn now(&self) -> Duration {
         let now = match self.options.seed {
             Some(_) => Duration::from_secs(EPOCH + self.faults.log.len() as u64),
@@ -166,7 +166,7 @@ impl Machine {
         self.alive.iter().copied().collect()
     }
 
-    /// The kernel closes what it had open; what only that kept is gone.
+    /// Closes everything that the process had open, and removes what only that kept alive.
     pub(super) fn kill(&mut self, process: Process) {
         self.alive.remove(&process);
         self.openers
@@ -177,14 +177,14 @@ impl Machine {
         self.settle();
     }
 
-    /// mounts, loops and processes end; the disk stays, and with it callers' leaves.
+    /// Ends mounts, loop devices and processes; the disk stays, and with it the files at CSI paths.
     pub(super) fn reboot(&mut self, power_loss: bool) {
         if power_loss {
             self.disk.lose_power_below(None);
         } else {
             let mounted: Vec<u32> = self.supers.keys().copied().collect();
             for number in mounted {
-                // What finds no room is lost, as at any other time.
+                // As at any other time, data for which there is no space is lost.
                 let _ = self.write_back(number);
             }
             for folder in &self.dead {
@@ -206,7 +206,7 @@ impl Machine {
         self.settle();
     }
 
-    /// Ends what its last opener has left: super blocks, autoclear loops, nameless inodes.
+    /// Removes what no opener needs any more: superblocks, autoclear loop devices, unnamed inodes.
     pub(super) fn settle(&mut self) {
         let mounted: BTreeSet<u32> = self
             .mounts
@@ -220,7 +220,7 @@ impl Machine {
             .filter(|n| !mounted.contains(n) && !self.frozen.contains_key(n))
             .collect();
         for number in ended {
-            // Nobody is left who could be told of what found no room.
+            // No process is left that could receive the error of data for which there is no space.
             let _ = self.write_back(number);
             self.supers.remove(&number);
         }
@@ -237,7 +237,7 @@ impl Machine {
         self.disk.collect(open);
     }
 
-    /// Inodes that live without a name.
+    /// Open inodes that have no name.
     pub(super) fn open_inodes(&self) -> Vec<Ino> {
         let loops = self.loops.values().filter_map(|dev| dev.backing.image());
         loops
@@ -270,14 +270,14 @@ impl Machine {
         self.pins.remove(&fd);
     }
 
-    /// Gives a lock back; one of a dead process is somebody else's by now.
+    /// Releases a lock. If the process is dead, another process may hold the lock by now.
     pub(super) fn unlock(&mut self, process: Process, ino: Ino) {
         if self.locks.get(&ino) == Some(&process) {
             self.locks.remove(&ino);
         }
     }
 
-    /// flock belongs to an open file: a second lock is refused, to the same process as well.
+    /// flock belongs to an open file: a second lock is refused, even to the same process.
     pub(super) fn try_lock(&mut self, process: Process, ino: Ino) -> bool {
         let free = !self.locks.contains_key(&ino);
         if free {
@@ -286,7 +286,7 @@ impl Machine {
         free
     }
 
-    /// Whether a path leads to the pool's disk, rather than to the machine's own.
+    /// Whether a path leads to the pool's disk, rather than to the machine's own disk.
     pub(super) fn is_of_pool(&self, path: &Path) -> bool {
         path.starts_with(super::POOLS) || path.starts_with("/proc/self/fd")
     }
@@ -347,7 +347,7 @@ impl Machine {
         }
     }
 
-    /// What a file has, as far as it can be read.
+    /// The content of a file, as far as it can be read.
     pub(super) fn read(&mut self, ino: Ino) -> Result<Vec<u8>, Errno> {
         let bytes = &self.disk.file(ino)?.live.bytes;
         let flawed = self.unreadable.get_mut(&ino);
@@ -358,7 +358,7 @@ impl Machine {
         }
     }
 
-    /// The directory and the name of a path that may not exist itself.
+    /// The parent directory and the name of a path that need not exist.
     pub(super) fn slot(&self, process: Process, path: &Path) -> Result<Slot, Errno> {
         let name = path
             .file_name()
@@ -371,7 +371,7 @@ impl Machine {
         Ok((dir, name))
     }
 
-    /// mkdir -p, durable: what an administrator did before.
+    /// Creates a directory and its parents durably, as an administrator would have done before.
     pub(super) fn make_folder(&mut self, path: &Path) -> Result<Ino, Errno> {
         let mut ino = ROOT;
         for part in path.components() {
@@ -398,7 +398,7 @@ impl Machine {
         }
     }
 
-    /// Loops that stand on an image.
+    /// Loop devices whose backing file is an image.
     pub(super) fn loops_on(&self, ino: Ino) -> Vec<u32> {
         self.loops
             .iter()

@@ -19,7 +19,7 @@ pub(super) enum Shown {
     Fs(u32),
     /// The node of a loop device.
     Node(u32),
-    /// What the machine was booted with.
+    /// A mount that exists since boot.
     Base,
 }
 
@@ -38,15 +38,16 @@ pub(super) struct Mounted {
     pub(super) line: Mount,
 }
 
-/// A mounted file system, however many mounts show it.
+/// The superblock of a mounted file system, shared by all its mounts.
 #[derive(Clone, Debug)]
 pub(super) struct Super {
     pub(super) fs: FsType,
-    /// st_dev of files on it: anonymous on btrfs.
+    /// st_dev of its files: an anonymous number on btrfs.
     pub(super) device: u64,
     pub(super) read_only: bool,
     pub(super) options: String,
-    /// Tokens that its users have written and that it has not written back: no part of the image.
+    /// Tokens that users have written and that were not written back yet: they are not in the
+    /// image.
     pub(super) dirty: Vec<u64>,
 }
 
@@ -55,7 +56,7 @@ pub(super) fn dev_device() -> u64 {
     nix::sys::stat::makedev(0, 6)
 }
 
-/// Options of a single mount; all others belong to the file system.
+/// Options that belong to a single mount; all others belong to the file system.
 const OF_A_MOUNT: [&str; 9] = [
     "nosuid",
     "nodev",
@@ -102,7 +103,7 @@ impl Machine {
         line.id = self.fresh() as u32;
         let covers = |mounted: &&Mounted| line.mount_point.starts_with(&mounted.line.mount_point);
         let depth = |mounted: &&Mounted| mounted.line.mount_point.components().count();
-        // Of equally deep ones the last is on top.
+        // Of equally deep mounts, the last is on top.
         line.parent = self
             .mounts
             .iter()
@@ -159,7 +160,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The super block of a device: the one there is, or a new one.
+    /// The superblock of a device: the existing one, or a new one.
     fn make_super(
         &mut self,
         number: u32,
@@ -219,7 +220,7 @@ impl Machine {
             },
         );
         if !read_only {
-            // Its log is recovered and its super block marked.
+            // Mounting recovers the log and marks the superblock.
             let ino = self.image_of(number)?;
             self.disk.changed(ino, 0)?;
         }

@@ -1,4 +1,4 @@
-//! Effects, one after another, under one lock.
+//! Performs effects one after another, under one lock.
 
 use std::path::Path;
 
@@ -12,8 +12,8 @@ use crate::error::HostCause;
 use crate::host::{Checked, Device, Effect};
 use crate::model::FsType;
 
-/// What an effect gave: a loop device that is open now, with the key of its hold, or how many
-/// extents were cloned.
+/// The result of an effect: an open loop device with the key of its hold, or the number of cloned
+/// extents.
 #[derive(Clone, Debug)]
 pub(super) enum Acted {
     Plain,
@@ -22,7 +22,7 @@ pub(super) enum Acted {
     Checked(Checked),
 }
 
-/// What an effect is about.
+/// The object of an effect.
 pub(super) fn subject<'a>(effect: &'a Effect<'a>) -> std::borrow::Cow<'a, Path> {
     match effect {
         Effect::MakeDir { path }
@@ -117,8 +117,8 @@ impl Machine {
             Effect::ResizeLoop { number } => self.resize_loop(*number)?,
             Effect::SetDirectIo { number } => self.dev_mut(*number)?.direct_io = true,
             Effect::DisableDiscard { number } => self.dev_mut(*number)?.no_discard = true,
-            // Free devices of the simulation have no limits to lose; images are of one kind; there
-            // is no disk beneath.
+            // Free devices of the simulation have no limits that a re-creation would clear; all
+            // images are of one kind; and no disk below supports discard.
             Effect::RecreateLoop { .. }
             | Effect::WriteInPlace { .. }
             | Effect::HintExtents { .. }
@@ -197,7 +197,7 @@ impl Machine {
         Ok(())
     }
 
-    /// On a full disk the old content is gone and nothing of the new one is there.
+    /// On a full disk the old content is lost and the new content is not written.
     fn write_file(&mut self, process: Process, path: &Path, bytes: &[u8]) -> Result<(), HostCause> {
         let slot = self.slot(process, path)?;
         let ino = self.disk.make_file(&slot)?;
@@ -298,7 +298,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Zeros over all blocks, or frees them.
+    /// Overwrites all blocks with zeros, or frees them.
     fn erase(&mut self, process: Process, path: &Path, keep_blocks: bool) -> Result<(), HostCause> {
         let ino = self.must_find(process, path)?;
         if self
@@ -365,7 +365,7 @@ impl Machine {
     }
 }
 
-/// A missing parent means that nothing is there.
+/// A missing parent means that the object does not exist.
 fn absent_is_none<T>(result: Result<T, Errno>) -> Result<Option<T>, Errno> {
     match result {
         Ok(found) => Ok(Some(found)),

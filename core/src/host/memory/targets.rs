@@ -1,7 +1,8 @@
-//! Callers' paths: leaves that the driver makes and removes, and what they show.
+//! CSI paths: the files and directories that the driver creates and removes at them, and what they
+//! show.
 //!
-//! Only leaves are kept. What a caller makes before it calls (parents, staging folders) is taken
-//! to exist, unless a test says otherwise.
+//! Only the last components are stored. What the CO creates before it calls (parents, staging
+//! directories) is assumed to exist, unless a test removes it.
 
 use std::path::Path;
 
@@ -13,7 +14,7 @@ use crate::error::HostCause;
 use crate::host::{Device, FileId, FileKind, FileStat, NodeKind, Space};
 use crate::model::FsType;
 
-/// st_dev of the disk that callers' paths are on.
+/// st_dev of the disk that contains CSI paths.
 pub(super) fn callers_device() -> u64 {
     nix::sys::stat::makedev(259, 1)
 }
@@ -32,7 +33,7 @@ impl Machine {
         self.stat_target(path).map(|stat| stat.kind)
     }
 
-    /// A path must be one that [`crate::host::Host::check_path`] lets through.
+    /// Refuses a path that [`crate::host::Host::check_path`] refuses.
     pub(super) fn allow(&mut self, path: &Path) -> Result<(), HostCause> {
         match self.options.check(path) {
             Ok(()) => Ok(()),
@@ -82,7 +83,7 @@ impl Machine {
         Ok(())
     }
 
-    /// lstat of a caller's path.
+    /// lstat of a CSI path.
     pub(super) fn stat_target(&self, path: &Path) -> Option<FileStat> {
         let stat = |device, inode, kind, rdev| FileStat {
             id: FileId { device, inode },
@@ -125,10 +126,10 @@ impl Machine {
         }
     }
 
-    /// lstat of a path that the driver didn't make: its caller has made a folder there.
+    /// lstat of a path that the driver did not create: the CO has created a directory there.
     pub(super) fn stat_or_parent(&self, path: &Path) -> Option<FileStat> {
         let absent = self.absent.iter().any(|absent| path.starts_with(absent));
-        let made = || FileStat {
+        let created = || FileStat {
             id: FileId {
                 device: callers_device(),
                 inode: 1,
@@ -139,10 +140,10 @@ impl Machine {
             rdev: 0,
             modified: 0,
         };
-        self.stat_target(path).or_else(|| (!absent).then(made))
+        self.stat_target(path).or_else(|| (!absent).then(created))
     }
 
-    /// statfs of a caller's path.
+    /// statfs of a CSI path.
     pub(super) fn space_target(&self, path: &Path) -> Result<Space, Errno> {
         let shown = self.top(path).map(|mounted| mounted.shown);
         let Some(number) = shown.and_then(Shown::fs) else {

@@ -1,4 +1,4 @@
-//! The simulation's own rules.
+//! Tests of the rules of the simulation.
 
 mod clones;
 mod freezer;

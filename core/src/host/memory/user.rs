@@ -1,5 +1,5 @@
-//! Users of volumes on a simulated machine: what they write is what must not be lost. None of this
-//! is counted as an effect of the driver.
+//! Users of volumes on a simulated machine: the data that they write must not be lost. None of this
+//! counts as an effect of the driver.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ impl Machine {
         self.find(0, image)?.ok_or(Errno::ENOENT)
     }
 
-    /// The loop whose file system is mounted at a path, and whether it can be written there.
+    /// The loop device whose file system is mounted at a path, and whether the mount is writable.
     pub(super) fn fs_at(&self, path: &Path) -> Answer<(u32, bool)> {
         let mounted = self.top(path).ok_or(Errno::ENOENT)?;
         let number = mounted.shown.fs().ok_or(Errno::ENOTDIR)?;
@@ -30,8 +30,8 @@ impl Machine {
         Ok((number, !mounted.line.is_read_only() && !of_super))
     }
 
-    /// Adds a token to whatever is on a device, if the pool has blocks for it: one for the token,
-    /// and one for what names it, if that is shared.
+    /// Adds a token to the content of a device if the pool has enough blocks: one for the token
+    /// and, if the block that refers to it is shared, one for that.
     fn put_token(&mut self, number: u32, token: u64) -> Answer<()> {
         if self.is_hung_loop(number) {
             return Err(Errno::EAGAIN);
@@ -54,7 +54,7 @@ impl Machine {
         }
         let room = data.content.fs().map_or(bytes, |fs| fs.bytes.min(bytes));
         let fits = data.content.used() <= room;
-        // What was shared gets a place of its own when it's written; what wasn't stays.
+        // A shared block gets a new address when it is written; others keep theirs.
         let rewritten = usize::from(self.shares(ino, 0));
         self.disk.changed(ino, rewritten)?;
         if !fits || self.used() > limit {
@@ -64,7 +64,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Blocks that hold nothing go back to the pool, unless the device forbids it.
+    /// Frees blocks without content, unless the device forbids discard.
     pub(super) fn trim_volume(&mut self, number: u32) -> Answer<()> {
         if self.dev(number)?.no_discard {
             return Err(Errno::EOPNOTSUPP);
@@ -74,8 +74,8 @@ impl Machine {
         Ok(())
     }
 
-    /// A mounted file system writes back what its users wrote. What finds no room is lost, and
-    /// that is said once.
+    /// Writes back what users have written to a mounted file system. Data for which there is no
+    /// space is lost, and the error is reported once.
     pub(super) fn write_back(&mut self, number: u32) -> Answer<()> {
         let dirty = self.supers.get_mut(&number);
         let dirty = dirty.map_or(Vec::new(), |found| std::mem::take(&mut found.dirty));
@@ -89,14 +89,15 @@ impl Machine {
 }
 
 impl MemoryHost {
-    /// A user writes a number into the file system at a path, and syncs it.
+    /// A user writes a token to the file system at a path, and syncs it.
     pub fn write_token(&self, mount_point: &Path, token: u64) -> Answer<()> {
         self.write_unsynced(mount_point, token)?;
         self.sync(mount_point)
     }
 
-    /// The same without syncing: lost with the power, and in no copy of the image until the file
-    /// system writes it back. EAGAIN while it's frozen, or its disk hangs, where a real writer waits.
+    /// Like [`MemoryHost::write_token`] without syncing: a power loss loses it, and copies of the
+    /// image lack it until the file system writes it back. EAGAIN while the file system is frozen
+    /// or its disk hangs, where a real writer would wait.
     pub fn write_unsynced(&self, mount_point: &Path, token: u64) -> Answer<()> {
         let mut machine = self.lock();
         let (number, writable) = machine.fs_at(mount_point)?;
@@ -124,14 +125,14 @@ impl MemoryHost {
         machine.write_back(number)
     }
 
-    /// fstrim: blocks that hold nothing go back to the pool, unless the device forbids it.
+    /// fstrim: frees blocks without content, unless the device forbids discard.
     pub fn trim(&self, mount_point: &Path) -> Answer<()> {
         let mut machine = self.lock();
         let (number, _) = machine.fs_at(mount_point)?;
         machine.trim_volume(number)
     }
 
-    /// The numbers in the file system at a path, in the order written.
+    /// The tokens in the file system at a path, in the order in which they were written.
     pub fn tokens(&self, mount_point: &Path) -> Answer<Vec<u64>> {
         let machine = self.lock();
         let (number, _) = machine.fs_at(mount_point)?;
@@ -146,14 +147,14 @@ impl MemoryHost {
         Ok(tokens)
     }
 
-    /// Bytes of the file system at a path.
+    /// Size of the file system at a path in bytes.
     pub fn fs_bytes(&self, mount_point: &Path) -> Answer<u64> {
         let machine = self.lock();
         let (number, _) = machine.fs_at(mount_point)?;
         Ok(machine.content(number)?.fs().ok_or(Errno::EIO)?.bytes)
     }
 
-    /// A user writes a number to the block device at a path, and syncs it.
+    /// A user writes a token to the block device at a path, and syncs it.
     pub fn write_block_token(&self, target: &Path, token: u64) -> Answer<()> {
         let mut machine = self.lock();
         let number = machine.node_at(target)?;
@@ -165,21 +166,21 @@ impl MemoryHost {
         Ok(())
     }
 
-    /// The numbers on the block device at a path.
+    /// The tokens on the block device at a path.
     pub fn block_tokens(&self, target: &Path) -> Answer<Vec<u64>> {
         let machine = self.lock();
         let number = machine.node_at(target)?;
         Ok(machine.content(number)?.tokens().to_vec())
     }
 
-    /// Bytes of the block device at a path.
+    /// Size of the block device at a path in bytes.
     pub fn block_bytes(&self, target: &Path) -> Answer<u64> {
         let machine = self.lock();
         let number = machine.node_at(target)?;
         Ok(machine.dev(number)?.bytes)
     }
 
-    /// The device shows zeros in its first megabytes, whatever else is on it.
+    /// Makes the first megabytes of the device read as zeros, whatever it contains.
     pub fn blank_device(&self, image: &Path) -> Answer<()> {
         let mut machine = self.lock();
         let ino = machine.image_at(image)?;
@@ -196,7 +197,7 @@ impl MemoryHost {
         Ok(found.map(|content| content.fs))
     }
 
-    /// Something that blkid knows by this name stands on the image.
+    /// Writes something to the image that blkid reports with this name.
     pub fn put_foreign(&self, image: &Path, name: &str) -> Answer<()> {
         let mut machine = self.lock();
         let ino = machine.image_at(image)?;
@@ -205,12 +206,13 @@ impl MemoryHost {
         machine.disk.sync_file(ino)
     }
 
-    /// From now on the kernel grows no mounted ext4: its processes lack CAP_SYS_RESOURCE.
+    /// From now on the kernel refuses to grow mounted ext4 file systems, because the machine's
+    /// processes lack CAP_SYS_RESOURCE.
     pub fn refuse_ext4_growth(&self) {
         self.lock().refuses_ext4_growth = true;
     }
 
-    /// The file system on an image is left with errors, which a check repairs by itself or not.
+    /// Leaves the file system in an image with errors that a check can or cannot repair.
     pub fn leave_unclean(&self, image: &Path, repairable: bool) -> Answer<()> {
         let mut machine = self.lock();
         let ino = machine.image_at(image)?;
@@ -224,7 +226,7 @@ impl MemoryHost {
         machine.disk.sync_file(ino)
     }
 
-    /// Overwrites a file, durably: damage.
+    /// Overwrites a file durably, to simulate damage.
     pub fn put_file(&self, path: &Path, bytes: &[u8]) -> Answer<()> {
         let mut machine = self.lock();
         let slot = machine.slot(0, path)?;
@@ -235,20 +237,20 @@ impl MemoryHost {
         machine.disk.sync_dir(slot.0)
     }
 
-    /// Somebody fills the pool's disk until so many bytes are available.
+    /// Fills the pool's disk until `bytes` are available.
     pub fn leave_available(&self, bytes: u64) {
         let mut machine = self.lock();
         machine.disk.capacity = machine.used() + bytes;
     }
 
-    /// Gives the pool's disk another size.
+    /// Changes the size of the pool's disk.
     pub fn set_capacity(&self, bytes: u64) {
         self.lock().disk.capacity = bytes;
     }
 }
 
 impl Machine {
-    /// The loop whose node is bound at a path.
+    /// The loop device whose node is bind-mounted at a path.
     fn node_at(&self, path: &Path) -> Answer<u32> {
         match self.top(path).ok_or(Errno::ENOENT)?.shown {
             Shown::Node(number) => Ok(number),

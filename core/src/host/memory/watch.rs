@@ -1,4 +1,4 @@
-//! Watching a simulated machine, and planning its faults.
+//! Observing a simulated machine, and planning its faults.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,82 +9,83 @@ use super::mounts::Shown;
 use super::{FaultMode, MemoryHost};
 
 impl MemoryHost {
-    /// Time passes on this machine; on others not.
+    /// Lets time pass on this machine; no other machine is affected.
     pub fn pass_time(&self, time: Duration) {
         self.lock().passed += time;
     }
 
-    /// Whether other threads get their turn after each effect, as they do unless this is called.
-    /// Where calls come one at a time that gains nothing, and on a busy machine each turn that is
-    /// given away is a long one.
+    /// Sets whether other threads may run after each effect, which is the default. Where calls are
+    /// sequential this gains nothing, and on a busy machine each yield takes long.
     pub fn take_turns(&self, turns: bool) {
         self.lock().turns = turns;
     }
 
-    /// Looks by which a test sees for itself: neither counted nor made to fail, and whatever lasts
-    /// is not in their way.
+    /// Queries that a test makes for itself: they are neither counted nor made to fail, and dead or
+    /// hanging disks do not affect them.
     pub fn aside<T>(&self, looks: impl FnOnce(&MemoryHost) -> T) -> T {
         let before = std::mem::replace(&mut self.lock().faults.aside, true);
-        let seen = looks(self);
+        let result = looks(self);
         self.lock().faults.aside = before;
-        seen
+        result
     }
 
-    /// Effects performed so far, refused ones included.
+    /// Number of effects so far, including refused ones.
     pub fn effects(&self) -> usize {
         self.lock().faults.log.len()
     }
 
-    /// The effects so far, each with what it was about.
+    /// The effects so far, each with its object.
     pub fn effect_log(&self) -> Vec<String> {
         self.lock().faults.log.clone()
     }
 
-    /// The `n`-th effect from now on goes wrong; 1 is the next. May be called for several.
+    /// Plans a fault for the `n`-th effect from now on; 1 is the next. Several faults can be
+    /// planned.
     pub fn fail_effect(&self, n: usize, mode: FaultMode) {
         self.lock().faults.plan(n, mode);
     }
 
-    /// The `n`-th look from now on fails with an errno; 1 is the next. A look is any other call of
-    /// the host that can fail; a failed look must never be taken for "nothing there".
+    /// Makes the `n`-th query from now on fail with an errno; 1 is the next. A query is any other
+    /// call of the host that can fail; the driver must never take a failed query for "does not
+    /// exist".
     pub fn fail_look(&self, n: usize, errno: Errno) {
         self.lock().faults.plan_look(n, errno);
     }
 
-    /// Looks so far.
+    /// Number of queries so far.
     pub fn looks(&self) -> usize {
         self.lock().faults.looks
     }
 
-    /// Every effect of this name is refused from now on; `None` ends that.
+    /// Makes every effect of this name fail from now on; `None` ends that.
     pub fn fail_always(&self, name: &str, errno: Option<Errno>) {
         self.lock().faults.always(name, errno);
     }
 
-    /// Planned faults that have not come true yet.
+    /// Number of planned faults that have not occurred yet.
     pub fn faults_left(&self) -> usize {
         self.lock().faults.left()
     }
 
-    /// No more faults.
+    /// Removes all planned faults.
     pub fn clear_faults(&self) {
         self.lock().faults.clear();
     }
 
-    /// Invariants that were broken, in words.
+    /// Descriptions of the invariants that were broken.
     pub fn violations(&self) -> Vec<String> {
         self.lock().violations.clone()
     }
 
-    /// Why a copy must never be served, if so: it's torn, or not finished.
+    /// Why a copy must never be served, if it must not: it is torn, or not finished.
     pub fn flaw(&self, image: &Path) -> Option<&'static str> {
         let machine = self.lock();
         let ino = machine.find(0, image).ok().flatten()?;
         machine.disk.file(ino).ok()?.live.flaw
     }
 
-    /// The numbers in a file system or of raw writes on an image, as the image has them: what a
-    /// mounted file system hasn't written back isn't there.
+    /// The tokens of the file system or of raw writes in an image. Data that a mounted file system
+    /// has not written back is missing.
     pub fn image_tokens(&self, image: &Path) -> Option<Vec<u64>> {
         let machine = self.lock();
         let ino = machine.find(0, image).ok().flatten()?;
@@ -92,7 +93,7 @@ impl MemoryHost {
         Some(content.tokens().to_vec())
     }
 
-    /// All files and directories below a folder, as paths relative to it.
+    /// All files and directories below a directory, as relative paths.
     pub fn files_below(&self, folder: &Path) -> Vec<String> {
         let machine = self.lock();
         let mut paths = Vec::new();
@@ -105,23 +106,24 @@ impl MemoryHost {
             .collect()
     }
 
-    /// Callers' leaves that exist.
+    /// Files and directories that the driver has created at CSI paths.
     pub fn targets(&self) -> Vec<PathBuf> {
         self.lock().targets.keys().cloned().collect()
     }
 
-    /// Mount points of what was mounted since boot.
+    /// Mount points of everything that was mounted since boot.
     pub fn mounted(&self) -> Vec<PathBuf> {
         let machine = self.lock();
-        let ours = machine
+        let driver_mounts = machine
             .mounts
             .iter()
             .filter(|mounted| mounted.shown != Shown::Base);
-        ours.map(|mounted| mounted.line.mount_point.clone())
+        driver_mounts
+            .map(|mounted| mounted.line.mount_point.clone())
             .collect()
     }
 
-    /// Numbers of loop devices, with whether somebody has them open.
+    /// Numbers of loop devices, and whether they are open.
     pub fn loop_numbers(&self) -> Vec<(u32, bool)> {
         let machine = self.lock();
         machine

@@ -1,4 +1,4 @@
-//! The records beside the data, and the node's own.
+//! Format tests of the records that are stored with the data, and of the node's record.
 
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ fn volume() -> VolumeRecord {
     }
 }
 
-/// Parameters of a class of groups in which nothing is the default.
+/// Parameters of a VolumeGroupSnapshotClass in which no value is the default.
 fn everything_asked() -> SnapshotParameters {
     SnapshotParameters {
         consistency: Level::Application,
@@ -75,7 +75,7 @@ fn everything_asked() -> SnapshotParameters {
     }
 }
 
-/// A repeat of a group is compared with what was asked for by this text.
+/// A repeated group call is compared with the original request by this text.
 #[test]
 fn the_request_of_a_group_keeps_its_text() {
     let shared = [
@@ -132,7 +132,7 @@ fn volume_with_every_field() -> VolumeRecord {
     }
 }
 
-/// Volumes with something on them.
+/// Volumes with each kind of content.
 fn formatted_volumes() -> Vec<(&'static str, VolumeRecord)> {
     let ready = ready_volume();
     let begun = Formatted::begun(FormattedAs::Ext4, uuid(3));

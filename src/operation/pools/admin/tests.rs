@@ -45,9 +45,9 @@ fn a_pool_is_made_once_and_served() {
 
 #[test]
 fn an_extent_size_is_refused_by_name_where_there_is_none() {
-    for ground in ["xfs", "ext4", "btrfs"] {
+    for fs_name in ["xfs", "ext4", "btrfs"] {
         let host = MemoryHost::with_options(MemoryOptions {
-            ground: ground.into(),
+            fs_name: fs_name.into(),
             ..MemoryOptions::default()
         });
         for folder in ["/memory/a", "/memory/b"] {
@@ -58,14 +58,14 @@ fn an_extent_size_is_refused_by_name_where_there_is_none() {
             pool(&format!("{place},init,mount=any,extent=64Ki"))
         };
         let made = init(&host, node(), &hinted("a"));
-        if ground == "xfs" {
+        if fs_name == "xfs" {
             made.unwrap();
             start(&host.restart_process(), &[hinted("a"), hinted("b")]).unwrap();
             continue;
         }
         let sentence = refusal(made);
         assert!(
-            sentence.contains(ground) && sentence.contains("remove extent="),
+            sentence.contains(fs_name) && sentence.contains("remove extent="),
             "{sentence}"
         );
         // Neither is a pool made by a start, nor one that is there served by it.
@@ -116,7 +116,7 @@ fn a_volume_without_its_pool_record_is_somebodys() {
 #[test]
 fn a_file_system_that_forgets_is_refused() {
     let options = crate::host::memory::MemoryOptions {
-        ground: "tmpfs".into(),
+        fs_name: "tmpfs".into(),
         ..Default::default()
     };
     let host = MemoryHost::with_options(options);
@@ -325,19 +325,19 @@ fn init_that_ends_at_any_effect_is_finished_by_a_repeat() {
 
 #[test]
 fn an_image_that_can_not_be_made_is_refused_before_anything_is_reserved() {
-    let host = |ground: &str| {
+    let host = |fs_name: &str| {
         MemoryHost::with_options(crate::host::memory::MemoryOptions {
-            ground: ground.into(),
+            fs_name: fs_name.into(),
             ..Default::default()
         })
     };
     let nothing = Vec::<String>::new();
     let a = pool("a=file:/memory/a,image=200Gi");
-    for (ground, why) in [
+    for (fs_name, why) in [
         ("ext4", "give at most image=102336Mi"),
         ("btrfs", "shares blocks by itself"),
     ] {
-        let host = host(ground);
+        let host = host(fs_name);
         let message = refusal(init(&host, node(), &a));
         assert!(message.contains(why), "{message}");
         let left = host.files_below(Path::new("/memory/a"));

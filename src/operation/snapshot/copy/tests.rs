@@ -38,9 +38,9 @@ fn size(bytes: u64) -> CapacityRange {
 
 impl Node {
     /// A pool on a disk with this file system, and a volume that nobody has used.
-    fn on(ground: &str) -> Node {
+    fn on(fs_name: &str) -> Node {
         let host = MemoryHost::with_options(MemoryOptions {
-            ground: ground.into(),
+            fs_name: fs_name.into(),
             ..MemoryOptions::default()
         });
         host.make_folder(std::path::Path::new("/memory/pool"))
@@ -117,8 +117,8 @@ impl Node {
 
 #[test]
 fn a_clone_of_a_volume_that_was_changed_since_its_plan_is_planned_anew() {
-    for ground in ["xfs", "ext4"] {
-        let node = Node::on(ground);
+    for fs_name in ["xfs", "ext4"] {
+        let node = Node::on(fs_name);
         let source = node.clone_around(|| node.expand());
         assert_eq!(source.size, 2 * GIB);
         let mut request = node.clone_request();

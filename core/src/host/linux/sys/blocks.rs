@@ -7,8 +7,8 @@ use nix::{request_code_readwrite, request_code_write};
 
 use super::{Result, ioctl_struct, ioctl_value};
 
-/// Records of one answer of FIEMAP: 112 KiB, so that two maps are read side by side in little
-/// memory, and the call itself is small beside its records.
+/// Records per FIEMAP call: 112 KiB, so that two maps can be read in parallel with little memory,
+/// and the cost of a call is small compared with its records.
 pub const RECORDS: usize = 2048;
 
 /// `struct fiemap_extent` of linux/fiemap.h.
@@ -23,11 +23,11 @@ pub struct Record {
     reserved: [u32; 3],
 }
 
-/// FIEMAP_EXTENT_*: the last of the file.
+/// FIEMAP_EXTENT_*: the last extent of the file.
 pub const LAST: u32 = 0x1;
-/// Location not known.
+/// The location is not known.
 pub const UNKNOWN: u32 = 0x2;
-/// Not yet placed.
+/// Delayed allocation: not yet placed.
 pub const DELALLOC: u32 = 0x4;
 /// Compressed or encrypted.
 pub const ENCODED: u32 = 0x8;
@@ -35,13 +35,13 @@ pub const ENCODED: u32 = 0x8;
 pub const ENCRYPTED: u32 = 0x80;
 /// Offsets may not be block aligned.
 pub const NOT_ALIGNED: u32 = 0x100;
-/// Mixed with metadata.
+/// Stored with metadata.
 pub const INLINE: u32 = 0x200;
-/// Several files in a block.
+/// Shares a block with other files.
 pub const TAIL: u32 = 0x400;
-/// Reserved, never written.
+/// Allocated, never written.
 pub const UNWRITTEN: u32 = 0x800;
-/// Another file has it as well.
+/// Shared with another file.
 pub const SHARED: u32 = 0x2000;
 
 /// `struct fiemap`.
@@ -55,7 +55,7 @@ struct Head {
     reserved: u32,
 }
 
-/// `struct fiemap` with room for records.
+/// `struct fiemap`, followed by its records.
 #[repr(C)]
 pub struct Map {
     head: Head,
@@ -66,7 +66,7 @@ pub struct Map {
 const SYNC: u32 = 1;
 
 impl Map {
-    /// Room for one answer.
+    /// An empty map with space for one answer.
     pub fn new() -> Box<Map> {
         Box::new(Map {
             head: Head {
@@ -81,7 +81,8 @@ impl Map {
         })
     }
 
-    /// Reads what of a file's map lies at or after `start`; written back first with `sync`.
+    /// Reads the part of a file's map at or after `start`, with `sync` after writing back dirty
+    /// pages.
     pub fn read(&mut self, file: impl AsFd, start: u64, sync: bool) -> Result<&[Record]> {
         self.head = Head {
             start,
@@ -103,7 +104,7 @@ impl Map {
     }
 }
 
-/// How many records a file's map has; not written back first.
+/// Number of records of a file's map, without writing back dirty pages.
 pub fn count(file: impl AsFd) -> Result<u64> {
     let mut head = Head {
         start: 0,
@@ -128,7 +129,7 @@ struct CloneRange {
     target_offset: u64,
 }
 
-/// FICLONE: the target's content becomes the source's, at least as far as that goes.
+/// FICLONE: replaces the target's content by the source's, as far as the source extends.
 pub fn clone_file(source: impl AsFd, target: impl AsFd) -> Result<()> {
     let request = request_code_write!(0x94, 9, size_of::<libc::c_int>());
     ioctl_value(target, request, source.as_fd().as_raw_fd()).map(drop)
@@ -143,7 +144,8 @@ pub fn clone_range(source: impl AsFd, target: impl AsFd, offset: u64, length: u6
         target_offset: offset,
     };
     let request = request_code_write!(0x94, 13, size_of::<CloneRange>());
-    // SAFETY: FICLONERANGE reads a file_clone_range; the source's descriptor is open meanwhile.
+    // SAFETY: FICLONERANGE reads a file_clone_range; the source's descriptor stays open during the
+    // call.
     unsafe { ioctl_struct(target, request, &mut range) }.map(drop)
 }
 

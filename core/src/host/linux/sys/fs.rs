@@ -6,7 +6,8 @@ use nix::{request_code_read, request_code_readwrite, request_code_write};
 
 use super::{Result, ioctl_struct};
 
-/// `struct xfs_fsop_geom_v1`: all that is needed here, and known to every kernel.
+/// `struct xfs_fsop_geom_v1`: contains everything that is needed here, and is supported by every
+/// kernel.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct XfsGeometry {
@@ -48,7 +49,7 @@ struct XfsGrow {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct BtrfsInfo {
-    /// The highest device id in use: that of the only device.
+    /// The highest device ID in use; on a file system with one device, the ID of that device.
     pub max_id: u64,
     pub num_devices: u64,
     fsid: [u8; 16],
@@ -66,7 +67,7 @@ pub struct BtrfsDevice {
     bytes_used: u64,
     pub total_bytes: u64,
     unused: [u64; 379],
-    /// Path of the device node, ended by a zero.
+    /// Path of the device node, zero-terminated.
     pub path: [u8; 1024],
 }
 
@@ -77,16 +78,16 @@ struct BtrfsResize {
     name: [u8; 4088],
 }
 
-/// FS_NOCOW_FL: written in place.
+/// FS_NOCOW_FL: the file is overwritten in place.
 pub const NO_COW: i32 = 0x0080_0000;
-/// FS_COMPR_FL: compressed.
+/// FS_COMPR_FL: the file is compressed.
 pub const COMPRESSED: i32 = 0x0000_0004;
 
 /// FS_IOC_GETFLAGS: the attributes that chattr changes.
 pub fn flags(file: impl AsFd) -> Result<i32> {
     let mut flags = 0i32;
     let request = request_code_read!(b'f', 1, size_of::<nix::libc::c_long>());
-    // SAFETY: FS_IOC_GETFLAGS writes an int, whatever its number says.
+    // SAFETY: FS_IOC_GETFLAGS writes an int, although its request number encodes a long.
     unsafe { ioctl_struct(file, request, &mut flags) }?;
     Ok(flags)
 }
@@ -94,7 +95,7 @@ pub fn flags(file: impl AsFd) -> Result<i32> {
 /// FS_IOC_SETFLAGS.
 pub fn set_flags(file: impl AsFd, mut flags: i32) -> Result<()> {
     let request = request_code_write!(b'f', 2, size_of::<nix::libc::c_long>());
-    // SAFETY: FS_IOC_SETFLAGS reads an int, whatever its number says.
+    // SAFETY: FS_IOC_SETFLAGS reads an int, although its request number encodes a long.
     unsafe { ioctl_struct(file, request, &mut flags) }.map(drop)
 }
 
@@ -113,7 +114,8 @@ struct FileAttributes {
 /// FS_XFLAG_EXTSIZE.
 const EXTENT_SIZE: u32 = 0x0000_0800;
 
-/// FS_IOC_FSSETXATTR with an extent size: blocks are given to the file by so many bytes.
+/// FS_IOC_FSSETXATTR with an extent size: the file system allocates blocks to the file in units of
+/// `bytes`.
 pub fn set_extent_size(file: impl AsFd, bytes: u32) -> Result<()> {
     let mut attributes = FileAttributes::default();
     let read = request_code_read!(b'X', 31, size_of::<FileAttributes>());
@@ -134,7 +136,8 @@ struct TrimRange {
     min_len: u64,
 }
 
-/// FITRIM over a whole file system, of runs of at least so many bytes; bytes trimmed.
+/// FITRIM over a whole file system, of free runs of at least `min_len` bytes; returns the bytes
+/// that were trimmed.
 pub fn trim(file: impl AsFd, min_len: u64) -> Result<u64> {
     let mut range = TrimRange {
         start: 0,
@@ -160,8 +163,8 @@ struct XfsReserved {
     pads: [u64; 12],
 }
 
-/// Has an xfs let go of blocks that it keeps beside its files for writes to come, and of those of
-/// files that were removed (XFS_IOC_FREE_EOFBLOCKS). Files must have been synced.
+/// Makes xfs free the blocks that it has preallocated for files, and those of removed files
+/// (XFS_IOC_FREE_EOFBLOCKS). Files must have been synced before.
 pub fn xfs_release_reserved(file: impl AsFd) -> Result<()> {
     let mut which = XfsReserved {
         version: 1,
@@ -179,7 +182,7 @@ pub fn xfs_release_reserved(file: impl AsFd) -> Result<()> {
     unsafe { ioctl_struct(file, request, &mut which) }.map(drop)
 }
 
-/// Grows a mounted ext4 to so many blocks.
+/// Grows a mounted ext4 to `blocks` blocks.
 pub fn ext4_resize(root: impl AsFd, blocks: u64) -> Result<()> {
     let mut blocks = blocks;
     let request = request_code_write!(b'f', 16, size_of::<u64>());
@@ -196,7 +199,7 @@ pub fn xfs_geometry(root: impl AsFd) -> Result<XfsGeometry> {
     Ok(geometry)
 }
 
-/// Grows the data section of a mounted XFS to so many blocks.
+/// Grows the data section of a mounted XFS to `blocks` blocks.
 pub fn xfs_grow(root: impl AsFd, blocks: u64, max_inode_percent: u32) -> Result<()> {
     let mut grow = XfsGrow {
         new_blocks: blocks,
@@ -208,22 +211,22 @@ pub fn xfs_grow(root: impl AsFd, blocks: u64, max_inode_percent: u32) -> Result<
     unsafe { ioctl_struct(root, request, &mut grow) }.map(drop)
 }
 
-/// FIFREEZE: writers block from here on, whoever they are. Not interruptible and without a limit;
-/// EBUSY if it's frozen already.
+/// FIFREEZE: all writers block from here on. It cannot be interrupted and has no time limit; EBUSY
+/// if the file system is already frozen.
 pub fn freeze(file: impl AsFd) -> Result<()> {
     let request = request_code_readwrite!(b'X', 119, size_of::<i32>());
-    // SAFETY: FIFREEZE takes no argument, whatever its number says.
+    // SAFETY: FIFREEZE takes no argument, although its request number encodes an int.
     unsafe { ioctl_struct(file, request, &mut 0i32) }.map(drop)
 }
 
-/// FITHAW; EINVAL if it isn't frozen.
+/// FITHAW; EINVAL if the file system is not frozen.
 pub fn thaw(file: impl AsFd) -> Result<()> {
     let request = request_code_readwrite!(b'X', 120, size_of::<i32>());
-    // SAFETY: FITHAW takes no argument, whatever its number says.
+    // SAFETY: FITHAW takes no argument, although its request number encodes an int.
     unsafe { ioctl_struct(file, request, &mut 0i32) }.map(drop)
 }
 
-/// Of a mounted btrfs: its devices and sector size.
+/// The devices and the sector size of a mounted btrfs.
 pub fn btrfs_info(root: impl AsFd) -> Result<BtrfsInfo> {
     let mut info = BtrfsInfo {
         max_id: 0,
@@ -255,7 +258,7 @@ pub fn btrfs_device(root: impl AsFd, id: u64) -> Result<BtrfsDevice> {
     Ok(device)
 }
 
-/// Grows one device of a mounted btrfs to all that it has.
+/// Grows one device of a mounted btrfs to its full size.
 pub fn btrfs_grow(root: impl AsFd, id: u64) -> Result<()> {
     let mut resize = BtrfsResize {
         fd: 0,
@@ -264,7 +267,7 @@ pub fn btrfs_grow(root: impl AsFd, id: u64) -> Result<()> {
     let words = format!("{id}:max");
     resize.name[..words.len()].copy_from_slice(words.as_bytes());
     let request = request_code_write!(0x94, 3, size_of::<BtrfsResize>());
-    // SAFETY: BTRFS_IOC_RESIZE reads a btrfs_ioctl_vol_args, whose name ends with a zero.
+    // SAFETY: BTRFS_IOC_RESIZE reads a btrfs_ioctl_vol_args, whose name is zero-terminated.
     unsafe { ioctl_struct(root, request, &mut resize) }.map(drop)
 }
 

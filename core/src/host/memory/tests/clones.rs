@@ -1,4 +1,4 @@
-//! Copies: what is in them, what room they take, and which are worthless.
+//! Tests of copies: their content, the space that they need, and which are invalid.
 
 use super::*;
 use crate::host::Known;
@@ -115,18 +115,18 @@ fn a_clone_survives_a_power_loss_only_once_it_was_synced() {
 
 #[test]
 fn clones_need_a_file_system_that_shares_blocks_free_space_and_both_files() {
-    for ground in ["ext4", "xfs", "btrfs"] {
+    for fs_name in ["ext4", "xfs", "btrfs"] {
         let host = MemoryHost::with_options(MemoryOptions {
-            ground: ground.into(),
+            fs_name: fs_name.into(),
             ..MemoryOptions::default()
         });
         allocate(&host, GIB, false).unwrap();
         make_copy_of(&host, GIB);
-        let expected = (ground == "ext4").then_some(Errno::EOPNOTSUPP);
+        let expected = (fs_name == "ext4").then_some(Errno::EOPNOTSUPP);
         for clone in [whole, ahead, rest] {
             assert_eq!(clone(&host).err().and_then(|error| error.code()), expected);
         }
-        if ground != "ext4" {
+        if fs_name != "ext4" {
             host.leave_available(0);
             assert_eq!(code(whole(&host)), Some(Errno::ENOSPC));
         }

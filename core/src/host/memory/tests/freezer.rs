@@ -1,4 +1,4 @@
-//! The guard of a simulated machine.
+//! Tests of the guard of a simulated machine.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Loop devices, mounts, callers' paths.
+//! Tests of loop devices, mounts and CSI paths.
 
 use super::*;
 
