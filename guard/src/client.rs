@@ -1,11 +1,10 @@
-//! A freeze session, from the driver's side.
+//! A freeze session, on the driver's side.
 //!
-//! A thread of its own, the keeper, reads what the guard says. It also knows what to do without
-//! the guard: when the connection ends before its time, or the guard is a second late with what it
-//! was asked for, the keeper thaws through the driver's own descriptors, and then ends the guard if
-//! no other session relies on it. The journal entry is removed by the keeper
-//! alone, when everything is known to be thawed; in a session whose FIFREEZE hangs, that may be
-//! long after it was dropped.
+//! A separate thread, the keeper, reads the guard's messages. It also acts without the guard: when
+//! the connection ends early, or the guard is a second late with a request, the keeper thaws
+//! through the driver's own descriptors and then kills the guard, unless another session relies on
+//! it. Only the keeper removes the journal entry, when everything is known to be thawed; in a
+//! session whose FIFREEZE hangs, that may be long after the session was dropped.
 
 use std::os::fd::AsFd;
 use std::sync::mpsc::channel;
@@ -26,20 +25,20 @@ use slackwater_core::host::linux::freeze::{self, Process};
 use slackwater_core::host::linux::seqpacket::Channel;
 use slackwater_core::host::{Freeze, Result, step};
 
-/// How late the guard may be before it's killed.
+/// How late the guard may be before it is killed.
 pub(super) const KILL_DELAY: Duration = Duration::from_secs(1);
-/// How long an answer may take beyond the moment at which the guard is killed: its end, and our
-/// own FITHAWs.
+/// How much longer than that an answer may take: the time for the guard to exit, and for the
+/// driver's own FITHAWs.
 const THAW_GRACE: Duration = Duration::from_secs(3);
-/// How long a dropped session is waited for. In order it takes less than a millisecond.
+/// How long dropping a session waits. Normally that takes less than a millisecond.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// File systems in the guard's hands.
+/// File systems that the guard holds for a cut.
 pub(super) struct Session(Arc<Shared>, Option<JoinHandle<()>>);
 
 impl Session {
-    /// Hands everything over, and waits until the guard has it. `guard` was proven to be the
-    /// process at the other end.
+    /// Passes everything to the guard, and waits for its confirmation. `guard` was verified to be
+    /// the process at the other end.
     pub(super) fn begin(
         channel: Channel,
         guard: Option<Process>,
@@ -98,7 +97,7 @@ impl Session {
         }
     }
 
-    /// Why the guard didn't take it over, by its answer.
+    /// Why the guard did not take the session over, by its answer.
     fn not_begun(&self, answer: Option<i32>) -> HostError {
         let failed = |what: &str| self.0.failure("freeze", what);
         match (answer, &self.0.guard) {
@@ -115,7 +114,7 @@ impl Session {
                 failed(&format!("the freeze guard refused: {errno}"))
             }
             (Some(_), _) => failed(GONE),
-            // Nothing of this session is frozen.
+            // Nothing in this session is frozen.
             (None, Some(guard)) if !self.0.others_rely_on_it() => {
                 let _ = guard.kill();
                 failed(SILENT)
@@ -165,7 +164,7 @@ impl Session {
             if let Some((at, errno)) = first_failure(frozen()) {
                 return Some(Err(Some((at, errno))));
             }
-            // The deadline may come while the last one is still on its way.
+            // The deadline may pass while the last answer is still on its way.
             let early = state.answers.iter().any(|answers| answers.thawed.is_some());
             if state.lost || state.ended || early {
                 return Some(Err(None));
@@ -205,8 +204,8 @@ impl Session {
                 .map_or(thaw_by, |late_at| late_at.min(thaw_by))
         };
         if known(&self.0.state()).is_none() {
-            // The keeper hears of the guard's end, too, and thaws. Not a word here: the log may
-            // lie on a frozen file system.
+            // The keeper also notices the guard's exit, and thaws. Nothing is logged here, because
+            // the log may lie on a frozen file system.
             let _ = self.0.ask("thaw", Ask::Thaw(at as u32));
         }
         let answer = self.0.wait(late_at + THAW_GRACE, |state| {
@@ -229,12 +228,12 @@ const RELIED_ON: &str =
 const TOO_LATE: &str =
     "not all file systems were frozen before the deadline; all are thawed again or will be";
 
-/// Whether an error says that there was no guard to take over.
+/// Whether an error means that no guard was there to take the session over.
 pub(super) fn says_gone(error: &HostError) -> bool {
     matches!(&error.cause, HostCause::Unexpected(what) if what == GONE || what == SILENT)
 }
 
-/// The failure that the others follow from: who was only cancelled says nothing.
+/// The failure that caused the others: a member that was only cancelled is not the cause.
 fn first_failure(answers: impl Iterator<Item = Option<i32>>) -> Option<(usize, i32)> {
     answers
         .enumerate()
@@ -288,7 +287,8 @@ impl Freeze for Session {
     }
 
     fn give_up(&self) {
-        // Who waits for the guard waits no longer; the keeper goes on until all is thawed.
+        // Threads that wait for the guard stop waiting; the keeper continues until everything is
+        // thawed.
         self.0.state().lost = true;
         self.0.tell();
         if self.0.ask("end", Ask::End).is_err() {
@@ -298,8 +298,9 @@ impl Freeze for Session {
 }
 
 impl Session {
-    /// By our own copies of the descriptors: one open file with the guard's, so that the kernel
-    /// tells what has failed since the guard's last syncfs. Each in a thread, since it may hang.
+    /// Checks with the driver's own copies of the descriptors. They share one open file with the
+    /// guard's, so that the kernel reports what has failed since the guard's last syncfs. Each
+    /// check runs in a thread, since it may hang.
     fn written_back(&self) -> Result<()> {
         let (done, answers) = channel();
         let members = &self.0.members;
@@ -326,7 +327,7 @@ impl Session {
         Ok(())
     }
 
-    /// Names who isn't done.
+    /// Names the members that are not finished.
     fn slow(&self) -> HostError {
         let state = self.0.state();
         let slow = state
@@ -360,7 +361,8 @@ impl Drop for Session {
             );
             tracing::warn!(error = %chain(&error), "ending a freeze session takes longer than expected");
         } else if let Some(keeper) = self.1.take() {
-            // With it the last copies of the roots are closed: what was cut can be unmounted.
+            // The last copies of the root descriptors are closed with it, so the volumes can be
+            // unmounted.
             let _ = keeper.join();
         }
     }
@@ -374,9 +376,12 @@ mod tests {
     fn the_reported_failure_is_the_cause_of_the_others() {
         let busy = Errno::EBUSY as i32;
         let cancelled = Errno::ECANCELED as i32;
-        let told = |answers: &[Option<i32>]| first_failure(answers.iter().copied());
-        assert_eq!(told(&[Some(cancelled), None, Some(busy)]), Some((2, busy)));
-        assert_eq!(told(&[Some(0), Some(cancelled)]), Some((1, cancelled)));
-        assert_eq!(told(&[Some(0), None]), None);
+        let failure = |answers: &[Option<i32>]| first_failure(answers.iter().copied());
+        assert_eq!(
+            failure(&[Some(cancelled), None, Some(busy)]),
+            Some((2, busy))
+        );
+        assert_eq!(failure(&[Some(0), Some(cancelled)]), Some((1, cancelled)));
+        assert_eq!(failure(&[Some(0), None]), None);
     }
 }

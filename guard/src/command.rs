@@ -1,4 +1,4 @@
-//! The command line of `slackwater-guard`: three words, for which no library is linked.
+//! The command line of `slackwater-guard`: it has three options, for which no library is linked.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use slackwater_core::host::linux::LinuxHost;
 use super::program::{self, Options};
 use super::{GuardClient, PROGRAM};
 
-/// The command line can't be understood: EX_USAGE of sysexits.h, as of `slackwater`.
+/// The command line cannot be parsed: EX_USAGE of sysexits.h, as in `slackwater`.
 const USAGE_ERROR: u8 = 64;
 
 const HELP: &str = "\
@@ -32,7 +32,7 @@ enum Given {
     Print(String),
 }
 
-/// The program, from its arguments to its exit status.
+/// Runs the program from its arguments to its exit status.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let options = match parse(arguments.into_iter().skip(1)) {
         Ok(Given::Serve(options)) => options,

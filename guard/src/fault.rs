@@ -1,19 +1,19 @@
-//! The guard's own end at a step, for tests that kill or stop it there: only in a build with the
-//! feature `fault`, and only where `SLACKWATER_GUARD_FAULT=STEP:kill` or `STEP:stop` says so.
+//! Fault injection in the guard, for tests that kill or stop it at a step: only in a build with the
+//! feature `fault`, and only if `SLACKWATER_GUARD_FAULT=STEP:kill` or `STEP:stop` is set.
 //!
 //! Steps: accepted, begun, sync-before, sync-after, expedited, freeze-before, freeze-after,
-//! thaw-before, thaw-after, deadline, ended. The first thread that comes to it meets it, once;
-//! others that come to it wait for that, since a stop takes a moment to reach them.
+//! thaw-before, thaw-after, deadline, ended. The fault happens once, in the first thread that
+//! reaches the step; other threads that reach it wait, because a stop takes a moment to reach them.
 
 use std::time::Duration;
 
 use super::client::KILL_DELAY;
 
-/// Nothing.
+/// Does nothing.
 #[cfg(not(feature = "fault"))]
 pub(super) fn at(_step: &'static str) {}
 
-/// Meets what is planned for a step.
+/// Executes the fault that is planned for a step.
 #[cfg(feature = "fault")]
 pub(super) fn at(step: &'static str) {
     use nix::sys::signal::{Signal, raise};
@@ -34,7 +34,7 @@ pub(super) fn at(step: &'static str) {
         "kill" => Signal::SIGKILL,
         _ => Signal::SIGSTOP,
     };
-    // A process may always signal itself.
+    // A process is always permitted to signal itself.
     let _ = raise(signal);
 }
 
@@ -54,8 +54,8 @@ pub(super) fn prepare() {
     }
 }
 
-/// How long the driver waits for an answer to an order to thaw. Tests that look at what is frozen
-/// lengthen it by `SLACKWATER_THAW_SECONDS`, in a build with the feature `fault`.
+/// How long the driver waits for the answer to a thaw request. Tests that inspect what is frozen
+/// extend it with `SLACKWATER_THAW_SECONDS`, in a build with the feature `fault`.
 pub(super) fn thaw_patience() -> Duration {
     #[cfg(feature = "fault")]
     if let Ok(text) = std::env::var("SLACKWATER_THAW_SECONDS") {

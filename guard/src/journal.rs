@@ -1,9 +1,10 @@
-//! What is about to be frozen, written down before it is: `STATE/freezes/<uuid>.json`, with a
-//! lock file beside it.
+//! The journal of freezes: an entry is written before its file systems are frozen, in
+//! `STATE/freezes/<uuid>.json`, with a lock file next to it.
 //!
-//! The lock is held through one open file, by the driver and by the guard, until neither can
-//! freeze any more: also by a guard that is being killed while a FIFREEZE of it hangs. So an
-//! entry whose lock is free can't become frozen again, and is removed once it's thawed.
+//! The driver and the guard hold the lock through one open file until neither can freeze any more;
+//! this includes a guard that is being killed while a FIFREEZE of it hangs. So the file systems of
+//! an entry whose lock is free cannot become frozen again, and the entry is removed once they are
+//! thawed.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -19,23 +20,25 @@ use slackwater_core::host::{Device, Effect, FileId, FreezeMember, Host, Result};
 use slackwater_core::model::FsType;
 use slackwater_core::record::{self, Record};
 
-/// How often a lock is tried that somebody only looks at for a moment.
+/// How often a lock is tried while another process holds it for a moment to inspect it.
 const LOCK_TRIES: u32 = 5;
-/// Between two looks.
+/// Time between two attempts.
 const LOCK_RETRY_INTERVAL: std::time::Duration = std::time::Duration::from_millis(5);
 
 /// One freeze session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// The boot in which it was written: a later one has nothing frozen.
+    /// The boot in which it was written: in a later boot nothing is frozen.
     pub boot: Uuid,
-    /// Process of the driver.
+    /// PID of the driver.
     pub owner: u32,
-    /// Seconds since 1970: when it was written, or, once `freezing`, when freezing began.
+    /// When it was written, or, once `freezing` is set, when freezing began; seconds since 1970.
     pub since: u64,
-    /// Seconds since 1970 when the guard thaws, rounded up; a guess before `freezing`.
+    /// When the guard thaws, in seconds since 1970, rounded up; an estimate before `freezing` is
+    /// set.
     pub until: u64,
-    /// FIFREEZE may have been called. Before, an entry that is held is nobody else's business.
+    /// FIFREEZE may have been called. Before that, no other process acts on an entry whose lock is
+    /// held.
     pub freezing: bool,
     /// The file systems.
     pub members: Vec<EntryMember>,
@@ -44,22 +47,22 @@ pub struct Entry {
 /// One file system of an [`Entry`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EntryMember {
-    /// Id of its volume.
+    /// ID of its volume.
     pub volume_id: String,
-    /// Its device's node.
+    /// Path of its device node.
     pub device: PathBuf,
-    /// Its device's number.
+    /// Number of its device.
     pub rdev: u64,
-    /// st_dev of the image beneath.
+    /// st_dev of its image.
     pub image_device: u64,
-    /// Its inode.
+    /// Inode of its image.
     pub image_inode: u64,
-    /// Name of the file system.
+    /// Type of the file system.
     pub fs: FsType,
 }
 
 impl EntryMember {
-    /// Of a member of a session.
+    /// Creates the entry of a member of a session.
     pub fn of(member: &FreezeMember) -> EntryMember {
         EntryMember {
             volume_id: member.volume_id.clone(),
@@ -79,7 +82,7 @@ impl EntryMember {
         }
     }
 
-    /// The image beneath.
+    /// Its image.
     pub fn image(&self) -> FileId {
         FileId {
             device: self.image_device,
@@ -93,30 +96,31 @@ impl Record for Entry {
     const WHAT: &'static str = "freeze journal entry";
 }
 
-/// The folder of the entries.
+/// The directory of the entries.
 #[derive(Clone)]
 pub struct Journal {
     host: Arc<dyn Host>,
     state_dir: PathBuf,
 }
 
-/// What the folder holds.
+/// The content of the directory.
 pub struct Entries {
-    /// By age.
+    /// Entries, oldest first.
     pub entries: Vec<(Uuid, Entry)>,
-    /// Of those that can't be read.
+    /// Errors of the entries that cannot be read.
     pub errors: Vec<HostError>,
 }
 
-/// Whether somebody may still freeze what an entry names.
+/// Whether a process may still freeze the file systems of an entry.
 pub enum Hold {
-    /// Driver or guard hold it.
+    /// The driver or the guard holds the lock.
     Held,
-    /// Nobody does; the lock is ours as long as the file is open. (No file: it is gone.)
+    /// No process held the lock; this process now holds it as long as the file is open. (`None`:
+    /// the lock file does not exist any more.)
     Free(Option<File>),
 }
 
-/// An entry of ours, and its lock.
+/// An entry of this process, and its lock.
 pub struct Own {
     journal: Journal,
     id: Uuid,
@@ -125,7 +129,7 @@ pub struct Own {
 }
 
 impl Journal {
-    /// In a state dir, which need not be there yet.
+    /// The journal in a state directory, which need not exist yet.
     pub fn new(host: Arc<dyn Host>, state_dir: PathBuf) -> Journal {
         Journal { host, state_dir }
     }
@@ -142,11 +146,12 @@ impl Journal {
         self.folder().join(format!("{id}.lock"))
     }
 
-    /// Makes state dir and folder.
+    /// Creates the state directory and the journal's directory.
     pub fn make_folders(&self) -> Result<()> {
         let parents: Vec<_> = self.state_dir.ancestors().collect();
         for path in parents.iter().rev().filter(|path| path.parent().is_some()) {
-            // Only what is missing: above it there may be folders that we may not even make.
+            // Only missing directories are created, because this process may lack the permission to
+            // create those above.
             if !path.is_dir() {
                 self.host.perform(&Effect::MakeDir { path })?;
             }
@@ -158,8 +163,8 @@ impl Journal {
             .map(drop)
     }
 
-    /// Writes a new entry, locked by us. A crash leaves a lock file, or an entry of which nothing
-    /// is frozen; the next sweep removes both.
+    /// Writes a new entry, locked by this process. A crash leaves a lock file, or an entry of which
+    /// nothing is frozen; the next sweep removes both.
     pub fn begin(&self, entry: Entry) -> Result<Own> {
         self.make_folders()?;
         loop {
@@ -169,7 +174,7 @@ impl Journal {
                 path: &path,
                 bytes: b"",
             })?;
-            // A sweep may take a lock file that nobody has locked yet for a left-over one.
+            // A sweep may take a lock file that is not locked yet for a leftover, and remove it.
             let lock = match freeze::lock_shared_with_guard(&path) {
                 Err(error) if error.code() == Some(nix::errno::Errno::ENOENT) => continue,
                 other => other?,
@@ -196,7 +201,7 @@ impl Journal {
             let path = self.entry_path(id);
             match record::load::<Entry>(self.host.as_ref(), &path) {
                 Ok(Some(entry)) => entries.push((id, entry)),
-                // It ended meanwhile.
+                // The entry was removed in the meantime.
                 Ok(None) => {}
                 Err(error) => errors.push(HostError::unexpected("read", path, chain(&error))),
             }
@@ -205,7 +210,8 @@ impl Journal {
         Ok(Entries { entries, errors })
     }
 
-    /// Whether nothing is journalled: no file system is frozen by us then, nor about to be.
+    /// Whether the journal is empty: then no file system is frozen, or about to be frozen, by the
+    /// driver.
     pub fn is_empty(&self) -> Result<bool> {
         Ok(self.names(".json")?.is_empty())
     }
@@ -216,7 +222,7 @@ impl Journal {
         Ok(ids.filter_map(|id| id.parse().ok()).collect())
     }
 
-    /// What is journalled, a line for each file system.
+    /// The freezes in the journal, one for each file system.
     pub fn journalled(&self) -> Result<Vec<Journalled>> {
         let Entries { entries, errors } = self.entries()?;
         if let Some(error) = errors.into_iter().next() {
@@ -238,7 +244,7 @@ impl Journal {
         Ok(found)
     }
 
-    /// Takes the lock of an entry that nobody holds any more.
+    /// Takes the lock of an entry if no process holds it any more.
     pub fn take(&self, id: Uuid) -> Result<Hold> {
         for _ in 0..LOCK_TRIES {
             match freeze::lock_shared_with_guard(&self.lock_path(id)) {
@@ -264,8 +270,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Removes what a crash while writing an entry left: lock files without one, entries half
-    /// written.
+    /// Removes what a crash during the writing of an entry left: lock files without an entry, and
+    /// temporary files.
     pub fn tidy(&self) -> Result<()> {
         for id in self.names(".lock")? {
             if self.entry_path(id).exists() {
@@ -274,7 +280,7 @@ impl Journal {
             let Hold::Free(_lock) = self.take(id)? else {
                 continue;
             };
-            // Written since we looked?
+            // The entry may have been written in the meantime.
             if !self.entry_path(id).exists() {
                 self.remove(id)?;
             }
@@ -292,7 +298,7 @@ impl Own {
         })
     }
 
-    /// Writes down that freezing begins, and until when.
+    /// Records that freezing begins, and its deadline.
     pub fn begin_freezing(&mut self, since: u64, until: u64) -> Result<()> {
         self.entry.since = since;
         self.entry.until = until;
@@ -300,14 +306,14 @@ impl Own {
         self.write()
     }
 
-    /// Everything of it was thawed without the guard: as if its deadline had passed.
+    /// Records that everything was thawed without the guard, as if the deadline had passed.
     pub fn expire(&mut self) -> Result<()> {
         self.entry.until = self.journal.host.now().saturating_sub(1);
         self.write()
     }
 
-    /// Whether another session may have something frozen that the guard is still to thaw: its
-    /// entry says so, is held, and its deadline has not passed.
+    /// Whether another session may have something frozen that the guard must still thaw: its entry
+    /// is marked as freezing and held, and its deadline has not passed.
     pub fn is_another_frozen(&self) -> Result<bool> {
         let journal = &self.journal;
         let (boot, now) = (journal.host.boot_id()?, journal.host.now());
@@ -320,12 +326,12 @@ impl Own {
         Ok(false)
     }
 
-    /// The open lock, for the guard.
+    /// The open lock file, to be passed to the guard.
     pub fn lock(&self) -> &File {
         &self.lock
     }
 
-    /// Nothing of it is frozen any more, nor can be.
+    /// Removes the entry when nothing of it is frozen any more, or can become frozen.
     pub fn remove_entry(self) {
         if let Err(error) = self.journal.remove(self.id) {
             let path = self.journal.entry_path(self.id);

@@ -1,5 +1,5 @@
-//! Who keeps a session from the driver's side: reads the guard's answers, notices its end, ends it
-//! when it's late, and thaws in its place.
+//! The keeper of a session on the driver's side: reads the guard's answers, notices the guard's
+//! exit, kills the guard when it is late, and thaws in its place.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -16,34 +16,36 @@ use super::protocol::{Ask, MESSAGE, Say, code};
 use super::shared::{Answers, Shared};
 use slackwater_core::host::linux::freeze;
 
-/// How long our own FITHAWs are waited for before the session goes on without their answer.
+/// How long the driver's own FITHAWs may take before the session continues without their result.
 const THAW_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often a FITHAW that failed, or came before the guard's end, is repeated.
+/// How often a FITHAW is repeated if it failed, or was called before the guard had exited.
 const THAW_RETRY_INTERVAL: Duration = Duration::from_millis(200);
-/// Then the sweep goes on with what is journalled.
+/// After this many attempts the sweep takes over what is in the journal.
 const TRIES: u32 = 300;
 
-/// How listening ended.
+/// Why the keeper stopped reading answers.
 enum Ending {
-    /// In order: nothing is frozen any more.
+    /// The session ended normally: nothing is frozen any more.
     Bye,
-    /// The connection ended before that.
+    /// The connection ended early.
     Dead,
     /// The guard is late.
     Late,
 }
 
-/// Serves a session until all of it is thawed.
+/// Serves a session until everything in it is thawed.
 pub(super) fn keep(shared: &Arc<Shared>) {
     match listen(shared) {
         Ending::Bye => finish(shared, all_thawed(shared)),
         Ending::Dead => {
-            // The end of the connection is the end of all its threads, and of their FIFREEZEs.
+            // The connection ends only after all threads of the guard, and so their FIFREEZEs, have
+            // ended.
             let thawed = thaw_all(shared, false);
             finish(shared, thawed);
         }
         Ending::Late => {
-            // Nothing is logged before all is thawed: the log may lie on a frozen file system.
+            // Nothing is logged before everything is thawed, because the log may lie on a frozen
+            // file system.
             let thawed = thaw_all(shared, true);
             tracing::warn!("stopped waiting for a freeze guard that missed its deadline");
             finish(shared, thawed);
@@ -64,8 +66,9 @@ fn listen(shared: &Shared) -> Ending {
             Ok(Some(())) => match Say::decode(&bytes) {
                 Some(Say::Bye) => return Ending::Bye,
                 Some(say) => note(shared, say),
-                // Another protocol: such a guard has refused the session, so nothing is frozen. It may
-                // hold a freeze of another driver.
+                // This guard speaks another protocol version, so it has refused the session and
+                // nothing is frozen. It is not killed, because it may hold a freeze of another
+                // driver.
                 None if shared.state().ready.is_none() => {
                     note(shared, Say::Ready(Errno::EPROTO as i32));
                     return Ending::Bye;
@@ -79,23 +82,24 @@ fn listen(shared: &Shared) -> Ending {
     }
 }
 
-/// Whether the guard isn't to be waited for any more. One that has a FIFREEZE that hangs, and has
-/// thawed everything else, must only show that it's there: it will thaw what comes out of it.
+/// Whether to stop waiting for the guard. A guard with a FIFREEZE that hangs, which has thawed
+/// everything else, must only show that it is alive: it will thaw when the FIFREEZE returns.
 fn is_late(shared: &Shared) -> bool {
     let mut state = shared.state();
     let Some(late_at) = state.late_at else {
         return false;
     };
     let now = Instant::now();
-    // Who doesn't thaw when it's asked to is stopped: there is nothing to wait for.
+    // A guard that does not thaw when asked to is killed: there is nothing else to wait for.
     let is_overdue = |answers: &Answers| {
         answers.thawed.is_none() && answers.thaw_by.is_some_and(|thaw_by| now >= thaw_by)
     };
     if state.answers.iter().any(is_overdue) {
-        // Its answer may be there, unread, since it's us who were stopped.
+        // Its answer may be available but unread, if this process was the one that was stopped.
         return !wait_for(shared.channel.as_fd(), Duration::ZERO);
     }
-    // It's asked at the deadline, and must have answered when it's late.
+    // The guard is pinged at the deadline, and must have answered by the time at which it counts as
+    // late.
     let is_asked = state.asked.is_some_and(|asked| asked == late_at);
     if now + KILL_DELAY < late_at || state.answers.iter().all(Answers::is_settled) {
         return false;
@@ -104,7 +108,8 @@ fn is_late(shared: &Shared) -> bool {
         state.alive = false;
         state.asked = Some(late_at);
         drop(state);
-        // One that has ended in order has said so, which is read next.
+        // A guard that has ended the session normally has sent a message about it, which is read
+        // next.
         let _ = shared.channel.send(&Ask::Ping.encode());
         return false;
     }
@@ -113,15 +118,15 @@ fn is_late(shared: &Shared) -> bool {
     }
     let is_frozen = |answers: &Answers| answers.frozen.is_some() && !answers.is_settled();
     if state.answers.iter().any(is_frozen) || !state.alive {
-        // Its answers may be there, unread, since it's us who were stopped.
+        // Its answers may be available but unread, if this process was the one that was stopped.
         return !wait_for(shared.channel.as_fd(), Duration::ZERO);
     }
     state.late_at = Some(now + KILL_DELAY);
     false
 }
 
-/// Waits for a message, at most until the guard would be late, and never long: that moment may be
-/// set meanwhile.
+/// Waits for a message, at most until the guard would be late, and never long, because that time
+/// may be set in the meantime.
 fn readable(shared: &Shared) -> bool {
     const MAX_WAIT: Duration = Duration::from_millis(250);
     let late_at = shared.state().late_at.filter(|at| *at > Instant::now());
@@ -152,7 +157,7 @@ fn note(shared: &Shared, say: Say) {
             if let Some(answers) = state.answers.get_mut(member as usize) {
                 answers.frozen = Some(errno);
             }
-            // What comes out of a FIFREEZE that was late is thawed in the next moment.
+            // A FIFREEZE that returns late is thawed immediately afterwards.
             let soon = Instant::now() + KILL_DELAY;
             state.late_at = state.late_at.map(|late_at| late_at.max(soon));
         }
@@ -182,7 +187,8 @@ fn all_thawed(shared: &Shared) -> bool {
     })
 }
 
-/// Ends the guard, unless another session relies on it. One of another pid namespace can't be ended.
+/// Kills the guard, unless another session relies on it. A guard in another PID namespace cannot be
+/// killed.
 fn kill(shared: &Shared) {
     if let Some(guard) = &shared.guard
         && !shared.others_rely_on_it()
@@ -191,12 +197,13 @@ fn kill(shared: &Shared) {
     }
 }
 
-/// Whether the guard can't freeze any more: then what FITHAW says is final.
+/// Whether the guard cannot freeze any more: then the result of FITHAW is final.
 fn guard_has_ended(shared: &Shared) -> bool {
     let mut bytes = [0; MESSAGE];
     loop {
         match shared.channel.receive(&mut bytes) {
-            // What it had said before its end counts: whom it never froze, for one.
+            // Messages that it sent before its exit count; they may report, for example, which
+            // members it never froze.
             Ok(Some(())) => {
                 if let Some(say) = Say::decode(&bytes) {
                     note(shared, say);
@@ -208,14 +215,14 @@ fn guard_has_ended(shared: &Shared) -> bool {
     }
 }
 
-/// Thaws everything through the driver's own descriptors, each in a thread, since one may hang;
-/// `is_late`: then the guard is ended. True if all is thawed for good.
+/// Thaws everything through the driver's own descriptors, each in a thread, since one may hang.
+/// With `is_late`, the guard is then killed. Returns true if everything is finally thawed.
 fn thaw_all(shared: &Arc<Shared>, is_late: bool) -> bool {
     {
         let mut state = shared.state();
         state.lost = true;
         if state.late_at.is_none() {
-            // It was never asked to freeze.
+            // The guard was never asked to freeze.
             drop(state);
             shared.tell();
             return true;
@@ -228,7 +235,8 @@ fn thaw_all(shared: &Arc<Shared>, is_late: bool) -> bool {
         let builder = thread::Builder::new().name("thaw".into());
         let thawing = builder.spawn(move || {
             let thawed = thaw_one(&shared, at);
-            // The roots are closed before the session hears of it, and may be unmounted then.
+            // The root descriptors are closed before the session is notified, so that the volumes
+            // can be unmounted then.
             drop(shared);
             let _ = done.send(thawed);
         });
@@ -239,21 +247,21 @@ fn thaw_all(shared: &Arc<Shared>, is_late: bool) -> bool {
     }
     drop(done);
     shared.tell();
-    // First the writers go on; a FITHAW that hangs is waited for a little.
+    // Let the writers continue first; wait a little for a FITHAW that hangs.
     shared.wait(Instant::now() + THAW_TIMEOUT, |state| {
         let thawed = |answers: &Answers| answers.thawed.is_some() || answers.is_settled();
         state.answers.iter().all(thawed).then_some(())
     });
     if is_late {
-        // Other sessions need not spare the guard for this one.
+        // Other sessions need not keep the guard alive for this one.
         let journal = &mut *shared.journal();
         let _ = journal.as_mut().map_or(Ok(()), Own::expire);
     }
     collect(shared, &answers, waited_for, is_late)
 }
 
-/// Waits for the last answer: what the guard might still freeze is thawed until it has ended. One
-/// that is late is ended as soon as no other session relies on it.
+/// Waits for the last result: what the guard might still freeze is thawed until it has exited. A
+/// late guard is killed as soon as no other session relies on it.
 fn collect(shared: &Shared, answers: &Receiver<bool>, waited_for: usize, is_late: bool) -> bool {
     let mut thawed = 0;
     if is_late {
@@ -272,22 +280,24 @@ fn collect(shared: &Shared, answers: &Receiver<bool>, waited_for: usize, is_late
     thawed == shared.members.len()
 }
 
-/// Whether the guard never froze it, or thawed it: what is frozen now is a stranger's.
+/// Whether the guard never froze the member, or has thawed it: a freeze that exists now is foreign.
 fn is_none_of_ours(shared: &Shared, at: usize) -> bool {
     let answers = shared.state().answers[at];
     let never = answers.frozen.is_some_and(|errno| errno != 0);
-    // `early` by our own hands comes with the guard's end, or is no proof.
+    // `early`, when set by the driver itself, follows from the guard's exit and so proves nothing.
     never || answers.by_guard
 }
 
-/// Thaws one until the guard has ended and the kernel says that it isn't frozen.
+/// Thaws one member until the guard has exited and the kernel reports that the file system is not
+/// frozen.
 fn thaw_one(shared: &Shared, at: usize) -> bool {
     let member = &shared.members[at];
     for _ in 0..TRIES {
         if is_none_of_ours(shared, at) {
             return true;
         }
-        // Asked before the FITHAW: what was frozen before its end is met by it.
+        // Checked before the FITHAW, so that the FITHAW covers everything that was frozen before
+        // the guard's exit.
         let final_word = guard_has_ended(shared);
         let errno = code(freeze::thaw(member.root.as_fd()));
         let thawed = errno == 0 || errno == Errno::EINVAL as i32;
@@ -306,12 +316,12 @@ fn thaw_one(shared: &Shared, at: usize) -> bool {
     false
 }
 
-/// All threads are done: the entry goes if nothing is frozen.
+/// All threads have ended: removes the entry if nothing is frozen.
 fn finish(shared: &Shared, thawed: bool) {
     let journal = shared.journal().take();
     match journal {
         Some(journal) if thawed => journal.remove_entry(),
-        // Its lock is given back, and the sweep takes it over.
+        // The lock is released, and the sweep takes the entry over.
         Some(_) | None => {}
     }
     let mut state = shared.state();

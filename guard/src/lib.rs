@@ -1,18 +1,22 @@
-//! The freeze guard: a process of its own, which alone freezes file systems, and always thaws them,
-//! even if the driver dies. The driver links this crate too, for its side of a session.
+//! The freeze guard: a separate process that freezes all file systems, and always thaws them, even
+//! if the driver dies. The driver links this crate too, for its side of a session.
 //!
-//! | module | what |
+//! | module | content |
 //! |---|---|
 //! | `command` | the command line of `slackwater-guard` |
-//! | `program`, `session` | the process itself: a socket, a session a connection, a thread a member |
-//! | `client`, `shared`, `keeper` | a session from the driver's side, and what is done without the guard |
-//! | `journal`, `sweep` | what may be frozen is written down before, and thawed by whoever comes next |
-//! | `load` | how much is held at a time |
-//! | `protocol` | what both ends say to each other |
+//! | `program`, `session` | the guard process: a socket, a session per connection, a thread per
+//! member |
+//! | `client`, `shared`, `keeper` | the driver's side of a session, and what the driver does
+//! without the guard |
+//! | `journal`, `sweep` | freezes are recorded before they start, and thawed by the next process
+//! after a crash |
+//! | `load` | limits of what is held at a time |
+//! | `protocol` | the messages between driver and guard |
 //!
-//! Who thaws, whatever dies: the guard at the end of the connection (the driver died) and at the
-//! deadline; the driver through its own descriptors when the guard dies, or is a second late; the
-//! sweep at the start of either, and every few seconds, when both died.
+//! File systems are thawed whichever process dies: by the guard when the connection ends (the
+//! driver died) and at the deadline; by the driver through its own descriptors when the guard dies,
+//! or is a second late; and by the sweep, which runs at the start of either and every few seconds,
+//! when both died.
 
 mod client;
 pub mod command;
@@ -48,51 +52,53 @@ use slackwater_core::host::linux::seqpacket::Channel;
 use slackwater_core::host::{Freeze, FreezeMember, Freezer, Host, Result};
 use sweep::Sweeper;
 
-/// Name of the program. It lies beside the driver's.
+/// Name of the program. It is installed next to the driver's.
 pub const PROGRAM: &str = "slackwater-guard";
-/// Name of the socket in the state dir.
+/// Name of the socket in the state directory.
 const SOCKET: &str = "guard.sock";
-/// How long a guard may take to come up, and to take a session over, on a machine under load.
+/// How long a guard may take to start, and to take a session over, on a loaded machine.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often it's looked for meanwhile.
+/// How often the driver tries to connect in this time.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// A guard that ends at once, because another one was still there, is started again after this.
+/// A guard that exits at once, because another one was still running, is started again after this
+/// time.
 const RESTART_DELAY: Duration = Duration::from_millis(200);
-/// And one that lives, and isn't found, gets company after this.
+/// If a guard is alive but cannot be reached, another one is started after this time.
 const SECOND_START_DELAY: Duration = Duration::from_secs(4);
-/// How long a guard that others start may be away, its container's restart included.
+/// How long a guard that others start may be unreachable, including a restart of its container.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long a guard that others have started may take to say that it's there.
+/// How long a guard that others have started may take to answer a ping.
 const PONG_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Who starts the guard.
+/// Which process starts the guard.
 enum Starter {
-    /// The driver, when it's needed: another program than the one beside the driver's in tests.
+    /// The driver, when the guard is needed. Tests set the path of another program than the one
+    /// next to the driver's.
     Ourselves(Option<PathBuf>),
-    /// A supervisor: in a cluster it's a container beside the driver's.
+    /// A supervisor; in a cluster, the guard is a container next to the driver's.
     Others,
 }
 
-/// The guard, as the driver sees it: started when it's needed, and killed when it's late.
+/// The guard as the driver uses it: started when it is needed, and killed when it is late.
 ///
-/// One that others have started may be out of reach, in another pid namespace. Then the driver
-/// can't end it, and thaws until the guard's connection has ended, or for a minute; after that the
-/// sweeps do.
+/// A guard that others have started may be out of reach, in another PID namespace. Then the driver
+/// cannot kill it, and repeats thawing until the guard's connection has ended, or for a minute;
+/// after that the sweeps take over.
 pub struct GuardClient {
     host: Arc<dyn Host>,
     state_dir: PathBuf,
     starter: Starter,
     grace_periods: GracePeriods,
-    /// What this driver has in the guard's hands.
+    /// What this driver has passed to the guard.
     load: Load,
-    /// The guards that we have started.
+    /// The guards that this process has started.
     started: Mutex<Vec<Started>>,
     sweeper: Sweeper,
 }
 
 impl GuardClient {
-    /// With the folder of its socket and of the journal (`--state-dir`). The host must know
-    /// [`GuardClient::private_folder`] as one of its own.
+    /// Creates a client with the directory of the socket and of the journal (`--state-dir`).
+    /// [`GuardClient::private_folder`] must be configured in the host as a directory of the driver.
     pub fn new(host: Arc<dyn Host>, state_dir: PathBuf) -> GuardClient {
         GuardClient {
             sweeper: Sweeper::new(host.clone(), state_dir.clone()),
@@ -105,39 +111,41 @@ impl GuardClient {
         }
     }
 
-    /// One that is started by others, with the same `--state-dir`, and is only ever asked.
+    /// Uses a guard that others start with the same `--state-dir`.
     #[must_use]
     pub fn started_by_others(mut self) -> GuardClient {
         self.starter = Starter::Others;
         self
     }
 
-    /// With another way to wait for grace periods than the default.
+    /// Sets how FIFREEZE waits for grace periods.
     #[must_use]
     pub fn with_grace_periods(mut self, grace_periods: GracePeriods) -> GuardClient {
         self.grace_periods = grace_periods;
         self
     }
 
-    /// With a program of another place: that of a test lies elsewhere.
+    /// Sets the path of the program, which differs in tests.
     #[must_use]
     pub fn with_program(mut self, program: PathBuf) -> GuardClient {
         self.starter = Starter::Ourselves(Some(program));
         self
     }
 
-    /// Where a file system that was unmounted while frozen is mounted to be thawed.
+    /// The directory in which a file system that was unmounted while frozen is mounted, to be
+    /// thawed.
     pub fn private_folder(state_dir: &Path) -> PathBuf {
         Sweeper::private_folder(state_dir)
     }
 
-    /// Thaws everything that is journalled, whoever holds it: cuts that run are lost, and say so.
+    /// Thaws everything in the journal, even if a process holds it: running cuts fail, and report
+    /// the reason.
     pub fn thaw_all(&self) -> Result<Vec<String>> {
         self.sweeper.sweep(true)
     }
 
-    /// Fails if the guard is to be started by this process, and its program is missing: without it
-    /// no volume in use could be snapshotted.
+    /// Fails if this process would start the guard and its program is missing: without it no volume
+    /// in use could be snapshotted.
     pub fn check_program(&self) -> Result<()> {
         match &self.starter {
             Starter::Ourselves(None) => program().map(drop),
@@ -149,7 +157,7 @@ impl GuardClient {
         self.state_dir.join(SOCKET)
     }
 
-    /// A connection to a living guard, which is started if there is none.
+    /// Connects to a live guard, and starts one if there is none.
     fn connect(&self, until: Instant) -> Result<(Channel, Option<Process>)> {
         let socket = self.socket();
         let program = match &self.starter {
@@ -183,7 +191,7 @@ impl GuardClient {
         }
     }
 
-    /// A connection to the guard that others have started.
+    /// Connects to the guard that others have started.
     fn find(&self, until: Instant) -> Result<(Channel, Option<Process>)> {
         let socket = self.socket();
         let until = until.min(Instant::now() + RECONNECT_TIMEOUT);
@@ -200,7 +208,7 @@ impl GuardClient {
         }
     }
 
-    /// One try.
+    /// Makes one attempt.
     fn hand_over(
         &self,
         members: &[FreezeMember],
@@ -230,11 +238,11 @@ impl GuardClient {
     }
 }
 
-/// The guard's program: in the folder of this one, never from PATH.
+/// The path of the guard's program: in the directory of this program, never from PATH.
 pub fn program() -> Result<PathBuf> {
     let own = Path::new("/proc/self/exe");
     let running = std::fs::read_link(own).map_err(|error| HostError::io("read", own, &error))?;
-    // (The name may end with "(deleted)", the folder does not.)
+    // The name may end with "(deleted)", but the directory does not.
     let program = running.with_file_name(PROGRAM);
     match program.is_file() {
         true => Ok(program),
@@ -248,7 +256,7 @@ pub fn program() -> Result<PathBuf> {
 
 const NO_REPLY: &str = "the freeze guard does not answer; check that its container is running and executes `slackwater guard` with the same --state-dir";
 
-/// Whether a guard says that it's there.
+/// Whether a guard answers a ping.
 fn answers(channel: &Channel) -> bool {
     if channel.send(&Ask::Ping.encode()).is_err() {
         return false;
@@ -257,16 +265,16 @@ fn answers(channel: &Channel) -> bool {
     let mut one = [PollFd::new(channel.as_fd(), PollFlags::POLLIN)];
     let answered = poll(&mut one, timeout).is_ok() && one[0].any() == Some(true);
     let mut bytes = [0; MESSAGE];
-    // One of an older release refuses the question, and so is there as well. One of another protocol
-    // is of no use.
+    // A guard of an older release refuses the ping, which shows that it is alive too. A guard with
+    // another protocol version is of no use.
     answered && matches!(channel.receive(&mut bytes), Ok(Some(()))) && Say::decode(&bytes).is_some()
 }
 
-/// The process at the other end, if it can be seen from here; `None` if it's gone.
+/// The process at the other end, if it is visible in this PID namespace; `None` if it is gone.
 ///
-/// The number is that of who made the socket listen. It may have been given to another process
-/// since, unless the guard still lives, and it does if the connection stands after its process
-/// was opened.
+/// The PID is that of the process that made the socket listen. The PID may have been reused since,
+/// unless the guard is still alive; and the guard is alive if the connection still exists after its
+/// process was opened.
 fn prove(channel: &Channel) -> Option<Option<Process>> {
     let (pid, _) = channel.peer().ok()?;
     let process = Process::open(pid).ok();
@@ -310,7 +318,7 @@ impl Freezer for GuardClient {
         loop {
             match self.hand_over(&members, limits, until, &admitted) {
                 Ok(session) => return Ok(Box::new(session)),
-                // Nothing is frozen yet: another guard is as good.
+                // Nothing is frozen yet, so another guard can be used.
                 Err(error) if is_gone(&error) && Instant::now() < until => {
                     tracing::warn!(error = %slackwater_core::error::chain(&error), "looking for another freeze guard");
                     if error.code() == Some(Errno::EPROTO) {
@@ -340,7 +348,7 @@ impl Freezer for GuardClient {
     }
 }
 
-/// With a descriptor of its own.
+/// Creates a member with its own copy of the descriptor.
 fn copy(member: &FreezeMember) -> Result<Member> {
     let device = &member.root.device.path;
     let root = freeze::root_fd(&member.root)?.try_clone_to_owned();
@@ -352,9 +360,10 @@ fn copy(member: &FreezeMember) -> Result<Member> {
     })
 }
 
-/// The guard ended between connection and hand-over.
+/// Whether the guard exited between the connection and the transfer of the session.
 fn is_gone(error: &HostError) -> bool {
-    // EPROTO: a guard of a release with another protocol, which ends with its last session.
+    // EPROTO: a guard of a release with another protocol version, which exits with its last
+    // session.
     let codes = [Errno::EPIPE, Errno::ECONNRESET, Errno::EPROTO];
     error.code().is_some_and(|code| codes.contains(&code)) || client::says_gone(error)
 }

@@ -1,19 +1,20 @@
-//! How much the guard holds at a time: its memory is locked and bounded, and each session and each
-//! file system in one costs it a thread.
+//! Limits of how much the guard holds at a time: its memory is locked and bounded, and each session
+//! and each file system in one needs a thread.
 //!
-//! The guard counts what it holds, and refuses more. The driver counts by namespace as well, before
-//! it asks: only it knows whose a volume is (by its claim), and all cuts of a node pass through it,
-//! whichever router coordinates them.
+//! The guard counts what it holds, and refuses more. The driver also counts by namespace before it
+//! asks the guard, because only the driver knows the namespace of a volume (from its PVC), and all
+//! cuts of a node pass through it, whichever router coordinates them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// File systems over all sessions. Each costs some 100 KiB (its stack, and what the kernel keeps
-/// for a thread), which leaves room for the program itself in the 64 MiB of its container.
+/// Maximum number of file systems in all sessions. Each needs some 100 KiB (its stack, and what the
+/// kernel keeps for a thread), which leaves space for the program itself in the 64 MiB of its
+/// container.
 pub const MOST_HELD: usize = 256;
-/// File systems of one namespace: others can always cut.
+/// Maximum number of file systems of one namespace, so that others can always cut.
 pub const MOST_OF_ONE: usize = MOST_HELD / 2;
-/// Sessions.
+/// Maximum number of sessions.
 pub const MOST_SESSIONS: usize = 64;
 
 /// What is held now.
@@ -27,7 +28,7 @@ struct Held {
     by_namespace: BTreeMap<String, usize>,
 }
 
-/// A session that was admitted; dropped, it counts no more.
+/// A session that was admitted; it is counted until this is dropped.
 #[derive(Debug)]
 pub struct Admitted {
     load: Load,
@@ -40,7 +41,8 @@ impl Load {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Admits a session of members of these namespaces, as far as they are known; or why not.
+    /// Admits a session with members of these namespaces, as far as they are known; the error is
+    /// the reason of a refusal.
     pub fn admit(&self, namespaces: &[Option<String>]) -> Result<Admitted, String> {
         let mut by_namespace: BTreeMap<String, usize> = BTreeMap::new();
         for namespace in namespaces.iter().flatten() {
@@ -122,7 +124,7 @@ mod tests {
             .collect();
         assert!(load.admit(&[None]).is_err());
         drop(sessions);
-        // Where no namespace is known there is nobody to be fair to.
+        // Without known namespaces, there is no limit per namespace.
         load.admit(&vec![None; MOST_HELD]).unwrap();
     }
 }

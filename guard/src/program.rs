@@ -1,9 +1,9 @@
-//! `slackwater guard`: a socket, and a session for each connection.
+//! `slackwater-guard`: a socket, and a session for each connection.
 //!
-//! Without async and without logs. It is started by the driver when it's first needed, or by
-//! itself as a container of its own, and ends at SIGTERM, or once its parent is gone and no session
-//! is left. Threads of a frozen session never wait for what a new connection needs (memory,
-//! threads): those are made by others.
+//! It uses neither async code nor logs. The driver starts it when it is first needed, or it runs as
+//! a separate container. It exits at SIGTERM, or once its parent is gone and no session is left.
+//! Threads of a frozen session never wait for what a new connection needs (memory, threads), which
+//! other threads allocate.
 
 use std::io::{PipeWriter, pipe};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -26,38 +26,40 @@ use slackwater_core::host::linux::freeze;
 use slackwater_core::host::linux::seqpacket::Listener;
 use slackwater_core::host::{Effect, Host, Kept, Result};
 
-/// How long the sweep at the start may hold up the first connection.
+/// How long the sweep at the start may delay the first connection.
 const SWEEP_TIMEOUT: Duration = Duration::from_secs(3);
-/// Stack of the thread that sweeps, in bytes: it reads and writes records.
+/// Stack size in bytes of the thread that sweeps: it reads and writes records.
 const SWEEP_STACK: usize = 128 << 10;
-/// How often, in milliseconds, a guard that waits for another one's end looks for it.
+/// How often a guard that waits for another one's exit tries the lock.
 const LOCK_POLL_MILLISECONDS: u16 = 200;
-/// How often it's looked whether the last session has ended, once no more come.
+/// Poll interval for the end of the last session, once no more are accepted.
 const DRAIN_POLL_MILLISECONDS: u16 = 20;
 
-/// How it's called.
+/// The arguments of the program.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where it listens.
+    /// The path at which it listens.
     pub socket: PathBuf,
-    /// Journal and lock.
+    /// The directory of the journal and the lock.
     pub state_dir: PathBuf,
-    /// Stdin is a pipe from the driver that has started it; at its end it ends, too.
+    /// Stdin is a pipe from the driver that has started it; at end of file the guard exits, too.
     pub with_parent: bool,
 }
 
-/// Why it stops taking connections.
+/// Why it stops accepting connections.
 enum End {
     /// A signal: everything is thawed at once.
     Signal,
-    /// The parent is gone, and so are its sessions. Those of another driver go on.
+    /// The parent is gone, and so are its sessions. Sessions of another driver continue.
     Parent,
 }
 
-/// Serves until it's told to end. If another guard of this state dir lives, one that a driver has
-/// started returns at once, since one is enough; one of a supervisor waits for its turn.
+/// Serves until it is asked to exit. If another guard with this state directory is alive, a guard
+/// that was started by a driver returns at once, since one is enough; a guard that was started by a
+/// supervisor waits until the other exits.
 pub fn run(host: Arc<dyn Host>, options: &Options) -> Result<()> {
-    // Ctrl-C at the driver's terminal isn't meant for us. (It fails for who is a leader already.)
+    // Ctrl-C at the driver's terminal must not reach the guard. (setsid fails if the process
+    // already is a group leader.)
     let _ = nix::unistd::setsid();
     fault::prepare();
     Journal::new(host.clone(), options.state_dir.clone()).make_folders()?;
@@ -79,12 +81,12 @@ pub fn run(host: Arc<dyn Host>, options: &Options) -> Result<()> {
         }
         sessions.retain(|session| !session.is_finished());
         let Ok(channel) = listener.accept() else {
-            // Out of descriptors, perhaps, until a session ends.
+            // Perhaps no descriptor is free until a session ends.
             thread::sleep(Duration::from_millis(u64::from(DRAIN_POLL_MILLISECONDS)));
             continue;
         };
         let (line, expedite, load) = (stopped.clone(), expedite.clone(), load.clone());
-        // Without a thread the connection is closed, and its driver says so.
+        // If no thread can be started, the connection is closed, and the driver reports that.
         let serving = thread::Builder::new().stack_size(session::STACK);
         if let Ok(session) =
             serving.spawn(move || session::serve(channel, line.as_fd(), &expedite, &load))
@@ -97,7 +99,7 @@ pub fn run(host: Arc<dyn Host>, options: &Options) -> Result<()> {
     left
 }
 
-/// The lock of the one guard that serves; `None` where this one isn't needed.
+/// The lock of the one guard that serves; `None` if this guard is not needed.
 fn turn(host: &dyn Host, options: &Options, signals: &SignalFd) -> Result<Option<Kept>> {
     let path = options.state_dir.join("guard.lock");
     loop {
@@ -118,7 +120,7 @@ fn stop_line(options: &Options) -> Result<(PipeWriter, Arc<std::io::PipeReader>)
     Ok((stop, Arc::new(stopped)))
 }
 
-/// Signals come as bytes, and interrupt nothing.
+/// Signals are read from a descriptor, so they interrupt nothing.
 fn signals() -> Result<SignalFd> {
     let mut set = SigSet::empty();
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
@@ -129,11 +131,11 @@ fn signals() -> Result<SignalFd> {
         .map_err(|errno| HostError::errno("wait for", "signals", errno))
 }
 
-/// What an earlier guard has left; in a thread, since a FITHAW may hang.
+/// Thaws what an earlier guard has left; in a thread, since a FITHAW may hang.
 fn sweep(host: Arc<dyn Host>, options: &Options) {
     let state_dir = options.state_dir.clone();
     let (done, wait) = std::sync::mpsc::channel();
-    // Its stack stays with the process, and is locked later.
+    // Its stack stays allocated in the process, and is locked in memory later.
     let sweeping = thread::Builder::new().stack_size(SWEEP_STACK);
     let sweeping = sweeping.spawn(move || {
         if let Err(error) = Sweeper::new(host, state_dir).sweep(false) {
@@ -146,10 +148,10 @@ fn sweep(host: Arc<dyn Host>, options: &Options) {
     }
 }
 
-/// Waits for a connection (`Some(None)`) or an end; `None` if interrupted.
+/// Waits for a connection (`Some(None)`) or for a reason to exit; `None` if interrupted.
 fn wait(listener: &Listener, signals: &SignalFd, with_parent: bool) -> Option<Option<End>> {
     let stdin = std::io::stdin();
-    // POLLHUP alone, which needs no asking for: nobody ever writes there.
+    // Only POLLHUP matters, which poll always reports: nothing is ever written to this pipe.
     let parent: BorrowedFd<'_> = match with_parent {
         true => stdin.as_fd(),
         false => signals.as_fd(),
@@ -170,7 +172,7 @@ fn wait(listener: &Listener, signals: &SignalFd, with_parent: bool) -> Option<Op
     is_ready(1).then_some(None)
 }
 
-/// Makes room for another guard: first the socket goes, which is ours as long as the lock is.
+/// Makes way for another guard. The socket is removed first, while this guard holds the lock.
 fn leave(host: &dyn Host, options: &Options, listening: (Listener, Kept)) -> Result<()> {
     let removed = host.perform(&Effect::RemoveFile {
         path: &options.socket,
@@ -179,14 +181,14 @@ fn leave(host: &dyn Host, options: &Options, listening: (Listener, Kept)) -> Res
     removed.map(drop)
 }
 
-/// Waits for the sessions to end. A signal thaws them all.
+/// Waits for the sessions to end. A signal thaws all of them.
 fn drain(signals: &SignalFd, sessions: Vec<JoinHandle<()>>, stop: PipeWriter, at_once: bool) {
     let mut stop = Some(stop).filter(|_| !at_once);
     while sessions.iter().any(|session| !session.is_finished()) {
         let mut ready = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
         let got = poll(&mut ready, PollTimeout::from(DRAIN_POLL_MILLISECONDS));
         if got.is_ok() && ready[0].any() == Some(true) {
-            // Taken, or it would be there for ever.
+            // The signal must be read, or poll would report it again forever.
             let _ = signals.read_signal();
             stop = None;
         }

@@ -1,7 +1,9 @@
-//! What driver and guard say to each other: messages of one size, over a socket on which they go
-//! whole. One connection is one freeze session, and its end is the end of everything in it.
+//! The protocol between driver and guard: messages of a fixed size, over a socket that preserves
+//! message boundaries. One connection is one freeze session; when it ends, everything in it is
+//! thawed.
 //!
-//! Both ends are the same program, mostly; the version is for the moment of an update.
+//! Driver and guard are usually of the same release; the version number matters only during an
+//! update.
 
 use std::time::Duration;
 
@@ -9,58 +11,61 @@ use nix::errno::Errno;
 
 pub use slackwater_core::host::linux::seqpacket::MESSAGE;
 
-/// Of this protocol.
+/// Version of this protocol.
 const VERSION: u32 = 1;
 
-/// File systems in one session: as many descriptors go over in one message (the kernel's
-/// SCM_MAX_FD is 253), and each costs the guard a thread.
+/// Maximum number of file systems in one session: all descriptors are sent in one message (the
+/// kernel's SCM_MAX_FD is 253), and each needs a thread in the guard.
 pub const MOST_MEMBERS: usize = 128;
 
-/// From the driver.
+/// A message from the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
-    /// Comes first, with the roots of `members` file systems and the lock of the journal entry.
+    /// The first message, with the roots of `members` file systems and the lock of the journal
+    /// entry.
     Begin {
-        /// How many.
+        /// Number of file systems.
         members: u32,
-        /// From the first FIFREEZE until everything is thawed.
+        /// Time limit from the first FIFREEZE until everything is thawed.
         freeze: Duration,
-        /// Whether grace periods are expedited meanwhile.
+        /// Whether grace periods are expedited during the freeze.
         expedite: bool,
     },
-    /// syncfs of all.
+    /// syncfs of all members.
     Sync,
-    /// FIFREEZE of all.
+    /// FIFREEZE of all members.
     Freeze,
-    /// FITHAW of one.
+    /// FITHAW of one member.
     Thaw(u32),
-    /// Whether it's there: a FIFREEZE that hangs is no fault of the guard.
+    /// Checks that the guard is alive: a FIFREEZE that hangs is not the guard's fault.
     Ping,
-    /// All is to be thawed, and the session to end; pings are answered until then.
+    /// Thaw all members and end the session; pings are answered until then.
     End,
 }
 
-/// From the guard.
+/// A message from the guard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Say {
-    /// It has everything, and a thread for each member; or it can't (an errno).
+    /// The guard has received everything and started a thread for each member; or it could not (an
+    /// errno).
     Ready(i32),
-    /// syncfs of a member returned; errno or 0.
+    /// syncfs of a member returned this errno, or 0.
     Synced(u32, i32),
-    /// FIFREEZE of a member returned; errno or 0.
+    /// FIFREEZE of a member returned this errno, or 0.
     Frozen(u32, i32),
-    /// A member isn't frozen by this session any more.
+    /// A member is not frozen by this session any more.
     Thawed {
-        /// Which.
+        /// The index of the member.
         member: u32,
-        /// Of FITHAW, or 0.
+        /// The errno of FITHAW, or 0.
         errno: i32,
-        /// Not asked for in time: the deadline, the guard's end, another member's failure.
+        /// It was thawed without a request: at the deadline, at the guard's exit, or after another
+        /// member's failure.
         early: bool,
     },
     /// The answer to a ping.
     Pong,
-    /// The session has ended in order: nothing of it is frozen, nor will be.
+    /// The session has ended normally: nothing of it is frozen, or can become frozen.
     Bye,
 }
 
@@ -82,7 +87,7 @@ fn words(bytes: &[u8; MESSAGE]) -> Option<([u32; 4], u64)> {
 }
 
 impl Ask {
-    /// As bytes.
+    /// Encodes the message.
     pub fn encode(self) -> [u8; MESSAGE] {
         match self {
             Ask::Begin {
@@ -101,7 +106,7 @@ impl Ask {
         }
     }
 
-    /// `None` for what isn't one.
+    /// Decodes a message; `None` if it is invalid.
     pub fn decode(bytes: &[u8; MESSAGE]) -> Option<Ask> {
         let ([kind, member, expedite, _], nanos) = words(bytes)?;
         match kind {
@@ -121,7 +126,7 @@ impl Ask {
 }
 
 impl Say {
-    /// As bytes.
+    /// Encodes the message.
     pub fn encode(self) -> [u8; MESSAGE] {
         let code = |errno: i32| errno.unsigned_abs();
         match self {
@@ -138,7 +143,7 @@ impl Say {
         }
     }
 
-    /// `None` for what isn't one.
+    /// Decodes a message; `None` if it is invalid.
     pub fn decode(bytes: &[u8; MESSAGE]) -> Option<Say> {
         let ([kind, member, errno, early], _) = words(bytes)?;
         let errno = i32::try_from(errno).ok()?;
@@ -158,7 +163,7 @@ impl Say {
     }
 }
 
-/// The errno of an answer of the kernel, 0 for success.
+/// The errno of a result, 0 for success.
 pub fn code(answer: Result<(), Errno>) -> i32 {
     answer.err().map_or(0, |errno| errno as i32)
 }

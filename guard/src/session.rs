@@ -1,16 +1,18 @@
-//! One freeze session in the guard: who listens to the driver and to the clock, and a thread for
-//! each file system, which alone syncs, freezes and thaws it.
+//! One freeze session in the guard: a thread that waits for the driver's messages and for the
+//! deadline, and a thread for each file system, which alone syncs, freezes and thaws it.
 //!
-//! The rules, by which this file is to be read:
-//! 1. All threads are there before the first FIFREEZE. From then until the last FITHAW nothing
-//!    here allocates, logs, or touches a file; waiting and waking are futexes, and answers are
-//!    sent without waiting. Grace periods are expedited before, and no more afterwards.
-//! 2. Who froze thaws: a thread remembers that its FIFREEZE succeeded, and only then calls FITHAW.
-//!    So a stranger's freeze (EBUSY) is never ended.
+//! The code of this file follows these rules:
+//! 1. All threads exist before the first FIFREEZE. From then until the last FITHAW nothing here
+//!    allocates, logs, or accesses a file; threads wait and wake each other with futexes, and
+//!    answers are sent without blocking. Grace periods are expedited only before that, and restored
+//!    only after it.
+//! 2. The thread that froze a file system thaws it: it remembers that its FIFREEZE succeeded, and
+//!    only then calls FITHAW. So a foreign freeze (EBUSY) is never thawed.
 //! 3. `over` is set once and never cleared: by the deadline, the end of the connection, a signal,
-//!    or a failure of any member. From then on nothing is frozen any more; a thread that comes out
-//!    of a late FIFREEZE sees it and thaws at once. A member that hangs holds up nobody else.
-//! 4. The session ends when all its threads have. Until then the lock of the journal entry is held.
+//!    or a failure of any member. From then on nothing is frozen any more; a thread whose FIFREEZE
+//!    returns late sees it and thaws at once. A member that hangs does not delay any other member.
+//! 4. The session ends when all its threads have ended. Until then the lock of the journal entry is
+//!    held.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -30,19 +32,19 @@ use slackwater_core::host::linux::freeze;
 use slackwater_core::host::linux::seqpacket::Channel;
 use slackwater_core::model::snapshot::MOST_FREEZE;
 
-/// Threads here call a few system calls; more stack would only be locked in memory.
+/// Threads here call only a few system calls; a larger stack would waste locked memory.
 pub(super) const STACK: usize = 64 << 10;
 
-/// A file system whose thaw fails stays frozen, and may let itself be thawed the next time; what
-/// doesn't, stays journalled.
+/// A file system whose thaw fails stays frozen, and a later attempt may succeed; if none does, it
+/// stays in the journal.
 const THAW_TRIES: u32 = 20;
-/// Between two of them.
+/// Time between two attempts.
 const THAW_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How soon it's looked whether all threads have ended, and how much later each time.
+/// Poll interval for the end of all threads; it grows by this amount each time.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// What a thread is to do next.
+/// What a thread must do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     Wait,
@@ -51,13 +53,13 @@ enum Order {
     Thaw,
 }
 
-/// What the threads of a session share.
+/// State that the threads of a session share.
 struct Shared {
     channel: Channel,
     limit: Duration,
     /// Whether grace periods are expedited while something may be frozen.
     expedite: bool,
-    /// When everything is thawed; set before the first FIFREEZE.
+    /// When everything must be thawed; set before the first FIFREEZE.
     deadline: OnceLock<Instant>,
     over: AtomicBool,
     members: Vec<Member>,
@@ -76,7 +78,7 @@ impl Member {
 }
 
 impl Shared {
-    /// Sent without waiting: a driver that doesn't read will meet the deadline.
+    /// Sends a message without blocking: if the driver does not read, the deadline passes.
     fn say(&self, say: Say) {
         let _ = self.channel.send(&say.encode());
     }
@@ -91,11 +93,12 @@ impl Shared {
         self.is_late() || self.over.load(Ordering::SeqCst)
     }
 
-    /// Ends it for all members, for good.
+    /// Ends the session for all members; this is irreversible.
     fn stop(&self) {
         self.over.store(true, Ordering::SeqCst);
         for member in &self.members {
-            // With the lock: between a thread's look at `over` and its sleep nothing gets lost.
+            // The lock is held so that no notification is lost between a thread's check of `over`
+            // and its wait.
             let _order = member.order();
             member.changed.notify_one();
         }
@@ -106,7 +109,7 @@ impl Shared {
         member.changed.notify_one();
     }
 
-    /// The next order; `None` once it's over and none is left.
+    /// The next order; `None` once the session is over and no order is left.
     fn next(&self, member: &Member) -> Option<Order> {
         let mut order = member.order();
         loop {
@@ -124,7 +127,7 @@ impl Shared {
     }
 }
 
-/// The life of a member's thread.
+/// The main function of a member's thread.
 fn attend(shared: &Shared, at: u32) {
     let Some(member) = shared.members.get(at as usize) else {
         return;
@@ -140,7 +143,8 @@ fn attend(shared: &Shared, at: u32) {
                 frozen = false;
             }
         }
-        // One that failed ends it for all; one that returned late finds it ended.
+        // A member that failed ends the session for all; a member that returned late finds it
+        // ended.
         if frozen && shared.is_over() {
             thaw(shared, member, at, frozen, true);
             frozen = false;
@@ -158,12 +162,12 @@ fn sync(shared: &Shared, member: &Member, at: u32) {
     shared.say(Say::Synced(at, errno));
 }
 
-/// Whether it's frozen by us now.
+/// Returns whether the file system is now frozen by this session.
 fn freeze(shared: &Shared, member: &Member, at: u32) -> bool {
     fault::at("freeze-before");
     let errno = match (shared.is_late(), shared.is_over()) {
         (true, _) => Errno::ETIMEDOUT as i32,
-        // Another one has failed, and has said so before.
+        // Another member has failed, and has reported that before.
         (false, true) => Errno::ECANCELED as i32,
         (false, false) => code(freeze::freeze(member.root.as_fd())),
     };
@@ -175,7 +179,7 @@ fn freeze(shared: &Shared, member: &Member, at: u32) -> bool {
     errno == 0
 }
 
-/// Thaws what is frozen by us; nothing is afterwards.
+/// Thaws the file system if this session froze it; afterwards it does not hold it frozen.
 fn thaw(shared: &Shared, member: &Member, at: u32, frozen: bool, unasked: bool) {
     let early = unasked || !frozen || shared.is_over();
     let mut errno = 0;
@@ -197,12 +201,12 @@ fn thaw(shared: &Shared, member: &Member, at: u32, frozen: bool, unasked: bool) 
     });
 }
 
-/// Serves one connection to its end.
+/// Serves one connection until it ends.
 pub(super) fn serve(channel: Channel, stop: BorrowedFd<'_>, expedite: &Expedite, load: &Load) {
     fault::at("accepted");
-    // Only who may do it anyway is listened to; the mode of the socket says so already.
-    let ours = nix::unistd::geteuid().as_raw();
-    if !matches!(channel.peer(), Ok((_, user)) if user == 0 || user == ours) {
+    // Only root and the guard's own user are served; the mode of the socket ensures the same.
+    let own_user = nix::unistd::geteuid().as_raw();
+    if !matches!(channel.peer(), Ok((_, user)) if user == 0 || user == own_user) {
         return;
     }
     let (shared, lock) = match receive(channel, stop) {
@@ -236,12 +240,13 @@ pub(super) fn serve(channel: Channel, stop: BorrowedFd<'_>, expedite: &Expedite,
     });
     shared.stop();
     for thread in threads {
-        // It can't panic, and if it did, there would be nothing more to do.
+        // The thread cannot panic, and if it did, there would be nothing more to do.
         let _ = thread.join();
     }
     drop(expedited);
     fault::at("ended");
-    // The roots too are closed before the driver hears of the end: it may unmount then.
+    // The root descriptors are also closed before the driver is notified of the end, because it may
+    // unmount then.
     let Ok(shared) = Arc::try_unwrap(shared) else {
         return;
     };
@@ -250,7 +255,7 @@ pub(super) fn serve(channel: Channel, stop: BorrowedFd<'_>, expedite: &Expedite,
     let _ = shared.channel.send(&Say::Bye.encode());
 }
 
-/// The first message.
+/// Receives the first message.
 #[expect(
     clippy::type_complexity,
     reason = "a refusal is returned through the channel on which the request arrived"
@@ -264,7 +269,7 @@ fn receive(
         match wait(&channel, stop, None) {
             (_, true) => return Err(None),
             (true, false) => {}
-            // Interrupted.
+            // The call was interrupted.
             (false, false) => continue,
         }
         let fds = match channel.receive_with_fds(&mut bytes, MOST_MEMBERS + 1) {
@@ -278,7 +283,7 @@ fn receive(
                 freeze,
                 expedite,
             }) => break (members, freeze, expedite, fds),
-            // Somebody who only wants to know whether we're there.
+            // The driver only checks whether the guard is alive.
             Some(Ask::Ping) if fds.is_empty() => {
                 let _ = channel.send(&Say::Pong.encode());
             }
@@ -300,7 +305,7 @@ fn receive(
     });
     let shared = Shared {
         channel,
-        // Whatever the driver asks for.
+        // The limit applies whatever the driver requests.
         limit: limit.min(MOST_FREEZE),
         expedite,
         deadline: OnceLock::new(),
@@ -313,11 +318,11 @@ fn receive(
 fn attendants(shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>, Errno> {
     let mut threads = Vec::with_capacity(shared.members.len());
     for at in 0..shared.members.len() {
-        let theirs = shared.clone();
+        let thread_shared = shared.clone();
         let at = at as u32;
         let thread = thread::Builder::new()
             .stack_size(STACK)
-            .spawn(move || attend(&theirs, at));
+            .spawn(move || attend(&thread_shared, at));
         match thread {
             Ok(thread) => threads.push(thread),
             Err(_) => {
@@ -329,8 +334,8 @@ fn attendants(shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>, Errno> {
     Ok(threads)
 }
 
-/// Listens until the session has ended, the driver is gone, or the program is to end. `before` is
-/// done once, before the first FIFREEZE.
+/// Handles messages until the session has ended, the driver is gone, or the program must exit.
+/// `before` is called once, before the first FIFREEZE.
 fn listen(
     shared: &Shared,
     threads: &[JoinHandle<()>],
@@ -342,7 +347,7 @@ fn listen(
     loop {
         let deadline = shared.deadline.get().copied();
         let pending = deadline.filter(|_| !shared.over.load(Ordering::SeqCst));
-        // Once it's to end, the threads have mostly ended before anybody can look.
+        // Once the session is to end, its threads have usually ended before the first poll.
         let look = looks.map(|looks: u32| after(EXIT_POLL_INTERVAL.saturating_mul(looks.min(20))));
         if look.is_some() && threads.iter().all(JoinHandle::is_finished) {
             return;
@@ -362,13 +367,13 @@ fn listen(
         match shared.channel.receive(&mut bytes) {
             Ok(Some(())) => {}
             Err(Errno::EAGAIN | Errno::EINTR) => continue,
-            // The driver has finished or is gone; what isn't a message comes from no driver.
+            // The driver has finished or is gone; a driver never sends an invalid message.
             Ok(None) | Err(_) => return,
         }
         match Ask::decode(&bytes) {
             Some(Ask::Sync) => command_all(shared, Order::Sync),
             Some(Ask::Freeze) => {
-                // The second one would be late in any case.
+                // A second freeze would exceed the deadline in any case.
                 if shared.deadline.set(after(shared.limit)).is_err() {
                     return;
                 }
@@ -376,7 +381,7 @@ fn listen(
                 command_all(shared, Order::Freeze);
             }
             Some(Ask::Thaw(member)) => match shared.members.get(member as usize) {
-                // Its thread may have ended already, having thawed.
+                // Its thread may have ended already, after thawing.
                 Some(_) if shared.over.load(Ordering::SeqCst) => {}
                 Some(member) => shared.command(member, Order::Thaw),
                 None => return,
@@ -403,13 +408,14 @@ fn command_all(shared: &Shared, order: Order) {
     }
 }
 
-/// Waits until the driver says something or ends, the program is to end, or a moment comes.
+/// Waits until the driver sends a message or disconnects, the program must exit, or `until` is
+/// reached.
 fn wait(channel: &Channel, stop: BorrowedFd<'_>, until: Option<Instant>) -> (bool, bool) {
     let timeout = match until {
         None => PollTimeout::NONE,
         Some(until) => {
             let left = until.saturating_duration_since(Instant::now());
-            // A poll that is shorter by its rounding is only repeated.
+            // If rounding makes a poll too short, it is repeated.
             PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX)
         }
     };

@@ -1,4 +1,4 @@
-//! What a freeze session of the driver and its keeper both know.
+//! State that a freeze session of the driver shares with its keeper.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -19,52 +19,52 @@ use slackwater_core::host::linux::seqpacket::Channel;
 /// One file system.
 pub(super) struct Member {
     pub(super) volume_id: String,
-    /// For errors.
+    /// The device, for errors.
     pub(super) device: PathBuf,
     pub(super) root: OwnedFd,
 }
 
-/// What the guard said of a member.
+/// The guard's answers about a member.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Answers {
     pub(super) synced: Option<i32>,
     pub(super) frozen: Option<i32>,
-    /// errno of the thaw, and whether it came unasked.
+    /// The errno of the thaw, and whether it was unrequested.
     pub(super) thawed: Option<(i32, bool)>,
-    /// When an answer to the order to thaw is late.
+    /// When the answer to a thaw request is overdue.
     pub(super) thaw_by: Option<Instant>,
-    /// It was the guard's thaw, and it succeeded.
+    /// The guard thawed it, and succeeded.
     pub(super) by_guard: bool,
 }
 
 impl Answers {
-    /// Nothing of it is frozen by the guard, nor will be.
+    /// Nothing of the member is frozen by the guard, or can become frozen.
     pub(super) fn is_settled(&self) -> bool {
         self.thawed.is_some() || self.frozen.is_some_and(|errno| errno != 0)
     }
 }
 
-/// Where a session stands.
+/// The phase of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Open,
     Frozen,
-    /// A sync or the freeze failed: it can only be dropped.
+    /// A sync or the freeze failed: the session can only be dropped.
     Broken,
 }
 
 pub(super) struct State {
     pub(super) phase: Phase,
     pub(super) answers: Vec<Answers>,
-    /// When the guard is late.
+    /// When the guard counts as late.
     pub(super) late_at: Option<Instant>,
-    /// For which of these moments it was asked whether it's there.
+    /// The value of `late_at` for which the guard was last pinged.
     pub(super) asked: Option<Instant>,
-    /// It has answered that.
+    /// Whether it has answered that ping.
     pub(super) alive: bool,
-    /// The guard's answer to the hand-over.
+    /// The guard's answer to the start of the session.
     pub(super) ready: Option<i32>,
-    /// The guard died, or was given up.
+    /// The guard died, or the session was given up.
     pub(super) lost: bool,
     /// The keeper has ended.
     pub(super) ended: bool,
@@ -85,15 +85,15 @@ impl State {
     }
 }
 
-/// What session and keeper share.
+/// State shared by session and keeper.
 pub(super) struct Shared {
     pub(super) members: Vec<Member>,
     pub(super) channel: Channel,
-    /// The guard's process, if it can be seen from here.
+    /// The guard's process, if it is visible in this PID namespace.
     pub(super) guard: Option<Process>,
     pub(super) journal: Mutex<Option<Own>>,
     pub(super) limits: FreezeLimits,
-    /// Counted until the last thread of it has ended.
+    /// Keeps the session counted until its last thread has ended.
     pub(super) _admitted: Arc<Admitted>,
     pub(super) state: Mutex<State>,
     pub(super) changed: Condvar,
@@ -112,7 +112,7 @@ impl Shared {
         self.journal.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until something is known, or a moment comes.
+    /// Waits until `known` returns a value, or until a point in time.
     pub(super) fn wait<T>(&self, until: Instant, known: impl Fn(&State) -> Option<T>) -> Option<T> {
         let mut state = self.state();
         loop {
@@ -131,10 +131,10 @@ impl Shared {
         }
     }
 
-    /// Whether the guard is to live on for another session, which may have something frozen.
+    /// Whether the guard must stay alive for another session, which may have something frozen.
     pub(super) fn others_rely_on_it(&self) -> bool {
         let journal = self.journal();
-        // What can't be read may be such a session.
+        // If the journal cannot be read, such a session may exist.
         journal
             .as_ref()
             .is_some_and(|own| own.is_another_frozen().unwrap_or(true))

@@ -1,9 +1,10 @@
-//! Thawing what is journalled and held by nobody any more, and only that.
+//! Thaws what is in the journal and no longer held by any process, and nothing else.
 //!
-//! A file system is found by the number of its device in the mount table, and proven on its open
-//! root. One that was unmounted while frozen has no mount any more, but keeps its loop device: the
-//! same device is then mounted once more, in a folder of ours, which leads to the same frozen super
-//! block. A new loop device on the image would lead to a second one, and destroy the data.
+//! A file system is found by its device number in the mount table, and verified on its open root. A
+//! file system that was unmounted while frozen has no mount any more, but keeps its loop device:
+//! this device is then mounted once more, in a directory of the driver, which reaches the same
+//! frozen superblock. A new loop device on the image would create a second superblock, and destroy
+//! the data.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -24,39 +25,39 @@ use slackwater_core::host::linux::freeze;
 use slackwater_core::host::{Effect, Host, Kept, Mount, MountRoot, MountSpec, Result};
 use slackwater_core::model::FsType;
 
-/// A FITHAW takes less than a millisecond, or hangs for as long as a FIFREEZE does.
+/// A FITHAW takes less than a millisecond, or hangs as long as a FIFREEZE does.
 const THAW_TIMEOUT: Duration = Duration::from_secs(2);
-/// So long after its deadline an entry is thawed although it's held, in seconds: driver and guard
-/// are both stopped then.
+/// How long after its deadline an entry is thawed although it is held, in seconds: driver and guard
+/// are then both stopped.
 const DEADLINE_GRACE_SECONDS: u64 = 1;
-/// How long another sweep is waited for; it hangs no longer than a few [`THAW_TIMEOUT`].
+/// How long to wait for another sweep, which takes no longer than a few [`THAW_TIMEOUT`].
 const SWEEP_LOCK_TIMEOUT: Duration = Duration::from_secs(20);
 const SWEEP_LOCK_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Major number of loop devices.
 const LOOP_MAJOR: u64 = 7;
-/// What can be frozen and hidden needs no programs and devices for that moment.
+/// Mount options of a hidden file system: neither programs nor devices are needed to thaw it.
 const OPTIONS: [&str; 3] = ["nosuid", "nodev", "noexec"];
 
-/// Sweeps one state dir.
+/// Sweeps one state directory.
 #[derive(Clone)]
 pub struct Sweeper {
     host: Arc<dyn Host>,
     state_dir: PathBuf,
     journal: Journal,
-    /// Devices with a FITHAW that hangs.
+    /// Devices whose FITHAW hangs.
     hanging: Arc<Mutex<BTreeSet<u64>>>,
 }
 
-/// What became of one file system.
+/// The result of thawing one file system.
 enum Thawed {
     /// It was frozen.
     Now,
-    /// It wasn't, or is gone.
+    /// It was not frozen, or does not exist any more.
     NotFrozen,
 }
 
 impl Sweeper {
-    /// Of a state dir.
+    /// Creates a sweeper of a state directory.
     pub fn new(host: Arc<dyn Host>, state_dir: PathBuf) -> Sweeper {
         Sweeper {
             journal: Journal::new(host.clone(), state_dir.clone()),
@@ -66,20 +67,21 @@ impl Sweeper {
         }
     }
 
-    /// The folder of private mounts: the host must know it as one of its own.
+    /// The directory of private mounts, which must be configured in the host as a directory of the
+    /// driver.
     pub fn private_folder(state_dir: &Path) -> PathBuf {
         state_dir.join("mnt")
     }
 
-    /// What is journalled now.
+    /// The freezes that are in the journal now.
     pub fn journalled(&self) -> Result<Vec<Journalled>> {
         self.journal.journalled()
     }
 
-    /// Thaws what nobody holds, and what is past its deadline; with `all`, everything that is
-    /// journalled. Once nothing is, what a crash has left of a freeze in the kernel's settings goes
-    /// too. The ids of the volumes that were frozen until now. An error is that of the first that
-    /// couldn't be thawed, after all others were.
+    /// Thaws entries that no process holds, and those past their deadline; with `all`, every entry.
+    /// Once the journal is empty, it also restores kernel settings that a crash during a freeze has
+    /// left. Returns the IDs of the volumes that were frozen until now. An error is that of the
+    /// first file system that could not be thawed, after all others were tried.
     pub fn sweep(&self, all: bool) -> Result<Vec<String>> {
         let freezes = self.state_dir.join("freezes");
         if self.host.stat(&freezes)?.is_none() {
@@ -121,7 +123,7 @@ impl Sweeper {
         }
     }
 
-    /// One sweep at a time, in all processes.
+    /// Only one sweep runs at a time, in all processes.
     fn turn(&self) -> Result<Kept> {
         let path = self.state_dir.join("sweep.lock");
         let mut waited = Duration::ZERO;
@@ -165,18 +167,18 @@ impl Sweeper {
         }
         match problem {
             Some(error) if thawed.is_empty() => return Err(error),
-            // It stays journalled, and is tried again.
+            // It stays in the journal, and is tried again.
             Some(_) => return Ok(thawed),
             None => {}
         }
-        // Who holds it may yet come out of a FIFREEZE that hangs.
+        // The holder may still have a FIFREEZE that hangs and returns later.
         if !held {
             self.journal.remove(id)?;
         }
         Ok(thawed)
     }
 
-    /// In a thread: it may hang, and is then looked at by the next sweep.
+    /// Runs in a thread: it may hang, and the next sweep then checks it.
     fn thaw_in_time(&self, member: &EntryMember) -> Result<Thawed> {
         let hangs = || {
             let what = "thawing hangs, which happens while freezing it hangs; check whether the file system of the pool is frozen or its disk hangs";
@@ -211,14 +213,14 @@ impl Sweeper {
 
     fn thaw(&self, member: &EntryMember) -> Result<Thawed> {
         let device = member.device();
-        // While it's held open, a loop's number can't come to stand for another image.
+        // While the device is held open, its number cannot be reused for another image.
         let _hold = if major(member.rdev) == LOOP_MAJOR {
             match self
                 .host
                 .hold_loop(minor(member.rdev) as u32, member.image())?
             {
                 Some(hold) => Some(hold),
-                // A super block, frozen or not, keeps its loop device.
+                // A superblock, frozen or not, keeps its loop device, so this one is gone.
                 None => return Ok(Thawed::NotFrozen),
             }
         } else {
@@ -239,12 +241,12 @@ impl Sweeper {
             mount.fs_name == member.fs.name()
                 && match member.fs {
                     FsType::Ext4 | FsType::Xfs => mount.device == member.rdev,
-                    // Its device number is anonymous; the proof comes with the open root.
+                    // Its device number is anonymous; the open root is verified later.
                     FsType::Btrfs => mount.source == member.device,
                 }
         };
         let mounts = self.host.mounts()?;
-        // A mount may be hidden by another one over it.
+        // A mount may be hidden below another one.
         Ok(mounts.iter().filter(is_its).find_map(|mount| {
             self.host
                 .open_mount_root(&mount.mount_point, &member.device(), member.fs)
@@ -253,7 +255,7 @@ impl Sweeper {
     }
 
     /// Mounts the same device once more, and thaws it there. A crash leaves that mount, which the
-    /// next sweep finds and ends.
+    /// next sweep finds and removes.
     fn thaw_hidden(&self, member: &EntryMember) -> Result<Thawed> {
         let folder = Sweeper::private_folder(&self.state_dir);
         let target = folder.join(self.host.random_uuid().to_string());
@@ -271,7 +273,7 @@ impl Sweeper {
             }))
         };
         let thawed = match mount(false) {
-            // One that was mounted read-only can only be so again.
+            // A file system that was mounted read-only can only be mounted read-only again.
             Err(error) if matches!(error.code(), Some(Errno::EBUSY | Errno::EROFS)) => mount(true),
             other => other,
         }
@@ -283,7 +285,7 @@ impl Sweeper {
         thawed
     }
 
-    /// Ends private mounts, also those of an earlier crash.
+    /// Removes private mounts, also those of an earlier crash.
     fn leave_private_mounts(&self) -> Result<()> {
         let folder = Sweeper::private_folder(&self.state_dir);
         let Some(names) = self
