@@ -1,24 +1,25 @@
-//! The edge of a cluster: CSI in, CSI out to the agent of the node that owns the storage.
+//! The controller of a cluster: it receives CSI calls and forwards each to the agent of the node
+//! that owns the storage.
 //!
-//! The router owns nothing. It parses an id, finds the agent that serves its pool, passes the
-//! request on, and merges what several have to say. An agent that can't be reached is
-//! UNAVAILABLE by its name, never "not found". Cuts over several volumes are coordinated here
+//! The router owns no storage. It parses an ID, finds the agent that serves its pool, forwards the
+//! request, and merges the answers of several agents. An agent that cannot be reached gives
+//! UNAVAILABLE with its name, never "not found". Cuts over several volumes are coordinated here
 //! ([`crate::cut::coordinator`]), with a stream to each agent as its participant.
 //!
-//! | room | what |
+//! | module | content |
 //! |---|---|
-//! | `agents`, `dial` | who the agents are, what each said last, and how it's asked and reached |
-//! | `route` | from an id to the agent that serves its pool |
-//! | `checked` | what an agent's answers may say |
-//! | `call` | one call: its deadline, and whom it asks |
-//! | `place`, `find` | where a new volume goes, where a name is |
-//! | `attach`, `snapshot` | whose node it is, whose name |
-//! | `delete_one` | a single snapshot, also of a group |
-//! | `list`, `lists`, `capacity` | what is put together of the answers of all |
-//! | `group`, `cutting` | groups, and the tries of a cut over agents |
-//! | `remote`, `settle` | an agent's share in it, and the end of doubt about it |
-//! | `controller`, `identity`, `metadata` | the services |
-//! | `cluster`, `kube` | what is asked of the cluster around, as a seam; and that cluster |
+//! | `agents`, `dial` | which agents exist, what each last reported, and the connections to them |
+//! | `route` | from an ID to the agent that serves its pool |
+//! | `checked` | validation of agents' answers |
+//! | `call` | one call: its deadline, and the agents it asks |
+//! | `place`, `find` | where a new volume is created, where a name exists |
+//! | `attach`, `snapshot` | on which node a volume is, which agent has a snapshot name |
+//! | `delete_one` | deletion of a single snapshot, also of a group |
+//! | `list`, `lists`, `capacity` | answers merged from all agents |
+//! | `group`, `cutting` | groups, and the attempts of a cut over agents |
+//! | `remote`, `resolve` | an agent's participation in a cut, and resolving members in doubt |
+//! | `controller`, `identity`, `metadata` | the CSI services |
+//! | `cluster`, `kube` | the interface to the cluster, and its implementation for Kubernetes |
 
 pub mod agents;
 mod attach;
@@ -60,19 +61,19 @@ pub use kube::{
     unowned,
 };
 
-/// What a router needs beside agents and a cluster.
+/// Configuration of a router besides its agents and its cluster.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// `--driver-name`: an agent of another driver is not asked.
+    /// `--driver-name`: agents of another driver are not used.
     pub driver_name: String,
-    /// Alpha parts to serve; the agents' own `--alpha` should have the same.
+    /// Alpha features to serve; the agents' own `--alpha` should enable the same.
     pub alpha: Alpha,
     /// Where calls are counted.
     pub metrics: Arc<Metrics>,
 }
 
 /// The services Identity, Controller, GroupController and SnapshotMetadata of a whole cluster.
-/// Clones are one router.
+/// Clones share one router.
 #[derive(Clone)]
 pub struct Router {
     agents: Arc<Agents>,
@@ -81,7 +82,7 @@ pub struct Router {
     cuts: Arc<cutting::Cuts>,
 }
 
-/// A router, as long as others want it.
+/// A weak reference to a router.
 struct Weak {
     agents: std::sync::Weak<Agents>,
     cluster: std::sync::Weak<dyn Cluster>,
@@ -101,7 +102,8 @@ impl Weak {
 }
 
 impl Router {
-    /// Of these agents. It keeps nothing: any number of routers may serve the same agents.
+    /// Creates a router of these agents. It keeps no durable state: any number of routers may use
+    /// the same agents.
     pub fn new(agents: Arc<Agents>, cluster: Arc<dyn Cluster>, options: Options) -> Router {
         let cuts = Arc::<cutting::Cuts>::default();
         let view = view::View {
@@ -116,7 +118,7 @@ impl Router {
             options: Arc::new(options),
             cuts,
         };
-        // Without a runtime nobody can be asked at all.
+        // Without a runtime no agent can be called at all.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(resolve::resolve_periodically(router.downgrade()));
         }
@@ -132,17 +134,17 @@ impl Router {
         }
     }
 
-    /// Whom it asks.
+    /// The agents that it uses.
     pub fn agents(&self) -> &Arc<Agents> {
         &self.agents
     }
 
-    /// The cluster around.
+    /// The cluster in which it runs.
     pub fn cluster(&self) -> &Arc<dyn Cluster> {
         &self.cluster
     }
 
-    /// The one topology key.
+    /// The topology key of the driver.
     pub fn topology_key(&self) -> String {
         format!("topology.{}/home", self.options.driver_name)
     }

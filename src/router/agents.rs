@@ -1,8 +1,8 @@
-//! The agents that the router knows: who they are, what each said last, and how it's asked.
+//! The agents that the router knows: which exist, what each last reported, and how each is called.
 //!
-//! Each agent is asked to describe itself every few seconds, by a task of its own, and at once
-//! when somebody needs to know. What an agent said last stays true until it says something else:
-//! one that can't be reached still owns its pools.
+//! A separate task asks each agent for its description every few seconds, and at once when a call
+//! needs it. The last description of an agent stays valid until the agent sends another: an agent
+//! that cannot be reached still owns its pools.
 
 mod agent;
 #[cfg(test)]
@@ -24,28 +24,29 @@ use crate::tls::{PING_INTERVAL, PING_TIMEOUT};
 pub(super) use agent::beneath;
 pub use agent::{Agent, Seen, ShownPool};
 
-/// How often an agent is asked to describe itself.
+/// How often an agent is asked for its description.
 pub const POLL_INTERVAL: Duration = Duration::from_secs(5);
-/// How long that may take: twice as long as an agent itself waits for a disk.
+/// Time limit of that request: twice as long as an agent itself waits for a disk.
 const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(4);
-/// What an agent said so long ago isn't asked for again: a crowd of calls is one question.
+/// A description younger than this is not requested again, so that many simultaneous calls cause
+/// one request.
 const MAX_STATUS_AGE: Duration = Duration::from_secs(1);
-/// Agents that are asked at a time. Those that hang take their place for [`DESCRIBE_TIMEOUT`].
+/// Number of agents that are asked at a time. An agent that hangs occupies its place for
+/// [`DESCRIBE_TIMEOUT`].
 const AT_ONCE: usize = 64;
-/// How long a connection may take, with its TLS.
+/// Time limit of a connection, including TLS.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// How agents are reached.
+/// Connects to agents.
 #[tonic::async_trait]
 pub trait Dial: Send + Sync + 'static {
-    /// A channel to the agent of a node. It may connect lazily, and must connect again by itself;
-    /// it's asked for once for each agent and address. The error is one of the configuration.
-    /// [`endpoint`] has the settings that it should have.
+    /// Returns a channel to the agent of a node. The channel may connect lazily, and must reconnect
+    /// by itself; this is called once for each agent and address. An error is one of the
+    /// configuration. [`endpoint`] returns the settings that the channel should have.
     async fn dial(&self, node: &str, address: &str) -> Result<Channel>;
 }
 
-/// A channel's settings: the time that a connection may take, and what finds out that it's dead.
-/// `address` is "host:port". The scheme is plain; what is around the connection is the caller's
-/// business.
+/// The settings of a channel: its connection timeout, and the keepalive that detects a dead
+/// connection. `address` is "host:port". The scheme is plain; the caller adds TLS.
 pub fn endpoint(address: &str) -> Result<Endpoint> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
         .map_err(|error| Error::invalid("agent", format!("{address:?}: {error}")))?;
@@ -57,7 +58,7 @@ pub fn endpoint(address: &str) -> Result<Endpoint> {
         .keep_alive_while_idle(true))
 }
 
-/// An agent and the task that asks it.
+/// An agent and the task that polls it.
 struct Polled {
     agent: Arc<Agent>,
     task: AbortHandle,
@@ -69,20 +70,20 @@ impl Drop for Polled {
     }
 }
 
-/// All agents. Dropped, nobody is asked any more.
+/// All agents. Dropping this ends the polling.
 pub struct Agents {
     dial: Arc<dyn Dial>,
     driver_name: String,
-    /// By node; `None` until [`Agents::set`] is called.
+    /// Agents by node; `None` until [`Agents::set`] is called.
     polled: RwLock<Option<BTreeMap<String, Polled>>>,
     asking: Arc<Semaphore>,
     changed: watch::Sender<u64>,
-    /// The node that served a pool when all agents answered and no other served it.
+    /// The node that served a pool when all agents had answered and no other served it.
     served: Mutex<BTreeMap<PoolId, String>>,
 }
 
 impl Agents {
-    /// None are known yet. `driver_name` is what they must be agents of.
+    /// Creates an empty set. `driver_name` is the driver to which the agents must belong.
     pub fn new(dial: Arc<dyn Dial>, driver_name: &str) -> Agents {
         Agents {
             dial,
@@ -94,8 +95,8 @@ impl Agents {
         }
     }
 
-    /// Remembers that a node alone serves a pool. While an agent can't be reached nothing is
-    /// remembered: it may be the one that has the pool.
+    /// Remembers that only one node serves a pool. While an agent cannot be reached nothing is
+    /// remembered, because it may be the one that has the pool.
     pub(super) fn serves(&self, pool: PoolId, agent: &Agent) {
         if self.all().iter().all(|agent| agent.seen().is_reachable()) {
             let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
@@ -103,7 +104,8 @@ impl Agents {
         }
     }
 
-    /// The node that served a pool as far as this process remembers, if it still has an agent.
+    /// The node that this process remembers as the one that served a pool, if it still has an
+    /// agent.
     pub(super) fn served_by(&self, pool: PoolId) -> Option<String> {
         let served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
         let node = served.get(&pool).cloned();
@@ -111,9 +113,9 @@ impl Agents {
         node.filter(|node| self.of_node(node).is_some())
     }
 
-    /// From now on the agents are these, each a node's name and "host:port", and no others. One
-    /// that stays is asked on as before; of one whose address is new, what it said last is still
-    /// believed. To be called within a tokio runtime.
+    /// Sets the agents, each by its node's name and "host:port". An agent that stays is polled as
+    /// before; if its address is new, its last description stays valid. Must be called within a
+    /// tokio runtime.
     pub fn set(&self, list: impl IntoIterator<Item = (String, String)>) {
         let mut polled = self.polled.write().unwrap_or_else(PoisonError::into_inner);
         let mut before = polled.take().unwrap_or_default();
@@ -141,7 +143,7 @@ impl Agents {
         }
     }
 
-    /// All of them, in the order of their nodes' names.
+    /// All agents, ordered by node name.
     pub fn all(&self) -> Vec<Arc<Agent>> {
         let polled = self.polled.read().unwrap_or_else(PoisonError::into_inner);
         let each = polled.iter().flatten();
@@ -154,14 +156,15 @@ impl Agents {
         polled.as_ref()?.get(node).map(|one| one.agent.clone())
     }
 
-    /// Agents that said last that this is their home. Two only while a home moves.
+    /// Agents that last reported this topology segment. There are two only while a segment moves to
+    /// another node.
     pub fn of_home(&self, home: &str) -> Vec<Arc<Agent>> {
         let mut all = self.all();
         all.retain(|agent| !home.is_empty() && agent.home() == home);
         all
     }
 
-    /// Agents that showed a pool last, with how they showed it.
+    /// Agents that last reported a pool, with the state in which they reported it.
     pub fn showing(&self, pool: PoolId) -> Vec<(Arc<Agent>, ShownPool)> {
         let all = self.all().into_iter();
         all.filter_map(|agent| {
@@ -171,8 +174,8 @@ impl Agents {
         .collect()
     }
 
-    /// Why not everything is known that could be: nobody has said who the agents are, or one has
-    /// neither answered nor failed yet. Once it's `Ok` it stays so but for new agents.
+    /// Fails if not everything is known yet: the agents have not been set, or one has neither
+    /// answered nor failed. Once it returns `Ok` it stays so, except for new agents.
     pub fn all_asked(&self) -> Result<()> {
         let unknown = |what: String, reason: &str| {
             let reason = reason.to_string();
@@ -192,19 +195,20 @@ impl Agents {
         }
     }
 
-    /// Asks all of them, unless they were asked just now, and waits for their answers or failures.
+    /// Asks all agents for their description, except those asked just now, and waits for their
+    /// answers or failures.
     pub async fn ask_all(&self) {
         join_all(self.all().iter().map(|agent| agent.ask())).await;
     }
 
-    /// The same, and what they said before this call doesn't count.
+    /// Like [`Agents::ask_all`], but requests a new description from all.
     pub async fn ask_all_now(&self) {
         let now = Instant::now();
         join_all(self.all().iter().map(|agent| agent.ask_since(now))).await;
     }
 
-    /// Changes whenever an agent is new or gone, or says something else than before, or can't be
-    /// reached any more, or can again.
+    /// Changes whenever an agent appears or disappears, reports something new, or becomes reachable
+    /// or unreachable.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
     }

@@ -1,4 +1,4 @@
-//! ControllerPublishVolume: whether a volume is on the node that is to have it.
+//! ControllerPublishVolume: checks whether a volume is on the node to which it is published.
 
 use tonic::Code;
 
@@ -10,8 +10,8 @@ use crate::error::{Error, Kind, Result};
 use crate::service::request;
 
 impl Router {
-    /// Checked by the agent that has the volume. A volume that exists and isn't on the node is
-    /// FAILED_PRECONDITION, a node that doesn't exist NOT_FOUND.
+    /// The agent that has the volume checks the request. A volume that exists on another node is
+    /// FAILED_PRECONDITION, a node that does not exist NOT_FOUND.
     pub(super) async fn attach(
         &self,
         call: &Call<'_>,
@@ -24,7 +24,7 @@ impl Router {
                 return Err(absent(call.rpc(), Kind::Volume, &asked.volume_id, why));
             }
         };
-        // The agent knows itself alone: it says whether the volume is there, for its own node.
+        // An agent knows only itself: it checks whether it has the volume, for its own node.
         message.node_id = agent.node().to_string();
         let attached = call
             .forward(&agent, message, |mut client, request| async move {

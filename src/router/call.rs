@@ -1,4 +1,4 @@
-//! One call at the router: its deadline, who was asked for it, and how long that took.
+//! One call to the router: its deadline, the agents it asked, and how long that took.
 
 use std::future::Future;
 use std::sync::Mutex;
@@ -15,21 +15,21 @@ use crate::error::{Error, Result};
 use crate::service::status::code_name;
 use crate::service::{Rpc, RpcResult, patience, status, timeout};
 
-/// A call that is being answered. Whoever drops it (the deadline, a caller that went away) drops
-/// what it asks of agents as well: their work goes on, detached there.
+/// A call in progress. If it is dropped (because of its deadline, or because the caller
+/// disconnected), its requests to agents are dropped as well: their work continues there, detached.
 pub(super) struct Call<'a> {
     router: &'a Router,
     rpc: Rpc,
     begun: Instant,
     until: Option<Instant>,
-    /// How long it may wait for what is locked.
+    /// How long it may wait for locks.
     patience: Duration,
-    /// Number of questions, and how long the last one took.
+    /// Number of requests to agents, and how long the last one took.
     asked: Mutex<(u32, Duration)>,
 }
 
 impl Router {
-    /// To be made before anything else is done for a request.
+    /// Starts a call; must be created before anything else is done for a request.
     pub(super) fn call<M>(&self, rpc: Rpc, request: &Request<M>) -> Call<'_> {
         let begun = Instant::now();
         Call {
@@ -44,17 +44,17 @@ impl Router {
 }
 
 impl Call<'_> {
-    /// Which call it is.
+    /// The RPC of the call.
     pub(super) fn rpc(&self) -> Rpc {
         self.rpc
     }
 
-    /// How long it may wait for what is locked, before it begins.
+    /// How long it may wait for locks before it begins.
     pub(super) fn patience(&self) -> Duration {
         self.patience
     }
 
-    /// A request to an agent, with what is left of the time.
+    /// A request to an agent, with the remaining time as its deadline.
     pub(super) fn request<M>(&self, message: M) -> Result<Request<M>> {
         let mut request = Request::new(message);
         if let Some(until) = self.until {
@@ -90,8 +90,9 @@ impl Call<'_> {
         answer
     }
 
-    /// Forwards a request to an agent's controller. The first call after an agent's restart is
-    /// told how a connection failed before it: such a call was never sent, and is sent once more.
+    /// Forwards a request to an agent's controller. The first call after an agent's restart can
+    /// fail because the earlier connection broke: such a call was never sent, and is sent once
+    /// more.
     pub(super) async fn forward<M: Clone, A, W>(
         &self,
         agent: &Agent,
@@ -105,7 +106,7 @@ impl Call<'_> {
         answer.map(Response::into_inner)
     }
 
-    /// The same, with the answer's metadata.
+    /// Like [`Call::forward`], with the answer's metadata.
     pub(super) async fn forward_whole<M: Clone, A, W>(
         &self,
         agent: &Agent,
@@ -129,7 +130,7 @@ impl Call<'_> {
         self.ask(agent, question).await
     }
 
-    /// What the caller gets.
+    /// The result for the caller.
     pub(super) fn answer<A>(&self, outcome: Result<A>) -> RpcResult<A> {
         outcome
             .map(Response::new)

@@ -1,4 +1,4 @@
-//! GetCapacity: of one home, or of all together.
+//! GetCapacity, of one topology segment or of all.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +14,13 @@ use crate::error::{Error, Result};
 use crate::operation::Capacity;
 use crate::service::{reply, request};
 
-/// An agent that takes longer has nothing: whoever asks is asking for all nodes in turn.
+/// An agent that takes longer counts as having no capacity, because the caller queries all nodes
+/// one after the other.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(3);
 
 impl Router {
-    /// What can be had; 0, at once, of what can't be reached, is marked as lost, or isn't known.
+    /// The available capacity; 0 without delay for a pool that cannot be reached, is marked as
+    /// lost, or is not known.
     pub(super) async fn capacity(
         &self,
         call: &Call<'_>,
@@ -28,7 +30,8 @@ impl Router {
         let Some(asked) = request::capacity(&message, &self.topology_key())? else {
             return Ok(sum);
         };
-        // Who knows nothing yet must not say 0: sidecars write that down for a minute.
+        // While not all agents are known, the answer must not be 0: sidecars record it for a
+        // minute.
         self.agents.all_asked()?;
         let class = asked.parameters.pool.as_deref();
         let mut agents = match &asked.topology {
@@ -39,7 +42,7 @@ impl Router {
         if self.is_known_class(class) {
             agents.retain(|agent| self.usable_pool(agent, class).is_some());
         } else {
-            // Any agent says what is wrong with it.
+            // Any agent can report the error in the request.
             agents.truncate(1);
         }
         let each = agents.iter().map(|agent| {
@@ -71,7 +74,8 @@ impl Router {
     }
 }
 
-/// Room is added up, the largest volume is the largest of all, and the smallest the smallest.
+/// Adds up the available capacity; the maximum volume size is the largest of all, the minimum the
+/// smallest.
 fn add(sum: &mut GetCapacityResponse, more: &GetCapacityResponse) {
     let available = more.available_capacity.max(0);
     sum.available_capacity = sum.available_capacity.saturating_add(available);

@@ -1,10 +1,10 @@
-//! What an agent's answers may say: each is compared with what the router knows or can compute.
+//! Validates the answers of agents: each is compared with what the router knows or can compute.
 //!
-//! A certificate proves of which node an agent is, and nothing else. Ids are derived from the pool
-//! and the request's name, so the router computes them; a pool belongs to one node at a time; and
-//! a member of a group is derived from the group and its source. An answer that says otherwise is
-//! refused: the caller gets UNAVAILABLE, the Node an event, and a metric counts it. So an agent
-//! that lies, or is broken, harms volumes of its own node alone.
+//! A certificate proves to which node an agent belongs, and nothing else. IDs are derived from the
+//! pool and the request's name, so the router can compute them; a pool belongs to one node at a
+//! time; and a member of a group is derived from the group and its source. An answer that
+//! contradicts this is refused: the caller gets UNAVAILABLE, the Node an event, and a metric counts
+//! it. So a compromised or faulty agent can harm only volumes of its own node.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -21,30 +21,31 @@ use crate::model::id::NameKind;
 use crate::model::{GroupId, PoolId, SnapshotId, VolumeId};
 use crate::operation::{CreateVolume, member_of};
 
-/// So many pods of a pool are named.
+/// Maximum number of pods of a pool that are named.
 const MOST_PODS: usize = 16;
-/// Devices of a pool whose settings were changed by another process that are named.
+/// Maximum number of devices of a pool that are named because another process changed their
+/// settings.
 const MOST_CHANGED_DEVICES: usize = 16;
-/// Pools of one agent. Each becomes a Pool object.
+/// Maximum number of pools of one agent. Each becomes a Pool object.
 pub(super) const MOST_POOLS: usize = 64;
-/// Groups that an agent may say are not settled.
+/// Maximum number of groups that an agent may report as unresolved.
 const MOST_GROUPS: usize = 10_000;
-/// Volumes that an agent may say could not be grown.
+/// Maximum number of volumes that an agent may report as not grown.
 const MOST_NOT_GROWN: usize = 64;
-/// Members of a group, and things that are missing on a host.
+/// Maximum number of members of a group, and of missing prerequisites of a host.
 const MOST_PARTS: usize = 10_000;
-/// A name, or a version.
+/// Maximum length of a name, or of a version.
 const NAME_BYTES: usize = 253;
-/// A label's value.
+/// Maximum length of a label's value.
 const LABEL_BYTES: usize = 63;
-/// A sentence for people, and a path.
+/// Maximum length of a message, and of a path.
 const TEXT_BYTES: usize = 4096;
 
-/// Why an answer is refused.
+/// The reason why an answer is refused.
 type Verdict<T = ()> = std::result::Result<T, String>;
 
 impl Router {
-    /// The error of an agent whose answer is refused, which is counted and told to people.
+    /// The error of an agent whose answer is refused; it is counted, and recorded as an event.
     pub(super) fn refuse(&self, agent: &Agent, why: &str) -> Error {
         agent.refused();
         let node = agent.node();
@@ -56,15 +57,15 @@ impl Router {
         agent.unreachable(&format!("its answer was rejected: {why}"))
     }
 
-    /// An answer that was looked at.
+    /// Returns a valid answer, or refuses the agent's answer.
     pub(super) fn checked<T>(&self, agent: &Agent, verdict: Verdict<T>) -> Result<T> {
         verdict.map_err(|why| self.refuse(agent, &why))
     }
 
-    /// Refuses the answer of an agent that names a pool which isn't its own.
+    /// Refuses the answer of an agent that names a pool which is not its own.
     async fn must_have(&self, agent: &Agent, pool: PoolId) -> Result<()> {
         if agent.shown(pool).is_none() {
-            // It may have been made just now.
+            // The pool may have just been created.
             agent.ask_since(Instant::now()).await;
         }
         let has = match self.route(pool).await? {
@@ -80,7 +81,7 @@ impl Router {
         }
     }
 
-    /// A volume that an agent says it has made.
+    /// Checks a volume that an agent reports to have created.
     pub(super) async fn made_volume(
         &self,
         agent: &Agent,
@@ -101,7 +102,7 @@ impl Router {
         Ok(answer)
     }
 
-    /// A snapshot that an agent says it has made of a volume of its own.
+    /// Checks a snapshot that an agent reports to have created of one of its volumes.
     pub(super) fn made_snapshot(
         &self,
         agent: &Agent,
@@ -112,7 +113,7 @@ impl Router {
         Ok(answer)
     }
 
-    /// What a name is on an agent.
+    /// Checks the object that an agent reports for a name.
     pub(super) async fn found(
         &self,
         agent: &Agent,
@@ -130,7 +131,8 @@ impl Router {
         Ok(Some(id))
     }
 
-    /// What an agent says of a group: members of pools that it has, of sources that it has.
+    /// Checks an agent's report about a group: its members must be on pools of the agent and have
+    /// sources on the agent.
     pub(super) fn group_of(
         &self,
         agent: &Agent,
@@ -145,7 +147,8 @@ impl Router {
         Ok(told)
     }
 
-    /// The members that an agent says are used, among those that it was asked to cut.
+    /// Checks that the members that an agent reports as in use are among those that it was asked to
+    /// cut.
     pub(super) fn begun(&self, agent: &Agent, sources: &[String], begun: Begun) -> Result<Begun> {
         let mut left: BTreeSet<&String> = sources.iter().collect();
         let other = begun
@@ -163,7 +166,7 @@ impl Router {
     }
 }
 
-/// The id that a name has on the pool that it says.
+/// Checks that an ID is the one that a name has on the pool in the ID.
 fn named(id: Option<&str>, kind: NameKind, name: &str) -> Verdict<VolumeId> {
     let id = id.unwrap_or_default();
     let parsed = id.parse::<VolumeId>();
@@ -174,7 +177,7 @@ fn named(id: Option<&str>, kind: NameKind, name: &str) -> Verdict<VolumeId> {
     }
 }
 
-/// The answer about one object is about that object.
+/// Checks that the answer about one object names that object.
 pub(super) fn same(asked: &str, answered: Option<&str>) -> Verdict {
     match answered {
         Some(answered) if answered == asked => Ok(()),
@@ -185,7 +188,7 @@ pub(super) fn same(asked: &str, answered: Option<&str>) -> Verdict {
     }
 }
 
-/// What is answered is of the pool of what was asked about.
+/// Checks that the answer names an object on the same pool as the request.
 pub(super) fn same_pool(asked: &str, answered: Option<&str>) -> Verdict {
     let pool = |id: &str| id.parse::<VolumeId>().ok().map(|id| id.pool);
     match answered.and_then(pool) {
@@ -253,7 +256,8 @@ fn snapshot((name, source): (&str, &str), answer: &csi::CreateSnapshotResponse) 
     }
 }
 
-/// One page of a pool: its own ids, in their order, after `last`.
+/// Checks one page of a list of a pool: it must contain IDs of the pool only, in ascending order,
+/// after `last`.
 pub(super) fn page(
     pool: PoolId,
     last: Option<VolumeId>,
@@ -316,7 +320,7 @@ fn is_bounded(member: &GroupMember) -> bool {
     texts.iter().all(|text| text.len() <= NAME_BYTES) && member.reason.len() <= TEXT_BYTES
 }
 
-/// What an agent says of itself, with texts for people cut to a bounded length; or why it's refused.
+/// Checks an agent's description, and truncates its texts to a bounded length.
 pub(super) fn description(mut told: DescribeResponse) -> Verdict<DescribeResponse> {
     let groups = told.unsettled_groups.len().max(told.busy_groups.len());
     if told.pools.len() > MOST_POOLS || groups > MOST_GROUPS {
@@ -364,7 +368,7 @@ pub(super) fn description(mut told: DescribeResponse) -> Verdict<DescribeRespons
     Ok(told)
 }
 
-/// What a label's value may be, or nothing.
+/// Whether a text is empty or a valid label value.
 fn is_label(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
     let ends = |byte: Option<&u8>| byte.is_none_or(u8::is_ascii_alphanumeric);
@@ -379,7 +383,7 @@ fn cut(text: &mut String, bytes: usize) {
     text.truncate(text.floor_char_boundary(bytes));
 }
 
-/// Of what an agent says, as much as goes into a message.
+/// Truncates an agent's text for a message.
 fn short(text: &str) -> &str {
     &text[..text.floor_char_boundary(100)]
 }

@@ -1,5 +1,4 @@
-//! What the router asks of the cluster that it's in: a seam, so that everything else is proven
-//! without one.
+//! The router's interface to its cluster, so that everything else can be tested without one.
 
 use std::sync::Arc;
 
@@ -8,10 +7,10 @@ use crate::hook::{Hooks, NoHooks};
 use crate::model::{Level, PoolId};
 use crate::telemetry::router::ClusterStatus;
 
-/// Kind of an event's object.
+/// The object of an event.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ObjectRef {
-    /// A claim, "namespace/name".
+    /// A PersistentVolumeClaim, "namespace/name".
     Claim(String),
     /// A VolumeSnapshot, "namespace/name".
     Snapshot(String),
@@ -19,13 +18,13 @@ pub enum ObjectRef {
     Group(String),
     /// A node.
     Node(String),
-    /// A pool's object.
+    /// The Pool object of a pool.
     Pool(PoolId),
     /// The routers of this installation: their Lease.
     Router,
 }
 
-/// The object that stands for a snapshot in a cluster, by its name.
+/// The object that represents a snapshot in a cluster, by its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
     /// A VolumeSnapshotContent.
@@ -34,46 +33,49 @@ pub enum Content {
     Group(String),
 }
 
-/// What a snapshot, or all members of a group, have reached.
+/// The result of a snapshot, or of all members of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reached {
-    /// The level.
+    /// The consistency level.
     pub level: Level,
-    /// Why not a higher one; empty if it's the one asked for.
+    /// Why the level is not higher; empty if it is the requested one.
     pub reason: String,
-    /// Nanoseconds since 1970.
+    /// The time of the cut in nanoseconds since 1970.
     pub cut_at: u64,
 }
 
-/// A cluster. Answers come from memory that follows the API server, and may be a moment old.
+/// A cluster. Answers come from a cache that follows the API server, and may be slightly out of
+/// date.
 #[tonic::async_trait]
 pub trait Cluster: Send + Sync + 'static {
-    /// The node that the scheduler has chosen for a claim, "namespace/name"; none if it hasn't,
-    /// or there is no such claim. An error if it can't be known now.
+    /// The node that the scheduler has selected for a PVC, "namespace/name"; none if there is no
+    /// selection, or no such PVC. Fails if that cannot be determined now.
     async fn selected_node(&self, claim: &str) -> Result<Option<String>>;
 
-    /// Whether there is a Node object of this name. An error if it can't be known now.
+    /// Whether a Node object with this name exists. Fails if that cannot be determined now.
     async fn has_node(&self, node: &str) -> Result<bool>;
 
-    /// Whether [`Cluster::has_node`] knows of nodes at all; else only those of agents are known.
+    /// Whether [`Cluster::has_node`] knows nodes at all; otherwise only the nodes of agents are
+    /// known.
     fn knows_nodes(&self) -> bool {
         true
     }
 
-    /// The claim, "namespace/name", of a volume.
+    /// The PVC, "namespace/name", of a volume.
     fn claim_of(&self, volume_id: &str) -> Option<String>;
 
     /// Whether an administrator has marked a pool as lost.
     fn is_lost(&self, pool: PoolId) -> bool;
 
-    /// Pools that this cluster has had, whether or not an agent shows them now, with the node and
-    /// home that they were last seen at.
+    /// Pools that this cluster has had, whether or not an agent reports them now, with the node and
+    /// topology segment that they last had.
     fn known_pools(&self) -> Vec<KnownPool>;
 
-    /// Whether this router is the one that does what must be done by one; never two at once.
+    /// Whether this router is the leader, which performs the tasks that only one router may
+    /// perform. There are never two leaders at once.
     fn is_leader(&self) -> bool;
 
-    /// Tells people something, by an event on an object. Never fails and never waits.
+    /// Records an event on an object. Never fails and never waits.
     fn record_event(
         &self,
         about: &ObjectRef,
@@ -82,40 +84,41 @@ pub trait Cluster: Send + Sync + 'static {
         message: String,
     );
 
-    /// Writes down, at the object of a snapshot, what it has reached. Never fails and never waits.
+    /// Records the result of a snapshot on its object. Never fails and never waits.
     fn note(&self, _content: &Content, _reached: Reached) {}
 
-    /// Whether the API server answers and is ready, asked anew.
+    /// Whether the API server answers and is ready; this always sends a request.
     async fn answers(&self) -> bool {
         true
     }
 
-    /// How the cluster is followed, for metrics and readiness; `None` if there is none.
+    /// The state of the connection to the cluster, for metrics and readiness; `None` if there is no
+    /// cluster.
     fn status(&self) -> Option<ClusterStatus> {
         None
     }
 
-    /// Hooks of the pods that use volumes.
+    /// Quiesce hooks of the pods that use volumes.
     fn hooks(&self) -> Arc<dyn Hooks>;
 }
 
-/// A pool as the cluster remembers it.
+/// A pool as recorded in the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KnownPool {
-    /// Its id.
+    /// Its ID.
     pub id: PoolId,
     /// Its name in its agent's configuration.
     pub name: String,
-    /// The node that has it: as a person says, or else the one that showed it last; empty if that
-    /// isn't known.
+    /// The node that has it: the one set by an administrator, or the one that last reported it;
+    /// empty if not known.
     pub node: String,
-    /// Its topology value.
+    /// Its topology segment.
     pub home: String,
-    /// Marked as lost.
+    /// Whether it is marked as lost.
     pub lost: bool,
 }
 
-/// No cluster: agents are given by address, nobody is told anything.
+/// No cluster: agents are configured by address, and events are not recorded.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoCluster;
 

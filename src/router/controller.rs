@@ -1,7 +1,8 @@
-//! The Controller service of a cluster: each call about one object goes to the agent that has it.
+//! The Controller service of a cluster: each call about one object is forwarded to the agent that
+//! has it.
 //!
-//! A request is looked through as a node does it, so that what is wrong with it is said without
-//! asking anybody, and then passed on as it came.
+//! The router parses a request as an agent does, so that an invalid request is refused without
+//! asking any agent. It then forwards the original request.
 
 use std::future::Future;
 
@@ -51,7 +52,7 @@ impl Router {
             .await
     }
 
-    /// The same, of an answer that is looked at.
+    /// Like `one`, and checks the answer.
     async fn about_one<M: Clone, A, W>(
         &self,
         call: &Call<'_>,
@@ -88,7 +89,7 @@ impl Controller for Router {
         call.answer(made)
     }
 
-    /// What leads nowhere is deleted.
+    /// A volume whose pool is lost, or whose ID is not valid, counts as deleted.
     async fn delete_volume(
         &self,
         request: Request<DeleteVolumeRequest>,
@@ -119,7 +120,7 @@ impl Controller for Router {
         call.answer(attached)
     }
 
-    /// Nothing is kept of an attach: a detach never waits for anybody.
+    /// An attachment has no state, so a detach never waits for any agent.
     async fn controller_unpublish_volume(
         &self,
         request: Request<ControllerUnpublishVolumeRequest>,

@@ -1,11 +1,12 @@
-//! Cuts that the router coordinates: the tries of a group over agents, or of one snapshot with
+//! Cuts that the router coordinates: the attempts to cut a group over agents, or one snapshot with
 //! hooks.
 //!
-//! One try: each agent's share is begun (the first member's agent first, so that of two routers
-//! one wins), [`coordinator::run`] cuts, all keep, the first member's agent commits, which alone
-//! decides, and the others follow. Whatever fails before all have kept ends the streams, and with
-//! them everything that was made. Whatever fails later is in doubt until [`super::settle`] has
-//! asked the first member's agent.
+//! In one attempt, the participation of each agent is begun (the first member's agent first, so
+//! that of two routers only one proceeds), [`coordinator::run`] cuts, and all agents keep their
+//! members. Then the first member's agent commits, which alone decides, and the others follow. A
+//! failure before all agents have kept their members ends the streams, and with them everything
+//! that was created. After a later failure members are in doubt until [`super::resolve`] has asked
+//! the first member's agent.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -34,20 +35,20 @@ use crate::model::{GroupId, Level, SnapshotParameters};
 use crate::operation::{CutCounts, Kept, Key, Locks};
 use crate::service::request;
 
-/// What a router remembers of cuts: nothing that has to survive it.
+/// A router's state about cuts; none of it has to survive the router.
 #[derive(Default)]
 pub(super) struct Cuts {
-    /// Names that this router is at; another one's are locked at the agents.
+    /// Locks of the names on which this router works; against other routers, the agents lock.
     pub(super) locks: Locks,
     backoffs: Mutex<Backoffs>,
-    /// Cuts with hooks that run, by namespace.
+    /// Running cuts with hooks, by namespace.
     held: Held,
     pub(super) counts: CutCounts,
     running: AtomicUsize,
     stopping: AtomicBool,
 }
 
-/// Something that goes on whoever waits for it.
+/// Work that continues even if its caller stops waiting.
 struct Running(Arc<Cuts>);
 
 impl Drop for Running {
@@ -75,27 +76,27 @@ fn since_1970() -> Duration {
     now.unwrap_or_default()
 }
 
-/// What is to be cut.
+/// The cut to be taken.
 pub(super) struct Wanted {
-    /// Request name.
+    /// The request name.
     pub(super) name: String,
     /// `None` for a single snapshot.
     pub(super) group: Option<GroupId>,
-    /// The class, parsed and as given.
+    /// The parameters of the class, parsed and as given.
     pub(super) parameters: SnapshotParameters,
     pub(super) given: HashMap<String, String>,
     /// All sources, in the order of the request.
     pub(super) sources: Vec<String>,
-    /// Who has which of them; the first one has the first.
+    /// The agents and the sources that each has, starting with the agent of the first source.
     pub(super) shares: Vec<(Arc<Agent>, Vec<String>)>,
     /// As in [`crate::operation::CreateSnapshot::requisite`].
     pub(super) requisite: Vec<String>,
-    /// Until when it may wait for what is locked.
+    /// Until when it may wait for locks.
     pub(super) wait_until: Instant,
 }
 
 impl Wanted {
-    /// For logs.
+    /// The name used in logs.
     fn title(&self) -> String {
         let kind = if self.group.is_some() {
             "group"
@@ -120,7 +121,8 @@ impl Wanted {
         }
     }
 
-    /// Where several agents take part, each would hold its locks while another one waits.
+    /// If several agents take part, none waits for its locks, because each would hold its locks
+    /// while another one waits.
     fn wait_millis(&self) -> u64 {
         let left = self.wait_until.saturating_duration_since(Instant::now());
         match self.shares.len() {
@@ -131,17 +133,17 @@ impl Wanted {
 }
 
 impl Router {
-    /// Cuts that go on now; none once nothing runs.
+    /// Number of cuts that are running.
     pub fn cuts_running(&self) -> usize {
         self.cuts.running.load(Ordering::SeqCst)
     }
 
-    /// No new cuts from now on, and no new tries.
+    /// Stops new cuts and new attempts from now on.
     pub fn stop_cuts(&self) {
         self.cuts.stopping.store(true, Ordering::SeqCst);
     }
 
-    /// Runs work to its end, whether or not its caller still waits.
+    /// Runs work to its end, even if its caller stops waiting.
     pub(super) async fn detached<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T>> + Send + 'static,
@@ -161,10 +163,10 @@ impl Router {
         })?
     }
 
-    /// The cut of a single snapshot whose application is held meanwhile by hooks of the cluster.
-    /// After it the snapshot is there, or it isn't cut but copied: then, too, the request is to be
-    /// forwarded to its agent, which answers. On an error nothing is left that a repeat doesn't
-    /// find.
+    /// Cuts a single snapshot whose application is quiesced by hooks of the cluster. Afterwards the
+    /// snapshot exists, or its volume is copied instead of cut: in both cases, the request must
+    /// then be forwarded to its agent, which answers. After an error nothing is left that a
+    /// repeated call does not find.
     pub(super) async fn cut_single(
         &self,
         agent: Arc<Agent>,
@@ -197,7 +199,7 @@ impl Router {
         self.detached(work).await.map(drop)
     }
 
-    /// A place among the cuts with hooks of its namespaces.
+    /// Reserves a place among the running cuts with hooks of its namespaces.
     fn admit_hooks(&self, wanted: &Wanted) -> Result<Option<HeldOf>> {
         if wanted.parameters.consistency < Level::Application {
             return Ok(None);
@@ -209,7 +211,8 @@ impl Router {
         HeldOf::admit(&self.cuts.held, namespaces).map(Some)
     }
 
-    /// Tries to cut, as the class says: what was reached, or `None` where nothing is to be cut.
+    /// Tries to cut, as often as the class permits. Returns the result, or `None` if nothing is to
+    /// be cut.
     pub(super) async fn cut(&self, wanted: Wanted) -> Result<Option<Kept>> {
         let held = self.admit_hooks(&wanted)?;
         let (router, handle) = (self.clone(), Handle::current());
@@ -269,7 +272,8 @@ impl Router {
         Ok(Some(kept))
     }
 
-    /// Begins all shares; the members that somebody uses, or `None` where nothing is to be cut.
+    /// Begins the participation of all agents; returns the members that are in use, or `None` if
+    /// nothing is to be cut.
     async fn begin(
         &self,
         wanted: &Wanted,
@@ -308,8 +312,8 @@ impl Router {
         Ok(Some(used))
     }
 
-    /// Members that somebody uses. Whose hooks are run the PersistentVolumes say: an agent could
-    /// name any application of the cluster.
+    /// The members that are in use. The pods whose hooks run are found by the PersistentVolumes,
+    /// because an agent could name any application of the cluster.
     fn used(&self, agent: &Agent, sources: &[String], begun: Begun) -> Result<Vec<Used>> {
         let begun = self.begun(agent, sources, begun)?;
         let has_volumes = self.cluster.knows_nodes();
@@ -364,7 +368,7 @@ impl Router {
         attempt
     }
 
-    /// From a cut that is proven good to its commit. The first line's agent decides.
+    /// The steps from a verified cut to its commit. The agent of the first stream decides.
     async fn keep(
         &self,
         lines: &[Arc<ParticipantStream>],
@@ -392,7 +396,8 @@ impl Router {
         fault("committed");
         match others.into_iter().find_map(Result::err) {
             None => Ok(()),
-            // It's committed: a repeat, or the next look, has the others follow.
+            // The group is committed: a repeated call, or the next poll, commits the remaining
+            // members.
             Some(first) => Err(Error::RollbackFailed {
                 first: Box::new(first),
                 undo: "at least one member of the group is not committed yet".into(),
@@ -400,8 +405,8 @@ impl Router {
         }
     }
 
-    /// After a failure that may have left members in doubt: ends the streams and settles. The
-    /// error, which is final only if nothing is left.
+    /// After a failure that may have left members in doubt: ends the streams and resolves the
+    /// group. The returned error is final only if nothing is left.
     async fn not_kept(
         &self,
         lines: &[Arc<ParticipantStream>],
@@ -413,7 +418,7 @@ impl Router {
             return first;
         };
         match self.settled(group, &wanted.sources).await {
-            // An agent that was lost in the middle may have committed, and says so now.
+            // An agent whose connection was lost may have committed, which it reports now.
             Ok(look) if look.is_committed() => Error::Pending {
                 what: format!("group snapshot {group}"),
             },
@@ -426,7 +431,7 @@ impl Router {
     }
 }
 
-/// Ends all streams: in words, who may have left something.
+/// Ends all streams; the error names the agents that may have left something.
 async fn close_all(lines: &[Arc<ParticipantStream>]) -> std::result::Result<(), String> {
     let ended = join_all(lines.iter().map(|line| async {
         let ended = line.close().await;
@@ -439,12 +444,12 @@ async fn close_all(lines: &[Arc<ParticipantStream>]) -> std::result::Result<(), 
     }
 }
 
-/// Ends all streams after a failure: an error whose code is final only if all agents have said
-/// that nothing is left.
+/// Ends all streams after a failure. The returned error has a final code only if all agents have
+/// confirmed that nothing is left.
 async fn undone(lines: &[Arc<ParticipantStream>], first: Error) -> Error {
     match (close_all(lines).await, first) {
         (Ok(()), first) => first,
-        // Not final, and names the agent.
+        // This error is not final, and names the agent.
         (Err(_), first @ Error::Unreachable { .. }) => first,
         (Err(left), first) => Error::RollbackFailed {
             first: Box::new(first),
@@ -453,8 +458,8 @@ async fn undone(lines: &[Arc<ParticipantStream>], first: Error) -> Error {
     }
 }
 
-/// Where tests end the process, or have it stay: `SLACKWATER_ROUTER_FAULT` is `step:abort` or
-/// `step:hold`.
+/// Fault injection: `SLACKWATER_ROUTER_FAULT` is `step:abort` or `step:hold`, which ends the
+/// process or blocks it.
 #[cfg(feature = "fault")]
 pub(super) fn fault(step: &str) {
     let plan = std::env::var("SLACKWATER_ROUTER_FAULT").unwrap_or_default();

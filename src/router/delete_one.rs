@@ -1,9 +1,9 @@
-//! A single snapshot is deleted that may be a member of a group: one that goes by itself, or one
-//! that nobody owns any more.
+//! Deletes a single snapshot that may be a member of a group: one that may be deleted individually,
+//! or one whose group is gone.
 //!
-//! The record of a group's first member decides about the others. So before any member is deleted
-//! its group is settled on all nodes, under the group's lock here; and the agent, under its own,
-//! looks again at what it has.
+//! The record of a group's first member decides about the others. So before any member is deleted,
+//! its group is resolved on all nodes while the router holds the group's lock; and the agent checks
+//! its own records again, under its own lock.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ use crate::operation::Key;
 use crate::service::{Rpc, RpcResult, request};
 
 impl Router {
-    /// DeleteSnapshot. What leads nowhere is deleted.
+    /// DeleteSnapshot. A snapshot whose pool is lost, or whose ID is not valid, counts as deleted.
     pub(super) async fn delete_snapshot_of_csi(
         &self,
         call: &Call<'_>,
@@ -41,10 +41,10 @@ impl Router {
             client.delete_snapshot(request).await
         };
         match call.forward(&agent, message, ask).await {
-            // It may be a member whose group has members on other nodes.
+            // The snapshot may belong to a group that has members on other nodes.
             Err(first) if has_code(&first, Code::Aborted) => {
                 match self.delete_one(agent, &id, false).await {
-                    // An agent of the release before, where something runs.
+                    // An agent of the previous release, on which an operation is running.
                     Err(error) if has_code(&error, Code::Unimplemented) => Err(first),
                     done => done.map(|()| Deleted {}),
                 }
@@ -53,7 +53,7 @@ impl Router {
         }
     }
 
-    /// Deletes a snapshot of an agent, after its group is settled if it's a member.
+    /// Deletes a snapshot on an agent; if it is a member of a group, the group is resolved first.
     async fn delete_one(&self, agent: Arc<Agent>, id: &str, of_any_group: bool) -> Result<()> {
         let request = DeleteOneRequest {
             snapshot_id: id.to_string(),
@@ -89,7 +89,8 @@ impl Router {
         self.detached(work).await
     }
 
-    /// Asks an agent to delete a snapshot; the group that must be settled before, if it's a member.
+    /// Asks an agent to delete a snapshot. Returns the group that must be resolved first, if it is
+    /// a member of one.
     async fn asked_to_delete(
         &self,
         agent: &Arc<Agent>,

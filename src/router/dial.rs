@@ -1,4 +1,4 @@
-//! Agents over mutual TLS.
+//! Connections to agents over mutual TLS.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use super::agents::{Dial, endpoint};
 use crate::error::{Error, Result, chain};
 use crate::tls::{Connector, Credentials, Name};
 
-/// Dials agents that prove their node's name, as who the credentials say.
+/// Connects to agents that prove their node's name, with the router's credentials.
 #[derive(Clone, Debug)]
 pub struct TlsDial(Arc<Credentials>);
 
 impl TlsDial {
-    /// With the router's own credentials, as they are when a connection is made.
+    /// Uses the credentials as they are when a connection is made.
     pub fn new(credentials: Arc<Credentials>) -> TlsDial {
         TlsDial(credentials)
     }

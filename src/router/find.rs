@@ -1,4 +1,4 @@
-//! What a request name has become on an agent.
+//! Looks up what a request name refers to on an agent.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,13 +14,13 @@ use crate::error::Result;
 use crate::model::VolumeId;
 use crate::model::id::NameKind;
 
-/// Agents that are asked for a name at a time.
+/// Number of agents that are asked for a name at a time.
 pub(super) const AT_ONCE: usize = 64;
-/// How long an agent may take to look a name up: who hangs is as one that can't be reached.
+/// Time limit of a lookup: an agent that hangs counts as one that cannot be reached.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Router {
-    /// The id that a name has on an agent; what is on a lost pool doesn't count.
+    /// The ID that a name has on an agent; objects on a lost pool are ignored.
     pub(super) async fn find(
         &self,
         call: &Call<'_>,

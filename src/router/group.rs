@@ -1,5 +1,5 @@
-//! The GroupController service of a cluster: every group is cut from here, also one of a single
-//! node.
+//! The GroupController service of a cluster: the router cuts every group, including groups on a
+//! single node.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,16 +27,16 @@ use crate::service::{
     Rpc, RpcResult, ids, log_and_unwrap, patience, reply, request, status, warn_misplaced_policy,
 };
 
-/// A kind of object by the prefix of its metadata keys.
+/// A kind of object, by the prefix of its metadata keys.
 type Object = (&'static str, fn(String) -> ObjectRef);
 
-/// Names of objects among the parameters, as csi-snapshotter adds them (`--extra-create-metadata`).
+/// Keys of parameters in which csi-snapshotter passes names of objects (`--extra-create-metadata`).
 const OBJECTS: [Object; 2] = [
     ("csi.storage.k8s.io/volumesnapshot", ObjectRef::Snapshot),
     ("csi.storage.k8s.io/volumegroupsnapshot", ObjectRef::Group),
 ];
 
-/// What csi-snapshotter adds of the object that is to stand for a group.
+/// Key in which csi-snapshotter passes the object that will represent a group.
 const CONTENT_NAME: &str = "csi.storage.k8s.io/volumegroupsnapshotcontent/name";
 
 #[tonic::async_trait]
@@ -111,7 +111,7 @@ impl Router {
         told.then(|| self.topology_key())
     }
 
-    /// The id of a group's name: the same at every router of this driver.
+    /// The ID of a group's name: the same in every router of this driver.
     fn group_id(&self, name: &str) -> GroupId {
         let driver = self.options.driver_name.as_bytes();
         GroupId::of_name(HomeId(Uuid::new_v5(&Uuid::NAMESPACE_DNS, driver)), name)
@@ -146,7 +146,7 @@ impl Router {
         wait_until: Instant,
     ) -> Result<Group> {
         let sources = request.source_volume_ids.clone();
-        // A name that Kubernetes has made is of these volumes alone.
+        // A name that was generated for a Kubernetes object is used only with these volumes.
         let asked = match about(&given) {
             Some(ObjectRef::Group(_)) => Asked::Theirs,
             _ => Asked::All,
@@ -154,7 +154,7 @@ impl Router {
         let look = self.resolve_and_look(id, &sources, asked).await?;
         if let Some(membership) = look.membership() {
             same_request(&request, membership)?;
-            // Also of members that may be deleted one by one: all are asked for.
+            // All members are required, even those that may be deleted individually.
             return look.group(id, false);
         }
         let wanted = Wanted {
@@ -174,7 +174,7 @@ impl Router {
         look.group(id, false)
     }
 
-    /// Who has which of the volumes, in their order.
+    /// The agents of the volumes, with the volumes of each in their order.
     async fn shares(&self, sources: &[String]) -> Result<Vec<(Arc<Agent>, Vec<String>)>> {
         let mut shares: Vec<(Arc<Agent>, Vec<String>)> = Vec::new();
         for source in sources {
@@ -203,7 +203,7 @@ impl Router {
             .resolve_and_look(id, &named.snapshot_ids, Asked::Theirs)
             .await?;
         let Some(membership) = look.membership() else {
-            // "There is none" is only known where all agents have answered.
+            // The group is known not to exist only if all agents have answered.
             look.fail_if_unknown()?;
             return Err(absent());
         };
@@ -238,7 +238,7 @@ impl Router {
                 .flat_map(|of| of.members.clone()),
         );
         if members.is_empty() && named.snapshot_ids.is_empty() {
-            // Wherever its members were: an agent that can't be reached may have them.
+            // The members may be on any agent, so an agent that cannot be reached may have them.
             return look.fail_if_unknown();
         }
         members.extend(named.snapshot_ids);
@@ -246,7 +246,8 @@ impl Router {
             .await
     }
 
-    /// An event on the object that a cut was asked for: the level reached and why, or the refusal.
+    /// Records an event on the object for which a cut was requested: the level that was reached and
+    /// why, or the refusal.
     pub(super) fn tell_of_cut(
         &self,
         given: &HashMap<String, String>,
@@ -254,7 +255,7 @@ impl Router {
     ) {
         let Some(about) = about(given) else { return };
         match cut {
-            // The same call is asked again, and told of then.
+            // The same call is repeated, and its event is recorded then.
             Ok(None) | Err(Error::Pending { .. }) => {}
             Ok(Some(kept)) => {
                 let message = match kept.reason.as_str() {
@@ -270,7 +271,7 @@ impl Router {
     }
 }
 
-/// The object that a class's parameters name.
+/// The object that the parameters of a class name.
 fn about(given: &HashMap<String, String>) -> Option<ObjectRef> {
     OBJECTS.into_iter().rev().find_map(|(prefix, about)| {
         let namespace = given.get(&format!("{prefix}/namespace"))?;

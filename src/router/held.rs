@@ -1,25 +1,26 @@
-//! Cuts with hooks that run, by namespace: no tenant's take the place of all others'.
+//! Limits the running cuts with hooks by namespace, so that one tenant cannot block all others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::{Error, Result};
 
-/// How many there are now.
+/// Number of running cuts by namespace.
 pub(super) type Held = Arc<Mutex<BTreeMap<String, usize>>>;
 
-/// Cuts of one namespace whose applications may be held at a time: half of the calls that
-/// csi-snapshotter makes at once, so that hooks of one that are slow don't hold up all others.
+/// Maximum number of cuts of one namespace whose applications are quiesced at a time: half of the
+/// calls that csi-snapshotter makes at once, so that slow hooks of one namespace do not block all
+/// others.
 const HELD_AT_ONCE: usize = 5;
 
-/// A cut with hooks, counted for its namespaces until it's dropped.
+/// A cut with hooks, counted for its namespaces until this is dropped.
 pub(super) struct HeldOf {
     held: Held,
     namespaces: BTreeSet<String>,
 }
 
 impl HeldOf {
-    /// Counts one more, or says that it is for later.
+    /// Counts one more cut, or fails with an error to retry later.
     pub(super) fn admit(held: &Held, namespaces: BTreeSet<String>) -> Result<HeldOf> {
         let mut counts = held.lock().unwrap_or_else(PoisonError::into_inner);
         let is_full = |name: &&String| counts.get(*name).is_some_and(|n| *n >= HELD_AT_ONCE);
@@ -63,7 +64,7 @@ mod tests {
             assert!(matches!(of(names), Err(Error::Pending { .. })), "{names:?}");
         }
         of(&["bank"]).unwrap();
-        // Where no claim is known, there is none to be fair to.
+        // Without a known PVC there is no limit.
         of(&[]).unwrap();
         drop(slow);
         of(&["shop"]).unwrap();

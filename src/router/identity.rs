@@ -1,4 +1,4 @@
-//! Who this driver is, and whether it can work.
+//! The Identity service: the name of this driver, and its readiness.
 
 use tonic::{Request, Response};
 
@@ -32,12 +32,13 @@ impl Identity for Router {
         )))
     }
 
-    /// Not ready until each agent has answered or failed once: before that, nobody knows which
-    /// pools there are. An agent that is away doesn't make a cluster unready.
+    /// The router is not ready until each agent has answered or failed once, because before that it
+    /// does not know which pools exist. An agent that is unreachable later does not make the router
+    /// unready.
     ///
-    /// An API server that doesn't answer does: sidecars ask this at their start, and wait.
-    /// external-snapshotter, when it starts without an API server, takes the CRDs of groups for
-    /// missing, and goes on without groups until it's started again.
+    /// An API server that does not answer makes it unready: sidecars probe at their start, and
+    /// wait. If external-snapshotter starts without an API server, it takes the CRDs of groups for
+    /// missing, and works without groups until it is restarted.
     async fn probe(&self, request: Request<ProbeRequest>) -> RpcResult<ProbeResponse> {
         log_and_unwrap(request);
         let ready = self.agents.all_asked().is_ok() && self.cluster.answers().await;

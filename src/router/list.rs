@@ -1,8 +1,8 @@
-//! Lists of everything, put together of what each agent has.
+//! Lists of all objects, merged from the agents.
 //!
-//! Ids are in the order of their pools first, so a page is made of some pools only, one after the
-//! other, each asked of its agent by itself. Who isn't asked for a page must at least have
-//! answered not long ago.
+//! IDs are ordered by their pools first, so a page consists of the entries of a few pools, one
+//! after the other, each requested from its agent separately. Agents that are not needed for a page
+//! must at least have answered recently.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -18,25 +18,25 @@ use crate::operation::MOST_LISTED;
 use crate::service::ONLY_POOL;
 use futures_util::future::try_join_all;
 
-/// Agents that are asked at a time for one page.
+/// Number of agents that are asked at a time for one page.
 const AT_ONCE: usize = 32;
 
-/// One page of what an agent has.
+/// One page of an agent's entries.
 pub(super) struct Part<T> {
-    /// In the order of ids.
+    /// Ordered by ID.
     pub(super) entries: Vec<T>,
-    /// Empty at the end.
+    /// Empty at the end of the list.
     pub(super) next_token: String,
 }
 
-/// What is wanted of a list.
+/// The requested part of a list.
 pub(super) struct Wanted {
     after: Option<VolumeId>,
     limit: usize,
 }
 
 impl Wanted {
-    /// As a request says it.
+    /// Parses it from a request.
     pub(super) fn new(max_entries: usize, starting_token: &str) -> Result<Wanted> {
         let after = match starting_token {
             "" => None,
@@ -56,23 +56,23 @@ impl Wanted {
 struct Listed {
     pool: PoolId,
     agent: Arc<Agent>,
-    /// So many entries it may have: only a guess at how many pools make a page.
+    /// Expected number of entries, used only to choose how many pools to query at once.
     guess: usize,
 }
 
-/// What an agent is asked for.
+/// The request to one agent.
 pub(super) struct Ask {
-    /// At most so many.
+    /// Maximum number of entries.
     pub(super) max_entries: i32,
-    /// Begins after it.
+    /// The page begins after this token.
     pub(super) starting_token: String,
-    /// Of this pool alone: the agent says so if it hasn't got it any more.
+    /// List only this pool; the agent fails if it does not have it any more.
     pub(super) pool: PoolId,
 }
 
 impl Router {
-    /// A page of all agents' entries, and the token of the next one. An error unless every pool
-    /// that isn't lost is there.
+    /// A page of all agents' entries, and the token of the next one. It fails unless every pool
+    /// that is not lost is available.
     pub(super) async fn list<T, W>(
         &self,
         wanted: &Wanted,
@@ -86,7 +86,7 @@ impl Router {
         let from = |listed: &&Listed| wanted.after.is_none_or(|after| listed.pool >= after.pool);
         let mut pools = pools.iter().filter(from).peekable();
         let mut page: Vec<T> = Vec::new();
-        // One more than is wanted, to see whether there is a next page.
+        // One more entry than requested shows whether there is a next page.
         while page.len() <= wanted.limit && pools.peek().is_some() {
             let most = wanted.limit + 1 - page.len();
             let mut batch = Vec::new();
@@ -112,13 +112,13 @@ impl Router {
         Ok((page, token.unwrap_or_default()))
     }
 
-    /// Every pool that there is, in the order of their ids, each with its agent; an error that says
-    /// what is missing. Lost ones are left out.
+    /// All existing pools, ordered by ID, each with its agent; fails with the name of what is
+    /// missing. Lost pools are left out.
     async fn all_pools(&self) -> Result<Vec<Listed>> {
         self.agents.all_asked()?;
         let mut agents = self.agents.all();
         agents.retain(|agent| !self.is_written_off(agent));
-        // In parallel: several may be away.
+        // In parallel, because several may be unreachable.
         try_join_all(agents.iter().map(|agent| agent.reachable())).await?;
         let mut pools = BTreeMap::<PoolId, Vec<_>>::new();
         for agent in &agents {
@@ -143,7 +143,7 @@ impl Router {
                 listed.push(Listed { pool, agent, guess });
             }
         }
-        // Also an agent without a pool whose id it knows may have one that isn't served.
+        // An agent can also have a configured pool whose ID is not known and that is not served.
         for agent in &agents {
             if let Some(problem) = unseen_pool(agent) {
                 return Err(agent.unreachable(&problem));
@@ -152,8 +152,8 @@ impl Router {
         Ok(listed)
     }
 
-    /// Entries of one pool, at most so many: its own, each after the one before, so that the
-    /// pages come to an end.
+    /// Entries of one pool, limited in number. The agent's IDs must belong to the pool and ascend,
+    /// so that the pages come to an end.
     async fn list_pool<T, W>(
         &self,
         listed: &Listed,
@@ -187,7 +187,7 @@ impl Router {
     }
 }
 
-/// Entries that a pool had not long ago; at least one, as it may have more by now.
+/// Number of entries that a pool had recently; at least one, because it may have more by now.
 fn guess(agent: &Agent, pool: PoolId) -> usize {
     let told = agent.seen().told;
     let pools = told.iter().flat_map(|told| &told.pools);
@@ -198,7 +198,7 @@ fn guess(agent: &Agent, pool: PoolId) -> usize {
     usize::try_from(count).unwrap_or(0).max(1)
 }
 
-/// A configured pool that isn't served and whose id nobody knows.
+/// A configured pool that is not served and whose ID is not known.
 fn unseen_pool(agent: &Agent) -> Option<String> {
     let told = agent.seen().told?;
     let unseen = told.pools.iter().find(|pool| pool.id.is_empty())?;
@@ -208,7 +208,7 @@ fn unseen_pool(agent: &Agent) -> Option<String> {
     ))
 }
 
-/// A question for the list of one pool.
+/// A request for the list of one pool.
 pub(super) fn of_pool<M>(call: &Call<'_>, message: M, ask: &Ask) -> Result<tonic::Request<M>> {
     let mut request = call.request(message)?;
     if let Ok(pool) = ask.pool.to_string().parse() {

@@ -1,4 +1,4 @@
-//! ListVolumes, ListSnapshots, ControllerListVolumeHealth of a whole cluster.
+//! ListVolumes, ListSnapshots and ControllerListVolumeHealth of a whole cluster.
 
 use std::collections::BTreeSet;
 
@@ -91,8 +91,9 @@ impl Router {
         })
     }
 
-    /// By id or by source only the agent that has it is asked, and an id that leads nowhere has
-    /// none. Members of a group that isn't whole on all nodes are told by their id alone.
+    /// A list by ID or by source asks only the agent that has the object; it is empty if the ID is
+    /// invalid or its pool is lost. Members of a group that is not complete on all nodes are
+    /// returned only in a list by ID.
     pub(super) async fn list_snapshots_of_all(
         &self,
         call: &Call<'_>,
@@ -127,7 +128,8 @@ impl Router {
             }
             return Ok(answer);
         }
-        // Before anything is listed: what isn't in part now is whole then.
+        // This comes before the list: a group that is not incomplete now is complete when it is
+        // listed.
         self.agents.ask_all_now().await;
         let in_part = self.groups_in_part();
         let id = |entry: &list_snapshots_response::Entry| {
@@ -165,7 +167,8 @@ impl Router {
 }
 
 impl Router {
-    /// Takes members of these groups out, where an agent that has a part in the group says so.
+    /// Removes the members of these groups, if an agent that reports the group as incomplete has
+    /// members of it.
     async fn hide(&self, entries: &mut Vec<list_snapshots_response::Entry>, groups: &InPart) {
         let mut hidden = BTreeSet::new();
         let mut seen = BTreeSet::new();

@@ -1,5 +1,5 @@
-//! The SnapshotMetadata service of a cluster: streams of agents, passed on as fast as the caller
-//! takes them.
+//! The SnapshotMetadata service of a cluster: streams of agents, forwarded as fast as the caller
+//! reads them.
 
 use tokio_stream::{Stream, StreamExt};
 use tonic::codegen::BoxStream;
@@ -41,7 +41,8 @@ impl SnapshotMetadata for Router {
         call.answer(stream.await)
     }
 
-    /// Snapshots of one volume are on one pool: whether they are is the agent's to say.
+    /// Two snapshots of one volume are on one pool; the agent checks whether they belong to one
+    /// volume.
     async fn get_metadata_delta(
         &self,
         request: Request<GetMetadataDeltaRequest>,
@@ -79,8 +80,8 @@ impl Router {
     }
 }
 
-/// The same messages. Nothing is read ahead: a caller that doesn't read stops the agent. One whose
-/// connection breaks ends with an error.
+/// Forwards the messages. Nothing is read ahead: if the caller does not read, the agent stops
+/// sending. If the connection to the agent breaks, the stream ends with an error.
 fn passed_on<T: Send + 'static>(rpc: Rpc, agent: Arc<Agent>, stream: Streaming<T>) -> BoxStream<T> {
     let stream = stream.map(move |message| {
         message.map_err(|broken| {

@@ -1,9 +1,10 @@
-//! Where a new volume goes.
+//! Chooses the node of a new volume.
 //!
-//! A restore or clone goes where its source is, whatever node was preferred: the answer's topology
-//! says so, and the pod follows. A volume whose claim has a selected node goes there or nowhere,
-//! so that the scheduler decides. Any other is looked up by its name first, on every node where it
-//! could be, and then tried on one node after another, going on only after a definite no.
+//! A restored or cloned volume is created where its source is, whatever topology was preferred: the
+//! answer's topology names it, and the pod follows. A volume whose PVC has a selected node is
+//! created there or nowhere, so that the scheduler decides. For any other volume, the router first
+//! looks for its name on every node where it could exist, and then tries one node after another,
+//! continuing only after a definite refusal.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,20 +27,20 @@ use crate::error::{Error, Kind, Result};
 use crate::operation::{ContentSource, CreateVolume};
 use crate::service::{request, status};
 
-/// What provisioner puts among the parameters with `--extra-create-metadata`.
+/// Keys that the provisioner adds to the parameters with `--extra-create-metadata`.
 const CLAIM_NAMESPACE: &str = "csi.storage.k8s.io/pvc/namespace";
 const CLAIM_NAME: &str = "csi.storage.k8s.io/pvc/name";
 
-/// What one node said to a new volume.
+/// The answer of one node about a new volume.
 enum Tried {
-    /// It's made.
+    /// The volume was created.
     Made(CreateVolumeResponse),
-    /// Definitely not here, and nothing of it is: why.
+    /// The volume cannot be created here and nothing of it exists here; contains the reason.
     No(String),
 }
 
 impl Router {
-    /// CreateVolume. One name never gets two volumes.
+    /// CreateVolume. Two volumes never get the same name.
     pub(super) async fn place(
         &self,
         call: &Call<'_>,
@@ -87,7 +88,7 @@ impl Router {
         Err(exhausted(&noes))
     }
 
-    /// The node that was chosen for the claim of a volume.
+    /// The node that was selected for the PVC of a volume.
     async fn selected(&self, message: &CreateVolumeRequest) -> Result<Option<String>> {
         let parameters = &message.parameters;
         match (parameters.get(CLAIM_NAMESPACE), parameters.get(CLAIM_NAME)) {
@@ -99,8 +100,8 @@ impl Router {
         }
     }
 
-    /// A node that is gone from the cluster takes no new volumes, though its agent may still
-    /// answer: with this code the scheduler chooses again.
+    /// A node that was removed from the cluster gets no new volumes, even if its agent still
+    /// answers: this code makes the scheduler select again.
     async fn must_exist(&self, node: &str) -> Result<()> {
         match self.cluster.has_node(node).await? {
             true => Ok(()),
@@ -108,7 +109,7 @@ impl Router {
         }
     }
 
-    /// Makes a volume on the node of a home, if it can be had there.
+    /// Creates a volume on the node of a topology segment, if that is possible.
     async fn try_home(
         &self,
         call: &Call<'_>,
@@ -156,8 +157,9 @@ impl Router {
         }
     }
 
-    /// The agents of a home. Where the cluster knows which nodes have it, only theirs: a home is
-    /// what an agent says, and volumes of that home must not go to another node.
+    /// The agents of a topology segment. If the cluster knows which nodes have the segment, only
+    /// their agents: agents report their segment themselves, and volumes of a segment must not be
+    /// created on another node.
     pub(super) async fn at_home(&self, home: &str) -> Result<Vec<Arc<Agent>>> {
         let mut agents = self.agents.of_home(home);
         let known = self.cluster.known_pools().into_iter();
@@ -186,7 +188,7 @@ impl Router {
         }
     }
 
-    /// Makes it on an agent, which must answer with an id and a place of its own.
+    /// Creates the volume on an agent, which must answer with an ID and a topology of its own.
     async fn create(
         &self,
         call: &Call<'_>,
@@ -203,7 +205,7 @@ impl Router {
             .await
     }
 
-    /// A home that no agent has: of one that has never answered it may be.
+    /// A topology segment that no agent reports: an agent that has never answered may have it.
     fn unknown_home(&self, home: &str) -> Result<Tried> {
         let known = self.cluster.known_pools();
         let mut of_home = known.iter().filter(|pool| pool.home == home);
@@ -218,8 +220,8 @@ impl Router {
         Ok(Tried::No(format!("no node has the home {home}")))
     }
 
-    /// Whether a volume of one of these homes (none given: of any) could be on an agent: who has
-    /// never answered may have a home that nobody else has.
+    /// Whether a volume in one of these segments (none given: in any) could exist on an agent. An
+    /// agent that has never answered may have a segment that no other agent reports.
     fn could_have(&self, agent: &Agent, homes: &[String]) -> bool {
         let home = agent.home();
         let is_meant = match home.is_empty() {
@@ -231,15 +233,15 @@ impl Router {
         (is_meant || homes.is_empty()) && !self.is_written_off(agent)
     }
 
-    /// Whether all that an agent has shown is marked as lost.
+    /// Whether all pools that an agent has reported are marked as lost.
     pub(super) fn is_written_off(&self, agent: &Agent) -> bool {
         let pools = agent.seen().pools;
         let mut shown = pools.iter().filter(|shown| !shown.forgotten).peekable();
         shown.peek().is_some() && shown.all(|shown| self.cluster.is_lost(shown.id))
     }
 
-    /// The agent that has a volume of this name already. An error if it can't be known: somebody
-    /// who could have it can't be asked.
+    /// The agent that already has a volume with this name. It fails if that cannot be determined,
+    /// because an agent that could have the volume cannot be reached.
     async fn having(
         &self,
         call: &Call<'_>,
@@ -268,7 +270,7 @@ impl Router {
         if let Some(error) = unknown {
             return Err(error);
         }
-        // Pools that were there, and aren't now.
+        // Pools that existed, and are not reported now.
         let gone = self.cluster.known_pools().into_iter().find(|pool| {
             let is_lost = pool.lost || self.cluster.is_lost(pool.id);
             let is_shown = || !self.agents.showing(pool.id).is_empty();
@@ -280,8 +282,8 @@ impl Router {
         gone.map_or(Ok(None), |pool| Err(self.nobody_shows(pool.id)))
     }
 
-    /// All homes in the order of a hash of home and name: the same for each try and each router,
-    /// however many nodes come and go.
+    /// All topology segments, ordered by a hash of segment and name: the same for each attempt and
+    /// each router, however many nodes are added or removed.
     fn rendezvous(&self, name: &str) -> Vec<String> {
         let homes: BTreeSet<String> = self.agents.all().iter().map(|agent| agent.home()).collect();
         let mut ranked: Vec<_> = homes
@@ -296,7 +298,7 @@ impl Router {
         ranked.into_iter().map(|(_, home)| home).collect()
     }
 
-    /// The pool that a class means on an agent, if volumes may be made there.
+    /// The pool on an agent that a class selects, if volumes can be created there.
     pub(super) fn usable_pool(&self, agent: &Agent, class: Option<&str>) -> Option<String> {
         let pool = agent.meant(class)?;
         let id = pool.id.parse();
@@ -304,15 +306,15 @@ impl Router {
         (!is_lost).then_some(pool.name)
     }
 
-    /// Whether any agent has a pool that a class means.
+    /// Whether any agent has a pool that the class selects.
     pub(super) fn is_known_class(&self, class: Option<&str>) -> bool {
         let agents = self.agents.all();
         agents.iter().any(|agent| agent.meant(class).is_some())
     }
 }
 
-/// Homes in the order in which they're wanted, each once: preferred ones, then all that are allowed.
-/// None given is "anywhere".
+/// Topology segments in the order of preference, each once: the preferred ones, then all that are
+/// allowed. Empty means any.
 fn homes(message: &CreateVolumeRequest, asked: &CreateVolume, key: &str) -> Vec<String> {
     let preferred = message.accessibility_requirements.iter();
     let preferred = preferred
@@ -334,7 +336,7 @@ fn gone(node: &str) -> String {
     format!("node {node} is no longer in the cluster")
 }
 
-/// The scheduler is to choose again.
+/// The error that makes the scheduler select again.
 fn exhausted(noes: &[String]) -> Error {
     let message = match noes {
         [] => "no node is known that could provide it".to_string(),

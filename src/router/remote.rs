@@ -1,8 +1,9 @@
-//! The other end of an agent's share in a cut: a stream of steps as a [`Participant`].
+//! The router's end of an agent's participation in a cut: a stream of steps that implements
+//! [`Participant`].
 //!
-//! The coordinator is blocking and has a thread for each participant, so a step here is a
-//! question that blocks its thread. The freeze lives as long as the stream: whatever ends the
-//! stream, the agent thaws.
+//! The coordinator is blocking and has a thread for each participant, so a step sends a request and
+//! blocks its thread. The freeze lasts as long as the stream: whatever ends the stream, the agent
+//! thaws.
 
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -25,40 +26,42 @@ use crate::cut::participant::{Participant, Prepared, Readiness, Thawed};
 use crate::error::{Error, Result, chain};
 use crate::model::Level;
 
-/// Bounds that only an agent reaches which is there and hangs: that it's gone is told by the
-/// connection, much sooner. Records are written, and looked at.
+/// Timeouts for an agent that is connected but hangs; keepalive detects a lost agent much sooner.
+/// In this step the agent writes and reads records.
 const RECORD_TIMEOUT: Duration = Duration::from_secs(120);
-/// Images are cloned ahead, of some 100,000 extents in seconds; both write-backs have a budget.
+/// In this step images are cloned ahead, which takes seconds for 100,000 extents; both write-backs
+/// have a time limit.
 const PREPARE_TIMEOUT: Duration = SYNC_BUDGET.saturating_mul(10);
-/// Beyond the agent's own bound for a freeze, in which its guard is ended and thawed for.
+/// Added to the agent's own freeze timeout: the agent kills its guard and thaws in this time.
 const THAW_GRACE: Duration = Duration::from_secs(30);
-/// Thick volumes are un-shared, at the speed of their disk.
+/// In this step thick volumes are unshared, at the speed of their disk.
 const KEEP_TIMEOUT: Duration = Duration::from_secs(3600);
-/// How long the end of a share is waited for: deleting what was made takes milliseconds, and an
-/// agent whose disk hangs says so after some seconds.
+/// How long to wait for the end of a participation: deleting what was created takes milliseconds,
+/// and an agent whose disk hangs reports that after some seconds.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Of steps on their way: each is answered before the next.
+/// Number of steps in transit: each is answered before the next is sent.
 const STEPS: usize = 1;
 
-/// A share of one agent in one try.
+/// The participation of one agent in one attempt.
 pub(super) struct ParticipantStream {
     agent: Arc<Agent>,
     freeze: Duration,
-    /// Whether the agent has said that it knows the step `ahead`.
+    /// Whether the agent has reported that it supports the step `ahead`.
     knows_ahead: OnceLock<bool>,
-    /// Gone once it's to end.
+    /// `None` once the participation is to end.
     steps: std::sync::Mutex<Option<mpsc::Sender<CutRequest>>>,
     state: Mutex<State>,
 }
 
 struct State {
     answers: Streaming<CutResponse>,
-    /// How it ended, if it has: whether all that was made is gone, or stays where it's to stay.
+    /// The result, once it has ended: whether everything that was created is deleted, or is kept as
+    /// intended.
     ended: Option<std::result::Result<(), String>>,
 }
 
 impl ParticipantStream {
-    /// Begins a share; what the agent says of it.
+    /// Begins the participation of an agent; returns the agent's answer.
     pub(super) async fn begin(
         agent: Arc<Agent>,
         begin: Begin,
@@ -90,12 +93,13 @@ impl ParticipantStream {
         }
     }
 
-    /// Whose it is.
+    /// The agent.
     pub(super) fn agent(&self) -> &Arc<Agent> {
         &self.agent
     }
 
-    /// Keeps: from here on the end of the stream leaves members of a group in doubt.
+    /// Asks the agent to keep its members: from here on, the end of the stream leaves members of a
+    /// group in doubt.
     pub(super) async fn keep(&self, keep: Keep) -> Result<()> {
         match self.step(Step::Keep(keep), KEEP_TIMEOUT).await? {
             Answer::Kept(_) => Ok(()),
@@ -103,7 +107,8 @@ impl ParticipantStream {
         }
     }
 
-    /// Commits. An error that isn't the agent's own leaves it unknown whether it's committed.
+    /// Commits. After an error that is not the agent's own, it is unknown whether the members are
+    /// committed.
     pub(super) async fn commit(&self) -> Result<()> {
         match self.step(Step::Commit(Commit {}), RECORD_TIMEOUT).await? {
             Answer::Committed(_) => Ok(()),
@@ -111,8 +116,8 @@ impl ParticipantStream {
         }
     }
 
-    /// Ends it, and waits until the agent has undone what is to be undone; an error in words if
-    /// that isn't known. Again it says the same.
+    /// Ends the participation, and waits until the agent has undone what must be undone. The error
+    /// says that this is not known. A second call returns the same result.
     pub(super) async fn close(&self) -> std::result::Result<(), String> {
         self.abort();
         let mut state = self.state.lock().await;
@@ -126,7 +131,7 @@ impl ParticipantStream {
                     Ok(Some(CutResponse {
                         answer: Some(Answer::Failed(failed)),
                     })) if !failed.undoing => return leaves(&failed),
-                    // A step's, which nobody waits for any more.
+                    // The answer to an earlier step for which no caller waits any more.
                     Ok(Some(_)) => {}
                     Err(status) => return Err(chain(&self.agent.error(&status))),
                 }
@@ -138,8 +143,8 @@ impl ParticipantStream {
         ended
     }
 
-    /// Ends its steps, also while one is waited for: the agent thaws at once, and undoes what it
-    /// has made.
+    /// Ends the steps, even while an answer is awaited: the agent thaws at once, and undoes what it
+    /// has created.
     fn abort(&self) {
         *self.steps() = None;
     }
@@ -148,14 +153,15 @@ impl ParticipantStream {
         self.steps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One step: its answer. After an error it has ended, or is to be ended.
+    /// Sends one step and returns its answer. After an error the participation has ended, or must
+    /// be ended.
     async fn step(&self, step: Step, limit: Duration) -> Result<Answer> {
         fault(word(&step));
         let mut state = self.state.lock().await;
         let lost = || self.agent.unreachable("its part in the cut has ended");
         let steps = self.steps().clone().ok_or_else(lost)?;
         let sent = steps.send(CutRequest { step: Some(step) }).await;
-        // Held no longer, so that a halt is the end of the steps.
+        // The sender is dropped here, so that closing the channel ends the steps.
         drop(steps);
         let answer = timeout(limit, state.answers.message()).await;
         let error = match (answer, sent) {
@@ -169,14 +175,14 @@ impl ParticipantStream {
                 let Answer::Failed(failed) = answer else {
                     return Ok(answer);
                 };
-                // One that undoes it still says later whether something is left.
+                // An agent that is still undoing reports later whether something is left.
                 if !failed.undoing {
                     state.ended = Some(leaves(&failed));
                 }
                 return Err(self.error(failed));
             }
             (Ok(Ok(None)), _) if self.steps().is_none() => {
-                // Halted: that is how it ends in order.
+                // The participation was aborted, so this is its normal end.
                 state.ended = Some(Ok(()));
                 return Err(lost());
             }
@@ -187,7 +193,7 @@ impl ParticipantStream {
         };
         state.ended = Some(Err(chain(&error)));
         Err(match error {
-            // The stream's own status is not the agent's word about the call.
+            // The status of the stream itself is not the agent's answer to the call.
             Error::Forwarded { message, .. } => self.agent.unreachable(&message),
             other => other,
         })
@@ -216,7 +222,7 @@ impl ParticipantStream {
     }
 }
 
-/// For tests.
+/// The name of a step, for fault injection.
 fn word(step: &Step) -> &'static str {
     match step {
         Step::Begin(_) => "begin",
@@ -252,16 +258,17 @@ fn prepared(done: crate::agent::cut_response::Prepared) -> Prepared {
     }
 }
 
-/// A share, as the coordinator sees it.
+/// A participant, as the coordinator uses it.
 pub(super) struct Remote {
     line: Arc<ParticipantStream>,
     handle: Handle,
-    /// The cut is proven good: it ends later, when it's committed.
+    /// The cut is verified, so the participation ends later, when the members are committed.
     done: bool,
 }
 
 impl Remote {
-    /// Of a share that was begun. Used and dropped in threads of the coordinator alone.
+    /// Creates a participant that has begun. It is used and dropped only in threads of the
+    /// coordinator.
     pub(super) fn new(line: Arc<ParticipantStream>, handle: Handle) -> Remote {
         Remote {
             line,
@@ -303,7 +310,7 @@ impl Participant for Remote {
 
     fn ahead(&mut self, hooks: bool) -> Result<Prepared> {
         if self.line.knows_ahead.get() != Some(&true) {
-            // Its `prepare` does all of it.
+            // This agent's `prepare` does all the work.
             return Ok(Prepared::default());
         }
         let step = Step::Ahead(Ahead { hooks });
@@ -362,8 +369,8 @@ impl Participant for Remote {
 impl Drop for Remote {
     fn drop(&mut self) {
         if !self.done {
-            // Thawed when this returns, if the agent can be reached; else by its own doing. What
-            // it says is kept for who asks.
+            // The agent has thawed when this returns, if it can be reached; otherwise it thaws by
+            // itself. The result is stored for later calls.
             let _ = self.handle.block_on(self.line.close());
         }
     }

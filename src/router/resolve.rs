@@ -1,9 +1,9 @@
-//! What all agents have of a group, and the end of doubt about it.
+//! Reads a group's state from all agents, and resolves members in doubt.
 //!
-//! A group is its members' records, each on its node. Its first member decides: once that is
-//! committed the others of its try are, and while it isn't, none is. So a doubt ends as soon as
-//! the first member's agent answers, and is left alone until then: a member in doubt is in no
-//! list, and a repeat of the call waits.
+//! A group consists of its members' records, each on its node. The first member decides: once it is
+//! committed, the other members of its attempt are committed too, and while it is not, none of them
+//! is. So a member in doubt is resolved as soon as the first member's agent answers, and stays in
+//! doubt until then: it is in no list, and a repeated call waits.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,55 +24,56 @@ use crate::error::{Error, Result, chain};
 use crate::model::{GroupId, PoolId, VolumeId};
 use crate::operation::{Group, GroupMembership, Key, Snapshot, of_another_moment};
 
-/// A look at records takes milliseconds; a delete of what is large longer.
+/// Reading records takes milliseconds; deleting a large snapshot takes longer.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// How often members that a dead router has left in doubt are looked for.
+/// How often the router searches for members in doubt that a dead router has left.
 const IN_DOUBT_POLL_INTERVAL: Duration = Duration::from_secs(10);
-/// Looks and verdicts that a call takes part in before its caller is to come again.
+/// How many rounds of reading and resolving a call makes before its caller must retry.
 const ROUNDS: usize = 3;
 
-/// Groups of one agent that are settled at one look: it may name any number of them.
+/// Maximum number of groups of one agent that are resolved in one poll, because an agent may name
+/// any number of them.
 const MAX_RESOLVED_AT_ONCE: usize = 64;
 
-/// Whose word about a group counts, beside that of its members' agents.
+/// The agents whose answers about a group count, besides those of its members' agents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asked {
-    /// Any agent's: its name may have been used for other volumes.
+    /// All agents: the group's name may have been used for other volumes.
     All,
-    /// Only that of agents that have the volumes or members which the caller names.
+    /// Only the agents that have the volumes or members that the caller names.
     Theirs,
 }
 
-/// Ids of an agent.
+/// Agents by node, each with some of its IDs.
 type Whose = BTreeMap<String, (Arc<Agent>, BTreeSet<String>)>;
 
-/// Nodes by the group that they have an uncommitted member of.
+/// For each group, the nodes that have an uncommitted member of it.
 pub(super) type InPart = BTreeMap<String, BTreeSet<String>>;
 
-/// What all agents have of a group.
+/// What all agents report about a group.
 #[derive(Default)]
 pub(super) struct GroupState {
-    /// By id.
+    /// Members by ID.
     members: BTreeMap<String, (Arc<Agent>, GroupMember)>,
     membership: Option<GroupMembership>,
-    /// Agents at which something runs that is about it.
+    /// Nodes on which an operation about the group is running.
     busy: Vec<String>,
-    /// Why there may be more of it somewhere; for who finds nothing.
+    /// Why an agent may have more of the group; returned if nothing is found.
     unseen: Option<Error>,
 }
 
 impl GroupState {
-    /// What its members say of it.
+    /// The group's definition, from one of its members.
     pub(super) fn membership(&self) -> Option<&GroupMembership> {
         self.membership.as_ref()
     }
 
-    /// Ids of all that was found of it.
+    /// IDs of all members that were found.
     pub(super) fn found(&self) -> impl Iterator<Item = &String> {
         self.members.keys()
     }
 
-    /// Why there may be more of it somewhere.
+    /// Fails if an agent may have more of the group.
     pub(super) fn fail_if_unknown(self) -> Result<()> {
         self.unseen.map_or(Ok(()), Err)
     }
@@ -82,7 +83,7 @@ impl GroupState {
         members.filter(move |(_, member)| member.state() == state)
     }
 
-    /// Whether it, or a part of it, was committed.
+    /// Whether the group, or a part of it, was committed.
     pub(super) fn is_committed(&self) -> bool {
         self.with(State::Ready).next().is_some()
     }
@@ -92,15 +93,15 @@ impl GroupState {
         self.members.values().any(|member| unready(&member))
     }
 
-    /// The attempt that its first member is committed by.
+    /// The attempt with which its first member is committed.
     fn committed(&self) -> Option<&str> {
         let lead = self.membership.as_ref()?.members.first()?;
         let (_, lead) = self.members.get(lead)?;
         (lead.state() == State::Ready).then_some(lead.attempt.as_str())
     }
 
-    /// As answers tell it, in the order of its sources; an error if a member is missing, unless
-    /// some may be.
+    /// The group as returned to callers, in the order of its sources. It fails if a member is
+    /// missing, unless `some_may_be_gone` is set.
     pub(super) fn group(&self, id: GroupId, some_may_be_gone: bool) -> Result<Group> {
         let missing = |member: &str| {
             Error::refused(
@@ -152,8 +153,8 @@ fn snapshot(group: GroupId, member: &GroupMember) -> Option<Snapshot> {
 }
 
 impl Router {
-    /// Whose these ids are, of volumes or snapshots. Of pools that are lost, and of what isn't an
-    /// id, nobody's. An error if one of the agents can't be reached.
+    /// The agents that have these IDs of volumes or snapshots. Invalid IDs and IDs on lost pools
+    /// are left out. It fails if one of the agents cannot be reached.
     pub(super) async fn whose(&self, ids: &[String]) -> Result<Whose> {
         let mut routes: BTreeMap<PoolId, Route> = BTreeMap::new();
         let mut whose = Whose::new();
@@ -175,14 +176,14 @@ impl Router {
         Ok(whose)
     }
 
-    /// A group without doubt: looked at, settled, looked at again. `ids` are of volumes or members
-    /// whose agents must answer, beside those of all members that are found. ABORTED while
-    /// something runs that is about it.
+    /// The state of a group without doubt: read, resolved if necessary, and read again. `ids` are
+    /// volumes or members whose agents must answer, besides the agents of all members that are
+    /// found. ABORTED while an operation about the group is running.
     pub(super) async fn settled(&self, group: GroupId, ids: &[String]) -> Result<GroupState> {
         self.resolve_and_look(group, ids, Asked::All).await
     }
 
-    /// The same, with only some agents asked.
+    /// Like `settled`, with a choice of the agents to ask.
     pub(super) async fn resolve_and_look(
         &self,
         group: GroupId,
@@ -205,7 +206,7 @@ impl Router {
         Err(Error::Pending { what })
     }
 
-    /// What everybody has of it.
+    /// Reads what the agents have of the group.
     async fn look(&self, group: GroupId, ids: &[String], asked: Asked) -> Result<GroupState> {
         self.agents.all_asked()?;
         let must = self.whose(ids).await?;
@@ -232,7 +233,7 @@ impl Router {
                 Err(error) => look.unseen = Some(error),
             }
         }
-        // Its members, each looked at by its id: one that isn't found then isn't there.
+        // Each member is looked up by its ID: a member that is not found then does not exist.
         let members = look.membership.iter().flat_map(|of| of.members.clone());
         let members: Vec<String> = members.collect();
         let whose = self.whose(&members).await?;
@@ -260,7 +261,7 @@ impl Router {
         answered(agent, question).await
     }
 
-    /// Tells those who have members in doubt what has become of them.
+    /// Sends the decision to the agents that have members in doubt.
     async fn settle(&self, group: GroupId, look: &GroupState) -> Result<()> {
         let commit = look.committed().unwrap_or_default().to_string();
         let in_doubt = look.with(State::Cut).map(|(_, member)| &member.attempt);
@@ -284,7 +285,7 @@ impl Router {
         told.await.into_iter().try_for_each(|told| told.map(drop))
     }
 
-    /// Deletes these members, and whatever else their agents have of the group.
+    /// Deletes these members, and everything else that their agents have of the group.
     pub(super) async fn delete_group_members(&self, group: GroupId, whose: Whose) -> Result<()> {
         let ended = join_all(whose.into_values().map(|(agent, ids)| async move {
             let mut client = agent.client().await?;
@@ -300,9 +301,9 @@ impl Router {
             .try_for_each(|ended| ended.map(drop))
     }
 
-    /// Groups of which an agent, as it said last, has members that aren't committed, each with the
-    /// nodes whose agents say so. All of one are committed one after the other: until then it's in
-    /// no list.
+    /// Groups of which an agent last reported uncommitted members, each with the nodes whose agents
+    /// reported that. The members of a group are committed one after the other; until all are, the
+    /// group is in no list.
     pub(super) fn groups_in_part(&self) -> InPart {
         let mut groups = InPart::new();
         for told in self.told() {
@@ -314,8 +315,8 @@ impl Router {
         groups
     }
 
-    /// Whether one of these nodes has a part in the group of a member. Who has none may say what
-    /// it likes about it.
+    /// Whether one of these nodes has members of the group to which a snapshot belongs. The report
+    /// of an agent that has none is ignored.
     pub(super) async fn has_part(
         &self,
         (group, member): (&str, &str),
@@ -335,13 +336,13 @@ impl Router {
         }
     }
 
-    /// What all agents said last.
+    /// The last descriptions of all agents.
     fn told(&self) -> Vec<Arc<DescribeResponse>> {
         let all = self.agents.all().into_iter();
         all.filter_map(|agent| agent.seen().told).collect()
     }
 
-    /// Settles what agents have said that nobody has settled.
+    /// Resolves groups that agents have reported as unresolved.
     async fn settle_unsettled(&self) {
         let told = self.told();
         let groups = told
@@ -353,7 +354,7 @@ impl Router {
                 continue;
             };
             match self.settled(group, &[]).await {
-                // Somebody is at it.
+                // Another call is working on the group.
                 Ok(_) | Err(Error::Pending { .. }) => {}
                 Err(error) => {
                     tracing::warn!(%group, error = %chain(&error), "failed to resolve a group snapshot that is in doubt");
@@ -363,8 +364,8 @@ impl Router {
     }
 }
 
-/// Settles what agents say that nobody has settled, while this router leads, until all clones of
-/// it are gone.
+/// Resolves groups that agents report as unresolved, while this router is the leader, until all
+/// clones of it are dropped.
 pub(super) async fn resolve_periodically(router: Weak) {
     loop {
         tokio::time::sleep(IN_DOUBT_POLL_INTERVAL).await;
@@ -402,7 +403,7 @@ impl GroupState {
     }
 }
 
-/// An agent's answer, waited for as long as one that is there and well needs at most.
+/// Awaits an agent's answer, for the longest time that a healthy agent needs.
 pub(super) async fn answered<T>(
     agent: &Agent,
     question: impl Future<Output = std::result::Result<tonic::Response<T>, tonic::Status>>,

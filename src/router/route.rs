@@ -1,4 +1,4 @@
-//! From an id to the agent that serves its pool.
+//! From an ID to the agent that serves its pool.
 
 use std::sync::Arc;
 
@@ -11,33 +11,34 @@ use crate::error::{Error, Kind, Result};
 use crate::model::{PoolId, VolumeId};
 use crate::service::Rpc;
 
-/// Where a pool's ids lead.
+/// Where calls about a pool are sent.
 #[derive(Clone)]
 pub(super) enum Route {
-    /// To this agent, which has answered not long ago.
+    /// To this agent, which has answered recently.
     Agent(Arc<Agent>),
-    /// Nowhere any more, because an administrator says so. The pool for people.
+    /// Nowhere, because an administrator has marked the pool as lost. Contains a description of the
+    /// pool.
     Lost(String),
 }
 
-/// Why an id leads nowhere.
+/// Why an ID has no owner.
 pub(super) enum Nowhere {
-    /// It's none of ours.
+    /// It is not an ID of this driver.
     NotAnId,
-    /// Its pool is marked as lost. The pool for people.
+    /// Its pool is marked as lost. Contains a description of the pool.
     Lost(String),
 }
 
-/// Where an id leads.
+/// The owner of an ID.
 pub(super) enum Owner {
-    /// To this agent.
+    /// This agent.
     Agent(Arc<Agent>),
-    /// Nowhere, for good.
+    /// None, permanently.
     Nowhere(Nowhere),
 }
 
 impl Router {
-    /// Where the id of a volume or snapshot leads.
+    /// The owner of the ID of a volume or snapshot.
     pub(super) async fn owner(&self, id: &str) -> Result<Owner> {
         let Ok(parsed) = id.parse::<VolumeId>() else {
             return Ok(Owner::Nowhere(Nowhere::NotAnId));
@@ -48,8 +49,9 @@ impl Router {
         })
     }
 
-    /// Where a pool's ids lead. For a pool that nobody shows all agents are asked again; then it's
-    /// an error that names who had it last. Never "nowhere".
+    /// Where calls about a pool are sent. If no agent reports the pool, all agents are asked again;
+    /// if still none does, the error names the node that had it last. It never returns "nowhere"
+    /// for that reason.
     pub(super) async fn route(&self, pool: PoolId) -> Result<Route> {
         if self.cluster.is_lost(pool) {
             return Ok(Route::Lost(self.in_words(pool)));
@@ -70,7 +72,7 @@ impl Router {
         Ok(Route::Agent(agent))
     }
 
-    /// The agent that serves a pool. A lost pool is an error that is final.
+    /// The agent that serves a pool. For a lost pool, the error is final.
     pub async fn agent_of(&self, pool: PoolId) -> Result<Arc<Agent>> {
         match self.route(pool).await? {
             Route::Agent(agent) => Ok(agent),
@@ -78,9 +80,10 @@ impl Router {
         }
     }
 
-    /// Which of the agents that show a pool has it. The node that had it last, as the cluster
-    /// remembers or a person says, keeps it for as long as its agent shows it or can't be asked.
-    /// Another gets it once that agent answers and shows it no more, or the Node is gone.
+    /// Chooses among the agents that report a pool. The node that had it last, as recorded in the
+    /// cluster or set by an administrator, keeps it as long as its agent reports it or cannot be
+    /// asked. Another node gets it once that agent answers without reporting it, or once the Node
+    /// is deleted.
     pub(super) async fn the_one(
         &self,
         pool: PoolId,
@@ -93,7 +96,7 @@ impl Router {
             .iter()
             .cloned()
             .partition(|(agent, _)| agent.node() == last);
-        // That its volumes are gone only the node says that had it.
+        // Only the node that had the pool can report that its volumes are gone.
         let mut others = others;
         others.retain(|(_, shown)| !shown.forgotten);
         let its = its.into_iter().next();
@@ -126,8 +129,8 @@ impl Router {
         known.or_else(|| self.agents.served_by(pool))
     }
 
-    /// Whether the node that had a pool is gone, or its agent answers, knows all of its pools, and
-    /// does not show this one any more.
+    /// Whether the node that had a pool is deleted, or its agent answers, knows all of its own
+    /// pools, and does not report this one any more.
     async fn has_given_up(&self, node: &str, pool: PoolId) -> Result<bool> {
         if let Some(agent) = self.agents.of_node(node)
             && agent.reachable().await.is_ok()
@@ -140,9 +143,10 @@ impl Router {
         Ok(self.cluster.knows_nodes() && !self.cluster.has_node(node).await?)
     }
 
-    /// Of a pool that no node is known to have had: who serves it; else who is about to; else who
-    /// has forgotten it, and knows that its ids lead nowhere. Two of a kind are an error, since
-    /// either disk may be the copy.
+    /// Chooses for a pool that no node is known to have had: the agent that serves it; otherwise
+    /// one that is about to; otherwise one that has removed it with `pool forget`, and so knows
+    /// that its IDs are invalid. Two agents of the same kind are an error, since either disk may be
+    /// the copy.
     fn best(
         &self,
         pool: PoolId,
@@ -173,7 +177,7 @@ impl Router {
         Ok(showing.first().map(|(agent, _)| agent.clone()))
     }
 
-    /// A pool for people.
+    /// A description of a pool for messages.
     pub(super) fn in_words(&self, pool: PoolId) -> String {
         match self.known(pool) {
             Some(known) => format!("pool {} of node {} ({pool})", known.name, known.node),
@@ -186,7 +190,7 @@ impl Router {
         known.into_iter().find(|known| known.id == pool)
     }
 
-    /// The error of a pool whose agent has this one.
+    /// Adds the pool to an error of its agent.
     pub(super) fn behind(&self, pool: PoolId, error: &Error) -> Error {
         let reason = match error {
             Error::Unreachable { what, reason } => format!("{what} cannot be reached: {reason}"),
@@ -224,23 +228,23 @@ impl Router {
     }
 }
 
-/// What is final about making something of what was on a lost pool.
+/// The final error of creating something from an object on a lost pool.
 pub(super) fn lost(pool: &str) -> Error {
     Error::refused(pool, "it is marked as lost, together with all its volumes")
 }
 
-/// What a call about one object answers where its id leads nowhere.
+/// The answer of a call about one object that has no owner.
 pub(super) fn absent(rpc: Rpc, kind: Kind, id: &str, why: Nowhere) -> Error {
     match why {
         Nowhere::NotAnId => Error::NotFound {
             kind,
             id: id.to_string(),
         },
-        // Something is to be made of it: nothing was, and nothing will be.
+        // An object should be created from it: it was not, and cannot be.
         Nowhere::Lost(pool) if matches!(rpc, Rpc::CreateVolume | Rpc::CreateSnapshot) => {
             lost(&pool)
         }
-        // Growth and changes are given up at this code.
+        // The callers of expansion and modification give up at this code.
         Nowhere::Lost(pool) => Error::Forwarded {
             code: Code::NotFound as i32,
             message: format!("{kind} {id} no longer exists: {pool} is marked as lost"),

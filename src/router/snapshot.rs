@@ -1,4 +1,4 @@
-//! CreateSnapshot: by the agent of the volume.
+//! CreateSnapshot, by the agent of the volume.
 
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
@@ -20,13 +20,13 @@ use crate::model::Level;
 use crate::operation::Key;
 use crate::service::{reached, request};
 
-/// What csi-snapshotter puts among the parameters with `--extra-create-metadata`: its names are
-/// made of a UUID, and never come again for another volume.
+/// Key that csi-snapshotter adds to the parameters with `--extra-create-metadata`: its snapshot
+/// names contain a UUID, and are never used for another volume.
 const CONTENT_NAME: &str = "csi.storage.k8s.io/volumesnapshotcontent/name";
 
 impl Router {
-    /// CreateSnapshot. A name exists at most once on the agent of its source; whether it exists on
-    /// another one, of another volume, is looked up unless Kubernetes made the name.
+    /// CreateSnapshot. A name exists at most once on the agent of its source. Whether another agent
+    /// has it, for another volume, is checked unless Kubernetes generated the name.
     pub(super) async fn snapshot(
         &self,
         call: &Call<'_>,
@@ -47,13 +47,13 @@ impl Router {
             self.name_is_free(call, &asked.name, source, &agent).await?;
         }
         if asked.parameters.consistency == Level::Application {
-            // Its application is in a pod, which no agent reaches.
+            // The application runs in a pod, which no agent can reach.
             let lock = [Key::SnapshotName(asked.name.clone())];
             let locks = &self.cuts.locks;
             let wait_until = Instant::now() + call.patience();
             locks.wait_until_free(&lock, call.patience()).await;
             match self.cut_single(agent.clone(), &message, wait_until).await {
-                // Its volume is paused after another call has failed; the snapshot may be there.
+                // The volume is in backoff after another call has failed; the snapshot may exist.
                 Err(paused @ Error::Paused { .. }) => {
                     let question = named(&asked.name);
                     if self.find(call, agent.clone(), question).await?.is_none() {
@@ -85,7 +85,7 @@ impl Router {
         Ok(made)
     }
 
-    /// An error if another agent than the source's has a snapshot of this name, or may have one.
+    /// Fails if another agent than the source's has a snapshot with this name, or may have one.
     async fn name_is_free(
         &self,
         call: &Call<'_>,
@@ -118,7 +118,7 @@ impl Router {
     }
 }
 
-/// Asks for a snapshot by its name.
+/// A request to look up a snapshot by its name.
 fn named(name: &str) -> FindRequest {
     FindRequest {
         kind: Found::Snapshot.into(),

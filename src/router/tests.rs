@@ -1,5 +1,6 @@
-//! Messages as an earlier release has sent them, with every field set: this program reads them, and
-//! sends them byte for byte the same. Router and agents are of different releases during an upgrade.
+//! Checks messages as an earlier release has sent them, with every field set: this program parses
+//! them and encodes them to the same bytes. Router and agents are of different releases during an
+//! upgrade.
 
 use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage, FieldDescriptor, Kind, MapKey, Value};
@@ -22,7 +23,7 @@ fn value(field: &FieldDescriptor, kind: &Kind) -> Value {
     }
 }
 
-/// A message with the fields that are chosen.
+/// A message with the chosen fields set.
 fn filled(
     message: &prost_reflect::MessageDescriptor,
     chosen: impl Fn(&FieldDescriptor) -> bool,
@@ -72,7 +73,7 @@ fn an_agent_names_only_volumes_of_its_own_pools_and_a_bounded_number() {
     }
 }
 
-/// All messages that are sent, by name: those with alternatives once with each.
+/// All messages that are sent, by name; one for each alternative of a oneof.
 fn messages() -> Vec<(String, Vec<u8>)> {
     let set = include_bytes!(concat!(env!("OUT_DIR"), "/agent.descriptor.bin"));
     let pool = DescriptorPool::decode(set.as_slice()).unwrap();
@@ -98,7 +99,7 @@ fn messages() -> Vec<(String, Vec<u8>)> {
         .collect()
 }
 
-/// As this program's type of a message sends it again.
+/// The message after this program has decoded and encoded it.
 fn sent_again(name: &str, bytes: &[u8]) -> Vec<u8> {
     fn again<T: Message + Default>(bytes: &[u8]) -> Vec<u8> {
         T::decode(bytes).unwrap().encode_to_vec()
@@ -145,8 +146,8 @@ fn bytes(hex: &str) -> Vec<u8> {
         .collect()
 }
 
-/// One message a line: its name and its bytes in hexadecimal. A message that gets new fields gets no
-/// new line; a new message does, in a new file.
+/// One message per line: its name and its bytes in hexadecimal. A message that gets new fields gets
+/// no new line; a new message is added in a new file.
 #[test]
 fn messages_between_router_and_agents_keep_their_format() {
     let mut lines = String::new();

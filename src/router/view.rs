@@ -1,4 +1,4 @@
-//! What a router shows of its agents, for metrics and readiness.
+//! What a router reports of its agents in metrics and readiness.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::model::PoolId;
 use crate::operation::CutCounts;
 use crate::telemetry::router::{AgentStatus, ClusterStatus, RouterView};
 
-/// A router, as metrics show it.
+/// A router as the source of metrics.
 pub(super) struct View {
     pub(super) agents: Arc<Agents>,
     pub(super) cluster: Arc<dyn Cluster>,

@@ -18,24 +18,24 @@ use crate::error::{Error, Result, chain};
 use crate::model::PoolId;
 use crate::router::checked;
 
-/// Largest answer that is taken: a page of 5000 volumes has some 1.5 MB, and descriptions of
-/// groups and streams less.
+/// Maximum size of an answer: a page of 5000 volumes has about 1.5 MB; descriptions of groups and
+/// stream messages are smaller.
 const ANSWER_BYTES: usize = 16 << 20;
 
 /// What is known of an agent.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// When the last question began that was answered, or failed.
+    /// When the last request began that was answered, or failed.
     asked: Option<Instant>,
-    /// When it answered last.
+    /// When it last answered.
     pub answered: Option<Instant>,
-    /// What it said then.
+    /// Its description at that time.
     pub told: Option<Arc<DescribeResponse>>,
-    /// Its pools whose ids are known, as it said then.
+    /// Its pools whose IDs are known, at that time.
     pub pools: Arc<[ShownPool]>,
-    /// Why it can't be asked now; none if it can.
+    /// Why it cannot be reached now; none if it can.
     pub problem: Option<String>,
-    /// The problem is what it said of itself, which was refused.
+    /// The problem is that its description was refused.
     pub is_refused: bool,
 }
 
@@ -45,32 +45,32 @@ impl Seen {
         self.asked.is_some()
     }
 
-    /// Whether the last question was answered.
+    /// Whether the last request was answered.
     pub fn is_reachable(&self) -> bool {
         self.is_asked() && self.problem.is_none()
     }
 }
 
-/// A pool as an agent showed it last.
+/// A pool as an agent last reported it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShownPool {
-    /// Its id.
+    /// Its ID.
     pub id: PoolId,
     /// Its name in the agent's configuration.
     pub name: String,
-    /// Whether it's served.
+    /// Whether it is served.
     pub served: bool,
-    /// Ended by `pool forget`: its ids lead nowhere, for good.
+    /// Removed by `pool forget`: its IDs are permanently invalid.
     pub forgotten: bool,
 }
 
-/// One agent: an address, what it said last, and a channel.
+/// One agent: its address, its last description, and its channels.
 pub struct Agent {
     node: String,
     address: String,
     dial: Arc<dyn Dial>,
     channel: OnceCell<Channel>,
-    /// Of cuts alone.
+    /// A channel used only for cuts.
     cuts: OnceCell<Channel>,
     seen: watch::Sender<Seen>,
     wanted: Notify,
@@ -101,17 +101,17 @@ impl Agent {
         }
     }
 
-    /// An answer of it was refused.
+    /// Counts an answer that was refused.
     pub(in crate::router) fn refused(&self) {
         self.refusals.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many answers of it were refused, at this address.
+    /// Number of its answers that were refused, at this address.
     pub fn refusals(&self) -> u64 {
         self.refusals.load(Ordering::Relaxed)
     }
 
-    /// Its node's name.
+    /// The name of its node.
     pub fn node(&self) -> &str {
         &self.node
     }
@@ -126,21 +126,21 @@ impl Agent {
         self.seen.borrow().clone()
     }
 
-    /// The home that it said last; empty if it said none.
+    /// The topology segment that it last reported; empty if it reported none.
     pub fn home(&self) -> String {
         let seen = self.seen.borrow();
         let told = seen.told.as_ref();
         told.map(|told| told.home.clone()).unwrap_or_default()
     }
 
-    /// How it showed a pool last.
+    /// How it last reported a pool.
     pub fn shown(&self, pool: PoolId) -> Option<ShownPool> {
         let seen = self.seen.borrow();
         seen.pools.iter().find(|shown| shown.id == pool).cloned()
     }
 
-    /// The pool that a class means on it, as it said last: the named one, the one named `default`,
-    /// or the only one.
+    /// The pool on it that a class selects, by its last report: the named one, the one named
+    /// `default`, or the only one.
     pub fn meant(&self, class: Option<&str>) -> Option<crate::agent::Pool> {
         let seen = self.seen.borrow();
         let pools = &seen.told.as_ref()?.pools;
@@ -154,7 +154,7 @@ impl Agent {
         named.or(only).cloned()
     }
 
-    /// Fails at once if it couldn't be reached the last time that it was asked.
+    /// Fails at once if its last request failed.
     pub fn check(&self) -> Result<()> {
         match &self.seen.borrow().problem {
             Some(problem) => Err(self.unreachable(problem)),
@@ -162,8 +162,8 @@ impl Agent {
         }
     }
 
-    /// As [`Agent::check`], after asking it again if that was a while ago: an agent that has just
-    /// come back is not refused.
+    /// Like [`Agent::check`], after asking it again if that was some time ago: an agent that has
+    /// just become reachable again is not refused.
     pub async fn reachable(&self) -> Result<()> {
         if self.seen.borrow().is_reachable() {
             return Ok(());
@@ -172,7 +172,7 @@ impl Agent {
         self.check()
     }
 
-    /// The error that says that it can't be reached.
+    /// The error that the agent cannot be reached.
     pub fn unreachable(&self, problem: &str) -> Error {
         Error::Unreachable {
             what: format!("the agent of node {}", self.node),
@@ -180,7 +180,7 @@ impl Agent {
         }
     }
 
-    /// Asks it to describe itself, unless it was asked just now, and waits for the answer or the
+    /// Asks it for its description, unless it was asked just now, and waits for the answer or the
     /// failure: at most some seconds.
     pub async fn ask(&self) {
         let now = Instant::now();
@@ -188,7 +188,7 @@ impl Agent {
             .await;
     }
 
-    /// The same, unless it was asked since a moment.
+    /// Like [`Agent::ask`], unless it was asked since `moment`.
     pub(in crate::router) async fn ask_since(&self, moment: Instant) {
         let mut seen = self.seen.subscribe();
         let is_new = |seen: &Seen| seen.asked >= Some(moment);
@@ -196,12 +196,12 @@ impl Agent {
             return;
         }
         self.wanted.notify_one();
-        // Long enough for the question before, and for this one. Nobody asks any more after the
-        // agent was taken from the set.
+        // Long enough for the request before this one, and for this one. An agent that was removed
+        // from the set is not asked any more.
         let _ = timeout(2 * DESCRIBE_TIMEOUT, seen.wait_for(is_new)).await;
     }
 
-    /// Asks it for ever: every few seconds, and when it's wanted.
+    /// Polls it: every few seconds, and when a description is requested.
     pub(super) async fn poll(
         &self,
         driver_name: &str,
@@ -209,7 +209,7 @@ impl Agent {
         changed: &watch::Sender<u64>,
     ) {
         loop {
-            // It's never closed.
+            // The semaphore is never closed.
             let turn = asking.acquire().await;
             let asked = Instant::now();
             let described = match timeout(DESCRIBE_TIMEOUT, self.describe()).await {
@@ -232,7 +232,7 @@ impl Agent {
             if self.learn(asked, described, is_refused) {
                 changed.send_modify(|rounds| *rounds += 1);
             }
-            // Spread, so that they aren't all asked in the same moment.
+            // Spread, so that agents are not all asked at the same time.
             let pause = POLL_INTERVAL.mul_f64(0.9 + 0.2 * spread(&self.node));
             let _ = timeout(pause, self.wanted.notified()).await;
         }
@@ -246,7 +246,7 @@ impl Agent {
             .map_err(|status| said(&status))
     }
 
-    /// A stranger at the address is not asked for volumes.
+    /// Another server at this address must not receive requests for volumes.
     fn verify(
         &self,
         told: DescribeResponse,
@@ -264,7 +264,7 @@ impl Agent {
         checked::description(told)
     }
 
-    /// Whether that is news.
+    /// Stores the answer; returns whether it differs from the previous one.
     fn learn(
         &self,
         asked: Instant,
@@ -298,58 +298,58 @@ impl Agent {
         news
     }
 
-    /// A channel to it, made at the first call. It connects by itself, and again.
+    /// A channel to the agent, created at the first call. It connects and reconnects by itself.
     pub async fn channel(&self) -> Result<Channel> {
         let dial = || self.dial.dial(&self.node, &self.address);
         self.channel.get_or_try_init(dial).await.cloned()
     }
 
-    /// What it's asked beside CSI.
+    /// The client of the agent's own service, besides CSI.
     pub async fn client(&self) -> Result<AgentClient<Channel>> {
         let client = AgentClient::new(self.channel().await?);
         Ok(client.max_decoding_message_size(ANSWER_BYTES))
     }
 
-    /// The same for cuts, over a connection of their own: a long list, on its way over a slow one,
-    /// would hold up the order to thaw.
+    /// Like [`Agent::client`] for cuts, over a separate connection: on a shared slow connection, a
+    /// long list would delay the request to thaw.
     pub async fn cuts(&self) -> Result<AgentClient<Channel>> {
         let dial = || self.dial.dial(&self.node, &self.address);
         let channel = self.cuts.get_or_try_init(dial).await?.clone();
         Ok(AgentClient::new(channel).max_decoding_message_size(ANSWER_BYTES))
     }
 
-    /// Its CSI controller.
+    /// Client of its CSI Controller service.
     pub async fn controller(&self) -> Result<ControllerClient<Channel>> {
         let client = ControllerClient::new(self.channel().await?);
         Ok(client.max_decoding_message_size(ANSWER_BYTES))
     }
 
-    /// Its CSI SnapshotMetadata.
+    /// Client of its CSI SnapshotMetadata service.
     pub async fn metadata(&self) -> Result<SnapshotMetadataClient<Channel>> {
         let client = SnapshotMetadataClient::new(self.channel().await?);
         Ok(client.max_decoding_message_size(ANSWER_BYTES))
     }
 
-    /// What it answered with, or what became of the way to it, for the caller of a CSI call.
+    /// The error of a CSI call: the agent's answer, or the failure of the connection.
     ///
-    /// What the connection says (its end in the middle of a call, say) must not be taken for the
-    /// agent's word: some of its codes are final for callers, who would forget what was made. So
-    /// it's UNAVAILABLE, and so are codes that no agent gives.
+    /// A status that comes from the connection (which may break in the middle of a call) must not
+    /// be taken for the agent's answer: some codes are final for callers, which would then forget
+    /// what was created. So it becomes UNAVAILABLE, as do codes that an agent never returns.
     pub fn error(&self, status: &Status) -> Error {
         let from_connection = std::error::Error::source(status).is_some();
         match status.code() {
             Code::Unknown | Code::DataLoss | Code::PermissionDenied | Code::Unauthenticated => {
                 self.unreachable(&said(status))
             }
-            // The deadline of the call itself. A connection that is closed in the middle of a
-            // call is CANCELLED as well.
+            // The deadline of the call itself. A connection that is closed in the middle of a call
+            // gives CANCELLED as well.
             Code::Cancelled if from_connection && !beneath::<TimeoutExpired>(status) => {
                 self.wanted.notify_one();
                 self.unreachable(&said(status))
             }
             Code::Cancelled | Code::DeadlineExceeded => answered(status),
             _ if from_connection => {
-                // Look now, not at the next poll.
+                // Poll it now, not at the next interval.
                 self.wanted.notify_one();
                 self.unreachable(&said(status))
             }
@@ -358,7 +358,7 @@ impl Agent {
     }
 }
 
-/// Whether a status comes of such an error.
+/// Whether a status was caused by such an error.
 pub(in crate::router) fn beneath<E: std::error::Error + 'static>(status: &Status) -> bool {
     let mut source = std::error::Error::source(status);
     while let Some(cause) = source {
@@ -377,7 +377,7 @@ fn answered(status: &Status) -> Error {
     }
 }
 
-/// A status in words, with what is beneath it.
+/// The text of a status, with its causes.
 fn said(status: &Status) -> String {
     let mut text = status.message().to_string();
     let mut source = std::error::Error::source(status);
@@ -401,7 +401,7 @@ fn shown(pool: &crate::agent::Pool) -> Option<ShownPool> {
     })
 }
 
-/// From 0 to 1, the same for the same name.
+/// A number from 0 to 1, always the same for the same name.
 fn spread(name: &str) -> f64 {
     let sum = name.bytes().fold(7u32, |sum, byte| {
         sum.wrapping_mul(31).wrapping_add(u32::from(byte))

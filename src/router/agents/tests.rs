@@ -1,4 +1,4 @@
-//! What the set of agents knows, without any.
+//! Tests of the set of agents, without real agents.
 
 use super::*;
 
