@@ -1,8 +1,9 @@
-//! The edge of one node: protobuf in, protobuf out.
+//! The gRPC services of one node.
 //!
-//! Each call is the same three steps: [`request`] makes a value of the message or refuses it, an
-//! operation of the [`Driver`] does the work, detached from the caller, and [`reply`] makes a
-//! message of the answer. [`status`](mod@status) alone knows codes. Nothing is decided here.
+//! Each call has the same three steps: [`request`] converts the message to a value or refuses it,
+//! an operation of the [`Driver`] does the work, detached from the caller, and [`reply`] converts
+//! the result to a message. Only [`status`](mod@status) maps errors to gRPC codes. No other
+//! decisions are made here.
 
 mod admin;
 mod agent;
@@ -47,11 +48,11 @@ pub struct Service {
     pulse: Pulse,
 }
 
-/// What a call gives to tonic.
+/// The result type of a gRPC method.
 pub(crate) type RpcResult<T> = std::result::Result<Response<T>, Status>;
 
 impl Service {
-    /// On a driver that has started.
+    /// Creates the services of a driver that has started.
     pub fn new(driver: Arc<Driver>, alpha: Alpha) -> Service {
         let looks = agent::Looks::default();
         Service {
@@ -62,14 +63,13 @@ impl Service {
         }
     }
 
-    /// Our topology key, where snapshots tell where they are.
+    /// The topology key, if snapshots report their topology.
     fn snapshot_topology_key(&self) -> Option<String> {
         let told = self.alpha.snapshot_topology;
         told.then(|| self.driver.topology_key())
     }
 
-    /// Hands a request that was understood to its operation. The work goes on when the caller
-    /// goes away.
+    /// Passes a parsed request to its operation. The work continues even if the caller disconnects.
     async fn run<A, T>(
         &self,
         rpc: Rpc,
@@ -91,8 +91,8 @@ impl Service {
     }
 }
 
-/// The message of a request: its ids go to the line that is logged of the call, the message
-/// itself, without its secrets, to who asks for traces.
+/// Takes the message out of a request. Records the request's IDs on the span, and logs the redacted
+/// message at trace level.
 pub(crate) fn log_and_unwrap<M: Ids + Debug>(request: Request<M>) -> M {
     let message = request.into_inner();
     message.note();
@@ -100,7 +100,8 @@ pub(crate) fn log_and_unwrap<M: Ids + Debug>(request: Request<M>) -> M {
     message
 }
 
-/// Tells of a slip in the class that a request is of, once a call.
+/// Logs a warning, once per call, if the class of a request contains `deletionPolicy` as a
+/// parameter.
 pub(crate) fn warn_misplaced_policy<T>(request: Classed<T>) -> T {
     if request.slip {
         tracing::warn!(
@@ -110,7 +111,7 @@ pub(crate) fn warn_misplaced_policy<T>(request: Classed<T>) -> T {
     request.args
 }
 
-/// Refuses a call that is alpha and not switched on.
+/// Refuses a call of an alpha feature that is not enabled.
 pub(crate) fn only_if(served: bool, rpc: Rpc, name: &str) -> std::result::Result<(), Status> {
     if served {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The Admin service: what an administrator asks of a running driver.
+//! The Admin service: commands of an administrator for a running driver.
 
 use tonic::Request;
 
@@ -17,7 +17,7 @@ impl Admin for Service {
     ) -> RpcResult<CheckVolumeResponse> {
         let CheckVolumeRequest { volume_id, repair } = request.into_inner();
         let id = request::volume_id(&volume_id);
-        // The code for a call that leaves nothing behind.
+        // This RPC determines the codes: those of a call that creates nothing.
         let checked = self.run(Rpc::NodeGetVolumeStats, id, move |driver, id| {
             driver.check_volume(id, repair)
         });

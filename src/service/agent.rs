@@ -1,4 +1,4 @@
-//! The Agent service: what the router asks beside CSI.
+//! The Agent service: the router's requests that are not part of CSI.
 
 mod cut;
 mod describe;

@@ -1,4 +1,4 @@
-//! The GroupController service: snapshots of several volumes at one moment.
+//! The GroupController service: snapshots of several volumes at one point in time.
 
 use tonic::Request;
 

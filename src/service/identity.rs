@@ -1,4 +1,4 @@
-//! Who this driver is, and whether it can work.
+//! The Identity service: the driver's name, and whether it can work.
 
 use tonic::Request;
 

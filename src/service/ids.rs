@@ -1,4 +1,4 @@
-//! What a call is about, for the one line that is logged of it.
+//! The IDs in a call, for the one line that is logged about it.
 
 use tracing::Span;
 
@@ -6,16 +6,16 @@ use crate::csi;
 use crate::csi::volume_content_source::Type as Source;
 use crate::model::{GroupId, SnapshotId, VolumeId};
 
-/// Fields of the span of a call that requests may fill. `server::watch` declares them.
+/// Records the fields of a call's span that a request fills. `server::watch` declares them.
 pub trait Ids {
-    /// Puts the ids of this message on the current span.
+    /// Records the IDs in this message on the current span.
     fn note(&self);
 }
 
-/// A line shows so much of a text that may be as long as a request.
+/// Maximum logged length of a text that may be as long as a request.
 const SHOWN_BYTES: usize = 256;
 
-/// Puts a text into a field of the current span.
+/// Records a text in a field of the current span.
 pub(crate) fn record(field: &'static str, text: &str) {
     if !text.is_empty() {
         let shown = &text[..text.floor_char_boundary(SHOWN_BYTES)];
@@ -23,29 +23,29 @@ pub(crate) fn record(field: &'static str, text: &str) {
     }
 }
 
-/// Puts the id of what a call has made beside the name that it was asked for.
+/// Records the ID of the created volume in addition to the requested name.
 pub(super) fn record_volume_id(id: &VolumeId) {
     record("volume_id", &id.to_string());
 }
 
-/// As [`made`].
+/// Records the ID of the created snapshot.
 pub(super) fn record_snapshot_id(id: &SnapshotId) {
     record("snapshot_id", &id.to_string());
 }
 
-/// As [`made`].
+/// Records the ID of the created group.
 pub(crate) fn grouped(id: GroupId) {
     record("group_snapshot_id", &id.to_string());
 }
 
-/// Several, as one field.
+/// Records several IDs as one field.
 fn record_all(field: &'static str, ids: &[String]) {
-    // So many that the rest isn't shown anyway.
+    // More IDs than this would be truncated anyway.
     let shown = &ids[..ids.len().min(SHOWN_BYTES)];
     record(field, &shown.join(" "));
 }
 
-/// `name` is the span's own in JSON.
+/// The field is `volume_name` because JSON logs use `name` for the span.
 impl Ids for csi::CreateVolumeRequest {
     fn note(&self) {
         record("volume_name", &self.name);

@@ -1,24 +1,24 @@
-//! The deadline of a call, and how long one may wait for what is locked.
+//! The deadline of a call, and how long a call may wait for locks.
 
 use std::time::Duration;
 
 use tonic::Request;
 use tonic::metadata::MetadataMap;
 
-/// What is left of a deadline for the work itself, after the longest wait.
+/// The part of a deadline that is reserved for the work itself, after the longest wait.
 const RESERVED_TIME: Duration = Duration::from_secs(5);
 /// The longest wait of a call without a deadline.
 const WITHOUT_DEADLINE: Duration = Duration::from_secs(10);
 
-/// How long a call that makes snapshots may wait before it begins. Some callers take the first
-/// ABORTED for a failed backup, and what they meet (a stage, a growth, another snapshot of the same
-/// volume) ends by itself.
+/// How long a call that creates snapshots may wait for locks before it begins. Some callers report
+/// the first ABORTED as a failed backup, although the conflicting operation (a stage, an expansion,
+/// another snapshot of the same volume) ends by itself.
 pub(crate) fn patience<M>(request: &Request<M>) -> Duration {
     let deadline = timeout(request.metadata());
     deadline.map_or(WITHOUT_DEADLINE, |left| left.saturating_sub(RESERVED_TIME))
 }
 
-/// `grpc-timeout`: up to eight digits and a unit, as gRPC over HTTP/2 has it.
+/// Parses `grpc-timeout`: up to eight digits and a unit, as gRPC over HTTP/2 defines it.
 pub(crate) fn timeout(metadata: &MetadataMap) -> Option<Duration> {
     let text = metadata.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
@@ -72,7 +72,7 @@ mod tests {
             assert_eq!(read(text), None, "{text}");
         }
         assert_eq!(timeout(&MetadataMap::new()), None);
-        // What tonic itself writes.
+        // The format that tonic writes.
         let mut request = Request::new(());
         request.set_timeout(Duration::from_millis(1500));
         assert_eq!(

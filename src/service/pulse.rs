@@ -1,4 +1,4 @@
-//! Whether the driver's threads begin anything: what Probe answers by, without one of them.
+//! Whether the driver's threads still start new work. Probe reports this without using one of them.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,21 +8,21 @@ use tokio::sync::watch;
 use crate::error::{Error, Result};
 use crate::operation::Driver;
 
-/// How long a Probe waits for a look that a thread has just begun, and without an earlier answer.
+/// How long a Probe without an earlier result waits for a check that has just begun.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 const FIRST: Duration = Duration::from_secs(5);
-/// How long a look may wait for its thread until the driver counts as stuck: then only its end
-/// helps, which is up to who watches it.
+/// How long a check may wait for a thread before the driver counts as stuck: only a restart helps
+/// then, which the liveness probe triggers.
 const STUCK: Duration = Duration::from_secs(60);
 
-/// What was found last, and since when the next answer is waited for.
+/// The last result, and since when the next one has been awaited.
 #[derive(Default)]
 struct Beat {
     found: Option<Vec<String>>,
     waiting: Option<Instant>,
 }
 
-/// Looks from time to time what this host lacks, one look at a time.
+/// Checks periodically which prerequisites this host lacks, one check at a time.
 #[derive(Clone)]
 pub(super) struct Pulse {
     beat: Arc<Mutex<Beat>>,
@@ -41,12 +41,12 @@ impl Default for Pulse {
 }
 
 impl Pulse {
-    /// What this host lacks: as a look finds it that begins now, or, where threads are busy, as the
-    /// last one found it.
+    /// The missing prerequisites of this host: the result of a check that begins now, or, while all
+    /// threads are busy, the last result.
     ///
     /// # Errors
     ///
-    /// A look has waited too long for a thread.
+    /// Fails if a check has waited too long for a thread.
     pub(super) async fn missing(&self, driver: &Arc<Driver>) -> Result<Vec<String>> {
         let driver = driver.clone();
         self.find(move || driver.missing()).await
@@ -121,7 +121,7 @@ mod tests {
             assert_eq!(pulse.find(lacks("a")).await.unwrap(), ["a"]);
             assert_eq!(pulse.find(lacks("b")).await.unwrap(), ["b"]);
 
-            // Its only thread is taken.
+            // Occupies its only thread.
             let (free, taken) = channel::<()>();
             let hung = tokio::task::spawn_blocking(move || taken.recv());
             for _ in 0..2 {

@@ -1,5 +1,5 @@
-//! What a snapshot has reached, beside CSI's answer, which has no field for it: metadata of the
-//! answer, from an agent to its router. Who doesn't know it passes it over.
+//! The consistency level of a snapshot, which CSI's response has no field for: an agent passes it
+//! to its router in the metadata of the response. Other callers ignore it.
 
 use tonic::metadata::MetadataMap;
 
@@ -8,21 +8,21 @@ use crate::operation::Snapshot;
 
 const LEVEL: &str = "slackwater-level";
 const REASON: &str = "slackwater-reason";
-/// More of a reason is not taken.
+/// Longer reasons are not accepted.
 const REASON_BYTES: usize = 1024;
 
-/// Says it.
+/// Adds the level and the reason.
 pub(super) fn put(metadata: &mut MetadataMap, snapshot: &Snapshot) {
     if let Ok(level) = snapshot.level.word().parse() {
         metadata.insert(LEVEL, level);
     }
-    // What isn't ASCII can't be said here.
+    // Metadata values must be ASCII; other text is left out.
     if let Ok(reason) = snapshot.reason.parse() {
         metadata.insert(REASON, reason);
     }
 }
 
-/// The level and the reason for no higher one; none of an agent that does not say it.
+/// Reads the level, and the reason why it is not higher; `None` if the agent does not send it.
 pub fn read(metadata: &MetadataMap) -> Option<(Level, String)> {
     let text = |key: &str| metadata.get(key)?.to_str().ok();
     let level = Level::of_word(text(LEVEL)?)?;

@@ -1,4 +1,4 @@
-//! From the operations' answers to protobuf.
+//! Converts the results of operations to protobuf.
 
 mod snapshot;
 
@@ -23,7 +23,7 @@ use crate::operation::{
 pub(crate) use snapshot::{group, group_capabilities};
 pub(super) use snapshot::{snapshot, snapshots};
 
-/// The protocol's signed number. No pool is larger than that.
+/// Converts to the signed type of the protocol. No pool is larger than that.
 pub(super) fn bytes(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
@@ -60,7 +60,8 @@ pub(crate) fn plugin_capabilities(alpha: Alpha) -> csi::GetPluginCapabilitiesRes
     }
 }
 
-/// PUBLISH_READONLY, LIST_VOLUMES_PUBLISHED_NODES: deliberately absent, as attach keeps no state.
+/// PUBLISH_READONLY and LIST_VOLUMES_PUBLISHED_NODES are deliberately absent, because attachments
+/// have no state.
 pub(crate) fn controller_capabilities(alpha: Alpha) -> csi::ControllerGetCapabilitiesResponse {
     use csi::controller_service_capability::{Rpc, Type};
     let mut all = vec![
@@ -95,7 +96,8 @@ pub(crate) fn controller_capabilities(alpha: Alpha) -> csi::ControllerGetCapabil
     }
 }
 
-/// VOLUME_MOUNT_GROUP: deliberately absent, as the kubelet would then not change the group itself.
+/// VOLUME_MOUNT_GROUP is deliberately absent, because the kubelet would then not change the group
+/// itself.
 pub(super) fn node_capabilities(alpha: Alpha) -> csi::NodeGetCapabilitiesResponse {
     use csi::node_service_capability::{Rpc, Type};
     let mut all = vec![
@@ -122,7 +124,7 @@ pub(super) fn node(
 ) -> csi::NodeGetInfoResponse {
     csi::NodeGetInfoResponse {
         node_id,
-        // 0 is no limit: loop devices are made as they are needed.
+        // 0 means no limit: loop devices are created as needed.
         max_volumes_per_node: max_volumes.map_or(0, |most| most.get().into()),
         accessible_topology: Some(topology(key, home)),
     }
@@ -140,7 +142,7 @@ fn volume(volume: &Volume, key: &str) -> csi::Volume {
         volume_id: volume.id.to_string(),
         content_source: volume.content_source.as_ref().map(snapshot::content_source),
         accessible_topology: vec![topology(key, volume.home)],
-        // As the kubelet says it: nothing in the cluster names such a volume but its pod.
+        // The same key that the kubelet uses: only the pod refers to such a volume in the cluster.
         volume_context: match volume.ephemeral {
             true => [(EPHEMERAL.to_string(), "true".to_string())].into(),
             false => HashMap::new(),
@@ -172,7 +174,7 @@ pub(super) fn volumes(page: VolumePage, key: &str) -> csi::ListVolumesResponse {
     }
 }
 
-/// What was asked is confirmed word by word, or refused with a sentence.
+/// Confirms the request literally, or returns a message with the reason of the refusal.
 pub(super) fn validated(
     asked: csi::ValidateVolumeCapabilitiesRequest,
     verdict: Result<(), String>,
@@ -235,7 +237,7 @@ pub(super) fn volume_health(health: VolumeHealth) -> csi::VolumeHealth {
     }
 }
 
-/// Of storage CSI knows two words; lost content is a matter of single volumes.
+/// CSI has two states for storage; lost data is reported for single volumes.
 pub(super) fn storage_health(findings: Vec<Finding>) -> csi::NodeGetStorageHealthResponse {
     let entry = |finding: Finding| StorageBackendHealth {
         status: match finding.severity {

@@ -1,10 +1,10 @@
-//! From protobuf to the operations' requests: pure functions, one a call.
+//! Converts protobuf to the operations' requests: one pure function per call.
 //!
-//! A missing argument is found before anything else. Ids and paths are any text here: whether
-//! they name something is the operations' business, and "not found" is theirs to say. What is
-//! refused is refused with the field's CSI name, what was given, and what would be right.
+//! A missing argument is reported before any other error. IDs and paths may be any text here:
+//! whether they refer to something is checked by the operations, which report "not found". An error
+//! contains the CSI name of the field, its value, and the allowed values.
 //!
-//! Secrets are not looked at: this driver needs none.
+//! Secrets are ignored: this driver needs none.
 
 pub mod capability;
 pub mod controller;
@@ -26,14 +26,14 @@ pub use controller::*;
 pub use node::*;
 pub use snapshot::*;
 
-/// The specification's bound for strings that have none of their own.
+/// The CSI limit for strings that have no limit of their own.
 const STRING_BYTES: usize = 128;
-/// Its bound for `node_id`.
+/// The CSI limit for `node_id`.
 const NODE_ID_BYTES: usize = 256;
-/// Its bound for a map: all keys and values together.
+/// The CSI limit for a map: all keys and values together.
 const MAP_BYTES: usize = 4096;
 
-/// A string that must be there.
+/// Checks that a string is not empty.
 fn required<'a>(field: &str, text: &'a str) -> Result<&'a str> {
     if text.is_empty() {
         Err(Error::invalid(field, "is missing"))
@@ -42,7 +42,7 @@ fn required<'a>(field: &str, text: &'a str) -> Result<&'a str> {
     }
 }
 
-/// A string with a bound.
+/// Checks the length of a string.
 fn bounded(field: &str, text: &str, bound: usize) -> Result<()> {
     if text.len() > bound {
         let problem = format!("has {} bytes; at most {bound}", text.len());
@@ -51,7 +51,7 @@ fn bounded(field: &str, text: &str, bound: usize) -> Result<()> {
     Ok(())
 }
 
-/// The name of a new object: any script, but no control characters.
+/// Checks the name of a new object: any script, but no control characters.
 fn name(text: &str) -> Result<String> {
     const FIELD: &str = "name";
     bounded(FIELD, required(FIELD, text)?, STRING_BYTES)?;
@@ -65,12 +65,12 @@ fn name(text: &str) -> Result<String> {
     Ok(text.to_string())
 }
 
-/// The specification's list; tab, line feed and carriage return are not on it.
+/// The characters that CSI forbids; tab, line feed and carriage return are allowed.
 fn is_forbidden(c: char) -> bool {
     c.is_control() && !matches!(c, '\t' | '\n' | '\r')
 }
 
-/// A map with the specification's bound.
+/// Checks the size of a map.
 fn bounded_map<'a>(
     field: &str,
     map: impl IntoIterator<Item = (&'a String, &'a String)>,
@@ -83,8 +83,8 @@ fn bounded_map<'a>(
     Ok(())
 }
 
-/// A volume's context. What the kubelet adds (tokens of service accounts) may be longer, and is
-/// not read.
+/// Checks the size of a volume context. Keys that the kubelet adds (tokens of service accounts) may
+/// be longer, and are not read.
 fn bounded_context(map: &HashMap<String, String>) -> Result<()> {
     let ours = map
         .iter()
@@ -97,7 +97,7 @@ fn capacity_range(range: Option<csi::CapacityRange>) -> Result<CapacityRange> {
     CapacityRange::new(range.required_bytes, range.limit_bytes)
 }
 
-/// A range for growing: it must say something.
+/// The capacity range of an expansion, which must set at least one limit.
 fn growth_range(range: csi::CapacityRange) -> Result<CapacityRange> {
     let parsed = capacity_range(Some(range))?;
     if parsed == CapacityRange::default() {
@@ -109,7 +109,7 @@ fn growth_range(range: csi::CapacityRange) -> Result<CapacityRange> {
     Ok(parsed)
 }
 
-/// Words for mkfs against the file systems that they may meet.
+/// Checks the arguments of mkfs for the file systems that may be created.
 fn check_mkfs(
     field: &str,
     parameters: &VolumeParameters,
@@ -119,15 +119,16 @@ fn check_mkfs(
     file_systems.try_for_each(|fs| mkfs::check(field, fs, &parameters.mkfs_options))
 }
 
-/// The value of our topology key; of a topology without it, one that no home has.
+/// The value of the driver's topology key. For a topology without the key, a value that no node
+/// has.
 pub fn segment(topology: &csi::Topology, key: &str) -> String {
     topology.segments.get(key).cloned().unwrap_or_default()
 }
 
-/// How the router asks for the list of one pool.
+/// Metadata key with which the router requests the list of one pool.
 pub const ONLY_POOL: &str = "slackwater-pool";
 
-/// The pool whose list the router asks for; none for everybody else.
+/// The pool whose list the router requests; `None` for all other callers.
 pub fn only_pool(metadata: &MetadataMap) -> Result<Option<PoolId>> {
     let Some(given) = metadata.get(ONLY_POOL) else {
         return Ok(None);
@@ -139,7 +140,7 @@ pub fn only_pool(metadata: &MetadataMap) -> Result<Option<PoolId>> {
     }
 }
 
-/// A page of a list.
+/// Parses the limits of a page of a list.
 fn page(max_entries: i32, starting_token: &str) -> Result<ListVolumes> {
     Ok(ListVolumes {
         max_entries: entries(max_entries)?,
@@ -148,7 +149,7 @@ fn page(max_entries: i32, starting_token: &str) -> Result<ListVolumes> {
     })
 }
 
-/// At most so many of a list; 0 is no limit.
+/// Maximum number of entries of a list; 0 means no limit.
 fn entries(max_entries: i32) -> Result<usize> {
     usize::try_from(max_entries).map_err(|_| {
         let problem =

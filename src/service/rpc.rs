@@ -1,4 +1,4 @@
-//! The calls of the interface, by name.
+//! The RPCs of CSI, by name.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use crate::operation::Lane;
 
 macro_rules! rpcs {
     ($($service:ident: $($rpc:ident)*;)*) => {
-        /// A call of CSI 1.13.
+        /// An RPC of CSI 1.13.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Rpc {
             $($(
@@ -16,10 +16,10 @@ macro_rules! rpcs {
         }
 
         impl Rpc {
-            /// All of them, by service.
+            /// All RPCs, by service.
             pub const ALL: &'static [Rpc] = &[$($(Rpc::$rpc,)*)*];
 
-            /// Its name, which no other service has.
+            /// Its name, which is unique among all services.
             pub fn name(self) -> &'static str {
                 match self {
                     $($(Rpc::$rpc => stringify!($rpc),)*)*
@@ -33,7 +33,7 @@ macro_rules! rpcs {
                 }
             }
 
-            /// The call of an HTTP/2 path, such as `/csi.v1.Node/NodeStageVolume`.
+            /// The RPC of an HTTP/2 path, such as `/csi.v1.Node/NodeStageVolume`.
             pub fn of_path(path: &str) -> Option<Rpc> {
                 match path {
                     $($(
@@ -64,7 +64,7 @@ rpcs! {
 }
 
 impl Rpc {
-    /// With whom it shares the driver's threads.
+    /// The group of RPCs with which it shares the driver's threads.
     pub fn lane(self) -> Lane {
         match self {
             Rpc::NodeStageVolume
@@ -83,7 +83,8 @@ impl Rpc {
         }
     }
 
-    /// Calls that callers repeat all the time and that change nothing: their lines are for debug.
+    /// RPCs that callers repeat all the time and that change nothing: they are logged at debug
+    /// level.
     pub fn is_poll(self) -> bool {
         matches!(
             self,

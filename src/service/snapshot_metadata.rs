@@ -1,9 +1,9 @@
 //! The SnapshotMetadata service: ranges of a snapshot, as a stream.
 //!
-//! The first page is looked up before the stream begins, so that what is wrong with a request is
-//! the call's own answer. The rest follows as fast as the caller takes it, a page at a time; when
-//! the caller goes away, nothing more is looked up. A stream ends with OK only after everything was
-//! sent, whatever happens to who fills it.
+//! The first page is read before the stream begins, so that an invalid request fails as a whole.
+//! The rest follows as fast as the caller reads it, a page at a time; if the caller disconnects, no
+//! more pages are read. A stream ends with OK only after everything was sent, even if the task that
+//! sends it fails.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -25,17 +25,17 @@ use crate::csi::{
 use crate::error::{Error, Result};
 use crate::operation::{AskMetadata, Driver, MetadataPage};
 
-/// Messages that wait for the caller; each may have some 100 KiB.
+/// Number of messages that may wait for the caller; each may have some 100 KiB.
 const AHEAD: usize = 2;
 
-/// Messages of one stream.
+/// The messages of one stream.
 struct Messages<T> {
     incoming: mpsc::Receiver<Sent<T>>,
     rpc: Rpc,
     ended: bool,
 }
 
-/// What is put into a stream.
+/// An item that the task sends to the stream.
 enum Sent<T> {
     Message(T),
     Failed(Status),
@@ -65,7 +65,7 @@ impl<T> Stream for Messages<T> {
     }
 }
 
-/// Fills a stream.
+/// Sends the messages of a stream.
 struct Filler<T> {
     driver: Arc<Driver>,
     rpc: Rpc,
@@ -76,7 +76,7 @@ struct Filler<T> {
 }
 
 impl<T> Filler<T> {
-    /// Until the end, a failure, or nobody listens.
+    /// Sends until everything is sent, a failure occurs, or the caller disconnects.
     async fn fill(mut self, first: MetadataPage) {
         let mut page = first;
         let mut sent = false;
@@ -104,13 +104,13 @@ impl<T> Filler<T> {
                 }
             };
         }
-        // The size is told also where there is nothing else to tell.
+        // The size is sent even if there are no ranges.
         if sent || self.send(&page, &[]).await {
             let _ = self.to.send(Sent::End).await;
         }
     }
 
-    /// False once nobody listens.
+    /// Returns false once the caller has disconnected.
     async fn send(&self, page: &MetadataPage, ranges: &[(u64, u64)]) -> bool {
         let blocks = ranges.iter().map(|(offset, bytes)| BlockMetadata {
             byte_offset: *offset as i64,
@@ -185,7 +185,7 @@ mod tests {
 
     use super::*;
 
-    /// What a stream says that was given this and then let go of.
+    /// What a stream returns whose sender sent these items and was then dropped.
     async fn said(sent: Vec<Sent<u8>>) -> Vec<std::result::Result<u8, tonic::Code>> {
         let (to, incoming) = mpsc::channel(8);
         for each in sent {

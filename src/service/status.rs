@@ -1,18 +1,19 @@
-//! The code table: which gRPC code an error is for the caller of a call.
+//! The code table: which gRPC code an error has for the caller of a call.
 //!
-//! The callers act on codes, not on texts, so the table is made by what they do:
+//! Callers act on codes, not on texts, so the table follows from what they do:
 //!
-//! - external-provisioner (CreateVolume), csi-snapshotter and the kubelet (stage, publish) take
-//!   CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE and ABORTED for "may still be in progress": they
-//!   repeat the same call, and undo it before they let go of it. Every other code (but
-//!   RESOURCE_EXHAUSTED, which snapshotter and kubelet also repeat) is final: nothing is left, the
-//!   object can be forgotten without a delete, an unstage or an unpublish.
+//! - external-provisioner (CreateVolume), csi-snapshotter and the kubelet (stage, publish)
+//!   interpret CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE and ABORTED as "may still be in progress":
+//!   they repeat the same call, and undo it before they forget the object. Every other code (except
+//!   RESOURCE_EXHAUSTED, for which csi-snapshotter and the kubelet also repeat the call) is final:
+//!   nothing is left, and the object can be forgotten without a delete, an unstage or an unpublish.
 //! - Deletes, unstage, unpublish and detach are repeated after any error.
-//! - external-resizer gives up growth on INVALID_ARGUMENT, NOT_FOUND and OUT_OF_RANGE, so that the
-//!   user can lower the claim again, and waits for pods to end on FAILED_PRECONDITION.
+//! - external-resizer gives up an expansion on INVALID_ARGUMENT, NOT_FOUND and OUT_OF_RANGE, so
+//!   that the user can lower the PVC's request again, and waits for pods to end on
+//!   FAILED_PRECONDITION.
 //!
-//! The rule: **a final code only where it's certain that nothing is left.** The table is tested
-//! and rendered into `docs/errors.md`. This is the only place that knows codes.
+//! The rule: **a final code is returned only if it is certain that nothing is left.** The table is
+//! tested and rendered into `docs/errors.md`. No other module maps errors to codes.
 
 #![deny(clippy::wildcard_enum_match_arm)]
 
@@ -21,11 +22,11 @@ use tonic::{Code, Status};
 use super::Rpc;
 use crate::error::{Error, HostCause, chain};
 
-/// A message travels in a header, percent-encoded to up to three times its length, and clients
-/// take headers of 16 KiB in all; what a caller gave may be as long as a request.
+/// A message is sent in a header, percent-encoded to up to three times its length, and clients
+/// accept headers of 16 KiB in total; a value from the caller may be as long as a request.
 const MESSAGE_BYTES: usize = 2048;
 
-/// An error as the caller of a call gets it. `details` stay empty, as the specification demands.
+/// The status of an error for the caller of a call. `details` stay empty, as CSI requires.
 pub fn status(rpc: Rpc, error: &Error) -> Status {
     Status::new(code(rpc, error), clipped(chain(error)))
 }
@@ -36,8 +37,8 @@ pub fn code(rpc: Rpc, error: &Error) -> Code {
         Error::Invalid { .. } => Code::InvalidArgument,
         Error::NotFound { .. } => Code::NotFound,
         Error::Exists { .. } => Code::AlreadyExists,
-        // The same call is right a moment later. For `Undo`, something is left that only a retry
-        // or the next start removes: the caller must not forget the object.
+        // The same call succeeds later. After `RollbackFailed`, something is left that only a retry
+        // or the next start removes, so the caller must not forget the object.
         Error::Pending { .. }
         | Error::Unsettled { .. }
         | Error::Busy { .. }
@@ -47,47 +48,50 @@ pub fn code(rpc: Rpc, error: &Error) -> Code {
         }
         Error::OutOfSpace { .. } | Error::Promised { .. } => no_space(rpc),
         Error::OutOfRange { .. } => Code::OutOfRange,
-        // The scheduler is asked for another node.
+        // Makes the scheduler select another node.
         Error::TopologyMismatch { .. } => Code::ResourceExhausted,
-        // The specification's own code for a token, although no retry helps.
+        // The code that CSI defines for an invalid token, although a retry does not help.
         Error::BadToken { .. } => Code::Aborted,
-        // Final: nothing is left of the tries. The administrator has to look at the hook.
+        // Final: nothing is left of the attempts. The administrator must examine the hook.
         Error::QuiesceFailed { .. } => Code::FailedPrecondition,
-        // As final; only chance, or a machine too slow, was against it.
+        // Also final; the cause was a coincidence, or a machine that is too slow.
         Error::CutLost { .. } => Code::Internal,
-        // What it was before.
+        // The code of the last failure.
         Error::Paused { last, .. } => self::code(rpc, last),
         Error::Unreachable { .. } | Error::Stopping => Code::Unavailable,
         Error::Forwarded { code, .. } => Code::from_i32(*code),
         Error::Unsupported { .. } => Code::Unimplemented,
-        // A record that can't be read may be that of a volume which an earlier try of the same
-        // call has made, or has staged: its storage is there, so a final code would have it
-        // forgotten. UNAVAILABLE goes on until somebody repairs or removes the record. Where
-        // callers repeat anyway, the plain word for "broken, look at it".
+        // A record that cannot be read may be that of a volume that an earlier attempt of the same
+        // call has created or staged: its storage exists, so after a final code the caller would
+        // forget it. UNAVAILABLE is returned until an administrator repairs or removes the record.
+        // Where callers repeat the call after any error, INTERNAL is returned.
         Error::Damaged { .. } if makes(rpc) => Code::Unavailable,
         Error::Damaged { .. } => Code::Internal,
-        // What was done before has been undone durably (a failed undo is `Undo`): final.
+        // Everything done before has been undone durably (a failed rollback is `RollbackFailed`),
+        // so this is final.
         Error::Host { .. } if error.is_no_space() => no_space(rpc),
-        // The file system has no files of this length, however much room there is.
+        // The file system does not support files of this length, however much free space it has.
         Error::Host { source, .. } if source.is_too_large() => Code::OutOfRange,
         Error::Host { source, .. } => match source.cause {
-            // For growth FAILED_PRECONDITION would mean "in use", and nothing would be tried again.
+            // For an expansion, FAILED_PRECONDITION would mean "in use", and the call would not be
+            // repeated.
             HostCause::Missing { .. } if !grows(rpc) => Code::FailedPrecondition,
-            // What isn't known must not be taken for "nothing there".
+            // An unknown result must not be taken for "does not exist".
             HostCause::NoAnswer => Code::Unavailable,
             HostCause::Missing { .. }
             | HostCause::Errno(_)
             | HostCause::Tool { .. }
             | HostCause::Unexpected(_) => Code::Internal,
         },
-        // Nobody knows what a defect has left behind.
+        // It is not known what a bug has left behind.
         Error::Bug { .. } if makes(rpc) => Code::Aborted,
         Error::Bug { .. } => Code::Internal,
     }
 }
 
-/// RESOURCE_EXHAUSTED has a new volume scheduled elsewhere, and everything else repeated. Growth
-/// would be repeated for ever; OUT_OF_RANGE lets the user lower the claim again.
+/// RESOURCE_EXHAUSTED makes the scheduler place a new volume elsewhere, and makes callers repeat
+/// all other calls. An expansion would be repeated forever; OUT_OF_RANGE lets the user lower the
+/// PVC's request again.
 fn no_space(rpc: Rpc) -> Code {
     if grows(rpc) {
         Code::OutOfRange
@@ -100,7 +104,7 @@ fn grows(rpc: Rpc) -> bool {
     matches!(rpc, Rpc::ControllerExpandVolume | Rpc::NodeExpandVolume)
 }
 
-/// Calls that make something which the caller forgets after a final code.
+/// Calls that create an object which the caller forgets after a final code.
 fn makes(rpc: Rpc) -> bool {
     matches!(
         rpc,
@@ -121,7 +125,7 @@ fn clipped(mut message: String) -> String {
     message
 }
 
-/// A code as the specification writes it.
+/// The name of a code in the specification.
 pub fn code_name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",

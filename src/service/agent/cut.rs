@@ -1,7 +1,8 @@
-//! Cut, GetGroup, SettleGroup, DeleteGroup and DeleteOne: the agent's end of cuts across nodes.
+//! Cut, GetGroup, SettleGroup, DeleteGroup and DeleteOne: the agent's side of cuts across nodes.
 //!
-//! A stream is one share. A thread of its own works on it, and a task listens: once the router
-//! has gone, by whatever way, that thaws at once, also in the middle of a step.
+//! A stream is one participation in a cut. A separate thread works on it, while a task reads the
+//! stream: as soon as the router disconnects in any way, the task thaws, even in the middle of a
+//! step.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -33,15 +34,16 @@ use crate::operation::{
 use crate::service::reply::bytes;
 use crate::service::{Rpc, Service, status};
 
-/// Answers to one router; it must be boxed for tonic.
+/// Answers to one router; tonic requires the box.
 pub(super) type CutStream =
     Pin<Box<dyn Stream<Item = std::result::Result<CutResponse, Status>> + Send>>;
 
-/// Each step is answered before the next one is sent; one more shows a router that doesn't.
+/// Each step is answered before the next one is sent; the additional place detects a router that
+/// violates this.
 const STEPS: usize = 2;
 
 impl Service {
-    /// Serves a share until its stream ends, and longer if something is to be undone.
+    /// Serves a participation until its stream ends, and longer if something must be undone.
     pub(super) fn share(&self, steps: Streaming<CutRequest>) -> CutStream {
         let (answers, told) = mpsc::channel(STEPS);
         let driver = self.driver.clone();
@@ -50,7 +52,7 @@ impl Service {
                 let answer = CutResponse {
                     answer: Some(Answer::Failed(failed)),
                 };
-                // A router that has gone needs no answer.
+                // A router that has disconnected needs no answer.
                 let _ = answers.send(Ok(answer)).await;
             }
         });
@@ -63,7 +65,8 @@ impl Service {
     ) -> std::result::Result<GetGroupResponse, Status> {
         let here = self
             .run(
-                // A create begins with it, and must not take a failed look for a final answer.
+                // The creation of a group begins with this call, and must not take a failed query
+                // for a final answer.
                 Rpc::CreateVolumeGroupSnapshot,
                 group_id(&request.group_id),
                 move |driver, group| driver.group_here(*group, &request.snapshot_ids),
@@ -129,7 +132,7 @@ async fn serve(
 ) -> std::result::Result<(), Failed> {
     let first = match steps.message().await {
         Ok(Some(first)) => first.step,
-        // Nothing was begun.
+        // The participation has not begun.
         Ok(None) | Err(_) => return Ok(()),
     };
     let rpc = match &first {
@@ -146,7 +149,7 @@ async fn serve(
         let locks = driver.locks_of_share(&begin);
         tokio::select! {
             () = driver.wait_until_free(&locks, wait) => {}
-            // The router has gone, and nothing was begun.
+            // The router has disconnected, and the participation has not begun.
             () = answers.closed() => return Ok(()),
         }
     }
@@ -168,7 +171,7 @@ async fn serve(
     done.map_err(|error| failed(rpc, &error))
 }
 
-/// Hands steps on until the router ends them or has gone, and thaws then.
+/// Passes steps on until the router ends the stream or disconnects, and thaws then.
 async fn listen(
     mut steps: Streaming<CutRequest>,
     orders: mpsc::Sender<ShareStep>,
@@ -190,23 +193,24 @@ async fn listen(
                 ));
             }
         };
-        // One that can't be understood, or comes before its time, ends it as well.
+        // A step that is invalid or arrives too early ends the participation as well.
         let Some(Ok(())) = step.map(|step| orders.try_send(step)) else {
             break Some("received a step that is out of order".to_string());
         };
     };
-    // Nothing is logged before all is thawed: the log may lie on a frozen file system.
+    // Nothing is logged before everything is thawed, because the log may lie on a frozen file
+    // system.
     abort.now();
     if let Some(why) = why {
         tracing::warn!(reason = why, "aborting the part of this node in a cut");
     }
 }
 
-/// Between the thread that works and the stream.
+/// The connection between the working thread and the stream.
 struct Line {
     inbox: mpsc::Receiver<ShareStep>,
     answers: mpsc::Sender<std::result::Result<CutResponse, Status>>,
-    /// Of which call it is, where the router takes a failure before it's undone.
+    /// The RPC, if the router accepts a failure before it has been undone.
     early: Option<Rpc>,
 }
 
@@ -271,7 +275,7 @@ fn begin(first: Option<Step>) -> Result<BeginShare> {
     })
 }
 
-/// `None` for what is no step that can follow.
+/// `None` if the message is not a step that may follow.
 fn step(step: Option<Step>) -> Option<ShareStep> {
     Some(match step? {
         Step::Begin(_) => return None,
@@ -353,7 +357,7 @@ fn target(used: Used) -> Target {
     }
 }
 
-/// What a router decides about a failure by, which no code says.
+/// The properties of a failure on which the router decides and which no gRPC code expresses.
 fn failed(rpc: Rpc, error: &Error) -> Failed {
     let said = status(rpc, error);
     let (kind, message) = match error {

@@ -14,11 +14,11 @@ use crate::operation::{Description, Driver, Forgotten, Named, NotGrown, PoolStat
 use crate::service::reply::bytes;
 use crate::service::{Rpc, Service, status};
 
-/// A look at the pools takes milliseconds, unless a disk hangs. The router waits for twice as long.
+/// A query of the pools takes milliseconds, unless a disk hangs. The router waits twice as long.
 const POOL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Looks at this node. A disk that hangs makes what is told old; it holds up one thread, however
-/// often the router asks.
+/// Queries of this node's state. While a disk hangs, the reported state is old; the hanging query
+/// blocks one thread, however often the router asks.
 #[derive(Clone, Default)]
 pub(in crate::service) struct Looks {
     last: Arc<Mutex<Option<Arc<Description>>>>,
@@ -30,7 +30,7 @@ impl Looks {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A new look, or the last one if it takes too long.
+    /// The result of a new query, or the last one if the new query takes too long.
     async fn look(&self, driver: Arc<Driver>) -> Option<Arc<Description>> {
         let looks = self.clone();
         let look = async {
@@ -102,10 +102,10 @@ impl Service {
     }
 }
 
-/// So many changed devices of a pool are named.
+/// Maximum number of changed devices of a pool that are named.
 const CHANGED: usize = 8;
 
-/// So many volumes that could not be grown are told.
+/// Maximum number of volumes that are reported as not grown.
 const NOT_GROWN: usize = 64;
 
 fn not_grown(volumes: &[NotGrown]) -> Vec<agent::NotGrown> {
@@ -147,7 +147,8 @@ fn pool(status: &PoolStatus) -> Pool {
     }
 }
 
-/// In words. A few say enough, and a pod can't make the answer long.
+/// Messages about changed devices. Their number is limited, so that a pod cannot make the answer
+/// long.
 fn changed(status: &PoolStatus) -> Vec<String> {
     let each = status.changed.iter().take(CHANGED);
     each.map(|changed| format!("volume {}: {}", changed.uuid, changed.problem))

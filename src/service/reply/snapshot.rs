@@ -1,4 +1,4 @@
-//! Answers about snapshots and groups of them.
+//! Responses about snapshots and groups of snapshots.
 
 use prost_types::Timestamp;
 
@@ -18,9 +18,9 @@ pub(crate) fn group_capabilities() -> csi::GroupControllerGetCapabilitiesRespons
     }
 }
 
-/// A snapshot that is told is cut, so it's ready. A member that may be deleted by itself is told
-/// as one of its own: callers never delete one that has a group. `key` is there where snapshots tell where they
-/// are.
+/// A snapshot is returned only when it is complete, so it is ready. A member that may be deleted
+/// individually is returned without its group, because callers never delete a snapshot that has
+/// one. `key` is set if snapshots report their topology.
 pub(in crate::service) fn snapshot(told: &Snapshot, key: Option<&str>) -> csi::Snapshot {
     let group = told.group.filter(|_| !told.independent);
     let group = group.map(|group| group.to_string());
@@ -51,7 +51,7 @@ pub(in crate::service) fn snapshots(
     }
 }
 
-/// A group that is told is cut as one, so all of it is ready.
+/// A group is returned only when it is complete, so it is ready.
 pub(crate) fn group(told: &Group, key: Option<&str>) -> csi::VolumeGroupSnapshot {
     let id = told.id.to_string();
     let member = |member: &Snapshot| csi::Snapshot {
@@ -66,7 +66,7 @@ pub(crate) fn group(told: &Group, key: Option<&str>) -> csi::VolumeGroupSnapshot
     }
 }
 
-/// As it was asked for.
+/// The source as it was requested.
 pub(super) fn content_source(source: &ContentSource) -> csi::VolumeContentSource {
     let source = match source {
         ContentSource::Snapshot(id) => Source::Snapshot(SnapshotSource {
@@ -83,7 +83,7 @@ pub(super) fn content_source(source: &ContentSource) -> csi::VolumeContentSource
 
 const SECOND: u64 = 1_000_000_000;
 
-/// From nanoseconds since 1970; both parts fit whatever the number is.
+/// Converts nanoseconds since 1970; both parts fit for any number.
 fn time(nanoseconds: u64) -> Timestamp {
     Timestamp {
         seconds: (nanoseconds / SECOND) as i64,

@@ -1,4 +1,4 @@
-//! `VolumeCapability`: what is malformed, what isn't served, and what is.
+//! `VolumeCapability`: malformed, unsupported and supported ones.
 
 use crate::csi::VolumeCapability;
 use crate::csi::volume_capability::access_mode::Mode;
@@ -9,19 +9,19 @@ use crate::model::{AccessMode, AccessType, Capability, FsType, mount_option};
 const SINGLE_NODE: &str = "a volume is on the disk of one node; give SINGLE_NODE_MULTI_WRITER \
     (ReadWriteOnce) or SINGLE_NODE_SINGLE_WRITER (ReadWriteOncePod)";
 
-/// `volume_capability`, which must be there.
+/// Parses a required `volume_capability`.
 pub fn required(capability: Option<&VolumeCapability>) -> Result<Capability> {
     const FIELD: &str = "volume_capability";
     let capability = capability.ok_or_else(|| Error::invalid(FIELD, "is missing"))?;
     parse(FIELD, capability)
 }
 
-/// `volume_capability`, which may be left out.
+/// Parses an optional `volume_capability`.
 pub fn optional(capability: Option<&VolumeCapability>) -> Result<Option<Capability>> {
     capability.map(|given| required(Some(given))).transpose()
 }
 
-/// `volume_capabilities`, at least one, all of one access type.
+/// Parses `volume_capabilities`: at least one, all with one access type.
 pub fn for_one_volume(capabilities: &[VolumeCapability]) -> Result<Vec<Capability>> {
     not_empty(capabilities)?;
     let parsed = all(capabilities)?;
@@ -44,7 +44,8 @@ pub fn for_one_volume(capabilities: &[VolumeCapability]) -> Result<Vec<Capabilit
     Ok(parsed)
 }
 
-/// Readers of many nodes get a copy of something, which no other capability lets be written.
+/// A volume for readers on many nodes must be a copy of a source, and no other capability may
+/// permit writing to it.
 pub fn readers_of_copies(field: &str, parsed: &[Capability], is_copy: bool) -> Result<()> {
     let is_for_readers = |it: &Capability| it.access_mode == AccessMode::MultiNodeReaderOnly;
     let readers = parsed.iter().filter(|it| is_for_readers(it)).count();
@@ -57,13 +58,13 @@ pub fn readers_of_copies(field: &str, parsed: &[Capability], is_copy: bool) -> R
     ))
 }
 
-/// `volume_capabilities`, each or none.
+/// Parses `volume_capabilities`; fails if any of them is invalid.
 pub fn all(capabilities: &[VolumeCapability]) -> Result<Vec<Capability>> {
     let each = capabilities.iter().enumerate();
     each.map(|(i, given)| parse(&entry(i), given)).collect()
 }
 
-/// Capabilities to be judged: a malformed one is an error, one that isn't served a sentence.
+/// Parses each capability: a malformed one is an error, an unsupported one gives a message.
 pub fn judge(capabilities: &[VolumeCapability]) -> Result<Vec<Result<Capability, String>>> {
     not_empty(capabilities)?;
     let each = capabilities.iter().enumerate();
@@ -95,7 +96,7 @@ fn said_fs(access_type: &AccessType) -> Option<FsType> {
     }
 }
 
-/// What the specification demands of every capability.
+/// Checks the requirements of CSI for every capability.
 fn check_form<'a>(field: &str, capability: &'a VolumeCapability) -> Result<(&'a Given, i32)> {
     let access_type = capability.access_type.as_ref().ok_or_else(|| {
         let field = format!("{field}.access_type");
@@ -110,7 +111,7 @@ fn check_form<'a>(field: &str, capability: &'a VolumeCapability) -> Result<(&'a 
     Ok((access_type, mode))
 }
 
-/// One capability; `field` is where it stands.
+/// Parses one capability; `field` is its name in the request.
 pub fn parse(field: &str, capability: &VolumeCapability) -> Result<Capability> {
     let (access_type, mode) = check_form(field, capability)?;
     Ok(Capability {

@@ -13,7 +13,7 @@ use crate::operation::{
     AskCapacity, Attach, CreateVolume, ExpandVolume, ListVolumes, ModifyVolume, Validate,
 };
 
-/// CreateVolume. `key` is our topology key.
+/// Parses CreateVolume. `key` is the driver's topology key.
 pub fn create_volume(request: &csi::CreateVolumeRequest, key: &str) -> Result<CreateVolume> {
     let name = name(&request.name)?;
     let capabilities = capability::for_one_volume(&request.volume_capabilities)?;
@@ -51,7 +51,7 @@ fn mutable(given: &Map) -> Result<MutableParameters> {
     MutableParameters::parse(given)
 }
 
-/// A StorageClass with what a VolumeAttributesClass overrides.
+/// The parameters of a StorageClass, overridden by those of a VolumeAttributesClass.
 fn class(class: &Map, attributes: &Map) -> Result<VolumeParameters> {
     let mut parsed = parameters(class)?;
     let MutableParameters { wipe } = mutable(attributes)?;
@@ -61,17 +61,18 @@ fn class(class: &Map, attributes: &Map) -> Result<VolumeParameters> {
     Ok(parsed)
 }
 
-/// DeleteVolume.
+/// Parses DeleteVolume.
 pub fn delete_volume(request: &csi::DeleteVolumeRequest) -> Result<String> {
     volume_id(&request.volume_id)
 }
 
-/// Present, and any text: one that names nothing is "not found", or deleted already.
+/// Checks that an ID is present. It may be any text: one that refers to nothing is "not found", or
+/// already deleted.
 pub(in crate::service) fn volume_id(id: &str) -> Result<String> {
     required("volume_id", id).map(str::to_string)
 }
 
-/// ControllerPublishVolume.
+/// Parses ControllerPublishVolume.
 pub fn attach(request: &csi::ControllerPublishVolumeRequest) -> Result<Attach> {
     let volume_id = volume_id(&request.volume_id)?;
     let node_id = required("node_id", &request.node_id)?.to_string();
@@ -92,12 +93,12 @@ pub fn attach(request: &csi::ControllerPublishVolumeRequest) -> Result<Attach> {
     })
 }
 
-/// ControllerUnpublishVolume: nothing is kept of an attach, so there is nothing to hand on.
+/// Parses ControllerUnpublishVolume. Attachments have no state, so the result is empty.
 pub fn detach(request: &csi::ControllerUnpublishVolumeRequest) -> Result<()> {
     volume_id(&request.volume_id).map(drop)
 }
 
-/// ValidateVolumeCapabilities. Parameters that aren't served are one more sentence.
+/// Parses ValidateVolumeCapabilities. Unsupported parameters give an additional message.
 pub fn validate(request: &csi::ValidateVolumeCapabilitiesRequest) -> Result<Validate> {
     let volume_id = volume_id(&request.volume_id)?;
     let mut capabilities = capability::judge(&request.volume_capabilities)?;
@@ -116,27 +117,28 @@ pub fn validate(request: &csi::ValidateVolumeCapabilitiesRequest) -> Result<Vali
     })
 }
 
-/// ListVolumes.
+/// Parses ListVolumes.
 pub fn list_volumes(request: &csi::ListVolumesRequest) -> Result<ListVolumes> {
     page(request.max_entries, &request.starting_token)
 }
 
-/// ControllerListVolumeHealth.
+/// Parses ControllerListVolumeHealth.
 pub fn list_health(request: &csi::ControllerListVolumeHealthRequest) -> Result<ListVolumes> {
     page(request.max_entries, &request.starting_token)
 }
 
-/// ControllerGetVolume.
+/// Parses ControllerGetVolume.
 pub fn get_volume(request: &csi::ControllerGetVolumeRequest) -> Result<String> {
     volume_id(&request.volume_id)
 }
 
-/// ControllerGetVolumeHealth.
+/// Parses ControllerGetVolumeHealth.
 pub fn get_health(request: &csi::ControllerGetVolumeHealthRequest) -> Result<String> {
     volume_id(&request.volume_id)
 }
 
-/// GetCapacity; `None` where the capabilities can't be served: there is no room for such volumes.
+/// Parses GetCapacity; `None` if the capabilities are not supported: the capacity for such volumes
+/// is 0.
 pub fn capacity(request: &csi::GetCapacityRequest, key: &str) -> Result<Option<AskCapacity>> {
     let judged = match request.volume_capabilities.as_slice() {
         [] => Vec::new(),
@@ -152,7 +154,7 @@ pub fn capacity(request: &csi::GetCapacityRequest, key: &str) -> Result<Option<A
     }))
 }
 
-/// ControllerExpandVolume.
+/// Parses ControllerExpandVolume.
 pub fn expand_volume(request: &csi::ControllerExpandVolumeRequest) -> Result<ExpandVolume> {
     let volume_id = volume_id(&request.volume_id)?;
     let Some(range) = request.capacity_range else {
@@ -165,7 +167,7 @@ pub fn expand_volume(request: &csi::ControllerExpandVolumeRequest) -> Result<Exp
     })
 }
 
-/// ControllerModifyVolume.
+/// Parses ControllerModifyVolume.
 pub fn modify_volume(request: &csi::ControllerModifyVolumeRequest) -> Result<ModifyVolume> {
     Ok(ModifyVolume {
         volume_id: volume_id(&request.volume_id)?,

@@ -1,24 +1,24 @@
-//! Requests of SnapshotMetadata.
+//! Requests of the SnapshotMetadata service.
 
 use super::required;
 use crate::csi;
 use crate::error::{Error, Result};
 use crate::operation::AskMetadata;
 
-/// Ranges that are looked for at a time, and the most in one message: with at most 22 bytes each
-/// far below the 4 MiB that clients take.
+/// Number of ranges per query, and maximum number in one message: with at most 22 bytes each, a
+/// message stays far below the 4 MiB that clients accept.
 const PAGE: usize = 8192;
 
-/// What is asked for, and how it's to be cut into messages.
+/// The requested ranges, and how they are divided into messages.
 #[derive(Clone, Debug)]
 pub struct Streamed {
-    /// The first page.
+    /// The query for the first page.
     pub ask: AskMetadata,
-    /// Most ranges in one message.
+    /// Maximum number of ranges in one message.
     pub in_message: usize,
 }
 
-/// GetMetadataAllocated.
+/// Parses GetMetadataAllocated.
 pub fn allocated(request: &csi::GetMetadataAllocatedRequest) -> Result<Streamed> {
     let snapshot_id = required("snapshot_id", &request.snapshot_id)?;
     streamed(
@@ -29,7 +29,7 @@ pub fn allocated(request: &csi::GetMetadataAllocatedRequest) -> Result<Streamed>
     )
 }
 
-/// GetMetadataDelta.
+/// Parses GetMetadataDelta.
 pub fn delta(request: &csi::GetMetadataDeltaRequest) -> Result<Streamed> {
     let base = required("base_snapshot_id", &request.base_snapshot_id)?;
     let target = required("target_snapshot_id", &request.target_snapshot_id)?;

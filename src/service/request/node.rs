@@ -1,4 +1,5 @@
-//! Requests of the Node service. Paths are any text: the operations check them, after existence.
+//! Requests of the Node service. Paths may be any text: the operations check them after they have
+//! found the volume.
 
 use super::controller::volume_id;
 use super::{bounded_context, bounded_map, capability, capacity_range, required};
@@ -7,10 +8,10 @@ use crate::error::Result;
 use crate::model::parameters::EphemeralParameters;
 use crate::operation::{AskStats, ExpandNode, PublishEphemeral, PublishVolume, StageVolume};
 
-/// What the kubelet puts into the context of an inline volume.
+/// Key that the kubelet adds to the context of an inline volume.
 pub const EPHEMERAL: &str = "csi.storage.k8s.io/ephemeral";
 
-/// NodeStageVolume.
+/// Parses NodeStageVolume.
 pub fn stage(request: &csi::NodeStageVolumeRequest) -> Result<StageVolume> {
     let volume_id = volume_id(&request.volume_id)?;
     let staging_path = path("staging_target_path", &request.staging_target_path)?;
@@ -28,7 +29,7 @@ fn path(field: &str, path: &str) -> Result<String> {
     required(field, path).map(str::to_string)
 }
 
-/// NodeUnstageVolume: volume id and staging path.
+/// Parses NodeUnstageVolume: volume ID and staging path.
 pub fn unstage(request: &csi::NodeUnstageVolumeRequest) -> Result<(String, String)> {
     Ok((
         volume_id(&request.volume_id)?,
@@ -36,17 +37,17 @@ pub fn unstage(request: &csi::NodeUnstageVolumeRequest) -> Result<(String, Strin
     ))
 }
 
-/// NodePublishVolume, of either kind of volume.
+/// NodePublishVolume of either kind of volume.
 #[derive(Clone, Debug)]
 pub enum Publish {
-    /// One that CreateVolume made.
+    /// A volume created by CreateVolume.
     Persistent(PublishVolume),
-    /// One that lives as long as its pod.
+    /// A volume that exists as long as its pod.
     Ephemeral(PublishEphemeral),
 }
 
-/// NodePublishVolume. Without a staging path it goes on: that is FAILED_PRECONDITION, not a
-/// missing argument.
+/// Parses NodePublishVolume. A missing staging path is accepted here: it is FAILED_PRECONDITION,
+/// not a missing argument.
 pub fn publish(request: &csi::NodePublishVolumeRequest) -> Result<Publish> {
     let volume_id = volume_id(&request.volume_id)?;
     let target_path = path("target_path", &request.target_path)?;
@@ -75,7 +76,7 @@ pub fn publish(request: &csi::NodePublishVolumeRequest) -> Result<Publish> {
     }))
 }
 
-/// NodeUnpublishVolume: volume id and target path.
+/// Parses NodeUnpublishVolume: volume ID and target path.
 pub fn unpublish(request: &csi::NodeUnpublishVolumeRequest) -> Result<(String, String)> {
     Ok((
         volume_id(&request.volume_id)?,
@@ -83,7 +84,7 @@ pub fn unpublish(request: &csi::NodeUnpublishVolumeRequest) -> Result<(String, S
     ))
 }
 
-/// NodeGetVolumeStats.
+/// Parses NodeGetVolumeStats.
 pub fn stats(request: &csi::NodeGetVolumeStatsRequest) -> Result<AskStats> {
     Ok(AskStats {
         volume_id: volume_id(&request.volume_id)?,
@@ -91,7 +92,7 @@ pub fn stats(request: &csi::NodeGetVolumeStatsRequest) -> Result<AskStats> {
     })
 }
 
-/// NodeExpandVolume.
+/// Parses NodeExpandVolume.
 pub fn expand_node(request: &csi::NodeExpandVolumeRequest) -> Result<ExpandNode> {
     let volume_id = volume_id(&request.volume_id)?;
     let volume_path = path("volume_path", &request.volume_path)?;
@@ -104,7 +105,7 @@ pub fn expand_node(request: &csi::NodeExpandVolumeRequest) -> Result<ExpandNode>
     })
 }
 
-/// NodeGetVolumeHealth.
+/// Parses NodeGetVolumeHealth.
 pub fn node_health(request: &csi::NodeGetVolumeHealthRequest) -> Result<String> {
     volume_id(&request.volume_id)
 }

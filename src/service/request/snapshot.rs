@@ -1,4 +1,4 @@
-//! Requests about snapshots, groups of them, and what a volume is made from.
+//! Requests about snapshots, groups of snapshots, and volume content sources.
 
 use std::collections::HashMap;
 
@@ -11,17 +11,17 @@ use crate::operation::{
     ContentSource, CreateGroup, CreateSnapshot, ListSnapshots as List, NamedGroup,
 };
 
-/// A request of a class, and what is to be told of that class.
+/// A request with parameters of a class, and whether to warn about the class.
 #[derive(Clone, Debug)]
 pub struct Classed<T> {
     /// The request.
     pub args: T,
-    /// `deletionPolicy` was among the parameters, where it means nothing.
+    /// `deletionPolicy` was among the parameters, where it has no effect.
     pub slip: bool,
 }
 
-/// CreateSnapshot. `topology_key` is there where snapshots tell where they are: without, topologies
-/// are a field of a later protocol, and not looked at.
+/// Parses CreateSnapshot. `topology_key` is set if snapshots report their topology; otherwise
+/// topologies are a field of a later protocol, and are ignored.
 pub fn create_snapshot(
     request: &csi::CreateSnapshotRequest,
     topology_key: Option<&str>,
@@ -56,22 +56,22 @@ fn parameters(given: &HashMap<String, String>) -> Result<(SnapshotParameters, bo
     SnapshotParameters::parse(given)
 }
 
-/// DeleteSnapshot.
+/// Parses DeleteSnapshot.
 pub fn delete_snapshot(request: &csi::DeleteSnapshotRequest) -> Result<String> {
     snapshot_id(&request.snapshot_id)
 }
 
-/// GetSnapshot.
+/// Parses GetSnapshot.
 pub fn get_snapshot(request: &csi::GetSnapshotRequest) -> Result<String> {
     snapshot_id(&request.snapshot_id)
 }
 
-/// Present, and any text, as a volume's.
+/// Checks that an ID is present. Like the ID of a volume, it may be any text.
 pub(crate) fn snapshot_id(id: &str) -> Result<String> {
     required("snapshot_id", id).map(str::to_string)
 }
 
-/// ListSnapshots. Both filters may be given; what they name needn't exist.
+/// Parses ListSnapshots. Both filters may be set; the IDs in them need not exist.
 pub fn list_snapshots(request: &csi::ListSnapshotsRequest) -> Result<List> {
     Ok(List {
         max_entries: entries(request.max_entries)?,
@@ -82,7 +82,7 @@ pub fn list_snapshots(request: &csi::ListSnapshotsRequest) -> Result<List> {
     })
 }
 
-/// What a new volume begins with.
+/// Parses the content source of a new volume.
 pub(super) fn content_source(
     given: Option<&csi::VolumeContentSource>,
 ) -> Result<Option<ContentSource>> {
@@ -109,7 +109,7 @@ pub(super) fn content_source(
     Ok(Some(parsed))
 }
 
-/// CreateVolumeGroupSnapshot.
+/// Parses CreateVolumeGroupSnapshot.
 pub fn create_group(
     request: &csi::CreateVolumeGroupSnapshotRequest,
 ) -> Result<Classed<CreateGroup>> {
@@ -124,7 +124,7 @@ pub fn create_group(
     Ok(Classed { args, slip })
 }
 
-/// At least one, none of them empty, each once.
+/// Checks the sources: at least one, none of them empty, each only once.
 fn sources(ids: &[String]) -> Result<Vec<String>> {
     const LIST: &str = "source_volume_ids";
     if ids.is_empty() {
@@ -142,17 +142,17 @@ fn sources(ids: &[String]) -> Result<Vec<String>> {
     Ok(ids.to_vec())
 }
 
-/// DeleteVolumeGroupSnapshot.
+/// Parses DeleteVolumeGroupSnapshot.
 pub fn delete_group(request: &csi::DeleteVolumeGroupSnapshotRequest) -> Result<NamedGroup> {
     named(&request.group_snapshot_id, &request.snapshot_ids)
 }
 
-/// GetVolumeGroupSnapshot.
+/// Parses GetVolumeGroupSnapshot.
 pub fn get_group(request: &csi::GetVolumeGroupSnapshotRequest) -> Result<NamedGroup> {
     named(&request.group_snapshot_id, &request.snapshot_ids)
 }
 
-/// A group's members are compared by the operation, which knows them.
+/// The operation compares the group's members, which are not known here.
 fn named(group_id: &str, snapshot_ids: &[String]) -> Result<NamedGroup> {
     Ok(NamedGroup {
         group_id: required("group_snapshot_id", group_id)?.to_string(),
