@@ -1,8 +1,8 @@
-//! Quiesce and release of applications: sessions.
+//! Quiescing and releasing applications with sessions.
 //!
-//! A session is one program that quiesces, prints a line READY, waits for the end of its stdin,
-//! releases, and exits; its own deadline releases it too. So the application is released whatever
-//! becomes of the driver.
+//! A session is one program that quiesces its application, prints the line READY, waits for the end
+//! of its stdin, releases the application, and exits; at its own timeout it releases, too. So the
+//! application is released even if the driver dies.
 
 pub mod definition;
 pub mod glob;
@@ -18,19 +18,19 @@ pub use definition::{HookDefinition, HookParts};
 pub use local::LocalHooks;
 pub use pod::{HookRights, PodHooks};
 
-/// Whose hooks are wanted.
+/// A volume whose hooks are requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HookTarget {
-    /// Id of the volume.
+    /// ID of the volume.
     pub volume_id: String,
-    /// "namespace/name" of its claim, if it's known.
+    /// "namespace/name" of its PVC, if known.
     pub claim: Option<String>,
-    /// Node that its users are on, if it's known.
+    /// The node of the pods that use it, if known.
     pub node: Option<String>,
 }
 
 impl HookTarget {
-    /// Namespace of its claim, if it's known.
+    /// Namespace of its PVC, if known.
     pub fn namespace(&self) -> Option<String> {
         let (namespace, _) = self.claim.as_ref()?.split_once('/')?;
         Some(namespace.to_string())
@@ -39,30 +39,32 @@ impl HookTarget {
 
 /// Starts the sessions of volumes.
 pub trait Hooks: Send + Sync + 'static {
-    /// Names of the hooks that `targets` have, each once; what `shared` refuses is an error.
-    /// Empty where none is configured, or all are skipped.
+    /// Names of the hooks of `targets`, each once; it fails if `shared` refuses the hooks of a
+    /// shared volume. Empty if no hook is configured, or all are skipped.
     fn wanted(&self, targets: &[HookTarget], shared: SharedVolume) -> Result<Vec<String>>;
 
-    /// Starts the hooks of these names in parallel, and waits until each has said READY, for at
-    /// most `timeout` in all. On an error ([`crate::error::Error::QuiesceFailed`]) those that had
-    /// started are released. A crash of this process ends their stdin, and so releases them too.
+    /// Starts these hooks in parallel, and waits until each has written READY, for at most
+    /// `timeout` in total. After an error ([`crate::error::Error::QuiesceFailed`]) those that had
+    /// started are released. A crash of this process closes their stdin, and so releases them too.
     fn quiesce(&self, names: &[String], timeout: Duration) -> Result<Box<dyn Quiesced>>;
 
-    /// How somebody who has none gets one, for the sentence of a refusal.
+    /// What a user can do to configure a hook, for the message of a refusal.
     fn how(&self) -> &'static str {
         "select the volume or its claim in a [[hook]]"
     }
 }
 
-/// Applications that stand still. Dropping it releases them all.
+/// Quiesced applications. Dropping this releases all of them.
 pub trait Quiesced: Send {
-    /// Whether every session still lives, and so still holds: an error names the one that doesn't.
+    /// Whether every session is alive, and so its application still quiesced; the error names a
+    /// session that is not.
     fn verify(&mut self) -> Result<()>;
 
-    /// Ends the sessions: end of file on their stdin, a grace period, then a kill. All are ended
-    /// when it returns, whatever it returns. Text if one had to be killed: it held through the
-    /// cut, which is good all the same. An error ([`crate::error::Error::QuiesceFailed`]) if one
-    /// ended with a failure: that is how a session says that what it held was lost.
+    /// Ends the sessions: end of file on their stdin, a grace period, then a kill. All have ended
+    /// when it returns. Returns a message if one had to be killed; its application was quiesced
+    /// during the cut, so the cut is good nevertheless. Returns an error
+    /// ([`crate::error::Error::QuiesceFailed`]) if one exited with a failure, which means that its
+    /// application did not stay quiesced.
     fn release(self: Box<Self>) -> Result<Option<String>>;
 }
 

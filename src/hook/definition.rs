@@ -1,4 +1,4 @@
-//! A hook as an administrator writes it down.
+//! The definition of a hook in the configuration.
 
 use std::path::{Component, Path};
 use std::time::Duration;
@@ -7,45 +7,46 @@ use super::HookTarget;
 use super::glob::Glob;
 use crate::model::snapshot::parse_duration;
 
-/// The session's own deadline, if nothing is said.
+/// The default timeout of a session.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// As for `quiesceTimeout`: longer than any sidecar waits for the whole call.
+/// Like the limit of `quiesceTimeout`: longer than any sidecar waits for the whole call.
 const MOST_TIMEOUT: Duration = Duration::from_secs(600);
-/// Stands in an argument for the timeout.
+/// Placeholder for the timeout in an argument.
 const SECONDS: &str = "{seconds}";
 
-/// A hook of this machine: which volumes, and what holds their application still.
+/// A hook of this machine: for which volumes it is, and the program that quiesces their
+/// application.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HookDefinition {
-    /// Its name: unique, for people; hooks of one volume are taken in the order of names.
+    /// Its unique name; the hooks of one volume are ordered by name.
     pub name: String,
-    /// The program, absolute, and its arguments.
+    /// The absolute path of the program, and its arguments.
     pub command: Vec<String>,
-    /// Who runs it; whoever runs the driver, if nobody is named.
+    /// The user that runs it; by default the user of the driver.
     pub user: Option<String>,
-    /// Which volumes.
+    /// The volumes for which it is.
     pub whose: Whose,
-    /// The session's own deadline: after it the program is to release by itself. It's to say
-    /// READY within it as well.
+    /// The session's own timeout: the program must write READY within it, and releases its
+    /// application by itself when it expires.
     pub timeout: Duration,
 }
 
-/// Which volumes a hook is for.
+/// A selection of volumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Whose {
-    /// By the volume's id.
+    /// By the ID of the volume.
     Volume(Glob),
-    /// By its claim.
+    /// By its PVC.
     Claim {
-        /// The namespace, as it is.
+        /// The exact namespace.
         namespace: String,
-        /// The claim's name.
+        /// A pattern for the name of the PVC.
         name: Glob,
     },
 }
 
 impl Whose {
-    /// Whether a volume is one of them. One whose claim isn't known is nobody's by claim.
+    /// Whether a volume is selected. A volume whose PVC is not known is not selected by any PVC.
     pub fn matches(&self, target: &HookTarget) -> bool {
         match self {
             Whose::Volume(glob) => glob.matches(&target.volume_id),
@@ -58,25 +59,25 @@ impl Whose {
     }
 }
 
-/// A hook's parts as texts.
+/// The parts of a hook's definition, not yet parsed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HookParts {
     /// Its name.
     pub name: String,
     /// Program and arguments.
     pub command: Vec<String>,
-    /// A user's name.
+    /// The name of a user.
     pub user: Option<String>,
-    /// A pattern of volume ids.
+    /// A pattern for volume IDs.
     pub volume: Option<String>,
-    /// "namespace/pattern" of claims.
+    /// "namespace/pattern" for PVCs.
     pub pvc: Option<String>,
-    /// Such as "30s".
+    /// A duration such as "30s".
     pub timeout: Option<String>,
 }
 
 impl HookDefinition {
-    /// Checks the parts. An error is a sentence that names the part.
+    /// Checks the parts. The error is a sentence that names the part.
     pub fn from_parts(parts: HookParts) -> Result<HookDefinition, String> {
         let name = &parts.name;
         check_name(name)?;
@@ -107,23 +108,23 @@ impl HookDefinition {
         Path::new(self.command.first().map_or("", String::as_str))
     }
 
-    /// The deadline in whole seconds, rounded up.
+    /// The timeout in whole seconds, rounded up.
     pub fn seconds(&self) -> u64 {
         seconds(self.timeout)
     }
 
-    /// The arguments, with the deadline in its place.
+    /// The arguments, with the timeout inserted.
     pub fn arguments(&self) -> Vec<String> {
         filled(self.command.get(1..).unwrap_or_default(), self.timeout)
     }
 }
 
-/// A deadline in whole seconds, rounded up.
+/// A timeout in whole seconds, rounded up.
 fn seconds(timeout: Duration) -> u64 {
     timeout.as_secs() + u64::from(timeout.subsec_nanos() > 0)
 }
 
-/// Words with the deadline in its place.
+/// Inserts the timeout into arguments.
 pub(super) fn filled(words: &[String], timeout: Duration) -> Vec<String> {
     let seconds = seconds(timeout).to_string();
     let each = words.iter();
@@ -188,7 +189,7 @@ fn whose(volume: Option<&str>, pvc: Option<&str>) -> Result<Whose, String> {
     }
 }
 
-/// A session's deadline as a text; the usual one if nothing is said.
+/// Parses a session's timeout; returns the default if there is none.
 pub(super) fn timeout(text: Option<&str>) -> Result<Duration, String> {
     let Some(text) = text else {
         return Ok(TIMEOUT);

@@ -1,4 +1,5 @@
-//! Patterns of names: `*` is any run of characters, `?` is one; everything else is itself.
+//! Patterns for names: `*` matches any characters, `?` matches one; all other characters match
+//! themselves.
 
 use std::fmt;
 
@@ -7,17 +8,19 @@ use std::fmt;
 pub struct Glob(String);
 
 impl Glob {
-    /// Every text is a pattern.
+    /// Every text is a valid pattern.
     pub fn new(pattern: impl Into<String>) -> Glob {
         Glob(pattern.into())
     }
 
-    /// Whether all of `text` is as the pattern says. Takes at most the product of both lengths.
+    /// Whether the pattern matches all of `text`. The time is at most proportional to the product
+    /// of both lengths.
     pub fn matches(&self, text: &str) -> bool {
         let pattern: Vec<char> = self.0.chars().collect();
         let text: Vec<char> = text.chars().collect();
         let (mut p, mut t) = (0, 0);
-        // The last star, and from where the text after what it stands for is being tried.
+        // The position of the last star, and the position in the text at which matching after it is
+        // being tried.
         let mut star: Option<(usize, usize)> = None;
         while t < text.len() {
             if pattern.get(p) == Some(&'*') {
@@ -27,7 +30,7 @@ impl Glob {
                 p += 1;
                 t += 1;
             } else if let Some((at, from)) = star {
-                // The star stands for one character more.
+                // Let the star match one more character.
                 star = Some((at, from + 1));
                 p = at + 1;
                 t = from + 1;
@@ -50,7 +53,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The definition, in exponential time.
+    /// A direct implementation of the definition, with exponential run time.
     fn slow(pattern: &[char], text: &[char]) -> bool {
         match (pattern.split_first(), text.split_first()) {
             (None, None) => true,

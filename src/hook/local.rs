@@ -1,4 +1,4 @@
-//! Hooks of this machine: programs named in the configuration file.
+//! Hooks of this machine: programs in the configuration file.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use crate::model::SharedVolume;
 
 /// The hooks of the configuration file.
 pub struct LocalHooks {
-    /// In the order of names.
+    /// Ordered by name.
     hooks: Vec<HookDefinition>,
     host: Arc<dyn Host>,
     grace: Duration,
 }
 
 impl LocalHooks {
-    /// With names that are unique; `host` starts their programs.
+    /// Creates hooks with unique names; `host` starts their programs.
     pub fn new(mut hooks: Vec<HookDefinition>, host: Arc<dyn Host>) -> LocalHooks {
         hooks.sort_by(|a, b| a.name.cmp(&b.name));
         LocalHooks {
@@ -30,7 +30,7 @@ impl LocalHooks {
         }
     }
 
-    /// With another time between the end of a session's stdin and SIGTERM, 10 s otherwise.
+    /// Sets the time between the end of a session's stdin and SIGTERM; the default is 10 s.
     #[must_use]
     pub fn with_grace(mut self, grace: Duration) -> LocalHooks {
         self.grace = grace;
@@ -95,7 +95,7 @@ impl Hooks for LocalHooks {
     fn quiesce(&self, names: &[String], timeout: Duration) -> Result<Box<dyn Quiesced>> {
         let begun = Instant::now();
         let mut sessions = Sessions::new(self.grace);
-        // Before the first application is held: a directory service may take its time.
+        // This precedes the first quiesced application, because a directory service may be slow.
         let found = names.iter().map(|name| self.find(name));
         for (hook, account) in found.collect::<Result<Vec<_>>>()? {
             let begun = Instant::now();

@@ -1,8 +1,8 @@
-//! Hooks of pods: an exec in a container of the pod that uses the volume, as the annotations of
-//! that pod say. Who can write them can run programs there anyway; so nothing is ever taken from
-//! a class or a claim, which may only say `skip`.
+//! Hooks of pods: an exec in a container of the pod that uses the volume, as configured in the
+//! pod's annotations. A user who can write them can run programs in that pod anyway. For that
+//! reason a hook is never read from a class or a PVC, which can only set `skip`.
 //!
-//! It's allowed by namespace: who owns one binds a ClusterRole in it ([`HookRights`]).
+//! Hooks are permitted per namespace: its owner binds a ClusterRole in it ([`HookRights`]).
 
 mod annotation;
 mod exec;
@@ -24,17 +24,18 @@ use crate::error::{Error, Result, chain};
 use crate::model::SharedVolume;
 use annotation::PodHook;
 
-/// Between the end of a session's stdin and giving it up. Longer than on the same machine: API
-/// server, kubelet and container runtime are between.
+/// Time between the end of a session's stdin and giving it up. It is longer than on the same
+/// machine because API server, kubelet and container runtime are involved.
 const RELEASE_GRACE: Duration = Duration::from_secs(20);
-/// The API server has so long for a look at pods.
+/// Time limit for listing pods.
 const LIST_PODS_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What a namespace's owner binds, and to whom, so that hooks may run there: for the advice where
-/// that's missing. By default the names that the chart gives in a release called `slackwater`.
+/// The ClusterRole that a namespace's owner binds, and the service account to which it is bound, so
+/// that hooks may run there; used in the message if this is missing. The default names are those of
+/// the chart in a release called `slackwater`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HookRights {
-    /// The ClusterRole that allows an exec.
+    /// The ClusterRole that permits exec.
     pub role: String,
     /// The router's service account, as NAMESPACE:NAME.
     pub account: String,
@@ -50,7 +51,7 @@ impl Default for HookRights {
 }
 
 impl HookRights {
-    /// What to do about a refusal.
+    /// What the user can do about a refusal.
     fn advice(&self, what: &str, namespace: &str) -> String {
         let HookRights { role, account } = self;
         format!(
@@ -59,16 +60,16 @@ impl HookRights {
     }
 }
 
-/// Hooks by exec.
+/// Hooks that run by exec.
 pub struct PodHooks {
     client: Client,
     rights: HookRights,
-    /// Where its requests are driven: callers are blocking threads.
+    /// The runtime that executes requests; callers are blocking threads.
     runtime: Handle,
     grace: Duration,
 }
 
-/// A hook that was found, and the pod that it's in.
+/// A hook that was found, and its pod.
 struct Found {
     namespace: String,
     pod: String,
@@ -82,7 +83,7 @@ impl Found {
 }
 
 impl PodHooks {
-    /// Must be made within a runtime.
+    /// Must be called within a runtime.
     pub fn new(client: Client) -> PodHooks {
         PodHooks {
             client,
@@ -92,14 +93,14 @@ impl PodHooks {
         }
     }
 
-    /// With other names of what allows an exec.
+    /// Sets the names of the objects that permit exec.
     #[must_use]
     pub fn with_rights(mut self, rights: HookRights) -> PodHooks {
         self.rights = rights;
         self
     }
 
-    /// With another time between the end of a session's stdin and giving it up, 20 s otherwise.
+    /// Sets the time between the end of a session's stdin and giving it up; the default is 20 s.
     #[must_use]
     pub fn with_grace(mut self, grace: Duration) -> PodHooks {
         self.grace = grace;
@@ -128,8 +129,8 @@ impl PodHooks {
         })
     }
 
-    /// The running pods of a namespace, on this node if it's known: a namespace may have thousands
-    /// on others.
+    /// The running pods of a namespace, only those on the given node if it is known: a namespace
+    /// may have thousands on others.
     fn pods(&self, namespace: &str, node: Option<&str>) -> Result<Vec<Pod>> {
         let api = Api::<Pod>::namespaced(self.client.clone(), namespace);
         let running = ListParams::default().fields(&selector(node));
@@ -138,7 +139,7 @@ impl PodHooks {
         Ok(pods.items)
     }
 
-    /// Whether a claim says that its pods' hooks aren't run for it.
+    /// Whether the annotations of a PVC disable the hooks of its pods.
     fn is_skipped(&self, namespace: &str, claim: &str) -> Result<bool> {
         let api = Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), namespace);
         let what = format!("reading claim {claim}");
@@ -152,7 +153,7 @@ impl PodHooks {
         })
     }
 
-    /// The hook of a name, as its pod's annotations say now.
+    /// The hook with a name, as its pod's annotations configure it now.
     fn find(&self, name: &str) -> Result<Found> {
         let mut parts = name.splitn(3, '/');
         let (Some(namespace), Some(pod), Some(container)) =
@@ -227,7 +228,7 @@ impl Hooks for PodHooks {
         });
         let starting = Instant::now();
         let started = self.runtime.block_on(join_all(starts));
-        // Those that have started are released with `sessions` when another one couldn't.
+        // If one cannot start, dropping `sessions` releases those that have started.
         let mut sessions = Sessions::new(self.grace);
         let mut refused = None;
         for (found, session) in found.iter().zip(started) {
@@ -249,7 +250,7 @@ impl Hooks for PodHooks {
     }
 }
 
-/// Names of the hooks of the pods that use a claim, in their order.
+/// Names of the hooks of the pods that use a PVC, in order.
 fn hooks_of(namespace: &str, claim: &str, pods: &[Pod]) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for pod in pods.iter().filter(|pod| annotation::uses(pod, claim)) {
@@ -266,7 +267,7 @@ fn hooks_of(namespace: &str, claim: &str, pods: &[Pod]) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Which pods are looked at.
+/// The field selector for pods.
 fn selector(node: Option<&str>) -> String {
     match node {
         Some(node) => format!("status.phase=Running,spec.nodeName={node}"),

@@ -1,4 +1,4 @@
-//! What annotations say about hooks.
+//! Annotations that configure hooks.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,28 +10,28 @@ use crate::hook::definition::{filled, timeout};
 
 /// The program and its arguments: a JSON array of words.
 const SESSION: &str = "hooks.slackwater.dev/session";
-/// The container that it's started in; the first one if nothing is said.
+/// The container in which the program is started; by default the first one.
 const CONTAINER: &str = "hooks.slackwater.dev/container";
-/// The session's own deadline, such as "30s".
+/// The session's own timeout, such as "30s".
 const TIMEOUT: &str = "hooks.slackwater.dev/timeout";
-/// "true": as if there were no hook. On a pod or a claim.
+/// "true" disables hooks, on a pod or a PVC.
 const SKIP: &str = "hooks.slackwater.dev/skip";
-/// What all of them begin with.
+/// Common prefix of all annotations.
 const PREFIX: &str = "hooks.slackwater.dev/";
 
-/// A pod's hook.
+/// The hook of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PodHook {
-    /// Where it's started.
+    /// The container in which it is started.
     pub(super) container: String,
-    /// Program and arguments, with the deadline in its place.
+    /// Program and arguments, with the timeout inserted.
     pub(super) command: Vec<String>,
-    /// The session's own deadline.
+    /// The session's own timeout.
     pub(super) timeout: Duration,
 }
 
 impl PodHook {
-    /// The hook of a pod, if it has one. An error is a sentence that names the annotation.
+    /// The hook of a pod, if it has one. The error is a sentence that names the annotation.
     pub(super) fn of(pod: &Pod) -> Result<Option<PodHook>, String> {
         let said = pod.annotations();
         for name in said.keys().filter(|name| name.starts_with(PREFIX)) {
@@ -58,7 +58,7 @@ impl PodHook {
     }
 }
 
-/// Whether annotations say `skip`.
+/// Whether annotations contain `skip`.
 pub(super) fn says_skip(said: &BTreeMap<String, String>) -> Result<bool, String> {
     match said.get(SKIP).map(String::as_str) {
         None | Some("false") => Ok(false),
@@ -86,8 +86,8 @@ fn words(session: &str) -> Result<Vec<String>, String> {
     }
 }
 
-/// The container of a name, or the first; also of one that is started before the others and
-/// stays.
+/// The container with a name, or the first; init containers that keep running (sidecars) are also
+/// found.
 fn container(pod: &Pod, wanted: Option<&str>) -> Result<String, String> {
     let spec = pod.spec.as_ref();
     let names: Vec<&str> = spec.map(containers).unwrap_or_default();
@@ -111,7 +111,7 @@ fn containers(spec: &PodSpec) -> Vec<&str> {
     all.map(|container| container.name.as_str()).collect()
 }
 
-/// Whether a pod runs and uses a claim, by its name or as a volume of its own.
+/// Whether a pod is running and uses a PVC, by its name or as a generic ephemeral volume.
 pub(super) fn uses(pod: &Pod, claim: &str) -> bool {
     let phase = pod
         .status
@@ -125,7 +125,7 @@ pub(super) fn uses(pod: &Pod, claim: &str) -> bool {
         if let Some(source) = &volume.persistent_volume_claim {
             return source.claim_name == claim;
         }
-        // A generic ephemeral volume's claim is named after its pod.
+        // The PVC of a generic ephemeral volume is named after its pod.
         volume.ephemeral.is_some() && format!("{}-{}", pod.name_any(), volume.name) == claim
     })
 }
