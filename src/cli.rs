@@ -1,7 +1,7 @@
-//! The command line: what can be said, and which exit code an ending has.
+//! The command line: arguments and exit codes.
 //!
-//! 0 is done (or stopped by a signal), 64 a bad command line or configuration, 1 everything else.
-//! An error is told once, on stderr, in one line.
+//! 0 means done (or stopped by a signal), 64 an invalid command line or configuration, 1 any other
+//! failure. An error is reported once, on stderr, in one line.
 
 mod adopt;
 mod certificates;
@@ -36,7 +36,7 @@ use crate::host::linux::LinuxHost;
 use crate::model::PoolDefinition;
 use crate::operation::pools::image::own_folders;
 
-/// The command line was understood, and what it asks for can't be: sysexits.h's EX_USAGE.
+/// The command line was parsed, but contains invalid values: EX_USAGE of sysexits.h.
 const BAD_CONFIG: u8 = 64;
 
 #[derive(Debug, Parser)]
@@ -232,7 +232,7 @@ enum PoolCommand {
     },
 }
 
-/// What acts on pools need to know.
+/// Options of the commands that act on pools.
 #[derive(Debug, Args)]
 struct Node {
     /// The driver's configuration file
@@ -246,7 +246,7 @@ struct Node {
     json: bool,
 }
 
-/// The same with pools given one by one.
+/// Like [`Node`], with pools on the command line.
 #[derive(Debug, Args)]
 struct Place {
     #[command(flatten)]
@@ -257,7 +257,7 @@ struct Place {
 }
 
 impl Node {
-    /// With the file's word where no flag was given.
+    /// Adds the values of the configuration file where no flag was given.
     fn with_file(self, flags: Given) -> Result<Settled, Failure> {
         let flags = Given {
             node_record: self.node_record,
@@ -298,7 +298,7 @@ impl Place {
     }
 }
 
-/// [`Node`] or [`Place`], checked.
+/// The validated arguments of a command that acts on pools.
 #[derive(Debug)]
 struct Settled {
     pools: Vec<PoolDefinition>,
@@ -308,12 +308,12 @@ struct Settled {
     json: bool,
 }
 
-/// Why a command ended badly.
+/// Why a command failed.
 #[derive(Debug)]
 enum Failure {
-    /// Exit 64.
+    /// Exit code 64.
     Config(BadConfig),
-    /// Exit 1.
+    /// Exit code 1.
     Run(Box<dyn std::error::Error + Send + Sync>),
 }
 
@@ -398,7 +398,7 @@ fn demo(options: &demo::Options) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Help and version on stdout; everything else is one sentence.
+/// Prints help and version on stdout, and any other message as one sentence on stderr.
 fn usage(error: &clap::Error) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
@@ -413,7 +413,8 @@ fn usage(error: &clap::Error) -> ExitCode {
     ExitCode::from(BAD_CONFIG)
 }
 
-/// What clap says in a paragraph, and what our own parsers say without its frame.
+/// Shortens clap's paragraph to a sentence, and removes its frame from the messages of this
+/// program's own parsers.
 fn sentence(error: &clap::Error) -> String {
     let argument = match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(argument)) => argument.as_str(),
@@ -437,13 +438,14 @@ fn demo_hook(folder: &std::path::Path, seconds: u64) -> Result<ExitCode, Failure
     held.map(|()| ExitCode::SUCCESS).map_err(Failure::run)
 }
 
-/// The kernel of this machine; mounts are made below these folders, and in those of the pools'
-/// images.
+/// The kernel of this machine. Mounts are permitted below these directories, and in those of the
+/// pools' images.
 fn real_host(allowed: &[PathBuf], pools: &[PoolDefinition]) -> Arc<dyn Host> {
     Arc::new(kernel(allowed, pools))
 }
 
-/// The same, also with the folder in which the guard's sweep mounts what is hidden.
+/// Like [`real_host`], also with the directory in which the guard's sweep mounts hidden file
+/// systems.
 fn host_with_guard(
     allowed: &[PathBuf],
     pools: &[PoolDefinition],

@@ -1,8 +1,8 @@
 //! From flags, file and environment to one validated [`Config`].
 //!
-//! A key of the file is named as its flag. A flag wins over the environment, the environment over
-//! the file; a flag that may be repeated replaces the file's whole list. What is wrong is told in
-//! one sentence that names the flag, or the file and its line.
+//! A key in the file has the name of its flag. A flag overrides the environment, and the
+//! environment overrides the file; a flag that can be repeated replaces the file's whole list. An
+//! error is one sentence that names the flag, or the file and its line.
 
 mod hook;
 mod role;
@@ -25,19 +25,19 @@ use crate::model::PoolDefinition;
 use crate::model::alpha::Alpha;
 use crate::telemetry::LogFormat;
 
-/// Where the node record is if nothing is said: on the machine's own disk.
+/// Default path of the node record: on the machine's own disk.
 pub const NODE_RECORD: &str = "/var/lib/slackwater/node.json";
-/// Where the journal of freezes is if nothing is said: survives the process, not the boot.
+/// Default directory of the freeze journal: it survives the process, but not a reboot.
 pub const STATE_DIR: &str = "/run/slackwater/state";
-/// Below which mounts are made if nothing is said: the kubelet's folder.
+/// Default directory below which mounts are made: the kubelet's.
 pub const ALLOWED_PATH: &str = "/var/lib/kubelet";
 
-/// Why a configuration is bad: one sentence.
+/// An invalid configuration, described in one sentence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct BadConfig(pub String);
 
-/// Everything that `serve` can be told, as flags and as keys of the file.
+/// All settings of `serve`, as flags and as keys of the file.
 #[derive(Clone, Debug, Default, clap::Args, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Given {
@@ -147,7 +147,7 @@ pub fn read_file(path: &Path) -> Result<Given, BadConfig> {
     parse_file(path, &text)
 }
 
-/// Parses a configuration file's text; `path` is for the sentence.
+/// Parses the text of a configuration file; `path` is used in the error.
 pub fn parse_file(path: &Path, text: &str) -> Result<Given, BadConfig> {
     toml::from_str(text).map_err(|error| {
         let line = error
@@ -159,7 +159,7 @@ pub fn parse_file(path: &Path, text: &str) -> Result<Given, BadConfig> {
     })
 }
 
-/// A message of a library as one line without control characters.
+/// Converts a message of a library to one line without control characters.
 pub(crate) fn one_line(message: &str) -> String {
     message
         .split_whitespace()
@@ -169,7 +169,7 @@ pub(crate) fn one_line(message: &str) -> String {
 }
 
 impl Given {
-    /// These, and what the file says where these say nothing.
+    /// These values, and those of the file where these are not set.
     pub fn over(self, file: Given) -> Given {
         fn list<T>(first: Vec<T>, second: Vec<T>) -> Vec<T> {
             if first.is_empty() { second } else { first }
@@ -200,7 +200,8 @@ impl Given {
         }
     }
 
-    /// Takes the endpoint of the environment where no flag gives one. Empty is "not given".
+    /// Takes the endpoint from the environment if no flag sets it. An empty value counts as not
+    /// set.
     pub fn with_env(mut self, endpoint: Option<String>) -> Result<Given, BadConfig> {
         if let Some(text) = endpoint.filter(|text| self.endpoint.is_none() && !text.is_empty()) {
             let parsed = text.parse();

@@ -1,4 +1,4 @@
-//! `slackwater pool adopt --cluster`: PersistentVolumes follow an adopted pool.
+//! `slackwater pool adopt --cluster`: updates the PersistentVolumes of an adopted pool.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,35 +13,35 @@ use crate::error::Error;
 use crate::router::adopt::{self, Done, Fate, Line, Plan, Step};
 use crate::router::{behind, connect};
 
-/// How long claims may take to be bound again: Kubernetes looks at all of them every 15 s, and
-/// many take a while.
+/// How long PVCs may take to be bound again: Kubernetes checks all of them every 15 s, and many
+/// take some time.
 const REBIND_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// What is wished.
+/// The arguments of the command.
 #[derive(Debug)]
 pub(super) struct Arguments {
     /// UUID, name or NODE/NAME of the pool.
     pub(super) pool: String,
-    /// Which driver's it is.
+    /// The driver that owns it.
     pub(super) whose: Whose,
-    /// Do it, not only show it.
+    /// Apply the changes, and do not only show them.
     pub(super) yes: bool,
     /// Print JSON.
     pub(super) json: bool,
 }
 
-/// Which driver's a pool is.
+/// How to determine the driver that owns a pool.
 #[derive(Debug)]
 pub(super) struct Whose {
-    /// Name of the driver, where it's given; else the driver at `endpoint` or the pool's object
-    /// says it.
+    /// The given name of the driver; otherwise the name comes from the driver at `endpoint`, or
+    /// from the Pool object.
     driver: Option<String>,
     /// The controller's CSI socket.
     endpoint: Option<PathBuf>,
 }
 
 impl Whose {
-    /// As the command line and the environment say.
+    /// From the command line and the environment.
     pub(super) fn given(
         driver_name: Option<DriverName>,
         endpoint: Option<Endpoint>,
@@ -58,7 +58,7 @@ impl Whose {
     }
 }
 
-/// The name of the driver, where it's given or the driver at a socket says it.
+/// The name of the driver, if it was given or the driver at the socket reports it.
 pub(super) async fn driver(whose: &Whose) -> Result<Option<String>, Error> {
     match &whose.endpoint {
         Some(socket) => {
@@ -69,7 +69,7 @@ pub(super) async fn driver(whose: &Whose) -> Result<Option<String>, Error> {
     }
 }
 
-/// Shows what is to be done, or does it. Exit 1 if something had to be left.
+/// Shows what would be changed, or changes it. Exit code 1 if something could not be changed.
 pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let runtime = Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(Failure::run)?;
@@ -90,7 +90,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     })
 }
 
-/// A line for each that is away for a moment, and back: what a person looks for after a crash.
+/// Prints a line when a PersistentVolume is deleted for a moment and when it is created again,
+/// which a user needs after a crash.
 fn said(volume: &str, step: Step) {
     match step {
         Step::Delete => {

@@ -1,4 +1,4 @@
-//! `slackwater certificates`: for clusters in which nobody else makes them.
+//! `slackwater certificates`: creates certificates for clusters that have no other issuer.
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io::Write;
@@ -15,13 +15,13 @@ use crate::tls::Name;
 use crate::tls::authority::{Authority, Validity};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// Of an authority: it's only changed together with all certificates.
+/// Validity of a CA certificate, which can only be changed together with all certificates.
 const AUTHORITY: Duration = DAY.saturating_mul(3650);
-/// The authority's own files, and the router's.
+/// Base names of the files of the CA, and of the router.
 const CA: &str = "ca";
 const CONTROLLER: &str = "controller";
 
-/// What is to be made.
+/// The arguments of the command.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     /// Directory for the files; an existing authority (ca.crt, ca.key) is reused
@@ -35,14 +35,14 @@ pub(super) struct Arguments {
     days: u32,
 }
 
-/// One file to be.
+/// A file to be written.
 struct File {
     path: PathBuf,
     text: Vec<u8>,
 }
 
-/// Makes them all, or nothing. Files that exist are never written over; what a crash has left
-/// half done is told, and is to be removed by hand.
+/// Creates all files, or none. Existing files are never overwritten; files that a crash has left
+/// incomplete are reported, and must be removed by the user.
 pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let mut names = Vec::new();
     for NodeName(node) in &arguments.node {
@@ -68,7 +68,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             authority
         }
     };
-    // Beside nodes that are new the router's own mostly is there.
+    // When certificates for new nodes are created, the router's own usually exists.
     if names.is_empty() || !arguments.out.join(format!("{CONTROLLER}.crt")).exists() {
         names.push((CONTROLLER.into(), Name::controller().map_err(Failure::run)?));
     }

@@ -1,7 +1,7 @@
-//! `slackwater volumes check`: the file system of a volume that nobody uses.
+//! `slackwater volumes check`: checks the file system of a volume that is not in use.
 //!
-//! A running driver does it, under the volume's lock. Where none runs, this process takes the
-//! pools' locks, so that none starts meanwhile.
+//! A running driver checks it while it holds the volume's lock. If no driver is running, this
+//! process takes the locks of the pools, so that no driver can start during the check.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::model::PoolDefinition;
 use crate::operation::{Driver, Settings};
 use crate::server::admin;
 
-/// What is asked for.
+/// The arguments of the command.
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
     /// ID of the volume
@@ -38,7 +38,7 @@ pub(super) struct Arguments {
     place: Place,
 }
 
-/// Exit 1 if the file system has errors, and keeps them.
+/// Exit code 1 if the file system has errors that remain.
 pub(super) fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let flags = Given {
         endpoint: arguments.endpoint,
@@ -90,7 +90,7 @@ pub(super) fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Opens the pools as a driver does, for this one check. No pool is made.
+/// Opens the pools as a driver does, for this one check. No pool is created.
 fn without_driver(
     place: Place,
     state_dir: Option<Folder>,

@@ -10,15 +10,15 @@ use crate::cut::guard::GuardClient;
 use crate::doctor::{self, Subject};
 use crate::host::Freezer;
 
-/// Where the driver looks for programs; never in `$PATH`.
+/// Where the driver searches for programs; it never uses `$PATH`.
 const PROGRAM_FOLDERS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
-/// Looks and tells. Exit 1 if a pool, or everything, can't work.
+/// Runs all checks and prints the results. Exit code 1 if a pool, or the whole driver, cannot work.
 pub(super) fn run(settled: Settled) -> Result<ExitCode, Failure> {
     // For the mount on which a freeze is tried.
     let own = [settled.state_dir.clone()];
     let host = real_host(&own, &settled.pools);
-    // A unix socket lies in it, whose path is short.
+    // The name is short, because the path of a Unix socket in the directory must be short.
     let number = host.random_uuid().as_u128() as u32;
     let trial_dir = settled.state_dir.join(format!("doctor-{number:08x}"));
     let patient = Subject {
@@ -29,7 +29,7 @@ pub(super) fn run(settled: Settled) -> Result<ExitCode, Failure> {
         allowed_paths: settled.allowed_paths,
         programs: PROGRAM_FOLDERS.map(PathBuf::from).to_vec(),
     };
-    // The guard that runs, or one whose journal and locks go with the folder of the trial.
+    // The running guard, or one whose journal and locks are removed with the temporary directory.
     let running = GuardClient::new(host.clone(), patient.state_dir.clone()).started_by_others();
     let guard = match running.ready() {
         Ok(()) => running,

@@ -1,4 +1,4 @@
-//! `slackwater enrol`: beside the driver of a node, keeps the node's certificate up to date.
+//! `slackwater enrol`: a sidecar of a node's driver that keeps the node's certificate up to date.
 
 use std::process::ExitCode;
 
@@ -11,7 +11,7 @@ use crate::router::{Enrolment, connect};
 use crate::server;
 use crate::telemetry::{self, LogFormat};
 
-/// Who enrols.
+/// The arguments of the command.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     /// Name of this node's Node object
@@ -28,7 +28,7 @@ pub(super) struct Arguments {
     log_format: Option<LogFormat>,
 }
 
-/// Keeps them up to date until a signal comes.
+/// Keeps the certificate up to date until a signal arrives.
 pub(super) fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let format = arguments.log_format.unwrap_or(LogFormat::Text);
     telemetry::init(format, None).map_err(|error| BadConfig(one_line(&error.to_string())))?;

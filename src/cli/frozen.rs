@@ -1,4 +1,5 @@
-//! `slackwater frozen`: what is frozen for a cut, from the journal, beside a running driver.
+//! `slackwater frozen`: lists from the journal what is frozen for a cut, also while a driver is
+//! running.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -10,8 +11,8 @@ use crate::cut::guard::GuardClient;
 use crate::host::Freezer;
 use crate::host::freezer::Journalled;
 
-/// Lists what is journalled. With `thaw`, all of it is thawed, and what was frozen is listed; a
-/// cut that runs meanwhile sees it, and is thrown away.
+/// Lists the freezes in the journal. With `thaw`, everything is thawed, and the list shows what was
+/// frozen; a running cut notices that, and fails.
 pub(super) fn run(state_dir: &Path, thaw: bool, json: bool) -> Result<ExitCode, Failure> {
     let guard = GuardClient::new(
         host_with_guard(&[], &[], state_dir),
@@ -40,7 +41,7 @@ pub(super) fn run(state_dir: &Path, thaw: bool, json: bool) -> Result<ExitCode, 
     Ok(ExitCode::SUCCESS)
 }
 
-/// Who thaws it: its owner and the guard, or the next sweep.
+/// Which process thaws it: its owner and the guard, or the next sweep.
 fn state(entry: &Journalled) -> &'static str {
     if entry.held { "held" } else { "orphaned" }
 }
@@ -63,10 +64,10 @@ fn as_json(entry: &Journalled) -> Value {
     })
 }
 
-/// Seconds since 1970 as date and time of day, UTC.
+/// Seconds since 1970 as date and time in UTC.
 fn time(seconds: u64) -> String {
-    // Days since 1970 as a date of the civil calendar: years begin in March, so that the leap day
-    // is their last; 146,097 days are 400 years.
+    // Converts days since 1970 to a date of the civil calendar: years begin in March, so that the
+    // leap day is their last day; 146,097 days are 400 years.
     let days = seconds / 86_400 + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;

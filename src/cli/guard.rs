@@ -1,4 +1,5 @@
-//! `slackwater guard`: becomes the program `slackwater-guard`, which lies beside this one.
+//! `slackwater guard`: replaces this process by the program `slackwater-guard`, which is installed
+//! next to it.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -7,7 +8,7 @@ use super::Failure;
 use crate::cut::guard;
 use crate::host::linux::freeze;
 
-/// Returns only if the program can't be run.
+/// Returns only if the program cannot be run.
 pub(super) fn run(socket: &Path, state_dir: &Path, with_parent: bool) -> Result<ExitCode, Failure> {
     let program = guard::program().map_err(Failure::run)?;
     let failed = freeze::become_guard(&program, socket, state_dir, with_parent);

@@ -1,4 +1,4 @@
-//! `slackwater pool hand-over`: a pool is of another node from now on.
+//! `slackwater pool hand-over`: assigns a pool to another node.
 
 use std::process::ExitCode;
 
@@ -9,7 +9,7 @@ use super::adopt::{Whose, driver};
 use super::{Failure, print};
 use crate::router::{connect, hand_over};
 
-/// Marks the pool, and says what that changes.
+/// Changes the pool's object, and prints the consequences.
 pub(super) fn run(
     pool: &str,
     node: &str,

@@ -1,4 +1,5 @@
-//! `slackwater volumes --orphans`: what the driver has that nothing in the cluster names.
+//! `slackwater volumes --orphans`: lists what the driver has and no object of the cluster
+//! references.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -11,7 +12,7 @@ use crate::config::{self, BadConfig, DriverName, Endpoint, Given};
 use crate::router::connect;
 use crate::router::orphans::{self, Orphan, What};
 
-/// Lists those of the driver at a socket. They are left as they are.
+/// Lists the orphans of the driver at a socket. They are not changed.
 pub(super) fn run(
     place: &Place,
     endpoint: Option<Endpoint>,

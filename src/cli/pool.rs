@@ -12,7 +12,7 @@ use crate::model::{PoolDefinition, PoolOptions, PoolPlace};
 use crate::operation::pools::admin;
 use crate::operation::pools::inventory::{self, PoolPresence};
 
-/// Runs one.
+/// Runs one of the commands.
 pub(super) fn run(command: PoolCommand) -> Result<ExitCode, Failure> {
     match command {
         PoolCommand::Init { pool, node } => init(&pool, &node.with_file(Given::default())?),
@@ -135,7 +135,8 @@ fn adopt(text: &str, dry_run: bool, settled: &Settled) -> Result<ExitCode, Failu
     Ok(ExitCode::SUCCESS)
 }
 
-/// A pool by name alone: of the file, or one that this machine has had.
+/// Finds a pool by its name, in the configuration file or among the pools that this machine has
+/// had.
 fn find(
     name: &str,
     settled: &Settled,

@@ -1,10 +1,10 @@
-//! Answers of commands: tables for people, JSON for programs.
+//! Output of commands: tables for users, JSON for programs.
 
 use std::io::Write;
 
 use serde::Serialize;
 
-/// Prints a line. A reader that has gone away is no error of ours.
+/// Prints a line. If the reader has closed the pipe, that is not an error.
 pub(super) fn line(text: impl std::fmt::Display) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
@@ -19,7 +19,7 @@ pub(super) fn json(value: &impl Serialize) {
     }
 }
 
-/// Prints rows under a head, in columns.
+/// Prints rows in columns below a header.
 pub(super) fn table<const N: usize>(head: [&str; N], rows: &[[String; N]]) {
     line(render(head, rows));
 }

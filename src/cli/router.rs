@@ -12,10 +12,11 @@ use crate::router::{
 use crate::server;
 use crate::tls::Name;
 
-/// The service account of the nodes' pods, where nobody names another.
+/// The default service account of the nodes' pods.
 const NODE_ACCOUNT: &str = "slackwater-node";
 
-/// A router that asks its agents from now on, and the cluster that it's in, to be ended after it.
+/// Starts a router, which connects to its agents, and returns it with its cluster, which must be
+/// stopped after the router.
 pub(super) async fn start(
     driver_name: String,
     controller: ControllerConfig,
@@ -60,12 +61,13 @@ pub(super) async fn start(
     }
 }
 
-/// How the router is in its cluster: in the namespace of the agents' Service, under its pod's name.
+/// The router's configuration in its cluster: it runs in the namespace of the agents' Service, and
+/// its name is that of its pod.
 fn around(driver_name: &str, service: ServiceName) -> ClusterOptions {
     let me = std::env::var("POD_NAME").or_else(|_| std::env::var("HOSTNAME"));
-    // Nobody else may have it: it's what tells two routers apart.
+    // The name must be unique, because it distinguishes two routers.
     let me = me.unwrap_or_else(|_| uuid::Uuid::new_v4().to_string());
-    // The chart's names depend on the release's.
+    // The chart's names depend on the name of the release.
     let HookRights { role, account } = HookRights::default();
     let hook_rights = HookRights {
         role: std::env::var("HOOKS_ROLE").unwrap_or(role),

@@ -1,4 +1,5 @@
-//! `slackwater serve`: host, driver or router, sockets, until a signal comes.
+//! `slackwater serve`: starts the host, the driver or router, and the sockets, and serves until a
+//! signal arrives.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -23,13 +24,13 @@ use crate::server::{self, Endpoint, Options, Socket};
 use crate::telemetry::{self, Metrics, http};
 use crate::tls::{Credentials, Files, Name, TlsError};
 
-/// Frames of one node's sidecars and kubelet: one thread would do, a second one keeps answering
-/// while the first is at work.
+/// Threads for async tasks. One would suffice for the calls of a node's sidecars and kubelet; a
+/// second one keeps answering while the first is busy.
 const WORKERS: usize = 2;
-/// Threads for what blocks. Long work and looks are bounded far below it
+/// Threads for blocking work. Long work and queries are limited far below this number
 /// ([`Lane`](crate::operation::Lane)): the rest is for the kubelet's calls, one for each volume.
 const BLOCKING: usize = 512;
-/// A thread that has nothing to do costs its stack.
+/// An idle thread occupies memory for its stack.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
 /// Serves until SIGTERM or SIGINT.
@@ -41,12 +42,12 @@ pub(super) fn serve(file: Option<&Path>, flags: Given) -> Result<ExitCode, Failu
     };
     let config = given.finish()?;
     telemetry::init(config.log_format, None).map_err(|error| {
-        // Only RUST_LOG can be wrong here.
+        // Only RUST_LOG can be invalid here.
         BadConfig(config::one_line(&error.to_string()))
     })?;
     let runtime = runtime().map_err(Failure::run)?;
     let ending = runtime.block_on(run(config));
-    // What is still running after the drain is for the next start; waiting would take for ever.
+    // The next start completes what is still running after the drain; waiting could take forever.
     runtime.shutdown_background();
     ending.map(|()| ExitCode::SUCCESS)
 }
@@ -61,7 +62,7 @@ fn runtime() -> io::Result<Runtime> {
 }
 
 async fn run(config: Config) -> Result<(), Failure> {
-    // From here on a signal is an orderly end, also one that comes while pools are opened.
+    // From here on a signal causes an orderly shutdown, even while pools are being opened.
     let signal = server::signal().map_err(Failure::run)?;
     let options = Options {
         alpha: config.alpha,
@@ -73,7 +74,7 @@ async fn run(config: Config) -> Result<(), Failure> {
         let listener = http::listen(address).await;
         let listener = listener.map_err(|error| failed("serve metrics on", address, error))?;
         let ended = async {
-            // A sender that is dropped says it.
+            // Dropping the sender completes this.
             let _ = end.await;
         };
         tokio::spawn(http::serve(listener, options.metrics.clone(), ended));
@@ -91,8 +92,8 @@ async fn run(config: Config) -> Result<(), Failure> {
         }
         RoleConfig::Node { node, agent } => {
             let AgentConfig { listen, name, tls } = agent;
-            // The kubelet's calls need none: volumes of a node that was rebooted come back also
-            // while nobody can sign.
+            // The kubelet's calls need no certificate: after a reboot of the node, volumes become
+            // available even while no certificate can be issued.
             let credentials = checked(Credentials::of_files_to_come(name, tls))?;
             show_expiry(&options.metrics, &credentials);
             let driver = start(config.driver_name, node, None).await?;
@@ -107,7 +108,7 @@ async fn run(config: Config) -> Result<(), Failure> {
             leave(&driver, served).await
         }
         RoleConfig::Controller(controller) => {
-            // It may wait for certificates.
+            // The start may wait for certificates.
             let mut signal = Box::pin(signal);
             let started = tokio::select! {
                 started = router::start(config.driver_name, controller, &options) => started?,
@@ -124,7 +125,7 @@ async fn run(config: Config) -> Result<(), Failure> {
     }
 }
 
-/// Serves, and then leaves the driver's pools, whatever it ended with.
+/// Serves, and then closes the driver's pools, even after an error.
 async fn leave(
     driver: &Arc<Driver>,
     served: impl Future<Output = io::Result<()>>,
@@ -137,7 +138,7 @@ async fn leave(
         .map_err(Failure::run)
 }
 
-/// The driver, off the async threads.
+/// Starts the driver on a blocking thread.
 async fn start(
     driver_name: String,
     node: NodeConfig,
@@ -147,8 +148,8 @@ async fn start(
     opening.await.map_err(Failure::run)?.map(Arc::new)
 }
 
-/// The driver on its host. Without hooks it's a node of a cluster: its guard is a container beside
-/// it, and applications are quiesced from the router.
+/// Opens the driver on its host. Without hooks it is a node of a cluster: its guard is a container
+/// next to it, and the router quiesces applications.
 fn open(
     driver_name: String,
     node: NodeConfig,
@@ -161,7 +162,8 @@ fn open(
             allowed: node.allowed_paths.clone(),
             ..MemoryOptions::default()
         };
-        // Applications are real, also beside simulated volumes: as their tests want it.
+        // Hooks quiesce real applications even if volumes are simulated, because applications need
+        // that in their tests.
         let programs = real_host(&[], &[]);
         Seams {
             hooks: Arc::new(LocalHooks::new(hooks, programs)),
@@ -196,8 +198,8 @@ fn open(
     Ok(Driver::start(settings, seams)?)
 }
 
-/// What is wrong with certificates at the start is bad configuration; later the last good ones
-/// stay.
+/// Invalid certificates at the start are a configuration error; later, the last valid ones stay in
+/// use.
 pub(super) fn credentials(name: Name, files: Files) -> Result<Arc<Credentials>, Failure> {
     checked(Credentials::of_files(name, files))
 }
@@ -208,7 +210,7 @@ fn checked(read: Result<Credentials, TlsError>) -> Result<Arc<Credentials>, Fail
     Ok(Arc::new(read))
 }
 
-/// Shows when the certificate expires that handshakes use.
+/// Reports in a metric when the certificate in use expires.
 pub(super) fn show_expiry(metrics: &Metrics, credentials: &Arc<Credentials>) {
     let credentials = credentials.clone();
     metrics.show_certificate(move || credentials.expires());
@@ -224,7 +226,7 @@ fn bind(endpoint: &Path) -> Result<Socket, Failure> {
     Socket::bind(endpoint).map_err(Failure::run)
 }
 
-/// The folder of the socket; nothing else ever lies in it.
+/// Creates the directory of the socket; no other file is ever created in it.
 fn make_parent(socket: &Path) -> Result<(), Failure> {
     let Some(parent) = socket.parent().filter(|parent| !parent.exists()) else {
         return Ok(());

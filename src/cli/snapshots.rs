@@ -1,4 +1,4 @@
-//! `slackwater snapshots delete`: snapshots that nothing in the cluster owns.
+//! `slackwater snapshots delete`: deletes snapshots that no object of the cluster owns.
 
 use std::process::ExitCode;
 
@@ -11,7 +11,7 @@ use crate::model::SnapshotId;
 use crate::router::connect;
 use crate::router::unowned::{Fate, UnownedSnapshot, UnownedSnapshots};
 
-/// What is wished.
+/// The arguments of the command.
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
     /// IDs of snapshots
@@ -37,7 +37,7 @@ fn snapshot_id(text: &str) -> Result<SnapshotId, String> {
         .map_err(|problem| format!("ID {text:?}: {problem}; {right}"))
 }
 
-/// Shows what is to be done, or does it. Exit 1 if a snapshot has to stay.
+/// Shows what would be deleted, or deletes it. Exit code 1 if a snapshot cannot be deleted.
 pub(super) fn delete(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let given = Given {
         endpoint: arguments.endpoint.clone(),

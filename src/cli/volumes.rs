@@ -1,4 +1,4 @@
-//! `slackwater volumes`: volumes and snapshots on the pools, read beside a running driver.
+//! `slackwater volumes`: lists volumes and snapshots on the pools, also while a driver is running.
 
 use std::process::ExitCode;
 
@@ -12,8 +12,8 @@ use crate::operation::pools::inventory::{
 };
 use crate::record::{FormattedAs, SnapshotState, VolumeState};
 
-/// Lists the volumes of the configured pools, or of all that this machine has had. Exit 1 if a
-/// pool or a record can't be read: the list isn't whole then.
+/// Lists the volumes of the configured pools, or of all pools that this machine has had. Exit code
+/// 1 if a pool or a record cannot be read, because the list is then incomplete.
 pub(super) fn run(place: Place) -> Result<ExitCode, Failure> {
     let settled = place.with_file()?;
     let host = real_host(&[], &settled.pools);

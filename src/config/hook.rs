@@ -1,4 +1,4 @@
-//! `[[hook]]`: in the file alone, since a command has no good form as a flag.
+//! `[[hook]]`: only in the file, because a command cannot be written well as a flag.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,7 @@ struct HookTable {
     timeout: Option<String>,
 }
 
-/// One table, whose errors get its line.
+/// One table; its errors contain its line.
 struct HookEntry(HookDefinition);
 
 impl<'de> Deserialize<'de> for HookEntry {
@@ -43,7 +43,7 @@ impl<'de> Deserialize<'de> for HookEntry {
     }
 }
 
-/// `hook` of the file: an array of tables.
+/// Parses `hook` in the file: an array of tables.
 pub(super) fn hooks<'de, D>(from: D) -> Result<Vec<HookDefinition>, D::Error>
 where
     D: Deserializer<'de>,
@@ -52,7 +52,7 @@ where
     Ok(entries.into_iter().map(|HookEntry(hook)| hook).collect())
 }
 
-/// Names are how people know them, and what they are ordered by.
+/// Checks that names are unique, because they identify hooks in messages and define their order.
 pub(super) fn check_together(hooks: &[HookDefinition]) -> Result<(), BadConfig> {
     let mut names = BTreeSet::new();
     match hooks.iter().find(|hook| !names.insert(hook.name.as_str())) {

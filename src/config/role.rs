@@ -1,4 +1,4 @@
-//! What each role needs, and what it has no use for: from [`Given`] to a [`Config`].
+//! The settings that each role requires or refuses: from [`Given`] to a [`Config`].
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -17,67 +17,67 @@ use crate::model::{PoolDefinition, PoolPlace, pool};
 use crate::telemetry::LogFormat;
 use crate::tls::{Files, Name};
 
-/// What `serve` runs with.
+/// The configuration of `serve`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// The CSI socket.
     pub endpoint: Endpoint,
     /// Name of the driver.
     pub driver_name: String,
-    /// Where metrics are served; nowhere if nothing is said.
+    /// The address at which metrics are served, if any.
     pub metrics_address: Option<SocketAddr>,
-    /// How logs are written.
+    /// The log format.
     pub log_format: LogFormat,
-    /// Alpha parts of CSI that are offered.
+    /// Alpha features of CSI that are enabled.
     pub alpha: Alpha,
-    /// What this process is.
+    /// The role of this process.
     pub role: RoleConfig,
 }
 
-/// What this process is, and what only that needs.
+/// The role of this process, with its configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RoleConfig {
-    /// One node alone.
+    /// A single node.
     All {
         /// Its storage.
         node: NodeConfig,
-        /// What quiesces applications; names are unique.
+        /// The quiesce hooks, with unique names.
         hooks: Vec<HookDefinition>,
     },
     /// A node of a cluster.
     Node {
         /// Its storage.
         node: NodeConfig,
-        /// Where the router reaches it.
+        /// The endpoint for the router.
         agent: AgentConfig,
     },
-    /// The cluster's controller.
+    /// The controller of a cluster.
     Controller(ControllerConfig),
 }
 
 /// A machine with pools.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeConfig {
-    /// Name of this node, also its CSI node id.
+    /// Name of this node, also its CSI node ID.
     pub name: String,
-    /// Pools in the order given; at least one.
+    /// The pools in the given order; at least one.
     pub pools: Vec<PoolDefinition>,
-    /// How a freeze waits for the kernel.
+    /// How a freeze waits for RCU grace periods.
     pub grace_periods: GracePeriods,
-    /// What must survive a process but not a reboot.
+    /// Directory of state that must survive the process but not a reboot.
     pub state_dir: PathBuf,
-    /// The node's record of its pools.
+    /// Path of the node's record of its pools.
     pub node_record: PathBuf,
-    /// Callers' paths lie below one of these.
+    /// CSI paths must be below one of these directories.
     pub allowed_paths: Vec<PathBuf>,
-    /// The most bytes of an inline volume; none are made without it.
+    /// Maximum size of an inline volume in bytes; without it, none are created.
     pub inline_max_size: Option<u64>,
-    /// The most volumes that are used on the node, as the scheduler is told.
+    /// Maximum number of volumes on the node, as reported to the scheduler.
     pub max_volumes: Option<NonZeroU16>,
 }
 
 impl NodeConfig {
-    /// Whether the pools are simulated (then all are).
+    /// Whether the pools are simulated; either all are or none.
     pub fn is_simulated(&self) -> bool {
         self.pools
             .iter()
@@ -88,32 +88,33 @@ impl NodeConfig {
 /// The endpoint of a node's agent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AgentConfig {
-    /// Where it listens.
+    /// The address on which it listens.
     pub listen: SocketAddr,
-    /// What its certificate must say.
+    /// The name that its certificate must have.
     pub name: Name,
     /// Its certificates.
     pub tls: Files,
 }
 
-/// A router.
+/// The configuration of a router.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ControllerConfig {
-    /// Where it finds agents.
+    /// How it finds agents.
     pub agents: Agents,
-    /// Its certificates. `None`, with a Service alone: it makes those of the cluster itself.
+    /// Its certificates. `None` is possible only with a Service: then the router issues the
+    /// certificates of the cluster itself.
     pub tls: Option<Files>,
-    /// Mark a pool as lost after its Node object and its agent have been gone for so long; never
-    /// if `None`.
+    /// How long a pool's Node object and agent must be gone before the pool is marked as lost;
+    /// never if `None`.
     pub lost_after: Option<Duration>,
 }
 
-/// Where a router finds agents.
+/// How a router finds agents.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Agents {
     /// At these addresses; at least one, and each node once.
     At(Vec<AgentAddress>),
-    /// Behind the endpoints of a headless Service.
+    /// As the endpoints of a headless Service.
     Of(ServiceName),
 }
 
@@ -131,11 +132,11 @@ fn missing(what: &str) -> BadConfig {
     BadConfig(format!("{what} is missing"))
 }
 
-/// What has a use in some roles alone: the flag, whether it's given, the roles, and why no others.
+/// A flag that only some roles use: its name, whether it is set, these roles, and why no others.
 type Use = (&'static str, bool, &'static [Role], &'static str);
 
 impl Given {
-    /// The whole, checked.
+    /// Checks the whole configuration.
     pub fn finish(self) -> Result<Config, BadConfig> {
         let role = self.role.unwrap_or(Role::All);
         self.refuse_what_has_no_use(role)?;

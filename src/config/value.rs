@@ -1,5 +1,5 @@
-//! Single values of the configuration, each with its rule. They are parsed alike from a flag, the
-//! environment and the file.
+//! Single values of the configuration, each with its rule. A value is parsed identically from a
+//! flag, the environment and the file.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use crate::model::size::parse_size;
 use crate::model::snapshot::parse_duration;
 use crate::model::{MountRule, PoolDefinition, PoolOptions, SnapshotRoom, TrimInterval};
 
-/// A key of the file whose text is parsed as its flag is.
+/// Deserializes a key of the file whose text is parsed like its flag.
 pub(super) fn one<'de, D, T>(from: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -26,7 +26,7 @@ where
     text.parse().map(Some).map_err(D::Error::custom)
 }
 
-/// The same for an array of texts.
+/// Deserializes an array of such texts.
 pub(super) fn many<'de, D, T>(from: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -39,11 +39,11 @@ where
     parsed.collect()
 }
 
-/// A unix socket: `unix:///path/name.sock`.
+/// A Unix socket: `unix:///path/name.sock`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint(pub PathBuf);
 
-/// sun_path has 108 bytes, the last of them 0.
+/// sun_path has 108 bytes, including the terminating zero.
 const LONGEST_SOCKET: usize = 107;
 
 impl FromStr for Endpoint {
@@ -67,7 +67,7 @@ impl FromStr for Endpoint {
     }
 }
 
-/// Absolute, without "..", without control characters; doubled slashes are made one.
+/// Checks that a path is absolute, without ".." and control characters; merges repeated slashes.
 fn plain_path(text: &str) -> Result<PathBuf, &'static str> {
     let path = Path::new(text);
     if !path.is_absolute() {
@@ -96,7 +96,7 @@ impl FromStr for Folder {
     }
 }
 
-/// Where something listens.
+/// An address to listen on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address(pub SocketAddr);
 
@@ -112,7 +112,8 @@ impl FromStr for Address {
     }
 }
 
-/// Name of a node: what Kubernetes takes, and host names with capitals and underscores.
+/// Name of a node: a name that is valid in Kubernetes, or a host name with capitals and
+/// underscores.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeName(pub String);
 
@@ -135,7 +136,7 @@ impl FromStr for NodeName {
     }
 }
 
-/// Name of the driver, by CSI's rule and Kubernetes' length.
+/// Name of the driver, within the rules of CSI and the length limit of Kubernetes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverName(pub String);
 
@@ -162,14 +163,14 @@ impl FromStr for DriverName {
     }
 }
 
-/// What a process is.
+/// The role of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// One node, every service.
+    /// A single node, with every service.
     All,
     /// A node of a cluster.
     Node,
-    /// The cluster's controller.
+    /// The controller of a cluster.
     Controller,
 }
 
@@ -198,12 +199,12 @@ impl fmt::Display for Role {
     }
 }
 
-/// An agent and where it is: `NODE=ADDR:PORT`.
+/// An agent and its address: `NODE=ADDR:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentAddress {
-    /// Name of its node, which its certificate must have.
+    /// Name of its node, which its certificate must contain.
     pub node: String,
-    /// Where it listens.
+    /// The address on which it listens.
     pub address: SocketAddr,
 }
 
@@ -254,13 +255,12 @@ impl FromStr for ServiceName {
     }
 }
 
-/// Of `--lost-after`: an agent, or a node, that is restarted isn't gone.
+/// Minimum of `--lost-after`: an agent or a node that is being restarted is not gone.
 const LEAST_LOST_AFTER: Duration = Duration::from_secs(60);
-/// Ten years: who wants more wants never.
+/// Ten years. For a longer time, the flag is omitted, which means never.
 const MOST_LOST_AFTER: Duration = Duration::from_secs(3650 * 24 * 3600);
 
-/// How long a pool's node must be gone before the pool counts as lost; `None`, said by nothing, is
-/// never.
+/// How long a pool's node must be gone before the pool is marked as lost; `None` means never.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LostAfter(pub Option<Duration>);
 
@@ -288,7 +288,7 @@ impl FromStr for LostAfter {
     }
 }
 
-/// The most bytes of an inline volume.
+/// Maximum size of an inline volume in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InlineSize(pub u64);
 
@@ -313,7 +313,7 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// A pool in the file: the text of the flag, or a table, where a path may hold a comma.
+/// A pool in the file: the text of the flag, or a table, in which a path may contain a comma.
 struct PoolEntry(PoolDefinition);
 
 #[derive(Deserialize)]
@@ -337,7 +337,7 @@ struct PoolTable {
     trim: Option<TrimInterval>,
 }
 
-/// A text with a unit, or a number of bytes.
+/// Deserializes a text with a unit, or a number of bytes.
 fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
     struct Size;
     impl Visitor<'_> for Size {
@@ -358,7 +358,7 @@ fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
     from.deserialize_any(Size).map(Some)
 }
 
-/// By hand, because an untagged enum doesn't say what is wrong within a table.
+/// Implemented manually, because an untagged enum does not report what is wrong in a table.
 struct PoolVisitor;
 
 impl<'de> Visitor<'de> for PoolVisitor {
@@ -395,7 +395,7 @@ impl<'de> Deserialize<'de> for PoolEntry {
     }
 }
 
-/// `pool` of the file: an array of either.
+/// Deserializes `pool` in the file: an array of texts or tables.
 pub(super) fn pools<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<PoolDefinition>, D::Error> {
     let entries: Vec<PoolEntry> = Vec::deserialize(from)?;
     Ok(entries.into_iter().map(|PoolEntry(pool)| pool).collect())
