@@ -1,13 +1,13 @@
-//! What is listened on: the unix socket of kubelet or sidecars, and an agent's address; served
-//! until told to stop, and then left clean.
+//! The listening sockets: the Unix socket for the kubelet or the sidecars, and an agent's address.
+//! They are served until the shutdown, and then removed.
 //!
-//! *Expected flow*: [`Socket::bind`], then [`serve`], [`serve_node`] or [`serve_router`] with [`signal`] as its
-//! shutdown.
+//! *Expected flow*: [`Socket::bind`], then [`serve`], [`serve_node`] or [`serve_router`] with
+//! [`signal`] as its shutdown.
 //!
-//! *Guarantees*: nobody but root can connect to the socket, from the first moment, and nobody but
-//! the router to an agent. A socket that another process answers on is left to it. After the
-//! shutdown no new connection is taken, operations that run have [`DRAIN`] to finish, the socket's
-//! file is gone, and no other file was ever beside it.
+//! *Guarantees*: only root can connect to the socket, from the first moment, and only the router to
+//! an agent. A socket on which another process answers is left to it. After the shutdown no new
+//! connection is accepted, running operations have [`DRAIN`] to finish, the socket's file is
+//! removed, and no other file was ever created next to it.
 
 pub mod admin;
 mod secured;
@@ -48,36 +48,37 @@ pub use secured::listen;
 pub use socket::{BindError, Socket};
 use work::{Calls, Work};
 
-/// How long running operations may take to end after a shutdown, unless said: the kubelet's
-/// default grace period is 30 s. What isn't done by then is found and finished by the next start.
+/// Default time for running operations to end after a shutdown: the kubelet's default grace period
+/// is 30 s. The next start completes what is not finished by then.
 pub const DRAIN: Duration = Duration::from_secs(25);
 
-/// Largest request. Maps are bounded to 4 KiB, but a topology requirement of a large cluster has
-/// some hundred bytes for each node.
+/// Maximum size of a request. Maps are limited to 4 KiB, but a topology requirement of a large
+/// cluster has some hundred bytes for each node.
 const REQUEST_BYTES: usize = 4 << 20;
 
-/// Calls of the router at a time, the streams of cuts among them; more wait for their turn.
+/// Maximum number of concurrent calls of the router, including the streams of cuts; further calls
+/// wait.
 const STREAMS: u32 = 1024;
 
-/// Each call is seen by [`watch`].
+/// Each call passes through [`watch`].
 type Watched = Stack<watch::Watch, util::Identity>;
 
-/// A service that takes requests of [`REQUEST_BYTES`].
+/// A service that accepts requests of [`REQUEST_BYTES`].
 macro_rules! sized {
     ($server:ident, $service:expr) => {
         $server::new($service.clone()).max_decoding_message_size(REQUEST_BYTES)
     };
 }
 
-/// After a connection that can't be taken (no descriptors left, mostly).
+/// Pause after a connection could not be accepted, usually because no descriptors are left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What [`serve`] needs beside a driver.
+/// Configuration of [`serve`] besides the driver.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Alpha parts to serve.
+    /// Alpha features to serve.
     pub alpha: Alpha,
-    /// Where calls are counted, and who is told that the driver is ready.
+    /// Counts calls, and reports whether the driver is ready.
     pub metrics: Arc<Metrics>,
     /// How long running operations may take to end after the shutdown.
     pub drain: Duration,
@@ -93,16 +94,16 @@ impl Default for Options {
     }
 }
 
-/// Where a node's agent is reached, by the router alone.
+/// The endpoint of a node's agent, for the router only.
 pub struct Endpoint {
-    /// Of [`listen`].
+    /// The result of [`listen`].
     pub listener: TcpListener,
-    /// Our certificate, and who is trusted.
+    /// The certificate of this process, and the trusted CAs.
     pub credentials: Arc<Credentials>,
 }
 
-/// Serves every CSI service of one node until `shutdown`, and then ends as the module says. The
-/// error is one of the transport.
+/// Serves every CSI service of one node until `shutdown`, and then ends as described for this
+/// module. An error is one of the transport.
 pub async fn serve(
     socket: Socket,
     driver: Arc<Driver>,
@@ -120,7 +121,7 @@ pub async fn serve(
 }
 
 /// Serves a node of a cluster: the kubelet's calls on the socket, the router's at the endpoint.
-/// Both end together, as the module says.
+/// Both end together, as described for this module.
 pub async fn serve_node(
     socket: Socket,
     endpoint: Endpoint,
@@ -137,7 +138,7 @@ pub async fn serve_node(
         .serve_with_incoming_shutdown(connections(life.listener), wait_for_stop(&life.stop));
     let address = endpoint.listener.local_addr()?;
     let router = builder(&options.metrics, &life.calls)
-        // A freeze ends with the router's stream: so its end must be noticed.
+        // The end of the router's stream ends a freeze, so it must be detected.
         .http2_keepalive_interval(Some(PING_INTERVAL))
         .http2_keepalive_timeout(Some(PING_TIMEOUT))
         .max_concurrent_streams(Some(STREAMS));
@@ -152,7 +153,7 @@ pub async fn serve_node(
     live(both, life.ending, Work::Driver(driver), shutdown).await
 }
 
-/// Serves a whole cluster to the sidecars, by a router, and ends as the module says.
+/// Serves a whole cluster to the sidecars with a router, and ends as described for this module.
 pub async fn serve_router(
     socket: Socket,
     router: Router,
@@ -168,7 +169,7 @@ pub async fn serve_router(
     live(server, life.ending, work, shutdown).await
 }
 
-/// What a server begins with.
+/// What a server needs to start.
 struct Life {
     listener: UnixListener,
     stop: Receiver<()>,
@@ -176,7 +177,7 @@ struct Life {
     ending: Ending,
 }
 
-/// What its end needs.
+/// What a server needs to end.
 struct Ending {
     file: socket::SocketFile,
     stop: Sender<()>,
@@ -203,7 +204,7 @@ impl Life {
     }
 }
 
-/// Until there's nobody any more who could say something else.
+/// Completes once the sender is dropped.
 fn wait_for_stop(stop: &Receiver<()>) -> impl Future<Output = ()> + use<> {
     let mut stop = stop.clone();
     async move { while stop.changed().await.is_ok() {} }
@@ -213,7 +214,7 @@ fn builder(metrics: &Arc<Metrics>, calls: &Calls) -> Server<Watched> {
     Server::builder().layer(watch::Watch::new(metrics.clone(), calls.clone()))
 }
 
-/// What sidecars call, and the router of an agent. More can be added.
+/// The services that sidecars and an agent's router call. More can be added.
 fn with_controllers<S>(
     mut server: Server<Watched>,
     service: &S,
@@ -230,7 +231,7 @@ where
         .add_optional_service(metadata.then(|| sized!(SnapshotMetadataServer, service)))
 }
 
-/// Ends what an earlier process has left, for some seconds at most, serves until the shutdown, and
+/// Cleans up what an earlier process has left, for a limited time, serves until the shutdown, and
 /// ends in order.
 async fn live(
     servers: impl Future<Output = Result<(), tonic::transport::Error>>,
@@ -286,7 +287,7 @@ async fn live(
     }
 }
 
-/// Connections as they come.
+/// Accepted connections.
 fn connections(listener: UnixListener) -> impl Stream<Item = io::Result<UnixStream>> {
     UnixListenerStream::new(listener).then(|accepted| async {
         if let Err(error) = &accepted {
@@ -297,11 +298,11 @@ fn connections(listener: UnixListener) -> impl Stream<Item = io::Result<UnixStre
     })
 }
 
-/// Once nothing runs, a client that doesn't read has this long to take its last answers: an idle
-/// connection of a sidecar that hangs must not hold up the next driver.
+/// Once nothing is running, a client that does not read has this long to receive its last answers:
+/// an idle connection of a hanging sidecar must not delay the next driver.
 const CONNECTION_CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Ends at the first SIGTERM or SIGINT after this call.
+/// Completes at the first SIGTERM or SIGINT after this call.
 pub fn signal() -> io::Result<impl Future<Output = ()> + Send> {
     let mut terminate = unix_signal(SignalKind::terminate())?;
     let mut interrupt = unix_signal(SignalKind::interrupt())?;

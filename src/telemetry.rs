@@ -1,7 +1,7 @@
-//! What the driver says of itself: logs on stderr, metrics and readiness over HTTP.
+//! Logs on stderr, and metrics and readiness over HTTP.
 //!
-//! Logs go to stderr alone: stdout belongs to commands, and the specification allows no other
-//! place. Nothing here ever sees a secret: a request is printed by its own redacting `Debug`.
+//! Logs go to stderr only: stdout belongs to commands, and CSI allows no other place. Nothing here
+//! ever contains a secret: a request is printed by its own redacting `Debug`.
 
 mod cuts;
 pub mod http;
@@ -16,18 +16,18 @@ use tracing_subscriber::fmt::MakeWriter;
 
 pub use metrics::Metrics;
 
-/// `--log-format`.
+/// The value of `--log-format`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Readable text.
     #[default]
     Text,
-    /// One object a line.
+    /// One JSON object per line.
     Json,
 }
 
 impl LogFormat {
-    /// Both words.
+    /// Both names.
     pub const NAMES: [&'static str; 2] = ["text", "json"];
 }
 
@@ -42,7 +42,7 @@ impl FromStr for LogFormat {
     }
 }
 
-/// Neither of the two words.
+/// A value that is neither of the two names.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a log format; give text or json")]
 pub struct UnknownFormat(String);
@@ -50,24 +50,24 @@ pub struct UnknownFormat(String);
 /// Why logging could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum InitError {
-    /// A filter that can't be parsed.
+    /// The filter cannot be parsed.
     #[error("log filter {filter:?}: {problem}")]
     Filter {
-        /// As given.
+        /// The filter.
         filter: String,
         /// What is wrong.
         problem: String,
     },
-    /// Somebody has set up logging before.
+    /// Logging was already set up.
     #[error("logging is already initialized")]
     Again,
 }
 
-/// What is logged where nothing is said: one line a call, and what start-up found.
+/// The default filter: one line per call, and the results of the start.
 pub const DEFAULT_FILTER: &str = "info";
 
-/// Sends logs to stderr from now on. `filter` is in the language of `RUST_LOG` and wins over it;
-/// without either it's [`DEFAULT_FILTER`].
+/// Sends logs to stderr from now on. `filter` has the syntax of `RUST_LOG` and overrides it;
+/// without either, [`DEFAULT_FILTER`] applies.
 pub fn init(format: LogFormat, filter: Option<&str>) -> Result<(), InitError> {
     let from_env = std::env::var(EnvFilter::DEFAULT_ENV).ok();
     let filter = filter
@@ -78,7 +78,7 @@ pub fn init(format: LogFormat, filter: Option<&str>) -> Result<(), InitError> {
     tracing::subscriber::set_global_default(subscriber).map_err(|_| InitError::Again)
 }
 
-/// What [`init`] sets up, with another place to write to.
+/// The subscriber of [`init`], with another destination.
 pub fn subscriber<W>(
     format: LogFormat,
     filter: &str,

@@ -1,20 +1,20 @@
-//! Mutual TLS between the router and the agents: certificates that may change at any time, and
-//! names that decide who may ask whom.
+//! Mutual TLS between the router and the agents, with certificates that may change at any time, and
+//! names that decide which process may call which.
 //!
-//! An agent's certificate names `node.NODE.slackwater`, the router's `controller.slackwater`. An
-//! agent takes connections from the router alone, so a node's stolen key asks nobody for anything;
-//! the router looks for the node's own name behind its address, so an address that has become
-//! another node's is noticed.
+//! An agent's certificate contains the name `node.NODE.slackwater`, the router's
+//! `controller.slackwater`. An agent accepts connections from the router only, so the stolen key of
+//! a node gives no access to other agents; the router checks the name of the node, so it notices if
+//! another node now has the address.
 //!
-//! | room | what |
+//! | module | content |
 //! |---|---|
-//! | `bundle` | a certificate, its key and the authorities, as PEM, from files or from memory |
-//! | `credentials` | what handshakes use now, read again when the files change |
-//! | `incoming`, `dial` | both ends |
-//! | `authority`, `request` | make certificates where nobody else does |
+//! | `bundle` | a certificate, its key and the CAs, as PEM, from files or from memory |
+//! | `credentials` | what handshakes use now, reloaded when the files change |
+//! | `incoming`, `dial` | both ends of a connection |
+//! | `authority`, `request` | issue certificates where no other issuer exists |
 //!
-//! Every connection is a whole handshake of TLS 1.3: nothing is resumed, so what has expired or
-//! isn't trusted any more is noticed at the next connection. Those that stand are left alone.
+//! Every connection makes a full TLS 1.3 handshake: sessions are not resumed, so an expired or no
+//! longer trusted certificate is noticed at the next connection. Existing connections stay open.
 
 pub mod authority;
 mod bundle;
@@ -37,22 +37,22 @@ pub use credentials::Credentials;
 pub use dial::{Connection, Connector};
 pub use incoming::{Incoming, Refusals, Secured};
 
-/// How often an idle connection is asked whether its other end is there, by both ends.
+/// How often both ends send a ping on an idle connection.
 pub const PING_INTERVAL: Duration = Duration::from_secs(1);
-/// How long the answer may take. Together: how long after a cut of the network a freeze ends, and
-/// how long a stall of the other machine may be before its calls fail.
+/// How long the answer may take. The sum of both is how long a freeze lasts after the network is
+/// cut, and how long the other machine may stall before its calls fail.
 pub const PING_TIMEOUT: Duration = Duration::from_secs(2);
-/// A name within a certificate: who somebody is.
+/// A name in a certificate, which identifies a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name(ServerName<'static>);
 
 impl Name {
-    /// The router's.
+    /// The name of the router.
     pub fn controller() -> Result<Name, TlsError> {
         Name::of("controller.slackwater".into())
     }
 
-    /// A node's: `node.NODE.slackwater`.
+    /// The name of a node: `node.NODE.slackwater`.
     pub fn node(node: &str) -> Result<Name, TlsError> {
         Name::of(format!("node.{node}.slackwater"))
     }
@@ -72,16 +72,16 @@ impl fmt::Display for Name {
 }
 
 impl TlsError {
-    /// Whether a file isn't there.
+    /// Whether the error is that a file does not exist.
     fn is_missing(&self) -> bool {
         matches!(self, TlsError::Read { source, .. } if source.kind() == std::io::ErrorKind::NotFound)
     }
 }
 
-/// Why certificates can't be used or made. None of them tells anything of a key.
+/// Why certificates cannot be used or issued. No error contains any part of a key.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file that can't be read.
+    /// A file cannot be read.
     #[error("read {}", path.display())]
     Read {
         /// The file.
@@ -90,48 +90,48 @@ pub enum TlsError {
         #[source]
         source: std::io::Error,
     },
-    /// Something that isn't in what was given.
+    /// The input does not contain a required item.
     #[error("{place} contains no {what}")]
     Nothing {
-        /// The file, or what stands for it.
+        /// The file, or a description of the input.
         place: String,
-        /// What should be in it.
+        /// The missing item.
         what: &'static str,
     },
-    /// What is there, and can't be taken for what it should be.
+    /// The item exists but is invalid.
     #[error("{place}")]
     Rejected {
-        /// The file, or what stands for it.
+        /// The file, or a description of the input.
         place: String,
         /// The cause.
         #[source]
         source: rustls::Error,
     },
-    /// A certificate of somebody else.
+    /// The certificate has another name.
     #[error("the certificate in {place} is not valid for {name}: create one with this DNS name")]
     OfAnother {
-        /// The file, or what stands for it.
+        /// The file, or a description of the input.
         place: String,
-        /// Who we are.
+        /// The name of this process.
         name: Name,
     },
-    /// A text that can't stand in a certificate as a name.
+    /// A text that cannot be a name in a certificate.
     #[error(
         "{0:?} cannot be used as a name in a certificate: at most 253 characters, and 63 between two dots"
     )]
     BadName(String),
-    /// A request for a certificate that must not be signed.
+    /// A certificate request that must not be signed.
     #[error("sign a certificate for {name}: the request was rejected, {problem}")]
     Request {
-        /// Of whom.
+        /// The name of its sender.
         name: Name,
         /// What is wrong with it.
         problem: &'static str,
     },
-    /// A certificate that couldn't be made.
+    /// A certificate could not be created.
     #[error("create a certificate for {name}")]
     Make {
-        /// Of whom.
+        /// The name in it.
         name: String,
         /// The cause.
         #[source]

@@ -1,4 +1,4 @@
-//! The other end of the Admin service: a command of this program beside a running driver.
+//! The client of the Admin service: commands of this program call it while a driver is running.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -10,8 +10,8 @@ use crate::agent::admin_client::AdminClient;
 use crate::agent::{CheckVolumeRequest, CheckVolumeResponse};
 use crate::error::{Error, Result, chain};
 
-/// Asks the driver at a socket to check a volume, and waits for as long as that takes. `None` if
-/// no driver listens there.
+/// Asks the driver at a socket to check a volume, and waits without a time limit. `None` if no
+/// driver listens there.
 pub async fn check_volume(
     socket: &Path,
     volume_id: &str,

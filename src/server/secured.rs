@@ -1,4 +1,4 @@
-//! The router's connections, as tonic takes them.
+//! The router's connections in the form that tonic requires.
 
 use std::io;
 use std::pin::Pin;
@@ -14,10 +14,10 @@ use super::Endpoint;
 use crate::telemetry::Metrics;
 use crate::tls;
 
-/// A connection whose other end is the router.
+/// A connection from the router.
 pub(super) struct Secured(tls::Secured);
 
-/// Connections to an agent as they come.
+/// Accepted connections to an agent.
 pub(super) fn connections(
     endpoint: Endpoint,
     metrics: &Metrics,
@@ -33,7 +33,7 @@ pub(super) fn connections(
     incoming.map(|accepted| accepted.map(Secured))
 }
 
-/// The listener of `--agent-listen`.
+/// Creates the listener of `--agent-listen`.
 pub async fn listen(address: std::net::SocketAddr) -> io::Result<TcpListener> {
     TcpListener::bind(address).await
 }

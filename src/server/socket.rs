@@ -1,4 +1,4 @@
-//! A unix socket on a path, and its file's life.
+//! A Unix socket, and the lifetime of its file.
 
 use std::fs;
 use std::io;
@@ -9,19 +9,19 @@ use std::path::{Path, PathBuf};
 use nix::sys::stat::{Mode, fchmod};
 use tokio::net::{UnixListener, UnixSocket};
 
-/// Connections that wait to be taken.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
 
-/// Why the endpoint can't be had.
+/// Why the socket cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// Another process answers there.
+    /// Another process listens there.
     #[error("{} is served by another process", .0.display())]
     Taken(PathBuf),
-    /// Something that isn't a socket: not ours to remove.
+    /// The file is not a socket, so the driver must not remove it.
     #[error("{} exists and is not a socket; remove it or choose another endpoint", .0.display())]
     NotASocket(PathBuf),
-    /// The kernel refused.
+    /// The kernel returned an error.
     #[error("{doing} {}", path.display())]
     Io {
         /// The verb.
@@ -41,7 +41,7 @@ pub struct Socket {
     file: SocketFile,
 }
 
-/// The file of a socket; removed with this, unless another has taken its place.
+/// The file of a socket. Dropping this removes the file, unless another file has replaced it.
 #[derive(Debug)]
 pub(super) struct SocketFile {
     path: PathBuf,
@@ -50,7 +50,7 @@ pub(super) struct SocketFile {
 }
 
 impl Socket {
-    /// Takes the path. A file that a dead process left is removed. To be called within a tokio
+    /// Binds the path. A file that a dead process left is removed. Must be called within a tokio
     /// runtime.
     pub fn bind(path: &Path) -> Result<Socket, BindError> {
         let io = |doing| {
@@ -62,8 +62,8 @@ impl Socket {
         };
         remove_stale(path)?;
         let socket = UnixSocket::new_stream().map_err(io("create a socket for"))?;
-        // The file takes the socket's mode when it's made, so there is no moment in which others
-        // can connect; besides, nobody can before `listen`.
+        // The file gets the socket's mode when it is created, so other users cannot connect at any
+        // moment; besides, no process can connect before `listen`.
         fchmod(&socket, Mode::S_IRUSR | Mode::S_IWUSR)
             .map_err(|errno| io("set the mode of")(errno.into()))?;
         socket.bind(path).map_err(io("bind"))?;
@@ -98,7 +98,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// Removes a socket on which nobody answers.
+/// Removes a socket on which no process listens.
 fn remove_stale(path: &Path) -> Result<(), BindError> {
     let io = |doing, source| BindError::Io {
         doing,
@@ -116,7 +116,7 @@ fn remove_stale(path: &Path) -> Result<(), BindError> {
     match UnixStream::connect(path) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        // Also a full queue: somebody is there, if slow.
+        // A full queue also shows that a process listens.
         Ok(_) => return Err(BindError::Taken(path.to_path_buf())),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             return Err(BindError::Taken(path.to_path_buf()));

@@ -1,8 +1,8 @@
-//! Around every call, also one that no service knows: one span, one line, one count.
+//! Surrounds every call, also to unknown services, with one span, one log line and one count.
 //!
-//! The span carries the ids, which the service fills in ([`crate::service`]); the line at the end
-//! has the code, the time, and on failure the error. That is the only place where the error of a
-//! call is logged. Neither ever holds a secret.
+//! The span contains the IDs, which the service records ([`crate::service`]); the line at the end
+//! contains the code, the time, and on failure the error. The error of a call is logged only here.
+//! Neither ever contains a secret.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::service::Rpc;
 use crate::service::status::code_name;
 use crate::telemetry::Metrics;
 
-/// The layer.
+/// The tower layer.
 #[derive(Clone, Debug)]
 pub(super) struct Watch {
     metrics: Arc<Metrics>,
@@ -58,7 +58,7 @@ const BESIDE_CSI: [(&str, &str); 9] = [
     ),
 ];
 
-/// The name of a call by its path, and whether it's a poll, whose lines are for debug.
+/// The name of a call by its path, and whether it is a poll, which is logged at debug level.
 fn method(path: &str) -> (&'static str, bool) {
     if let Some(rpc) = Rpc::of_path(path) {
         return (rpc.name(), rpc.is_poll());
@@ -79,7 +79,7 @@ impl<S> Layer<S> for Watch {
     }
 }
 
-/// A watched service.
+/// A service with the layer.
 #[derive(Clone, Debug)]
 pub(super) struct Watched<S> {
     inner: S,
@@ -101,7 +101,7 @@ where
 
     fn call(&mut self, request: http::Request<A>) -> Self::Future {
         let (method, poll) = method(request.uri().path());
-        // At the level of errors, so that they have their ids whatever is filtered.
+        // At error level, so that calls have their IDs with any filter.
         let span = tracing::error_span!(
             "call",
             method,
@@ -136,7 +136,7 @@ where
         };
         Box::pin(async move {
             let response = running.await;
-            // Without a status among the headers the call was answered.
+            // If the headers contain no status, the call succeeded.
             call.set_status(match &response {
                 Ok(response) => Status::from_header_map(response.headers()),
                 Err(_) => Some(Status::unknown("no service is available")),
@@ -146,7 +146,7 @@ where
     }
 }
 
-/// A call in progress. It ends when this goes, also for a caller that went away.
+/// A call in progress. It ends when this is dropped, also if the caller disconnected.
 struct Call {
     method: &'static str,
     poll: bool,
@@ -182,7 +182,7 @@ impl Drop for Call {
     }
 }
 
-/// With three places.
+/// With three decimal places.
 fn milliseconds(took: std::time::Duration) -> f64 {
     (took.as_secs_f64() * 1e6).round() / 1e3
 }

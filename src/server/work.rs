@@ -1,4 +1,4 @@
-//! What is done for callers, whether or not they still wait, and what goes on beside their calls.
+//! Work for callers, even if they no longer wait, and background tasks.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,19 +15,19 @@ use crate::operation::Driver;
 use crate::router::Router;
 use crate::telemetry::Metrics;
 
-/// How often pools that aren't served are looked at again, and for what calls have left: a disk that
-/// is mounted late, or writes again, should not need a restart.
+/// How often pools that are not served are tried again, and how often leftovers of calls are
+/// cleaned up: a disk that is mounted late, or becomes writable again, must not require a restart.
 const POOL_POLL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// So long the first call waits for the end of what a killed process has left. Callers repeat what
-/// meets it later.
+/// How long the first call waits for the cleanup after a killed process. Later, calls that conflict
+/// with the cleanup are repeated by their callers.
 const CLEAN_UP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Calls that haven't been answered.
+/// Counts calls that have not been answered.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Calls(Arc<AtomicUsize>);
 
-/// One of them, until it's dropped.
+/// A counted call, until this is dropped.
 pub(super) struct Begun(Calls);
 
 impl Calls {
@@ -43,25 +43,25 @@ impl Drop for Begun {
     }
 }
 
-/// Who works.
+/// The component that does the work.
 pub(super) enum Work {
-    /// A node's operations own themselves.
+    /// The operations of a node count themselves.
     Driver(Arc<Driver>),
-    /// What a router has forwarded ends with its call; what it cuts goes on.
+    /// What a router has forwarded ends with its call; its cuts continue.
     Router(Calls, Router),
 }
 
 impl Work {
-    /// Shows its numbers.
+    /// Registers its metrics.
     pub(super) fn observe(&self, metrics: &Metrics) {
         match self {
             Work::Driver(driver) => metrics.observe(driver.clone()),
-            // It has shown itself when it was made.
+            // The router was registered when it was created.
             Work::Router(..) => {}
         }
     }
 
-    /// What runs now.
+    /// Number of running operations.
     pub(super) fn running(&self) -> usize {
         match self {
             Work::Driver(driver) => driver.running(),
@@ -71,7 +71,7 @@ impl Work {
         }
     }
 
-    /// Begins nothing new.
+    /// Starts no new operations.
     pub(super) fn stop(&self) {
         match self {
             Work::Driver(driver) => driver.stop(),
@@ -79,8 +79,8 @@ impl Work {
         }
     }
 
-    /// Ends what calls of an earlier process have left, but for what has to be wiped; what takes longer
-    /// goes on beside the first calls.
+    /// Cleans up what calls of an earlier process have left, except what must be overwritten; work
+    /// that takes longer continues concurrently with the first calls.
     pub(super) async fn begin(&self) {
         let Work::Driver(driver) = self else { return };
         let chores: [fn(&Driver, PoolId); 2] = [Driver::resolve_groups, Driver::clean];
@@ -89,17 +89,17 @@ impl Work {
             let one = |chore| done(driver.clone(), chore, *pool);
             chores.map(one)
         });
-        // Elapsed is no error.
+        // Reaching the time limit is not an error.
         let _ = timeout(CLEAN_UP_TIMEOUT, join_all(each)).await;
     }
 
-    /// Looks at the pools, and ends what calls have left, for ever.
+    /// Opens pools, and cleans up what calls have left, until it is dropped.
     pub(super) async fn refresh_pools(&self) {
         let driver = match self {
             Work::Driver(driver) => driver,
             Work::Router(..) => return std::future::pending().await,
         };
-        // Beside each other: a wipe takes long, and a look may wait for a disk.
+        // These run concurrently: overwriting takes long, and a query may wait for a disk.
         let sweep = every_tick(driver, "sweep of freezes", Driver::sweep_freezes);
         let look = every_tick(driver, "check of the node", Driver::look_at_node);
         let pools = look_at_pools(driver);
@@ -111,7 +111,7 @@ impl Work {
         tokio::join!(sweep, look, pools, groups, leftovers, wipes, disks, trims);
     }
 
-    /// Waits for work whose callers went away.
+    /// Waits for work whose callers have disconnected.
     pub(super) async fn idle(&self) {
         const POLL_INTERVAL: Duration = Duration::from_millis(20);
         while self.running() > 0 {
@@ -132,7 +132,8 @@ async fn every_tick(driver: &Arc<Driver>, what: &str, chore: fn(&Driver)) {
     }
 }
 
-/// Looks at all pools beside each other: the look at one whose disk hangs may end with its disk.
+/// Tries all pools concurrently: the attempt for a pool whose disk hangs may end only with its
+/// disk.
 async fn look_at_pools(driver: &Arc<Driver>) {
     let mut ticks = ticks();
     ticks.tick().await;
@@ -148,8 +149,8 @@ async fn look_at_pools(driver: &Arc<Driver>) {
     }
 }
 
-/// Runs a chore for every pool that is served: pools beside each other, so that a disk that hangs
-/// holds up nothing else.
+/// Runs a task for every pool that is served: the pools concurrently, so that a disk that hangs
+/// delays nothing else.
 async fn for_pools(driver: &Arc<Driver>, begin: impl Fn(PoolId) -> JoinHandle<()>) {
     let mut ticks = ticks();
     let mut running: HashMap<PoolId, JoinHandle<()>> = HashMap::new();
@@ -162,8 +163,9 @@ async fn for_pools(driver: &Arc<Driver>, begin: impl Fn(PoolId) -> JoinHandle<()
     }
 }
 
-/// Ends what calls have left; groups, of which the first member may be on another pool, beside the
-/// rest. Counted as operations: a stop waits for those that run, and begins no other.
+/// Cleans up what calls have left; groups, whose first member may be on another pool, concurrently
+/// with the rest. This counts as an operation: a shutdown waits for running cleanups, and starts no
+/// others.
 async fn clean(driver: &Arc<Driver>, chore: fn(&Driver, PoolId)) {
     for_pools(driver, |pool| {
         tokio::spawn(done(driver.clone(), chore, pool))
@@ -171,8 +173,8 @@ async fn clean(driver: &Arc<Driver>, chore: fn(&Driver, PoolId)) {
     .await;
 }
 
-/// Tells disks or images what is free. A stop does not wait for it: nothing depends on it, and it's
-/// repeated.
+/// Discards free blocks on disks or images. A shutdown does not wait for it: nothing depends on it,
+/// and it is repeated.
 async fn beside(driver: &Arc<Driver>, chore: fn(&Driver, PoolId)) {
     let begin = |pool| {
         let driver = driver.clone();

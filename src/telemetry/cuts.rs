@@ -1,4 +1,4 @@
-//! Numbers of cuts: levels, failures, how long writers and applications stood still.
+//! Metrics of cuts: levels, failures, and how long writers and applications were blocked.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use prometheus_client::registry::Unit;
 use crate::model::Level;
 use crate::operation::{CutCounts, Driver};
 
-/// Writes those of a node, with what it has copied and has frozen now.
+/// Writes the metrics of a node, including its copies and present freezes.
 pub(super) fn encode(encoder: &mut DescriptorEncoder<'_>, driver: &Driver) -> fmt::Result {
     counts(encoder, driver.cut_counts())?;
     let help = "Bytes copied because blocks could not be shared";
@@ -22,7 +22,7 @@ pub(super) fn encode(encoder: &mut DescriptorEncoder<'_>, driver: &Driver) -> fm
     frozen(encoder, driver)
 }
 
-/// Writes those of whoever has coordinated them.
+/// Writes the counts of the component that has coordinated the cuts.
 pub(super) fn counts(encoder: &mut DescriptorEncoder<'_>, counts: &CutCounts) -> fmt::Result {
     let help = "Cuts that were verified, by the consistency level that they reached";
     let mut metric = encoder.encode_descriptor("cuts", help, None, MetricType::Counter)?;
@@ -79,7 +79,7 @@ pub(super) fn counts(encoder: &mut DescriptorEncoder<'_>, counts: &CutCounts) ->
     Ok(())
 }
 
-/// What is journalled now: read from the state folder, which is on a tmpfs.
+/// The freezes in the journal, read from the state directory, which is on a tmpfs.
 fn frozen(encoder: &mut DescriptorEncoder<'_>, driver: &Driver) -> fmt::Result {
     let Ok(count) = driver.frozen() else {
         return Ok(());

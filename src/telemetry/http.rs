@@ -1,4 +1,4 @@
-//! `--metrics-address`: `/metrics`, `/healthz` and `/readyz`, for reading only.
+//! `--metrics-address`: the read-only endpoints `/metrics`, `/healthz` and `/readyz`.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -19,27 +19,27 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use super::Metrics;
 
-/// What OpenMetrics text is called.
+/// Content type of OpenMetrics text.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const PLAIN: &str = "text/plain; charset=utf-8";
 
-/// A client that says nothing for so long is let go.
+/// A client that sends no complete header in this time is disconnected.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Connections at a time, in all and of one address. With one more the oldest is closed, of all or
-/// of that address.
+/// Maximum number of connections, in total and per client address. For one more, the oldest is
+/// closed, in total or of that address.
 const MAX_CONNECTIONS: usize = 64;
 const MAX_CONNECTIONS_OF_ONE_ADDRESS: usize = 16;
 
-/// Prometheus gives up after 10 s; by then it should have the old numbers at least.
+/// Prometheus gives up after 10 s; by then it should at least have the old values.
 const REFRESH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Whether calls are taken now. [`crate::server::serve`] says so.
+/// Whether calls are served now. [`crate::server::serve`] sets this.
 #[derive(Debug, Default)]
 pub struct Readiness(AtomicBool);
 
 impl Readiness {
-    /// Calls are taken, or are not any more.
+    /// Sets whether calls are served.
     pub fn set(&self, serving: bool) {
         self.0.store(serving, Ordering::Release);
     }
@@ -49,12 +49,12 @@ impl Readiness {
     }
 }
 
-/// The listener of `--metrics-address`.
+/// Creates the listener of `--metrics-address`.
 pub async fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     TcpListener::bind(address).await
 }
 
-/// Answers until `shutdown`.
+/// Serves requests until `shutdown`.
 pub async fn serve(
     listener: TcpListener,
     metrics: Arc<Metrics>,
@@ -68,7 +68,7 @@ pub async fn serve(
             () = &mut shutdown => break,
             accepted = listener.accept() => match accepted {
                 Ok(accepted) => accepted,
-                // Out of descriptors, mostly: waiting is all that helps.
+                // Usually no descriptors are left, and only waiting helps.
                 Err(error) => {
                     tracing::warn!(%error, "failed to accept a connection for metrics");
                     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -94,7 +94,7 @@ pub async fn serve(
                 let metrics = metrics.clone();
                 async move { Ok::<_, Infallible>(answer(&request, metrics).await) }
             });
-            // An error here is a client that went away.
+            // An error here means that the client disconnected.
             let _ = hyper::server::conn::http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEADER_TIMEOUT)
@@ -126,7 +126,7 @@ async fn answer<B>(request: &Request<B>, metrics: Arc<Metrics>) -> Response<Full
 async fn metrics_page(metrics: Arc<Metrics>) -> Response<Full<Bytes>> {
     let looking = metrics.clone();
     let look = tokio::task::spawn_blocking(move || looking.refresh());
-    // Too late is no error: the old numbers are shown with their age.
+    // A timeout is not an error: the old values are returned with their age.
     let _ = tokio::time::timeout(REFRESH_TIMEOUT, look).await;
     match metrics.render() {
         Ok(text) => respond(StatusCode::OK, OPEN_METRICS, text),

@@ -1,8 +1,8 @@
-//! Numbers for Prometheus, described in `docs/metrics.md`.
+//! Metrics for Prometheus, described in `docs/metrics.md`.
 //!
-//! Calls are counted as they end. What lies on pools is read when somebody asks, off the async
-//! threads; a pool whose disk hangs makes these numbers old (`slackwater_status_age_seconds`),
-//! never the scrape.
+//! Calls are counted when they end. The state of pools is read during a scrape, on a blocking
+//! thread; if the disk of a pool hangs, the metrics become old (`slackwater_status_age_seconds`),
+//! but the scrape never hangs.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError};
@@ -22,7 +22,7 @@ use super::http::Readiness;
 use super::router::RouterCounts;
 use crate::operation::{Driver, PoolStatus};
 
-/// Upper ends of the latency buckets in seconds: most calls take milliseconds, and callers give
+/// Upper limits of the latency buckets in seconds: most calls take milliseconds, and callers give
 /// up between 10 s and 3 minutes.
 const BUCKETS: [f64; 14] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0,
@@ -39,7 +39,7 @@ struct MethodLabel {
     method: &'static str,
 }
 
-/// All numbers of this process.
+/// All metrics of this process.
 pub struct Metrics {
     registry: Registry,
     calls: Family<CallLabels, Counter>,
@@ -48,22 +48,22 @@ pub struct Metrics {
     shared: Arc<Shared>,
 }
 
-/// What the collector reads.
+/// State that the collectors read.
 #[derive(Default)]
 struct Shared {
     driver: OnceLock<Arc<Driver>>,
     seen: Mutex<Option<Seen>>,
-    /// A look at the storage is under way.
+    /// Held while the state of storage is being read.
     looking: Mutex<()>,
     readiness: Readiness,
     certificate: OnceLock<Expiry>,
     refused: OnceLock<Box<dyn Fn() -> u64 + Send + Sync>>,
 }
 
-/// When the certificate expires that handshakes use, in seconds since 1970.
+/// Returns when the certificate in use expires, in seconds since 1970.
 type Expiry = Box<dyn Fn() -> Option<u64> + Send + Sync>;
 
-/// The state of storage when it was looked at last.
+/// The state of storage at the last read.
 #[derive(Clone)]
 struct Seen {
     at: Instant,
@@ -79,7 +79,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// All at zero, with no driver yet.
+    /// All metrics at zero, without a driver.
     pub fn new() -> Metrics {
         let mut registry = Registry::with_prefix("slackwater");
         let version = vec![("version", env!("CARGO_PKG_VERSION"))];
@@ -110,39 +110,39 @@ impl Metrics {
         }
     }
 
-    /// From now on the numbers of this driver are shown. The first one stays.
+    /// Reports the metrics of this driver from now on. Only the first call has an effect.
     pub fn observe(&self, driver: Arc<Driver>) {
         let _ = self.shared.driver.set(driver);
     }
 
-    /// The driver that is observed.
+    /// The driver whose metrics are reported.
     pub fn driver(&self) -> Option<&Arc<Driver>> {
         self.shared.driver.get()
     }
 
-    /// From now on it's shown when our certificate expires, as this says at each scrape, in
-    /// seconds since 1970. The first one stays.
+    /// Reports from now on when the certificate of this process expires; `expires` is called at
+    /// each scrape and returns seconds since 1970. Only the first call has an effect.
     pub fn show_certificate(&self, expires: impl Fn() -> Option<u64> + Send + Sync + 'static) {
         let _ = self.shared.certificate.set(Box::new(expires));
     }
 
-    /// From now on the number of refused connections is shown, as this says at each scrape. The
-    /// first one stays.
+    /// Reports the number of refused connections from now on; `count` is called at each scrape.
+    /// Only the first call has an effect.
     pub fn show_refused_connections(&self, count: impl Fn() -> u64 + Send + Sync + 'static) {
         let _ = self.shared.refused.set(Box::new(count));
     }
 
-    /// What a router counts; nothing of it is shown where there is none.
+    /// Counts of a router; nothing is reported if there is no router.
     pub fn router(&self) -> &RouterCounts {
         &self.router
     }
 
-    /// Whether calls are taken.
+    /// Whether calls are served.
     pub fn readiness(&self) -> &Readiness {
         &self.shared.readiness
     }
 
-    /// A call has ended. Both labels are from fixed lists.
+    /// Counts a call that has ended. Both labels are from fixed lists.
     pub fn call_ended(&self, method: &'static str, code: &'static str, took: Duration) {
         self.calls.get_or_create(&CallLabels { method, code }).inc();
         self.durations
@@ -150,7 +150,7 @@ impl Metrics {
             .observe(took.as_secs_f64());
     }
 
-    /// Looks at the storage, unless a look is under way (a disk may hang). Blocks.
+    /// Reads the state of storage, unless another thread is reading it (a disk may hang). Blocks.
     pub fn refresh(&self) {
         let Some(driver) = self.driver() else { return };
         let _looking = match self.shared.looking.try_lock() {
@@ -171,7 +171,7 @@ impl Metrics {
             .unwrap_or_else(PoisonError::into_inner) = Some(seen);
     }
 
-    /// OpenMetrics text of what was seen last.
+    /// OpenMetrics text of the last state.
     pub fn render(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
@@ -185,7 +185,7 @@ impl fmt::Debug for Metrics {
     }
 }
 
-/// Shows when our certificate expires, and how many connections were refused.
+/// Reports when the certificate expires, and how many connections were refused.
 struct Certificate(Arc<Shared>);
 
 impl fmt::Debug for Certificate {
@@ -217,7 +217,7 @@ impl Collector for Certificate {
     }
 }
 
-/// Shows [`Shared`] at each scrape.
+/// Reports [`Shared`] at each scrape.
 struct Storage(Arc<Shared>);
 
 impl fmt::Debug for Storage {
@@ -226,7 +226,7 @@ impl fmt::Debug for Storage {
     }
 }
 
-/// A number of one pool: name, help, unit, and where it is.
+/// A gauge of a pool: name, help, unit, and the field.
 type PoolGauge = (
     &'static str,
     &'static str,

@@ -1,4 +1,4 @@
-//! Numbers of a router: its agents, and the calls that it forwards.
+//! Metrics of a router: its agents, and the calls that it forwards.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -15,8 +15,8 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::operation::CutCounts;
 
-/// Upper ends of the buckets of the time that a router adds, in seconds: mostly it's a fraction of
-/// a millisecond.
+/// Upper limits of the buckets of the time that a router adds, in seconds: usually a fraction of a
+/// millisecond.
 const BUCKETS: [f64; 10] = [
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.1, 1.0, 10.0,
 ];
@@ -27,64 +27,66 @@ struct Labels {
     code: &'static str,
 }
 
-/// An agent as a router sees it now.
+/// The state of an agent in its router.
 #[derive(Clone, Debug)]
 pub struct AgentStatus {
-    /// Its node's name.
+    /// The name of its node.
     pub node: String,
-    /// Whether it answered when it was asked last.
+    /// Whether it answered the last request.
     pub up: bool,
-    /// Since its last answer, if there was one.
+    /// Time since its last answer, if there was one.
     pub silent: Option<Duration>,
-    /// Pools that it serves.
+    /// Number of pools that it serves.
     pub pools: u64,
-    /// Pools that it serves and another node has: no call goes there.
+    /// Number of pools that it serves and that belong to another node: no call is sent there.
     pub claimed: u64,
-    /// Answers of it that were refused.
+    /// Number of its answers that were refused.
     pub refused: u64,
 }
 
-/// The cluster that a router is in, as it sees it now.
+/// The state of the cluster in its router.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterStatus {
-    /// Why calls can't be taken yet.
+    /// Why calls cannot be served yet.
     pub missing: Option<String>,
-    /// It does what one of all routers must do.
+    /// This router is the leader.
     pub leads: bool,
-    /// Watches of the API server that don't get through now.
+    /// Number of watches of the API server that fail now.
     pub failing_watches: u64,
-    /// Events that nobody was told: too many at once, or refused.
+    /// Number of events that were not recorded: too many at once, or refused.
     pub dropped_events: u64,
-    /// Nodes whose label names another home than their disks have, and PersistentVolumes need it.
+    /// Number of Nodes whose label has another value than their disks, where PersistentVolumes need
+    /// the label.
     pub label_conflicts: u64,
-    /// The cluster has snapshots, and this installation has nobody who asks for them.
+    /// The cluster has the snapshot CRDs, and this installation has no csi-snapshotter.
     pub snapshotter_missing: bool,
-    /// What nothing names; `None` where another router looks, or nobody has looked yet.
+    /// Objects without a reference; `None` if another router is the leader, or before the first
+    /// check.
     pub orphans: Option<Orphans>,
 }
 
-/// What agents have that nothing in the cluster names.
+/// Objects of agents that no object of the cluster references.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Orphans {
-    /// Volumes that no PersistentVolume names.
+    /// Volumes without a PersistentVolume.
     pub volumes: u64,
-    /// Snapshots that no VolumeSnapshotContent names; `None` where the cluster has no snapshots.
+    /// Snapshots without a VolumeSnapshotContent; `None` if the cluster has no snapshot CRDs.
     pub snapshots: Option<u64>,
 }
 
-/// What is asked of a router at each scrape.
+/// What is read from a router at each scrape.
 pub trait RouterView: Send + Sync + 'static {
-    /// Each of its agents.
+    /// All its agents.
     fn agents(&self) -> Vec<AgentStatus>;
-    /// The cluster around; none where agents are given by address.
+    /// The cluster; none if agents are configured by address.
     fn cluster(&self) -> Option<ClusterStatus>;
-    /// What the cuts have come to that it has coordinated.
+    /// Results of the cuts that it has coordinated.
     fn cuts(&self) -> &CutCounts;
-    /// Why it can't take calls yet; empty if it can.
+    /// Why it cannot serve calls yet; empty if it can.
     fn missing(&self) -> Vec<String>;
 }
 
-/// What a router counts.
+/// Counts of a router.
 #[derive(Clone)]
 pub struct RouterCounts {
     forwarded: Family<Labels, Counter>,
@@ -103,23 +105,24 @@ impl RouterCounts {
         counts
     }
 
-    /// From now on the agents of this router are shown, and calls count. The first one stays.
+    /// Reports the agents of this router, and counts its calls, from now on. Only the first call
+    /// has an effect.
     pub fn observe(&self, view: Arc<dyn RouterView>) {
         let _ = self.view.set(view);
     }
 
-    /// The router that is observed.
+    /// The router whose state is reported.
     pub fn view(&self) -> Option<&Arc<dyn RouterView>> {
         self.view.get()
     }
 
-    /// An agent has answered, with this code.
+    /// Counts an answer of an agent with this code.
     pub fn forwarded(&self, agent: &str, code: &'static str) {
         let agent = agent.to_string();
         self.forwarded.get_or_create(&Labels { agent, code }).inc();
     }
 
-    /// A call that was forwarded to one agent took so much longer than that agent.
+    /// Records how much longer a call took in the router than in its agent.
     pub fn added(&self, time: Duration) {
         self.added.observe(time.as_secs_f64());
     }
@@ -131,7 +134,7 @@ impl fmt::Debug for RouterCounts {
     }
 }
 
-/// A number of one agent: name, help, unit, and where it is.
+/// A gauge of an agent: name, help, unit, and the field.
 type AgentGauge = (
     &'static str,
     &'static str,

@@ -1,7 +1,7 @@
-//! Makes an authority and certificates, where neither cert-manager nor anybody else does.
+//! Creates a CA and certificates where there is neither cert-manager nor another issuer.
 //!
-//! Keys are of the curve P-256. An authority's name is made of its key, so that who meets an
-//! unknown one says so. During a change both are trusted, the old one and the new one.
+//! Keys use the curve P-256. The name of a CA is derived from its key, so that an error about an
+//! unknown CA identifies it. During a rotation both CAs are trusted, the old and the new one.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,20 +12,20 @@ use rcgen::{
 
 use super::{Bundle, Name, TlsError, request};
 
-/// How much earlier than now a certificate is valid from: clocks of two machines differ.
+/// How long before now a certificate becomes valid, because the clocks of two machines differ.
 const MAX_CLOCK_SKEW: Duration = Duration::from_secs(3600);
 
-/// From when until when.
+/// The validity period of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
-    /// The first moment.
+    /// Its beginning.
     pub from: SystemTime,
-    /// The last moment.
+    /// Its end.
     pub until: SystemTime,
 }
 
 impl Validity {
-    /// For so long, and from an hour ago.
+    /// A period of this length, which began an hour ago.
     pub fn from_now(length: Duration) -> Validity {
         let now = SystemTime::now();
         Validity {
@@ -35,14 +35,14 @@ impl Validity {
     }
 }
 
-/// Who signs.
+/// A CA.
 pub struct Authority {
     certificate: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
 impl Authority {
-    /// A new one.
+    /// Creates a new CA.
     pub fn new(validity: Validity) -> Result<Authority, TlsError> {
         let make = || {
             let key = KeyPair::generate()?;
@@ -58,7 +58,7 @@ impl Authority {
         })
     }
 
-    /// One that was made here earlier: its certificate and its key, as PEM.
+    /// Loads a CA that was created here earlier, from its certificate and its key as PEM.
     pub fn from_pem(certificate: &str, key: &str) -> Result<Authority, TlsError> {
         let read = || {
             let key = KeyPair::from_pem(key)?;
@@ -82,8 +82,8 @@ impl Authority {
         self.issuer.key().serialize_pem()
     }
 
-    /// A certificate with a key of its own, for both ends of a connection. This authority alone is
-    /// trusted in the bundle.
+    /// Issues a certificate with its own key, for both ends of a connection. The bundle trusts only
+    /// this CA.
     pub fn issue(&self, name: &Name, validity: Validity) -> Result<Bundle, TlsError> {
         let make = || {
             let key = KeyPair::generate()?;
@@ -99,9 +99,9 @@ impl Authority {
         })
     }
 
-    /// A certificate, as PEM, for who has made a request (PKCS #10, PEM; [`super::request::make`]).
-    /// The name is the one that is given here, whatever the request asks for; of the request only
-    /// the key is taken, and the proof that its sender has it.
+    /// Issues a certificate, as PEM, for a certificate request (PKCS #10, PEM;
+    /// [`super::request::make`]). The name is the one that is passed here, whatever the request
+    /// contains; only the key, and the proof that its sender holds it, are taken from the request.
     pub fn sign(
         &self,
         request: &[u8],
@@ -118,7 +118,7 @@ impl Authority {
     }
 }
 
-/// What a certificate of ours says.
+/// The contents of a certificate.
 fn leaf(name: &Name, validity: Validity) -> Result<CertificateParams, rcgen::Error> {
     let mut params = CertificateParams::new(vec![name.to_string()])?;
     params.distinguished_name = rcgen::DistinguishedName::new();
@@ -132,7 +132,7 @@ fn leaf(name: &Name, validity: Validity) -> Result<CertificateParams, rcgen::Err
     Ok(params)
 }
 
-/// What an authority is made of, beside its dates: the same whenever it's made of this key.
+/// The contents of a CA certificate, except its dates: always the same for one key.
 fn parameters(key: &KeyPair) -> Result<CertificateParams, rcgen::Error> {
     let mut params = CertificateParams::new(Vec::new())?;
     let id: String = (params.key_identifier(key).iter().take(8))

@@ -1,4 +1,4 @@
-//! A certificate, its key and the authorities that are trusted, as PEM.
+//! A certificate, its key and the trusted CAs, as PEM.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,29 +9,29 @@ use tokio_rustls::rustls::{self, RootCertStore};
 
 use super::TlsError;
 
-/// Where a bundle is.
+/// The files of a bundle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Files {
-    /// Our certificate, with those between it and the authority.
+    /// The certificate of this process, with the intermediate certificates.
     pub certificate: PathBuf,
     /// Its key.
     pub key: PathBuf,
-    /// The authorities that the other end's certificate may come from; several while they change.
+    /// The CAs that may have issued the peer's certificate; several during a rotation.
     pub authorities: PathBuf,
 }
 
-/// The text of the three.
+/// The contents of the three files.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Bundle {
-    /// As [`Files::certificate`].
+    /// See [`Files::certificate`].
     pub certificate: Vec<u8>,
-    /// As [`Files::key`].
+    /// See [`Files::key`].
     pub key: Vec<u8>,
-    /// As [`Files::authorities`].
+    /// See [`Files::authorities`].
     pub authorities: Vec<u8>,
 }
 
-/// What the parts of a bundle are called in errors.
+/// How errors name the parts of a bundle.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
     pub(super) certificate: String,
@@ -40,7 +40,7 @@ pub(super) struct Places {
 }
 
 impl Files {
-    /// Reads all three. They may be of two generations if they change meanwhile.
+    /// Reads all three files. They may be of two generations if they change during the read.
     pub fn read(&self) -> Result<Bundle, TlsError> {
         Ok(Bundle {
             certificate: read(&self.certificate)?,
@@ -66,7 +66,7 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
 }
 
 impl Places {
-    /// Of a bundle that came from no files.
+    /// For a bundle that did not come from files.
     pub(super) fn nowhere() -> Places {
         Places {
             certificate: "the certificate".into(),
@@ -82,7 +82,7 @@ impl Bundle {
     }
 
     pub(super) fn key(&self, places: &Places) -> Result<PrivateKeyDer<'static>, TlsError> {
-        // What is wrong with it isn't told: it might be a part of it.
+        // The reason is not reported, because it might contain a part of the key.
         PrivateKeyDer::from_pem_slice(&self.key).map_err(|_| TlsError::Nothing {
             place: places.key.clone(),
             what: "private key in PEM (PKCS #8, SEC 1 or PKCS #1)",
@@ -109,7 +109,7 @@ fn certificates(pem: &[u8], place: &str) -> Result<Vec<CertificateDer<'static>>,
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     match found {
         Ok(found) if !found.is_empty() => Ok(found),
-        // Half of one is as good as none.
+        // A partly valid file is refused as a whole.
         Ok(_) | Err(_) => Err(TlsError::Nothing {
             place: place.to_string(),
             what: "certificate in PEM",

@@ -1,8 +1,8 @@
-//! What handshakes use: the last good bundle, read again when its files change.
+//! The credentials of handshakes: the last valid bundle, reloaded when its files change.
 //!
-//! A bundle is good if it parses, its key is that of its certificate, and its certificate has our
-//! own name. One that isn't (half written, of another node) is warned of once, and the last good
-//! one stays.
+//! A bundle is valid if it parses, its key matches its certificate, and its certificate contains
+//! the name of this process. For an invalid one (half written, or of another node) one warning is
+//! logged, and the last valid one stays in use.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,12 +26,12 @@ use super::bundle::{Bundle, Files, Places, rejected};
 use super::{Name, TlsError};
 use crate::error::chain;
 
-/// Files are looked at when a connection is made, and no more often than this.
+/// Files are checked when a connection is made, but at most this often.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
-/// What gRPC is called when the protocol is agreed on.
+/// The ALPN protocol ID of gRPC (HTTP/2).
 const GRPC: &[u8] = b"h2";
 
-/// Our certificate, and who is trusted.
+/// The certificate of this process, and the trusted CAs.
 #[derive(Debug)]
 pub struct Credentials {
     own: Name,
@@ -41,36 +41,36 @@ pub struct Credentials {
 
 #[derive(Debug)]
 struct State {
-    /// None while the files aren't there yet.
+    /// None until the files exist.
     current: Option<Arc<Current>>,
-    /// What was read last, good or bad.
+    /// The last bundle that was read, valid or not.
     seen: Bundle,
     looked: Instant,
 }
 
-/// One good bundle, ready for handshakes.
+/// A valid bundle, ready for handshakes.
 pub(super) struct Current {
-    /// Of the end that listens.
+    /// For the listening end.
     pub(super) server: Arc<ServerConfig>,
-    /// Of the end that dials.
+    /// For the connecting end.
     pub(super) client: Arc<ClientConfig>,
     expires: Option<u64>,
-    /// Why the other end won't take it now.
+    /// Why a peer would refuse the certificate now.
     distrust: Option<String>,
 }
 
 impl Credentials {
-    /// From files, which are read now, and looked at again when a connection is made. `own` is the
-    /// name that must stand in the certificate.
+    /// Loads files, and checks them again when a connection is made. `own` is the name that the
+    /// certificate must contain.
     pub fn of_files(own: Name, files: Files) -> Result<Credentials, TlsError> {
         let seen = files.read()?;
         let current = Current::new(&own, &seen, &files.places())?;
         Ok(Credentials::with(own, Some(files), seen, Some(current)))
     }
 
-    /// The same where files may still be missing: somebody is about to make them, and what needs
-    /// none of them shouldn't wait. Until they're there no connection is made. Files that are
-    /// there, and wrong, are an error.
+    /// Like [`Credentials::of_files`], but the files need not exist yet: another process is about
+    /// to create them, and work that needs no certificate must not wait. Until then no connection
+    /// is made. Existing but invalid files are an error.
     pub fn of_files_to_come(own: Name, files: Files) -> Result<Credentials, TlsError> {
         match files.read() {
             Err(error) if error.is_missing() => {
@@ -81,7 +81,7 @@ impl Credentials {
         }
     }
 
-    /// From memory: what changes is told by [`Credentials::replace`].
+    /// From memory; [`Credentials::replace`] changes the bundle.
     pub fn of_bundle(own: Name, bundle: Bundle) -> Result<Credentials, TlsError> {
         let current = Current::new(&own, &bundle, &Places::nowhere())?;
         Ok(Credentials::with(own, None, bundle, Some(current)))
@@ -107,7 +107,7 @@ impl Credentials {
         }
     }
 
-    /// Takes another bundle for the connections to come. On an error the last one stays.
+    /// Uses another bundle for future connections. After an error the previous one stays.
     pub fn replace(&self, bundle: Bundle) -> Result<(), TlsError> {
         let current = Current::new(&self.own, &bundle, &Places::nowhere())?;
         current.tell(&self.own);
@@ -117,19 +117,19 @@ impl Credentials {
         Ok(())
     }
 
-    /// Whether who trusts the same authorities as we do took our certificate when it was read: it's
-    /// theirs, and its time had come and wasn't over.
+    /// Whether a peer that trusts the same CAs would have accepted the certificate when it was
+    /// read: it was issued by them and within its validity period.
     pub fn is_trusted(&self) -> bool {
         self.now().is_some_and(|current| current.distrust.is_none())
     }
 
-    /// Why our certificate isn't trusted now; none if it is, or isn't there.
+    /// Why the certificate is not trusted now; none if it is, or if it does not exist.
     pub fn distrust(&self) -> Option<String> {
         self.now()?.distrust.clone()
     }
 
-    /// When our certificate expires, in seconds since 1970. Looks at the files as a handshake
-    /// does: connections live long, and nobody may have made one since they changed.
+    /// When the certificate expires, in seconds since 1970. This checks the files as a handshake
+    /// does, because connections live long, and none may have been made since the files changed.
     pub fn expires(&self) -> Option<u64> {
         self.now()?.expires
     }
@@ -138,8 +138,8 @@ impl Credentials {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For a handshake; none while the files aren't there yet. Reads three small files at most
-    /// once in [`RELOAD_INTERVAL`].
+    /// For a handshake; none until the files exist. Reads three small files at most once per
+    /// [`RELOAD_INTERVAL`].
     pub(super) fn now(&self) -> Option<Arc<Current>> {
         let mut state = self.state();
         if let Some(files) = &self.files
@@ -152,7 +152,7 @@ impl Credentials {
     }
 
     fn reload(&self, files: &Files, state: &mut State) {
-        // Twice: between the readings of two files a new generation may have come.
+        // Twice, because a new generation may be written between the reads of two files.
         let mut problem = None;
         for _ in 0..2 {
             let read = match files.read() {
@@ -255,7 +255,7 @@ fn server(
         .with_client_cert_verifier(verifier)
         .with_single_cert(chain, key)?;
     config.alpn_protocols = vec![GRPC.to_vec()];
-    // A session that is resumed isn't verified again.
+    // A resumed session would not be verified again.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(config)
@@ -294,7 +294,7 @@ fn verifier(
     })
 }
 
-/// Why a certificate isn't taken; a clock that is wrong is named, since nothing else is.
+/// The reason why a certificate is refused; a wrong clock is named as a possible cause.
 fn in_words(error: &rustls::Error) -> String {
     match error {
         rustls::Error::InvalidCertificate(CertificateError::NotValidYetContext {
@@ -314,7 +314,8 @@ fn in_words(error: &rustls::Error) -> String {
     }
 }
 
-/// Asked of the one who verifies: nobody is valid at the end of time.
+/// Asks the verifier with a time far in the future: no certificate is valid then, and its error
+/// contains the end of the validity period.
 fn expiry(
     verifier: &dyn ClientCertVerifier,
     leaf: &CertificateDer<'_>,
@@ -330,7 +331,7 @@ fn expiry(
     }
 }
 
-/// Takes who is verified and has the router's name.
+/// Accepts a peer whose certificate is verified and has the router's name.
 #[derive(Debug)]
 struct ControllerOnly {
     name: Name,

@@ -1,4 +1,4 @@
-//! The end that dials: an agent at an address, proven by its node's name.
+//! The connecting end: to an agent at an address, which must prove its node's name.
 
 use std::future::Future;
 use std::io::{self, Cursor};
@@ -19,10 +19,11 @@ use super::{Credentials, Name};
 
 type Secured = TlsStream<TcpStream>;
 
-/// A connection to an agent that has proven its node's name, and has taken our certificate.
+/// A connection to an agent that has proven its node's name, and has accepted the certificate of
+/// this process.
 pub type Connection = TokioIo<Join<Chain<Cursor<[u8; 1]>, ReadHalf<Secured>>, WriteHalf<Secured>>>;
 
-/// Dials one agent, whatever URI it's asked for. It has no timeout of its own.
+/// Connects to one agent, whatever URI is requested. It has no timeout of its own.
 #[derive(Clone, Debug)]
 pub struct Connector {
     credentials: Arc<Credentials>,
@@ -31,7 +32,7 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// To the agent that has `name`, at an address.
+    /// Creates a connector to the agent with `name` at an address.
     pub fn new(credentials: Arc<Credentials>, name: Name, address: SocketAddr) -> Connector {
         Connector {
             credentials,
@@ -42,15 +43,15 @@ impl Connector {
 
     async fn dial(self) -> io::Result<Connection> {
         let stream = TcpStream::connect(self.address).await?;
-        // Without it requests of a few bytes would wait for the other end's acknowledgement.
+        // Otherwise requests of a few bytes would wait for the acknowledgment of the other end.
         let _ = stream.set_nodelay(true);
         let none = || io::Error::other("there is no certificate of this process yet");
         let current = self.credentials.now().ok_or_else(none)?;
         let connector = TlsConnector::from(current.client.clone());
         let mut secured = connector.connect(self.name.0, stream).await?;
-        // In TLS 1.3 we're done before the agent has seen our certificate. HTTP/2 has it speak
-        // first: its first byte, or its refusal, is waited for, so that a refusal is the error of
-        // dialling and not of some call.
+        // In TLS 1.3 the connecting end is finished before the agent has seen its certificate. In
+        // HTTP/2 the agent sends first: its first byte, or its refusal, is awaited here, so that a
+        // refusal is an error of the connection and not of a call.
         let first = secured.read_u8().await?;
         let (read, write) = split(secured);
         Ok(TokioIo::new(join(Cursor::new([first]).chain(read), write)))

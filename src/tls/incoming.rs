@@ -1,5 +1,5 @@
-//! The end that listens: handshakes on their own, so that a client that never ends its handshake
-//! holds up nobody. Connections that are refused are counted, and told of once a minute.
+//! The listening end: handshakes run separately, so that a client that never finishes its handshake
+//! delays no other. Refused connections are counted, and logged at most once a minute.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -19,36 +19,37 @@ use tokio_stream::Stream;
 
 use super::Credentials;
 
-/// A connection whose other end has proven to be the router.
+/// A connection whose peer has proven to be the router.
 pub type Secured = TlsStream<TcpStream>;
 
-/// One takes a few milliseconds, and a round trip or two.
+/// A handshake takes a few milliseconds, and one or two round trips.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Handshakes at a time. With one more, the oldest is given up of the address that has most.
+/// Maximum number of concurrent handshakes. For one more, the oldest of the address that has most
+/// is aborted.
 const MAX_HANDSHAKES: usize = 64;
-/// Handshakes of one address at a time. With one more its oldest is given up, so that an address
-/// which opens connections all the time keeps out no other.
+/// Maximum number of concurrent handshakes of one address. For one more, its oldest is aborted, so
+/// that an address that keeps opening connections cannot block others.
 const MAX_HANDSHAKES_OF_ONE_ADDRESS: usize = 8;
-/// Between two lines about refused connections.
+/// Minimum time between two log lines about refused connections.
 const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
-/// After a connection that can't be taken (no descriptors left, mostly).
+/// Pause after a connection could not be accepted, usually because no descriptors are left.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Connections that were refused.
+/// Counts refused connections.
 #[derive(Debug, Default)]
 pub struct Refusals {
     count: AtomicU64,
-    /// When they were told of last, and how many there were then.
+    /// When they were last logged, and their number then.
     told: Mutex<Option<(Instant, u64)>>,
 }
 
 impl Refusals {
-    /// How many there were.
+    /// Number of refused connections.
     pub fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// One more; whether people are to be told now, and of how many since the last time.
+    /// Counts one more; returns the number since the last log line if a line should be logged now.
     fn add(&self, now: Instant) -> Option<u64> {
         let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
@@ -67,14 +68,14 @@ impl Refusals {
     }
 }
 
-/// Connections of the router, as they come. Dropped, it stops listening.
+/// Accepted connections of the router. Dropping this stops listening.
 pub struct Incoming {
     ready: Receiver<Secured>,
     accepting: AbortHandle,
 }
 
 impl Incoming {
-    /// On a listener; to be called within a tokio runtime.
+    /// Creates it for a listener; must be called within a tokio runtime.
     pub fn new(
         listener: TcpListener,
         credentials: Arc<Credentials>,
@@ -110,7 +111,7 @@ async fn accept(
     refusals: Arc<Refusals>,
     ready: Sender<Secured>,
 ) {
-    // Dropped with this, and all that is in it ends.
+    // Dropping the set aborts all handshakes in it.
     let mut handshakes = JoinSet::new();
     let mut running: VecDeque<(IpAddr, AbortHandle)> = VecDeque::new();
     loop {
@@ -137,7 +138,7 @@ async fn accept(
         let refusals = refusals.clone();
         let handshake = handshakes.spawn(async move {
             if let Some(secured) = shake_hands(stream, from, &credentials, &refusals).await {
-                // Nobody takes it any more once we're told to stop.
+                // After the stop is requested, no task receives it.
                 let _ = ready.send(secured).await;
             }
         });
@@ -145,7 +146,7 @@ async fn accept(
     }
 }
 
-/// The address of which a handshake is to be given up before a new one of `from` begins.
+/// The address whose oldest handshake must be aborted before a new one of `from` begins.
 fn crowd(running: &VecDeque<(IpAddr, AbortHandle)>, from: IpAddr) -> Option<IpAddr> {
     let count = |ip: IpAddr| running.iter().filter(|(one, _)| *one == ip).count();
     if count(from) >= MAX_HANDSHAKES_OF_ONE_ADDRESS {
@@ -162,7 +163,7 @@ async fn shake_hands(
     credentials: &Credentials,
     refusals: &Refusals,
 ) -> Option<Secured> {
-    // Without it answers of a few bytes would wait for the other end's acknowledgement.
+    // Otherwise answers of a few bytes would wait for the acknowledgment of the other end.
     let _ = stream.set_nodelay(true);
     let Some(current) = credentials.now() else {
         refusals.refused(from, &"this process has no certificate yet");
@@ -171,7 +172,7 @@ async fn shake_hands(
     let acceptor = TlsAcceptor::from(current.server.clone());
     match timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
         Ok(Ok(secured)) => Some(secured),
-        // Somebody who looks whether the port is open.
+        // A client that only checks whether the port is open.
         Ok(Err(error)) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
             tracing::debug!(%from, "closed a connection that ended before its handshake");
             None

@@ -1,8 +1,10 @@
-//! Requests for certificates: made by who holds the key, read by who signs.
+//! Certificate requests: created by the process that holds the key, and parsed by the one that
+//! signs.
 //!
-//! What is read of one is its public key alone, and that its sender holds the private one; whose
-//! it is, is known otherwise. So a few lines read it: a sequence of a sequence (version, name, key,
-//! attributes), an algorithm and a signature, as PKCS #10 (RFC 2986) has it in DER.
+//! Only the public key of a request is used, and the proof that its sender holds the private key;
+//! the sender's name is known otherwise. So a few lines suffice to parse it: a sequence of a
+//! sequence (version, name, key, attributes), an algorithm and a signature, as PKCS #10 (RFC 2986)
+//! defines it in DER.
 
 use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData};
 use tokio_rustls::rustls::crypto::ring;
@@ -11,8 +13,8 @@ use tokio_rustls::rustls::pki_types::{CertificateSigningRequestDer, alg_id};
 
 use super::{Name, TlsError};
 
-/// A key of the curve P-256, up to its point: algorithm id-ecPublicKey of prime256v1 (RFC 5480),
-/// and a bit string of 65 bytes.
+/// The DER prefix of a P-256 key, up to its point: algorithm id-ecPublicKey of prime256v1 (RFC
+/// 5480), and a bit string of 65 bytes.
 const P256: [u8; 26] = [
     0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a,
     0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
@@ -25,7 +27,7 @@ const SEQUENCE: u8 = 0x30;
 const INTEGER: u8 = 0x02;
 const BIT_STRING: u8 = 0x03;
 
-/// A new key and a request for its certificate, both as PEM. The key is a secret.
+/// Creates a key and a request for its certificate, both as PEM. The key is a secret.
 pub fn make(name: &Name) -> Result<(String, String), TlsError> {
     let make = || {
         let key = KeyPair::generate()?;
@@ -56,7 +58,7 @@ impl PublicKeyData for Requested {
     }
 }
 
-/// Reads a request as PEM. The error says what is wrong with it.
+/// Parses a request in PEM. The error describes what is wrong with it.
 pub(super) fn read(pem: &[u8]) -> Result<Requested, &'static str> {
     let der = CertificateSigningRequestDer::from_pem_slice(pem).map_err(|_| "it is not PEM")?;
     let parts = parts(&der).ok_or("it is not a PKCS #10 request")?;
@@ -99,7 +101,7 @@ fn parts(der: &[u8]) -> Option<Parts<'_>> {
     let (_version, inner) = element(info.content, INTEGER)?;
     let (_name, inner) = element(inner, SEQUENCE)?;
     let (key, _attributes) = element(inner, SEQUENCE)?;
-    // The first byte counts bits that aren't used: none.
+    // The first byte counts unused bits: none.
     let signature = signature.content.strip_prefix(&[0])?;
     after.is_empty().then_some(Parts {
         signed: info.whole,
@@ -114,7 +116,7 @@ struct Element<'a> {
     content: &'a [u8],
 }
 
-/// The first element, which must have this tag, and what follows it.
+/// The first element, which must have this tag, and the bytes after it.
 fn element(bytes: &[u8], tag: u8) -> Option<(Element<'_>, &[u8])> {
     let (&first, after) = bytes.split_first().filter(|(first, _)| **first == tag)?;
     let (&length, after) = after.split_first()?;

@@ -1,4 +1,4 @@
-//! Both ends over a real connection of this machine.
+//! Tests of both ends over a real connection on this machine.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ use super::*;
 use crate::error::chain;
 
 const HOUR: Duration = Duration::from_secs(3600);
-/// Only a hang reaches it.
+/// Only a hang reaches this limit.
 const HANG_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn authority() -> Authority {
@@ -45,7 +45,7 @@ fn credentials(own: Name, bundle: Bundle) -> Arc<Credentials> {
     Arc::new(Credentials::of_bundle(own, bundle).unwrap())
 }
 
-/// An agent that answers each byte with itself.
+/// An agent that echoes each byte.
 async fn agent(credentials: Arc<Credentials>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -53,7 +53,7 @@ async fn agent(credentials: Arc<Credentials>) -> SocketAddr {
     tokio::spawn(async move {
         while let Some(Ok(mut secured)) = incoming.next().await {
             tokio::spawn(async move {
-                // As HTTP/2 does, it speaks first.
+                // As in HTTP/2, it sends first.
                 let mut byte = [b'!'];
                 secured.write_all(&byte).await.unwrap();
                 while secured.read_exact(&mut byte).await.is_ok() {
@@ -65,7 +65,7 @@ async fn agent(credentials: Arc<Credentials>) -> SocketAddr {
     address
 }
 
-/// A connection on which a byte went to and fro.
+/// A connection on which a byte was sent and returned.
 async fn reached(
     credentials: &Arc<Credentials>,
     name: Name,
@@ -105,7 +105,7 @@ async fn the_router_reaches_an_agent_and_nobody_else_does() {
     let said = refusal(reached(&router, elsewhere, address).await);
     assert!(said.contains("not valid for name \"node.n2"), "{said}");
 
-    // A node's own certificate is good for nothing here.
+    // A node's own certificate must not be accepted here.
     let said = refusal(reached(&agents, node(), address).await);
     assert!(said.contains("BadCertificate"), "{said}");
 
@@ -123,7 +123,7 @@ async fn the_router_reaches_an_agent_and_nobody_else_does() {
     let said = refusal(reached(&late, node(), address).await);
     assert!(said.contains("CertificateExpired"), "{said}");
 
-    // An agent that the router can't trust isn't told anything.
+    // An agent that the router does not trust receives nothing.
     let impostor = agent(credentials(node(), issue(&other, &node()))).await;
     let said = refusal(reached(&router, node(), impostor).await);
     assert!(said.contains("UnknownIssuer"), "{said}");
@@ -143,8 +143,8 @@ async fn the_router_reaches_an_agent_and_nobody_else_does() {
     );
 }
 
-/// As cert-manager makes them for the chart: by an authority with a common name, and one for all
-/// nodes.
+/// As cert-manager issues them for the chart: by a CA with a common name, and one certificate for
+/// all nodes.
 #[tokio::test]
 async fn one_certificate_of_several_nodes_is_each_ones_and_nobody_elses() {
     let parameters = |common: &str, names: &[&str]| {
@@ -209,7 +209,7 @@ async fn an_address_that_floods_gives_up_no_handshake_of_another() {
         socket.bind(([127, 0, 0, 2], 0).into()).unwrap();
         flood.push(socket.connect(address).await.unwrap());
     }
-    // So that all of them have been taken before it goes on.
+    // Ensures that all of them have been accepted before the test continues.
     let reach = reached(&router, node(), address);
     timeout(HANG_TIMEOUT, reach).await.unwrap().unwrap();
     let client = router.now().unwrap().client.clone();
@@ -252,7 +252,7 @@ fn put_all(files: &Files, bundle: &Bundle) {
     put(&files.authorities, &bundle.authorities);
 }
 
-/// Until files are looked at again.
+/// Waits until files are checked again.
 async fn later() {
     sleep(Duration::from_millis(1100)).await;
 }
@@ -268,7 +268,7 @@ async fn files_that_change_are_used_for_new_connections_and_bad_ones_never() {
     let router = credentials(controller(), issue(&old, &controller()));
     let mut standing = reached(&router, node(), address).await.unwrap();
 
-    // Half written: the certificate is there, its key isn't yet.
+    // Half written: the certificate exists, but its key does not match yet.
     let next = issue(&new, &node());
     put(&files.certificate, &next.certificate);
     later().await;
@@ -276,7 +276,7 @@ async fn files_that_change_are_used_for_new_connections_and_bad_ones_never() {
     put(&files.key, &next.key[..next.key.len() / 2]);
     later().await;
     reached(&router, node(), address).await.unwrap();
-    // Of another node.
+    // A certificate of another node.
     put_all(&files, &issue(&new, &Name::node("n2").unwrap()));
     later().await;
     reached(&router, node(), address).await.unwrap();
@@ -352,7 +352,7 @@ fn files_that_have_changed_say_when_the_certificate_expires() {
     assert_eq!(credentials.expires(), seconds(first));
     let second = until(9);
     put(second);
-    // Nobody connects meanwhile.
+    // No connection is made in this time.
     let begun = std::time::Instant::now();
     while credentials.expires() != seconds(second) {
         assert!(begun.elapsed() < Duration::from_secs(30), "not seen");
