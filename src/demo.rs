@@ -1,13 +1,13 @@
-//! `slackwater demo`: the real driver on a throw-away pool, seen from its client's side.
+//! `slackwater demo`: the real driver on a temporary pool, used as a CSI client uses it.
 //!
 //! *Expected flow*: a sparse image becomes a pool on a loop device; the driver is started on it as
-//! a process of its own; over its socket, volumes of each kind are made, mounted, written, grown,
-//! taken down, mounted again, compared and deleted. At last three of them are cut at one moment
+//! a separate process; over its socket, volumes of each kind are created, mounted, written,
+//! expanded, unmounted, mounted again, compared and deleted. Finally three of them are cut together
 //! under writers, and restored.
 //!
-//! *Guarantees*: everything lies in one folder and is taken down at the end, after an error and
-//! after a signal alike. Then it *looks* at loop devices, mounts, files and processes, and says
-//! whether something is left.
+//! *Guarantees*: everything is in one directory and is removed at the end, also after an error or a
+//! signal. Then the demo *checks* loop devices, mounts, files and processes, and reports whether
+//! something is left.
 
 mod client;
 mod group;
@@ -33,16 +33,16 @@ use progress::Progress;
 use scratch_pool::ScratchPool;
 use script::Trial;
 
-/// What may be asked of it.
+/// Options of the demo.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Leave the driver and its volumes until a signal comes.
+    /// Keep the driver and its volumes until a signal arrives.
     pub keep: bool,
-    /// Where its folder is made; the folder for temporary files if nothing is said.
+    /// Where its directory is created; by default in the directory for temporary files.
     pub dir: Option<PathBuf>,
 }
 
-/// Why it didn't go well: a step and its cause.
+/// A failed step and its cause.
 #[derive(Debug, thiserror::Error)]
 #[error("{step}: {cause}")]
 pub struct Failed {
@@ -72,12 +72,12 @@ enum Ending {
     Failed(Failed),
 }
 
-/// The hook's program of the demo: holds its first writer still until its stdin ends.
+/// The hook program of the demo: blocks the first writer until its stdin ends.
 pub fn hook(folder: &Path, deadline: std::time::Duration) -> std::io::Result<()> {
     writers::hook(folder, deadline)
 }
 
-/// Runs it; true if all went well and nothing is left.
+/// Runs the demo; returns true if everything succeeded and nothing is left.
 pub fn run(options: &Options) -> Result<bool> {
     let base = base(options)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -87,7 +87,8 @@ pub fn run(options: &Options) -> Result<bool> {
     runtime.block_on(play(options, &base))
 }
 
-/// The folder in which the demo's own is made, by its real name: no path may lead over a link.
+/// The directory in which the demo's own is created, with links resolved, because the driver
+/// refuses paths with links.
 fn base(options: &Options) -> Result<PathBuf> {
     if !nix::unistd::geteuid().is_root() {
         return Err(Failed::new(
@@ -101,7 +102,7 @@ fn base(options: &Options) -> Result<PathBuf> {
 }
 
 async fn play(options: &Options, base: &Path) -> Result<bool> {
-    // From here on a signal is a wish to clean up.
+    // From here on a signal causes a cleanup.
     let signal = server::signal().map_err(|error| Failed::of("wait for signals", &error))?;
     let mut signal = std::pin::pin!(signal);
     let begun = Instant::now();
@@ -143,7 +144,7 @@ async fn play(options: &Options, base: &Path) -> Result<bool> {
     }
 }
 
-/// The work, or the signal if it comes first.
+/// Waits for the work, or for the signal if it comes first.
 async fn until(
     signal: std::pin::Pin<&mut impl Future<Output = ()>>,
     work: impl Future<Output = Result<()>>,
@@ -157,7 +158,7 @@ async fn until(
     }
 }
 
-/// Everything that was put up and has to be taken down.
+/// Everything that was set up and must be removed.
 struct Stage {
     pool: ScratchPool,
     process: Option<Process>,
@@ -180,7 +181,7 @@ impl Stage {
         })
     }
 
-    /// The part that may fail, or be stopped at any point.
+    /// The part that may fail, or be interrupted at any point.
     async fn act(&mut self, progress: &mut Progress, keep: bool) -> Result<()> {
         let pool = &mut self.pool;
         progress
@@ -212,8 +213,7 @@ impl Stage {
         self.client.as_ref().map_or(0, |client| client.calls)
     }
 
-    /// Takes everything down, through the driver as far as it still answers, and tells what is
-    /// left all the same.
+    /// Removes everything, through the driver if it still answers, and returns what is left.
     async fn strike(mut self, progress: &mut Progress) -> Vec<String> {
         if let Some(client) = &mut self.client {
             self.group.take_down(client).await;
@@ -225,14 +225,14 @@ impl Stage {
         drop(self.client.take());
         if let Some(process) = self.process.take() {
             let stopped = progress.step("driver", "stop", process.stop()).await;
-            // A driver that had to be killed is told by the screen.
+            // The screen reports a driver that had to be killed.
             drop(stopped);
         }
         self.pool.tear_down();
         leak_check::leaks(&self.pool).await
     }
 
-    /// The last lines of the driver's log, which say more than a status.
+    /// The last lines of the driver's log, which are more informative than an exit status.
     fn log_tail(&self) -> String {
         const LINES: usize = 8;
         let text = std::fs::read_to_string(self.pool.log()).unwrap_or_default();

@@ -1,9 +1,9 @@
-//! `slackwater doctor`: what this host and its pools can and can't do.
+//! `slackwater doctor`: what this host and its pools support.
 //!
-//! It looks, and changes nothing that lasts: scratch images of its own are attached to a loop
-//! device, a file system of each kind is mounted on one, one of them is frozen, and all is taken
-//! away again. A running driver isn't disturbed;
-//! no lock of a pool is taken. Checks make [`Check`]s; only `Display` and JSON know how they look.
+//! It makes no lasting change: temporary images are attached to a loop device, a file system of
+//! each kind is mounted on one, one of them is frozen, and everything is removed again. A running
+//! driver is not disturbed, and no pool is locked. The checks return [`Check`]s; only `Display` and
+//! JSON define their format.
 
 mod checksums;
 mod freeze;
@@ -21,28 +21,28 @@ use serde::Serialize;
 use crate::host::{Freezer, Host};
 use crate::model::PoolDefinition;
 
-/// How good a thing is.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CheckStatus {
-    /// As it should be.
+    /// Everything is in order.
     Ok,
-    /// Works, with less than could be had, or can't be told.
+    /// It works with a limitation, or the state is not known.
     Warn,
-    /// A pool, or everything, can't work.
+    /// A pool, or the whole driver, cannot work.
     Fail,
 }
 
-/// One finding.
+/// One result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// How good.
+    /// Its level.
     pub level: CheckStatus,
-    /// About what: "loop devices", "pool default".
+    /// What was checked: "loop devices", "pool default".
     pub subject: String,
     /// What was found.
     pub found: String,
-    /// What would make it better; `None` where all is well.
+    /// What the user can do; `None` if everything is in order.
     pub fix: Option<String>,
 }
 
@@ -87,7 +87,7 @@ impl fmt::Display for Check {
     }
 }
 
-/// What to look at.
+/// What to check.
 #[derive(Clone, Debug)]
 pub struct Subject {
     /// Configured pools.
@@ -96,19 +96,20 @@ pub struct Subject {
     pub node_record: PathBuf,
     /// `--state-dir`.
     pub state_dir: PathBuf,
-    /// Where file systems and a freeze are tried. It doesn't exist: it is made, and removed again.
+    /// The directory in which file systems and a freeze are tried. It does not exist before; it is
+    /// created, and removed again.
     pub trial_dir: PathBuf,
     /// `--allowed-path`.
     pub allowed_paths: Vec<PathBuf>,
-    /// Directories in which programs are looked for.
+    /// Directories in which programs are searched for.
     pub programs: Vec<PathBuf>,
 }
 
-/// Looks at everything, the machine first.
+/// Runs all checks, those of the machine first.
 pub fn examine(host: &dyn Host, freezer: &dyn Freezer, patient: &Subject) -> Vec<Check> {
     let mut checks = kernel::examine(host, patient);
     let freezes = freeze::examine(host, freezer, patient);
-    // In a folder that can't be used nothing is tried.
+    // If the state directory cannot be used, nothing is tried in it.
     if freezes.iter().all(|check| check.level != CheckStatus::Fail) {
         checks.extend(trial::examine(host, patient));
     }
@@ -117,7 +118,7 @@ pub fn examine(host: &dyn Host, freezer: &dyn Freezer, patient: &Subject) -> Vec
     checks
 }
 
-/// Whether a pool, or everything, can't work.
+/// Whether a pool, or the whole driver, cannot work.
 pub fn has_failures(checks: &[Check]) -> bool {
     checks.iter().any(|check| check.level == CheckStatus::Fail)
 }

@@ -1,4 +1,4 @@
-//! The client's side of CSI: what a cluster's sidecars and kubelet call.
+//! The client of CSI: the calls that a cluster's sidecars and kubelet make.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -26,15 +26,15 @@ use crate::csi::{
 use crate::model::FsType;
 use crate::service::status::code_name;
 
-/// Name of the node that the demo is.
+/// Name of the demo's node.
 pub(super) const NODE: &str = "demo";
-/// A pool of a few files is opened in milliseconds.
+/// Opening a pool with a few files takes milliseconds.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
-/// As the sidecars have it; a driver that hangs must not keep the demo from cleaning up.
+/// The timeout of the sidecars; a driver that hangs must not keep the demo from cleaning up.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A volume and where it's used.
+/// A volume and where it is used.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Use<'a> {
     pub(super) id: &'a str,
@@ -51,7 +51,7 @@ pub(super) struct Client {
     pub(super) calls: u64,
 }
 
-/// The kind as CSI says it; `None` is a raw block device.
+/// The capability of a kind; `None` is a raw block device.
 fn capability(kind: Option<FsType>) -> VolumeCapability {
     VolumeCapability {
         access_type: Some(match kind {
@@ -81,7 +81,7 @@ fn text(path: &Path) -> String {
 }
 
 impl Client {
-    /// Waits until the driver says that it's ready.
+    /// Waits until the driver is ready.
     pub(super) async fn connect(socket: &Path, driver: &mut Process) -> Result<Client> {
         const STEP: &str = "connect";
         let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()));
@@ -137,14 +137,14 @@ impl Client {
         Ok(self.answer("Probe", answer)?.ready.unwrap_or(true))
     }
 
-    /// Who it is.
+    /// The name and version of the driver.
     pub(super) async fn plugin(&mut self) -> Result<String> {
         let answer = self.identity.get_plugin_info(GetPluginInfoRequest {}).await;
         let info = self.answer("GetPluginInfo", answer)?;
         Ok(format!("{} {}", info.name, info.vendor_version))
     }
 
-    /// CreateVolume; answers the id.
+    /// CreateVolume; returns the ID.
     pub(super) async fn create(
         &mut self,
         name: &str,
@@ -163,7 +163,7 @@ impl Client {
             .ok_or_else(|| Failed::new("CreateVolume", "the answer has no volume"))
     }
 
-    /// CreateVolume from a snapshot; answers the id.
+    /// CreateVolume from a snapshot; returns the ID.
     pub(super) async fn restore(
         &mut self,
         name: &str,
@@ -187,7 +187,7 @@ impl Client {
             .ok_or_else(|| Failed::new("CreateVolume", "the answer has no volume"))
     }
 
-    /// CreateVolumeGroupSnapshot with hooks; answers its id and its members'.
+    /// CreateVolumeGroupSnapshot with hooks; returns its ID and those of its members.
     pub(super) async fn group(
         &mut self,
         name: &str,
@@ -249,7 +249,7 @@ impl Client {
         self.answer("NodePublishVolume", answer).map(drop)
     }
 
-    /// The way back, as for a pod that ends.
+    /// The calls of a pod that ends: NodeUnpublish, NodeUnstage and ControllerUnpublish.
     pub(super) async fn take_down(&mut self, volume: Use<'_>) -> Result<()> {
         let request = NodeUnpublishVolumeRequest {
             volume_id: volume.id.into(),
@@ -272,7 +272,7 @@ impl Client {
         self.answer("ControllerUnpublishVolume", answer).map(drop)
     }
 
-    /// NodeGetVolumeStats; the bytes.
+    /// NodeGetVolumeStats; returns the bytes.
     pub(super) async fn stats(&mut self, volume: Use<'_>) -> Result<VolumeUsage> {
         let request = NodeGetVolumeStatsRequest {
             volume_id: volume.id.into(),
@@ -320,8 +320,8 @@ impl Client {
         self.answer("DeleteVolume", answer).map(drop)
     }
 
-    /// Deletes whatever is listed, also volumes whose creation was never answered to us. What
-    /// can't be deleted is found by the look at the end.
+    /// Deletes every listed volume, also volumes whose creation was not answered. The check at the
+    /// end reports what cannot be deleted.
     pub(super) async fn delete_all(&mut self) {
         let answer = self
             .controller

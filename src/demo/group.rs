@@ -1,5 +1,5 @@
-//! The real thing: three volumes under writers that write across them, one group snapshot with a
-//! hook, all three restored, and the proof that no write is out of order.
+//! A group snapshot: three volumes with writers that write across them, one group snapshot with a
+//! hook, restoring all three, and a check that no write is out of order.
 
 use std::path::{Path, PathBuf};
 
@@ -10,17 +10,17 @@ use super::{Failed, Result};
 use crate::model::FsType;
 use crate::model::size::MIB;
 
-/// Steps, for the bar.
+/// Number of steps, for the progress bar.
 pub(super) const STEPS: usize = 5;
-/// xfs has none below 300 MiB.
+/// xfs requires at least 300 MiB.
 const KINDS: [(FsType, u64); 3] = [
     (FsType::Ext4, 256 * MIB),
     (FsType::Xfs, 512 * MIB),
     (FsType::Btrfs, 256 * MIB),
 ];
-/// What this part is called on the screen.
+/// The name of this part in the output.
 const NAME: &str = "group";
-/// Counts that the writers should have done before the cut.
+/// Minimum count of the writers before the cut.
 const LEAST: u64 = 1000;
 
 struct Volume {
@@ -41,11 +41,11 @@ impl Volume {
     }
 }
 
-/// Everything of it that has to be taken down.
+/// Everything that must be removed.
 pub(super) struct Group {
-    /// Stands for the kubelet's folder.
+    /// Stands for the kubelet's directory.
     callers: PathBuf,
-    /// Where writers and hook meet.
+    /// The directory in which writers and hook communicate.
     signs: PathBuf,
     tide: Option<Writers>,
     volumes: Vec<Volume>,
@@ -168,7 +168,7 @@ impl Group {
         Ok(())
     }
 
-    /// After an error or a signal: as far as it goes.
+    /// After an error or a signal: removes as much as possible.
     pub(super) async fn take_down(&mut self, client: &mut Client) {
         self.tide = None;
         for volume in self.restored.iter().chain(&self.volumes) {
@@ -177,7 +177,7 @@ impl Group {
     }
 }
 
-/// Brings up the last one.
+/// Publishes the last volume.
 async fn up(volumes: &[Volume], client: &mut Client) -> Result<()> {
     match volumes.last() {
         Some(volume) => client.bring_up(volume.used()).await,

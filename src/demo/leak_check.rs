@@ -1,15 +1,15 @@
-//! Looking what is left, rather than believing that nothing is.
+//! Checks what is left, instead of assuming that nothing is.
 
 use std::time::{Duration, Instant};
 
 use super::scratch_pool::ScratchPool;
 use crate::cut::guard;
 
-/// The kernel ends a loop device a moment after its last opener has gone.
+/// The kernel detaches a loop device a moment after its last opener has closed it.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(3);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Everything of the demo that is still there.
+/// Everything of the demo that still exists.
 pub(super) async fn leaks(pool: &ScratchPool) -> Vec<String> {
     let begun = Instant::now();
     loop {
@@ -33,7 +33,7 @@ fn look(pool: &ScratchPool) -> Vec<String> {
     loops.chain(mounts).chain(processes).chain(files).collect()
 }
 
-/// Drivers, guards and hooks: processes that have been told of the demo's folder.
+/// Drivers, guards and hooks: processes whose arguments contain the demo's directory.
 fn processes_of(pool: &ScratchPool) -> Vec<String> {
     let folder = pool.folder.display().to_string();
     let ours = [&b"serve"[..], b"demo-hook"];

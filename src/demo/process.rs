@@ -1,4 +1,4 @@
-//! The driver as a process of its own: started, awaited, stopped.
+//! The driver as a separate process: starting it, waiting for it, stopping it.
 
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use super::scratch_pool::ScratchPool;
 use super::{Failed, Result};
 
-/// A driver finishes what runs within 25 s.
+/// A driver finishes running operations within 25 s.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -20,8 +20,8 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// This very program as `serve`. The demo is a client, not a part of the driver: this is the
-    /// one place outside `host` where a program is started.
+    /// Starts this program with `serve`. The demo is a client and not a part of the driver: this is
+    /// the only place outside `host` that starts a program.
     #[expect(
         clippy::disallowed_methods,
         reason = "a client of the driver, not a part of it"
@@ -47,12 +47,12 @@ impl Process {
         self.child.id()
     }
 
-    /// How it ended, if it has.
+    /// Its exit status, if it has exited.
     pub(super) fn try_wait(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
-    /// SIGTERM, as Kubernetes does it.
+    /// Sends SIGTERM, as Kubernetes does, and waits for the exit.
     pub(super) async fn stop(mut self) -> Result<String> {
         const STEP: &str = "stop the driver";
         let id = i32::try_from(self.id()).map_err(|error| Failed::of(STEP, &error))?;
@@ -77,7 +77,7 @@ impl Process {
     }
 }
 
-/// No driver outlives its demo.
+/// The driver never outlives its demo.
 impl Drop for Process {
     fn drop(&mut self) {
         if self.try_wait().is_none() {

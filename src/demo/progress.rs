@@ -1,4 +1,4 @@
-//! What the demo prints: a line for each step, and on a terminal how far it is.
+//! The output of the demo: a line for each step, and a progress bar on a terminal.
 
 use std::future::Future;
 use std::io::{IsTerminal, Write};
@@ -17,7 +17,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// For so many steps.
+    /// Creates the output for a number of steps.
     pub(super) fn new(steps: usize) -> Progress {
         let terminal = std::io::stdout().is_terminal();
         // no-color.org: set, and not empty.
@@ -30,13 +30,13 @@ impl Progress {
         }
     }
 
-    /// A line of its own.
+    /// Prints a separate line.
     pub(super) fn note(&self, text: &str) {
         self.clear();
         print(&format!("{text}\n"));
     }
 
-    /// Does a step, which answers with what is worth knowing, and tells its time.
+    /// Runs a step, and prints its result and its duration.
     pub(super) async fn step(
         &mut self,
         subject: &str,
@@ -65,7 +65,7 @@ impl Progress {
         ended.map(drop)
     }
 
-    /// What isn't done, and why.
+    /// Reports a step that is skipped, and why.
     pub(super) fn skip(&mut self, subject: &str, doing: &str, why: &str) {
         self.done += 1;
         let mark = self.paint("33", "skip");
@@ -95,7 +95,7 @@ impl Progress {
     }
 }
 
-/// A reader that has gone away doesn't keep us from cleaning up.
+/// A closed pipe must not keep the demo from cleaning up.
 fn print(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes());

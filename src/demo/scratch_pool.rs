@@ -1,4 +1,5 @@
-//! The throw-away pool: a sparse image in a folder, as XFS on a loop device, mounted in it.
+//! The temporary pool: a sparse image in a directory, with XFS on a loop device, mounted in the
+//! directory.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,17 +13,17 @@ use crate::host::{Device, Done, Effect, FileId, Host, LoopSpec, LoopStatus, Moun
 use crate::model::FsType;
 use crate::model::size::{GIB, Human, MIB};
 
-/// Sparse: only what the volumes hold is ever written.
+/// Sparse: only what the volumes contain is ever written.
 const POOL_BYTES: u64 = 6 * GIB;
-/// What that comes to, with the file systems' own share.
+/// The space that this needs, including the metadata of the file systems.
 const NEEDED_BYTES: u64 = 512 * MIB;
-/// An autoclear loop goes a moment after its last opener.
+/// The kernel detaches an autoclear device a moment after its last opener has closed it.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(5);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 pub(super) struct ScratchPool {
     host: LinuxHost,
-    /// Everything lies in here.
+    /// The directory that contains everything.
     pub(super) folder: PathBuf,
     image: Option<FileId>,
     /// st_dev of files on the pool.
@@ -30,7 +31,7 @@ pub(super) struct ScratchPool {
 }
 
 impl ScratchPool {
-    /// Chooses a folder; nothing is made yet.
+    /// Chooses a directory; nothing is created yet.
     pub(super) fn new(base: &Path) -> Result<ScratchPool> {
         let host = LinuxHost::new(vec![base.to_path_buf()]);
         let space = host
@@ -64,12 +65,12 @@ impl ScratchPool {
         self.folder.join("driver.log")
     }
 
-    /// Stands for the kubelet's folder.
+    /// Stands for the kubelet's directory.
     pub(super) fn callers(&self) -> PathBuf {
         self.folder.join("kubelet")
     }
 
-    /// Where the demo's writers and its hook meet.
+    /// The directory in which the demo's writers and its hook communicate.
     pub(super) fn signs(&self) -> PathBuf {
         self.folder.join("signs")
     }
@@ -78,7 +79,7 @@ impl ScratchPool {
         self.folder.join("config.toml")
     }
 
-    /// One hook, as an administrator would write it.
+    /// One hook, as an administrator would configure it.
     fn config_text(&self) -> Result<String> {
         let program = std::env::current_exe()
             .map_err(|error| Failed::of("find the program's own path", &error))?;
@@ -99,7 +100,7 @@ impl ScratchPool {
         self.folder.join("pool.img")
     }
 
-    /// How the driver is started on it.
+    /// The arguments with which the driver is started on the pool.
     pub(super) fn serve_arguments(&self) -> Vec<OsString> {
         let mut arguments: Vec<OsString> = vec!["serve".into()];
         let mut add = |flag: &str, prefix: &str, value: &Path, suffix: &str| {
@@ -118,7 +119,7 @@ impl ScratchPool {
         arguments
     }
 
-    /// Makes it. What was made before an error is taken away by [`ScratchPool::tear_down`].
+    /// Creates the pool. [`ScratchPool::tear_down`] removes what was created before an error.
     pub(super) fn set_up(&mut self) -> Result<String> {
         let (image, pool) = (self.image_path(), self.pool());
         let failed = |error: HostError| Failed::of("create the pool", &error);
@@ -163,7 +164,7 @@ impl ScratchPool {
         .map_err(failed)?;
         self.mount(&device, &pool).map_err(failed)?;
         self.device = Some(device.rdev);
-        // Mounted now, which keeps the loop device from here on.
+        // The mount keeps the loop device from here on.
         drop(hold);
         Ok(format!(
             "{} of xfs on {}",
@@ -186,14 +187,14 @@ impl ScratchPool {
         self.host.perform(effect)
     }
 
-    /// Mounts in the folder, in the order in which they were made.
+    /// Mounts in the directory, in the order in which they were made.
     pub(super) fn mounts(&self) -> Vec<Mount> {
         let mut mounts = self.host.mounts().unwrap_or_default();
         mounts.retain(|mount| mount.mount_point.starts_with(&self.folder));
         mounts
     }
 
-    /// Loop devices on the pool's image, and on images on the pool.
+    /// Loop devices on the pool's image, and on images in the pool.
     pub(super) fn loops(&self) -> Vec<LoopStatus> {
         let mut loops = self.host.loops().unwrap_or_default();
         loops.retain(|status| {
@@ -207,7 +208,7 @@ impl ScratchPool {
         reason = "the demo's own directory, with no mount in it"
     )]
     fn remove_folder(&self) {
-        // Never into a file system that is mounted there.
+        // Never deletes inside a file system that is still mounted there.
         if self.mounts().is_empty()
             && let Err(error) = std::fs::remove_dir_all(&self.folder)
             && error.kind() != std::io::ErrorKind::NotFound
@@ -216,14 +217,14 @@ impl ScratchPool {
         }
     }
 
-    /// Takes away what is there, in the order that works, and again while the kernel is busy with
-    /// the last of it. What stays in spite of this is for [`super::look`] to tell.
+    /// Removes everything in a suitable order, and repeats that while the kernel keeps something
+    /// busy. [`super::leak_check`] reports what is still left.
     pub(super) fn tear_down(&self) {
         let begun = Instant::now();
         loop {
             for mount in self.mounts().iter().rev() {
                 let target = &mount.mount_point;
-                // The pool goes last: volumes' devices keep it busy.
+                // The pool comes last: the devices of volumes keep it busy.
                 if *target == self.pool() {
                     self.detach_volumes();
                 }
@@ -241,7 +242,7 @@ impl ScratchPool {
         self.remove_folder();
     }
 
-    /// Raw block volumes' devices outlive their openers.
+    /// The devices of raw block volumes are not detached when they are closed.
     fn detach_volumes(&self) {
         self.detach(|status| Some(status.backing) != self.image);
     }

@@ -1,4 +1,4 @@
-//! What happens to each volume.
+//! The steps of each volume.
 
 use std::path::{Path, PathBuf};
 
@@ -10,14 +10,14 @@ use crate::host::linux::LinuxHost;
 use crate::model::FsType;
 use crate::model::size::{Human, MIB};
 
-/// Steps of one volume, for the bar.
+/// Number of steps of one volume, for the progress bar.
 const STEPS: usize = 7;
-/// Steps around: pool, driver, stop.
+/// Number of the other steps: pool, driver, stop.
 const AROUND: usize = 3;
-/// Written to each volume.
+/// Bytes written to each volume.
 const WRITTEN: u64 = 32 * MIB;
 
-/// Kind, size and size when grown. XFS has none below 300 MiB.
+/// Kind, size, and size after expansion. XFS requires at least 300 MiB.
 const KINDS: [(Option<FsType>, u64, u64); 4] = [
     (Some(FsType::Ext4), 256 * MIB, 384 * MIB),
     (Some(FsType::Xfs), 512 * MIB, 768 * MIB),
@@ -25,7 +25,7 @@ const KINDS: [(Option<FsType>, u64, u64); 4] = [
     (None, 64 * MIB, 128 * MIB),
 ];
 
-/// One volume's part.
+/// The steps of one volume.
 pub(super) struct Trial {
     pub(super) label: &'static str,
     kind: Option<FsType>,
@@ -37,7 +37,7 @@ pub(super) struct Trial {
     seed: u64,
 }
 
-/// All of them; `callers` stands for the kubelet's folder.
+/// All volumes; `callers` stands for the kubelet's directory.
 pub(super) fn trials(callers: &Path) -> Vec<Trial> {
     let numbered = (1u64..).zip(KINDS);
     numbered
@@ -57,7 +57,7 @@ pub(super) fn trials(callers: &Path) -> Vec<Trial> {
         .collect()
 }
 
-/// Number of steps in all.
+/// Total number of steps.
 pub(super) fn steps() -> usize {
     KINDS.len() * STEPS + AROUND + super::group::STEPS
 }
@@ -76,7 +76,7 @@ impl Trial {
         &self.target
     }
 
-    /// What is written to: a file, or the device.
+    /// The path that is written: a file, or the device.
     fn place(&self) -> PathBuf {
         match self.kind {
             Some(_) => self.target.join("data"),
@@ -84,7 +84,7 @@ impl Trial {
         }
     }
 
-    /// From its creation to its comparison.
+    /// The steps from creation to comparison.
     pub(super) async fn play(
         &mut self,
         progress: &mut Progress,
@@ -168,7 +168,7 @@ impl Trial {
             .await
     }
 
-    /// As a pod sees it: room on the file system, length of the device.
+    /// The size that a pod sees: that of the file system, or of the device.
     async fn bytes(&self, client: &mut Client) -> Result<u64> {
         if self.kind.is_none() {
             return writer::device_bytes(&self.target).map_err(|error| Failed::of("read", &error));
@@ -177,7 +177,7 @@ impl Trial {
         Ok(usage.total.unsigned_abs())
     }
 
-    /// Down and deleted.
+    /// Unpublishes and deletes the volume.
     pub(super) async fn tear_down(
         &self,
         progress: &mut Progress,
@@ -192,14 +192,15 @@ impl Trial {
             .await
     }
 
-    /// After an error, a signal or `--keep`: as far as it goes.
+    /// After an error, a signal or `--keep`: unpublishes as far as possible.
     pub(super) async fn take_down(&self, client: &mut Client) {
         if !self.id.is_empty() {
             let _ = client.take_down(self.used()).await;
         }
     }
 
-    /// What the kubelet makes before it calls: the staging folder, and the target's parent.
+    /// Creates what the kubelet creates before it calls: the staging directory, and the target's
+    /// parent.
     fn make_folders(&self) -> Result<()> {
         let parent = self.target.parent().unwrap_or(&self.target);
         for folder in [&self.staging, parent] {

@@ -1,13 +1,13 @@
-//! Data that can be told apart, written and compared.
+//! Test data: written with a checksum, and compared.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Result, Seek, SeekFrom, Write};
 use std::path::Path;
 
-/// Written at a time.
+/// Size of one write.
 const PIECE: usize = 1 << 20;
 
-/// Numbers without a pattern from a seed: xorshift64.
+/// Pseudo-random numbers from a seed: xorshift64.
 struct Numbers(u64);
 
 impl Numbers {
@@ -21,7 +21,7 @@ impl Numbers {
     }
 }
 
-/// FNV-1a over words: tells changed data, not forged data.
+/// FNV-1a over words: detects changed data, but not forged data.
 struct Checksum(u64);
 
 impl Checksum {
@@ -38,14 +38,14 @@ impl Checksum {
     }
 }
 
-/// Writes so many bytes from the start of a file or device, durably; answers their checksum.
+/// Writes bytes from the start of a file or device, durably; returns their checksum.
 pub(super) fn write(path: &Path, bytes: u64, seed: u64) -> Result<u64> {
     let mut file = OpenOptions::new()
         .write(true)
         .create(true)
         .truncate(false)
         .open(path)?;
-    // Never zero, of which xorshift makes nothing else.
+    // The seed must not be zero, because xorshift would then generate only zeros.
     let mut numbers = Numbers(seed << 1 | 1);
     let mut checksum = Checksum::new();
     let mut piece = vec![0; PIECE];
@@ -81,7 +81,7 @@ pub(super) fn checksum(path: &Path, bytes: u64) -> Result<u64> {
     }
 }
 
-/// Bytes that a device shows.
+/// Size of a device in bytes.
 pub(super) fn device_bytes(path: &Path) -> Result<u64> {
     File::open(path)?.seek(SeekFrom::End(0))
 }

@@ -1,9 +1,9 @@
-//! Writers that write across several volumes, never synced, and what they see of a cut; and the
-//! hook that holds one of them still.
+//! Writers that write across several volumes without syncing, a check of what a cut contains of
+//! their writes, and the hook that blocks one of them.
 //!
-//! Each writer counts, and puts its count onto one volume after the other. Cut at one moment, no
-//! volume is ahead of the one before it. The first writer stands still between two counts when
-//! it's asked to, as an application does: in a cut its counts are all the same.
+//! Each writer counts, and writes its count to one volume after the other. If the volumes are cut
+//! at one point in time, no volume is ahead of the one before it. The first writer pauses between
+//! two counts when asked to, as an application does: in a cut all its counts are equal.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Result, Write};
@@ -14,21 +14,23 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// One that obeys the hook, and one that doesn't.
+/// The first obeys the hook, the second does not.
 const WRITERS: usize = 2;
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Writers at work; dropped, they end.
+/// Running writers; dropping this stops them.
 pub(super) struct Writers {
     stop: Arc<AtomicBool>,
-    /// Longest time between two acknowledged writes of the one that obeys nobody, in nanoseconds.
+    /// Longest time between two acknowledged writes of the writer that ignores the hook, in
+    /// nanoseconds.
     stall: Arc<AtomicU64>,
     counts: Arc<AtomicU64>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Writers {
-    /// Starts them on the roots of the volumes; `folder` is where the hook asks.
+    /// Starts writers on the root directories of the volumes; `folder` is the directory for
+    /// requests of the hook.
     pub(super) fn start(roots: &[PathBuf], folder: &Path) -> Result<Writers> {
         let mut tide = Writers {
             stop: Arc::default(),
@@ -57,12 +59,12 @@ impl Writers {
         Ok(tide)
     }
 
-    /// Counts so far.
+    /// The counts so far.
     pub(super) fn counts(&self) -> u64 {
         self.counts.load(Ordering::Relaxed)
     }
 
-    /// Begins to measure the stall anew.
+    /// Starts a new measurement of the longest stall.
     pub(super) fn forget_stall(&self) {
         self.stall.store(0, Ordering::Relaxed);
     }
@@ -86,7 +88,7 @@ fn name(writer: usize) -> String {
     format!("counter-{writer}")
 }
 
-/// Counts until it's stopped, or a write fails: the comparison tells that.
+/// Counts until it is stopped, or a write fails, which the comparison reports.
 fn write(
     files: &[File],
     stop: &AtomicBool,
@@ -116,7 +118,7 @@ fn write(
     }
 }
 
-/// The signs between writer and hook: files in a folder.
+/// The communication between writer and hook: files in a directory.
 struct Asked {
     still: PathBuf,
     quiesce: PathBuf,
@@ -142,7 +144,7 @@ impl Asked {
     }
 }
 
-/// What restored volumes show, one after the other: an error is a sentence.
+/// Checks the restored volumes, in order; the error is a sentence.
 pub(super) fn judge(roots: &[PathBuf]) -> std::result::Result<String, String> {
     let mut told = Vec::new();
     for writer in 0..WRITERS {
@@ -167,8 +169,8 @@ pub(super) fn judge(roots: &[PathBuf]) -> std::result::Result<String, String> {
     Ok(told.join(" and "))
 }
 
-/// The hook's program: asks the first writer to stand still, says so, and lets it go on when its
-/// stdin ends, or after its deadline.
+/// The hook program: asks the first writer to pause, prints READY, and lets it continue when its
+/// stdin ends, or after its timeout.
 pub(super) fn hook(folder: &Path, deadline: Duration) -> Result<()> {
     let asked = Asked::new(folder);
     let begun = Instant::now();

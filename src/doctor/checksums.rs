@@ -1,15 +1,15 @@
-//! Checksums of btrfs beneath images: pools that were made before new ones were marked keep them,
-//! and what direct I/O does with them depends on the kernel.
+//! Checksums of btrfs below images: pools that were created by an earlier release keep them, and
+//! the effect of direct I/O on them depends on the kernel.
 
 use super::Check;
 use super::pool::subject;
 use crate::host::BackingFs;
 use crate::model::PoolDefinition;
 
-/// The first kernel that doesn't let direct I/O leave wrong checksums.
+/// The first kernel in which direct I/O cannot leave wrong checksums.
 const BUFFERS_CHECKSUMMED: (u32, u32) = (6, 15);
 
-/// What becomes of the images that are made in a pool's folder of volumes.
+/// Checks whether new images in a pool's volume directory have checksums.
 pub(super) fn check(
     pool: &PoolDefinition,
     images: &BackingFs,

@@ -1,7 +1,7 @@
-//! The freeze: where its journal lies, and whether it works, by one on a throw-away file system.
+//! Checks the directory of the freeze journal, and tries a freeze on a temporary file system.
 //!
-//! The trial goes through the guard, as a cut does: it thaws whatever becomes of this process.
-//! Nobody else sees the file system or writes to it.
+//! The trial uses the guard, as a cut does, so the file system is thawed even if this process dies.
+//! No other process uses the file system.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use crate::host::freezer::FreezeLimits;
 use crate::host::{FileKind, FreezeMember, Freezer, Host};
 use crate::model::{FsType, PoolPlace};
 
-/// Only a hang takes so long.
+/// Only a hang reaches these limits.
 const LIMITS: FreezeLimits = FreezeLimits {
     sync: Duration::from_secs(5),
     freeze: Duration::from_secs(5),
 };
-/// What is gone after a boot, as freezes are.
+/// File systems whose content is lost at a reboot, as freezes are.
 const FORGETFUL: [&str; 2] = ["tmpfs", "ramfs"];
 /// Name of the member in journal and logs.
 const MEMBER: &str = "doctor";
@@ -32,7 +32,8 @@ pub(super) fn examine(host: &dyn Host, freezer: &dyn Freezer, patient: &Subject)
     checks
 }
 
-/// The folder of the journal: not on what may be frozen, best on what a boot empties.
+/// Checks the directory of the journal: it must not be on a file system that may be frozen, and
+/// preferably is on one that a reboot empties.
 fn state_dir(host: &dyn Host, patient: &Subject) -> Check {
     let path = &patient.state_dir;
     let subject = format!("state directory {}", path.display());
@@ -112,7 +113,7 @@ fn trial(host: &dyn Host, freezer: &dyn Freezer, patient: &Subject) -> Check {
     }
 }
 
-/// True if it was still frozen when it was thawed.
+/// Returns true if it was still frozen when it was thawed.
 fn freeze(host: &dyn Host, freezer: &dyn Freezer, mounted: &Mounted<'_>) -> Result<bool> {
     let doing = || "try a freeze".to_string();
     let root = host

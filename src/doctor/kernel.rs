@@ -1,4 +1,4 @@
-//! The machine: kernel, rights, programs, loop devices, mount propagation.
+//! Checks the machine: kernel, permissions, programs, loop devices, mount propagation.
 
 use std::path::{Path, PathBuf};
 
@@ -6,14 +6,14 @@ use super::{Check, Subject};
 use crate::error::{HostError, chain};
 use crate::host::{Done, Effect, FileKind, Host, LoopSpec, LoopStatus};
 
-/// LOOP_CONFIGURE came with 5.8, mount_setattr (read-only binds) with 5.12.
+/// LOOP_CONFIGURE was added in 5.8, mount_setattr (read-only bind mounts) in 5.12.
 const OLDEST_KERNEL: (u32, u32) = (5, 12);
 const RELEASE: &str = "/proc/sys/kernel/osrelease";
 const CAP_SYS_ADMIN: u32 = 21;
 const CAP_SYS_RESOURCE: u32 = 24;
 const SCRATCH_BYTES: u64 = 16 << 20;
 
-/// Program, Debian package, what for.
+/// Program, Debian package, purpose.
 const PROGRAMS: [(&str, &str, &str); 4] = [
     (
         "blkid",
@@ -41,13 +41,14 @@ pub(super) fn examine(host: &dyn Host, patient: &Subject) -> Vec<Check> {
     checks
 }
 
-/// A file of /proc; what can't be read is empty, which each check takes for "can't be told".
+/// Reads a file in /proc. If it cannot be read the result is empty, which each check reports as
+/// unknown.
 fn text(host: &dyn Host, path: &str) -> String {
     let bytes = host.read_file(Path::new(path)).ok().flatten();
     String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
 }
 
-/// Major and minor number of the running kernel; `None` if that can't be told.
+/// Major and minor version of the running kernel; `None` if not known.
 pub(super) fn version(host: &dyn Host) -> Option<(u32, u32)> {
     numbers(&text(host, RELEASE))
 }
@@ -79,7 +80,7 @@ fn kernel(release: &str) -> Check {
     Check::ok("kernel", release)
 }
 
-/// The set of capabilities in effect, by /proc/self/status.
+/// The effective capabilities, from /proc/self/status.
 pub fn effective_capabilities(status: &str) -> Option<u64> {
     let hex = status
         .lines()
@@ -124,7 +125,7 @@ fn capabilities(status: &str) -> Vec<Check> {
     ]
 }
 
-/// Whether a freeze takes a millisecond (ADR 0028).
+/// Whether a freeze takes about a millisecond (ADR 0028).
 fn grace_periods(expedited: &str, normal: &str, mountinfo: &str) -> Check {
     let subject = "grace periods";
     let long = "each freeze blocks writers for about 25 ms longer";
@@ -150,13 +151,13 @@ fn grace_periods(expedited: &str, normal: &str, mountinfo: &str) -> Check {
     Check::warn(subject, format!("{found}: {long}"), fix)
 }
 
-/// Whether this process may mount; `None` if that can't be told.
+/// Whether this process may mount; `None` if not known.
 pub(super) fn may_mount(host: &dyn Host) -> Option<bool> {
     effective_capabilities(&text(host, "/proc/self/status"))
         .map(|effective| effective & (1 << CAP_SYS_ADMIN) != 0)
 }
 
-/// Whether a program is in one of the folders.
+/// Whether a program exists in one of the directories.
 pub(super) fn is_there(host: &dyn Host, folders: &[PathBuf], program: &str) -> bool {
     folders.iter().any(|folder| {
         let found = host.stat(&folder.join(program));
@@ -176,7 +177,7 @@ fn programs(host: &dyn Host, folders: &[PathBuf]) -> Vec<Check> {
     for (name, package, purpose) in missing {
         let found = format!("{name} is missing: {purpose}");
         let fix = format!("install {package}");
-        // Without blkid nothing is ever staged; the others end one file system each.
+        // Without blkid no volume can be staged; each other program affects one file system only.
         checks.push(if name == "blkid" {
             Check::fail("programs", found, fix)
         } else {
@@ -218,7 +219,8 @@ fn loops(host: &dyn Host) -> Check {
     }
 }
 
-/// What a folder for mounts needs: to be there, and that others see what is mounted in it.
+/// Checks a directory for mounts: it must exist, and mounts in it must propagate to other mount
+/// namespaces.
 fn allowed_path(host: &dyn Host, path: &Path, mountinfo: &str) -> Check {
     let subject = format!("allowed path {}", path.display());
     match host.stat(path) {
@@ -244,7 +246,7 @@ fn allowed_path(host: &dyn Host, path: &Path, mountinfo: &str) -> Check {
     }
 }
 
-/// Whether the mount that a path lies on is in a peer group: proc(5), optional fields.
+/// Whether the mount that contains a path is in a peer group: proc(5), optional fields.
 fn is_shared(mountinfo: &str, path: &Path) -> Option<bool> {
     let lines = mountinfo.lines().filter_map(|line| {
         let words: Vec<&str> = line.split(' ').collect();
@@ -253,14 +255,14 @@ fn is_shared(mountinfo: &str, path: &Path) -> Option<bool> {
         let shared = optional.into_iter().any(|word| word.starts_with("shared:"));
         path.starts_with(&point).then_some((point, shared))
     });
-    // Of mounts at one point the last is on top.
+    // Of several mounts at one mount point, the last is on top.
     lines
         .max_by_key(|(point, _)| point.components().count())
         .map(|(_, shared)| shared)
 }
 
-/// Attaches a scratch image in a pool's folder, tells whether reads and writes pass by the page
-/// cache, and takes everything away again.
+/// Attaches a temporary image in a pool's directory, returns whether it uses direct I/O, and
+/// removes everything again.
 pub(super) fn try_loop(
     host: &dyn Host,
     folder: &Path,
@@ -299,7 +301,7 @@ fn attach(host: &dyn Host, image: &Path, sector: u32) -> Result<LoopStatus, Host
         .loops()?
         .into_iter()
         .find(|status| status.number == hold.number && status.backing == backing);
-    // With autoclear the device goes with its last opener, which is us.
+    // With autoclear the device is detached when its last opener, this process, closes it.
     drop(hold);
     status.ok_or_else(gone)
 }

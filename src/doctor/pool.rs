@@ -1,4 +1,4 @@
-//! The pools: ground, identity, home, room, lock, records.
+//! Checks the pools: file system, identity, topology segment, free space, lock, records.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use crate::operation::pools::inventory;
 use crate::operation::pools::{admin, ground, image, make};
 use crate::record::{ImageRecord, NodeRecord, PoolRecord};
 
-/// Below this share of free room a warning is due.
+/// Below this share of free space a warning is reported.
 const LITTLE_ROOM_PERCENT: u64 = 10;
 
 pub(super) fn examine(host: &dyn Host, patient: &Subject) -> Vec<Check> {
@@ -103,7 +103,7 @@ fn file_pool(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &P
     checks.extend(mount(host, pool, outer));
     checks.extend(ground(host, pool, path));
     checks.push(room(host, pool, path));
-    // Nothing is written to what belongs to another machine.
+    // Nothing is written to a pool that belongs to another machine.
     if node.home.is_none_or(|home| home == record.home) {
         checks.push(scratch(host, pool, path));
     }
@@ -112,7 +112,7 @@ fn file_pool(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &P
     checks
 }
 
-/// What can be told of a pool that is looked into only while it's served, or from where it's
+/// Reports what is known of a pool that can be examined only while it is served, or where it is
 /// mounted.
 fn unmounted_image(pool: &PoolDefinition, path: &Path, record: &ImageRecord) -> Check {
     let subject = format!("{}: image", subject(pool));
@@ -135,7 +135,7 @@ fn unmounted_image(pool: &PoolDefinition, path: &Path, record: &ImageRecord) -> 
     )
 }
 
-/// The image beneath a pool that is mounted: is all of it reserved?
+/// Checks the image that holds a mounted pool: whether all of it is reserved.
 fn image(host: &dyn Host, pool: &PoolDefinition, outer: &Path) -> Option<Check> {
     let subject = format!("{}: image", subject(pool));
     let found = match make::probe(host, outer) {
@@ -258,7 +258,7 @@ fn identity(node: &NodeRecord, pool: &PoolDefinition, record: &PoolRecord) -> Ve
     checks
 }
 
-/// What tells a disk that is missing from a folder that is meant.
+/// Checks whether a missing disk can be distinguished from the empty directory at its mount point.
 fn mount(host: &dyn Host, pool: &PoolDefinition, outer: &Path) -> Option<Check> {
     if pool.mount == Some(MountRule::Any) {
         return None;
@@ -304,7 +304,7 @@ fn ground(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Vec<Check> {
     checks
 }
 
-/// What snapshots cost on a pool.
+/// Checks the cost of snapshots on a pool.
 fn snapshots(pool: &PoolDefinition, ground: &BackingFs) -> Check {
     let subject = format!("{}: snapshots", subject(pool));
     match make::without_sharing(ground) {
@@ -352,7 +352,8 @@ fn scratch(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Check {
     }
 }
 
-/// Who serves it, by the kernel's list of locks; taking the lock could disturb a start.
+/// Which process serves the pool, from the kernel's list of locks; taking the lock could disturb a
+/// starting driver.
 fn server(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Check {
     let subject = format!("{}: lock", subject(pool));
     let locks = host.read_file(Path::new("/proc/locks")).ok().flatten();
@@ -370,8 +371,8 @@ fn server(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Check {
     )
 }
 
-/// `1: FLOCK  ADVISORY  WRITE 1234 08:01:393 0 EOF`. The device is the super block's, which on
-/// btrfs isn't stat's: there the inode must do.
+/// `1: FLOCK  ADVISORY  WRITE 1234 08:01:393 0 EOF`. The device is that of the superblock, which on
+/// btrfs differs from st_dev: there only the inode is compared.
 fn holder(locks: &str, file: FileId) -> Option<String> {
     let device = format!(
         "{:02x}:{:02x}",

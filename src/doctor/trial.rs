@@ -1,5 +1,6 @@
-//! Throw-away file systems: each kind is made and mounted as a volume is, and taken away again. So
-//! a kernel that can't mount what the installed mkfs makes is found before a volume is.
+//! Temporary file systems: each kind is created and mounted like a volume, and removed again, so
+//! that a kernel that cannot mount what the installed mkfs creates is detected before a volume
+//! fails.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +9,8 @@ use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::{Device, Done, Effect, FileKind, FileStat, Host, LoopSpec, MountSpec, NodeKind};
 use crate::model::FsType;
 
-/// A file system of this size is made in a moment, unless its kind needs more; its file has holes.
+/// Unless its kind requires more; creating a file system of this size is fast, and its image is
+/// sparse.
 const TRIAL_BYTES: u64 = 16 << 20;
 
 /// A file system that is mounted for a trial.
@@ -36,7 +38,7 @@ fn trial(host: &dyn Host, patient: &Subject, fs: FsType) -> Check {
         let fix = format!("without it there are no {fs} volumes; see the check of programs");
         return not_tried(format!("{program} is missing"), &fix);
     }
-    // Each in its own: what one can't take away is not the next one's.
+    // Each has its own directory, so that a trial that cannot be removed does not disturb the next.
     let mut folder = patient.trial_dir.clone().into_os_string();
     folder.push(format!("-{fs}"));
     match on_mounted(host, Path::new(&folder), fs, |_| Ok(()), || {}) {
@@ -51,9 +53,9 @@ fn trial(host: &dyn Host, patient: &Subject, fs: FsType) -> Check {
     }
 }
 
-/// Makes and mounts a file system in a folder that is made for it, does something with it, and
-/// takes everything away again: what `act` or `end`, which is called last, has left in the folder
-/// included. What can't be unmounted stays as it is, and the error names it.
+/// Creates and mounts a file system in a directory that is created for it, calls `act`, and removes
+/// everything again, including what `act` or `end`, which is called last, has left in the
+/// directory. What cannot be unmounted is left, and the error names it.
 pub(super) fn on_mounted<T>(
     host: &dyn Host,
     folder: &Path,
@@ -77,7 +79,7 @@ pub(super) fn on_mounted<T>(
     removed.map(|()| tried)
 }
 
-/// Removes a folder with all that is in it.
+/// Removes a directory with its content.
 fn remove(host: &dyn Host, folder: &Path) -> Result<()> {
     let doing = || format!("clear {}", folder.display());
     for name in host.list_dir(folder).context(doing)?.unwrap_or_default() {
@@ -99,7 +101,8 @@ fn perform(host: &dyn Host, effect: &Effect<'_>) -> Result<()> {
     host.perform(effect).map(drop).context(doing)
 }
 
-/// Folders that go when this does, the last first; those that others use by then stay.
+/// Directories that are removed when this is dropped, the last one first; those in use by others
+/// then are left.
 struct Made<'a> {
     host: &'a dyn Host,
     folders: Vec<PathBuf>,
@@ -107,12 +110,12 @@ struct Made<'a> {
 
 impl Made<'_> {
     fn folder(&mut self, path: &Path) -> Result<()> {
-        // Before: what is told as failed may have been done.
+        // Recorded first, because an effect that reports a failure may have been performed.
         self.folders.push(path.to_path_buf());
         perform(self.host, &Effect::MakeDir { path })
     }
 
-    /// The folder, and those above it that are missing.
+    /// Creates the directory, and the missing ones above it.
     fn folders_to(&mut self, path: &Path) -> Result<()> {
         let mut missing = Vec::new();
         for folder in path.ancestors() {
@@ -156,7 +159,7 @@ fn on_image<T>(
 ) -> Result<T> {
     let image = &folder.join("trial.img");
     let file = scratch(host, image, TRIAL_BYTES.max(fs.minimum_bytes()))?;
-    // With autoclear the device goes with its mount.
+    // With autoclear the device is detached when it is unmounted.
     let spec = LoopSpec {
         image,
         backing: file.id,
@@ -200,7 +203,7 @@ fn on_image<T>(
             image: &file,
         })
     });
-    // Also after a mount that failed: it may have been done.
+    // Also after a failed mount, which may have been performed.
     let unmounted = perform(host, &Effect::Unmount { target: &target });
     drop(hold);
     if unmounted.is_err() && *is_mounted {

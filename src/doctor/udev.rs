@@ -1,4 +1,4 @@
-//! udev of the host: whether it leaves alone what tenants write to their volumes.
+//! Checks whether the host's udev ignores what tenants write to their volumes.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ const FOLDERS: [&str; 4] = [
 ];
 const RULE: &str = "59-slackwater.rules";
 
-/// Nothing where no udev runs, or where it isn't to be seen, as in a container.
+/// Returns nothing if udev is not running, or is not visible, as in a container.
 pub(super) fn examine(host: &dyn Host) -> Option<Check> {
     let is_there = |path: &Path| matches!(host.stat(path), Ok(Some(_)));
     if !is_there(Path::new(CONTROL)) {
