@@ -1,10 +1,10 @@
 //! Generates the CSI messages and services from `proto/csi.proto`, and those between router and
 //! agents from `proto/agent.proto`, without protoc.
 //!
-//! prost's derived `Debug` prints secrets. So every message with a field that the interface marks
-//! `csi_secret`, with a `volume_context` (the kubelet may put a token in there) or with
-//! `mount_flags` (they may be sensitive), gets a `Debug`
-//! from here. The fields are found in the compiled descriptor: a new one can't be forgotten.
+//! prost's derived `Debug` prints secrets. So every message with a field that CSI marks
+//! `csi_secret`, with a `volume_context` (the kubelet may put a token there) or with `mount_flags`
+//! (they may be sensitive), gets a `Debug` from here. The fields are found in the compiled
+//! descriptor, so a new one cannot be forgotten.
 
 #![expect(
     clippy::disallowed_methods,
@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         hidden.iter().map(debug_impl).collect::<String>(),
     )?;
     fs::write(out.join("csi.formatters.rs"), formatters(&pool))?;
-    // The comments aren't needed at run time.
+    // The comments are not needed at run time.
     compiler.include_source_info(false);
     fs::write(
         out.join("csi.descriptor.bin"),
@@ -85,12 +85,12 @@ fn is_context(field: &FieldDescriptor) -> bool {
     field.name() == "volume_context"
 }
 
-/// The interface's prose says that mount flags may be sensitive, though they bear no mark.
+/// According to the text of CSI, mount flags may be sensitive, although they are not marked.
 fn is_sensitive(field: &FieldDescriptor) -> bool {
     field.name() == "mount_flags"
 }
 
-/// `Debug` for one message. What this doesn't know how to print fails the build.
+/// Generates `Debug` for one message. A type that is not supported here fails the build.
 fn debug_impl(message: &MessageDescriptor) -> String {
     let (name, path) = (message.name(), rust_path(message));
     assert!(
@@ -120,7 +120,7 @@ fn debug_impl(message: &MessageDescriptor) -> String {
     )
 }
 
-/// Where prost puts a message: nested ones in a module named after the outer one.
+/// The Rust path of a message: prost puts nested ones into a module named after the outer one.
 fn rust_path(message: &MessageDescriptor) -> String {
     let Some(outer) = message.parent_message() else {
         return message.name().to_owned();
@@ -140,7 +140,7 @@ fn rust_path(message: &MessageDescriptor) -> String {
     format!("{module}::{}", message.name())
 }
 
-/// For the tests: each message by its name, from bytes to how it prints.
+/// For the tests: for each message by name, a function that decodes and prints it.
 fn formatters(pool: &DescriptorPool) -> String {
     let mut arms = String::new();
     for message in messages(pool).filter(|m| m.parent_message().is_none()) {

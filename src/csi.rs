@@ -3,21 +3,22 @@
 //!
 //! **Guarantee**: `{:?}` of a message shows no secret. A map marked `csi_secret` prints as the
 //! number of its keys; a token of a service account, which the kubelet may put into a
-//! `volume_context`, as `<redacted>`. The *encoded* message still holds them: never log bytes.
+//! `volume_context`, prints as `<redacted>`. The *encoded* message still contains them: never log
+//! its bytes.
 //!
-//! A server trait answers UNIMPLEMENTED to each call that its implementation leaves out.
+//! A server trait answers UNIMPLEMENTED to each call that its implementation omits.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 pub use generated::*;
 
-/// The compiled interface with all it imports, as a serialized `FileDescriptorSet`.
+/// The compiled interface with everything it imports, as a serialized `FileDescriptorSet`.
 pub const FILE_DESCRIPTOR_SET: &[u8] =
     include_bytes!(concat!(env!("OUT_DIR"), "/csi.descriptor.bin"));
 
-/// Where the kubelet puts tokens of the pod's service account, if the CSIDriver object asks for
-/// them without asking for them among the secrets.
+/// Key in which the kubelet passes tokens of the pod's service account, if the CSIDriver object
+/// requests them without requesting them as secrets.
 const TOKENS: &str = "csi.storage.k8s.io/serviceAccount.tokens";
 
 #[expect(
@@ -32,7 +33,7 @@ mod generated {
     include!(concat!(env!("OUT_DIR"), "/csi.debug.rs"));
 }
 
-/// How a map of secrets prints: the names of the keys can tell something as well.
+/// How a map of secrets prints: the names of the keys may also be sensitive.
 struct Secrets(usize);
 
 impl fmt::Debug for Secrets {
@@ -41,7 +42,7 @@ impl fmt::Debug for Secrets {
     }
 }
 
-/// How a volume's context prints: in order, without tokens.
+/// How a volume context prints: ordered, without tokens.
 struct Context<'a>(&'a HashMap<String, String>);
 
 impl fmt::Debug for Context<'_> {
@@ -74,13 +75,13 @@ mod tests {
 
     type Formatter = fn(&[u8]) -> String;
 
-    /// Every message of the package, by name, with what decodes and prints it.
+    /// Every message of the package, by name, with a function that decodes and prints it.
     const FORMATTERS: &[(&str, Formatter)] =
         include!(concat!(env!("OUT_DIR"), "/csi.formatters.rs"));
 
     fn format_as<M: Message + Default + fmt::Debug>(bytes: &[u8]) -> String {
         let message = M::decode(bytes).unwrap();
-        // What a caller logs is a tonic request, mostly.
+        // What a caller logs is usually a tonic request.
         format!(
             "{message:?}\n{message:#?}\n{:?}",
             tonic::Request::new(&message)
@@ -97,7 +98,7 @@ mod tests {
         field.options().get_extension(&mark).as_bool() == Some(true)
     }
 
-    /// A message with all its fields set: secrets where they are marked, plain words elsewhere.
+    /// A message with all its fields set: secrets where they are marked, other text elsewhere.
     fn filled(message: &MessageDescriptor) -> DynamicMessage {
         let mut all = DynamicMessage::new(message.clone());
         for field in message.fields() {
@@ -221,7 +222,7 @@ mod tests {
         assert!(!printed.contains(SECRET), "{printed}");
     }
 
-    /// A driver without group snapshots, say.
+    /// A driver that implements nothing, for example no group snapshots.
     struct Nothing;
 
     #[tonic::async_trait]

@@ -1,4 +1,4 @@
-//! The door: arguments -> configuration -> run.
+//! The entry point: runs the command line.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! The freeze guard. All of it is in `guard/`; this package only gives it its program, so that both
+//! The freeze guard. Its code is in `guard/`; this package only provides its program, so that both
 //! programs are always built together.
 
 use std::process::ExitCode;
