@@ -3,6 +3,9 @@
 
 #![allow(clippy::disallowed_methods, reason = "a test starts programs")]
 
+#[path = "docs/release.rs"]
+mod release;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,0 +1,158 @@
+//! What RELEASE.md, the chart and the scripts say about a release agrees.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use super::{code, files, read, root};
+
+/// The value of a key at the beginning of a line, without quotes.
+fn value<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+    Some(line.trim().trim_matches('"'))
+}
+
+#[test]
+fn the_versions_of_programs_chart_and_image_agree() {
+    let version = env!("CARGO_PKG_VERSION");
+    let chart = read(&root().join("deploy/chart/Chart.yaml"));
+    assert_eq!(value(&chart, "version:"), Some(version));
+    assert_eq!(value(&chart, "appVersion:"), Some(version));
+    // The scripts that tag the image and name the release take the first version of the manifest.
+    let manifest = read(&root().join("Cargo.toml"));
+    assert_eq!(value(&manifest, "version ="), Some(version));
+    for script in ["deploy/image/build", "deploy/release/build"] {
+        let text = read(&root().join(script));
+        let takes_it =
+            text.contains(r#"version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)"#);
+        assert!(takes_it, "{script} takes the version from elsewhere");
+    }
+    // The chart's image is the one that `make image` makes, unless values say otherwise.
+    let values = read(&root().join("deploy/chart/values.yaml"));
+    let (_, image) = values
+        .split_once("\nimage:\n")
+        .expect("values of the image");
+    assert_eq!(value(image, "  repository:"), Some("slackwater"));
+    assert_eq!(value(image, "  tag:"), Some(""));
+    let helpers = read(&root().join("deploy/chart/templates/_helpers.tpl"));
+    assert!(helpers.contains("(.Values.image.tag | default .Chart.AppVersion)"));
+    let page = read(&root().join("docs/install.md"));
+    for tag in page.split("/slackwater:").skip(1) {
+        assert!(
+            tag.starts_with(version),
+            "docs/install.md names another image"
+        );
+    }
+}
+
+#[test]
+fn the_page_of_releases_names_every_file_of_one() {
+    let output = Command::new(root().join("deploy/release/build"))
+        .arg("--list")
+        .output()
+        .expect("the script starts");
+    let list = String::from_utf8(output.stdout).expect("text");
+    let page = read(&root().join("RELEASE.md"));
+    let named: Vec<_> = code(&page).collect();
+    assert!(list.lines().count() >= 10, "{list}");
+    for file in list.lines() {
+        assert!(named.contains(&file), "RELEASE.md does not name {file}");
+    }
+}
+
+#[test]
+fn the_metadata_of_the_chart_lists_its_crds() {
+    let chart = read(&root().join("deploy/chart/Chart.yaml"));
+    let (_, listed) = chart
+        .split_once("artifacthub.io/crds: |\n")
+        .expect("a list");
+    let crds = files(&root().join("deploy/chart/crds"), ".yaml");
+    assert_eq!(listed.matches("- kind: ").count(), crds.len());
+    for crd in crds {
+        let text = read(&crd);
+        let name = value(&text, "  name:").expect("a name");
+        let kind = value(&text, "    kind:").expect("a kind");
+        let version = value(&text, "    - name:").expect("a version");
+        let entry = format!("    - kind: {kind}\n      version: {version}\n      name: {name}\n");
+        assert!(listed.contains(&entry), "Chart.yaml lacks\n{entry}");
+    }
+}
+
+fn git(folder: &Path, words: &[&str]) -> Output {
+    let identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"];
+    let output = Command::new("git")
+        .current_dir(folder)
+        .args(identity)
+        .args(words)
+        .output()
+        .expect("git starts");
+    assert!(output.status.success(), "git {words:?}: {output:?}");
+    output
+}
+
+#[test]
+fn a_release_is_refused_with_changes_and_with_the_tag_of_another_version() {
+    let checkout = tempfile::TempDir::with_prefix("slackwater-").expect("a folder");
+    let script = checkout.path().join("deploy/release/build");
+    fs::create_dir_all(script.parent().expect("a folder")).expect("a folder");
+    fs::copy(root().join("deploy/release/build"), &script).expect("a script");
+    fs::copy(
+        root().join("Cargo.toml"),
+        checkout.path().join("Cargo.toml"),
+    )
+    .expect("a manifest");
+    let refusal = || {
+        let output = Command::new(&script).output().expect("the script starts");
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        String::from_utf8(output.stderr).expect("text")
+    };
+    git(checkout.path(), &["init", "--quiet"]);
+    assert!(refusal().contains("a release is built from a commit"));
+    git(checkout.path(), &["add", "."]);
+    git(checkout.path(), &["commit", "--quiet", "--message=all"]);
+    let change = checkout.path().join("change");
+    fs::write(&change, "").expect("a file");
+    let said = refusal();
+    assert!(
+        said.contains("changes that are not committed") && said.contains("?? change"),
+        "{said}"
+    );
+    fs::remove_file(&change).expect("it is removed");
+    git(checkout.path(), &["tag", "v99.0.0"]);
+    assert!(refusal().contains("the commit has the tag v99.0.0, but Cargo.toml has the version"));
+    assert!(
+        !checkout.path().join("target").exists(),
+        "nothing was built"
+    );
+}
+
+/// The workflows of hosted CI run targets of the Makefile, with few rights and actions of exact versions,
+/// and say what of them has not been run.
+#[test]
+fn workflows_run_targets_of_the_makefile() {
+    let makefile = read(&root().join("Makefile"));
+    let workflows = files(&root().join(".github/workflows"), ".yml");
+    assert_eq!(workflows.len(), 3);
+    for path in workflows {
+        let (text, path) = (read(&path), path.display());
+        assert!(
+            text.starts_with("# No part of this file has been run"),
+            "{path}"
+        );
+        assert!(text.contains("\npermissions: {"), "{path}");
+        let after = |key| text.lines().filter_map(move |line| line.split_once(key));
+        let mut count = 0;
+        for target in after("- run: make ").filter_map(|(_, words)| words.split(' ').next()) {
+            assert!(
+                makefile.contains(&format!("\n{target}:")),
+                "{path}: no target {target}"
+            );
+            count += 1;
+        }
+        assert!(count > 0, "{path} runs no target");
+        for (_, action) in after("uses: ") {
+            let (_, version) = action.split_once("@v").expect("a version");
+            assert_eq!(version.split('.').count(), 3, "{path}: {action}");
+        }
+    }
+}
