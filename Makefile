@@ -15,8 +15,8 @@ ifeq ($(shell id -u),0)
 AS_ROOT :=
 else
 AS_ROOT := sudo --preserve-env env PATH=$(PATH)
-# cargo builds as the user, and starts what it built as root.
-RUNNER := --config 'target."cfg(all())".runner = ["sudo", "--preserve-env", "env", "PATH=$(PATH)"]'
+# cargo builds as the user, and tests/runner starts what it built as root.
+TESTS_AS_ROOT := SLACKWATER_TEST_SUDO=1
 endif
 
 .PHONY: help
@@ -29,18 +29,22 @@ demo: ## Build the driver and show it: create, use and delete volumes of every k
 	$(CARGO) build --release --locked
 	@$(AS_ROOT) $(TARGET)/release/slackwater demo
 
+# The parts of `make test` after `make check`. Each is a target, and its output is in a log of that name.
+CARGO_PARTS := tests-unprivileged tests-root tests-guest
+PARTS := $(CARGO_PARTS) sanity e2e-if-warm
+
 .PHONY: test
 test: ## Run all tests, but no benchmarks (as root, or with sudo)
 	@deploy/deps test
-	@rm -rf $(LOGS) && mkdir -p $(LOGS) && touch $(LOGS)/cargo.log $(LOGS)/sanity.log $(LOGS)/e2e.log $(LOGS)/left.log $(LOGS)/left-out.log $(LOGS)/parts.log
+	@rm -rf $(LOGS) && mkdir -p $(LOGS) && touch $(PARTS:%=$(LOGS)/%.log) $(LOGS)/left.log $(LOGS)/left-out.log $(LOGS)/parts.log
 	@$(MAKE) timed-check
-	@code=0; MACHINE_LOG=$(LOGS)/left.log tests/machine.sh around $(MAKE) --keep-going timed-tests timed-sanity timed-e2e-if-warm || code=$$?; \
+	@code=0; MACHINE_LOG=$(LOGS)/left.log tests/machine.sh around $(MAKE) --keep-going $(PARTS:%=timed-%) || code=$$?; \
 	sed "s/^/duration: /" $(LOGS)/parts.log; \
-	tests/summary $$code $(LOGS)/left.log $(LOGS)/left-out.log $(LOGS)/cargo.log $(LOGS)/sanity.log $(LOGS)/e2e.log | tee $(LOGS)/summary.log
+	tests/summary $$code $(LOGS)/left.log $(LOGS)/left-out.log $(PARTS:%=$(LOGS)/%.log) | tee $(LOGS)/summary.log
 
 timed-%: # another target, and how long it took
 	@start=$$SECONDS; code=0; $(MAKE) $* || code=$$?; \
-	printf '%-12s %5d s\n' $* $$((SECONDS - start)) >>$(LOGS)/parts.log; exit $$code
+	printf '%-18s %5d s\n' $* $$((SECONDS - start)) >>$(LOGS)/parts.log; exit $$code
 
 .PHONY: check
 check: fmt-check words typos shell lint deny docs ## Check formatting, language, lints, dependencies and docs; needs no root
@@ -82,12 +86,15 @@ cargo-deny:
 docs: ## Build the API documentation, without warnings
 	RUSTDOCFLAGS='--deny warnings' $(CARGO) doc --locked --no-deps
 
-# The tests wait for disks more than they compute, so twice as many run at once as there are CPUs.
 .PHONY: tests
-tests: helm ## Run cargo test, including tests in the guest kernel
+tests: $(CARGO_PARTS) ## Run cargo test: tests-unprivileged, tests-root and tests-guest (in a guest kernel)
+
+# The tests wait for disks more than they compute, so twice as many run at once as there are CPUs.
+.PHONY: $(CARGO_PARTS)
+$(CARGO_PARTS): tests-%: helm
 	@mkdir -p $(LOGS)
-	SLACKWATER_LEFT_OUT=$(LOGS)/left-out.log \
-	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO) test --locked --no-fail-fast --features fault $(RUNNER) 2>&1 | tee $(LOGS)/cargo.log | sed --unbuffered '/^test .* \.\.\. ok$$/d; /^$$/d'
+	$(TESTS_AS_ROOT) SLACKWATER_TEST_GROUP=$* SLACKWATER_LEFT_OUT=$(LOGS)/left-out.log \
+	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO) test --locked --no-fail-fast --features fault $(if $(filter-out unprivileged,$*),--tests) 2>&1 | tee $(LOGS)/$@.log | sed --unbuffered '/^test .* \.\.\. ok$$/d; /^$$/d'
 
 .PHONY: quick
 quick: ## Run unit tests, the gRPC services and the checks of sources and docs on simulated pools; about a minute, no root
@@ -99,7 +106,7 @@ helm: # builds helm, which the tests of the chart use
 
 .PHONY: soak
 soak: ## Run the consistency tests of cuts and clones with thousands of rounds, and every fault (hours)
-	SLACKWATER_SOAK=1 SLACKWATER_SWEEP=full PROPTEST_CASES=20000 $(CARGO) test --locked --no-fail-fast --features fault $(RUNNER) --test cut --test host_linux --test guard --test databases --test fault_sweep --test state_machine --test kill
+	$(TESTS_AS_ROOT) SLACKWATER_SOAK=1 SLACKWATER_SWEEP=full PROPTEST_CASES=20000 $(CARGO) test --locked --no-fail-fast --features fault --test cut --test host_linux --test guard --test databases --test fault_sweep --test state_machine --test kill
 
 .PHONY: sanity
 sanity: ## Run two releases of csi-sanity against the real binary on every kind of pool
@@ -110,7 +117,7 @@ sanity: ## Run two releases of csi-sanity against the real binary on every kind 
 .PHONY: bench
 bench: ## Measure the driver, and the same system calls without it (docs/performance.md)
 	@deploy/deps bench
-	$(CARGO) bench --locked $(RUNNER) --bench calls --bench cuts --bench rest --bench io --bench router
+	$(TESTS_AS_ROOT) $(CARGO) bench --locked --bench calls --bench cuts --bench rest --bench io --bench router
 
 .PHONY: image
 image: ## Build the driver's image as an archive, target/slackwater-image.tar (root; needs no Docker)
@@ -153,7 +160,7 @@ e2e-if-warm: # part of `make test`: suites on one node, if the cluster (and for 
 		else echo "databases in pods: their images aren't made on this machine (make e2e makes them)" | tee -a $(LOGS)/left-out.log; fi; \
 		$(MAKE) cluster NODES=1 && $(AS_ROOT) tests/e2e/run $$suites || code=$$?; \
 		$(MAKE) cluster-down; exit $$code; \
-	fi 2>&1 | tee $(LOGS)/e2e.log
+	fi 2>&1 | tee $(LOGS)/$@.log
 
 .PHONY: fmt
 fmt: ## Format the sources

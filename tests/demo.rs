@@ -1,5 +1,5 @@
 //! The demo, which is also the shortest test of everything, with the real driver and the real
-//! kernel.
+//! kernel. Needs root.
 
 #![expect(
     clippy::unwrap_used,
@@ -12,7 +12,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::{Pid, geteuid};
+use nix::unistd::Pid;
 use tempfile::TempDir;
 
 fn demo(folder: &TempDir) -> Command {
@@ -28,9 +28,6 @@ fn assert_empty(folder: &TempDir) {
 
 #[test]
 fn root_the_demo_leaves_nothing_behind() {
-    if !geteuid().is_root() {
-        return;
-    }
     let folder = TempDir::with_prefix("slackwater-").unwrap();
     let output = demo(&folder).output().unwrap();
     let printed = String::from_utf8_lossy(&output.stdout);
@@ -47,9 +44,6 @@ fn root_the_demo_leaves_nothing_behind() {
 
 #[test]
 fn root_a_demo_that_is_stopped_at_any_time_leaves_nothing_behind() {
-    if !geteuid().is_root() {
-        return;
-    }
     for (milliseconds, signal) in [
         (30, Signal::SIGINT),
         (300, Signal::SIGTERM),
@@ -70,9 +64,6 @@ fn root_a_demo_that_is_stopped_at_any_time_leaves_nothing_behind() {
 
 #[test]
 fn root_a_demo_whose_driver_dies_cleans_up_by_itself() {
-    if !geteuid().is_root() {
-        return;
-    }
     let folder = TempDir::with_prefix("slackwater-").unwrap();
     let child = demo(&folder)
         .stdout(Stdio::piped())

@@ -3,6 +3,8 @@
 
 #![allow(clippy::disallowed_methods, reason = "a test starts programs")]
 
+#[path = "docs/programs.rs"]
+mod programs;
 #[path = "docs/release.rs"]
 mod release;
 

@@ -6,6 +6,9 @@
     reason = "helpers of tests, and scripts"
 )]
 
+#[path = "support/left_out.rs"]
+mod left_out;
+
 use std::fs;
 use std::process::{Command, Output};
 
@@ -29,7 +32,7 @@ fn on_a_machine(history: &str, command: &str) -> Output {
 #[test]
 fn root_leftovers_of_a_run_are_found_whatever_existed_before() {
     if !nix::unistd::geteuid().is_root() {
-        return;
+        return left_out::left_out("what a run leaves on the machine: it needs root");
     }
     let before = [
         "true",
@@ -124,4 +127,21 @@ fn skipped_parts_are_named_and_counted_and_are_not_failures() {
         output_text.ends_with("; 1 ignored; 3 left out\n"),
         "{output_text}"
     );
+}
+
+/// cargo skips programs without a word if a feature that they need is off.
+#[cfg(not(feature = "fault"))]
+#[test]
+fn programs_that_need_planned_faults_are_named_when_they_are_left_out() {
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+    let manifest = fs::read_to_string(manifest).unwrap();
+    let mut count = 0;
+    for program in manifest.split("\n[[test]]\nname = \"").skip(1) {
+        let (name, rest) = program.split_once('"').unwrap();
+        if rest.starts_with("\nrequired-features = [\"fault\"]") {
+            left_out::left_out(&format!("{name}: it needs the feature `fault`"));
+            count += 1;
+        }
+    }
+    assert!(count > 0);
 }

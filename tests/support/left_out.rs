@@ -7,7 +7,8 @@ use std::io::Write;
 /// Prints what is skipped and why, and adds it to the file that `make tests` names, which
 /// `tests/summary` counts.
 pub fn left_out(what: &str) {
-    eprintln!("left out: {what}");
+    // Not `eprintln`, which is captured while a test passes.
+    let _ = writeln!(std::io::stderr(), "left out: {what}");
     if let Some(file) = std::env::var_os("SLACKWATER_LEFT_OUT") {
         let opened = OpenOptions::new().append(true).create(true).open(file);
         let written = opened.and_then(|mut file| writeln!(file, "{what}"));
