@@ -4,11 +4,9 @@
 //! block; [`Driver::detach`] is the one place where async code crosses over, and what it starts
 //! ends by itself, whether or not its caller still waits.
 
-mod clean;
-pub mod cut_counts;
-mod describe;
 mod detach;
 mod lock;
+mod node;
 pub mod pools;
 pub mod request;
 mod snapshot;
@@ -33,20 +31,21 @@ use crate::host::Host;
 use crate::model::{HomeId, PoolDefinition};
 use crate::record::NodeRecord;
 
-pub use cut_counts::CutCounts;
-pub use describe::{Description, Forgotten, Named};
 pub use detach::{InFlight, Lane};
 pub use lock::{Key, Locks};
+pub use node::describe::{Description, Forgotten, Named};
+pub use node::pool_status::PoolStatus;
 pub use pools::ground::PoolGround;
-pub use pools::pool::{Pool, PoolStatus, ServingState};
+pub use pools::pool::{Pool, ServingState};
 pub use request::*;
 pub use snapshot::attempt::Kept;
-pub use snapshot::group::{member_of, of_another_moment, same_members, same_request};
+pub use snapshot::cut_counts::CutCounts;
+pub use snapshot::group::{of_another_moment, same_members, same_request};
+pub use snapshot::members::member_of;
 pub use snapshot::resolve::{GroupDecision, GroupHere, GroupMember};
 pub use snapshot::session::{BeginShare, Coordinator, ShareAnswer, ShareStep};
+pub use usage::not_grown::NotGrown;
 pub use usage::published::ChangedDevice;
-pub use volume::fit::NotGrown;
-pub use volume::list::PAGE as MOST_LISTED;
 
 pub use crate::cut::AbortHandle;
 pub use crate::cut::barrier::Used;
@@ -101,7 +100,7 @@ pub struct Driver {
     /// Volumes in use whose file system is smaller than it should be.
     small: Mutex<BTreeMap<Uuid, NotGrown>>,
     /// What is asked of pools whose disks may hang.
-    questions: pools::watch::PoolQuestions,
+    questions: node::disk::PoolQuestions,
 }
 
 impl Driver {

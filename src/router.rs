@@ -28,6 +28,7 @@ mod capacity;
 mod checked;
 pub mod cluster;
 mod controller;
+mod cut_event;
 mod cutting;
 mod delete_one;
 mod dial;

@@ -9,8 +9,8 @@ use crate::config::{BadConfig, Given};
 use crate::error::Error;
 use crate::model::pool::NotAPool;
 use crate::model::{PoolDefinition, PoolOptions, PoolPlace};
-use crate::operation::pools::admin;
 use crate::operation::pools::inventory::{self, PoolPresence};
+use crate::operation::pools::{admin, node_record};
 
 /// Runs one of the commands.
 pub(super) fn run(command: PoolCommand) -> Result<ExitCode, Failure> {
@@ -145,7 +145,7 @@ fn find(
     if let Some(pool) = settled.pools.iter().find(|pool| pool.name == name) {
         return Ok(pool.clone());
     }
-    let node = admin::load_node(host, &settled.node_record)?;
+    let node = node_record::load_node(host, &settled.node_record)?;
     let known = node.pools.values().find(|known| known.name == name);
     known
         .and_then(|known| {

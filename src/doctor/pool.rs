@@ -10,7 +10,7 @@ use crate::model::pool::WAY_OUT;
 use crate::model::size::Human;
 use crate::model::{MountRule, PoolDefinition, PoolPlace};
 use crate::operation::pools::inventory;
-use crate::operation::pools::{admin, ground, image, make};
+use crate::operation::pools::{ground, image, make, node_record};
 use crate::record::{ImageRecord, NodeRecord, PoolRecord};
 
 /// Below this share of free space a warning is reported.
@@ -18,7 +18,7 @@ const LITTLE_ROOM_PERCENT: u64 = 10;
 
 pub(super) fn examine(host: &dyn Host, patient: &Subject) -> Vec<Check> {
     let mut checks = Vec::new();
-    let node = match admin::load_node(host, &patient.node_record) {
+    let node = match node_record::load_node(host, &patient.node_record) {
         Ok(node) => node,
         Err(error) => {
             checks.push(Check::fail(
@@ -179,7 +179,7 @@ fn image(host: &dyn Host, pool: &PoolDefinition, outer: &Path) -> Option<Check> 
 
 fn not_made(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &Path) -> Check {
     let subject = subject(pool);
-    if let Some(id) = admin::known_as(node, pool) {
+    if let Some(id) = node_record::known_as(node, pool) {
         return Check::fail(
             subject,
             format!(
@@ -248,7 +248,7 @@ fn identity(node: &NodeRecord, pool: &PoolDefinition, record: &PoolRecord) -> Ve
             "run slackwater pool adopt, or remove it from the configuration",
         ));
     }
-    if let Some(other) = admin::known_as(node, pool).filter(|id| *id != record.id) {
+    if let Some(other) = node_record::known_as(node, pool).filter(|id| *id != record.id) {
         checks.push(Check::warn(
             &subject,
             format!("this machine had another pool with this name or path, {other}"),

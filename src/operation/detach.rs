@@ -12,7 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::error::{Error, Result, chain};
 use crate::model::PoolId;
-use crate::operation::{Driver, Key, Pool};
+use crate::operation::{Driver, Key};
 
 /// How long a caller waits for the clean-up of what failed: it takes milliseconds, unless the
 /// pool's disk hangs, and that is often what it failed by.
@@ -51,8 +51,7 @@ struct Looking {
 }
 
 impl Looking {
-    fn begin(&mut self, pool: &Pool) -> Result<()> {
-        let id = pool.id();
+    fn begin(&mut self, id: PoolId, name: &str) -> Result<()> {
         if self.at.contains(&id) {
             return Ok(());
         }
@@ -60,7 +59,7 @@ impl Looking {
         let running = looks.entry(id).or_default();
         if *running >= MAX_PROBES {
             return Err(Error::Unreachable {
-                what: format!("pool {}", pool.definition.name),
+                what: format!("pool {name}"),
                 reason: format!(
                     "{MAX_PROBES} calls that read it have not finished; its disk is slow or hangs"
                 ),
@@ -105,9 +104,9 @@ impl Drop for Thread {
 }
 
 /// Counts a look at a pool, if this thread's operation is one.
-pub(super) fn look_at(pool: &Pool) -> Result<()> {
+pub(super) fn look_at(id: PoolId, name: &str) -> Result<()> {
     LOOKING.with_borrow_mut(|looking| match looking {
-        Some(looking) => looking.begin(pool),
+        Some(looking) => looking.begin(id, name),
         None => Ok(()),
     })
 }

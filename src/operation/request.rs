@@ -1,13 +1,25 @@
 //! What the edge hands to operations and gets back: values, already validated in themselves.
 
+use crate::error::Result;
+use crate::model::Capability;
+use crate::model::CapacityRange;
+use crate::model::GroupId;
+use crate::model::HomeId;
+use crate::model::Level;
+use crate::model::MutableParameters;
+use crate::model::PoolId;
+use crate::model::SnapshotId;
+use crate::model::SnapshotParameters;
+use crate::model::VolumeId;
+use crate::model::VolumeParameters;
+use crate::model::parameters::EphemeralParameters;
 use uuid::Uuid;
 
-use crate::model::parameters::EphemeralParameters;
-use crate::model::{
-    Capability, CapacityRange, GroupId, HomeId, Level, MutableParameters, PoolId, SnapshotId,
-    SnapshotParameters, VolumeId, VolumeParameters,
-};
 pub use crate::record::ContentSource;
+
+/// Entries of a page at most, also where the caller sets no limit. With about 300 bytes each, a
+/// page is well below the 4 MiB that gRPC clients accept by default.
+pub const MOST_LISTED: usize = 5000;
 
 /// CreateVolume.
 #[derive(Clone, Debug)]

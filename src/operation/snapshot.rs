@@ -2,12 +2,16 @@
 
 pub(in crate::operation) mod attempt;
 pub(in crate::operation) mod copy;
-mod create;
+pub(in crate::operation) mod create;
+pub(in crate::operation) mod cut;
+pub(in crate::operation) mod cut_counts;
 pub(in crate::operation) mod group;
-mod list;
-mod metadata;
+pub(in crate::operation) mod list;
+pub(in crate::operation) mod members;
+pub(in crate::operation) mod metadata;
+pub(in crate::operation) mod plan;
 pub(in crate::operation) mod resolve;
 pub(in crate::operation) mod restore;
 pub(in crate::operation) mod session;
-mod source;
-mod thick_space_watchdog;
+pub(in crate::operation) mod source;
+pub(in crate::operation) mod thick_space_watchdog;

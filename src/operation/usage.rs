@@ -1,17 +1,24 @@
 //! Who uses a device, by the kernel's mount table.
 
 pub(in crate::operation) mod block_stage;
+pub(in crate::operation) mod devices;
+pub(in crate::operation) mod not_grown;
 pub(in crate::operation) mod paths;
 pub(in crate::operation) mod published;
+pub(in crate::operation) mod show;
+pub(in crate::operation) mod view;
 
-use std::path::Path;
-
-use nix::sys::stat::{major, minor};
-use uuid::Uuid;
-
-use crate::error::{Error, ErrorContext, Result};
-use crate::host::{Device, LOOP_MAJOR, Mount};
+use crate::error::Error;
+use crate::error::ErrorContext;
+use crate::error::Result;
+use crate::host::Device;
+use crate::host::LOOP_MAJOR;
+use crate::host::Mount;
 use crate::operation::Driver;
+use nix::sys::stat::major;
+use nix::sys::stat::minor;
+use std::path::Path;
+use uuid::Uuid;
 
 impl Driver {
     pub(super) fn mounts(&self) -> Result<Vec<Mount>> {

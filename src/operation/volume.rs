@@ -1,19 +1,20 @@
 //! Calls about volumes: created, grown and deleted; staged and published on this node.
 
-mod block;
-mod check;
-mod create;
-mod delete;
-mod expand;
+pub(in crate::operation) mod block;
+pub(in crate::operation) mod capability;
+pub(in crate::operation) mod check;
+pub(in crate::operation) mod create;
+pub(in crate::operation) mod delete;
+pub(in crate::operation) mod expand;
 pub(in crate::operation) mod fit;
-mod format;
-mod health;
-mod inline;
+pub(in crate::operation) mod format;
+pub(in crate::operation) mod health;
+pub(in crate::operation) mod inline;
 pub(in crate::operation) mod list;
-mod modify;
+pub(in crate::operation) mod modify;
 pub(in crate::operation) mod publish;
-mod stage;
-mod stats;
-mod take_raw;
-mod trim;
-mod unstage;
+pub(in crate::operation) mod stage;
+pub(in crate::operation) mod stats;
+pub(in crate::operation) mod take_raw;
+pub(in crate::operation) mod trim;
+pub(in crate::operation) mod unstage;

@@ -21,7 +21,7 @@ use uuid::Uuid;
 use super::Router;
 use super::agents::Agent;
 use super::held::{Held, HeldOf};
-use super::remote::{ParticipantStream, Remote};
+use super::remote::{ParticipantStream, Remote, fault};
 use crate::agent::cut_request::{Begin, Keep};
 use crate::agent::cut_response::Begun;
 use crate::csi;
@@ -457,20 +457,3 @@ async fn undone(lines: &[Arc<ParticipantStream>], first: Error) -> Error {
         },
     }
 }
-
-/// Fault injection: `SLACKWATER_ROUTER_FAULT` is `step:abort` or `step:hold`, which ends the
-/// process or blocks it.
-#[cfg(feature = "fault")]
-pub(super) fn fault(step: &str) {
-    let plan = std::env::var("SLACKWATER_ROUTER_FAULT").unwrap_or_default();
-    match plan.split_once(':') {
-        Some((at, "hold")) if at == step => loop {
-            std::thread::park();
-        },
-        Some((at, _)) if at == step => std::process::abort(),
-        Some(_) | None => {}
-    }
-}
-
-#[cfg(not(feature = "fault"))]
-pub(super) fn fault(_step: &str) {}

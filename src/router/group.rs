@@ -11,6 +11,7 @@ use uuid::Uuid;
 use super::Router;
 use super::agents::Agent;
 use super::cluster::{Content, ObjectRef, Reached};
+use super::cut_event::about;
 use super::cutting::Wanted;
 use super::resolve::Asked;
 use crate::csi::group_controller_server::GroupController;
@@ -20,21 +21,12 @@ use crate::csi::{
     GetVolumeGroupSnapshotRequest, GetVolumeGroupSnapshotResponse,
     GroupControllerGetCapabilitiesRequest, GroupControllerGetCapabilitiesResponse,
 };
-use crate::error::{Error, Kind, Result, chain};
+use crate::error::{Error, Kind, Result};
 use crate::model::{GroupId, HomeId, VolumeId};
-use crate::operation::{CreateGroup, Group, Kept, Key, NamedGroup, same_members, same_request};
+use crate::operation::{CreateGroup, Group, Key, NamedGroup, same_members, same_request};
 use crate::service::{
     Rpc, RpcResult, ids, log_and_unwrap, patience, reply, request, status, warn_misplaced_policy,
 };
-
-/// A kind of object, by the prefix of its metadata keys.
-type Object = (&'static str, fn(String) -> ObjectRef);
-
-/// Keys of parameters in which csi-snapshotter passes names of objects (`--extra-create-metadata`).
-const OBJECTS: [Object; 2] = [
-    ("csi.storage.k8s.io/volumesnapshot", ObjectRef::Snapshot),
-    ("csi.storage.k8s.io/volumegroupsnapshot", ObjectRef::Group),
-];
 
 /// Key in which csi-snapshotter passes the object that will represent a group.
 const CONTENT_NAME: &str = "csi.storage.k8s.io/volumegroupsnapshotcontent/name";
@@ -244,68 +236,5 @@ impl Router {
         members.extend(named.snapshot_ids);
         self.delete_group_members(id, self.whose(&members).await?)
             .await
-    }
-
-    /// Records an event on the object for which a cut was requested: the level that was reached and
-    /// why, or the refusal.
-    pub(super) fn tell_of_cut(
-        &self,
-        given: &HashMap<String, String>,
-        cut: std::result::Result<Option<&Kept>, &Error>,
-    ) {
-        let Some(about) = about(given) else { return };
-        match cut {
-            // The same call is repeated, and its event is recorded then.
-            Ok(None) | Err(Error::Pending { .. }) => {}
-            Ok(Some(kept)) => {
-                let message = match kept.reason.as_str() {
-                    "" => format!("cut at level {}", kept.level),
-                    reason => format!("cut at level {}: {reason}", kept.level),
-                };
-                self.cluster.record_event(&about, false, "Cut", message);
-            }
-            Err(error) => self
-                .cluster
-                .record_event(&about, true, "CutFailed", chain(error)),
-        }
-    }
-}
-
-/// The object that the parameters of a class name.
-fn about(given: &HashMap<String, String>) -> Option<ObjectRef> {
-    OBJECTS.into_iter().rev().find_map(|(prefix, about)| {
-        let namespace = given.get(&format!("{prefix}/namespace"))?;
-        let name = given.get(&format!("{prefix}/name"))?;
-        Some(about(format!("{namespace}/{name}")))
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_object_of_a_cut_is_read_from_what_the_snapshotter_adds() {
-        let given = |pairs: &[(&str, &str)]| {
-            let pairs = pairs.iter();
-            let pairs =
-                pairs.map(|(key, value)| (format!("csi.storage.k8s.io/{key}"), value.to_string()));
-            about(&pairs.collect())
-        };
-        assert_eq!(
-            given(&[
-                ("volumesnapshot/name", "s"),
-                ("volumesnapshot/namespace", "shop")
-            ]),
-            Some(ObjectRef::Snapshot("shop/s".into()))
-        );
-        assert_eq!(
-            given(&[
-                ("volumegroupsnapshot/name", "g"),
-                ("volumegroupsnapshot/namespace", "shop")
-            ]),
-            Some(ObjectRef::Group("shop/g".into()))
-        );
-        assert_eq!(given(&[("volumesnapshot/name", "s")]), None);
     }
 }

@@ -15,7 +15,6 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
 use super::agents::Agent;
-use super::cutting::fault;
 use crate::agent::cut_request::{
     Ahead, Begin, Commit, CutNow, Freeze, Keep, Prepare, Ready, Step, Written,
 };
@@ -375,3 +374,20 @@ impl Drop for Remote {
         }
     }
 }
+
+/// Fault injection: `SLACKWATER_ROUTER_FAULT` is `step:abort` or `step:hold`, which ends the
+/// process or blocks it.
+#[cfg(feature = "fault")]
+pub(super) fn fault(step: &str) {
+    let plan = std::env::var("SLACKWATER_ROUTER_FAULT").unwrap_or_default();
+    match plan.split_once(':') {
+        Some((at, "hold")) if at == step => loop {
+            std::thread::park();
+        },
+        Some((at, _)) if at == step => std::process::abort(),
+        Some(_) | None => {}
+    }
+}
+
+#[cfg(not(feature = "fault"))]
+pub(super) fn fault(_step: &str) {}

@@ -4,14 +4,15 @@
 //! served, and the driver finds their result when it looks again. Each can be repeated.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::ground::{self, machine_folders};
-use super::image::{self, Inside};
+use super::image::{self, Inside, blank_but_known, file_folder};
 use super::make::{self, Probe};
+use super::node_record::{known_as, load_node, store_node};
 use crate::backend::file::{LOCK_FILE, POOL_FILE};
 use crate::error::{Error, ErrorContext, Kind, Result};
-use crate::host::{Effect, Host, Kept};
+use crate::host::{Host, Kept};
 use crate::model::pool::WAY_OUT;
 use crate::model::{HomeId, MountRule, PoolDefinition, PoolId, PoolPlace};
 use crate::record::node::KnownPool;
@@ -41,7 +42,7 @@ pub struct Adopted {
 /// unmounted disk looks like an empty folder.
 pub fn init(host: &dyn Host, node_record: &Path, pool: &PoolDefinition) -> Result<Made> {
     let node = load_node(host, node_record)?;
-    let outer = folder(pool)?;
+    let outer = file_folder(pool)?;
     if pool.mount == Some(MountRule::Required)
         && matches!(make::probe(host, outer)?, Probe::Blank | Probe::Missing)
     {
@@ -84,7 +85,7 @@ fn init_inside(
     warnings.extend(without.map(|what| format!("{what}; {WAY_OUT}")));
     warnings.extend(inside.warnings(host, pool)?);
     if pool.mount.is_none()
-        && let Some(what) = ground::without_mount(host, folder(pool)?)?
+        && let Some(what) = ground::without_mount(host, file_folder(pool)?)?
     {
         warnings.push(format!(
             "{what}: if a disk is meant to be mounted there, stop and mount it first; otherwise set mount=any"
@@ -242,81 +243,6 @@ pub fn forget(host: &dyn Host, node_record: &Path, which: &str) -> Result<(PoolI
     node.forgotten.insert(id, known.clone());
     store_node(host, node_record, &node)?;
     Ok((id, known))
-}
-
-/// The folder of a file pool.
-pub fn folder(pool: &PoolDefinition) -> Result<&PathBuf> {
-    match &pool.place {
-        PoolPlace::File { path } => Ok(path),
-        PoolPlace::Memory => Err(Error::refused(
-            format!("pool {}", pool.name),
-            "a memory pool does not outlive its process; it cannot be created or adopted",
-        )),
-    }
-}
-
-/// The node record, empty if there is none.
-pub fn load_node(host: &dyn Host, path: &Path) -> Result<NodeRecord> {
-    Ok(record::load(host, path)?.unwrap_or_default())
-}
-
-/// Writes the node record, with the folders above it where they are missing.
-pub fn store_node(host: &dyn Host, path: &Path, node: &NodeRecord) -> Result<()> {
-    make_folders(host, path.parent().unwrap_or(Path::new("/")))?;
-    record::store(host, path, node)
-}
-
-/// Makes a folder and those above it, durably. The lowest one that is there is synced as well: a
-/// crash may have come right after it was made.
-pub(in crate::operation) fn make_folders(host: &dyn Host, path: &Path) -> Result<()> {
-    let doing = || format!("create the directory {}", path.display());
-    let mut missing = Vec::new();
-    for path in path.ancestors() {
-        if host.stat(path).context(doing)?.is_some() {
-            if let Some(path) = path.parent() {
-                host.perform(&Effect::SyncDir { path }).context(doing)?;
-            }
-            break;
-        }
-        missing.push(path);
-    }
-    for path in missing.into_iter().rev() {
-        host.perform(&Effect::MakeDir { path }).context(doing)?;
-        if let Some(path) = path.parent() {
-            host.perform(&Effect::SyncDir { path }).context(doing)?;
-        }
-    }
-    Ok(())
-}
-
-/// The pool that the node record knows at a place.
-pub fn known_at(node: &NodeRecord, place: &PoolPlace) -> Option<PoolId> {
-    let place = place.to_string();
-    node.pools
-        .iter()
-        .find(|(_, known)| known.place == place)
-        .map(|(id, _)| *id)
-}
-
-/// The pool that the node record knows by a definition's place or name.
-pub fn known_as(node: &NodeRecord, pool: &PoolDefinition) -> Option<PoolId> {
-    known_at(node, &pool.place).or_else(|| {
-        let mut known = node.pools.iter();
-        known
-            .find(|(_, known)| known.name == pool.name)
-            .map(|(id, _)| *id)
-    })
-}
-
-/// The refusal of a blank path where a pool should be.
-pub fn blank_but_known(pool: &PoolDefinition, id: PoolId) -> Error {
-    Error::refused(
-        format!("pool {}", pool.name),
-        format!(
-            "{} is empty, but this machine had pool {id} there: is its disk mounted? If it is permanently gone: slackwater pool forget {id}",
-            pool.place
-        ),
-    )
 }
 
 /// The refusal of a pool that came from another machine.

@@ -202,6 +202,14 @@ impl Driver {
     }
 }
 
+impl Pool {
+    /// Bytes that may still be promised, at this overcommit.
+    pub fn promisable(&self, space: &PoolSpace) -> u64 {
+        let kept = super::capacity::kept_for_new(self, space);
+        super::capacity::promisable(space, self.definition.overcommit, kept)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -14,25 +14,22 @@
 //! - the loop device goes with its last mount, so that a crash leaves none.
 
 mod opening;
-mod served;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::admin;
 use super::make::{self, Probe};
+use super::node_record::known_as;
 use crate::backend::file::LOCK_FILE;
 use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::{Device, Effect, FileStat, Host, Kept, LoopDevice, LoopStatus};
 use crate::model::size::Human;
-use crate::model::{PoolDefinition, PoolPlace};
+use crate::model::{PoolDefinition, PoolId, PoolPlace};
 use crate::record::NodeRecord;
 use opening::Opening;
 
-pub(in crate::operation) use served::identify;
+//::identify;
 
-/// Name of an image's record within the pool's folder.
-pub const IMAGE_RECORD: &str = "image.json";
 /// Name of the image.
 pub const IMAGE_FILE: &str = "pool.img";
 /// Name of the folder at which it's mounted.
@@ -110,7 +107,7 @@ pub fn open(
     patience: Duration,
     machine: &[PathBuf],
 ) -> Result<OpenImage> {
-    let path = admin::folder(pool)?;
+    let path = file_folder(pool)?;
     let lock = host
         .lock_file(&path.join(LOCK_FILE), patience)
         .context(|| format!("lock pool {}", pool.name))?
@@ -184,7 +181,7 @@ impl Inside {
         if pool.image.is_none() {
             return Ok(Vec::new());
         }
-        let mut warnings = make::check_image_ground(host, admin::folder(pool)?)?;
+        let mut warnings = make::check_image_ground(host, file_folder(pool)?)?;
         let more = self.image.iter().flat_map(|image| image.warnings.clone());
         warnings.extend(more);
         Ok(warnings)
@@ -210,7 +207,7 @@ pub fn enter(
     make: bool,
     machine: &[PathBuf],
 ) -> Result<Inside> {
-    let outer = admin::folder(pool)?;
+    let outer = file_folder(pool)?;
     check_kind(pool, &make::probe(host, outer)?)?;
     let (folder, found) = look_through(host, outer)?;
     let size = match (pool.image, &found) {
@@ -226,9 +223,9 @@ pub fn enter(
         }
     };
     if !matches!(found, Probe::Image(_))
-        && let Some(id) = admin::known_as(node, pool)
+        && let Some(id) = known_as(node, pool)
     {
-        return Err(admin::blank_but_known(pool, id));
+        return Err(blank_but_known(pool, id));
     }
     if found == Probe::Missing {
         make::make_folder(host, outer)?;
@@ -316,4 +313,26 @@ pub fn own_folders(pools: &[PoolDefinition]) -> Vec<PathBuf> {
         PoolPlace::Memory => None,
     };
     pools.iter().filter_map(folder).collect()
+}
+
+/// The refusal of a blank path where a pool should be.
+pub fn blank_but_known(pool: &PoolDefinition, id: PoolId) -> Error {
+    Error::refused(
+        format!("pool {}", pool.name),
+        format!(
+            "{} is empty, but this machine had pool {id} there: is its disk mounted? If it is permanently gone: slackwater pool forget {id}",
+            pool.place
+        ),
+    )
+}
+
+/// The folder of a file pool.
+pub fn file_folder(pool: &PoolDefinition) -> Result<&PathBuf> {
+    match &pool.place {
+        PoolPlace::File { path } => Ok(path),
+        PoolPlace::Memory => Err(Error::refused(
+            format!("pool {}", pool.name),
+            "a memory pool does not outlive its process; it cannot be created or adopted",
+        )),
+    }
 }

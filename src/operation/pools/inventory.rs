@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use uuid::Uuid;
 
-use super::admin::load_node;
 use super::image::look_through;
 use super::make::Probe;
+use super::node_record::{known_at, load_node};
 use crate::backend::file::{SNAPSHOTS, VOLUMES};
 use crate::error::{ErrorContext, Result, chain};
 use crate::host::Host;
@@ -113,7 +113,7 @@ fn entry(
     place: &PoolPlace,
     configured: bool,
 ) -> PoolEntry {
-    let known = super::admin::known_at(node, place);
+    let known = known_at(node, place);
     let mut folder = None;
     let (id, home, state) = match place {
         PoolPlace::Memory => (None, None, PoolPresence::Blank),

@@ -8,20 +8,23 @@
 
 use std::path::Path;
 
-use super::image::IMAGE_RECORD;
 use crate::backend::file::{LOCK_FILE, POOL_FILE, SNAPSHOTS, TRASH, VOLUMES};
 use crate::error::{Error, ErrorContext, Result};
 use crate::host::{BackingFs, Effect, FileKind, Host};
 use crate::model::{HomeId, PoolDefinition, PoolId, SnapshotRoom};
 use crate::record::{self, ImageRecord, PoolRecord};
 
-/// A pool record that was being written when a crash came.
-const HALF_WRITTEN: &str = "pool.json.new";
 /// The same of an image's record.
 const HALF_WRITTEN_IMAGE: &str = "image.json.new";
+
 /// mkfs.ext4 makes it; it says nothing about who owns the disk.
 const LOST_AND_FOUND: &str = "lost+found";
 
+/// Name of an image's record within the pool's folder.
+pub const IMAGE_RECORD: &str = "image.json";
+
+/// A pool record that was being written when a crash came.
+const HALF_WRITTEN: &str = "pool.json.new";
 /// What lies at a pool's path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Probe {
@@ -274,4 +277,27 @@ pub fn not_blank(path: &Path, what: &str) -> Error {
         path.display(),
         format!("the directory is neither empty nor a pool ({what}); give an empty directory"),
     )
+}
+
+/// Makes a folder and those above it, durably. The lowest one that is there is synced as well: a
+/// crash may have come right after it was made.
+pub(in crate::operation) fn make_folders(host: &dyn Host, path: &Path) -> Result<()> {
+    let doing = || format!("create the directory {}", path.display());
+    let mut missing = Vec::new();
+    for path in path.ancestors() {
+        if host.stat(path).context(doing)?.is_some() {
+            if let Some(path) = path.parent() {
+                host.perform(&Effect::SyncDir { path }).context(doing)?;
+            }
+            break;
+        }
+        missing.push(path);
+    }
+    for path in missing.into_iter().rev() {
+        host.perform(&Effect::MakeDir { path }).context(doing)?;
+        if let Some(path) = path.parent() {
+            host.perform(&Effect::SyncDir { path }).context(doing)?;
+        }
+    }
+    Ok(())
 }

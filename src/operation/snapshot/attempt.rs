@@ -6,8 +6,9 @@
 //! stream ([`super::session`]).
 
 use super::copy::no_sharing;
-use super::create::Prepared;
-use super::source::{Source, used};
+use super::cut::used;
+use super::plan::Prepared;
+use super::source::Source;
 use super::thick_space_watchdog::{ThickCopy, ThickSpaceWatchdog};
 use crate::backend::Image;
 use crate::cut::barrier::{self, Used};
@@ -16,7 +17,6 @@ use crate::error::{Error, Result};
 use crate::model::size::image_bytes;
 use crate::model::{Allocation, Level, SnapshotId, SnapshotParameters, SnapshotRoom};
 use crate::operation::Driver;
-use crate::operation::detach::CleanUp;
 use crate::operation::lock::{Key, LockGuard};
 use crate::operation::pools::capacity::{admit_snapshot, check_promises};
 use crate::record::{SnapshotRecord, SnapshotState};
@@ -236,18 +236,6 @@ impl Driver {
         let others = share.made.iter().enumerate();
         let others = others.filter(|(at, _)| Some(*at) != lead);
         self.undo_snapshots(leads.chain(others.map(|(_, one)| one)), first)
-    }
-
-    /// Deletes snapshots that were made in vain, in this order.
-    pub(in crate::operation) fn undo_snapshots<'a>(
-        &self,
-        made: impl IntoIterator<Item = &'a Prepared>,
-        first: Error,
-    ) -> Error {
-        let _clean_up = CleanUp::after(&first);
-        let mut made = made.into_iter();
-        let undone = made.try_for_each(|one| one.pool.backend.delete_snapshot(one.record.uuid));
-        first.with_undo(undone)
     }
 }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
-use super::create::Prepared;
+use super::plan::Prepared;
 use super::source::Source;
 use crate::backend::Image;
 use crate::cut::Use;

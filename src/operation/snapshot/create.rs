@@ -5,24 +5,15 @@
 
 use std::sync::Arc;
 
-use uuid::Uuid;
-
 use super::source::Source;
-use crate::cut::Use;
 use crate::cut::retry::Subject;
 use crate::error::{Error, Kind, Mismatch, Result};
 use crate::model::id::NameKind;
-use crate::model::{GroupId, Level, SnapshotId, SnapshotParameters, VolumeId};
+use crate::model::{GroupId, SnapshotId, VolumeId};
 use crate::operation::lock::Key;
-use crate::operation::pools::pool::PoolLookup;
+use crate::operation::pools::lookup::PoolLookup;
 use crate::operation::{CreateSnapshot, DeleteOne, Driver, Pool, Snapshot};
 use crate::record::{SnapshotRecord, SnapshotState};
-
-/// A snapshot that is being made, and its source.
-pub(in crate::operation) struct Prepared {
-    pub(in crate::operation) pool: Arc<Pool>,
-    pub(in crate::operation) record: SnapshotRecord,
-}
 
 impl Driver {
     /// The locks that CreateSnapshot needs.
@@ -94,60 +85,6 @@ impl Driver {
         match requisite.is_empty() || requisite.contains(&home) {
             true => Ok(()),
             false => Err(Error::TopologyMismatch { home }),
-        }
-    }
-
-    pub(in crate::operation) fn uses_of(&self, sources: &[Source]) -> Result<Vec<Use>> {
-        let uses: Result<_> = sources.iter().map(|source| self.use_of(source)).collect();
-        // What an earlier try has left is ended after this look.
-        uses.map_err(Error::into_indeterminate)
-    }
-
-    /// The record of a new snapshot that is no member.
-    pub(in crate::operation) fn plan_single(
-        &self,
-        source: &Source,
-        id: SnapshotId,
-        name: &str,
-        parameters: &SnapshotParameters,
-        attempt: Uuid,
-    ) -> SnapshotRecord {
-        SnapshotRecord {
-            promised: Some(parameters.least()),
-            ..self.plan_snapshot(source, id, name, attempt)
-        }
-    }
-
-    /// What records of all new snapshots have.
-    pub(in crate::operation) fn plan_snapshot(
-        &self,
-        source: &Source,
-        id: SnapshotId,
-        name: &str,
-        attempt: Uuid,
-    ) -> SnapshotRecord {
-        let record = &source.record;
-        SnapshotRecord {
-            uuid: id.uuid,
-            name: name.to_string(),
-            incarnation: self.host.random_uuid(),
-            state: SnapshotState::Preparing,
-            attempt,
-            source: record.uuid,
-            source_incarnation: record.incarnation,
-            size: record.size,
-            block_size: record.block_size,
-            allocation: record.allocation,
-            formatted: record.formatted.clone(),
-            capabilities: record.capabilities.clone(),
-            wipe: record.wipe,
-            lineage: None,
-            cut_at: 0,
-            level: Level::Crash,
-            promised: None,
-            reason: String::new(),
-            group: None,
-            copy: None,
         }
     }
 
@@ -225,43 +162,6 @@ impl Driver {
     pub fn get_snapshot(&self, snapshot_id: &str) -> Result<Snapshot> {
         let (pool, _, record) = self.find_snapshot(snapshot_id)?;
         Ok(self.snapshot(&pool, &record))
-    }
-
-    /// The pool and record of a snapshot that must exist: committed.
-    pub(in crate::operation) fn find_snapshot(
-        &self,
-        snapshot_id: &str,
-    ) -> Result<(Arc<Pool>, SnapshotId, SnapshotRecord)> {
-        let absent = || Error::NotFound {
-            kind: Kind::Snapshot,
-            id: snapshot_id.to_string(),
-        };
-        let PoolLookup::Pool(pool, id) = self.owner(snapshot_id)? else {
-            return Err(absent());
-        };
-        match pool.backend.snapshot(id.uuid)? {
-            Some(record) if record.state == SnapshotState::Ready => Ok((pool, id, record)),
-            Some(_) | None => Err(absent()),
-        }
-    }
-
-    /// As answers tell it.
-    pub(in crate::operation) fn snapshot(&self, pool: &Pool, record: &SnapshotRecord) -> Snapshot {
-        let id = |uuid| VolumeId {
-            pool: pool.id(),
-            uuid,
-        };
-        Snapshot {
-            id: id(record.uuid),
-            source_volume_id: id(record.source),
-            size: record.size,
-            cut_at: record.cut_at,
-            level: record.level,
-            reason: record.reason.clone(),
-            group: record.group.as_ref().map(|group| GroupId(group.id)),
-            independent: record.group.as_ref().is_some_and(|of| of.independent),
-            home: self.home(),
-        }
     }
 }
 

@@ -1,14 +1,12 @@
 //! ListSnapshots.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::model::{PoolId, SnapshotId};
-use crate::operation::detach::look_at;
-use crate::operation::pools::pool::PoolLookup;
-use crate::operation::volume::list::PAGE;
-use crate::operation::{Driver, ListSnapshots, Pool, ServingState, Snapshot, SnapshotPage};
+use crate::model::SnapshotId;
+use crate::operation::pools::lookup::PoolLookup;
+use crate::operation::request::MOST_LISTED;
+use crate::operation::{Driver, ListSnapshots, Snapshot, SnapshotPage};
 use crate::record::SnapshotState;
 
 impl Driver {
@@ -24,8 +22,8 @@ impl Driver {
             })?),
         };
         let limit = match request.max_entries {
-            0 => PAGE,
-            entries => entries.min(PAGE),
+            0 => MOST_LISTED,
+            entries => entries.min(MOST_LISTED),
         };
         // Looked for first: what isn't in part now is whole once it's listed.
         let in_part = match request.snapshot_id.as_str() {
@@ -88,27 +86,5 @@ impl Driver {
             all.extend(records.iter().map(|record| self.snapshot(&pool, record)));
         }
         Ok(all)
-    }
-
-    /// The pools of a list: the one that is asked for, or all.
-    pub(in crate::operation) fn to_list(&self, only: Option<PoolId>) -> Result<Vec<Arc<Pool>>> {
-        let Some(only) = only else {
-            return self.all_serving();
-        };
-        self.pool(only).map(|pool| pool.into_iter().collect())
-    }
-
-    /// All pools, or an error if one of them isn't served: what it has isn't known then.
-    pub(in crate::operation) fn all_serving(&self) -> Result<Vec<Arc<Pool>>> {
-        let each = self.states().into_iter().map(|state| match state {
-            ServingState::Serving(pool) => look_at(&pool).map(|()| pool),
-            ServingState::Refused {
-                definition, why, ..
-            } => Err(Error::Unreachable {
-                what: format!("pool {}", definition.name),
-                reason: why,
-            }),
-        });
-        each.collect()
     }
 }

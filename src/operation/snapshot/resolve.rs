@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::group::{Member, id_of};
+use super::members::{Member, id_of};
 use crate::error::{Error, Result, chain};
 use crate::model::GroupId;
 use crate::operation::lock::{Key, LockGuard};
-use crate::operation::pools::pool::PoolLookup;
+use crate::operation::pools::lookup::PoolLookup;
 use crate::operation::{Driver, Snapshot};
 use crate::record::{GroupMembership, SnapshotRecord, SnapshotState};
 

@@ -7,7 +7,7 @@
 use uuid::Uuid;
 
 use super::attempt::{Kept, Share};
-use super::group::{member_of, membership, sources};
+use super::members::{membership, sources};
 use super::source::Source;
 use crate::cut::AbortHandle;
 use crate::cut::barrier::Used;
@@ -16,8 +16,8 @@ use crate::cut::participant::{Participant, Prepared, Readiness, Thawed};
 use crate::error::{Error, Result};
 use crate::model::id::NameKind;
 use crate::model::{GroupId, Level, SnapshotId, SnapshotParameters, VolumeId};
-use crate::operation::Driver;
 use crate::operation::lock::{Key, LockGuard};
+use crate::operation::{Driver, member_of};
 use crate::record::SnapshotState;
 
 /// What a share begins with.

@@ -6,17 +6,12 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
-use crate::backend::Image;
-use crate::cut::barrier::Used;
-use crate::cut::retry::{self, Clock, Subject};
-use crate::cut::{self, Attempt, CutMember, HookTarget, Outcome, Room, Use};
-use crate::error::{Error, ErrorContext, Result};
-use crate::model::{FsType, SnapshotParameters, VolumeId};
+use crate::cut::Use;
+use crate::error::{Error, Result};
+use crate::model::{FsType, VolumeId};
 use crate::operation::lock::{Key, LockGuard};
-use crate::operation::pools::capacity::check_headroom;
-use crate::operation::volume::publish::View;
+use crate::operation::usage::view::View;
 use crate::operation::{Driver, Pool, usage};
 use crate::record::VolumeRecord;
 
@@ -141,106 +136,9 @@ impl Driver {
         Ok(())
     }
 
-    /// What the cut needs of each volume; `copies` are the files that become their copies.
-    pub(in crate::operation) fn members(
-        &self,
-        sources: &[Source],
-        uses: &[Use],
-        copies: &[Image],
-    ) -> Result<Vec<CutMember>> {
-        let each = sources.iter().zip(uses).zip(copies);
-        each.map(|((source, in_use), copy)| {
-            let path = source
-                .pool
-                .backend
-                .image_path(Image::Volume(source.id.uuid));
-            let stat = self
-                .host
-                .stat(&path)
-                .context(|| format!("find the image of volume {}", source.text))?;
-            let Some(stat) = stat else {
-                return Err(Error::Damaged {
-                    path: source.pool.backend.path(),
-                    problem: format!("the image of volume {} is missing", source.text),
-                });
-            };
-            Ok(CutMember {
-                target: HookTarget {
-                    volume_id: source.text.clone(),
-                    claim: source.record.claim.clone(),
-                    node: None,
-                },
-                source: path,
-                image: stat.id,
-                copy: source.pool.backend.image_path(*copy),
-                in_use: in_use.clone(),
-                in_series: source.pool.backend.clones_in_series(),
-                emptied: Arc::default(),
-            })
-        })
-        .collect()
+    pub(in crate::operation) fn uses_of(&self, sources: &[Source]) -> Result<Vec<Use>> {
+        let uses: Result<_> = sources.iter().map(|source| self.use_of(source)).collect();
+        // What an earlier try has left is ended after this look.
+        uses.map_err(Error::into_indeterminate)
     }
-
-    /// A look at the room of the members' pools: copies were admitted before the clones, and
-    /// anything may have filled a pool since.
-    pub(in crate::operation) fn room(&self, members: &[CutMember]) -> Result<Arc<Room>> {
-        let mut pools: Vec<Arc<Pool>> = Vec::new();
-        for member in members {
-            let (pool, ..) = self.find(&member.target.volume_id)?;
-            if !pools.iter().any(|one| Arc::ptr_eq(one, &pool)) {
-                pools.push(pool);
-            }
-        }
-        Ok(Arc::new(move || {
-            pools.iter().try_for_each(|pool| check_headroom(pool))
-        }))
-    }
-
-    /// Cuts, on prepared copies, with the sources' locks held.
-    pub(in crate::operation) fn cut(
-        &self,
-        members: &[CutMember],
-        now: &Attempt<'_>,
-        parameters: &SnapshotParameters,
-    ) -> Result<Outcome> {
-        let attempt = cut::attempt(&self.seams, members, now, parameters, self.room(members)?);
-        self.cuts.count(&attempt);
-        let mut outcome = attempt?;
-        if !now.why.is_empty() {
-            outcome.reason = now.why.to_string();
-        }
-        Ok(outcome)
-    }
-
-    /// Tries a cut as its class says ([`retry::retry`]).
-    pub(in crate::operation) fn retry<T>(
-        &self,
-        subject: &Subject<'_>,
-        once: impl FnMut(&Attempt<'_>) -> Result<T>,
-    ) -> Result<T> {
-        retry::retry(self, &self.backoffs, subject, once)
-    }
-}
-
-impl Clock for Driver {
-    fn now(&self) -> u64 {
-        self.host.now()
-    }
-
-    fn sleep(&self, time: Duration) {
-        self.host.pause(time);
-    }
-
-    fn is_stopping(&self) -> bool {
-        self.in_flight.is_stopping()
-    }
-}
-
-/// A member, if somebody uses it.
-pub(in crate::operation) fn used(member: &CutMember) -> Option<Used> {
-    (member.in_use != Use::Quiet).then(|| Used {
-        volume_id: member.target.volume_id.clone(),
-        claim: member.target.claim.clone(),
-        raw: member.in_use == Use::Raw,
-    })
 }

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::error::{ErrorContext, Result, chain};
 use crate::host::Effect;
 use crate::model::AccessType;
-use crate::operation::pools::admin;
+use crate::operation::pools::make;
 use crate::operation::{Driver, Pool};
 use crate::record::{self, LastStage, Record, VolumeRecord};
 
@@ -49,7 +49,7 @@ impl Driver {
 
     fn store_entry(&self, uuid: Uuid, stage: Option<LastStage>) -> Result<()> {
         let boot = self.boot()?;
-        admin::make_folders(self.host.as_ref(), &self.stages())?;
+        make::make_folders(self.host.as_ref(), &self.stages())?;
         let entry = BlockStage { boot, stage };
         record::store(self.host.as_ref(), &self.stage_file(uuid), &entry)
     }
@@ -154,6 +154,15 @@ impl Driver {
             }
         }
         Ok(())
+    }
+
+    /// Where a block volume is staged, in this boot.
+    pub(in crate::operation) fn staged_as_block(
+        &self,
+        record: &VolumeRecord,
+    ) -> Result<Option<String>> {
+        let stage = self.block_stage(record)?;
+        Ok(stage.map(|stage| stage.staging_path))
     }
 }
 

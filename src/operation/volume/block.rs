@@ -8,11 +8,11 @@ use std::path::Path;
 
 use uuid::Uuid;
 
-use super::publish::View;
-use super::stage::{same_capability, staged_at};
+use super::capability::{same_capability, staged_at};
 use crate::backend::{AttachMode, Attached, FoundDevice};
 use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::{Effect, LoopStatus, NodeKind};
+use crate::operation::usage::view::View;
 use crate::operation::{Driver, Pool, PublishVolume, StageVolume};
 use crate::record::{Formatted, LastStage, VolumeRecord};
 
@@ -51,15 +51,6 @@ impl Driver {
             boot: None,
         };
         self.begin_block_stage(pool, record, stage).map_err(unsure)
-    }
-
-    /// Where a block volume is staged, in this boot.
-    pub(in crate::operation) fn staged_as_block(
-        &self,
-        record: &VolumeRecord,
-    ) -> Result<Option<String>> {
-        let stage = self.block_stage(record)?;
-        Ok(stage.map(|stage| stage.staging_path))
     }
 
     /// Read-only is real: a loop device that can't write, which is only possible where nobody

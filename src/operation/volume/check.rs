@@ -1,15 +1,15 @@
 //! A file system that was not left clean is checked before it is mounted; any that nobody uses is
 //! checked when an administrator asks for it.
 
-use super::publish::View;
 use crate::backend::AttachMode;
-use crate::error::{Error, ErrorContext, HostCause, HostError, Result};
+use crate::error::{Error, ErrorContext, HostCause, HostError, Result, chain};
 use crate::host::session::speakable;
 use crate::host::{Check, Checked, Device, Done, Effect};
 use crate::model::{FsType, VolumeId};
 use crate::operation::lock::Key;
+use crate::operation::usage::view::View;
 use crate::operation::{Driver, Pool};
-use crate::record::VolumeRecord;
+use crate::record::{Formatted, VolumeRecord};
 
 impl Driver {
     /// Checks the file system of a volume that nobody uses, under its lock; with `repair` whatever
@@ -120,5 +120,33 @@ impl Driver {
             speakable(&why)
         );
         Err(Error::refused(format!("volume {id}"), reason))
+    }
+
+    /// A mark that stays costs a repair for nothing: that's no failure of what was done.
+    pub(in crate::operation) fn unmark(&self, pool: &Pool, record: &mut VolumeRecord) {
+        let tried = self.mark_growing(pool, record, false);
+        if let Err(error) = tried.or_else(|_| self.mark_growing(pool, record, false)) {
+            tracing::warn!(volume = %record.uuid, error = %chain(&error), "failed to clear the growth marker; the next staging repairs the file system again");
+        }
+    }
+
+    /// A mark that may not have been written counts as none here: the growth is then not begun,
+    /// or has ended. If it's there all the same, the next stage has a repair for nothing.
+    pub(in crate::operation) fn mark_growing(
+        &self,
+        pool: &Pool,
+        record: &mut VolumeRecord,
+        growing: bool,
+    ) -> Result<()> {
+        let mut marked = record.clone();
+        marked.formatted = marked.formatted.map(|formatted| Formatted {
+            growing,
+            ..formatted
+        });
+        let written = pool.backend.update(&marked);
+        if written.is_ok() || !growing {
+            *record = marked;
+        }
+        written
     }
 }

@@ -5,8 +5,6 @@
 
 use std::sync::Arc;
 
-use uuid::Uuid;
-
 use crate::error::{Error, Kind, Mismatch, Result};
 use crate::model::id::NameKind;
 use crate::model::{
@@ -199,25 +197,6 @@ impl Driver {
             });
         }
         differing(&pool.definition.name, record, request)
-    }
-
-    /// As answers tell it.
-    pub(in crate::operation) fn volume(&self, pool: &Pool, record: &VolumeRecord) -> Volume {
-        Volume {
-            id: VolumeId {
-                pool: pool.id(),
-                uuid: record.uuid,
-            },
-            size: record.size,
-            home: self.home(),
-            content_source: record.content_source.clone(),
-            ephemeral: record.ephemeral,
-        }
-    }
-
-    /// The id that an inline volume has on a pool.
-    pub(in crate::operation) fn ephemeral_uuid(pool: &Pool, name: &str) -> Uuid {
-        VolumeId::of_name(pool.id(), NameKind::Ephemeral, name).uuid
     }
 }
 

@@ -2,7 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::operation::lock::Key;
-use crate::operation::pools::pool::{Pool, PoolLookup};
+use crate::operation::pools::lookup::PoolLookup;
+use crate::operation::pools::pool::Pool;
 use crate::operation::{Driver, usage};
 use crate::record::VolumeRecord;
 

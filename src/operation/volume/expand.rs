@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
+use super::capability::for_its_readers;
 use super::fit::is_refusal;
-use super::publish::View;
-use super::stage::for_its_readers;
 use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::Mount;
 use crate::model::{Capability, CapacityRange};
 use crate::operation::lock::Key;
 use crate::operation::pools::capacity::admit;
+use crate::operation::usage::view::View;
 use crate::operation::{Driver, ExpandNode, ExpandVolume, Expanded, usage};
 use crate::record::VolumeRecord;
 

@@ -8,30 +8,20 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use uuid::Uuid;
 
-use super::publish::View;
 use crate::backend::AttachMode;
 use crate::error::{Error, ErrorContext, HostError, Result, chain};
 use crate::host::{Check, Device, Effect, MountSpec};
 use crate::model::{AccessType, Capability, FsType, VolumeId};
 use crate::operation::snapshot::restore::copy_options;
-use crate::operation::{Driver, Pool};
-use crate::record::{Formatted, VolumeRecord};
+use crate::operation::usage::view::View;
+use crate::operation::{Driver, NotGrown, Pool};
+use crate::record::VolumeRecord;
 
 /// How long an unmounted file system may stay claimed before its growth is left to the next stage: a
 /// container that starts or ends has a copy of every mount for a moment.
 const RELEASE_TRIES: u32 = 100;
 const RELEASE_WAIT: Duration = Duration::from_millis(50);
-
-/// A volume in use whose file system could not be grown to its size.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NotGrown {
-    /// The volume.
-    pub id: VolumeId,
-    /// Why.
-    pub reason: String,
-}
 
 impl Driver {
     /// Mounts. On an error nothing of it is mounted.
@@ -232,29 +222,6 @@ impl Driver {
         Ok(())
     }
 
-    /// A mark that stays costs a repair for nothing: that's no failure of what was done.
-    pub(in crate::operation) fn unmark(&self, pool: &Pool, record: &mut VolumeRecord) {
-        let tried = self.mark_growing(pool, record, false);
-        if let Err(error) = tried.or_else(|_| self.mark_growing(pool, record, false)) {
-            tracing::warn!(volume = %record.uuid, error = %chain(&error), "failed to clear the growth marker; the next staging repairs the file system again");
-        }
-    }
-
-    /// A mark that may not have been written counts as none here: the growth is then not begun,
-    /// or has ended. If it's there all the same, the next stage has a repair for nothing.
-    fn mark_growing(&self, pool: &Pool, record: &mut VolumeRecord, growing: bool) -> Result<()> {
-        let mut marked = record.clone();
-        marked.formatted = marked.formatted.map(|formatted| Formatted {
-            growing,
-            ..formatted
-        });
-        let written = pool.backend.update(&marked);
-        if written.is_ok() || !growing {
-            *record = marked;
-        }
-        written
-    }
-
     /// What is smaller than it could be serves all the same.
     fn stays_small(&self, pool: &Pool, record: &VolumeRecord, error: &Error) -> Result<()> {
         tracing::warn!(
@@ -269,18 +236,6 @@ impl Driver {
         let mut all = self.small.lock().unwrap_or_else(PoisonError::into_inner);
         all.insert(uuid, small);
         Ok(())
-    }
-
-    /// It has grown, or nobody uses it any more.
-    pub(in crate::operation) fn no_longer_small(&self, uuid: Uuid) {
-        let mut all = self.small.lock().unwrap_or_else(PoisonError::into_inner);
-        all.remove(&uuid);
-    }
-
-    /// Volumes in use whose file system could not be grown: people are to be told.
-    pub fn not_grown(&self) -> Vec<NotGrown> {
-        let all = self.small.lock().unwrap_or_else(PoisonError::into_inner);
-        all.values().cloned().collect()
     }
 }
 

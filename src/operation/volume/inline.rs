@@ -11,7 +11,6 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::create::check_new;
-use super::publish::View;
 use crate::backend::FoundDevice;
 use crate::backend::file::IMAGE;
 use crate::error::{Error, ErrorContext, Kind, Mismatch, Result};
@@ -20,6 +19,7 @@ use crate::model::{FsType, VolumeId, VolumeParameters, size};
 use crate::operation::lock::Key;
 use crate::operation::pools::capacity::{admit, minimum_size};
 use crate::operation::pools::pool::Pool;
+use crate::operation::usage::view::View;
 use crate::operation::{Driver, PublishEphemeral, usage};
 use crate::record::{LastStage, VolumeRecord, VolumeState};
 

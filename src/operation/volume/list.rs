@@ -2,15 +2,12 @@
 
 use std::sync::Arc;
 
-use super::stage::for_its_readers;
+use super::capability::for_its_readers;
 use crate::error::{Error, Kind, Result};
 use crate::model::{VolumeId, Wipe};
+use crate::operation::request::MOST_LISTED;
 use crate::operation::{Attach, Driver, ListVolumes, Pool, Validate, Volume, VolumePage};
 use crate::record::VolumeRecord;
-
-/// Most entries of a page where the caller sets no bound: with some 300 bytes each well below
-/// the 4 MiB that gRPC clients take by default.
-pub const PAGE: usize = 5000;
 
 /// A volume and where it is.
 pub(in crate::operation) type Listed = (Arc<Pool>, VolumeRecord);
@@ -42,9 +39,9 @@ impl Driver {
             })?),
         };
         let limit = if request.max_entries == 0 {
-            PAGE
+            MOST_LISTED
         } else {
-            request.max_entries.min(PAGE)
+            request.max_entries.min(MOST_LISTED)
         };
         let mut pools = self.to_list(request.pool)?;
         pools.sort_by_key(|pool| pool.id());

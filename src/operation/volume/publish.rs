@@ -7,16 +7,17 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::stage::for_its_readers;
-use super::unstage::without_disk;
-use crate::backend::FoundDevice;
-use crate::error::{Error, ErrorContext, Kind, Mismatch, Result, chain};
-use crate::host::{Device, Effect, Mount, NodeKind};
-use crate::model::{AccessMode, AccessType, VolumeId};
+use super::capability::for_its_readers;
+use crate::error::{Error, ErrorContext, Result};
+use crate::host::{Effect, NodeKind};
+use crate::model::{AccessType, VolumeId};
 use crate::operation::lock::Key;
-use crate::operation::pools::pool::{Pool, PoolLookup};
-use crate::operation::{Driver, PublishVolume, usage};
-use crate::record::{LastStage, VolumeRecord};
+use crate::operation::pools::lookup::PoolLookup;
+use crate::operation::pools::pool::Pool;
+use crate::operation::usage::devices::without_disk;
+use crate::operation::usage::view::View;
+use crate::operation::{Driver, PublishVolume};
+use crate::record::VolumeRecord;
 
 impl Driver {
     /// NodePublishVolume. A crash leaves at most an empty target or a finished publish, which a
@@ -92,108 +93,6 @@ impl Driver {
         })
     }
 
-    /// Makes the target, then mounts on it; a target made for nothing is removed again.
-    pub(in crate::operation) fn show(
-        &self,
-        target: &Path,
-        kind: NodeKind,
-        mount: Effect<'_>,
-        doing: impl Fn() -> String,
-    ) -> Result<()> {
-        self.make_target("target_path", target, kind)
-            .and_then(|()| self.host.perform(&mount).map(drop).context(&doing))
-            .map_err(|first| self.undo_target(target, self.undo_mount(target, first)))
-    }
-
-    /// Removes the leaf that an attempt has made.
-    pub(in crate::operation) fn undo_target(&self, target: &Path, first: Error) -> Error {
-        if matches!(first, Error::Invalid { .. } | Error::RollbackFailed { .. }) {
-            return first;
-        }
-        match self.host.perform(&Effect::RemoveTarget { path: target }) {
-            Ok(_) => first,
-            Err(undo) => Error::RollbackFailed {
-                first: Box::new(first),
-                undo: chain(&undo),
-            },
-        }
-    }
-
-    /// Whether the target shows the volume as asked. Another mount there, or this one in another
-    /// way, is an error.
-    pub(in crate::operation) fn is_published(
-        &self,
-        request: &PublishVolume,
-        view: &View,
-        target: &Path,
-        read_only: bool,
-    ) -> Result<bool> {
-        let here = self.table_path(target)?;
-        let Some(top) = usage::at(&view.mounts, &here).last().copied() else {
-            return Ok(false);
-        };
-        let Some(found) = view
-            .devices
-            .iter()
-            .find(|found| usage::shows(top, &found.device))
-        else {
-            return Err(usage::stranger(target, top));
-        };
-        let bound_node = usage::is_node(top);
-        let differ = |field, found: &str, wanted: &str| {
-            let there = format!("{} at {}", request.volume_id, request.target_path);
-            let mismatch = Mismatch::new(field, found, wanted);
-            Err(Error::exists(Kind::Volume, there, mismatch))
-        };
-        let found_type = if bound_node { "block" } else { "mount" };
-        if found_type != request.capability.access_type.word() {
-            return differ(
-                "volume_capability",
-                found_type,
-                request.capability.access_type.word(),
-            );
-        }
-        let found_ro = if bound_node {
-            found.read_only
-        } else {
-            top.is_read_only()
-        };
-        if found_ro != read_only {
-            return differ("readonly", &found_ro.to_string(), &read_only.to_string());
-        }
-        Ok(true)
-    }
-
-    /// SINGLE_NODE_SINGLE_WRITER has one target path: another one anywhere refuses.
-    pub(in crate::operation) fn refuse_second_writer(
-        &self,
-        stage: Option<&LastStage>,
-        request: &PublishVolume,
-        view: &View,
-        own: &[std::path::PathBuf],
-    ) -> Result<()> {
-        let single = AccessMode::SingleNodeSingleWriter;
-        let staged_as = stage.map(|stage| stage.capability.access_mode);
-        if request.capability.access_mode != single && staged_as != Some(single) {
-            return Ok(());
-        }
-        match view
-            .uses()
-            .into_iter()
-            .find(|mount| !own.contains(&mount.mount_point))
-        {
-            None => Ok(()),
-            Some(other) => Err(Error::refused(
-                format!("volume {}", request.volume_id),
-                format!(
-                    "access mode {} allows one target path, but it is published at {}",
-                    single.name(),
-                    other.mount_point.display()
-                ),
-            )),
-        }
-    }
-
     /// NodeUnpublishVolume. Works from the mount table also when the pool isn't served; nothing
     /// there is success. The target is removed; an inline volume ends here.
     pub fn unpublish_volume(&self, volume_id: &str, target_path: &str) -> Result<()> {
@@ -265,39 +164,5 @@ impl Driver {
             let uuid = Driver::ephemeral_uuid(&pool, volume_id);
             (pool, uuid)
         }))
-    }
-}
-
-/// A volume as the kernel shows it at one moment.
-pub(in crate::operation) struct View {
-    pub(in crate::operation) devices: Vec<FoundDevice>,
-    pub(in crate::operation) mounts: Vec<Mount>,
-}
-
-impl View {
-    pub(in crate::operation) fn of(
-        driver: &Driver,
-        pool: &Pool,
-        record: &VolumeRecord,
-    ) -> Result<View> {
-        let devices = pool.backend.devices(record.uuid)?;
-        let mounts = driver.mounts()?;
-        Ok(View { devices, mounts })
-    }
-
-    /// Mounts that show the volume.
-    pub(in crate::operation) fn uses(&self) -> Vec<&Mount> {
-        self.mounts
-            .iter()
-            .filter(|mount| self.device_of(mount).is_some())
-            .collect()
-    }
-
-    /// The volume's device that a mount shows.
-    pub(in crate::operation) fn device_of(&self, mount: &Mount) -> Option<&Device> {
-        self.devices
-            .iter()
-            .map(|found| &found.device)
-            .find(|device| usage::shows(mount, device))
     }
 }

@@ -5,17 +5,18 @@
 
 use std::path::{Path, PathBuf};
 
+use super::capability::{for_its_readers, same_capability, staged_at};
 use super::format::wanted_fs;
-use super::publish::View;
 use crate::backend::{AttachMode, Attached};
-use crate::error::{Error, ErrorContext, Kind, Mismatch, Result, chain};
-use crate::host::{Effect, MountSpec, NodeKind};
-use crate::model::{AccessMode, AccessType, Capability, FsType, mount_option};
+use crate::error::{Error, Result};
+use crate::host::{MountSpec, NodeKind};
+use crate::model::{AccessType, FsType, mount_option};
 use crate::operation::lock::Key;
 use crate::operation::pools::pool::Pool;
 use crate::operation::snapshot::restore::copy_options;
+use crate::operation::usage::view::View;
 use crate::operation::{Driver, StageVolume, usage};
-use crate::record::{Formatted, FormattedAs, LastStage, VolumeRecord};
+use crate::record::{Formatted, LastStage, VolumeRecord};
 
 impl Driver {
     /// NodeStageVolume. A crash leaves at most an attached device, which vanishes with the
@@ -97,26 +98,6 @@ impl Driver {
         self.fit(pool, record, &spec)
     }
 
-    /// Unmounts what an attempt has mounted at a path where nothing was; an error doesn't tell
-    /// whether it came to that.
-    pub(in crate::operation) fn undo_mount(&self, target: &Path, first: Error) -> Error {
-        let unmounted = self.mount_at(target).and_then(|mounted| match mounted {
-            None => Ok(()),
-            Some(_) => self
-                .host
-                .perform(&Effect::Unmount { target })
-                .map(drop)
-                .context(|| format!("unmount {}", target.display())),
-        });
-        match unmounted {
-            Ok(()) => first,
-            Err(undo) => Error::RollbackFailed {
-                first: Box::new(first),
-                undo: chain(&undo),
-            },
-        }
-    }
-
     fn is_mounted(&self, attached: &Attached) -> Result<bool> {
         let mounts = self.mounts()?;
         Ok(!usage::of_device(&mounts, &attached.device).is_empty())
@@ -163,66 +144,4 @@ impl Driver {
             .find(|mount| view.device_of(mount).is_some())
             .map(|_| old)
     }
-
-    /// Refuses a volume that has been used with the other access type.
-    pub(in crate::operation) fn refuse_other_access(
-        &self,
-        record: &VolumeRecord,
-        wanted: &str,
-    ) -> Result<()> {
-        let Some(formatted) = record
-            .formatted
-            .as_ref()
-            .filter(|formatted| formatted.complete)
-        else {
-            return Ok(());
-        };
-        if (formatted.kind == FormattedAs::Raw) == (wanted == "block") {
-            return Ok(());
-        }
-        Err(Error::refused(
-            format!("volume {}", record.uuid),
-            format!(
-                "it was used as {}, and access type {wanted} would destroy its data",
-                formatted.kind.word()
-            ),
-        ))
-    }
-}
-
-/// A mode of many readers is for volumes that were made for them.
-pub(in crate::operation) fn for_its_readers(
-    record: &VolumeRecord,
-    asked: &Capability,
-) -> Result<()> {
-    if asked.access_mode != AccessMode::MultiNodeReaderOnly || record.is_for_readers() {
-        return Ok(());
-    }
-    Err(Error::invalid(
-        "volume_capability.access_mode",
-        "MULTI_NODE_READER_ONLY was not requested when the volume was created; give a SINGLE_NODE mode, or create a volume from it with only that mode",
-    ))
-}
-
-/// A repeat must ask for what the stage was made with.
-pub(in crate::operation) fn same_capability(
-    stage: Option<&LastStage>,
-    request: &StageVolume,
-) -> Result<()> {
-    let differs = stage.filter(|stage| stage.capability != request.capability);
-    let Some(stage) = differs else { return Ok(()) };
-    let (found, wanted) = Capability::tell_apart(
-        std::slice::from_ref(&stage.capability),
-        std::slice::from_ref(&request.capability),
-    );
-    let mismatch = Mismatch::new("volume_capability", found, wanted);
-    Err(Error::exists(Kind::Volume, &request.volume_id, mismatch))
-}
-
-/// A volume has one staging path at a time.
-pub(in crate::operation) fn staged_at(request: &StageVolume, path: &str) -> Error {
-    Error::refused(
-        format!("volume {}", request.volume_id),
-        format!("it is staged at {path}; unstage it there first"),
-    )
 }

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use super::publish::View;
 use crate::error::{Error, ErrorContext, Kind, Result};
+use crate::operation::usage::view::View;
 use crate::operation::{AskStats, Driver, Stats, Usage, usage};
 
 impl Driver {

@@ -3,11 +3,11 @@
 
 use uuid::Uuid;
 
-use super::publish::View;
 use crate::backend::{AttachMode, Image};
 use crate::error::{Error, ErrorContext, Result};
 use crate::host::{Effect, Signature};
 use crate::model::FsType;
+use crate::operation::usage::view::View;
 use crate::operation::{Driver, Pool};
 use crate::record::{Formatted, VolumeRecord};
 

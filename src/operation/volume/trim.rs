@@ -5,11 +5,11 @@ use std::path::Path;
 
 use uuid::Uuid;
 
-use super::publish::View;
 use crate::error::{ErrorContext, Result, chain};
 use crate::host::Effect;
 use crate::model::{Allocation, PoolId, VolumeId, size};
 use crate::operation::lock::Key;
+use crate::operation::usage::view::View;
 use crate::operation::{Driver, Pool};
 use crate::record::{FormattedAs, VolumeRecord, VolumeState};
 

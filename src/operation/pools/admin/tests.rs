@@ -5,6 +5,7 @@ use std::path::Path;
 use nix::errno::Errno;
 
 use super::*;
+use crate::host::Effect;
 use crate::host::memory::{FaultMode, MemoryHost, MemoryOptions};
 use crate::operation::tests::{NODE_RECORD as NODE, pool, settings};
 use crate::operation::{Driver, Settings};
@@ -222,7 +223,7 @@ fn pools_of_two_machines_on_a_fresh_one_are_settled_by_adopt() {
         .iter()
         .map(|pool| {
             let home = HomeId(host.random_uuid());
-            make::make_pool(&host, &pool.name, folder(pool).unwrap(), home).unwrap()
+            make::make_pool(&host, &pool.name, file_folder(pool).unwrap(), home).unwrap()
         })
         .collect();
     let both = [a, b.clone()];
@@ -252,7 +253,7 @@ fn a_running_driver_learns_what_an_administrator_did() {
     let both = [pool("a=file:/memory/a"), pool("b=file:/memory/b")];
     for pool in &both {
         let home = HomeId(host.random_uuid());
-        make::make_pool(&host, &pool.name, folder(pool).unwrap(), home).unwrap();
+        make::make_pool(&host, &pool.name, file_folder(pool).unwrap(), home).unwrap();
     }
     let driver = start(&host, &both).unwrap();
     let text = refusal(driver.settled_home());

@@ -1,18 +1,36 @@
 //! The steps of opening a pool's image, each of which finds done what a crash came after.
 
-use std::path::{Path, PathBuf};
-
-use super::{IMAGE_FILE, IMAGE_RECORD, MOUNT_POINT, on, stat_image};
-use crate::error::{Error, ErrorContext, Result, chain};
-use crate::host::{
-    Device, Done, Effect, FileStat, Host, LoopHold, LoopSpec, LoopStatus, MountSpec, Signature,
-};
+use crate::error::Error;
+use crate::error::ErrorContext;
+use crate::error::Result;
+use crate::error::chain;
+use crate::host::Device;
+use crate::host::Done;
+use crate::host::Effect;
+use crate::host::FileStat;
+use crate::host::Host;
+use crate::host::LoopHold;
+use crate::host::LoopSpec;
+use crate::host::LoopStatus;
+use crate::host::MountSpec;
+use crate::host::Signature;
+use crate::model::FsType;
+use crate::model::PoolDefinition;
 use crate::model::size::Human;
-use crate::model::{FsType, PoolDefinition};
 use crate::operation::pools::capacity::machine_reserve;
 use crate::operation::pools::ground::is_of_machine;
+use crate::operation::pools::image::IMAGE_FILE;
+use crate::operation::pools::image::MOUNT_POINT;
+use crate::operation::pools::image::on;
+use crate::operation::pools::image::stat_image;
+use crate::operation::pools::make::IMAGE_RECORD;
 use crate::operation::pools::make::check_image_ground;
-use crate::record::{self, Formatted, FormattedAs, ImageRecord};
+use crate::record;
+use crate::record::Formatted;
+use crate::record::FormattedAs;
+use crate::record::ImageRecord;
+use std::path::Path;
+use std::path::PathBuf;
 
 /// What stays free beside an image that is made or grown: for the records, and the file system's
 /// own maps of what is reserved.

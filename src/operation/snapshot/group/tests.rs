@@ -8,10 +8,12 @@ use crate::backend::file::SNAPSHOTS;
 use crate::cut::AbortHandle;
 use crate::host::Host;
 use crate::host::memory::MemoryHost;
+use crate::model::{Members, SnapshotId, SnapshotParameters, VolumeId};
 use crate::operation::snapshot::session::tests::{GROUP, all_steps, begin, far, served, states};
 use crate::operation::snapshot::session::{Coordinator, ShareAnswer, ShareStep};
 use crate::operation::tests::{driver, volume};
 use crate::operation::{CreateSnapshot, DeleteOne, Snapshot};
+use uuid::Uuid;
 
 fn request(name: &str, sources: &[VolumeId]) -> CreateGroup {
     CreateGroup {

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::host::memory::MemoryHost;
-use crate::operation::pools::admin;
+use crate::model::PoolDefinition;
+use crate::operation::pools::{admin, node_record};
 use crate::operation::tests::{NODE_RECORD as NODE, pool, settings};
 
 fn start_as(host: &MemoryHost, alone: bool, pools: &[PoolDefinition]) -> Result<Driver> {
@@ -186,7 +187,7 @@ fn of_two_copies_that_are_both_unknown_neither_is_served() {
     assert_eq!(refused.len(), 2, "{refused:?}");
     assert!(refused[0].1.contains("also exists at file:/memory/b"));
     assert!(refused[1].1.contains("also exists at file:/memory/x"));
-    let id = admin::load_node(&host, Path::new(NODE)).unwrap();
+    let id = node_record::load_node(&host, Path::new(NODE)).unwrap();
     let id = id.pools.iter().find(|(_, known)| known.name == "a");
     let error = driver.pool(*id.unwrap().0).err().unwrap();
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");

@@ -1,158 +1,27 @@
-//! Start: whose pools are these, which are served, and what did a crash leave?
-//!
-//! A pool is made by an explicit act only, and a blank folder may be a disk that isn't mounted.
-//! So a blank path where the node record knows a pool is never made a pool; it is looked at
-//! again while the other pools serve. A pool of another home waits for `pool adopt`.
+//! Opens pools at the start and while the process runs, and closes their images at its end.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use super::admin;
-use super::ground::{self, PoolGround};
-use super::image::{self, OpenImage};
-use super::make;
-use super::pool::{Pool, ServingState};
-use super::watch::{self, PoolQuestions};
+use super::disk;
 use crate::backend::Backend;
-use crate::backend::file::{FileBackend, OpenResult};
-use crate::cut::Seams;
+use crate::backend::file::{FileBackend, IMAGE, OpenResult};
 use crate::error::{Error, ErrorContext, Result, chain};
-use crate::host::{Effect, Host};
-use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace};
-use crate::operation::{CutCounts, Driver, InFlight, Locks, Settings, usage};
+use crate::host::Host;
+use crate::model::{PoolDefinition, PoolId, PoolPlace};
+use crate::operation::pools::image::{self, OpenImage};
+use crate::operation::pools::pool::{folder, folder_of, folders};
+use crate::operation::pools::{ground, make};
+use crate::operation::{Driver, Pool, PoolGround, ServingState, usage};
+use crate::record::PoolRecord;
 use crate::record::node::KnownPool;
-use crate::record::{self, NodeRecord};
 
 /// How long a start waits for the lock of a pool that a process which was killed just now served.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where the simulated host has its pools.
-fn memory_path(name: &str) -> PathBuf {
-    Path::new("/memory").join(name)
-}
-
-/// The folder of a definition.
-pub(in crate::operation) fn folder(definition: &PoolDefinition) -> PathBuf {
-    match &definition.place {
-        PoolPlace::File { path } => path.clone(),
-        PoolPlace::Memory => memory_path(&definition.name),
-    }
-}
-
-/// Ends freezes that a crash has left. What can't be thawed now is tried again: the driver serves
-/// meanwhile.
-fn sweep(seams: &Seams) {
-    match seams.freezer.sweep() {
-        Ok(volumes) if volumes.is_empty() => {}
-        Ok(volumes) => tracing::warn!(?volumes, "thawed file systems after a crash"),
-        Err(error) => {
-            tracing::error!(error = %chain(&error), "failed to thaw file systems after a crash");
-        }
-    }
-}
-
 impl Driver {
-    /// Opens the pools, takes their locks and ends the idle loop devices that a crash left. The rest is
-    /// left to [`Driver::clean`], [`Driver::wipe`] and [`Driver::resolve_groups`]. A pool that can't be
-    /// served is refused by name and doesn't hold up the others. It is an error only where no pool is
-    /// served and none is known, which is a mistake in the definitions.
-    pub fn start(settings: Settings, seams: Seams) -> Result<Driver> {
-        let host = seams.host.clone();
-        // Before anything touches an image: a frozen one that was unmounted is hidden.
-        sweep(&seams);
-        let mut record: NodeRecord =
-            record::load(host.as_ref(), &settings.node_record)?.unwrap_or_default();
-        // The rename that put it there may not be durable yet.
-        let folder = settings.node_record.parent().unwrap_or(Path::new("/"));
-        if record != NodeRecord::default()
-            && let Err(error) = host.perform(&Effect::SyncDir { path: folder })
-        {
-            tracing::error!(error = %chain(&error), "failed to sync the node record");
-        }
-        let questions = PoolQuestions::new();
-        let hanging = watch::hanging(&host, &questions, &settings.pools);
-        if record.home.is_none() {
-            let homes = homes(host.as_ref(), &settings, &hanging);
-            // Of two homes none is ours: all wait for `adopt`.
-            if homes.len() < 2 {
-                let found = homes.first().copied();
-                record.home = Some(found.unwrap_or_else(|| HomeId(host.random_uuid())));
-            }
-        }
-        let nobodys_home = HomeId(host.random_uuid());
-        let driver = Driver {
-            settings,
-            host,
-            seams,
-            home: RwLock::new(record.home),
-            nobodys_home,
-            pools: RwLock::new(Vec::new()),
-            record: Mutex::new(record),
-            locks: Locks::default(),
-            in_flight: InFlight::default(),
-            formats: std::sync::atomic::AtomicU64::new(0),
-            copies: crate::operation::snapshot::copy::Copies::default(),
-            copied: std::sync::atomic::AtomicU64::new(0),
-            published: crate::operation::usage::published::Published::default(),
-            backoffs: Mutex::default(),
-            cuts: CutCounts::default(),
-            small: Mutex::default(),
-            questions,
-        };
-        let mut wrong = None;
-        for definition in &driver.settings.pools {
-            let state = match driver.open_unless(&hanging, definition) {
-                Err(error @ Error::Locked { .. }) if driver.settings.alone => return Err(error),
-                Err(error) => {
-                    let state = driver.refuse(definition, &error);
-                    wrong = wrong.or(Some(error).filter(is_mistake));
-                    state
-                }
-                Ok(state) => state,
-            };
-            log_refused(&state);
-            let mut states = driver.pools.write().unwrap_or_else(PoisonError::into_inner);
-            states.push(state);
-        }
-        let no_id = |state: &ServingState| matches!(state, ServingState::Refused { id: None, .. });
-        if let Some(error) = wrong.filter(|_| driver.states().iter().all(no_id)) {
-            return Err(error);
-        }
-        if let Err(error) = driver.forget_earlier_stages() {
-            tracing::warn!(error = %chain(&error), "failed to remove entries of an earlier boot from the state directory");
-        }
-        driver.watch_published();
-        driver.remember()?;
-        Ok(driver)
-    }
-
-    /// Ends freezes that a crash has left. Apart from the looks, which wait for disks.
-    pub fn sweep_freezes(&self) {
-        sweep(&self.seams);
-    }
-
-    /// Takes over what an administrator's act has written. A home that is settled stays: the
-    /// cluster knows it.
-    pub(in crate::operation) fn read_node_record(&self) {
-        match record::load::<NodeRecord>(self.host.as_ref(), &self.settings.node_record) {
-            Ok(Some(found)) => {
-                let mut home = self.home.write().unwrap_or_else(PoisonError::into_inner);
-                *home = home.or(found.home);
-                let settled = *home;
-                drop(home);
-                *self.node_record() = NodeRecord {
-                    home: settled,
-                    ..found
-                };
-            }
-            // It's written again.
-            Ok(None) => {}
-            Err(error) => tracing::error!(error = %chain(&error), "failed to read the node record"),
-        }
-    }
-
     /// A pool that could not be opened, as the node record knows it.
     pub(in crate::operation) fn refuse(
         &self,
@@ -231,7 +100,7 @@ impl Driver {
             }
             _ if definition.init || definition.place == PoolPlace::Memory => {
                 if definition.place == PoolPlace::Memory {
-                    admin::make_folders(self.host.as_ref(), &path)?;
+                    make::make_folders(self.host.as_ref(), &path)?;
                 }
                 make::check_extent(self.host.as_ref(), definition, &path)?;
                 make::make_pool(self.host.as_ref(), &definition.name, &path, self.home())?;
@@ -301,9 +170,9 @@ impl Driver {
         let mut others = others.filter(|other| other.name != definition.name);
         others.find_map(|other| {
             let is_named = named.as_deref() == Some(&other.place.to_string());
-            let found = match watch::answers(&self.host, &self.questions, other) {
-                true => image::identify(self.host.as_ref(), other, &machine),
-                false => Err(watch::no_answer(other)),
+            let found = match disk::answers(&self.host, &self.questions, other) {
+                true => identify(self.host.as_ref(), other, &machine),
+                false => Err(disk::no_answer(other)),
             };
             match found {
                 Ok(Some(found)) if found.id == id => {
@@ -358,87 +227,121 @@ impl Driver {
         ground::machine_folders(&self.settings.node_record, &self.settings.allowed_paths)
     }
 
-    /// What the node record knows of a definition, by place or by name.
-    fn known(&self, definition: &PoolDefinition) -> Option<(PoolId, KnownPool)> {
-        let place = definition.place.to_string();
-        let record = self.node_record();
-        let mut pools = record.pools.iter();
-        pools
-            .find(|(_, known)| known.place == place || known.name == definition.name)
-            .map(|(id, known)| (*id, known.clone()))
+    /// Why a pool whose disk was mounted anew isn't served yet: devices of its volumes still stand on
+    /// the file system as it was mounted before, so that there would be two on one image. Those
+    /// that nothing shows are being ended.
+    pub(in crate::operation) fn stays_behind(
+        &self,
+        backend: &FileBackend,
+        was: Option<u64>,
+    ) -> Result<Option<String>> {
+        let doing = || format!("examine {}", backend.path().display());
+        let now = self.host.stat(&backend.path()).context(doing)?;
+        let former = was.filter(|was| now.is_none_or(|now| now.id.device != *was));
+        let names = folders(backend);
+        let is_named = |shown: &Path| {
+            shown.ends_with(IMAGE) && folder_of(shown).is_some_and(|name| names.contains(name))
+        };
+        let there = self.detach_dead_devices(&is_named, former)?;
+        let there: Vec<_> = there
+            .iter()
+            .map(|device| device.path.display().to_string())
+            .collect();
+        Ok((!there.is_empty()).then(|| {
+            format!(
+                "its disk was mounted again, but {} of its volumes still use the previous mount; delete the pods that use them",
+                there.join(", ")
+            )
+        }))
     }
 
-    /// The same as [`Driver::remember`]; a failure is tried again by the next look.
-    pub(in crate::operation) fn note_served(&self) {
-        if let Err(error) = self.remember() {
-            tracing::error!(error = %chain(&error), "failed to write the node record");
+    /// Opens a pool, unless it is one whose disk does not answer: the next look serves it.
+    pub(in crate::operation) fn open_unless(
+        &self,
+        hanging: &BTreeSet<String>,
+        definition: &PoolDefinition,
+    ) -> Result<ServingState> {
+        match hanging.contains(&definition.name) {
+            true => Err(disk::no_answer(definition)),
+            false => self.open_pool(definition, None),
         }
     }
 
-    /// Writes what is served into the node record, if that is news.
-    fn remember(&self) -> Result<()> {
-        let mut record = self.node_record();
-        let before = record.clone();
-        for pool in self.serving() {
-            let known = KnownPool {
-                name: pool.definition.name.clone(),
-                place: pool.definition.place.to_string(),
+    /// Opens the image of a definition that has one, made before or to be made now; with what lies
+    /// in it, or at the path of a definition without.
+    pub(in crate::operation) fn open_image(
+        &self,
+        definition: &PoolDefinition,
+        found: make::Probe,
+        may_be_new: bool,
+        patience: Duration,
+    ) -> Result<(Option<OpenImage>, make::Probe)> {
+        let host = self.host.as_ref();
+        let Some(size) = definition.image else {
+            return Ok((None, found));
+        };
+        match found {
+            make::Probe::Image(_) => {}
+            make::Probe::Blank if definition.init && may_be_new => {}
+            make::Probe::Missing if definition.init && may_be_new => {
+                make::make_folder(host, &folder(definition))?;
+            }
+            found => return Ok((None, found)),
+        }
+        let image = image::open(host, definition, size, patience, &self.machine_folders())?;
+        let found = make::probe(host, &image.folder)?;
+        Ok((Some(image), found))
+    }
+
+    /// At the end of the process, once nothing runs: unmounts the images that no volume uses. One
+    /// that is used stays, and is found by the next start.
+    pub fn leave(&self) {
+        if self.running() > 0 {
+            return;
+        }
+        let states =
+            std::mem::take(&mut *self.pools.write().unwrap_or_else(PoisonError::into_inner));
+        for state in states {
+            let ServingState::Serving(pool) = state else {
+                continue;
             };
-            record.forgotten.remove(&pool.id());
-            record.pools.insert(pool.id(), known);
+            let Some(Pool {
+                backend,
+                image: Some(image),
+                definition,
+                ..
+            }) = self.sole(pool)
+            else {
+                continue;
+            };
+            // It has the folder open.
+            drop(backend);
+            let name = &definition.name;
+            match image::close(self.host.as_ref(), image) {
+                Ok(true) => tracing::info!(pool = %name, "unmounted the image of the pool"),
+                Ok(false) => {
+                    tracing::info!(pool = %name, "keeping the image of the pool mounted because volumes use it");
+                }
+                Err(error) => {
+                    tracing::warn!(pool = %name, error = %chain(&error), "failed to unmount the image of the pool");
+                }
+            }
         }
-        let path = &self.settings.node_record;
-        if *record == before
-            && self
-                .host
-                .stat(path)
-                .context(|| "examine the node record".into())?
-                .is_some()
-        {
-            return Ok(());
+    }
+
+    /// The pool, once the looks at it have ended, which take a moment.
+    fn sole(&self, mut pool: Arc<Pool>) -> Option<Pool> {
+        const TRIES: u32 = 200;
+        const WAIT: Duration = Duration::from_millis(10);
+        for _ in 0..TRIES {
+            pool = match Arc::try_unwrap(pool) {
+                Ok(pool) => return Some(pool),
+                Err(shared) => shared,
+            };
+            self.host.pause(WAIT);
         }
-        admin::store_node(self.host.as_ref(), path, &record)
+        None
     }
-
-    pub(in crate::operation) fn node_record(&self) -> MutexGuard<'_, NodeRecord> {
-        self.record.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Logs a pool that is not served, once for each reason.
-pub(in crate::operation) fn log_refused(state: &ServingState) {
-    if let ServingState::Refused {
-        definition, why, ..
-    } = state
-    {
-        tracing::error!(pool = %definition.name, reason = why, "refusing to serve a pool");
-    }
-}
-
-/// Whether an error says that a definition, or what lies at its place, is wrong: it stays so until
-/// a person does something.
-fn is_mistake(error: &Error) -> bool {
-    !matches!(
-        error,
-        Error::Damaged { .. }
-            | Error::Host { .. }
-            | Error::Busy { .. }
-            | Error::Pending { .. }
-            | Error::Unreachable { .. }
-    )
-}
-
-/// Homes of the pools that are there.
-fn homes(host: &dyn Host, settings: &Settings, hanging: &BTreeSet<String>) -> BTreeSet<HomeId> {
-    let machine = ground::machine_folders(&settings.node_record, &settings.allowed_paths);
-    let pools = settings.pools.iter();
-    let mut homes = BTreeSet::new();
-    for definition in pools.filter(|pool| !hanging.contains(&pool.name)) {
-        // One that can't be read says so when it's opened.
-        let pool = image::identify(host, definition, &machine).ok().flatten();
-        homes.extend(pool.map(|pool| pool.home));
-    }
-    homes
 }
 
 /// Why a place isn't made a pool: this machine had one there.
@@ -472,5 +375,19 @@ fn no_pool(definition: &PoolDefinition, path: &Path, found: &make::Probe) -> Err
     )
 }
 
-#[cfg(test)]
-mod tests;
+/// Who a pool is that is there. An image is mounted for it, and found mounted when it's opened.
+pub(in crate::operation) fn identify(
+    host: &dyn Host,
+    definition: &PoolDefinition,
+    machine: &[PathBuf],
+) -> Result<Option<PoolRecord>> {
+    let path = folder(definition);
+    match (definition.image, make::probe(host, &path)?) {
+        (Some(size), make::Probe::Image(_)) => {
+            let image = image::open(host, definition, size, Duration::ZERO, machine)?;
+            FileBackend::identify(host, &image.folder)
+        }
+        (None, make::Probe::Pool(pool)) => Ok(Some(pool)),
+        _ => Ok(None),
+    }
+}

@@ -1,7 +1,5 @@
 //! What the router asks beside CSI: what this node has, and what a name has become on it.
 
-use std::collections::BTreeSet;
-
 use uuid::Uuid;
 
 use crate::error::{Error, Result, chain};
@@ -73,13 +71,6 @@ impl Driver {
             guard: self.guard_alive(),
             not_grown: self.not_grown(),
         }
-    }
-
-    /// Groups with members here that aren't committed: of a cut that runs, or left by one.
-    pub(super) fn groups_in_part(&self) -> BTreeSet<Uuid> {
-        let pools = self.serving().into_iter();
-        let unready = pools.flat_map(|pool| pool.backend.unready_snapshots());
-        unready.filter_map(|one| Some(one.group?.id)).collect()
     }
 
     /// What a name has become on this node, half-made ones included: whoever goes on with it must

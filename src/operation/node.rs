@@ -1,0 +1,10 @@
+//! The node as a whole: its start, the disks of its pools, what runs in the background, its state.
+
+pub(in crate::operation) mod clean;
+pub(in crate::operation) mod describe;
+pub(in crate::operation) mod disk;
+pub(in crate::operation) mod known;
+pub(in crate::operation) mod open;
+pub(in crate::operation) mod pool_status;
+pub(in crate::operation) mod start;
+pub(in crate::operation) mod watch;

@@ -1,0 +1,71 @@
+//! Whether the disks of pools answer: asked with a time limit, since a disk may hang.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::file::write_lock;
+use crate::error::Error;
+use crate::host::Host;
+use crate::host::question::Questions;
+use crate::model::PoolDefinition;
+use crate::operation::pools::image::MOUNT_POINT;
+use crate::operation::pools::make::{self, Probe};
+use crate::operation::pools::pool::folder;
+
+/// Questions about a pool by its name, of which a disk may never answer one.
+pub(in crate::operation) type PoolQuestions = Questions<(&'static str, String)>;
+
+/// A disk answers within milliseconds, or within seconds if it is busy.
+pub(in crate::operation) const DISK_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Whether the disk of a pool that isn't open answers, with success or an error, who reads and
+/// writes there as the opening of the pool does.
+pub(in crate::operation) fn answers(
+    host: &Arc<dyn Host>,
+    questions: &PoolQuestions,
+    definition: &PoolDefinition,
+) -> bool {
+    let about = ("closed disk", definition.name.clone());
+    let (host, definition) = (host.clone(), definition.clone());
+    let question = move || {
+        let outer = folder(&definition);
+        let inner = definition.image.map(|_| outer.join(MOUNT_POINT));
+        for path in inner.into_iter().chain([outer]) {
+            // What is wrong there is said by who opens it.
+            let _ = match make::probe(host.as_ref(), &path) {
+                Ok(Probe::Pool(_) | Probe::Image(_)) => write_lock(host.as_ref(), &path),
+                Ok(Probe::Blank) if definition.init => host.backing_fs(&path).map(drop),
+                Ok(Probe::Blank | Probe::Missing | Probe::Foreign(_)) | Err(_) => Ok(()),
+            };
+        }
+    };
+    questions.ask(about, DISK_TIMEOUT, question).is_some()
+}
+
+/// Names of pools whose disks don't answer. All are asked at the same time.
+pub(in crate::operation) fn hanging(
+    host: &Arc<dyn Host>,
+    questions: &PoolQuestions,
+    pools: &[PoolDefinition],
+) -> BTreeSet<String> {
+    std::thread::scope(|scope| {
+        let ask = |pool| scope.spawn(move || answers(host, questions, pool));
+        let asked: Vec<_> = pools.iter().map(|pool| (&pool.name, ask(pool))).collect();
+        let hangs = asked
+            .into_iter()
+            .filter_map(|(name, asked)| (!asked.join().unwrap_or(false)).then(|| name.clone()));
+        hangs.collect()
+    })
+}
+
+/// Says why a pool whose disk does not answer isn't served.
+pub(in crate::operation) fn no_answer(definition: &PoolDefinition) -> Error {
+    Error::Unreachable {
+        what: format!("pool {}", definition.name),
+        reason: format!(
+            "its disk does not answer: nothing could be written to it for {} s; check whether its file system is frozen or its disk is gone",
+            DISK_TIMEOUT.as_secs()
+        ),
+    }
+}

@@ -1,0 +1,156 @@
+//! The state of each configured pool, for metrics, reports and people.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::backend::file::IMAGE;
+use crate::backend::{Leftovers, PoolSpace};
+use crate::model::{MountRule, PoolId};
+use crate::operation::pools::pool::{Former, folder, folder_of};
+use crate::operation::{Driver, Pool, PoolGround, ServingState, usage};
+
+/// How long a look at the room of a pool may take: it asks each image.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A configured pool as it is now, for metrics, reports and people.
+#[derive(Clone, Debug)]
+pub struct PoolStatus {
+    /// Name in the configuration.
+    pub name: String,
+    /// "file:/path".
+    pub place: String,
+    /// Its id, if it's known.
+    pub id: Option<PoolId>,
+    /// Why it isn't served; `None` if it is.
+    pub refusal: Option<String>,
+    /// Room, if it's served and could be measured.
+    pub space: Option<PoolSpace>,
+    /// Bytes that may still be promised, if that is known.
+    pub promisable: Option<u64>,
+    /// Number of volumes.
+    pub volumes: u64,
+    /// Number of snapshots.
+    pub snapshots: u64,
+    /// Number of records of volumes and snapshots that can't be read.
+    pub damaged: u64,
+    /// What it lies on, if it's served.
+    pub ground: Option<PoolGround>,
+    /// Whether its images can share blocks.
+    pub shares_blocks: bool,
+    /// Its definition says that it may be in any folder.
+    pub any_mount: bool,
+    /// Published volumes whose devices were changed by who uses them.
+    pub changed: Vec<crate::operation::ChangedDevice>,
+    /// What its start found and ended.
+    pub leftovers: Leftovers,
+    /// UIDs of pods that keep its disk, if it isn't served.
+    pub pods: Vec<String>,
+}
+
+impl Driver {
+    /// Every configured pool as it is now. One whose disk hangs holds it up for a moment only.
+    pub fn pool_status(&self) -> Vec<PoolStatus> {
+        let status = |state: ServingState| match state {
+            ServingState::Serving(pool) => self.status_of_served(pool),
+            ServingState::Refused {
+                definition,
+                id,
+                why,
+                was,
+            } => PoolStatus {
+                pods: self.pods_on(&folder(&definition), was.as_deref()),
+                name: definition.name,
+                place: definition.place.to_string(),
+                id,
+                refusal: Some(why),
+                ground: None,
+                shares_blocks: false,
+                any_mount: definition.mount == Some(MountRule::Any),
+                space: None,
+                promisable: None,
+                volumes: 0,
+                snapshots: 0,
+                damaged: 0,
+                changed: Vec::new(),
+                leftovers: Leftovers::default(),
+            },
+        };
+        self.states().into_iter().map(status).collect()
+    }
+
+    fn status_of_served(&self, pool: Arc<Pool>) -> PoolStatus {
+        let mut changed = self.changed_devices();
+        changed.retain(|changed| changed.pool == pool.id());
+        let definition = &pool.definition;
+        let (name, place) = (definition.name.clone(), definition.place.to_string());
+        let id = pool.id();
+        let unknown = PoolStatus {
+            name,
+            place,
+            id: Some(id),
+            refusal: Some("its disk does not answer".into()),
+            space: None,
+            promisable: None,
+            volumes: 0,
+            snapshots: 0,
+            damaged: 0,
+            changed,
+            leftovers: pool.leftovers,
+            ground: Some(pool.ground.clone()),
+            shares_blocks: pool.backend.shares_blocks(),
+            any_mount: definition.mount == Some(MountRule::Any),
+            pods: Vec::new(),
+        };
+        let (known, about) = (unknown.clone(), unknown.name.clone());
+        let look = move || {
+            let space = pool.backend.space().ok();
+            PoolStatus {
+                refusal: None,
+                // First: what can be read again counts as a volume or snapshot.
+                damaged: pool.damaged().len() as u64,
+                promisable: space.as_ref().map(|space| pool.promisable(space)),
+                space,
+                volumes: pool.backend.count(),
+                snapshots: pool.backend.count_snapshots(),
+                ..known
+            }
+        };
+        self.questions
+            .ask(("status", about), STATUS_TIMEOUT, look)
+            .unwrap_or(unknown)
+    }
+
+    /// UIDs of pods whose volumes keep the disk of a pool that isn't served: as kubelets name the
+    /// targets of volumes. A few say enough.
+    pub(in crate::operation) fn pods_on(&self, place: &Path, was: Option<&Former>) -> Vec<String> {
+        const MOST: usize = 16;
+        let mut pods = BTreeSet::new();
+        for mount in self.mounts().unwrap_or_default() {
+            let image = usage::loop_of(&mount).and_then(|number| {
+                // Known to the kernel without asking the disk.
+                let path = format!("/sys/block/loop{number}/loop/backing_file");
+                let shown = self.host.read_file(Path::new(&path)).ok().flatten()?;
+                Some(String::from_utf8_lossy(&shown).trim_end().to_string())
+            });
+            let is_its = |image: &Path| {
+                let its = was.zip(folder_of(image));
+                its.is_some_and(|(was, name)| was.volumes.contains(name))
+                    || image.starts_with(place) && image.ends_with(IMAGE)
+            };
+            if image.is_some_and(|image| is_its(Path::new(&image))) {
+                let names = mount.mount_point.iter().filter_map(|name| name.to_str());
+                pods.extend(names.filter(|name| is_uid(name)).map(str::to_string));
+            }
+        }
+        pods.into_iter().take(MOST).collect()
+    }
+}
+
+fn is_uid(name: &str) -> bool {
+    const HYPHENATED: usize = 36;
+    name.len() == HYPHENATED && Uuid::try_parse(name).is_ok()
+}

@@ -1,0 +1,151 @@
+//! Start: whose pools are these, which are served, and what did a crash leave?
+//!
+//! A pool is made by an explicit act only, and a blank folder may be a disk that isn't mounted.
+//! So a blank path where the node record knows a pool is never made a pool; it is looked at
+//! again while the other pools serve. A pool of another home waits for `pool adopt`.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError, RwLock};
+
+use super::disk::{self, PoolQuestions};
+use super::open;
+use crate::cut::Seams;
+use crate::error::{Error, Result, chain};
+use crate::host::{Effect, Host};
+use crate::model::HomeId;
+use crate::operation::pools::ground;
+use crate::operation::{CutCounts, Driver, InFlight, Locks, ServingState, Settings};
+use crate::record::{self, NodeRecord};
+
+/// Ends freezes that a crash has left. What can't be thawed now is tried again: the driver serves
+/// meanwhile.
+fn sweep(seams: &Seams) {
+    match seams.freezer.sweep() {
+        Ok(volumes) if volumes.is_empty() => {}
+        Ok(volumes) => tracing::warn!(?volumes, "thawed file systems after a crash"),
+        Err(error) => {
+            tracing::error!(error = %chain(&error), "failed to thaw file systems after a crash");
+        }
+    }
+}
+
+impl Driver {
+    /// Opens the pools, takes their locks and ends the idle loop devices that a crash left. The rest is
+    /// left to [`Driver::clean`], [`Driver::wipe`] and [`Driver::resolve_groups`]. A pool that can't be
+    /// served is refused by name and doesn't hold up the others. It is an error only where no pool is
+    /// served and none is known, which is a mistake in the definitions.
+    pub fn start(settings: Settings, seams: Seams) -> Result<Driver> {
+        let host = seams.host.clone();
+        // Before anything touches an image: a frozen one that was unmounted is hidden.
+        sweep(&seams);
+        let mut record: NodeRecord =
+            record::load(host.as_ref(), &settings.node_record)?.unwrap_or_default();
+        // The rename that put it there may not be durable yet.
+        let folder = settings.node_record.parent().unwrap_or(Path::new("/"));
+        if record != NodeRecord::default()
+            && let Err(error) = host.perform(&Effect::SyncDir { path: folder })
+        {
+            tracing::error!(error = %chain(&error), "failed to sync the node record");
+        }
+        let questions = PoolQuestions::new();
+        let hanging = disk::hanging(&host, &questions, &settings.pools);
+        if record.home.is_none() {
+            let homes = homes(host.as_ref(), &settings, &hanging);
+            // Of two homes none is ours: all wait for `adopt`.
+            if homes.len() < 2 {
+                let found = homes.first().copied();
+                record.home = Some(found.unwrap_or_else(|| HomeId(host.random_uuid())));
+            }
+        }
+        let nobodys_home = HomeId(host.random_uuid());
+        let driver = Driver {
+            settings,
+            host,
+            seams,
+            home: RwLock::new(record.home),
+            nobodys_home,
+            pools: RwLock::new(Vec::new()),
+            record: Mutex::new(record),
+            locks: Locks::default(),
+            in_flight: InFlight::default(),
+            formats: std::sync::atomic::AtomicU64::new(0),
+            copies: crate::operation::snapshot::copy::Copies::default(),
+            copied: std::sync::atomic::AtomicU64::new(0),
+            published: crate::operation::usage::published::Published::default(),
+            backoffs: Mutex::default(),
+            cuts: CutCounts::default(),
+            small: Mutex::default(),
+            questions,
+        };
+        let mut wrong = None;
+        for definition in &driver.settings.pools {
+            let state = match driver.open_unless(&hanging, definition) {
+                Err(error @ Error::Locked { .. }) if driver.settings.alone => return Err(error),
+                Err(error) => {
+                    let state = driver.refuse(definition, &error);
+                    wrong = wrong.or(Some(error).filter(is_mistake));
+                    state
+                }
+                Ok(state) => state,
+            };
+            log_refused(&state);
+            let mut states = driver.pools.write().unwrap_or_else(PoisonError::into_inner);
+            states.push(state);
+        }
+        let no_id = |state: &ServingState| matches!(state, ServingState::Refused { id: None, .. });
+        if let Some(error) = wrong.filter(|_| driver.states().iter().all(no_id)) {
+            return Err(error);
+        }
+        if let Err(error) = driver.forget_earlier_stages() {
+            tracing::warn!(error = %chain(&error), "failed to remove entries of an earlier boot from the state directory");
+        }
+        driver.watch_published();
+        driver.remember()?;
+        Ok(driver)
+    }
+
+    /// Ends freezes that a crash has left. Apart from the looks, which wait for disks.
+    pub fn sweep_freezes(&self) {
+        sweep(&self.seams);
+    }
+}
+
+/// Logs a pool that is not served, once for each reason.
+pub(in crate::operation) fn log_refused(state: &ServingState) {
+    if let ServingState::Refused {
+        definition, why, ..
+    } = state
+    {
+        tracing::error!(pool = %definition.name, reason = why, "refusing to serve a pool");
+    }
+}
+
+/// Whether an error says that a definition, or what lies at its place, is wrong: it stays so until
+/// a person does something.
+fn is_mistake(error: &Error) -> bool {
+    !matches!(
+        error,
+        Error::Damaged { .. }
+            | Error::Host { .. }
+            | Error::Busy { .. }
+            | Error::Pending { .. }
+            | Error::Unreachable { .. }
+    )
+}
+
+/// Homes of the pools that are there.
+fn homes(host: &dyn Host, settings: &Settings, hanging: &BTreeSet<String>) -> BTreeSet<HomeId> {
+    let machine = ground::machine_folders(&settings.node_record, &settings.allowed_paths);
+    let pools = settings.pools.iter();
+    let mut homes = BTreeSet::new();
+    for definition in pools.filter(|pool| !hanging.contains(&pool.name)) {
+        // One that can't be read says so when it's opened.
+        let pool = open::identify(host, definition, &machine).ok().flatten();
+        homes.extend(pool.map(|pool| pool.home));
+    }
+    homes
+}
+
+#[cfg(test)]
+mod tests;

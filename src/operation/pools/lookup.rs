@@ -1,0 +1,224 @@
+//! Which pool serves an ID, a name or a storage class, and why a pool cannot be used now.
+
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use uuid::Uuid;
+
+use crate::error::{Error, Kind, Result};
+use crate::model::id::NameKind;
+use crate::model::{GroupId, PoolId, SnapshotId, VolumeId};
+use crate::operation::{Driver, Pool, ServingState, Snapshot, SnapshotState, Volume};
+use crate::record::{NodeRecord, SnapshotRecord, VolumeRecord};
+
+impl Driver {
+    pub(in crate::operation) fn states(&self) -> Vec<ServingState> {
+        self.pools
+            .read()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .clone()
+    }
+
+    pub(in crate::operation) fn serving(&self) -> Vec<Arc<Pool>> {
+        let states = self.states();
+        states
+            .into_iter()
+            .filter_map(|state| match state {
+                ServingState::Serving(pool) => Some(pool),
+                ServingState::Refused { .. } => None,
+            })
+            .collect()
+    }
+
+    /// Who owns an id. A pool that isn't served is never "nobody": its disk may come back.
+    pub(in crate::operation) fn owner(&self, volume_id: &str) -> Result<PoolLookup> {
+        let Ok(id) = volume_id.parse::<VolumeId>() else {
+            return Ok(PoolLookup::Unknown);
+        };
+        Ok(match self.pool(id.pool)? {
+            Some(pool) => PoolLookup::Pool(pool, id),
+            None => PoolLookup::Unknown,
+        })
+    }
+
+    /// A pool that is served; `None` only if it was forgotten.
+    pub(in crate::operation) fn pool(&self, wanted: PoolId) -> Result<Option<Arc<Pool>>> {
+        // Before those that are refused: one of them may be a copy.
+        let mut serving = self.serving().into_iter();
+        if let Some(pool) = serving.find(|pool| pool.id() == wanted) {
+            pool.look()?;
+            return Ok(Some(pool));
+        }
+        for state in self.states() {
+            match state {
+                ServingState::Refused {
+                    id: Some(pool),
+                    why,
+                    definition,
+                    ..
+                } if pool == wanted => {
+                    return Err(Error::Unreachable {
+                        what: format!("pool {} ({pool})", definition.name),
+                        reason: why,
+                    });
+                }
+                ServingState::Serving(_) | ServingState::Refused { .. } => {}
+            }
+        }
+        if self.node_record().forgotten.contains_key(&wanted) {
+            return Ok(None);
+        }
+        Err(Error::Unreachable {
+            what: format!("pool {wanted}"),
+            reason: "no pool of this node has this ID; mount its disk and configure it, or forget it with `slackwater pool forget`".into(),
+        })
+    }
+
+    /// The pool and record of a volume that must exist. A half-made one doesn't.
+    pub(in crate::operation) fn find(
+        &self,
+        volume_id: &str,
+    ) -> Result<(Arc<Pool>, VolumeId, VolumeRecord)> {
+        let PoolLookup::Pool(pool, id) = self.owner(volume_id)? else {
+            return Err(Error::no_volume(volume_id));
+        };
+        match pool.backend.volume(id.uuid)? {
+            Some(record) if record.state == crate::record::VolumeState::Ready => {
+                Ok((pool, id, record))
+            }
+            Some(_) | None => Err(Error::no_volume(volume_id)),
+        }
+    }
+
+    /// The pool that a class means: the named one, the one named `default`, or the only one.
+    pub(in crate::operation) fn choose_pool(&self, name: Option<&str>) -> Result<Arc<Pool>> {
+        let states = self.states();
+        let wanted = name.unwrap_or("default");
+        let named = states
+            .iter()
+            .find(|state| state.definition().name == wanted);
+        let only = if name.is_none() && states.len() == 1 {
+            states.first()
+        } else {
+            None
+        };
+        match named.or(only) {
+            Some(ServingState::Serving(pool)) => {
+                pool.look()?;
+                Ok(pool.clone())
+            }
+            Some(ServingState::Refused {
+                definition, why, ..
+            }) => Err(Error::Unreachable {
+                what: format!("pool {}", definition.name),
+                reason: why.clone(),
+            }),
+            None => {
+                let names: Vec<_> = states
+                    .iter()
+                    .map(|state| state.definition().name.as_str())
+                    .collect();
+                let problem = match name {
+                    Some(name) => format!(
+                        "{name:?} is not a pool of this node; its pools are {}",
+                        names.join(", ")
+                    ),
+                    None => format!(
+                        "is missing, and no pool is named \"default\"; give one of {}",
+                        names.join(", ")
+                    ),
+                };
+                Err(Error::invalid("parameters.pool", problem))
+            }
+        }
+    }
+
+    /// The pools of a list: the one that is asked for, or all.
+    pub(in crate::operation) fn to_list(&self, only: Option<PoolId>) -> Result<Vec<Arc<Pool>>> {
+        let Some(only) = only else {
+            return self.all_serving();
+        };
+        self.pool(only).map(|pool| pool.into_iter().collect())
+    }
+
+    /// All pools, or an error if one of them isn't served: what it has isn't known then.
+    pub(in crate::operation) fn all_serving(&self) -> Result<Vec<Arc<Pool>>> {
+        let each = self.states().into_iter().map(|state| match state {
+            ServingState::Serving(pool) => pool.look().map(|()| pool),
+            ServingState::Refused {
+                definition, why, ..
+            } => Err(Error::Unreachable {
+                what: format!("pool {}", definition.name),
+                reason: why,
+            }),
+        });
+        each.collect()
+    }
+
+    /// The pool and record of a snapshot that must exist: committed.
+    pub(in crate::operation) fn find_snapshot(
+        &self,
+        snapshot_id: &str,
+    ) -> Result<(Arc<Pool>, SnapshotId, SnapshotRecord)> {
+        let absent = || Error::NotFound {
+            kind: Kind::Snapshot,
+            id: snapshot_id.to_string(),
+        };
+        let PoolLookup::Pool(pool, id) = self.owner(snapshot_id)? else {
+            return Err(absent());
+        };
+        match pool.backend.snapshot(id.uuid)? {
+            Some(record) if record.state == SnapshotState::Ready => Ok((pool, id, record)),
+            Some(_) | None => Err(absent()),
+        }
+    }
+
+    /// As answers tell it.
+    pub(in crate::operation) fn snapshot(&self, pool: &Pool, record: &SnapshotRecord) -> Snapshot {
+        let id = |uuid| VolumeId {
+            pool: pool.id(),
+            uuid,
+        };
+        Snapshot {
+            id: id(record.uuid),
+            source_volume_id: id(record.source),
+            size: record.size,
+            cut_at: record.cut_at,
+            level: record.level,
+            reason: record.reason.clone(),
+            group: record.group.as_ref().map(|group| GroupId(group.id)),
+            independent: record.group.as_ref().is_some_and(|of| of.independent),
+            home: self.home(),
+        }
+    }
+
+    /// As answers tell it.
+    pub(in crate::operation) fn volume(&self, pool: &Pool, record: &VolumeRecord) -> Volume {
+        Volume {
+            id: VolumeId {
+                pool: pool.id(),
+                uuid: record.uuid,
+            },
+            size: record.size,
+            home: self.home(),
+            content_source: record.content_source.clone(),
+            ephemeral: record.ephemeral,
+        }
+    }
+
+    /// The id that an inline volume has on a pool.
+    pub(in crate::operation) fn ephemeral_uuid(pool: &Pool, name: &str) -> Uuid {
+        VolumeId::of_name(pool.id(), NameKind::Ephemeral, name).uuid
+    }
+
+    pub(in crate::operation) fn node_record(&self) -> MutexGuard<'_, NodeRecord> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Where an id leads.
+pub(in crate::operation) enum PoolLookup {
+    /// To a pool that is served.
+    Pool(Arc<Pool>, VolumeId),
+    /// Nowhere: it isn't an id of ours, or its pool was forgotten.
+    Unknown,
+}

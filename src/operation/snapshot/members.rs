@@ -1,0 +1,187 @@
+//! The members of a group snapshot on this node.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use crate::backend::file::SNAPSHOTS;
+use crate::error::{Error, Result};
+use crate::model::id::NameKind;
+use crate::model::{GroupId, Members, SnapshotId, SnapshotParameters, VolumeId};
+use crate::operation::lock::LockGuard;
+use crate::operation::pools::lookup::PoolLookup;
+use crate::operation::{Driver, GroupMembership, Key, Pool, SnapshotState};
+use crate::record::SnapshotRecord;
+
+/// A member that is there.
+pub(in crate::operation) type Member = (Arc<Pool>, SnapshotRecord);
+
+/// The id of a member, as callers have it.
+pub(in crate::operation) fn id_of((pool, record): &Member) -> String {
+    let (pool, uuid) = (pool.id(), record.uuid);
+    SnapshotId { pool, uuid }.to_string()
+}
+
+/// Ids of volumes; of what isn't one there is none.
+pub(in crate::operation) fn sources(ids: &[String]) -> Result<Vec<VolumeId>> {
+    let parsed = ids
+        .iter()
+        .map(|id| id.parse().map_err(|_| Error::no_volume(id)));
+    parsed.collect()
+}
+
+/// The id of a volume's member of a group.
+pub fn member_of(group: GroupId, source: VolumeId) -> SnapshotId {
+    let name = format!("{group}\n{source}");
+    SnapshotId::of_name(source.pool, NameKind::Member, &name)
+}
+
+/// Whether a snapshot whose record can't be read is proven to be no member of a group: its id
+/// follows from what the record still says.
+fn is_of_others(pool: &Pool, uuid: Uuid, group: GroupId) -> bool {
+    let Some(origin) = pool.backend.origin(uuid) else {
+        return false;
+    };
+    let pool = pool.id();
+    let source = VolumeId {
+        pool,
+        uuid: origin.source,
+    };
+    let id = match origin.group {
+        Some(of) if of.id == group.0 => return false,
+        Some(of) => member_of(GroupId(of.id), source),
+        None => SnapshotId::of_name(pool, NameKind::Snapshot, &origin.name),
+    };
+    id.uuid == uuid
+}
+
+/// What each member of a new group is told of it; the same on every node.
+pub(in crate::operation) fn membership(
+    group: GroupId,
+    sources: &[VolumeId],
+    parameters: &SnapshotParameters,
+) -> GroupMembership {
+    let members = sources.iter().map(|source| member_of(group, *source));
+    GroupMembership {
+        id: group.0,
+        members: members.map(|member| member.to_string()).collect(),
+        sources: sources.iter().map(VolumeId::to_string).collect(),
+        asked: Some(parameters.to_string()),
+        independent: parameters.members == Members::Independent,
+    }
+}
+
+/// A record among a group's members always has one.
+pub(in crate::operation) fn no_membership(id: Uuid) -> GroupMembership {
+    GroupMembership {
+        id,
+        members: Vec::new(),
+        sources: Vec::new(),
+        asked: None,
+        independent: false,
+    }
+}
+
+impl Driver {
+    /// Members of a group on the pools that are served.
+    pub(in crate::operation) fn members_of(
+        &self,
+        group: Uuid,
+        state: SnapshotState,
+    ) -> Vec<Member> {
+        let is_member = |record: &SnapshotRecord| {
+            record.state == state && record.group.as_ref().is_some_and(|of| of.id == group)
+        };
+        let mut found = Vec::new();
+        for pool in self.serving() {
+            let records = match state {
+                SnapshotState::Ready => pool.backend.snapshots(None, usize::MAX),
+                SnapshotState::Preparing | SnapshotState::Cut => pool.backend.unready_snapshots(),
+            };
+            let mine = records.into_iter().filter(is_member);
+            found.extend(mine.map(|record| (pool.clone(), record)));
+        }
+        found
+    }
+
+    /// Looks at snapshots by their ids; an error if one can't be looked at, or its record can't be
+    /// read: whether it's there isn't known then.
+    pub(in crate::operation) fn look_at_each(&self, members: &[String]) -> Result<()> {
+        members.iter().try_for_each(|member| {
+            if let PoolLookup::Pool(pool, id) = self.owner(member)? {
+                pool.backend.snapshot(id.uuid)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// An error if a record that can't be read may be that of a member of this group: it may have
+    /// been asked for with other volumes before, which may be gone. A name that was made for an object
+    /// of Kubernetes is asked for with the same volumes, of which the caller looks at each.
+    pub(in crate::operation) fn members_read(
+        &self,
+        group: GroupId,
+        parameters: &SnapshotParameters,
+    ) -> Result<()> {
+        if parameters.is_of_object {
+            return Ok(());
+        }
+        for pool in self.serving() {
+            for (uuid, _) in pool.backend.damaged_snapshots() {
+                if !is_of_others(&pool, uuid, group) {
+                    pool.backend.snapshot(uuid)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// An error if a snapshot may be there that isn't seen: on a pool that isn't served, or by a
+    /// record that can't be read.
+    pub(in crate::operation) fn all_seen(&self) -> Result<()> {
+        for pool in self.all_serving()? {
+            if let Some((uuid, problem)) = pool.backend.damaged_snapshots().into_iter().next() {
+                let path = pool.backend.path().join(SNAPSHOTS).join(uuid.to_string());
+                return Err(Error::Damaged { path, problem });
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes members, also those without a record: an earlier try may have left their blocks.
+    pub(in crate::operation) fn delete_members<'a>(
+        &self,
+        group: Uuid,
+        members: impl Iterator<Item = &'a String>,
+    ) -> Result<()> {
+        let mut ends = BTreeMap::new();
+        for member in members {
+            // One on a pool that isn't served now is not gone.
+            if let PoolLookup::Pool(pool, id) = self.owner(member)? {
+                ends.insert(id, pool);
+            }
+        }
+        let _locks: Vec<LockGuard> = ends
+            .keys()
+            .map(|id| self.locks.acquire(Key::Snapshot(id.uuid)))
+            .collect::<Result<_>>()?;
+        // All are looked at before the first is deleted: one that can't be read keeps them all.
+        let mut deletes = Vec::new();
+        for (id, pool) in ends {
+            let record = pool.backend.snapshot(id.uuid)?;
+            if record.is_none_or(|record| record.group.is_some_and(|of| of.id == group)) {
+                deletes.push((id, pool));
+            }
+        }
+        let mut deletes = deletes.into_iter();
+        deletes.try_for_each(|(id, pool)| pool.backend.delete_snapshot(id.uuid))
+    }
+
+    /// Groups with members here that aren't committed: of a cut that runs, or left by one.
+    pub(in crate::operation) fn groups_in_part(&self) -> BTreeSet<Uuid> {
+        let pools = self.serving().into_iter();
+        let unready = pools.flat_map(|pool| pool.backend.unready_snapshots());
+        unready.filter_map(|one| Some(one.group?.id)).collect()
+    }
+}

@@ -1,0 +1,95 @@
+//! Records of new snapshots, before anything exists on a pool.
+
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use super::source::Source;
+use crate::error::Error;
+use crate::model::{GroupId, Level, SnapshotId, SnapshotParameters};
+use crate::operation::detach::CleanUp;
+use crate::operation::{Driver, GroupMembership, Pool, SnapshotState, member_of};
+use crate::record::SnapshotRecord;
+
+/// A snapshot that is being made, and its source.
+pub(in crate::operation) struct Prepared {
+    pub(in crate::operation) pool: Arc<Pool>,
+    pub(in crate::operation) record: SnapshotRecord,
+}
+
+impl Driver {
+    /// The record of a new snapshot that is no member.
+    pub(in crate::operation) fn plan_single(
+        &self,
+        source: &Source,
+        id: SnapshotId,
+        name: &str,
+        parameters: &SnapshotParameters,
+        attempt: Uuid,
+    ) -> SnapshotRecord {
+        SnapshotRecord {
+            promised: Some(parameters.least()),
+            ..self.plan_snapshot(source, id, name, attempt)
+        }
+    }
+
+    /// What records of all new snapshots have.
+    pub(in crate::operation) fn plan_snapshot(
+        &self,
+        source: &Source,
+        id: SnapshotId,
+        name: &str,
+        attempt: Uuid,
+    ) -> SnapshotRecord {
+        let record = &source.record;
+        SnapshotRecord {
+            uuid: id.uuid,
+            name: name.to_string(),
+            incarnation: self.host.random_uuid(),
+            state: SnapshotState::Preparing,
+            attempt,
+            source: record.uuid,
+            source_incarnation: record.incarnation,
+            size: record.size,
+            block_size: record.block_size,
+            allocation: record.allocation,
+            formatted: record.formatted.clone(),
+            capabilities: record.capabilities.clone(),
+            wipe: record.wipe,
+            lineage: None,
+            cut_at: 0,
+            level: Level::Crash,
+            promised: None,
+            reason: String::new(),
+            group: None,
+            copy: None,
+        }
+    }
+
+    /// The record of a new member.
+    pub(in crate::operation) fn plan_member(
+        &self,
+        source: &Source,
+        group: GroupId,
+        name: &str,
+        membership: &GroupMembership,
+        attempt: Uuid,
+    ) -> SnapshotRecord {
+        SnapshotRecord {
+            group: Some(membership.clone()),
+            ..self.plan_snapshot(source, member_of(group, source.id), name, attempt)
+        }
+    }
+
+    /// Deletes snapshots that were made in vain, in this order.
+    pub(in crate::operation) fn undo_snapshots<'a>(
+        &self,
+        made: impl IntoIterator<Item = &'a Prepared>,
+        first: Error,
+    ) -> Error {
+        let _clean_up = CleanUp::after(&first);
+        let mut made = made.into_iter();
+        let undone = made.try_for_each(|one| one.pool.backend.delete_snapshot(one.record.uuid));
+        first.with_undo(undone)
+    }
+}

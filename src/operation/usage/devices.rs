@@ -1,0 +1,229 @@
+//! Unmounts and detaches what a volume has on this node.
+
+use std::path::Path;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use uuid::Uuid;
+
+use crate::backend::FoundDevice;
+use crate::backend::file::IMAGE;
+use crate::error::{Error, ErrorContext, Result, chain};
+use crate::host::{Device, Effect};
+use crate::operation::{Driver, Pool, usage};
+use crate::record::VolumeRecord;
+
+const LINGER_WAIT: Duration = Duration::from_millis(10);
+
+/// How long a scanner (udev, losetup, another driver's look at all devices) may hold a device:
+/// they take milliseconds; half a second is a busy machine's.
+const LINGER_TRIES: u32 = 50;
+
+impl Driver {
+    /// Unmounts what is ours at a path, however often it's mounted there. With the pool served
+    /// "ours" is this volume's device; without, any loop device. Gives the devices that the volume
+    /// had before.
+    pub(in crate::operation) fn unmount_all(
+        &self,
+        owned: Option<(&Pool, Uuid)>,
+        path: &Path,
+    ) -> Result<Vec<FoundDevice>> {
+        let here = self.table_path(path)?;
+        let devices = match owned {
+            Some((pool, uuid)) => pool.backend.devices(uuid)?,
+            None => Vec::new(),
+        };
+        let record = owned.and_then(|(pool, uuid)| pool.backend.volume(uuid).ok().flatten());
+        // Where a raw volume was published its node may show nothing any more: its user can
+        // detach the device. No other volume ever gets that number while it's bound.
+        let raw = record.as_ref().is_some_and(VolumeRecord::is_raw);
+        loop {
+            let mounts = self.mounts()?;
+            let Some(top) = usage::at(&mounts, &here).last().copied() else {
+                return Ok(devices);
+            };
+            let ours = devices.iter().any(|found| usage::shows(top, &found.device))
+                || (record.is_none() || raw && usage::is_node(top)) && usage::is_of_loop(top);
+            if !ours {
+                return Err(Error::refused(
+                    path.display(),
+                    format!(
+                        "the file system mounted there ({} of {}) is not this volume",
+                        top.fs_name,
+                        top.source.display()
+                    ),
+                ));
+            }
+            self.unmount(path)?;
+        }
+    }
+
+    /// Unmounts once; the host waits for one that is busy for a moment only. Never by force,
+    /// because what has it open would lose its writes.
+    pub(in crate::operation) fn unmount(&self, path: &Path) -> Result<()> {
+        match self.host.perform(&Effect::Unmount { target: path }) {
+            Ok(_) => Ok(()),
+            Err(error) if error.code() == Some(Errno::EBUSY) => {
+                let reason = "a process has files on it open or its working directory there; stop that process first";
+                Err(Error::refused(path.display(), reason))
+            }
+            Err(error) => Err(error).context(|| format!("unmount {}", path.display())),
+        }
+    }
+
+    /// Ends devices of a volume that nothing uses any more. One with a claim (another mount
+    /// namespace, a frozen file system) or an opener stays until that ends.
+    /// Those of `before` that are gone are made new for their next user.
+    pub(in crate::operation) fn free_devices(
+        &self,
+        pool: &Pool,
+        uuid: Uuid,
+        before: &[FoundDevice],
+    ) -> Result<()> {
+        self.let_go(uuid)?;
+        let mut still = pool.backend.devices(uuid)?;
+        // Mostly the device of a mounted volume went with its mount: then nothing is to be done.
+        if !still.is_empty() {
+            let mounts = self.mounts()?;
+            for found in still
+                .iter()
+                .filter(|found| usage::of_device(&mounts, &found.device).is_empty())
+            {
+                if self.is_claimed(&found.device)? {
+                    tracing::warn!(volume = %uuid, device = %found.device.path.display(), "unmounted a volume here, but a file system or another device still holds its device{}", self.holders(&found.device));
+                    continue;
+                }
+                pool.backend.detach(uuid, &found.device)?;
+            }
+            still = pool.backend.devices(uuid)?;
+        }
+        if still.is_empty() {
+            self.no_longer_small(uuid);
+        }
+        self.renew(pool, uuid, before, &still)
+    }
+
+    /// Ends devices on the image of a volume whose pool isn't served, if their disk is dead and
+    /// nothing shows them any more. They would keep the disk from being mounted anew.
+    pub(in crate::operation) fn free_dead_devices(&self, uuid: Uuid) -> Result<()> {
+        self.let_go(uuid)?;
+        self.no_longer_small(uuid);
+        let name = Path::new(&uuid.to_string()).join(IMAGE);
+        self.detach_dead_devices(&|shown| shown.ends_with(&name), None)
+            .map(drop)
+    }
+
+    /// The devices, of images with such names, whose disk is dead, or that stand on the file system
+    /// `former`; those that nothing shows are being detached. Of one that doesn't answer it isn't
+    /// known: it's among them.
+    pub(in crate::operation) fn detach_dead_devices(
+        &self,
+        is_named: &dyn Fn(&Path) -> bool,
+        former: Option<u64>,
+    ) -> Result<Vec<Device>> {
+        let found = self.host.loop_devices(is_named);
+        let mut found = found.context(|| "list loop devices".into())?;
+        found.retain(|one| match &one.status {
+            Ok(status) => Some(status.backing.device) == former,
+            Err(_) => true,
+        });
+        let mounts = match found.is_empty() {
+            true => return Ok(Vec::new()),
+            false => self.mounts()?,
+        };
+        for one in &found {
+            let device = Device::of_loop(one.number);
+            let effect = match &one.status {
+                Ok(status) => Effect::DetachLoop {
+                    number: one.number,
+                    backing: status.backing,
+                },
+                Err(error) if error.is_dead_disk() => Effect::DetachDeadLoop {
+                    number: one.number,
+                    name: Path::new(IMAGE),
+                },
+                Err(_) => continue,
+            };
+            if usage::of_device(&mounts, &device).is_empty() && !self.is_claimed(&device)? {
+                tracing::info!(device = %device.path.display(), "detaching an unused device of a dead disk");
+                let ended = self.host.perform(&effect);
+                ended.context(|| format!("detach {}", device.path.display()))?;
+            }
+        }
+        Ok(found
+            .iter()
+            .map(|one| Device::of_loop(one.number))
+            .collect())
+    }
+
+    /// Refuses to work from the mount table alone on a volume of which it isn't certain that it is
+    /// thawed: a frozen file system that is unmounted is hidden, and stays frozen.
+    pub(in crate::operation) fn refuse_frozen(&self, volume_id: &str) -> Result<()> {
+        let journalled = self.seams.freezer.journalled();
+        let journalled = journalled
+            .context(|| "read the freeze journal".into())
+            .map_err(Error::into_indeterminate)?;
+        match journalled.iter().any(|one| one.volume_id == volume_id) {
+            true => Err(Error::Pending {
+                what: format!("a freeze of volume {volume_id}"),
+            }),
+            false => Ok(()),
+        }
+    }
+
+    /// A device that is still there after its end. The kernel keeps a detached one for as long as
+    /// somebody has it open: a scanner of devices for a moment, a reader for longer.
+    pub(in crate::operation) fn lingering(
+        &self,
+        pool: &Pool,
+        uuid: Uuid,
+    ) -> Result<Option<Device>> {
+        for _ in 0..LINGER_TRIES {
+            match pool.backend.devices(uuid)?.first() {
+                None => return Ok(None),
+                Some(_) => std::thread::sleep(LINGER_WAIT),
+            }
+        }
+        Ok(pool
+            .backend
+            .devices(uuid)?
+            .first()
+            .map(|found| found.device.clone()))
+    }
+
+    /// Not worth a failure: the next attach makes its device new as well.
+    fn renew(
+        &self,
+        pool: &Pool,
+        uuid: Uuid,
+        before: &[FoundDevice],
+        still: &[FoundDevice],
+    ) -> Result<()> {
+        let Some(record) = pool.backend.volume(uuid)?.filter(|_| !before.is_empty()) else {
+            return Ok(());
+        };
+        for gone in before
+            .iter()
+            .filter(|found| !still.iter().any(|still| still.device == found.device))
+        {
+            if let Err(error) = pool.backend.released(&record, &gone.device) {
+                tracing::warn!(volume = %uuid, error = %chain(&error), "failed to reset a limit of a released loop device");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What unmounts a volume, and if the pool's disk fails it then does from the mount table alone. An
+/// error may be one of a moment: what the disk still has to know of it is told then. If it can't be,
+/// that isn't needed for an answer.
+pub(in crate::operation) fn without_disk(unmount: impl Fn(bool) -> Result<()>) -> Result<()> {
+    match unmount(false) {
+        Err(error) if error.is_lost_disk() => unmount(true).inspect(|()| {
+            if let Err(error) = unmount(false) {
+                tracing::debug!(error = %chain(&error), "unmounted a volume of a dead disk, its device is cleaned up later");
+            }
+        }),
+        done => done,
+    }
+}

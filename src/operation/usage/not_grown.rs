@@ -1,0 +1,31 @@
+//! Volumes in use whose file system is smaller than it should be.
+
+use std::sync::PoisonError;
+
+use uuid::Uuid;
+
+use crate::model::VolumeId;
+use crate::operation::Driver;
+
+/// A volume in use whose file system could not be grown to its size.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotGrown {
+    /// The volume.
+    pub id: VolumeId,
+    /// Why.
+    pub reason: String,
+}
+
+impl Driver {
+    /// It has grown, or nobody uses it any more.
+    pub(in crate::operation) fn no_longer_small(&self, uuid: Uuid) {
+        let mut all = self.small.lock().unwrap_or_else(PoisonError::into_inner);
+        all.remove(&uuid);
+    }
+
+    /// Volumes in use whose file system could not be grown: people are to be told.
+    pub fn not_grown(&self) -> Vec<NotGrown> {
+        let all = self.small.lock().unwrap_or_else(PoisonError::into_inner);
+        all.values().cloned().collect()
+    }
+}

@@ -1,0 +1,41 @@
+//! A volume as the kernel shows it: its devices and their mounts.
+
+use crate::backend::FoundDevice;
+use crate::error::Result;
+use crate::host::{Device, Mount};
+use crate::operation::{Driver, Pool, usage};
+use crate::record::VolumeRecord;
+
+/// A volume as the kernel shows it at one moment.
+pub(in crate::operation) struct View {
+    pub(in crate::operation) devices: Vec<FoundDevice>,
+    pub(in crate::operation) mounts: Vec<Mount>,
+}
+
+impl View {
+    pub(in crate::operation) fn of(
+        driver: &Driver,
+        pool: &Pool,
+        record: &VolumeRecord,
+    ) -> Result<View> {
+        let devices = pool.backend.devices(record.uuid)?;
+        let mounts = driver.mounts()?;
+        Ok(View { devices, mounts })
+    }
+
+    /// Mounts that show the volume.
+    pub(in crate::operation) fn uses(&self) -> Vec<&Mount> {
+        self.mounts
+            .iter()
+            .filter(|mount| self.device_of(mount).is_some())
+            .collect()
+    }
+
+    /// The volume's device that a mount shows.
+    pub(in crate::operation) fn device_of(&self, mount: &Mount) -> Option<&Device> {
+        self.devices
+            .iter()
+            .map(|found| &found.device)
+            .find(|device| usage::shows(mount, device))
+    }
+}

@@ -1,0 +1,82 @@
+//! Events about cuts, on the objects that the cuts were requested for.
+
+use std::collections::HashMap;
+
+use super::Router;
+use super::cluster::ObjectRef;
+use crate::error::{Error, chain};
+use crate::operation::Kept;
+
+/// A kind of object, by the prefix of its metadata keys.
+type Object = (&'static str, fn(String) -> ObjectRef);
+
+/// Keys of parameters in which csi-snapshotter passes names of objects (`--extra-create-metadata`).
+const OBJECTS: [Object; 2] = [
+    ("csi.storage.k8s.io/volumesnapshot", ObjectRef::Snapshot),
+    ("csi.storage.k8s.io/volumegroupsnapshot", ObjectRef::Group),
+];
+
+impl Router {
+    /// Records an event on the object that a cut was requested for: the level that the cut reached and
+    /// why it reached no more, or the error.
+    pub(super) fn tell_of_cut(
+        &self,
+        given: &HashMap<String, String>,
+        cut: std::result::Result<Option<&Kept>, &Error>,
+    ) {
+        let Some(about) = about(given) else { return };
+        match cut {
+            // The caller repeats the call, which then records the event.
+            Ok(None) | Err(Error::Pending { .. }) => {}
+            Ok(Some(kept)) => {
+                let message = match kept.reason.as_str() {
+                    "" => format!("cut at level {}", kept.level),
+                    reason => format!("cut at level {}: {reason}", kept.level),
+                };
+                self.cluster.record_event(&about, false, "Cut", message);
+            }
+            Err(error) => self
+                .cluster
+                .record_event(&about, true, "CutFailed", chain(error)),
+        }
+    }
+}
+
+/// The object that the parameters of a request name.
+pub(super) fn about(given: &HashMap<String, String>) -> Option<ObjectRef> {
+    OBJECTS.into_iter().rev().find_map(|(prefix, about)| {
+        let namespace = given.get(&format!("{prefix}/namespace"))?;
+        let name = given.get(&format!("{prefix}/name"))?;
+        Some(about(format!("{namespace}/{name}")))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_object_of_a_cut_is_read_from_what_the_snapshotter_adds() {
+        let given = |pairs: &[(&str, &str)]| {
+            let pairs = pairs.iter();
+            let pairs =
+                pairs.map(|(key, value)| (format!("csi.storage.k8s.io/{key}"), value.to_string()));
+            about(&pairs.collect())
+        };
+        assert_eq!(
+            given(&[
+                ("volumesnapshot/name", "s"),
+                ("volumesnapshot/namespace", "shop")
+            ]),
+            Some(ObjectRef::Snapshot("shop/s".into()))
+        );
+        assert_eq!(
+            given(&[
+                ("volumegroupsnapshot/name", "g"),
+                ("volumegroupsnapshot/namespace", "shop")
+            ]),
+            Some(ObjectRef::Group("shop/g".into()))
+        );
+        assert_eq!(given(&[("volumesnapshot/name", "s")]), None);
+    }
+}
