@@ -4,6 +4,8 @@
 //! them. The rules themselves are tested on small inputs, so that a checker that finds nothing does
 //! not pass.
 
+mod calls;
+mod layers;
 mod rules;
 mod tokens;
 

@@ -130,13 +130,7 @@ pub fn complaints(sources: &[Source]) -> Vec<String> {
 
 fn complaints_of(source: &Source) -> Vec<String> {
     let all = tokens(&source.text);
-    // `tests.rs` and `tests/` contain the modules of `#[cfg(test)] mod tests;`.
-    let is_test = source.path.ends_with("/tests.rs") || source.path.contains("/tests/");
-    let production = if is_test {
-        Vec::new()
-    } else {
-        without_tests(&all)
-    };
+    let production = production(source);
     let mut found = Vec::new();
     found.extend(first_line(source));
     found.extend(size(source, &all, &production));
@@ -145,6 +139,19 @@ fn complaints_of(source: &Source) -> Vec<String> {
     found.extend(words(source, &production));
     found.extend(unfinished(source));
     found
+}
+
+/// Whether a file is the module of `#[cfg(test)] mod tests;`, or below it.
+pub fn is_test(path: &str) -> bool {
+    path.ends_with("/tests.rs") || path.contains("/tests/")
+}
+
+/// The tokens of a file without its tests.
+pub fn production(source: &Source) -> Vec<Token> {
+    match is_test(&source.path) {
+        true => Vec::new(),
+        false => without_tests(&tokens(&source.text)),
+    }
 }
 
 /// The top-level module that a file belongs to.
@@ -219,7 +226,7 @@ fn body(all: &[Token], from: usize) -> Option<usize> {
 }
 
 /// The brace that closes the one at `open`.
-fn closing(all: &[Token], open: usize) -> Option<usize> {
+pub fn closing(all: &[Token], open: usize) -> Option<usize> {
     let mut depth = 0;
     for (at, token) in all.iter().enumerate().skip(open) {
         match token.text.as_str() {
@@ -260,7 +267,7 @@ fn says(all: &[Token], at: usize, texts: &[&str]) -> bool {
         .all(|(n, text)| all.get(at + n).is_some_and(|token| token.text == *text))
 }
 
-fn is_word(text: &str) -> bool {
+pub fn is_word(text: &str) -> bool {
     text.starts_with(|c: char| c.is_alphabetic() || c == '_')
 }
 
