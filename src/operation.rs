@@ -1,8 +1,8 @@
-//! The verbs: every CSI call as an operation on values, idempotent, locked, recorded.
+//! The operations: each call of CSI as a function of values, idempotent, locked and recorded.
 //!
-//! One operation = validate -> lock -> look -> compare -> act -> record. The functions here
-//! block; [`Driver::detach`] is the one place where async code crosses over, and what it starts
-//! ends by itself, whether or not its caller still waits.
+//! An operation validates, locks, reads, compares, acts and records. Its functions block;
+//! [`Driver::detach`] is the one place in which async code calls them. An operation that was started
+//! runs to its end, whether or not its caller still waits.
 
 mod detach;
 mod lock;
@@ -63,29 +63,29 @@ pub struct Settings {
     pub pools: Vec<PoolDefinition>,
     /// `--node-record`.
     pub node_record: PathBuf,
-    /// `--state-dir`: for what ends with the boot.
+    /// `--state-dir`: for records that are valid until the next boot.
     pub state_dir: PathBuf,
-    /// Role `all`: a pool that another process serves is a mistake of the command line, and ends
-    /// the start. In a cluster it is refused by name, like every pool that can't be served.
+    /// Role `all`: if another process serves a pool, the command line is wrong, and the start
+    /// fails. In a cluster such a pool is refused like every pool that cannot be served.
     pub alone: bool,
-    /// `--allowed-path`: the kubelet's folder, or others that callers' paths are below.
+    /// `--allowed-path`: directories below which callers' paths must lie, such as the kubelet's.
     pub allowed_paths: Vec<PathBuf>,
     /// `--max-volumes`: how many volumes may be used on this node.
     pub max_volumes: Option<NonZeroU16>,
-    /// `--inline-max-size`: the most bytes that a pod's inline volume may have; none are made
-    /// without it.
+    /// `--inline-max-size`: the maximum size in bytes of a pod's inline volume. Without it, no
+    /// inline volumes are created.
     pub inline_max_size: Option<u64>,
 }
 
-/// The driver of one node: its pools, its locks, what runs.
+/// The driver of one node.
 pub struct Driver {
     settings: Settings,
     host: Arc<dyn Host>,
-    /// Whoever a cut needs.
+    /// The freeze guard, the hooks and the host, as a cut uses them.
     seams: Seams,
-    /// `None` while pools of several homes wait for `adopt`.
+    /// `None` while pools of several homes wait for `slackwater pool adopt`.
     home: RwLock<Option<HomeId>>,
-    /// Stands for the home meanwhile: no pool has it.
+    /// Replaces the home while that is `None`. No pool has it.
     nobodys_home: HomeId,
     pools: RwLock<Vec<ServingState>>,
     record: Mutex<NodeRecord>,
@@ -99,22 +99,23 @@ pub struct Driver {
     cuts: CutCounts,
     /// Volumes in use whose file system is smaller than it should be.
     small: Mutex<BTreeMap<Uuid, NotGrown>>,
-    /// What is asked of pools whose disks may hang.
+    /// Queries to pools whose disks may hang.
     questions: node::disk::PoolQuestions,
 }
 
 impl Driver {
-    /// The configuration it was started with.
+    /// The configuration with which the driver was started.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// The home of this machine; one that no pool has while it isn't settled.
+    /// The home of this machine, or an ID that no pool has while the home is not known.
     pub fn home(&self) -> HomeId {
         self.settled_home().unwrap_or(self.nobodys_home)
     }
 
-    /// The home of this machine as the cluster may be told: a Node's label is for good.
+    /// The home of this machine. It is an error while it is not known: the label of a Node cannot
+    /// be changed later.
     pub fn settled_home(&self) -> Result<HomeId> {
         let home = *self.home.read().unwrap_or_else(PoisonError::into_inner);
         home.ok_or_else(|| Error::Unreachable {
@@ -128,17 +129,17 @@ impl Driver {
         format!("topology.{}/home", self.settings.driver_name)
     }
 
-    /// What is missing on this host for volumes, with the fix; empty if all is there.
+    /// What this host lacks for volumes, with the remedy. Empty if nothing is missing.
     pub fn missing(&self) -> Vec<String> {
         self.host.missing()
     }
 
-    /// File systems made since the start.
+    /// File systems created since the start.
     pub fn formats(&self) -> u64 {
         self.formats.load(Ordering::Relaxed)
     }
 
-    /// Locks held now; none once nothing runs.
+    /// The number of locks that are held.
     pub fn locks_held(&self) -> usize {
         self.locks.held()
     }

@@ -1,4 +1,4 @@
-//! Who uses a device, by the kernel's mount table.
+//! How this node uses volumes, as the mount table and sysfs of the kernel show it.
 
 pub(in crate::operation) mod block_stage;
 pub(in crate::operation) mod devices;
@@ -34,8 +34,8 @@ impl Driver {
             .cloned())
     }
 
-    /// What the kernel has put upon a device, as the end of a sentence: a volume group that the
-    /// node has activated, for one. Empty if there is nothing, or it can't be told.
+    /// What the kernel has stacked on a device, as the end of a sentence: for example, a volume
+    /// group that the node has activated. Empty if there is nothing, or if it cannot be read.
     pub(super) fn holders(&self, device: &Device) -> String {
         let Some(name) = device.path.file_name() else {
             return String::new();
@@ -57,8 +57,9 @@ impl Driver {
         }
     }
 
-    /// Refuses what can't be done to a device that a file system or an exclusive opener has. The
-    /// caller knows that no mount shows it. A mkfs whose driver has ended is such an opener.
+    /// Refuses an operation on a device that a file system or a process with exclusive access
+    /// claims. The caller has checked that no mount shows the device. A mkfs that survived its
+    /// driver is such a process.
     pub(super) fn refuse_claimed(&self, volume: Uuid, device: &Device) -> Result<()> {
         match self.find_claim(device)? {
             None => Ok(()),
@@ -69,7 +70,7 @@ impl Driver {
         }
     }
 
-    /// In words, who has a device that no mount shows.
+    /// A description of what claims a device that no mount shows.
     pub(super) fn find_claim(&self, device: &Device) -> Result<Option<String>> {
         let claim = |holders| {
             format!(
@@ -81,7 +82,7 @@ impl Driver {
         Ok(is_claimed.then(|| claim(self.holders(device))))
     }
 
-    /// Whether a file system or an exclusive opener has a device.
+    /// Whether a file system or a process with exclusive access claims a device.
     pub(super) fn is_claimed(&self, device: &Device) -> Result<bool> {
         self.host
             .is_claimed(device)
@@ -90,7 +91,8 @@ impl Driver {
     }
 }
 
-/// Every mount that shows the device: its file system, or its node bound to a target.
+/// All mounts that show the device: mounts of its file system, and targets to which its node is
+/// bound.
 pub(super) fn of_device<'a>(mounts: &'a [Mount], device: &Device) -> Vec<&'a Mount> {
     mounts.iter().filter(|mount| shows(mount, device)).collect()
 }
@@ -103,13 +105,13 @@ pub(super) fn shows(mount: &Mount, device: &Device) -> bool {
     }
 }
 
-/// btrfs has device numbers of its own, so there the source counts, which it names itself. What
-/// other file systems without a device call their source may be anything.
+/// btrfs has device numbers of its own, so its source is compared, which btrfs sets itself. The
+/// source of other file systems without a device may be any text.
 fn is_btrfs_of(mount: &Mount, device: &Path) -> bool {
     mount.fs_name == "btrfs" && mount.source == device
 }
 
-/// Whether a mount shows a loop device at all: then it's a volume's, of a pool that isn't served.
+/// Whether a mount shows any loop device. If its pool is not served, it is a mount of a volume.
 pub(super) fn is_of_loop(mount: &Mount) -> bool {
     loop_of(mount).is_some()
 }
@@ -132,7 +134,7 @@ pub(super) fn at<'a>(mounts: &'a [Mount], path: &Path) -> Vec<&'a Mount> {
         .collect()
 }
 
-/// What is to be said of a path where something that isn't the volume is mounted.
+/// The error for a path at which something other than the volume is mounted.
 pub(super) fn stranger(path: &Path, mount: &Mount) -> Error {
     let reason = format!(
         "something else is mounted there ({} of {}); unmount it first",

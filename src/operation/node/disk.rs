@@ -1,4 +1,4 @@
-//! Whether the disks of pools answer: asked with a time limit, since a disk may hang.
+//! Whether the disks of pools answer. Each query has a timeout, since a disk may hang.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use crate::operation::pools::image::MOUNT_POINT;
 use crate::operation::pools::make::{self, Probe};
 use crate::operation::pools::pool::folder;
 
-/// Questions about a pool by its name, of which a disk may never answer one.
+/// Queries by the name of a pool, some of which may never return.
 pub(in crate::operation) type PoolQuestions = Questions<(&'static str, String)>;
 
 /// A disk answers within milliseconds, or within seconds if it is busy.
 pub(in crate::operation) const DISK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Whether the disk of a pool that isn't open answers, with success or an error, who reads and
-/// writes there as the opening of the pool does.
+/// Whether the disk of a pool that is not open answers reads and writes, with success or with an
+/// error. It makes the same accesses as the opening of the pool.
 pub(in crate::operation) fn answers(
     host: &Arc<dyn Host>,
     questions: &PoolQuestions,
@@ -32,7 +32,7 @@ pub(in crate::operation) fn answers(
         let outer = folder(&definition);
         let inner = definition.image.map(|_| outer.join(MOUNT_POINT));
         for path in inner.into_iter().chain([outer]) {
-            // What is wrong there is said by who opens it.
+            // The opening of the pool reports errors.
             let _ = match make::probe(host.as_ref(), &path) {
                 Ok(Probe::Pool(_) | Probe::Image(_)) => write_lock(host.as_ref(), &path),
                 Ok(Probe::Blank) if definition.init => host.backing_fs(&path).map(drop),
@@ -43,7 +43,7 @@ pub(in crate::operation) fn answers(
     questions.ask(about, DISK_TIMEOUT, question).is_some()
 }
 
-/// Names of pools whose disks don't answer. All are asked at the same time.
+/// Names of pools whose disks do not answer. All are queried at the same time.
 pub(in crate::operation) fn hanging(
     host: &Arc<dyn Host>,
     questions: &PoolQuestions,
@@ -59,7 +59,7 @@ pub(in crate::operation) fn hanging(
     })
 }
 
-/// Says why a pool whose disk does not answer isn't served.
+/// The reason for which a pool whose disk does not answer is not served.
 pub(in crate::operation) fn no_answer(definition: &PoolDefinition) -> Error {
     Error::Unreachable {
         what: format!("pool {}", definition.name),

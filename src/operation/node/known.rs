@@ -10,8 +10,8 @@ use crate::record::node::KnownPool;
 use crate::record::{self, NodeRecord};
 
 impl Driver {
-    /// Takes over what an administrator's act has written. A home that is settled stays: the
-    /// cluster knows it.
+    /// Reads what an administrator has changed in the node record. A home that is set stays,
+    /// because the cluster uses it.
     pub(in crate::operation) fn read_node_record(&self) {
         match record::load::<NodeRecord>(self.host.as_ref(), &self.settings.node_record) {
             Ok(Some(found)) => {
@@ -24,7 +24,7 @@ impl Driver {
                     ..found
                 };
             }
-            // It's written again.
+            // The next write creates it again.
             Ok(None) => {}
             Err(error) => tracing::error!(error = %chain(&error), "failed to read the node record"),
         }
@@ -43,14 +43,14 @@ impl Driver {
             .map(|(id, known)| (*id, known.clone()))
     }
 
-    /// The same as [`Driver::remember`]; a failure is tried again by the next look.
+    /// Like [`Driver::remember`], but an error is only logged: the next refresh tries again.
     pub(in crate::operation) fn note_served(&self) {
         if let Err(error) = self.remember() {
             tracing::error!(error = %chain(&error), "failed to write the node record");
         }
     }
 
-    /// Writes what is served into the node record, if that is news.
+    /// Writes the served pools into the node record, if that changes it.
     pub(in crate::operation) fn remember(&self) -> Result<()> {
         let mut record = self.node_record();
         let before = record.clone();

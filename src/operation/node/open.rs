@@ -36,7 +36,8 @@ impl Driver {
         }
     }
 
-    /// How long a pool's lock is waited for: later on it's looked at again and again.
+    /// How long to wait for the lock of a pool. After the start the driver does not wait, because
+    /// it tries again in the background.
     fn lock_patience(&self) -> Duration {
         match self.states().len() < self.settings.pools.len() {
             true => LOCK_TIMEOUT,
@@ -44,8 +45,8 @@ impl Driver {
         }
     }
 
-    /// Opens one pool, or says why it isn't served. `was` is the file system on which this process
-    /// has served it before.
+    /// Opens one pool, or returns why it is not served. `was` is the file system on which this
+    /// process has served the pool before.
     pub(in crate::operation) fn open_pool(
         &self,
         definition: &PoolDefinition,
@@ -88,7 +89,7 @@ impl Driver {
             make::Probe::Pool(pool) => {
                 if let Some((id, why)) = self.rival(definition, pool.id) {
                     if let Some(image) = image {
-                        // Of two images with one uuid the kernel mounts one.
+                        // The kernel mounts only one of two xfs images with the same UUID.
                         image::close(self.host.as_ref(), image)?;
                     }
                     return refused(id, why);
@@ -111,7 +112,7 @@ impl Driver {
         self.serve_folder(definition, (&outer, &path), patience, (image, was))
     }
 
-    /// Serves the pool in a folder, where one has just been seen or made.
+    /// Serves the pool in a directory in which a pool was just found or created.
     fn serve_folder(
         &self,
         definition: &PoolDefinition,
@@ -144,10 +145,10 @@ impl Driver {
         }
     }
 
-    /// Why a pool with this id must not be served from this place: it is a copy of one at another
-    /// place, or may be. The one that is served goes on, or else the one at the place that the node
-    /// record names; if that decides nothing, none of them is served. With the id, unless another
-    /// place stands for it.
+    /// Why a pool with this ID must not be served from this place: it is, or may be, a copy of a
+    /// pool at another place. The pool that is served already stays; otherwise the place in the
+    /// node record decides; if it decides nothing, none of them is served. The ID is returned as
+    /// well, unless another place represents it.
     fn rival(&self, definition: &PoolDefinition, id: PoolId) -> Option<(Option<PoolId>, String)> {
         let why = |place: &PoolPlace| {
             format!(
@@ -191,7 +192,7 @@ impl Driver {
         })
     }
 
-    /// Ends what a crash left on a pool, before its first call.
+    /// Cleans up what a crash left on a pool, before its first call.
     fn recover(
         &self,
         definition: &PoolDefinition,
@@ -227,9 +228,9 @@ impl Driver {
         ground::machine_folders(&self.settings.node_record, &self.settings.allowed_paths)
     }
 
-    /// Why a pool whose disk was mounted anew isn't served yet: devices of its volumes still stand on
-    /// the file system as it was mounted before, so that there would be two on one image. Those
-    /// that nothing shows are being ended.
+    /// Why a pool whose disk was mounted again cannot be served yet: devices of its volumes still
+    /// use the previous mount, and the image would get a second device. Devices that nothing shows
+    /// are detached.
     pub(in crate::operation) fn stays_behind(
         &self,
         backend: &FileBackend,
@@ -255,7 +256,7 @@ impl Driver {
         }))
     }
 
-    /// Opens a pool, unless it is one whose disk does not answer: the next look serves it.
+    /// Opens a pool whose disk answers. The others are tried again in the background.
     pub(in crate::operation) fn open_unless(
         &self,
         hanging: &BTreeSet<String>,
@@ -267,8 +268,8 @@ impl Driver {
         }
     }
 
-    /// Opens the image of a definition that has one, made before or to be made now; with what lies
-    /// in it, or at the path of a definition without.
+    /// Opens the image of a definition that has one, and creates it if it may be new. Also returns
+    /// what was found in the image, or at the path of a definition without an image.
     pub(in crate::operation) fn open_image(
         &self,
         definition: &PoolDefinition,
@@ -293,8 +294,8 @@ impl Driver {
         Ok((Some(image), found))
     }
 
-    /// At the end of the process, once nothing runs: unmounts the images that no volume uses. One
-    /// that is used stays, and is found by the next start.
+    /// Unmounts the images that no volume uses, at the end of the process, after all operations.
+    /// The next start finds the ones that stay mounted.
     pub fn leave(&self) {
         if self.running() > 0 {
             return;
@@ -314,7 +315,7 @@ impl Driver {
             else {
                 continue;
             };
-            // It has the folder open.
+            // The backend has the directory open.
             drop(backend);
             let name = &definition.name;
             match image::close(self.host.as_ref(), image) {
@@ -329,7 +330,7 @@ impl Driver {
         }
     }
 
-    /// The pool, once the looks at it have ended, which take a moment.
+    /// The only reference to a pool, after the probes of it have finished, which takes a moment.
     fn sole(&self, mut pool: Arc<Pool>) -> Option<Pool> {
         const TRIES: u32 = 200;
         const WAIT: Duration = Duration::from_millis(10);
@@ -344,7 +345,7 @@ impl Driver {
     }
 }
 
-/// Why a place isn't made a pool: this machine had one there.
+/// Why no pool is created at a place at which this machine had a pool.
 fn absent(path: &Path, found: &make::Probe, last: Option<KnownPool>) -> String {
     let what = if *found == make::Probe::Missing {
         "does not exist"
@@ -375,7 +376,8 @@ fn no_pool(definition: &PoolDefinition, path: &Path, found: &make::Probe) -> Err
     )
 }
 
-/// Who a pool is that is there. An image is mounted for it, and found mounted when it's opened.
+/// The record of the pool at a place, if there is one. An image is mounted to read it, and stays
+/// mounted for the opening.
 pub(in crate::operation) fn identify(
     host: &dyn Host,
     definition: &PoolDefinition,

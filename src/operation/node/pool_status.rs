@@ -13,7 +13,7 @@ use crate::model::{MountRule, PoolId};
 use crate::operation::pools::pool::{Former, folder, folder_of};
 use crate::operation::{Driver, Pool, PoolGround, ServingState, usage};
 
-/// How long a look at the room of a pool may take: it asks each image.
+/// How long the space of a pool may take to read: the query examines each image.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A configured pool as it is now, for metrics, reports and people.
@@ -27,7 +27,7 @@ pub struct PoolStatus {
     pub id: Option<PoolId>,
     /// Why it isn't served; `None` if it is.
     pub refusal: Option<String>,
-    /// Room, if it's served and could be measured.
+    /// Space, if the pool is served and its space could be read.
     pub space: Option<PoolSpace>,
     /// Bytes that may still be promised, if that is known.
     pub promisable: Option<u64>,
@@ -43,16 +43,17 @@ pub struct PoolStatus {
     pub shares_blocks: bool,
     /// Its definition says that it may be in any folder.
     pub any_mount: bool,
-    /// Published volumes whose devices were changed by who uses them.
+    /// Published volumes whose devices were changed by their users.
     pub changed: Vec<crate::operation::ChangedDevice>,
-    /// What its start found and ended.
+    /// What was cleaned up when the pool was opened.
     pub leftovers: Leftovers,
-    /// UIDs of pods that keep its disk, if it isn't served.
+    /// UIDs of pods that prevent its disk from being released, if the pool is not served.
     pub pods: Vec<String>,
 }
 
 impl Driver {
-    /// Every configured pool as it is now. One whose disk hangs holds it up for a moment only.
+    /// The state of each configured pool. A disk that hangs delays the result by [`STATUS_TIMEOUT`]
+    /// at most.
     pub fn pool_status(&self) -> Vec<PoolStatus> {
         let status = |state: ServingState| match state {
             ServingState::Serving(pool) => self.status_of_served(pool),
@@ -110,7 +111,7 @@ impl Driver {
             let space = pool.backend.space().ok();
             PoolStatus {
                 refusal: None,
-                // First: what can be read again counts as a volume or snapshot.
+                // This comes first: a record that can be read again counts as a volume or snapshot.
                 damaged: pool.damaged().len() as u64,
                 promisable: space.as_ref().map(|space| pool.promisable(space)),
                 space,
@@ -124,14 +125,14 @@ impl Driver {
             .unwrap_or(unknown)
     }
 
-    /// UIDs of pods whose volumes keep the disk of a pool that isn't served: as kubelets name the
-    /// targets of volumes. A few say enough.
+    /// UIDs of pods whose volumes prevent the disk of a pool that is not served from being
+    /// released, from the target paths of the kubelet. The number is limited.
     pub(in crate::operation) fn pods_on(&self, place: &Path, was: Option<&Former>) -> Vec<String> {
         const MOST: usize = 16;
         let mut pods = BTreeSet::new();
         for mount in self.mounts().unwrap_or_default() {
             let image = usage::loop_of(&mount).and_then(|number| {
-                // Known to the kernel without asking the disk.
+                // The kernel knows this path without access to the disk.
                 let path = format!("/sys/block/loop{number}/loop/backing_file");
                 let shown = self.host.read_file(Path::new(&path)).ok().flatten()?;
                 Some(String::from_utf8_lossy(&shown).trim_end().to_string())

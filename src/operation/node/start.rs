@@ -18,8 +18,7 @@ use crate::operation::pools::ground;
 use crate::operation::{CutCounts, Driver, InFlight, Locks, ServingState, Settings};
 use crate::record::{self, NodeRecord};
 
-/// Ends freezes that a crash has left. What can't be thawed now is tried again: the driver serves
-/// meanwhile.
+/// Thaws file systems that a crash left frozen. A failure is tried again while the driver serves.
 fn sweep(seams: &Seams) {
     match seams.freezer.sweep() {
         Ok(volumes) if volumes.is_empty() => {}
@@ -31,17 +30,19 @@ fn sweep(seams: &Seams) {
 }
 
 impl Driver {
-    /// Opens the pools, takes their locks and ends the idle loop devices that a crash left. The rest is
-    /// left to [`Driver::clean`], [`Driver::wipe`] and [`Driver::resolve_groups`]. A pool that can't be
-    /// served is refused by name and doesn't hold up the others. It is an error only where no pool is
-    /// served and none is known, which is a mistake in the definitions.
+    /// Opens the pools, takes their locks and detaches unused loop devices that a crash left. The
+    /// other cleanups are done by [`Driver::clean`], [`Driver::wipe`] and
+    /// [`Driver::resolve_groups`]. A pool that cannot be served is refused, with its name, and does
+    /// not delay the others. It is an error only if no pool is served and none is known, which is a
+    /// mistake in the definitions.
     pub fn start(settings: Settings, seams: Seams) -> Result<Driver> {
         let host = seams.host.clone();
-        // Before anything touches an image: a frozen one that was unmounted is hidden.
+        // This comes before any access to an image: a frozen file system that was unmounted is
+        // hidden.
         sweep(&seams);
         let mut record: NodeRecord =
             record::load(host.as_ref(), &settings.node_record)?.unwrap_or_default();
-        // The rename that put it there may not be durable yet.
+        // The rename of the record may not be durable yet.
         let folder = settings.node_record.parent().unwrap_or(Path::new("/"));
         if record != NodeRecord::default()
             && let Err(error) = host.perform(&Effect::SyncDir { path: folder })
@@ -52,7 +53,7 @@ impl Driver {
         let hanging = disk::hanging(&host, &questions, &settings.pools);
         if record.home.is_none() {
             let homes = homes(host.as_ref(), &settings, &hanging);
-            // Of two homes none is ours: all wait for `adopt`.
+            // With two homes, neither is chosen: all pools wait for `slackwater pool adopt`.
             if homes.len() < 2 {
                 let found = homes.first().copied();
                 record.home = Some(found.unwrap_or_else(|| HomeId(host.random_uuid())));
@@ -105,7 +106,8 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Ends freezes that a crash has left. Apart from the looks, which wait for disks.
+    /// Thaws file systems that a crash left frozen. It runs apart from the refresh of the pools,
+    /// which waits for disks.
     pub fn sweep_freezes(&self) {
         sweep(&self.seams);
     }
@@ -121,8 +123,8 @@ pub(in crate::operation) fn log_refused(state: &ServingState) {
     }
 }
 
-/// Whether an error says that a definition, or what lies at its place, is wrong: it stays so until
-/// a person does something.
+/// Whether an error means that a definition, or what lies at its place, is wrong: only a person can
+/// change that.
 fn is_mistake(error: &Error) -> bool {
     !matches!(
         error,
@@ -134,13 +136,13 @@ fn is_mistake(error: &Error) -> bool {
     )
 }
 
-/// Homes of the pools that are there.
+/// The homes of the pools that exist.
 fn homes(host: &dyn Host, settings: &Settings, hanging: &BTreeSet<String>) -> BTreeSet<HomeId> {
     let machine = ground::machine_folders(&settings.node_record, &settings.allowed_paths);
     let pools = settings.pools.iter();
     let mut homes = BTreeSet::new();
     for definition in pools.filter(|pool| !hanging.contains(&pool.name)) {
-        // One that can't be read says so when it's opened.
+        // The opening of a pool reports that it cannot be read.
         let pool = open::identify(host, definition, &machine).ok().flatten();
         homes.extend(pool.map(|pool| pool.home));
     }

@@ -1,9 +1,9 @@
-//! Whether a pool is served: decided when it's opened, and here from then on.
+//! Refreshes the state of the pools while the process runs.
 //!
-//! The disk beneath a pool can die or hang at any time, so every look writes to each pool that is
-//! served. One whose disk fails isn't served any more: new operations are refused, and its folder
-//! and its lock are let go of when the last operation on it has ended. It is served again when its
-//! disk takes writes again, or is there anew.
+//! The disk of a pool can die or hang at any time, so every refresh writes to each served pool. A
+//! pool whose disk fails is no longer served: new operations are refused, and its directory and
+//! lock are released when the last operation on it has finished. The pool is served again when
+//! its disk accepts writes again, or was replaced and mounted.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -16,8 +16,8 @@ use crate::operation::pools::pool::{Former, folders};
 use crate::operation::{Driver, Pool, ServingState};
 
 impl Driver {
-    /// Looks at the node record, which `pool forget` and `pool adopt` may have changed, at
-    /// published devices, and at all pools, one after the other.
+    /// Reads the node record, which `slackwater pool forget` and `slackwater pool adopt` may have
+    /// changed, and examines published devices and all pools, one after the other.
     pub fn refresh_pools(&self) {
         self.read_node_record();
         for definition in &self.settings.pools {
@@ -26,21 +26,21 @@ impl Driver {
         self.look_at_node();
     }
 
-    /// The same without the pools, whose disks may hang.
+    /// Like [`Driver::refresh_pools`], without the pools, whose disks may hang.
     pub fn look_at_node(&self) {
         self.read_node_record();
         self.watch_published();
         self.note_served();
     }
 
-    /// Looks whether a pool's disk still takes writes, or whether one that isn't served can be. It
-    /// may hang with the disk; several at a time come to one decision.
+    /// Checks whether the disk of a served pool still accepts writes, or whether a refused pool can
+    /// be served. It may hang with the disk. Concurrent calls result in one change.
     pub fn look_at_pool(&self, name: &str) {
         self.look_at_pool_within(name, DISK_TIMEOUT);
     }
 
-    /// The same with a limit of its own for the disk's answer: for tests, in which a disk hangs
-    /// for certain.
+    /// Like [`Driver::look_at_pool`], with another timeout for the disk, for tests in which a disk
+    /// hangs.
     pub fn look_at_pool_within(&self, name: &str, patience: Duration) {
         let mut states = self.states().into_iter();
         let Some(before) = states.find(|state| state.definition().name == name) else {
@@ -67,7 +67,7 @@ impl Driver {
         self.decide(&before, now);
     }
 
-    /// Whether the disk of a pool takes writes; if not, why the pool isn't served.
+    /// Whether the disk of a pool accepts writes; if not, why the pool is no longer served.
     fn try_disk(&self, pool: &Arc<Pool>, patience: Duration) -> std::result::Result<(), String> {
         let asked = pool.clone();
         let question = move || asked.backend.try_disk();
@@ -78,7 +78,7 @@ impl Driver {
                 "its disk is dead and must be mounted again ({})",
                 chain(&error)
             )),
-            // A full disk, for one, is no dead one.
+            // Other errors, such as a full disk, do not mean that the disk is dead.
             Some(Err(error)) => {
                 tracing::debug!(pool = %pool.definition.name, error = %chain(&error), "failed to write to the disk of a pool");
                 Ok(())
@@ -90,8 +90,8 @@ impl Driver {
         }
     }
 
-    /// Looks at a pool that isn't served. Operations that have not ended keep it as it was, and its
-    /// lock: then it is the same one that is served again, or none.
+    /// Checks a pool that is not served. While operations on it have not finished, they keep it
+    /// open and locked; then the same pool is served again, or none.
     fn try_again(
         &self,
         definition: &PoolDefinition,
@@ -117,13 +117,13 @@ impl Driver {
         }
     }
 
-    /// Puts a new state in the place of the one that was looked at, unless another look was quicker.
+    /// Stores the new state of a pool, unless another call has changed it since `before` was read.
     fn decide(&self, before: &ServingState, now: ServingState) {
         let mut states = self.pools.write().unwrap_or_else(PoisonError::into_inner);
         if let ServingState::Serving(pool) = &now {
             let is_it = |state: &ServingState| matches!(state, ServingState::Serving(other) if other.id() == pool.id());
             if states.iter().any(is_it) {
-                // A copy, opened at the same time: the next look says so.
+                // A copy that was opened at the same time: the next refresh reports it.
                 return;
             }
         }

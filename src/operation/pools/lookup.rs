@@ -29,7 +29,8 @@ impl Driver {
             .collect()
     }
 
-    /// Who owns an id. A pool that isn't served is never "nobody": its disk may come back.
+    /// The pool of an ID. A pool that is not served is an error, never [`PoolLookup::Unknown`]: its
+    /// disk may come back.
     pub(in crate::operation) fn owner(&self, volume_id: &str) -> Result<PoolLookup> {
         let Ok(id) = volume_id.parse::<VolumeId>() else {
             return Ok(PoolLookup::Unknown);
@@ -40,9 +41,10 @@ impl Driver {
         })
     }
 
-    /// A pool that is served; `None` only if it was forgotten.
+    /// The served pool of this ID, or `None` if an administrator has removed it from the node
+    /// record with `slackwater pool forget`.
     pub(in crate::operation) fn pool(&self, wanted: PoolId) -> Result<Option<Arc<Pool>>> {
-        // Before those that are refused: one of them may be a copy.
+        // Served pools come first: a refused one may be a copy with the same ID.
         let mut serving = self.serving().into_iter();
         if let Some(pool) = serving.find(|pool| pool.id() == wanted) {
             pool.look()?;
@@ -73,7 +75,8 @@ impl Driver {
         })
     }
 
-    /// The pool and record of a volume that must exist. A half-made one doesn't.
+    /// The pool and record of a volume, which must exist. A volume whose creation has not finished
+    /// does not exist.
     pub(in crate::operation) fn find(
         &self,
         volume_id: &str,
@@ -89,7 +92,7 @@ impl Driver {
         }
     }
 
-    /// The pool that a class means: the named one, the one named `default`, or the only one.
+    /// The pool of a storage class: the named one, the one named `default`, or the only one.
     pub(in crate::operation) fn choose_pool(&self, name: Option<&str>) -> Result<Arc<Pool>> {
         let states = self.states();
         let wanted = name.unwrap_or("default");
@@ -132,7 +135,7 @@ impl Driver {
         }
     }
 
-    /// The pools of a list: the one that is asked for, or all.
+    /// The pools for a list request: the requested one, or all.
     pub(in crate::operation) fn to_list(&self, only: Option<PoolId>) -> Result<Vec<Arc<Pool>>> {
         let Some(only) = only else {
             return self.all_serving();
@@ -140,7 +143,7 @@ impl Driver {
         self.pool(only).map(|pool| pool.into_iter().collect())
     }
 
-    /// All pools, or an error if one of them isn't served: what it has isn't known then.
+    /// All pools, or an error if one of them is not served, because its contents are unknown.
     pub(in crate::operation) fn all_serving(&self) -> Result<Vec<Arc<Pool>>> {
         let each = self.states().into_iter().map(|state| match state {
             ServingState::Serving(pool) => pool.look().map(|()| pool),
@@ -154,7 +157,7 @@ impl Driver {
         each.collect()
     }
 
-    /// The pool and record of a snapshot that must exist: committed.
+    /// The pool and record of a snapshot, which must exist and be committed.
     pub(in crate::operation) fn find_snapshot(
         &self,
         snapshot_id: &str,
@@ -172,7 +175,7 @@ impl Driver {
         }
     }
 
-    /// As answers tell it.
+    /// A snapshot as replies describe it.
     pub(in crate::operation) fn snapshot(&self, pool: &Pool, record: &SnapshotRecord) -> Snapshot {
         let id = |uuid| VolumeId {
             pool: pool.id(),
@@ -191,7 +194,7 @@ impl Driver {
         }
     }
 
-    /// As answers tell it.
+    /// A volume as replies describe it.
     pub(in crate::operation) fn volume(&self, pool: &Pool, record: &VolumeRecord) -> Volume {
         Volume {
             id: VolumeId {
@@ -205,7 +208,7 @@ impl Driver {
         }
     }
 
-    /// The id that an inline volume has on a pool.
+    /// The ID of an inline volume on a pool.
     pub(in crate::operation) fn ephemeral_uuid(pool: &Pool, name: &str) -> Uuid {
         VolumeId::of_name(pool.id(), NameKind::Ephemeral, name).uuid
     }
@@ -215,10 +218,10 @@ impl Driver {
     }
 }
 
-/// Where an id leads.
+/// The result of a lookup by ID.
 pub(in crate::operation) enum PoolLookup {
-    /// To a pool that is served.
+    /// A pool that is served.
     Pool(Arc<Pool>, VolumeId),
-    /// Nowhere: it isn't an id of ours, or its pool was forgotten.
+    /// The ID is not one of this driver, or its pool was removed with `slackwater pool forget`.
     Unknown,
 }

@@ -1,4 +1,4 @@
-//! What this machine remembers of its pools, on its own disk.
+//! The record of the pools that this machine has had, on its own disk.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! The pools of this node: which are served, and why the others aren't.
+//! The types of pools: served ones, and refused ones with the reason.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -19,11 +19,11 @@ pub struct Pool {
     pub definition: PoolDefinition,
     /// Its storage.
     pub backend: Box<dyn Backend>,
-    /// The image that it lies on, if its definition says so.
+    /// The image that contains the pool, if its definition has one.
     pub image: Option<OpenImage>,
-    /// What it lies on.
+    /// The file system on which the pool lies.
     pub ground: PoolGround,
-    /// What its start found and ended.
+    /// What was cleaned up when the pool was opened.
     pub leftovers: Leftovers,
     /// The file system that its folder is on (st_dev).
     pub device: u64,
@@ -35,21 +35,22 @@ impl Pool {
         self.backend.pool().id
     }
 
-    /// Counts the operation of this thread among those that look at the pool, if it only looks
-    /// ([`Lane::Look`](crate::operation::Lane::Look)). An error if too many of them hang there.
+    /// Counts this pool for the operation of this thread, if that is of
+    /// [`Lane::Look`](crate::operation::Lane::Look). An error if too many such operations have not
+    /// finished on this pool.
     pub(in crate::operation) fn look(&self) -> Result<()> {
         look_at(self.id(), &self.definition.name)
     }
 
-    /// Volumes and snapshots whose records can't be read.
+    /// Volumes and snapshots whose records cannot be read.
     pub(in crate::operation) fn damaged(&self) -> Vec<(Uuid, String)> {
         let mut damaged = self.backend.damaged();
         damaged.extend(self.backend.damaged_snapshots());
         damaged
     }
 
-    /// Whether snapshots may take the room that volumes were promised: as its definition says, or
-    /// else as it was made.
+    /// Whether snapshots may take space that was promised to volumes: the value of the definition,
+    /// or else the value with which the pool was created.
     pub fn snapshots(&self) -> SnapshotRoom {
         let said = self.definition.snapshots;
         said.or(self.backend.pool().snapshots)
@@ -62,15 +63,15 @@ impl Pool {
 pub enum ServingState {
     /// Served.
     Serving(Arc<Pool>),
-    /// Not served now; looked at again.
+    /// Not served now. The driver tries again in the background.
     Refused {
         /// As configured.
         definition: PoolDefinition,
         /// Its id, if it's known.
         id: Option<PoolId>,
-        /// Why, and what would change it.
+        /// Why, and what an administrator can do.
         why: String,
-        /// What it was, if this process has served it.
+        /// Its earlier state, if this process has served it.
         was: Option<Arc<Former>>,
     },
 }
@@ -88,7 +89,7 @@ impl ServingState {
 /// A pool that this process has served until its disk failed.
 #[derive(Debug)]
 pub struct Former {
-    /// It lives for as long as an operation on it has not ended.
+    /// Exists for as long as an operation on it has not finished.
     pub(in crate::operation) pool: Weak<Pool>,
     /// The file system that it was on (st_dev).
     pub(in crate::operation) device: u64,
@@ -96,7 +97,7 @@ pub struct Former {
     pub(in crate::operation) volumes: HashSet<String>,
 }
 
-/// Where the simulated host has its pools.
+/// The path of a pool on the simulated host.
 fn memory_path(name: &str) -> PathBuf {
     Path::new("/memory").join(name)
 }
@@ -109,7 +110,7 @@ pub(in crate::operation) fn folder(definition: &PoolDefinition) -> PathBuf {
     }
 }
 
-/// The folders of all volumes of a pool, without asking its disk.
+/// The names of the directories of all volumes of a pool, without access to its disk.
 pub(in crate::operation) fn folders(backend: &dyn Backend) -> HashSet<String> {
     let all = backend.known_volumes().into_iter();
     all.map(|uuid| uuid.to_string()).collect()

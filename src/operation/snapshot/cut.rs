@@ -13,7 +13,8 @@ use crate::operation::pools::capacity::check_headroom;
 use crate::operation::{Driver, Pool, Used};
 
 impl Driver {
-    /// What the cut needs of each volume; `copies` are the files that become their copies.
+    /// What the cut needs to know of each volume. `copies` are the files into which the volumes are
+    /// cloned.
     pub(in crate::operation) fn members(
         &self,
         sources: &[Source],
@@ -53,8 +54,8 @@ impl Driver {
         .collect()
     }
 
-    /// A look at the room of the members' pools: copies were admitted before the clones, and
-    /// anything may have filled a pool since.
+    /// A check of the free space in the pools of the members. The copies were admitted before the
+    /// clones, and the pools may have filled up since.
     pub(in crate::operation) fn room(&self, members: &[CutMember]) -> Result<Arc<Room>> {
         let mut pools: Vec<Arc<Pool>> = Vec::new();
         for member in members {
@@ -68,7 +69,7 @@ impl Driver {
         }))
     }
 
-    /// Cuts, on prepared copies, with the sources' locks held.
+    /// Cuts the members into their prepared copies. The caller holds the locks of the sources.
     pub(in crate::operation) fn cut(
         &self,
         members: &[CutMember],
@@ -84,7 +85,7 @@ impl Driver {
         Ok(outcome)
     }
 
-    /// Tries a cut as its class says ([`retry::retry`]).
+    /// Repeats the attempts of a cut as its class allows ([`retry::retry`]).
     pub(in crate::operation) fn retry<T>(
         &self,
         subject: &Subject<'_>,
@@ -94,7 +95,7 @@ impl Driver {
     }
 }
 
-/// A member, if somebody uses it.
+/// A member, if it is in use.
 pub(in crate::operation) fn used(member: &CutMember) -> Option<Used> {
     (member.in_use != Use::Quiet).then(|| Used {
         volume_id: member.target.volume_id.clone(),

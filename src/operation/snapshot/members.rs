@@ -14,16 +14,16 @@ use crate::operation::pools::lookup::PoolLookup;
 use crate::operation::{Driver, GroupMembership, Key, Pool, SnapshotState};
 use crate::record::SnapshotRecord;
 
-/// A member that is there.
+/// A member that exists, and its pool.
 pub(in crate::operation) type Member = (Arc<Pool>, SnapshotRecord);
 
-/// The id of a member, as callers have it.
+/// The ID of a member, as callers know it.
 pub(in crate::operation) fn id_of((pool, record): &Member) -> String {
     let (pool, uuid) = (pool.id(), record.uuid);
     SnapshotId { pool, uuid }.to_string()
 }
 
-/// Ids of volumes; of what isn't one there is none.
+/// The IDs of volumes. An ID that cannot be parsed is the ID of no volume.
 pub(in crate::operation) fn sources(ids: &[String]) -> Result<Vec<VolumeId>> {
     let parsed = ids
         .iter()
@@ -31,14 +31,14 @@ pub(in crate::operation) fn sources(ids: &[String]) -> Result<Vec<VolumeId>> {
     parsed.collect()
 }
 
-/// The id of a volume's member of a group.
+/// The ID of the member of a group that is the snapshot of a volume.
 pub fn member_of(group: GroupId, source: VolumeId) -> SnapshotId {
     let name = format!("{group}\n{source}");
     SnapshotId::of_name(source.pool, NameKind::Member, &name)
 }
 
-/// Whether a snapshot whose record can't be read is proven to be no member of a group: its id
-/// follows from what the record still says.
+/// Whether a snapshot whose record cannot be read is certainly no member of a group: its ID follows
+/// from the parts of the record that can be read.
 fn is_of_others(pool: &Pool, uuid: Uuid, group: GroupId) -> bool {
     let Some(origin) = pool.backend.origin(uuid) else {
         return false;
@@ -56,7 +56,8 @@ fn is_of_others(pool: &Pool, uuid: Uuid, group: GroupId) -> bool {
     id.uuid == uuid
 }
 
-/// What each member of a new group is told of it; the same on every node.
+/// What the record of each member of a new group contains about the group. It is the same on all
+/// nodes.
 pub(in crate::operation) fn membership(
     group: GroupId,
     sources: &[VolumeId],
@@ -72,7 +73,7 @@ pub(in crate::operation) fn membership(
     }
 }
 
-/// A record among a group's members always has one.
+/// For the record of a member without a membership, which does not occur.
 pub(in crate::operation) fn no_membership(id: Uuid) -> GroupMembership {
     GroupMembership {
         id,
@@ -84,7 +85,7 @@ pub(in crate::operation) fn no_membership(id: Uuid) -> GroupMembership {
 }
 
 impl Driver {
-    /// Members of a group on the pools that are served.
+    /// Members of a group in served pools.
     pub(in crate::operation) fn members_of(
         &self,
         group: Uuid,
@@ -105,8 +106,8 @@ impl Driver {
         found
     }
 
-    /// Looks at snapshots by their ids; an error if one can't be looked at, or its record can't be
-    /// read: whether it's there isn't known then.
+    /// Reads the records of snapshots by their IDs. An error if one cannot be read, or its pool is
+    /// not served: then it is unknown whether the snapshot exists.
     pub(in crate::operation) fn look_at_each(&self, members: &[String]) -> Result<()> {
         members.iter().try_for_each(|member| {
             if let PoolLookup::Pool(pool, id) = self.owner(member)? {
@@ -116,9 +117,10 @@ impl Driver {
         })
     }
 
-    /// An error if a record that can't be read may be that of a member of this group: it may have
-    /// been asked for with other volumes before, which may be gone. A name that was made for an object
-    /// of Kubernetes is asked for with the same volumes, of which the caller looks at each.
+    /// An error if a record that cannot be read may belong to a member of this group: an earlier
+    /// request may have named other volumes, which may be gone. A name that was generated for a
+    /// Kubernetes object is always requested with the same volumes, and the caller checks the
+    /// members of these by ID.
     pub(in crate::operation) fn members_read(
         &self,
         group: GroupId,
@@ -137,8 +139,8 @@ impl Driver {
         Ok(())
     }
 
-    /// An error if a snapshot may be there that isn't seen: on a pool that isn't served, or by a
-    /// record that can't be read.
+    /// An error if there may be snapshots that were not read: in a pool that is not served, or with
+    /// a record that cannot be read.
     pub(in crate::operation) fn all_seen(&self) -> Result<()> {
         for pool in self.all_serving()? {
             if let Some((uuid, problem)) = pool.backend.damaged_snapshots().into_iter().next() {
@@ -149,7 +151,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Deletes members, also those without a record: an earlier try may have left their blocks.
+    /// Deletes members, also those without a record: an earlier attempt may have left their blocks.
     pub(in crate::operation) fn delete_members<'a>(
         &self,
         group: Uuid,
@@ -157,7 +159,7 @@ impl Driver {
     ) -> Result<()> {
         let mut ends = BTreeMap::new();
         for member in members {
-            // One on a pool that isn't served now is not gone.
+            // A member in a pool that is not served now is not gone.
             if let PoolLookup::Pool(pool, id) = self.owner(member)? {
                 ends.insert(id, pool);
             }
@@ -166,7 +168,8 @@ impl Driver {
             .keys()
             .map(|id| self.locks.acquire(Key::Snapshot(id.uuid)))
             .collect::<Result<_>>()?;
-        // All are looked at before the first is deleted: one that can't be read keeps them all.
+        // All records are read before the first member is deleted: if one cannot be read, none is
+        // deleted.
         let mut deletes = Vec::new();
         for (id, pool) in ends {
             let record = pool.backend.snapshot(id.uuid)?;
@@ -178,7 +181,8 @@ impl Driver {
         deletes.try_for_each(|(id, pool)| pool.backend.delete_snapshot(id.uuid))
     }
 
-    /// Groups with members here that aren't committed: of a cut that runs, or left by one.
+    /// Groups with members here that are not committed: their cut is running, or a failed one left
+    /// them.
     pub(in crate::operation) fn groups_in_part(&self) -> BTreeSet<Uuid> {
         let pools = self.serving().into_iter();
         let unready = pools.flat_map(|pool| pool.backend.unready_snapshots());

@@ -11,14 +11,14 @@ use crate::operation::detach::CleanUp;
 use crate::operation::{Driver, GroupMembership, Pool, SnapshotState, member_of};
 use crate::record::SnapshotRecord;
 
-/// A snapshot that is being made, and its source.
+/// The record of a snapshot that is being created, and its pool.
 pub(in crate::operation) struct Prepared {
     pub(in crate::operation) pool: Arc<Pool>,
     pub(in crate::operation) record: SnapshotRecord,
 }
 
 impl Driver {
-    /// The record of a new snapshot that is no member.
+    /// The record of a new snapshot that is not a member of a group.
     pub(in crate::operation) fn plan_single(
         &self,
         source: &Source,
@@ -33,7 +33,7 @@ impl Driver {
         }
     }
 
-    /// What records of all new snapshots have.
+    /// The parts of the record that all new snapshots have.
     pub(in crate::operation) fn plan_snapshot(
         &self,
         source: &Source,
@@ -66,7 +66,7 @@ impl Driver {
         }
     }
 
-    /// The record of a new member.
+    /// The record of a new member of a group.
     pub(in crate::operation) fn plan_member(
         &self,
         source: &Source,
@@ -81,7 +81,7 @@ impl Driver {
         }
     }
 
-    /// Deletes snapshots that were made in vain, in this order.
+    /// Deletes snapshots of a failed attempt, in this order.
     pub(in crate::operation) fn undo_snapshots<'a>(
         &self,
         made: impl IntoIterator<Item = &'a Prepared>,

@@ -1,8 +1,7 @@
-//! What single snapshots, groups and clones of volumes in use share: how a volume is used, and
-//! the tries of a cut.
+//! The source volumes of snapshots and clones, and how they are used.
 //!
-//! A try takes the locks of all its volumes, so that nobody stages, publishes, grows or deletes
-//! one meanwhile; between two tries they are free.
+//! An attempt of a cut locks all its volumes, so that no call stages, publishes, expands or
+//! deletes one meanwhile. Between two attempts they are not locked.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,9 +14,9 @@ use crate::operation::usage::view::View;
 use crate::operation::{Driver, Pool, usage};
 use crate::record::VolumeRecord;
 
-/// A volume that something is made from.
+/// The source volume of a snapshot or clone.
 pub(in crate::operation) struct Source {
-    /// Its id, as given.
+    /// Its ID, as the caller gave it.
     pub(in crate::operation) text: String,
     pub(in crate::operation) pool: Arc<Pool>,
     pub(in crate::operation) id: VolumeId,
@@ -37,8 +36,8 @@ impl Driver {
         })
     }
 
-    /// That a volume still is what was planned with before its lock was had: a stage may have
-    /// formatted it meanwhile, and an expansion made it longer.
+    /// Checks that a volume has not changed between the plan and its lock: a stage may have
+    /// formatted it, and an expansion may have grown it.
     pub(in crate::operation) fn check_unchanged(&self, source: &Source) -> Result<()> {
         if self.source(&source.text)?.record == source.record {
             return Ok(());
@@ -48,7 +47,7 @@ impl Driver {
         })
     }
 
-    /// Takes the locks of volumes, and reads them again under these.
+    /// Locks volumes, and reads their records again under the locks.
     pub(in crate::operation) fn lock_sources(
         &self,
         volume_ids: &[String],
@@ -63,8 +62,8 @@ impl Driver {
         Ok((locks, sources))
     }
 
-    /// How a volume is used now; its lock is held. A device that nothing shows is ended first:
-    /// who has it open could still write.
+    /// How a volume is used now. The caller holds its lock. A device that nothing shows is detached
+    /// first, because a process that has it open could still write.
     pub(in crate::operation) fn use_of(&self, source: &Source) -> Result<Use> {
         let (pool, record) = (&source.pool, &source.record);
         let busy = |holder: String| {
@@ -117,11 +116,11 @@ impl Driver {
         }
     }
 
-    /// A volume whose file system carries a pool can't be frozen for a cut: the clones of that
-    /// pool would wait for the thaw, and nothing of it could be served meanwhile.
+    /// Refuses a volume whose file system contains a pool: while it is frozen for a cut, the clones
+    /// of that pool would wait for the thaw, and the pool could serve nothing.
     fn refuse_beneath_a_pool(&self, source: &Source, device: u64) -> Result<()> {
         for pool in self.serving() {
-            // A pool whose disk fails is no reason not to cut others.
+            // A pool whose disk fails does not prevent cuts of others.
             let place = self.host.stat(&pool.backend.path()).ok().flatten();
             if place.is_some_and(|place| place.id.device == device) {
                 return Err(Error::refused(
@@ -138,7 +137,7 @@ impl Driver {
 
     pub(in crate::operation) fn uses_of(&self, sources: &[Source]) -> Result<Vec<Use>> {
         let uses: Result<_> = sources.iter().map(|source| self.use_of(source)).collect();
-        // What an earlier try has left is ended after this look.
+        // What an earlier attempt left is cleaned up after this check.
         uses.map_err(Error::into_indeterminate)
     }
 }

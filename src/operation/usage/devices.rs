@@ -15,14 +15,14 @@ use crate::record::VolumeRecord;
 
 const LINGER_WAIT: Duration = Duration::from_millis(10);
 
-/// How long a scanner (udev, losetup, another driver's look at all devices) may hold a device:
-/// they take milliseconds; half a second is a busy machine's.
+/// How long the driver waits for a program that scans devices (udev, losetup, another driver). A
+/// scan takes milliseconds, and up to half a second on a busy machine.
 const LINGER_TRIES: u32 = 50;
 
 impl Driver {
-    /// Unmounts what is ours at a path, however often it's mounted there. With the pool served
-    /// "ours" is this volume's device; without, any loop device. Gives the devices that the volume
-    /// had before.
+    /// Unmounts the volume at a path, as often as it is mounted there. If its pool is served, only
+    /// mounts of its own devices are unmounted, otherwise mounts of any loop device. Returns the
+    /// devices that the volume had before.
     pub(in crate::operation) fn unmount_all(
         &self,
         owned: Option<(&Pool, Uuid)>,
@@ -34,8 +34,8 @@ impl Driver {
             None => Vec::new(),
         };
         let record = owned.and_then(|(pool, uuid)| pool.backend.volume(uuid).ok().flatten());
-        // Where a raw volume was published its node may show nothing any more: its user can
-        // detach the device. No other volume ever gets that number while it's bound.
+        // The node of a published raw volume may show nothing: the user of the device can detach
+        // it. No other volume gets its number while the node is bound.
         let raw = record.as_ref().is_some_and(VolumeRecord::is_raw);
         loop {
             let mounts = self.mounts()?;
@@ -58,8 +58,8 @@ impl Driver {
         }
     }
 
-    /// Unmounts once; the host waits for one that is busy for a moment only. Never by force,
-    /// because what has it open would lose its writes.
+    /// Unmounts once. The host waits for a busy mount for a moment only. The unmount is never
+    /// forced, because processes with open files would lose their writes.
     pub(in crate::operation) fn unmount(&self, path: &Path) -> Result<()> {
         match self.host.perform(&Effect::Unmount { target: path }) {
             Ok(_) => Ok(()),
@@ -71,9 +71,9 @@ impl Driver {
         }
     }
 
-    /// Ends devices of a volume that nothing uses any more. One with a claim (another mount
-    /// namespace, a frozen file system) or an opener stays until that ends.
-    /// Those of `before` that are gone are made new for their next user.
+    /// Detaches devices of a volume that nothing uses any more. A device that is claimed (by
+    /// another mount namespace or a frozen file system) or held open stays until that ends. Limits
+    /// of devices in `before` that are gone are reset for their next user.
     pub(in crate::operation) fn free_devices(
         &self,
         pool: &Pool,
@@ -82,7 +82,8 @@ impl Driver {
     ) -> Result<()> {
         self.let_go(uuid)?;
         let mut still = pool.backend.devices(uuid)?;
-        // Mostly the device of a mounted volume went with its mount: then nothing is to be done.
+        // Usually the device of a mounted volume was detached with its mount, and nothing is left
+        // to do.
         if !still.is_empty() {
             let mounts = self.mounts()?;
             for found in still
@@ -103,8 +104,8 @@ impl Driver {
         self.renew(pool, uuid, before, &still)
     }
 
-    /// Ends devices on the image of a volume whose pool isn't served, if their disk is dead and
-    /// nothing shows them any more. They would keep the disk from being mounted anew.
+    /// Detaches devices of a volume whose pool is not served, if their disk is dead and nothing
+    /// shows them any more. They would prevent the disk from being mounted again.
     pub(in crate::operation) fn free_dead_devices(&self, uuid: Uuid) -> Result<()> {
         self.let_go(uuid)?;
         self.no_longer_small(uuid);
@@ -113,9 +114,9 @@ impl Driver {
             .map(drop)
     }
 
-    /// The devices, of images with such names, whose disk is dead, or that stand on the file system
-    /// `former`; those that nothing shows are being detached. Of one that doesn't answer it isn't
-    /// known: it's among them.
+    /// The devices on images with matching names whose disk is dead, or whose image is on the file
+    /// system `former`. Those that nothing shows are detached. The result includes devices that do
+    /// not answer, because their state is unknown.
     pub(in crate::operation) fn detach_dead_devices(
         &self,
         is_named: &dyn Fn(&Path) -> bool,
@@ -156,8 +157,8 @@ impl Driver {
             .collect())
     }
 
-    /// Refuses to work from the mount table alone on a volume of which it isn't certain that it is
-    /// thawed: a frozen file system that is unmounted is hidden, and stays frozen.
+    /// Refuses to work from the mount table alone on a volume that may be frozen: a frozen file
+    /// system that is unmounted is hidden, and stays frozen.
     pub(in crate::operation) fn refuse_frozen(&self, volume_id: &str) -> Result<()> {
         let journalled = self.seams.freezer.journalled();
         let journalled = journalled
@@ -171,8 +172,8 @@ impl Driver {
         }
     }
 
-    /// A device that is still there after its end. The kernel keeps a detached one for as long as
-    /// somebody has it open: a scanner of devices for a moment, a reader for longer.
+    /// A device that still exists after it was detached. The kernel keeps it for as long as a
+    /// process has it open: a program that scans devices for a moment, a reader for longer.
     pub(in crate::operation) fn lingering(
         &self,
         pool: &Pool,
@@ -191,7 +192,7 @@ impl Driver {
             .map(|found| found.device.clone()))
     }
 
-    /// Not worth a failure: the next attach makes its device new as well.
+    /// A failure is only logged: the next attach resets the device as well.
     fn renew(
         &self,
         pool: &Pool,
@@ -214,9 +215,10 @@ impl Driver {
     }
 }
 
-/// What unmounts a volume, and if the pool's disk fails it then does from the mount table alone. An
-/// error may be one of a moment: what the disk still has to know of it is told then. If it can't be,
-/// that isn't needed for an answer.
+/// Runs `unmount` with its argument false, and again with true, from the mount table alone, if the
+/// disk of the pool fails. Afterwards it tries the first way once more, because the error may have
+/// been temporary and the pool should learn of the unmount. A failure of that does not change the
+/// result.
 pub(in crate::operation) fn without_disk(unmount: impl Fn(bool) -> Result<()>) -> Result<()> {
     match unmount(false) {
         Err(error) if error.is_lost_disk() => unmount(true).inspect(|()| {

@@ -17,13 +17,14 @@ pub struct NotGrown {
 }
 
 impl Driver {
-    /// It has grown, or nobody uses it any more.
+    /// Removes a volume from the list: its file system has grown, or the volume is no longer in
+    /// use.
     pub(in crate::operation) fn no_longer_small(&self, uuid: Uuid) {
         let mut all = self.small.lock().unwrap_or_else(PoisonError::into_inner);
         all.remove(&uuid);
     }
 
-    /// Volumes in use whose file system could not be grown: people are to be told.
+    /// Volumes in use whose file system could not be grown, for reports to administrators.
     pub fn not_grown(&self) -> Vec<NotGrown> {
         let all = self.small.lock().unwrap_or_else(PoisonError::into_inner);
         all.values().cloned().collect()

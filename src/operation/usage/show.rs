@@ -1,4 +1,4 @@
-//! Mounts a volume at a path of a caller, and takes back what an attempt has done there.
+//! Mounts a volume at a path of a caller, and undoes what a failed attempt has done there.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::operation::{Driver, PublishVolume, usage};
 use crate::record::LastStage;
 
 impl Driver {
-    /// Makes the target, then mounts on it; a target made for nothing is removed again.
+    /// Creates the target and mounts on it. If the mount fails, the target is removed again.
     pub(in crate::operation) fn show(
         &self,
         target: &Path,
@@ -23,7 +23,7 @@ impl Driver {
             .map_err(|first| self.undo_target(target, self.undo_mount(target, first)))
     }
 
-    /// Removes the leaf that an attempt has made.
+    /// Removes the target that a failed attempt has created.
     pub(in crate::operation) fn undo_target(&self, target: &Path, first: Error) -> Error {
         if matches!(first, Error::Invalid { .. } | Error::RollbackFailed { .. }) {
             return first;
@@ -37,8 +37,8 @@ impl Driver {
         }
     }
 
-    /// Whether the target shows the volume as asked. Another mount there, or this one in another
-    /// way, is an error.
+    /// Whether the target already shows the volume as requested. Another mount there, or the volume
+    /// in another mode, is an error.
     pub(in crate::operation) fn is_published(
         &self,
         request: &PublishVolume,
@@ -82,7 +82,7 @@ impl Driver {
         Ok(true)
     }
 
-    /// SINGLE_NODE_SINGLE_WRITER has one target path: another one anywhere refuses.
+    /// Refuses a second target path of a volume with access mode SINGLE_NODE_SINGLE_WRITER.
     pub(in crate::operation) fn refuse_second_writer(
         &self,
         stage: Option<&LastStage>,
@@ -112,8 +112,8 @@ impl Driver {
         }
     }
 
-    /// Unmounts what an attempt has mounted at a path where nothing was; an error doesn't tell
-    /// whether it came to that.
+    /// Unmounts what a failed attempt may have mounted at a path where nothing was mounted before.
+    /// The error of a mount does not show whether it took effect.
     pub(in crate::operation) fn undo_mount(&self, target: &Path, first: Error) -> Error {
         let unmounted = self.mount_at(target).and_then(|mounted| match mounted {
             None => Ok(()),
