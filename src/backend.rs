@@ -4,14 +4,21 @@
 //! the simulated host, so that what runs without root is what runs with it. LVM comes beside it.
 //! A backend holds its own bytes right; what a CSI call means is decided in `operation`.
 
+mod copier;
 pub mod file;
+mod handle;
 
+use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use uuid::Uuid;
 
+pub use copier::{Copier, CopyCost, CopyMode};
+pub use handle::ImageHandle;
+
 use crate::error::Result;
-use crate::host::{Device, LoopHold, Space};
+use crate::host::{Budget, Device, LoopHold, LoopStatus, Space};
 use crate::record::{PoolRecord, SnapshotOrigin, SnapshotRecord, VolumeRecord};
 
 /// Room in a pool.
@@ -108,15 +115,12 @@ pub enum Leftover {
     },
 }
 
-impl std::fmt::Display for Leftover {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Leftover {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Leftover::Volume(uuid) => write!(f, "incomplete volume {uuid}"),
             Leftover::Snapshot(uuid) => write!(f, "incomplete snapshot {uuid}"),
-            Leftover::Copy(Image::Volume(uuid)) => write!(f, "incomplete copy into volume {uuid}"),
-            Leftover::Copy(Image::Snapshot(uuid)) => {
-                write!(f, "incomplete copy into snapshot {uuid}")
-            }
+            Leftover::Copy(image) => write!(f, "incomplete copy into {image}"),
             Leftover::Trash { name, .. } => write!(f, "trash entry {name}"),
         }
     }
@@ -129,6 +133,15 @@ pub enum Image {
     Volume(Uuid),
     /// Of a snapshot.
     Snapshot(Uuid),
+}
+
+impl fmt::Display for Image {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Image::Volume(uuid) => write!(f, "volume {uuid}"),
+            Image::Snapshot(uuid) => write!(f, "snapshot {uuid}"),
+        }
+    }
 }
 
 /// Judges whether there is room, before anything is done.
@@ -211,14 +224,23 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Whether images of this pool can share blocks: else snapshots are copies.
     fn shares_blocks(&self) -> bool;
-    /// Whether clones side by side gain nothing (btrfs).
-    fn clones_in_series(&self) -> bool;
-    /// Where an image is, for effects; by the pinned folder.
-    fn image_path(&self, image: Image) -> PathBuf;
+
+    /// Opens an image, so that it can be copied from, or written to while it is being filled.
+    fn open(&self, image: Image) -> Result<ImageHandle>;
+    /// Gives an image that is being filled at least this length.
+    fn lengthen(&self, image: Image, bytes: u64) -> Result<()>;
+    /// Makes a prepared image the clone of one of the same pool that does not change meanwhile.
+    /// Only where [`Backend::shares_blocks`].
+    fn clone_quiet(&self, source: Image, copy: Image) -> Result<()>;
+    /// What copies an image of this pool, which may be in use, into a prepared one. `budget` is
+    /// shared by all members of a cut. Only where [`Backend::shares_blocks`].
+    fn copier(&self, source: Image, copy: Image, budget: &Arc<Budget>) -> Result<Box<dyn Copier>>;
+    /// Gives the btrfs on an image a new fsid; no device may be on the image.
+    fn renew_fs_id(&self, image: Image, fs_id: Uuid) -> Result<()>;
 
     /// Makes a volume that is to be filled: intent recorded as `creating`, an image of its full
-    /// length without blocks. Filled by effects on [`Backend::image_path`], then completed by
-    /// [`Backend::complete`], or ended by [`Backend::delete`]. A crash leaves an intent (and with
+    /// length without blocks. Filled by [`Backend::clone_quiet`], [`Backend::copier`] or
+    /// [`ImageHandle::copy_to`], then completed by [`Backend::complete`], or ended by [`Backend::delete`]. A crash leaves an intent (and with
     /// `copy` in its record a copy that can go on). On an error nothing is left, or it's
     /// [`crate::error::Error::RollbackFailed`]. What `content_source` names on this pool must exist.
     fn prepare(&self, record: &VolumeRecord, admit: Admit<'_>) -> Result<()>;
@@ -271,6 +293,8 @@ pub trait Backend: Send + Sync + 'static {
     /// Ends a device that [`Backend::devices`] found, if it still stands on this image. One that
     /// is open elsewhere goes with its last opener.
     fn detach(&self, uuid: Uuid, device: &Device) -> Result<()>;
+    /// Holds the device of a volume open that is among these, if one is.
+    fn hold(&self, uuid: Uuid, among: &[LoopStatus]) -> Result<Option<(LoopHold, LoopStatus)>>;
     /// To be called with a device that was the volume's and is gone: whatever the volume had set
     /// on it doesn't stay for the next user of its number.
     fn released(&self, record: &VolumeRecord, device: &Device) -> Result<()>;

@@ -23,11 +23,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use crate::backend::Copier;
 use crate::error::Result;
 pub use crate::hook::HookTarget;
 use crate::hook::{Hooks, NoHooks};
 use crate::host::memory::MemoryHost;
-use crate::host::{Device, FileId, Freezer, Host};
+use crate::host::{Device, Freezer, Host};
 use crate::model::{FsType, Level, SnapshotParameters};
 
 pub use slackwater_guard as guard;
@@ -54,23 +55,17 @@ pub enum Use {
     },
 }
 
-/// One image to be cut. Its target exists, empty; what a failed try leaves in it is the caller's
-/// to delete.
-#[derive(Clone, Debug)]
+/// One volume to be cut. Its copy exists and is empty; what a failed attempt leaves in it is the
+/// caller's to delete.
+#[derive(Clone)]
 pub struct CutMember {
     /// The volume.
     pub target: HookTarget,
-    /// Its image.
-    pub source: PathBuf,
-    /// Device and inode of that image.
-    pub image: FileId,
-    /// The file that becomes the copy.
-    pub copy: PathBuf,
-    /// How it's used now.
+    /// Makes the copy. For one attempt only, since it remembers what it has copied.
+    pub copier: Arc<dyn Copier>,
+    /// How the volume is used now.
     pub in_use: Use,
-    /// Clones on this pool gain nothing from running side by side (btrfs).
-    pub in_series: bool,
-    /// Set when its copy was emptied, because the pool's room was needed: the cut is lost.
+    /// Set when its copy was emptied, because the pool needed the space: the cut is lost.
     pub emptied: Arc<AtomicBool>,
 }
 

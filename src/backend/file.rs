@@ -4,6 +4,7 @@
 //! All paths go through a pinned descriptor of
 //! the folder, so that whatever is mounted over it later is never taken for the pool.
 
+mod copier;
 mod device;
 mod folder;
 mod image;
@@ -22,10 +23,11 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::{
-    Admit, AttachMode, Attached, Backend, FoundDevice, Image, Leftover, Leftovers, PoolSpace,
+    Admit, AttachMode, Attached, Backend, Copier, FoundDevice, Image, ImageHandle, Leftover,
+    Leftovers, PoolSpace,
 };
 use crate::error::{ErrorContext, Result};
-use crate::host::{self, Device, Effect, Host, Kept, Space};
+use crate::host::{self, Budget, Device, Effect, Host, Kept, LoopHold, LoopStatus, Space};
 use crate::model::size;
 use crate::record::{self, PoolRecord, SnapshotOrigin, SnapshotRecord, VolumeRecord};
 use folder::Folder;
@@ -273,12 +275,35 @@ impl Backend for FileBackend {
         self.shares_blocks
     }
 
-    fn clones_in_series(&self) -> bool {
-        self.fs_name == "btrfs"
+    fn open(&self, image: Image) -> Result<ImageHandle> {
+        self.open_image(image)
     }
 
-    fn image_path(&self, image: Image) -> PathBuf {
-        self.image_of(image)
+    fn lengthen(&self, image: Image, bytes: u64) -> Result<()> {
+        self.lengthen_image(image, bytes)
+    }
+
+    fn clone_quiet(&self, source: Image, copy: Image) -> Result<()> {
+        let budget = Arc::default();
+        let copied = self.file_copier(source, copy, &budget)?.copy_whole();
+        copied
+            .map(drop)
+            .context(|| format!("clone {source} into {copy}"))
+    }
+
+    fn copier(&self, source: Image, copy: Image, budget: &Arc<Budget>) -> Result<Box<dyn Copier>> {
+        self.file_copier(source, copy, budget)
+    }
+
+    fn renew_fs_id(&self, image: Image, fs_id: Uuid) -> Result<()> {
+        let path = &self.image_of(image);
+        let renew = Effect::RenewFsId {
+            image: path,
+            uuid: fs_id,
+        };
+        self.folder.perform(renew, || {
+            format!("assign a new fsid to the btrfs of {image}")
+        })
     }
 
     fn prepare(&self, record: &VolumeRecord, admit: Admit<'_>) -> Result<()> {
@@ -364,6 +389,10 @@ impl Backend for FileBackend {
 
     fn detach(&self, uuid: Uuid, device: &Device) -> Result<()> {
         self.detach_image(uuid, device)
+    }
+
+    fn hold(&self, uuid: Uuid, among: &[LoopStatus]) -> Result<Option<(LoopHold, LoopStatus)>> {
+        self.hold_device(uuid, among)
     }
 
     fn released(&self, record: &VolumeRecord, device: &Device) -> Result<()> {

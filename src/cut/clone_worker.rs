@@ -6,100 +6,76 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::CutMember;
 use super::participant::Thawed;
 use super::semaphore::Semaphore;
-use crate::error::{Error, ErrorContext, Result, chain};
-use crate::host::{Done, Effect, Freeze, Host, Known};
+use crate::backend::Copier;
+use crate::error::{ErrorContext, Result, chain};
+use crate::host::{self, Freeze};
 
-/// What lanes do, all of them at once.
+/// A step that all lanes do at the same time.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum CloneStep {
     /// Clone, beside the writers.
     Ahead,
-    /// Put right, beside them.
-    Rest,
-    /// The next time is the last.
+    /// Clone again what was written since, beside the writers.
+    Delta,
+    /// The next delta is the last.
     Seal,
-    /// Put right, frozen; and thaw.
+    /// Clone the last delta while frozen, and thaw.
     Cut,
-    /// See that the copies are what the cut took them to be.
-    Check,
+    /// Verify that the copies are what the cut assumed.
+    Verify,
 }
 
-/// A member of a lane: its place among the members, and in the guard's hands.
+/// A member of a lane.
 pub(super) struct ClonedMember {
+    /// Its index among the members.
     pub(super) at: usize,
+    /// Its index in the guard's session.
     pub(super) slot: usize,
-    /// Of its image and copy.
-    pub(super) known: Arc<Known>,
 }
 
 /// Members whose clones are made one after the other.
 pub(super) struct CloneWorker {
-    pub(super) host: Arc<dyn Host>,
     pub(super) members: Arc<[CutMember]>,
-    /// Which.
     pub(super) lane: Vec<ClonedMember>,
     pub(super) held: Arc<dyn Freeze>,
-    /// A clone of any lane has failed: the others needn't keep their writers waiting.
+    /// A clone of some lane has failed, so the others need not keep their writers waiting.
     pub(super) failed: Arc<AtomicBool>,
-    /// Where lanes wait before they clone ahead; never while anything is frozen.
+    /// Limits how many lanes clone ahead at once; not used while anything is frozen.
     pub(super) ahead: Arc<Semaphore>,
 }
 
 impl CloneWorker {
-    /// Does it for each of its members.
+    /// Does a step for each of its members.
     pub(super) fn act(&self, step: CloneStep) -> Result<Thawed> {
         match step {
-            CloneStep::Ahead => self.each(|member, _| self.clone_ahead(member)),
-            CloneStep::Rest => self.each(|member, known| self.clone_rest(member, known)),
-            CloneStep::Seal => self.each(|_, known| {
-                known.seal();
+            CloneStep::Ahead => self.each(|copier| {
+                let _turn = self.ahead.acquire();
+                copier.copy_ahead()
+            }),
+            CloneStep::Delta => self.each(Copier::copy_delta),
+            CloneStep::Seal => self.each(|copier| {
+                copier.seal();
                 Ok(0)
             }),
             CloneStep::Cut => self.cut(),
-            CloneStep::Check => self.check(),
+            CloneStep::Verify => self.verify(),
         }
     }
 
-    fn each(&self, work: impl Fn(&CutMember, &Known) -> Result<u64>) -> Result<Thawed> {
+    fn each(&self, copy: impl Fn(&(dyn Copier + 'static)) -> host::Result<u64>) -> Result<Thawed> {
         let mut done = Thawed::default();
         for one in &self.lane {
-            done.extents += work(&self.members[one.at], &one.known)?;
+            done.extents += copied(&self.members[one.at], &copy)?;
         }
         Ok(done)
     }
 
-    fn clone_ahead(&self, member: &CutMember) -> Result<u64> {
-        let _turn = self.ahead.acquire();
-        let volume = &member.target.volume_id;
-        let source = self.host.stat(&member.source);
-        let source = source.context(|| format!("examine the image of volume {volume}"))?;
-        let size = source.map_or(0, |source| source.size);
-        let made = self.host.perform(&Effect::Allocate {
-            path: &member.copy,
-            size,
-            reserve: false,
-        });
-        made.context(|| format!("extend the copy of volume {volume}"))?;
-        clone(&*self.host, member, |source, target| {
-            Effect::ClonePreFreeze { source, target }
-        })
-    }
-
-    fn clone_rest(&self, member: &CutMember, known: &Known) -> Result<u64> {
-        clone(&*self.host, member, |source, target| Effect::CloneDelta {
-            source,
-            target,
-            known,
-        })
-    }
-
-    /// After the thaw: whether the copies are what the window took them to be.
-    fn check(&self) -> Result<Thawed> {
+    fn verify(&self) -> Result<Thawed> {
         let mut done = Thawed::default();
         for one in &self.lane {
             let member = &self.members[one.at];
             let volume = &member.target.volume_id;
-            let is_same = self.host.verify_copy(&member.copy, &one.known);
+            let is_same = member.copier.verify();
             if !is_same.context(|| format!("verify the copy of volume {volume}"))? {
                 done.lost.get_or_insert(format!(
                     "blocks of volume {volume} or of its copy were moved during the cut; is the pool being defragmented?"
@@ -109,7 +85,7 @@ impl CloneWorker {
         Ok(done)
     }
 
-    /// Within the freeze. Whatever happens to one, all are thawed, each right after its own cut.
+    /// Runs within the freeze. Even after an error all are thawed, each right after its own cut.
     fn cut(&self) -> Result<Thawed> {
         let mut done = Thawed::default();
         let mut first = None;
@@ -118,7 +94,7 @@ impl CloneWorker {
             let mut cloned = Ok(0);
             let emptied = member.emptied.load(Ordering::SeqCst);
             if !self.failed.fetch_or(emptied, Ordering::SeqCst) && !emptied {
-                cloned = self.clone_rest(member, &one.known);
+                cloned = copied(member, Copier::copy_delta);
                 self.failed.fetch_or(cloned.is_err(), Ordering::SeqCst);
             }
             let thawed = self.held.thaw(one.slot);
@@ -147,18 +123,10 @@ fn thawed_early(volume: &str) -> String {
     )
 }
 
-/// One clone of a member: how many extents or ranges.
-pub(super) fn clone<'a>(
-    host: &dyn Host,
-    member: &'a CutMember,
-    effect: impl FnOnce(&'a std::path::Path, &'a std::path::Path) -> Effect<'a>,
+/// Copies a member; returns the number of extents or ranges.
+pub(super) fn copied(
+    member: &CutMember,
+    copy: impl Fn(&(dyn Copier + 'static)) -> host::Result<u64>,
 ) -> Result<u64> {
-    let volume = &member.target.volume_id;
-    let done = host.perform(&effect(&member.source, &member.copy));
-    match done.context(|| format!("cut volume {volume}"))? {
-        Done::Cloned(extents) => Ok(extents),
-        Done::Plain | Done::Loop(_) | Done::Checked(_) | Done::Session(_) => Err(Error::Bug {
-            invariant: "a clone returns its number of extents".into(),
-        }),
-    }
+    copy(&*member.copier).context(|| format!("cut volume {}", member.target.volume_id))
 }

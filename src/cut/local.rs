@@ -11,36 +11,27 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
-use super::clone_worker::{CloneStep, CloneWorker, ClonedMember, clone};
+use super::clone_worker::{CloneStep, CloneWorker, ClonedMember, copied};
 use super::guard::MOST_MEMBERS;
 use super::participant::{Participant, Prepared, Readiness, Thawed};
 use super::semaphore::Semaphore;
 use super::step_workers::{Job, StepWorkers};
 use super::{AbortHandle, CutMember, Seams, Use};
+use crate::backend::{Copier, CopyMode};
 use crate::error::{Error, ErrorContext, HostError, Result, chain};
 use crate::host::freezer::FreezeLimits;
-use crate::host::{Effect, Freeze, FreezeMember, Freezer, Host, Known, MountRoot};
+use crate::host::{Freeze, FreezeMember, Freezer, Host, MountRoot};
 use crate::model::{Level, SnapshotParameters};
 
 /// For each of the two write-backs before a freeze. Sixteen busy volumes took seconds, and
 /// nothing stands still meanwhile but quiesced applications; what takes a minute is a disk that
 /// hangs.
 pub const SYNC_BUDGET: Duration = Duration::from_secs(60);
-/// What an extent that was cloned ahead costs under the freeze: it's read and compared. Measured
-/// on xfs.
-const COMPARED: Duration = Duration::from_micros(2);
-/// What an extent costs within a whole clone: 14.5 us on xfs, 5 to 9 on btrfs.
-const CLONED: Duration = Duration::from_micros(15);
-
 /// Passes before a freeze, at most: each leaves what was written meanwhile to the next, which is
 /// shorter.
 const PASSES: usize = 3;
 /// So few ranges are no reason for another pass: cloning them takes about 5 ms.
 const FEW_RANGES: u64 = 64;
-/// Reading this many extents of a map takes as long as cloning one range again (80 us, against
-/// [`COMPARED`]). While a pass takes longer to read the map than to clone, the next pass is no
-/// shorter and leaves as much to the one after it, so another pass only delays the freeze.
-const EXTENTS_PER_RANGE: u64 = 40;
 
 /// Images that are cloned ahead at once. Clones on xfs wait for each other at the locks of its
 /// allocation groups, of which mkfs makes four: more at once are hardly faster, and the writers of
@@ -78,8 +69,6 @@ pub struct Local {
     ways: Vec<MemberMode>,
     /// Open roots of those that will be frozen, in the order of members.
     roots: Vec<MountRoot>,
-    /// What is known of the members that will be frozen, each with its place among the members.
-    known: Vec<(usize, Arc<Known>)>,
     /// Dropped before `held`, which its lanes share: the last of them thaws.
     lanes: Option<StepWorkers<CloneStep, Result<Thawed>>>,
     held: Option<Arc<dyn Freeze>>,
@@ -104,7 +93,6 @@ impl Local {
                 && std::env::var_os("SLACKWATER_CUT_IN_SEQUENCE").is_some(),
             ways: Vec::new(),
             roots: Vec::new(),
-            known: Vec::new(),
             lanes: None,
             held: None,
             abort: AbortHandle::default(),
@@ -136,10 +124,7 @@ impl Local {
     fn clone_whole(&self, way: MemberMode) -> Result<u64> {
         let mut extents = 0;
         for (_, member) in self.of_way(way) {
-            extents += clone(&*self.host, member, |source, target| Effect::CloneWhole {
-                source,
-                target,
-            })?;
+            extents += copied(member, Copier::copy_whole)?;
         }
         Ok(extents)
     }
@@ -152,13 +137,10 @@ impl Local {
         let mut lanes: Vec<Vec<ClonedMember>> = Vec::new();
         let mut series = Vec::new();
         let mut members = Vec::new();
-        let budget = Arc::default();
         for (slot, (at, root)) in frozen.into_iter().zip(roots).enumerate() {
             let member = &self.members[at];
-            let known = Arc::new(Known::sharing(&budget));
-            self.known.push((at, known.clone()));
-            let cloned = ClonedMember { at, slot, known };
-            if member.in_series {
+            let cloned = ClonedMember { at, slot };
+            if member.copier.is_serial() {
                 series.push(cloned);
             } else {
                 lanes.push(vec![cloned]);
@@ -171,7 +153,7 @@ impl Local {
             members.push(FreezeMember {
                 volume_id: member.target.volume_id.clone(),
                 namespace: member.target.namespace(),
-                image: member.image,
+                image: member.copier.image(),
                 fs,
                 root,
             });
@@ -187,7 +169,6 @@ impl Local {
         let ahead = Arc::new(Semaphore::new(AHEAD_AT_ONCE));
         let jobs = lanes.into_iter().map(|members| {
             let lane = CloneWorker {
-                host: self.host.clone(),
                 members: self.members.clone(),
                 lane: members,
                 held: held.clone(),
@@ -222,10 +203,11 @@ impl Local {
     fn put_right(&mut self) -> Result<u64> {
         let mut done = 0;
         for _ in 0..PASSES {
-            let ranges = self.all(CloneStep::Rest)?.extents;
+            let ranges = self.all(CloneStep::Delta)?.extents;
             done += ranges;
-            let extents: u64 = self.known.iter().map(|(_, known)| known.extents()).sum();
-            if ranges <= FEW_RANGES.max(extents / EXTENTS_PER_RANGE) {
+            let frozen = self.of_way(MemberMode::Frozen);
+            let worthwhile: u64 = frozen.map(|(_, member)| member.copier.worthwhile()).sum();
+            if ranges <= FEW_RANGES.max(worthwhile) {
                 break;
             }
         }
@@ -256,7 +238,6 @@ impl Local {
                 in_sequence: false,
                 ways: Vec::new(),
                 roots: Vec::new(),
-                known: Vec::new(),
                 lanes: None,
                 held: None,
                 abort: self.abort.clone(),
@@ -279,31 +260,27 @@ impl Local {
         }
     }
 
-    fn count_extents(&self, member: &CutMember) -> Result<u64> {
-        let volume = &member.target.volume_id;
-        let extents = self.host.extent_count(&member.source);
-        extents.context(|| format!("count the extents of volume {volume}"))
-    }
-
-    /// Adds what a member in use, whose image has this many extents, will cost under the freeze.
+    /// Adds what a member in use costs under the freeze.
     fn weigh(
         &self,
         member: &CutMember,
         way: MemberMode,
-        extents: u64,
         (stall, most): (&mut Duration, &mut Option<(String, u64)>),
     ) -> Result<()> {
         let volume = &member.target.volume_id;
-        self.check_extents(member, extents)?;
-        let each = match way {
-            MemberMode::Quiet => return Ok(()),
-            MemberMode::Moment => CLONED,
-            MemberMode::Frozen => COMPARED,
+        let mode = match way {
+            MemberMode::Quiet | MemberMode::Moment => CopyMode::Whole,
+            MemberMode::Frozen => CopyMode::Ahead,
         };
-        let its = each.saturating_mul(u32::try_from(extents).unwrap_or(u32::MAX));
-        *stall = stall.saturating_add(its);
-        if most.as_ref().is_none_or(|(_, n)| *n < extents) {
-            *most = Some((volume.clone(), extents));
+        let cost = member.copier.cost(mode);
+        let cost = cost.context(|| format!("count the extents of volume {volume}"))?;
+        self.check_extents(member, cost.extents)?;
+        if way == MemberMode::Quiet {
+            return Ok(());
+        }
+        *stall = stall.saturating_add(cost.stall);
+        if most.as_ref().is_none_or(|(_, n)| *n < cost.extents) {
+            *most = Some((volume.clone(), cost.extents));
         }
         Ok(())
     }
@@ -357,7 +334,7 @@ impl Participant for Local {
             let way = Local::mode_of(member, level);
             self.ways.push(way);
             let stall = (&mut ready.stall, &mut ready.most_extents);
-            self.weigh(member, way, self.count_extents(member)?, stall)?;
+            self.weigh(member, way, stall)?;
             if way == MemberMode::Quiet {
                 continue;
             }
@@ -433,25 +410,12 @@ impl Participant for Local {
             done.extents += self.put_right()?;
             self.all(CloneStep::Seal)?;
         }
-        // Since the first check, images may have got more extents, and pools may have filled. The
-        // last pass has counted those of frozen members, so that no map is read once more.
-        for (at, known) in &self.known {
-            let stall = (&mut done.stall, &mut done.most_extents);
-            self.weigh(
-                &self.members[*at],
-                MemberMode::Frozen,
-                known.extents(),
-                stall,
-            )?;
-        }
-        for (_, member) in self.of_way(MemberMode::Moment) {
-            let stall = (&mut done.stall, &mut done.most_extents);
-            self.weigh(
-                member,
-                MemberMode::Moment,
-                self.count_extents(member)?,
-                stall,
-            )?;
+        // Since the first check, images may have got more extents, and pools may have filled.
+        let members = self.members.clone();
+        for (member, way) in members.iter().zip(&self.ways) {
+            if *way != MemberMode::Quiet {
+                self.weigh(member, *way, (&mut done.stall, &mut done.most_extents))?;
+            }
         }
         (self.room)()?;
         Ok(done)
@@ -485,7 +449,7 @@ impl Participant for Local {
                 .context(|| "verify that all data was written back before the cut".into())?,
             None => return Ok(()),
         }
-        match self.all(CloneStep::Check)?.lost {
+        match self.all(CloneStep::Verify)?.lost {
             Some(reason) => Err(Error::CutLost { reason }),
             None => Ok(()),
         }

@@ -87,6 +87,18 @@ const WORDS: &[(&[&str], &[&str], &str)] = &[
     ),
     (&["unsafe"], &["host"], "the kernel is behind one wall"),
     (
+        &[
+            "CloneWhole",
+            "ClonePreFreeze",
+            "CloneDelta",
+            "CopyRange",
+            "Unshare",
+            "RenewFsId",
+        ],
+        &["backend", "host"],
+        "what an image is stored as is known to its backend alone",
+    ),
+    (
         &["async", "await", "tokio"],
         &[
             "operation",
@@ -516,6 +528,11 @@ mod tests {
         );
         refused("service.rs", "use kube::Client;", "contains kube");
         refused("backend.rs", "fn f() { unsafe { g() } }", "contains unsafe");
+        refused(
+            "operation/snapshot.rs",
+            "fn f() { g(Effect::CloneWhole { source, target }) }",
+            "says CloneWhole",
+        );
         refused(
             "operation.rs",
             "use std::process::{self, Command};",

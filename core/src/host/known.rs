@@ -92,7 +92,7 @@ pub(in crate::host) struct Memory {
     /// The next pass is the one within the freeze.
     pub(in crate::host) is_last: bool,
     /// Extents that the image had at the last pass.
-    extents: u64,
+    extents: Option<u64>,
     budget: Arc<Budget>,
 }
 
@@ -115,14 +115,9 @@ impl Known {
         memory.is_last = true;
     }
 
-    /// How many extents the image had when a pass last read its map; 0 before the first pass.
-    pub fn extents(&self) -> u64 {
+    /// How many extents the image had when a pass last read its map, if one has.
+    pub fn extents(&self) -> Option<u64> {
         self.lock().extents
-    }
-
-    /// Records the number that [`Known::extents`] returns.
-    pub fn set_extents(&self, extents: u64) {
-        self.lock().extents = extents;
     }
 
     pub(in crate::host) fn lock(&self) -> MutexGuard<'_, Memory> {
@@ -131,9 +126,9 @@ impl Known {
 }
 
 impl Memory {
-    /// See [`Known::set_extents`].
+    /// Records the number of extents that a pass has found.
     pub(in crate::host) fn set_extents(&mut self, extents: u64) {
-        self.extents = extents;
+        self.extents = Some(extents);
     }
 
     /// An empty map for a pass that is not the last; [`Memory::remember`] stores it.

@@ -206,6 +206,24 @@ impl FileBackend {
         })
     }
 
+    pub(super) fn hold_device(
+        &self,
+        uuid: Uuid,
+        among: &[LoopStatus],
+    ) -> Result<Option<(LoopHold, LoopStatus)>> {
+        let image = self.folder.stat(&self.volumes.image(uuid), || {
+            format!("find the image of volume {uuid}")
+        })?;
+        let backing = image.map(|image| image.id);
+        let Some(found) = among.iter().find(|found| Some(found.backing) == backing) else {
+            return Ok(None);
+        };
+        let host = &self.folder.host;
+        let held = host.hold_loop(found.number, found.backing);
+        let held = held.context(|| format!("open /dev/loop{}", found.number))?;
+        Ok(held.map(|hold| (hold, found.clone())))
+    }
+
     /// Only a thick volume limits its device.
     pub(super) fn renew_device(&self, record: &VolumeRecord, device: &Device) -> Result<()> {
         if record.allocation != Allocation::Thick {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use super::FileBackend;
-use crate::backend::{Admit, Image};
+use crate::backend::{Admit, Image, ImageHandle};
 use crate::error::{Error, Kind, Result, chain};
 use crate::host::Effect;
 use crate::model::size::{MIB, image_bytes};
@@ -196,6 +196,34 @@ impl FileBackend {
             None => None,
         };
         Ok(source.is_some_and(|source| source.allocation == Allocation::Thick))
+    }
+
+    pub(super) fn open_image(&self, image: Image) -> Result<ImageHandle> {
+        let path = self.image_of(image);
+        let found = self
+            .folder
+            .stat(&path, || format!("find the image of {image}"))?;
+        let found = found.ok_or_else(|| Error::Damaged {
+            path: path.clone(),
+            problem: "the image is missing".into(),
+        })?;
+        Ok(ImageHandle {
+            host: self.folder.host.clone(),
+            path,
+            bytes: found.size,
+            modified: found.modified,
+        })
+    }
+
+    pub(super) fn lengthen_image(&self, image: Image, bytes: u64) -> Result<()> {
+        let path = &self.image_of(image);
+        let longer = Effect::Allocate {
+            path,
+            size: bytes,
+            reserve: false,
+        };
+        self.folder
+            .perform(longer, || format!("extend the image of {image}"))
     }
 
     /// In steps, so that it's seen how far it is.

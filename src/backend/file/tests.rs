@@ -7,6 +7,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 
 use super::*;
+use crate::backend::CopyMode;
 use crate::error::Error;
 use crate::host::Effect;
 use crate::host::memory::{FaultMode, MemoryHost};
@@ -93,20 +94,12 @@ fn progress() -> Option<CopyProgress> {
     })
 }
 
-fn clone(host: &MemoryHost, backend: &FileBackend, from: Image, to: Image) {
-    let effect = Effect::CloneWhole {
-        source: &backend.image_path(from),
-        target: &backend.image_path(to),
-    };
-    host.perform(&effect).unwrap();
-}
-
 /// A snapshot that is ready.
-fn cut(host: &MemoryHost, backend: &FileBackend, n: u128, of: &VolumeRecord) -> SnapshotRecord {
+fn cut(backend: &FileBackend, n: u128, of: &VolumeRecord) -> SnapshotRecord {
     let mut record = snapshot(n, of);
     backend.prepare_snapshot(&record, &any).unwrap();
     let (source, target) = (Image::Volume(of.uuid), Image::Snapshot(record.uuid));
-    clone(host, backend, source, target);
+    backend.clone_quiet(source, target).unwrap();
     backend.sync_snapshot(record.uuid).unwrap();
     if of.allocation == Allocation::Thick {
         backend.unshare(target, of.size).unwrap();
@@ -128,27 +121,49 @@ fn restored(backend: &FileBackend, n: u128, allocation: Allocation, from: Image)
 }
 
 /// A restore or clone that is ready.
-fn restore(
-    host: &MemoryHost,
-    backend: &FileBackend,
-    record: &VolumeRecord,
-    from: Image,
-) -> VolumeRecord {
+fn restore(backend: &FileBackend, record: &VolumeRecord, from: Image) -> VolumeRecord {
     backend.prepare(record, &any).unwrap();
-    clone(host, backend, from, Image::Volume(record.uuid));
+    let copy = Image::Volume(record.uuid);
+    backend.clone_quiet(from, copy).unwrap();
     backend.complete(record).unwrap()
+}
+
+#[test]
+fn the_cost_of_a_copy_is_that_of_its_mode_and_of_what_the_last_pass_has_counted() {
+    let (_, backend) = pool();
+    let source = backend.create(volume(1, Allocation::Thick), &any).unwrap();
+    let record = snapshot(2, &source);
+    backend.prepare_snapshot(&record, &any).unwrap();
+    let (image, copy) = (Image::Volume(source.uuid), Image::Snapshot(record.uuid));
+    let copier = backend.copier(image, copy, &Arc::default()).unwrap();
+    let whole = copier.cost(CopyMode::Whole).unwrap();
+    assert_eq!(
+        whole.stall,
+        Duration::from_micros(15) * whole.extents as u32
+    );
+    let ahead = copier.cost(CopyMode::Ahead).unwrap();
+    assert_eq!(ahead.extents, whole.extents);
+    assert_eq!(ahead.stall, Duration::from_micros(2) * whole.extents as u32);
+    assert_eq!(copier.worthwhile(), 0, "no pass has counted anything");
+    copier.copy_ahead().unwrap();
+    copier.copy_delta().unwrap();
+    let counted = copier.cost(CopyMode::Ahead).unwrap();
+    assert_eq!(copier.worthwhile(), counted.extents / 40);
+    copier.seal();
+    copier.copy_delta().unwrap();
+    assert!(copier.verify().unwrap());
 }
 
 #[test]
 fn a_volume_goes_and_its_snapshots_and_restores_stay() {
     let (host, backend) = pool();
     let source = backend.create(volume(1, Allocation::Thin), &any).unwrap();
-    let cut = cut(&host, &backend, 2, &source);
+    let cut = cut(&backend, 2, &source);
     backend.delete(source.uuid).unwrap();
     assert_eq!(backend.snapshots(None, 10), vec![cut.clone()]);
     let image = Image::Snapshot(cut.uuid);
     let wanted = restored(&backend, 3, Allocation::Thin, image);
-    let made = restore(&host, &backend, &wanted, image);
+    let made = restore(&backend, &wanted, image);
     backend.delete_snapshot(cut.uuid).unwrap();
     assert_eq!(backend.count_snapshots(), 0);
     assert_eq!(backend.image_problem(&made).unwrap(), None);
@@ -207,7 +222,7 @@ fn a_start_ends_what_nobody_goes_on_with_and_keeps_the_rest() {
     assert!(backend.snapshots(None, 10).is_empty(), "none was answered");
     assert_eq!(backend.volume(Uuid::from_u128(5)).unwrap(), None);
     assert_eq!(backend.volume(copied.uuid).unwrap(), Some(copied.clone()));
-    let image = backend.image_path(Image::Volume(copied.uuid));
+    let image = backend.image_of(Image::Volume(copied.uuid));
     assert!(
         host.stat(&image)
             .is_ok_and(|image| image.is_some_and(|image| image.size == SIZE))
@@ -220,21 +235,21 @@ fn what_is_thick_or_made_of_thick_has_blocks_of_its_own() {
     let thick = backend.create(volume(1, Allocation::Thick), &any).unwrap();
     let before = backend.space().unwrap();
     assert_eq!((before.own, before.allocated), (SIZE, SIZE));
-    let cut = cut(&host, &backend, 2, &thick);
+    let cut = cut(&backend, 2, &thick);
     let image_of_cut = Image::Snapshot(cut.uuid);
     for (n, allocation, from) in [
         (3, Allocation::Thick, Image::Snapshot(cut.uuid)),
         (4, Allocation::Thin, Image::Volume(thick.uuid)),
     ] {
         let wanted = restored(&backend, n, allocation, from);
-        let made = restore(&host, &backend, &wanted, from);
+        let made = restore(&backend, &wanted, from);
         assert_eq!(made.lineage(), made.incarnation, "{n}");
         assert_eq!(backend.image_problem(&made).unwrap(), None);
     }
     let log = host.effect_log();
     let volume = |n| Image::Volume(Uuid::from_u128(n));
     for image in [image_of_cut, volume(3), volume(4)] {
-        let image = backend.image_path(image);
+        let image = backend.image_of(image);
         let image = image
             .strip_prefix(&backend.folder.root)
             .unwrap()
@@ -249,7 +264,7 @@ fn what_is_thick_or_made_of_thick_has_blocks_of_its_own() {
 
 #[test]
 fn room_for_promises_shrinks_by_what_a_snapshot_holds() {
-    let (host, backend) = pool();
+    let (_, backend) = pool();
     let filled = backend.create(volume(1, Allocation::Thick), &any).unwrap();
     let thin = backend.create(volume(2, Allocation::Thin), &any).unwrap();
     let room = |backend: &FileBackend| {
@@ -267,7 +282,7 @@ fn room_for_promises_shrinks_by_what_a_snapshot_holds() {
     record.state = SnapshotState::Ready;
     backend.update_snapshot(&record).unwrap();
     assert_eq!(room(&backend), (whole, promised, 0));
-    cut(&host, &backend, 4, &thin);
+    cut(&backend, 4, &thin);
     assert_eq!(room(&backend), (whole, promised, 0), "nothing was written");
     backend.delete_snapshot(record.uuid).unwrap();
     assert_eq!(room(&backend), (whole, promised, 0));
@@ -319,7 +334,7 @@ fn a_pool_of_an_earlier_release_gets_its_directory_of_snapshots_durably() {
     let source = backend.create(volume(1, Allocation::Thin), &any).unwrap();
     // Made once before, and not durably.
     host.perform(&Effect::MakeDir { path: &folder }).unwrap();
-    let made = cut(&host, &backend, 2, &source);
+    let made = cut(&backend, 2, &source);
     drop(backend);
     let backend = open(&host.reboot(true));
     assert_eq!(backend.snapshots(None, 10), vec![made]);
@@ -329,10 +344,7 @@ fn a_pool_of_an_earlier_release_gets_its_directory_of_snapshots_durably() {
 fn a_damaged_record_of_a_snapshot_is_told_and_nothing_else_is_held_up() {
     let (host, backend) = pool();
     let source = backend.create(volume(1, Allocation::Thin), &any).unwrap();
-    let (bad, good) = (
-        cut(&host, &backend, 2, &source),
-        cut(&host, &backend, 3, &source),
-    );
+    let (bad, good) = (cut(&backend, 2, &source), cut(&backend, 3, &source));
     drop(backend);
     let path = format!("{POOL}/{SNAPSHOTS}/{}/{RECORD}", bad.uuid);
     host.put_file(Path::new(&path), b"{}").unwrap();

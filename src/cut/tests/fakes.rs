@@ -2,20 +2,21 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::errno::Errno;
 use uuid::Uuid;
 
+use crate::backend::{Copier, CopyCost, CopyMode};
 use crate::cut::{CutMember, Room, Seams, Use};
 use crate::error::{Error, HostError};
 use crate::hook::{HookTarget, Hooks, Quiesced};
 use crate::host::freezer::{FreezeLimits, Journalled};
 use crate::host::{
-    BackingFs, Device, Done, Effect, Extent, FileId, FileKind, FileStat, FolderMount, Freeze,
-    FreezeMember, Freezer, Host, Kept, Known, LoopDevice, LoopHold, Mount, MountRoot, Result,
-    Signature, Space,
+    BackingFs, Device, Done, Effect, Extent, FileId, FileStat, FolderMount, Freeze, FreezeMember,
+    Freezer, Host, Kept, Known, LoopDevice, LoopHold, Mount, MountRoot, Result, Signature, Space,
 };
 use crate::model::{FsType, SharedVolume};
 
@@ -35,8 +36,10 @@ struct State {
     plan: Option<(usize, Trouble)>,
     hooks: Vec<String>,
     extents: u64,
-    /// That a pass over a map clones; 1 unless it was set.
+    /// That a pass clones; 1 unless it was set.
     ranges: Option<u64>,
+    /// See [`Copier::worthwhile`].
+    worthwhile: u64,
     /// So many once an application is held.
     extents_held: Option<u64>,
     /// A copy's map isn't what it was taken to be.
@@ -50,26 +53,94 @@ struct State {
 #[derive(Clone, Default)]
 pub(super) struct World(Arc<Mutex<State>>);
 
-pub(super) fn member(name: &str, in_use: Use) -> CutMember {
-    CutMember {
+/// A volume of a test; [`World::members`] makes it a member of a cut.
+pub(super) struct TestVolume {
+    pub(super) target: HookTarget,
+    pub(super) in_use: Use,
+    pub(super) is_serial: bool,
+    pub(super) emptied: Arc<AtomicBool>,
+}
+
+pub(super) fn member(name: &str, in_use: Use) -> TestVolume {
+    TestVolume {
         target: HookTarget {
             volume_id: name.into(),
             claim: None,
             node: None,
         },
-        source: PathBuf::from("/source").join(name),
-        image: FileId {
-            device: 1,
-            inode: 2,
-        },
-        copy: PathBuf::from("/copy").join(name),
         in_use,
-        in_series: false,
+        is_serial: false,
         emptied: Arc::default(),
     }
 }
 
-pub(super) fn mounted(name: &str) -> CutMember {
+/// Writes down each call.
+struct FakeCopier {
+    world: World,
+    name: String,
+    is_serial: bool,
+    /// A pass has counted the extents.
+    is_counted: AtomicBool,
+}
+
+impl FakeCopier {
+    fn event(&self, event: &str) -> Result<()> {
+        self.world.host_event(&format!("{event} {}", self.name))
+    }
+}
+
+impl Copier for FakeCopier {
+    fn image(&self) -> FileId {
+        FileId {
+            device: 1,
+            inode: 2,
+        }
+    }
+
+    fn is_serial(&self) -> bool {
+        self.is_serial
+    }
+
+    fn cost(&self, mode: CopyMode) -> Result<CopyCost> {
+        let micros = match mode {
+            CopyMode::Whole => 15,
+            CopyMode::Ahead => 2,
+        };
+        if mode == CopyMode::Whole || !self.is_counted.load(Ordering::SeqCst) {
+            self.event("count")?;
+        }
+        let extents = self.world.extents();
+        let stall = Duration::from_micros(micros * extents);
+        Ok(CopyCost { extents, stall })
+    }
+
+    fn copy_whole(&self) -> Result<u64> {
+        self.event("clone_whole").map(|()| 1)
+    }
+
+    fn copy_ahead(&self) -> Result<u64> {
+        self.event("clone_ahead").map(|()| 1)
+    }
+
+    fn copy_delta(&self) -> Result<u64> {
+        self.event("clone_rest")?;
+        self.is_counted.store(true, Ordering::SeqCst);
+        Ok(self.world.state(|state| state.ranges.unwrap_or(1)))
+    }
+
+    fn worthwhile(&self) -> u64 {
+        self.world.state(|state| state.worthwhile)
+    }
+
+    fn seal(&self) {}
+
+    fn verify(&self) -> Result<bool> {
+        self.event("verify")?;
+        Ok(self.world.state(|state| !state.moved))
+    }
+}
+
+pub(super) fn mounted(name: &str) -> TestVolume {
     let in_use = Use::Mounted {
         device: Device::of_loop(7),
         fs: FsType::Xfs,
@@ -78,7 +149,7 @@ pub(super) fn mounted(name: &str) -> CutMember {
     member(name, in_use)
 }
 
-pub(super) fn raw(name: &str) -> CutMember {
+pub(super) fn raw(name: &str) -> TestVolume {
     member(name, Use::Raw)
 }
 
@@ -114,8 +185,23 @@ impl World {
         self.state(|state| state.extents = extents);
     }
 
-    pub(super) fn set_ranges(&self, ranges: u64) {
-        self.state(|state| state.ranges = Some(ranges));
+    pub(super) fn set_ranges(&self, ranges: u64, worthwhile: u64) {
+        self.state(|state| (state.ranges, state.worthwhile) = (Some(ranges), worthwhile));
+    }
+
+    pub(super) fn members(&self, volumes: &[TestVolume]) -> Vec<CutMember> {
+        let members = volumes.iter().map(|volume| CutMember {
+            target: volume.target.clone(),
+            copier: Arc::new(FakeCopier {
+                world: self.clone(),
+                name: volume.target.volume_id.clone(),
+                is_serial: volume.is_serial,
+                is_counted: AtomicBool::default(),
+            }),
+            in_use: volume.in_use.clone(),
+            emptied: volume.emptied.clone(),
+        });
+        members.collect()
     }
 
     fn extents(&self) -> u64 {
@@ -319,50 +405,17 @@ fn none<T>(what: &'static str) -> Result<T> {
 }
 
 impl Host for World {
-    fn perform(&self, effect: &Effect<'_>) -> Result<Done> {
-        let path = match effect {
-            Effect::Allocate { path, .. } => path,
-            Effect::CloneWhole { target, .. }
-            | Effect::ClonePreFreeze { target, .. }
-            | Effect::CloneDelta { target, .. } => target,
-            other => return Err(HostError::unexpected("do", "/", other.name())),
-        };
-        self.host_event(&format!("{} {}", effect.name(), name(path)))?;
-        if let Effect::CloneDelta { known, .. } = effect {
-            known.set_extents(self.extents());
-        }
-        Ok(match effect {
-            Effect::Allocate { .. } => Done::Plain,
-            Effect::CloneDelta { .. } => {
-                Done::Cloned(self.state(|state| state.ranges.unwrap_or(1)))
-            }
-            _ => Done::Cloned(1),
-        })
+    fn perform(&self, _: &Effect<'_>) -> Result<Done> {
+        none("perform an effect")
     }
-
-    fn stat(&self, path: &Path) -> Result<Option<FileStat>> {
-        let _ = path;
-        Ok(Some(FileStat {
-            id: FileId {
-                device: 1,
-                inode: 2,
-            },
-            kind: FileKind::File,
-            size: 1 << 30,
-            allocated: 0,
-            rdev: 0,
-            modified: 0,
-        }))
+    fn stat(&self, _: &Path) -> Result<Option<FileStat>> {
+        none("stat")
     }
-
-    fn verify_copy(&self, copy: &Path, _known: &Known) -> Result<bool> {
-        self.host_event(&format!("agrees {}", name(copy)))?;
-        Ok(self.state(|state| !state.moved))
+    fn verify_copy(&self, _: &Path, _: &Known) -> Result<bool> {
+        none("verify")
     }
-
-    fn extent_count(&self, path: &Path) -> Result<u64> {
-        self.host_event(&format!("count {}", name(path)))?;
-        Ok(self.extents())
+    fn extent_count(&self, _: &Path) -> Result<u64> {
+        none("count")
     }
 
     fn open_mount_root(

@@ -13,11 +13,11 @@ fn assert_undisturbed(world: &World) {
 #[test]
 fn what_has_no_barrier_or_too_many_pieces_is_refused_before_anybody_is_disturbed() {
     let refuse =
-        |members: &[CutMember], extents: u64, parameters: SnapshotParameters, words: &str| {
+        |members: &[TestVolume], extents: u64, parameters: SnapshotParameters, words: &str| {
             let world = World::with_hooks(&["db"]);
             world.set_extents(extents);
             let level = parameters.consistency;
-            let error = attempt(&world.seams(), members, level, &parameters).unwrap_err();
+            let error = attempt(&world, members, level, &parameters).unwrap_err();
             assert!(matches!(error, Error::Refused { .. }), "{error:?}");
             assert!(chain(&error).contains(words), "{error}");
             assert_undisturbed(&world);
@@ -68,21 +68,19 @@ fn what_has_no_barrier_or_too_many_pieces_is_refused_before_anybody_is_disturbed
     );
     let world = World::default();
     world.set_extents(6_666);
-    let seams = world.seams();
-    attempt(&seams, &[raw("r")], Level::Filesystem, &raw_and_short).unwrap();
+    attempt(&world, &[raw("r")], Level::Filesystem, &raw_and_short).unwrap();
     world.set_extents(25_000);
-    attempt(&seams, &two, Level::Filesystem, &raw_and_short).unwrap();
+    attempt(&world, &two, Level::Filesystem, &raw_and_short).unwrap();
 }
 
 #[test]
 fn more_file_systems_than_can_be_frozen_together_are_refused_before_anybody_is_disturbed() {
-    let members: Vec<CutMember> = (0..=MOST_MEMBERS)
+    let members: Vec<TestVolume> = (0..=MOST_MEMBERS)
         .map(|n| mounted(&format!("v{n}")))
         .collect();
     let world = World::with_hooks(&["db"]);
     let parameters = application();
-    let cut =
-        |members: &[CutMember]| attempt(&world.seams(), members, Level::Application, &parameters);
+    let cut = |members: &[TestVolume]| attempt(&world, members, Level::Application, &parameters);
     let error = cut(&members).unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
     let said = format!(

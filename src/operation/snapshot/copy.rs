@@ -5,7 +5,6 @@
 //! a restart if the source hasn't been changed.
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,10 +13,9 @@ use uuid::Uuid;
 
 use super::plan::Prepared;
 use super::source::Source;
-use crate::backend::Image;
+use crate::backend::{Image, ImageHandle};
 use crate::cut::Use;
 use crate::error::{Error, ErrorContext, Result};
-use crate::host::Effect;
 use crate::model::pool::WAY_OUT;
 use crate::model::size::MIB;
 use crate::model::{Level, PoolId, SnapshotId};
@@ -49,6 +47,22 @@ pub(in crate::operation) fn no_sharing(pool: &Pool, volume_id: &str) -> Error {
         )
     };
     Error::refused(format!("volume {volume_id}"), why)
+}
+
+/// Opens the source of a copy. Returns it with the progress of a copy of it that begins now.
+pub(in crate::operation) fn begin_at(
+    pool: &Pool,
+    image: Image,
+) -> Result<(ImageHandle, CopyProgress)> {
+    let source = pool
+        .backend
+        .open(image)
+        .map_err(Error::into_indeterminate)?;
+    let begin = CopyProgress {
+        copied: 0,
+        source_modified: source.modified(),
+    };
+    Ok((source, begin))
 }
 
 /// Seconds after which a copy is forgotten that was begun and that no call has asked for since:
@@ -219,62 +233,37 @@ impl Driver {
         Ok(copying)
     }
 
-    /// The first progress of a copy of an image, as that is now, and how long the image is: longer
-    /// than its record says where a growth could not be recorded, and its file system with it.
-    pub(in crate::operation) fn begin_at(&self, image: &Path) -> Result<(CopyProgress, u64)> {
-        let stat = self.host.stat(image);
-        let stat = stat.context(|| "examine the source of a copy".into());
-        let stat = stat.map_err(Error::into_indeterminate)?;
-        let stat = stat.ok_or_else(|| Error::Damaged {
-            path: image.to_path_buf(),
-            problem: "the image is missing".into(),
-        });
-        let stat = stat.map_err(Error::into_indeterminate)?;
-        let begin = CopyProgress {
-            copied: 0,
-            source_modified: stat.modified,
-        };
-        Ok((begin, stat.size))
-    }
-
-    /// Copies the first `bytes` of one image into another, from `progress` on, at a bounded rate.
-    /// `save` makes known durably how far it is; it's called when that much is durable.
+    /// Copies all of one image into another, `image`, from `progress` on, at a bounded rate. `save`
+    /// records durably how far the copy is; it is called once that much of the copy is durable.
     pub(in crate::operation) fn copy(
         &self,
         copying: &Copying<'_>,
-        name: &str,
-        [source, target]: [&Path; 2],
-        bytes: u64,
+        image: Image,
+        [source, target]: [&ImageHandle; 2],
         progress: CopyProgress,
         mut save: impl FnMut(CopyProgress) -> Result<()>,
     ) -> Result<()> {
-        let doing = || format!("copy into {name}");
+        let doing = || format!("copy into {image}");
+        let bytes = source.bytes();
         let (mut at, mut saved) = (progress.copied, progress.copied);
         while at < bytes {
             copying.check()?;
             let stopping = self.in_flight.is_stopping();
             if stopping || at - saved >= SAVE {
-                let sync = Effect::SyncFile { path: target };
-                self.host.perform(&sync).context(doing)?;
+                target.sync().context(doing)?;
                 save(CopyProgress {
                     copied: at,
                     ..progress
                 })?;
                 saved = at;
-                tracing::info!(destination = name, copied = at, of = bytes, "copying");
+                tracing::info!(destination = %image, copied = at, of = bytes, "copying");
                 if stopping {
                     return Err(Error::Stopping);
                 }
             }
             let length = STEP.min(bytes - at);
-            let step = Effect::CopyRange {
-                source,
-                target,
-                offset: at,
-                length,
-            };
             let next = self.copies.step(copying.pools, length);
-            self.host.perform(&step).context(doing)?;
+            source.copy_to(target, at, length).context(doing)?;
             at += length;
             self.copied.fetch_add(length, Ordering::Relaxed);
             self.host
@@ -294,8 +283,7 @@ impl Driver {
         self.copies.ask(id.uuid, self.host.now());
         let claim = source.record.claim.as_deref();
         let copying = self.begin_copy(Some(source), claim, [pool.id(), pool.id()])?;
-        let image = pool.backend.image_path(Image::Volume(source.id.uuid));
-        let (begin, bytes) = self.begin_at(&image)?;
+        let (from_image, begin) = begin_at(pool, Image::Volume(source.id.uuid))?;
         let begun = pool.backend.snapshot(id.uuid)?.filter(|begun| {
             begun.source_incarnation == source.record.incarnation
                 && begun.size == source.record.size
@@ -317,13 +305,13 @@ impl Driver {
             }
         };
         record.promised = Some(request.parameters.least());
-        let target = pool.backend.image_path(Image::Snapshot(id.uuid));
+        let image = Image::Snapshot(id.uuid);
         let from = record.copy.unwrap_or(begin);
-        let name = format!("snapshot {}", id.uuid);
-        let images = [image.as_path(), &target];
-        let copied = self.copy(&copying, &name, images, bytes, from, |progress| {
-            record.copy = Some(progress);
-            pool.backend.update_snapshot(&record)
+        let copied = pool.backend.open(image).and_then(|target| {
+            self.copy(&copying, image, [&from_image, &target], from, |progress| {
+                record.copy = Some(progress);
+                pool.backend.update_snapshot(&record)
+            })
         });
         let committed = copied.and_then(|()| {
             pool.backend.sync_snapshot(id.uuid)?;

@@ -7,47 +7,32 @@ use super::source::Source;
 use crate::backend::Image;
 use crate::cut::retry::{self, Clock, Subject};
 use crate::cut::{self, Attempt, CutMember, HookTarget, Outcome, Room, Use};
-use crate::error::{Error, ErrorContext, Result};
+use crate::error::Result;
 use crate::model::SnapshotParameters;
 use crate::operation::pools::capacity::check_headroom;
 use crate::operation::{Driver, Pool, Used};
 
 impl Driver {
-    /// What the cut needs to know of each volume. `copies` are the files into which the volumes are
-    /// cloned.
+    /// What the cut needs to know of each volume. `copies` are the prepared images into which the
+    /// volumes are copied.
     pub(in crate::operation) fn members(
         &self,
         sources: &[Source],
         uses: &[Use],
         copies: &[Image],
     ) -> Result<Vec<CutMember>> {
+        let budget = Arc::default();
         let each = sources.iter().zip(uses).zip(copies);
         each.map(|((source, in_use), copy)| {
-            let path = source
-                .pool
-                .backend
-                .image_path(Image::Volume(source.id.uuid));
-            let stat = self
-                .host
-                .stat(&path)
-                .context(|| format!("find the image of volume {}", source.text))?;
-            let Some(stat) = stat else {
-                return Err(Error::Damaged {
-                    path: source.pool.backend.path(),
-                    problem: format!("the image of volume {} is missing", source.text),
-                });
-            };
+            let image = Image::Volume(source.id.uuid);
             Ok(CutMember {
                 target: HookTarget {
                     volume_id: source.text.clone(),
                     claim: source.record.claim.clone(),
                     node: None,
                 },
-                source: path,
-                image: stat.id,
-                copy: source.pool.backend.image_path(*copy),
+                copier: source.pool.backend.copier(image, *copy, &budget)?.into(),
                 in_use: in_use.clone(),
-                in_series: source.pool.backend.clones_in_series(),
                 emptied: Arc::default(),
             })
         })

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use crate::backend::file::SNAPSHOTS;
 use crate::error::{Error, Result};
 use crate::model::id::NameKind;
 use crate::model::{GroupId, Members, SnapshotId, SnapshotParameters, VolumeId};
@@ -143,9 +142,8 @@ impl Driver {
     /// a record that cannot be read.
     pub(in crate::operation) fn all_seen(&self) -> Result<()> {
         for pool in self.all_serving()? {
-            if let Some((uuid, problem)) = pool.backend.damaged_snapshots().into_iter().next() {
-                let path = pool.backend.path().join(SNAPSHOTS).join(uuid.to_string());
-                return Err(Error::Damaged { path, problem });
+            for (uuid, _) in pool.backend.damaged_snapshots() {
+                pool.backend.snapshot(uuid)?;
             }
         }
         Ok(())

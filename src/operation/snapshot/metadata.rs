@@ -8,9 +8,7 @@
 //! comparison counts only if neither has changed, for then there was a moment at which both were
 //! true. More than differs may be told, never less.
 
-use std::path::Path;
-
-use crate::backend::Image;
+use crate::backend::{Image, ImageHandle};
 use crate::error::{Error, ErrorContext, Result};
 use crate::host::Extent;
 use crate::host::difference::Differences;
@@ -29,7 +27,7 @@ const TRIES: usize = 5;
 /// One snapshot of the request.
 struct Side {
     record: SnapshotRecord,
-    path: std::path::PathBuf,
+    image: ImageHandle,
 }
 
 impl Driver {
@@ -81,8 +79,8 @@ impl Driver {
 
     fn side(&self, id: &str) -> Result<Side> {
         let (pool, id, record) = self.find_snapshot(id)?;
-        let path = pool.backend.image_path(Image::Snapshot(id.uuid));
-        Ok(Side { record, path })
+        let image = pool.backend.open(Image::Snapshot(id.uuid))?;
+        Ok(Side { record, image })
     }
 
     fn still_there(&self, request: &AskMetadata, of: MetadataOf) -> Result<()> {
@@ -98,7 +96,7 @@ impl Driver {
 
     /// Compares as much as both maps tell in one look each.
     fn step(&self, walk: &mut Walk, base: Option<&Side>, target: &Side) -> Result<()> {
-        let look = |side: &Side| self.map(&side.path, walk.at, &side.record);
+        let look = |side: &Side| extents(side, walk.at);
         for _ in 0..TRIES {
             let before = base.map(look).transpose()?;
             let runs = look(target)?;
@@ -119,12 +117,11 @@ impl Driver {
             ),
         })
     }
+}
 
-    fn map(&self, path: &Path, from: u64, record: &SnapshotRecord) -> Result<Vec<Extent>> {
-        self.host
-            .extents(path, from, STEP)
-            .context(|| format!("read the extent map of snapshot {}", record.uuid))
-    }
+fn extents(side: &Side, from: u64) -> Result<Vec<Extent>> {
+    let found = side.image.extents(from, STEP);
+    found.context(|| format!("read the extent map of snapshot {}", side.record.uuid))
 }
 
 fn same_volume(request: &AskMetadata, base: &Side, target: &Side) -> Result<()> {

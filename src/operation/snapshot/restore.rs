@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
+use super::copy::begin_at;
 use super::source::Source;
 use super::thick_space_watchdog::{ThickCopy, ThickSpaceWatchdog};
 use crate::backend::Image;
 use crate::cut::CutMember;
 use crate::cut::retry::Subject;
-use crate::error::{Error, ErrorContext, Result};
-use crate::host::Effect;
+use crate::error::{Error, Result};
 use crate::model::size::image_bytes;
 use crate::model::{
     AccessType, Allocation, Capability, FsType, SnapshotParameters, VolumeParameters, mkfs,
@@ -157,16 +157,9 @@ impl Driver {
         let shares = pool.id() == content.pool().id() && pool.backend.shares_blocks();
         let made = match content {
             _ if !shares => return self.copy_volume(pool, record, content),
-            Content::Snapshot { .. } => self.filled(pool, &record, |target| {
-                let source = content.pool().backend.image_path(content.image());
-                let clone = Effect::CloneWhole {
-                    source: &source,
-                    target,
-                };
-                self.host
-                    .perform(&clone)
-                    .map(drop)
-                    .context(|| format!("clone a snapshot into volume {}", record.uuid))
+            Content::Snapshot { .. } => self.filled(pool, &record, || {
+                let copy = Image::Volume(record.uuid);
+                pool.backend.clone_quiet(content.image(), copy)
             }),
             Content::Volume(source) => self.clone_volume(pool, &record, source),
         };
@@ -192,7 +185,7 @@ impl Driver {
             self.check_unchanged(source)?;
             let uses = self.uses_of(&sources)?;
             let mut locks = Some(locks);
-            self.filled(pool, record, |_| {
+            self.filled(pool, record, || {
                 let copies = [Image::Volume(record.uuid)];
                 let members = self.members(&sources, &uses, &copies)?;
                 let mut watchdog =
@@ -215,14 +208,13 @@ impl Driver {
         &self,
         pool: &Arc<Pool>,
         record: &VolumeRecord,
-        fill: impl FnOnce(&std::path::Path) -> Result<()>,
+        fill: impl FnOnce() -> Result<()>,
     ) -> Result<VolumeRecord> {
         // A half-made one whose clean-up failed: it was never answered to anybody.
         let ended = pool.backend.delete_unanswered(record.uuid);
         ended.map_err(Error::into_indeterminate)?;
         self.prepare(pool, record)?;
-        let target = pool.backend.image_path(Image::Volume(record.uuid));
-        let made = fill(&target).and_then(|()| self.finish(pool, record));
+        let made = fill().and_then(|()| self.finish(pool, record));
         made.map_err(|first| undo_volume(pool, record, first))
     }
 
@@ -250,8 +242,6 @@ impl Driver {
         pool: &Pool,
         record: &VolumeRecord,
     ) -> Result<VolumeRecord> {
-        let doing = || format!("create volume {} from its source", record.uuid);
-        let image = pool.backend.image_path(Image::Volume(record.uuid));
         let mut record = record.clone();
         if let Some(formatted) = &mut record.formatted
             && formatted.kind == FormattedAs::Btrfs
@@ -260,11 +250,8 @@ impl Driver {
             // Two of one fsid can't be mounted on one node. The image was never shown: a crash in
             // the middle leaves an intent, which is made anew.
             formatted.uuid = self.host.random_uuid();
-            let renew = Effect::RenewFsId {
-                image: &image,
-                uuid: formatted.uuid,
-            };
-            self.host.perform(&renew).context(doing)?;
+            let image = Image::Volume(record.uuid);
+            pool.backend.renew_fs_id(image, formatted.uuid)?;
         }
         record.copy = None;
         pool.backend.complete(&record)
@@ -291,14 +278,13 @@ impl Driver {
         content: &Content,
     ) -> Result<Volume> {
         self.copies.ask(record.uuid, self.host.now());
-        let source = content.pool().backend.image_path(content.image());
         let of_volume = match content {
             Content::Snapshot { .. } => None,
             Content::Volume(source) => Some(source.as_ref()),
         };
         let pools = [content.pool().id(), pool.id()];
         let copying = self.begin_copy(of_volume, record.claim.as_deref(), pools)?;
-        let (begin, bytes) = self.begin_at(&source)?;
+        let (source, begin) = begin_at(content.pool(), content.image())?;
         let begun = pool.backend.volume(record.uuid)?.filter(|begun| {
             begun.content_source == record.content_source
                 && begun.size == record.size
@@ -317,22 +303,12 @@ impl Driver {
                 record
             }
         };
-        let target = pool.backend.image_path(Image::Volume(record.uuid));
-        let name = format!("volume {}", record.uuid);
+        let image = Image::Volume(record.uuid);
         let from = record.copy.unwrap_or(begin);
-        let images = [source.as_path(), &target];
-        let whole = Effect::Allocate {
-            path: &target,
-            size: bytes,
-            reserve: false,
-        };
-        let longer = self
-            .host
-            .perform(&whole)
-            .map(drop)
-            .context(|| format!("create {name}"));
-        let copied = longer.and_then(|()| {
-            self.copy(&copying, &name, images, bytes, from, |progress| {
+        let target = pool.backend.lengthen(image, source.bytes());
+        let target = target.and_then(|()| pool.backend.open(image));
+        let copied = target.and_then(|target| {
+            self.copy(&copying, image, [&source, &target], from, |progress| {
                 record.copy = Some(progress);
                 pool.backend.update(&record)
             })

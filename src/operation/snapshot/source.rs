@@ -120,9 +120,7 @@ impl Driver {
     /// of that pool would wait for the thaw, and the pool could serve nothing.
     fn refuse_beneath_a_pool(&self, source: &Source, device: u64) -> Result<()> {
         for pool in self.serving() {
-            // A pool whose disk fails does not prevent cuts of others.
-            let place = self.host.stat(&pool.backend.path()).ok().flatten();
-            if place.is_some_and(|place| place.id.device == device) {
+            if pool.device == device {
                 return Err(Error::refused(
                     format!("volume {}", source.text),
                     format!(

@@ -13,7 +13,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use nix::sys::stat::{major, minor};
 use uuid::Uuid;
 
-use crate::backend::Image;
 use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::{Device, Effect, FileId, LOOP_MAJOR, LoopHold, LoopStatus, Mount};
 use crate::model::PoolId;
@@ -315,24 +314,11 @@ impl Driver {
     }
 
     fn hold_one(&self, pool: &Pool, record: &VolumeRecord, shown: &[LoopStatus]) -> Result<()> {
-        let path = pool.backend.image_path(Image::Volume(record.uuid));
-        let image = self
-            .host
-            .stat(&path)
-            .context(|| format!("find the image of volume {}", record.uuid))?;
-        let backing = image.map(|image| image.id);
-        let Some(found) = shown.iter().find(|found| Some(found.backing) == backing) else {
-            return Ok(());
-        };
-        let held = self
-            .host
-            .hold_loop(found.number, found.backing)
-            .context(|| format!("open /dev/loop{}", found.number))?;
-        if let Some(hold) = held {
-            // What its pod did meanwhile isn't known: direct I/O is tried.
+        if let Some((hold, found)) = pool.backend.hold(record.uuid, shown)? {
+            // What its pod did in the meantime is not known: direct I/O is tried.
             let was = LoopStatus {
                 direct_io: true,
-                ..found.clone()
+                ..found
             };
             self.keep_published(pool, record.uuid, hold, &was);
         }

@@ -154,16 +154,7 @@ impl Driver {
     /// Loop devices on images of the pools that are served; for metrics.
     pub fn loop_devices(&self) -> Result<usize> {
         let loops = self.host.loops().context(|| "list loop devices".into())?;
-        let mut pools = Vec::new();
-        for pool in self.serving() {
-            let file = pool.backend.path().join(crate::backend::file::POOL_FILE);
-            pools.extend(
-                self.host
-                    .stat(&file)
-                    .context(|| "examine a pool".into())?
-                    .map(|stat| stat.id.device),
-            );
-        }
+        let pools: Vec<u64> = self.serving().iter().map(|pool| pool.device).collect();
         Ok(loops
             .iter()
             .filter(|found| pools.contains(&found.backing.device))

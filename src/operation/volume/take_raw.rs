@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use crate::backend::{AttachMode, Image};
 use crate::error::{Error, ErrorContext, Result};
-use crate::host::{Effect, Signature};
+use crate::host::Signature;
 use crate::model::FsType;
 use crate::operation::usage::view::View;
 use crate::operation::{Driver, Pool};
@@ -83,14 +83,7 @@ impl Driver {
             });
         }
         let uuid = self.host.random_uuid();
-        let image = pool.backend.image_path(Image::Volume(record.uuid));
-        let renew = Effect::RenewFsId {
-            image: &image,
-            uuid,
-        };
-        self.host
-            .perform(&renew)
-            .context(|| format!("assign a new fsid to the btrfs of volume {}", record.uuid))?;
+        pool.backend.renew_fs_id(Image::Volume(record.uuid), uuid)?;
         Ok(uuid)
     }
 }

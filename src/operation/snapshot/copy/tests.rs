@@ -197,10 +197,7 @@ fn cut_off(node: &Node) -> VolumeId {
     let pool = node.driver.serving().remove(0);
     let id = VolumeId::of_name(pool.id(), NameKind::Volume, "clone");
     let source = VolumeId::of_name(pool.id(), NameKind::Volume, "source");
-    let (progress, _) = node
-        .driver
-        .begin_at(&pool.backend.image_path(Image::Volume(source.uuid)))
-        .unwrap();
+    let (_, progress) = begin_at(&pool, Image::Volume(source.uuid)).unwrap();
     let record = VolumeRecord {
         copy: Some(progress),
         content_source: Some(ContentSource::Volume(node.volume.clone())),

@@ -1,11 +1,13 @@
 //! What is trimmed, when, and what keeps one volume from it.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
 
 use super::*;
+use crate::backend::Image;
 use crate::cut::Seams;
 use crate::host::freezer::FreezeLimits;
 use crate::host::memory::{FaultMode, MemoryHost};
@@ -178,14 +180,13 @@ fn a_volume_that_is_frozen_is_left_alone() {
     let [frozen, other] = ["a", "b"].map(|name| used(&driver, name, false));
     let device = device(&driver, frozen);
     let pool = driver.serving().remove(0);
-    let image = pool
-        .backend
-        .image_path(crate::backend::Image::Volume(frozen.uuid));
+    let image = Image::Volume(frozen.uuid);
+    let copier = pool.backend.copier(image, image, &Arc::default()).unwrap();
     let path = staging(frozen);
     let member = FreezeMember {
         volume_id: frozen.to_string(),
         namespace: None,
-        image: host.stat(&image).unwrap().unwrap().id,
+        image: copier.image(),
         fs: FsType::Xfs,
         root: host
             .open_mount_root(Path::new(&path), &device, FsType::Xfs)

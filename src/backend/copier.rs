@@ -1,0 +1,60 @@
+//! The copy of one image while its volume may be in use: the backend's share of a consistent cut.
+
+use std::time::Duration;
+
+use crate::host::{FileId, Result};
+
+/// Whether an image is copied in one step, or ahead of the freeze with a remainder within it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyMode {
+    /// By [`Copier::copy_whole`].
+    Whole,
+    /// By [`Copier::copy_ahead`] and [`Copier::copy_delta`].
+    Ahead,
+}
+
+/// What a copy costs at the moment of the cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyCost {
+    /// Extents of the image.
+    pub extents: u64,
+    /// About how long writers wait for the copy.
+    pub stall: Duration,
+}
+
+/// Makes the copy of one image of this pool. The copy was prepared before, and is deleted by the
+/// caller if anything fails: then, and after a crash, its content is undefined.
+///
+/// Each number returned is the number of extents or ranges that were copied.
+pub trait Copier: Send + Sync {
+    /// The image, as the guard's journal names it.
+    fn image(&self) -> FileId;
+
+    /// Whether copies on this pool that run in parallel are no faster than one after the other.
+    fn is_serial(&self) -> bool;
+
+    /// What the copy costs now. After a pass in mode [`CopyMode::Ahead`], the number of extents is
+    /// the one that the last pass found, so that nothing is read again.
+    fn cost(&self, mode: CopyMode) -> Result<CopyCost>;
+
+    /// Copies the whole image in one atomic step.
+    fn copy_whole(&self) -> Result<u64>;
+
+    /// Copies the image in pieces, beside its writers. The result is consistent only after
+    /// [`Copier::copy_delta`] has run while nothing was written.
+    fn copy_ahead(&self) -> Result<u64>;
+
+    /// Copies again what was written since the pass before. Runs beside the writers any number of
+    /// times, and after [`Copier::seal`] once while they are stopped.
+    fn copy_delta(&self) -> Result<u64>;
+
+    /// How many ranges a pass must copy for another pass to gain anything: while it copies fewer,
+    /// it takes longer to find them than to copy them, and the next pass finds as many.
+    fn worthwhile(&self) -> u64;
+
+    /// Prepares for the last [`Copier::copy_delta`], so that it takes no memory.
+    fn seal(&self);
+
+    /// Whether the copy holds what the last pass assumed. Called after the thaw.
+    fn verify(&self) -> Result<bool>;
+}

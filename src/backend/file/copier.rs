@@ -1,0 +1,123 @@
+//! The copy of an image file by shared blocks.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::FileBackend;
+use crate::backend::{Copier, CopyCost, CopyMode, Image};
+use crate::error::{Error, HostError, Result};
+use crate::host::{self, Budget, Done, Effect, FileId, Host, Known};
+
+/// Cost of an extent that was cloned ahead, within the freeze: it is read and compared. Measured
+/// on xfs.
+const COMPARE_TIME_PER_EXTENT: Duration = Duration::from_micros(2);
+/// Cost of an extent within a whole clone: 14.5 us on xfs, 5 to 9 us on btrfs.
+const CLONE_TIME_PER_EXTENT: Duration = Duration::from_micros(15);
+/// Comparing this many extents takes as long as cloning one range again, 80 us.
+const EXTENTS_PER_RANGE: u64 = 40;
+
+/// Copies an image file into another one.
+struct FileCopier {
+    host: Arc<dyn Host>,
+    source: PathBuf,
+    copy: PathBuf,
+    image: FileId,
+    is_serial: bool,
+    known: Known,
+}
+
+impl FileBackend {
+    pub(super) fn file_copier(
+        &self,
+        source: Image,
+        copy: Image,
+        budget: &Arc<Budget>,
+    ) -> Result<Box<dyn Copier>> {
+        let path = self.image_of(source);
+        let found = self
+            .folder
+            .stat(&path, || format!("find the image of {source}"))?;
+        let found = found.ok_or_else(|| Error::Damaged {
+            path: path.clone(),
+            problem: "the image is missing".into(),
+        })?;
+        Ok(Box::new(FileCopier {
+            host: self.folder.host.clone(),
+            source: path,
+            copy: self.image_of(copy),
+            image: found.id,
+            is_serial: self.fs_name == "btrfs",
+            known: Known::sharing(budget),
+        }))
+    }
+}
+
+impl FileCopier {
+    fn perform(&self, effect: &Effect<'_>) -> host::Result<u64> {
+        match self.host.perform(effect)? {
+            Done::Cloned(extents) => Ok(extents),
+            Done::Plain | Done::Loop(_) | Done::Checked(_) | Done::Session(_) => {
+                Err(HostError::unexpected(
+                    "clone to",
+                    &self.copy,
+                    "the clone returned no number of extents",
+                ))
+            }
+        }
+    }
+}
+
+impl Copier for FileCopier {
+    fn image(&self) -> FileId {
+        self.image
+    }
+
+    fn is_serial(&self) -> bool {
+        self.is_serial
+    }
+
+    fn cost(&self, mode: CopyMode) -> host::Result<CopyCost> {
+        let (extents, each) = match (mode, self.known.extents()) {
+            (CopyMode::Whole, _) => (None, CLONE_TIME_PER_EXTENT),
+            (CopyMode::Ahead, counted) => (counted, COMPARE_TIME_PER_EXTENT),
+        };
+        let extents = extents.map_or_else(|| self.host.extent_count(&self.source), Ok)?;
+        let stall = each.saturating_mul(u32::try_from(extents).unwrap_or(u32::MAX));
+        Ok(CopyCost { extents, stall })
+    }
+
+    fn copy_whole(&self) -> host::Result<u64> {
+        self.perform(&Effect::CloneWhole {
+            source: &self.source,
+            target: &self.copy,
+        })
+    }
+
+    fn copy_ahead(&self) -> host::Result<u64> {
+        self.perform(&Effect::ClonePreFreeze {
+            source: &self.source,
+            target: &self.copy,
+        })
+    }
+
+    fn copy_delta(&self) -> host::Result<u64> {
+        self.perform(&Effect::CloneDelta {
+            source: &self.source,
+            target: &self.copy,
+            known: &self.known,
+        })
+    }
+
+    fn worthwhile(&self) -> u64 {
+        self.known.extents().unwrap_or(0) / EXTENTS_PER_RANGE
+    }
+
+    fn seal(&self) {
+        self.known.seal();
+    }
+
+    fn verify(&self) -> host::Result<bool> {
+        self.host.verify_copy(&self.copy, &self.known)
+    }
+}

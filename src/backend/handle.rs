@@ -1,0 +1,50 @@
+//! An open image, whatever it is stored as.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::host::{Effect, Extent, Host, Result};
+
+/// An image that can be read, and written while it is being filled.
+pub struct ImageHandle {
+    pub(super) host: Arc<dyn Host>,
+    pub(super) path: PathBuf,
+    pub(super) bytes: u64,
+    pub(super) modified: u64,
+}
+
+impl ImageHandle {
+    /// Its length when it was opened. It may be longer than its record says, after a growth that
+    /// could not be recorded, and so may be the file system on it.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// A number that is another one after the image was written to.
+    pub fn modified(&self) -> u64 {
+        self.modified
+    }
+
+    /// Copies a range into another image, which may be of another pool. Not durable before
+    /// [`ImageHandle::sync`].
+    pub fn copy_to(&self, target: &ImageHandle, offset: u64, length: u64) -> Result<()> {
+        let copy = Effect::CopyRange {
+            source: &self.path,
+            target: &target.path,
+            offset,
+            length,
+        };
+        self.host.perform(&copy).map(drop)
+    }
+
+    /// Makes durable what was copied into it.
+    pub fn sync(&self) -> Result<()> {
+        let path = &self.path;
+        self.host.perform(&Effect::SyncFile { path }).map(drop)
+    }
+
+    /// The extents from a byte on, at most `limit`. What was written is written back first.
+    pub fn extents(&self, from: u64, limit: usize) -> Result<Vec<Extent>> {
+        self.host.extents(&self.path, from, limit)
+    }
+}
