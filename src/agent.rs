@@ -3,6 +3,8 @@
 //!
 //! The agent's side is `service/agent.rs`, the router's `router/`.
 
+mod cut;
+
 pub use generated::*;
 
 #[expect(missing_docs, reason = "generated; proto/agent.proto documents it")]

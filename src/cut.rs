@@ -7,7 +7,6 @@
 
 mod abort;
 pub mod backoff;
-pub mod barrier;
 mod clone_worker;
 pub mod coordinator;
 pub mod local;

@@ -48,8 +48,8 @@ pub use usage::not_grown::NotGrown;
 pub use usage::published::ChangedDevice;
 
 pub use crate::cut::AbortHandle;
-pub use crate::cut::barrier::Used;
-pub use crate::cut::participant::Prepared as SharePrepared;
+pub use crate::cut::coordinator::Used;
+pub use crate::cut::participant::CutStep;
 pub use crate::record::{GroupMembership, SnapshotState};
 
 /// What the operations need to know of the configuration.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::participant::{Participant, Prepared, Readiness, Thawed};
+use super::participant::{CutAnswer, CutStep, Participant, Readiness};
 use super::step_workers::{Job, StepWorkers};
 use super::{CutStats, Outcome};
 use crate::error::{Error, Result, chain};
@@ -23,6 +23,44 @@ pub struct CutSpec<'a> {
     pub parameters: &'a SnapshotParameters,
     /// The members that somebody uses, of all participants: whose hooks are run.
     pub targets: &'a [HookTarget],
+}
+
+/// A member that is in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Used {
+    /// ID of its volume.
+    pub volume_id: String,
+    /// "namespace/name" of its claim, if known.
+    pub claim: Option<String>,
+    /// It is published as a raw device.
+    pub raw: bool,
+}
+
+/// Refuses a group with several volumes in use, on whatever nodes, that cannot all be stopped at
+/// the same moment.
+pub fn admit(used: &[Used], level: Level, parameters: &SnapshotParameters) -> Result<()> {
+    if used.len() < 2 {
+        return Ok(());
+    }
+    let crash = |key: &str| {
+        Err(Error::invalid(
+            format!("parameters.{key}"),
+            "\"crash\" does not freeze, so several volumes in use would not be cut at the same point in time; give filesystem",
+        ))
+    };
+    if level == Level::Crash {
+        return crash("consistency");
+    }
+    if parameters.on_quiesce_failure == OnQuiesceFailure::Degrade(Level::Crash) {
+        return crash("onQuiesceFailure");
+    }
+    match used.iter().find(|used| used.raw) {
+        None => Ok(()),
+        Some(used) => Err(Error::refused(
+            format!("volume {}", used.volume_id),
+            "it is published as a raw block device, which cannot be frozen together with other volumes in use; snapshot it alone, or unpublish it first",
+        )),
+    }
 }
 
 /// What a coordinator has of its own, wherever its participants are.
@@ -44,30 +82,9 @@ struct CutMode {
     reason: String,
 }
 
-#[derive(Clone, Copy, Debug)]
-enum CutStep {
-    Ready(Level),
-    /// Whether applications will be held.
-    Ahead(bool),
-    Prepare,
-    Freeze,
-    Cut,
-    Written,
-}
-
-/// A participant's answer to a step.
-#[derive(Debug)]
-enum Answer {
-    Ready(Readiness),
-    Prepared(Prepared),
-    Frozen,
-    Thawed(Thawed),
-    Written,
-    /// It was ended because another one had failed, whose error is the one to tell.
-    Halted,
-}
-
-type Participants = StepWorkers<CutStep, Result<Answer>>;
+/// `None` of a participant that was aborted because another one has failed, whose error counts.
+type Answer = Result<Option<CutAnswer>>;
+type Participants = StepWorkers<CutStep, Answer>;
 
 /// One try. On an error nothing is frozen or quiesced any more, as far as it's in the power of
 /// this process, and what was copied is worthless.
@@ -79,13 +96,15 @@ pub fn run(
     let plan = plan(context.hooks, spec)?;
     let mut workers = StepWorkers::new(jobs(participants))?;
     let ready = readiness(&mut workers, plan.level)?;
-    judge(&ready, &plan, spec.parameters)?;
+    judge_stall(ready.stall, ready.most_extents.as_ref(), spec.parameters)?;
 
     let mut stats = CutStats::default();
     // Everything that can be done before an application is held, and can fail.
     prepared(
         &mut workers,
-        CutStep::Ahead(!plan.hooks.is_empty()),
+        CutStep::Ahead {
+            hooks: !plan.hooks.is_empty(),
+        },
         &mut stats,
     )?;
     let quiesced = quiesce(context, &plan, spec.parameters, &mut stats)?;
@@ -115,19 +134,19 @@ pub fn run(
 
 /// The participants' work. The first one whose step fails ends the others at once: they thaw
 /// while it still undoes what it has made, and whatever step they are in.
-fn jobs(participants: Vec<Box<dyn Participant>>) -> Vec<Job<CutStep, Result<Answer>>> {
+fn jobs(participants: Vec<Box<dyn Participant>>) -> Vec<Job<CutStep, Answer>> {
     let halts: Arc<[_]> = participants.iter().map(|one| one.abort()).collect();
     let failed = Arc::new(AtomicBool::new(false));
     let each = participants.into_iter().enumerate();
     let jobs = each.map(|(at, mut participant)| {
         let (halts, failed) = (halts.clone(), failed.clone());
-        let job: Job<CutStep, Result<Answer>> = Box::new(move |step| {
-            let done = take(participant.as_mut(), step);
+        let job: Job<CutStep, Answer> = Box::new(move |step| {
+            let done = participant.step(step).map(Some);
             if done.is_ok() {
                 return done;
             }
             if failed.swap(true, Ordering::SeqCst) {
-                return Ok(Answer::Halted);
+                return Ok(None);
             }
             let others = halts.iter().enumerate().filter(|(other, _)| *other != at);
             others.for_each(|(_, abort)| abort());
@@ -136,17 +155,6 @@ fn jobs(participants: Vec<Box<dyn Participant>>) -> Vec<Job<CutStep, Result<Answ
         job
     });
     jobs.collect()
-}
-
-fn take(participant: &mut dyn Participant, step: CutStep) -> Result<Answer> {
-    match step {
-        CutStep::Ready(level) => participant.ready(level).map(Answer::Ready),
-        CutStep::Ahead(hooks) => participant.ahead(hooks).map(Answer::Prepared),
-        CutStep::Prepare => participant.prepare().map(Answer::Prepared),
-        CutStep::Freeze => participant.freeze().map(|()| Answer::Frozen),
-        CutStep::Cut => participant.cut().map(Answer::Thawed),
-        CutStep::Written => participant.written().map(|()| Answer::Written),
-    }
 }
 
 /// Which hooks, and which level is left without any.
@@ -204,7 +212,7 @@ fn plan(hooks: &dyn Hooks, spec: &CutSpec<'_>) -> Result<CutMode> {
 fn readiness(workers: &mut Participants, level: Level) -> Result<Readiness> {
     let mut sum = Readiness::default();
     for answer in all(workers, CutStep::Ready(level))? {
-        let Answer::Ready(one) = answer else {
+        let CutAnswer::Ready(one) = answer else {
             return Err(out_of_step());
         };
         sum.in_use += one.in_use;
@@ -218,23 +226,7 @@ fn readiness(workers: &mut Participants, level: Level) -> Result<Readiness> {
     Ok(sum)
 }
 
-/// What can't be cut as it should be is refused before anybody is quiesced.
-fn judge(ready: &Readiness, plan: &CutMode, parameters: &SnapshotParameters) -> Result<()> {
-    if ready.in_use > 1 && ready.raw > 0 {
-        return Err(Error::refused(
-            "the group",
-            "it contains a published raw block volume, which cannot be cut together with other volumes in use because its writers cannot be frozen; unpublish it, or remove it from the group",
-        ));
-    }
-    if ready.in_use > 1 && plan.level == Level::Crash {
-        return Err(Error::refused(
-            "the group",
-            "level crash does not freeze, so several volumes in use would not be cut at the same point in time; use consistency: filesystem",
-        ));
-    }
-    judge_stall(ready.stall, ready.most_extents.as_ref(), parameters)
-}
-
+/// A cut that would stop writers for too long is refused before any application is quiesced.
 fn judge_stall(
     stall: Duration,
     most_extents: Option<&(String, u64)>,
@@ -281,7 +273,7 @@ fn prepared(
     let mut sync = Duration::ZERO;
     let mut slowest = (Duration::ZERO, None);
     for answer in all(workers, step)? {
-        let Answer::Prepared(one) = answer else {
+        let (CutAnswer::Ahead(one) | CutAnswer::Prepared(one)) = answer else {
             return Err(out_of_step());
         };
         sync = sync.max(one.sync);
@@ -314,7 +306,7 @@ fn stand_still(
     stats.freeze = (ready.frozen > 0).then(|| begun.elapsed());
     let mut lost = None;
     for answer in cut? {
-        let Answer::Thawed(thawed) = answer else {
+        let CutAnswer::Thawed(thawed) = answer else {
             return Err(out_of_step());
         };
         stats.extents_within += thawed.extents;
@@ -366,7 +358,7 @@ fn reached(plan: CutMode, ready: &Readiness) -> (Level, String) {
 }
 
 /// A step in all participants: the answers, or the first error once all have ended.
-fn all(workers: &mut Participants, step: CutStep) -> Result<Vec<Answer>> {
+fn all(workers: &mut Participants, step: CutStep) -> Result<Vec<CutAnswer>> {
     let answers = workers.all(step).into_iter();
     let answers = answers.map(|answer| {
         answer.unwrap_or_else(|| {
@@ -375,7 +367,11 @@ fn all(workers: &mut Participants, step: CutStep) -> Result<Vec<Answer>> {
             })
         })
     });
-    answers.collect()
+    Ok(answers
+        .collect::<Result<Vec<_>>>()?
+        .into_iter()
+        .flatten()
+        .collect())
 }
 
 fn out_of_step() -> Error {

@@ -13,7 +13,7 @@ use nix::errno::Errno;
 
 use super::clone_worker::{CloneStep, CloneWorker, ClonedMember, copied};
 use super::guard::MOST_MEMBERS;
-use super::participant::{Participant, Prepared, Readiness, Thawed};
+use super::participant::{CutAnswer, CutStep, Participant, Prepared, Readiness, Thawed};
 use super::semaphore::Semaphore;
 use super::step_workers::{Job, StepWorkers};
 use super::{AbortHandle, CutMember, Seams, Use};
@@ -326,7 +326,32 @@ fn not_frozen(error: HostError) -> Error {
 }
 
 impl Participant for Local {
-    fn ready(&mut self, level: Level) -> Result<Readiness> {
+    fn step(&mut self, step: CutStep) -> Result<CutAnswer> {
+        Ok(match step {
+            CutStep::Ready(level) => CutAnswer::Ready(self.ready(level)?),
+            CutStep::Ahead { hooks } => CutAnswer::Ahead(self.ahead(hooks)?),
+            CutStep::Prepare => CutAnswer::Prepared(self.prepare()?),
+            CutStep::Freeze => {
+                self.freeze()?;
+                CutAnswer::Frozen
+            }
+            CutStep::Cut => CutAnswer::Thawed(self.cut()?),
+            CutStep::Written => {
+                self.written()?;
+                CutAnswer::Written
+            }
+        })
+    }
+
+    fn abort(&self) -> Box<dyn Fn() + Send + Sync> {
+        let abort = self.abort.clone();
+        Box::new(move || abort.now())
+    }
+}
+
+/// The steps.
+impl Local {
+    pub(super) fn ready(&mut self, level: Level) -> Result<Readiness> {
         let mut ready = Readiness::default();
         let members = self.members.clone();
         for member in members.iter() {
@@ -374,7 +399,7 @@ impl Participant for Local {
         Ok(ready)
     }
 
-    fn ahead(&mut self, hooks: bool) -> Result<Prepared> {
+    pub(super) fn ahead(&mut self, hooks: bool) -> Result<Prepared> {
         self.is_ahead = true;
         if self.in_sequence {
             return Ok(Prepared::default());
@@ -397,7 +422,7 @@ impl Participant for Local {
         Ok(done)
     }
 
-    fn prepare(&mut self) -> Result<Prepared> {
+    pub(super) fn prepare(&mut self) -> Result<Prepared> {
         let mut done = match self.is_ahead {
             true => Prepared::default(),
             false => self.ahead(false)?,
@@ -421,25 +446,20 @@ impl Participant for Local {
         Ok(done)
     }
 
-    fn freeze(&mut self) -> Result<()> {
+    pub(super) fn freeze(&mut self) -> Result<()> {
         match &self.held {
             Some(held) => held.freeze().map_err(not_frozen),
             None => Ok(()),
         }
     }
 
-    fn cut(&mut self) -> Result<Thawed> {
+    pub(super) fn cut(&mut self) -> Result<Thawed> {
         if self.in_sequence {
             return self.one_by_one();
         }
         let mut done = self.all(CloneStep::Cut)?;
         done.extents += self.clone_whole(MemberMode::Moment)?;
         Ok(done)
-    }
-
-    fn abort(&self) -> Box<dyn Fn() + Send + Sync> {
-        let abort = self.abort.clone();
-        Box::new(move || abort.now())
     }
 
     fn written(&mut self) -> Result<()> {

@@ -1,85 +1,117 @@
-//! One node's share in a cut.
+//! The part of one node in a cut, and the vocabulary of its steps.
 
 use std::time::Duration;
 
 use crate::error::Result;
 use crate::model::Level;
 
-/// One node's members: of this process ([`super::local::Local`]), or those of another node's
-/// agent at the other end of a stream.
-///
-/// The coordinator calls `ready`, `ahead`, `prepare`, `freeze`, `cut` and `written`, each once and
-/// in this order, and each only after every participant has answered the one before: that is the
-/// whole proof of a group's consistency, no clock is compared. Applications are held between
-/// `ahead` and `prepare`. Dropping a participant, at any time, thaws what it
-/// has frozen.
+/// A step of a cut. Each is done once, in this order, and only after every participant has
+/// answered the one before. The consistency of a group follows from this alone; no clocks are
+/// compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CutStep {
+    /// Check whether a cut at this level is possible, before any application is quiesced. Changes
+    /// nothing. An error names what prevents the cut, a limit of the class included.
+    Ready(Level),
+    /// Do everything that can be done while applications run: write back what is dirty, and clone
+    /// ahead. Members that are not in use are cut here.
+    Ahead {
+        /// Applications are held after this step, so that whatever is done here shortens that.
+        hooks: bool,
+    },
+    /// Do what is left before the freeze, while applications are held: write back what they have
+    /// written last, update the clones, and estimate again what the freeze will cost. Does
+    /// [`CutStep::Ahead`] first if that was left out.
+    Prepare,
+    /// Freeze every member that has a file system. All are frozen after it; after an error none
+    /// is, or soon none will be.
+    Freeze,
+    /// Cut every member, and thaw each right after its own cut, also after an error.
+    Cut,
+    /// Verify that the cut holds everything that was written before it: data that the freeze could
+    /// not write back is an error, and so is a copy that is not what the cut assumed. Nothing is
+    /// frozen any more.
+    Written,
+}
+
+/// The answer to a [`CutStep`] that was done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CutAnswer {
+    /// To [`CutStep::Ready`].
+    Ready(Readiness),
+    /// To [`CutStep::Ahead`].
+    Ahead(Prepared),
+    /// To [`CutStep::Prepare`].
+    Prepared(Prepared),
+    /// To [`CutStep::Freeze`].
+    Frozen,
+    /// To [`CutStep::Cut`].
+    Thawed(Thawed),
+    /// To [`CutStep::Written`].
+    Written,
+}
+
+impl CutAnswer {
+    /// Whether this is an answer to that step.
+    pub fn is_to(&self, step: CutStep) -> bool {
+        matches!(
+            (step, self),
+            (CutStep::Ready(_), CutAnswer::Ready(_))
+                | (CutStep::Ahead { .. }, CutAnswer::Ahead(_))
+                | (CutStep::Prepare, CutAnswer::Prepared(_))
+                | (CutStep::Freeze, CutAnswer::Frozen)
+                | (CutStep::Cut, CutAnswer::Thawed(_))
+                | (CutStep::Written, CutAnswer::Written)
+        )
+    }
+}
+
+/// The members of one node: of this process ([`super::local::Local`]), or of an agent at the other
+/// end of a stream. Dropping a participant, at any time, thaws what it has frozen.
 pub trait Participant: Send {
-    /// Looks whether a cut at `level` can be made, before anybody is quiesced. Changes nothing.
-    /// An error names what stands in its way, a limit of the class included.
-    fn ready(&mut self, level: Level) -> Result<Readiness>;
+    /// Does a step. The coordinator sends no further step after an error.
+    fn step(&mut self, step: CutStep) -> Result<CutAnswer>;
 
-    /// Everything that can be done while applications still run: writes back what is dirty, and
-    /// clones ahead. Members that nobody uses are cut here. `hooks`: applications are held after
-    /// it, so that whatever is done here shortens that.
-    fn ahead(&mut self, hooks: bool) -> Result<Prepared>;
-
-    /// What is left to do before the freeze, while applications are held: writes back what they
-    /// have written last, puts the clones right, and says what the freeze will cost now. Where
-    /// `ahead` wasn't called, it does that first.
-    fn prepare(&mut self) -> Result<Prepared>;
-
-    /// Freezes every member that has a file system. All stand still when it returns; on an error
-    /// none does, or none soon.
-    fn freeze(&mut self) -> Result<()>;
-
-    /// Cuts every member, and thaws each right after its own cut, also after an error.
-    fn cut(&mut self) -> Result<Thawed>;
-
-    /// Whether all that was written before the cut is in it: what the freeze itself couldn't
-    /// write back is an error, and so is a copy that isn't what the cut took it to be. Nobody
-    /// stands still any more.
-    fn written(&mut self) -> Result<()>;
-
-    /// What ends it from another thread, whatever step it's in: it thaws at once, and its step
-    /// ends with an error. Asked for before the first step.
+    /// Returns a function that ends the participant from another thread, during whatever step:
+    /// it thaws at once, and its step ends with an error. Requested before the first step.
     fn abort(&self) -> Box<dyn Fn() + Send + Sync> {
         Box::new(|| {})
     }
 }
 
-/// What a participant says of its members before a cut.
+/// What a participant reports of its members before a cut.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Readiness {
-    /// Members that somebody uses.
+    /// Members in use.
     pub in_use: usize,
-    /// Of those, raw devices: nothing can hold them still.
+    /// Of those, raw devices: their writers cannot be stopped.
     pub raw: usize,
     /// Of those, members that will be frozen.
     pub frozen: usize,
-    /// About how long their writers will stand still for the clones alone, all of them in series.
+    /// About how long their writers will be stopped for the clones alone, one after the other.
     pub stall: Duration,
-    /// The member in use whose image is in the most pieces: its volume's id, and how many.
+    /// The member in use whose image has the most extents: its volume's ID, and how many.
     pub most_extents: Option<(String, u64)>,
 }
 
-/// What was done ahead.
+/// What was done before the freeze.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Prepared {
-    /// Time that writing back took.
+    /// Time that the write-back took.
     pub sync: Duration,
     /// Extents cloned.
     pub extents: u64,
-    /// As [`Readiness::stall`], as it is now; 0 where it wasn't estimated again.
+    /// As [`Readiness::stall`], estimated again; 0 where it was not.
     pub stall: Duration,
     /// As [`Readiness::most_extents`].
     pub most_extents: Option<(String, u64)>,
 }
 
-/// What a participant says after its cuts.
+/// What a participant reports after its cuts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Thawed {
-    /// Extents cloned while its members stood still.
+    /// Extents cloned while its members were frozen.
     pub extents: u64,
-    /// Nothing, if every member was still frozen when it was thawed; else which one wasn't.
+    /// A member that was no longer frozen when it was thawed, if there was one.
     pub lost: Option<String>,
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Barrier, Condvar, Mutex};
 use std::time::Duration;
 
 use super::coordinator::{self, CutSpec};
-use super::participant::{Participant, Prepared, Readiness, Thawed};
+use super::participant::{CutAnswer, CutStep, Participant, Prepared, Readiness, Thawed};
 use super::*;
 use crate::error::{Error, chain};
 use crate::model::{OnQuiesceFailure, SharedVolume};
@@ -412,40 +412,8 @@ fn a_halt_thaws_in_the_middle_of_a_cut_and_nothing_is_frozen_after_it() {
     world.assert_still();
 }
 
-/// A participant of another node.
-struct Far {
-    name: &'static str,
-    world: World,
-    meet: Arc<Barrier>,
-    fails: bool,
-    /// How long its members would stand still.
-    stall: Duration,
-    /// Its freeze waits for that.
-    aborted: Option<Arc<(Mutex<bool>, Condvar)>>,
-}
-
-impl Participant for Far {
-    fn ready(&mut self, _level: Level) -> crate::error::Result<Readiness> {
-        Ok(Readiness {
-            in_use: 1,
-            frozen: 1,
-            stall: self.stall,
-            most_extents: Some((self.name.into(), 1)),
-            ..Readiness::default()
-        })
-    }
-
-    fn ahead(&mut self, _hooks: bool) -> crate::error::Result<Prepared> {
-        Ok(Prepared::default())
-    }
-
-    fn prepare(&mut self) -> crate::error::Result<Prepared> {
-        // Would hang if participants were asked one after the other.
-        self.meet.wait();
-        Ok(Prepared::default())
-    }
-
-    fn freeze(&mut self) -> crate::error::Result<()> {
+impl Far {
+    fn freeze(&self) -> crate::error::Result<()> {
         if let Some(aborted) = &self.aborted {
             let wait = aborted.1.wait_timeout_while(
                 aborted.0.lock().unwrap(),
@@ -461,14 +429,43 @@ impl Participant for Far {
             false => Ok(()),
         }
     }
+}
 
-    fn cut(&mut self) -> crate::error::Result<Thawed> {
-        self.world.note(&format!("cut {}", self.name));
-        Ok(Thawed::default())
-    }
+/// A participant of another node.
+struct Far {
+    name: &'static str,
+    world: World,
+    meet: Arc<Barrier>,
+    fails: bool,
+    /// How long its members would stand still.
+    stall: Duration,
+    /// Its freeze waits for that.
+    aborted: Option<Arc<(Mutex<bool>, Condvar)>>,
+}
 
-    fn written(&mut self) -> crate::error::Result<()> {
-        Ok(())
+impl Participant for Far {
+    fn step(&mut self, step: CutStep) -> crate::error::Result<CutAnswer> {
+        match step {
+            CutStep::Ready(_) => Ok(CutAnswer::Ready(Readiness {
+                in_use: 1,
+                frozen: 1,
+                stall: self.stall,
+                most_extents: Some((self.name.into(), 1)),
+                ..Readiness::default()
+            })),
+            CutStep::Ahead { .. } => Ok(CutAnswer::Ahead(Prepared::default())),
+            CutStep::Prepare => {
+                // Would hang if participants were asked one after the other.
+                self.meet.wait();
+                Ok(CutAnswer::Prepared(Prepared::default()))
+            }
+            CutStep::Freeze => self.freeze().map(|()| CutAnswer::Frozen),
+            CutStep::Cut => {
+                self.world.note(&format!("cut {}", self.name));
+                Ok(CutAnswer::Thawed(Thawed::default()))
+            }
+            CutStep::Written => Ok(CutAnswer::Written),
+        }
     }
 
     fn abort(&self) -> Box<dyn Fn() + Send + Sync> {

@@ -26,8 +26,7 @@ use crate::agent::cut_request::{Begin, Keep};
 use crate::agent::cut_response::Begun;
 use crate::csi;
 use crate::cut::backoff::Backoffs;
-use crate::cut::barrier::{self, Used};
-use crate::cut::coordinator::{self, CutContext, CutSpec};
+use crate::cut::coordinator::{self, CutContext, CutSpec, Used};
 use crate::cut::retry::{self, Clock, Subject};
 use crate::cut::{Attempt, HookTarget, Outcome};
 use crate::error::{Error, Result, chain};
@@ -308,7 +307,7 @@ impl Router {
             }
         }
         problem.map_or(Ok(()), Err)?;
-        barrier::refuse_without(&used, now.level, &wanted.parameters)?;
+        coordinator::admit(&used, now.level, &wanted.parameters)?;
         Ok(Some(used))
     }
 

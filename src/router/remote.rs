@@ -15,15 +15,12 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
 use super::agents::Agent;
-use crate::agent::cut_request::{
-    Ahead, Begin, Commit, CutNow, Freeze, Keep, Prepare, Ready, Step, Written,
-};
+use crate::agent::cut_request::{Begin, Commit, Keep, Step};
 use crate::agent::cut_response::{Answer, Begun, Failed, failed};
 use crate::agent::{CutRequest, CutResponse};
 use crate::cut::local::SYNC_BUDGET;
-use crate::cut::participant::{Participant, Prepared, Readiness, Thawed};
+use crate::cut::participant::{CutAnswer, CutStep, Participant, Prepared};
 use crate::error::{Error, Result, chain};
-use crate::model::Level;
 
 /// Timeouts for an agent that is connected but hangs; keepalive detects a lost agent much sooner.
 /// In this step the agent writes and reads records.
@@ -214,7 +211,7 @@ impl ParticipantStream {
         }
     }
 
-    fn out_of_step(&self, answer: &Answer) -> Error {
+    fn out_of_step(&self, answer: &dyn std::fmt::Debug) -> Error {
         self.agent.unreachable(&format!(
             "it answered a different step than requested: {answer:?}"
         ))
@@ -247,16 +244,6 @@ fn leaves(failed: &Failed) -> std::result::Result<(), String> {
     }
 }
 
-fn prepared(done: crate::agent::cut_response::Prepared) -> Prepared {
-    Prepared {
-        sync: Duration::from_micros(done.sync_micros),
-        extents: done.extents,
-        stall: Duration::from_micros(done.stall_micros),
-        most_extents: (!done.most_extents_volume_id.is_empty())
-            .then_some((done.most_extents_volume_id, done.most_extents)),
-    }
-}
-
 /// A participant, as the coordinator uses it.
 pub(super) struct Remote {
     line: Arc<ParticipantStream>,
@@ -275,88 +262,29 @@ impl Remote {
             done: false,
         }
     }
-
-    fn ask<T>(
-        &self,
-        step: Step,
-        limit: Duration,
-        fits: impl FnOnce(Answer) -> std::result::Result<T, Answer>,
-    ) -> Result<T> {
-        let answer = self.handle.block_on(self.line.step(step, limit))?;
-        fits(answer).map_err(|other| self.line.out_of_step(&other))
-    }
 }
 
 impl Participant for Remote {
-    fn ready(&mut self, level: Level) -> Result<Readiness> {
-        let level = level.word().to_string();
-        self.ask(
-            Step::Ready(Ready { level }),
-            RECORD_TIMEOUT,
-            |answer| match answer {
-                Answer::Ready(ready) => Ok(Readiness {
-                    in_use: ready.in_use as usize,
-                    raw: ready.raw as usize,
-                    frozen: ready.frozen as usize,
-                    stall: Duration::from_micros(ready.stall_micros),
-                    most_extents: (!ready.most_extents_volume_id.is_empty())
-                        .then_some((ready.most_extents_volume_id, ready.most_extents)),
-                }),
-                other => Err(other),
-            },
-        )
-    }
-
-    fn ahead(&mut self, hooks: bool) -> Result<Prepared> {
-        if self.line.knows_ahead.get() != Some(&true) {
+    fn step(&mut self, step: CutStep) -> Result<CutAnswer> {
+        let limit = match step {
             // This agent's `prepare` does all the work.
-            return Ok(Prepared::default());
+            CutStep::Ahead { .. } if self.line.knows_ahead.get() != Some(&true) => {
+                return Ok(CutAnswer::Ahead(Prepared::default()));
+            }
+            CutStep::Ready(_) => RECORD_TIMEOUT,
+            CutStep::Ahead { .. } | CutStep::Prepare => PREPARE_TIMEOUT,
+            CutStep::Freeze | CutStep::Cut => self.line.freeze + THAW_GRACE,
+            CutStep::Written => SYNC_BUDGET + THAW_GRACE,
+        };
+        let answer = self.handle.block_on(self.line.step(step.into(), limit))?;
+        match CutAnswer::try_from(answer) {
+            Ok(answer) if answer.is_to(step) => {
+                self.done |= step == CutStep::Written;
+                Ok(answer)
+            }
+            Ok(other) => Err(self.line.out_of_step(&other)),
+            Err(other) => Err(self.line.out_of_step(&other)),
         }
-        let step = Step::Ahead(Ahead { hooks });
-        self.ask(step, PREPARE_TIMEOUT, |answer| match answer {
-            Answer::Ahead(done) => Ok(prepared(done)),
-            other => Err(other),
-        })
-    }
-
-    fn prepare(&mut self) -> Result<Prepared> {
-        self.ask(
-            Step::Prepare(Prepare {}),
-            PREPARE_TIMEOUT,
-            |answer| match answer {
-                Answer::Prepared(done) => Ok(prepared(done)),
-                other => Err(other),
-            },
-        )
-    }
-
-    fn freeze(&mut self) -> Result<()> {
-        let limit = self.line.freeze + THAW_GRACE;
-        self.ask(Step::Freeze(Freeze {}), limit, |answer| match answer {
-            Answer::Frozen(_) => Ok(()),
-            other => Err(other),
-        })
-    }
-
-    fn cut(&mut self) -> Result<Thawed> {
-        let limit = self.line.freeze + THAW_GRACE;
-        self.ask(Step::Cut(CutNow {}), limit, |answer| match answer {
-            Answer::Thawed(done) => Ok(Thawed {
-                extents: done.extents,
-                lost: (!done.lost.is_empty()).then_some(done.lost),
-            }),
-            other => Err(other),
-        })
-    }
-
-    fn written(&mut self) -> Result<()> {
-        let limit = SYNC_BUDGET + THAW_GRACE;
-        self.ask(Step::Written(Written {}), limit, |answer| match answer {
-            Answer::Written(_) => Ok(()),
-            other => Err(other),
-        })?;
-        self.done = true;
-        Ok(())
     }
 
     fn abort(&self) -> Box<dyn Fn() + Send + Sync> {

@@ -16,7 +16,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("error", &[]),
     ("model", &["error"]),
     ("csi", &[]),
-    ("agent", &[]),
+    // `cut` for the steps that are messages here.
+    ("agent", &["cut", "model"]),
     ("tls", &["error"]),
     ("host", &["model", "error"]),
     ("record", &["host", "model", "error"]),

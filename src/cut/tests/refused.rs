@@ -1,6 +1,7 @@
 //! What can't be cut as it should be is refused before anybody is disturbed.
 
 use super::*;
+use crate::cut::coordinator::Used;
 use crate::cut::guard::MOST_MEMBERS;
 
 /// Asserts that a cut has frozen no file system and run no hook.
@@ -11,7 +12,39 @@ fn assert_undisturbed(world: &World) {
 }
 
 #[test]
-fn what_has_no_barrier_or_too_many_pieces_is_refused_before_anybody_is_disturbed() {
+fn several_volumes_in_use_are_refused_unless_all_of_them_can_be_frozen() {
+    let volume = |raw: bool| Used {
+        volume_id: if raw { "r" } else { "a" }.into(),
+        claim: None,
+        raw,
+    };
+    let (raw, mounted) = (volume(true), volume(false));
+    let degrade = SnapshotParameters {
+        on_quiesce_failure: OnQuiesceFailure::Degrade(Level::Crash),
+        ..application()
+    };
+    let admit = |used: &[&Used], level, parameters: &SnapshotParameters| {
+        let used: Vec<Used> = used.iter().copied().cloned().collect();
+        coordinator::admit(&used, level, parameters).map_err(|error| chain(&error))
+    };
+    let (filesystem, crash) = (Level::Filesystem, Level::Crash);
+    for used in [[&raw, &mounted], [&raw, &raw], [&mounted, &raw]] {
+        let error = admit(&used, filesystem, &application()).unwrap_err();
+        assert!(error.contains("raw block device"), "{error}");
+    }
+    let two = [&mounted, &mounted];
+    let error = admit(&two, crash, &application()).unwrap_err();
+    assert!(error.contains("does not freeze"), "{error}");
+    let error = admit(&two, filesystem, &degrade).unwrap_err();
+    assert!(error.contains("onQuiesceFailure"), "{error}");
+    admit(&two, filesystem, &application()).unwrap();
+    for one in [&raw, &mounted] {
+        admit(&[one], crash, &degrade).unwrap();
+    }
+}
+
+#[test]
+fn an_image_in_too_many_extents_is_refused_before_anything_is_frozen() {
     let refuse =
         |members: &[TestVolume], extents: u64, parameters: SnapshotParameters, words: &str| {
             let world = World::with_hooks(&["db"]);
@@ -22,19 +55,7 @@ fn what_has_no_barrier_or_too_many_pieces_is_refused_before_anybody_is_disturbed
             assert!(chain(&error).contains(words), "{error}");
             assert_undisturbed(&world);
         };
-    let crash = SnapshotParameters {
-        consistency: Level::Crash,
-        ..SnapshotParameters::default()
-    };
     let two = [mounted("a"), mounted("b")];
-    refuse(
-        &[raw("r"), mounted("a")],
-        1,
-        application(),
-        "raw block volume",
-    );
-    refuse(&[raw("r"), raw("s")], 1, application(), "raw block volume");
-    refuse(&two, 1, crash.clone(), "level crash does not freeze");
     let few = SnapshotParameters {
         max_extents: Some(9),
         ..application()

@@ -11,7 +11,7 @@ use super::plan::Prepared;
 use super::source::Source;
 use super::thick_space_watchdog::{ThickCopy, ThickSpaceWatchdog};
 use crate::backend::Image;
-use crate::cut::barrier::{self, Used};
+use crate::cut::coordinator::{self, Used};
 use crate::cut::{Attempt, CutMember, Outcome};
 use crate::error::{Error, Result};
 use crate::model::size::image_bytes;
@@ -126,7 +126,7 @@ impl Driver {
         // What an earlier try has left is ended after this look.
         let members = self.members(&sources, &uses, &copies);
         share.members = members.map_err(Error::into_indeterminate)?;
-        barrier::refuse_without(&share.used(), level, parameters)?;
+        coordinator::admit(&share.used(), level, parameters)?;
         for (source, record) in sources.iter().zip(planned) {
             if let Err(first) = self.prepare_snapshot(&source.pool, &record) {
                 return Err(self.undo_share(&mut share, first));

@@ -10,9 +10,9 @@ use super::attempt::{Kept, Share};
 use super::members::{membership, sources};
 use super::source::Source;
 use crate::cut::AbortHandle;
-use crate::cut::barrier::Used;
+use crate::cut::coordinator::Used;
 use crate::cut::local::Local;
-use crate::cut::participant::{Participant, Prepared, Readiness, Thawed};
+use crate::cut::participant::{CutAnswer, CutStep, Participant};
 use crate::error::{Error, Result};
 use crate::model::id::NameKind;
 use crate::model::{GroupId, Level, SnapshotId, SnapshotParameters, VolumeId};
@@ -41,50 +41,27 @@ pub struct BeginShare {
     pub requisite: Vec<String>,
 }
 
-/// A step, after the beginning.
+/// A step, after the share was begun.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ShareStep {
-    /// [`Participant::ready`].
-    Ready(Level),
-    /// [`Participant::ahead`].
-    Ahead {
-        /// Whether applications are held after it.
-        hooks: bool,
-    },
-    /// [`Participant::prepare`].
-    Prepare,
-    /// [`Participant::freeze`].
-    Freeze,
-    /// [`Participant::cut`].
-    Cut,
-    /// [`Participant::written`].
-    Written,
-    /// Makes it durable, not committed.
+    /// A step of the cut.
+    Cut(CutStep),
+    /// Make the members durable, but do not commit them.
     Keep(Kept),
-    /// Commits.
+    /// Commit the members.
     Commit,
 }
 
 /// The answer to a step that was done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ShareAnswer {
-    /// The members are prepared; those that somebody uses.
+    /// The members are prepared; these are in use.
     Begun(Vec<Used>),
-    /// Nothing is to be cut, and it's over: CreateSnapshot alone answers, by the snapshot that
-    /// there is or by a copy.
+    /// There is nothing to cut, and the share has ended: CreateSnapshot alone answers, with the
+    /// snapshot that exists or with a copy.
     Plain,
-    /// To `ready`.
-    Ready(Readiness),
-    /// To `ahead`.
-    Ahead(Prepared),
-    /// To `prepare`.
-    Prepared(Prepared),
-    /// To `freeze`.
-    Frozen,
-    /// To `cut`.
-    Thawed(Thawed),
-    /// To `written`.
-    Written,
+    /// To a step of the cut.
+    Cut(CutAnswer),
     /// To `keep`.
     Kept,
     /// To `commit`.
@@ -267,25 +244,22 @@ fn stand_still(
 fn steps(local: &mut dyn Participant, coordinator: &mut dyn Coordinator) -> Result<Option<Kept>> {
     let mut done = 0;
     while let Some(step) = coordinator.next() {
-        let answer;
-        (done, answer) = match (done, step) {
-            (0, ShareStep::Ready(level)) => (1, ShareAnswer::Ready(local.ready(level)?)),
-            // A router of the release before doesn't know this one.
-            (1, ShareStep::Ahead { hooks }) => (2, ShareAnswer::Ahead(local.ahead(hooks)?)),
-            (1 | 2, ShareStep::Prepare) => (3, ShareAnswer::Prepared(local.prepare()?)),
-            (3, ShareStep::Freeze) => {
-                local.freeze()?;
-                (4, ShareAnswer::Frozen)
-            }
-            (4, ShareStep::Cut) => (5, ShareAnswer::Thawed(local.cut()?)),
-            (5, ShareStep::Written) => {
-                local.written()?;
-                (6, ShareAnswer::Written)
-            }
-            (6, ShareStep::Keep(kept)) => return Ok(Some(kept)),
+        let step = match step {
+            ShareStep::Cut(step) => step,
+            ShareStep::Keep(kept) if done == 6 => return Ok(Some(kept)),
+            ShareStep::Keep(_) | ShareStep::Commit => return Err(out_of_order()),
+        };
+        done = match (done, step) {
+            (0, CutStep::Ready(_)) => 1,
+            // A router of the previous release does not know this step.
+            (1, CutStep::Ahead { .. }) => 2,
+            (1 | 2, CutStep::Prepare) => 3,
+            (3, CutStep::Freeze) => 4,
+            (4, CutStep::Cut) => 5,
+            (5, CutStep::Written) => 6,
             _ => return Err(out_of_order()),
         };
-        coordinator.send_reply(answer);
+        coordinator.send_reply(ShareAnswer::Cut(local.step(step)?));
     }
     Ok(None)
 }

@@ -16,8 +16,7 @@ use uuid::Uuid;
 
 use crate::agent::cut_request::Step;
 use crate::agent::cut_response::{
-    AllWritten, Answer, Begun, Committed, Failed, Frozen, Kept as KeptAnswer, Prepared, Readiness,
-    Target, Thawed, failed,
+    Answer, Begun, Committed, Failed, Kept as KeptAnswer, Target, failed,
 };
 use crate::agent::group_member::State;
 use crate::agent::{
@@ -28,8 +27,8 @@ use crate::agent::{
 use crate::error::{Error, Result};
 use crate::model::{GroupId, Level, SnapshotParameters, VolumeId};
 use crate::operation::{
-    self, AbortHandle, BeginShare, Coordinator, DeleteOne, Driver, GroupDecision, GroupHere, Kept,
-    ShareAnswer, ShareStep, SnapshotState, Used,
+    self, AbortHandle, BeginShare, Coordinator, CutStep, DeleteOne, Driver, GroupDecision,
+    GroupHere, Kept, ShareAnswer, ShareStep, SnapshotState, Used,
 };
 use crate::service::reply::bytes;
 use crate::service::{Rpc, Service, status};
@@ -275,18 +274,13 @@ fn begin(first: Option<Step>) -> Result<BeginShare> {
     })
 }
 
-/// `None` if the message is not a step that may follow.
+/// `None` for a message that is no step after the beginning.
 fn step(step: Option<Step>) -> Option<ShareStep> {
-    Some(match step? {
-        Step::Begin(_) => return None,
-        Step::Ready(ready) => ShareStep::Ready(Level::of_word(&ready.level)?),
-        Step::Ahead(ahead) => ShareStep::Ahead { hooks: ahead.hooks },
-        Step::Prepare(_) => ShareStep::Prepare,
-        Step::Freeze(_) => ShareStep::Freeze,
-        Step::Cut(_) => ShareStep::Cut,
-        Step::Written(_) => ShareStep::Written,
-        Step::Keep(kept) => ShareStep::Keep(keep(kept)?),
-        Step::Commit(_) => ShareStep::Commit,
+    Some(match CutStep::try_from(step?) {
+        Ok(step) => ShareStep::Cut(step),
+        Err(Step::Keep(kept)) => ShareStep::Keep(keep(kept)?),
+        Err(Step::Commit(_)) => ShareStep::Commit,
+        Err(_) => return None,
     })
 }
 
@@ -296,21 +290,6 @@ fn keep(kept: cut_request::Keep) -> Option<Kept> {
         level: Level::of_word(&kept.level)?,
         reason: kept.reason,
     })
-}
-
-fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
-}
-
-fn prepared(done: operation::SharePrepared) -> Prepared {
-    let (most_extents_volume_id, most_extents) = done.most_extents.unwrap_or_default();
-    Prepared {
-        sync_micros: micros(done.sync),
-        extents: done.extents,
-        stall_micros: micros(done.stall),
-        most_extents_volume_id,
-        most_extents,
-    }
 }
 
 fn answer_of(answer: ShareAnswer) -> Answer {
@@ -325,25 +304,7 @@ fn answer_of(answer: ShareAnswer) -> Answer {
             plain: true,
             ahead: false,
         }),
-        ShareAnswer::Ready(ready) => {
-            let (most_extents_volume_id, most_extents) = ready.most_extents.unwrap_or_default();
-            Answer::Ready(Readiness {
-                in_use: ready.in_use as u64,
-                raw: ready.raw as u64,
-                frozen: ready.frozen as u64,
-                stall_micros: micros(ready.stall),
-                most_extents_volume_id,
-                most_extents,
-            })
-        }
-        ShareAnswer::Ahead(done) => Answer::Ahead(prepared(done)),
-        ShareAnswer::Prepared(done) => Answer::Prepared(prepared(done)),
-        ShareAnswer::Frozen => Answer::Frozen(Frozen {}),
-        ShareAnswer::Thawed(done) => Answer::Thawed(Thawed {
-            extents: done.extents,
-            lost: done.lost.unwrap_or_default(),
-        }),
-        ShareAnswer::Written => Answer::Written(AllWritten {}),
+        ShareAnswer::Cut(answer) => answer.into(),
         ShareAnswer::Kept => Answer::Kept(KeptAnswer {}),
         ShareAnswer::Committed => Answer::Committed(Committed {}),
     }

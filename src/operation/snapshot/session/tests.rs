@@ -41,12 +41,12 @@ pub(in crate::operation) fn kept() -> Kept {
 
 pub(in crate::operation) fn all_steps() -> Vec<ShareStep> {
     vec![
-        ShareStep::Ready(Level::Filesystem),
-        ShareStep::Ahead { hooks: true },
-        ShareStep::Prepare,
-        ShareStep::Freeze,
-        ShareStep::Cut,
-        ShareStep::Written,
+        ShareStep::Cut(CutStep::Ready(Level::Filesystem)),
+        ShareStep::Cut(CutStep::Ahead { hooks: true }),
+        ShareStep::Cut(CutStep::Prepare),
+        ShareStep::Cut(CutStep::Freeze),
+        ShareStep::Cut(CutStep::Cut),
+        ShareStep::Cut(CutStep::Written),
         ShareStep::Keep(kept()),
         ShareStep::Commit,
     ]
@@ -243,11 +243,11 @@ fn steps_out_of_order_end_it_and_leave_nothing() {
     let driver = driver(&MemoryHost::new());
     let ours = [volume(&driver, "a")];
     for (at, wrong) in [
-        (0, ShareStep::Freeze),
-        (1, ShareStep::Cut),
+        (0, ShareStep::Cut(CutStep::Freeze)),
+        (1, ShareStep::Cut(CutStep::Cut)),
         (3, ShareStep::Keep(kept())),
         (5, ShareStep::Commit),
-        (6, ShareStep::Freeze),
+        (6, ShareStep::Cut(CutStep::Freeze)),
     ] {
         let mut steps = all_steps();
         steps.truncate(at);
@@ -285,7 +285,7 @@ fn a_step_that_fails_is_reported_before_anything_is_deleted() {
     let ours = [volume(&driver, "a")];
     let mut early = Early {
         driver: &driver,
-        steps: vec![ShareStep::Freeze].into_iter(),
+        steps: vec![ShareStep::Cut(CutStep::Freeze)].into_iter(),
         seen: None,
     };
     let begun = begin(Some(GROUP), &ours, &ours);
@@ -300,7 +300,7 @@ fn a_router_that_does_not_know_the_step_ahead_of_the_hooks_is_served() {
     let driver = driver(&MemoryHost::new());
     let ours = [volume(&driver, "a")];
     let mut steps = all_steps();
-    steps.retain(|step| !matches!(step, ShareStep::Ahead { .. }));
+    steps.retain(|step| !matches!(step, ShareStep::Cut(CutStep::Ahead { .. })));
     let (done, _) = served(&driver, &begin(Some(GROUP), &ours, &ours), steps);
     done.unwrap();
     assert_eq!(states(&driver, GROUP), [SnapshotState::Ready]);
