@@ -532,7 +532,7 @@ mod tests {
         refused(
             "operation/snapshot.rs",
             "fn f() { g(Effect::CloneWhole { source, target }) }",
-            "says CloneWhole",
+            "contains CloneWhole",
         );
         refused(
             "operation.rs",
@@ -598,7 +598,10 @@ mod tests {
             path: "model.rs".into(),
             text: "use std::fmt;".into(),
         }]);
-        assert!(found[0].contains("does not begin with //!"), "{found:?}");
+        assert!(
+            found[0].contains("does not begin with a //! comment"),
+            "{found:?}"
+        );
     }
 
     #[test]

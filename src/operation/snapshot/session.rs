@@ -90,7 +90,7 @@ impl Driver {
         abort: &AbortHandle,
         coordinator: &mut dyn Coordinator,
     ) -> Result<()> {
-        let _name = match begin.group {
+        let name = match begin.group {
             Some(group) => self.lock_group(group, begin)?,
             None => match self.lock_single(begin)? {
                 Some(locks) => locks,
@@ -122,7 +122,14 @@ impl Driver {
             Err(first) => return Err(self.undo_share(&mut share, first)),
         };
         match stand_still(Box::new(local), coordinator) {
-            Ok(Some(kept)) => self.keep_and_commit(&mut share, &kept, coordinator),
+            Ok(Some(kept)) => {
+                if self.keep_and_commit(&mut share, &kept, coordinator)? {
+                    // The locks first: the coordinator's next call needs them.
+                    drop((share, name));
+                    coordinator.send_reply(ShareAnswer::Committed);
+                }
+                Ok(())
+            }
             Ok(None) => self.undone(&mut share),
             Err(first) => Err(self.undo_share(&mut share, first)),
         }
@@ -193,13 +200,13 @@ impl Driver {
         ]))
     }
 
-    /// From a cut that is proven good to its commit.
+    /// From a cut that is proven good to its commit; whether it was committed.
     fn keep_and_commit(
         &self,
         share: &mut Share,
         kept: &Kept,
         coordinator: &mut dyn Coordinator,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         if let Err(first) = self.keep_share(share, kept) {
             return Err(self.undo_share(share, first));
         }
@@ -207,12 +214,11 @@ impl Driver {
         match coordinator.next() {
             Some(ShareStep::Commit) => {
                 self.commit_share(share)?;
-                coordinator.send_reply(ShareAnswer::Committed);
-                Ok(())
+                Ok(true)
             }
             // Nobody else can commit it any more.
-            None if share.decides() => self.undone(share),
-            None => Ok(()),
+            None if share.decides() => self.undone(share).map(|()| false),
+            None => Ok(false),
             Some(_) if share.decides() => Err(self.undo_share(share, out_of_order())),
             Some(_) => Err(out_of_order()),
         }

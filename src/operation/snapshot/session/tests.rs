@@ -238,6 +238,45 @@ fn a_single_snapshot_is_never_in_doubt_and_what_is_there_is_not_cut_again() {
     assert_eq!(script.told, [ShareAnswer::Plain]);
 }
 
+/// Looks at the locks when the commit is reported.
+struct AtCommit<'a> {
+    driver: &'a Driver,
+    steps: std::vec::IntoIter<ShareStep>,
+    held: Option<usize>,
+}
+
+impl Coordinator for AtCommit<'_> {
+    fn next(&mut self) -> Option<ShareStep> {
+        self.steps.next()
+    }
+
+    fn send_reply(&mut self, answer: ShareAnswer) {
+        if answer == ShareAnswer::Committed {
+            self.held = Some(self.driver.locks_held());
+        }
+    }
+}
+
+/// Otherwise the coordinator's next question about the group could be answered with ABORTED.
+#[test]
+fn a_commit_is_reported_after_the_locks_were_released() {
+    let driver = driver(&MemoryHost::new());
+    let ours = [volume(&driver, "a")];
+    for group in [None, Some(GROUP)] {
+        let mut coordinator = AtCommit {
+            driver: &driver,
+            steps: all_steps().into_iter(),
+            held: None,
+        };
+        let all: &[VolumeId] = if group.is_some() { &ours } else { &[] };
+        let begin = begin(group, all, &ours);
+        driver
+            .serve_share(&begin, &AbortHandle::default(), &mut coordinator)
+            .unwrap();
+        assert_eq!(coordinator.held, Some(0), "{group:?}");
+    }
+}
+
 #[test]
 fn steps_out_of_order_end_it_and_leave_nothing() {
     let driver = driver(&MemoryHost::new());
