@@ -1,11 +1,13 @@
-//! The Kubernetes API as the router's cluster: watches into memory, a Lease for what must be done
-//! by one, Pool objects, Node labels, events, hooks by exec.
+//! The Kubernetes API as the router's cluster: watches that keep objects in memory, a Lease for work
+//! that only one router may do, Pool objects, node labels, events, and hooks by exec.
 //!
-//! Nothing here is polled: a router asks the API server for a Lease every 10 s, and otherwise
-//! only when something happens. While the API server is gone, everything goes on being answered
-//! from memory, and [`InCluster::problem`] says so.
+//! No object is polled. A router renews or reads the Lease every 10 s, and otherwise sends requests
+//! only when something happens. While the API server is away, calls are answered from memory, and
+//! [`InCluster::problem`] reports it. What the leading router maintains follows one pattern, which
+//! `reconcile.rs` describes.
 
 pub mod adopt;
+mod advice;
 mod begin;
 pub mod behind;
 pub mod certificates;
@@ -46,55 +48,58 @@ use crate::error::{Error, Result, chain};
 use crate::hook::{HookRights, Hooks, PodHooks};
 use crate::model::PoolId;
 use crate::telemetry::router::{ClusterStatus, Orphans};
+use advice::AdviceController;
 pub use begin::{Begun, begin};
 use events::{EventBody, EventRecorder};
+use label::LabelController;
 use lease::{Leadership, Pace};
-use orphans::Stored;
+use orphans::{OrphanController, Stored};
 use pool::Pool;
-use pool_status::Report;
+use pool_status::{PoolController, Report};
+use reconcile::Controller;
 use volumes::Volumes;
 use watch::{Store, WatchStates, watch};
 
-/// The scheduler writes on a claim which node it has chosen.
+/// The annotation of a claim with the node that the scheduler has chosen.
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 /// The Lease of the routers of a driver.
 const LEASE: &str = "slackwater-router";
-/// A question to the API server within a call is given up after this.
+/// The timeout of a request to the API server.
 const API_TIMEOUT: Duration = Duration::from_secs(10);
-/// How each watch is called in what people read.
+/// Names of the watches in messages.
 const NODES: &str = "Nodes";
 const POOLS: &str = "Pools";
 const VOLUMES: &str = "PersistentVolumes";
 const AGENTS: &str = "EndpointSlices";
 
-/// How the router is in its cluster.
+/// The router's settings for its cluster.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The driver's name.
     pub driver: String,
-    /// Namespace and name of the agents' headless Service; agents are given by address if `None`.
+    /// Namespace and name of the agents' headless Service; `None` if agents are given by address.
     pub agent_service: Option<(String, String)>,
-    /// Where the router runs: its Lease is there.
+    /// The namespace of the router and of its Lease.
     pub namespace: String,
-    /// The router's own name, its pod's: the holder of the Lease.
+    /// The name of the router's pod, which is the identity of the holder of the Lease.
     pub me: String,
-    /// Mark a pool as lost after its Node object and its agent have been gone for so long; never
-    /// if `None`.
+    /// A pool is marked as lost after its Node object and its agent have been gone for this time;
+    /// never if `None`.
     pub lost_after: Option<Duration>,
-    /// What allows hooks in pods.
+    /// What allows hooks in pods to be run.
     pub hook_rights: HookRights,
-    /// Whether a csi-snapshotter runs beside the router.
+    /// Whether a csi-snapshotter runs next to the router.
     pub has_snapshotter: bool,
     /// Times of the Lease.
     pub pace: Pace,
-    /// How often the one that leads looks whether something is to be written.
+    /// How often the leading router checks whether something is to be written.
     pub look_every: Duration,
-    /// How often it looks for orphans, and how long something must have been one to be told.
+    /// How often it looks for orphans, and after which time it reports them.
     pub orphans: orphans::Pace,
 }
 
 impl Options {
-    /// As usual, for a driver of this name.
+    /// The defaults, for a driver of this name.
     pub fn new(driver: &str, namespace: &str, me: &str) -> Options {
         Options {
             driver: driver.into(),
@@ -114,42 +119,46 @@ impl Options {
 /// The agents, as the router knows them.
 #[tonic::async_trait]
 pub trait AgentReports: Send + Sync + 'static {
-    /// Where the agents of all nodes are now. One that isn't among them any more stays known,
-    /// and can't be reached.
+    /// Sets the addresses of the agents of all nodes. An agent that has no address any more stays
+    /// known, and cannot be reached.
     fn place(&self, agents: BTreeMap<String, SocketAddr>);
 
-    /// What each agent has said last.
+    /// The last answer of each agent.
     fn reports(&self) -> Vec<Report>;
 
-    /// What each pool has that is served now; nothing of pools that can't be asked.
+    /// The contents of each pool that is served now. Pools that cannot be asked are missing.
     async fn stored(&self) -> Vec<Stored>;
 }
 
-/// A cluster that is followed.
+/// A cluster whose objects are watched.
 pub struct InCluster {
     client: Client,
     options: Options,
     following: Arc<WatchStates>,
+    agents: Arc<dyn AgentReports>,
     volumes: Volumes,
-    /// The home that each Node object has as a label.
+    /// The home in the label of each Node object.
     nodes: RwLock<Store<Option<String>>>,
     pools: RwLock<Store<Pool>>,
+    /// A Pool object was created, deleted or edited by a person, or a Node object was created, deleted
+    /// or labeled.
+    changes: tokio::sync::watch::Sender<()>,
     leadership: Leadership,
     recorder: EventRecorder,
     notes: mpsc::Sender<note::Note>,
-    /// Whether the cluster has snapshots and this installation makes none.
+    /// The cluster has the snapshot CRDs, and this installation has no csi-snapshotter.
     snapshotter_missing: AtomicBool,
-    /// Nodes whose label is wrong and can't be mended.
+    /// The number of nodes whose label is wrong and is not changed.
     conflicts: AtomicU64,
-    /// What nothing in the cluster names, by the last look of the one that leads.
+    /// The number of orphans at the last check, if this router leads.
     orphans: Mutex<Option<Orphans>>,
     hooks: Arc<PodHooks>,
-    /// Names of pods that keep the disks of pools that aren't served, by UID.
+    /// Names of pods that use the disks of pools that are not served, by UID.
     pods: Mutex<BTreeMap<String, String>>,
     tasks: Mutex<JoinSet<()>>,
 }
 
-/// A client for the API server that KUBECONFIG names, or that this pod is of.
+/// A client for the API server that KUBECONFIG names, or that of the cluster in which this pod runs.
 pub async fn connect() -> Result<Client> {
     let client = Client::try_default().await;
     client.map_err(|error| Error::Unreachable {
@@ -159,9 +168,13 @@ pub async fn connect() -> Result<Client> {
 }
 
 impl InCluster {
-    /// Begins to follow. Answers come once everything has been seen; until then
-    /// [`InCluster::problem`] says so. Must be called within a runtime.
-    pub fn start(client: Client, options: Options, fleet: Arc<dyn AgentReports>) -> Arc<InCluster> {
+    /// Starts the watches and the controllers. Until all objects have been read once,
+    /// [`InCluster::problem`] reports it. Must be called within a tokio runtime.
+    pub fn start(
+        client: Client,
+        options: Options,
+        agents: Arc<dyn AgentReports>,
+    ) -> Arc<InCluster> {
         let following = Arc::<WatchStates>::default();
         let key = topology_key(&options.driver);
         let (recorder, queue) = events::queue();
@@ -174,12 +187,14 @@ impl InCluster {
             Arc::clone(&following),
         );
         let cluster = Arc::new(InCluster {
+            agents,
             volumes: Volumes::new(&options.driver, &key),
             hooks: Arc::new(PodHooks::new(client.clone()).with_rights(options.hook_rights.clone())),
             client: client.clone(),
             following,
             nodes: RwLock::default(),
             pools: RwLock::default(),
+            changes: tokio::sync::watch::channel(()).0,
             leadership,
             recorder,
             notes,
@@ -192,18 +207,44 @@ impl InCluster {
         });
         cluster.spawn(note::write(client.clone(), written));
         cluster.spawn(events::send(client, options, queue));
-        cluster.follow_all(&key, &fleet);
+        cluster.follow_all(&key);
         let leading = Arc::clone(&cluster);
         cluster.spawn(async move { leading.leadership.run().await });
-        let working = Arc::clone(&cluster);
-        let asked = Arc::clone(&fleet);
-        cluster.spawn(async move { reconcile::run(&working, asked.as_ref()).await });
-        let looking = Arc::clone(&cluster);
-        cluster.spawn(async move { orphans::run(&looking, fleet.as_ref()).await });
+        cluster.control_all();
         cluster
     }
 
-    fn follow_all(self: &Arc<InCluster>, key: &str, fleet: &Arc<dyn AgentReports>) {
+    fn control_all(self: &Arc<InCluster>) {
+        let every = self.options.look_every;
+        let changes = || Some(self.changes.subscribe());
+        self.control(Arc::new(PoolController(Arc::clone(self))), every, changes());
+        self.control(
+            Arc::new(LabelController(Arc::clone(self))),
+            every,
+            changes(),
+        );
+        let (cluster, memory) = (Arc::clone(self), Mutex::default());
+        self.control(Arc::new(AdviceController { cluster, memory }), every, None);
+        let (cluster, memory) = (Arc::clone(self), Mutex::default());
+        let every = self.options.orphans.every;
+        self.control(Arc::new(OrphanController { cluster, memory }), every, None);
+    }
+
+    /// Runs a controller while this router leads, with its poll interval and the changes that cause a
+    /// pass before the next poll.
+    fn control(
+        self: &Arc<InCluster>,
+        controller: Arc<impl Controller>,
+        every: Duration,
+        changes: Option<tokio::sync::watch::Receiver<()>>,
+    ) {
+        let cluster = Arc::clone(self);
+        let is_leader = move || cluster.is_leader();
+        let pace = reconcile::Pace { every, changes };
+        self.spawn(reconcile::run(controller, is_leader, pace));
+    }
+
+    fn follow_all(self: &Arc<InCluster>, key: &str) {
         let all = watcher::Config::default();
         let this = Arc::clone(self);
         self.watch::<PersistentVolume>(Api::all(self.client.clone()), all.clone(), VOLUMES, {
@@ -214,7 +255,10 @@ impl InCluster {
             move |event| {
                 let mut nodes = this.nodes.write().unwrap_or_else(PoisonError::into_inner);
                 let label = |labels: BTreeMap<String, String>| labels.get(&key).cloned();
-                nodes.take(event, |node| Some(node.metadata.labels.and_then(label)));
+                let read = |node: PartialObjectMeta<Node>| node.metadata.labels.and_then(label);
+                if nodes.take(event, |node| Some(read(node)), PartialEq::eq) {
+                    this.changes.send_replace(());
+                }
             }
         });
         let ours = all
@@ -223,17 +267,22 @@ impl InCluster {
         let this = Arc::clone(self);
         self.watch::<Pool>(Api::all(self.client.clone()), ours, POOLS, move |event| {
             let mut pools = this.pools.write().unwrap_or_else(PoisonError::into_inner);
-            pools.take(event, Some);
+            // The router's own writes of the status do not change the generation.
+            let is_same =
+                |old: &Pool, new: &Pool| old.metadata.generation == new.metadata.generation;
+            if pools.take(event, Some, is_same) {
+                this.changes.send_replace(());
+            }
         });
         if let Some((namespace, service)) = &self.options.agent_service {
             let api = Api::<EndpointSlice>::namespaced(self.client.clone(), namespace);
             let its = all.labels(&format!("kubernetes.io/service-name={service}"));
-            let (fleet, mut slices) = (Arc::clone(fleet), Store::default());
+            let (agents, mut slices) = (Arc::clone(&self.agents), Store::default());
             self.watch(api, its, AGENTS, move |event| {
                 let is_part = matches!(event, watcher::Event::Init | watcher::Event::InitApply(_));
-                slices.take(event, |slice| Some(endpoints::read(&slice)));
+                slices.take(event, |slice| Some(endpoints::read(&slice)), PartialEq::eq);
                 if !is_part {
-                    fleet.place(endpoints::by_node(slices.now().values()));
+                    agents.place(endpoints::by_node(slices.now().values()));
                 }
             });
         }
@@ -256,7 +305,7 @@ impl InCluster {
         tasks.spawn(task);
     }
 
-    /// Gives the Lease up, and follows no longer.
+    /// Releases the Lease, and ends watches and controllers.
     pub async fn shut_down(&self) {
         self.leadership.resign().await;
         self.tasks
@@ -265,23 +314,27 @@ impl InCluster {
             .abort_all();
     }
 
-    /// Why answers may be old, or not be there yet; `None` if all is well.
+    /// Why answers may be outdated or missing; `None` if all is well.
     pub fn problem(&self) -> Option<String> {
         self.following.problem()
     }
 
-    /// Whether everything has been seen once, so that calls can be served from memory.
+    /// Whether all objects have been read once, so that calls can be answered from memory.
     pub fn is_complete(&self) -> bool {
-        let watches = [NODES, POOLS, VOLUMES];
-        let agents = self.options.agent_service.is_some().then_some(AGENTS);
-        let mut all = watches.into_iter().chain(agents);
-        all.all(|what| self.following.is_complete(what))
+        let has_agents = self.options.agent_service.is_none() || self.following.is_complete(AGENTS);
+        self.has_read_objects() && has_agents
     }
 
-    /// Whether a PersistentVolume names a volume; `None` if that isn't known yet.
+    /// Whether a PersistentVolume names a volume; `None` if this is not known yet.
     pub fn names_volume(&self, handle: &str) -> Option<bool> {
         let is_known = self.following.is_complete(VOLUMES);
         is_known.then(|| self.volumes.names(handle))
+    }
+
+    /// Whether everything that is decided about pools and labels is in memory.
+    fn has_read_objects(&self) -> bool {
+        let mut all = [NODES, POOLS, VOLUMES].into_iter();
+        all.all(|what| self.following.is_complete(what))
     }
 
     fn node_labels(&self) -> BTreeMap<String, Option<String>> {
@@ -297,12 +350,12 @@ impl InCluster {
     }
 }
 
-/// The topology key of a driver: the label of its Nodes.
+/// The topology key of a driver, which is the label of its nodes.
 pub fn topology_key(driver: &str) -> String {
     format!("topology.{driver}/home")
 }
 
-/// An answer of the API server within a call.
+/// Waits for an answer of the API server, at most [`API_TIMEOUT`].
 async fn ask<T>(what: &str, answer: impl Future<Output = Result<T, KubeError>>) -> Result<T> {
     let reason = match tokio::time::timeout(API_TIMEOUT, answer).await {
         Ok(Ok(answer)) => return Ok(answer),
@@ -339,7 +392,7 @@ impl Cluster for InCluster {
         if is_there {
             return Ok(true);
         }
-        // That it's gone is a reason for a final answer: so it's looked at anew.
+        // The absence of a node leads to a final error, so it is not taken from memory.
         let api = Api::<PartialObjectMeta<Node>>::all(self.client.clone());
         let found = ask(&format!("node {node}"), api.get_opt(node)).await?;
         Ok(found.is_some())
@@ -390,7 +443,7 @@ impl Cluster for InCluster {
     }
 
     fn note(&self, content: &Content, reached: Reached) {
-        // As with events: what does not fit is not worth a wait.
+        // A full queue drops the note, as with events: no call waits for it.
         let _ = self.notes.try_send((content.clone(), reached));
     }
 

@@ -17,7 +17,7 @@ use slackwater::telemetry::router::Orphans;
 
 use crate::plane::Plane;
 
-const DRIVER: &str = "csi.slackwater.dev";
+pub const DRIVER: &str = "csi.slackwater.dev";
 const POOL: &str = "11111111-2222-4333-8444-555555555555";
 /// Nothing here takes as long, unless it hangs. The machine may be busy.
 const LONG: Duration = Duration::from_secs(120);
@@ -28,7 +28,7 @@ type LastReport = Result<DescribeResponse, (Timestamp, DescribeResponse)>;
 
 /// Agents that give any answer that a test needs.
 #[derive(Default)]
-struct Agents {
+pub struct Agents {
     placed: Mutex<BTreeMap<String, SocketAddr>>,
     /// By node.
     say: Mutex<BTreeMap<String, LastReport>>,
@@ -36,7 +36,7 @@ struct Agents {
 }
 
 impl Agents {
-    fn say(&self, node: &str, home: &str, pools: &[&str]) {
+    pub fn say(&self, node: &str, home: &str, pools: &[&str]) {
         let shown = pools.iter().map(|id| Shown {
             name: "default".into(),
             place: "file:/var/lib/slackwater/pool".into(),
@@ -100,7 +100,7 @@ impl AgentReports for Agents {
 }
 
 #[track_caller]
-fn eventually(what: &str, mut check: impl FnMut() -> bool) {
+pub fn eventually(what: &str, mut check: impl FnMut() -> bool) {
     let started_at = Instant::now();
     while !check() {
         assert!(started_at.elapsed() < LONG, "not within {LONG:?}: {what}");

@@ -14,6 +14,7 @@ mod chart;
 mod enrol;
 mod hooks;
 mod kubelet;
+mod leading;
 mod orphans;
 mod plane;
 mod real;

@@ -1,22 +1,23 @@
-//! Certificates of router and agents, where nobody else makes them.
+//! Certificates of router and agents, if no other program creates them.
 //!
-//! The authority is a Secret that only routers may read. Its public half, with those that come
-//! and go, is a ConfigMap that agents read. A router makes its own certificate; a node's pod asks
-//! for its own by a CertificateSigningRequest with its service account's token, which the API
-//! server has bound to the pod's node; the router that leads signs it for that node and no other.
-//! So a node's key never leaves the node, and a node that was broken into gets no other's name.
+//! The authority is a Secret that only routers may read. Its public part, with those of its successor
+//! and its predecessor, is a ConfigMap that agents read. A router creates its own certificate. A node's
+//! pod requests its certificate by a CertificateSigningRequest with the token of its service account,
+//! which the API server has bound to the pod's node; the leading router signs it for that node and no
+//! other. So a node's key never leaves the node, and a compromised node cannot get the name of another.
 //!
-//! | room | what |
+//! | file | content |
 //! |---|---|
 //! | `authorities` | the authority, its successor and its predecessor, and when they change |
-//! | `signer` | whom a request is signed for |
-//! | `enrol` | the node's end |
+//! | `signer` | the decision for whom a request is signed |
+//! | `enrol` | the program in the node's pod |
 
 pub mod authorities;
 pub mod enrol;
 pub mod signer;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -30,6 +31,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
 
+use super::reconcile::{Controller, Next, Outcome, Reconciler};
 use super::watch::Store;
 use super::{InCluster, ask};
 use crate::error::{Result, chain};
@@ -38,19 +40,19 @@ use crate::tls::{Bundle, Credentials, Name, TlsError};
 use authorities::{Authorities, LEAF, leaf};
 use signer::{Judgement, Request, SIGNER};
 
-/// The Secret and the ConfigMap.
+/// The name of the Secret and of the ConfigMap.
 pub const TRUST: &str = "slackwater-authority";
 /// The list of trusted authorities in the ConfigMap.
 pub const CA: &str = "ca.crt";
-/// How often routers look whether the authority has changed.
+/// How often routers check whether the authority has changed.
 const CHECK_INTERVAL: Duration = Duration::from_secs(600);
-/// While there is none, or the API server doesn't answer.
+/// The delay while there is no authority, or the API server does not answer.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
-/// How requests are called in what is followed.
+/// The name of the requests among the watches.
 const REQUESTS: &str = "CertificateSigningRequests";
 
-/// The router's end: it keeps the authority, gives itself certificates, and signs those of nodes
-/// while it leads.
+/// The certificates in a router: it maintains the authority, creates its own certificate, and signs
+/// those of nodes while it leads.
 pub struct Certificates {
     client: Client,
     namespace: String,
@@ -58,13 +60,13 @@ pub struct Certificates {
     account: String,
     requests: Mutex<Store<Request>>,
     authorities: Mutex<Option<Authorities>>,
-    /// The router's own, once there is an authority.
+    /// The router's own certificate, once there is an authority.
     own: watch::Sender<Option<Arc<Credentials>>>,
 }
 
 impl Certificates {
-    /// Begins to work for a router. `account` is the name of the service account of the nodes'
-    /// pods, in the router's own namespace.
+    /// Starts the tasks of a router. `account` is the name of the service account of the nodes' pods, in
+    /// the router's own namespace.
     pub fn start(cluster: &Arc<InCluster>, account: &str) -> Arc<Certificates> {
         let this = Arc::new(Certificates {
             client: cluster.client.clone(),
@@ -82,23 +84,23 @@ impl Certificates {
                 .requests
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner);
-            requests.take(event, Request::read);
+            requests.take(event, Request::read, PartialEq::eq);
         });
         let (keeping, of) = (Arc::clone(&this), Arc::clone(cluster));
         cluster.spawn(async move { keeping.keep(&of).await });
-        let (signing, of) = (Arc::clone(&this), Arc::clone(cluster));
-        cluster.spawn(async move { signing.sign_all(&of).await });
+        let every = cluster.options.look_every;
+        cluster.control(Arc::clone(&this), every, None);
         this
     }
 
-    /// The router's own certificate, which is renewed by itself. Waits until there is an authority.
+    /// The router's own certificate, which is renewed automatically. Waits until there is an authority.
     pub async fn own(&self) -> Arc<Credentials> {
         let mut own = self.own.subscribe();
         loop {
             if let Some(own) = own.borrow_and_update().as_ref() {
                 return Arc::clone(own);
             }
-            // The sender is our own.
+            // The sender lives as long as `self`.
             let _ = own.changed().await;
         }
     }
@@ -117,7 +119,7 @@ impl Certificates {
         }
     }
 
-    /// Whether there is an authority, and all is as it should be.
+    /// Maintains authority, ConfigMap and own certificate; whether there is an authority.
     async fn refresh(&self, leads: bool) -> Result<bool, String> {
         let secrets = Api::<Secret>::namespaced(self.client.clone(), &self.namespace);
         let found = ask("the Secret", secrets.get_opt(TRUST)).await;
@@ -149,7 +151,7 @@ impl Certificates {
         Ok(true)
     }
 
-    /// Only over the version that was looked at: another's authority is never written over.
+    /// Only over the version that was read, so the authority of another router is never overwritten.
     async fn write(
         &self,
         secrets: &Api<Secret>,
@@ -212,7 +214,8 @@ impl Certificates {
             .map_err(|error| chain(&error))
     }
 
-    /// A new certificate of our own where the last one is half over, or the authority another.
+    /// Creates a new certificate of the router if half of the lifetime of the last one has passed, or if
+    /// the authority has changed.
     fn renew(&self, now: &Authorities) -> Result<(), TlsError> {
         let before = self
             .authorities
@@ -242,65 +245,82 @@ impl Certificates {
             }
         }
     }
+}
 
-    async fn sign_all(&self, cluster: &InCluster) {
-        loop {
-            tokio::time::sleep(cluster.options.look_every).await;
-            let authorities = self
-                .authorities
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clone();
-            let Some(authorities) = authorities.filter(|_| cluster.is_leader()) else {
-                continue;
-            };
-            let open: Vec<(String, Request)> = {
-                let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
-                let all = requests.now().iter().filter(|(_, request)| request.is_open);
-                all.map(|(name, request)| (name.clone(), request.clone()))
-                    .collect()
-            };
-            for (name, request) in open {
-                if let Err(error) = self.sign(&authorities, &name, &request).await {
-                    let error = chain(&error);
-                    tracing::warn!(name, error, "failed to sign a certificate");
-                }
-            }
-        }
+/// A request that is not answered yet.
+pub(super) struct OpenRequest {
+    name: String,
+    request: Request,
+    authorities: Authorities,
+    /// The full name of the only service account that may request.
+    account: String,
+}
+
+impl fmt::Display for OpenRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CertificateSigningRequest {}", self.name)
+    }
+}
+
+#[tonic::async_trait]
+impl Controller for Certificates {
+    const NAME: &'static str = "certificates";
+
+    async fn list(&self, _leads_since: Timestamp) -> Option<Vec<OpenRequest>> {
+        let authorities = self
+            .authorities
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()?;
+        let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = requests.now().iter().filter(|(_, request)| request.is_open);
+        let open = open.map(|(name, request)| OpenRequest {
+            name: name.clone(),
+            request: request.clone(),
+            authorities: authorities.clone(),
+            account: format!("system:serviceaccount:{}:{}", self.namespace, self.account),
+        });
+        Some(open.collect())
+    }
+}
+
+#[tonic::async_trait]
+impl Reconciler for Certificates {
+    type Object = OpenRequest;
+    type Step = Judgement;
+
+    fn next(open: &OpenRequest) -> Next<Judgement> {
+        Next::Step(signer::judge(
+            &open.authorities,
+            &open.request,
+            &open.account,
+        ))
     }
 
-    async fn sign(&self, authorities: &Authorities, name: &str, request: &Request) -> Result<()> {
-        let account = format!("system:serviceaccount:{}:{}", self.namespace, self.account);
-        let judgement = signer::judge(authorities, request, &account);
+    async fn execute(&self, open: &OpenRequest, judgement: Judgement) -> Result<Outcome> {
+        let (what, name) = (open.to_string(), open.name.as_str());
         let api = Api::<CertificateSigningRequest>::all(self.client.clone());
         let params = PatchParams::default();
         let condition = Patch::Merge(judgement.condition());
-        ask(
-            "the CertificateSigningRequest",
-            gone(api.patch_approval(name, &params, &condition)),
-        )
-        .await?;
+        let approve = gone(api.patch_approval(name, &params, &condition));
+        ask(&what, approve).await?;
         match judgement {
             Judgement::Sign { node, certificate } => {
                 let bytes = ByteString(certificate.into_bytes());
                 let patch = serde_json::json!({ "status": { "certificate": bytes } });
                 let patch = Patch::Merge(patch);
-                ask(
-                    "the CertificateSigningRequest",
-                    gone(api.patch_status(name, &params, &patch)),
-                )
-                .await?;
+                ask(&what, gone(api.patch_status(name, &params, &patch))).await?;
                 tracing::info!(node, request = name, "signed the certificate of a node");
             }
             Judgement::Deny(problem) => {
                 tracing::warn!(request = name, problem, "denied a certificate");
             }
         }
-        Ok(())
+        Ok(Outcome::Done)
     }
 }
 
-/// A request that is gone is nobody's.
+/// A request that does not exist any more needs no answer.
 async fn gone<T>(answer: impl Future<Output = Result<T, KubeError>>) -> Result<(), KubeError> {
     match answer.await {
         Ok(_) => Ok(()),

@@ -1,84 +1,170 @@
-//! The home of a node, as its Node object has it.
+//! The topology label of Node objects as a controller: it becomes the home that the node's agent
+//! reports.
 //!
-//! The kubelet writes the label when a driver registers, and refuses one whose value differs from
-//! what is there: then nothing is mounted or unmounted on that node. Nobody takes away what is
-//! stale; so this does, where nothing can still mean the old value.
+//! The kubelet writes the label when a driver registers, and refuses a driver whose value differs
+//! from the label that is there: then nothing is mounted or unmounted on that node. Nothing in
+//! Kubernetes removes an outdated label. So this controller overwrites it where no PersistentVolume
+//! can still need the old value.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
+use ::kube::api::Api;
+use ::kube::core::PartialObjectMeta;
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
+use serde_json::json;
 
 use super::pool_status::Report;
+use super::reconcile::{Controller, Next, Outcome, Reconciler, patch};
+use super::{InCluster, ask, topology_key};
+use crate::error::Result;
+use crate::router::cluster::{Cluster, ObjectRef};
 
-/// What is to be done about a node's label.
+/// A Node object whose label differs from the home that its agent reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Act {
-    /// It gets this value in place of that.
-    Overwrite {
-        /// The node.
-        node: String,
-        /// What it says.
-        old: String,
-        /// What its agent says.
-        new: String,
-    },
-    /// It's wrong, and stays: PersistentVolumes refer to it.
-    Conflict {
-        /// The node.
-        node: String,
-        /// Words for people.
-        message: String,
-    },
+pub struct Mislabeled {
+    /// Its name.
+    pub node: String,
+    /// The label.
+    pub old: String,
+    /// The home that its agent reports, and no other agent does.
+    pub new: String,
+    /// How many PersistentVolumes may only be used at the old home.
+    pub volumes: usize,
+    /// The agent of one other node reports the old home, so these volumes are there.
+    pub is_elsewhere: bool,
 }
 
-/// What is to be done. `nodes` has each Node object's label; `volumes_at` counts the
-/// PersistentVolumes that may only be used at a home.
-pub fn acts(
+impl fmt::Display for Mislabeled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node {}", self.node)
+    }
+}
+
+/// All Node objects whose label is wrong. `nodes` has the label of each Node object; `volumes_at`
+/// counts the PersistentVolumes that may only be used at a home. A home that two agents report is no
+/// reason for any change.
+pub fn mislabeled(
     reports: &[Report],
     nodes: &BTreeMap<String, Option<String>>,
     volumes_at: impl Fn(&str) -> usize,
     now: Timestamp,
-) -> Vec<Act> {
+) -> Vec<Mislabeled> {
     let homes: BTreeMap<&str, &str> = reports
         .iter()
         .filter_map(|report| Some((report.node.as_str(), report.home(now)?)))
         .collect();
-    let elsewhere = |home: &str, node: &str| {
-        let mut others = homes
-            .iter()
-            .filter(|(other, its)| **its == home && **other != node);
-        others.next().is_some()
-    };
-    // A home that two agents claim is no reason for anything.
-    let mut doubled = BTreeSet::new();
+    let mut duplicate = BTreeSet::new();
     let mut once = BTreeSet::new();
     for home in homes.values() {
         if !once.insert(*home) {
-            doubled.insert(*home);
+            duplicate.insert(*home);
         }
     }
+    let is_elsewhere = |home: &str, node: &str| {
+        let mut others = homes.iter();
+        !duplicate.contains(home) && others.any(|(other, its)| *its == home && *other != node)
+    };
     let each = nodes.iter().filter_map(|(node, label)| {
         let old = label.as_deref()?;
         let new = *homes.get(node.as_str())?;
-        if old == new || doubled.contains(new) {
-            return None;
-        }
-        let volumes = volumes_at(old);
-        if volumes == 0 || (elsewhere(old, node) && !doubled.contains(old)) {
-            return Some(Act::Overwrite {
-                node: node.clone(),
-                old: old.into(),
-                new: new.into(),
-            });
-        }
-        Some(Act::Conflict {
+        (old != new && !duplicate.contains(new)).then(|| Mislabeled {
             node: node.clone(),
-            message: format!(
-                "this node is labeled with home {old}, but its disks have home {new}; {volumes} PersistentVolumes use {old}, so the label is not changed, and the kubelet rejects the driver. Bring the disks of {old} back, or mark their pools as lost and delete those PersistentVolumes"
-            ),
+            old: old.into(),
+            new: new.into(),
+            volumes: volumes_at(old),
+            is_elsewhere: is_elsewhere(old, node),
         })
     });
     each.collect()
+}
+
+/// The step that overwrites the label.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Overwrite;
+
+/// Maintains the label.
+pub(super) struct LabelController(pub(super) Arc<InCluster>);
+
+#[tonic::async_trait]
+impl Controller for LabelController {
+    const NAME: &'static str = "labels";
+
+    async fn list(&self, _leads_since: Timestamp) -> Option<Vec<Mislabeled>> {
+        let cluster = &self.0;
+        if !cluster.has_read_objects() {
+            return None;
+        }
+        let volumes_at = |home: &str| cluster.volumes.at_home(home);
+        let (reports, nodes) = (cluster.agents.reports(), cluster.node_labels());
+        let found = mislabeled(&reports, &nodes, volumes_at, Timestamp::now());
+        let is_refused = |node: &&Mislabeled| matches!(Self::next(node), Next::Refused(_));
+        let conflicts = found.iter().filter(is_refused).count();
+        cluster.conflicts.store(conflicts as u64, Ordering::Relaxed);
+        Some(found)
+    }
+
+    async fn refuse(&self, node: &Mislabeled, why: String) -> Result<()> {
+        let about = ObjectRef::Node(node.node.clone());
+        self.0.record_event(&about, true, "HomeConflict", why);
+        Ok(())
+    }
+
+    /// Only the leader counts conflicts, so that the metrics of two routers do not add up.
+    fn reset(&self) {
+        self.0.conflicts.store(0, Ordering::Relaxed);
+    }
+}
+
+#[tonic::async_trait]
+impl Reconciler for LabelController {
+    type Object = Mislabeled;
+    type Step = Overwrite;
+
+    fn next(node: &Mislabeled) -> Next<Overwrite> {
+        let Mislabeled {
+            old, new, volumes, ..
+        } = node;
+        if *volumes == 0 || node.is_elsewhere {
+            return Next::Step(Overwrite);
+        }
+        Next::Refused(format!(
+            "this node is labeled with home {old}, but its disks have home {new}; {volumes} PersistentVolumes use {old}, so the label is not changed, and the kubelet rejects the driver. Bring the disks of {old} back, or mark their pools as lost and delete those PersistentVolumes"
+        ))
+    }
+
+    async fn execute(&self, object: &Mislabeled, _: Overwrite) -> Result<Outcome> {
+        let Mislabeled { node, old, new, .. } = object;
+        let key = topology_key(&self.0.options.driver);
+        let api = Api::<PartialObjectMeta<Node>>::all(self.0.client.clone());
+        let what = object.to_string();
+        let Some(now) = ask(&what, api.get_opt(node)).await? else {
+            return Ok(Outcome::Stale);
+        };
+        let now = now.metadata;
+        if now.labels.as_ref().and_then(|labels| labels.get(&key)) != Some(old) {
+            return Ok(Outcome::Stale);
+        }
+        // Only over the version that was read.
+        let fields = json!({ "metadata": {
+            "resourceVersion": now.resource_version,
+            "labels": { &key: new },
+        }});
+        if patch(&api, &what, node, fields).await? == Outcome::Stale {
+            return Ok(Outcome::Stale);
+        }
+        let message = format!(
+            "label {key} was changed from {old}, which no PersistentVolume of this node uses any more, to {new}, the home of the node's disks"
+        );
+        tracing::info!(node, old, new, "updated the label of a node");
+        let about = ObjectRef::Node(node.clone());
+        self.0
+            .record_event(&about, false, "HomeRelabelled", message);
+        Ok(Outcome::Done)
+    }
 }
 
 #[cfg(test)]
@@ -113,13 +199,14 @@ mod tests {
             .map(|(node, home)| (node.to_string(), label(home)))
             .collect();
         let at = |home: &str| used.iter().filter(|its| **its == home).count();
-        let acts = acts(&reports, &nodes, at, Timestamp::now());
-        let texts = acts.into_iter().map(|act| match act {
-            Act::Overwrite { node, old, new } => format!("{node}: {old} -> {new}"),
-            Act::Conflict { node, message } => {
-                assert!(message.contains("PersistentVolumes use"), "{message}");
-                format!("{node}: conflict")
+        let found = mislabeled(&reports, &nodes, at, Timestamp::now());
+        let texts = found.iter().map(|node| match LabelController::next(node) {
+            Next::Step(Overwrite) => format!("{}: {} -> {}", node.node, node.old, node.new),
+            Next::Refused(why) => {
+                assert!(why.contains("PersistentVolumes use"), "{why}");
+                format!("{}: conflict", node.node)
             }
+            Next::Wait | Next::Done => panic!("{node}"),
         });
         texts.collect()
     }
@@ -165,6 +252,6 @@ mod tests {
         gone.seen = gone.seen.map(|(_, answer)| (long_ago, answer));
         gone.problem = Some("no route".into());
         let nodes = [("a".to_string(), Some("1".to_string()))].into();
-        assert_eq!(acts(&[gone], &nodes, |_| 0, Timestamp::now()), []);
+        assert_eq!(mislabeled(&[gone], &nodes, |_| 0, Timestamp::now()), []);
     }
 }

@@ -1,36 +1,40 @@
-//! Orphans: volumes and snapshots on agents that nothing in the cluster names. They are told of,
-//! and never deleted: nobody but a person knows whether somebody still wants them.
+//! Orphans, as a controller: volumes and snapshots of agents that no object in the cluster names.
+//! They are reported and never deleted, because only a person can know whether they are still
+//! needed.
 //!
-//! The router that leads looks every few minutes. What is just being made, or deleted, isn't named
-//! for a moment either, so something is an orphan only after it was one at each look for a while;
-//! a router that begins to lead begins to count.
+//! The leading router checks every few minutes. What is just being created or deleted is not named
+//! for a moment either, so something is an orphan only after it was unnamed in every check for a
+//! while. A router that becomes the leader starts to count anew.
 
 mod ask;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::Path;
-use std::sync::PoisonError;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ::kube::api::{Api, DynamicObject, ListParams};
 use ::kube::core::{ApiResource, GroupVersionKind};
 use ::kube::{Client, Error as KubeError};
 use k8s_openapi::api::core::v1::PersistentVolume;
+use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
-use super::{API_TIMEOUT, AgentReports, InCluster, VOLUMES, behind, note};
+use super::reconcile::{Controller, Next, Outcome, Reconciler};
+use super::{API_TIMEOUT, InCluster, VOLUMES, behind, note};
 use crate::error::{Error, Result, chain};
 use crate::model::{GroupId, PoolId};
 use crate::router::cluster::{Cluster, ObjectRef};
 use crate::telemetry::router::Orphans;
 pub(super) use ask::ask;
 
-/// Between two looks: each asks every agent for all it has, and the API server for all
-/// VolumeSnapshotContents.
+/// Between two checks. Each check asks every agent for all its volumes and snapshots, and the API
+/// server for all VolumeSnapshotContents.
 const SCAN_INTERVAL: Duration = Duration::from_secs(5 * 60);
-/// Sidecars repeat for minutes what an API server that is away has kept them from.
+/// After an outage of the API server, sidecars need minutes to repeat what they could not do.
 const MIN_AGE: Duration = Duration::from_secs(15 * 60);
-/// So many are told at one look; the others at the next.
+/// This many are reported after one check, and the others after the next ones.
 const MAX_REPORTED_AT_ONCE: usize = 50;
 /// VolumeSnapshotContents of one page.
 const PAGE: u32 = 500;
@@ -38,9 +42,9 @@ const PAGE: u32 = 500;
 /// Times, shorter in tests.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// Between two looks.
+    /// Between two checks.
     pub every: Duration,
-    /// How long something must have been an orphan to be told.
+    /// How long something must have been unnamed to be reported.
     pub age: Duration,
 }
 
@@ -53,29 +57,29 @@ impl Default for Pace {
     }
 }
 
-/// What a pool has.
+/// The contents of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
     /// The pool.
     pub pool: PoolId,
     /// Its node.
     pub node: String,
-    /// Ids of its volumes, but those that live and die with a pod.
+    /// Ids of its volumes, without ephemeral ones, which are deleted with their pod.
     pub volumes: Vec<String>,
     /// Its snapshots.
     pub snapshots: Vec<StoredSnapshot>,
 }
 
-/// A snapshot that a pool has.
+/// A snapshot of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredSnapshot {
     /// Its id.
     pub id: String,
-    /// The group that it goes with, if it's a member of one.
+    /// The group that it is a member of.
     pub group: Option<GroupId>,
 }
 
-/// What something is.
+/// A kind of orphan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum What {
     /// A volume.
@@ -95,12 +99,12 @@ pub struct Orphan {
     pub pool: PoolId,
     /// The pool's node.
     pub node: String,
-    /// The group that it goes with, if it's a member of one.
+    /// The group that it is a member of.
     pub group: Option<GroupId>,
 }
 
-impl Orphan {
-    fn words(&self) -> String {
+impl fmt::Display for Orphan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (what, object) = match self.what {
             What::Volume => ("volume", "PersistentVolume"),
             What::Snapshot => ("snapshot", "VolumeSnapshotContent"),
@@ -109,19 +113,20 @@ impl Orphan {
             Some(group) => format!(", a member of group snapshot {group},"),
             None => String::new(),
         };
-        format!(
+        write!(
+            f,
             "{what} {}{group} is on node {}, but no {object} references it; it is not deleted",
             self.id, self.node
         )
     }
 }
 
-/// What has been unnamed, since when, and whether it was told.
+/// What has been unnamed, since when, and whether it was reported.
 #[derive(Debug, Default)]
-struct Memory(BTreeMap<Orphan, (Instant, bool)>);
+pub(super) struct Memory(BTreeMap<Orphan, (Instant, bool)>);
 
 impl Memory {
-    /// Takes a look. What is on a pool that couldn't be asked is as it was.
+    /// Takes the result of a check. What is on a pool that could not be asked stays as it was.
     fn take(&mut self, stored: &[Stored], unnamed: BTreeSet<Orphan>, now: Instant) {
         let asked: BTreeSet<PoolId> = stored.iter().map(|one| one.pool).collect();
         self.0
@@ -131,28 +136,29 @@ impl Memory {
         }
     }
 
-    /// Those that are old enough.
+    /// Those that are old enough to be orphans.
     fn old(&self, age: Duration, now: Instant) -> impl Iterator<Item = &Orphan> {
-        let old = move |(since, _): &(Instant, bool)| now.duration_since(*since) >= age;
-        let each = self.0.iter();
-        each.filter(move |(_, state)| old(state))
-            .map(|(orphan, _)| orphan)
+        let is_old = move |since: &Instant| now.duration_since(*since) >= age;
+        let old = self.0.iter().filter(move |(_, (since, _))| is_old(since));
+        old.map(|(orphan, _)| orphan)
     }
 
-    /// Those that are old enough and weren't told yet, at most so many. They count as told.
-    fn untold(&mut self, age: Duration, now: Instant) -> Vec<Orphan> {
-        let each = self.0.iter_mut();
-        let new = each.filter(|(_, (since, told))| !*told && now.duration_since(*since) >= age);
-        let told = new.take(MAX_REPORTED_AT_ONCE).map(|(orphan, (_, told))| {
-            *told = true;
-            orphan.clone()
-        });
-        told.collect()
+    /// Those that are old enough and not reported yet, at most [`MAX_REPORTED_AT_ONCE`].
+    fn unreported(&self, age: Duration, now: Instant) -> Vec<Orphan> {
+        let is_new = |orphan: &&Orphan| self.0.get(orphan).is_some_and(|(_, reported)| !reported);
+        let new = self.old(age, now).filter(is_new);
+        new.take(MAX_REPORTED_AT_ONCE).cloned().collect()
+    }
+
+    fn reported(&mut self, orphan: &Orphan) {
+        if let Some((_, reported)) = self.0.get_mut(orphan) {
+            *reported = true;
+        }
     }
 }
 
-/// What of it nothing names. `snapshots` is `None` where the cluster has none, and then nothing is
-/// said of them.
+/// The volumes and snapshots that nothing names. `snapshots` is `None` in a cluster without snapshots,
+/// where no snapshot counts as unnamed.
 fn unnamed(
     stored: &[Stored],
     names_volume: impl Fn(&str) -> bool,
@@ -178,77 +184,96 @@ fn unnamed(
     found
 }
 
-/// Looks for ever, while this router leads.
-pub(super) async fn run(cluster: &InCluster, fleet: &dyn AgentReports) {
-    let pace = cluster.options.orphans;
-    let mut memory = Memory::default();
-    loop {
-        tokio::time::sleep(pace.every).await;
-        let seen = if cluster.is_leader() {
-            scan(cluster, fleet, &mut memory).await
-        } else {
-            memory = Memory::default();
-            None
-        };
-        *cluster
-            .orphans
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = seen;
+/// Reports orphans.
+pub(super) struct OrphanController {
+    pub(super) cluster: Arc<InCluster>,
+    pub(super) memory: Mutex<Memory>,
+}
+
+impl OrphanController {
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_counts(&self, counts: Option<Orphans>) {
+        let orphans = &self.cluster.orphans;
+        *orphans.lock().unwrap_or_else(PoisonError::into_inner) = counts;
     }
 }
 
-async fn scan(
-    cluster: &InCluster,
-    fleet: &dyn AgentReports,
-    memory: &mut Memory,
-) -> Option<Orphans> {
-    // First what there is, then what names it: what is made in between is named.
-    let stored = fleet.stored().await;
-    let snapshots = match snapshot_handles(&cluster.client, &cluster.options.driver).await {
-        Ok(snapshots) => snapshots,
-        Err(error) => {
-            tracing::debug!(error = %chain(&error), "failed to look for orphans");
-            return *cluster
-                .orphans
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+#[tonic::async_trait]
+impl Controller for OrphanController {
+    const NAME: &'static str = "orphans";
+
+    async fn list(&self, _leads_since: Timestamp) -> Option<Vec<Orphan>> {
+        let cluster = &self.cluster;
+        // First what exists, then what names it, so that what is created in between is named.
+        let stored = cluster.agents.stored().await;
+        let snapshots = match snapshot_handles(&cluster.client, &cluster.options.driver).await {
+            Ok(snapshots) => snapshots,
+            Err(error) => {
+                tracing::debug!(error = %chain(&error), "failed to look for orphans");
+                return None;
+            }
+        };
+        if !cluster.following.is_complete(VOLUMES) || cluster.problem().is_some() {
+            self.set_counts(None);
+            return None;
         }
-    };
-    if !cluster.following.is_complete(VOLUMES) || cluster.problem().is_some() {
-        return None;
+        let (age, now) = (cluster.options.orphans.age, Instant::now());
+        let names = |id: &str| cluster.volumes.names(id);
+        let mut memory = self.memory();
+        memory.take(&stored, unnamed(&stored, names, snapshots.as_ref()), now);
+        let count = |what: What| memory.old(age, now).filter(|one| one.what == what).count() as u64;
+        self.set_counts(Some(Orphans {
+            volumes: count(What::Volume),
+            snapshots: snapshots.map(|_| count(What::Snapshot)),
+        }));
+        Some(memory.unreported(age, now))
     }
-    let (age, now) = (cluster.options.orphans.age, Instant::now());
-    let names = |id: &str| cluster.volumes.names(id);
-    memory.take(&stored, unnamed(&stored, names, snapshots.as_ref()), now);
-    for orphan in memory.untold(age, now) {
-        let message = orphan.words();
+
+    fn reset(&self) {
+        *self.memory() = Memory::default();
+        self.set_counts(None);
+    }
+}
+
+#[tonic::async_trait]
+impl Reconciler for OrphanController {
+    type Object = Orphan;
+    type Step = ();
+
+    fn next(_: &Orphan) -> Next<()> {
+        Next::Step(())
+    }
+
+    async fn execute(&self, orphan: &Orphan, (): ()) -> Result<Outcome> {
+        self.memory().reported(orphan);
+        let message = orphan.to_string();
         tracing::warn!(
             id = orphan.id,
             node = orphan.node,
             message,
             "found an orphan"
         );
-        cluster.record_event(&ObjectRef::Pool(orphan.pool), true, "Orphan", message);
+        let pool = ObjectRef::Pool(orphan.pool);
+        self.cluster.record_event(&pool, true, "Orphan", message);
+        Ok(Outcome::Done)
     }
-    let count = |what: What| memory.old(age, now).filter(|one| one.what == what).count() as u64;
-    Some(Orphans {
-        volumes: count(What::Volume),
-        snapshots: snapshots.map(|_| count(What::Snapshot)),
-    })
 }
 
-/// Why objects of a kind can't be listed.
+/// Why objects of a kind cannot be listed.
 #[derive(Debug)]
 pub(super) enum Unlisted {
-    /// The API server doesn't know the kind.
+    /// The API server does not know the kind.
     Unknown,
-    /// They aren't ours to read.
+    /// This account may not read them.
     Forbidden,
-    /// It can't be asked now.
+    /// The API server cannot be asked now.
     Failed(Error),
 }
 
-/// Looks at all objects of a kind, page by page.
+/// Calls `look` with each object of a kind, page by page.
 pub(super) async fn each(
     client: &Client,
     kind: &GroupVersionKind,
@@ -280,8 +305,8 @@ pub(super) async fn each(
     }
 }
 
-/// Ids that VolumeSnapshotContents of this driver name; `None` where the cluster has no such
-/// objects for us, as where snapshots are switched off.
+/// Ids that VolumeSnapshotContents of this driver name; `None` if the cluster has no such objects or
+/// does not let this account read them, as when snapshots are switched off.
 async fn snapshot_handles(client: &Client, driver: &str) -> Result<Option<BTreeSet<String>>> {
     let mut handles = BTreeSet::new();
     let kind = note::snapshot_contents();
@@ -299,11 +324,12 @@ async fn snapshot_handles(client: &Client, driver: &str) -> Result<Option<BTreeS
     }
 }
 
-/// What the driver behind a socket has that nothing in the cluster names now. Something that is
-/// just being made may be among it. With the node's name left out, which the socket doesn't tell.
+/// Volumes and snapshots of the driver at a socket that nothing in the cluster names now. Something
+/// that is just being created may be among them. The node's name is empty, because the driver does not
+/// report it.
 ///
-/// The driver itself says what it is called: VolumeSnapshotContents of any other name would not
-/// count, and every snapshot would be taken for an orphan.
+/// The driver itself reports its name. With a wrong name no VolumeSnapshotContent would count, and
+/// every snapshot would be taken for an orphan.
 pub async fn behind(client: &Client, expected: Option<&str>, socket: &Path) -> Result<Vec<Orphan>> {
     let (channel, driver) = behind::driver(socket, expected).await?;
     let stored = ask::behind(channel).await;
@@ -352,7 +378,7 @@ mod tests {
             found
                 .first()
                 .unwrap()
-                .words()
+                .to_string()
                 .contains("volume b is on node node-1")
         );
         let without = unnamed(&stored, |_| true, None);
@@ -370,9 +396,10 @@ mod tests {
         let mut at = |seconds: u64, stored: &[Stored]| {
             let now = begun + Duration::from_secs(seconds);
             memory.take(stored, unnamed(stored, |_| false, None), now);
-            let told = memory.untold(age, now);
+            let reported = memory.unreported(age, now);
+            reported.iter().for_each(|orphan| memory.reported(orphan));
             let old = memory.old(age, now).map(|one| one.id.clone());
-            (old.collect::<Vec<_>>(), told.len())
+            (old.collect::<Vec<_>>(), reported.len())
         };
         let none = Vec::<String>::new();
         assert_eq!(at(0, &[stored(1, &["a", "b"], &[])]), (none.clone(), 0));
@@ -386,7 +413,7 @@ mod tests {
             at(11, &[stored(1, &["a", "c"], &[])]),
             (vec!["a".into()], 0)
         );
-        // A pool that can't be asked changes nothing.
+        // A pool that cannot be asked changes nothing.
         let both = vec!["a".to_string(), "c".into()];
         assert_eq!(at(19, &[stored(2, &["d"], &[])]), (both, 1));
         assert_eq!(at(20, &[stored(1, &["c"], &[])]), (vec!["c".into()], 0));
@@ -402,7 +429,11 @@ mod tests {
         let mut memory = Memory::default();
         let now = Instant::now();
         memory.take(&stored, unnamed(&stored, |_| false, None), now);
-        let mut told = || memory.untold(Duration::ZERO, now).len();
-        assert_eq!([told(), told(), told()], [MAX_REPORTED_AT_ONCE, 7, 0]);
+        let mut report = || {
+            let reported = memory.unreported(Duration::ZERO, now);
+            reported.iter().for_each(|orphan| memory.reported(orphan));
+            reported.len()
+        };
+        assert_eq!([report(), report(), report()], [MAX_REPORTED_AT_ONCE, 7, 0]);
     }
 }

@@ -1,8 +1,13 @@
-//! What agents report becomes the status of Pool objects: pure, from what is in memory.
+//! The Pool objects as a controller: their status follows from what agents report, and a pool whose
+//! node is gone for good is marked as lost.
+//!
+//! Everything is decided from memory. The writes are in [`reconciler`].
 
 mod observation;
+mod reconciler;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,63 +15,81 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::pool::{Health, Pool, PoolStatus};
+use super::reconcile::with_transitions;
 use crate::agent::DescribeResponse;
 use crate::model::PoolId;
 use crate::router::checked::MOST_POOLS;
 use observation::Observation;
+pub(super) use reconciler::PoolController;
 
-/// An agent is silent for so long before its pools are called unreachable: one that is restarted
-/// is back sooner.
+/// The pools of an agent are called unreachable after it has been silent for this time. An agent
+/// that is restarted is back sooner.
 const UNREACHABLE_AFTER: SignedDuration = SignedDuration::from_secs(30);
-/// Numbers that go up and down are written no more often.
+/// Numbers that change all the time are written at most this often.
 const USAGE_UPDATE_INTERVAL: SignedDuration = SignedDuration::from_secs(60);
 
-/// What an agent has said last.
+/// The last answer of an agent.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// Its node.
     pub node: String,
     /// Its last answer, and when it came.
     pub seen: Option<(Timestamp, Arc<DescribeResponse>)>,
-    /// Why it can't be reached now; `None` if it can.
+    /// Why it cannot be reached now; `None` if it can.
     pub problem: Option<String>,
-    /// It can be reached, and what it says of itself is refused: the problem.
+    /// It can be reached, and what it reports of itself is refused, for the reason in `problem`.
     pub is_refused: bool,
 }
 
 impl Report {
-    /// Its answer, if it can be reached, or could just now.
-    fn fresh(&self, now: Timestamp) -> Option<(Timestamp, &DescribeResponse)> {
+    /// Its answer, if it can be reached, or could be until a moment ago.
+    fn fresh(&self, now: Timestamp) -> Option<(Timestamp, &Arc<DescribeResponse>)> {
         let (at, answer) = self.seen.as_ref()?;
         let fresh = self.problem.is_none() || now.duration_since(*at) < UNREACHABLE_AFTER;
-        fresh.then_some((*at, answer.as_ref()))
+        fresh.then_some((*at, answer))
     }
 
-    /// The home that it tells, if it can be reached and has one.
+    /// The home that it reports, if it can be reached and has one.
     pub(super) fn home(&self, now: Timestamp) -> Option<&str> {
         let (_, answer) = self.fresh(now)?;
         Some(answer.home.as_str()).filter(|home| !home.is_empty())
     }
 }
 
-/// What is in memory, and what follows from it.
-pub struct PoolStatuses<'a> {
+/// What is in memory in one pass.
+#[derive(Debug)]
+pub struct PoolStatuses {
     /// All agents.
-    pub reports: &'a [Report],
+    pub reports: Vec<Report>,
     /// All Pool objects of this driver.
-    pub pools: &'a BTreeMap<PoolId, Pool>,
-    /// How many PersistentVolumes of each pool name which home.
-    pub homes: &'a BTreeMap<PoolId, BTreeMap<String, usize>>,
+    pub pools: BTreeMap<PoolId, Pool>,
+    /// The number of PersistentVolumes of each pool that name each home.
+    pub homes: BTreeMap<PoolId, BTreeMap<String, usize>>,
     /// Names of pods that keep the disks of pools, by UID.
-    pub pods: &'a BTreeMap<String, String>,
+    pub pods: BTreeMap<String, String>,
     /// Names of all Node objects.
-    pub nodes: &'a BTreeSet<String>,
-    /// Mark a pool as lost after its node and its agent have been gone for so long.
+    pub nodes: BTreeSet<String>,
+    /// A pool is marked as lost after its node and its agent have been gone for this time.
     pub lost_after: Option<Duration>,
-    /// When this router began to lead: agents that it hasn't heard of yet may be well.
+    /// When this router began to lead. Agents that it has not heard of yet may be well.
     pub leads_since: Timestamp,
-    /// Now.
+    /// The time of the pass.
     pub now: Timestamp,
+}
+
+/// A pool that has an object, or that an agent reports.
+#[derive(Debug)]
+pub struct ObservedPool {
+    id: PoolId,
+    /// Reports of it that are fresh.
+    reported: Vec<Observation>,
+    all: Arc<PoolStatuses>,
+}
+
+impl fmt::Display for ObservedPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pool {}", self.id)
+    }
 }
 
 /// What is to be written about a pool.
@@ -78,91 +101,103 @@ pub struct Change {
     pub is_new: bool,
     /// Its new status.
     pub status: PoolStatus,
-    /// It's to be marked as lost, for this reason.
+    /// It is to be marked as lost, for this reason.
     pub lose: Option<String>,
-    /// Its health was another before: tell people.
+    /// Its health was another before, so an event is recorded.
     pub turned: bool,
-    /// A person has said that this node has it, and it's so: the mark is to be taken away.
+    /// A person has named this node as the pool's, and it reports the pool: `spec.node` is to be
+    /// removed.
     pub handed_over: bool,
 }
 
-impl PoolStatuses<'_> {
-    /// What is to be written now: nothing that says the same as what is there.
-    pub fn changes(&self) -> Vec<Change> {
-        let mut shown: BTreeMap<PoolId, Vec<Observation<'_>>> = BTreeMap::new();
-        for report in self.reports {
+impl PoolStatuses {
+    /// All pools of this pass.
+    pub fn observed(self) -> Vec<ObservedPool> {
+        let mut reported: BTreeMap<PoolId, Vec<Observation>> = BTreeMap::new();
+        for id in self.pools.keys() {
+            reported.insert(*id, Vec::new());
+        }
+        for report in &self.reports {
             let Some((at, answer)) = report.fresh(self.now) else {
                 continue;
             };
-            for pool in &answer.pools {
+            for (index, pool) in answer.pools.iter().enumerate() {
                 if let Ok(id) = pool.id.parse() {
-                    shown
-                        .entry(id)
-                        .or_default()
-                        .push(Observation { at, answer, pool });
+                    reported.entry(id).or_default().push(Observation {
+                        at,
+                        answer: Arc::clone(answer),
+                        index,
+                    });
                 }
             }
         }
-        let all: BTreeSet<PoolId> = self.pools.keys().chain(shown.keys()).copied().collect();
-        let each = all.into_iter().filter_map(|id| {
-            let before = self.pools.get(&id);
-            let by = shown.get(&id).map(Vec::as_slice).unwrap_or_default();
-            let last = before.and_then(Pool::known).map(|known| known.node);
-            let last = last.filter(|node| !node.is_empty());
-            let (shows, claims) = self.shows(last.as_deref(), by);
-            // Whoever deletes the object of a pool that is only remembered is done with it.
-            if before.is_none() && (shows.is_empty() || self.has_enough(shows[0])) {
-                return None;
-            }
-            // That its volumes are gone only the node says that had it.
-            let is_its = |observation: &&Observation<'_>| {
-                let node = &observation.answer.node_name;
-                last.as_ref().is_none_or(|last| last == node)
-            };
-            let forgets = || by.iter().find(is_its);
-            let mut status = match shows.first().copied().or_else(forgets) {
-                Some(observation) => observation.status(self.strays(id, observation), self.pods),
-                None => self.unobserved(before?)?,
-            };
-            if !claims.is_empty() {
-                claimed(&mut status, id, &claims);
-            }
-            if shows.len() > 1 {
-                // Whose it is isn't known, and is not guessed.
-                status.node = String::new();
-                status.health = Health::Conflict;
-                let nodes: Vec<_> = shows
-                    .iter()
-                    .map(|one| one.answer.node_name.as_str())
-                    .collect();
-                status.message = format!(
-                    "nodes {} report this pool, so it receives no calls; remove it from all but one node",
-                    nodes.join(" and ")
-                );
-            }
-            self.finish(id, before, status, !shows.is_empty())
+        let all = Arc::new(self);
+        let pools = reported.into_iter().map(|(id, reported)| ObservedPool {
+            id,
+            reported,
+            all: Arc::clone(&all),
         });
-        each.collect()
+        pools.collect()
     }
 
-    /// Those that count among the agents that show a pool, and the nodes of others that serve it.
-    /// The node that had it last keeps it, as long as its agent shows it or can't be asked.
+    /// What is to be written about a pool now; `None` if its object has that already.
+    fn change(&self, id: PoolId, by: &[Observation]) -> Option<Change> {
+        let before = self.pools.get(&id);
+        let last = before.and_then(Pool::known).map(|known| known.node);
+        let last = last.filter(|node| !node.is_empty());
+        let (shows, claims) = self.shows(last.as_deref(), by);
+        // The object of a pool that is only remembered is not created again after a person has
+        // deleted it.
+        if before.is_none() && (shows.is_empty() || self.has_enough(shows[0])) {
+            return None;
+        }
+        // Only the node that had the pool can report that its volumes are gone.
+        let is_its = |observation: &&Observation| {
+            let node = &observation.answer.node_name;
+            last.as_ref().is_none_or(|last| last == node)
+        };
+        let forgets = || by.iter().find(is_its);
+        let mut status = match shows.first().copied().or_else(forgets) {
+            Some(observation) => observation.status(self.strays(id, observation), &self.pods),
+            None => self.unobserved(before?)?,
+        };
+        if !claims.is_empty() {
+            claimed(&mut status, id, &claims);
+        }
+        if shows.len() > 1 {
+            // It is not known which node has it, and the router does not guess.
+            status.node = String::new();
+            status.health = Health::Conflict;
+            let nodes: Vec<_> = shows
+                .iter()
+                .map(|one| one.answer.node_name.as_str())
+                .collect();
+            status.message = format!(
+                "nodes {} report this pool, so it receives no calls; remove it from all but one node",
+                nodes.join(" and ")
+            );
+        }
+        self.finish(id, before, status, !shows.is_empty())
+    }
+
+    /// The reports of a pool that count, and the nodes of others that serve it. The node that had
+    /// the pool last keeps it, as long as its agent reports it or cannot be asked.
     fn shows<'a>(
         &self,
         last: Option<&str>,
-        by: &'a [Observation<'a>],
-    ) -> (Vec<&'a Observation<'a>>, Vec<&'a str>) {
-        // One that forgets it shows nothing; and calls go to who serves it, though one that
-        // misses its disk shows it too.
+        by: &'a [Observation],
+    ) -> (Vec<&'a Observation>, Vec<&'a str>) {
+        // A node that has forgotten the pool does not count. Calls go to a node that serves the
+        // pool, although a node that misses the pool's disk reports it too.
         let mut shows: Vec<_> = by
             .iter()
-            .filter(|observation| !observation.pool.forgotten)
+            .filter(|observation| !observation.pool().forgotten)
             .collect();
         if let Some(last) = last {
-            let is_its = |observation: &&Observation<'_>| observation.answer.node_name == last;
+            let is_its = |observation: &&Observation| observation.answer.node_name == last;
             if shows.iter().any(is_its) || !self.has_given_up(last) {
                 let claims = shows.iter().filter(|observation| !is_its(observation));
-                let claims = claims.filter(|observation| observation.pool.refusal.is_empty());
+                let claims = claims.filter(|observation| observation.pool().refusal.is_empty());
                 let claims = claims
                     .map(|observation| &*observation.answer.node_name)
                     .collect();
@@ -172,27 +207,28 @@ impl PoolStatuses<'_> {
         }
         if shows
             .iter()
-            .any(|observation| observation.pool.refusal.is_empty())
+            .any(|observation| observation.pool().refusal.is_empty())
         {
-            shows.retain(|observation| observation.pool.refusal.is_empty());
+            shows.retain(|observation| observation.pool().refusal.is_empty());
         }
         (shows, Vec::new())
     }
 
-    /// Whether the node that had a pool is gone, or its agent answers and knows all its pools.
+    /// Whether the node that had a pool is gone, or its agent answers and knows the ids of all its
+    /// pools, without this one among them.
     fn has_given_up(&self, node: &str) -> bool {
         let its = self.reports.iter().find(|report| report.node == node);
-        let told = its.filter(|report| report.problem.is_none());
-        let told = told.and_then(|report| report.fresh(self.now));
-        let knows_all = told.is_some_and(|(_, told)| {
-            let mut pools = told.pools.iter();
+        let reachable = its.filter(|report| report.problem.is_none());
+        let fresh = reachable.and_then(|report| report.fresh(self.now));
+        let knows_all = fresh.is_some_and(|(_, answer)| {
+            let mut pools = answer.pools.iter();
             pools.all(|pool| !pool.id.is_empty())
         });
         knows_all || !self.nodes.contains(node)
     }
 
     /// Whether a node has as many Pool objects as one may have.
-    fn has_enough(&self, observation: &Observation<'_>) -> bool {
+    fn has_enough(&self, observation: &Observation) -> bool {
         let of_node = |pool: &&Pool| {
             let status = pool.status.as_ref();
             status.is_some_and(|status| status.node == observation.answer.node_name)
@@ -201,13 +237,14 @@ impl PoolStatuses<'_> {
     }
 
     /// PersistentVolumes of a pool that name another home than that of its node.
-    fn strays(&self, pool: PoolId, observation: &Observation<'_>) -> usize {
+    fn strays(&self, pool: PoolId, observation: &Observation) -> usize {
         let homes = self.homes.get(&pool).into_iter().flatten();
         let others = homes.filter(|(home, _)| **home != observation.answer.home);
         others.map(|(_, volumes)| volumes).sum()
     }
 
-    /// A pool that no agent shows: as it was last seen. Nothing while that may be too early.
+    /// The status of a pool that no agent reports: as it was last seen. `None` while it is too
+    /// early to call the pool unreachable.
     fn unobserved(&self, before: &Pool) -> Option<PoolStatus> {
         let mut status = before.status.clone()?;
         let its = self
@@ -222,7 +259,7 @@ impl PoolStatuses<'_> {
                 seen,
                 ..
             }) => {
-                // At a new address, as after each upgrade, it was heard of at the old one.
+                // An agent at a new address, as after each upgrade, was heard of at its old one.
                 let heard = status.last_seen.as_ref().is_some_and(|seen| {
                     self.now.duration_since(seen.0) < USAGE_UPDATE_INTERVAL + UNREACHABLE_AFTER
                 });
@@ -249,7 +286,7 @@ impl PoolStatuses<'_> {
         Some(status)
     }
 
-    /// What doesn't come from agents; nothing if all is as it was.
+    /// Adds what does not come from agents; `None` if nothing is to be written.
     fn finish(
         &self,
         id: PoolId,
@@ -267,7 +304,12 @@ impl PoolStatuses<'_> {
             }
         };
         if let Some(old) = old {
-            keep_ground(&mut status, old);
+            keep_unreported(&mut status, old);
+        }
+        if !status.file_system.is_empty() {
+            let earlier = old.map_or(&[][..], |old| &old.conditions);
+            let generation = before.and_then(|pool| pool.metadata.generation);
+            status.conditions = with_transitions(status.conditions, earlier, generation);
         }
         let mut lost = before.is_some_and(|pool| pool.spec.lost);
         let lose = (!lost).then(|| self.is_to_be_lost(&status)).flatten();
@@ -303,7 +345,7 @@ impl PoolStatuses<'_> {
         self.is_worth_it(old, &change).then_some(change)
     }
 
-    /// Why the policy takes it for lost.
+    /// Why the policy marks it as lost.
     fn is_to_be_lost(&self, status: &PoolStatus) -> Option<String> {
         let after = SignedDuration::try_from(self.lost_after?).ok()?;
         let gone = |since: &Option<Time>| {
@@ -320,8 +362,8 @@ impl PoolStatuses<'_> {
         })
     }
 
-    /// What changes by itself all the time is written once a minute at most, and `lastSeen` alone
-    /// once a minute too: it's what tells people that somebody looks.
+    /// Whether it is worth a write. Numbers that change all the time are written at most once a
+    /// minute, and `lastSeen` alone once a minute too, which shows people that the router is at work.
     fn is_worth_it(&self, old: Option<&PoolStatus>, change: &Change) -> bool {
         let Some(old) = old else {
             return true;
@@ -334,7 +376,7 @@ impl PoolStatuses<'_> {
             volumes: 0,
             snapshots: 0,
             last_seen: None,
-            // A CRD of the release before doesn't keep them.
+            // The CRD of the previous release does not have them, so the API server drops them.
             file_system: String::new(),
             mount: String::new(),
             shares_blocks: None,
@@ -352,26 +394,17 @@ impl PoolStatuses<'_> {
     }
 }
 
-/// What only a pool that is served tells stays as it was; and a condition that is as it was has been
-/// so since then.
-fn keep_ground(status: &mut PoolStatus, old: &PoolStatus) {
+/// Keeps what only a pool that is served reports.
+fn keep_unreported(status: &mut PoolStatus, old: &PoolStatus) {
     if status.file_system.is_empty() {
         status.file_system = old.file_system.clone();
         status.mount = old.mount.clone();
         status.shares_blocks = old.shares_blocks;
         status.conditions = old.conditions.clone();
     }
-    for condition in &mut status.conditions {
-        let mut before = old.conditions.iter();
-        let same =
-            before.find(|old| old.type_ == condition.type_ && old.status == condition.status);
-        if let Some(same) = same {
-            condition.last_transition_time = same.last_transition_time.clone();
-        }
-    }
 }
 
-/// Says which nodes show a pool beside the one that has it.
+/// Names the nodes that report a pool besides the one that has it.
 fn claimed(status: &mut PoolStatus, id: PoolId, claims: &[&str]) {
     if status.health == Health::Healthy {
         status.health = Health::Degraded;
@@ -384,7 +417,7 @@ fn claimed(status: &mut PoolStatus, id: PoolId, claims: &[&str]) {
     );
 }
 
-/// Hours, or minutes where it isn't whole hours.
+/// In hours, or in minutes if these are not whole hours.
 fn in_words(time: SignedDuration) -> String {
     match time.as_mins() {
         minutes if minutes % 60 == 0 => format!("{} hours", minutes / 60),
@@ -392,12 +425,13 @@ fn in_words(time: SignedDuration) -> String {
     }
 }
 
-/// To the second, as the API keeps it: so that what is read back is what was written.
+/// Rounded down to a second, as the API server stores it, so that what is read back is equal to what
+/// was written.
 fn whole(at: Timestamp) -> Time {
     Time(Timestamp::from_second(at.as_second()).unwrap_or(at))
 }
 
-/// Bytes in three digits, as quantities of Kubernetes are written.
+/// Bytes with three digits, as quantities of Kubernetes are written.
 fn bytes(bytes: i64) -> String {
     let units = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
     let mut value = bytes.max(0) as f64;

@@ -1,294 +1,363 @@
-//! What the router that leads writes: Pool objects and Node labels.
+//! The reconciler: the one pattern of everything that the leading router does in loops.
 //!
-//! All of it is worked out from memory, and only what differs is written; each write is harmless
-//! when it's done twice or cut off.
+//! A [`Reconciler`] brings objects of one kind into the state that they should have. It has three
+//! parts: `observe` reads an object, `next` decides what is to be done, and `execute` does that one
+//! step. [`run`] is the loop of the leading router over all objects that a [`Controller`] lists;
+//! [`converge`] is the loop of a command that a person runs, over one object and to its end.
+//!
+//! Rules for a reconciler:
+//!
+//! - `next` is a pure function of the observed object. It remembers nothing, reads no clock, and
+//!   asks nobody. So a router or a command that was interrupted anywhere is continued by the next
+//!   one, and each decision is tested without a cluster.
+//! - `execute` does one step. A step may be interrupted at any point and may be done twice, because
+//!   the router can crash or lose its leadership during it. A step that would do harm if its
+//!   object has changed since it was observed names the object by uid and version ([`written`]).
+//! - An object that has changed or is gone when its step arrives is no error ([`Outcome::Stale`]):
+//!   it is observed again.
+//! - What cannot be observed completely is not decided: `list` returns `None` until all that it
+//!   needs has been read, and an error of `observe` is a failed step.
+//! - State of a later step is kept in objects and records, never in the reconciler. A reconciler may
+//!   keep what is only for people: since when something is so, and which events it has recorded.
+//! - A status is written as a step too, by [`write_status`], with conditions of [`with_transitions`].
+//!
+//! What [`run`] provides:
+//!
+//! - **Leadership.** Only the leader lists and executes. Leadership is checked again immediately
+//!   before each step. When it is lost, steps in progress are dropped at the next pass, and all that
+//!   the loop remembers is forgotten. A controller that polls every 5 s so stops 25 s after its last
+//!   renewal of the Lease; another router takes the Lease over after 30 s.
+//! - **When.** It makes a pass over all objects once per poll interval, and half a second after a
+//!   change of watched objects, if the controller has a channel of changes.
+//! - **A lock for each object.** While a step of an object is in progress, no other is begun. Steps of
+//!   different objects run at the same time, at most [`MAX_STEPS_AT_ONCE`].
+//! - **Failures.** An object whose step fails is tried again, first in the next pass, then after
+//!   pauses that double up to a minute. No other object waits for it. One warning per pass names the
+//!   first failure and the number of others.
 
-use std::collections::BTreeSet;
+mod conditions;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::{Debug, Display};
 use std::future::Future;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ::kube::Error as KubeError;
-use ::kube::api::{Api, Patch, PatchParams, PostParams};
-use ::kube::core::PartialObjectMeta;
-use k8s_openapi::api::core::v1::Node;
+use ::kube::api::{Api, Patch, PatchParams};
 use k8s_openapi::jiff::Timestamp;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::{Id, JoinError, JoinSet};
+use tokio::time::{MissedTickBehavior, interval_at, sleep};
 
-use super::label::{self, Act};
-use super::pods;
-use super::pool::{Health, Pool};
-use super::pool_status::{Change, PoolStatuses, Report};
-use super::{
-    API_TIMEOUT, AgentReports, InCluster, NODES, POOLS, VOLUMES, ask, names, topology_key,
-};
-use crate::error::chain;
-use crate::model::VolumeId;
-use crate::router::cluster::{Cluster, ObjectRef};
+use super::ask;
+use crate::error::{Result, chain};
+pub(super) use conditions::with_transitions;
 
-/// Between two looks whether the cluster has snapshots.
-const SNAPSHOT_API_CHECK_INTERVAL: Duration = Duration::from_secs(600);
-/// The API of snapshots.
-const SNAPSHOTS: &str = "snapshot.storage.k8s.io/v1";
+/// Steps of one controller that run at the same time.
+const MAX_STEPS_AT_ONCE: usize = 8;
+/// The longest pause before the failed step of an object is tried again.
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
+/// From a change to the pass that it causes, so that many changes at once cause one pass.
+const SETTLE_DELAY: Duration = Duration::from_millis(500);
+/// A PersistentVolume needs seven steps to be adopted. Sidecars change it in between, and then some
+/// steps are done again.
+const MAX_STEPS: usize = 100;
+/// Between two observations by a command of something that another process has to do.
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Looks every few seconds, for ever.
-pub(super) async fn run(cluster: &InCluster, fleet: &dyn AgentReports) {
+/// What is to be done about an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Next<S> {
+    /// This step.
+    Step(S),
+    /// Nothing, until something else has happened.
+    Wait,
+    /// Nothing: the object is as it should be.
+    Done,
+    /// Nothing, although the object is not as it should be, for this reason.
+    Refused(String),
+}
+
+/// What a step came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// It was done.
+    Done,
+    /// It was not done, because the object has changed since it was observed, or is gone.
+    Stale,
+}
+
+/// Brings objects of one kind into the state that they should have.
+#[tonic::async_trait]
+pub(super) trait Reconciler: Send + Sync {
+    /// An object, and everything that is known for the decision about it. It is displayed as its
+    /// name, which its lock and the log go by.
+    type Object: Display + Send + Sync;
+    /// A change.
+    type Step: Send;
+
+    /// Reads what is not known of an object yet, or may have changed. Without an implementation,
+    /// the object is as it was listed.
+    async fn observe(&self, object: Self::Object) -> Result<Self::Object> {
+        Ok(object)
+    }
+
+    /// Decides what is to be done.
+    fn next(object: &Self::Object) -> Next<Self::Step>;
+
+    /// Does a step.
+    async fn execute(&self, object: &Self::Object, step: Self::Step) -> Result<Outcome>;
+}
+
+/// A reconciler that the leading router runs.
+#[tonic::async_trait]
+pub(super) trait Controller:
+    Reconciler<Object: 'static, Step: 'static> + Sized + 'static
+{
+    /// Its name in the log.
+    const NAME: &'static str;
+
+    /// All objects of its kind; `None` while they are not known completely. `leads_since` is the
+    /// first pass of this router as the leader.
+    async fn list(&self, leads_since: Timestamp) -> Option<Vec<Self::Object>>;
+
+    /// Reports that nothing is done about an object, and why.
+    async fn refuse(&self, _object: &Self::Object, _why: String) -> Result<()> {
+        Ok(())
+    }
+
+    /// Forgets what is of a leader alone, since this router is not the leader.
+    fn reset(&self) {}
+}
+
+/// When a controller makes a pass.
+pub(super) struct Pace {
+    /// The poll interval.
+    pub(super) every: Duration,
+    /// Changes that cause a pass before the next poll.
+    pub(super) changes: Option<watch::Receiver<()>>,
+}
+
+impl Pace {
+    async fn changed(&mut self) {
+        if let Some(changes) = &mut self.changes
+            && changes.changed().await.is_ok()
+        {
+            // The change is not forgotten if this is dropped during the delay.
+            changes.mark_changed();
+            sleep(SETTLE_DELAY).await;
+            changes.mark_unchanged();
+            return;
+        }
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Runs a controller for ever.
+pub(super) async fn run<C: Controller>(
+    controller: Arc<C>,
+    is_leader: impl Fn() -> bool + Clone + Send + Sync + 'static,
+    mut pace: Pace,
+) {
     let mut leads_since = None;
-    let mut snapshots: Option<Instant> = None;
-    let mut small = BTreeSet::new();
+    let mut known = Known::new(pace.every);
+    let mut steps = JoinSet::new();
+    let permits = Arc::new(Semaphore::new(MAX_STEPS_AT_ONCE));
+    let mut poll = interval_at((Instant::now() + pace.every).into(), pace.every);
+    poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        tokio::time::sleep(cluster.options.look_every).await;
-        if !cluster.is_leader() {
-            leads_since = None;
-            // Only one says it, so that numbers of two routers don't add up.
-            cluster.conflicts.store(0, Ordering::Relaxed);
-            cluster.snapshotter_missing.store(false, Ordering::Relaxed);
-            snapshots = None;
-            small.clear();
-            continue;
-        }
-        if snapshots.is_none_or(|at| at.elapsed() >= SNAPSHOT_API_CHECK_INTERVAL) {
-            snapshots = Some(Instant::now());
-            look_for_snapshots(cluster).await;
-        }
-        let since = *leads_since.get_or_insert_with(Timestamp::now);
-        let reports = fleet.reports();
-        let failed = reconcile(cluster, &reports, since).await;
-        tell_not_grown(cluster, &reports, &mut small);
-        // Each fails for itself: what one agent says must not keep the others from being written.
-        if let Some((what, error)) = failed.first() {
-            let more = failed.len() - 1;
-            tracing::warn!(what, error, more, "failed to update Pool or Node objects");
-        }
-    }
-}
-
-/// A chart that was rendered without the cluster leaves csi-snapshotter out, and nothing else says
-/// that snapshots are then never made.
-async fn look_for_snapshots(cluster: &InCluster) {
-    if cluster.options.has_snapshotter {
-        return;
-    }
-    let found = cluster.client.list_api_group_resources(SNAPSHOTS);
-    let Ok(found) = tokio::time::timeout(API_TIMEOUT, found).await else {
-        return;
-    };
-    let missing = found.is_ok_and(|found| !found.resources.is_empty());
-    cluster
-        .snapshotter_missing
-        .store(missing, Ordering::Relaxed);
-    if missing {
-        let message = "the cluster has the snapshot CRDs, but this installation of Slackwater has no csi-snapshotter, so VolumeSnapshots are never created: install it with the value snapshots=true";
-        tracing::warn!(advice = message, "found no csi-snapshotter");
-        cluster.record_event(&ObjectRef::Router, true, "NoSnapshotter", message.into());
-    }
-}
-
-/// Tells at its claim, once for each reason, that a volume is used with a smaller file system than
-/// it should have. `told` are those of the last look; a volume counts for the node that has its pool.
-fn tell_not_grown(cluster: &InCluster, reports: &[Report], told: &mut BTreeSet<(String, String)>) {
-    let pools = cluster.known_pools();
-    let mut now = BTreeSet::new();
-    for report in reports {
-        let Some((_, answer)) = &report.seen else {
-            continue;
-        };
-        for small in &answer.not_grown {
-            let id = small.volume_id.parse::<VolumeId>();
-            let is_its = id.is_ok_and(|id| {
-                let mut of_it = pools.iter().filter(|pool| pool.node == report.node);
-                of_it.any(|pool| pool.id == id.pool)
-            });
-            let Some(claim) = cluster.claim_of(&small.volume_id).filter(|_| is_its) else {
+        tokio::select! {
+            Some(ended) = steps.join_next_with_id() => {
+                known.ended(ended);
                 continue;
-            };
-            let known = (small.volume_id.clone(), small.reason.clone());
-            if !told.contains(&known) {
-                let message = format!(
-                    "the file system was not grown to the volume's size and is used at its current size: {}; it is tried again the next time the volume is staged, so delete the pods that use it",
-                    small.reason
-                );
-                cluster.record_event(
-                    &ObjectRef::Claim(claim),
-                    true,
-                    "FileSystemNotGrown",
-                    message,
-                );
             }
-            now.insert(known);
+            _ = poll.tick() => {}
+            () = pace.changed() => {}
         }
-    }
-    *told = now;
-}
-
-async fn reconcile(
-    cluster: &InCluster,
-    reports: &[Report],
-    leads_since: Timestamp,
-) -> Vec<(String, String)> {
-    let knows = |what| cluster.following.is_complete(what);
-    let mut failed = Vec::new();
-    if !knows(NODES) || !knows(POOLS) || !knows(VOLUMES) {
-        return failed;
-    }
-    for report in reports.iter().filter(|report| report.is_refused) {
-        let about = ObjectRef::Node(report.node.clone());
-        let problem = report.problem.clone().unwrap_or_default();
-        cluster.record_event(&about, true, "AnswerRefused", problem);
-    }
-    let nodes = cluster.node_labels();
-    let picture = PoolStatuses {
-        pods: &pods::named(cluster, reports).await,
-        reports,
-        pools: &cluster.pool_objects(),
-        homes: &cluster.volumes.homes(),
-        nodes: &names(&nodes),
-        lost_after: cluster.options.lost_after,
-        leads_since,
-        now: Timestamp::now(),
-    };
-    for change in picture.changes() {
-        if let Err(error) = write(cluster, &change).await {
-            failed.push((format!("pool {}", change.id), error));
+        if !is_leader() {
+            steps.shutdown().await;
+            known = Known::new(pace.every);
+            leads_since = None;
+            controller.reset();
+            continue;
         }
-    }
-    let volumes_at = |home: &str| cluster.volumes.at_home(home);
-    let acts = label::acts(reports, &nodes, volumes_at, Timestamp::now());
-    let conflicts = acts
-        .iter()
-        .filter(|act| matches!(act, Act::Conflict { .. }))
-        .count();
-    cluster.conflicts.store(conflicts as u64, Ordering::Relaxed);
-    for act in acts {
-        let (Act::Conflict { node, .. } | Act::Overwrite { node, .. }) = &act;
-        let what = format!("node {node}");
-        if let Err(error) = apply(cluster, act).await {
-            failed.push((what, error));
-        }
-    }
-    failed
-}
-
-/// A write that somebody else has made needless is no error.
-async fn done<T>(
-    doing: &str,
-    write: impl Future<Output = Result<T, KubeError>>,
-) -> Result<(), String> {
-    match tokio::time::timeout(API_TIMEOUT, write).await {
-        Ok(Ok(_)) => Ok(()),
-        Ok(Err(KubeError::Api(status))) if status.code == 409 || status.code == 404 => Ok(()),
-        Ok(Err(error)) => Err(format!("{doing}: {}", chain(&error))),
-        Err(_) => Err(format!("{doing}: no answer from the API server")),
-    }
-}
-
-async fn write(cluster: &InCluster, change: &Change) -> Result<(), String> {
-    if !cluster.is_leader() {
-        return Err("another router is the leader now".into());
-    }
-    let api = Api::<Pool>::all(cluster.client.clone());
-    let name = change.id.to_string();
-    let object = ObjectRef::Pool(change.id);
-    if change.is_new {
-        let pool = Pool::new(change.id, &cluster.options.driver);
-        let params = PostParams::default();
-        done("create a Pool", api.create(&params, &pool)).await?;
-    }
-    let params = PatchParams::default();
-    if let Some(reason) = &change.lose {
-        let patch = serde_json::json!({ "spec": { "lost": true, "lostReason": reason } });
-        let patch = Patch::Merge(patch);
-        done("mark a Pool as lost", api.patch(&name, &params, &patch)).await?;
-        tracing::warn!(pool = name, reason, "marked a pool as lost");
-        cluster.record_event(&object, true, "PoolLost", reason.clone());
-    }
-    let patch = Patch::Merge(serde_json::json!({ "status": change.status }));
-    done(
-        "update a Pool's status",
-        api.patch_status(&name, &params, &patch),
-    )
-    .await?;
-    if change.handed_over {
-        let patch = Patch::Merge(serde_json::json!({ "spec": { "node": null } }));
-        done(
-            "clear spec.node of a Pool",
-            api.patch(&name, &params, &patch),
-        )
-        .await?;
-        let message = format!("the pool was handed over to node {}", change.status.node);
-        tracing::info!(pool = name, message, "handed over a pool");
-        cluster.record_event(&object, false, "PoolHandedOver", message);
-    }
-    if change.turned {
-        let health = change.status.health;
-        let is_well = health == Health::Healthy;
-        let message = match is_well {
-            true => format!(
-                "pool {} of node {} is served",
-                change.status.name, change.status.node
-            ),
-            false => change.status.message.clone(),
+        known.log_failures(C::NAME);
+        let since = *leads_since.get_or_insert_with(Timestamp::now);
+        let Some(objects) = controller.list(since).await else {
+            continue;
         };
-        tracing::info!(
-            pool = name,
-            health = health.word(),
-            message,
-            "recorded a change of a pool's health"
-        );
-        cluster.record_event(&object, !is_well, reason(health), message);
-    }
-    Ok(())
-}
-
-/// The event that tells of a pool's health.
-fn reason(health: Health) -> &'static str {
-    match health {
-        Health::Healthy => "PoolHealthy",
-        Health::Degraded => "PoolDegraded",
-        Health::NotServed => "PoolNotServed",
-        Health::Unreachable => "PoolUnreachable",
-        Health::Conflict => "PoolConflict",
-        Health::Forgotten => "PoolForgotten",
-        Health::Lost => "PoolLost",
-        Health::Quarantined => "PoolQuarantined",
-        Health::Unknown | Health::Other => "PoolUnknown",
-    }
-}
-
-async fn apply(cluster: &InCluster, act: Act) -> Result<(), String> {
-    match act {
-        Act::Conflict { node, message } => {
-            cluster.record_event(&ObjectRef::Node(node), true, "HomeConflict", message);
-            Ok(())
+        for (name, object) in known.due(objects, Instant::now()) {
+            let controller = Arc::clone(&controller);
+            let (permits, is_leader) = (Arc::clone(&permits), is_leader.clone());
+            let step = steps.spawn(async move {
+                // The semaphore is never closed.
+                let _permit = permits.acquire().await;
+                step(controller.as_ref(), object, is_leader).await
+            });
+            known.busy.insert(step.id(), name);
         }
-        Act::Overwrite { node, old, new } => {
-            let key = topology_key(&cluster.options.driver);
-            let api = Api::<PartialObjectMeta<Node>>::all(cluster.client.clone());
-            let now = ask("a Node", api.get_opt(&node))
-                .await
-                .map_err(|error| chain(&error))?;
-            let Some(now) = now.map(|now| now.metadata) else {
-                return Ok(());
-            };
-            if now.labels.as_ref().and_then(|labels| labels.get(&key)) != Some(&old) {
-                return Ok(());
-            }
-            // Only over the version that was looked at.
-            let patch = Patch::Merge(serde_json::json!({ "metadata": {
-                "resourceVersion": now.resource_version,
-                "labels": { &key: new },
-            }}));
-            let params = PatchParams::default();
-            done(
-                "update the label of a Node",
-                api.patch(&node, &params, &patch),
-            )
-            .await?;
-            let message = format!(
-                "label {key} was changed from {old}, which no PersistentVolume of this node uses any more, to {new}, the home of the node's disks"
+    }
+}
+
+/// Observes one object, and does what is to be done about it.
+async fn step<C: Controller>(
+    controller: &C,
+    object: C::Object,
+    is_leader: impl Fn() -> bool + Send + Sync,
+) -> Result<()> {
+    let object = controller.observe(object).await?;
+    match C::next(&object) {
+        Next::Step(step) if is_leader() => controller.execute(&object, step).await.map(drop),
+        Next::Refused(why) if is_leader() => controller.refuse(&object, why).await,
+        Next::Step(_) | Next::Refused(_) | Next::Wait | Next::Done => Ok(()),
+    }
+}
+
+/// What the loop remembers of objects, by their names.
+struct Known {
+    every: Duration,
+    /// Those with a step in progress.
+    busy: HashMap<Id, String>,
+    /// Those whose last step has failed: how many times in a row, and when to try again.
+    failing: BTreeMap<String, (u32, Instant)>,
+    /// Names and errors since the last pass.
+    failures: Vec<(String, String)>,
+}
+
+impl Known {
+    fn new(every: Duration) -> Known {
+        Known {
+            every,
+            busy: HashMap::new(),
+            failing: BTreeMap::new(),
+            failures: Vec::new(),
+        }
+    }
+
+    /// Those of all objects that have no step in progress and are not to be tried again later. An
+    /// object that is gone is forgotten.
+    fn due<O: Display>(&mut self, objects: Vec<O>, now: Instant) -> BTreeMap<String, O> {
+        let objects = objects.into_iter();
+        let mut objects: BTreeMap<String, O> =
+            objects.map(|object| (object.to_string(), object)).collect();
+        self.failing.retain(|name, _| objects.contains_key(name));
+        for name in self.busy.values() {
+            objects.remove(name);
+        }
+        let later = |name: &String| self.failing.get(name).is_some_and(|(_, at)| *at > now);
+        objects.retain(|name, _| !later(name));
+        objects
+    }
+
+    fn ended(&mut self, ended: std::result::Result<(Id, Result<()>), JoinError>) {
+        let (step, problem) = match ended {
+            Ok((step, Ok(()))) => (step, None),
+            Ok((step, Err(error))) => (step, Some(chain(&error))),
+            Err(error) => (error.id(), Some(chain(&error))),
+        };
+        let Some(name) = self.busy.remove(&step) else {
+            return;
+        };
+        let Some(problem) = problem else {
+            self.failing.remove(&name);
+            return;
+        };
+        let times = self.failing.get(&name).map_or(0, |(times, _)| *times);
+        // The first time half an interval, so that it is tried again at the next poll.
+        let delay = self.every / 2 * 2_u32.saturating_pow(times.min(16));
+        let retry_at = Instant::now() + delay.min(MAX_RETRY_DELAY.max(self.every));
+        self.failing.insert(name.clone(), (times + 1, retry_at));
+        self.failures.push((name, problem));
+    }
+
+    fn log_failures(&mut self, controller: &'static str) {
+        let failures = std::mem::take(&mut self.failures);
+        if let Some((object, error)) = failures.first() {
+            let more = failures.len() - 1;
+            tracing::warn!(
+                controller,
+                object,
+                error,
+                more,
+                "failed to reconcile objects"
             );
-            tracing::info!(node, old, new, "updated the label of a node");
-            cluster.record_event(&ObjectRef::Node(node), false, "HomeRelabelled", message);
-            Ok(())
         }
     }
+}
+
+/// Takes one object as far as it can be taken, without any leadership, for a person who waits: the
+/// object as it is when nothing is left to be done, or the reason why something is. An error of a
+/// step ends it.
+pub(super) async fn converge<R: Reconciler>(
+    reconciler: &R,
+    mut object: R::Object,
+) -> Result<Result<R::Object, String>> {
+    let mut was_refused = false;
+    for _ in 0..MAX_STEPS {
+        object = reconciler.observe(object).await?;
+        let outcome = match R::next(&object) {
+            Next::Step(step) => reconciler.execute(&object, step).await?,
+            Next::Done => return Ok(Ok(object)),
+            Next::Refused(why) if was_refused => return Ok(Err(why)),
+            // Another process may have done a step between the reads of one observation.
+            Next::Refused(_) => {
+                was_refused = true;
+                Outcome::Stale
+            }
+            Next::Wait => Outcome::Stale,
+        };
+        if outcome == Outcome::Stale {
+            sleep(POLL_INTERVAL).await;
+        }
+    }
+    Ok(Err(
+        "it keeps being changed by someone else; run the command again".into(),
+    ))
+}
+
+/// Does a write of a step. The API server answers that an object has another version, exists
+/// already or is gone: then what was observed has changed.
+pub(super) async fn written<T>(
+    what: &str,
+    write: impl Future<Output = Result<T, KubeError>> + Send,
+) -> Result<Outcome> {
+    let write = async {
+        match write.await {
+            Ok(_) => Ok(Outcome::Done),
+            Err(KubeError::Api(status)) if status.code == 409 || status.code == 404 => {
+                Ok(Outcome::Stale)
+            }
+            Err(error) => Err(error),
+        }
+    };
+    ask(what, write).await
+}
+
+/// Writes fields of an object.
+pub(super) async fn patch<K: Clone + Debug + DeserializeOwned>(
+    api: &Api<K>,
+    what: &str,
+    name: &str,
+    fields: Value,
+) -> Result<Outcome> {
+    let (params, patch) = (PatchParams::default(), Patch::Merge(fields));
+    written(what, api.patch(name, &params, &patch)).await
+}
+
+/// Writes the status of an object. The rest of the object stays as it is.
+pub(super) async fn write_status<K: Clone + Debug + DeserializeOwned>(
+    api: &Api<K>,
+    what: &str,
+    name: &str,
+    status: &(impl Serialize + Sync),
+) -> Result<Outcome> {
+    let patch = Patch::Merge(json!({ "status": status }));
+    let params = PatchParams::default();
+    written(what, api.patch_status(name, &params, &patch)).await
 }

@@ -1,4 +1,4 @@
-//! PersistentVolumes of this driver: whose claim a volume is, and which homes are referred to.
+//! The PersistentVolumes of this driver: the claims of volumes, and the homes that are in use.
 
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock};
@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::PersistentVolume;
 use super::watch::Store;
 use crate::model::{PoolId, VolumeId};
 
-/// What is kept of a PersistentVolume: 20,000 of them are a few MB.
+/// What is kept of a PersistentVolume. 20,000 of them need a few MB.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Volume {
     handle: String,
@@ -18,7 +18,7 @@ struct Volume {
     homes: Vec<String>,
 }
 
-/// All of this driver's.
+/// All PersistentVolumes of this driver.
 #[derive(Debug)]
 pub struct Volumes {
     driver: String,
@@ -34,7 +34,7 @@ struct Index {
 }
 
 impl Volumes {
-    /// None yet.
+    /// Without any PersistentVolumes yet.
     pub fn new(driver: &str, topology_key: &str) -> Volumes {
         Volumes {
             driver: driver.into(),
@@ -43,7 +43,7 @@ impl Volumes {
         }
     }
 
-    /// Takes a change.
+    /// Takes a change of the watch.
     pub fn take(&self, event: Event<PersistentVolume>) {
         let mut kept = self.kept.write().unwrap_or_else(PoisonError::into_inner);
         let kept = &mut *kept;
@@ -56,13 +56,16 @@ impl Volumes {
                 if let (Event::Apply(_), Some(now)) = (&event, self.read(volume)) {
                     kept.names.insert(now.handle, name.into());
                 }
-                kept.by_name.take(event, |volume| self.read(&volume));
+                kept.by_name
+                    .take(event, |volume| self.read(&volume), |_, _| false);
             }
             Event::Init | Event::InitApply(_) => {
-                kept.by_name.take(event, |volume| self.read(&volume));
+                kept.by_name
+                    .take(event, |volume| self.read(&volume), |_, _| false);
             }
             Event::InitDone => {
-                kept.by_name.take(event, |volume| self.read(&volume));
+                kept.by_name
+                    .take(event, |volume| self.read(&volume), |_, _| false);
                 let all = kept.by_name.now().iter();
                 kept.names = all
                     .map(|(name, volume)| (volume.handle.clone(), name.clone()))
@@ -115,7 +118,7 @@ impl Volumes {
         kept.names.contains_key(handle)
     }
 
-    /// How many PersistentVolumes of each pool name which home.
+    /// The number of PersistentVolumes of each pool that name each home.
     pub fn homes(&self) -> BTreeMap<PoolId, BTreeMap<String, usize>> {
         let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
         let mut pools = BTreeMap::<PoolId, BTreeMap<String, usize>>::new();
@@ -132,7 +135,7 @@ impl Volumes {
         pools
     }
 
-    /// How many PersistentVolumes may only be used at a home.
+    /// The number of PersistentVolumes that may only be used at a home.
     pub fn at_home(&self, home: &str) -> usize {
         let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
         let all = kept.by_name.now().values();

@@ -1,5 +1,5 @@
-//! Watches that never end: what they bring is kept in memory, and goes on being answered from
-//! there while the API server is gone.
+//! Watches that never end. The objects are kept in memory, from where they are available while the API
+//! server is away.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -15,25 +15,25 @@ use serde::de::DeserializeOwned;
 
 use crate::error::chain;
 
-/// First and longest pause after an error: an API server that returns is found within seconds,
-/// and one that is overloaded isn't asked more than 6 times a minute by each watch.
+/// The first and the longest pause after an error. The watch resumes within seconds after the API server
+/// returns, and an overloaded API server gets at most 6 requests a minute from each watch.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
-/// A restart of an API server isn't worth a word.
+/// An outage is reported after this time. The restart of an API server is shorter.
 const FAILURE_LOG_DELAY: Duration = Duration::from_secs(30);
 
-/// How well each watch follows.
+/// The state of each watch.
 #[derive(Debug, Default)]
 pub struct WatchStates(Mutex<BTreeMap<&'static str, Watch>>);
 
 #[derive(Debug, Default)]
 struct Watch {
-    /// It has seen everything once.
+    /// All objects have been read once.
     is_complete: bool,
     failing: Option<(Instant, String)>,
 }
 
 impl WatchStates {
-    /// Why what is in memory may be old or not whole; `None` if it isn't.
+    /// Why the objects in memory may be outdated or incomplete; `None` if they are not.
     pub fn problem(&self) -> Option<String> {
         let watches = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         watches.iter().find_map(|(what, watch)| {
@@ -51,13 +51,13 @@ impl WatchStates {
         })
     }
 
-    /// Whether everything of this kind has been seen once.
+    /// Whether all objects of this kind have been read once.
     pub fn is_complete(&self, what: &'static str) -> bool {
         let watches = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         watches.get(what).is_some_and(|watch| watch.is_complete)
     }
 
-    /// Watches that don't get through now.
+    /// The number of watches that are failing now.
     pub fn failing(&self) -> usize {
         let watches = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         watches
@@ -66,7 +66,7 @@ impl WatchStates {
             .count()
     }
 
-    /// A request outside of a watch has gone through, or not.
+    /// Takes the result of a request, of a watch or of something else that is reported with them.
     pub(super) fn heard(&self, what: &'static str, answer: Result<(), String>) {
         let mut watches = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let watch = watches.entry(what).or_default();
@@ -96,8 +96,7 @@ impl WatchStates {
     }
 }
 
-/// Pauses between errors, each twice as long as the one before. Something that comes through
-/// makes them short again.
+/// Pauses between errors, each twice as long as the one before. After a success they are short again.
 struct ErrorBackoff(Duration);
 
 impl Iterator for ErrorBackoff {
@@ -116,8 +115,8 @@ impl Backoff for ErrorBackoff {
     }
 }
 
-/// Follows objects for ever. `take` gets each change; between `Init` and `InitDone` come all
-/// objects there are, and what isn't among them is gone.
+/// Watches objects for ever. `take` gets each change. Between `Init` and `InitDone` it gets all objects
+/// that exist; an object that is not among them is gone.
 pub(super) async fn watch<K>(
     api: Api<K>,
     config: watcher::Config,
@@ -137,7 +136,7 @@ pub(super) async fn watch<K>(
     while let Some(change) = changes.next().await {
         match change {
             Ok(event) => {
-                // `Init` only says that a list is about to be asked for.
+                // `Init` only means that a list is about to be requested.
                 if !matches!(event, Event::Init) {
                     following.heard(what, Ok(()));
                 }
@@ -152,11 +151,11 @@ pub(super) async fn watch<K>(
     }
 }
 
-/// Objects by name, as a watch brings them.
+/// The objects of a watch, by name.
 #[derive(Debug)]
 pub(super) struct Store<T> {
     now: BTreeMap<String, T>,
-    /// What a new list has brought so far.
+    /// The part of a new list that was read so far.
     coming: Option<BTreeMap<String, T>>,
 }
 
@@ -170,12 +169,15 @@ impl<T> Default for Store<T> {
 }
 
 impl<T> Store<T> {
-    /// Takes a change. `read` gives what is kept of an object; nothing of one that isn't ours.
+    /// Takes a change. `read` returns what is kept of an object; `None` for an object that is not
+    /// kept. Returns whether an object was added, removed, or differs by `is_same` from what was
+    /// kept of it; after a new list always true.
     pub(super) fn take<K: Resource>(
         &mut self,
         event: Event<K>,
         mut read: impl FnMut(K) -> Option<T>,
-    ) {
+        is_same: impl Fn(&T, &T) -> bool,
+    ) -> bool {
         let name = |object: &K| object.meta().name.clone().unwrap_or_default();
         match event {
             Event::Init => self.coming = Some(BTreeMap::new()),
@@ -189,19 +191,23 @@ impl<T> Store<T> {
                 if let Some(coming) = self.coming.take() {
                     self.now = coming;
                 }
+                return true;
             }
             Event::Apply(object) => {
                 let key = name(&object);
-                match read(object) {
-                    Some(value) => self.now.insert(key, value),
-                    None => self.now.remove(&key),
+                let Some(value) = read(object) else {
+                    return self.now.remove(&key).is_some();
                 };
+                let is_known = self.now.get(&key).is_some_and(|old| is_same(old, &value));
+                self.now.insert(key, value);
+                return !is_known;
             }
-            Event::Delete(object) => drop(self.now.remove(&name(&object))),
+            Event::Delete(object) => return self.now.remove(&name(&object)).is_some(),
         }
+        false
     }
 
-    /// What there is.
+    /// The objects.
     pub(super) fn now(&self) -> &BTreeMap<String, T> {
         &self.now
     }

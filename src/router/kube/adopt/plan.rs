@@ -1,4 +1,4 @@
-//! What adopting a pool's volumes comes to: pure, from what the API server has.
+//! Plans the adoption of a pool's volumes from the objects of the API server.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,11 +6,12 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 
 use super::manifest::{Homes, Manifest};
-use super::step::{Next, next};
+use super::step::{Step, next};
 use super::{Fate, Line};
 use crate::model::{PoolId, VolumeId};
+use crate::router::kube::reconcile::Next;
 
-/// Who uses what.
+/// The users of volumes, as reasons why a volume is in use.
 #[derive(Debug, Default)]
 pub(super) struct Users {
     by_volume: BTreeMap<String, String>,
@@ -36,7 +37,8 @@ impl Users {
         users
     }
 
-    /// A pod that waits for a node uses nothing yet, and one that has ended nothing any more.
+    /// A pod that waits for a node does not use its volumes yet, and a pod that has ended does not any
+    /// more.
     fn take(&mut self, pod: &Pod) {
         let phase = pod
             .status
@@ -69,8 +71,8 @@ impl Users {
     }
 }
 
-/// What is to be done about each volume of a pool, in the order of names, and how many are as they
-/// should be.
+/// What is to be done about each volume of a pool, in the order of names, and the number of volumes
+/// that are as they should be.
 pub(super) fn lines(
     pool: PoolId,
     driver: &str,
@@ -98,27 +100,28 @@ pub(super) fn lines(
         };
         let begun = noted.is_some() || shown.policy_before().is_some();
         let fate = match next((key, home), live, noted) {
-            Next::Arrived | Next::Gone if !begun => {
+            Next::Done if !begun => {
                 settled += 1;
                 continue;
             }
-            // The provisioner deletes it, and asks for no home.
-            Next::Retain if shown.phase() == "Released" && shown.policy() == "Delete" => {
+            // The provisioner deletes it, for which it needs no home.
+            Next::Step(Step::Retain)
+                if shown.phase() == "Released" && shown.policy() == "Delete" =>
+            {
                 settled += 1;
                 continue;
             }
-            Next::Refuse(why) => Fate::Left(why),
-            Next::Retain | Next::Note | Next::Delete => match (users.of(shown), begun) {
-                (Some(why), _) => Fate::Left(why.clone()),
-                (None, true) => Fate::Finish,
-                (None, false) => Fate::Move,
-            },
-            Next::Arrived
-            | Next::Gone
-            | Next::Release
-            | Next::Make(_)
-            | Next::Strike
-            | Next::Wait => Fate::Finish,
+            Next::Refused(why) => Fate::Left(why),
+            Next::Step(Step::Retain | Step::Note | Step::Delete) => {
+                match (users.of(shown), begun) {
+                    (Some(why), _) => Fate::Left(why.clone()),
+                    (None, true) => Fate::Finish,
+                    (None, false) => Fate::Move,
+                }
+            }
+            Next::Step(Step::Release | Step::Make | Step::Strike | Step::Restore)
+            | Next::Wait
+            | Next::Done => Fate::Finish,
         };
         lines.push(Line {
             name: name.into(),
@@ -228,7 +231,7 @@ mod tests {
         }});
         let users = Users::new(&[serde_json::from_value(attached).unwrap()], &[]);
         assert!(plan(&live, &[], &users).0[0].contains("left: it is at"));
-        // What was deleted already is made again, whoever waits for it.
+        // A volume that was deleted already is created again, even if a pod waits for it.
         assert_eq!(plan(&[], &live, &users).0, ["pv finishes"]);
     }
 }

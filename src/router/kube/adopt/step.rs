@@ -1,119 +1,81 @@
-//! One PersistentVolume on its way to another home: what is to be done next, decided from what is
-//! there and from nothing else. So a run that was cut off anywhere is finished by the next one.
+//! The steps of one PersistentVolume to another home. The next one is decided from what exists and
+//! from nothing else, so a run that was interrupted anywhere is completed by the next run.
 
 use super::manifest::{Homes, Manifest};
+use crate::router::kube::reconcile::Next;
 
-/// What is to be done next.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Next {
-    /// Its policy becomes Retain, and the one that it had is written beside it: nobody may take
-    /// its volume for one to be deleted.
-    Retain,
-    /// It's written down as it is.
-    Note,
-    /// It's deleted: this very version of it, which is written down.
-    Delete,
-    /// What holds it back is taken away. It's bound, so that Kubernetes would keep it for ever;
-    /// that nobody uses it has been seen, and what it's of is written down.
-    Release,
-    /// This is made in its place.
-    Make(Box<Manifest>),
-    /// What is written down is needed no more.
-    Strike,
-    /// It's at its new home. Its policy may still be to be restored ([`Manifest::policy_before`]).
-    Arrived,
-    /// It's being deleted; nothing but time is missing.
-    Wait,
-    /// It isn't there, and nothing is written down: somebody has deleted it.
-    Gone,
-    /// It's left as it is, for this reason.
-    Refuse(String),
-}
-
-/// A step that changes something, for those who watch.
+/// A step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Its policy becomes Retain.
+    /// The PersistentVolume gets the policy Retain, and an annotation with the policy that it had,
+    /// so that its volume cannot be deleted with it.
     Retain,
-    /// It's written down at the Pool object.
+    /// The PersistentVolume is stored as it is in an annotation of the Pool object.
     Note,
-    /// It's deleted.
+    /// The PersistentVolume is deleted: exactly the version that is stored.
     Delete,
-    /// Its finalizers are taken away.
+    /// The finalizers of the PersistentVolume are removed. It is bound, so Kubernetes would keep it
+    /// for ever. It was checked that nothing uses it, and it is stored.
     Release,
-    /// It's made again.
+    /// The PersistentVolume is created again at its new home.
     Make,
-    /// It's struck out at the Pool object.
+    /// The annotation of the Pool object is removed, because it is not needed any more.
     Strike,
-    /// It's bound again, and gets back the policy that it had.
+    /// The PersistentVolume is bound again, and gets back the policy that it had.
     Restore,
 }
 
-impl Next {
-    /// What it changes.
-    pub(super) fn step(&self) -> Option<Step> {
-        match self {
-            Next::Retain => Some(Step::Retain),
-            Next::Note => Some(Step::Note),
-            Next::Delete => Some(Step::Delete),
-            Next::Release => Some(Step::Release),
-            Next::Make(_) => Some(Step::Make),
-            Next::Strike => Some(Step::Strike),
-            Next::Arrived | Next::Wait | Next::Gone | Next::Refuse(_) => None,
-        }
-    }
-}
-
-/// Decides it. `noted` is what was written down.
+/// Decides the next step. `noted` is what was stored at the Pool object. After the last one the
+/// PersistentVolume is at its new home, where its policy may still have to be restored
+/// ([`Manifest::policy_before`]); or it does not exist and is not stored, so someone has deleted it.
 pub(super) fn next(
     (key, home): (&str, &str),
     live: Option<&Manifest>,
     noted: Option<&Manifest>,
-) -> Next {
+) -> Next<Step> {
     let Some(live) = live else {
         return match noted {
-            Some(noted) => Next::Make(Box::new(noted.at(key, home))),
-            None => Next::Gone,
+            Some(_) => Next::Step(Step::Make),
+            None => Next::Done,
         };
     };
+    let refuse = |why: &str| Next::Refused(why.into());
     let handle = |manifest: &Manifest| manifest.0.data.pointer("/spec/csi/volumeHandle").cloned();
     if noted.is_some_and(|noted| handle(noted) != handle(live)) {
-        return Next::Refuse(
-            "a PersistentVolume of another volume has this name; the deleted PersistentVolume is stored in an annotation of the Pool object"
-                .into(),
+        return refuse(
+            "a PersistentVolume of another volume has this name; the deleted PersistentVolume is stored in an annotation of the Pool object",
         );
     }
     match live.homes(key) {
         Homes::One(its) if its == home => {
             return match (noted.is_some(), live.is_leaving()) {
-                (_, true) => Next::Refuse("it is being deleted by someone else".into()),
-                (true, false) => Next::Strike,
-                (false, false) => Next::Arrived,
+                (_, true) => refuse("it is being deleted by someone else"),
+                (true, false) => Next::Step(Step::Strike),
+                (false, false) => Next::Done,
             };
         }
         Homes::One(_) => {}
-        Homes::Any => return Next::Arrived,
+        Homes::Any => return Next::Done,
         Homes::Else => {
-            return Next::Refuse(
-                "its node affinity is not exactly one home; someone has edited it and must correct it"
-                    .into(),
+            return refuse(
+                "its node affinity is not exactly one home; someone has edited it and must correct it",
             );
         }
     }
     let same = noted.filter(|noted| noted.uid() == live.uid());
     if live.is_leaving() {
         return match (same, live.has_finalizers()) {
-            (Some(_), true) => Next::Release,
+            (Some(_), true) => Next::Step(Step::Release),
             (Some(_), false) => Next::Wait,
-            (None, _) => Next::Refuse("it is being deleted by someone else".into()),
+            (None, _) => refuse("it is being deleted by someone else"),
         };
     }
     if live.policy() != "Retain" || live.policy_before().is_none() {
-        return Next::Retain;
+        return Next::Step(Step::Retain);
     }
     match same.filter(|noted| noted.version() == live.version()) {
-        Some(_) => Next::Delete,
-        None => Next::Note,
+        Some(_) => Next::Step(Step::Delete),
+        None => Next::Step(Step::Note),
     }
 }
 
@@ -125,7 +87,7 @@ mod tests {
     use super::super::manifest::tests::{KEY, volume};
     use super::*;
 
-    /// An API server's PersistentVolume of one name, and what is written down.
+    /// The PersistentVolume of one name at an API server, and what is stored of it.
     #[derive(Clone, Debug, Default)]
     struct World {
         live: Option<Manifest>,
@@ -144,7 +106,7 @@ mod tests {
             }
         }
 
-        fn next(&self) -> Next {
+        fn next(&self) -> Next<Step> {
             next((KEY, "new"), self.live.as_ref(), self.noted.as_ref())
         }
 
@@ -155,29 +117,32 @@ mod tests {
             live.0.metadata.resource_version = Some(self.versions.to_string());
         }
 
-        /// Does one step; false if there is none to do.
+        /// Does one step; false if there is none.
         fn step(&mut self) -> bool {
-            match self.next() {
-                Next::Retain => self.change(|live| {
+            let Next::Step(step) = self.next() else {
+                return false;
+            };
+            match step {
+                Step::Retain => self.change(|live| {
                     let before = live.policy().to_string();
                     let annotations = live.0.metadata.annotations.get_or_insert_default();
                     annotations.insert(POLICY.into(), before);
                     live.0.data["spec"]["persistentVolumeReclaimPolicy"] = json!("Retain");
                 }),
-                Next::Note => self.noted = self.live.as_ref().map(Manifest::plain),
-                Next::Delete => self.change(|live| {
+                Step::Note => self.noted = self.live.as_ref().map(Manifest::plain),
+                Step::Delete => self.change(|live| {
                     let now = serde_json::from_value(json!("2026-01-02T00:00:00Z")).unwrap();
                     live.0.metadata.deletion_timestamp = Some(now);
                 }),
-                Next::Release => self.live = None,
-                Next::Make(manifest) => {
+                Step::Release => self.live = None,
+                Step::Make => {
                     self.uids += 1;
-                    self.live = Some(*manifest);
+                    self.live = self.noted.as_ref().map(|noted| noted.at(KEY, "new"));
                     let uid = format!("uid-{}", self.uids);
                     self.change(|live| live.0.metadata.uid = Some(uid));
                 }
-                Next::Strike => self.noted = None,
-                Next::Arrived | Next::Wait | Next::Gone | Next::Refuse(_) => return false,
+                Step::Strike => self.noted = None,
+                Step::Restore => panic!("it is done once all are bound"),
             }
             true
         }
@@ -186,7 +151,7 @@ mod tests {
     #[test]
     fn it_arrives_from_wherever_a_run_was_cut_off() {
         let mut worlds = vec![World::new()];
-        while worlds.last().unwrap().next() != Next::Arrived {
+        while worlds.last().unwrap().next() != Next::Done {
             let mut world = worlds.last().unwrap().clone();
             assert!(world.step(), "{:?}", world.next());
             worlds.push(world);
@@ -197,12 +162,11 @@ mod tests {
             "retain, note, delete, release, make, strike"
         );
         for (at, world) in worlds.iter().enumerate() {
-            // Either it's there or it's written down; and from its deletion on it's written down
-            // until it's there again.
+            // It exists or it is stored; and from its deletion on it is stored until it exists again.
             assert!(world.live.is_some() || world.noted.is_some(), "{at}");
             let leaves = world.live.as_ref().is_some_and(Manifest::is_leaving);
             assert!(!leaves || world.noted.is_some(), "{at}");
-            // Somebody changes it in between: what is made again has that too.
+            // Someone changes it in between: the new object has the change too.
             let mut changed = world.clone();
             let may_change = changed.live.as_ref().is_some_and(|live| !live.is_leaving());
             if may_change {
@@ -211,7 +175,7 @@ mod tests {
                 });
             }
             while changed.step() {}
-            assert_eq!(changed.next(), Next::Arrived, "{at}");
+            assert_eq!(changed.next(), Next::Done, "{at}");
             let live = changed.live.unwrap();
             assert_eq!(live.homes(KEY), Homes::One("new".into()));
             assert_eq!(live.policy_before(), Some("Delete"));
@@ -225,21 +189,25 @@ mod tests {
     #[test]
     fn what_is_somebody_elses_is_left() {
         let mut world = World::new();
-        assert_eq!(next((KEY, "new"), None, None), Next::Gone);
-        // Deleted by somebody before anything was done.
+        assert_eq!(next((KEY, "new"), None, None), Next::Done);
+        // Someone deletes it before the first step.
         let now = serde_json::from_value(json!("2026-01-02T00:00:00Z")).unwrap();
         world.change(|live| live.0.metadata.deletion_timestamp = Some(now));
-        assert!(matches!(world.next(), Next::Refuse(why) if why.contains("being deleted")));
-        // What is written down is of another one that had the name.
+        assert!(matches!(world.next(), Next::Refused(why) if why.contains("being deleted")));
+        // What is stored is an earlier object with this name.
         let mut world = World::new();
         world.noted = world.live.as_ref().map(Manifest::plain);
         world.change(|live| live.0.metadata.uid = Some("uid-9".into()));
-        assert_eq!(world.next(), Next::Retain, "its state is read as it is");
+        assert_eq!(
+            world.next(),
+            Next::Step(Step::Retain),
+            "its state is read as it is"
+        );
         world.step();
-        assert_eq!(world.next(), Next::Note);
+        assert_eq!(world.next(), Next::Step(Step::Note));
         world.noted = Some(volume("pv", "pool.other", "old"));
-        assert!(matches!(world.next(), Next::Refuse(why) if why.contains("another volume")));
-        // A policy that somebody has set to Retain stays so.
+        assert!(matches!(world.next(), Next::Refused(why) if why.contains("another volume")));
+        // A policy that was Retain before stays so.
         let mut world = World::new();
         world.change(|live| {
             live.0.data["spec"]["persistentVolumeReclaimPolicy"] = json!("Retain");

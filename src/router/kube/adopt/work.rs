@@ -1,50 +1,51 @@
-//! The steps, done at the API server.
+//! The steps of adoption, done at the API server.
 
 use std::collections::BTreeMap;
-use std::future::Future;
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ::kube::api::{
-    Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, Preconditions,
-};
-use ::kube::{Client, Error as KubeError};
+use ::kube::Client;
+use ::kube::api::{Api, DeleteParams, DynamicObject, ListParams, PostParams, Preconditions};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use serde_json::{Value, json};
 
 use super::manifest::{Bound, Manifest, POLICY};
-use super::step::{Next, Step, next};
+use super::step::{Step, next};
 use super::{Done, Fate, Plan, all, note_key, noted, resource};
 use crate::error::{Error, Result, chain};
 use crate::router::cluster::ObjectRef;
 use crate::router::kube::events::{self, EventBody};
 use crate::router::kube::pool::Pool;
+use crate::router::kube::reconcile::{
+    Next, Outcome, POLL_INTERVAL, Reconciler, converge, patch, written,
+};
 use crate::router::kube::{API_TIMEOUT, ask, topology_key};
 
-/// One PersistentVolume needs seven steps; sidecars change it in between, and then some are done
-/// again.
-const MAX_STEPS: usize = 100;
-/// Between two looks at what somebody else has to do.
-const POLL_INTERVAL: Duration = Duration::from_millis(500);
-
-/// How one PersistentVolume ended.
-enum End {
-    Arrived(Box<Manifest>),
-    Gone,
-    Left(String),
-}
-
-/// An answer that says that what was looked at has changed since.
-enum Write {
-    Done,
-    Stale,
-}
-
-struct Work<'a, W> {
+/// Moves PersistentVolumes to the home of their pool.
+struct Adoption<'a, W> {
     volumes: Api<DynamicObject>,
     pools: Api<Pool>,
     plan: &'a Plan,
     key: String,
-    watch: W,
+    /// Gets each step before it is done.
+    watch: Mutex<W>,
+}
+
+/// A PersistentVolume on its way.
+struct Moving {
+    name: String,
+    key: String,
+    home: String,
+    live: Option<Manifest>,
+    /// As it is stored at the Pool object.
+    noted: Option<Manifest>,
+}
+
+impl fmt::Display for Moving {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PersistentVolume {}", self.name)
+    }
 }
 
 pub(super) async fn run<W: FnMut(&str, Step) + Send>(
@@ -53,130 +54,125 @@ pub(super) async fn run<W: FnMut(&str, Step) + Send>(
     patience: Duration,
     watch: W,
 ) -> Result<Done> {
-    let mut work = Work {
+    let adoption = Adoption {
         volumes: Api::all_with(client.clone(), &resource()),
         pools: Api::all(client.clone()),
         plan,
         key: topology_key(&plan.driver),
-        watch,
+        watch: Mutex::new(watch),
     };
     let mut done = Done::default();
     let mut arrived = BTreeMap::new();
     for line in &plan.lines {
         let ended = match &line.fate {
-            Fate::Left(why) => End::Left(why.clone()),
-            Fate::Move | Fate::Finish => work.bring(&line.name).await?,
+            Fate::Left(why) => Err(why.clone()),
+            Fate::Move | Fate::Finish => converge(&adoption, adoption.moving(&line.name)).await?,
         };
         match ended {
-            End::Arrived(manifest) => drop(arrived.insert(line.name.clone(), *manifest)),
-            End::Gone => {}
-            End::Left(why) => done.left.push((line.name.clone(), why)),
+            Ok(moving) => arrived.extend(moving.live.map(|live| (line.name.clone(), live))),
+            Err(why) => done.left.push((line.name.clone(), why)),
         }
     }
-    work.settle(client, &mut arrived, patience, &mut done)
+    adoption
+        .settle(client, &mut arrived, patience, &mut done)
         .await?;
     Ok(done)
 }
 
-/// What somebody has changed in between is looked at again; anything else is an error.
-async fn written<T>(
-    what: &str,
-    write: impl Future<Output = Result<T, KubeError>> + Send,
-) -> Result<Write> {
-    let reason = match tokio::time::timeout(API_TIMEOUT, write).await {
-        Ok(Ok(_)) => return Ok(Write::Done),
-        Ok(Err(KubeError::Api(status))) if status.code == 409 || status.code == 404 => {
-            return Ok(Write::Stale);
-        }
-        Ok(Err(error)) => chain(&error),
-        Err(_) => "no answer; run the command again, and it continues where it stopped".into(),
-    };
-    Err(Error::Unreachable {
-        what: what.into(),
-        reason,
-    })
-}
-
-/// Changes that very version of it, or nothing.
-fn only(manifest: &Manifest, metadata: Value, spec: Value) -> Patch<Value> {
+/// Fields of a patch that changes exactly this version of a PersistentVolume, or nothing.
+fn only(manifest: &Manifest, metadata: Value, spec: Value) -> Value {
     let mut metadata = metadata;
     metadata["uid"] = json!(manifest.uid());
     metadata["resourceVersion"] = json!(manifest.version());
-    let mut patch = json!({ "metadata": metadata });
+    let mut fields = json!({ "metadata": metadata });
     if !spec.is_null() {
-        patch["spec"] = spec;
+        fields["spec"] = spec;
     }
-    Patch::Merge(patch)
+    fields
 }
 
-impl<W: FnMut(&str, Step) + Send> Work<'_, W> {
-    async fn live(&self, name: &str) -> Result<Option<Manifest>> {
-        let what = format!("PersistentVolume {name}");
-        Ok(ask(&what, self.volumes.get_opt(name)).await?.map(Manifest))
-    }
+#[tonic::async_trait]
+impl<W: FnMut(&str, Step) + Send> Reconciler for Adoption<'_, W> {
+    type Object = Moving;
+    type Step = Step;
 
-    async fn noted(&self, name: &str) -> Result<Option<Manifest>> {
+    async fn observe(&self, moving: Moving) -> Result<Moving> {
+        let live = ask(&moving.to_string(), self.volumes.get_opt(&moving.name)).await?;
         let id = self.plan.pool.id.to_string();
         let pool = ask(&format!("Pool {id}"), self.pools.get(&id)).await?;
-        Ok(noted(&pool)?.remove(name))
+        Ok(Moving {
+            live: live.map(Manifest),
+            noted: noted(&pool)?.remove(&moving.name),
+            ..moving
+        })
     }
 
-    /// Brings one to its new home, still with the policy Retain.
-    async fn bring(&mut self, name: &str) -> Result<End> {
-        let mut refused = false;
-        for _ in 0..MAX_STEPS {
-            let (live, noted) = (self.live(name).await?, self.noted(name).await?);
-            let home = self.plan.pool.home.as_str();
-            let next = next((&self.key, home), live.as_ref(), noted.as_ref());
-            if let Some(step) = next.step() {
-                (self.watch)(name, step);
-            }
-            let written = match (next, live) {
-                (Next::Arrived, Some(live)) => return Ok(End::Arrived(Box::new(live))),
-                (Next::Arrived | Next::Gone, _) => return Ok(End::Gone),
-                (Next::Refuse(why), _) if refused => return Ok(End::Left(why)),
-                // Another run may have done a step between the two looks.
-                (Next::Refuse(_), _) => {
-                    refused = true;
-                    Write::Stale
-                }
-                (Next::Retain, Some(live)) => self.retain(&live).await?,
-                (Next::Note, Some(live)) => self.note(&live).await?,
-                (Next::Delete, Some(live)) => self.delete(&live).await?,
-                (Next::Release, Some(live)) => self.release(&live).await?,
-                (Next::Make(manifest), _) => self.make(&manifest).await?,
-                (Next::Strike, _) => self.strike(name).await?,
-                (Next::Wait | Next::Retain | Next::Note | Next::Delete | Next::Release, _) => {
-                    Write::Stale
-                }
-            };
-            if matches!(written, Write::Stale) {
-                tokio::time::sleep(POLL_INTERVAL).await;
-            }
+    fn next(moving: &Moving) -> Next<Step> {
+        let to = (moving.key.as_str(), moving.home.as_str());
+        next(to, moving.live.as_ref(), moving.noted.as_ref())
+    }
+
+    /// Brings one to its new home, where it still has the policy Retain.
+    async fn execute(&self, moving: &Moving, step: Step) -> Result<Outcome> {
+        {
+            let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+            watch(&moving.name, step);
         }
-        Ok(End::Left(
-            "it keeps being changed by someone else; run the command again".into(),
-        ))
+        let done = match (step, &moving.live, &moving.noted) {
+            (Step::Retain, Some(live), _) => self.retain(live).await,
+            (Step::Note, Some(live), _) => self.note(live).await,
+            (Step::Delete, Some(live), _) => self.delete(live).await,
+            (Step::Release, Some(live), _) => self.release(live).await,
+            (Step::Restore, Some(live), _) => self.restore(live).await,
+            (Step::Make, _, Some(noted)) => self.make(&noted.at(&moving.key, &moving.home)).await,
+            (Step::Strike, ..) => self.annotate(&moving.name, Value::Null).await,
+            (_, None, _) | (Step::Make, _, None) => Ok(Outcome::Stale),
+        };
+        done.map_err(|error| match error {
+            Error::Unreachable { what, reason } => Error::Unreachable {
+                what,
+                reason: format!(
+                    "{reason}; run the command again, and it continues where it stopped"
+                ),
+            },
+            error => error,
+        })
+    }
+}
+
+impl<W: FnMut(&str, Step) + Send> Adoption<'_, W> {
+    fn moving(&self, name: &str) -> Moving {
+        Moving {
+            name: name.into(),
+            key: self.key.clone(),
+            home: self.plan.pool.home.clone(),
+            live: None,
+            noted: None,
+        }
     }
 
-    async fn retain(&self, live: &Manifest) -> Result<Write> {
+    async fn retain(&self, live: &Manifest) -> Result<Outcome> {
         let metadata = json!({ "annotations": { POLICY: live.policy() } });
         let spec = json!({ "persistentVolumeReclaimPolicy": "Retain" });
-        self.patch(live, &only(live, metadata, spec)).await
+        self.patch(live, only(live, metadata, spec)).await
     }
 
-    async fn release(&self, live: &Manifest) -> Result<Write> {
+    async fn release(&self, live: &Manifest) -> Result<Outcome> {
         let metadata = json!({ "finalizers": null });
-        self.patch(live, &only(live, metadata, Value::Null)).await
+        self.patch(live, only(live, metadata, Value::Null)).await
     }
 
-    async fn patch(&self, live: &Manifest, patch: &Patch<Value>) -> Result<Write> {
-        let params = PatchParams::default();
-        let what = format!("PersistentVolume {}", live.name());
-        written(&what, self.volumes.patch(live.name(), &params, patch)).await
+    async fn restore(&self, live: &Manifest) -> Result<Outcome> {
+        let metadata = json!({ "annotations": { POLICY: null } });
+        let spec = json!({ "persistentVolumeReclaimPolicy": live.policy_before() });
+        self.patch(live, only(live, metadata, spec)).await
     }
 
-    async fn delete(&self, live: &Manifest) -> Result<Write> {
+    async fn patch(&self, live: &Manifest, fields: Value) -> Result<Outcome> {
+        patch(&self.volumes, &what(live), live.name(), fields).await
+    }
+
+    async fn delete(&self, live: &Manifest) -> Result<Outcome> {
         let params = DeleteParams {
             preconditions: Some(Preconditions {
                 uid: live.uid().map(Into::into),
@@ -184,47 +180,32 @@ impl<W: FnMut(&str, Step) + Send> Work<'_, W> {
             }),
             ..DeleteParams::default()
         };
-        let what = format!("PersistentVolume {}", live.name());
-        written(&what, self.volumes.delete(live.name(), &params)).await
+        written(&what(live), self.volumes.delete(live.name(), &params)).await
     }
 
-    async fn make(&self, manifest: &Manifest) -> Result<Write> {
-        let what = format!("PersistentVolume {}", manifest.name());
+    async fn make(&self, manifest: &Manifest) -> Result<Outcome> {
         let params = PostParams::default();
-        written(&what, self.volumes.create(&params, &manifest.0)).await
+        let create = self.volumes.create(&params, &manifest.0);
+        written(&what(manifest), create).await
     }
 
-    /// Writes it down, and looks that it's written.
-    async fn note(&self, live: &Manifest) -> Result<Write> {
+    /// Stores it. The next observation verifies that it is stored.
+    async fn note(&self, live: &Manifest) -> Result<Outcome> {
         let text = serde_json::to_string(&live.plain().0);
-        let text = text.map_err(|error| {
-            Error::refused(
-                format!("PersistentVolume {}", live.name()),
-                error.to_string(),
-            )
-        })?;
+        let text = text.map_err(|error| Error::refused(what(live), error.to_string()))?;
         self.annotate(live.name(), json!(text)).await
     }
 
-    async fn strike(&self, name: &str) -> Result<Write> {
-        self.annotate(name, Value::Null).await
-    }
-
-    async fn annotate(&self, name: &str, text: Value) -> Result<Write> {
+    async fn annotate(&self, name: &str, text: Value) -> Result<Outcome> {
         let id = self.plan.pool.id.to_string();
         let annotations = json!({ note_key(name): text });
-        let patch = Patch::Merge(json!({ "metadata": { "annotations": annotations } }));
-        let params = PatchParams::default();
-        written(
-            &format!("Pool {id}"),
-            self.pools.patch(&id, &params, &patch),
-        )
-        .await
+        let fields = json!({ "metadata": { "annotations": annotations } });
+        patch(&self.pools, &format!("Pool {id}"), &id, fields).await
     }
 
-    /// Waits until they're bound again, and restores their policies.
+    /// Waits until they are bound again, and restores their policies.
     async fn settle(
-        &mut self,
+        &self,
         client: &Client,
         arrived: &mut BTreeMap<String, Manifest>,
         patience: Duration,
@@ -246,12 +227,12 @@ impl<W: FnMut(&str, Step) + Send> Work<'_, W> {
                     waiting.insert(name, before);
                     continue;
                 }
-                if let Some(policy) = now.policy_before() {
-                    (self.watch)(&name, Step::Restore);
-                    let metadata = json!({ "annotations": { POLICY: null } });
-                    let spec = json!({ "persistentVolumeReclaimPolicy": policy });
-                    let written = self.patch(now, &only(now, metadata, spec)).await?;
-                    if matches!(written, Write::Stale) {
+                if now.policy_before().is_some() {
+                    let moving = Moving {
+                        live: Some(now.clone()),
+                        ..self.moving(&name)
+                    };
+                    if self.execute(&moving, Step::Restore).await? == Outcome::Stale {
                         waiting.insert(name, before);
                         continue;
                     }
@@ -279,12 +260,12 @@ impl<W: FnMut(&str, Step) + Send> Work<'_, W> {
         Ok(())
     }
 
-    /// Kubernetes has told the claim's owner meanwhile that all data is lost.
+    /// An event of Kubernetes has reported in the meantime that all data of the claim is lost.
     async fn record_event(&self, client: &Client, now: &Manifest) {
         let Some(Bound { claim, .. }) = now.bound() else {
             return;
         };
-        let words = EventBody {
+        let body = EventBody {
             about: ObjectRef::Claim(claim),
             is_warning: false,
             reason: "VolumeAdopted",
@@ -295,13 +276,17 @@ impl<W: FnMut(&str, Step) + Send> Work<'_, W> {
                 self.plan.pool.home
             ),
         };
-        // Nothing is told of the routers here, so their namespace isn't needed.
+        // No event is about the routers here, so their namespace is not needed.
         let from = (self.plan.driver.as_str(), "slackwater-pool-adopt", "");
-        let sent = events::one(client, from, &words, &events::EventAction::Create);
+        let sent = events::one(client, from, &body, &events::EventAction::Create);
         if let Ok(Err(error)) = tokio::time::timeout(API_TIMEOUT, sent).await {
             tracing::debug!(error = %chain(&error), "failed to create an event for a claim");
         }
     }
+}
+
+fn what(manifest: &Manifest) -> String {
+    format!("PersistentVolume {}", manifest.name())
 }
 
 /// Phases of claims, by "namespace/name" and uid.
@@ -325,8 +310,8 @@ async fn claims(
     Ok(phases)
 }
 
-/// Whether its own policy may do again what it does. A claim that is gone, or another one now, is
-/// waited for by nobody.
+/// Whether its own policy may be in force again. A claim that is gone, or that was created again, is not
+/// waited for.
 fn is_settled(now: &Manifest, claims: &BTreeMap<Bound, String>) -> bool {
     let Some(bound) = now.bound() else {
         return true;

@@ -1,6 +1,7 @@
-//! What one agent says of one pool, as the status of its object.
+//! The report of one agent about one pool, as the status of its object.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::Timestamp;
@@ -9,16 +10,22 @@ use super::{bytes, whole};
 use crate::agent::{DescribeResponse, Pool as Shown};
 use crate::router::kube::pool::{Health, PoolStatus};
 
-/// A pool that an agent shows.
-pub(super) struct Observation<'a> {
+/// A pool in the answer of an agent.
+#[derive(Debug)]
+pub(super) struct Observation {
     pub(super) at: Timestamp,
-    pub(super) answer: &'a DescribeResponse,
-    pub(super) pool: &'a Shown,
+    pub(super) answer: Arc<DescribeResponse>,
+    /// Of the pool in the answer.
+    pub(super) index: usize,
 }
 
-impl Observation<'_> {
+impl Observation {
+    pub(super) fn pool(&self) -> &Shown {
+        &self.answer.pools[self.index]
+    }
+
     pub(super) fn status(&self, strays: usize, pods: &BTreeMap<String, String>) -> PoolStatus {
-        let Observation { at, answer, pool } = *self;
+        let (answer, pool) = (&self.answer, self.pool());
         let (health, message) = health(answer, pool, strays, pods);
         let kind = pool.place.split(':').next().unwrap_or_default();
         PoolStatus {
@@ -29,7 +36,7 @@ impl Observation<'_> {
             place: pool.place.clone(),
             file_system: pool.file_system.clone(),
             mount: pool.mount.clone(),
-            shares_blocks: self.tells_ground().then_some(pool.shares_blocks),
+            shares_blocks: self.reports_storage().then_some(pool.shares_blocks),
             conditions: self.own_mount().into_iter().collect(),
             capacity: bytes(pool.total_bytes),
             available: bytes(pool.available_bytes),
@@ -42,20 +49,20 @@ impl Observation<'_> {
             message,
             since: None,
             agent_version: answer.version.clone(),
-            last_seen: Some(whole(at)),
+            last_seen: Some(whole(self.at)),
             node_gone_since: None,
         }
     }
 
-    /// Whether the pool is served, by an agent that tells what it lies on.
-    fn tells_ground(&self) -> bool {
-        !self.pool.file_system.is_empty()
+    /// Whether the pool is served, by an agent that reports what the pool lies on.
+    fn reports_storage(&self) -> bool {
+        !self.pool().file_system.is_empty()
     }
 
-    /// Whether the pool has a file system that is mounted at its folder.
+    /// The condition that the pool has a file system that is mounted at its folder.
     fn own_mount(&self) -> Option<Condition> {
-        let without = &self.pool.without_mount;
-        let (status, reason, message) = match (without.is_empty(), self.pool.any_mount) {
+        let without = &self.pool().without_mount;
+        let (status, reason, message) = match (without.is_empty(), self.pool().any_mount) {
             (true, _) => ("True", "Mounted", String::new()),
             (false, true) => ("False", "AnyMount", without.clone()),
             (false, false) => (
@@ -66,7 +73,7 @@ impl Observation<'_> {
                 ),
             ),
         };
-        self.tells_ground().then(|| Condition {
+        self.reports_storage().then(|| Condition {
             last_transition_time: whole(self.at),
             message,
             observed_generation: None,

@@ -1,4 +1,4 @@
-//! Pictures of a cluster, as times pass.
+//! States of a cluster as time passes.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
@@ -50,7 +50,7 @@ impl Sky {
         }
     }
 
-    /// The agent of a node says this now.
+    /// The agent of a node reports this now.
     fn says(&mut self, node: &str, pools: Vec<Shown>) {
         let answer = DescribeResponse {
             node_name: node.into(),
@@ -77,7 +77,7 @@ impl Sky {
         }
     }
 
-    /// Its pod is another, at an address where nobody answers yet.
+    /// Its pod was replaced, and the new address does not answer yet.
     fn moves(&mut self, node: &str) {
         self.is_silent(node);
         for report in &mut self.reports {
@@ -88,17 +88,20 @@ impl Sky {
     }
 
     fn changes(&self) -> Vec<Change> {
-        let picture = PoolStatuses {
-            reports: &self.reports,
-            pools: &self.pools,
-            homes: &self.homes,
-            pods: &self.pods,
-            nodes: &self.nodes,
+        let statuses = PoolStatuses {
+            reports: self.reports.clone(),
+            pools: self.pools.clone(),
+            homes: self.homes.clone(),
+            pods: self.pods.clone(),
+            nodes: self.nodes.clone(),
             lost_after: self.lost_after,
             leads_since: time(0),
             now: time(self.now),
         };
-        picture.changes()
+        let observed = statuses.observed();
+        let each = observed.iter();
+        each.filter_map(|pool| pool.all.change(pool.id, &pool.reported))
+            .collect()
     }
 
     /// Writes what is to be written, through JSON as the API does.
@@ -180,7 +183,7 @@ fn what_a_pool_lies_on_is_told_and_a_pool_without_a_mount_has_a_condition() {
         "{message}"
     );
 
-    // Time passes, and a disk is away: since when it's so, and what was there, stays.
+    // A disk is missing for a while: the time since when, and what was reported before, stay.
     let since = sky.status(2).conditions[0].last_transition_time.clone();
     sky.now = 90;
     let away = Shown {
@@ -250,7 +253,7 @@ fn a_pool_gets_an_object_and_nothing_is_written_twice() {
         ("100Gi", "40Gi")
     );
     assert_eq!(status.health, Health::Healthy);
-    // Numbers that go up and down wait for a minute; health doesn't.
+    // Numbers that change all the time wait for a minute; health does not.
     sky.now = 59;
     let mut less = shown(1);
     less.available_bytes = 1;
@@ -302,7 +305,7 @@ fn an_agent_that_is_gone_leaves_its_pools_as_they_were_seen() {
     }
     sky.says("a", vec![shown(1)]);
     assert!(sky.write()[0].turned, "its return is told");
-    // An agent that answers and shows it no longer.
+    // An agent that answers and does not report it any more.
     sky.says("a", vec![]);
     sky.write();
     assert_eq!(sky.status(1).health, Health::Unreachable);
@@ -350,7 +353,7 @@ fn two_that_show_the_same_pool_are_both_named() {
     assert_eq!(sky.status(1).health, Health::Conflict);
     assert!(sky.status(1).message.contains("nodes a and b"));
     assert_eq!(sky.status(2).health, Health::Healthy);
-    // A node whose record forgets it doesn't show it.
+    // A node that has forgotten the pool does not count.
     let mut forgotten = shown(1);
     forgotten.forgotten = true;
     sky.says("a", vec![forgotten.clone()]);
@@ -359,14 +362,14 @@ fn two_that_show_the_same_pool_are_both_named() {
         (sky.status(1).health, sky.status(1).node.as_str()),
         (Health::Healthy, "b")
     );
-    // Where it is now only node b says that it's gone for good.
+    // Of the pool at its new place only node b can report that it was forgotten.
     sky.says("b", vec![]);
     sky.write();
     assert_eq!(sky.status(1).health, Health::Unreachable);
     sky.says("b", vec![forgotten]);
     sky.write();
     assert_eq!(sky.status(1).health, Health::Forgotten);
-    // Its object can be deleted, and doesn't come back.
+    // Its object can be deleted, and is not created again.
     sky.pools.remove(&id(1));
     assert_eq!(sky.changes(), []);
 }
@@ -394,7 +397,7 @@ fn a_pool_that_its_node_misses_is_served_elsewhere_once_somebody_says_so() {
     mark(&mut sky, Some("b"));
     let changes = sky.changes();
     assert!(changes[0].handed_over && changes[0].turned, "{changes:?}");
-    // The mark is taken away when it's so, and it stays so.
+    // The field is removed when the node has the pool, which does not change any more.
     sky.pools.get_mut(&id(1)).unwrap().status = Some(changes[0].status.clone());
     assert!(sky.changes()[0].handed_over, "until it's away");
     mark(&mut sky, None);
@@ -418,7 +421,7 @@ fn a_pool_of_a_silent_node_stays_its_own_until_the_node_ends() {
     let mut sky = Sky::new();
     sky.says("a", vec![shown(1)]);
     sky.write();
-    // Both show it: who had it goes on, and the other is named.
+    // Both report it: the node that had it keeps it, and the other is named.
     sky.says("b", vec![shown(1)]);
     sky.write();
     let status = sky.status(1);
@@ -427,7 +430,7 @@ fn a_pool_of_a_silent_node_stays_its_own_until_the_node_ends() {
         (Health::Degraded, "a")
     );
     assert!(status.message.contains("node b also reports it"));
-    // It falls silent, and the other says that it's gone for good, or serves it.
+    // It does not answer any more, and the other reports that it was forgotten, or serves it.
     for forgotten in [true, false] {
         let mut claimed = shown(1);
         claimed.forgotten = forgotten;
@@ -512,7 +515,7 @@ fn the_policy_needs_both_gone_for_its_time() {
         "{reason}"
     );
     assert_eq!(sky.status(1).health, Health::Lost);
-    // Without the policy nothing is ever taken for lost.
+    // Without the policy no pool is ever marked as lost.
     let mut sky = Sky::new();
     sky.says("a", vec![shown(1)]);
     sky.write();

@@ -1,0 +1,206 @@
+//! What the leading router reports to people without changing anything, as a controller: file systems
+//! that did not grow, agents whose answers are refused, and a missing csi-snapshotter.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::jiff::Timestamp;
+
+use super::pool_status::Report;
+use super::reconcile::{Controller, Next, Outcome, Reconciler};
+use super::{API_TIMEOUT, InCluster};
+use crate::error::Result;
+use crate::model::VolumeId;
+use crate::router::cluster::{Cluster, ObjectRef};
+
+/// Between two questions to the API server whether the cluster has snapshots.
+const SNAPSHOT_API_CHECK_INTERVAL: Duration = Duration::from_secs(600);
+/// The API of snapshots.
+const SNAPSHOTS: &str = "snapshot.storage.k8s.io/v1";
+
+/// A warning event to be recorded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Advice {
+    about: ObjectRef,
+    reason: &'static str,
+    message: String,
+    /// What it was recorded about, and is recorded again only after that has ended: a volume and why
+    /// its file system is small. `None` if it is recorded in each pass; the API server gets one
+    /// event with a count.
+    once: Option<(String, String)>,
+}
+
+impl fmt::Display for Advice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {:?}: {}", self.reason, self.about, self.message)
+    }
+}
+
+/// Records the events.
+pub(super) struct AdviceController {
+    pub(super) cluster: Arc<InCluster>,
+    pub(super) memory: Mutex<Memory>,
+}
+
+#[derive(Default)]
+pub(super) struct Memory {
+    /// When the API server was asked about snapshots.
+    asked: Option<Instant>,
+    recorded: BTreeSet<(String, String)>,
+}
+
+impl AdviceController {
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A chart that was rendered without access to the cluster omits csi-snapshotter, and then
+    /// nothing else reports that snapshots are never created.
+    async fn missing_snapshotter(&self) -> Option<Advice> {
+        let cluster = &self.cluster;
+        let asked = self.memory().asked;
+        let is_due = asked.is_none_or(|at| at.elapsed() >= SNAPSHOT_API_CHECK_INTERVAL);
+        if cluster.options.has_snapshotter || !is_due {
+            return None;
+        }
+        self.memory().asked = Some(Instant::now());
+        let found = cluster.client.list_api_group_resources(SNAPSHOTS);
+        let found = tokio::time::timeout(API_TIMEOUT, found).await.ok()?;
+        let missing = found.is_ok_and(|found| !found.resources.is_empty());
+        cluster
+            .snapshotter_missing
+            .store(missing, Ordering::Relaxed);
+        let message = "the cluster has the snapshot CRDs, but this installation of Slackwater has no csi-snapshotter, so VolumeSnapshots are never created: install it with the value snapshots=true";
+        missing.then(|| {
+            tracing::warn!(advice = message, "found no csi-snapshotter");
+            Advice {
+                about: ObjectRef::Router,
+                reason: "NoSnapshotter",
+                message: message.into(),
+                once: None,
+            }
+        })
+    }
+
+    /// Volumes that are in use with a smaller file system than they should have. A report counts if
+    /// it is of the node that has the volume's pool.
+    fn not_grown(&self, reports: &[Report]) -> Vec<Advice> {
+        let pools = self.cluster.known_pools();
+        let mut found = Vec::new();
+        for report in reports {
+            let Some((_, answer)) = &report.seen else {
+                continue;
+            };
+            for small in &answer.not_grown {
+                let id = small.volume_id.parse::<VolumeId>();
+                let is_its = id.is_ok_and(|id| {
+                    let mut of_node = pools.iter().filter(|pool| pool.node == report.node);
+                    of_node.any(|pool| pool.id == id.pool)
+                });
+                let claim = self.cluster.claim_of(&small.volume_id);
+                found.extend(claim.filter(|_| is_its).map(|claim| Advice {
+                    about: ObjectRef::Claim(claim),
+                    reason: "FileSystemNotGrown",
+                    message: format!(
+                        "the file system was not grown to the volume's size and is used at its current size: {}; it is tried again the next time the volume is staged, so delete the pods that use it",
+                        small.reason
+                    ),
+                    once: Some((small.volume_id.clone(), small.reason.clone())),
+                }));
+            }
+        }
+        found
+    }
+}
+
+fn refused(report: &Report) -> Option<Advice> {
+    report.is_refused.then(|| Advice {
+        about: ObjectRef::Node(report.node.clone()),
+        reason: "AnswerRefused",
+        message: report.problem.clone().unwrap_or_default(),
+        once: None,
+    })
+}
+
+/// Omits what was recorded, and forgets what has ended.
+fn unrecorded(recorded: &mut BTreeSet<(String, String)>, found: &mut Vec<Advice>) {
+    let now: BTreeSet<_> = found.iter().filter_map(|one| one.once.clone()).collect();
+    recorded.retain(|one| now.contains(one));
+    found.retain(|one| one.once.as_ref().is_none_or(|one| !recorded.contains(one)));
+}
+
+#[tonic::async_trait]
+impl Controller for AdviceController {
+    const NAME: &'static str = "advice";
+
+    async fn list(&self, _leads_since: Timestamp) -> Option<Vec<Advice>> {
+        let reports = self.cluster.agents.reports();
+        let mut found: Vec<Advice> = self.missing_snapshotter().await.into_iter().collect();
+        if self.cluster.has_read_objects() {
+            found.extend(reports.iter().filter_map(refused));
+        }
+        found.extend(self.not_grown(&reports));
+        unrecorded(&mut self.memory().recorded, &mut found);
+        Some(found)
+    }
+
+    /// Only the leader reports, so that the metrics of two routers do not add up.
+    fn reset(&self) {
+        *self.memory() = Memory::default();
+        self.cluster
+            .snapshotter_missing
+            .store(false, Ordering::Relaxed);
+    }
+}
+
+#[tonic::async_trait]
+impl Reconciler for AdviceController {
+    type Object = Advice;
+    type Step = ();
+
+    fn next(_: &Advice) -> Next<()> {
+        Next::Step(())
+    }
+
+    async fn execute(&self, advice: &Advice, (): ()) -> Result<Outcome> {
+        self.memory().recorded.extend(advice.once.clone());
+        let (about, message) = (&advice.about, advice.message.clone());
+        self.cluster
+            .record_event(about, true, advice.reason, message);
+        Ok(Outcome::Done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn advice(node: &str, once: Option<&str>) -> Advice {
+        Advice {
+            about: ObjectRef::Node(node.into()),
+            reason: "Test",
+            message: "m".into(),
+            once: once.map(|reason| (node.into(), reason.into())),
+        }
+    }
+
+    #[test]
+    fn what_was_recorded_is_recorded_again_only_after_it_has_ended() {
+        let mut recorded = BTreeSet::new();
+        let mut look = |found: &[Advice]| {
+            let mut found = found.to_vec();
+            unrecorded(&mut recorded, &mut found);
+            recorded.extend(found.iter().filter_map(|one| one.once.clone()));
+            found.len()
+        };
+        let (each, once) = (advice("a", None), advice("b", Some("full")));
+        assert_eq!(look(&[each.clone(), once.clone()]), 2);
+        assert_eq!(look(&[each.clone(), once.clone()]), 1);
+        assert_eq!(look(&[advice("b", Some("busy"))]), 1, "another reason");
+        assert_eq!(look(std::slice::from_ref(&once)), 1, "it had ended");
+        assert_eq!(look(&[once]), 0);
+    }
+}

@@ -1,0 +1,118 @@
+//! Writes what was decided about pools to their objects.
+
+use std::sync::Arc;
+
+use ::kube::api::{Api, PostParams};
+use k8s_openapi::jiff::Timestamp;
+use serde_json::json;
+
+use super::{Change, ObservedPool, PoolStatuses};
+use crate::error::Result;
+use crate::router::cluster::{Cluster, ObjectRef};
+use crate::router::kube::pool::{Health, Pool};
+use crate::router::kube::reconcile::{
+    Controller, Next, Outcome, Reconciler, patch, write_status, written,
+};
+use crate::router::kube::{InCluster, names, pods};
+
+/// Maintains the Pool objects.
+pub(in crate::router::kube) struct PoolController(pub(in crate::router::kube) Arc<InCluster>);
+
+#[tonic::async_trait]
+impl Controller for PoolController {
+    const NAME: &'static str = "pools";
+
+    async fn list(&self, leads_since: Timestamp) -> Option<Vec<ObservedPool>> {
+        let cluster = &self.0;
+        if !cluster.has_read_objects() {
+            return None;
+        }
+        let reports = cluster.agents.reports();
+        let look = PoolStatuses {
+            pods: pods::named(cluster, &reports).await,
+            reports,
+            pools: cluster.pool_objects(),
+            homes: cluster.volumes.homes(),
+            nodes: names(&cluster.node_labels()),
+            lost_after: cluster.options.lost_after,
+            leads_since,
+            now: Timestamp::now(),
+        };
+        Some(look.observed())
+    }
+}
+
+#[tonic::async_trait]
+impl Reconciler for PoolController {
+    type Object = ObservedPool;
+    type Step = Box<Change>;
+
+    fn next(pool: &ObservedPool) -> Next<Box<Change>> {
+        match pool.all.change(pool.id, &pool.reported) {
+            Some(change) => Next::Step(Box::new(change)),
+            None => Next::Done,
+        }
+    }
+
+    async fn execute(&self, pool: &ObservedPool, change: Box<Change>) -> Result<Outcome> {
+        let cluster = &self.0;
+        let api = Api::<Pool>::all(cluster.client.clone());
+        let (what, name) = (pool.to_string(), change.id.to_string());
+        let object = ObjectRef::Pool(change.id);
+        if change.is_new {
+            let pool = Pool::new(change.id, &cluster.options.driver);
+            written(&what, api.create(&PostParams::default(), &pool)).await?;
+        }
+        if let Some(reason) = &change.lose {
+            let lost = json!({ "spec": { "lost": true, "lostReason": reason } });
+            if patch(&api, &what, &name, lost).await? == Outcome::Stale {
+                return Ok(Outcome::Stale);
+            }
+            tracing::warn!(pool = name, reason, "marked a pool as lost");
+            cluster.record_event(&object, true, "PoolLost", reason.clone());
+        }
+        if write_status(&api, &what, &name, &change.status).await? == Outcome::Stale {
+            return Ok(Outcome::Stale);
+        }
+        if change.handed_over {
+            patch(&api, &what, &name, json!({ "spec": { "node": null } })).await?;
+            let message = format!("the pool was handed over to node {}", change.status.node);
+            tracing::info!(pool = name, message, "handed over a pool");
+            cluster.record_event(&object, false, "PoolHandedOver", message);
+        }
+        if change.turned {
+            let health = change.status.health;
+            let is_well = health == Health::Healthy;
+            let message = match is_well {
+                true => format!(
+                    "pool {} of node {} is served",
+                    change.status.name, change.status.node
+                ),
+                false => change.status.message.clone(),
+            };
+            tracing::info!(
+                pool = name,
+                health = health.word(),
+                message,
+                "recorded a change of a pool's health"
+            );
+            cluster.record_event(&object, !is_well, reason(health), message);
+        }
+        Ok(Outcome::Done)
+    }
+}
+
+/// The reason of the event that reports a pool's health.
+fn reason(health: Health) -> &'static str {
+    match health {
+        Health::Healthy => "PoolHealthy",
+        Health::Degraded => "PoolDegraded",
+        Health::NotServed => "PoolNotServed",
+        Health::Unreachable => "PoolUnreachable",
+        Health::Conflict => "PoolConflict",
+        Health::Forgotten => "PoolForgotten",
+        Health::Lost => "PoolLost",
+        Health::Quarantined => "PoolQuarantined",
+        Health::Unknown | Health::Other => "PoolUnknown",
+    }
+}
