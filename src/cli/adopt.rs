@@ -23,7 +23,7 @@ pub(super) struct Arguments {
     /// UUID, name or NODE/NAME of the pool.
     pub(super) pool: String,
     /// The driver that owns it.
-    pub(super) whose: Whose,
+    pub(super) source: DriverSource,
     /// Apply the changes, and do not only show them.
     pub(super) yes: bool,
     /// Print JSON.
@@ -32,7 +32,7 @@ pub(super) struct Arguments {
 
 /// How to determine the driver that owns a pool.
 #[derive(Debug)]
-pub(super) struct Whose {
+pub(super) struct DriverSource {
     /// The given name of the driver; otherwise the name comes from the driver at `endpoint`, or
     /// from the Pool object.
     driver: Option<String>,
@@ -40,18 +40,18 @@ pub(super) struct Whose {
     endpoint: Option<PathBuf>,
 }
 
-impl Whose {
+impl DriverSource {
     /// From the command line and the environment.
     pub(super) fn given(
         driver_name: Option<DriverName>,
         endpoint: Option<Endpoint>,
-    ) -> Result<Whose, BadConfig> {
+    ) -> Result<DriverSource, BadConfig> {
         let given = Given {
             endpoint,
             ..Given::default()
         };
         let given = given.with_env(std::env::var("CSI_ENDPOINT").ok())?;
-        Ok(Whose {
+        Ok(DriverSource {
             driver: driver_name.map(|name| name.0),
             endpoint: given.endpoint.map(|Endpoint(socket)| socket),
         })
@@ -59,13 +59,13 @@ impl Whose {
 }
 
 /// The name of the driver, if it was given or the driver at the socket reports it.
-pub(super) async fn driver(whose: &Whose) -> Result<Option<String>, Error> {
-    match &whose.endpoint {
+pub(super) async fn driver(source: &DriverSource) -> Result<Option<String>, Error> {
+    match &source.endpoint {
         Some(socket) => {
-            let (_, name) = behind::driver(socket, whose.driver.as_deref()).await?;
+            let (_, name) = behind::driver(socket, source.driver.as_deref()).await?;
             Ok(Some(name))
         }
-        None => Ok(whose.driver.clone()),
+        None => Ok(source.driver.clone()),
     }
 }
 
@@ -75,13 +75,13 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let runtime = runtime.map_err(Failure::run)?;
     runtime.block_on(async {
         let client = connect().await?;
-        let driver = driver(&arguments.whose).await?;
+        let driver = driver(&arguments.source).await?;
         let plan = adopt::make_plan(&client, driver.as_deref(), &arguments.pool).await?;
         if !arguments.yes {
             show(&plan, arguments.json);
             return Ok(ExitCode::SUCCESS);
         }
-        let done = adopt::carry_out(&client, &plan, REBIND_TIMEOUT, said).await?;
+        let done = adopt::carry_out(&client, &plan, REBIND_TIMEOUT, print_step).await?;
         tell(&plan, &done, arguments.json);
         Ok(match done.left.is_empty() {
             true => ExitCode::SUCCESS,
@@ -92,7 +92,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
 
 /// Prints a line when a PersistentVolume is deleted for a moment and when it is created again,
 /// which a user needs after a crash.
-fn said(volume: &str, step: Step) {
+fn print_step(volume: &str, step: Step) {
     match step {
         Step::Delete => {
             eprintln!("slackwater: deleted PersistentVolume {volume}, to be recreated");
@@ -180,14 +180,14 @@ fn tell(plan: &Plan, done: &Done, as_json: bool) {
 }
 
 fn head(plan: &Plan) {
-    let there = &plan.pool;
+    let pool = &plan.pool;
     print::line(format!(
         "pool {} ({}) is on node {}, home {}; {} PersistentVolumes are already correct",
-        there.name, there.id, there.node, there.home, plan.settled
+        pool.name, pool.id, pool.node, pool.home, plan.settled
     ));
 }
 
 fn pool(plan: &Plan) -> Value {
-    let there = &plan.pool;
-    json!({ "id": there.id, "name": there.name, "node": there.node, "home": there.home })
+    let pool = &plan.pool;
+    json!({ "id": pool.id, "name": pool.name, "node": pool.node, "home": pool.home })
 }

@@ -51,8 +51,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         names.push((format!("node-{node}"), name));
     }
     let mut dir = DirBuilder::new();
-    let made = dir.recursive(true).mode(0o700).create(&arguments.out);
-    made.map_err(|error| failed("create the directory", &arguments.out, error))?;
+    let created = dir.recursive(true).mode(0o700).create(&arguments.out);
+    created.map_err(|error| failed("create the directory", &arguments.out, error))?;
     let mut files = Vec::new();
     let authority = match known(&arguments.out)? {
         Some(authority) => authority,

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use serde_json::json;
 use tokio::runtime::Builder;
 
-use super::adopt::{Whose, driver};
+use super::adopt::{DriverSource, driver};
 use super::{Failure, print};
 use crate::router::{connect, hand_over};
 
@@ -13,13 +13,13 @@ use crate::router::{connect, hand_over};
 pub(super) fn run(
     pool: &str,
     node: &str,
-    whose: &Whose,
+    source: &DriverSource,
     as_json: bool,
 ) -> Result<ExitCode, Failure> {
     let runtime = Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(Failure::run)?;
     let done = runtime.block_on(async {
-        let driver = driver(whose).await?;
+        let driver = driver(source).await?;
         let client = connect().await?;
         hand_over::hand_over(&client, driver.as_deref(), pool, node).await
     })?;

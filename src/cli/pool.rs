@@ -26,7 +26,7 @@ pub(super) fn run(command: PoolCommand) -> Result<ExitCode, Failure> {
             dry_run: _,
         } => super::adopt::run(&super::adopt::Arguments {
             pool,
-            whose: super::adopt::Whose::given(driver_name, endpoint)?,
+            source: super::adopt::DriverSource::given(driver_name, endpoint)?,
             yes,
             json: node.json,
         }),
@@ -37,8 +37,8 @@ pub(super) fn run(command: PoolCommand) -> Result<ExitCode, Failure> {
             driver_name,
             json,
         } => {
-            let whose = super::adopt::Whose::given(driver_name, endpoint)?;
-            super::hand_over::run(&pool, &to, &whose, json)
+            let source = super::adopt::DriverSource::given(driver_name, endpoint)?;
+            super::hand_over::run(&pool, &to, &source, json)
         }
         PoolCommand::Adopt {
             pool,
@@ -65,25 +65,25 @@ fn only_file(pool: &PoolDefinition) -> Result<(), Failure> {
 fn init(pool: &PoolDefinition, settled: &Settled) -> Result<ExitCode, Failure> {
     only_file(pool)?;
     let host = real_host(&[], std::slice::from_ref(pool));
-    let made = admin::init(host.as_ref(), &settled.node_record, pool)?;
-    for warning in &made.warnings {
+    let result = admin::init(host.as_ref(), &settled.node_record, pool)?;
+    for warning in &result.warnings {
         eprintln!("slackwater: pool {}: warning: {warning}", pool.name);
     }
     if settled.json {
         print::json(&json!({
-            "name": pool.name, "place": pool.place.to_string(), "id": made.pool.id,
-            "home": made.pool.home, "changed": made.changed, "warnings": made.warnings,
+            "name": pool.name, "place": pool.place.to_string(), "id": result.pool.id,
+            "home": result.pool.home, "changed": result.changed, "warnings": result.warnings,
         }));
         return Ok(ExitCode::SUCCESS);
     }
-    let word = if made.changed {
+    let word = if result.changed {
         "was created"
     } else {
         "already exists"
     };
     print::line(format!(
         "pool {} {word}: {} at {}, home {}",
-        pool.name, made.pool.id, pool.place, made.pool.home
+        pool.name, result.pool.id, pool.place, result.pool.home
     ));
     Ok(ExitCode::SUCCESS)
 }

@@ -46,13 +46,15 @@ pub(super) async fn start(
             Ok((Router::new(known, Arc::new(NoCluster), of_router), None))
         }
         config::Agents::Of(service) => {
-            let around = ClusterOptions {
+            let cluster_options = ClusterOptions {
                 lost_after,
-                ..around(&driver_name, service)
+                ..cluster_options(&driver_name, service)
             };
             let account = std::env::var("NODE_ACCOUNT");
             let account = account.as_deref().unwrap_or(NODE_ACCOUNT);
-            let begun = begin(around, given, account).await.map_err(Failure::run)?;
+            let begun = begin(cluster_options, given, account)
+                .await
+                .map_err(Failure::run)?;
             show_expiry(&options.metrics, &begun.credentials);
             let cluster = begun.cluster;
             let router = Router::new(begun.agents, cluster.clone(), of_router);
@@ -63,7 +65,7 @@ pub(super) async fn start(
 
 /// The router's configuration in its cluster: it runs in the namespace of the agents' Service, and
 /// its name is that of its pod.
-fn around(driver_name: &str, service: ServiceName) -> ClusterOptions {
+fn cluster_options(driver_name: &str, service: ServiceName) -> ClusterOptions {
     let me = std::env::var("POD_NAME").or_else(|_| std::env::var("HOSTNAME"));
     // The name must be unique, because it distinguishes two routers.
     let me = me.unwrap_or_else(|_| uuid::Uuid::new_v4().to_string());

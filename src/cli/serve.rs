@@ -231,8 +231,8 @@ fn make_parent(socket: &Path) -> Result<(), Failure> {
     let Some(parent) = socket.parent().filter(|parent| !parent.exists()) else {
         return Ok(());
     };
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(parent);
-    made.map_err(|error| {
+    let created = DirBuilder::new().recursive(true).mode(0o700).create(parent);
+    created.map_err(|error| {
         let doing = format!("create the directory {}: {error}", parent.display());
         Failure::run(io::Error::new(error.kind(), doing))
     })

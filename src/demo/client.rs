@@ -158,8 +158,9 @@ impl Client {
             ..Default::default()
         };
         let answer = self.controller.create_volume(request).await;
-        let made = self.answer("CreateVolume", answer)?.volume;
-        made.map(|volume| volume.volume_id)
+        let created = self.answer("CreateVolume", answer)?.volume;
+        created
+            .map(|volume| volume.volume_id)
             .ok_or_else(|| Failed::new("CreateVolume", "the answer has no volume"))
     }
 
@@ -182,8 +183,9 @@ impl Client {
             ..Default::default()
         };
         let answer = self.controller.create_volume(request).await;
-        let made = self.answer("CreateVolume", answer)?.volume;
-        made.map(|volume| volume.volume_id)
+        let created = self.answer("CreateVolume", answer)?.volume;
+        created
+            .map(|volume| volume.volume_id)
             .ok_or_else(|| Failed::new("CreateVolume", "the answer has no volume"))
     }
 
@@ -200,10 +202,13 @@ impl Client {
             ..Default::default()
         };
         let answer = self.groups.create_volume_group_snapshot(request).await;
-        let made = self.answer("CreateVolumeGroupSnapshot", answer)?;
-        let made = made.group_snapshot.unwrap_or_default();
-        let members = made.snapshots.into_iter().map(|member| member.snapshot_id);
-        Ok((made.group_snapshot_id, members.collect()))
+        let created = self.answer("CreateVolumeGroupSnapshot", answer)?;
+        let created = created.group_snapshot.unwrap_or_default();
+        let members = created
+            .snapshots
+            .into_iter()
+            .map(|member| member.snapshot_id);
+        Ok((created.group_snapshot_id, members.collect()))
     }
 
     /// DeleteVolumeGroupSnapshot.

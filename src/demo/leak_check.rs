@@ -36,7 +36,7 @@ fn look(pool: &ScratchPool) -> Vec<String> {
 /// Drivers, guards and hooks: processes whose arguments contain the demo's directory.
 fn processes_of(pool: &ScratchPool) -> Vec<String> {
     let folder = pool.folder.display().to_string();
-    let ours = [&b"serve"[..], b"demo-hook"];
+    let commands = [&b"serve"[..], b"demo-hook"];
     let is_guard = |program: &[u8]| program.ends_with(guard::PROGRAM.as_bytes());
     let Ok(processes) = std::fs::read_dir("/proc") else {
         return vec!["unknown, because /proc cannot be read".into()];
@@ -46,10 +46,10 @@ fn processes_of(pool: &ScratchPool) -> Vec<String> {
         .filter(|process| {
             let words = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
             let mut words = words.split(|byte| *byte == 0);
-            let told = |word: &[u8]| String::from_utf8_lossy(word).contains(&folder);
+            let names_folder = |word: &[u8]| String::from_utf8_lossy(word).contains(&folder);
             let is_ours = words.next().is_some_and(is_guard)
-                || words.next().is_some_and(|word| ours.contains(&word));
-            is_ours && words.any(told)
+                || words.next().is_some_and(|word| commands.contains(&word));
+            is_ours && words.any(names_folder)
         })
         .map(|process| process.file_name().to_string_lossy().into_owned())
         .collect()

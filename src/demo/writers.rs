@@ -51,7 +51,7 @@ impl Writers {
                 .collect::<Result<_>>()?;
             let (stop, stall, counts) =
                 (tide.stop.clone(), tide.stall.clone(), tide.counts.clone());
-            let asks = (writer == 0).then(|| Asked::new(folder));
+            let asks = (writer == 0).then(|| Requests::new(folder));
             tide.threads.push(thread::spawn(move || {
                 write(&files, &stop, &stall, &counts, asks.as_ref());
             }));
@@ -94,13 +94,13 @@ fn write(
     stop: &AtomicBool,
     stall: &AtomicU64,
     counts: &AtomicU64,
-    asked: Option<&Asked>,
+    requests: Option<&Requests>,
 ) {
     let mut count = 0u64;
     let mut last = Instant::now();
     while !stop.load(Ordering::Relaxed) {
-        if let Some(asked) = asked {
-            asked.stand_still(stop);
+        if let Some(requests) = requests {
+            requests.stand_still(stop);
         }
         count += 1;
         for file in files {
@@ -108,7 +108,7 @@ fn write(
                 return;
             }
             let now = Instant::now();
-            if asked.is_none() {
+            if requests.is_none() {
                 let gap = u64::try_from((now - last).as_nanos()).unwrap_or(u64::MAX);
                 stall.fetch_max(gap, Ordering::Relaxed);
             }
@@ -119,14 +119,14 @@ fn write(
 }
 
 /// The communication between writer and hook: files in a directory.
-struct Asked {
+struct Requests {
     still: PathBuf,
     quiesce: PathBuf,
 }
 
-impl Asked {
-    fn new(folder: &Path) -> Asked {
-        Asked {
+impl Requests {
+    fn new(folder: &Path) -> Requests {
+        Requests {
             still: folder.join("still"),
             quiesce: folder.join("quiesce"),
         }
@@ -146,7 +146,7 @@ impl Asked {
 
 /// Checks the restored volumes, in order; the error is a sentence.
 pub(super) fn judge(roots: &[PathBuf]) -> std::result::Result<String, String> {
-    let mut told = Vec::new();
+    let mut results = Vec::new();
     for writer in 0..WRITERS {
         let mut counts = Vec::new();
         for root in roots {
@@ -164,21 +164,21 @@ pub(super) fn judge(roots: &[PathBuf]) -> std::result::Result<String, String> {
         if !ordered || spread > most {
             return Err(format!("the counts {counts:?} are out of order"));
         }
-        told.push(format!("{counts:?}"));
+        results.push(format!("{counts:?}"));
     }
-    Ok(told.join(" and "))
+    Ok(results.join(" and "))
 }
 
 /// The hook program: asks the first writer to pause, prints READY, and lets it continue when its
 /// stdin ends, or after its timeout.
 pub(super) fn hook(folder: &Path, deadline: Duration) -> Result<()> {
-    let asked = Asked::new(folder);
+    let requests = Requests::new(folder);
     let begun = Instant::now();
-    File::create(&asked.quiesce)?;
-    while !asked.still.exists() && begun.elapsed() < deadline {
+    File::create(&requests.quiesce)?;
+    while !requests.still.exists() && begun.elapsed() < deadline {
         thread::sleep(POLL_INTERVAL);
     }
-    let release = asked.quiesce.clone();
+    let release = requests.quiesce.clone();
     thread::spawn(move || {
         thread::sleep(deadline);
         let _ = std::fs::remove_file(&release);
@@ -187,5 +187,5 @@ pub(super) fn hook(folder: &Path, deadline: Duration) -> Result<()> {
     println!("READY");
     std::io::stdout().flush()?;
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
-    std::fs::remove_file(&asked.quiesce)
+    std::fs::remove_file(&requests.quiesce)
 }

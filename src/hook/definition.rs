@@ -25,7 +25,7 @@ pub struct HookDefinition {
     /// The user that runs it; by default the user of the driver.
     pub user: Option<String>,
     /// The volumes for which it is.
-    pub whose: Whose,
+    pub selector: Selector,
     /// The session's own timeout: the program must write READY within it, and releases its
     /// application by itself when it expires.
     pub timeout: Duration,
@@ -33,7 +33,7 @@ pub struct HookDefinition {
 
 /// A selection of volumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Whose {
+pub enum Selector {
     /// By the ID of the volume.
     Volume(Glob),
     /// By its PVC.
@@ -45,12 +45,12 @@ pub enum Whose {
     },
 }
 
-impl Whose {
+impl Selector {
     /// Whether a volume is selected. A volume whose PVC is not known is not selected by any PVC.
     pub fn matches(&self, target: &HookTarget) -> bool {
         match self {
-            Whose::Volume(glob) => glob.matches(&target.volume_id),
-            Whose::Claim { namespace, name } => target
+            Selector::Volume(glob) => glob.matches(&target.volume_id),
+            Selector::Claim { namespace, name } => target
                 .claim
                 .as_deref()
                 .and_then(|claim| claim.split_once('/'))
@@ -92,13 +92,13 @@ impl HookDefinition {
                 "user is empty or contains a control character".into(),
             ));
         }
-        let whose = whose(parts.volume.as_deref(), parts.pvc.as_deref()).map_err(problem)?;
+        let selector = selector(parts.volume.as_deref(), parts.pvc.as_deref()).map_err(problem)?;
         let timeout = timeout(parts.timeout.as_deref()).map_err(problem)?;
         Ok(HookDefinition {
             name: parts.name,
             command: parts.command,
             user: parts.user,
-            whose,
+            selector,
             timeout,
         })
     }
@@ -162,10 +162,10 @@ fn check_command(command: &[String]) -> Result<(), String> {
     Ok(())
 }
 
-fn whose(volume: Option<&str>, pvc: Option<&str>) -> Result<Whose, String> {
+fn selector(volume: Option<&str>, pvc: Option<&str>) -> Result<Selector, String> {
     match (volume, pvc) {
         (Some(""), None) => Err("volume is empty; give a pattern of IDs, or \"*\"".into()),
-        (Some(glob), None) => Ok(Whose::Volume(Glob::new(glob))),
+        (Some(glob), None) => Ok(Selector::Volume(Glob::new(glob))),
         (None, Some(pvc)) => match pvc.split_once('/') {
             Some((namespace, name))
                 if !namespace.is_empty()
@@ -173,7 +173,7 @@ fn whose(volume: Option<&str>, pvc: Option<&str>) -> Result<Whose, String> {
                     && !name.contains('/')
                     && !namespace.contains(['*', '?']) =>
             {
-                Ok(Whose::Claim {
+                Ok(Selector::Claim {
                     namespace: namespace.into(),
                     name: Glob::new(name),
                 })
@@ -277,12 +277,12 @@ mod tests {
 
     #[test]
     fn volumes_are_chosen_by_id_or_by_claim() {
-        let by_claim = HookDefinition::from_parts(parts()).unwrap().whose;
+        let by_claim = HookDefinition::from_parts(parts()).unwrap().selector;
         assert!(by_claim.matches(&target("x", Some("shop/db-0"))));
         assert!(!by_claim.matches(&target("x", Some("shop2/db-0"))));
         assert!(!by_claim.matches(&target("x", Some("shop/web-0"))));
         assert!(!by_claim.matches(&target("shop/db-0", None)));
-        let by_id = Whose::Volume(Glob::new("5f0c*.8a*"));
+        let by_id = Selector::Volume(Glob::new("5f0c*.8a*"));
         assert!(by_id.matches(&target("5f0c11.8a22", None)));
         assert!(!by_id.matches(&target("5f0c11.9a22", None)));
     }

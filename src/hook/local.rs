@@ -84,7 +84,7 @@ impl Hooks for LocalHooks {
             let its: Vec<&str> = self
                 .hooks
                 .iter()
-                .filter(|hook| hook.whose.matches(target))
+                .filter(|hook| hook.selector.matches(target))
                 .map(|hook| hook.name.as_str())
                 .collect();
             wanted.extend(shared_by(&target.volume_id, its, shared)?);

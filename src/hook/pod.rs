@@ -147,7 +147,7 @@ impl PodHooks {
         let Some(found) = found else {
             return Ok(false);
         };
-        annotation::says_skip(found.annotations()).map_err(|problem| Error::QuiesceFailed {
+        annotation::has_skip(found.annotations()).map_err(|problem| Error::QuiesceFailed {
             hook: format!("of claim {namespace}/{claim}"),
             reason: problem,
         })

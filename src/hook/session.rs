@@ -71,10 +71,10 @@ impl Running {
     }
 
     fn failed(&self, reason: String) -> Error {
-        let said = self.session.stderr_excerpt();
-        let reason = match said.as_str() {
+        let stderr = self.session.stderr_excerpt();
+        let reason = match stderr.as_str() {
             "" => reason,
-            said => format!("{reason}: {said}"),
+            stderr => format!("{reason}: {stderr}"),
         };
         Error::QuiesceFailed {
             hook: self.name.clone(),

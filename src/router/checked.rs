@@ -137,14 +137,14 @@ impl Router {
         &self,
         agent: &Agent,
         group: GroupId,
-        told: GetGroupResponse,
+        answer: GetGroupResponse,
     ) -> Result<GetGroupResponse> {
         let has = |pool: PoolId| {
             let owner = self.last_node(pool);
             agent.shown(pool).is_some() && owner.is_none_or(|owner| owner == agent.node())
         };
-        self.checked(agent, share(group, &told, has))?;
-        Ok(told)
+        self.checked(agent, share(group, &answer, has))?;
+        Ok(answer)
     }
 
     /// Checks that the members that an agent reports as in use are among those that it was asked to
@@ -203,54 +203,54 @@ fn volume(
     source: Option<&csi::VolumeContentSource>,
     (key, home): (&str, &str),
 ) -> Verdict {
-    let Some(made) = &answer.volume else {
+    let Some(created) = &answer.volume else {
         return Err("it contains no volume".into());
     };
     let at_home = |topology: &csi::Topology| {
         topology.segments.len() == 1 && topology.segments.get(key).is_some_and(|at| at == home)
     };
-    if made.accessible_topology.len() != 1 || !made.accessible_topology.iter().all(at_home) {
+    if created.accessible_topology.len() != 1 || !created.accessible_topology.iter().all(at_home) {
         return Err(format!(
             "the topology of volume {} is not its home {home}",
-            made.volume_id
+            created.volume_id
         ));
     }
-    if made.content_source.as_ref() != source {
+    if created.content_source.as_ref() != source {
         return Err(format!(
             "volume {} has a different content source",
-            made.volume_id
+            created.volume_id
         ));
     }
-    let size = u64::try_from(made.capacity_bytes).unwrap_or(0);
+    let size = u64::try_from(created.capacity_bytes).unwrap_or(0);
     let range = &asked.capacity;
     if size < range.required || (range.limit > 0 && size > range.limit) {
         return Err(format!(
             "volume {} has a wrong size of {size} bytes",
-            made.volume_id
+            created.volume_id
         ));
     }
-    let texts = made.volume_context.iter();
+    let texts = created.volume_context.iter();
     let length: usize = texts.map(|(key, value)| key.len() + value.len()).sum();
     match length > TEXT_BYTES {
         true => Err(format!(
             "the context of volume {} is too long",
-            made.volume_id
+            created.volume_id
         )),
         false => Ok(()),
     }
 }
 
 fn snapshot((name, source): (&str, &str), answer: &csi::CreateSnapshotResponse) -> Verdict {
-    let Some(made) = &answer.snapshot else {
+    let Some(created) = &answer.snapshot else {
         return Err("it contains no snapshot".into());
     };
-    let id = named(Some(&made.snapshot_id), NameKind::Snapshot, name)?;
+    let id = named(Some(&created.snapshot_id), NameKind::Snapshot, name)?;
     let of = source.parse::<VolumeId>();
     let is_here = of.is_ok_and(|of| of.pool == id.pool);
-    if !is_here || made.source_volume_id != source {
+    if !is_here || created.source_volume_id != source {
         return Err(format!("{id} is not a snapshot of volume {source}"));
     }
-    match made.group_snapshot_id.is_empty() && made.size_bytes >= 0 {
+    match created.group_snapshot_id.is_empty() && created.size_bytes >= 0 {
         true => Ok(()),
         false => Err(format!("{id} is a member of a group")),
     }
@@ -285,9 +285,9 @@ pub(super) fn page(
     Ok(last)
 }
 
-fn share(group: GroupId, told: &GetGroupResponse, has: impl Fn(PoolId) -> bool) -> Verdict {
-    let (members, sources) = (&told.all_member_ids, &told.all_source_volume_ids);
-    if members.len() != sources.len() || members.len().max(told.members.len()) > MOST_PARTS {
+fn share(group: GroupId, answer: &GetGroupResponse, has: impl Fn(PoolId) -> bool) -> Verdict {
+    let (members, sources) = (&answer.all_member_ids, &answer.all_source_volume_ids);
+    if members.len() != sources.len() || members.len().max(answer.members.len()) > MOST_PARTS {
         return Err("the members of a group do not match its sources".into());
     }
     let is_member = |member: &str, source: &str| -> Verdict<SnapshotId> {
@@ -305,7 +305,7 @@ fn share(group: GroupId, told: &GetGroupResponse, has: impl Fn(PoolId) -> bool) 
             "it reports members of group {group} but has none of them"
         ));
     }
-    for member in &told.members {
+    for member in &answer.members {
         let id = is_member(&member.snapshot_id, &member.source_volume_id)?;
         let known = |text: &String| members.is_empty() || members.contains(text);
         if !has(id.pool) || !known(&member.snapshot_id) || !is_bounded(member) {
@@ -321,19 +321,25 @@ fn is_bounded(member: &GroupMember) -> bool {
 }
 
 /// Checks an agent's description, and truncates its texts to a bounded length.
-pub(super) fn description(mut told: DescribeResponse) -> Verdict<DescribeResponse> {
-    let groups = told.unsettled_groups.len().max(told.busy_groups.len());
-    if told.pools.len() > MOST_POOLS || groups > MOST_GROUPS {
-        let pools = told.pools.len();
+pub(super) fn description(mut description: DescribeResponse) -> Verdict<DescribeResponse> {
+    let groups = description
+        .unsettled_groups
+        .len()
+        .max(description.busy_groups.len());
+    if description.pools.len() > MOST_POOLS || groups > MOST_GROUPS {
+        let pools = description.pools.len();
         return Err(format!(
             "it reports {pools} pools and {groups} groups in doubt, which is too many"
         ));
     }
-    if !is_label(&told.home) {
-        return Err(format!("{:?} is not a valid home", short(&told.home)));
+    if !is_label(&description.home) {
+        return Err(format!(
+            "{:?} is not a valid home",
+            short(&description.home)
+        ));
     }
     let mut ids = BTreeSet::new();
-    for pool in &mut told.pools {
+    for pool in &mut description.pools {
         let is_id = pool.id.is_empty() || pool.id.parse::<PoolId>().is_ok();
         let is_new = pool.id.is_empty() || ids.insert(pool.id.clone());
         if !is_id || !is_new || pool.name.len() > NAME_BYTES {
@@ -351,21 +357,23 @@ pub(super) fn description(mut told: DescribeResponse) -> Verdict<DescribeRespons
         let changed = pool.changed_devices.iter_mut();
         changed.for_each(|text| cut(text, TEXT_BYTES));
     }
-    told.not_grown.retain(|small| {
+    description.not_grown.retain(|small| {
         let pool = small.volume_id.parse::<VolumeId>().map(|id| id.pool);
         pool.is_ok_and(|pool| ids.contains(&pool.to_string()))
     });
-    told.not_grown.truncate(MOST_NOT_GROWN);
-    told.not_grown
+    description.not_grown.truncate(MOST_NOT_GROWN);
+    description
+        .not_grown
         .iter_mut()
         .for_each(|small| cut(&mut small.reason, TEXT_BYTES));
-    told.missing.truncate(MOST_POOLS);
-    told.missing
+    description.missing.truncate(MOST_POOLS);
+    description
+        .missing
         .iter_mut()
         .for_each(|text| cut(text, TEXT_BYTES));
-    cut(&mut told.home_problem, TEXT_BYTES);
-    cut(&mut told.version, NAME_BYTES);
-    Ok(told)
+    cut(&mut description.home_problem, TEXT_BYTES);
+    cut(&mut description.version, NAME_BYTES);
+    Ok(description)
 }
 
 /// Whether a text is empty or a valid label value.

@@ -82,11 +82,14 @@ impl Controller for Router {
         request: Request<CreateVolumeRequest>,
     ) -> RpcResult<CreateVolumeResponse> {
         let call = self.call(Rpc::CreateVolume, &request);
-        let made = self.place(&call, log_and_unwrap(request)).await;
-        if let Ok(CreateVolumeResponse { volume: Some(made) }) = &made {
-            ids::record("volume_id", &made.volume_id);
+        let created = self.place(&call, log_and_unwrap(request)).await;
+        if let Ok(CreateVolumeResponse {
+            volume: Some(created),
+        }) = &created
+        {
+            ids::record("volume_id", &created.volume_id);
         }
-        call.answer(made)
+        call.answer(created)
     }
 
     /// A volume whose pool is lost, or whose ID is not valid, counts as deleted.
@@ -176,14 +179,14 @@ impl Controller for Router {
         request: Request<CreateSnapshotRequest>,
     ) -> RpcResult<CreateSnapshotResponse> {
         let call = self.call(Rpc::CreateSnapshot, &request);
-        let made = self.snapshot(&call, log_and_unwrap(request)).await;
+        let created = self.snapshot(&call, log_and_unwrap(request)).await;
         if let Ok(CreateSnapshotResponse {
-            snapshot: Some(made),
-        }) = &made
+            snapshot: Some(created),
+        }) = &created
         {
-            ids::record("snapshot_id", &made.snapshot_id);
+            ids::record("snapshot_id", &created.snapshot_id);
         }
-        call.answer(made)
+        call.answer(created)
     }
 
     async fn delete_snapshot(

@@ -178,7 +178,7 @@ impl Router {
                 .iter_mut()
                 .find(|(one, _)| one.node() == agent.node());
             match share {
-                Some((_, its)) => its.push(source.clone()),
+                Some((_, of_agent)) => of_agent.push(source.clone()),
                 None => shares.push((agent, vec![source.clone()])),
             }
         }
@@ -234,7 +234,7 @@ impl Router {
             return look.fail_if_unknown();
         }
         members.extend(named.snapshot_ids);
-        self.delete_group_members(id, self.whose(&members).await?)
+        self.delete_group_members(id, self.ids_by_node(&members).await?)
             .await
     }
 }

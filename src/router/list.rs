@@ -189,19 +189,21 @@ impl Router {
 
 /// Number of entries that a pool had recently; at least one, because it may have more by now.
 fn guess(agent: &Agent, pool: PoolId) -> usize {
-    let told = agent.seen().told;
-    let pools = told.iter().flat_map(|told| &told.pools);
-    let mut found = pools.filter(|told| told.id == pool.to_string());
+    let description = agent.seen().description;
+    let pools = description
+        .iter()
+        .flat_map(|description| &description.pools);
+    let mut found = pools.filter(|shown| shown.id == pool.to_string());
     let count = found
         .next()
-        .map_or(0, |told| told.volumes.max(told.snapshots));
+        .map_or(0, |shown| shown.volumes.max(shown.snapshots));
     usize::try_from(count).unwrap_or(0).max(1)
 }
 
 /// A configured pool that is not served and whose ID is not known.
 fn unseen_pool(agent: &Agent) -> Option<String> {
-    let told = agent.seen().told?;
-    let unseen = told.pools.iter().find(|pool| pool.id.is_empty())?;
+    let description = agent.seen().description?;
+    let unseen = description.pools.iter().find(|pool| pool.id.is_empty())?;
     Some(format!(
         "its pool {} is not served: {}",
         unseen.name, unseen.refusal

@@ -113,11 +113,11 @@ impl Router {
             let mut answer = call.forward(&agent, message, ask).await?;
             let about = |entry: &list_snapshots_response::Entry| {
                 let snapshot = entry.snapshot.as_ref();
-                let its = snapshot.map(|snapshot| match asked.snapshot_id.is_empty() {
+                let value = snapshot.map(|snapshot| match asked.snapshot_id.is_empty() {
                     true => &*snapshot.source_volume_id,
                     false => &*snapshot.snapshot_id,
                 });
-                same(filter, its)?;
+                same(filter, value)?;
                 let id = snapshot.map(|snapshot| &*snapshot.snapshot_id);
                 same_pool(filter, id)
             };

@@ -32,11 +32,11 @@ const CLAIM_NAMESPACE: &str = "csi.storage.k8s.io/pvc/namespace";
 const CLAIM_NAME: &str = "csi.storage.k8s.io/pvc/name";
 
 /// The answer of one node about a new volume.
-enum Tried {
+enum Attempt {
     /// The volume was created.
-    Made(CreateVolumeResponse),
+    Created(CreateVolumeResponse),
     /// The volume cannot be created here and nothing of it exists here; contains the reason.
-    No(String),
+    Refused(String),
 }
 
 impl Router {
@@ -65,8 +65,8 @@ impl Router {
         {
             self.must_exist(&node).await?;
             return match self.try_home(call, &message, &asked, home).await? {
-                Tried::Made(made) => Ok(made),
-                Tried::No(why) => Err(exhausted(&[why])),
+                Attempt::Created(created) => Ok(created),
+                Attempt::Refused(why) => Err(exhausted(&[why])),
             };
         }
         let mut candidates = self.agents.all();
@@ -78,14 +78,14 @@ impl Router {
             true => self.rendezvous(&asked.name),
             false => homes,
         };
-        let mut noes = Vec::new();
+        let mut refusals = Vec::new();
         for home in &homes {
             match self.try_home(call, &message, &asked, home).await? {
-                Tried::Made(made) => return Ok(made),
-                Tried::No(why) => noes.push(why),
+                Attempt::Created(created) => return Ok(created),
+                Attempt::Refused(why) => refusals.push(why),
             }
         }
-        Err(exhausted(&noes))
+        Err(exhausted(&refusals))
     }
 
     /// The node that was selected for the PVC of a volume.
@@ -116,7 +116,7 @@ impl Router {
         message: &CreateVolumeRequest,
         asked: &CreateVolume,
         home: &str,
-    ) -> Result<Tried> {
+    ) -> Result<Attempt> {
         let agent = match self.at_home(home).await?.as_slice() {
             [] => return self.unknown_home(home),
             [agent] => agent.clone(),
@@ -127,11 +127,11 @@ impl Router {
             }
         };
         if !self.cluster.has_node(agent.node()).await? {
-            return Ok(Tried::No(gone(agent.node())));
+            return Ok(Attempt::Refused(gone(agent.node())));
         }
         if self.is_written_off(&agent) {
             let node = agent.node();
-            return Ok(Tried::No(format!(
+            return Ok(Attempt::Refused(format!(
                 "the pools of node {node} are marked as lost"
             )));
         }
@@ -140,16 +140,18 @@ impl Router {
         if self.usable_pool(&agent, class).is_none() && self.is_known_class(class) {
             let pool = class.unwrap_or("default");
             let node = agent.node();
-            return Ok(Tried::No(format!("node {node} has no usable pool {pool}")));
+            return Ok(Attempt::Refused(format!(
+                "node {node} has no usable pool {pool}"
+            )));
         }
         match self.create(call, &agent, message.clone(), asked).await {
-            Ok(made) => Ok(Tried::Made(made)),
+            Ok(created) => Ok(Attempt::Created(created)),
             Err(error) => {
                 let status = status(call.rpc(), &error);
                 match status.code() {
                     Code::ResourceExhausted => {
                         let (node, why) = (agent.node(), status.message());
-                        Ok(Tried::No(format!("node {node}: {why}")))
+                        Ok(Attempt::Refused(format!("node {node}: {why}")))
                     }
                     _ => Err(error),
                 }
@@ -206,18 +208,20 @@ impl Router {
     }
 
     /// A topology segment that no agent reports: an agent that has never answered may have it.
-    fn unknown_home(&self, home: &str) -> Result<Tried> {
+    fn unknown_home(&self, home: &str) -> Result<Attempt> {
         let known = self.cluster.known_pools();
         let mut of_home = known.iter().filter(|pool| pool.home == home);
         if let Some(pool) = of_home.find(|pool| !pool.lost && !self.cluster.is_lost(pool.id)) {
             return Err(self.nobody_shows(pool.id));
         }
         let agents = self.agents.all();
-        let silent = agents.iter().find(|agent| agent.seen().told.is_none());
+        let silent = agents
+            .iter()
+            .find(|agent| agent.seen().description.is_none());
         if let Some(agent) = silent {
             agent.check()?;
         }
-        Ok(Tried::No(format!("no node has the home {home}")))
+        Ok(Attempt::Refused(format!("no node has the home {home}")))
     }
 
     /// Whether a volume in one of these segments (none given: in any) could exist on an agent. An
@@ -337,10 +341,10 @@ fn gone(node: &str) -> String {
 }
 
 /// The error that makes the scheduler select again.
-fn exhausted(noes: &[String]) -> Error {
-    let message = match noes {
+fn exhausted(refusals: &[String]) -> Error {
+    let message = match refusals {
         [] => "no node is known that could provide it".to_string(),
-        noes => noes.join("; "),
+        refusals => refusals.join("; "),
     };
     Error::Forwarded {
         code: Code::ResourceExhausted as i32,

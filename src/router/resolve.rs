@@ -45,7 +45,7 @@ pub(super) enum Asked {
 }
 
 /// Agents by node, each with some of its IDs.
-type Whose = BTreeMap<String, (Arc<Agent>, BTreeSet<String>)>;
+type IdsByNode = BTreeMap<String, (Arc<Agent>, BTreeSet<String>)>;
 
 /// For each group, the nodes that have an uncommitted member of it.
 pub(super) type InPart = BTreeMap<String, BTreeSet<String>>;
@@ -126,8 +126,9 @@ impl GroupState {
                 let why = of_another_moment(member);
                 return Err(Error::refused(subject, format!("{why}; delete the group")));
             }
-            let told = snapshot(id, found);
-            snapshots.push(told.ok_or_else(|| agent.unreachable("it does not describe a member"))?);
+            let answer = snapshot(id, found);
+            snapshots
+                .push(answer.ok_or_else(|| agent.unreachable("it does not describe a member"))?);
         }
         let cut_at = snapshots.first().map_or(0, |one| one.cut_at);
         Ok(Group {
@@ -155,9 +156,9 @@ fn snapshot(group: GroupId, member: &GroupMember) -> Option<Snapshot> {
 impl Router {
     /// The agents that have these IDs of volumes or snapshots. Invalid IDs and IDs on lost pools
     /// are left out. It fails if one of the agents cannot be reached.
-    pub(super) async fn whose(&self, ids: &[String]) -> Result<Whose> {
+    pub(super) async fn ids_by_node(&self, ids: &[String]) -> Result<IdsByNode> {
         let mut routes: BTreeMap<PoolId, Route> = BTreeMap::new();
-        let mut whose = Whose::new();
+        let mut ids_by_node = IdsByNode::new();
         for id in ids {
             let Ok(parsed) = id.parse::<VolumeId>() else {
                 continue;
@@ -169,11 +170,11 @@ impl Router {
             routes.insert(parsed.pool, route.clone());
             if let Route::Agent(agent) = route {
                 let node = agent.node().to_string();
-                let (_, ids) = whose.entry(node).or_insert((agent, BTreeSet::new()));
+                let (_, ids) = ids_by_node.entry(node).or_insert((agent, BTreeSet::new()));
                 ids.insert(id.clone());
             }
         }
-        Ok(whose)
+        Ok(ids_by_node)
     }
 
     /// The state of a group without doubt: read, resolved if necessary, and read again. `ids` are
@@ -209,7 +210,7 @@ impl Router {
     /// Reads what the agents have of the group.
     async fn look(&self, group: GroupId, ids: &[String], asked: Asked) -> Result<GroupState> {
         self.agents.all_asked()?;
-        let must = self.whose(ids).await?;
+        let must = self.ids_by_node(ids).await?;
         let mut look = GroupState::default();
         let are_ids = || ids.iter().all(|id| id.parse::<VolumeId>().is_ok());
         let all = match asked {
@@ -218,17 +219,17 @@ impl Router {
             }
             Asked::Theirs | Asked::All => self.agents.all(),
         };
-        let told = join_all(all.iter().map(|agent| async move {
-            let told = match agent.check() {
+        let answers = join_all(all.iter().map(|agent| async move {
+            let answer = match agent.check() {
                 Ok(()) => self.group_at(agent, group, Vec::new()).await,
                 Err(error) => Err(error),
             };
-            (agent, told)
+            (agent, answer)
         }));
-        for (agent, told) in told.await {
-            let told = told.and_then(|told| self.group_of(agent, group, told));
-            match told {
-                Ok(told) => look.add(group, agent, told),
+        for (agent, answer) in answers.await {
+            let answer = answer.and_then(|answer| self.group_of(agent, group, answer));
+            match answer {
+                Ok(answer) => look.add(group, agent, answer),
                 Err(error) if must.contains_key(agent.node()) => return Err(error),
                 Err(error) => look.unseen = Some(error),
             }
@@ -236,13 +237,13 @@ impl Router {
         // Each member is looked up by its ID: a member that is not found then does not exist.
         let members = look.membership.iter().flat_map(|of| of.members.clone());
         let members: Vec<String> = members.collect();
-        let whose = self.whose(&members).await?;
-        let told = join_all(whose.into_values().map(|(agent, ids)| async move {
-            let told = self.group_at(&agent, group, ids.into_iter().collect());
-            (told.await, agent)
+        let ids_by_node = self.ids_by_node(&members).await?;
+        let answers = join_all(ids_by_node.into_values().map(|(agent, ids)| async move {
+            let answer = self.group_at(&agent, group, ids.into_iter().collect());
+            (answer.await, agent)
         }));
-        for (told, agent) in told.await {
-            look.add(group, &agent, self.group_of(&agent, group, told?)?);
+        for (answer, agent) in answers.await {
+            look.add(group, &agent, self.group_of(&agent, group, answer?)?);
         }
         Ok(look)
     }
@@ -278,16 +279,23 @@ impl Router {
         let agents: BTreeMap<&str, &Arc<Agent>> =
             unready.map(|(agent, _)| (agent.node(), agent)).collect();
         tracing::info!(%group, committed = %request.attempt, undone = ?request.undone_attempts, "resolving a group snapshot that is in doubt");
-        let told = join_all(agents.values().map(|agent| async {
+        let answers = join_all(agents.values().map(|agent| async {
             let mut client = agent.client().await?;
             answered(agent, client.settle_group(request.clone())).await
         }));
-        told.await.into_iter().try_for_each(|told| told.map(drop))
+        answers
+            .await
+            .into_iter()
+            .try_for_each(|answer| answer.map(drop))
     }
 
     /// Deletes these members, and everything else that their agents have of the group.
-    pub(super) async fn delete_group_members(&self, group: GroupId, whose: Whose) -> Result<()> {
-        let ended = join_all(whose.into_values().map(|(agent, ids)| async move {
+    pub(super) async fn delete_group_members(
+        &self,
+        group: GroupId,
+        ids_by_node: IdsByNode,
+    ) -> Result<()> {
+        let ended = join_all(ids_by_node.into_values().map(|(agent, ids)| async move {
             let mut client = agent.client().await?;
             let request = DeleteGroupRequest {
                 group_id: group.to_string(),
@@ -306,10 +314,14 @@ impl Router {
     /// group is in no list.
     pub(super) fn groups_in_part(&self) -> InPart {
         let mut groups = InPart::new();
-        for told in self.told() {
-            for group in told.busy_groups.iter().chain(&told.unsettled_groups) {
+        for description in self.descriptions() {
+            for group in description
+                .busy_groups
+                .iter()
+                .chain(&description.unsettled_groups)
+            {
                 let nodes = groups.entry(group.clone()).or_default();
-                nodes.insert(told.node_name.clone());
+                nodes.insert(description.node_name.clone());
             }
         }
         groups
@@ -330,24 +342,27 @@ impl Router {
         let Some(membership) = members else {
             return true;
         };
-        match self.whose(&membership.members).await {
-            Ok(whose) => whose.keys().any(|node| nodes.contains(node)),
+        match self.ids_by_node(&membership.members).await {
+            Ok(ids_by_node) => ids_by_node.keys().any(|node| nodes.contains(node)),
             Err(_) => true,
         }
     }
 
     /// The last descriptions of all agents.
-    fn told(&self) -> Vec<Arc<DescribeResponse>> {
+    fn descriptions(&self) -> Vec<Arc<DescribeResponse>> {
         let all = self.agents.all().into_iter();
-        all.filter_map(|agent| agent.seen().told).collect()
+        all.filter_map(|agent| agent.seen().description).collect()
     }
 
     /// Resolves groups that agents have reported as unresolved.
     async fn settle_unsettled(&self) {
-        let told = self.told();
-        let groups = told
-            .iter()
-            .flat_map(|told| told.unsettled_groups.iter().take(MAX_RESOLVED_AT_ONCE));
+        let descriptions = self.descriptions();
+        let groups = descriptions.iter().flat_map(|description| {
+            description
+                .unsettled_groups
+                .iter()
+                .take(MAX_RESOLVED_AT_ONCE)
+        });
         let groups: BTreeSet<GroupId> = groups.filter_map(|group| group.parse().ok()).collect();
         for group in groups {
             let Ok(_lock) = self.cuts.locks.acquire(Key::Group(group.0)) else {
@@ -378,25 +393,25 @@ pub(super) async fn resolve_periodically(router: Weak) {
 }
 
 impl GroupState {
-    fn add(&mut self, group: GroupId, agent: &Arc<Agent>, told: GetGroupResponse) {
+    fn add(&mut self, group: GroupId, agent: &Arc<Agent>, answer: GetGroupResponse) {
         let node = agent.node().to_string();
-        if told.busy && !self.busy.contains(&node) {
+        if answer.busy && !self.busy.contains(&node) {
             self.busy.push(node);
         }
-        if !told.unseen.is_empty() {
-            self.unseen = Some(agent.unreachable(&told.unseen));
+        if !answer.unseen.is_empty() {
+            self.unseen = Some(agent.unreachable(&answer.unseen));
         }
-        let is_ready = told.members.iter().any(|one| one.state() == State::Ready);
-        if !told.all_member_ids.is_empty() && (is_ready || self.membership.is_none()) {
+        let is_ready = answer.members.iter().any(|one| one.state() == State::Ready);
+        if !answer.all_member_ids.is_empty() && (is_ready || self.membership.is_none()) {
             self.membership = Some(GroupMembership {
                 id: group.0,
-                members: told.all_member_ids,
-                sources: told.all_source_volume_ids,
-                asked: (!told.asked.is_empty()).then_some(told.asked),
-                independent: told.independent,
+                members: answer.all_member_ids,
+                sources: answer.all_source_volume_ids,
+                asked: (!answer.asked.is_empty()).then_some(answer.asked),
+                independent: answer.independent,
             });
         }
-        for member in told.members {
+        for member in answer.members {
             let id = member.snapshot_id.clone();
             self.members.insert(id, (agent.clone(), member));
         }

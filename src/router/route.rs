@@ -135,8 +135,10 @@ impl Router {
         if let Some(agent) = self.agents.of_node(node)
             && agent.reachable().await.is_ok()
         {
-            let told = agent.seen().told;
-            let unknown = told.iter().flat_map(|told| &told.pools);
+            let description = agent.seen().description;
+            let unknown = description
+                .iter()
+                .flat_map(|description| &description.pools);
             let knows_all = unknown.into_iter().all(|pool| !pool.id.is_empty());
             return Ok(knows_all && agent.shown(pool).is_none_or(|shown| shown.forgotten));
         }

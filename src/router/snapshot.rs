@@ -70,10 +70,10 @@ impl Router {
             })
             .await?;
         let reached = reached::read(answer.metadata());
-        let made = self.made_snapshot(&agent, (&asked.name, source), answer.into_inner())?;
+        let created = self.made_snapshot(&agent, (&asked.name, source), answer.into_inner())?;
         if let (Some(content), Some((level, reason))) = (content, reached) {
-            let at = made.snapshot.as_ref();
-            let at = at.and_then(|made| SystemTime::try_from(made.creation_time?).ok());
+            let at = created.snapshot.as_ref();
+            let at = at.and_then(|created| SystemTime::try_from(created.creation_time?).ok());
             let at = at.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
             let reached = Reached {
                 level,
@@ -82,7 +82,7 @@ impl Router {
             };
             self.cluster.note(&Content::Snapshot(content), reached);
         }
-        Ok(made)
+        Ok(created)
     }
 
     /// Fails if another agent than the source's has a snapshot with this name, or may have one.

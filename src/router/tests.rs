@@ -53,7 +53,7 @@ fn an_agent_names_only_volumes_of_its_own_pools_and_a_bounded_number() {
     };
     let mut not_grown = vec![small(&own); 100];
     not_grown.insert(0, small(&other));
-    let told = DescribeResponse {
+    let description = DescribeResponse {
         pools: vec![Pool {
             name: "default".into(),
             id: own.clone(),
@@ -63,7 +63,7 @@ fn an_agent_names_only_volumes_of_its_own_pools_and_a_bounded_number() {
         not_grown,
         ..DescribeResponse::default()
     };
-    let checked = super::checked::description(told).unwrap();
+    let checked = super::checked::description(description).unwrap();
     let changed = &checked.pools[0].changed_devices;
     assert_eq!(changed.len(), 16);
     assert!(changed.iter().all(|text| text.len() < 5000));

@@ -21,7 +21,7 @@ impl RouterView for View {
     fn agents(&self) -> Vec<AgentStatus> {
         let known = self.cluster.known_pools().into_iter();
         let of: BTreeMap<PoolId, String> = known.map(|pool| (pool.id, pool.node)).collect();
-        let each = self.agents.all().into_iter().map(|agent| {
+        let agents = self.agents.all().into_iter().map(|agent| {
             let seen = agent.seen();
             let is_others = |pool: &&ShownPool| {
                 let node = of.get(&pool.id).filter(|node| !node.is_empty());
@@ -36,7 +36,7 @@ impl RouterView for View {
                 refused: agent.refusals(),
             }
         });
-        each.collect()
+        agents.collect()
     }
 
     fn cluster(&self) -> Option<ClusterStatus> {
@@ -49,7 +49,7 @@ impl RouterView for View {
 
     fn missing(&self) -> Vec<String> {
         let asked = self.agents.all_asked().err().map(|error| error.to_string());
-        let around = self.cluster.status().and_then(|status| status.missing);
-        asked.into_iter().chain(around).collect()
+        let cluster_problem = self.cluster.status().and_then(|status| status.missing);
+        asked.into_iter().chain(cluster_problem).collect()
     }
 }

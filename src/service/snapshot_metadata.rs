@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     /// What a stream returns whose sender sent these items and was then dropped.
-    async fn said(sent: Vec<Sent<u8>>) -> Vec<std::result::Result<u8, tonic::Code>> {
+    async fn received(sent: Vec<Sent<u8>>) -> Vec<std::result::Result<u8, tonic::Code>> {
         let (to, incoming) = mpsc::channel(8);
         for each in sent {
             assert!(to.send(each).await.is_ok());
@@ -203,11 +203,11 @@ mod tests {
 
     #[tokio::test]
     async fn only_a_stream_that_was_filled_ends_well() {
-        assert_eq!(said(vec![Sent::Message(1), Sent::End]).await, [Ok(1)]);
+        assert_eq!(received(vec![Sent::Message(1), Sent::End]).await, [Ok(1)]);
         let lost = Err(tonic::Code::Internal);
-        assert_eq!(said(vec![Sent::Message(1)]).await, [Ok(1), lost]);
-        assert_eq!(said(vec![]).await, [lost]);
+        assert_eq!(received(vec![Sent::Message(1)]).await, [Ok(1), lost]);
+        assert_eq!(received(vec![]).await, [lost]);
         let failed = Sent::Failed(Status::aborted("moved"));
-        assert_eq!(said(vec![failed]).await, [Err(tonic::Code::Aborted)]);
+        assert_eq!(received(vec![failed]).await, [Err(tonic::Code::Aborted)]);
     }
 }

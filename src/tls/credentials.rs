@@ -44,7 +44,7 @@ struct State {
     /// None until the files exist.
     current: Option<Arc<Current>>,
     /// The last bundle that was read, valid or not.
-    seen: Bundle,
+    last_read: Bundle,
     looked: Instant,
 }
 
@@ -63,9 +63,14 @@ impl Credentials {
     /// Loads files, and checks them again when a connection is made. `own` is the name that the
     /// certificate must contain.
     pub fn of_files(own: Name, files: Files) -> Result<Credentials, TlsError> {
-        let seen = files.read()?;
-        let current = Current::new(&own, &seen, &files.places())?;
-        Ok(Credentials::with(own, Some(files), seen, Some(current)))
+        let last_read = files.read()?;
+        let current = Current::new(&own, &last_read, &files.places())?;
+        Ok(Credentials::with(
+            own,
+            Some(files),
+            last_read,
+            Some(current),
+        ))
     }
 
     /// Like [`Credentials::of_files`], but the files need not exist yet: another process is about
@@ -90,7 +95,7 @@ impl Credentials {
     fn with(
         own: Name,
         files: Option<Files>,
-        seen: Bundle,
+        last_read: Bundle,
         current: Option<Current>,
     ) -> Credentials {
         if let Some(current) = &current {
@@ -101,7 +106,7 @@ impl Credentials {
             files,
             state: Mutex::new(State {
                 current: current.map(Arc::new),
-                seen,
+                last_read,
                 looked: Instant::now(),
             }),
         }
@@ -113,7 +118,7 @@ impl Credentials {
         current.tell(&self.own);
         let mut state = self.state();
         state.current = Some(Arc::new(current));
-        state.seen = bundle;
+        state.last_read = bundle;
         Ok(())
     }
 
@@ -156,7 +161,7 @@ impl Credentials {
         let mut problem = None;
         for _ in 0..2 {
             let read = match files.read() {
-                Ok(read) if read == state.seen => break,
+                Ok(read) if read == state.last_read => break,
                 Ok(read) => read,
                 Err(error) => {
                     problem = Some(error);
@@ -167,12 +172,12 @@ impl Credentials {
                 Ok(current) => {
                     current.tell(&self.own);
                     state.current = Some(Arc::new(current));
-                    state.seen = read;
+                    state.last_read = read;
                     return;
                 }
                 Err(error) => {
                     problem = Some(error);
-                    state.seen = read;
+                    state.last_read = read;
                 }
             }
         }

@@ -40,7 +40,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub struct Refusals {
     count: AtomicU64,
     /// When they were last logged, and their number then.
-    told: Mutex<Option<(Instant, u64)>>,
+    last_logged: Mutex<Option<(Instant, u64)>>,
 }
 
 impl Refusals {
@@ -52,12 +52,15 @@ impl Refusals {
     /// Counts one more; returns the number since the last log line if a line should be logged now.
     fn add(&self, now: Instant) -> Option<u64> {
         let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        let (at, before) = told.map_or((None, 0), |(at, before)| (Some(at), before));
+        let mut last_logged = self
+            .last_logged
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let (at, before) = last_logged.map_or((None, 0), |(at, before)| (Some(at), before));
         if at.is_some_and(|at| now.duration_since(at) < REFUSAL_LOG_INTERVAL) {
             return None;
         }
-        *told = Some((now, count));
+        *last_logged = Some((now, count));
         Some(count.saturating_sub(before))
     }
 

@@ -71,12 +71,12 @@ pub(super) fn read(pem: &[u8]) -> Result<Requested, &'static str> {
     let algorithms = ring::default_provider()
         .signature_verification_algorithms
         .all;
-    let ours = algorithms.iter().find(|one| {
+    let supported = algorithms.iter().find(|one| {
         one.public_key_alg_id() == alg_id::ECDSA_P256
             && one.signature_alg_id() == alg_id::ECDSA_SHA256
     });
-    let ours = ours.ok_or("its kind of signature cannot be verified")?;
-    let signed = ours.verify_signature(point, parts.signed, parts.signature);
+    let supported = supported.ok_or("its kind of signature cannot be verified")?;
+    let signed = supported.verify_signature(point, parts.signed, parts.signature);
     signed.map_err(|_| "its signature was not made with its key")?;
     Ok(Requested {
         point: point.to_vec(),

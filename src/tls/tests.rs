@@ -102,31 +102,31 @@ async fn the_router_reaches_an_agent_and_nobody_else_does() {
     reached(&router, node(), address).await.unwrap();
 
     let elsewhere = Name::node("n2").unwrap();
-    let said = refusal(reached(&router, elsewhere, address).await);
-    assert!(said.contains("not valid for name \"node.n2"), "{said}");
+    let error = refusal(reached(&router, elsewhere, address).await);
+    assert!(error.contains("not valid for name \"node.n2"), "{error}");
 
     // A node's own certificate must not be accepted here.
-    let said = refusal(reached(&agents, node(), address).await);
-    assert!(said.contains("BadCertificate"), "{said}");
+    let error = refusal(reached(&agents, node(), address).await);
+    assert!(error.contains("BadCertificate"), "{error}");
 
     let mut bundle = issue(&other, &controller());
     bundle.authorities = ours.certificate().into();
     let stranger = credentials(controller(), bundle);
-    let said = refusal(reached(&stranger, node(), address).await);
-    assert!(said.contains("UnknownCA"), "{said}");
+    let error = refusal(reached(&stranger, node(), address).await);
+    assert!(error.contains("UnknownCA"), "{error}");
 
     let past = Validity {
         from: SystemTime::now() - 2 * HOUR,
         until: SystemTime::now() - HOUR,
     };
     let late = credentials(controller(), ours.issue(&controller(), past).unwrap());
-    let said = refusal(reached(&late, node(), address).await);
-    assert!(said.contains("CertificateExpired"), "{said}");
+    let error = refusal(reached(&late, node(), address).await);
+    assert!(error.contains("CertificateExpired"), "{error}");
 
     // An agent that the router does not trust receives nothing.
     let impostor = agent(credentials(node(), issue(&other, &node()))).await;
-    let said = refusal(reached(&router, node(), impostor).await);
-    assert!(said.contains("UnknownIssuer"), "{said}");
+    let error = refusal(reached(&router, node(), impostor).await);
+    assert!(error.contains("UnknownIssuer"), "{error}");
 
     let mut plain = TcpStream::connect(address).await.unwrap();
     plain
@@ -286,8 +286,8 @@ async fn files_that_change_are_used_for_new_connections_and_bad_ones_never() {
 
     put_all(&files, &next);
     later().await;
-    let said = refusal(reached(&router, node(), address).await);
-    assert!(said.contains("UnknownIssuer"), "{said}");
+    let error = refusal(reached(&router, node(), address).await);
+    assert!(error.contains("UnknownIssuer"), "{error}");
     router.replace(issue(&new, &controller())).unwrap();
     reached(&router, node(), address).await.unwrap();
     echo(&mut standing).await.unwrap();
@@ -366,7 +366,7 @@ fn what_is_wrong_is_told_by_its_file_and_without_the_key() {
     let ours = authority();
     let good = issue(&ours, &node());
     let files = files(folder.path());
-    let told = |bundle: &Bundle| {
+    let problem = |bundle: &Bundle| {
         put_all(&files, bundle);
         let error = Credentials::of_files(node(), files.clone()).unwrap_err();
         chain(&error).replace(folder.path().to_str().unwrap(), "DIR")
@@ -381,13 +381,13 @@ fn what_is_wrong_is_told_by_its_file_and_without_the_key() {
         ..good.clone()
     };
     let all = [
-        told(&with(|bundle| bundle.certificate.clear())),
-        told(&with(|bundle| bundle.certificate.truncate(100))),
-        told(&with(|bundle| bundle.key.truncate(100))),
-        told(&with(|bundle| bundle.key = bundle.certificate.clone())),
-        told(&with(|bundle| bundle.authorities.clear())),
-        told(&key_of_another),
-        told(&issue(&ours, &controller())),
+        problem(&with(|bundle| bundle.certificate.clear())),
+        problem(&with(|bundle| bundle.certificate.truncate(100))),
+        problem(&with(|bundle| bundle.key.truncate(100))),
+        problem(&with(|bundle| bundle.key = bundle.certificate.clone())),
+        problem(&with(|bundle| bundle.authorities.clear())),
+        problem(&key_of_another),
+        problem(&issue(&ours, &controller())),
     ];
     insta::assert_snapshot!(all.join("\n"));
     std::fs::remove_file(&files.key).unwrap();

@@ -397,7 +397,7 @@ impl TestRouter {
         let agent = self.agents.of_node(node).unwrap();
         eventually(node, async || {
             agent.ask().await;
-            agent.seen().told.is_some_and(|told| is_so(&told))
+            agent.seen().description.is_some_and(|told| is_so(&told))
         })
         .await;
     }

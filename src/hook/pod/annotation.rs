@@ -33,25 +33,25 @@ pub(super) struct PodHook {
 impl PodHook {
     /// The hook of a pod, if it has one. The error is a sentence that names the annotation.
     pub(super) fn of(pod: &Pod) -> Result<Option<PodHook>, String> {
-        let said = pod.annotations();
-        for name in said.keys().filter(|name| name.starts_with(PREFIX)) {
+        let annotations = pod.annotations();
+        for name in annotations.keys().filter(|name| name.starts_with(PREFIX)) {
             if ![SESSION, CONTAINER, TIMEOUT, SKIP].contains(&name.as_str()) {
                 return Err(format!(
                     "annotation {name} is unknown; known annotations are {SESSION}, {CONTAINER}, {TIMEOUT} and {SKIP}"
                 ));
             }
         }
-        if says_skip(said)? {
+        if has_skip(annotations)? {
             return Ok(None);
         }
-        let Some(session) = said.get(SESSION) else {
+        let Some(session) = annotations.get(SESSION) else {
             return Ok(None);
         };
         let words = words(session)?;
-        let deadline = timeout(said.get(TIMEOUT).map(String::as_str))
+        let deadline = timeout(annotations.get(TIMEOUT).map(String::as_str))
             .map_err(|problem| format!("annotation {TIMEOUT}: {problem}"))?;
         Ok(Some(PodHook {
-            container: container(pod, said.get(CONTAINER).map(String::as_str))?,
+            container: container(pod, annotations.get(CONTAINER).map(String::as_str))?,
             command: filled(&words, deadline),
             timeout: deadline,
         }))
@@ -59,8 +59,8 @@ impl PodHook {
 }
 
 /// Whether annotations contain `skip`.
-pub(super) fn says_skip(said: &BTreeMap<String, String>) -> Result<bool, String> {
-    match said.get(SKIP).map(String::as_str) {
+pub(super) fn has_skip(annotations: &BTreeMap<String, String>) -> Result<bool, String> {
+    match annotations.get(SKIP).map(String::as_str) {
         None | Some("false") => Ok(false),
         Some("true") => Ok(true),
         Some(other) => Err(format!(

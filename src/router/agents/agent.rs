@@ -30,7 +30,7 @@ pub struct Seen {
     /// When it last answered.
     pub answered: Option<Instant>,
     /// Its description at that time.
-    pub told: Option<Arc<DescribeResponse>>,
+    pub description: Option<Arc<DescribeResponse>>,
     /// Its pools whose IDs are known, at that time.
     pub pools: Arc<[ShownPool]>,
     /// Why it cannot be reached now; none if it can.
@@ -129,8 +129,10 @@ impl Agent {
     /// The topology segment that it last reported; empty if it reported none.
     pub fn home(&self) -> String {
         let seen = self.seen.borrow();
-        let told = seen.told.as_ref();
-        told.map(|told| told.home.clone()).unwrap_or_default()
+        let description = seen.description.as_ref();
+        description
+            .map(|description| description.home.clone())
+            .unwrap_or_default()
     }
 
     /// How it last reported a pool.
@@ -143,7 +145,7 @@ impl Agent {
     /// `default`, or the only one.
     pub fn meant(&self, class: Option<&str>) -> Option<crate::agent::Pool> {
         let seen = self.seen.borrow();
-        let pools = &seen.told.as_ref()?.pools;
+        let pools = &seen.description.as_ref()?.pools;
         let mut configured = pools.iter().filter(|pool| !pool.forgotten);
         let wanted = class.unwrap_or("default");
         let named = configured.clone().find(|pool| pool.name == wanted);
@@ -220,13 +222,13 @@ impl Agent {
                 )),
             };
             drop(turn);
-            let verified = |told| self.verify(told, driver_name);
+            let verified = |description| self.verify(description, driver_name);
             let (described, is_refused) = match described.map(verified) {
                 Ok(Err(why)) => {
                     self.refused();
                     (Err(format!("its description was rejected: {why}")), true)
                 }
-                Ok(told) => (told, false),
+                Ok(description) => (description, false),
                 Err(problem) => (Err(problem), false),
             };
             if self.learn(asked, described, is_refused) {
@@ -243,25 +245,25 @@ impl Agent {
         let answer = client?.describe(DescribeRequest {}).await;
         answer
             .map(|answer| answer.into_inner())
-            .map_err(|status| said(&status))
+            .map_err(|status| status_text(&status))
     }
 
     /// Another server at this address must not receive requests for volumes.
     fn verify(
         &self,
-        told: DescribeResponse,
+        description: DescribeResponse,
         driver_name: &str,
     ) -> Result<DescribeResponse, String> {
-        if told.node_name != self.node {
-            return Err(format!("it reports to be node {:?}", told.node_name));
+        if description.node_name != self.node {
+            return Err(format!("it reports to be node {:?}", description.node_name));
         }
-        if told.driver_name != driver_name {
-            let theirs = &told.driver_name;
+        if description.driver_name != driver_name {
+            let other = &description.driver_name;
             return Err(format!(
-                "it belongs to driver {theirs:?} instead of {driver_name:?}"
+                "it belongs to driver {other:?} instead of {driver_name:?}"
             ));
         }
-        checked::description(told)
+        checked::description(description)
     }
 
     /// Stores the answer; returns whether it differs from the previous one.
@@ -287,12 +289,12 @@ impl Agent {
             }
             seen.problem = problem;
             seen.is_refused = is_refused;
-            let Ok(told) = described else { return };
+            let Ok(description) = described else { return };
             seen.answered = Some(Instant::now());
-            if seen.told.as_deref() != Some(&told) {
+            if seen.description.as_deref() != Some(&description) {
                 news = true;
-                seen.pools = told.pools.iter().filter_map(shown).collect();
-                seen.told = Some(Arc::new(told));
+                seen.pools = description.pools.iter().filter_map(shown).collect();
+                seen.description = Some(Arc::new(description));
             }
         });
         news
@@ -339,19 +341,19 @@ impl Agent {
         let from_connection = std::error::Error::source(status).is_some();
         match status.code() {
             Code::Unknown | Code::DataLoss | Code::PermissionDenied | Code::Unauthenticated => {
-                self.unreachable(&said(status))
+                self.unreachable(&status_text(status))
             }
             // The deadline of the call itself. A connection that is closed in the middle of a call
             // gives CANCELLED as well.
             Code::Cancelled if from_connection && !beneath::<TimeoutExpired>(status) => {
                 self.wanted.notify_one();
-                self.unreachable(&said(status))
+                self.unreachable(&status_text(status))
             }
             Code::Cancelled | Code::DeadlineExceeded => answered(status),
             _ if from_connection => {
                 // Poll it now, not at the next interval.
                 self.wanted.notify_one();
-                self.unreachable(&said(status))
+                self.unreachable(&status_text(status))
             }
             _ => answered(status),
         }
@@ -378,7 +380,7 @@ fn answered(status: &Status) -> Error {
 }
 
 /// The text of a status, with its causes.
-fn said(status: &Status) -> String {
+fn status_text(status: &Status) -> String {
     let mut text = status.message().to_string();
     let mut source = std::error::Error::source(status);
     while let Some(cause) = source {

@@ -34,7 +34,7 @@ impl AgentReports for Agents {
             });
             Report {
                 node: agent.node().to_string(),
-                seen: at.zip(seen.told),
+                seen: at.zip(seen.description),
                 problem: seen.problem,
                 is_refused: seen.is_refused,
             }

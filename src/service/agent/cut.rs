@@ -44,7 +44,7 @@ const STEPS: usize = 2;
 impl Service {
     /// Serves a participation until its stream ends, and longer if something must be undone.
     pub(super) fn share(&self, steps: Streaming<CutRequest>) -> CutStream {
-        let (answers, told) = mpsc::channel(STEPS);
+        let (answers, receiver) = mpsc::channel(STEPS);
         let driver = self.driver.clone();
         tokio::spawn(async move {
             if let Err(failed) = serve(driver, steps, answers.clone()).await {
@@ -55,7 +55,7 @@ impl Service {
                 let _ = answers.send(Ok(answer)).await;
             }
         });
-        Box::pin(ReceiverStream::new(told))
+        Box::pin(ReceiverStream::new(receiver))
     }
 
     pub(super) async fn group_told(
@@ -71,7 +71,7 @@ impl Service {
                 move |driver, group| driver.group_here(*group, &request.snapshot_ids),
             )
             .await?;
-        Ok(told(here))
+        Ok(group_response(here))
     }
 
     pub(super) async fn group_settled(
@@ -350,7 +350,7 @@ fn decision(request: &SettleGroupRequest) -> Result<GroupDecision> {
     })
 }
 
-fn told(here: GroupHere) -> GetGroupResponse {
+fn group_response(here: GroupHere) -> GetGroupResponse {
     let membership = here.membership;
     let known = membership.as_ref();
     GetGroupResponse {

@@ -37,14 +37,14 @@ impl Looks {
             let looking = looks.looking.clone().lock_owned().await;
             let look = tokio::task::spawn_blocking(move || {
                 let _looking = looking;
-                let seen = Arc::new(driver.describe());
-                *looks.last() = Some(seen.clone());
-                seen
+                let description = Arc::new(driver.describe());
+                *looks.last() = Some(description.clone());
+                description
             });
             look.await.ok()
         };
         match tokio::time::timeout(POOL_TIMEOUT, look).await {
-            Ok(Some(seen)) => Some(seen),
+            Ok(Some(description)) => Some(description),
             Ok(None) | Err(_) => self.last().clone(),
         }
     }
@@ -52,7 +52,7 @@ impl Looks {
 
 impl Service {
     pub(super) async fn described(&self) -> Result<DescribeResponse, Status> {
-        let Some(seen) = self.looks.look(self.driver.clone()).await else {
+        let Some(description) = self.looks.look(self.driver.clone()).await else {
             let hangs = Error::Unreachable {
                 what: "this node".into(),
                 reason: "reading the state of its pools takes too long; a disk hangs".into(),
@@ -60,23 +60,28 @@ impl Service {
             return Err(status(Rpc::Probe, &hangs));
         };
         let settings = self.driver.settings();
-        let (home, home_problem) = match &seen.home {
+        let (home, home_problem) = match &description.home {
             Ok(home) => (home.to_string(), String::new()),
             Err(problem) => (String::new(), problem.clone()),
         };
-        let forgotten = seen.forgotten.iter().map(forgotten);
+        let forgotten = description.forgotten.iter().map(forgotten);
         Ok(DescribeResponse {
             node_name: settings.node_name.clone(),
             driver_name: settings.driver_name.clone(),
             version: env!("CARGO_PKG_VERSION").to_string(),
             home,
             home_problem,
-            pools: seen.pools.iter().map(pool).chain(forgotten).collect(),
-            missing: seen.missing.clone(),
-            unsettled_groups: groups(&seen.unsettled_groups),
-            guard_alive: seen.guard,
-            busy_groups: groups(&seen.busy_groups),
-            not_grown: not_grown(&seen.not_grown),
+            pools: description
+                .pools
+                .iter()
+                .map(pool)
+                .chain(forgotten)
+                .collect(),
+            missing: description.missing.clone(),
+            unsettled_groups: groups(&description.unsettled_groups),
+            guard_alive: description.guard,
+            busy_groups: groups(&description.busy_groups),
+            not_grown: not_grown(&description.not_grown),
         })
     }
 

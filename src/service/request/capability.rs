@@ -32,9 +32,9 @@ pub fn for_one_volume(capabilities: &[VolumeCapability]) -> Result<Vec<Capabilit
             "both block and mount are requested; give one access type per volume",
         ));
     }
-    let mut said = types().filter_map(said_fs);
-    if let Some(first) = said.next()
-        && let Some(other) = said.find(|fs| *fs != first)
+    let mut fs_types = types().filter_map(fs_type_of);
+    if let Some(first) = fs_types.next()
+        && let Some(other) = fs_types.find(|fs| *fs != first)
     {
         return Err(Error::invalid(
             LIST,
@@ -89,7 +89,7 @@ fn not_empty(capabilities: &[VolumeCapability]) -> Result<()> {
     Ok(())
 }
 
-fn said_fs(access_type: &AccessType) -> Option<FsType> {
+fn fs_type_of(access_type: &AccessType) -> Option<FsType> {
     match access_type {
         AccessType::Block => None,
         AccessType::Mount { fs_type, .. } => *fs_type,
