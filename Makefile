@@ -108,6 +108,10 @@ helm: # builds helm, which the tests of the chart use
 soak: ## Run the consistency tests of cuts and clones with thousands of rounds, and every fault (hours)
 	$(TESTS_AS_ROOT) SLACKWATER_SOAK=1 SLACKWATER_SWEEP=full PROPTEST_CASES=20000 $(CARGO) test --locked --no-fail-fast --features fault --test cut --test host_linux --test guard --test databases --test fault_sweep --test state_machine --test kill
 
+.PHONY: fuzz
+fuzz: ## Fuzz the parsers of records, tables, superblocks, program output and requests, FUZZ_SECONDS=120 for each target
+	FUZZ_SECONDS=$${FUZZ_SECONDS:-120} $(CARGO) test --locked --workspace --lib fuzz -- --nocapture 2>&1 | grep -E ' inputs in |Test failed|planted bug was not found|test result'
+
 .PHONY: sanity
 sanity: ## Run two releases of csi-sanity against the real binary on every kind of pool
 	@mkdir -p $(LOGS)

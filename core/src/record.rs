@@ -71,7 +71,11 @@ fn encode<T: Record>(path: &Path, present: Option<&[u8]>, record: &T) -> Result<
     let mut encoded = value(record)?;
     if let Some(bytes) = present {
         let known = value(&decode::<T>(path, bytes)?)?;
-        let present = serde_json::from_slice(bytes).map_err(bug::<T>)?;
+        // A field that this program skips may still be one that it cannot keep.
+        let present = serde_json::from_slice(bytes).map_err(|error| Error::Damaged {
+            path: path.to_path_buf(),
+            problem: format!("not a {}: {error}", T::WHAT),
+        })?;
         keep_unknown(&present, &known, &mut encoded);
     }
     let mut bytes = serde_json::to_vec_pretty(&encoded).map_err(bug::<T>)?;
@@ -170,5 +174,7 @@ pub fn store<T: Record>(host: &dyn Host, path: &Path, record: &T) -> Result<()> 
 
 #[cfg(any(test, feature = "testing"))]
 pub mod formats;
+#[cfg(test)]
+mod fuzz;
 #[cfg(test)]
 mod tests;

@@ -8,6 +8,8 @@
 
 pub mod capability;
 pub mod controller;
+#[cfg(test)]
+mod fuzz;
 pub mod metadata;
 pub mod node;
 pub mod snapshot;

@@ -186,6 +186,25 @@ mod tests {
         );
     }
 
+    #[test]
+    fn fuzz_certificate_requests() {
+        let requests = [0, 1].map(|_| make(&Name::node("node-1").unwrap()).unwrap().1);
+        let points = requests
+            .each_ref()
+            .map(|request| read(request.as_bytes()).unwrap().point);
+        let seeds = requests.each_ref().map(|request| der(request));
+        let target = |bytes: &[u8]| {
+            // No key is accepted without a signature made with it.
+            if let Ok(found) = read(pem(bytes).as_bytes()) {
+                assert!(points.contains(&found.point));
+            }
+            let _ = read(bytes);
+        };
+        slackwater_testkit::fuzz::fuzz("certificate requests", &seeds, target, |bytes| {
+            assert!(parts(bytes).is_none_or(|parts| parts.algorithm == ECDSA_SHA256));
+        });
+    }
+
     proptest! {
         #[test]
         fn a_request_that_was_touched_is_refused(at in 0usize..1000, bit in 0u8..8) {

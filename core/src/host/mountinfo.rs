@@ -182,6 +182,31 @@ mod tests {
     }
 
     #[test]
+    fn fuzz_the_mount_table() {
+        let seeds = [
+            b"36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 shared:3 - ext3 /dev/root rw,errors=continue\n"
+                .to_vec(),
+            b"36 35 7:3 / /var/lib/kubelet/a\\040b rw - xfs /dev/loop3 rw\n25 1 0:5 /loop7 /srv/dev rw - devtmpfs udev rw\n"
+                .to_vec(),
+            b"36 35 0:40 /@pool /srv/pool\\134 rw - btrfs /dev/loop12 rw,subvol=/@pool\n".to_vec(),
+        ];
+        let target = |bytes: &[u8]| {
+            for mount in parse(bytes).into_iter().flatten() {
+                let _ = (mount.shown(), mount.source_loop(), mount.is_read_only());
+            }
+        };
+        slackwater_testkit::fuzz::fuzz("mountinfo", &seeds, target, |bytes| {
+            let mounts = parse(bytes).unwrap_or_default();
+            let unescaped = |mount: &Mount| {
+                let path = mount.mount_point.as_os_str().as_bytes();
+                path.iter()
+                    .any(|byte| *byte == b'`' || (1..8).contains(byte))
+            };
+            assert!(!mounts.iter().any(unescaped));
+        });
+    }
+
+    #[test]
     fn this_machines_own_table_is_read() {
         let text = std::fs::read("/proc/self/mountinfo").unwrap();
         assert!(

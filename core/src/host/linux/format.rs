@@ -187,6 +187,22 @@ mod tests {
     }
 
     #[test]
+    fn fuzz_the_output_of_blkid() {
+        let seeds = [
+            "DEVNAME=/dev/x\nUUID=abc\nTYPE=xfs\nUSAGE=filesystem\n",
+            "UUID=abc\nTYPE=LVM2_member\nUSAGE=raid\n",
+            "PTUUID=1\nPTTYPE=gpt\n",
+        ];
+        let seeds = seeds.map(|seed| seed.as_bytes().to_vec());
+        let read = |bytes: &[u8]| parse(&String::from_utf8_lossy(bytes), &[]);
+        let target = |bytes: &[u8]| drop(read(bytes));
+        slackwater_testkit::fuzz::fuzz("blkid", &seeds, target, |bytes| {
+            let is_beside = |found: &Signature| matches!(found, Signature::Fs { beside, .. } if beside.is_some());
+            assert!(!is_beside(&read(bytes)));
+        });
+    }
+
+    #[test]
     fn a_file_system_is_distinguished_from_a_member_of_a_larger_unit() {
         let fs = parse(
             "DEVNAME=/dev/x\nUUID=abc\nTYPE=xfs\nUSAGE=filesystem\n",

@@ -72,7 +72,7 @@ pub(super) fn ext4(head: &[u8]) -> Option<Ext4> {
     }
     let block_size = 1024u64
         .checked_shl(le32(sb, 0x18)? as u32)
-        .filter(|size| *size <= 65536)?;
+        .filter(|size| (1024..=65536).contains(size))?;
     let wide = le32(sb, 0x60)? & 0x80 != 0;
     let blocks = le32(sb, 4)? | if wide { le32(sb, 0x150)? << 32 } else { 0 };
     let first_block = le32(sb, 0x14)?;
@@ -86,7 +86,7 @@ pub(super) fn ext4(head: &[u8]) -> Option<Ext4> {
     let descriptors = if meta_groups {
         1
     } else {
-        (groups * descriptor).div_ceil(block_size)
+        groups.saturating_mul(descriptor).div_ceil(block_size)
     };
     Some(Ext4 {
         block_size,
@@ -142,7 +142,9 @@ impl Ext4 {
             let groups = blocks
                 .saturating_sub(self.first_block)
                 .div_ceil(self.blocks_per_group);
-            (groups * self.descriptor).div_ceil(self.block_size)
+            groups
+                .saturating_mul(self.descriptor)
+                .div_ceil(self.block_size)
         };
         let more = descriptors(self.blocks_on(device_bytes))
             - descriptors(self.blocks).min(descriptors(self.blocks_on(device_bytes)));
@@ -303,6 +305,100 @@ mod tests {
         assert!(block.check().is_err());
     }
     use proptest::prelude::*;
+    use slackwater_testkit::fuzz::fuzz;
+
+    /// The fields that are read, in a superblock of a file system of 128 MiB.
+    fn ext4_head() -> Vec<u8> {
+        let mut head = vec![0; 2048];
+        let mut set = |at: usize, bytes: &[u8]| {
+            head[1024 + at..1024 + at + bytes.len()].copy_from_slice(bytes);
+        };
+        for (at, number) in [
+            (0, 32768u32),
+            (4, 32768),
+            (0x18, 2),
+            (0x1c, 2),
+            (0x20, 32768),
+            (0x28, 8192),
+            (0x60, 0x2c2),
+            (0x64, 0x6b),
+        ] {
+            set(at, &number.to_le_bytes());
+        }
+        for (at, number) in [
+            (0x38, 0xef53u16),
+            (0x3a, 1),
+            (0x58, 256),
+            (0xce, 63),
+            (0xfe, 64),
+        ] {
+            set(at, &number.to_le_bytes());
+        }
+        head
+    }
+
+    const DEVICES: [u64; 5] = [0, 4096, 1 << 27, 1 << 40, u64::MAX];
+
+    #[test]
+    fn fuzz_ext4() {
+        let target = |head: &[u8]| {
+            let _ = bytes("ext4", head);
+            if let Some(found) = ext4(head) {
+                for device in DEVICES {
+                    let blocks = found.blocks_on(device);
+                    assert!(blocks <= device / found.block_size, "beyond the device");
+                    let _ = (found.is_unclean(), found.grows_in_place(device));
+                }
+            }
+        };
+        fuzz("ext4", &[ext4_head()], target, |head| {
+            assert!(ext4(head).is_none_or(|found| found.block_size == 4096));
+        });
+    }
+
+    #[test]
+    fn an_ext4_superblock_with_an_impossible_block_size_is_none() {
+        for log_block_size in [7u32, 53, 54, 60, 63, 64, u32::MAX] {
+            let mut head = ext4_head();
+            head[1024 + 0x18..1024 + 0x1c].copy_from_slice(&log_block_size.to_le_bytes());
+            assert!(ext4(&head).is_none(), "{log_block_size}");
+        }
+    }
+
+    #[test]
+    fn fuzz_xfs() {
+        let mut head = vec![0; 256];
+        head[..4].copy_from_slice(b"XFSB");
+        head[4..8].copy_from_slice(&4096u32.to_be_bytes());
+        head[8..16].copy_from_slice(&32768u64.to_be_bytes());
+        let size = |head: &[u8]| bytes("xfs", head);
+        assert_eq!(size(&head), Some(1 << 27));
+        let target = |head: &[u8]| {
+            let _ = size(head);
+        };
+        fuzz("xfs", &[head], target, |head| {
+            assert!(size(head).is_none_or(|size| size <= 1 << 27));
+        });
+    }
+
+    #[test]
+    fn fuzz_btrfs() {
+        let mut block = vec![0; Btrfs::BYTES];
+        block[0x40..0x48].copy_from_slice(b"_BHRfS_M");
+        block[0x88] = 1;
+        let target = |bytes: &[u8]| {
+            if let Some(mut found) = Btrfs::read(bytes.to_vec(), 0) {
+                let _ = (found.check(), found.checksum(), found.has_log());
+                found.renew(Uuid::from_u128(7));
+                assert_eq!(found.fsid(), Uuid::from_u128(7));
+                assert_ne!(found.checksum(), Checksum::Bad);
+            }
+        };
+        fuzz("btrfs", &[block], target, |bytes| {
+            let found = Btrfs::read(bytes.to_vec(), 0);
+            assert!(found.is_none_or(|found| found.check().is_ok()));
+        });
+    }
 
     fn plain() -> Ext4 {
         Ext4 {
