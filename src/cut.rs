@@ -1,9 +1,10 @@
-//! The consistent cut: one coordinator, participants, and the guard who alone freezes.
+//! The consistent cut: one coordinator, its participants, and the freeze guard, which is the only
+//! process that freezes.
 //!
-//! One try is `sync and clone ahead -> quiesce -> sync and put right -> freeze -> cut -> thaw ->
-//! release -> verdict`.
-//! Who prepares and commits the members' records is `operation`; across nodes the router
-//! coordinates, with a stream to each agent as its participant.
+//! One attempt runs these steps: `sync and clone ahead -> quiesce -> sync and update the clones ->
+//! freeze -> cut -> thaw -> release -> verify`. The module `operation` prepares and commits the
+//! records of the members. In a cut across nodes the router is the coordinator, and each
+//! participant is a stream to an agent.
 
 mod abort;
 pub mod backoff;
@@ -36,85 +37,88 @@ pub use abort::AbortHandle;
 pub use local::Room;
 pub use retry::Attempt;
 
-/// How a member is used while it's cut.
+/// How a member is used while it is cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// By nobody: no device is on it.
+    /// Not in use: no device is attached to it.
     Quiet,
-    /// As a raw device: whatever is written to it is in one order only for itself.
+    /// As a raw device. Its writes are ordered only among themselves, not relative to writes to
+    /// other volumes.
     Raw,
     /// As a mounted file system.
     Mounted {
-        /// Its device.
+        /// The device of the file system.
         device: Device,
-        /// Which.
+        /// The type of the file system.
         fs: FsType,
-        /// One of its mount points, as the mount table has it.
+        /// One of its mount points, as in the mount table.
         mount_point: PathBuf,
     },
 }
 
-/// One volume to be cut. Its copy exists and is empty; what a failed attempt leaves in it is the
-/// caller's to delete.
+/// One volume to be cut. Its copy exists and is empty. If an attempt fails, the caller deletes what
+/// the attempt left in the copy.
 #[derive(Clone)]
 pub struct CutMember {
     /// The volume.
     pub target: HookTarget,
-    /// Makes the copy. For one attempt only, since it remembers what it has copied.
+    /// Makes the copy. It is used for one attempt only, because it records what it has copied.
     pub copier: Arc<dyn Copier>,
     /// How the volume is used now.
     pub in_use: Use,
-    /// Set when its copy was emptied, because the pool needed the space: the cut is lost.
+    /// Set when its copy was emptied because the pool needed the space: the cut is then lost.
     pub emptied: Arc<AtomicBool>,
 }
 
-/// What a try reached.
+/// What an attempt reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// The level.
+    /// The level that was reached.
     pub level: Level,
-    /// Why not a higher one; empty for the highest.
+    /// Why the level is not higher; empty for the highest level.
     pub reason: String,
-    /// When: nanoseconds since 1970, while all stood still.
+    /// Time of the cut in nanoseconds since 1970, taken between the freeze and the cut.
     pub cut_at: u64,
-    /// What it took.
+    /// Durations and numbers of the attempt.
     pub stats: CutStats,
 }
 
-/// What a cut took, for logs and metrics.
+/// Durations and numbers of a cut, for logs and metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CutStats {
-    /// Until all hooks were ready, if any ran.
+    /// Time until all hooks were ready, if any ran.
     pub quiesce: Option<Duration>,
-    /// From then until all were thawed: how long applications were held by this cut.
+    /// Time from then until all members were thawed: how long this cut held applications.
     pub held: Option<Duration>,
-    /// Writing back before the freeze, both times; the longest of all participants.
+    /// Time of the write-backs before the freeze. Of participants that work in parallel, the
+    /// slowest one counts.
     pub sync: Duration,
-    /// From the first freeze to the last thaw, if anything was frozen.
+    /// Time from the first freeze to the last thaw, if anything was frozen.
     pub freeze: Option<Duration>,
-    /// Until all hooks had ended, if any ran.
+    /// Time until all hooks had ended, if any ran.
     pub release: Option<Duration>,
-    /// Extents cloned before the freeze, those of unused volumes included.
+    /// Extents cloned before the freeze, including those of volumes that are not in use.
     pub extents_ahead: u64,
-    /// Extents cloned while writers stood still.
+    /// Extents cloned while writers were blocked.
     pub extents_within: u64,
-    /// An application that was released, but not as it should be: the cut is good.
+    /// A problem with the release of an application, such as a hook that had to be killed. The cut
+    /// is good nevertheless.
     pub release_problem: Option<String>,
 }
 
-/// The three seams that a cut works through.
+/// The interfaces that a cut works through, which tests replace.
 #[derive(Clone)]
 pub struct Seams {
-    /// Kernel and disk.
+    /// The kernel and the disk.
     pub host: Arc<dyn Host>,
-    /// Who freezes.
+    /// The freeze guard.
     pub freezer: Arc<dyn Freezer>,
-    /// Who quiesces.
+    /// The quiesce hooks.
     pub hooks: Arc<dyn Hooks>,
 }
 
 impl Seams {
-    /// On a simulated machine, which is its own guard; without hooks.
+    /// The interfaces of a simulated machine, which acts as its own guard and has no hooks.
     pub fn simulated(host: MemoryHost) -> Seams {
         let host = Arc::new(host);
         Seams {
@@ -125,16 +129,16 @@ impl Seams {
     }
 }
 
-/// One try over members of this node, whose volumes are locked.
+/// One attempt of a cut of members on this node. The caller holds the locks of their volumes.
 ///
-/// On an error nothing is frozen or quiesced any more (or will be thawed and released without
-/// us), and the copies are worthless. [`Error::QuiesceFailed`] is what
-/// [`SnapshotParameters::on_quiesce_failure`] is about; [`Error::CutLost`] says that everything
-/// was done and isn't proven. Where `level` is `application` and no hook is configured, a class
-/// that allows a lower level gets it in the same try.
+/// On an error nothing is frozen or quiesced any more (or it will be thawed and released without
+/// this process), and the copies are worthless. [`Error::QuiesceFailed`] is the error to which
+/// [`SnapshotParameters::on_quiesce_failure`] applies. [`Error::CutLost`] means that all steps were
+/// done, but the cut is not proven to be consistent. If `level` is `application` and no hook is
+/// configured, a class that allows a lower level gets that level in the same attempt.
 ///
-/// A crash of this process ends in thawed file systems (the guard) and released applications (the
-/// end of their stdin); the copies stay, prepared.
+/// If this process crashes, the guard thaws the file systems, and the applications are released
+/// because the stdin of their hooks ends. The copies remain, prepared and not committed.
 ///
 /// [`Error::QuiesceFailed`]: crate::error::Error::QuiesceFailed
 /// [`Error::CutLost`]: crate::error::Error::CutLost

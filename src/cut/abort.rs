@@ -1,12 +1,12 @@
-//! The end of a participant's freeze from outside, at once, whatever step it's in.
+//! Aborts the freeze of a participant from another thread, at once and during any step.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::error::{Error, Result};
 use crate::host::Freeze;
 
-/// Shared by a participant, which works in its own thread, and whoever notices that its
-/// coordinator has gone.
+/// Shared by a participant, which works in its own thread, and the thread that notices that the
+/// coordinator is gone.
 #[derive(Clone, Default)]
 pub struct AbortHandle(Arc<Mutex<State>>);
 
@@ -21,7 +21,8 @@ impl AbortHandle {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Thaws what is frozen, without waiting for it; nothing is frozen any more from now on.
+    /// Thaws what is frozen, without waiting for it. The participant cannot freeze anything
+    /// afterwards.
     pub fn now(&self) {
         let held = {
             let mut state = self.state();
@@ -33,7 +34,8 @@ impl AbortHandle {
         }
     }
 
-    /// What is to be given up; an error if it's too late, with everything given up.
+    /// Registers the session that [`AbortHandle::now`] gives up. If it was called before, this
+    /// gives up the session and returns an error.
     pub(super) fn watch(&self, held: &Arc<dyn Freeze>) -> Result<()> {
         let mut state = self.state();
         if state.aborted {

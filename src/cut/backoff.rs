@@ -1,24 +1,25 @@
-//! What is remembered of cuts that failed, so that callers who repeat for ever don't disturb an
-//! application for ever.
+//! Records which cuts have failed, so that callers that repeat their calls forever do not disturb
+//! an application forever.
 //!
-//! Only in memory: after a restart a volume is tried at once, which is what an administrator who
-//! has mended a hook expects of a restart.
+//! The records are in memory only. After a restart a volume is tried at once, as an administrator
+//! who has repaired a hook expects.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
 
-/// After the first failure; doubled with each further one. In seconds.
+/// Delay after the first failure, in seconds. It doubles with each further failure.
 const FIRST_DELAY_SECONDS: u64 = 60;
-/// In seconds.
+/// Maximum delay, in seconds.
 const MAX_DELAY_SECONDS: u64 = 30 * 60;
-/// Volumes that are remembered. A node has far fewer whose snapshots fail at a time; when it hasn't,
-/// the one whose pause ends first is forgotten.
+/// Maximum number of entries. A node has far fewer volumes whose snapshots fail at the same time.
+/// At the limit, the entry whose pause ends first is dropped.
 const NAMES: usize = 4096;
 
-/// Volumes whose last cut failed, each with its class: a tenant who asks again under other names
-/// disturbs no one, and one who has repaired a class is not held up.
+/// The volumes whose last cut failed, each together with its class. A tenant who repeats the call
+/// under another name therefore disturbs no application, and a tenant who has corrected the class
+/// does not have to wait.
 #[derive(Debug, Default)]
 pub struct Backoffs {
     names: BTreeMap<String, Backoff>,
@@ -26,7 +27,7 @@ pub struct Backoffs {
 
 #[derive(Clone, Debug)]
 struct Backoff {
-    /// Failed sets of tries, one after the other.
+    /// Number of consecutive sets of attempts that failed.
     sets: u32,
     last: Arc<Error>,
     /// Seconds since 1970.
@@ -42,7 +43,7 @@ impl Backoff {
         }
     }
 
-    /// In seconds.
+    /// Length of the pause, in seconds.
     fn length(&self) -> u64 {
         let doublings = self.sets.saturating_sub(1).min(MAX_DELAY_SECONDS.ilog2());
         (FIRST_DELAY_SECONDS << doublings).min(MAX_DELAY_SECONDS)
@@ -52,7 +53,7 @@ impl Backoff {
         self.since.saturating_add(self.length())
     }
 
-    /// In seconds; 0 if it's over. A clock that was set back ends it as well.
+    /// Remaining pause in seconds; 0 if it is over. The pause also ends if the clock is set back.
     fn left(&self, now: u64) -> u64 {
         if now < self.since {
             return 0;
@@ -62,8 +63,8 @@ impl Backoff {
 }
 
 impl Backoffs {
-    /// Whether all of `keys` may be tried now (seconds since 1970), or else the recorded failure
-    /// of the one with the longest pause, as [`Error::Paused`].
+    /// Checks whether all of `keys` may be tried at time `now` (seconds since 1970). Otherwise it
+    /// returns the recorded failure of the key with the longest pause, as [`Error::Paused`].
     pub fn check(&self, keys: &[String], now: u64) -> Result<()> {
         let paused = keys.iter().filter_map(|key| self.names.get(key));
         match paused.max_by_key(|pause| pause.left(now)) {
@@ -72,8 +73,8 @@ impl Backoffs {
         }
     }
 
-    /// A whole set of tries of `keys` has failed, just now: what is to be answered, with the
-    /// pause that begins.
+    /// Records that a whole set of attempts for `keys` has failed. Returns the error for the
+    /// caller, which contains the pause that begins now.
     pub fn failed(&mut self, keys: &[String], error: Error, now: u64) -> Error {
         let before = keys.iter().filter_map(|key| self.names.get(key));
         let sets = before.map(|pause| pause.sets).max().unwrap_or(0);
@@ -95,7 +96,7 @@ impl Backoffs {
         pause.error(pause.length())
     }
 
-    /// `keys` have been cut.
+    /// Removes the entries of `keys`, because their cut succeeded.
     pub fn forget(&mut self, keys: &[String]) {
         for key in keys {
             self.names.remove(key);

@@ -1,4 +1,4 @@
-//! Members of this node whose clones are made one after the other, beside other lanes.
+//! Clones members of this node one after the other, in parallel with other workers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,42 +10,43 @@ use crate::backend::Copier;
 use crate::error::{ErrorContext, Result, chain};
 use crate::host::{self, Freeze};
 
-/// A step that all lanes do at the same time.
+/// A step that all workers do at the same time.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum CloneStep {
-    /// Clone, beside the writers.
+    /// Clone while writers continue.
     Ahead,
-    /// Clone again what was written since, beside the writers.
+    /// Clone again what was written since, while writers continue.
     Delta,
-    /// The next delta is the last.
+    /// Prepare for the last delta, so that it takes no memory.
     Seal,
-    /// Clone the last delta while frozen, and thaw.
+    /// Clone the last delta while the file systems are frozen, and thaw.
     Cut,
     /// Verify that the copies are what the cut assumed.
     Verify,
 }
 
-/// A member of a lane.
+/// A member that a worker clones.
 pub(super) struct ClonedMember {
-    /// Its index among the members.
+    /// Its index among the members of the cut.
     pub(super) at: usize,
     /// Its index in the guard's session.
     pub(super) slot: usize,
 }
 
-/// Members whose clones are made one after the other.
+/// A worker that clones its members one after the other.
 pub(super) struct CloneWorker {
     pub(super) members: Arc<[CutMember]>,
     pub(super) lane: Vec<ClonedMember>,
     pub(super) held: Arc<dyn Freeze>,
-    /// A clone of some lane has failed, so the others need not keep their writers waiting.
+    /// Set when a clone of any worker has failed. The other workers then skip their clones, which
+    /// would only block their writers for longer.
     pub(super) failed: Arc<AtomicBool>,
-    /// Limits how many lanes clone ahead at once; not used while anything is frozen.
+    /// Limits how many workers clone ahead in parallel. It is not used while anything is frozen.
     pub(super) ahead: Arc<Semaphore>,
 }
 
 impl CloneWorker {
-    /// Does a step for each of its members.
+    /// Does a step for each of the members.
     pub(super) fn act(&self, step: CloneStep) -> Result<Thawed> {
         match step {
             CloneStep::Ahead => self.each(|copier| {
@@ -85,7 +86,8 @@ impl CloneWorker {
         Ok(done)
     }
 
-    /// Runs within the freeze. Even after an error all are thawed, each right after its own cut.
+    /// Runs within the freeze. Each member is thawed right after its own cut, and after an error
+    /// all members are still thawed.
     fn cut(&self) -> Result<Thawed> {
         let mut done = Thawed::default();
         let mut first = None;
@@ -123,7 +125,7 @@ fn thawed_early(volume: &str) -> String {
     )
 }
 
-/// Copies a member; returns the number of extents or ranges.
+/// Copies a member. Returns the number of extents or ranges.
 pub(super) fn copied(
     member: &CutMember,
     copy: impl Fn(&(dyn Copier + 'static)) -> host::Result<u64>,

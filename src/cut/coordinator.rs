@@ -1,7 +1,7 @@
-//! The coordinator: one try of a cut over any number of participants.
+//! The coordinator: one attempt of a cut over any number of participants.
 //!
-//! Between freeze and cut nothing happens but taking the time. Whatever goes wrong, first all
-//! members are thawed, then all applications are released, then it's told.
+//! Between freeze and cut the coordinator does nothing but read the clock. Whatever fails, it first
+//! thaws all members, then releases all applications, and then returns the error.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use crate::error::{Error, Result, chain};
 use crate::hook::{HookTarget, Hooks, Quiesced};
 use crate::model::{Level, OnQuiesceFailure, SharedVolume, SnapshotParameters};
 
-/// What is to be reached.
+/// The goal of an attempt.
 pub struct CutSpec<'a> {
-    /// The level.
+    /// The requested level.
     pub level: Level,
-    /// The class.
+    /// The parameters of the class.
     pub parameters: &'a SnapshotParameters,
-    /// The members that somebody uses, of all participants: whose hooks are run.
+    /// The members in use, of all participants. Their hooks are run.
     pub targets: &'a [HookTarget],
 }
 
@@ -36,8 +36,8 @@ pub struct Used {
     pub raw: bool,
 }
 
-/// Refuses a group with several volumes in use, on whatever nodes, that cannot all be stopped at
-/// the same moment.
+/// Refuses a group if several of its volumes are in use, on any nodes, and they cannot all be
+/// stopped at the same moment.
 pub fn admit(used: &[Used], level: Level, parameters: &SnapshotParameters) -> Result<()> {
     if used.len() < 2 {
         return Ok(());
@@ -63,31 +63,31 @@ pub fn admit(used: &[Used], level: Level, parameters: &SnapshotParameters) -> Re
     }
 }
 
-/// What a coordinator has of its own, wherever its participants are.
+/// What a coordinator needs besides its participants.
 pub struct CutContext<'a> {
-    /// Who quiesces.
+    /// The quiesce hooks.
     pub hooks: &'a dyn Hooks,
-    /// Nanoseconds since 1970.
+    /// Returns the time in nanoseconds since 1970.
     pub now_nanos: &'a dyn Fn() -> u64,
-    /// [`super::Attempt::disturbed`].
+    /// See [`super::Attempt::disturbed`].
     pub disturbed: &'a Cell<bool>,
 }
 
-/// What the class and the configured hooks make of the wish.
+/// The level and the hooks that follow from the class and the configuration.
 #[derive(Debug, PartialEq, Eq)]
 struct CutMode {
     level: Level,
     hooks: Vec<String>,
-    /// Why not a higher level.
+    /// Why the level is not higher.
     reason: String,
 }
 
-/// `None` of a participant that was aborted because another one has failed, whose error counts.
+/// `None` for a participant that was aborted because another one failed: that one's error counts.
 type Answer = Result<Option<CutAnswer>>;
 type Participants = StepWorkers<CutStep, Answer>;
 
-/// One try. On an error nothing is frozen or quiesced any more, as far as it's in the power of
-/// this process, and what was copied is worthless.
+/// Runs one attempt. On an error nothing is frozen or quiesced any more, as far as this process can
+/// achieve that, and the copies are worthless.
 pub fn run(
     context: &CutContext<'_>,
     participants: Vec<Box<dyn Participant>>,
@@ -99,7 +99,8 @@ pub fn run(
     judge_stall(ready.stall, ready.most_extents.as_ref(), spec.parameters)?;
 
     let mut stats = CutStats::default();
-    // Everything that can be done before an application is held, and can fail.
+    // This step comes before any application is held, and does everything that is possible by then
+    // and can fail.
     prepared(
         &mut workers,
         CutStep::Ahead {
@@ -108,18 +109,19 @@ pub fn run(
         &mut stats,
     )?;
     let quiesced = quiesce(context, &plan, spec.parameters, &mut stats)?;
-    // Declared after the sessions, so that a panic, too, thaws first and releases then.
+    // `workers` is declared after `quiesced`, so that a panic also thaws first and then releases.
     let mut workers = workers;
     let held = Instant::now();
     let cut = stand_still(context, &mut workers, &ready, spec.parameters, &mut stats);
-    // Thawed, whatever became of the cut, before anybody is released.
+    // Dropping `workers` thaws everything. After an error this happens before any application is
+    // released.
     let workers = cut.is_ok().then_some(workers);
     stats.held = quiesced.is_some().then(|| held.elapsed());
     let (alive, released) = release(quiesced, cut.is_ok(), &mut stats);
     let cut_at = cut?;
     alive?;
     released?;
-    // Last, since it may take as long as writing back does.
+    // This is the last step, because it may take as long as a write-back.
     if let Some(mut workers) = workers {
         all(&mut workers, CutStep::Written)?;
     }
@@ -132,8 +134,8 @@ pub fn run(
     })
 }
 
-/// The participants' work. The first one whose step fails ends the others at once: they thaw
-/// while it still undoes what it has made, and whatever step they are in.
+/// The work of the participants. The first one whose step fails aborts the others at once: they
+/// thaw, whatever step they are in, and do not wait until the failed one has cleaned up.
 fn jobs(participants: Vec<Box<dyn Participant>>) -> Vec<Job<CutStep, Answer>> {
     let halts: Arc<[_]> = participants.iter().map(|one| one.abort()).collect();
     let failed = Arc::new(AtomicBool::new(false));
@@ -157,7 +159,7 @@ fn jobs(participants: Vec<Box<dyn Participant>>) -> Vec<Job<CutStep, Answer>> {
     jobs.collect()
 }
 
-/// Which hooks, and which level is left without any.
+/// Determines which hooks run, and which level is reached if there are none.
 fn plan(hooks: &dyn Hooks, spec: &CutSpec<'_>) -> Result<CutMode> {
     let asked = |level: Level| CutMode {
         level,
@@ -208,7 +210,7 @@ fn plan(hooks: &dyn Hooks, spec: &CutSpec<'_>) -> Result<CutMode> {
     }
 }
 
-/// The sum of all participants.
+/// The readiness of all participants together.
 fn readiness(workers: &mut Participants, level: Level) -> Result<Readiness> {
     let mut sum = Readiness::default();
     for answer in all(workers, CutStep::Ready(level))? {
@@ -218,7 +220,7 @@ fn readiness(workers: &mut Participants, level: Level) -> Result<Readiness> {
         sum.in_use += one.in_use;
         sum.raw += one.raw;
         sum.frozen += one.frozen;
-        // Participants work at the same time: the slowest one counts.
+        // Participants work in parallel, so the slowest one counts.
         if one.most_extents.is_some() && one.stall >= sum.stall {
             (sum.stall, sum.most_extents) = (one.stall, one.most_extents);
         }
@@ -226,7 +228,7 @@ fn readiness(workers: &mut Participants, level: Level) -> Result<Readiness> {
     Ok(sum)
 }
 
-/// A cut that would stop writers for too long is refused before any application is quiesced.
+/// Refuses a cut that would block writers for too long, before any application is quiesced.
 fn judge_stall(
     stall: Duration,
     most_extents: Option<&(String, u64)>,
@@ -264,7 +266,8 @@ fn quiesce(
     quiesced.map(Some)
 }
 
-/// A step that is done before the freeze; what that will cost, by the slowest participant.
+/// Runs a step that precedes the freeze. Returns the longest stall that a participant expects, and
+/// its image with the most extents.
 fn prepared(
     workers: &mut Participants,
     step: CutStep,
@@ -286,7 +289,7 @@ fn prepared(
     Ok(slowest)
 }
 
-/// Puts the clones right, freezes all, cuts all, thaws all. When it was.
+/// Updates the clones; freezes, cuts and thaws all members. Returns the time of the cut.
 fn stand_still(
     context: &CutContext<'_>,
     workers: &mut Participants,
@@ -318,7 +321,8 @@ fn stand_still(
     }
 }
 
-/// Ends the sessions: whether they held through the cut, and whether they ended well.
+/// Ends the sessions of the hooks. Returns whether they held through the cut, and whether they
+/// ended without failure.
 fn release(
     quiesced: Option<Box<dyn Quiesced>>,
     is_cut: bool,
@@ -340,7 +344,7 @@ fn release(
             Ok(())
         }
         Err(error) => {
-            // Told here, because another error may be told in its place.
+            // The error is logged here, because another error may be returned instead.
             tracing::warn!(error = chain(&error), "failed to release an application");
             Err(error)
         }
@@ -348,7 +352,7 @@ fn release(
     (alive, released)
 }
 
-/// What was reached, and why no more.
+/// The level that was reached, and why it is not higher.
 fn reached(plan: CutMode, ready: &Readiness) -> (Level, String) {
     if ready.raw > 0 && plan.level == Level::Filesystem {
         let reason = "raw block device: cut at one point in time, but it cannot be frozen";
@@ -357,7 +361,8 @@ fn reached(plan: CutMode, ready: &Readiness) -> (Level, String) {
     (plan.level, plan.reason)
 }
 
-/// A step in all participants: the answers, or the first error once all have ended.
+/// Runs a step in all participants. Returns their answers, or the first error, after all have
+/// finished.
 fn all(workers: &mut Participants, step: CutStep) -> Result<Vec<CutAnswer>> {
     let answers = workers.all(step).into_iter();
     let answers = answers.map(|answer| {

@@ -1,8 +1,8 @@
-//! The participant of this process: images of this node's pools.
+//! The participant of this process: images in the pools of this node.
 //!
-//! Each member is cut in the one way that is right for its use:
-//! - nobody uses it: a whole clone at any time, because its volume is locked;
-//! - mounted: cloned ahead in pieces, put right under the freeze;
+//! Each member is cut according to its use:
+//! - not in use: one whole clone at any time, because its volume is locked;
+//! - mounted: cloned ahead in pieces, and updated within the freeze;
 //! - a raw device, or level `crash`: exactly one whole clone, which is atomic, at the cut.
 
 use std::sync::Arc;
@@ -23,60 +23,61 @@ use crate::host::freezer::FreezeLimits;
 use crate::host::{Freeze, FreezeMember, Freezer, Host, MountRoot};
 use crate::model::{Level, SnapshotParameters};
 
-/// For each of the two write-backs before a freeze. Sixteen busy volumes took seconds, and
-/// nothing stands still meanwhile but quiesced applications; what takes a minute is a disk that
-/// hangs.
+/// Time limit of each write-back before a freeze. With sixteen busy volumes it took seconds. Only
+/// quiesced applications wait for it. A disk that needs a minute is taken to hang.
 pub const SYNC_BUDGET: Duration = Duration::from_secs(60);
-/// Passes before a freeze, at most: each leaves what was written meanwhile to the next, which is
-/// shorter.
+/// Maximum number of passes before a freeze. Each pass leaves to the next one what was written
+/// while it ran, so each is shorter than the one before.
 const PASSES: usize = 3;
-/// So few ranges are no reason for another pass: cloning them takes about 5 ms.
+/// Up to this number of ranges, another pass is not worthwhile: cloning them takes about 5 ms.
 const FEW_RANGES: u64 = 64;
 
-/// Images that are cloned ahead at once. Clones on xfs wait for each other at the locks of its
-/// allocation groups, of which mkfs makes four: more at once are hardly faster, and the writers of
-/// each wait as many times longer for their pieces (8 at once: about 100 ms for each piece).
+/// Number of images that are cloned ahead in parallel. Clones on xfs contend for the locks of its
+/// allocation groups, and mkfs.xfs creates four of these. More clones in parallel are hardly
+/// faster, and the writers of each image wait proportionally longer for each piece (with 8 in
+/// parallel, about 100 ms for each piece).
 const AHEAD_AT_ONCE: usize = 4;
 
 /// How a member is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MemberMode {
-    /// Whole, before anything is frozen.
+    /// One whole clone, before anything is frozen.
     Quiet,
-    /// Whole, at the cut, and nothing is frozen for it.
+    /// One whole clone at the cut; nothing is frozen for it.
     Moment,
-    /// Ahead, and the rest while it's frozen.
+    /// A clone ahead, and the rest while the file system is frozen.
     Frozen,
 }
 
-/// An error if a pool has lost its head-room.
+/// Fails if a pool has less than its headroom free.
 pub type Room = dyn Fn() -> Result<()> + Send + Sync;
 
-/// Members of this node.
+/// The members of this node.
 pub struct Local {
     host: Arc<dyn Host>,
     freezer: Arc<dyn Freezer>,
     members: Arc<[CutMember]>,
     limits: FreezeLimits,
     max_extents: Option<u64>,
-    /// Whether the pools still have their head-room.
+    /// Checks that the pools still have their headroom free.
     room: Arc<Room>,
-    /// `ahead` was done.
+    /// The step `ahead` is done.
     is_ahead: bool,
-    /// Of tests alone: see [`Local::one_by_one`].
+    /// Set by tests only: see [`Local::one_by_one`].
     in_sequence: bool,
-    /// One for each member; made by `ready`.
+    /// The mode of each member, determined by `ready`.
     ways: Vec<MemberMode>,
-    /// Open roots of those that will be frozen, in the order of members.
+    /// Open root directories of the members that will be frozen, in the order of the members.
     roots: Vec<MountRoot>,
-    /// Dropped before `held`, which its lanes share: the last of them thaws.
+    /// Dropped before `held`, which the workers share: dropping the last reference thaws.
     lanes: Option<StepWorkers<CloneStep, Result<Thawed>>>,
     held: Option<Arc<dyn Freeze>>,
     abort: AbortHandle,
 }
 
 impl Local {
-    /// With its members, whose copies exist and are empty, and whose volumes are locked.
+    /// Creates a participant. The copies of its members exist and are empty, and their volumes are
+    /// locked.
     pub fn new(seams: &Seams, members: &[CutMember], parameters: &SnapshotParameters) -> Local {
         Local {
             host: seams.host.clone(),
@@ -99,14 +100,14 @@ impl Local {
         }
     }
 
-    /// With a look at the room of its pools, just before the freeze.
+    /// Adds a check of the free space in its pools, which runs just before the freeze.
     #[must_use]
     pub fn with_room(mut self, room: Arc<Room>) -> Local {
         self.room = room;
         self
     }
 
-    /// With a halt that ends it from another thread.
+    /// Adds a handle that aborts the participant from another thread.
     #[must_use]
     pub fn aborted_by(mut self, abort: &AbortHandle) -> Local {
         self.abort = abort.clone();
@@ -129,8 +130,8 @@ impl Local {
         Ok(extents)
     }
 
-    /// Puts the mounted members into the guard's hands, and makes the threads for their clones:
-    /// one for each, and one for all of those that gain nothing from it.
+    /// Hands the mounted members over to the freeze guard, and creates the workers for their
+    /// clones: one for each member, and one for all members whose clones are no faster in parallel.
     fn begin(&mut self) -> Result<()> {
         let roots = std::mem::take(&mut self.roots);
         let frozen: Vec<usize> = self.of_way(MemberMode::Frozen).map(|(at, _)| at).collect();
@@ -182,7 +183,8 @@ impl Local {
         Ok(())
     }
 
-    /// One step in all lanes; their sum, or the first error once all have ended.
+    /// Runs a step in all workers. Returns the sum of their answers, or the first error, after all
+    /// have finished.
     fn all(&mut self, step: CloneStep) -> Result<Thawed> {
         let mut sum = Thawed::default();
         let Some(lanes) = &mut self.lanes else {
@@ -222,8 +224,8 @@ impl Local {
         Ok(begun.elapsed())
     }
 
-    /// Every member as if it were alone: frozen, cut and thawed before the next one is frozen.
-    /// What no driver should do with a group, and what the oracle of write order must notice.
+    /// Freezes, cuts and thaws each member before the next one is frozen. This is wrong for a
+    /// group. It exists so that tests can show that their check of the write order detects it.
     fn one_by_one(&self) -> Result<Thawed> {
         let mut sum = Thawed::default();
         for member in self.members.iter() {
@@ -260,7 +262,8 @@ impl Local {
         }
     }
 
-    /// Adds what a member in use costs under the freeze.
+    /// Checks the number of extents of a member, and adds what a member in use costs within the
+    /// freeze.
     fn weigh(
         &self,
         member: &CutMember,
@@ -298,7 +301,8 @@ impl Local {
     }
 }
 
-/// Too much at once is no fault of anything: it may be tried again.
+/// EAGAIN means that the guard already holds its maximum. It is no failure, and the call may be
+/// repeated.
 fn refusal(error: HostError) -> Error {
     match error.code() {
         Some(Errno::EAGAIN) => Error::Unreachable {
@@ -312,7 +316,7 @@ fn refusal(error: HostError) -> Error {
     }
 }
 
-/// A freeze that somebody else holds is not waited for: no further try would find it ended.
+/// A freeze by another program ends the attempts: a further attempt would find it, too.
 fn not_frozen(error: HostError) -> Error {
     match error.code() {
         Some(Errno::EBUSY) => Error::Busy {
@@ -349,7 +353,7 @@ impl Participant for Local {
     }
 }
 
-/// The steps.
+/// The steps of the participant.
 impl Local {
     pub(super) fn ready(&mut self, level: Level) -> Result<Readiness> {
         let mut ready = Readiness::default();
@@ -390,7 +394,7 @@ impl Local {
             ));
         }
         if !self.roots.is_empty() {
-            // Before an application is quiesced in vain.
+            // Checked here, so that no application is quiesced in vain.
             self.freezer.ready().map_err(|error| Error::Unreachable {
                 what: "a cut of volumes in use".into(),
                 reason: chain(&error),
@@ -415,7 +419,8 @@ impl Local {
         done.sync += self.sync()?;
         done.extents += self.all(CloneStep::Ahead)?.extents;
         if hooks {
-            // What was written meanwhile would have to be written and cloned under the hooks.
+            // Otherwise what was written during the clone would be written back and cloned while
+            // the hooks hold the applications.
             done.sync += self.sync()?;
             done.extents += self.put_right()?;
         }
@@ -435,7 +440,7 @@ impl Local {
             done.extents += self.put_right()?;
             self.all(CloneStep::Seal)?;
         }
-        // Since the first check, images may have got more extents, and pools may have filled.
+        // Since the first check, images may have got more extents, and pools may have filled up.
         let members = self.members.clone();
         for (member, way) in members.iter().zip(&self.ways) {
             if *way != MemberMode::Quiet {

@@ -1,4 +1,4 @@
-//! The part of one node in a cut, and the vocabulary of its steps.
+//! The part of one node in a cut, and the steps of which it consists.
 
 use std::time::Duration;
 
@@ -37,17 +37,17 @@ pub enum CutStep {
 /// The answer to a [`CutStep`] that was done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CutAnswer {
-    /// To [`CutStep::Ready`].
+    /// The answer to [`CutStep::Ready`].
     Ready(Readiness),
-    /// To [`CutStep::Ahead`].
+    /// The answer to [`CutStep::Ahead`].
     Ahead(Prepared),
-    /// To [`CutStep::Prepare`].
+    /// The answer to [`CutStep::Prepare`].
     Prepared(Prepared),
-    /// To [`CutStep::Freeze`].
+    /// The answer to [`CutStep::Freeze`].
     Frozen,
-    /// To [`CutStep::Cut`].
+    /// The answer to [`CutStep::Cut`].
     Thawed(Thawed),
-    /// To [`CutStep::Written`].
+    /// The answer to [`CutStep::Written`].
     Written,
 }
 

@@ -1,5 +1,6 @@
-//! The tries of a cut: as often as its class says, then at the lower level that it allows, then
-//! not again for a while. Of one node and of a cluster alike.
+//! Repeats the attempts of a cut, on one node and in a cluster alike: as often as its class says,
+//! then at the lower level that the class allows. After that, further calls are refused for a
+//! while.
 
 use std::cell::Cell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,29 +10,31 @@ use super::backoff::Backoffs;
 use crate::error::{Error, Result, chain};
 use crate::model::{Level, OnQuiesceFailure, SnapshotParameters};
 
-/// How a cut is tried now.
+/// How the cut is attempted now.
 pub struct Attempt<'a> {
-    /// The level of this try.
+    /// The level of this attempt.
     pub level: Level,
-    /// Why it's lower than what was asked for; empty if it isn't.
+    /// Why the level is lower than requested; empty if it is not.
     pub why: &'a str,
-    /// Set before an application is quiesced or a file system frozen: a call that fails after
-    /// that is not repeated before its pause is over.
+    /// Set before an application is quiesced or a file system is frozen. If a call fails after
+    /// that, further calls are refused until its pause is over.
     pub disturbed: &'a Cell<bool>,
 }
 
-/// What is cut, for the memory of what has failed.
+/// What is cut. It identifies the records of failures.
 pub struct Subject<'a> {
-    /// Of the request, for logs.
+    /// The name in the request, for logs.
     pub name: &'a str,
-    /// Ids of its volumes, each of which is paused.
+    /// IDs of its volumes. Each of them is paused.
     pub volumes: &'a [String],
-    /// Its class: a class that was changed, or another one, is not paused with it.
+    /// The parameters of its class. Calls with other parameters, also of the same class after a
+    /// change, are not paused.
     pub parameters: &'a SnapshotParameters,
 }
 
 impl Subject<'_> {
-    /// Whether a lower level than this one is good enough, which freezes nothing.
+    /// Whether this is a single volume whose class accepts level `crash`, which freezes nothing,
+    /// instead of this level.
     fn takes_crash(&self, level: Level) -> bool {
         let falls = OnQuiesceFailure::Degrade(Level::Crash);
         let is_single = self.volumes.len() == 1;
@@ -44,24 +47,24 @@ impl Subject<'_> {
     }
 }
 
-/// Time, for whoever tries.
+/// The clock of the caller.
 pub trait Clock {
     /// Seconds since 1970.
     fn now(&self) -> u64;
     /// Sleeps.
     fn sleep(&self, time: Duration);
-    /// Whether the program is to stop.
+    /// Whether the program is about to stop.
     fn is_stopping(&self) -> bool;
 }
 
-/// How often a stop is looked for while a retry waits.
+/// How often a wait between two attempts checks whether the program is about to stop.
 const STOP_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Tries as often as the class says, then at the lower level that it allows. A set of tries that
-/// has failed is remembered for each volume: until its pause is over, a call for one of them by
-/// the same class gets the same failure as [`Error::Paused`], and disturbs no application. Other
-/// errors than those of a try end it at once; they are remembered as well if an application or a
-/// file system was disturbed.
+/// Repeats attempts as often as the class says, then at the lower level that the class allows. A
+/// set of attempts that failed is recorded for each volume: until its pause is over, a call for one
+/// of these volumes by the same class returns that failure as [`Error::Paused`], and disturbs no
+/// application. An error other than a failed attempt ends the call at once. It is recorded as well
+/// if an application or a file system was disturbed.
 pub fn retry<T>(
     clock: &dyn Clock,
     backoffs: &Mutex<Backoffs>,
@@ -81,7 +84,8 @@ pub fn retry<T>(
         };
         let error = match once(&now) {
             Err(error) if is_failed_try(&error) => error,
-            // Whatever stands still is in one moment already; no other try would find it thawed.
+            // Another program has frozen the volume, so its image is at one point in time already.
+            // A further attempt would not find it thawed.
             Err(error @ Error::Busy { .. }) if disturbed.get() && subject.takes_crash(level) => {
                 why = format!("{level} was requested: {}", chain(&error));
                 (level, failed) = (Level::Crash, 0);
@@ -114,7 +118,7 @@ pub fn retry<T>(
     }
 }
 
-/// Sleeps, unless the program is to stop.
+/// Sleeps. Fails if the program is about to stop.
 fn wait(clock: &dyn Clock, time: Duration) -> Result<()> {
     let mut left = time;
     while !left.is_zero() {
@@ -132,7 +136,7 @@ fn locked(backoffs: &Mutex<Backoffs>) -> MutexGuard<'_, Backoffs> {
     backoffs.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether a try was made and lost, so that another may win.
+/// Whether an attempt was made and failed, so that another one may succeed.
 fn is_failed_try(error: &Error) -> bool {
     matches!(error, Error::QuiesceFailed { .. } | Error::CutLost { .. })
 }
@@ -147,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    /// Nobody waits for it.
+    /// A clock that only `sleep` advances, so that no test has to wait.
     #[derive(Default)]
     struct Hand(Cell<Duration>);
 
@@ -196,7 +200,7 @@ mod tests {
         }
     }
 
-    /// Tries that all fail in one way: their levels, and the end.
+    /// Runs attempts that all fail in the same way. Returns their levels, the error and the time.
     fn all_fail(parameters: &SnapshotParameters, kind: &str) -> (Vec<Level>, Error, u64) {
         let (clock, backoffs) = (Hand::default(), Mutex::default());
         let mut levels = Vec::new();
@@ -294,7 +298,7 @@ mod tests {
         let error = call(true).unwrap_err();
         assert!(matches!(error, Error::Paused { .. }), "{error:?}");
         assert_eq!(asked.get(), 3, "no application was disturbed");
-        // Another name changes nothing, nor does another group of one of the volumes; another
+        // The name makes no difference, nor does another group with one of the volumes; another
         // class does.
         let other = ["w".to_string(), "x".to_string()];
         let subject = |parameters| Subject {

@@ -1,18 +1,18 @@
-//! A gate through which only so many pass at once.
+//! A counting semaphore.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// Made once for all who share it.
+/// Shared by all threads that it limits.
 pub(super) struct Semaphore {
     free: Mutex<usize>,
     changed: Condvar,
 }
 
-/// Somebody who is within; dropped, the next one may pass.
+/// A permit. Dropping it lets the next thread in.
 pub(super) struct Permit<'a>(&'a Semaphore);
 
 impl Semaphore {
-    /// For at most `most` at once, and at least one.
+    /// Creates a semaphore with `most` permits, at least one.
     pub(super) fn new(most: usize) -> Semaphore {
         Semaphore {
             free: Mutex::new(most.max(1)),
@@ -20,7 +20,7 @@ impl Semaphore {
         }
     }
 
-    /// Waits for its turn.
+    /// Waits for a permit.
     pub(super) fn acquire(&self) -> Permit<'_> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         while *free == 0 {
@@ -49,7 +49,7 @@ mod tests {
     #[test]
     fn no_more_than_so_many_are_within_and_all_get_through() {
         let (gate, within, most) = (Semaphore::new(2), AtomicUsize::new(0), AtomicUsize::new(0));
-        // Two meet inside: the gate lets more than one through.
+        // Two threads must be within at the same time: the semaphore lets more than one in.
         let meet = Barrier::new(2);
         std::thread::scope(|scope| {
             for _ in 0..8 {

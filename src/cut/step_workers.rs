@@ -1,5 +1,4 @@
-//! Workers that are made before anything stands still, and then do one step at a time, side by
-//! side.
+//! Workers that are created before anything is frozen, and then run one step at a time in parallel.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -10,22 +9,22 @@ use crate::error::{Error, HostError, Result};
 /// What a worker does with a step.
 pub(super) type Job<S, A> = Box<dyn FnMut(S) -> A + Send>;
 
-/// Several jobs, the first in the caller's thread, each other one in a thread of its own: a crew
-/// of one costs no thread. Dropping it drops the jobs and waits until that has happened.
+/// Several jobs. The first one runs in the caller's thread, each other one in a thread of its own,
+/// so a single job needs no thread. Dropping this drops the jobs and waits until that is done.
 pub(super) struct StepWorkers<S, A> {
     first: Option<Job<S, A>>,
     others: Vec<Worker<S, A>>,
 }
 
 struct Worker<S, A> {
-    /// Taken when the worker is to end.
+    /// Dropped to end the worker.
     orders: Option<SyncSender<S>>,
     answers: Receiver<Option<A>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl<S: Copy + Send + 'static, A: Send + 'static> StepWorkers<S, A> {
-    /// With its threads.
+    /// Creates the workers with their threads.
     pub(super) fn new(jobs: Vec<Job<S, A>>) -> Result<StepWorkers<S, A>> {
         let mut jobs = jobs.into_iter();
         let first = jobs.next();
@@ -33,13 +32,13 @@ impl<S: Copy + Send + 'static, A: Send + 'static> StepWorkers<S, A> {
         Ok(StepWorkers { first, others })
     }
 
-    /// The same step in all of them. The answers in the order of the jobs; `None` of one that
-    /// panicked, now or earlier: its job has been dropped then.
+    /// Runs the same step in all workers. Returns the answers in the order of the jobs; `None` for
+    /// a job that panicked, now or earlier, and was dropped for that.
     pub(super) fn all(&mut self, step: S) -> Vec<Option<A>> {
         let mut answers = Vec::with_capacity(1 + self.others.len());
         for worker in &self.others {
             if let Some(orders) = &worker.orders {
-                // One that is gone shows by its missing answer.
+                // The answer of a worker that has ended is missing below.
                 let _ = orders.send(step);
             }
         }
@@ -51,7 +50,7 @@ impl<S: Copy + Send + 'static, A: Send + 'static> StepWorkers<S, A> {
     }
 }
 
-/// Does a step; after a panic the job is no more.
+/// Does a step. A job that panics is dropped.
 fn act<S, A>(job: &mut Option<Job<S, A>>, step: S) -> Option<A> {
     let work = job.as_mut()?;
     let answer = catch_unwind(AssertUnwindSafe(|| work(step))).ok();
@@ -88,14 +87,14 @@ impl<S: Copy + Send + 'static, A: Send + 'static> Worker<S, A> {
 
 impl<S, A> Drop for StepWorkers<S, A> {
     fn drop(&mut self) {
-        // All of them at once: none waits for the end of another one.
+        // All workers are ended at once, so that none waits for the end of another one.
         for worker in &mut self.others {
             worker.orders = None;
         }
         self.first = None;
         for worker in &mut self.others {
             if let Some(thread) = worker.thread.take() {
-                // Its panic, if any, has been told as a missing answer.
+                // If the worker panicked, its missing answer has reported that.
                 let _ = thread.join();
             }
         }
@@ -129,7 +128,7 @@ mod tests {
         struct Meets(Arc<Barrier>);
         impl Drop for Meets {
             fn drop(&mut self) {
-                // Would hang if they were ended one after the other.
+                // This would hang if the jobs were ended one after the other.
                 self.0.wait();
             }
         }

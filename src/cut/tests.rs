@@ -1,4 +1,4 @@
-//! Tests of a cut, on fakes that write down what happens.
+//! Tests of a cut on fakes that log each event.
 
 mod fakes;
 mod refused;
@@ -22,8 +22,8 @@ fn application() -> SnapshotParameters {
     }
 }
 
-/// Two mounted volumes whose clones go in series, so that the order is always the same, and one
-/// that nobody uses.
+/// Two mounted volumes whose clones run in series, so that the order is always the same, and one
+/// that is not in use.
 fn group() -> Vec<TestVolume> {
     let mut members = vec![mounted("a"), member("idle", Use::Quiet), mounted("b")];
     for member in &mut members {
@@ -32,7 +32,7 @@ fn group() -> Vec<TestVolume> {
     members
 }
 
-/// One try, whoever it disturbs.
+/// One attempt. What it disturbs is not recorded.
 fn attempt(
     world: &World,
     members: &[TestVolume],
@@ -48,7 +48,7 @@ fn attempt(
     super::attempt(&seams, &members, &now, parameters, Arc::new(|| Ok(())))
 }
 
-/// An attempt that may panic; what it left is looked at by the caller.
+/// An attempt that may panic. The caller checks what it left.
 fn tried(world: &World, volumes: &[TestVolume], level: Level) -> Result<Outcome, String> {
     let parameters = application();
     let now = Attempt {
@@ -138,8 +138,8 @@ fn nothing_of_the_clone_ahead_runs_while_an_application_is_held() {
 
 #[test]
 fn an_application_is_held_for_more_passes_only_while_each_leaves_less() {
-    // Ranges that each pass clones, how many make another pass worthwhile, and passes before the
-    // hooks and after.
+    // Number of ranges that each pass clones, the number that makes another pass worthwhile, and
+    // the number of passes before and after the hooks.
     for (ranges, worthwhile, passes) in
         [(2_000, 2_500, 1), (3_000, 2_500, 3), (60, 0, 1), (70, 0, 3)]
     {
@@ -194,14 +194,14 @@ fn a_failure_at_any_step_leaves_nobody_quiesced_or_frozen() {
             world.plan(step, trouble);
             let done = tried(&world, &group(), Level::Application);
             let log = world.log();
-            // A clock has no errors.
+            // Reading the clock cannot fail.
             let is_harmless = log[step] == "clock" && trouble == Trouble::Error;
             assert_eq!(done.is_ok(), is_harmless, "{trouble:?} at {step}: {log:?}");
             world.assert_still();
             let failed_at = &log[step];
             let cuts = |log: &[String]| log.iter().filter(|l| *l == "clone_rest b").count();
             if failed_at == "freeze" {
-                // One pass ahead of the hooks, and one after.
+                // One pass ran ahead of the hooks, and one after them.
                 assert_eq!(cuts(&log), 2, "nothing is cut without a freeze");
             }
         }
@@ -437,9 +437,9 @@ struct Far {
     world: World,
     meet: Arc<Barrier>,
     fails: bool,
-    /// How long its members would stand still.
+    /// How long its members would be blocked.
     stall: Duration,
-    /// Its freeze waits for that.
+    /// If set, its freeze waits for an abort.
     aborted: Option<Arc<(Mutex<bool>, Condvar)>>,
 }
 
@@ -455,7 +455,7 @@ impl Participant for Far {
             })),
             CutStep::Ahead { .. } => Ok(CutAnswer::Ahead(Prepared::default())),
             CutStep::Prepare => {
-                // Would hang if participants were asked one after the other.
+                // This would hang if the participants ran this step one after the other.
                 self.meet.wait();
                 Ok(CutAnswer::Prepared(Prepared::default()))
             }
@@ -519,7 +519,7 @@ fn no_participant_cuts_before_all_have_frozen() {
         let last_frozen = log.iter().rposition(|line| line.starts_with("frozen"));
         assert_eq!(first_cut.is_none(), fails, "{log:?}");
         assert!(fails || first_cut > last_frozen, "{log:?}");
-        // Of a cut that failed nobody is left; of a good one all have thawed with their cut.
+        // After a failed cut all participants were dropped; in a good one each thawed with its cut.
         let thawed = if fails { "gone" } else { "cut" };
         let thawed = log.iter().rposition(|line| line.starts_with(thawed));
         let released = log.iter().position(|line| line == "release");

@@ -1,4 +1,4 @@
-//! Snapshots, groups of snapshots, and volumes that are made from snapshots or other volumes.
+//! Snapshots, groups of snapshots, and volumes that are created from snapshots or other volumes.
 
 pub(in crate::operation) mod attempt;
 pub(in crate::operation) mod copy;

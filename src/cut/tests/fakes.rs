@@ -1,4 +1,5 @@
-//! A world of which everything that a cut does is written down, and where any of it can fail.
+//! A fake host, freezer and hooks in one, which log each event of a cut and can fail at any of
+//! them.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -26,7 +27,7 @@ pub(super) const CUT_AT: u64 = 1_700_000_000_123_456_789;
 pub(super) enum Trouble {
     Error,
     Panic,
-    /// Of a thaw: somebody was there before.
+    /// For a thaw: another program has thawed before.
     Early,
 }
 
@@ -36,13 +37,13 @@ struct State {
     plan: Option<(usize, Trouble)>,
     hooks: Vec<String>,
     extents: u64,
-    /// That a pass clones; 1 unless it was set.
+    /// Ranges that a pass clones; 1 unless set.
     ranges: Option<u64>,
     /// See [`Copier::worthwhile`].
     worthwhile: u64,
-    /// So many once an application is held.
+    /// Number of extents while an application is held.
     extents_held: Option<u64>,
-    /// A copy's map isn't what it was taken to be.
+    /// The extent map of a copy is not what the cut assumed.
     moved: bool,
     release_problem: Option<String>,
     frozen: BTreeSet<String>,
@@ -74,12 +75,12 @@ pub(super) fn member(name: &str, in_use: Use) -> TestVolume {
     }
 }
 
-/// Writes down each call.
+/// A copier that logs each call.
 struct FakeCopier {
     world: World,
     name: String,
     is_serial: bool,
-    /// A pass has counted the extents.
+    /// A pass has counted the extents, so they are not counted again.
     is_counted: AtomicBool,
 }
 
@@ -253,7 +254,7 @@ impl World {
         });
     }
 
-    /// Writes an event down; `Some` if it is to go wrong.
+    /// Logs an event. Returns the fault if one is planned for it.
     pub(super) fn note(&self, event: &str) -> Option<Trouble> {
         let trouble = self.state(|state| {
             let now = state.log.len();

@@ -1,4 +1,4 @@
-//! What can't be cut as it should be is refused before anybody is disturbed.
+//! A cut that is not possible as requested is refused before any application is disturbed.
 
 use super::*;
 use crate::cut::coordinator::Used;
@@ -70,7 +70,7 @@ fn an_image_in_too_many_extents_is_refused_before_anything_is_frozen() {
         freeze_timeout: Duration::from_millis(100),
         ..application()
     };
-    // 2 us each, in both; 15 us in a whole clone.
+    // In mode `Ahead`, 2 us for each extent of both volumes; in a whole clone, 15 us.
     refuse(
         &two,
         25_001,

@@ -1,9 +1,10 @@
-//! One node's share in one try of a cut: its members prepared, kept, committed, or undone.
+//! The part of one node in one attempt of a cut, called a share: its members are prepared, kept,
+//! and committed or undone.
 //!
-//! A try takes the locks of all its volumes, so that nobody stages, publishes, grows or deletes
-//! one meanwhile. What a share has made is in no list until it's committed. In role `all` the one
-//! share is cut by this process; in a cluster the router coordinates several, each driven by a
-//! stream ([`super::session`]).
+//! An attempt locks all its volumes, so that no call stages, publishes, expands or deletes one
+//! while it runs. The members of a share are not listed until they are committed. In role `all`
+//! this process cuts the only share. In a cluster the router coordinates several shares, each of
+//! which is driven by a stream ([`super::session`]).
 
 use super::copy::no_sharing;
 use super::cut::used;
@@ -21,25 +22,25 @@ use crate::operation::lock::{Key, LockGuard};
 use crate::operation::pools::capacity::{admit_snapshot, check_promises};
 use crate::record::{SnapshotRecord, SnapshotState};
 
-/// Members of one node and one try. Their volumes are locked until all are kept.
+/// The members of one node in one attempt. Their volumes are locked until all members are kept.
 pub(in crate::operation) struct Share {
     pub(in crate::operation) made: Vec<Prepared>,
     pub(in crate::operation) members: Vec<CutMember>,
     locks: Vec<LockGuard>,
-    /// Of a group's members, which nobody deletes before it's made.
+    /// Locks of the members of a group, so that no call deletes one before the group is created.
     _members: Vec<LockGuard>,
-    /// Of thick volumes' copies, until these have blocks of their own.
+    /// Watches the copies of thick volumes until these have blocks of their own.
     watchdog: ThickSpaceWatchdog,
 }
 
-/// What is known of a cut that was proven good: the same for all its members.
+/// The properties of a cut that was proven to be good. They are the same for all its members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
     /// Nanoseconds since 1970.
     pub cut_at: u64,
-    /// What it reached.
+    /// The level that was reached.
     pub level: Level,
-    /// Why not more.
+    /// Why the level is not higher.
     pub reason: String,
 }
 
@@ -54,13 +55,13 @@ impl From<Outcome> for Kept {
 }
 
 impl Share {
-    /// Its members that somebody uses.
+    /// The members in use.
     pub(in crate::operation) fn used(&self) -> Vec<Used> {
         self.members.iter().filter_map(used).collect()
     }
 
-    /// The one that decides about all others: of a group its first member, which may be another
-    /// node's.
+    /// The member whose record decides about all others: in a group the first member, which may be
+    /// on another node.
     fn lead(&self) -> Option<usize> {
         let leads = |one: &Prepared| match &one.record.group {
             None => true,
@@ -86,15 +87,16 @@ impl Share {
         thick.map(copy).collect()
     }
 
-    /// Whether this node alone decides whether the try is committed.
+    /// Whether this node alone decides about the commit of the attempt.
     pub(in crate::operation) fn decides(&self) -> bool {
         self.lead().is_some()
     }
 }
 
 impl Driver {
-    /// Locks the volumes, and prepares a member of each, as `plan` has it. On an error nothing is
-    /// left, or it's [`Error::RollbackFailed`]; a crash leaves members that the next start ends.
+    /// Locks the volumes and prepares a member of each, with the record from `plan`. On an error
+    /// nothing is left, or the error is [`Error::RollbackFailed`]. A crash leaves members that the
+    /// next start deletes.
     pub(in crate::operation) fn begin_share(
         &self,
         volume_ids: &[String],
@@ -109,7 +111,8 @@ impl Driver {
         }
         let uses = self.uses_of(&sources)?;
         let planned: Vec<SnapshotRecord> = sources.iter().map(plan).collect();
-        // A single one's caller has its lock, from before the look whether there is one.
+        // For a single snapshot, the caller acquired this lock before it checked whether the
+        // snapshot exists.
         let grouped = planned.iter().filter(|one| one.group.is_some());
         let grouped = grouped.map(|one| self.locks.acquire(Key::Snapshot(one.uuid)));
         let mut share = Share {
@@ -123,7 +126,8 @@ impl Driver {
             .iter()
             .map(|one| Image::Snapshot(one.uuid))
             .collect();
-        // What an earlier try has left is ended after this look.
+        // What an earlier attempt left is deleted only after this check, so an error here is not
+        // final.
         let members = self.members(&sources, &uses, &copies);
         share.members = members.map_err(Error::into_indeterminate)?;
         coordinator::admit(&share.used(), level, parameters)?;
@@ -146,15 +150,16 @@ impl Driver {
         pool: &crate::operation::Pool,
         record: &SnapshotRecord,
     ) -> Result<()> {
-        // One that an earlier try has left, whose clean-up failed: it was never answered.
+        // A snapshot that an earlier attempt left because its cleanup failed was never reported as
+        // created.
         let ended = pool.backend.delete_unanswered_snapshot(record.uuid);
         ended.map_err(Error::into_indeterminate)?;
         pool.backend
             .prepare_snapshot(record, &|space| admit_snapshot(pool, space, record))
     }
 
-    /// The rest of a try of which this process has all members: cut, kept, committed. On an error
-    /// none is left, or it's [`Error::RollbackFailed`].
+    /// Cuts, keeps and commits the members of an attempt that is on this node only. On an error no
+    /// member is left, or the error is [`Error::RollbackFailed`].
     pub(in crate::operation) fn make(
         &self,
         mut share: Share,
@@ -170,11 +175,12 @@ impl Driver {
         Ok(share.made)
     }
 
-    /// Makes what was cut durable, image first, and gives the volumes back. A single one stays
-    /// `preparing` until it's committed; members of a group are `cut` from now on. After an error
-    /// the caller undoes it.
+    /// Makes the members durable, the image before the record, and unlocks the volumes. A single
+    /// snapshot stays `preparing` until it is committed; members of a group are `cut` from now on.
+    /// After an error the caller undoes the share.
     pub(in crate::operation) fn keep_share(&self, share: &mut Share, kept: &Kept) -> Result<()> {
-        // Since it was admitted, its volumes were written until the cut.
+        // Checked again, because the volumes were written between the admission of the copies and
+        // the cut.
         let mut judged = Vec::new();
         for pool in share.made.iter().map(|one| &one.pool) {
             if pool.snapshots() == SnapshotRoom::Reserved && !judged.contains(&pool.id()) {
@@ -192,16 +198,18 @@ impl Driver {
                 one.pool.backend.update_snapshot(&one.record)?;
             }
         }
-        // What follows takes long for thick volumes, and doesn't mind what is done to them.
+        // The rest takes long for thick volumes, and is not affected by what other calls do to the
+        // volumes.
         share.locks.clear();
         let mut thick = share.watchdog.copies().iter();
         let unshared = thick.try_for_each(ThickCopy::unshare);
-        // Before anything is committed; what has given way isn't.
+        // This precedes the commit: a copy that the watchdog has emptied must not be committed.
         share.watchdog.stop().and(unshared)
     }
 
-    /// Commits: the first member's record decides for a group, so that after a crash the others
-    /// are rolled forward with it, or all back. On an error before that none of this node is left.
+    /// Commits the members. In a group the record of the first member decides, so that after a
+    /// crash the others are all rolled forward with it, or all rolled back. On an error before that
+    /// record is written, no member of this node is left.
     pub(in crate::operation) fn commit_share(&self, share: &mut Share) -> Result<()> {
         let lead = share.lead();
         if let Some(one) = lead.and_then(|at| share.made.get_mut(at))
@@ -209,7 +217,8 @@ impl Driver {
         {
             return Err(self.undo_share(share, first));
         }
-        // It's committed: what fails is finished by a repeat or the next start.
+        // The attempt is committed from here on: a repeat of the call or the next start completes
+        // what fails.
         let others = share.made.iter_mut().enumerate();
         let mut others = others.filter(|(at, _)| Some(*at) != lead);
         others.try_for_each(|(_, one)| {
@@ -220,17 +229,17 @@ impl Driver {
         })
     }
 
-    /// Deletes what a try has made.
+    /// Deletes the members of a failed attempt.
     pub(in crate::operation) fn undo_share(&self, share: &mut Share, first: Error) -> Error {
         let first = match (share.watchdog.stop(), first) {
-            // Not for want of room, and not to be told as that.
+            // The attempt was ended for another reason, and is not reported as a lack of space.
             (_, Error::Stopping) => Error::Stopping,
-            // Whatever has failed, has failed for this.
+            // If the watchdog has emptied a copy, any other failure is a consequence of that.
             (Err(why), _) => why,
             (Ok(()), first) => first,
         };
-        // The first one decides about its group: if it can't be deleted it may be committed, and
-        // the others are to follow it.
+        // The first member decides about its group. If it cannot be deleted, it may be committed,
+        // and the other members must follow it.
         let lead = share.lead();
         let leads = lead.and_then(|at| share.made.get(at)).into_iter();
         let others = share.made.iter().enumerate();
@@ -239,7 +248,7 @@ impl Driver {
     }
 }
 
-/// Commits one.
+/// Commits one member.
 fn ready(one: &mut Prepared) -> Result<()> {
     one.record.state = SnapshotState::Ready;
     one.pool.backend.update_snapshot(&one.record)

@@ -1,8 +1,8 @@
-//! Copies, where blocks can't be shared: from one pool to another, and on a pool without reflink.
+//! Copies that cannot share blocks: from one pool to another, and in a pool without reflink.
 //!
-//! A copy of a volume is made only while nobody uses the volume, never under a freeze: a stage of
-//! it ends the copy. Copies report how far they are, are bounded in their rate, and go on after
-//! a restart if the source hasn't been changed.
+//! A volume is copied only while it is not in use, and never under a freeze: NodeStageVolume aborts
+//! the copy. Copies log their progress, have a limited rate, and continue after a restart if the
+//! source has not changed.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,19 +24,20 @@ use crate::operation::pools::capacity::admit_snapshot;
 use crate::operation::{CreateSnapshot, Driver, Pool, Snapshot};
 use crate::record::{CopyProgress, SnapshotState};
 
-/// Bytes of one effect: between two, a stage or a stop is looked for.
+/// Bytes of one effect. Between two effects, a copy checks whether it was aborted or the driver
+/// stops.
 const STEP: u64 = 16 * MIB;
-/// Bytes after which the progress is made durable, and told.
+/// Bytes after which the progress is made durable and logged.
 const SAVE: u64 = 512 * MIB;
-/// Bytes a second of all copies that read or write a pool, at most: half of what a SATA disk gives,
-/// so that copies are never all that a disk has to do.
+/// Maximum rate of all copies together that read or write a pool, in bytes per second. It is half
+/// of what a SATA disk delivers, so that copies never use all of a disk.
 const MAX_BYTES_PER_SECOND: u64 = 256 * MIB;
-/// Copies that run at a time.
+/// Maximum number of copies that run in parallel.
 const MAX_COPIES: usize = 8;
-/// How long a copy may have to wait for the others, at a step of each.
+/// Maximum time that a copy waits for other copies before a step.
 const MAX_STEP_DELAY: Duration = Duration::from_secs(2);
 
-/// Why a volume in use isn't copied, and the way out.
+/// The error for a volume that is in use and therefore not copied, with the alternatives.
 pub(in crate::operation) fn no_sharing(pool: &Pool, volume_id: &str) -> Error {
     let name = &pool.definition.name;
     let why = if pool.backend.shares_blocks() {
@@ -65,36 +66,37 @@ pub(in crate::operation) fn begin_at(
     Ok((source, begin))
 }
 
-/// Seconds after which a copy is forgotten that was begun and that no call has asked for since:
-/// sidecars repeat their calls every few minutes at the latest.
+/// Seconds after which an unfinished copy is forgotten if no call has asked for it since. Sidecars
+/// repeat their calls every few minutes at the latest.
 const FORGOTTEN_AFTER_SECONDS: u64 = 3600;
 
-/// Copies that run.
+/// The copies that run.
 #[derive(Debug, Default)]
 pub(in crate::operation) struct Copies {
-    /// When those that were begun were asked for, in seconds since 1970, by what is filled.
+    /// When a call last asked for each unfinished copy, in seconds since 1970, by the volume or
+    /// snapshot that is filled.
     asked: Mutex<HashMap<Uuid, u64>>,
-    /// Those of volumes, by the volume.
+    /// The running copies of volumes, by the source volume, with a flag that aborts the copy.
     of: Mutex<HashMap<Uuid, Arc<AtomicBool>>>,
-    /// How many run, and of which namespaces.
+    /// The namespace of each running copy.
     running: Mutex<Vec<Option<String>>>,
-    /// When the next step may begin, by pool.
+    /// When the next step may begin, for each pool.
     paces: Mutex<HashMap<PoolId, Instant>>,
 }
 
-/// A copy that runs; taken off the list when it's dropped.
+/// A running copy. Dropping it removes it from the list.
 pub(in crate::operation) struct Copying<'a> {
     copies: &'a Copies,
-    /// For whom.
+    /// The namespace for which it runs.
     namespace: Option<String>,
-    /// Which it reads and writes.
+    /// The pools that it reads and writes.
     pools: [PoolId; 2],
-    /// The volume, and whether its copy was ended.
+    /// The source volume, and whether its copy was aborted.
     of: Option<(Uuid, Arc<AtomicBool>)>,
 }
 
 impl Copies {
-    /// Ends the copy of a volume that is about to be used: what was copied is worthless.
+    /// Aborts the copy of a volume that is about to be used. What was copied is worthless.
     pub(in crate::operation) fn cancel(&self, volume: Uuid) {
         let copies = self.of.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(ended) = copies.get(&volume) {
@@ -102,23 +104,24 @@ impl Copies {
         }
     }
 
-    /// A call asks for a copy into this volume or snapshot.
+    /// Records that a call asks for a copy into this volume or snapshot.
     pub(in crate::operation) fn ask(&self, into: Uuid, now: u64) {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         asked.retain(|_, at| now < at.saturating_add(2 * FORGOTTEN_AFTER_SECONDS));
         asked.insert(into, now);
     }
 
-    /// Whether no call has asked for a copy for long. One that this process has not been asked for
-    /// has as much time from the first look on: its callers may have been away as well.
+    /// Whether no call has asked for a copy for `FORGOTTEN_AFTER_SECONDS`. If no call has asked
+    /// this process for it, that time begins with the first check, because the callers may have
+    /// been down as well.
     pub(in crate::operation) fn is_forgotten(&self, into: Uuid, now: u64) -> bool {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         let at = *asked.entry(into).or_insert(now);
         now >= at.saturating_add(FORGOTTEN_AFTER_SECONDS)
     }
 
-    /// Takes the place of one more copy. No namespace has more than half of them, so that claims
-    /// of one don't hold up those of all others.
+    /// Adds a copy to those that run. No namespace has more than half of them, so that the claims
+    /// of one namespace do not delay those of all others.
     fn begin(&self, claim: Option<&str>, pools: [PoolId; 2]) -> Result<Copying<'_>> {
         let namespace = claim.and_then(|claim| Some(claim.split_once('/')?.0.to_string()));
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
@@ -142,15 +145,16 @@ impl Copies {
         })
     }
 
-    /// Begins a step of so many bytes; when the next one may begin, for all copies of these pools
-    /// together.
+    /// Begins a step of this length. Returns when the next step may begin, for all copies in these
+    /// pools together.
     fn step(&self, pools: [PoolId; 2], length: u64) -> Instant {
         let now = Instant::now();
         let step = Duration::from_secs_f64(length as f64 / MAX_BYTES_PER_SECOND as f64);
         let mut paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
         let due = |paces: &HashMap<_, _>, pool| paces.get(pool).copied().unwrap_or(now).max(now);
         let due = due(&paces, &pools[0]).max(due(&paces, &pools[1]));
-        // What was not waited for (time of simulated machines, copies that have failed) is not owed.
+        // A delay that was not waited for (in simulated time, or by a copy that failed) does not
+        // add up.
         let next = (due + step).min(now + MAX_STEP_DELAY);
         paces.extend(pools.map(|pool| (pool, next)));
         next
@@ -164,8 +168,8 @@ impl Copies {
 }
 
 impl Copying<'_> {
-    /// An error once the volume was used. Asked after the last byte, too: from then on a use
-    /// doesn't matter any more.
+    /// An error if the volume was used since the copy began. It is also checked after the last
+    /// byte; a use after that does not affect the copy.
     pub(in crate::operation) fn check(&self) -> Result<()> {
         match &self.of {
             Some((volume, ended)) if ended.load(Ordering::SeqCst) => Err(Error::Busy {
@@ -197,8 +201,8 @@ impl Drop for Copying<'_> {
 }
 
 impl Driver {
-    /// Registers a copy for a claim. Of a volume, only while nobody uses it, and as it was planned
-    /// with.
+    /// Registers a copy for a claim. A source volume must not be in use, and must be unchanged
+    /// since the plan.
     pub(in crate::operation) fn begin_copy(
         &self,
         of: Option<&Source>,
@@ -272,7 +276,8 @@ impl Driver {
         copying.check()
     }
 
-    /// A snapshot on a pool that can't share blocks: a copy, while nobody uses the volume.
+    /// Creates a snapshot in a pool that cannot share blocks: a copy, while the volume is not in
+    /// use.
     pub(in crate::operation) fn copy_snapshot(
         &self,
         request: &CreateSnapshot,

@@ -1,7 +1,7 @@
 //! CreateSnapshot, DeleteSnapshot, GetSnapshot.
 //!
-//! A snapshot is a group of one: prepared (in no list), cut, made durable, committed. What fails
-//! in between is deleted before the answer, and a crash in between at the next start.
+//! A snapshot is a group of one: it is prepared (and not listed), cut, made durable, and committed.
+//! After a failure in between it is deleted before the reply, and after a crash at the next start.
 
 use std::sync::Arc;
 
@@ -26,8 +26,9 @@ impl Driver {
         keys
     }
 
-    /// CreateSnapshot. A crash leaves a snapshot that is in no list, which the next start or a
-    /// repeat ends; on a pool that can't share blocks, a copy that a repeat goes on with.
+    /// CreateSnapshot. A crash leaves a snapshot that is not listed, and that the next start or a
+    /// repeat of the call deletes; in a pool that cannot share blocks, it leaves a copy that a
+    /// repeat continues.
     pub fn create_snapshot(&self, request: &CreateSnapshot) -> Result<Snapshot> {
         let name = &request.name;
         let _name = self.locks.acquire(Key::SnapshotName(name.clone()))?;
@@ -63,8 +64,8 @@ impl Driver {
         })
     }
 
-    /// The source of a new snapshot. That there is none is a final answer: what an earlier call has
-    /// left of the snapshot's name is ended first.
+    /// The source of a new snapshot. NotFound is a final answer, so what an earlier call left under
+    /// the name of the snapshot is deleted first.
     pub(in crate::operation) fn source_of(&self, name: &str, volume_id: &str) -> Result<Source> {
         let absent = match self.source(volume_id) {
             Err(absent @ Error::NotFound { .. }) => absent,
@@ -79,7 +80,7 @@ impl Driver {
         Err(absent.with_undo(ended))
     }
 
-    /// A snapshot is where its volume is.
+    /// Checks the topology requirement: a snapshot is always where its volume is.
     pub(in crate::operation) fn check_requisite(&self, requisite: &[String]) -> Result<()> {
         let home = self.home().to_string();
         match requisite.is_empty() || requisite.contains(&home) {
@@ -88,7 +89,7 @@ impl Driver {
         }
     }
 
-    /// The snapshot of a name, wherever on this machine it is.
+    /// Finds the snapshot of a name in the served pools of this node.
     pub(in crate::operation) fn find_snapshot_name(
         &self,
         name: &str,
@@ -106,13 +107,14 @@ impl Driver {
         Ok(None)
     }
 
-    /// DeleteSnapshot. What isn't there is deleted; a member goes with its group alone, unless its
-    /// class says otherwise. What was restored from it stays.
+    /// DeleteSnapshot. A snapshot that does not exist counts as deleted. A member is deleted only
+    /// with its group, unless its class says otherwise. Volumes that were restored from the
+    /// snapshot stay.
     pub fn delete_snapshot(&self, snapshot_id: &str) -> Result<()> {
         self.delete_alone(snapshot_id, &DeleteOne::default())
     }
 
-    /// The same as [`Driver::delete_one`], where nobody settles a group of several nodes.
+    /// The same as [`Driver::delete_one`], without a router that resolves groups across nodes.
     pub fn delete_alone(&self, snapshot_id: &str, how: &DeleteOne) -> Result<()> {
         match self.delete_one(snapshot_id, how)? {
             None => Ok(()),
@@ -123,9 +125,10 @@ impl Driver {
         }
     }
 
-    /// Deletes a snapshot. Of a member all others must be committed or undone before: its record
-    /// may be the one that decides about them. Where some of them are other nodes' and `how`
-    /// doesn't say that it's so, nothing is deleted, and the group is answered.
+    /// Deletes a snapshot. Before a member is deleted, all other members must be committed or
+    /// undone, because its record may be the one that decides about them. If some of them are on
+    /// other nodes, and `how` does not confirm that they are resolved, nothing is deleted and the
+    /// ID of the group is returned.
     pub fn delete_one(&self, snapshot_id: &str, how: &DeleteOne) -> Result<Option<GroupId>> {
         let PoolLookup::Pool(pool, id) = self.owner(snapshot_id)? else {
             return Ok(None);
@@ -165,9 +168,9 @@ impl Driver {
     }
 }
 
-/// A repeat must be of the same volume, and take what is there for what it asks for. How that was
-/// to be made may have changed since: unlike a group's parameters these are not to be compared,
-/// says the interface, but nobody is given a lower level than their class allows.
+/// A repeat must name the same volume, and its class must accept the snapshot that exists. The
+/// class may have changed in between: the CSI specification compares the parameters of a group, but
+/// not those of a snapshot. Still, no caller gets a lower level than its class allows.
 fn same_request(request: &CreateSnapshot, pool: &Pool, record: &SnapshotRecord) -> Result<()> {
     let differs = |mismatch| {
         let name = format!("{:?}", request.name);
@@ -181,7 +184,8 @@ fn same_request(request: &CreateSnapshot, pool: &Pool, record: &SnapshotRecord) 
         let wanted = &request.source_volume_id;
         return differs(Mismatch::new("source_volume_id", source, wanted));
     }
-    // What its own class took for one it stays, whatever it has reached: nobody used the volume.
+    // A snapshot counts as having at least the lowest level that its own class accepted, even if it
+    // reached a lower one, as for a volume that was not in use.
     let least = request.parameters.least();
     match record.promised {
         Some(promised) if promised.max(record.level) < least => {

@@ -1,4 +1,4 @@
-//! What the cuts of this process have come to: for metrics and logs.
+//! Counters and histograms of the cuts of this process, for metrics and logs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,33 +10,33 @@ use crate::error::{Error, ErrorContext, Result};
 use crate::model::Level;
 use crate::operation::Driver;
 
-/// Upper ends of the histograms' buckets, in seconds: a freeze lasts milliseconds, and at most
-/// 30 s; an application takes longer to be quiesced.
+/// Upper bounds of the buckets of the histograms, in seconds. A freeze lasts milliseconds, and at
+/// most 30 s; quiescing an application takes longer.
 const BUCKETS: [f64; 12] = [
     0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0,
 ];
 
-/// Everything that is counted of cuts, since the start.
+/// The counters and histograms of cuts since the start.
 #[derive(Debug)]
 pub struct CutCounts {
     levels: [AtomicU64; 3],
-    /// Tries in which an application could not be held still.
+    /// Attempts in which an application could not be quiesced.
     pub quiesce_failed: AtomicU64,
-    /// Cuts that were thrown away: a deadline, a guard that died, a stranger's thaw.
+    /// Cuts that were discarded: the deadline passed, the guard died, or another program thawed.
     pub lost: AtomicU64,
-    /// Tries that ended otherwise.
+    /// Attempts that failed for another reason.
     pub failed: AtomicU64,
-    /// Applications that didn't release by themselves.
+    /// Applications that did not release by themselves.
     pub release_problems: AtomicU64,
     /// Extents cloned before the freeze.
     pub extents_ahead: AtomicU64,
-    /// Extents cloned while writers stood still.
+    /// Extents cloned while writers were blocked.
     pub extents_within: AtomicU64,
-    /// From the first freeze to the last thaw.
+    /// Time from the first freeze to the last thaw.
     pub freeze: Histogram,
-    /// Until all hooks were ready.
+    /// Time until all hooks were ready.
     pub quiesce: Histogram,
-    /// Writing back before the freeze.
+    /// Time of the write-backs before the freeze.
     pub sync: Histogram,
 }
 
@@ -59,12 +59,12 @@ impl Default for CutCounts {
 }
 
 impl CutCounts {
-    /// Cuts that were proven good and reached this level.
+    /// Number of cuts that were proven to be good and reached this level.
     pub fn reached(&self, level: Level) -> u64 {
         self.levels[level as usize].load(Ordering::Relaxed)
     }
 
-    /// Counts one try, and tells what it took.
+    /// Counts one attempt, and logs its durations and numbers.
     pub fn count(&self, attempt: &Result<Outcome>) {
         self.add(attempt);
         let Ok(outcome) = attempt else { return };
@@ -116,12 +116,13 @@ impl CutCounts {
 }
 
 impl Driver {
-    /// What the cuts have come to.
+    /// The counters and histograms of cuts.
     pub fn cut_counts(&self) -> &CutCounts {
         &self.cuts
     }
 
-    /// File systems that are journalled as frozen now, by this driver or another one.
+    /// Number of file systems that are frozen now according to the freeze journal, by this driver
+    /// or another one.
     pub fn frozen(&self) -> Result<usize> {
         let journalled = self.seams.freezer.journalled();
         Ok(journalled
@@ -129,8 +130,8 @@ impl Driver {
             .len())
     }
 
-    /// Whether the freeze guard answers, or can be started: without it nothing is frozen, and so
-    /// no volume in use is cut. Takes a second at most.
+    /// Whether the freeze guard replies, or can be started. Without it nothing is frozen, so no
+    /// volume in use is cut. Takes a second at most.
     pub fn guard_alive(&self) -> bool {
         self.seams.freezer.ready().is_ok()
     }

@@ -1,7 +1,7 @@
 //! CreateVolumeGroupSnapshot, DeleteVolumeGroupSnapshot, GetVolumeGroupSnapshot.
 //!
-//! A group is nothing but its members: each one's record names them all. They are cut together by
-//! one try, and committed by the first one's record.
+//! A group consists only of its members: the record of each one names all of them. One attempt cuts
+//! them together, and the record of the first member commits them.
 
 use std::collections::BTreeSet;
 
@@ -26,14 +26,16 @@ impl Driver {
         each.chain([Key::Group(group.0)]).collect()
     }
 
-    /// CreateVolumeGroupSnapshot: all members at one moment, or none. A crash leaves members that
-    /// are in no list; the next start ends them, or commits them all if the first one was.
+    /// CreateVolumeGroupSnapshot: all members at one point in time, or none. A crash leaves members
+    /// that are not listed. The next start deletes them, or commits all of them if the first one
+    /// was committed.
     pub fn create_group(&self, request: &CreateGroup) -> Result<Group> {
         let id = GroupId::of_name(self.settled_home()?, &request.name);
         let _group = self.locks.acquire(Key::Group(id.0))?;
         self.resolve_group(id.0)?;
         let ids = &request.source_volume_ids;
-        // Before the list, which may have one by then that couldn't be read.
+        // This check precedes the listing. In the other order, a record that becomes readable in
+        // between would be missed: neither listed nor reported as unreadable.
         let seen = sources(ids)
             .map(|sources| membership(id, &sources, &request.parameters))
             .and_then(|asked| self.look_at_each(&asked.members))
@@ -42,7 +44,8 @@ impl Driver {
         if let Some((_, one)) = found.first() {
             let membership = one.group.clone().unwrap_or_else(|| no_membership(id.0));
             same_request(request, &membership)?;
-            // Also of members that may be deleted one by one: all are asked for.
+            // This also applies to members that may be deleted individually: the request asks for
+            // all of them.
             return self.group(id, &membership, found, false);
         }
         seen?;
@@ -74,8 +77,8 @@ impl Driver {
         })
     }
 
-    /// The answer for a group, in the order of its sources; an error if a member is missing,
-    /// unless some may be.
+    /// The reply for a group, in the order of its sources. It is an error if a member is missing,
+    /// unless `some_may_be_gone`.
     fn group(
         &self,
         id: GroupId,
@@ -111,7 +114,7 @@ impl Driver {
         })
     }
 
-    /// DeleteVolumeGroupSnapshot. A crash leaves some members, which a repeat ends.
+    /// DeleteVolumeGroupSnapshot. A crash leaves some of the members, which a repeat deletes.
     pub fn delete_group(&self, request: &NamedGroup) -> Result<()> {
         let Ok(id) = request.group_id.parse::<GroupId>() else {
             return Ok(());
@@ -124,7 +127,7 @@ impl Driver {
             same_members(request, membership, found.iter().map(id_of))?;
         }
         if found.is_empty() && request.snapshot_ids.is_empty() {
-            // Wherever its members were: what can't be seen now may have them.
+            // The IDs of its members are unknown, so they may be wherever this node could not look.
             return seen;
         }
         let known = found.iter().filter_map(|(_, one)| one.group.as_ref());
@@ -147,7 +150,7 @@ impl Driver {
         let found = self.members_of(id.0, SnapshotState::Ready);
         let membership = found.first().and_then(|(_, one)| one.group.clone());
         let Some(membership) = membership else {
-            // "There is none" is only known where all has been seen.
+            // Only if everything could be read is it certain that the group does not exist.
             seen?;
             return Err(absent());
         };
@@ -156,12 +159,12 @@ impl Driver {
     }
 }
 
-/// Why snapshots that were made by two attempts are no group.
+/// Explains why snapshots of two attempts are not a group.
 pub fn of_another_moment(member: &str) -> String {
     format!("its member {member} was cut by a different attempt than its first member")
 }
 
-/// A repeat must ask for the same volumes in the same way.
+/// A repeat must name the same volumes and the same parameters.
 pub fn same_request(request: &CreateGroup, membership: &GroupMembership) -> Result<()> {
     let differs = |mismatch| {
         let name = format!("{:?}", request.name);
@@ -180,8 +183,8 @@ pub fn same_request(request: &CreateGroup, membership: &GroupMembership) -> Resu
     }
 }
 
-/// Ids that are given must be the members', all of them; none given says nothing. Of members that
-/// may be deleted one by one, those that are gone may be given or left out.
+/// If the request contains IDs, they must be exactly those of the members. If the members may be
+/// deleted individually, those that no longer exist may be given or left out.
 pub fn same_members(
     request: &NamedGroup,
     membership: &GroupMembership,

@@ -10,10 +10,10 @@ use crate::operation::{Driver, ListSnapshots, Snapshot, SnapshotPage};
 use crate::record::SnapshotState;
 
 impl Driver {
-    /// ListSnapshots, in the order of ids: all, those of one volume (which may be gone), or one.
-    /// What an id names on a pool that isn't served is an error, never an empty list. Members of a
-    /// group that isn't whole are told by their id alone. The token is the last id of the page
-    /// before.
+    /// ListSnapshots, in the order of IDs: all snapshots, those of one volume (which may no longer
+    /// exist), or a single one. An ID in a pool that is not served is an error, never an empty
+    /// list. Members of a group that is not completely committed are listed only if the request
+    /// names their ID. The token is the last ID of the previous page.
     pub fn list_snapshots(&self, request: &ListSnapshots) -> Result<SnapshotPage> {
         let after = match request.starting_token.as_str() {
             "" => None,
@@ -25,7 +25,7 @@ impl Driver {
             0 => MOST_LISTED,
             entries => entries.min(MOST_LISTED),
         };
-        // Looked for first: what isn't in part now is whole once it's listed.
+        // This precedes the listing: a group that is complete now has all its members in the list.
         let in_part = match request.snapshot_id.as_str() {
             "" => self.groups_in_part(),
             _ => BTreeSet::new(),
@@ -36,7 +36,8 @@ impl Driver {
         snapshots.truncate(limit);
         let token = snapshots.last().filter(|_| next);
         let next_token = token.map(|last| last.id.to_string()).unwrap_or_default();
-        // Last, since the token goes by all that there are: a page may be short.
+        // This filter comes last, because the token is determined from all snapshots. So a page may
+        // have fewer entries than the limit.
         snapshots.retain(|one| one.group.is_none_or(|group| !in_part.contains(&group.0)));
         Ok(SnapshotPage {
             snapshots,
@@ -44,7 +45,8 @@ impl Driver {
         })
     }
 
-    /// What the filters let through after an id; more than `most` only if it's cut off later.
+    /// The snapshots after an ID that match the filters. There may be more than `most`; the caller
+    /// truncates.
     fn selected(
         &self,
         request: &ListSnapshots,
@@ -76,7 +78,7 @@ impl Driver {
         }
         let mut all = Vec::new();
         for pool in self.to_list(request.pool)? {
-            // Of a pool before the token's nothing is wanted, of its own what comes later.
+            // Pools before that of the token are skipped; its own pool is listed from the token on.
             let from = match after {
                 Some(after) if pool.id() < after.pool => continue,
                 Some(after) if pool.id() == after.pool => Some(after.uuid),

@@ -1,12 +1,12 @@
-//! GetMetadataAllocated, GetMetadataDelta: which blocks of a snapshot are there, or differ from
-//! those of another.
+//! GetMetadataAllocated, GetMetadataDelta: which blocks of a snapshot are allocated, or differ from
+//! those of another snapshot.
 //!
-//! Two snapshots of a volume share the blocks that nobody overwrote between them, so what has the
-//! same place on the disk has the same content. Nobody writes to a snapshot, and while both exist
-//! none of their blocks can come to stand for anything else. Only the pool's own file system may
-//! move them (a balance of btrfs): maps are read again after they were compared, and the
-//! comparison counts only if neither has changed, for then there was a moment at which both were
-//! true. More than differs may be told, never less.
+//! Two snapshots of a volume share the blocks that were not overwritten between them, so ranges at
+//! the same place on the disk have the same content. Nothing writes to a snapshot, and while both
+//! snapshots exist, none of their blocks can be reused for other content. Only the file system of
+//! the pool may move blocks (a balance of btrfs). So the extent maps are read again after the
+//! comparison, and it counts only if neither has changed: then both were valid at the same moment.
+//! More than what differs may be reported, never less.
 
 use crate::backend::{Image, ImageHandle};
 use crate::error::{Error, ErrorContext, Result};
@@ -15,23 +15,25 @@ use crate::host::difference::Differences;
 use crate::operation::{AskMetadata, Driver, MetadataOf, MetadataPage};
 use crate::record::SnapshotRecord;
 
-/// Ranges begin and end at multiples of this, or at the volume's end.
+/// Ranges begin and end at multiples of this, or at the end of the volume. In bytes.
 const GRAIN: u64 = 4096;
-/// Runs of a map that are looked at in one step: a few MiB, and some ten milliseconds.
+/// Maximum number of extents of a map that one step reads: a few MiB, and some ten milliseconds.
 const STEP: usize = 16 << 10;
-/// Steps of one page, so that a page is an answer within a second even where nothing differs.
+/// Maximum number of steps of one page, so that a reply takes less than a second even where nothing
+/// differs.
 const STEPS: usize = 8;
-/// How often a step is begun anew because blocks were moved meanwhile.
+/// How often a step is tried if blocks are moved while it runs.
 const TRIES: usize = 5;
 
-/// One snapshot of the request.
+/// One snapshot of the request, with its open image.
 struct Side {
     record: SnapshotRecord,
     image: ImageHandle,
 }
 
 impl Driver {
-    /// One page of either call. A page may have no ranges and yet a next one. It changes nothing.
+    /// One page of either call. A page may have no ranges and still have a next page. This changes
+    /// nothing.
     pub fn snapshot_metadata(&self, request: &AskMetadata) -> Result<MetadataPage> {
         let target = self.side(&request.snapshot_id)?;
         let base = request
@@ -71,8 +73,8 @@ impl Driver {
             }
             self.step(&mut walk, base.as_ref(), &target)?;
         }
-        // Both were there all the while: a deleted one's name may have come again, and with it
-        // the same id.
+        // Both snapshots must have existed all the time. A deleted one may have been created again
+        // under the same name, and then has the same ID.
         self.still_there(request, of)?;
         Ok(walk.page(request.starting_offset, most, of))
     }
@@ -94,7 +96,7 @@ impl Driver {
         }
     }
 
-    /// Compares as much as both maps tell in one look each.
+    /// Compares as much as one read of each map covers.
     fn step(&self, walk: &mut Walk, base: Option<&Side>, target: &Side) -> Result<()> {
         let look = |side: &Side| extents(side, walk.at);
         for _ in 0..TRIES {
@@ -126,7 +128,8 @@ fn extents(side: &Side, from: u64) -> Result<Vec<Extent>> {
 
 fn same_volume(request: &AskMetadata, base: &Side, target: &Side) -> Result<()> {
     let volume = |side: &Side| (side.record.source, side.record.source_incarnation);
-    // Two pools have no uuid in common, since it's made of the pool's own.
+    // UUIDs of different pools never collide, because the UUID of the pool is part of their
+    // derivation.
     if volume(base) == volume(target) {
         return Ok(());
     }
@@ -140,7 +143,7 @@ fn same_volume(request: &AskMetadata, base: &Side, target: &Side) -> Result<()> 
     ))
 }
 
-/// Snapshots that were deleted while they were told of.
+/// The error for snapshots that were deleted during the call.
 fn gone(request: &AskMetadata) -> Error {
     Error::Pending {
         what: format!(
@@ -150,10 +153,11 @@ fn gone(request: &AskMetadata) -> Error {
     }
 }
 
-/// Ranges, and how far they are all known.
+/// Ranges, and the offset up to which they are complete.
 type Known = (Vec<(u64, u64)>, u64);
 
-/// Where a look at a map ends: nothing is known beyond the last run of a full one.
+/// The offset up to which a read of a map is complete: if the read reached its limit, the end of
+/// its last extent.
 fn horizon(runs: &[Extent], end: u64) -> u64 {
     match runs.last() {
         Some(last) if runs.len() >= STEP => last.logical.saturating_add(last.length).min(end),
@@ -173,7 +177,7 @@ fn differing(base: &[Extent], target: &[Extent], from: u64, end: u64) -> Known {
     (ranges, end)
 }
 
-/// What was written: holes and reserved blocks read as zeros.
+/// The ranges that were written. Holes and unwritten extents read as zeros.
 fn allocated(runs: &[Extent], from: u64, end: u64) -> Known {
     let end = horizon(runs, end);
     let ranges = runs
@@ -188,23 +192,24 @@ fn allocated(runs: &[Extent], from: u64, end: u64) -> Known {
     (ranges, end)
 }
 
-/// A page that is being made.
+/// A page under construction.
 struct Walk {
     at: u64,
     end: u64,
-    /// (first byte, end), merged.
+    /// Start and end of each range, in bytes. Adjacent ranges are merged.
     ranges: Vec<(u64, u64)>,
 }
 
 impl Walk {
     fn take(&mut self, (ranges, known): Known, base_size: Option<u64>) {
-        // A run ends within a block only where the file does.
+        // An extent ends within a block only at the end of the file.
         let known = if known < self.end {
             known - known % GRAIN
         } else {
             known
         };
-        // Less than a block is known: that block is told of, or there would be no end to it.
+        // If less than a block is known, the whole block is reported. Otherwise the walk would not
+        // advance.
         let short = known <= self.at;
         let known = if short {
             (self.at + GRAIN).min(self.end)
@@ -217,7 +222,7 @@ impl Walk {
         for (start, end) in ranges {
             self.add(start, end.min(known));
         }
-        // What the base didn't have is told of, whatever it reads as.
+        // What lies beyond the end of the base is always reported, whatever it contains.
         if let Some(grown) = base_size
             && known > grown
         {
@@ -244,7 +249,7 @@ impl Walk {
     fn page(mut self, starting_offset: u64, most: usize, of: MetadataOf) -> MetadataPage {
         self.ranges.retain(|(_, end)| *end > starting_offset);
         let next = if self.ranges.len() > most {
-            // Where the first range begins that this page has no room for.
+            // The start of the first range that does not fit on this page.
             let next = self.ranges[most].0;
             self.ranges.truncate(most);
             Some(next)

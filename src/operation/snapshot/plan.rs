@@ -1,4 +1,4 @@
-//! Records of new snapshots, before anything exists on a pool.
+//! Records of new snapshots, made before anything is created in a pool.
 
 use std::sync::Arc;
 

@@ -1,9 +1,11 @@
-//! The end of doubt about groups: what a crash of the node, of the router, or of the network
-//! between them has left of a try is committed or deleted, never joined with another try.
+//! Resolves groups that are in doubt: what a crash of the node or the router, or a failure of the
+//! network between them, left of an attempt is committed or deleted, and never combined with
+//! another attempt.
 //!
-//! The group's first member alone decides: once it's `ready` all of its try are committed, and
-//! while it isn't, none is. Where it's on this node, this node settles by itself, at start and
-//! from time to time. Where it's another node's, the router asks there, and says so here.
+//! The first member of the group alone decides: once it is `ready`, all members of its attempt are
+//! committed, and before that none is. If it is on this node, this node resolves the group by
+//! itself, at the start and periodically. If it is on another node, the router asks that node and
+//! sends the decision to this one.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,52 +20,55 @@ use crate::operation::pools::lookup::PoolLookup;
 use crate::operation::{Driver, Snapshot};
 use crate::record::{GroupMembership, SnapshotRecord, SnapshotState};
 
-/// How often somebody who only looks at a group waits for others who only look, and how long each
-/// time.
+/// How often, and at which interval, a call that only reads a group tries to get its lock, which
+/// other such calls may hold.
 const LOCK_TRIES: u32 = 10;
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
-/// A member of a group, in whatever state.
+/// A member of a group, in any state.
 #[derive(Clone, Debug)]
 pub struct GroupMember {
-    /// As it's told once it's committed.
+    /// The snapshot as it is reported once it is committed.
     pub snapshot: Snapshot,
-    /// The try that made it.
+    /// The attempt that created it.
     pub attempt: Uuid,
-    /// Where in its life it is.
+    /// Its state.
     pub state: SnapshotState,
 }
 
-/// What this node has of a group.
+/// The part of a group that is on this node.
 #[derive(Clone, Debug)]
 pub struct GroupHere {
-    /// Something runs that is about it: what is told may be old by now.
+    /// Another call for the group is running, so this may be outdated.
     pub busy: bool,
-    /// Its members on pools that are served.
+    /// Its members in pools that are served.
     pub members: Vec<GroupMember>,
-    /// All of it, as its members know it that are cut or committed.
+    /// The whole group, from the record of a member that is cut or committed.
     pub membership: Option<GroupMembership>,
-    /// Why there may be more of it here.
+    /// Why this node may have further members that are not in the list.
     pub unseen: Option<String>,
 }
 
-/// What becomes of members that are cut and not committed.
+/// The decision about members that are cut and not committed.
 #[derive(Clone, Debug, Default)]
 pub struct GroupDecision {
-    /// The try that is committed.
+    /// The attempt that is committed.
     pub commit: Option<Uuid>,
-    /// Tries that aren't, and whose members are deleted. One that the judge hasn't seen is left
-    /// alone: it's younger than the verdict.
+    /// Attempts that are not committed, and whose members are deleted. Members of an attempt that
+    /// the coordinator has not seen stay as they are: it is younger than the decision.
     pub undo: Vec<Uuid>,
 }
 
 impl Driver {
-    /// What this node has of a group. `members` are looked at by their ids: an error if one can't
-    /// be, so that one which isn't told isn't there.
+    /// The part of a group that is on this node. The records of `members` are read by their IDs,
+    /// and it is an error if one cannot be read. So a member that is not in the result does not
+    /// exist here.
     pub fn group_here(&self, group: GroupId, members: &[String]) -> Result<GroupHere> {
         let lock = self.lock_for_a_look(group);
-        // Before the list, which may have one by then that couldn't be read. Served, or not this
-        // node's: that is the whole look at one which isn't listed then.
+        // These checks precede the listing. In the other order, a record that becomes readable in
+        // between would be missed: neither listed nor reported as unreadable. The pool of each of
+        // `members` must be served or belong to another node; then a member that is not listed does
+        // not exist here.
         let unseen = self.all_seen().err().map(|error| chain(&error));
         self.look_at_each(members)?;
         let mut found = BTreeMap::new();
@@ -94,7 +99,7 @@ impl Driver {
         })
     }
 
-    /// The lock of a group; another look has it for a moment only.
+    /// Acquires the lock of a group. Another call that only reads the group holds it for a moment.
     fn lock_for_a_look(&self, group: GroupId) -> Result<LockGuard> {
         for _ in 1..LOCK_TRIES {
             if let Ok(lock) = self.locks.acquire(Key::Group(group.0)) {
@@ -105,14 +110,16 @@ impl Driver {
         self.locks.acquire(Key::Group(group.0))
     }
 
-    /// Ends the doubt by a verdict of who has seen the group's first member. Where that is this
-    /// node's, it's looked at again, and counts more. Done again, it changes nothing.
+    /// Resolves a group by the decision of a coordinator that has read the first member. If the
+    /// first member is on this node, its record is read again and has priority. A repeat changes
+    /// nothing.
     pub fn resolve_group_by(&self, group: GroupId, decision: &GroupDecision) -> Result<()> {
         let _lock = self.locks.acquire(Key::Group(group.0))?;
         self.resolve(group.0, Some(decision))
     }
 
-    /// Deletes what this node has of a group, committed or not, and the members of these ids.
+    /// Deletes the members of a group on this node, committed or not, and the members with these
+    /// IDs.
     pub fn delete_group_here(&self, group: GroupId, members: &[String]) -> Result<()> {
         let _lock = self.locks.acquire(Key::Group(group.0))?;
         let states = [
@@ -127,13 +134,14 @@ impl Driver {
         self.delete_members(group.0, found.iter().chain(members))
     }
 
-    /// Settles one whose lock is held. An error if that can't be decided here and now.
+    /// Resolves a group whose lock the caller holds. An error if that cannot be decided on this
+    /// node now.
     pub(in crate::operation) fn resolve_group(&self, group: Uuid) -> Result<()> {
         self.resolve(group, None)
     }
 
     fn resolve(&self, group: Uuid, decision: Option<&GroupDecision>) -> Result<()> {
-        // No caller has ever counted on these, whatever becomes of the others.
+        // No caller has received these, so they are deleted whatever happens to the other members.
         for (pool, record) in self.members_of(group, SnapshotState::Preparing) {
             let ended = pool.backend.delete_unanswered_snapshot(record.uuid);
             ended.map_err(Error::into_indeterminate)?;
@@ -155,9 +163,9 @@ impl Driver {
         Ok(())
     }
 
-    /// Settles the group of a member, whose lock is held, and looks whether no member is in doubt
-    /// any more on any node; `false` where this node alone can't know. An error if one of its own
-    /// members can't be looked at.
+    /// Resolves the group of a member, and checks that none of its members on any node is in doubt.
+    /// The caller holds the lock of the group. Returns `false` if this node alone cannot know that.
+    /// It is an error if a member of this node cannot be read.
     pub(in crate::operation) fn is_settled(
         &self,
         record: &SnapshotRecord,
@@ -180,16 +188,17 @@ impl Driver {
         }
         match self.resolve_group(group.id) {
             Ok(()) => {}
-            // The first member is another node's.
+            // The first member is on another node.
             Err(Error::Unreachable { .. }) => all_seen = false,
             Err(error) => return Err(unsettled(error)),
         }
         Ok(all_seen && self.members_of(group.id, SnapshotState::Cut).is_empty())
     }
 
-    /// Whether a member that is cut is committed: by the first one's record if that is on a pool of
-    /// this node, else by the verdict; `None` where neither decides about its attempt. A pool that
-    /// this node has forgotten may be another node's by now: what is on it is not gone.
+    /// Whether the attempt of a member that is cut is committed: by the record of the first member
+    /// if that is in a pool of this node, otherwise by the decision; `None` if neither decides
+    /// about this attempt. A pool that this node has forgotten may belong to another node by now,
+    /// so what is in it is not gone.
     fn is_committed(
         &self,
         record: &SnapshotRecord,
@@ -205,7 +214,7 @@ impl Driver {
                     lead.is_some_and(|lead| lead.attempt == record.attempt),
                 ))
             }
-            // Without a router no other node can have the first member.
+            // Without a router the first member cannot be on another node.
             (Ok(PoolLookup::Unknown), _) if self.made_alone(record) => Ok(Some(false)),
             (Ok(PoolLookup::Unknown) | Err(Error::Unreachable { .. }), Some(decision)) => {
                 if decision.commit == Some(record.attempt) {
@@ -218,8 +227,8 @@ impl Driver {
         }
     }
 
-    /// Whether a member is of a group that this node has made without a router: the group's id is
-    /// made of the home and the name then.
+    /// Whether a member belongs to a group that this node created without a router. Only then is
+    /// the ID of the group derived from this node's home and the name.
     fn made_alone(&self, record: &SnapshotRecord) -> bool {
         let alone = GroupId::of_name(self.home(), &record.name).0;
         record.group.as_ref().is_some_and(|of| of.id == alone)

@@ -1,5 +1,5 @@
-//! CreateVolume from a snapshot or a volume: lands where its source is, and is independent of it
-//! from its first moment.
+//! CreateVolume from a snapshot or a volume. The new volume is in the pool of its source by
+//! default, and is independent of the source from the beginning.
 
 use std::sync::Arc;
 
@@ -21,9 +21,9 @@ use crate::operation::pools::capacity::{admit_copy, minimum_size};
 use crate::operation::{CreateVolume, Driver, Pool, Volume};
 use crate::record::{ContentSource, Formatted, FormattedAs, SnapshotRecord, VolumeRecord};
 
-/// What a new volume begins with.
+/// The content of a new volume.
 pub(in crate::operation) enum Content {
-    /// A snapshot; locked against its deletion.
+    /// A snapshot. The lock prevents its deletion.
     Snapshot {
         pool: Arc<Pool>,
         record: Box<SnapshotRecord>,
@@ -90,7 +90,8 @@ impl Driver {
         }
     }
 
-    /// The size of a volume from a source: what was asked for, at least the source's.
+    /// The size of a volume with this content: what was requested, and at least the size of the
+    /// source.
     pub(in crate::operation) fn size_from(
         &self,
         request: &CreateVolume,
@@ -117,8 +118,8 @@ impl Driver {
         Ok(size)
     }
 
-    /// Completes the record of a volume by what it inherits; refuses a use that the content
-    /// doesn't fit.
+    /// Completes the record of a volume with what it inherits. An error if the content does not
+    /// match the requested use.
     pub(in crate::operation) fn inherit(
         &self,
         record: VolumeRecord,
@@ -146,8 +147,9 @@ impl Driver {
         })
     }
 
-    /// Makes the volume of a planned record, with the content. On an error nothing is left, or
-    /// it's [`Error::RollbackFailed`]; a crash leaves an intent, which a repeat or the next start ends.
+    /// Creates the volume of a planned record, with the content. On an error nothing is left, or
+    /// the error is [`Error::RollbackFailed`]. A crash leaves an intent, which a repeat or the next
+    /// start cleans up.
     pub(in crate::operation) fn make_from(
         &self,
         pool: &Arc<Pool>,
@@ -166,7 +168,7 @@ impl Driver {
         made.map(|record| self.volume(pool, &record))
     }
 
-    /// A clone of a volume, in use or not, is a cut.
+    /// Clones a volume, in use or not, by a cut.
     fn clone_volume(
         &self,
         pool: &Arc<Pool>,
@@ -191,26 +193,28 @@ impl Driver {
                 let mut watchdog =
                     ThickSpaceWatchdog::watch(of_thick(pool, record, source, &members))?;
                 let cut = self.cut(&members, now, &parameters);
-                // What follows takes long for thick volumes.
+                // The rest takes long for thick volumes.
                 drop(locks.take());
-                // Ahead of the completion, which would do it as well: the clone gives way until
-                // then, and must not when it's complete.
+                // `complete` would do this, too. But until it is done the watchdog may empty the
+                // clone, which must not happen to a complete volume.
                 let mut thick = watchdog.copies().iter();
                 let apart = cut.and_then(|_| thick.try_for_each(ThickCopy::unshare));
-                // Whatever has failed, has failed for want of room where there was none.
+                // If the watchdog has emptied the clone, any other failure is a consequence of
+                // that.
                 watchdog.stop().and(apart)
             })
         })
     }
 
-    /// A prepared volume, filled, given an identity of its own, completed.
+    /// Prepares a volume, fills it, gives it an identity of its own, and completes it.
     fn filled(
         &self,
         pool: &Arc<Pool>,
         record: &VolumeRecord,
         fill: impl FnOnce() -> Result<()>,
     ) -> Result<VolumeRecord> {
-        // A half-made one whose clean-up failed: it was never answered to anybody.
+        // A volume that an earlier call left because its cleanup failed was never reported as
+        // created.
         let ended = pool.backend.delete_unanswered(record.uuid);
         ended.map_err(Error::into_indeterminate)?;
         self.prepare(pool, record)?;
@@ -228,7 +232,8 @@ impl Driver {
             && pool.backend.shares_blocks()
             && self.find(source)?.2.allocation == Allocation::Thick
         {
-            // In the end it shares no block with a thick one: all of them are needed now.
+            // In the end the clone shares no block with a thick volume, so it needs all its blocks
+            // now.
             allocation = Allocation::Thick;
         }
         pool.backend.prepare(record, &|space| {
@@ -236,7 +241,7 @@ impl Driver {
         })
     }
 
-    /// From a filled image to a volume that can be answered.
+    /// Turns a filled image into a volume that can be reported.
     pub(in crate::operation) fn finish(
         &self,
         pool: &Pool,
@@ -247,8 +252,8 @@ impl Driver {
             && formatted.kind == FormattedAs::Btrfs
             && formatted.complete
         {
-            // Two of one fsid can't be mounted on one node. The image was never shown: a crash in
-            // the middle leaves an intent, which is made anew.
+            // Two btrfs with the same fsid cannot be mounted on one node. No process has used the
+            // image yet: a crash here leaves an intent, and the volume is created again.
             formatted.uuid = self.host.random_uuid();
             let image = Image::Volume(record.uuid);
             pool.backend.renew_fs_id(image, formatted.uuid)?;
@@ -257,7 +262,8 @@ impl Driver {
         pool.backend.complete(&record)
     }
 
-    /// Where a volume from a source goes: to its source, unless the class names another pool.
+    /// The pool of a volume that has a source: that of the source, unless the class names another
+    /// one.
     pub(in crate::operation) fn pool_from(
         &self,
         parameters: &VolumeParameters,
@@ -269,8 +275,8 @@ impl Driver {
         }
     }
 
-    /// Fills a volume from where blocks can't be shared. A repeat goes on where a stop or a crash
-    /// has cut it off, if the source has not been changed since.
+    /// Fills a volume where blocks cannot be shared. If a stop or a crash interrupted the copy, a
+    /// repeat continues it if the source has not changed since.
     fn copy_volume(
         &self,
         pool: &Arc<Pool>,
@@ -316,14 +322,14 @@ impl Driver {
         let done = copied.and_then(|()| self.finish(pool, &record));
         match done {
             Ok(record) => Ok(self.volume(pool, &record)),
-            // What is copied stays, for a repeat.
+            // What was copied stays for a repeat.
             Err(Error::Stopping) => Err(Error::Stopping),
             Err(first) => Err(undo_volume(pool, &record, first)),
         }
     }
 }
 
-/// The clone that gives way to its source, if that's thick.
+/// The clone of a thick volume, for the watchdog; empty if the source is not thick.
 fn of_thick(
     pool: &Arc<Pool>,
     record: &VolumeRecord,
@@ -340,14 +346,15 @@ fn of_thick(
     members.iter().filter(|_| thick).map(copy).collect()
 }
 
-/// Ends a volume that was prepared in vain.
+/// Deletes a volume whose creation failed.
 fn undo_volume(pool: &Pool, record: &VolumeRecord, first: Error) -> Error {
     let _clean_up = CleanUp::after(&first);
     first.with_undo(pool.backend.delete(record.uuid))
 }
 
-/// What the content counts as on the new volume. A file system may be looked at as a block
-/// device; a raw device's bytes are nothing that we could mount.
+/// Returns the format that is recorded for the new volume, or an error if it does not match the
+/// capabilities. A volume with a file system may be used as a block device. The content of a raw
+/// device cannot be mounted, because it is unknown.
 fn fitting(formatted: &Formatted, capabilities: &[Capability]) -> Result<Formatted> {
     let mut kinds = capabilities
         .iter()
@@ -383,10 +390,11 @@ fn fitting(formatted: &Formatted, capabilities: &[Capability]) -> Result<Formatt
     Ok(formatted.clone())
 }
 
-/// Options that a volume is mounted with. An xfs that was copied, or that its user has made, may
-/// have another one's uuid, and both may be mounted on one node. Where a user has made the file
-/// system it has no special files for its mounter, and no say in what its errors do to the node. A
-/// volume of an earlier release may ask for what is harmful, and is mounted without it.
+/// The options that a volume is mounted with. An xfs that is a copy, or that was created by its
+/// user, may have the UUID of another one, and both may be mounted on one node. In a file system
+/// that was created by its user, setuid and device files have no effect, and its own settings do
+/// not decide what its errors do to the node. A volume of an earlier release may request harmful
+/// options; it is mounted without them.
 pub(in crate::operation) fn copy_options(
     record: &VolumeRecord,
     fs: FsType,
@@ -420,7 +428,7 @@ pub(in crate::operation) fn copy_options(
     options
 }
 
-/// For sentences about ids.
+/// Describes a source in messages.
 pub(in crate::operation) fn said(source: &ContentSource) -> String {
     match source {
         ContentSource::Snapshot(id) => format!("snapshot {id}"),

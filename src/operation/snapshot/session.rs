@@ -1,8 +1,8 @@
-//! A share that is driven from outside: the agent's end of a cut across nodes.
+//! A share that is driven by a remote coordinator: the agent's side of a cut across nodes.
 //!
-//! Steps come one at a time, each once and in order. When they end before the commit, whatever
-//! the reason, everything is thawed and what was made is deleted; but for members of a group that
-//! were kept where another node decides: these are in doubt until somebody settles them.
+//! Each step comes once, in order. If the steps end before the commit, for any reason, everything
+//! is thawed and the members are deleted. Members of a group that are kept while another node
+//! decides are the exception: they are in doubt until they are resolved.
 
 use uuid::Uuid;
 
@@ -20,28 +20,28 @@ use crate::operation::lock::{Key, LockGuard};
 use crate::operation::{Driver, member_of};
 use crate::record::SnapshotState;
 
-/// What a share begins with.
+/// The parameters of a share.
 #[derive(Clone, Debug)]
 pub struct BeginShare {
-    /// Request name of the snapshot or group.
+    /// The name of the snapshot or group in the request.
     pub name: String,
-    /// `None` for a single snapshot.
+    /// The group; `None` for a single snapshot.
     pub group: Option<GroupId>,
-    /// This try.
+    /// The ID of this attempt.
     pub attempt: Uuid,
-    /// The class.
+    /// The parameters of the class.
     pub parameters: SnapshotParameters,
-    /// This node's volumes, each once; one for a single snapshot.
+    /// The volumes of this node, each once. A single snapshot has one.
     pub volume_ids: Vec<String>,
-    /// All of the group, in the order of its request.
+    /// All volumes of the group, in the order of its request.
     pub all_volumes: Vec<VolumeId>,
-    /// Of this try.
+    /// The level of this attempt.
     pub level: Level,
     /// As in [`crate::operation::CreateSnapshot::requisite`].
     pub requisite: Vec<String>,
 }
 
-/// A step, after the share was begun.
+/// A step after the share has begun.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ShareStep {
     /// A step of the cut.
@@ -57,33 +57,34 @@ pub enum ShareStep {
 pub enum ShareAnswer {
     /// The members are prepared; these are in use.
     Begun(Vec<Used>),
-    /// There is nothing to cut, and the share has ended: CreateSnapshot alone answers, with the
-    /// snapshot that exists or with a copy.
+    /// There is nothing to cut, and the share has ended: the caller gets its reply from
+    /// CreateSnapshot, which returns the snapshot that exists or a copy.
     Plain,
-    /// To a step of the cut.
+    /// The answer to a step of the cut.
     Cut(CutAnswer),
-    /// To `keep`.
+    /// The answer to [`ShareStep::Keep`].
     Kept,
-    /// To `commit`.
+    /// The answer to [`ShareStep::Commit`].
     Committed,
 }
 
-/// Whoever drives a share.
+/// The coordinator that drives a share.
 pub trait Coordinator {
-    /// The next step; `None` once none will come.
+    /// Waits for the next step. Returns `None` once no further step will come.
     fn next(&mut self) -> Option<ShareStep>;
-    /// Is told an answer. One that has gone shows by the next step.
+    /// Sends an answer. If the coordinator is gone, this does nothing, and the next step is `None`.
     fn send_reply(&mut self, answer: ShareAnswer);
-    /// Is told that a step has failed, before what was made is deleted.
+    /// Reports that a step has failed, before the members are deleted.
     fn failing(&mut self, _error: &Error) {}
 }
 
 impl Driver {
-    /// Serves a share to its end. `abort` thaws it from another thread, once the coordinator is
-    /// known to have gone.
+    /// Serves a share to its end. `abort` thaws it from another thread, once it is known that the
+    /// coordinator is gone.
     ///
-    /// On an error nothing is frozen, and nothing is left (or it's [`Error::RollbackFailed`]). A crash of
-    /// this process leaves what the end of the steps at this point would, once it's started again.
+    /// On an error nothing is frozen, and nothing is left (or the error is
+    /// [`Error::RollbackFailed`]). After a crash of this process, the next start leaves the same as
+    /// an end of the steps at this point.
     pub fn serve_share(
         &self,
         begin: &BeginShare,
@@ -124,7 +125,8 @@ impl Driver {
         match stand_still(Box::new(local), coordinator) {
             Ok(Some(kept)) => {
                 if self.keep_and_commit(&mut share, &kept, coordinator)? {
-                    // The locks first: the coordinator's next call needs them.
+                    // The locks are released first, because the next call of the coordinator needs
+                    // them.
                     drop((share, name));
                     coordinator.send_reply(ShareAnswer::Committed);
                 }
@@ -154,11 +156,12 @@ impl Driver {
         locks
     }
 
-    /// Of a group that has nothing here yet. What is in doubt, or committed by another try, must
-    /// be seen by whoever coordinates before it's begun again.
+    /// Locks a group that must not have members on this node yet. The coordinator must first
+    /// resolve members that are in doubt, or find those that another attempt has committed.
     fn lock_group(&self, group: GroupId, begin: &BeginShare) -> Result<Vec<LockGuard>> {
         let lock = self.locks.acquire(Key::Group(group.0))?;
-        // Before the list, which may have one by then that couldn't be read.
+        // This check precedes the listing. In the other order, a record that becomes readable in
+        // between would be missed: neither listed nor reported as unreadable.
         let ours = membership(group, &sources(&begin.volume_ids)?, &begin.parameters);
         let seen = self
             .look_at_each(&ours.members)
@@ -175,7 +178,7 @@ impl Driver {
         }
     }
 
-    /// Of a single snapshot; `None` where there is nothing to cut.
+    /// Locks a single snapshot. Returns `None` if there is nothing to cut.
     fn lock_single(&self, begin: &BeginShare) -> Result<Option<Vec<LockGuard>>> {
         let name = &begin.name;
         let by_name = self.locks.acquire(Key::SnapshotName(name.clone()))?;
@@ -200,7 +203,8 @@ impl Driver {
         ]))
     }
 
-    /// From a cut that is proven good to its commit; whether it was committed.
+    /// Keeps the members of a cut that was proven to be good, and commits them. Returns whether
+    /// they were committed.
     fn keep_and_commit(
         &self,
         share: &mut Share,
@@ -216,7 +220,7 @@ impl Driver {
                 self.commit_share(share)?;
                 Ok(true)
             }
-            // Nobody else can commit it any more.
+            // No other node can commit it any more.
             None if share.decides() => self.undone(share).map(|()| false),
             None => Ok(false),
             Some(_) if share.decides() => Err(self.undo_share(share, out_of_order())),
@@ -224,7 +228,7 @@ impl Driver {
         }
     }
 
-    /// Deletes what was made, because the steps have ended.
+    /// Deletes the members after the steps have ended.
     fn undone(&self, share: &mut Share) -> Result<()> {
         match self.undo_share(share, Error::Stopping) {
             Error::Stopping => Ok(()),
@@ -233,15 +237,15 @@ impl Driver {
     }
 }
 
-/// The steps of a cut, one at a time, until it's to be kept; `None` if they end before. Nothing is
-/// frozen afterwards.
+/// Runs the steps of a cut until the cut is to be kept. Returns `None` if the steps end before
+/// that. Nothing is frozen afterwards.
 fn stand_still(
     mut local: Box<dyn Participant>,
     coordinator: &mut dyn Coordinator,
 ) -> Result<Option<Kept>> {
     let done = steps(local.as_mut(), coordinator);
     if let Err(error) = &done {
-        // Other nodes needn't stand still until this one has cleaned up.
+        // Reported now, so that the other nodes do not stay frozen until this one has cleaned up.
         coordinator.failing(error);
     }
     done

@@ -1,7 +1,7 @@
 //! The source volumes of snapshots and clones, and how they are used.
 //!
-//! An attempt of a cut locks all its volumes, so that no call stages, publishes, expands or
-//! deletes one meanwhile. Between two attempts they are not locked.
+//! An attempt of a cut locks all its volumes, so that no call stages, publishes, expands or deletes
+//! one while it runs. Between two attempts they are not locked.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(in crate::operation) struct Source {
 }
 
 impl Driver {
-    /// The volume of an id, which must exist.
+    /// The volume of an ID, which must exist.
     pub(in crate::operation) fn source(&self, volume_id: &str) -> Result<Source> {
         let (pool, id, record) = self.find(volume_id)?;
         let text = volume_id.to_string();
@@ -62,8 +62,8 @@ impl Driver {
         Ok((locks, sources))
     }
 
-    /// How a volume is used now. The caller holds its lock. A device that nothing shows is detached
-    /// first, because a process that has it open could still write.
+    /// How a volume is used now. The caller holds its lock. A device that is neither mounted nor
+    /// published is detached first, because a process that has it open could still write.
     pub(in crate::operation) fn use_of(&self, source: &Source) -> Result<Use> {
         let (pool, record) = (&source.pool, &source.record);
         let busy = |holder: String| {

@@ -1,10 +1,10 @@
-//! Copies that give way to the thick volumes they are made from.
+//! Empties the copies of thick volumes when their pool runs out of space.
 //!
-//! From the first clone until it has blocks of its own again, a thick volume shares blocks with
-//! its copy, and a write to one of them takes another from what the pool has free. There was room
-//! for all of them when the copy was admitted; but anybody may fill the pool meanwhile. So the room
-//! is watched, and when it gets low the copy is emptied: then every block is the volume's own, and
-//! no write to it needs another one.
+//! From the first clone until the copy has blocks of its own, a thick volume shares blocks with its
+//! copy, and a write to a shared block takes another one from the free space of the pool. There was
+//! space for all of them when the copy was admitted, but other writers may fill the pool while the
+//! copy is made. So the watchdog polls the free space, and empties the copy when it gets low. Then
+//! each block belongs to the volume alone, and no write to it needs another one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,33 +17,34 @@ use crate::error::{Error, HostError, Result};
 use crate::operation::Pool;
 use crate::operation::pools::capacity::headroom;
 
-/// Bytes a second at which a pool is filled at most: what is left above the limit says when the
-/// next look is due.
+/// Maximum rate at which a pool can fill up, in bytes per second. Together with the free space
+/// above the limit it determines when the next poll is due.
 const MAX_FILL_BYTES_PER_SECOND: u64 = 10_000_000_000;
-/// Between two looks, at least and at most.
+/// Minimum and maximum time between two polls.
 const POLL_INTERVALS: [Duration; 2] = [Duration::from_millis(2), Duration::from_secs(1)];
 
 /// A copy that shares blocks with the thick volume that it is made from.
 pub(in crate::operation) struct ThickCopy {
     pub(in crate::operation) pool: Arc<Pool>,
     pub(in crate::operation) image: Image,
-    /// Bytes of its volume's image.
+    /// Size of the volume's image in bytes.
     pub(in crate::operation) bytes: u64,
-    /// Set when it was emptied: no writer needs to stand still for it any more.
+    /// Set when the copy was emptied: no writer needs to be blocked for it any more.
     pub(in crate::operation) emptied: Arc<AtomicBool>,
 }
 
 impl ThickCopy {
-    /// Gives the copy blocks of its own, so that those that its volume has are the volume's alone:
-    /// then it takes every write on a full pool, and nobody who uses it has waited.
+    /// Gives the copy blocks of its own, so that the blocks of the volume belong to the volume
+    /// alone. Then the volume accepts every write even if the pool is full. Its writers do not wait
+    /// for this.
     pub(in crate::operation) fn unshare(&self) -> Result<()> {
         self.pool.backend.unshare(self.image, self.bytes)
     }
 }
 
-/// Watches the room of copies until it's dropped or [`ThickSpaceWatchdog::stop`]; of none, if that's empty. A
-/// crash ends it, and copies with it at the next start: until then a pool that is filled to the
-/// last block fails writes.
+/// Watches the free space for copies until it is dropped or [`ThickSpaceWatchdog::stop`] is called;
+/// does nothing if there are no copies. A crash of the driver ends the watch, and the next start
+/// deletes the copies; until then, writes fail if the pool is filled to the last block.
 #[derive(Default)]
 pub(in crate::operation) struct ThickSpaceWatchdog {
     copies: Arc<[ThickCopy]>,
@@ -51,14 +52,14 @@ pub(in crate::operation) struct ThickSpaceWatchdog {
 }
 
 struct Watch {
-    /// Dropped when the thread is to end.
+    /// Dropped to end the thread.
     go_on: Sender<()>,
-    /// Why a copy was emptied, if one was.
+    /// Returns why a copy was emptied, if one was.
     thread: JoinHandle<Option<Error>>,
 }
 
 impl ThickSpaceWatchdog {
-    /// Begins to watch; no thread where there are no copies.
+    /// Starts to watch. Without copies, no thread is started.
     pub(in crate::operation) fn watch(copies: Vec<ThickCopy>) -> Result<ThickSpaceWatchdog> {
         if copies.is_empty() {
             return Ok(ThickSpaceWatchdog::default());
@@ -69,7 +70,8 @@ impl ThickSpaceWatchdog {
         let watch = move || {
             let (mut why, mut wait) = look(&watched);
             while end.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
-                // Again each time: a clone that ran has given it blocks since.
+                // The copies are emptied again each time, because a clone that was running may have
+                // given them blocks since.
                 let seen = look(&watched);
                 (why, wait) = (why.or(seen.0), seen.1);
             }
@@ -89,8 +91,8 @@ impl ThickSpaceWatchdog {
         &self.copies
     }
 
-    /// Ends it; no copy is emptied afterwards. An error if one was: it's worthless, whatever else
-    /// became of it. Told once.
+    /// Ends the watch; no copy is emptied afterwards. Returns an error if a copy was emptied, since
+    /// it is then worthless whatever else succeeded. Only the first call returns the error.
     pub(in crate::operation) fn stop(&mut self) -> Result<()> {
         let Some(Watch { go_on, thread }) = self.watch.take() else {
             return Ok(());
@@ -109,13 +111,13 @@ impl Drop for ThickSpaceWatchdog {
     }
 }
 
-/// Empties the copies of pools whose room is low; why, and when the next look is due. Not a word
-/// here: the log may lie on a file system that is frozen just now.
+/// Empties the copies in pools whose free space is low. Returns the reason, and when the next poll
+/// is due. It must not log: the log may be on a file system that is frozen now.
 fn look(copies: &[ThickCopy]) -> (Option<Error>, Duration) {
     let (mut why, mut wait) = (None, POLL_INTERVALS[1]);
     for copy in copies {
         let backend = &copy.pool.backend;
-        // A pool that doesn't answer isn't full.
+        // A pool that does not respond does not count as full.
         let Ok(space) = backend.disk() else {
             continue;
         };
@@ -125,7 +127,7 @@ fn look(copies: &[ThickCopy]) -> (Option<Error>, Duration) {
             continue;
         }
         copy.emptied.store(true, Ordering::SeqCst);
-        // One that failed is tried again, at the next look.
+        // If this fails, the next poll repeats it.
         let _ = backend.empty(copy.image);
         why.get_or_insert(Error::OutOfSpace {
             pool: copy.pool.definition.name.clone(),
@@ -136,7 +138,8 @@ fn look(copies: &[ThickCopy]) -> (Option<Error>, Duration) {
     (why, wait)
 }
 
-/// How long it takes at least to fill so many bytes, as far as a look may wait for it.
+/// Minimum time in which this number of bytes can be written, within the bounds of the poll
+/// interval.
 fn until_filled(bytes: u64) -> Duration {
     let filled = Duration::from_secs_f64(bytes as f64 / MAX_FILL_BYTES_PER_SECOND as f64);
     filled.clamp(POLL_INTERVALS[0], POLL_INTERVALS[1])

@@ -37,7 +37,7 @@ fn size(bytes: u64) -> CapacityRange {
 }
 
 impl Node {
-    /// A pool on a disk with this file system, and a volume that nobody has used.
+    /// A pool on a disk with this file system, and a volume that was never used.
     fn on(fs_name: &str) -> Node {
         let host = MemoryHost::with_options(MemoryOptions {
             fs_name: fs_name.into(),
@@ -90,7 +90,8 @@ impl Node {
         staged.unwrap();
     }
 
-    /// Plans a clone, has something happen to the source, and makes the clone; its record.
+    /// Plans a clone, lets `happens` change the source, and asserts that the clone is refused.
+    /// Returns the record of the source.
     fn clone_around(&self, happens: impl FnOnce()) -> VolumeRecord {
         let (driver, request) = (&self.driver, self.clone_request());
         let source = request.content_source.as_ref().unwrap();
@@ -129,7 +130,7 @@ fn a_clone_of_a_volume_that_was_changed_since_its_plan_is_planned_anew() {
     }
 }
 
-/// Else the clone would count as not formatted, and be formatted over what it has.
+/// Otherwise the clone would count as not formatted, and its content would be overwritten by mkfs.
 #[test]
 fn a_clone_of_a_volume_that_was_formatted_since_its_plan_is_planned_anew() {
     let node = Node::on("xfs");
@@ -176,7 +177,7 @@ fn no_namespace_has_more_than_half_of_the_copies() {
     running.remove(0);
     drop(begin(Some("loud/more")).unwrap());
     running.clear();
-    // Where callers don't say for whom, all are one's.
+    // Copies without a claim count as one namespace, which may use all places.
     running.extend((0..MAX_COPIES).map(|_| begin(None).unwrap()));
 }
 
@@ -192,7 +193,8 @@ fn copies_of_a_pool_share_its_rate() {
     assert!(copies.step([a, a], STEP) < copies.step([c, b], STEP) + step);
 }
 
-/// A copy into a volume that a stop has cut off after its first step; its id.
+/// A copy into a volume that a stop interrupted after its preparation. Returns the ID of the
+/// volume.
 fn cut_off(node: &Node) -> VolumeId {
     let pool = node.driver.serving().remove(0);
     let id = VolumeId::of_name(pool.id(), NameKind::Volume, "clone");
@@ -219,20 +221,20 @@ fn a_copy_that_nobody_asks_for_any_more_is_ended() {
     let clean = || driver.clean(pool.id());
     let is_there = || pool.backend.volume(id.uuid).unwrap().is_some();
     let wait = |minutes: u64| host.pass_time(Duration::from_secs(60 * minutes));
-    // Its callers may have been away, as the driver was.
+    // The callers may have been down for as long as the driver.
     host.pass_time(Duration::from_secs(24 * 3600));
     clean();
     wait(59);
     clean();
     assert!(is_there());
-    // It's asked for, in vain: while its volume is in use.
+    // A call asks for the copy, in vain, because its source is in use.
     node.stage();
     let refused = driver.create_volume(&node.clone_request()).unwrap_err();
     assert!(matches!(refused, Error::Refused { .. }), "{refused:?}");
     wait(59);
     clean();
     assert!(is_there());
-    // A call has it.
+    // A call holds its lock.
     wait(2);
     let lock = driver.locks.acquire(Key::Volume(id.uuid)).unwrap();
     clean();

@@ -1,5 +1,5 @@
-//! Groups whose records can't be read, whose members are of two attempts, or that are deleted while
-//! they are being made.
+//! Groups whose records cannot be read, whose members are of two attempts, or that are deleted
+//! while they are being created.
 
 use std::path::{Path, PathBuf};
 
@@ -30,13 +30,14 @@ fn named(group: GroupId, snapshots: &[Snapshot]) -> NamedGroup {
     }
 }
 
-/// The path of a snapshot's record, as the machine has it.
+/// The path of a snapshot's record on the simulated machine.
 fn record_of(id: SnapshotId) -> PathBuf {
     let folder = Path::new("/memory/default").join(SNAPSHOTS);
     folder.join(id.uuid.to_string()).join("record.json")
 }
 
-/// Replaces a record by one of a newer release, and starts the driver again; what the record was.
+/// Replaces a record by one of a newer release, and restarts the driver. Returns the machine and
+/// the original record.
 fn unreadable(driver: &Driver, host: &MemoryHost, id: SnapshotId) -> (MemoryHost, Vec<u8>) {
     driver.leave();
     let host = host.restart_process();
@@ -72,11 +73,12 @@ fn a_group_whose_only_record_cannot_be_read_is_neither_absent_nor_made_again_nor
     assert_eq!(driver.locks_held(), 0);
     assert_eq!(host.files_below(Path::new("/memory/default")), files);
 
-    // Nor is it made of other volumes: once the record can be read, it would be of two attempts.
+    // Nor is the group created with other volumes: once the record can be read, it would be of two
+    // attempts.
     let others = [volume(&driver, "b")];
     is_damaged(driver.create_group(&request("g", &others)));
 
-    // Another group of this volume is no matter of the damaged one.
+    // The damaged group does not affect another group of this volume.
     let other = driver.create_group(&request("h", &sources)).unwrap();
     driver
         .delete_group(&named(other.id, &other.snapshots))
@@ -121,7 +123,7 @@ fn a_share_begins_nothing_over_a_member_whose_record_cannot_be_read() {
     assert_eq!(states(&driver, GROUP), [SnapshotState::Ready]);
 }
 
-/// A snapshot of a volume that is gone.
+/// A snapshot whose volume was deleted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Left {
     Group,
@@ -129,8 +131,8 @@ enum Left {
     Single,
 }
 
-/// Makes a snapshot of a volume, which is deleted, and its record unreadable. Then what becomes of a
-/// group and of a share, each asked for by the same name with another volume.
+/// Creates a snapshot, deletes its volume, and makes the snapshot's record unreadable. Returns the
+/// results of a group and of a share that are requested by the same name with another volume.
 fn beside(left: Left, is_newer: bool, is_of_object: bool) -> [Result<()>; 2] {
     let host = MemoryHost::new();
     let driver = driver(&host);
@@ -182,7 +184,7 @@ fn beside(left: Left, is_newer: bool, is_of_object: bool) -> [Result<()>; 2] {
 
 #[test]
 fn a_group_is_not_made_anew_beside_an_unreadable_member_of_a_volume_that_is_gone() {
-    // A record of a newer release still says whose it is; and it's in nobody else's way.
+    // A record of a newer release still identifies its snapshot or group, so it affects no other.
     let [group, share] = beside(Left::Group, true, false);
     is_damaged(group);
     share.unwrap();
@@ -192,12 +194,12 @@ fn a_group_is_not_made_anew_beside_an_unreadable_member_of_a_volume_that_is_gone
     for done in beside(Left::Single, true, false) {
         done.unwrap();
     }
-    // One that says nothing may be anybody's.
+    // A record without any readable content may belong to any group.
     for left in [Left::Group, Left::Share, Left::Single] {
         for done in beside(left, false, false) {
             is_damaged(done);
         }
-        // An object of Kubernetes never has other volumes than it had.
+        // A group of a Kubernetes object is always requested with the same volumes.
         for done in beside(left, false, true) {
             done.unwrap();
         }
@@ -271,7 +273,7 @@ fn members_of_two_attempts_are_not_reported_as_one_group_and_are_deleted_togethe
     assert_eq!(pool.backend.count_snapshots(), 0);
 }
 
-/// Asks for the deletion of a member at each step.
+/// A coordinator that requests the deletion of a member at each step.
 struct Deletes<'a> {
     driver: &'a Driver,
     steps: std::vec::IntoIter<ShareStep>,
@@ -331,7 +333,7 @@ fn a_name_whose_snapshot_appears_meanwhile_is_not_prepared_over_it() {
     assert_eq!(driver.create_snapshot(&asked).unwrap().cut_at, made.cut_at);
 }
 
-/// A group whose members may be deleted one by one.
+/// A request for a group whose members may be deleted individually.
 fn independent(name: &str, sources: &[VolumeId]) -> CreateGroup {
     CreateGroup {
         parameters: SnapshotParameters {
@@ -359,7 +361,7 @@ fn members_that_are_independent_are_deleted_one_by_one() {
             snapshot_ids: ids.iter().map(ToString::to_string).collect(),
         })
     };
-    // The first one's record has decided about the others: they stay without it.
+    // The record of the first member has decided about the others: they stay without it.
     driver.delete_snapshot(&ids[0]).unwrap();
     driver.delete_snapshot(&ids[0]).unwrap();
     driver.refresh_pools();
@@ -376,7 +378,7 @@ fn members_that_are_independent_are_deleted_one_by_one() {
         let error = find(wrong).unwrap_err();
         assert!(matches!(error, Error::Invalid { .. }), "{error:?}");
     }
-    // A repeat asks for all of them.
+    // A repeat of the call requires all members.
     let again = driver.create_group(&asked).unwrap_err();
     assert!(matches!(again, Error::Refused { .. }), "{again:?}");
     driver.delete_snapshot(&ids[2]).unwrap();
@@ -389,8 +391,8 @@ fn members_that_are_independent_are_deleted_one_by_one() {
     assert_eq!(driver.locks_held(), 0);
 }
 
-/// What a crash between the commits of two members leaves: the first one is ready, the second one
-/// is cut.
+/// Sets the state that a crash between the commits of two members leaves: the first one is ready,
+/// the second one is cut.
 fn in_doubt(driver: &Driver, made: &Group) {
     let pool = driver.serving().remove(0);
     let second = made.snapshots[1].id.uuid;
@@ -416,7 +418,7 @@ fn before_the_first_member_is_deleted_the_others_are_committed() {
             settled: None,
         };
         driver.delete_alone(&first, &how).unwrap();
-        // Neither a look nor a start undoes it now that the first one is gone.
+        // Neither a refresh nor a start undoes the second member after the first one was deleted.
         driver.refresh_pools();
         driver.get_snapshot(&second).unwrap();
         driver.delete_alone(&second, &how).unwrap();

@@ -1,4 +1,4 @@
-//! Pages, ranges and their edges, without a pool.
+//! Pages, ranges and their bounds, without a pool.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Shares whose coordinator goes at any step, on a simulated machine.
+//! Shares whose coordinator goes away at any step, on a simulated machine.
 
 use super::*;
 use crate::host::memory::MemoryHost;
@@ -6,7 +6,7 @@ use crate::model::PoolId;
 use crate::operation::tests::{driver, volume};
 use crate::operation::{GroupDecision, NamedGroup};
 
-/// A volume of another node.
+/// A volume on another node.
 pub(in crate::operation) fn far() -> VolumeId {
     VolumeId {
         pool: PoolId(Uuid::from_u128(1)),
@@ -52,7 +52,7 @@ pub(in crate::operation) fn all_steps() -> Vec<ShareStep> {
     ]
 }
 
-/// Steps that end.
+/// A coordinator that sends these steps and then ends.
 struct Script {
     steps: std::vec::IntoIter<ShareStep>,
     told: Vec<ShareAnswer>,
@@ -112,7 +112,7 @@ fn where_the_first_member_is_the_end_of_the_steps_deletes_everything_until_the_c
     let (done, _) = served(&driver, &begin(Some(GROUP), &all, &ours), all_steps());
     done.unwrap();
     assert_eq!(states(&driver, GROUP), [SnapshotState::Ready; 2]);
-    // Nobody cuts beside what is committed.
+    // A committed group is not cut again.
     let (done, told) = served(&driver, &begin(Some(GROUP), &all, &ours), all_steps());
     assert!(matches!(done, Err(Error::Pending { .. })), "{done:?}");
     assert_eq!(told, 0);
@@ -137,14 +137,14 @@ fn what_another_node_decides_about_stays_in_doubt_until_somebody_says_what_it_de
         steps.pop();
         let begun = begin(Some(GROUP), &all, &ours);
         served(&driver, &begun, steps).0.unwrap();
-        // Neither a look nor a start guesses.
+        // Neither a refresh nor a restart resolves the group.
         driver.refresh_pools();
         driver.leave();
         driver = self::driver(&host.restart_process());
         assert_eq!(states(&driver, GROUP), [SnapshotState::Cut]);
         let (done, _) = served(&driver, &begin(Some(GROUP), &all, &ours), all_steps());
         assert!(matches!(done, Err(Error::Pending { .. })), "{done:?}");
-        // A verdict about another try is none about this one.
+        // A decision about another attempt does not apply to this one.
         let other = GroupDecision {
             commit: Some(Uuid::new_v4()),
             undo: vec![Uuid::new_v4()],
@@ -177,7 +177,7 @@ fn a_first_member_on_a_pool_that_this_node_has_forgotten_is_not_gone() {
     let host = MemoryHost::new();
     let before = driver(&host);
     let ours = [volume(&before, "a")];
-    // Its disk was this node's, and is another node's by now.
+    // The disk of this pool was on this node, and is on another node by now.
     let moved = far();
     before.leave();
     let host = host.restart_process();
@@ -238,7 +238,7 @@ fn a_single_snapshot_is_never_in_doubt_and_what_is_there_is_not_cut_again() {
     assert_eq!(script.told, [ShareAnswer::Plain]);
 }
 
-/// Looks at the locks when the commit is reported.
+/// A coordinator that counts the locks when the commit is reported.
 struct AtCommit<'a> {
     driver: &'a Driver,
     steps: std::vec::IntoIter<ShareStep>,
@@ -257,7 +257,7 @@ impl Coordinator for AtCommit<'_> {
     }
 }
 
-/// Otherwise the coordinator's next question about the group could be answered with ABORTED.
+/// Otherwise the coordinator's next query about the group could be answered with ABORTED.
 #[test]
 fn a_commit_is_reported_after_the_locks_were_released() {
     let driver = driver(&MemoryHost::new());
@@ -298,7 +298,7 @@ fn steps_out_of_order_end_it_and_leave_nothing() {
     }
 }
 
-/// Looks at the group when a step fails.
+/// A coordinator that reads the group when a step fails.
 struct Early<'a> {
     driver: &'a Driver,
     steps: std::vec::IntoIter<ShareStep>,
