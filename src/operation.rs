@@ -1,8 +1,8 @@
 //! The operations: each call of CSI as a function of values, idempotent, locked and recorded.
 //!
 //! An operation validates, locks, reads, compares, acts and records. Its functions block;
-//! [`Driver::detach`] is the one place in which async code calls them. An operation that was started
-//! runs to its end, whether or not its caller still waits.
+//! [`Driver::detach`] is the one place in which async code calls them. An operation that was
+//! started runs to its end, whether or not its caller still waits.
 
 mod detach;
 mod lock;
@@ -52,14 +52,14 @@ pub use crate::cut::coordinator::Used;
 pub use crate::cut::participant::CutStep;
 pub use crate::record::{GroupMembership, SnapshotState};
 
-/// What the operations need to know of the configuration.
+/// The part of the configuration that the operations use.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// `--node-name`, also the CSI node id.
     pub node_name: String,
     /// `--driver-name`.
     pub driver_name: String,
-    /// `--pool`, in order.
+    /// `--pool`, in the order of the command line.
     pub pools: Vec<PoolDefinition>,
     /// `--node-record`.
     pub node_record: PathBuf,
@@ -68,9 +68,10 @@ pub struct Settings {
     /// Role `all`: if another process serves a pool, the command line is wrong, and the start
     /// fails. In a cluster such a pool is refused like every pool that cannot be served.
     pub alone: bool,
-    /// `--allowed-path`: directories below which callers' paths must lie, such as the kubelet's.
+    /// `--allowed-path`: directories below which the paths in CSI requests must be, such as the
+    /// kubelet's.
     pub allowed_paths: Vec<PathBuf>,
-    /// `--max-volumes`: how many volumes may be used on this node.
+    /// `--max-volumes`: the maximum number of volumes in use on this node.
     pub max_volumes: Option<NonZeroU16>,
     /// `--inline-max-size`: the maximum size in bytes of a pod's inline volume. Without it, no
     /// inline volumes are created.
@@ -85,7 +86,7 @@ pub struct Driver {
     seams: Seams,
     /// `None` while pools of several homes wait for `slackwater pool adopt`.
     home: RwLock<Option<HomeId>>,
-    /// Replaces the home while that is `None`. No pool has it.
+    /// Used instead of the home while that is `None`. No pool has this ID.
     nobodys_home: HomeId,
     pools: RwLock<Vec<ServingState>>,
     record: Mutex<NodeRecord>,
@@ -124,17 +125,18 @@ impl Driver {
         })
     }
 
-    /// The one topology key.
+    /// The key of the only topology segment.
     pub fn topology_key(&self) -> String {
         format!("topology.{}/home", self.settings.driver_name)
     }
 
-    /// What this host lacks for volumes, with the remedy. Empty if nothing is missing.
+    /// The requirements for volumes that this host does not meet, each with its remedy. Empty if it
+    /// meets all of them.
     pub fn missing(&self) -> Vec<String> {
         self.host.missing()
     }
 
-    /// File systems created since the start.
+    /// The number of file systems created since the start.
     pub fn formats(&self) -> u64 {
         self.formats.load(Ordering::Relaxed)
     }

@@ -1,6 +1,6 @@
-//! The crossing from async to blocking. What is started here ends by itself: a caller that goes
-//! away (deadline, cancelled call) leaves the work running, with its locks, and a repeat meets
-//! "pending" or the finished result.
+//! Runs blocking operations on behalf of async callers. An operation that was started runs to its
+//! end: if the caller goes away (deadline or cancelled call), it continues and keeps its locks, and
+//! a retry returns "pending" or the finished result.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -14,37 +14,37 @@ use crate::error::{Error, Result, chain};
 use crate::model::PoolId;
 use crate::operation::{Driver, Key};
 
-/// How long a caller waits for the clean-up of what failed: it takes milliseconds, unless the
-/// pool's disk hangs, and that is often what it failed by.
+/// How long a caller waits for the cleanup after a failure. The cleanup takes milliseconds unless
+/// the pool's disk hangs, which is often the reason for the failure.
 const CLEAN_UP_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Operations of [`Lane::Work`] that run at a time, and of [`Lane::Cut`].
+/// Maximum number of concurrent operations of [`Lane::Work`], and of [`Lane::Cut`].
 const MAX_OPERATIONS: usize = 32;
 const MAX_CUTS: usize = 16;
-/// How long one waits for its turn, before it has a thread or a lock. Creating a volume takes
-/// milliseconds; only what takes long is there for longer.
+/// How long an operation waits for its turn, before it has a thread or a lock. Creating a volume
+/// takes milliseconds; only long operations occupy their places for longer than this.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Looks at one pool that run at a time: each takes microseconds, unless its disk hangs.
+/// Maximum number of concurrent reads of one pool: each takes microseconds, unless its disk hangs.
 const MAX_PROBES: usize = 16;
 
-/// With whom an operation shares the threads. What takes long, or hangs, is bounded in its own
-/// lane, so that calls of the kubelet always find a thread.
+/// A class of operations that share a limit on threads. Operations that take long or hang are
+/// limited within their own lane, so that a thread is always free for calls of the kubelet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
-    /// The kubelet's calls that change something: one at a time for each volume.
+    /// Calls of the kubelet that change something; one at a time for each volume.
     Node,
-    /// Makes, grows and deletes: may copy or wipe for hours.
+    /// Creates, grows and deletes; may copy or wipe for hours.
     Work,
-    /// Snapshots in the making: may wait for applications.
+    /// Creates snapshots; may wait for applications.
     Cut,
-    /// Changes nothing, and is asked again and again.
+    /// Calls that only read; they are repeated often.
     Look,
 }
 
-/// The looks that run, by pool.
+/// The number of running reads, by pool.
 type Looks = Arc<Mutex<HashMap<PoolId, usize>>>;
 
-/// The pools at which the operation of this thread looks.
+/// The pools that the operation of this thread reads.
 struct Looking {
     looks: Looks,
     at: Vec<PoolId>,
@@ -82,7 +82,7 @@ impl Drop for Looking {
     }
 }
 
-/// Of the thread of an operation: forgets it at its end, also by a panic.
+/// The thread-local state of an operation. Dropping it clears the state, also after a panic.
 struct Thread;
 
 impl Thread {
@@ -103,7 +103,7 @@ impl Drop for Thread {
     }
 }
 
-/// Counts a look at a pool, if this thread's operation is one.
+/// Counts a read of a pool, if the operation of this thread is in [`Lane::Look`].
 pub(super) fn look_at(id: PoolId, name: &str) -> Result<()> {
     LOOKING.with_borrow_mut(|looking| match looking {
         Some(looking) => looking.begin(id, name),
@@ -112,14 +112,15 @@ pub(super) fn look_at(id: PoolId, name: &str) -> Result<()> {
 }
 
 thread_local! {
-    /// Of the operation that this thread runs: at which pools it looks, if it's bounded.
+    /// The pools that the operation of this thread reads, if its reads are limited.
     static LOOKING: RefCell<Option<Looking>> = const { RefCell::new(None) };
-    /// Of the operation that this thread runs: why it fails, while it cleans up.
+    /// Receives the reason why the operation of this thread fails, while it cleans up.
     static FAILING: RefCell<Option<watch::Sender<Option<String>>>> = const { RefCell::new(None) };
 }
 
-/// A clean-up that runs, until this is dropped. If it takes longer than [`CLEAN_UP_TIMEOUT`], the caller
-/// is told why it was needed, and that it isn't done; it goes on, with the operation's locks.
+/// Marks a cleanup as running until it is dropped. If the cleanup takes longer than
+/// [`CLEAN_UP_TIMEOUT`], the caller receives an error with the reason for the cleanup, which
+/// continues with the operation's locks.
 pub(super) struct CleanUp(());
 
 impl CleanUp {
@@ -137,12 +138,12 @@ impl Drop for CleanUp {
 
 fn tell(why: Option<String>) {
     FAILING.with_borrow(|caller| {
-        // Nobody listens any more, or nobody ever did: tests call without `detach`.
+        // The caller is gone, or there is none: tests call operations without `detach`.
         let _ = caller.as_ref().map(|caller| caller.send_replace(why));
     });
 }
 
-/// Ends when a clean-up takes too long; why it was needed.
+/// Returns when a cleanup takes too long, with the reason for the cleanup.
 async fn stuck(mut failing: watch::Receiver<Option<String>>) -> String {
     loop {
         let why = failing.wait_for(Option::is_some).await;
@@ -160,7 +161,7 @@ async fn stuck(mut failing: watch::Receiver<Option<String>>) -> String {
     }
 }
 
-/// Counts what runs.
+/// The operations that are running, and their limits.
 #[derive(Debug)]
 pub struct InFlight {
     running: AtomicUsize,
@@ -183,7 +184,7 @@ impl Default for InFlight {
 }
 
 impl InFlight {
-    /// Waits for the turn of an operation, if there are bounds for its like.
+    /// Waits for the turn of an operation, if its lane is limited.
     async fn turn(&self, lane: Lane) -> Result<Option<OwnedSemaphorePermit>> {
         let (permits, most) = match lane {
             Lane::Work => (&self.work, MAX_OPERATIONS),
@@ -192,20 +193,21 @@ impl InFlight {
         };
         match tokio::time::timeout(QUEUE_TIMEOUT, permits.clone().acquire_owned()).await {
             Ok(Ok(permit)) => Ok(Some(permit)),
-            // They're never closed.
+            // The semaphores are never closed.
             Ok(Err(_)) | Err(_) => Err(Error::Pending {
                 what: format!("{most} other objects (the limit of this node)"),
             }),
         }
     }
 
-    /// Whether [`Driver::stop`] has been called: long work ends where it can go on later.
+    /// Whether [`Driver::stop`] has been called. Long operations then stop where they can be
+    /// resumed.
     pub(super) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::SeqCst)
     }
 }
 
-/// One running operation; counted until dropped, also by a panic.
+/// One running operation. It is counted until it is dropped, also after a panic.
 struct Running(Arc<Driver>);
 
 impl Drop for Running {
@@ -215,7 +217,7 @@ impl Drop for Running {
 }
 
 impl Driver {
-    /// Runs blocking work to its end. After [`Driver::stop`] nothing new starts.
+    /// Runs a blocking operation to its end. After [`Driver::stop`] no new operation starts.
     pub async fn detach<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Driver) -> Result<T> + Send + 'static,
@@ -223,14 +225,16 @@ impl Driver {
         self.detach_in(Lane::Node, work).await
     }
 
-    /// The same, in turn with others of its lane. The wait for it holds neither lock nor thread.
+    /// Like [`Driver::detach`], within the limit of a lane. While the call waits for its turn it
+    /// holds neither a lock nor a thread.
     pub async fn detach_in<T: Send + 'static>(
         self: &Arc<Self>,
         lane: Lane,
         work: impl FnOnce(&Driver) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let turn = self.in_flight.turn(lane).await?;
-        // Counted before the look at `stopping`, so that whoever stops sees it or is seen.
+        // Counted before `stopping` is read: either this operation sees `stopping`, or the caller
+        // of `stop` sees this operation in the count.
         self.in_flight.running.fetch_add(1, Ordering::SeqCst);
         let running = Running(self.clone());
         if self.in_flight.stopping.load(Ordering::SeqCst) {
@@ -254,20 +258,20 @@ impl Driver {
         }
     }
 
-    /// Waits until none of these is locked, at most this long, and takes none: what has them ends by
-    /// itself. No thread waits, and a caller that goes away ends it.
+    /// Waits until none of these locks is held, or until the time is over, and acquires none of
+    /// them. No thread is blocked, and the wait ends if the caller goes away.
     pub async fn wait_until_free(&self, keys: &[Key], patience: Duration) {
         if !self.in_flight.is_stopping() {
             self.locks.wait_until_free(keys, patience).await;
         }
     }
 
-    /// No new operations from now on.
+    /// Rejects new operations from now on.
     pub fn stop(&self) {
         self.in_flight.stopping.store(true, Ordering::SeqCst);
     }
 
-    /// Operations that are running now.
+    /// The number of operations that are running now.
     pub fn running(&self) -> usize {
         self.in_flight.running.load(Ordering::SeqCst)
     }

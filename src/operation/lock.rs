@@ -1,6 +1,7 @@
-//! Locks by name and by volume. Nothing that has a lock, a thread or a hook waits for another lock:
-//! the answer is "pending", at once, because the caller repeats anyway and a queue of repeats would
-//! only grow. A call that has nothing yet may wait until what it needs is free.
+//! Locks by name, volume, path, snapshot and group. A call that holds a lock, a thread or a quiesce
+//! hook never waits for another lock: it returns "pending" at once, because the caller retries
+//! anyway and a queue of retries would only grow. A call that holds none of these may wait until
+//! the locks that it needs are free.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,17 +16,17 @@ use crate::error::{Error, Result};
 /// What is locked.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Key {
-    /// A request name, during create.
+    /// The request name of a volume, while it is created.
     Name(String),
-    /// A volume, by the part of its id that is its own.
+    /// A volume, by the UUID in its ID.
     Volume(Uuid),
-    /// A path whose volume isn't known here.
+    /// A path whose volume is unknown on this node.
     Path(String),
-    /// A request name of a snapshot, during create.
+    /// The request name of a snapshot, while it is created.
     SnapshotName(String),
-    /// A snapshot, by the part of its id that is its own.
+    /// A snapshot, by the UUID in its ID.
     Snapshot(Uuid),
-    /// A group of snapshots.
+    /// A group snapshot.
     Group(Uuid),
 }
 
@@ -49,11 +50,11 @@ pub struct Locks(Arc<Held>);
 #[derive(Debug, Default)]
 struct Held {
     keys: Mutex<HashSet<Key>>,
-    /// Told of each lock that is given back.
+    /// Notified when a lock is released.
     freed: Notify,
 }
 
-/// A taken lock; dropping it gives it back.
+/// A lock that is held; dropping it releases the lock.
 #[derive(Debug)]
 pub struct LockGuard {
     locks: Locks,
@@ -61,7 +62,7 @@ pub struct LockGuard {
 }
 
 impl Locks {
-    /// Takes a lock, or says that somebody has it.
+    /// Acquires a lock, or returns [`Error::Pending`] if it is held.
     pub fn acquire(&self, key: Key) -> Result<LockGuard> {
         if self.held_now().insert(key.clone()) {
             Ok(LockGuard {
@@ -75,16 +76,16 @@ impl Locks {
         }
     }
 
-    /// Whether somebody has a lock now.
+    /// Whether a lock is held now.
     pub fn is_held(&self, key: &Key) -> bool {
         self.held_now().contains(key)
     }
 
-    /// Ends when nobody has any of these locks, or after this time. Takes none.
+    /// Waits until none of these locks is held, or until the time is over. Acquires none of them.
     pub async fn wait_until_free(&self, keys: &[Key], patience: Duration) {
         let free = async {
             loop {
-                // Before the look, so that what is given back after it is heard of.
+                // Registered before the check, so that a release after the check is not missed.
                 let freed = self.0.freed.notified();
                 if !keys.iter().any(|key| self.is_held(key)) {
                     return;
@@ -92,7 +93,7 @@ impl Locks {
                 freed.await;
             }
         };
-        // What is still held then is answered by the operation itself.
+        // If a lock is still held, the operation itself returns the error.
         let _ = timeout(patience, free).await;
     }
 

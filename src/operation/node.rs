@@ -1,4 +1,4 @@
-//! The node as a whole: its start, the disks of its pools, what runs in the background, its state.
+//! The node as a whole: its start, the disks of its pools, its background tasks, and its state.
 
 pub(in crate::operation) mod clean;
 pub(in crate::operation) mod describe;

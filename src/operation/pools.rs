@@ -1,4 +1,5 @@
-//! The pools of this node: what serves them, what they lie on, and how much they can still hold.
+//! The pools of this node: how they are created and found, where they are stored, and how much
+//! space they have left.
 
 pub mod admin;
 pub(in crate::operation) mod capacity;

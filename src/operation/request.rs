@@ -1,4 +1,5 @@
-//! What the edge hands to operations and gets back: values, already validated in themselves.
+//! The arguments and results of operations. Each argument has been validated on its own, without
+//! regard to the state of the node.
 
 use crate::error::Result;
 use crate::model::Capability;
@@ -17,390 +18,396 @@ use uuid::Uuid;
 
 pub use crate::record::ContentSource;
 
-/// Entries of a page at most, also where the caller sets no limit. With about 300 bytes each, a
-/// page is well below the 4 MiB that gRPC clients accept by default.
+/// Maximum number of entries in a page, also if the caller sets no limit. With about 300 bytes
+/// each, a page is well below the 4 MiB that gRPC clients accept by default.
 pub const MOST_LISTED: usize = 5000;
 
-/// CreateVolume.
+/// Arguments of CreateVolume.
 #[derive(Clone, Debug)]
 pub struct CreateVolume {
     /// Request name: 1 to 128 bytes in any script.
     pub name: String,
-    /// Size.
+    /// The requested size.
     pub capacity: CapacityRange,
-    /// At least one.
+    /// The requested capabilities; at least one.
     pub capabilities: Vec<Capability>,
-    /// The class; mutable parameters already override.
+    /// The class parameters, already overridden by the mutable parameters.
     pub parameters: VolumeParameters,
-    /// Values of our topology key among `requisite`; empty is "anywhere". A segment without our
-    /// key is nowhere: the edge then gives one that can't be a home.
+    /// The values of the driver's topology key in `requisite`; if empty, any node is allowed. For a
+    /// segment without the key the parser passes an empty string, which is the ID of no home.
     pub requisite: Vec<String>,
-    /// What it begins with; nothing is an empty volume.
+    /// The initial content. Without it the volume is empty.
     pub content_source: Option<ContentSource>,
 }
 
-/// A volume, as answers tell it.
+/// A volume, as returned to callers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Volume {
-    /// Id.
+    /// The volume ID.
     pub id: VolumeId,
-    /// Bytes as asked for.
+    /// The size in bytes, as requested.
     pub size: u64,
-    /// Where it is.
+    /// The home of the node on which the volume is.
     pub home: HomeId,
-    /// What it was made from.
+    /// The snapshot or volume from which it was created.
     pub content_source: Option<ContentSource>,
-    /// Made by a publish, for as long as its pod lives.
+    /// Whether it is an inline volume: created by NodePublishVolume, and deleted with its pod.
     pub ephemeral: bool,
 }
 
-/// ControllerPublishVolume.
+/// Arguments of ControllerPublishVolume.
 #[derive(Clone, Debug)]
 pub struct Attach {
-    /// As given.
+    /// The volume ID, as received.
     pub volume_id: String,
-    /// As given.
+    /// The node ID, as received.
     pub node_id: String,
-    /// How it will be used.
+    /// How the volume will be used.
     pub capability: Capability,
-    /// Read-only attach: not offered (PUBLISH_READONLY).
+    /// Whether a read-only attachment is requested, which is not supported (PUBLISH_READONLY).
     pub read_only: bool,
 }
 
-/// ValidateVolumeCapabilities.
+/// Arguments of ValidateVolumeCapabilities.
 #[derive(Clone, Debug)]
 pub struct Validate {
-    /// As given.
+    /// The volume ID, as received.
     pub volume_id: String,
-    /// To confirm. `Err` is the sentence for one that can't be served, such as a multi-node mode.
+    /// The capabilities to confirm. `Err` has the message for a capability that is not supported,
+    /// such as a multi-node mode.
     pub capabilities: Vec<Result<Capability, String>>,
-    /// Class parameters to confirm, if any were given.
+    /// The class parameters to confirm, if there are any.
     pub parameters: Option<VolumeParameters>,
-    /// Mutable ones to confirm.
+    /// The mutable parameters to confirm.
     pub mutable: MutableParameters,
 }
 
-/// ListVolumes.
+/// Arguments of ListVolumes.
 #[derive(Clone, Debug, Default)]
 pub struct ListVolumes {
-    /// At most so many; 0 is no limit.
+    /// The maximum number of entries; 0 means no limit.
     pub max_entries: usize,
-    /// Empty or a `next_token`.
+    /// A `next_token`, or empty to begin at the first volume.
     pub starting_token: String,
-    /// Only those of this pool; the router asks so.
+    /// Restricts the list to one pool. Only the router sets it.
     pub pool: Option<PoolId>,
 }
 
-/// A page.
+/// One page of volumes.
 #[derive(Clone, Debug, Default)]
 pub struct VolumePage {
-    /// In the order of ids.
+    /// The volumes, ordered by ID.
     pub volumes: Vec<Volume>,
-    /// Empty at the end.
+    /// The token of the next page; empty on the last page.
     pub next_token: String,
 }
 
-/// GetCapacity.
+/// Arguments of GetCapacity.
 #[derive(Clone, Debug)]
 pub struct AskCapacity {
-    /// Empty is "any".
+    /// The requested capabilities; if empty, any.
     pub capabilities: Vec<Capability>,
-    /// The class.
+    /// The class parameters.
     pub parameters: VolumeParameters,
-    /// Value of our topology key, if a topology was given; as in [`CreateVolume::requisite`].
+    /// The value of the driver's topology key, if a topology was given; see
+    /// [`CreateVolume::requisite`].
     pub topology: Option<String>,
 }
 
-/// What can be had.
+/// The capacity that is available for new volumes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
-    /// Bytes in all.
+    /// The total, in bytes.
     pub available: u64,
-    /// The largest single volume.
+    /// The maximum size of a volume, in bytes.
     pub maximum: u64,
-    /// The smallest that isn't raised.
+    /// The minimum size of a volume, in bytes. A smaller request is raised to it.
     pub minimum: u64,
 }
 
-/// ControllerExpandVolume.
+/// Arguments of ControllerExpandVolume.
 #[derive(Clone, Debug)]
 pub struct ExpandVolume {
-    /// As given.
+    /// The volume ID, as received.
     pub volume_id: String,
-    /// Wanted.
+    /// The requested size.
     pub capacity: CapacityRange,
-    /// If given, it must fit the volume.
+    /// If given, it must match the volume.
     pub capability: Option<Capability>,
 }
 
-/// ControllerExpandVolume's answer.
+/// Result of ControllerExpandVolume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expanded {
-    /// Bytes now.
+    /// The new size in bytes.
     pub size: u64,
-    /// Whether the node has something to do.
+    /// Whether NodeExpandVolume must be called.
     pub node_expansion_required: bool,
 }
 
-/// ControllerModifyVolume.
+/// Arguments of ControllerModifyVolume.
 #[derive(Clone, Debug)]
 pub struct ModifyVolume {
-    /// As given.
+    /// The volume ID, as received.
     pub volume_id: String,
-    /// What to change.
+    /// The parameters to change.
     pub mutable: MutableParameters,
 }
 
-/// NodeStageVolume.
+/// Arguments of NodeStageVolume.
 #[derive(Clone, Debug)]
 pub struct StageVolume {
-    /// As given.
+    /// The volume ID, as received.
     pub volume_id: String,
-    /// Where.
+    /// The staging path.
     pub staging_path: String,
-    /// How.
+    /// How the volume will be used.
     pub capability: Capability,
 }
 
-/// NodePublishVolume of a persistent volume.
+/// Arguments of NodePublishVolume for a persistent volume.
 #[derive(Clone, Debug)]
 pub struct PublishVolume {
-    /// As given.
+    /// The volume ID, as received.
     pub volume_id: String,
-    /// Empty if not given.
+    /// The staging path; empty if not given.
     pub staging_path: String,
-    /// Where.
+    /// The target path.
     pub target_path: String,
-    /// How.
+    /// How the volume will be used.
     pub capability: Capability,
-    /// Really read-only.
+    /// Whether the target must be read-only.
     pub read_only: bool,
 }
 
-/// NodePublishVolume of an inline volume.
+/// Arguments of NodePublishVolume for an inline volume.
 #[derive(Clone, Debug)]
 pub struct PublishEphemeral {
-    /// The kubelet's id: any text, a name for us.
+    /// The ID that the kubelet has generated: any text, which the driver uses as a name.
     pub volume_id: String,
-    /// Where.
+    /// The target path.
     pub target_path: String,
-    /// How.
+    /// How the volume will be used.
     pub capability: Capability,
-    /// Really read-only.
+    /// Whether the target must be read-only.
     pub read_only: bool,
-    /// What its pod asks for.
+    /// The attributes in the pod's definition.
     pub attributes: EphemeralParameters,
 }
 
-/// NodeGetVolumeStats.
+/// Arguments of NodeGetVolumeStats.
 #[derive(Clone, Debug)]
 pub struct AskStats {
-    /// As given.
+    /// The volume ID, as received.
     pub volume_id: String,
-    /// A staging or target path.
+    /// The staging path or a target path.
     pub volume_path: String,
 }
 
-/// One row of usage.
+/// The usage of one resource: bytes or inodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// In all.
+    /// The total.
     pub total: u64,
-    /// Free for users; `None` for block.
+    /// What unprivileged users can still use; `None` for block volumes.
     pub available: Option<u64>,
-    /// Used; `None` for block.
+    /// What is used; `None` for block volumes.
     pub used: Option<u64>,
 }
 
-/// NodeGetVolumeStats's answer.
+/// Result of NodeGetVolumeStats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stats {
-    /// Bytes.
+    /// The usage of bytes.
     pub bytes: Usage,
-    /// Inodes; `None` for block, and where the file system has no fixed number.
+    /// The usage of inodes; `None` for block volumes, and for file systems without a fixed number
+    /// of inodes.
     pub inodes: Option<Usage>,
 }
 
-/// NodeExpandVolume.
+/// Arguments of NodeExpandVolume.
 #[derive(Clone, Debug)]
 pub struct ExpandNode {
-    /// As given.
+    /// The volume ID, as received.
     pub volume_id: String,
-    /// Staging or target path.
+    /// The staging path or a target path.
     pub volume_path: String,
-    /// May be absent: to the volume's size.
+    /// The requested size. Without it the volume's size applies.
     pub capacity: Option<CapacityRange>,
-    /// If given, it must fit the volume.
+    /// If given, it must match the volume.
     pub capability: Option<Capability>,
 }
 
-/// One finding about a volume's or pool's health.
+/// One finding about the health of a volume or pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// How bad.
+    /// The severity.
     pub severity: Severity,
-    /// CamelCase, stable.
+    /// A stable name in CamelCase.
     pub reason: &'static str,
-    /// For people.
+    /// The description for people.
     pub message: String,
 }
 
-/// How bad a finding is; the edge maps it to CSI's two enums.
+/// The severity of a finding; the CSI service maps it to the two enums of CSI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
-    /// Works, but not well.
+    /// It works, but with restrictions.
     Degraded,
-    /// Can't be reached.
+    /// It cannot be reached.
     Inaccessible,
-    /// Content is gone.
+    /// Data is lost.
     DataLoss,
 }
 
-/// A volume's findings; none is "healthy".
+/// The findings about a volume; a volume without findings is healthy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeHealth {
-    /// Id.
+    /// The volume ID.
     pub id: VolumeId,
-    /// Each (severity, reason) once.
+    /// The findings; each pair of severity and reason occurs once.
     pub findings: Vec<Finding>,
 }
 
-/// CreateSnapshot.
+/// Arguments of CreateSnapshot.
 #[derive(Clone, Debug)]
 pub struct CreateSnapshot {
     /// Request name: 1 to 128 bytes in any script.
     pub name: String,
-    /// As given.
+    /// The ID of the source volume, as received.
     pub source_volume_id: String,
-    /// The class.
+    /// The class parameters.
     pub parameters: SnapshotParameters,
     /// As in [`CreateVolume::requisite`].
     pub requisite: Vec<String>,
 }
 
-/// A snapshot, as answers tell it: cut and durable.
+/// A snapshot that is complete and durable, as returned to callers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Id.
+    /// The snapshot ID.
     pub id: SnapshotId,
-    /// The volume that it's of, which may be gone.
+    /// The source volume, which may no longer exist.
     pub source_volume_id: VolumeId,
-    /// Bytes that a restore needs.
+    /// The minimum size in bytes of a volume that is restored from it.
     pub size: u64,
-    /// Nanoseconds since 1970.
+    /// The time of the cut, in nanoseconds since 1970.
     pub cut_at: u64,
-    /// What it reached.
+    /// The consistency level that was reached.
     pub level: Level,
-    /// Why not more.
+    /// Why a higher level was not reached.
     pub reason: String,
-    /// Its group.
+    /// The group snapshot of which it is a member.
     pub group: Option<GroupId>,
-    /// It may be deleted without its group, and is told as a snapshot of its own.
+    /// Whether it can be deleted without its group, and is reported as a snapshot of its own.
     pub independent: bool,
-    /// Where it is.
+    /// The home of the node on which the snapshot is.
     pub home: HomeId,
 }
 
-/// ListSnapshots.
+/// Arguments of ListSnapshots.
 #[derive(Clone, Debug, Default)]
 pub struct ListSnapshots {
-    /// At most so many; 0 is no limit.
+    /// The maximum number of entries; 0 means no limit.
     pub max_entries: usize,
-    /// Empty or a `next_token`.
+    /// A `next_token`, or empty to begin at the first snapshot.
     pub starting_token: String,
-    /// Only those of this volume, if not empty.
+    /// Restricts the list to snapshots of this volume, unless empty.
     pub source_volume_id: String,
-    /// Only this one, if not empty.
+    /// Restricts the list to this snapshot, unless empty.
     pub snapshot_id: String,
-    /// As in [`ListVolumes::pool`], where neither of them is given.
+    /// As [`ListVolumes::pool`], if neither of the two IDs is given.
     pub pool: Option<PoolId>,
 }
 
-/// A page.
+/// One page of snapshots.
 #[derive(Clone, Debug, Default)]
 pub struct SnapshotPage {
-    /// In the order of ids.
+    /// The snapshots, ordered by ID.
     pub snapshots: Vec<Snapshot>,
-    /// Empty at the end.
+    /// The token of the next page; empty on the last page.
     pub next_token: String,
 }
 
-/// CreateVolumeGroupSnapshot.
+/// Arguments of CreateVolumeGroupSnapshot.
 #[derive(Clone, Debug)]
 pub struct CreateGroup {
-    /// Request name.
+    /// The request name.
     pub name: String,
-    /// As given, at least one, each once.
+    /// The IDs of the source volumes, as received: at least one, without duplicates.
     pub source_volume_ids: Vec<String>,
-    /// The class.
+    /// The class parameters.
     pub parameters: SnapshotParameters,
 }
 
-/// A group snapshot, as answers tell it.
+/// A group snapshot, as returned to callers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// Id.
+    /// The ID of the group snapshot.
     pub id: GroupId,
     /// Its members, in the order of the request.
     pub snapshots: Vec<Snapshot>,
-    /// Nanoseconds since 1970; the same in each member.
+    /// The time of the cut, in nanoseconds since 1970; it is the same in each member.
     pub cut_at: u64,
 }
 
-/// DeleteVolumeGroupSnapshot, GetVolumeGroupSnapshot.
+/// Arguments of DeleteVolumeGroupSnapshot and GetVolumeGroupSnapshot.
 #[derive(Clone, Debug)]
 pub struct NamedGroup {
-    /// As given.
+    /// The ID of the group snapshot, as received.
     pub group_id: String,
-    /// As given.
+    /// The IDs of its members, as received.
     pub snapshot_ids: Vec<String>,
 }
 
-/// How a single snapshot is deleted.
+/// Options for the deletion of a single snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct DeleteOne {
-    /// Also a member of a group that is deleted together: a person says that nobody owns it.
+    /// Also deletes a member of a group that can otherwise only be deleted as a whole: an
+    /// administrator asserts that no owner manages the group any more.
     pub of_any_group: bool,
-    /// The group that has been settled on all nodes.
+    /// The group that the router has found to be settled on all nodes.
     pub settled: Option<GroupId>,
 }
 
-/// GetMetadataAllocated (no base), GetMetadataDelta.
+/// Arguments of GetMetadataAllocated (without a base) and GetMetadataDelta.
 #[derive(Clone, Debug)]
 pub struct AskMetadata {
-    /// As given; `None` is "everything allocated".
+    /// The ID of the base snapshot, as received; `None` requests all allocated ranges.
     pub base_snapshot_id: Option<String>,
-    /// As given.
+    /// The ID of the snapshot, as received.
     pub snapshot_id: String,
-    /// Only what ends beyond this byte.
+    /// Only ranges that end after this byte are returned.
     pub starting_offset: u64,
-    /// At most so many ranges.
+    /// The maximum number of ranges.
     pub max_results: usize,
-    /// What earlier pages were of, if there were any.
+    /// The snapshots that earlier pages were read from, if there were any.
     pub of: Option<MetadataOf>,
 }
 
-/// Which snapshots a page is of: a deleted one's name, and with it its id, may have come again.
+/// The snapshots that a page was read from. An ID does not suffice: a snapshot that is created with
+/// the name of a deleted one gets the same ID.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MetadataOf {
-    /// Incarnation of the base.
+    /// The incarnation of the base.
     pub base: Option<Uuid>,
-    /// Incarnation of the snapshot.
+    /// The incarnation of the snapshot.
     pub target: Uuid,
 }
 
-/// A part of the answer.
+/// One page of ranges.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MetadataPage {
-    /// Bytes of the volume.
+    /// The size of the volume in bytes.
     pub capacity: u64,
-    /// (offset, bytes), ascending, not overlapping.
+    /// Pairs of offset and length in bytes; ascending, without overlaps.
     pub ranges: Vec<(u64, u64)>,
-    /// Where the next page begins; `None` at the end.
+    /// The offset at which the next page begins; `None` on the last page.
     pub next: Option<u64>,
-    /// To be handed back for the next page.
+    /// To be passed with the request for the next page.
     pub of: MetadataOf,
 }
 
-/// Who a deleted thing was; for logs.
+/// The incarnation of an object: it distinguishes objects that were created one after the other
+/// with the same name; for logs.
 pub type Incarnation = Uuid;

@@ -1,4 +1,4 @@
-//! What tests of operations begin with: a driver on a simulated machine, and a new volume.
+//! Fixtures for the tests of operations: a driver on a simulated machine, and a new volume.
 
 use crate::cut::Seams;
 use crate::host::memory::MemoryHost;
@@ -7,7 +7,7 @@ use crate::model::{
 };
 use crate::operation::{CreateVolume, Driver, Settings};
 
-/// Where the node record lies.
+/// The path of the node record.
 pub(super) const NODE_RECORD: &str = "/var/lib/slackwater/node.json";
 
 /// The settings of a driver that serves these pools and no others.

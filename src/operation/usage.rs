@@ -25,7 +25,7 @@ impl Driver {
         self.host.mounts().context(|| "read the mount table".into())
     }
 
-    /// The topmost mount at a caller's path.
+    /// The topmost mount at a path of a CSI request.
     pub(super) fn mount_at(&self, path: &Path) -> Result<Option<Mount>> {
         let mounts = self.mounts()?;
         Ok(at(&mounts, &self.table_path(path)?)
@@ -34,8 +34,9 @@ impl Driver {
             .cloned())
     }
 
-    /// What the kernel has stacked on a device, as the end of a sentence: for example, a volume
-    /// group that the node has activated. Empty if there is nothing, or if it cannot be read.
+    /// The devices that the kernel has stacked on a device, as the end of a sentence: for example,
+    /// a volume group that the node has activated. Empty if there are none, or if they cannot be
+    /// read.
     pub(super) fn holders(&self, device: &Device) -> String {
         let Some(name) = device.path.file_name() else {
             return String::new();
@@ -70,7 +71,7 @@ impl Driver {
         }
     }
 
-    /// A description of what claims a device that no mount shows.
+    /// Describes the holder that claims a device which no mount shows.
     pub(super) fn find_claim(&self, device: &Device) -> Result<Option<String>> {
         let claim = |holders| {
             format!(

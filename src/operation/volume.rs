@@ -1,4 +1,4 @@
-//! Calls about volumes: created, grown and deleted; staged and published on this node.
+//! The calls for volumes: create, grow and delete them; stage and publish them on this node.
 
 pub(in crate::operation) mod block;
 pub(in crate::operation) mod capability;

@@ -1,4 +1,4 @@
-//! Long work and looks leave threads for the kubelet's calls.
+//! Long operations and reads leave threads for the calls of the kubelet.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ fn driver() -> Arc<Driver> {
     Arc::new(Driver::start(settings, Seams::simulated(host)).unwrap())
 }
 
-/// Operations that hang until they're told to end.
+/// Operations that hang until the test ends them.
 struct Hung {
     driver: Arc<Driver>,
     tasks: Vec<tokio::task::JoinHandle<Result<()>>>,
@@ -30,7 +30,7 @@ impl Hung {
         }
     }
 
-    /// Begins one more, and returns once it has begun.
+    /// Starts one more operation, and returns once it runs.
     async fn begin(&mut self, lane: Lane, first: fn(&Driver) -> Result<()>) {
         let (driver, ended) = (self.driver.clone(), self.ended.clone());
         let (begun, wait) = tokio::sync::oneshot::channel();
@@ -97,7 +97,7 @@ async fn looks_at_a_pool_that_hangs_are_bounded_and_it_is_named() {
     let error = driver.detach_in(Lane::Look, at("a")).await.err().unwrap();
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");
     assert!(error.to_string().contains("pool a"), "{error}");
-    // Other pools are looked at, and calls that change something go on.
+    // Reads of other pools, and calls that change something, still run.
     driver.detach_in(Lane::Look, at("b")).await.unwrap();
     driver.detach(at("a")).await.unwrap();
     hung.ended.store(true, Ordering::SeqCst);

@@ -1,8 +1,10 @@
-//! Where raw block volumes are staged: an entry for each in the state directory, not on the pool,
-//! so that no pod is kept from ending by a pool that is full, dead or gone.
+//! Where raw block volumes are staged: one entry for each in the state directory. The entries are
+//! not on the pool, so that a pool that is full, dead or gone does not prevent a pod from
+//! terminating.
 //!
-//! Earlier releases recorded it on the pool, in the volume's record. Such a stage of this boot still
-//! counts, unless an entry here, which may also say "not staged", was made later in this boot.
+//! Earlier releases recorded the stage on the pool, in the volume's record. If such a stage was
+//! recorded in this boot, it still counts, unless an entry here was written later in this boot; an
+//! entry may also say "not staged".
 
 use std::path::PathBuf;
 
@@ -16,11 +18,11 @@ use crate::operation::pools::make;
 use crate::operation::{Driver, Pool};
 use crate::record::{self, LastStage, Record, VolumeRecord};
 
-/// An entry. It ends with its boot, as staging paths do.
+/// An entry. It is valid for one boot, like staging paths.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct BlockStage {
     boot: Uuid,
-    /// None if the volume is not staged, whatever its record says.
+    /// `None` if the volume is not staged, regardless of its record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     stage: Option<LastStage>,
 }
@@ -62,7 +64,7 @@ impl Driver {
             .context(|| format!("remove {}", path.display()))
     }
 
-    /// How a block volume is staged, in this boot.
+    /// How a block volume is staged in this boot.
     pub(in crate::operation) fn block_stage(
         &self,
         record: &VolumeRecord,
@@ -74,7 +76,7 @@ impl Driver {
         }
     }
 
-    /// Records the stage of a block volume, whose record says already that it is one.
+    /// Records the stage of a block volume. The volume's record already marks it as a block volume.
     pub(in crate::operation) fn begin_block_stage(
         &self,
         pool: &Pool,
@@ -94,7 +96,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Ends the stage of a volume at a path, if it is one of a block volume; without the pool too.
+    /// Ends the stage at a path if it is the stage of a block volume; also without the pool.
     pub(in crate::operation) fn unstage_block(
         &self,
         pool: Option<&Pool>,
@@ -110,7 +112,7 @@ impl Driver {
         if staged.is_some_and(|stage| stage.staging_path != path) {
             return Ok(());
         }
-        // What can't be read may say that it's staged.
+        // A record that cannot be read may contain a stage.
         let read = pool.map(|pool| (pool, pool.backend.volume(uuid)));
         let cleared = match read {
             Some((pool, Ok(Some(mut record)))) => {
@@ -131,7 +133,7 @@ impl Driver {
             return Ok(());
         }
         match self.store_entry(uuid, None) {
-            // Hardly ever is it a block volume, staged by an earlier release.
+            // It is very unlikely that this is a block volume that an earlier release has staged.
             Err(error) if matches!(entry, Ok(None)) && pool.is_none() => {
                 tracing::warn!(volume = %uuid, error = %chain(&error), "failed to record that the volume is not staged");
                 Ok(())
@@ -156,7 +158,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Where a block volume is staged, in this boot.
+    /// Where a block volume is staged in this boot.
     pub(in crate::operation) fn staged_as_block(
         &self,
         record: &VolumeRecord,
@@ -166,7 +168,7 @@ impl Driver {
     }
 }
 
-/// The stage that an earlier release has recorded on the pool.
+/// The stage that an earlier release recorded on the pool.
 fn stage_on_pool(record: &VolumeRecord, boot: Uuid) -> Option<LastStage> {
     let is_block = |stage: &&LastStage| {
         stage.boot == Some(boot) && stage.capability.access_type == AccessType::Block
@@ -174,7 +176,7 @@ fn stage_on_pool(record: &VolumeRecord, boot: Uuid) -> Option<LastStage> {
     record.last_stage.as_ref().filter(is_block).cloned()
 }
 
-/// Takes the stage out of a record, if the pool has room for that.
+/// Removes the stage from a record, if the pool has space for the write.
 fn clear(pool: &Pool, record: &VolumeRecord) -> bool {
     let cleared = pool.backend.update(record);
     if let Err(error) = &cleared {
@@ -195,7 +197,7 @@ mod tests {
 
     const STAGING: &str = "/var/lib/kubelet/staging";
 
-    /// A volume that an earlier release has staged in this boot, or in an earlier one.
+    /// A volume that an earlier release staged in this boot, or in an earlier one.
     fn staged_on_pool(this_boot: bool) -> (MemoryHost, Driver, String) {
         let host = MemoryHost::new();
         let driver = tests::driver(&host.restart_process());
@@ -261,7 +263,7 @@ mod tests {
             Err(Error::InUse { .. })
         ));
         driver.unstage_volume(&id, STAGING).unwrap();
-        // The next process knows it as well.
+        // The next process reads the same state.
         drop(driver);
         let driver = tests::driver(&host.restart_process());
         driver.delete_volume(&id).unwrap();

@@ -1,4 +1,4 @@
-//! Unmounts and detaches what a volume has on this node.
+//! Unmounts volumes, and detaches their devices, on this node.
 
 use std::path::Path;
 use std::time::Duration;
@@ -34,8 +34,8 @@ impl Driver {
             None => Vec::new(),
         };
         let record = owned.and_then(|(pool, uuid)| pool.backend.volume(uuid).ok().flatten());
-        // The node of a published raw volume may show nothing: the user of the device can detach
-        // it. No other volume gets its number while the node is bound.
+        // The node of a published raw volume may belong to no attached device, because the user of
+        // the device can detach it. No other volume gets its number while the node is bound.
         let raw = record.as_ref().is_some_and(VolumeRecord::is_raw);
         loop {
             let mounts = self.mounts()?;
@@ -215,10 +215,10 @@ impl Driver {
     }
 }
 
-/// Runs `unmount` with its argument false, and again with true, from the mount table alone, if the
-/// disk of the pool fails. Afterwards it tries the first way once more, because the error may have
-/// been temporary and the pool should learn of the unmount. A failure of that does not change the
-/// result.
+/// Calls `unmount` with the argument false. If the disk of the pool fails, calls it again with
+/// true, which works from the mount table alone, and then once more with false: the error may have
+/// been temporary, and the state of the pool should reflect the unmount. A failure of that last
+/// call does not change the result.
 pub(in crate::operation) fn without_disk(unmount: impl Fn(bool) -> Result<()>) -> Result<()> {
     match unmount(false) {
         Err(error) if error.is_lost_disk() => unmount(true).inspect(|()| {

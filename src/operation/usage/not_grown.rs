@@ -10,9 +10,9 @@ use crate::operation::Driver;
 /// A volume in use whose file system could not be grown to its size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotGrown {
-    /// The volume.
+    /// The volume ID.
     pub id: VolumeId,
-    /// Why.
+    /// Why it could not be grown.
     pub reason: String,
 }
 

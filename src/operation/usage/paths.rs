@@ -1,4 +1,5 @@
-//! Callers' paths: below an allowed folder, without links, or refused.
+//! Paths in CSI requests. A path is refused unless it is below an allowed directory and contains no
+//! symbolic links.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +10,7 @@ use crate::host::{Effect, NodeKind};
 use crate::operation::Driver;
 
 impl Driver {
-    /// A path of a request that is about to be used.
+    /// Validates a path of a request before it is used.
     pub(in crate::operation) fn caller_path(&self, field: &str, text: &str) -> Result<PathBuf> {
         if text.is_empty() {
             return Err(Error::invalid(field, "is missing; give an absolute path"));
@@ -21,7 +22,8 @@ impl Driver {
         Ok(path.to_path_buf())
     }
 
-    /// Makes a caller's leaf. Its parent must be there: the caller makes it, CSI says.
+    /// Creates the last component of a path. Its parent must exist: CSI requires the caller to
+    /// create it.
     pub(in crate::operation) fn make_target(
         &self,
         field: &str,
@@ -44,7 +46,7 @@ impl Driver {
         }
     }
 
-    /// As the mount table spells it.
+    /// The path as the mount table spells it.
     pub(in crate::operation) fn table_path(&self, path: &Path) -> Result<PathBuf> {
         self.host
             .mount_table_path(path)

@@ -1,10 +1,10 @@
-//! Loop devices of raw block volumes that are published: held open, and compared with what they
-//! were.
+//! Loop devices of published raw block volumes: the driver holds them open, and compares them with
+//! their state at the time of the publish.
 //!
-//! A pod with such a volume has the loop device itself, and the kernel asks it for no capability
-//! to detach it or to change its flags or its file. An open descriptor keeps a detached device
-//! attached, so that its number never comes to stand for another volume; everything else is seen
-//! within seconds, and what can be put right is.
+//! A pod with such a volume has the loop device itself, and the kernel requires no capability for
+//! detaching it or for changing its flags or its file. An open descriptor keeps a detached device
+//! attached, so that its number is never used for another volume. All other changes are detected
+//! within seconds, and corrected where that is possible.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use crate::operation::lock::Key;
 use crate::operation::{Driver, Pool, usage};
 use crate::record::VolumeRecord;
 
-/// All of them.
+/// All published devices.
 #[derive(Debug, Default)]
 pub(in crate::operation) struct Published {
     devices: Mutex<Devices>,
@@ -29,33 +29,33 @@ pub(in crate::operation) struct Published {
 #[derive(Debug, Default)]
 struct Devices {
     of: BTreeMap<Uuid, Shown>,
-    /// Counts them, so that one is told from a later one of the same volume.
+    /// Counts the devices, to distinguish a device from a later one of the same volume.
     made: u64,
-    /// Targets that show a loop device that isn't attached any more.
+    /// Targets that show a loop device that is no longer attached.
     lost: BTreeSet<PathBuf>,
 }
 
-/// A device that is published.
+/// A published device.
 #[derive(Debug)]
 struct Shown {
     pool: PoolId,
     hold: LoopHold,
     backing: FileId,
     read_only: bool,
-    /// Whether it's to bypass the pool's page cache: not where that isn't possible.
+    /// Whether the device should bypass the pool's page cache; false where that is not possible.
     direct_io: bool,
     made: u64,
     problem: Option<String>,
 }
 
-/// A volume whose published device isn't what it was.
+/// A volume whose published device has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChangedDevice {
-    /// Its pool.
+    /// The pool of the volume.
     pub pool: PoolId,
-    /// The volume.
+    /// The UUID of the volume.
     pub uuid: Uuid,
-    /// What has changed, with the device's name.
+    /// What has changed, with the name of the device.
     pub problem: String,
 }
 
@@ -66,7 +66,7 @@ impl Published {
 }
 
 impl Driver {
-    /// Volumes whose published devices were changed by who uses them.
+    /// Volumes whose published devices were changed by their users.
     pub fn changed_devices(&self) -> Vec<ChangedDevice> {
         let devices = self.published.lock();
         let changed = devices.of.iter().filter_map(|(uuid, shown)| {
@@ -84,8 +84,8 @@ impl Driver {
         self.published.lock().lost.iter().cloned().collect()
     }
 
-    /// From now on a device is kept, until nothing shows it any more. The first one of a volume
-    /// stays.
+    /// Holds a device open until no mount shows it any more. If the volume already has a published
+    /// device, that one is kept.
     pub(in crate::operation) fn keep_published(
         &self,
         pool: &Pool,
@@ -130,8 +130,8 @@ impl Driver {
         }
     }
 
-    /// Lets go of a volume's device once nothing shows it. Must run before such a device is
-    /// detached, which would wait for our own descriptor.
+    /// Closes the descriptor of a volume's device once no mount shows the device. It must run
+    /// before the device is detached, because the detachment would wait for this descriptor.
     pub(in crate::operation) fn let_go(&self, uuid: Uuid) -> Result<()> {
         let number = |devices: &Devices| devices.of.get(&uuid).map(|shown| shown.hold.number);
         let Some(device) = number(&self.published.lock()).map(Device::of_loop) else {
@@ -144,8 +144,9 @@ impl Driver {
         gone.map_or(Ok(()), |shown| self.detach_changed(&shown))
     }
 
-    /// Detaches a device that has come to stand on another file: no volume is found by it. While
-    /// it's held, its number can't have become another's.
+    /// Detaches a device that is now attached to another file, because it is no longer found as the
+    /// device of a volume. While the descriptor is open, its number cannot be reused for another
+    /// volume.
     fn detach_changed(&self, shown: &Shown) -> Result<()> {
         let number = shown.hold.number;
         match self.look_at(number) {
@@ -154,7 +155,7 @@ impl Driver {
                 .perform(&Effect::DetachLoop { number, backing })
                 .map(drop)
                 .context(|| format!("detach /dev/loop{number}")),
-            // On a dead disk it can't be asked.
+            // On a dead disk the state of the device cannot be read.
             Err(error) if !error.is_lost_disk() => Err(error),
             Ok(_) | Err(_) => Ok(()),
         }
@@ -165,8 +166,8 @@ impl Driver {
         found.context(|| format!("read the state of /dev/loop{number}"))
     }
 
-    /// Looks at all of them, and holds those that an earlier process has published. Without a
-    /// look at devices and mounts nothing is concluded.
+    /// Checks all published devices, and opens those that an earlier process published. If the
+    /// mount table cannot be read, it changes nothing.
     pub(in crate::operation) fn watch_published(&self) {
         let known: Vec<_> = {
             let devices = self.published.lock();
@@ -188,7 +189,7 @@ impl Driver {
         }
         for (uuid, made, number) in known {
             if nodes.iter().any(|(shown, _)| *shown == number) {
-                // One that can't be looked at now (its disk is dead) says nothing.
+                // If a device cannot be read now (its disk is dead), its state stays as it was.
                 if let Err(error) = self.compare(uuid, made) {
                     tracing::debug!(volume = %uuid, error = %chain(&error), "failed to examine a published device");
                 }
@@ -203,13 +204,13 @@ impl Driver {
         self.hold_again(&nodes);
     }
 
-    /// Compares a device with what it was; direct I/O is put right.
+    /// Compares a device with its state at the time of the publish, and re-enables direct I/O.
     fn compare(&self, uuid: Uuid, made: u64) -> Result<()> {
         let number = |devices: &Devices| devices.of.get(&uuid).map(|shown| shown.hold.number);
         let Some(number) = number(&self.published.lock()) else {
             return Ok(());
         };
-        // While it's held it's attached.
+        // While its descriptor is open the device is attached.
         let Some(now) = self.look_at(number)? else {
             return Ok(());
         };
@@ -259,7 +260,7 @@ impl Driver {
             }
             Err(error) => {
                 tracing::warn!(volume = %uuid, number, error = %chain(&error), "failed to re-enable direct I/O of a published device");
-                // It isn't possible: asked once.
+                // Direct I/O is not possible; it is not tried again.
                 let mut devices = self.published.lock();
                 if let Some(shown) = devices.of.get_mut(&uuid).filter(|now| now.made == made) {
                     shown.direct_io = false;
@@ -268,8 +269,9 @@ impl Driver {
         }
     }
 
-    /// Targets that show a number on which nothing stands: it was detached while no driver held
-    /// it. No image is ever attached to such a number; the pod reads errors until it's removed.
+    /// Finds targets that show the number of a detached loop device: it was detached while no
+    /// driver held it open. No image is ever attached to such a number; the pod reads errors until
+    /// it is deleted.
     fn look_for_lost(&self, nodes: &[(u32, &Mount)]) {
         let is_lost = |number: u32| matches!(self.host.loop_status(number), Ok(None));
         let lost: BTreeSet<PathBuf> = nodes
@@ -284,7 +286,7 @@ impl Driver {
         devices.lost = lost;
     }
 
-    /// Holds devices that are published, and that nothing holds yet.
+    /// Opens published devices that are not held open yet.
     fn hold_again(&self, nodes: &[(u32, &Mount)]) {
         let mut numbers: BTreeSet<u32> = nodes.iter().map(|(number, _)| *number).collect();
         for shown in self.published.lock().of.values() {
@@ -303,7 +305,8 @@ impl Driver {
     fn hold_those_of(&self, pool: &Pool, shown: &[LoopStatus]) {
         let raw = pool.backend.volumes(None, usize::MAX).into_iter();
         for record in raw.filter(VolumeRecord::is_raw) {
-            // A call that works on it holds it, or ends it; at a start there is none.
+            // A call that holds the lock opens the device or detaches it; at startup there is no
+            // such call.
             let Ok(_lock) = self.locks.acquire(Key::Volume(record.uuid)) else {
                 continue;
             };
@@ -315,7 +318,7 @@ impl Driver {
 
     fn hold_one(&self, pool: &Pool, record: &VolumeRecord, shown: &[LoopStatus]) -> Result<()> {
         if let Some((hold, found)) = pool.backend.hold(record.uuid, shown)? {
-            // What its pod did in the meantime is not known: direct I/O is tried.
+            // What the pod changed before is unknown, so direct I/O is enabled.
             let was = LoopStatus {
                 direct_io: true,
                 ..found

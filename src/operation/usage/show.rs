@@ -1,4 +1,4 @@
-//! Mounts a volume at a path of a caller, and undoes what a failed attempt has done there.
+//! Mounts a volume at a path of a CSI request, and undoes what a failed attempt did there.
 
 use std::path::Path;
 

@@ -6,7 +6,7 @@ use crate::host::{Device, Mount};
 use crate::operation::{Driver, Pool, usage};
 use crate::record::VolumeRecord;
 
-/// A volume as the kernel shows it at one moment.
+/// The state of a volume in the kernel at one moment.
 pub(in crate::operation) struct View {
     pub(in crate::operation) devices: Vec<FoundDevice>,
     pub(in crate::operation) mounts: Vec<Mount>,

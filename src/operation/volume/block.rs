@@ -1,8 +1,8 @@
 //! Raw block volumes: stage and publish.
 //!
 //! The device is attached when the volume is published, because only then is it known whether it
-//! may be written. So the stage is an entry (`block_stage.rs`), valid for one boot, and what is
-//! published is what the mount table says.
+//! may be written. So a stage is only an entry (`block_stage.rs`) that is valid for one boot, and
+//! the mount table shows where the volume is published.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ use crate::operation::{Driver, Pool, PublishVolume, StageVolume};
 use crate::record::{Formatted, LastStage, VolumeRecord};
 
 impl Driver {
-    /// NodeStageVolume of a block volume: from now on its content is the user's.
+    /// NodeStageVolume of a block volume: from now on its content belongs to the user.
     pub(in crate::operation) fn stage_block(
         &self,
         pool: &Pool,
@@ -35,12 +35,13 @@ impl Driver {
             return same_capability(Some(&stage), request);
         }
         let raw = Formatted::raw();
-        // An unwritten record or entry may be there all the same: the caller must not forget it.
+        // A record or entry whose write failed may be on disk nevertheless, so the caller must
+        // still unstage the volume.
         let unsure = |first| Error::RollbackFailed {
             first: Box::new(first),
             undo: "it is unknown whether its staging was recorded".into(),
         };
-        // From now on the user writes what they like: it counts as formatted for ever.
+        // From now on the user may write any content, so the volume counts as formatted forever.
         if record.formatted.as_ref() != Some(&raw) {
             record.formatted = Some(raw);
             pool.backend.update(&record).map_err(unsure)?;
@@ -53,8 +54,9 @@ impl Driver {
         self.begin_block_stage(pool, record, stage).map_err(unsure)
     }
 
-    /// Read-only is real: a loop device that can't write, which is only possible where nobody
-    /// else has the volume open for writing (two devices on one image would destroy it).
+    /// NodePublishVolume of a block volume. A read-only publish uses a loop device that cannot
+    /// write. It is only possible if the volume is not published for writing at the same time: two
+    /// devices on one image would corrupt it.
     pub(in crate::operation) fn publish_block(
         &self,
         pool: &Pool,
@@ -124,7 +126,7 @@ impl Driver {
         kept.map_err(|first| self.undo_devices(pool, record.uuid, &view.devices, first))
     }
 
-    /// A device as it is before its user has it.
+    /// The state of a device before its user can change it.
     fn status_of(&self, attached: &Attached) -> Result<LoopStatus> {
         let name = attached.device.path.display();
         let found = self.host.loop_status(attached.hold.number);
@@ -136,7 +138,7 @@ impl Driver {
             })
     }
 
-    /// Ends a device that was attached for nothing.
+    /// Detaches a device that was attached for an attempt that failed.
     fn undo_devices(&self, pool: &Pool, uuid: Uuid, before: &[FoundDevice], first: Error) -> Error {
         match self.free_devices(pool, uuid, before) {
             Ok(()) => first,

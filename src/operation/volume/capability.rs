@@ -1,4 +1,4 @@
-//! Whether a volume can be used as a capability asks.
+//! Checks whether a volume can be used with a capability.
 
 use crate::error::{Error, Kind, Mismatch, Result};
 use crate::model::{AccessMode, Capability};
@@ -32,7 +32,7 @@ impl Driver {
     }
 }
 
-/// A mode of many readers is for volumes that were made for them.
+/// Refuses the access mode MULTI_NODE_READER_ONLY for a volume that was not created for it.
 pub(in crate::operation) fn for_its_readers(
     record: &VolumeRecord,
     asked: &Capability,
@@ -46,7 +46,7 @@ pub(in crate::operation) fn for_its_readers(
     ))
 }
 
-/// A repeat must ask for what the stage was made with.
+/// A retry must have the capability with which the volume was staged.
 pub(in crate::operation) fn same_capability(
     stage: Option<&LastStage>,
     request: &StageVolume,
@@ -61,7 +61,7 @@ pub(in crate::operation) fn same_capability(
     Err(Error::exists(Kind::Volume, &request.volume_id, mismatch))
 }
 
-/// A volume has one staging path at a time.
+/// The error for a second staging path: a volume has one staging path at a time.
 pub(in crate::operation) fn staged_at(request: &StageVolume, path: &str) -> Error {
     Error::refused(
         format!("volume {}", request.volume_id),

@@ -1,5 +1,5 @@
-//! A file system that was not left clean is checked before it is mounted; any that nobody uses is
-//! checked when an administrator asks for it.
+//! A file system that was not unmounted cleanly is checked before it is mounted. An administrator
+//! can check any file system that is not in use.
 
 use crate::backend::AttachMode;
 use crate::error::{Error, ErrorContext, HostCause, HostError, Result, chain};
@@ -12,8 +12,8 @@ use crate::operation::{Driver, Pool};
 use crate::record::{Formatted, VolumeRecord};
 
 impl Driver {
-    /// Checks the file system of a volume that nobody uses, under its lock; with `repair` whatever
-    /// is found is repaired. Nothing else may have the volume meanwhile: what calls it is ABORTED.
+    /// Checks the file system of a volume that is not in use, and with `repair` repairs all errors.
+    /// The volume is locked until the check ends: other calls for it return ABORTED.
     pub fn check_volume(&self, volume_id: &str, repair: bool) -> Result<Checked> {
         let (pool, id, _) = self.find(volume_id)?;
         let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
@@ -64,9 +64,9 @@ impl Driver {
         Ok(checked)
     }
 
-    /// Lets `e2fsck -p` repair an ext4 that says that it has errors, or that it was never
-    /// unmounted and has no journal: mounted as it is, it would lose more with each write. What
-    /// that can't repair is for a person to decide about. The device isn't mounted.
+    /// Runs `e2fsck -p` on an ext4 that has recorded errors, or that has no journal and was not
+    /// unmounted: if it were mounted as it is, each write would lose more data. An administrator
+    /// must decide about errors that it cannot repair. The device must not be mounted.
     pub(in crate::operation) fn check_unclean(
         &self,
         pool: &Pool,
@@ -82,7 +82,7 @@ impl Driver {
         self.repair(pool, record, device, fs, Check::Preen)
     }
 
-    /// Lets the tools repair a file system that is not mounted; what they can't repair is refused.
+    /// Repairs a file system that is not mounted, and refuses the volume if errors remain.
     pub(in crate::operation) fn repair(
         &self,
         pool: &Pool,
@@ -122,7 +122,8 @@ impl Driver {
         Err(Error::refused(format!("volume {id}"), reason))
     }
 
-    /// A mark that stays costs a repair for nothing: that's no failure of what was done.
+    /// Clears the growth mark, with one retry. A failure is only logged, because a mark that stays
+    /// costs nothing but an unnecessary repair.
     pub(in crate::operation) fn unmark(&self, pool: &Pool, record: &mut VolumeRecord) {
         let tried = self.mark_growing(pool, record, false);
         if let Err(error) = tried.or_else(|_| self.mark_growing(pool, record, false)) {
@@ -130,8 +131,9 @@ impl Driver {
         }
     }
 
-    /// A mark that may not have been written counts as none here: the growth is then not begun,
-    /// or has ended. If it's there all the same, the next stage has a repair for nothing.
+    /// Sets or clears the growth mark in the record. If the write fails, `record` counts as
+    /// unmarked: the growth was not begun, or has ended. If the mark is on disk nevertheless, the
+    /// next stage runs an unnecessary repair.
     pub(in crate::operation) fn mark_growing(
         &self,
         pool: &Pool,

@@ -1,7 +1,8 @@
 //! CreateVolume.
 //!
-//! A retry after any crash finds what the first try made, because the id follows from the name.
-//! What exists is compared before room is looked at: a lost answer must not leak a volume.
+//! A retry after any crash finds what the first attempt created, because the ID is derived from the
+//! name. An existing volume is compared with the request before the free space is checked:
+//! otherwise a retry after a lost response could fail for lack of space, and the volume would leak.
 
 use std::sync::Arc;
 
@@ -18,7 +19,8 @@ use crate::operation::{CreateVolume, Driver, Volume};
 use crate::record::{ContentSource, VolumeRecord, VolumeState};
 
 impl Driver {
-    /// CreateVolume. A crash leaves an intent, which the next start or a repeat ends.
+    /// CreateVolume. A crash leaves an incomplete volume, which the next start or a retry cleans
+    /// up.
     pub fn create_volume(&self, request: &CreateVolume) -> Result<Volume> {
         let _name = self.locks.acquire(Key::Name(request.name.clone()))?;
         if let Some((pool, record)) = self.find_name(&request.name)? {
@@ -67,7 +69,7 @@ impl Driver {
             fits_disk(&pool, &record, &content)?;
             return self.make_from(&pool, record, &content);
         }
-        // A half-made one whose clean-up failed: it was never answered to anybody.
+        // The leftover of an attempt whose cleanup failed: no caller ever received its ID.
         let ended = pool.backend.delete_unanswered(id.uuid);
         ended.map_err(Error::into_indeterminate)?;
         let record = pool.backend.create(record, &|space| {
@@ -76,8 +78,8 @@ impl Driver {
         Ok(self.volume(&pool, &record))
     }
 
-    /// The source of a new volume. That there is none is a final answer: what an earlier call has
-    /// left of the volume's name is ended first.
+    /// Opens the source of a new volume. A missing source is a final error, so the volume that an
+    /// earlier call with the same name left incomplete is deleted first.
     fn content_of(&self, name: &str, source: &ContentSource) -> Result<Content> {
         let absent = match self.content(source) {
             Err(absent @ Error::NotFound { .. }) => absent,
@@ -91,7 +93,7 @@ impl Driver {
         Err(absent.with_undo(ended))
     }
 
-    /// The record of a new volume, once the pool can have such a one.
+    /// The record of a new volume, or an error if the pool does not support its parameters.
     pub(in crate::operation) fn plan(
         &self,
         pool: &Pool,
@@ -152,8 +154,8 @@ impl Driver {
         })
     }
 
-    /// The volume of a name, wherever on this machine it is. A pool that isn't served isn't
-    /// asked: the others serve on, and a class always leads to the same pool.
+    /// Finds a volume by name in all pools that are served on this node. A pool that is not served
+    /// is skipped: the other pools remain usable, and a StorageClass always leads to the same pool.
     fn find_name(&self, name: &str) -> Result<Option<(Arc<Pool>, VolumeRecord)>> {
         for pool in self.serving() {
             let id = VolumeId::of_name(pool.id(), NameKind::Volume, name);
@@ -168,7 +170,7 @@ impl Driver {
         Ok(None)
     }
 
-    /// The first difference between a volume and a request of its name: what decides
+    /// The first difference between an existing volume and a request with its name, for
     /// ALREADY_EXISTS.
     fn mismatch(
         &self,
@@ -200,7 +202,7 @@ impl Driver {
     }
 }
 
-/// The first parameter that differs.
+/// The first parameter that differs between an existing volume and a request.
 fn differing(pool: &str, record: &VolumeRecord, request: &CreateVolume) -> Option<Mismatch> {
     let block_size =
         |size: Option<u32>| size.map_or("default of the pool".into(), |size| size.to_string());
@@ -250,7 +252,8 @@ fn differing(pool: &str, record: &VolumeRecord, request: &CreateVolume) -> Optio
         })
 }
 
-/// A copy keeps the block size of its source, which the disk of another pool may not have.
+/// Refuses a copy whose block size the disk of its pool does not support: a copy keeps the block
+/// size of its source, and may be in another pool.
 fn fits_disk(pool: &Pool, record: &VolumeRecord, content: &Content) -> Result<()> {
     let (had, least) = (record.block_size, pool.backend.least_block_size());
     if pool.id() == content.pool().id() || had >= least {
@@ -265,8 +268,8 @@ fn fits_disk(pool: &Pool, record: &VolumeRecord, content: &Content) -> Result<()
     ))
 }
 
-/// Refuses what is harmful, though volumes of an earlier release may have it: only of a volume
-/// that is new.
+/// Refuses harmful options. Only new volumes are checked, because volumes of an earlier release may
+/// have such options.
 pub(in crate::operation) fn check_new(
     parameters: &str,
     capabilities: &str,

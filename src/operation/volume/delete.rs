@@ -8,8 +8,9 @@ use crate::operation::{Driver, usage};
 use crate::record::VolumeRecord;
 
 impl Driver {
-    /// DeleteVolume. What isn't there is deleted; what is used stays, and says who uses it. A
-    /// failure or a crash leaves trash, which a repeat, [`Driver::clean`] or the next start ends.
+    /// DeleteVolume. A volume that does not exist counts as deleted; for a volume in use the error
+    /// names its user. A failure or a crash leaves trash, which a retry, [`Driver::clean`] or the
+    /// next start purges.
     pub fn delete_volume(&self, volume_id: &str) -> Result<()> {
         let PoolLookup::Pool(pool, id) = self.owner(volume_id)? else {
             return Ok(());
@@ -26,8 +27,8 @@ impl Driver {
         pool.backend.delete(id.uuid)
     }
 
-    /// Fails naming the holder, if a mount, a target, a stage or an open device has the volume.
-    /// Devices that nothing holds are ended.
+    /// Returns an error that names the user, if a mount, a target, a stage or an open device uses
+    /// the volume. Devices that are not in use are detached.
     fn refuse_if_used(&self, pool: &Pool, record: &VolumeRecord, volume_id: &str) -> Result<()> {
         let in_use = |holder: String| Error::InUse {
             id: volume_id.to_string(),

@@ -1,4 +1,4 @@
-//! ControllerExpandVolume and NodeExpandVolume: first the image, then device and file system.
+//! ControllerExpandVolume grows the image; NodeExpandVolume grows the device and the file system.
 
 use std::path::Path;
 
@@ -14,8 +14,9 @@ use crate::operation::{Driver, ExpandNode, ExpandVolume, Expanded, usage};
 use crate::record::VolumeRecord;
 
 impl Driver {
-    /// ControllerExpandVolume. Growth beyond the room is OUT_OF_RANGE, so that the claim can be
-    /// lowered again. A crash leaves the image longer than its record says; a repeat completes it.
+    /// ControllerExpandVolume. Growth beyond the free space is OUT_OF_RANGE, so that the claim can
+    /// be lowered again. A crash leaves the image longer than its record says; a retry completes
+    /// the growth.
     pub fn expand_volume(&self, request: &ExpandVolume) -> Result<Expanded> {
         let (pool, id, _) = self.find(&request.volume_id)?;
         let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
@@ -42,8 +43,9 @@ impl Driver {
         })
     }
 
-    /// NodeExpandVolume: the device takes the size of the image, a mounted file system that of
-    /// its device. Grows to what the controller has granted, whatever is asked for.
+    /// NodeExpandVolume: resizes the device to the image, and a mounted file system to its device.
+    /// It always grows to the size that the controller has granted, even if the request asks for
+    /// less.
     pub fn expand_node(&self, request: &ExpandNode) -> Result<u64> {
         let (pool, id, _) = self.find(&request.volume_id)?;
         if request.volume_path.is_empty() {
@@ -73,7 +75,8 @@ impl Driver {
             }
         };
         self.resize_all(&pool, &record, &view)?;
-        // A target may be read-only beside a stage that isn't: any mount that may be written serves.
+        // A target may be read-only although the stage is not, so the file system is grown through
+        // any writable mount of the volume.
         let writable = std::iter::once(mount)
             .chain(view.uses())
             .find(|mount| !mount.is_read_only() && mount.root == Path::new("/"));
@@ -96,7 +99,7 @@ impl Driver {
         Ok(record.size)
     }
 
-    /// Grows the file system at a mount; a bound device node has none.
+    /// Grows the file system through a writable mount. A volume without a file system is unchanged.
     fn grow_fs(
         &self,
         pool: &crate::operation::Pool,
@@ -128,7 +131,7 @@ impl Driver {
             .map_err(|error| not_grown(record, &error))
     }
 
-    /// What the node is asked for must have been granted by the controller.
+    /// Refuses a size that the controller has not granted.
     fn granted(&self, record: &VolumeRecord, capacity: Option<CapacityRange>) -> Result<()> {
         match capacity {
             Some(capacity) if capacity.required > record.size => Err(Error::OutOfRange {
@@ -151,7 +154,7 @@ impl Driver {
         }
     }
 
-    /// Loop devices on images of the pools that are served; for metrics.
+    /// The number of loop devices on images of the pools that are served; for metrics.
     pub fn loop_devices(&self) -> Result<usize> {
         let loops = self.host.loops().context(|| "list loop devices".into())?;
         let pools: Vec<u64> = self.serving().iter().map(|pool| pool.device).collect();
@@ -162,7 +165,8 @@ impl Driver {
     }
 }
 
-/// FAILED_PRECONDITION: with any other code the kubelet does not mount the volume at all.
+/// The code is FAILED_PRECONDITION: with any other code the kubelet does not mount the volume at
+/// all.
 fn not_grown(record: &VolumeRecord, error: &Error) -> Error {
     let then = if is_refusal(error) {
         "the kernel cannot grow it while it is mounted; it is grown the next time the volume is staged, so delete the pods that use it"
@@ -173,7 +177,7 @@ fn not_grown(record: &VolumeRecord, error: &Error) -> Error {
     Error::refused(format!("volume {}", record.uuid), reason)
 }
 
-/// A capability given with an expansion must be one that the volume can have.
+/// Refuses a capability that does not match the volume.
 fn fits(record: &VolumeRecord, capability: Option<&Capability>) -> Result<()> {
     let Some(capability) = capability else {
         return Ok(());

@@ -1,7 +1,9 @@
-//! A volume's file system on its way into the mount table: sound, mounted, as large as its device.
+//! Prepares and mounts the file system of a volume: repairs it, mounts it, and grows it to the size
+//! of its device.
 //!
-//! Growth is online. Only ext4, and only where the kernel refuses that, is grown while it is not
-//! mounted; what can't be grown stays mounted at its old size, and is tried again by each stage.
+//! Growth is online. Only ext4, and only where the kernel refuses online growth, is grown while it
+//! is not mounted. A file system that cannot be grown stays mounted at its old size, and each stage
+//! tries again.
 
 use std::path::Path;
 use std::sync::PoisonError;
@@ -18,13 +20,13 @@ use crate::operation::usage::view::View;
 use crate::operation::{Driver, NotGrown, Pool};
 use crate::record::VolumeRecord;
 
-/// How long an unmounted file system may stay claimed before its growth is left to the next stage: a
-/// container that starts or ends has a copy of every mount for a moment.
+/// How long an unmounted file system may stay claimed before its growth is left to the next stage:
+/// a container that starts or terminates has a copy of every mount for a moment.
 const RELEASE_TRIES: u32 = 100;
 const RELEASE_WAIT: Duration = Duration::from_millis(50);
 
 impl Driver {
-    /// Mounts. On an error nothing of it is mounted.
+    /// Mounts a file system. On an error it is not mounted.
     pub(in crate::operation) fn mount(
         &self,
         record: &VolumeRecord,
@@ -37,7 +39,7 @@ impl Driver {
             .map_err(|first| self.undo_mount(spec.target, first))
     }
 
-    /// Mounts a file system that is mounted nowhere, after what it needs to be sound.
+    /// Mounts a file system that is not mounted anywhere, and repairs it before that if necessary.
     pub(in crate::operation) fn mount_sound(
         &self,
         pool: &Pool,
@@ -51,7 +53,8 @@ impl Driver {
         self.mount(record, spec)
     }
 
-    /// A stage that is there already may have been cut off before its growth.
+    /// Grows the file system of an existing stage: the call that staged it may have been
+    /// interrupted before the growth.
     pub(in crate::operation) fn fit_staged(
         &self,
         pool: &Pool,
@@ -86,9 +89,10 @@ impl Driver {
         self.fit(pool, record, &spec)
     }
 
-    /// Lets a file system that is mounted for writing take the size of its device: nobody calls
-    /// NodeExpandVolume for a volume that grew while it was not staged. A failure is told and
-    /// leaves it mounted; only where it could not be mounted again it's an error.
+    /// Grows a file system that is mounted for writing to the size of its device. It is needed
+    /// because NodeExpandVolume is not called for a volume that grew while it was not staged. A
+    /// failure is reported and leaves the file system mounted; it is an error only if the file
+    /// system could not be mounted again.
     pub(in crate::operation) fn fit(
         &self,
         pool: &Pool,
@@ -120,7 +124,7 @@ impl Driver {
         if let Err(error) = self.grow_unmounted(pool, record, spec.device) {
             self.stays_small(pool, record, &error)?;
         }
-        // It may have been staged before this call: the caller must not forget it.
+        // The volume may have been staged before this call, so the caller must still unstage it.
         self.mount_sound(pool, record, spec)
             .map_err(|first| match first {
                 first @ Error::Host { .. } => Error::RollbackFailed {
@@ -131,8 +135,8 @@ impl Driver {
             })
     }
 
-    /// Whether a stage may be taken down for a moment: nothing else shows the volume, and growth
-    /// will then be possible.
+    /// Whether a stage may be unmounted for a moment: no other mount shows the volume, and the
+    /// unmounted file system can be grown.
     fn may_unmount(
         &self,
         pool: &Pool,
@@ -164,9 +168,9 @@ impl Driver {
         Ok(())
     }
 
-    /// resize2fs of what e2fsck has just found to be sound, with a mark in the record from before
-    /// it starts: what it was doing when it or this process was killed is repaired by the next
-    /// stage, which no check without that mark would do by itself.
+    /// Runs resize2fs on a file system that e2fsck has just found to be sound. A mark in the record
+    /// is written before: if resize2fs or this process is killed, the next stage repairs the file
+    /// system because of the mark. No check would do so without it.
     fn grow_unmounted(
         &self,
         pool: &Pool,
@@ -195,8 +199,8 @@ impl Driver {
         grown
     }
 
-    /// Waits until no other mount namespace has the file system that was just unmounted. One that
-    /// stays claimed is left to e2fsck, which refuses it.
+    /// Waits until no other mount namespace holds the file system that was just unmounted. If it
+    /// stays claimed, e2fsck refuses to check it.
     fn wait_for_release(&self, device: &Device) -> Result<()> {
         for _ in 0..RELEASE_TRIES {
             if !self.is_claimed(device)? {
@@ -207,8 +211,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Ends a growth that was cut off: e2fsck repairs whatever it finds, and the file system was
-    /// sound before. One that it can't end stays marked.
+    /// Ends a growth that was interrupted: e2fsck repairs all errors, since the file system was
+    /// sound before. If that fails, the mark stays.
     fn repair_growth(
         &self,
         pool: &Pool,
@@ -222,7 +226,8 @@ impl Driver {
         Ok(())
     }
 
-    /// What is smaller than it could be serves all the same.
+    /// Reports that the file system stays smaller than the volume. It is not an error, because the
+    /// volume can be used.
     fn stays_small(&self, pool: &Pool, record: &VolumeRecord, error: &Error) -> Result<()> {
         tracing::warn!(
             volume = %record.uuid, error = %chain(error),

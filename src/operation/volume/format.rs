@@ -1,5 +1,5 @@
-//! Never formatted twice: the record says "begun" before mkfs starts and "complete" before the
-//! first mount, so mkfs runs only on what nobody has ever seen.
+//! A volume is never formatted twice: the record says "begun" before mkfs starts and "complete"
+//! before the first mount, so mkfs runs only on a volume that was never in use.
 
 use std::sync::atomic::Ordering;
 
@@ -13,17 +13,17 @@ use crate::operation::Driver;
 use crate::operation::pools::pool::Pool;
 use crate::record::{Formatted, FormattedAs, LastStage, VolumeRecord};
 
-/// What is to be done with a device before it's mounted.
+/// What to do with a device before it is mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Plan {
-    /// Run mkfs: nobody has ever seen the volume.
+    /// Run mkfs: the volume was never in use.
     Format(Uuid),
-    /// Mount what is there.
+    /// Mount the existing file system.
     Keep,
 }
 
 impl Driver {
-    /// Runs mkfs if and only if nobody has ever seen the volume, and records the stage.
+    /// Runs mkfs if and only if the volume was never in use, and records the stage.
     pub(in crate::operation) fn format_once(
         &self,
         pool: &Pool,
@@ -65,7 +65,8 @@ impl Driver {
     }
 }
 
-/// The file system that a stage means: what it says, else what the volume was made for.
+/// The file system that a capability requests; if it names none, the one that the volume has, or
+/// was created for.
 pub(in crate::operation) fn wanted_fs(
     record: &VolumeRecord,
     capability: &Capability,
@@ -89,8 +90,8 @@ pub(in crate::operation) fn wanted_fs(
     }
 }
 
-/// Decides about mkfs. The record outranks the device: what was ever complete is never formatted
-/// again, however blank it reads.
+/// Decides whether mkfs runs. The record takes precedence over the device: a volume whose format
+/// was ever complete is never formatted again, even if its device reads as blank.
 fn plan(record: &VolumeRecord, signature: &Signature, fs: FsType, fresh: Uuid) -> Result<Plan> {
     let refuse = |reason: String| Err(Error::refused(format!("volume {}", record.uuid), reason));
     match (&record.formatted, signature) {
@@ -99,7 +100,7 @@ fn plan(record: &VolumeRecord, signature: &Signature, fs: FsType, fresh: Uuid) -
             "this driver never formatted it, but {} was found on it; it is left unchanged",
             name(found)
         )),
-        // mkfs was cut off; nobody has ever mounted what it left.
+        // mkfs was interrupted; the file system that it left was never mounted.
         (
             Some(Formatted {
                 complete: false, ..

@@ -6,17 +6,18 @@ use crate::model::VolumeId;
 use crate::operation::{Driver, Finding, ListVolumes, Pool, ServingState, Severity, VolumeHealth};
 use crate::record::VolumeRecord;
 
-/// A pool with less than this share left is worth a word: the alert fires before writes fail.
+/// A pool is reported as nearly full if less than 1/20 of its space is available, so that the alert
+/// fires before writes fail.
 const NEARLY_FULL: u64 = 20;
 
 impl Driver {
-    /// Health of one volume; none found is healthy.
+    /// Health of one volume; a volume without findings is healthy.
     pub fn volume_health(&self, volume_id: &str) -> Result<VolumeHealth> {
         let (pool, id, record) = self.find(volume_id)?;
         Ok(self.examine(&pool, id, &record))
     }
 
-    /// Health of all volumes, by pages like ListVolumes.
+    /// Health of all volumes, in pages like those of ListVolumes.
     pub fn list_volume_health(&self, request: &ListVolumes) -> Result<(Vec<VolumeHealth>, String)> {
         let (page, next_token) = self.page(request)?;
         let each = page.iter().map(|(pool, record)| {

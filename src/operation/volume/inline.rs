@@ -1,9 +1,10 @@
-//! Inline ephemeral volumes: made by their publish, ended by their unpublish.
+//! Inline ephemeral volumes: created by NodePublishVolume, deleted by NodeUnpublishVolume.
 //!
 //! They have no stage; their file system is mounted at the target itself. Their size is that of
-//! their image, so it holds. Who may make a pod makes them, beside every quota of claims: so there
-//! are none unless the administrator says up to which size, and their size is all that a pod
-//! chooses. One that nothing shows any more is ended when its pool is opened.
+//! their image, so it is enforced. Every user who may create a pod can create them, and quotas of
+//! claims do not count them. So they are disabled unless the administrator sets a maximum size, and
+//! the size is the only attribute that a pod can choose. An inline volume that no mount and no
+//! device shows any more is deleted when its pool is opened or cleaned up.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,8 +25,8 @@ use crate::operation::{Driver, PublishEphemeral, usage};
 use crate::record::{LastStage, VolumeRecord, VolumeState};
 
 impl Driver {
-    /// NodePublishVolume of an inline volume. A crash leaves a volume that a repeat takes over
-    /// and an unpublish ends.
+    /// NodePublishVolume of an inline volume. A crash leaves a volume that a retry reuses and an
+    /// unpublish deletes.
     pub fn publish_ephemeral(&self, request: &PublishEphemeral) -> Result<()> {
         let target = self.caller_path("target_path", &request.target_path)?;
         let Some(fs) = request.capability.access_type.fs() else {
@@ -34,7 +35,7 @@ impl Driver {
                 "an inline volume must be mounted; access type block is not supported",
             ));
         };
-        // One that is there may be of another pool: a pod of an earlier release could name one.
+        // An existing volume may be in another pool: pods of an earlier release could name a pool.
         let pool = match self.pool_of_inline(&request.volume_id)? {
             Some(pool) => pool,
             None => {
@@ -58,13 +59,14 @@ impl Driver {
                     .map_err(|first| self.undo_target(&target, first))?
             }
         };
-        // The kubelet unpublishes only what it saw published: a failure leaves nothing behind.
+        // The kubelet unpublishes only volumes whose publish succeeded, so a failure must leave
+        // nothing behind.
         let uuid = record.uuid;
         self.show_ephemeral(&pool, record, fs, &target, request)
             .map_err(|first| self.undo_ephemeral(&pool, uuid, &target, request, first))
     }
 
-    /// Mounts an inline volume at its target, unless it is there already.
+    /// Mounts an inline volume at its target, unless it is already mounted there.
     fn show_ephemeral(
         &self,
         pool: &Pool,
@@ -87,8 +89,8 @@ impl Driver {
         self.mount_volume(pool, &mut record, fs, target, stage, read_only)
     }
 
-    /// Ends what a failed publish leaves. What is mounted, or in use elsewhere, was there before
-    /// and stays; then the answer isn't final.
+    /// Undoes a failed publish. If the volume is mounted, or in use elsewhere, it existed before
+    /// and stays; the error is then not final.
     fn undo_ephemeral(
         &self,
         pool: &Pool,
@@ -108,7 +110,8 @@ impl Driver {
         first.with_undo(self.delete_ephemeral(pool, uuid, &request.volume_id, &[]))
     }
 
-    /// Whether the volume is at this target as asked. There otherwise is an error.
+    /// Whether the volume is published at this target as requested. If it is published in another
+    /// way, that is an error.
     fn is_inline_published(
         &self,
         pool: &Pool,
@@ -169,8 +172,8 @@ impl Driver {
         })
     }
 
-    /// Refuses an inline volume that isn't there yet: where the administrator allows none, of more
-    /// than they allow, and with attributes that aren't a pod's to choose.
+    /// Refuses to create an inline volume if the administrator allows none, if it is larger than
+    /// they allow, or if it has attributes that a pod cannot choose.
     fn refuse_new_inline(&self, fs: FsType, request: &PublishEphemeral) -> Result<()> {
         let Some(most) = self.settings.inline_max_size else {
             return Err(Error::refused(
@@ -191,7 +194,8 @@ impl Driver {
         self.refuse_too_many(&request.volume_id)
     }
 
-    /// The scheduler keeps claims within the limit of volumes, and doesn't count inline volumes.
+    /// Refuses an inline volume beyond the maximum number of volumes. The scheduler applies that
+    /// limit to claims, and does not count inline volumes.
     fn refuse_too_many(&self, volume_id: &str) -> Result<()> {
         let Some(most) = self.settings.max_volumes else {
             return Ok(());
@@ -210,7 +214,7 @@ impl Driver {
         ))
     }
 
-    /// The pool that has an inline volume, in any state.
+    /// The pool that contains an inline volume, in any state.
     pub(in crate::operation) fn pool_of_inline(
         &self,
         volume_id: &str,
@@ -224,9 +228,10 @@ impl Driver {
         Ok(None)
     }
 
-    /// Ends inline volumes of a pool which nothing shows any more: of an earlier boot, or of an
-    /// unpublish that worked without the pool's disk. One of which that isn't certain, because its
-    /// devices or the mounts can't be looked at, stays. Tells how many, and what has failed.
+    /// Deletes the inline volumes of a pool that no mount and no device shows any more: volumes of
+    /// an earlier boot, or of an unpublish that worked without the pool's disk. A volume for which
+    /// that is uncertain, because its devices or the mounts cannot be read, stays. Returns the
+    /// number of deleted volumes, and the first error.
     pub(in crate::operation) fn delete_leftover_inline(&self, pool: &Pool) -> (u64, Option<Error>) {
         let mut ended = 0;
         let mut failed = None;
@@ -242,7 +247,7 @@ impl Driver {
     }
 
     fn hide_if_left(&self, pool: &Pool, uuid: Uuid) -> Result<bool> {
-        // A call that is at work on it ends or shows it.
+        // The call that holds the lock deletes the volume or publishes it.
         let Ok(_lock) = self.locks.acquire(Key::Volume(uuid)) else {
             return Ok(false);
         };
@@ -256,10 +261,11 @@ impl Driver {
         Ok(is_left)
     }
 
-    /// Whether no device stands on an inline volume, and no mount of one is where it was published.
+    /// Whether no device is attached to an inline volume, and no loop device is mounted at the path
+    /// at which it was published.
     fn is_left(&self, pool: &Pool, record: &VolumeRecord) -> Result<bool> {
         if let Some(stage) = &record.last_stage {
-            // Asked first: it's quick, and mostly one is shown.
+            // Checked first, because it is fast and most inline volumes are mounted.
             let here = self.table_path(Path::new(&stage.staging_path))?;
             let mounts = self.mounts()?;
             if usage::at(&mounts, &here).into_iter().any(usage::is_of_loop) {
@@ -269,7 +275,7 @@ impl Driver {
         Ok(pool.backend.devices(record.uuid)?.is_empty())
     }
 
-    /// Ends an inline volume once nothing shows it.
+    /// Deletes an inline volume once no mount and no device shows it.
     pub(in crate::operation) fn delete_ephemeral(
         &self,
         pool: &Pool,
@@ -290,8 +296,8 @@ impl Driver {
         pool.backend.delete(uuid)
     }
 
-    /// Ends blocks of inline volumes of this name whose unpublish was cut off after they were out
-    /// of sight.
+    /// Deletes the blocks of an inline volume of this name whose unpublish was interrupted after
+    /// the volume was hidden.
     pub(in crate::operation) fn delete_hidden_inline(&self, volume_id: &str) -> Result<()> {
         if volume_id.parse::<VolumeId>().is_ok() {
             return Ok(());

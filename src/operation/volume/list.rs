@@ -1,4 +1,5 @@
-//! ListVolumes, ControllerGetVolume, ValidateVolumeCapabilities, and the stateless attach.
+//! ListVolumes, ControllerGetVolume, ValidateVolumeCapabilities, and ControllerPublishVolume
+//! without state.
 
 use std::sync::Arc;
 
@@ -9,12 +10,12 @@ use crate::operation::request::MOST_LISTED;
 use crate::operation::{Attach, Driver, ListVolumes, Pool, Validate, Volume, VolumePage};
 use crate::record::VolumeRecord;
 
-/// A volume and where it is.
+/// The record of a volume, and its pool.
 pub(in crate::operation) type Listed = (Arc<Pool>, VolumeRecord);
 
 impl Driver {
-    /// ListVolumes, in the order of ids. The token is the last id of the page before, so pages
-    /// stay right whatever is created or deleted meanwhile.
+    /// ListVolumes, ordered by ID. The token is the last ID of the previous page, so paging stays
+    /// correct when volumes are created or deleted between two pages.
     pub fn list_volumes(&self, request: &ListVolumes) -> Result<VolumePage> {
         let (listed, next_token) = self.page(request)?;
         let volumes = listed
@@ -27,7 +28,7 @@ impl Driver {
         })
     }
 
-    /// One page of records of all pools; an error unless all of them answer.
+    /// One page of the records of all pools. It is an error if one of the pools cannot be read.
     pub(in crate::operation) fn page(
         &self,
         request: &ListVolumes,
@@ -53,7 +54,7 @@ impl Driver {
             let from = after
                 .filter(|after| after.pool == pool.id())
                 .map(|after| after.uuid);
-            // One more than asked for, to see whether there is a next page.
+            // One more than requested, to detect whether there is a next page.
             let records = pool.backend.volumes(from, limit + 1 - page.len());
             page.extend(records.into_iter().map(|record| (pool.clone(), record)));
             if page.len() > limit {
@@ -77,7 +78,7 @@ impl Driver {
         Ok(self.volume(&pool, &record))
     }
 
-    /// ControllerPublishVolume keeps no state: who may write is enforced on the node.
+    /// ControllerPublishVolume keeps no state: the node enforces which pods may write.
     pub fn attach_volume(&self, request: &Attach) -> Result<()> {
         if request.read_only {
             return Err(Error::invalid(
@@ -96,7 +97,7 @@ impl Driver {
         })
     }
 
-    /// ValidateVolumeCapabilities: `Ok(Err(sentence))` is "not confirmed".
+    /// ValidateVolumeCapabilities: `Ok(Err(message))` means "not confirmed".
     pub fn validate_volume(&self, request: &Validate) -> Result<std::result::Result<(), String>> {
         let (pool, _, record) = self.find(&request.volume_id)?;
         Ok(self.confirm(&pool, &record, request))

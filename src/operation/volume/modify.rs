@@ -1,4 +1,4 @@
-//! ControllerModifyVolume: all or nothing, and only what is named.
+//! ControllerModifyVolume: changes all parameters that the request names, or none.
 
 use crate::error::{Error, Result};
 use crate::model::Wipe;

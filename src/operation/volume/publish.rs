@@ -1,6 +1,6 @@
-//! NodePublish and NodeUnpublish: show a staged volume at a target path.
+//! NodePublishVolume and NodeUnpublishVolume: mount a staged volume at a target path.
 //!
-//! Nothing is recorded: what is published where, and how, the mount table says.
+//! Nothing is recorded: the mount table shows where and how a volume is published.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use crate::operation::{Driver, PublishVolume};
 use crate::record::VolumeRecord;
 
 impl Driver {
-    /// NodePublishVolume. A crash leaves at most an empty target or a finished publish, which a
-    /// repeat or an unpublish takes as they are.
+    /// NodePublishVolume. A crash leaves at most an empty target or a finished publish; a retry or
+    /// an unpublish handles both.
     pub fn publish_volume(&self, request: &PublishVolume) -> Result<()> {
         if request.staging_path.is_empty() {
             return Err(Error::refused(
@@ -72,7 +72,7 @@ impl Driver {
                 reason,
             ));
         };
-        // What is staged read-only can't be shown otherwise.
+        // A volume that is staged read-only cannot be published for writing.
         let read_only = read_only || staged.is_read_only();
         if self.is_published(request, view, target, read_only)? {
             return Ok(());
@@ -93,8 +93,8 @@ impl Driver {
         })
     }
 
-    /// NodeUnpublishVolume. Works from the mount table also when the pool isn't served; nothing
-    /// there is success. The target is removed; an inline volume ends here.
+    /// NodeUnpublishVolume. If the pool is not served, it works from the mount table. It is success
+    /// if nothing is mounted there. The target is removed, and an inline volume is deleted.
     pub fn unpublish_volume(&self, volume_id: &str, target_path: &str) -> Result<()> {
         let target = self.caller_path("target_path", target_path)?;
         without_disk(|by_table| self.unpublish(volume_id, target_path, &target, by_table))
@@ -135,7 +135,7 @@ impl Driver {
         let Some((pool, uuid)) = owned else {
             uuid.map_or(Ok(()), |uuid| self.free_dead_devices(uuid))?;
             return match by_table {
-                // Its blocks are ended by whoever can.
+                // The blocks of an inline volume are deleted when its pool is opened or cleaned up.
                 true => Ok(()),
                 false => self.delete_hidden_inline(volume_id),
             };
@@ -154,8 +154,8 @@ impl Driver {
         }
     }
 
-    /// The volume of an id that a node call brings, inline ones included. A pool that isn't
-    /// served is no error here: the mount table serves.
+    /// The volume of an ID in a node call, including inline volumes. It is no error if its pool is
+    /// not served, because the mount table suffices.
     fn owner_on_node(&self, volume_id: &str) -> Result<Option<(Arc<Pool>, Uuid)>> {
         if let Ok(PoolLookup::Pool(pool, id)) = self.owner(volume_id) {
             return Ok(Some((pool, id.uuid)));

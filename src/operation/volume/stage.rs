@@ -1,7 +1,7 @@
-//! NodeStage: attach the device, make the file system once, mount it.
+//! NodeStageVolume: attach the device, create the file system once, mount it.
 //!
-//! Whether a mounted volume is staged, the mount table says; a block volume's stage is an
-//! entry, valid for one boot.
+//! The mount table shows whether a mounted volume is staged. The stage of a block volume is an
+//! entry that is valid for one boot.
 
 use std::path::{Path, PathBuf};
 
@@ -19,14 +19,14 @@ use crate::operation::{Driver, StageVolume, usage};
 use crate::record::{Formatted, LastStage, VolumeRecord};
 
 impl Driver {
-    /// NodeStageVolume. A crash leaves at most an attached device, which vanishes with the
-    /// process (autoclear), or a finished stage, which a repeat finds.
+    /// NodeStageVolume. A crash leaves at most an attached device, which the kernel detaches when
+    /// the process ends (autoclear), or a finished stage, which a retry finds.
     pub fn stage_volume(&self, request: &StageVolume) -> Result<()> {
         let staging = self.caller_path("staging_target_path", &request.staging_path)?;
         let (pool, id, _) = self.find(&request.volume_id)?;
         let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
         self.copies.cancel(id.uuid);
-        // Read again: it may have been deleted before the lock was ours.
+        // Read again, because the volume may have been deleted before the lock was acquired.
         let (_, _, record) = self.find(&request.volume_id)?;
         for_its_readers(&record, &request.capability)?;
         let Some(fs) = wanted_fs(&record, &request.capability) else {
@@ -49,8 +49,9 @@ impl Driver {
         self.mount_volume(&pool, &mut record, fs, &staging, stage, false)
     }
 
-    /// Attach, format once, check what was not left clean, mount, grow. On an error the mount is gone again and the device
-    /// vanishes with its last opener.
+    /// Attaches the device, formats it once, checks a file system that was not unmounted cleanly,
+    /// mounts it, and grows it. On an error the mount is removed and the device is detached with
+    /// its last opener.
     pub(in crate::operation) fn mount_volume(
         &self,
         pool: &Pool,
@@ -103,7 +104,8 @@ impl Driver {
         Ok(!usage::of_device(&mounts, &attached.device).is_empty())
     }
 
-    /// Whether the volume is staged at this path as asked. Staged otherwise is an error.
+    /// Whether the volume is staged at this path as requested. If it is staged in another way, that
+    /// is an error.
     fn is_staged(
         &self,
         pool: &Pool,
@@ -124,7 +126,7 @@ impl Driver {
         }
     }
 
-    /// Where else the volume is still mounted by an earlier stage.
+    /// The other path at which an earlier stage still has the volume mounted.
     fn staged_elsewhere(
         &self,
         record: &VolumeRecord,
@@ -135,7 +137,7 @@ impl Driver {
             .last_stage
             .as_ref()
             .filter(|stage| stage.staging_path != request.staging_path)?;
-        // The old path may be gone, or outside of what is allowed by now.
+        // The old path may no longer exist, or no longer be allowed.
         let old = self
             .table_path(Path::new(&stage.staging_path))
             .unwrap_or_else(|_| stage.staging_path.clone().into());

@@ -7,7 +7,7 @@ use crate::operation::usage::view::View;
 use crate::operation::{AskStats, Driver, Stats, Usage, usage};
 
 impl Driver {
-    /// NodeGetVolumeStats. Looks only: it never waits for a running operation.
+    /// NodeGetVolumeStats. It only reads, and never waits for a running operation.
     pub fn volume_stats(&self, request: &AskStats) -> Result<Stats> {
         let (pool, _, record) = match self.find(&request.volume_id) {
             Err(Error::NotFound { .. }) => self.find_inline(&request.volume_id)?,
@@ -74,7 +74,7 @@ impl Driver {
         Ok(Stats { bytes, inodes })
     }
 
-    /// An inline volume goes by the kubelet's id.
+    /// Finds an inline volume, whose ID is the one that the kubelet has generated.
     fn find_inline(
         &self,
         volume_id: &str,

@@ -1,5 +1,5 @@
-//! A volume that was used as a raw device, and is staged to be mounted: a backup program restores
-//! a file system that way, through the device. Nothing is ever made on it.
+//! A volume that was used as a raw device, and is then staged to be mounted: a backup program
+//! restores a file system in this way, through the device. The volume is never formatted.
 
 use uuid::Uuid;
 
@@ -12,10 +12,10 @@ use crate::operation::{Driver, Pool};
 use crate::record::{Formatted, VolumeRecord};
 
 impl Driver {
-    /// Lets a raw volume count as the file system that is on it, if that is one whole file system
-    /// of the kind asked for and nobody uses the volume. The content is its user's: what it could
-    /// do to others is switched off by [`crate::operation::snapshot::restore::copy_options`] whenever it's mounted. A
-    /// crash leaves it raw, or as it is to be.
+    /// Adopts the file system on a raw volume, if it is exactly one complete file system of the
+    /// requested type and the volume is not in use. The content comes from the user: each mount has
+    /// the options of [`crate::operation::snapshot::restore::copy_options`], which keep it from
+    /// harming others. A crash leaves the volume raw, or with the adopted file system.
     pub(in crate::operation) fn take_raw(
         &self,
         pool: &Pool,
@@ -61,7 +61,8 @@ impl Driver {
         let uuid = match fs {
             FsType::Ext4 | FsType::Xfs => uuid,
             FsType::Btrfs => {
-                // Its own could be that of another volume, and two of one fsid can't be mounted.
+                // The fsid could be that of another volume, and the kernel cannot mount two file
+                // systems with the same fsid.
                 drop(attached);
                 self.renew_found(pool, record)?
             }
@@ -73,7 +74,7 @@ impl Driver {
         pool.backend.update(record)
     }
 
-    /// Gives a btrfs a new fsid, once its device is gone.
+    /// Gives a btrfs a new fsid, once its device is detached.
     fn renew_found(&self, pool: &Pool, record: &VolumeRecord) -> Result<Uuid> {
         self.free_devices(pool, record.uuid, &[])?;
         if let Some(device) = self.lingering(pool, record.uuid)? {
@@ -88,7 +89,7 @@ impl Driver {
     }
 }
 
-/// The uuid of the one file system on a device, or what is there instead.
+/// The UUID of the only file system on a device, or a description of what is there instead.
 fn whole(signature: &Signature, fs: FsType, bytes: u64) -> std::result::Result<Uuid, String> {
     match signature {
         Signature::None => Err("no known file system was found on it".into()),

@@ -1,5 +1,6 @@
-//! Thin volumes give back to their pool what their files need no more: nothing else does it for
-//! pods, which may not trim. One volume at a time, now and then, if the pool's definition says so.
+//! Thin volumes return blocks that their files no longer use to their pool. Nothing else does this
+//! for pods, which are not permitted to trim. One volume is trimmed at a time, at the interval in
+//! the pool's definition, if it has one.
 
 use std::path::Path;
 
@@ -13,14 +14,14 @@ use crate::operation::usage::view::View;
 use crate::operation::{Driver, Pool};
 use crate::record::{FormattedAs, VolumeRecord, VolumeState};
 
-/// Runs of free blocks that are shorter stay with the volume: each hole in an image is one extent
-/// more, and the snapshots of an image take the longer the more it has.
+/// Shorter runs of free blocks are not trimmed: each hole in an image adds an extent, and a
+/// snapshot takes longer the more extents its image has.
 const LEAST: u64 = 64 * size::KIB;
 
 impl Driver {
-    /// Trims the volumes of a pool, one after the other, if that is due by its definition. Waits
-    /// for no lock, and only for this pool's disk. A round that a stop has cut short begins anew
-    /// with the next start.
+    /// Trims the volumes of a pool, one after the other, if that is due by its definition. It waits
+    /// for no lock, and only for the disk of this pool. If a stop interrupts it, the next start
+    /// trims all volumes again.
     pub fn trim_volumes(&self, pool: PoolId) {
         let Ok(Some(pool)) = self.pool(pool) else {
             return;
@@ -54,8 +55,8 @@ impl Driver {
         }
     }
 
-    /// Trims a volume if it's thin, and mounted to be written, and nobody works on it just now;
-    /// whether it was.
+    /// Trims a volume if it is thin, mounted for writing, and not locked by another call. Returns
+    /// whether it was trimmed.
     fn trim_volume(&self, pool: &Pool, uuid: Uuid) -> Result<bool> {
         let Ok(_lock) = self.locks.acquire(Key::Volume(uuid)) else {
             return Ok(false);
@@ -96,7 +97,8 @@ impl Driver {
     }
 }
 
-/// A clock that was wrong when they were trimmed must not put it off for years.
+/// A recorded time in the future counts as due: a clock that was wrong at the last trim must not
+/// postpone the next one for years.
 fn is_due(pool: &Pool, now: u64) -> Result<bool> {
     let Some(interval) = pool.definition.trim else {
         return Ok(false);
@@ -105,7 +107,7 @@ fn is_due(pool: &Pool, now: u64) -> Result<bool> {
     Ok(last.is_none_or(|last| last > now || now - last >= interval.get().as_secs()))
 }
 
-/// The blocks of a thick volume were promised to it.
+/// The blocks of a thick volume are reserved for it, so they are not trimmed.
 fn is_trimmed(record: &VolumeRecord) -> bool {
     record.state == VolumeState::Ready && record.allocation == Allocation::Thin
 }

@@ -1,4 +1,4 @@
-//! NodeUnstage, and the ends of mounts and devices that other operations share.
+//! NodeUnstageVolume.
 
 use std::path::Path;
 
@@ -10,8 +10,8 @@ use crate::operation::pools::lookup::PoolLookup;
 use crate::operation::usage::devices::without_disk;
 
 impl Driver {
-    /// NodeUnstageVolume. Works from the mount table also when the pool isn't served. Nothing
-    /// there is success; targets that are still published keep the file system alive.
+    /// NodeUnstageVolume. If the pool is not served, it works from the mount table. It is success
+    /// if nothing is mounted there. Targets that are still published keep the file system mounted.
     pub fn unstage_volume(&self, volume_id: &str, staging_path: &str) -> Result<()> {
         let staging = self.caller_path("staging_target_path", staging_path)?;
         without_disk(|by_table| self.unstage(volume_id, staging_path, &staging, by_table))

@@ -1,4 +1,4 @@
-//! What pods do to the loop devices of their raw block volumes, on a simulated machine.
+//! Changes that pods make to the loop devices of their raw block volumes, on a simulated machine.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ fn publish(driver: &Driver, id: VolumeId, target: &str) -> Result<()> {
     })
 }
 
-/// A raw block volume, published at a target; and its loop device.
+/// A raw block volume that is published at a target, and the number of its loop device.
 fn published(driver: &Driver, name: &str, target: &str) -> (VolumeId, u32) {
     let id = volume(driver, name);
     driver
@@ -94,7 +94,7 @@ fn a_change_is_reported_everywhere_once_and_further_publishes_are_refused() {
     );
     publish(&driver, id, &target("a")).expect("what is there already is there");
     publish(&driver, other, &target("b2")).unwrap();
-    // Put back, it's as it was.
+    // Once the flag is reset, the device is unchanged again.
     host.set_loop_flags(number, true, false).unwrap();
     publish(&driver, id, &target("a2")).unwrap();
     assert_eq!(driver.changed_devices(), Vec::new());

@@ -1,4 +1,4 @@
-//! A file system that can't be grown is mounted as large as it is, and that is told.
+//! A file system that cannot be grown is mounted at its size, and reported.
 
 use nix::errno::Errno;
 
@@ -33,7 +33,7 @@ fn stage(driver: &Driver, id: VolumeId, fs: FsType) -> Result<()> {
     })
 }
 
-/// A volume that was used, and that grew while nobody used it.
+/// A volume that was used, and that grew while it was not in use.
 fn grown(host: &MemoryHost, fs: FsType) -> (Driver, VolumeId) {
     let driver = driver(host);
     let request = CreateVolume {
@@ -52,7 +52,8 @@ fn grown(host: &MemoryHost, fs: FsType) -> (Driver, VolumeId) {
     (driver, id)
 }
 
-/// Stages it while one of the effects fails, the one after which it's mounted and too small.
+/// Stages a volume while one effect fails: the effect after whose failure the file system is
+/// mounted and too small.
 fn staged_small(fs: FsType) -> (MemoryHost, Driver, VolumeId) {
     for effect in 1..60 {
         let host = MemoryHost::new();

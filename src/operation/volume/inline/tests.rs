@@ -1,4 +1,4 @@
-//! What pods may have as inline volumes, and what becomes of those that nothing shows.
+//! Which inline volumes pods can have, and what happens to those that no mount shows.
 
 use std::num::NonZeroU16;
 
@@ -74,7 +74,7 @@ fn none_is_made_where_as_many_volumes_are_attached_as_a_node_may_have() {
     let most = NonZeroU16::new(1);
     let driver = driver_for(&host, &["default=memory:"], Some(GIB), most);
     driver.publish_ephemeral(&request(GIB, None)).unwrap();
-    // That one is there: a repeat isn't another.
+    // The volume exists: a retry does not count as another one.
     driver.publish_ephemeral(&request(GIB, None)).unwrap();
     let another = || PublishEphemeral {
         volume_id: "csi-4567".into(),
@@ -113,7 +113,7 @@ fn what_was_published_before_is_repeated_and_unpublished_whatever_is_allowed_now
     drop(before);
     let host = host.restart_process();
     let now = driver(&host, &["default=memory:"], None);
-    // As a pod of the release before has it.
+    // A pod of the previous release may have this attribute.
     now.publish_ephemeral(&request(GIB, Some("allocation")))
         .unwrap();
     now.unpublish_volume("csi-0123", TARGET).unwrap();
@@ -135,7 +135,7 @@ fn one_whose_unpublish_missed_its_pool_ends_when_the_pool_is_opened() {
     before.publish_ephemeral(&request(GIB, None)).unwrap();
     drop(before);
     let host = host.restart_process();
-    // A restart beside the pod ends nothing.
+    // A restart while the pod runs deletes nothing.
     let again = driver(&host, &pools, Some(GIB));
     assert_eq!(again.serving()[0].backend.count(), 1);
     assert_eq!(host.mounted().len(), 1);
@@ -167,7 +167,7 @@ fn one_stays_while_a_loop_that_may_stand_on_it_can_not_be_asked() {
     let target = Path::new(TARGET);
     host.perform(&Effect::Unmount { target }).unwrap();
     assert_eq!(host.loops().unwrap().len(), 0);
-    // A loop device stands on a file of the same name, on a disk that hangs.
+    // A loop device is attached to a file of the same name, on a disk that hangs.
     let copy = other.join(image);
     let parents: Vec<_> = copy.ancestors().skip(1).collect();
     for parent in parents.into_iter().rev().skip(3) {

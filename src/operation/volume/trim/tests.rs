@@ -1,4 +1,4 @@
-//! What is trimmed, when, and what keeps one volume from it.
+//! What is trimmed, when, and what prevents the trim of a volume.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ fn stage(driver: &Driver, id: VolumeId, capability: &Capability) {
     driver.stage_volume(&request).unwrap();
 }
 
-/// A volume that is mounted to be written.
+/// A volume that is mounted for writing.
 fn used(driver: &Driver, name: &str, thick: bool) -> VolumeId {
     let id = created(driver, name, &capability(&[]), thick);
     stage(driver, id, &capability(&[]));
@@ -74,7 +74,7 @@ fn device(driver: &Driver, id: VolumeId) -> Device {
     pool.backend.devices(id.uuid).unwrap().remove(0).device
 }
 
-/// Devices that are trimmed by a round.
+/// The devices that one round trims.
 fn round(host: &MemoryHost, driver: &Driver) -> Vec<String> {
     let (before, locks) = (host.effect_log().len(), driver.locks_held());
     for pool in driver.served() {
@@ -134,7 +134,7 @@ fn a_round_comes_once_in_an_interval_also_after_a_restart() {
     assert_eq!(round(&host, &driver), paths(&driver, &[id]));
     assert_eq!(round(&host, &driver).len(), 0);
 
-    // A note that nobody can have written by now, and one that says nothing.
+    // A time that is in the future, and a file that contains no time.
     for note in [u64::MAX.to_string(), "yesterday".into()] {
         host.put_file(Path::new(NOTE), note.as_bytes()).unwrap();
         let host = host.restart_process();
@@ -212,7 +212,7 @@ fn a_disk_without_room_for_the_note_gets_one_round_all_the_same() {
     let host = MemoryHost::new();
     let driver = weekly(&host);
     used(&driver, "a", false);
-    // The trim, and then the note.
+    // The first effect is the trim, the second writes the time.
     host.fail_effect(2, FaultMode::Before(Errno::ENOSPC));
     assert_eq!(round(&host, &driver).len(), 1);
     assert_eq!(host.faults_left(), 0);
