@@ -1,8 +1,9 @@
 //! The storage of one pool behind a trait: records, images, devices.
 //!
-//! `file` keeps volumes as image files on loop devices. A `memory:` pool is the same backend on
-//! the simulated host, so that what runs without root is what runs with it. LVM comes beside it.
-//! A backend holds its own bytes right; what a CSI call means is decided in `operation`.
+//! `file` keeps volumes as image files on loop devices. A `memory:` pool is the same backend on the
+//! simulated host, so tests without root run the same code as tests with root. An LVM backend would
+//! be a second implementation. A backend keeps its own data consistent; `operation` decides what a
+//! CSI call means.
 
 mod copier;
 pub mod file;
@@ -21,96 +22,96 @@ use crate::error::Result;
 use crate::host::{Budget, Device, LoopHold, LoopStatus, Space};
 use crate::record::{PoolRecord, SnapshotOrigin, SnapshotRecord, VolumeRecord};
 
-/// Room in a pool.
+/// The space of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolSpace {
-    /// Bytes that the pool's file system has in all.
+    /// The size of the pool's file system in bytes.
     pub total: u64,
-    /// Bytes that may still be filled.
+    /// Free bytes of the pool's file system.
     pub available: u64,
-    /// Bytes of blocks that volumes have, shared ones counted in each.
+    /// Bytes of blocks that volumes have. A shared block is counted in each volume that has it.
     pub allocated: u64,
-    /// Bytes of blocks, at least, that volumes have and no snapshot: each counted once. Room for
-    /// what volumes are promised, beside what is available.
+    /// A lower bound of the bytes of blocks that volumes have and no snapshot has, each block
+    /// counted once. Together with `available`, this is the space for promises to volumes.
     pub own: u64,
-    /// Bytes of blocks that snapshots have, shared ones counted in each.
+    /// Bytes of blocks that snapshots have. A shared block is counted in each snapshot that has it.
     pub snapshots: u64,
-    /// Bytes that volumes were promised: their sizes, thin and thick; and what copies of snapshots
-    /// that are being made will fill.
+    /// Bytes that are promised: the sizes of all volumes, thin and thick, and the bytes that copies
+    /// of snapshots in progress will fill.
     pub promised: u64,
-    /// Of what is available, bytes that what is being made will surely fill: thick volumes, copies,
-    /// and snapshots of thick volumes.
+    /// The part of `available` that operations in progress will certainly fill: creations of thick
+    /// volumes, copies, and snapshots of thick volumes.
     pub claimed: u64,
 }
 
-/// A volume's device, kept attached while this lives.
+/// A volume's device, which stays attached while this value exists.
 #[derive(Debug)]
 pub struct Attached {
     /// The device.
     pub device: Device,
-    /// Keeps it.
+    /// Keeps the device attached.
     pub hold: LoopHold,
 }
 
-/// A device that exists on a volume's image, whoever made it.
+/// A device on a volume's image, which this driver or a foreign process has attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundDevice {
     /// The device.
     pub device: Device,
-    /// Shows the whole image from its first byte, as ours do.
+    /// It maps the whole image from its first byte, as the devices of this driver do.
     pub whole: bool,
     /// Read-only.
     pub read_only: bool,
-    /// Vanishes with its last opener.
+    /// The kernel detaches it when its last opener closes it.
     pub autoclear: bool,
 }
 
-/// How a device is wanted.
+/// How a device is to be attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttachMode {
     /// Read-only.
     pub read_only: bool,
-    /// Outlives its openers until it's detached: raw block.
+    /// It stays attached without openers until it is detached, for raw block volumes.
     pub lasting: bool,
 }
 
-/// What start-up found. Loop devices and inline volumes are ended before the pool is served, the rest
-/// beside its calls.
+/// What was found at start-up. Loop devices and inline volumes are cleaned up before the pool is
+/// served, the rest while it is served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Leftovers {
-    /// Volumes whose creation was never answered.
+    /// Volumes whose creation was never acknowledged.
     pub half_made: u64,
-    /// Deleted volumes whose blocks were still there.
+    /// Deleted volumes whose blocks are not freed yet.
     pub trash: u64,
-    /// Loop devices that no stage held.
+    /// Loop devices that no staged volume used.
     pub loops: u64,
-    /// Inline volumes that nothing showed any more.
+    /// Inline volumes that were not mounted anywhere any more.
     pub ephemeral: u64,
-    /// Snapshots that were never answered.
+    /// Snapshots whose creation was never acknowledged.
     pub snapshots: u64,
 }
 
 impl Leftovers {
-    /// All of them.
+    /// The sum of all counts.
     pub fn total(&self) -> u64 {
         self.half_made + self.trash + self.loops + self.ephemeral + self.snapshots
     }
 }
 
-/// What a call that failed, or that a crash has cut off, may have left on a pool.
+/// What a failed call, or a call that a crash interrupted, may have left on a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Leftover {
-    /// A volume whose creation was never answered, or its empty directory.
+    /// A volume whose creation was never acknowledged, or its empty directory.
     Volume(Uuid),
-    /// The same of a snapshot.
+    /// A snapshot whose creation was never acknowledged, or its empty directory.
     Snapshot(Uuid),
-    /// A copy that was begun, of which not all is there: a repeat of its call goes on with it.
+    /// An incomplete copy. A repeat of its call continues it.
     Copy(Image),
-    /// Blocks of what was deleted.
+    /// Blocks of a deleted volume or snapshot.
     Trash {
-        /// Of the volume or snapshot.
+        /// The UUID of the volume or snapshot.
         uuid: Uuid,
-        /// Within the trash.
+        /// The name of the entry in the trash.
         name: String,
     },
 }
@@ -129,9 +130,9 @@ impl fmt::Display for Leftover {
 /// An image of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Image {
-    /// Of a volume.
+    /// The image of a volume.
     Volume(Uuid),
-    /// Of a snapshot.
+    /// The image of a snapshot.
     Snapshot(Uuid),
 }
 
@@ -144,164 +145,178 @@ impl fmt::Display for Image {
     }
 }
 
-/// Judges whether there is room, before anything is done.
+/// Decides whether there is enough space. Runs before anything is changed.
 pub type Admit<'a> = &'a dyn Fn(&PoolSpace) -> Result<()>;
 
-/// One pool. Callers hold the volume's lock around everything that names a volume.
+/// One pool. The caller holds the lock of a volume during every call that names it.
 pub trait Backend: Send + Sync + 'static {
-    /// Identity.
+    /// The pool's record.
     fn pool(&self) -> &PoolRecord;
-    /// For people: "file:/path".
+    /// The pool's place for messages, such as "file:/path".
     fn place(&self) -> String;
-    /// Where it lies, for doctor and errors.
+    /// The pool's path, for `slackwater doctor` and errors.
     fn path(&self) -> PathBuf;
-    /// Logical block size where a class says nothing.
+    /// The logical block size if the storage class does not set one.
     fn default_block_size(&self) -> u32;
-    /// The smallest that a class may ask for: what the pool's disk takes.
+    /// The smallest logical block size that a storage class may set: the one that the pool's disk
+    /// supports.
     fn least_block_size(&self) -> u32;
-    /// Why thick volumes can't be kept here, if they can't.
+    /// Why this pool cannot have thick volumes; `None` if it can.
     fn refuses_thick(&self) -> Option<&'static str>;
-    /// Why overwriting with zeros would not overwrite, if so.
+    /// Why writing zeros would not overwrite the old blocks; `None` if it would.
     fn refuses_zeroing(&self) -> Option<&'static str>;
-    /// The longest image that the pool's file system can have.
+    /// The maximum size of an image on the pool's file system, in bytes.
     fn largest(&self) -> u64;
 
-    /// A volume's record; an error if there is one that can't be read.
+    /// A volume's record; an error if the record exists and cannot be read.
     fn volume(&self, uuid: Uuid) -> Result<Option<VolumeRecord>>;
-    /// All volumes in the order of uuids after `after`, at most `limit`; damaged ones are left out.
+    /// All volumes with a UUID after `after`, in the order of UUIDs, at most `limit`. Damaged ones
+    /// are omitted.
     fn volumes(&self, after: Option<Uuid>, limit: usize) -> Vec<VolumeRecord>;
-    /// Volumes whose record can't be read, with the reason. They are read again first.
+    /// Volumes whose record cannot be read, with the reason. Each is read again first.
     fn damaged(&self) -> Vec<(Uuid, String)>;
-    /// Volumes in any state, damaged ones too, as this process remembers them: the disk isn't asked.
+    /// Volumes in any state, including damaged ones, from memory without access to the disk.
     fn known_volumes(&self) -> Vec<Uuid>;
-    /// Number of volumes, damaged ones left out.
+    /// The number of volumes, without damaged ones.
     fn count(&self) -> u64;
 
-    /// Room now.
+    /// The space of the pool now.
     fn space(&self) -> Result<PoolSpace>;
-    /// What the disk beneath has, by one look: no image is asked.
+    /// The space of the file system, from one query that reads no image.
     fn disk(&self) -> Result<Space>;
 
-    /// Writes to the disk beneath, durably and without needing room: an error if the disk is dead,
-    /// or takes no writes any more. Ends only with the disk's answer.
+    /// Writes to the pool's disk, durably and without needing free space. An error means that the
+    /// disk is dead or no longer accepts writes. Returns only after the disk has answered.
     fn try_disk(&self) -> Result<()>;
 
-    /// Makes a volume: intent, image, completed record. `admit` judges the room and runs before
-    /// anything is done, with the promises of everything else that is running counted in. On an
-    /// error everything is undone durably (or the error is [`crate::error::Error::RollbackFailed`]). A crash
-    /// leaves an intent, which [`Backend::clean_up`] or [`Backend::delete`] ends.
+    /// Creates a volume: intent, image, completed record. `admit` decides whether there is enough
+    /// space. It runs before anything is changed, and its input includes the promises of all
+    /// operations in progress. On an error everything is undone durably, or the error is
+    /// [`crate::error::Error::RollbackFailed`]. A crash leaves an intent, which
+    /// [`Backend::clean_up`] or [`Backend::delete`] removes.
     fn create(&self, record: VolumeRecord, admit: Admit<'_>) -> Result<VolumeRecord>;
     /// Replaces a record durably.
     fn update(&self, record: &VolumeRecord) -> Result<()>;
-    /// Makes the image larger, then the record. On an error the image has its old length again,
-    /// or the error is [`crate::error::Error::RollbackFailed`].
+    /// Grows the image, then updates the record. On an error the image has its old length again, or
+    /// the error is [`crate::error::Error::RollbackFailed`].
     fn grow(&self, record: &VolumeRecord, size: u64, admit: Admit<'_>) -> Result<VolumeRecord>;
-    /// Ends a volume: out of sight durably, then its blocks, its record last; and whatever an
-    /// earlier try left of it. Nothing there is success. A failure or a crash leaves trash, which a
-    /// repeat or [`Backend::clean_up`] ends.
+    /// Deletes a volume: a durable rename hides it, then its blocks are freed, and its record is
+    /// removed last. Also removes what an earlier attempt left of it. It is a success if nothing
+    /// exists. A failure or a crash leaves an entry in the trash, which a repeat or
+    /// [`Backend::clean_up`] purges.
     fn delete(&self, uuid: Uuid) -> Result<()>;
-    /// The first step of [`Backend::delete`]: takes a volume out of sight, and leaves its blocks to
+    /// The first step of [`Backend::delete`]: hides a volume, and leaves its blocks to
     /// [`Backend::clean_up`].
     fn hide(&self, uuid: Uuid) -> Result<()>;
-    /// Ends what an earlier creation of a volume has left that was never answered. The record is
-    /// read from the disk again: an error if it can't be read, or says that the volume is complete.
+    /// Deletes what remains of a creation that was never acknowledged. The record is read from the
+    /// disk again; it is an error if it cannot be read, or if the volume is complete.
     fn delete_unanswered(&self, uuid: Uuid) -> Result<()>;
-    /// What may have been left by calls that failed or were cut off, of snapshots too: not every
-    /// caller comes again. Something that is being made is among it.
+    /// What failed or interrupted calls may have left, also of snapshots, because not every caller
+    /// repeats its call. The result may contain objects that are being created now.
     fn leftovers(&self) -> Result<Vec<Leftover>>;
-    /// Ends a leftover, with the lock of its volume or snapshot held, if the disk still says that it
-    /// is one; whether it was.
+    /// Cleans up a leftover if it still is one according to the disk, and returns whether it was.
+    /// The caller holds the lock of its volume or snapshot.
     fn clean_up(&self, leftover: &Leftover) -> Result<bool>;
-    /// Whether the end of a leftover is to overwrite blocks with zeros, which may take hours.
+    /// Whether the cleanup of a leftover overwrites blocks with zeros, which may take hours.
     fn is_wiped(&self, leftover: &Leftover) -> bool;
-    /// Tells the pool's disk of blocks that deletes with `wipe: discard` have freed, once for all
-    /// of them. Does nothing if there are none, or if it was told less than a minute ago.
+    /// Discards the blocks that deletions with `wipe: discard` have freed, with one trim for all of
+    /// them. Does nothing if there are none, or if the last trim was less than a minute ago.
     fn tell_disk(&self) -> Result<()>;
-    /// When the volumes of this pool were trimmed last, in seconds since 1970, if that is known.
+    /// When the volumes of this pool were trimmed last, in seconds since 1970; `None` if this is
+    /// not known.
     fn trimmed(&self) -> Result<Option<u64>>;
-    /// Notes that they were; an error if a later process won't know of it.
+    /// Records when the volumes were trimmed; an error if the time could not be stored for a later
+    /// process.
     fn note_trimmed(&self, at: u64) -> Result<()>;
 
-    /// Whether images of this pool can share blocks: else snapshots are copies.
+    /// Whether images of this pool can share blocks. Otherwise snapshots are full copies.
     fn shares_blocks(&self) -> bool;
 
-    /// Opens an image, so that it can be copied from, or written to while it is being filled.
+    /// Opens an image to copy from it, or to write to it while it is being filled.
     fn open(&self, image: Image) -> Result<ImageHandle>;
-    /// Gives an image that is being filled at least this length.
+    /// Extends an image that is being filled to at least this length.
     fn lengthen(&self, image: Image, bytes: u64) -> Result<()>;
-    /// Makes a prepared image the clone of one of the same pool that does not change meanwhile.
-    /// Only where [`Backend::shares_blocks`].
+    /// Makes a prepared image the clone of another image of this pool, which must not change during
+    /// the call. Requires [`Backend::shares_blocks`].
     fn clone_quiet(&self, source: Image, copy: Image) -> Result<()>;
-    /// What copies an image of this pool, which may be in use, into a prepared one. `budget` is
-    /// shared by all members of a cut. Only where [`Backend::shares_blocks`].
+    /// Returns the copier of an image of this pool, which may be in use, into a prepared image. All
+    /// members of a cut share `budget`. Requires [`Backend::shares_blocks`].
     fn copier(&self, source: Image, copy: Image, budget: &Arc<Budget>) -> Result<Box<dyn Copier>>;
-    /// Gives the btrfs on an image a new fsid; no device may be on the image.
+    /// Gives the btrfs on an image a new fsid. No device may be attached to the image.
     fn renew_fs_id(&self, image: Image, fs_id: Uuid) -> Result<()>;
 
-    /// Makes a volume that is to be filled: intent recorded as `creating`, an image of its full
-    /// length without blocks. Filled by [`Backend::clone_quiet`], [`Backend::copier`] or
-    /// [`ImageHandle::copy_to`], then completed by [`Backend::complete`], or ended by [`Backend::delete`]. A crash leaves an intent (and with
-    /// `copy` in its record a copy that can go on). On an error nothing is left, or it's
-    /// [`crate::error::Error::RollbackFailed`]. What `content_source` names on this pool must exist.
+    /// Creates a volume that is to be filled: an intent recorded as `creating`, and an image of
+    /// full length without blocks. The caller fills it with [`Backend::clone_quiet`],
+    /// [`Backend::copier`] or [`ImageHandle::copy_to`], and then calls [`Backend::complete`] or
+    /// [`Backend::delete`]. A crash leaves an intent, and a copy that can be continued if the
+    /// record has `copy`. On an error nothing is left, or the error is
+    /// [`crate::error::Error::RollbackFailed`]. The object that `content_source` names must exist
+    /// if it is on this pool.
     fn prepare(&self, record: &VolumeRecord, admit: Admit<'_>) -> Result<()>;
-    /// Gives a filled image its full length, syncs it and records it as `ready`; reserves and
-    /// un-shares all of it first if it's thick. A clone of a thick volume is un-shared as well, so
-    /// that its source takes every write: `admit` must have seen that its size is free. After an
-    /// error the caller goes on, or calls [`Backend::delete`].
+    /// Extends a filled image to its full length, syncs it and records it as `ready`. A thick
+    /// volume is first reserved and un-shared completely. A clone of a thick volume is un-shared as
+    /// well, so that no write to the source can fail; for this, `admit` must have checked that the
+    /// size of the clone is free. After an error the caller may continue, or calls
+    /// [`Backend::delete`].
     fn complete(&self, record: &VolumeRecord) -> Result<VolumeRecord>;
 
-    /// Un-shares the first `bytes` of an image in steps, durably, and says in the log how far it
-    /// is. Beside
-    /// writers it's safe; a repeat is quick over what is done.
+    /// Un-shares the first `bytes` of an image durably and in steps, and logs the progress. This is
+    /// safe while the image is being written to. A repeat passes quickly over the part that is
+    /// done.
     fn unshare(&self, image: Image, bytes: u64) -> Result<()>;
-    /// Takes all blocks from an image that was never answered: what it shared is the other's alone.
+    /// Frees all blocks of an image whose creation was never acknowledged, so that the blocks it
+    /// shared belong to the other image alone.
     fn empty(&self, image: Image) -> Result<()>;
 
-    /// A snapshot's record in any state; an error if there is one that can't be read.
+    /// A snapshot's record in any state; an error if the record exists and cannot be read.
     fn snapshot(&self, uuid: Uuid) -> Result<Option<SnapshotRecord>>;
-    /// All snapshots that are ready, in the order of uuids after `after`, at most `limit`.
+    /// All snapshots that are ready, with a UUID after `after`, in the order of UUIDs, at most
+    /// `limit`.
     fn snapshots(&self, after: Option<Uuid>, limit: usize) -> Vec<SnapshotRecord>;
-    /// Snapshots in other states: what a crash left, or what is being made.
+    /// Snapshots in other states: left by a crash, or being created.
     fn unready_snapshots(&self) -> Vec<SnapshotRecord>;
-    /// Snapshots whose record can't be read, with the reason. They are read again first.
+    /// Snapshots whose record cannot be read, with the reason. Each is read again first.
     fn damaged_snapshots(&self) -> Vec<(Uuid, String)>;
-    /// What the record of a snapshot says that its id follows from, also one that can't be read
-    /// otherwise; `None` if it doesn't say it. Nothing else of such a record is to be believed.
+    /// The fields of a snapshot's record from which its ID is derived, also from a record that
+    /// cannot be parsed otherwise; `None` if they are missing. No other field of such a record may
+    /// be trusted.
     fn origin(&self, uuid: Uuid) -> Option<SnapshotOrigin>;
-    /// Number of snapshots that are ready.
+    /// The number of snapshots that are ready.
     fn count_snapshots(&self) -> u64;
-    /// Makes an empty snapshot in the state of its record (`preparing`), with an image as long as
-    /// its source's and without blocks. Of a thick volume it counts in full until it's ready. On an
-    /// error nothing is left, or it's [`crate::error::Error::RollbackFailed`].
+    /// Creates an empty snapshot in the state of its record (`preparing`), with an image that is as
+    /// long as that of its source and has no blocks. A snapshot of a thick volume counts with its
+    /// full size until it is ready. On an error nothing is left, or the error is
+    /// [`crate::error::Error::RollbackFailed`].
     fn prepare_snapshot(&self, record: &SnapshotRecord, admit: Admit<'_>) -> Result<()>;
-    /// fsync of a snapshot's image: before its record may say `cut` or `ready`. Its name becomes
-    /// durable with that record.
+    /// Syncs a snapshot's image, which must happen before its record may become `cut` or `ready`.
+    /// The image's name becomes durable with that record.
     fn sync_snapshot(&self, uuid: Uuid) -> Result<()>;
     /// Replaces a snapshot's record durably.
     fn update_snapshot(&self, record: &SnapshotRecord) -> Result<()>;
-    /// Ends a snapshot, as [`Backend::delete`] does a volume.
+    /// Deletes a snapshot, like [`Backend::delete`] for a volume.
     fn delete_snapshot(&self, uuid: Uuid) -> Result<()>;
-    /// As [`Backend::delete_unanswered`].
+    /// Like [`Backend::delete_unanswered`], for a snapshot.
     fn delete_unanswered_snapshot(&self, uuid: Uuid) -> Result<()>;
 
-    /// What is wrong with the image by its length and blocks, if anything: for health.
+    /// What is wrong with the length or the blocks of the image, for reports of its health; `None`
+    /// if nothing is.
     fn image_problem(&self, record: &VolumeRecord) -> Result<Option<String>>;
-    /// Every device that stands on the image, whoever made it; none if there is no image.
+    /// Every device on the image, including foreign ones; empty if there is no image.
     fn devices(&self, uuid: Uuid) -> Result<Vec<FoundDevice>>;
-    /// The volume's device: the one there is, or a new one. Never a second one.
+    /// Returns the volume's device, and attaches one if there is none. Never attaches a second one.
     fn attach(&self, record: &VolumeRecord, mode: AttachMode) -> Result<Attached>;
-    /// Ends a device that [`Backend::devices`] found, if it still stands on this image. One that
-    /// is open elsewhere goes with its last opener.
+    /// Detaches a device that [`Backend::devices`] returned, if it is still attached to this image.
+    /// The kernel detaches a device that is open elsewhere when its last opener closes it.
     fn detach(&self, uuid: Uuid, device: &Device) -> Result<()>;
-    /// Holds the device of a volume open that is among these, if one is.
+    /// Opens the device of a volume and keeps it open, if it is one of `among`.
     fn hold(&self, uuid: Uuid, among: &[LoopStatus]) -> Result<Option<(LoopHold, LoopStatus)>>;
-    /// To be called with a device that was the volume's and is gone: whatever the volume had set
-    /// on it doesn't stay for the next user of its number.
+    /// Must be called with a device that was the volume's and is detached. It removes the settings
+    /// that the volume made on the device, so that the next user of its number does not get them.
     fn released(&self, record: &VolumeRecord, device: &Device) -> Result<()>;
-    /// Lets a device show the image's present size.
+    /// Updates a device to the present size of the image.
     fn resize(&self, uuid: Uuid, device: &Device) -> Result<()>;
 
-    /// Ends loop devices that a crash left, before the first call, and counts what else is left.
-    /// `in_use` tells whether a device is held by a mount or a target.
+    /// Detaches loop devices that a crash left, before the first call, and counts the other
+    /// leftovers. `in_use` returns whether a mount or a published target uses a device.
     fn recover(&self, in_use: &dyn Fn(&Device) -> bool) -> Result<Leftovers>;
 }

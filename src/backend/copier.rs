@@ -40,21 +40,22 @@ pub trait Copier: Send + Sync {
     /// Copies the whole image in one atomic step.
     fn copy_whole(&self) -> Result<u64>;
 
-    /// Copies the image in pieces, beside its writers. The result is consistent only after
+    /// Copies the image in pieces while writers may change it. The result is consistent only after
     /// [`Copier::copy_delta`] has run while nothing was written.
     fn copy_ahead(&self) -> Result<u64>;
 
-    /// Copies again what was written since the pass before. Runs beside the writers any number of
-    /// times, and after [`Copier::seal`] once while they are stopped.
+    /// Copies again what was written since the pass before. May run any number of times while
+    /// writers change the image, and once after [`Copier::seal`] while they are stopped.
     fn copy_delta(&self) -> Result<u64>;
 
     /// How many ranges a pass must copy for another pass to gain anything: while it copies fewer,
     /// it takes longer to find them than to copy them, and the next pass finds as many.
     fn worthwhile(&self) -> u64;
 
-    /// Prepares for the last [`Copier::copy_delta`], so that it takes no memory.
+    /// Declares that the next [`Copier::copy_delta`] is the last one, and allocates all the memory
+    /// that it needs.
     fn seal(&self);
 
-    /// Whether the copy holds what the last pass assumed. Called after the thaw.
+    /// Whether the copy has the contents that the last pass assumed. Called after the thaw.
     fn verify(&self) -> Result<bool>;
 }

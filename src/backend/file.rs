@@ -1,8 +1,8 @@
 //! A pool of image files: `pool.json`, `lock`, `trash/`, and a directory with `record.json` and
 //! `data.img` for each volume below `volumes/` and each snapshot below `snapshots/`.
 //!
-//! All paths go through a pinned descriptor of
-//! the folder, so that whatever is mounted over it later is never taken for the pool.
+//! All paths go through a pinned descriptor of the folder, so a file system that is mounted over it
+//! later is never taken for the pool.
 
 mod copier;
 mod device;
@@ -34,20 +34,20 @@ use folder::Folder;
 use record_store::RecordStore;
 use room::Growing;
 
-/// Name of the pool's record within its folder.
+/// The name of the pool's record within its folder.
 pub const POOL_FILE: &str = "pool.json";
-/// Name of the file that the serving process locks.
+/// The name of the file that the serving process locks.
 pub const LOCK_FILE: &str = "lock";
-/// Directory of volumes.
+/// The directory of volumes.
 pub const VOLUMES: &str = "volumes";
-/// Directory of snapshots.
+/// The directory of snapshots.
 pub const SNAPSHOTS: &str = "snapshots";
-/// Directory of what is being deleted.
+/// The directory of volumes and snapshots that are being deleted.
 pub const TRASH: &str = "trash";
-/// The longest file on an ext4 with blocks of 4 KiB.
+/// The maximum size of a file on an ext4 with blocks of 4 KiB.
 const LARGEST_ON_EXT4: u64 = (1 << 44) - 4096;
 const RECORD: &str = "record.json";
-/// Name of the image of a volume or snapshot within its directory.
+/// The name of the image of a volume or snapshot within its directory.
 pub const IMAGE: &str = "data.img";
 
 /// A pool of image files.
@@ -55,37 +55,37 @@ pub struct FileBackend {
     folder: Arc<Folder>,
     volumes: RecordStore<VolumeRecord>,
     snapshots: RecordStore<SnapshotRecord>,
-    /// Held while room is judged and taken.
+    /// Held while available space is checked and taken.
     growing: Mutex<Growing>,
     pool: PoolRecord,
     sector: u32,
     least_sector: u32,
     fs_name: String,
     shares_blocks: bool,
-    /// How many bytes of blocks new images are given at once, where that was said.
+    /// The extent size hint of new images in bytes, if the pool's definition sets one.
     extent: Option<u64>,
-    /// The folder and the pool's lock, for as long as this lives.
+    /// The pinned folder and the pool's lock, which this value keeps.
     _kept: [Kept; 2],
 }
 
-/// What lies at a configured path.
+/// What was found at a configured path.
 pub enum OpenResult {
     /// No pool: the folder has no `pool.json`.
     Blank,
     /// Another process serves it.
     Locked(PoolRecord),
-    /// A pool, locked by us from now on.
+    /// A pool, which is now locked by this process.
     Pool(Box<FileBackend>),
 }
 
 impl FileBackend {
-    /// Reads who the pool at a path is, without taking it; `None` if there is none.
+    /// Reads the record of the pool at a path without taking its lock; `None` if there is no pool.
     pub fn identify(host: &dyn Host, path: &Path) -> Result<Option<PoolRecord>> {
         record::load(host, &path.join(POOL_FILE))
     }
 
-    /// Opens the pool at `path`: takes its lock, for which it waits as long as `patience`, and reads
-    /// its records.
+    /// Opens the pool at `path`: takes its lock, for which it waits for `patience`, and reads its
+    /// records.
     pub fn open(host: Arc<dyn Host>, path: &Path, patience: Duration) -> Result<OpenResult> {
         let what = || format!("open the directory of pool {}", path.display());
         if host.stat(&path.join(POOL_FILE)).context(what)?.is_none() {
@@ -117,13 +117,14 @@ impl FileBackend {
         })))
     }
 
-    /// Gives new images blocks by so many bytes at once.
+    /// Sets the extent size hint of new images, in bytes.
     pub fn with_extent(self, extent: Option<u64>) -> FileBackend {
         FileBackend { extent, ..self }
     }
 
-    /// Whether its file system is known to write blocks where they are. Others may take a
-    /// reservation and a clone, and keep neither promise (ZFS, bcachefs, f2fs, nilfs2).
+    /// Whether the pool's file system is known to write blocks in place. Other file systems may
+    /// accept a reservation and a clone without keeping either promise (ZFS, bcachefs, f2fs,
+    /// nilfs2).
     fn writes_in_place(&self) -> bool {
         matches!(self.fs_name.as_str(), "xfs" | "ext4" | "ext3" | "ext2")
     }
@@ -136,8 +137,9 @@ impl FileBackend {
     }
 }
 
-/// Writes to the disk of the pool in a folder, durably. The lock has no content, so that writing it
-/// takes no room. A file system that is frozen, or whose disk is gone, may still answer who reads.
+/// Writes to the disk of the pool in a folder, durably. The lock file has no content, so writing it
+/// takes no space. A read would not be enough: it may still succeed on a file system that is frozen
+/// or whose disk is gone.
 pub fn write_lock(host: &dyn Host, folder: &Path) -> host::Result<()> {
     let path = &folder.join(LOCK_FILE);
     host.perform(&Effect::WriteFile { path, bytes: &[] })?;
@@ -316,7 +318,7 @@ impl Backend for FileBackend {
 
     fn unshare(&self, image: Image, bytes: u64) -> Result<()> {
         self.unshare_image(image, bytes)?;
-        // Until it's durable, a power loss brings the shared blocks back.
+        // Until the image is synced, a power loss restores the shared blocks.
         let path = self.image_of(image);
         self.folder.perform(Effect::SyncFile { path: &path }, || {
             format!("sync the image of {image:?}")

@@ -1,4 +1,4 @@
-//! An open image, whatever it is stored as.
+//! An open image, independent of how it is stored.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,12 +20,12 @@ impl ImageHandle {
         self.bytes
     }
 
-    /// A number that is another one after the image was written to.
+    /// A number that changes when the image is written to.
     pub fn modified(&self) -> u64 {
         self.modified
     }
 
-    /// Copies a range into another image, which may be of another pool. Not durable before
+    /// Copies a range into another image, which may be on another pool. It is durable only after
     /// [`ImageHandle::sync`].
     pub fn copy_to(&self, target: &ImageHandle, offset: u64, length: u64) -> Result<()> {
         let copy = Effect::CopyRange {
@@ -37,13 +37,13 @@ impl ImageHandle {
         self.host.perform(&copy).map(drop)
     }
 
-    /// Makes durable what was copied into it.
+    /// Makes the data that was copied into it durable.
     pub fn sync(&self) -> Result<()> {
         let path = &self.path;
         self.host.perform(&Effect::SyncFile { path }).map(drop)
     }
 
-    /// The extents from a byte on, at most `limit`. What was written is written back first.
+    /// The extents from a byte offset on, at most `limit`. Dirty data is written back first.
     pub fn extents(&self, from: u64, limit: usize) -> Result<Vec<Extent>> {
         self.host.extents(&self.path, from, limit)
     }

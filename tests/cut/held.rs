@@ -1,5 +1,5 @@
 //! Cuts that are stopped in the middle, by stopping the driver or its guard at a step, and the
-//! cleanup that is needed if a test fails meanwhile.
+//! cleanup that is needed if a test fails while they are stopped.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

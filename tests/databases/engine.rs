@@ -46,7 +46,7 @@ impl Engine {
         }
     }
 
-    /// Creates an empty database, as user nobody, in a folder that does not exist yet.
+    /// Creates an empty database, as the unprivileged user, in a folder that does not exist yet.
     pub fn make(self, data: &Path, more: &[&str]) {
         let parent = data.parent().unwrap();
         let mut command = match self {

@@ -105,8 +105,7 @@ impl Held {
     }
 
     /// Waits until the database is held, and checks it. Returns the minimum and the maximum number
-    /// of rows.
-    /// there can be now.
+    /// of rows that there can be now.
     fn assert_held(&self) -> (u64, u64) {
         eventually("the session is ready", || self.gate.join("held").exists());
         let before = self.writer.acknowledged();

@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 
 use super::support::Scratch;
 
-/// The ID of user nobody on Debian and Ubuntu.
+/// The ID of the unprivileged user that Debian and Ubuntu define for programs without files.
 pub const NOBODY: u32 = 65534;
 
 /// The first of these programs that exists. A test never runs without it.
@@ -25,14 +25,14 @@ pub fn program(candidates: &[&str]) -> PathBuf {
     found.unwrap_or_else(|| panic!("none of {candidates:?} exists: run deploy/deps test"))
 }
 
-/// A folder that belongs to user nobody.
+/// A folder that belongs to the unprivileged user.
 pub fn folder(path: &Path) -> PathBuf {
     std::fs::create_dir_all(path).unwrap();
     std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
     path.to_path_buf()
 }
 
-/// Lets user nobody traverse to the files below the scratch folder.
+/// Lets the unprivileged user traverse to the files below the scratch folder.
 pub fn open_to_nobody(scratch: &Scratch) {
     let opened = std::fs::Permissions::from_mode(0o711);
     std::fs::set_permissions(scratch.path(), opened).unwrap();
@@ -46,7 +46,7 @@ pub fn open_to_nobody(scratch: &Scratch) {
     }
 }
 
-/// A command that runs as user nobody, in a folder, without our environment.
+/// A command that runs as the unprivileged user, in a folder, without our environment.
 pub fn as_nobody(program: &Path, folder: &Path) -> Command {
     let mut command = Command::new(program);
     command.uid(NOBODY).gid(NOBODY).current_dir(folder);

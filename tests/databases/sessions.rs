@@ -58,7 +58,7 @@ impl Session {
         seconds: u64,
         scratch: &Scratch,
     ) -> Result<Session, String> {
-        // User nobody may be unable to read the sources.
+        // The unprivileged user may be unable to read the sources.
         let program = scratch.join(engine.name());
         std::fs::copy(session(engine), &program).unwrap();
         let mut command = as_nobody(&program, scratch.path());

@@ -1,4 +1,4 @@
-//! Volumes with a folder that belongs to user nobody, and copies of them.
+//! Volumes with a folder that belongs to the unprivileged user, and copies of them.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ pub struct Volume {
     pub id: String,
     /// Its mount point.
     pub staging: PathBuf,
-    /// A folder in it that belongs to user nobody.
+    /// A folder in it that belongs to the unprivileged user.
     pub folder: PathBuf,
     fs: String,
 }

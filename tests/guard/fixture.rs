@@ -215,7 +215,8 @@ impl ProbeWrite {
         let path = folder.join(format!("probe-{number}"));
         let (done, wait) = channel();
         thread::spawn(move || {
-            // A file system that is unmounted meanwhile cannot be written either.
+            // If the file system is unmounted while the probe waits, the write fails, which ends
+            // the wait as well.
             let _ = File::create(&path).and_then(|mut file| file.write_all(b"probe"));
             let _ = fs::remove_file(&path);
             let _ = done.send(());

@@ -110,7 +110,8 @@ fn held_freezes_are_left_alone_and_entries_of_missing_devices_are_dropped() {
     assert!(session.thaw(0).unwrap(), "the sweep left it alone");
     drop(session);
 
-    // Thawed by a foreign process and unmounted; meanwhile another image is on that loop device.
+    // It was thawed by a foreign process and unmounted, and now another image is on that loop
+    // device.
     leave_frozen(&fixture, &[Ext4]);
     assert!(thaw(&fixture.volumes[0].target));
     crate::fixture::unmount(&fixture.volumes[0].target);

@@ -383,7 +383,7 @@ fn kills_at_any_moment_leave_nothing_frozen_and_no_false_verdict() {
     assert!(proven > 0, "some must have come before the kill");
 }
 
-/// Other guards turn it off meanwhile, so the state is seen sooner or later.
+/// Guards of other tests turn it off, too, so the test tries again until it is on.
 #[test]
 fn grace_periods_are_expedited_while_something_is_frozen_and_not_afterwards() {
     let is_ours = matches!(switch().as_str(), "0" | "20908");

@@ -9,12 +9,12 @@ use crate::backend::{Copier, CopyCost, CopyMode, Image};
 use crate::error::{Error, HostError, Result};
 use crate::host::{self, Budget, Done, Effect, FileId, Host, Known};
 
-/// Cost of an extent that was cloned ahead, within the freeze: it is read and compared. Measured
-/// on xfs.
+/// The time per extent to compare the image with a copy that was cloned ahead, within the freeze.
+/// Measured on xfs.
 const COMPARE_TIME_PER_EXTENT: Duration = Duration::from_micros(2);
-/// Cost of an extent within a whole clone: 14.5 us on xfs, 5 to 9 us on btrfs.
+/// The time per extent of a whole clone: 14.5 us on xfs, 5 to 9 us on btrfs.
 const CLONE_TIME_PER_EXTENT: Duration = Duration::from_micros(15);
-/// Comparing this many extents takes as long as cloning one range again, 80 us.
+/// Comparing this many extents takes as long as cloning one range again, which takes 80 us.
 const EXTENTS_PER_RANGE: u64 = 40;
 
 /// Copies an image file into another one.

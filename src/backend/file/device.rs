@@ -1,5 +1,6 @@
-//! Loop devices of images. There are never two on one image: what is there is used again, or
-//! the answer is to wait; and a device is known by device and inode of its file, never by a path.
+//! Loop devices of images. An image never has two of them: an existing device is used again, or the
+//! call returns a retryable error. A loop device is identified by the device and inode number of
+//! its backing file, never by a path.
 
 use std::path::Path;
 
@@ -74,7 +75,7 @@ impl FileBackend {
             }
         };
         if record.allocation == Allocation::Thick {
-            // Else mkfs, fstrim and lazy initialisation would give the reserved blocks back.
+            // Otherwise mkfs, fstrim and lazy initialization would free the reserved blocks.
             let effect = Effect::DisableDiscard {
                 number: hold.number,
             };
@@ -123,7 +124,7 @@ impl FileBackend {
         }
     }
 
-    /// Uses the one loop that stands on the image, if it is one as we make them.
+    /// Uses the only loop device on the image, if it has the settings of a device of this driver.
     fn reuse(
         &self,
         uuid: Uuid,
@@ -171,7 +172,8 @@ impl FileBackend {
         Ok(hold)
     }
 
-    /// A device that outlived its stage shows the image as long as it was then.
+    /// A device that stayed attached after its volume was unstaged keeps the image's size of that
+    /// time.
     fn catch_up(&self, hold: &LoopHold, name: &str, size: u64) -> Result<()> {
         let doing = || format!("resize {name} to the size of its image");
         if self
@@ -187,7 +189,7 @@ impl FileBackend {
         Ok(())
     }
 
-    /// The volume's image, and the number of a device if that stands on it.
+    /// The volume's image, and the number of a device if it is attached to that image.
     fn standing(&self, uuid: Uuid, device: &Device) -> Result<Option<(FileId, Option<u32>)>> {
         Ok(self.loops_on(uuid)?.map(|(image, loops)| {
             let mut numbers = loops.iter().map(|found| found.number);
@@ -224,7 +226,7 @@ impl FileBackend {
         Ok(held.map(|hold| (hold, found.clone())))
     }
 
-    /// Only a thick volume limits its device.
+    /// Only the device of a thick volume has limits to reset.
     pub(super) fn renew_device(&self, record: &VolumeRecord, device: &Device) -> Result<()> {
         if record.allocation != Allocation::Thick {
             return Ok(());
@@ -241,7 +243,7 @@ impl FileBackend {
         let found = self.standing(uuid, device)?;
         let (backing, number) = found.ok_or_else(|| Error::no_volume(uuid))?;
         let number = number.ok_or_else(pending)?;
-        // Held meanwhile, so that the number can't come to stand for another image.
+        // Keeping it open prevents its number from being attached to another image.
         let held = self.folder.host.hold_loop(number, backing);
         let _held = held
             .context(|| format!("open {}", device.path.display()))?
@@ -252,7 +254,7 @@ impl FileBackend {
     }
 }
 
-/// Shows the image from first to last byte.
+/// Whether a device maps the image from the first to the last byte.
 fn is_whole(found: &LoopStatus) -> bool {
     found.offset == 0 && found.size_limit == 0
 }

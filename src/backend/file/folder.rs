@@ -1,4 +1,4 @@
-//! The pool's folder, by a pinned descriptor, and its trash.
+//! The pool's folder, with a pinned descriptor, and its trash.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, TryLockError};
@@ -16,21 +16,21 @@ use crate::record::{self, Record, SnapshotRecord, VolumeRecord};
 /// The folder of a pool.
 pub(super) struct Folder {
     pub(super) host: Arc<dyn Host>,
-    /// As configured; for people.
+    /// The configured path, for messages.
     pub(super) path: PathBuf,
-    /// As pinned; for work.
+    /// The path through the pinned descriptor, for all accesses.
     pub(super) root: PathBuf,
-    /// Held from a wipe until its blocks are free, and never waited for. Blocks that two images
-    /// share are overwritten by the one that goes last, so the second must see that the first has
-    /// gone.
+    /// Held during a wipe until the blocks are freed. No caller waits for it. Blocks that two
+    /// images share are overwritten when the last of the two is deleted, so the second wipe must
+    /// see that the first image is gone.
     pub(super) wiping: Mutex<()>,
-    /// Blocks that were freed, of which the disk is told later.
+    /// Blocks that were freed and are not discarded yet.
     pub(super) untold: Untold,
-    /// When volumes were trimmed.
+    /// When the volumes were trimmed last.
     pub(super) trimmed: Trimmed,
 }
 
-/// What is read of the record of a deleted volume or snapshot.
+/// The part that is read of the record of a deleted volume or snapshot.
 #[derive(Serialize, Deserialize)]
 struct Deleted {
     #[serde(default)]
@@ -62,7 +62,7 @@ impl Folder {
         self.host.perform(&effect).map(drop).context(doing)
     }
 
-    /// Names within one of the pool's directories.
+    /// The names in one of the pool's directories.
     pub(super) fn list(&self, part: &str) -> Result<Vec<String>> {
         let names = self.host.list_dir(&self.root.join(part));
         Ok(names
@@ -84,11 +84,11 @@ impl Folder {
         self.perform(Effect::SyncDir { path: &path }, || format!("sync {part}"))
     }
 
-    /// Makes renames into the trash durable, wherever they came from.
+    /// Makes renames into the trash durable, from all directories that they came from.
     pub(super) fn sync_all(&self) -> Result<()> {
         self.sync(TRASH)?;
         self.sync(VOLUMES)?;
-        // A pool of an earlier release has none until its first snapshot.
+        // A pool that an earlier release created has no such directory until its first snapshot.
         let snapshots = self.root.join(SNAPSHOTS);
         match self.stat(&snapshots, || format!("find {SNAPSHOTS}"))? {
             Some(_) => self.sync(SNAPSHOTS),
@@ -96,18 +96,20 @@ impl Folder {
         }
     }
 
-    /// What the record in a directory says of the end of its image.
+    /// How the record in a directory says that its image is to be wiped.
     pub(super) fn wipe_of(&self, dir: &Path) -> Result<Wipe> {
         match record::load::<Deleted>(self.host.as_ref(), &dir.join(RECORD)) {
             Ok(Some(record)) => Ok(record.wipe),
-            // The disk doesn't say whether it asks for a wipe: it may, a moment later.
+            // It is unknown whether the record requires a wipe: a later read may succeed and return
+            // one.
             Err(error @ Error::Host { .. }) => Err(error),
-            // A record that is damaged can't ask for one.
+            // A damaged record cannot require a wipe.
             Ok(None) | Err(_) => Ok(Wipe::None),
         }
     }
 
-    /// Ends one entry of the trash: wipes as its record says, frees the blocks, record last.
+    /// Purges one entry of the trash: wipes it as its record says, frees the blocks, and removes
+    /// the record last.
     pub(super) fn empty_trash(&self, name: &str) -> Result<()> {
         let doing = || format!("empty trash entry {name}");
         let dir = self.root.join(TRASH).join(name);
@@ -124,7 +126,8 @@ impl Folder {
         self.sync(TRASH)
     }
 
-    /// Entries of the trash that were this volume or snapshot: their uuids never meet.
+    /// Entries of the trash that belonged to this volume or snapshot. The UUIDs of a volume and a
+    /// snapshot are never equal.
     pub(super) fn trash_of(&self, uuid: Uuid) -> Result<Vec<String>> {
         let prefix = format!("{uuid}.");
         let mut names = self.list(TRASH)?;
@@ -149,8 +152,8 @@ impl Folder {
             Wipe::None => {}
             Wipe::Zero => {
                 self.perform(Effect::Zero { path: image }, doing)?;
-                // xfs frees the blocks of an unlinked file later, and they count as shared until
-                // then; those of a shortened one are free at once.
+                // xfs frees the blocks of an unlinked file later, and until then they count as
+                // shared. The blocks of a truncated file are free at once.
                 let size = 0;
                 self.perform(Effect::Truncate { path: image, size }, doing)?;
             }

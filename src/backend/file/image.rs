@@ -1,5 +1,5 @@
-//! Life of a volume's image: made with an intent before and a completed record after, filled,
-//! grown.
+//! The life cycle of a volume's image: an intent is recorded before it is created, and a completed
+//! record afterwards; it is filled and grown.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,14 +14,16 @@ use crate::model::size::{MIB, image_bytes};
 use crate::model::{Allocation, VolumeId};
 use crate::record::{ContentSource, VolumeRecord, VolumeState};
 
-/// Un-shared at once: some tenths of a second, after which a stop or a progress line has its turn.
+/// The bytes that one call un-shares. This takes some tenths of a second, after which the process
+/// can be stopped or can log progress.
 const UNSHARE_STEP: u64 = 256 * MIB;
-/// How often long work says how far it is.
+/// How often a long operation logs its progress.
 const PROGRESS_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 impl FileBackend {
-    /// Missing, too short, or a reserved one that has lost blocks. Shared blocks count as there:
-    /// a thick volume's are un-shared before its snapshot is answered.
+    /// Reports an image that is missing, too short, or reserved and lacks blocks. Shared blocks
+    /// count as present, because those of a thick volume are un-shared before its snapshot is
+    /// acknowledged.
     pub(super) fn judge_image(&self, record: &VolumeRecord) -> Result<Option<String>> {
         let path = self.volumes.image(record.uuid);
         let image = self.folder.stat(&path, || {
@@ -68,7 +70,7 @@ impl FileBackend {
         self.begin_image(record, false, admit).map(drop)
     }
 
-    /// The lineage of what a copy is made from; none where it will share no blocks with it.
+    /// The lineage of a copy's source; `None` if the copy will share no blocks with it.
     fn origin(&self, record: &VolumeRecord) -> Result<Option<Uuid>> {
         let (kind, id, lineage) = match &record.content_source {
             Some(ContentSource::Volume(id)) => match self.sharing(id) {
@@ -96,7 +98,7 @@ impl FileBackend {
         lineage.map(Some).ok_or_else(gone)
     }
 
-    /// The image that a volume will share blocks with.
+    /// The image with which a volume will share blocks.
     fn shared_image(&self, record: &VolumeRecord) -> Option<PathBuf> {
         match record.content_source.as_ref()? {
             ContentSource::Volume(id) => Some(self.volumes.image(self.sharing(id)?)),
@@ -114,13 +116,13 @@ impl FileBackend {
         })
     }
 
-    /// The uuid in an id, if what has it can share blocks with images of this pool.
+    /// The UUID in an ID, if the object with this ID can share blocks with images of this pool.
     fn sharing(&self, id: &str) -> Option<Uuid> {
         let id = id.parse::<VolumeId>().ok()?;
         (self.shares_blocks && id.pool == self.pool.id).then_some(id.uuid)
     }
 
-    /// Everything up to the completed record; on an error nothing is left of it.
+    /// Everything before the completed record. On an error nothing is left.
     fn begin_image(
         &self,
         mut record: VolumeRecord,
@@ -142,7 +144,7 @@ impl FileBackend {
             }
             self.lengthen(&record, reserve)?;
             match record.copy {
-                // A copy that goes on after a crash wants its image.
+                // A copy that continues after a crash needs its image.
                 Some(_) => self.volumes.sync(record.uuid),
                 None => Ok(()),
             }
@@ -161,14 +163,14 @@ impl FileBackend {
             .perform(image, || format!("create volume {}", record.uuid))
     }
 
-    /// The image is durable before the record says that it's complete.
+    /// Makes the image durable before its record says that it is complete.
     pub(super) fn complete_image(&self, record: &VolumeRecord) -> Result<VolumeRecord> {
         let lineage = self
             .volumes
             .get(record.uuid)?
             .and_then(|prepared| prepared.lineage);
         let thick = record.allocation == Allocation::Thick;
-        // A clone takes the length of its source.
+        // A clone has the length of its source.
         self.lengthen(record, thick)?;
         let apart = self.shares_blocks && (thick || self.is_of_thick(record)?);
         if apart {
@@ -185,8 +187,9 @@ impl FileBackend {
         Ok(complete)
     }
 
-    /// Cloned from a thick volume itself: what both have, the thick one couldn't overwrite on a
-    /// full pool. A thick volume's snapshots share nothing with it any more.
+    /// Whether the volume was cloned directly from a thick volume. The thick volume could not
+    /// overwrite shared blocks on a full pool. Snapshots of a thick volume no longer share blocks
+    /// with it.
     fn is_of_thick(&self, record: &VolumeRecord) -> Result<bool> {
         let Some(ContentSource::Volume(id)) = &record.content_source else {
             return Ok(false);
@@ -226,7 +229,7 @@ impl FileBackend {
             .perform(longer, || format!("extend the image of {image}"))
     }
 
-    /// In steps, so that it's seen how far it is.
+    /// Works in steps, so that it can log progress.
     pub(super) fn unshare_image(&self, image: Image, bytes: u64) -> Result<()> {
         let path = self.image_of(image);
         let mut told = Instant::now();
@@ -267,8 +270,8 @@ impl FileBackend {
     fn grow_admitted(&self, record: &VolumeRecord, size: u64) -> Result<VolumeRecord> {
         let doing = || format!("grow volume {}", record.uuid);
         let path = self.volumes.image(record.uuid);
-        // May be longer than the record says, after a growth whose record could not be written;
-        // a device shows all of it, and a file system may have grown onto all of it.
+        // The image may be longer than its record says, after a growth whose record could not be
+        // written. A device maps all of it, and a file system may have been grown to all of it.
         let before = self
             .folder
             .stat(&path, doing)?
@@ -303,8 +306,9 @@ impl FileBackend {
             size,
             ..record.clone()
         };
-        // Whether the new record is durable isn't known after an error, so the image stays long:
-        // a repeat completes it, and a shorter image under a longer record would lose its tail.
+        // After an error it is unknown whether the new record is durable, so the image keeps its
+        // new length. A repeat completes the growth. An image shorter than its record would have
+        // lost its end.
         self.volumes
             .update(&grown)
             .map_err(|first| Error::RollbackFailed {

@@ -1,7 +1,7 @@
-//! What volumes and snapshots have in common: a directory with a record and an image.
+//! The common part of volumes and snapshots: a directory with a record and an image.
 //!
-//! The directory is the life of its owner: it appears with an intent, is complete once the record
-//! says so, and leaves by one rename into the trash.
+//! The directory shows the state of its object: it is created with an intent, its object is
+//! complete once the record says so, and one rename moves it into the trash.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -16,22 +16,22 @@ use crate::error::{Error, Result, chain};
 use crate::host::Effect;
 use crate::record::{self, Record, SnapshotRecord, SnapshotState, VolumeRecord, VolumeState};
 
-/// What lies on a shelf.
+/// A record of a volume or snapshot.
 pub(super) trait StoredRecord: Record + Clone + Send {
-    /// The pool's directory of them.
+    /// The pool's directory of all objects of this kind.
     const PART: &'static str;
-    /// One of them, in a sentence.
+    /// The noun for one object in messages.
     const NOUN: &'static str;
-    /// Its uuid, which is the name of its directory.
+    /// Its UUID, which is the name of its directory.
     fn uuid(&self) -> Uuid;
-    /// Complete: callers know of it.
+    /// It is complete, and callers may know of it.
     fn is_ready(&self) -> bool;
-    /// Its creation was never answered: no caller counts on it.
+    /// Its creation was never acknowledged, so no caller relies on it.
     fn is_unanswered(&self) -> bool;
-    /// As [`StoredRecord::is_unanswered`], and neither a copy that a repeat goes on with nor a member of
-    /// a group, which is settled with its group.
+    /// Like [`StoredRecord::is_unanswered`], but neither a copy that a repeat continues nor a
+    /// member of a group, which is resolved together with its group.
     fn is_abandoned(&self) -> bool;
-    /// As [`StoredRecord::is_unanswered`], and a copy that a repeat goes on with, if one comes.
+    /// Like [`StoredRecord::is_unanswered`], and a copy that a repeat of its call would continue.
     fn is_begun_copy(&self) -> bool;
 }
 
@@ -72,7 +72,7 @@ impl StoredRecord for SnapshotRecord {
         self.state == SnapshotState::Ready
     }
 
-    /// What is cut is decided about by its group's first member.
+    /// Whether a snapshot in state `cut` is kept is decided by the first member of its group.
     fn is_unanswered(&self) -> bool {
         self.state == SnapshotState::Preparing
     }
@@ -86,22 +86,22 @@ impl StoredRecord for SnapshotRecord {
     }
 }
 
-/// What a directory holds, as last read or written by this process, which has the pool's lock:
-/// nobody else writes it.
+/// The contents of a directory, as this process last read or wrote them. Only this process writes
+/// to it, because it holds the pool's lock.
 pub(super) enum Entry<R> {
     /// A record.
     Known(Box<R>),
-    /// A record that can't be read.
+    /// A record that cannot be read.
     Damaged(String),
 }
 
 struct Index<R> {
     entries: BTreeMap<Uuid, Entry<R>>,
-    /// Records as read, after a start or a failed write: the rename that put them there may not
-    /// be durable yet, so they are synced before anything is answered by them. Each with a mark of
-    /// its own, so that a sync ends only what came before it.
+    /// Records that were read after a start or after a failed write. The rename that created them
+    /// may not be durable yet, so they are synced before any reply relies on them. Each has its own
+    /// mark, so that a sync covers only what was read before it.
     unsynced: HashMap<Uuid, u64>,
-    /// The last mark.
+    /// The last mark that was given.
     marks: u64,
 }
 
@@ -112,17 +112,17 @@ impl<R> Index<R> {
     }
 }
 
-/// All of one kind.
+/// All volumes, or all snapshots, of a pool.
 pub(super) struct RecordStore<R> {
     folder: Arc<Folder>,
-    /// Never held while the disk is asked, which may not answer.
+    /// Never held during an access to the disk, which may hang.
     index: Mutex<Index<R>>,
-    /// The directory of all is there, durably: known, once that was seen to.
+    /// The directory of all objects is known to exist durably. Set after it was created and synced.
     founded: AtomicBool,
 }
 
 impl<R: StoredRecord> RecordStore<R> {
-    /// With the records that are there.
+    /// Reads the existing records.
     pub(super) fn read(folder: Arc<Folder>) -> Result<RecordStore<R>> {
         let store = RecordStore {
             folder,
@@ -134,7 +134,8 @@ impl<R: StoredRecord> RecordStore<R> {
             founded: AtomicBool::new(false),
         };
         for uuid in store.uuids()? {
-            // A directory with neither record nor image is half made: it's a leftover.
+            // A directory with neither record nor image is an incomplete creation, which is a
+            // leftover.
             if let Some(entry) = store.read_entry(uuid) {
                 let mut index = store.index();
                 index.entries.insert(uuid, entry);
@@ -144,7 +145,7 @@ impl<R: StoredRecord> RecordStore<R> {
         Ok(store)
     }
 
-    /// Of every directory, whatever is in it.
+    /// The UUIDs of all directories, whatever they contain.
     fn uuids(&self) -> Result<Vec<Uuid>> {
         let names = self.folder.list(R::PART)?;
         Ok(names
@@ -153,8 +154,9 @@ impl<R: StoredRecord> RecordStore<R> {
             .collect())
     }
 
-    /// What a directory holds now; `None` if neither record nor image is there. An image is made
-    /// when its record is durable: one without a record had one, and is kept.
+    /// Reads the contents of a directory; `None` if it has neither record nor image. An image is
+    /// created only after its record is durable, so an image without a record has had one, and is
+    /// kept.
     fn read_entry(&self, uuid: Uuid) -> Option<Entry<R>> {
         let read = record::load::<R>(self.folder.host.as_ref(), &self.record(uuid));
         let damaged = |why: String| Some(Entry::Damaged(why));
@@ -174,7 +176,8 @@ impl<R: StoredRecord> RecordStore<R> {
         }
     }
 
-    /// Reads a damaged record again: the disk may have been slow, or somebody has repaired it.
+    /// Reads a damaged record again: the disk may have been slow, or an administrator has repaired
+    /// it.
     fn reread(&self, uuid: Uuid) {
         let is_damaged = |index: &Index<R>| {
             let entry = index.entries.get(&uuid);
@@ -185,7 +188,7 @@ impl<R: StoredRecord> RecordStore<R> {
         }
         let found = self.read_entry(uuid);
         let mut index = self.index();
-        // Unless it was ended or written meanwhile.
+        // Unless another thread has deleted or written it since.
         if is_damaged(&index) {
             match found {
                 Some(entry) => index.entries.insert(uuid, entry),
@@ -194,7 +197,7 @@ impl<R: StoredRecord> RecordStore<R> {
         }
     }
 
-    /// The index; a panic of another thread can't leave it half changed.
+    /// Locks the index. A panic of another thread cannot leave it partly changed.
     fn index(&self) -> MutexGuard<'_, Index<R>> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -212,13 +215,13 @@ impl<R: StoredRecord> RecordStore<R> {
         self.dir(uuid).join(IMAGE)
     }
 
-    /// A file of it, for people.
+    /// The path of one of its files, for messages.
     pub(super) fn shown(&self, uuid: Uuid, file: &str) -> PathBuf {
         let name = uuid.hyphenated().to_string();
         self.folder.path.join(R::PART).join(name).join(file)
     }
 
-    /// A record, synced; an error if there is one that can't be read.
+    /// Returns a record after syncing it; an error if the record exists and cannot be read.
     pub(super) fn get(&self, uuid: Uuid) -> Result<Option<R>> {
         self.reread(uuid);
         loop {
@@ -253,12 +256,13 @@ impl<R: StoredRecord> RecordStore<R> {
         Error::Damaged { path, problem }
     }
 
-    /// The bytes of a record, if they can be had: it need be none of this program's.
+    /// The bytes of a record, if the file can be read. They need not be a valid record of this
+    /// driver.
     pub(super) fn bytes(&self, uuid: Uuid) -> Option<Vec<u8>> {
         self.folder.host.read_file(&self.record(uuid)).ok()?
     }
 
-    /// Those that are ready, in the order of uuids after `after`, at most `limit`.
+    /// Records that are ready, with a UUID after `after`, in the order of UUIDs, at most `limit`.
     pub(super) fn ready(&self, after: Option<Uuid>, limit: usize) -> Vec<R> {
         use std::ops::Bound::{Excluded, Unbounded};
         let from = after.map_or(Unbounded, Excluded);
@@ -268,7 +272,7 @@ impl<R: StoredRecord> RecordStore<R> {
         ready.take(limit).cloned().collect()
     }
 
-    /// Those that aren't.
+    /// Records that are not ready.
     pub(super) fn unready(&self) -> Vec<R> {
         let index = self.index();
         let records = known(&index.entries);
@@ -278,14 +282,14 @@ impl<R: StoredRecord> RecordStore<R> {
             .collect()
     }
 
-    /// Number of those that are ready.
+    /// The number of records that are ready.
     pub(super) fn count(&self) -> u64 {
         let index = self.index();
         let records = known(&index.entries);
         records.filter(|record| record.is_ready()).count() as u64
     }
 
-    /// Those that can't be read, read again first, and why.
+    /// Records that cannot be read, with the reason. Each is read again first.
     pub(super) fn damaged(&self) -> Vec<(Uuid, String)> {
         let problem = |(uuid, entry): (&Uuid, &Entry<R>)| match entry {
             Entry::Damaged(problem) => Some((*uuid, problem.clone())),
@@ -298,20 +302,20 @@ impl<R: StoredRecord> RecordStore<R> {
         damaged()
     }
 
-    /// What `look` makes of everything there is.
+    /// Applies `look` to all entries.
     pub(super) fn map<T>(&self, look: impl Fn(Uuid, &Entry<R>) -> T) -> Vec<T> {
         let index = self.index();
         let entries = index.entries.iter();
         entries.map(|(uuid, entry)| look(*uuid, entry)).collect()
     }
 
-    /// All there are, whatever is in them.
+    /// The UUIDs of all entries, including damaged ones.
     pub(super) fn all(&self) -> Vec<Uuid> {
         self.index().entries.keys().copied().collect()
     }
 
-    /// Directories that are probably to be ended by [`RecordStore::delete_abandoned`]: by what this process
-    /// remembers of them.
+    /// Directories that [`RecordStore::delete_abandoned`] probably has to delete, according to the
+    /// memory of this process.
     pub(super) fn abandoned(&self) -> Result<Vec<Uuid>> {
         let uuids = self.uuids()?;
         let index = self.index();
@@ -323,26 +327,26 @@ impl<R: StoredRecord> RecordStore<R> {
         Ok(uuids.into_iter().filter(is_abandoned).collect())
     }
 
-    /// Copies that were begun, by what this process remembers.
+    /// Incomplete copies, according to the memory of this process.
     pub(super) fn begun_copies(&self) -> Vec<Uuid> {
         let index = self.index();
         let begun = known(&index.entries).filter(|record| record.is_begun_copy());
         begun.map(StoredRecord::uuid).collect()
     }
 
-    /// Every image there is, also beside a record that can't be read.
+    /// All images, including those whose record cannot be read.
     pub(super) fn images(&self) -> Result<Vec<PathBuf>> {
         let uuids = self.uuids()?;
         Ok(uuids.into_iter().map(|uuid| self.image(uuid)).collect())
     }
 
-    /// What is known of it from now on, on disk or soon to be.
+    /// Sets the entry of a record that is on disk or is about to be written.
     pub(super) fn remember(&self, record: &R) {
         let entry = Entry::Known(Box::new(record.clone()));
         self.index().entries.insert(record.uuid(), entry);
     }
 
-    /// Makes the directory and records the intent, durably.
+    /// Creates the directory and records the intent, durably.
     pub(super) fn begin(&self, record: &R) -> Result<()> {
         let doing = || format!("create {} {}", R::NOUN, record.uuid());
         let dir = self.dir(record.uuid());
@@ -356,8 +360,8 @@ impl<R: StoredRecord> RecordStore<R> {
         )
     }
 
-    /// Pools of an earlier release have no directory of snapshots; and one that is there may not
-    /// be durable, which can't be seen.
+    /// Creates the directory of all objects. A pool that an earlier release created has no
+    /// directory of snapshots. An existing one may not be durable, which cannot be detected.
     fn found(&self, doing: impl Fn() -> String) -> Result<()> {
         if R::PART == VOLUMES || self.founded.load(Ordering::Acquire) {
             return Ok(());
@@ -379,7 +383,7 @@ impl<R: StoredRecord> RecordStore<R> {
         let stored = record::store(host, &path, record);
         match &stored {
             Ok(()) => self.remember(record),
-            // The rename may have been done: what a restart would read is what counts.
+            // The rename may have succeeded: the record that a restart would read is the valid one.
             Err(_) => {
                 if let Ok(Some(found)) = record::load(host, &path) {
                     self.remember(&found);
@@ -390,7 +394,8 @@ impl<R: StoredRecord> RecordStore<R> {
         stored
     }
 
-    /// Syncs an image: enough before an [`RecordStore::update`], which syncs its name as well.
+    /// Syncs an image. This is enough before [`RecordStore::update`], which syncs the image's name
+    /// as well.
     pub(super) fn sync_image(&self, uuid: Uuid) -> Result<()> {
         let image = Effect::SyncFile {
             path: &self.image(uuid),
@@ -409,9 +414,9 @@ impl<R: StoredRecord> RecordStore<R> {
             .perform(dir, || format!("sync {} {uuid}", R::NOUN))
     }
 
-    /// Ends what is left of a creation that was never answered, as
-    /// [`Backend::delete_unanswered`](crate::backend::Backend::delete_unanswered) says: by what the disk
-    /// says now, whatever this process remembers.
+    /// Deletes what is left of a creation that was never acknowledged, like
+    /// [`Backend::delete_unanswered`](crate::backend::Backend::delete_unanswered). Decides by the
+    /// record on disk, not by the memory of this process.
     pub(super) fn delete_unanswered(&self, uuid: Uuid) -> Result<()> {
         match self.read_entry(uuid) {
             Some(Entry::Known(record)) if !record.is_unanswered() => Err(Error::Pending {
@@ -422,8 +427,9 @@ impl<R: StoredRecord> RecordStore<R> {
         }
     }
 
-    /// Ends one that no call goes on with, by what the disk says now; whether it was one. Anything
-    /// else is left alone: above all what can't be read, or has no record beside its image.
+    /// Deletes an object that no call continues, and returns whether it was one. Decides by the
+    /// record on disk. Everything else is kept, above all what cannot be read, and an image without
+    /// a record.
     pub(super) fn delete_abandoned(&self, uuid: Uuid) -> Result<bool> {
         match self.read_entry(uuid) {
             Some(Entry::Known(record)) if !record.is_abandoned() => Ok(false),
@@ -432,7 +438,8 @@ impl<R: StoredRecord> RecordStore<R> {
         }
     }
 
-    /// Ends a copy that was begun, if the disk says now that it is one; whether it was.
+    /// Deletes an incomplete copy if it is still one according to the disk, and returns whether it
+    /// was.
     pub(super) fn delete_begun_copy(&self, uuid: Uuid) -> Result<bool> {
         match self.read_entry(uuid) {
             Some(Entry::Known(record)) if record.is_begun_copy() => {
@@ -442,8 +449,8 @@ impl<R: StoredRecord> RecordStore<R> {
         }
     }
 
-    /// Ends one, as [`Backend::delete`](crate::backend::Backend::delete) says: one rename takes it
-    /// out of sight, and what follows can be repeated by any caller.
+    /// Deletes an object, like [`Backend::delete`](crate::backend::Backend::delete): one rename
+    /// hides it, and any caller can repeat the steps that follow.
     pub(super) fn delete(&self, uuid: Uuid) -> Result<()> {
         self.hide(uuid)?;
         let folder = &self.folder;
@@ -455,7 +462,8 @@ impl<R: StoredRecord> RecordStore<R> {
             .sync(TRASH)
             .and_then(|()| folder.sync(R::PART))
             .and_then(|()| mine.iter().try_for_each(|name| folder.empty_trash(name)));
-        // It's out of sight, its blocks are not free: not final, a repeat goes on.
+        // The object is hidden, but its blocks are not free. The error is not final, and a repeat
+        // continues.
         ended.map_err(|first| Error::RollbackFailed {
             undo: format!("blocks of {} {uuid} are not freed yet", R::NOUN),
             first: Box::new(first),
@@ -486,13 +494,14 @@ impl<R: StoredRecord> RecordStore<R> {
         Ok(())
     }
 
-    /// Passes a result on; what failed is ended durably, or the error says that it isn't.
+    /// Returns the result. On an error the object is deleted durably, or the error says that it is
+    /// not.
     pub(super) fn or_delete<T>(&self, uuid: Uuid, result: Result<T>) -> Result<T> {
         result.map_err(|first| first.with_undo(self.delete(uuid)))
     }
 }
 
-/// The records among entries.
+/// The readable records among entries.
 fn known<'a, R: 'a>(
     entries: impl IntoIterator<Item = (&'a Uuid, &'a Entry<R>)>,
 ) -> impl Iterator<Item = &'a R> {

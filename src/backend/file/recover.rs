@@ -1,4 +1,5 @@
-//! What a crash left: half-made volumes and snapshots, trash, loop devices that nothing holds.
+//! Cleanup after a crash: incomplete volumes and snapshots, trash, and loop devices that are not in
+//! use.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -13,9 +14,10 @@ use crate::host::{Device, Effect, FileId};
 use crate::model::Wipe;
 
 impl FileBackend {
-    /// Runs before the first call is served. A loop that can't be ended doesn't hold up the others:
-    /// it's logged. Everything else may take as long as a disk is large, and is ended while the
-    /// pool is served (`Driver::clean`, `Driver::wipe`): here it's counted.
+    /// Runs before the first call is served. A loop device that cannot be detached is logged and
+    /// does not delay the others. The other leftovers may take as long to clean up as a large disk
+    /// takes to overwrite, so they are only counted here, and are cleaned up while the pool is
+    /// served (`Driver::clean`, `Driver::wipe`).
     pub(super) fn free_loops(&self, in_use: &dyn Fn(&Device) -> bool) -> Result<Leftovers> {
         let mut found = Leftovers::default();
         let pool = &self.pool.name;
@@ -41,8 +43,8 @@ impl FileBackend {
         Ok(found)
     }
 
-    /// What may be left of calls that failed, or that a crash has cut off. Names in the trash that
-    /// aren't of a volume or snapshot were never put there by this driver.
+    /// What failed or interrupted calls may have left. A name in the trash that is not that of a
+    /// volume or snapshot was not put there by this driver.
     pub(super) fn find_leftovers(&self) -> Result<Vec<Leftover>> {
         let volumes = self.volumes.abandoned()?.into_iter().map(Leftover::Volume);
         let snapshots = self.snapshots.abandoned()?;
@@ -62,7 +64,7 @@ impl FileBackend {
             .collect())
     }
 
-    /// Ends one of them, if it's still there and is one.
+    /// Cleans up a leftover, if it still exists and still is one.
     pub(super) fn clean_up_leftover(&self, leftover: &Leftover) -> Result<bool> {
         match leftover {
             Leftover::Volume(uuid) => self.volumes.delete_abandoned(*uuid),
@@ -79,8 +81,8 @@ impl FileBackend {
         }
     }
 
-    /// Whether the end of one of them overwrites blocks. One that doesn't say it now is not waited
-    /// for.
+    /// Whether the cleanup of a leftover overwrites blocks. A record that cannot be read now counts
+    /// as one that does not require it.
     pub(super) fn asks_for_wipe(&self, leftover: &Leftover) -> bool {
         let dir = match leftover {
             Leftover::Volume(uuid) | Leftover::Copy(Image::Volume(uuid)) => self.volumes.dir(*uuid),
@@ -92,8 +94,8 @@ impl FileBackend {
         matches!(self.folder.wipe_of(&dir), Ok(Wipe::Zero))
     }
 
-    /// Loops on images of this pool that are neither mounted, bound nor claimed. One that can't be
-    /// asked stays.
+    /// Loop devices on images of this pool that are neither mounted, bind-mounted nor claimed. A
+    /// device whose status cannot be read is kept.
     fn idle_loops(&self, in_use: &dyn Fn(&Device) -> bool) -> Result<Vec<(u32, FileId)>> {
         let doing = || "list the loop devices of the pool's images".to_string();
         let mut images = self.volumes.images()?;

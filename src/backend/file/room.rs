@@ -1,9 +1,10 @@
-//! Room of a pool: what is there, what is promised, and what volumes surely have for themselves.
+//! The space of a pool: what is free, what is promised, and what volumes certainly have for
+//! themselves.
 //!
-//! Where images share blocks, what a volume's image has may be a snapshot's as well, and then it's
-//! no room for the volume's promise: a write to it needs another block. Which blocks are shared
-//! only the maps of all images could say; [`own`] is a bound from below that needs one stat of
-//! each (docs/adr/0017).
+//! Where images share blocks, a snapshot may have the blocks of a volume's image as well. Such
+//! blocks are not space for the volume's promise, because a write to them needs another block. Only
+//! the extent maps of all images would show which blocks are shared. [`own`] is a lower bound that
+//! needs one stat of each image (docs/adr/0017).
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -20,50 +21,51 @@ use crate::model::Allocation;
 use crate::model::size::image_bytes;
 use crate::record::{SnapshotRecord, VolumeRecord};
 
-/// Bytes promised to growths that are running.
+/// Bytes that are promised to growths in progress, by volume.
 pub(super) type Growing = HashMap<Uuid, u64>;
 
-/// What an image is, as far as sharing goes.
+/// The role of an image in the sharing of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
-    /// A volume that may share all it has with whatever has its lineage.
+    /// A volume that may share all its blocks with any image of its lineage.
     Volume,
-    /// A copy that isn't complete: it may share with its source, also with a thick one.
+    /// A copy that is not complete. It may share blocks with its source, even if that is thick.
     Filling,
-    /// A thick volume: all it has is its own, but for copies and snapshots that are being made.
+    /// A thick volume. It shares blocks only with copies and snapshots of it that are in progress.
     Thick,
-    /// A snapshot that was answered: what it shares with a thick volume was un-shared before.
+    /// A snapshot that was acknowledged. Blocks that it shared with a thick volume were un-shared
+    /// before.
     Snapshot,
-    /// One that is being made.
+    /// A snapshot in progress.
     Cutting,
 }
 
-/// One image.
+/// The blocks of one image.
 #[derive(Clone, Copy, Debug)]
 struct Held {
-    /// None where the record can't be read.
+    /// `None` if the record cannot be read.
     lineage: Option<Uuid>,
     role: Role,
-    /// Bytes of its blocks, shared or not.
+    /// Bytes of its blocks, including shared ones.
     blocks: u64,
 }
 
-/// An image before it's looked at.
+/// What is known of an image before its file is queried.
 struct Look {
     path: PathBuf,
-    /// Its length, where a record says it.
+    /// Its length, if a record states it.
     bytes: Option<u64>,
     lineage: Option<Uuid>,
     role: Role,
-    /// A copy or thick volume that is being made, or a thick one's snapshot: it takes blocks for
-    /// all of its length.
+    /// A copy or thick volume in progress, or a snapshot of a thick volume in progress: it will
+    /// have blocks for its whole length.
     to_be_filled: bool,
-    /// Of a snapshot whose cut is still to come: the volume whose blocks it gets.
+    /// For a snapshot whose cut is still to come: the volume whose blocks it will share.
     gets: Option<Uuid>,
 }
 
 impl FileBackend {
-    /// Room now.
+    /// Measures the space of the pool.
     pub(super) fn measure_room(&self) -> Result<PoolSpace> {
         let growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
         self.measure(&growing, true, None)
@@ -74,14 +76,14 @@ impl FileBackend {
         self.folder.host.space(root).context(|| self.measuring())
     }
 
-    /// Judges what takes room, and then has `taken` note it: one after another. Judges by what is
-    /// known without a look at every image, and looks only if that refuses: what images fill
-    /// already makes the room for promises larger, never smaller.
+    /// Decides whether an operation may take space, and then calls `taken` to record it, both under
+    /// one lock. It decides first without reading every image, and reads all of them only if that
+    /// refuses: blocks that images already have can only increase the space for promises.
     pub(super) fn admit(&self, admit: Admit<'_>, taken: impl FnOnce(&mut Growing)) -> Result<()> {
         self.admit_beside(None, admit, taken)
     }
 
-    /// The same beside a snapshot that is planned, which is judged as if its cut had been made.
+    /// Like [`FileBackend::admit`], for a planned snapshot, which is counted as if it had been cut.
     pub(super) fn admit_beside(
         &self,
         planned: Option<&SnapshotRecord>,
@@ -96,7 +98,7 @@ impl FileBackend {
         Ok(())
     }
 
-    /// Without `each`, no image whose record says its size is looked at.
+    /// Unless `each` is set, images whose length is in a record are not queried.
     fn measure(
         &self,
         growing: &Growing,
@@ -119,7 +121,7 @@ impl FileBackend {
             let image = self.look(&look, each)?;
             let blocks = image.map_or(0, |image| image.allocated);
             space.allocated += blocks;
-            // What can't be read is counted as long as its image is.
+            // A volume whose record cannot be read counts with the length of its image.
             let length = || image.map_or(0, |image| image.size);
             space.promised += look.bytes.unwrap_or_else(length);
             space.claimed += self.claim(&look, blocks);
@@ -172,8 +174,8 @@ impl FileBackend {
         }
     }
 
-    /// What an image that is being made will still take. Blocks that are there may be shared, and
-    /// then another is taken for each.
+    /// Bytes that an image in progress will still take. Existing blocks may be shared, and then
+    /// each needs another block.
     fn claim(&self, look: &Look, blocks: u64) -> u64 {
         let there = if self.shares_blocks { 0 } else { blocks };
         let bytes = look.bytes.filter(|_| look.to_be_filled).unwrap_or(0);
@@ -245,10 +247,10 @@ impl Look {
     }
 }
 
-/// Blocks of one lineage.
+/// The blocks of one lineage.
 #[derive(Default)]
 struct Family {
-    /// The largest of the images that may share.
+    /// The size of the largest image that may share blocks.
     largest: u64,
     filling: u64,
     thick: u64,
@@ -256,20 +258,20 @@ struct Family {
     cutting: u64,
 }
 
-/// Bytes of blocks, at least, that volumes have and no snapshot: each counted once, however many
-/// volumes have it. Images of two lineages share nothing. Those of one have at least the blocks
-/// of the largest, and its snapshots at most the sum of theirs; a thick volume shares only with
-/// what is being made of it.
+/// A lower bound of the bytes of blocks that volumes have and no snapshot has, each block counted
+/// once, even if several volumes have it. Images of two lineages share nothing. The images of one
+/// lineage have at least the blocks of the largest one, and its snapshots have at most the sum of
+/// theirs. A thick volume shares only with copies and snapshots of it that are in progress.
 fn own(held: &[Held]) -> u64 {
     let mut families: BTreeMap<Uuid, Family> = BTreeMap::new();
-    // Snapshots of nobody knows what: they may have anybody's blocks.
+    // Snapshots of unknown lineage: they may share blocks with any image.
     let mut unknown = 0;
     for image in held {
         let blocks = image.blocks;
         let Some(lineage) = image.lineage else {
             unknown += match image.role {
                 Role::Snapshot | Role::Cutting => blocks,
-                // May share with anybody; nothing is made of it.
+                // It may share blocks with any image, and nothing is being made from it.
                 Role::Volume | Role::Filling | Role::Thick => 0,
             };
             continue;

@@ -1,4 +1,4 @@
-//! A snapshot's image and record: made empty before the cut, which fills it.
+//! A snapshot's image and record. The image is created empty before the cut, which fills it.
 
 use super::FileBackend;
 use crate::backend::Admit;
@@ -8,7 +8,7 @@ use crate::model::size::image_bytes;
 use crate::record::SnapshotRecord;
 
 impl FileBackend {
-    /// Intent, then an image as long as its source's, without blocks.
+    /// Records the intent, then creates an image as long as that of the source, without blocks.
     pub(super) fn begin_snapshot(&self, record: &SnapshotRecord, admit: Admit<'_>) -> Result<()> {
         let uuid = record.uuid;
         let source = self.volumes.get(record.source)?;
@@ -28,7 +28,7 @@ impl FileBackend {
             let source = self.volumes.image(record.source);
             let path = self.snapshots.image(uuid);
             self.make_like(&path, &source)?;
-            // One whose growth failed is longer than its record says.
+            // An image whose growth failed is longer than its record says.
             let found = self
                 .folder
                 .stat(&source, doing)?
@@ -40,7 +40,7 @@ impl FileBackend {
             };
             self.folder.perform(image, doing)?;
             match record.copy {
-                // A copy that goes on after a crash wants its image.
+                // A copy that continues after a crash needs its image.
                 Some(_) => self.snapshots.sync(uuid),
                 None => Ok(()),
             }
@@ -48,7 +48,7 @@ impl FileBackend {
         self.snapshots.or_delete(uuid, made)
     }
 
-    /// The lineage is the backend's: it stays whatever the caller's record says.
+    /// The backend sets the lineage, so it stays whatever the caller's record contains.
     pub(super) fn rewrite_snapshot(&self, record: &SnapshotRecord) -> Result<()> {
         let before = self.snapshots.get(record.uuid)?;
         self.snapshots.update(&SnapshotRecord {

@@ -1,4 +1,4 @@
-//! The file backend on a simulated host: lives of volumes and snapshots, and the room they take.
+//! The file backend on a simulated host: life cycles of volumes and snapshots, and their space.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -94,7 +94,7 @@ fn progress() -> Option<CopyProgress> {
     })
 }
 
-/// A snapshot that is ready.
+/// Creates a snapshot that is ready.
 fn cut(backend: &FileBackend, n: u128, of: &VolumeRecord) -> SnapshotRecord {
     let mut record = snapshot(n, of);
     backend.prepare_snapshot(&record, &any).unwrap();
@@ -120,7 +120,7 @@ fn restored(backend: &FileBackend, n: u128, allocation: Allocation, from: Image)
     }
 }
 
-/// A restore or clone that is ready.
+/// Creates a restored volume or a clone that is ready.
 fn restore(backend: &FileBackend, record: &VolumeRecord, from: Image) -> VolumeRecord {
     backend.prepare(record, &any).unwrap();
     let copy = Image::Volume(record.uuid);
@@ -167,7 +167,7 @@ fn a_volume_goes_and_its_snapshots_and_restores_stay() {
     backend.delete_snapshot(cut.uuid).unwrap();
     assert_eq!(backend.count_snapshots(), 0);
     assert_eq!(backend.image_problem(&made).unwrap(), None);
-    // Of the first volume's blocks, though all between is gone.
+    // It shares blocks of the first volume, although everything in between is deleted.
     assert_eq!(made.lineage(), source.incarnation);
     drop(backend);
     let backend = open(&host.restart_process());
@@ -269,13 +269,13 @@ fn room_for_promises_shrinks_by_what_a_snapshot_holds() {
     let thin = backend.create(volume(2, Allocation::Thin), &any).unwrap();
     let room = |backend: &FileBackend| {
         let space = backend.space().unwrap();
-        // But for the blocks of records.
+        // Without the blocks of records.
         let whole = (space.available + space.own).next_multiple_of(MIB);
         (whole, space.promised, space.claimed)
     };
     let (whole, promised, _) = room(&backend);
     assert_eq!(promised, 2 * SIZE);
-    // From its intent on, a thick volume's snapshot counts in full.
+    // A snapshot of a thick volume counts with its full size from its intent on.
     let mut record = snapshot(3, &filled);
     backend.prepare_snapshot(&record, &any).unwrap();
     assert_eq!(room(&backend), (whole - SIZE, promised, SIZE));
@@ -332,7 +332,7 @@ fn a_pool_of_an_earlier_release_gets_its_directory_of_snapshots_durably() {
     host.perform(&Effect::RemoveDir { path: &folder }).unwrap();
     host.perform(&Effect::SyncDir { path: root }).unwrap();
     let source = backend.create(volume(1, Allocation::Thin), &any).unwrap();
-    // Made once before, and not durably.
+    // The directory was created before, but not durably.
     host.perform(&Effect::MakeDir { path: &folder }).unwrap();
     let made = cut(&backend, 2, &source);
     drop(backend);
@@ -370,7 +370,7 @@ fn what_a_delete_has_left_is_ended_without_a_repeat() {
         ..volume(1, Allocation::Thin)
     };
     let made = backend.create(wiped, &any).unwrap();
-    // The rename is done, and not durable.
+    // The rename succeeds, but is not durable.
     host.fail_effect(2, FaultMode::Before(Errno::EIO));
     let deleted = backend.delete(made.uuid);
     assert!(
@@ -412,7 +412,7 @@ fn many_deletes_tell_the_disk_once_also_after_a_crash() {
         log.iter().filter(|line| line.starts_with("trim")).count()
     };
     assert_eq!(told(), 0, "no delete waits for it");
-    // A crash, and a failure: it's still to be told.
+    // After a crash and a failure, the discard is still due.
     drop(backend);
     let backend = open(&host);
     host.fail_effect(1, FaultMode::Before(Errno::EIO));

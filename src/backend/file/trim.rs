@@ -1,7 +1,7 @@
-//! Telling the pool's disk which blocks are free, once for many deletes: a trim (FITRIM) goes
+//! Discards the free blocks of the pool's disk, once for many deletions: a trim (FITRIM) goes
 //! through all free blocks of the file system, under locks that writers need as well, and the file
-//! system does not remember what an earlier one has told. And the note of when the volumes were
-//! trimmed, which give their blocks to the pool.
+//! system does not remember which blocks an earlier trim has discarded. This module also records
+//! when the volumes were trimmed, which returns their free blocks to the pool.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,28 +12,27 @@ use super::folder::Folder;
 use crate::error::{ErrorContext, Result};
 use crate::host::Effect;
 
-/// In the trash: blocks were freed of which the disk has not been told yet. Earlier releases leave
-/// it alone.
+/// A file in the trash: blocks were freed that are not discarded yet. Earlier releases ignore it.
 const UNTOLD: &str = "untrimmed";
-/// In the trash: seconds since 1970, in digits. Earlier releases leave it alone, too.
+/// A file in the trash: seconds since 1970, in digits. Earlier releases ignore it, too.
 const TRIMMED: &str = "trimmed";
-/// From the begin of one trim to the next one.
+/// The minimum time from the start of one trim to the next one.
 const TRIM_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Of one pool: whether its disk has to be told, and when it was told last.
+/// Whether a pool needs a trim, and when the last one was.
 #[derive(Default)]
 pub(super) struct Untold(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// The mark is there, durably.
+    /// The file exists durably.
     marked: bool,
-    /// Images whose blocks were freed.
+    /// The number of images whose blocks were freed.
     freed: u64,
     last: Option<Instant>,
 }
 
-/// When the volumes of one pool were trimmed last, as far as this process knows.
+/// When the volumes of a pool were trimmed last, as far as this process knows.
 #[derive(Default)]
 pub(super) struct Trimmed(Mutex<Option<u64>>);
 
@@ -52,7 +51,7 @@ impl Folder {
         self.root.join(TRASH).join(UNTOLD)
     }
 
-    /// Finds what an earlier process has left to be told.
+    /// Reads whether an earlier process has left blocks to be discarded.
     pub(super) fn find_untold(&self) -> Result<()> {
         let mark = self.stat(&self.untold_mark(), || {
             "look up the marker for freed blocks".into()
@@ -61,8 +60,8 @@ impl Folder {
         Ok(())
     }
 
-    /// Marks durably that blocks were freed. Their image must be there until then: after a crash
-    /// it is what tells that they were to be discarded.
+    /// Records durably that blocks were freed. Their image must exist until then, because after a
+    /// crash its record is the only trace that its blocks were to be discarded.
     pub(super) fn mark_untold(&self) -> Result<()> {
         let mut state = self.untold.state();
         if !state.marked {
@@ -79,7 +78,8 @@ impl Folder {
         Ok(())
     }
 
-    /// Tells the disk, if blocks were freed since it was told, and that was not just now.
+    /// Runs a trim, if blocks were freed since the last one, and if that was not less than
+    /// [`TRIM_INTERVAL`] ago.
     pub(super) fn tell_disk(&self) -> Result<()> {
         let freed = {
             let mut state = self.untold.state();
@@ -95,7 +95,8 @@ impl Folder {
             format!("discard the free blocks of pool {}", self.path.display())
         })?;
         let mut state = self.untold.state();
-        // What was freed meanwhile may have been missed: it is told by the next one.
+        // The trim may have missed blocks that were freed while it ran. The next trim discards
+        // them.
         if state.freed == freed {
             let path = self.untold_mark();
             self.perform(Effect::RemoveFile { path: &path }, || {
@@ -106,7 +107,7 @@ impl Folder {
         Ok(())
     }
 
-    /// A note that is damaged is none: then they are trimmed once too often.
+    /// A damaged file counts as none, so that the volumes are trimmed once more than needed.
     pub(super) fn trimmed(&self) -> Result<Option<u64>> {
         let mut known = self.last_trim();
         if known.is_none() {
@@ -118,7 +119,7 @@ impl Folder {
         Ok(*known)
     }
 
-    /// This process knows it also where the disk has no room for the note.
+    /// The time stays in memory even if the disk has no space for the file.
     pub(super) fn note_trimmed(&self, at: u64) -> Result<()> {
         *self.last_trim() = Some(at);
         let doing = || "record the time of the last trim".to_string();

@@ -1,8 +1,8 @@
-//! What calls have left that failed or were cut off, ended without another call: not every caller
-//! comes again, and a final answer may have been given before the clean-up.
+//! Cleans up in the background what failed or interrupted calls have left: not every caller repeats
+//! its call, and a call may have returned a final error before its cleanup was done.
 //!
-//! Nothing is remembered of it: the disk is read, under the lock of the operation that may still be
-//! at work. What can't be read there is never touched.
+//! Leftovers are not kept in memory. The disk is read, under the lock of the operation that may
+//! still be in progress. What cannot be read there is never changed.
 
 use std::collections::BTreeSet;
 
@@ -13,13 +13,14 @@ use crate::operation::lock::{Key, LockGuard};
 use crate::operation::{Driver, Pool};
 
 impl Driver {
-    /// Pools that are served now.
+    /// The pools that are served now.
     pub fn served(&self) -> Vec<PoolId> {
         self.serving().iter().map(|pool| pool.id()).collect()
     }
 
-    /// Ends what calls have left on a pool, but for what is wiped ([`Driver::wipe`]) and members of
-    /// groups ([`Driver::resolve_groups`]). Waits for no lock, and only for this pool's disk.
+    /// Cleans up what calls have left on a pool, except for what is to be overwritten
+    /// ([`Driver::wipe`]) and members of groups ([`Driver::resolve_groups`]). Waits for no lock,
+    /// and for no disk but that of this pool.
     pub fn clean(&self, pool: PoolId) {
         if let Ok(Some(pool)) = self.pool(pool) {
             self.clean_up_inline(&pool);
@@ -27,8 +28,8 @@ impl Driver {
         }
     }
 
-    /// Ends what calls have left on a pool and is to be overwritten: one after the other, which takes
-    /// as long as the wipes.
+    /// Cleans up what calls have left on a pool and is to be overwritten, one after the other,
+    /// which takes as long as the wipes.
     pub fn wipe(&self, pool: PoolId) {
         if let Ok(Some(pool)) = self.pool(pool) {
             self.clean_up_leftovers(&pool, true);
@@ -75,7 +76,7 @@ impl Driver {
                     tracing::info!(pool = %name, %leftover, "cleaned up after an interrupted call");
                 }
                 Ok(false) => {}
-                // Its first failure was logged as an error, and a broken disk fails every time.
+                // The first failure was logged as an error, and a broken disk fails every time.
                 Err(error) => {
                     tracing::debug!(pool = %name, %leftover, error = %chain(&error), "failed to clean up after an interrupted call");
                 }
@@ -91,7 +92,7 @@ impl Driver {
             Leftover::Snapshot(uuid) | Leftover::Copy(Image::Snapshot(uuid)) => {
                 vec![Key::Snapshot(*uuid)]
             }
-            // The name doesn't say which of the two it was.
+            // The name does not show whether it was a volume or a snapshot.
             Leftover::Trash { uuid, .. } => vec![Key::Volume(*uuid), Key::Snapshot(*uuid)],
         };
         keys.into_iter()
@@ -99,7 +100,7 @@ impl Driver {
             .collect()
     }
 
-    /// Tells a pool's disk what `wipe: discard` has freed.
+    /// Discards the blocks that deletions with `wipe: discard` have freed on a pool.
     pub fn tell_disk(&self, pool: PoolId) {
         if let Ok(Some(pool)) = self.pool(pool)
             && let Err(error) = pool.backend.tell_disk()
@@ -108,8 +109,8 @@ impl Driver {
         }
     }
 
-    /// Settles what has been left of groups that have members on a pool, one group after another.
-    /// Groups that are being made are left alone, and those that another node decides about.
+    /// Resolves the groups that have members on a pool and are in doubt, one after the other. Skips
+    /// groups that are being created, and groups whose coordinating member is on another node.
     pub fn resolve_groups(&self, pool: PoolId) {
         if let Ok(Some(pool)) = self.pool(pool) {
             self.settle_groups_of(&pool);

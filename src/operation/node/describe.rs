@@ -1,4 +1,5 @@
-//! What the router asks beside CSI: what this node has, and what a name has become on it.
+//! Answers the router's queries that are not part of CSI: the state of this node, and which ID a
+//! name has on it.
 
 use uuid::Uuid;
 
@@ -8,49 +9,50 @@ use crate::model::{HomeId, PoolId, VolumeId};
 use crate::operation::lock::Key;
 use crate::operation::{Driver, NotGrown, PoolStatus, ServingState};
 
-/// What this node has.
+/// The state of this node.
 #[derive(Clone, Debug)]
 pub struct Description {
-    /// The topology value of its volumes, or why there is none.
+    /// The topology value of its volumes, or the reason why it has none.
     pub home: std::result::Result<HomeId, String>,
     /// Each configured pool.
     pub pools: Vec<PoolStatus>,
-    /// Pools that it had: their ids lead nowhere, for good.
+    /// Pools that were removed with `slackwater pool forget`. Their IDs are never valid again.
     pub forgotten: Vec<Forgotten>,
-    /// What is missing on this host, with the fix.
+    /// Features that are missing on this host, with the remedy.
     pub missing: Vec<String>,
-    /// Groups with members that nobody has committed or undone, and that nothing running is about.
+    /// Groups with members that are neither committed nor aborted, and for which no operation is
+    /// running.
     pub unsettled_groups: Vec<Uuid>,
-    /// The same that something running is about.
+    /// The same kind of groups, with an operation in progress.
     pub busy_groups: Vec<Uuid>,
-    /// Whether a freeze could begin.
+    /// Whether the freeze guard answers or can be started.
     pub guard: bool,
     /// Volumes in use whose file system is smaller than it should be.
     pub not_grown: Vec<NotGrown>,
 }
 
-/// A pool that `pool forget` ended.
+/// A pool that was removed with `slackwater pool forget`.
 #[derive(Clone, Debug)]
 pub struct Forgotten {
-    /// Its id.
+    /// Its ID.
     pub id: PoolId,
     /// Its name in the configuration.
     pub name: String,
-    /// Where it was.
+    /// Its place.
     pub place: String,
 }
 
-/// What a name is looked up as.
+/// The kind of object that a name is looked up for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Named {
-    /// CreateVolume's, with the pool that its class names.
+    /// The name in a CreateVolume request, with the pool that its storage class names.
     Volume(Option<String>),
-    /// CreateSnapshot's.
+    /// The name in a CreateSnapshot request.
     Snapshot,
 }
 
 impl Driver {
-    /// Everything a router wants to know of this node. Blocks; changes nothing.
+    /// The state of this node for a router. It blocks, and changes nothing.
     pub fn describe(&self) -> Description {
         let record = self.node_record().clone();
         let forgotten = record.forgotten.into_iter().map(|(id, known)| Forgotten {
@@ -73,9 +75,10 @@ impl Driver {
         }
     }
 
-    /// What a name has become on this node, half-made ones included: whoever goes on with it must
-    /// come here. While an operation on the name runs it's "pending". Where nothing is found, a
-    /// pool that isn't served and could have it is an error.
+    /// The ID that a name has on this node, also if its object is incomplete: only this node can
+    /// continue such a creation. While an operation on the name is running, the error is
+    /// [`Error::Pending`]. If nothing is found while a pool that could have the name is not served,
+    /// that is an error.
     pub fn find_named(&self, named: &Named, name: &str) -> Result<Option<VolumeId>> {
         let (key, kind) = match named {
             Named::Volume(_) => (Key::Name(name.to_string()), NameKind::Volume),

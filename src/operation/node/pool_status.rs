@@ -23,9 +23,9 @@ pub struct PoolStatus {
     pub name: String,
     /// "file:/path".
     pub place: String,
-    /// Its id, if it's known.
+    /// Its ID, if it is known.
     pub id: Option<PoolId>,
-    /// Why it isn't served; `None` if it is.
+    /// Why it is not served; `None` if it is.
     pub refusal: Option<String>,
     /// Space, if the pool is served and its space could be read.
     pub space: Option<PoolSpace>,
@@ -35,13 +35,13 @@ pub struct PoolStatus {
     pub volumes: u64,
     /// Number of snapshots.
     pub snapshots: u64,
-    /// Number of records of volumes and snapshots that can't be read.
+    /// Number of records of volumes and snapshots that cannot be read.
     pub damaged: u64,
-    /// What it lies on, if it's served.
+    /// The file system below it, if it is served.
     pub ground: Option<PoolGround>,
     /// Whether its images can share blocks.
     pub shares_blocks: bool,
-    /// Its definition says that it may be in any folder.
+    /// Whether its definition allows any folder.
     pub any_mount: bool,
     /// Published volumes whose devices were changed by their users.
     pub changed: Vec<crate::operation::ChangedDevice>,

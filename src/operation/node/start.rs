@@ -1,8 +1,10 @@
-//! Start: whose pools are these, which are served, and what did a crash leave?
+//! The start of the driver: determines whose pools these are and which of them are served, and
+//! cleans up what a crash left.
 //!
-//! A pool is made by an explicit act only, and a blank folder may be a disk that isn't mounted.
-//! So a blank path where the node record knows a pool is never made a pool; it is looked at
-//! again while the other pools serve. A pool of another home waits for `pool adopt`.
+//! A pool is created only by an explicit action, and an empty folder may be the mount point of a
+//! disk that is not mounted. So no pool is created at an empty path at which the node record has a
+//! pool. The driver checks that path again while the other pools are served. A pool of another home
+//! waits for `slackwater pool adopt`.
 
 use std::collections::BTreeSet;
 use std::path::Path;

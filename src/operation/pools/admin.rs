@@ -1,7 +1,8 @@
-//! Acts of an administrator on pools: init, adopt, forget, list.
+//! The actions of an administrator on pools: init, adopt, forget, list.
 //!
-//! They run beside a driver, not through it: the pool's lock keeps them from a pool that is
-//! served, and the driver finds their result when it looks again. Each can be repeated.
+//! They run in a process of their own, next to the driver: the pool's lock keeps them from changing
+//! a pool that is served, and the driver's next refresh finds their result. Each action can be
+//! repeated.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -18,28 +19,28 @@ use crate::model::{HomeId, MountRule, PoolDefinition, PoolId, PoolPlace};
 use crate::record::node::KnownPool;
 use crate::record::{self, NodeRecord, PoolRecord};
 
-/// What [`init`] did.
+/// The result of [`init`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Made {
     /// The pool.
     pub pool: PoolRecord,
     /// False if it was a pool of this machine already.
     pub changed: bool,
-    /// What to know about its ground.
+    /// Warnings about the file system below it.
     pub warnings: Vec<String>,
 }
 
-/// What [`adopt`] did.
+/// The result of [`adopt`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Adopted {
-    /// The pool, with its home now.
+    /// The pool with its new home.
     pub pool: PoolRecord,
-    /// Its home before, if it was another.
+    /// Its previous home, if that was another one.
     pub from: Option<HomeId>,
 }
 
-/// Makes a pool. A path where the node record knows a pool that isn't there is refused: an
-/// unmounted disk looks like an empty folder.
+/// Creates a pool. A path at which the node record has a pool that is missing is refused, because
+/// the mount point of an unmounted disk looks like an empty folder.
 pub fn init(host: &dyn Host, node_record: &Path, pool: &PoolDefinition) -> Result<Made> {
     let node = load_node(host, node_record)?;
     let outer = file_folder(pool)?;
@@ -108,8 +109,8 @@ fn init_inside(
     })
 }
 
-/// Lets a pool belong to this machine. `others` are further pools of it, for its home where the
-/// node record has none yet.
+/// Makes a pool belong to this machine. If the node record has no home yet, the home is taken from
+/// `others`, which are further pools of this machine.
 pub fn adopt(
     host: &dyn Host,
     node_record: &Path,
@@ -130,7 +131,7 @@ pub fn adopt(
     adopted
 }
 
-/// What [`adopt`] would do, and nothing of it.
+/// Returns what [`adopt`] would do, without changing anything.
 pub fn would_adopt(
     host: &dyn Host,
     node_record: &Path,
@@ -144,7 +145,7 @@ pub fn would_adopt(
     adopted.map(|(adopted, _lock)| adopted)
 }
 
-/// What is to be written down, and the pool's lock if that is another home.
+/// The result to be recorded, and the pool's lock if the home changes.
 fn adoption(
     host: &dyn Host,
     node: &NodeRecord,
@@ -172,7 +173,8 @@ fn adoption(
         .collect();
     let home = match node.home {
         Some(home) => home,
-        // Where its other pools disagree, too, the first of them decides, and the rest are adopted.
+        // If its other pools have several homes, the first one is used, and the other pools are
+        // adopted.
         None => homes(host, node, &others)?
             .first()
             .copied()
@@ -184,7 +186,8 @@ fn adoption(
     Ok((Adopted { pool: record, from }, lock))
 }
 
-/// Gives up a pool by name or id. One that is there is refused: it would come back by itself.
+/// Forgets a pool, given by its name or ID. A pool that is present is refused, because the driver
+/// would serve it again.
 pub fn forget(host: &dyn Host, node_record: &Path, which: &str) -> Result<(PoolId, KnownPool)> {
     let mut node = load_node(host, node_record)?;
     let matching: Vec<PoolId> = node
@@ -232,7 +235,7 @@ pub fn forget(host: &dyn Host, node_record: &Path, which: &str) -> Result<(PoolI
         };
         match image::look_through(host, &path)? {
             (_, Probe::Pool(found)) if found.id == id => return refuse("the pool is present"),
-            // Whose it is, is told once it's mounted.
+            // It is not known which pool is on an image before the image is mounted.
             (_, Probe::Image(_)) => {
                 return refuse("there is an image of a pool that is not mounted here");
             }
@@ -245,7 +248,7 @@ pub fn forget(host: &dyn Host, node_record: &Path, which: &str) -> Result<(PoolI
     Ok((id, known))
 }
 
-/// The refusal of a pool that came from another machine.
+/// The error for a pool of another machine.
 pub fn other_home(pool: &PoolDefinition, record: &PoolRecord, home: HomeId) -> Error {
     Error::refused(
         format!("pool {}", pool.name),
@@ -257,7 +260,8 @@ pub fn other_home(pool: &PoolDefinition, record: &PoolRecord, home: HomeId) -> E
     )
 }
 
-/// Homes of the pools that can be read now, each once, in the order given, known ones last.
+/// The homes of the pools that can be read now, each once: those of `pools` in their order, then
+/// those of the node record.
 fn homes(host: &dyn Host, node: &NodeRecord, pools: &[PoolDefinition]) -> Result<Vec<HomeId>> {
     let known = node
         .pools
@@ -277,7 +281,7 @@ fn homes(host: &dyn Host, node: &NodeRecord, pools: &[PoolDefinition]) -> Result
     Ok(homes)
 }
 
-/// The machine's home: the node record's, else that of its pools; `None` where it has neither.
+/// The machine's home, from the node record or else from its pools; `None` if neither has one.
 fn machine_home(
     host: &dyn Host,
     node: &NodeRecord,
@@ -296,7 +300,7 @@ fn machine_home(
     }
 }
 
-/// The pool's lock, until it's dropped.
+/// Takes the pool's lock, which is released when the result is dropped.
 fn lock(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Result<Kept> {
     let lock = host
         .try_lock_file(&path.join(LOCK_FILE))
@@ -309,7 +313,7 @@ fn lock(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Result<Kept> {
     })
 }
 
-/// Writes down that this machine has the pool, if that isn't written already.
+/// Records that this machine has the pool, unless the record says so already.
 fn remember(
     host: &dyn Host,
     node_record: &Path,

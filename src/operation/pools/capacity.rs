@@ -1,8 +1,8 @@
-//! How much may still be promised.
+//! How many bytes may still be promised.
 //!
-//! What the pool's file system has left, and what volumes already fill and no snapshot holds, is
-//! the room for promises; sizes of volumes are promises. With overcommit 1 every promise can be kept, whatever else
-//! lies on the same file system.
+//! The sizes of volumes are promises. The space for promises is the free space of the pool's file
+//! system, plus the blocks that volumes have and no snapshot has. With overcommit 1 every promise
+//! can be kept, whatever else uses the same file system.
 
 use crate::backend::PoolSpace;
 use crate::error::{Error, Result, chain};
@@ -11,23 +11,25 @@ use crate::model::{Allocation, Capability, SnapshotRoom};
 use crate::operation::{AskCapacity, Capacity, Driver, Pool};
 use crate::record::SnapshotRecord;
 
-/// Kept back for the pool's own metadata: maps of images, records, logs. 1/64 of a pool is what
-/// an xfs with all images fully fragmented into 64 KiB extents needs at 16 bytes each, 60 times.
+/// The share that is reserved for the pool's own metadata: extent maps of images, records, logs. An
+/// xfs whose images are all fully fragmented into extents of 64 KiB needs 16 bytes for each extent;
+/// 1/64 of the pool is more than 60 times that.
 const HEADROOM_SHARE: u64 = 64;
-/// And at least this much: a small pool's log and directories.
+/// The minimum of the reserve in bytes: the log and the directories of a small pool.
 const HEADROOM_LEAST: u64 = 8 * MIB;
 
-/// Bytes that are kept back on a file system of this size.
+/// Bytes that stay reserved on a file system of this size.
 pub(in crate::operation) fn headroom(total: u64) -> u64 {
     (total / HEADROOM_SHARE).max(HEADROOM_LEAST)
 }
 
-/// Where the machine itself lives on the file system, one part in so many stays free of new volumes
-/// and growth: kubelets evict pods from a disk with less than 10 or 15 % left. What is made of
-/// volumes that are there is bound by the head-room alone, so that a backup is still possible.
+/// If the machine's own files are on the file system, new volumes and growth leave one fifth of it
+/// free: the kubelet evicts pods from a disk with less than 10 or 15 % of free space. Copies and
+/// snapshots of existing volumes are limited only by the reserve for metadata, so that a backup is
+/// still possible.
 const MACHINE_SHARE: u64 = 5;
 
-/// Bytes that are kept for the machine on its own file system of this size.
+/// Bytes that stay free for the machine on its own file system of this size.
 pub(in crate::operation) fn machine_reserve(total: u64) -> u64 {
     total.div_ceil(MACHINE_SHARE)
 }
@@ -41,25 +43,26 @@ pub(in crate::operation) fn kept_for_new(pool: &Pool, space: &PoolSpace) -> u64 
     }
 }
 
-/// Bytes that may be promised in all, with so many kept free.
+/// Bytes that may be promised in total, with `kept` bytes left free.
 fn promises(space: &PoolSpace, overcommit: f64, kept: u64) -> u64 {
     let room = space.available.saturating_add(space.own);
     (room.saturating_sub(kept) as f64 * overcommit) as u64
 }
 
-/// Bytes that may still be promised, with so many kept free: whole grains, so that what is answered
-/// can be asked for.
+/// Bytes that may still be promised, with `kept` bytes left free. Rounded down to whole grains, so
+/// that a volume of this size can be created.
 pub(in crate::operation) fn promisable(space: &PoolSpace, overcommit: f64, kept: u64) -> u64 {
     promises(space, overcommit, kept).saturating_sub(space.promised) / GRAIN * GRAIN
 }
 
-/// Bytes that can really be reserved now, beside what is being made and with so many kept free.
+/// Bytes that can be reserved now, apart from what operations in progress will fill and with `kept`
+/// bytes left free.
 fn reservable(space: &PoolSpace, kept: u64) -> u64 {
     let taken = kept.saturating_add(space.claimed);
     space.available.saturating_sub(taken) / GRAIN * GRAIN
 }
 
-/// What a volume of this allocation could have, with so many bytes kept free.
+/// The maximum size of a volume of this allocation, with `kept` bytes left free.
 fn available(pool: &Pool, space: &PoolSpace, allocation: Allocation, kept: u64) -> u64 {
     let promisable = promisable(space, pool.definition.overcommit, kept);
     match allocation {
@@ -68,7 +71,7 @@ fn available(pool: &Pool, space: &PoolSpace, allocation: Allocation, kept: u64) 
     }
 }
 
-/// Judges a new volume, or the growth of one that had so many bytes.
+/// Checks the space for a new volume, or for the growth of a volume that had `had` bytes.
 pub(in crate::operation) fn admit(
     pool: &Pool,
     space: &PoolSpace,
@@ -81,7 +84,7 @@ pub(in crate::operation) fn admit(
     judge(pool, more, available(pool, space, allocation, kept))
 }
 
-/// Judges a volume that is made of another, or of a snapshot.
+/// Checks the space for a volume that is created from another one or from a snapshot.
 pub(in crate::operation) fn admit_copy(
     pool: &Pool,
     space: &PoolSpace,
@@ -104,9 +107,10 @@ fn judge(pool: &Pool, required: u64, available: u64) -> Result<()> {
     })
 }
 
-/// Judges a snapshot. A thin volume's shares its blocks, and needs room only for what is written
-/// back at the cut and for the maps; a thick one's gets blocks of its own afterwards, and so
-/// does a copy: these need their full size now.
+/// Checks the space for a snapshot. A snapshot of a thin volume shares its blocks, and needs space
+/// only for data that is written back at the cut and for extent maps. A snapshot of a thick volume
+/// gets blocks of its own afterwards, and a full copy has blocks of its own: both need their full
+/// size now.
 pub(in crate::operation) fn admit_snapshot(
     pool: &Pool,
     space: &PoolSpace,
@@ -122,8 +126,8 @@ pub(in crate::operation) fn admit_snapshot(
     check_promises(pool, space)
 }
 
-/// That all volumes can still be written in full beside the snapshots that are there or being made,
-/// where the pool keeps that room for them (docs/adr/0031).
+/// Checks that all volumes can still be written completely next to the existing snapshots and those
+/// in progress, if the pool reserves that space for them (docs/adr/0031).
 pub(in crate::operation) fn check_promises(pool: &Pool, space: &PoolSpace) -> Result<()> {
     let room = promises(space, pool.definition.overcommit, headroom(space.total));
     if pool.snapshots() == SnapshotRoom::BestEffort || space.promised <= room {
@@ -136,7 +140,7 @@ pub(in crate::operation) fn check_promises(pool: &Pool, space: &PoolSpace) -> Re
     })
 }
 
-/// That a pool still has its head-room, by one look at its disk.
+/// Checks with one query that a pool still has its reserve for metadata.
 pub(in crate::operation) fn check_headroom(pool: &Pool) -> Result<()> {
     let space = pool.backend.disk()?;
     let required = headroom(space.total);
@@ -150,7 +154,7 @@ pub(in crate::operation) fn check_headroom(pool: &Pool) -> Result<()> {
     })
 }
 
-/// The least size that mkfs takes for these capabilities.
+/// The minimum size for which mkfs works with these capabilities.
 pub(in crate::operation) fn minimum_size(capabilities: &[Capability]) -> u64 {
     let each = capabilities.iter().map(|capability| {
         capability
@@ -162,7 +166,8 @@ pub(in crate::operation) fn minimum_size(capabilities: &[Capability]) -> u64 {
 }
 
 impl Driver {
-    /// GetCapacity. What can't be reached has 0, at once; so has what would be refused.
+    /// Answers GetCapacity. A pool that cannot be reached has a capacity of 0, without a delay, and
+    /// so has a request that would be refused.
     pub fn capacity(&self, request: &AskCapacity) -> Result<Capacity> {
         let minimum = minimum_size(&request.capabilities);
         let nothing = Capacity {
@@ -203,7 +208,7 @@ impl Driver {
 }
 
 impl Pool {
-    /// Bytes that may still be promised, at this overcommit.
+    /// Bytes that may still be promised with the overcommit of this pool.
     pub fn promisable(&self, space: &PoolSpace) -> u64 {
         let kept = super::capacity::kept_for_new(self, space);
         super::capacity::promisable(space, self.definition.overcommit, kept)

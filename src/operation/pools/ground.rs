@@ -1,4 +1,5 @@
-//! What a pool's folder is part of: the mount that shows it, and whether the machine lives there.
+//! The file system below a pool's folder: the mount that shows it, and whether the machine's own
+//! files are on it.
 
 use std::path::{Path, PathBuf};
 
@@ -6,22 +7,22 @@ use crate::error::{Error, ErrorContext, Result};
 use crate::host::{FolderMount, Host};
 use crate::model::{MountRule, PoolDefinition, PoolPlace};
 
-/// The ground of a pool, as it was when the pool was opened.
+/// The file system below a pool, as it was when the pool was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolGround {
-    /// Name of the file system that has the pool's images.
+    /// The type of the file system that has the pool's images.
     pub file_system: String,
-    /// What is mounted at the pool's folder, or around it, as findmnt has it: `/dev/sdb1`, or
+    /// The mount at the pool's folder or above it, in the notation of findmnt: `/dev/sdb1`, or
     /// `/dev/sda2[/srv/pool]` for a part of a file system.
     pub mount: String,
     /// Why the folder is not the root of a file system that is mounted there; `None` if it is.
     pub without_mount: Option<String>,
-    /// Its images lie on a file system on which the machine itself lives.
+    /// The machine's own files are on the file system that has the pool's images.
     pub of_machine: bool,
 }
 
 impl PoolGround {
-    /// Of the folder of a definition, and of the one within its image if it has one.
+    /// Reads it for the folder of a definition, and for the folder within its image if it has one.
     pub(in crate::operation) fn of(
         host: &dyn Host,
         definition: &PoolDefinition,
@@ -70,8 +71,8 @@ pub fn without_mount(host: &dyn Host, folder: &Path) -> Result<Option<String>> {
     }
 }
 
-/// Refuses to make a pool in a folder in which a disk may be missing, unless the definition says
-/// that any folder will do.
+/// Refuses to create a pool in a folder whose disk may be missing, unless the definition allows any
+/// folder.
 pub(in crate::operation) fn check_mount(
     host: &dyn Host,
     pool: &PoolDefinition,
@@ -91,8 +92,8 @@ pub(in crate::operation) fn check_mount(
     }
 }
 
-/// Folders of the file systems on which the machine lives. In a container the root is the
-/// container's own: there the node's record stands for it.
+/// Folders on the file systems that have the machine's own files. In a container, `/` is the file
+/// system of the container, so the folder of the node record is used as well.
 pub(in crate::operation) fn machine_folders(
     node_record: &Path,
     allowed: &[PathBuf],
@@ -103,7 +104,7 @@ pub(in crate::operation) fn machine_folders(
     own.into_iter().chain(allowed.iter().cloned()).collect()
 }
 
-/// Whether a file system has one of these folders, or will have it.
+/// Whether one of these folders is on a file system, or will be when it is created.
 pub(in crate::operation) fn is_of_machine(
     host: &dyn Host,
     device: u64,

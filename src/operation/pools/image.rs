@@ -1,17 +1,18 @@
-//! A pool on an image: where a folder's file system can't share blocks (ext4), the pool is one
-//! fully reserved xfs in the folder, on a loop device of its own (`image=SIZE`).
+//! A pool on an image. Where a folder's file system cannot share blocks (ext4), the pool is a fully
+//! reserved xfs in a file in the folder, on a loop device of its own (`image=SIZE`).
 //!
-//! In the folder lie `image.json` (the record), `pool.img`, `lock`, and `mounted/`, where the xfs
-//! is mounted: everything else takes that for the pool's folder. Whoever opens an image holds its
-//! lock. Each step is found done or is done again, so that a crash at any of them is ended by the
-//! next opening:
+//! The folder contains `image.json` (the record), `pool.img`, `lock`, and `mounted/`, where the xfs
+//! is mounted and which the rest of the driver uses as the pool's folder. A process that opens an
+//! image holds its lock. Each step checks whether it was done before, so the next opening completes
+//! what a crash interrupted:
 //!
-//! - the record says "begun" before there is a file, and "complete" after mkfs: an image that was
-//!   complete is never given to mkfs again;
-//! - the loop device is found by device and inode of the file, also when its mount was in a
-//!   namespace that is gone (the volumes' devices keep the super block alive, and mounting the
-//!   same device shows the same super block), and there is never a second one;
-//! - the loop device goes with its last mount, so that a crash leaves none.
+//! - The record says "begun" before the file exists, and "complete" after mkfs. mkfs never runs
+//!   again on an image that was complete.
+//! - The loop device is found by the device and inode number of the file, also if it was mounted in
+//!   a mount namespace that is gone. The volumes' devices keep the superblock of the xfs in use,
+//!   and mounting the same device again gives the same superblock. An image never has a second loop
+//!   device.
+//! - The kernel detaches the loop device after its last unmount, so a crash leaves none.
 
 mod opening;
 
@@ -30,26 +31,26 @@ use opening::Opening;
 
 //::identify;
 
-/// Name of the image.
+/// The name of the image.
 pub const IMAGE_FILE: &str = "pool.img";
-/// Name of the folder at which it's mounted.
+/// The name of the folder at which it is mounted.
 pub const MOUNT_POINT: &str = "mounted";
 
-/// An image that is mounted, locked by us for as long as this lives.
+/// An image that is mounted, and locked by this process while this value exists.
 #[derive(Debug)]
 pub struct OpenImage {
     /// The pool's folder, within the image.
     pub folder: PathBuf,
     /// Its loop device.
     pub device: Device,
-    /// What to know: a size that isn't served, and why.
+    /// Warnings, such as a configured size that the image does not have, and the reason.
     pub warnings: Vec<String>,
-    /// Of the outer folder.
+    /// The lock of the outer folder.
     _lock: Kept,
 }
 
-/// Whether a definition and what lies at its path go together: one with `image=` and one without
-/// would each take the other's folder for something else.
+/// Checks that a definition fits what is at its path. A definition with `image=` would misread the
+/// folder of one without it, and the reverse.
 pub fn check_kind(pool: &PoolDefinition, found: &Probe) -> Result<()> {
     let refuse = |reason: String| Err(Error::refused(format!("pool {}", pool.name), reason));
     match (pool.image, found) {
@@ -89,17 +90,17 @@ pub fn look_through(host: &dyn Host, path: &Path) -> Result<(PathBuf, Probe)> {
     Ok((path.to_path_buf(), found))
 }
 
-/// Opens the image in a pool's folder, which exists: makes it if there is none (the caller knows
-/// that one may be made), ends what a crash left, grows it to what the definition says, and
-/// mounts it. Waits for its lock as long as `patience`. `machine` are folders of the machine's own file
-/// systems, of which more stays free.
+/// Opens the image in a pool's folder, which exists. Creates the image if there is none (the caller
+/// has checked that it may be created), completes what a crash interrupted, grows the image to the
+/// size in the definition, and mounts it. Waits for its lock for `patience`. `machine` are folders
+/// on the file systems that have the machine's own files, on which more space stays free.
 ///
 /// # Errors
 ///
-/// [`Error::Refused`] where it can't be made; [`Error::Locked`] while another process has it;
-/// [`Error::Busy`] while a
-/// stranger holds image, device or mount point; [`Error::Damaged`] if the image isn't what its
-/// record says; a failure of the host. None of them loses or formats anything.
+/// [`Error::Refused`] if the image cannot be created; [`Error::Locked`] while another process has
+/// it; [`Error::Busy`] while a foreign process or mount uses the image, its device or its mount
+/// point; [`Error::Damaged`] if the image is not what its record says; a failure of the host. No
+/// error loses data or formats anything.
 pub fn open(
     host: &dyn Host,
     pool: &PoolDefinition,
@@ -164,19 +165,19 @@ pub fn open(
     })
 }
 
-/// A pool's folder as an administrator's act finds it.
+/// A pool's folder, for the action of an administrator.
 #[derive(Debug)]
 pub struct Inside {
-    /// Where the pool is, or is to be made.
+    /// The folder that contains the pool or in which it is to be created.
     pub folder: PathBuf,
-    /// What lies there.
+    /// What was found there.
     pub found: Probe,
-    /// The image, if it was opened for the act.
+    /// The image, if it was opened for this action.
     image: Option<OpenImage>,
 }
 
 impl Inside {
-    /// What to know of the image and its ground.
+    /// Warnings about the image and the file system below it.
     pub fn warnings(&self, host: &dyn Host, pool: &PoolDefinition) -> Result<Vec<String>> {
         if pool.image.is_none() {
             return Ok(Vec::new());
@@ -187,8 +188,8 @@ impl Inside {
         Ok(warnings)
     }
 
-    /// The act is done: what it has mounted is unmounted. What can't be is found by the next who
-    /// needs it.
+    /// Ends the action: unmounts what it has mounted. The next user of an image finds it mounted if
+    /// this fails.
     pub fn leave(self, host: &dyn Host, pool: &PoolDefinition) {
         if let Some(image) = self.image
             && let Err(error) = close(host, image)
@@ -198,8 +199,9 @@ impl Inside {
     }
 }
 
-/// Looks into a pool's folder for an act. An image is opened if it isn't mounted here, and with
-/// `make` it's made, unless the node record misses a pool there. `machine`: see [`open`].
+/// Examines a pool's folder for an action. An image is opened if it is not mounted here. With
+/// `make` it is created, unless the node record has a pool there that is missing. For `machine` see
+/// [`open`].
 pub fn enter(
     host: &dyn Host,
     node: &NodeRecord,
@@ -238,14 +240,15 @@ pub fn enter(
     })
 }
 
-/// Unmounts an image that no volume uses; nothing of the pool may be open any more. One that is
-/// used stays as it is, and is found by the next start. `true` if it's gone.
+/// Unmounts an image that no volume uses. No file of the pool may be open any more. An image that
+/// is in use stays mounted, and the next start finds it. Returns whether it was unmounted.
 pub fn close(host: &dyn Host, image: OpenImage) -> Result<bool> {
     let is_image = |name: &Path| name.ends_with(crate::backend::file::IMAGE);
     let loops = host.loop_devices(&is_image);
     let mut asked = loops.context(|| "list loop devices".into())?.into_iter();
     let alive = host.stat(&image.folder).is_ok();
-    // One that can't be asked may be on it, unless it is dead and the image is not.
+    // A device whose status cannot be read may be on this image, unless the device is dead and the
+    // image is not.
     let is_on_it = |found: LoopDevice| match found.status {
         Ok(status) => status.backing.device == image.device.rdev,
         Err(error) => !(alive && error.is_dead_disk()),
@@ -266,8 +269,8 @@ pub fn close(host: &dyn Host, image: OpenImage) -> Result<bool> {
     Ok(true)
 }
 
-/// Unmounts an image whose file system is dead, by itself or with the disk beneath: it can only be
-/// mounted anew, once no volume's device stands on it.
+/// Unmounts an image whose file system is dead, either alone or together with the disk below it. It
+/// can only be mounted again after all devices of its volumes are detached.
 pub(in crate::operation) fn leave_dead(
     host: &dyn Host,
     pool: &PoolDefinition,
@@ -306,7 +309,7 @@ fn on(host: &dyn Host, path: &Path) -> Result<Option<(FileStat, Vec<LoopStatus>)
         .context(|| format!("find the loop devices of the image in {}", path.display()))
 }
 
-/// The folders of images: their mounts are the driver's own.
+/// The folders of images. Mounts in them belong to the driver.
 pub fn own_folders(pools: &[PoolDefinition]) -> Vec<PathBuf> {
     let folder = |pool: &PoolDefinition| match &pool.place {
         PoolPlace::File { path } => pool.image.map(|_| path.clone()),
@@ -315,7 +318,7 @@ pub fn own_folders(pools: &[PoolDefinition]) -> Vec<PathBuf> {
     pools.iter().filter_map(folder).collect()
 }
 
-/// The refusal of a blank path where a pool should be.
+/// The error for an empty path at which the node record has a pool.
 pub fn blank_but_known(pool: &PoolDefinition, id: PoolId) -> Error {
     Error::refused(
         format!("pool {}", pool.name),

@@ -1,4 +1,4 @@
-//! What is on pools, read only, without their locks: also beside a running driver.
+//! Lists what is on pools. It only reads, and takes no lock, so it works while a driver is running.
 
 use std::path::{Path, PathBuf};
 
@@ -20,37 +20,37 @@ pub struct PoolEntry {
     pub name: String,
     /// "file:/path".
     pub place: String,
-    /// Its id, if it's known.
+    /// Its ID, if that is known.
     pub id: Option<PoolId>,
-    /// Its home, if it's there.
+    /// Its home, if the pool is present.
     pub home: Option<HomeId>,
-    /// Where its files are, if it's there.
+    /// The folder with its files, if the pool is present.
     pub folder: Option<PathBuf>,
-    /// Named on the command line or in the file.
+    /// It is named on the command line or in the configuration file.
     pub configured: bool,
-    /// How it is.
+    /// Its state.
     pub state: PoolPresence,
 }
 
-/// How a pool is.
+/// The state of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PoolPresence {
-    /// There, and of this machine.
+    /// It is present and belongs to this machine.
     Here,
-    /// There, with another home than this machine's.
+    /// It is present and has another home than this machine.
     OtherHome,
-    /// Known to the node record, and not at its place.
+    /// The node record has it, but it is not at its place.
     Absent,
-    /// Not made yet.
+    /// It was not created yet.
     Blank,
-    /// Forgotten.
+    /// It was forgotten.
     Forgotten,
-    /// Its place can't be read, or is somebody else's: why.
+    /// Its place cannot be read, or contains something else, for this reason.
     Unreadable(String),
 }
 
 impl PoolPresence {
-    /// For lists.
+    /// The word for it in lists.
     pub fn word(&self) -> &'static str {
         match self {
             PoolPresence::Here => "here",
@@ -63,7 +63,7 @@ impl PoolPresence {
     }
 }
 
-/// Configured pools in their order, then known ones, then forgotten ones.
+/// Returns the configured pools in their order, then those of the node record, then forgotten ones.
 pub fn pools(
     host: &dyn Host,
     node_record: &Path,
@@ -157,11 +157,11 @@ fn entry(
 pub struct VolumeEntry {
     /// The pool's name.
     pub pool: String,
-    /// The pool's id.
+    /// The pool's ID.
     pub pool_id: PoolId,
     /// Its record.
     pub record: VolumeRecord,
-    /// Bytes of blocks that its image has.
+    /// Bytes of the blocks that its image has.
     pub allocated: u64,
 }
 
@@ -170,37 +170,38 @@ pub struct VolumeEntry {
 pub struct SnapshotEntry {
     /// The pool's name.
     pub pool: String,
-    /// The pool's id.
+    /// The pool's ID.
     pub pool_id: PoolId,
     /// Its record.
     pub record: SnapshotRecord,
-    /// Bytes of blocks that its image has, shared ones included.
+    /// Bytes of the blocks that its image has, including shared ones.
     pub allocated: u64,
 }
 
-/// A record that can't be read.
+/// A record that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DamagedEntry {
     /// The pool's name.
     pub pool: String,
     /// The folder of the volume or snapshot.
     pub path: PathBuf,
-    /// Why.
+    /// The reason.
     pub problem: String,
 }
 
-/// What is on one pool.
+/// The contents of one pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inventory {
-    /// In the order of uuids.
+    /// Volumes in the order of UUIDs.
     pub volumes: Vec<VolumeEntry>,
-    /// The same.
+    /// Snapshots in the order of UUIDs.
     pub snapshots: Vec<SnapshotEntry>,
-    /// What can't be read.
+    /// Records that cannot be read.
     pub damaged: Vec<DamagedEntry>,
 }
 
-/// Reads volumes and snapshots of the pool in a folder. What is deleted meanwhile is left out.
+/// Reads the volumes and snapshots of the pool in a folder. Those that are deleted during the call
+/// are omitted.
 pub fn read(host: &dyn Host, name: &str, pool_id: PoolId, path: &Path) -> Result<Inventory> {
     let mut inventory = Inventory::default();
     let pool = || name.to_string();
@@ -233,7 +234,7 @@ pub fn read(host: &dyn Host, name: &str, pool_id: PoolId, path: &Path) -> Result
     Ok(inventory)
 }
 
-/// Records with the bytes of their images, and what can't be read.
+/// Records with the bytes of their images, and records that cannot be read.
 type RecordsRead<R> = (Vec<(R, u64)>, Vec<DamagedEntry>);
 
 fn shelf<R: Record>(
@@ -275,7 +276,8 @@ fn read_one<R: Record>(
     };
     let record = match load()? {
         Some(record) => record,
-        // Deleted between two looks, or just begun: an image is made when its record is there.
+        // It was deleted between the two reads, or its creation has just begun: an image is created
+        // after its record.
         None if image()?.is_none() => return Ok(None),
         None => load()?.ok_or("it has no record.json")?,
     };

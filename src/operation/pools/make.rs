@@ -1,10 +1,11 @@
-//! Making a pool: what lies at its path, whether that ground can carry one, and the act itself.
+//! Creates pools: examines the path, checks whether its file system is suitable, and creates the
+//! pool.
 //!
-//! A pool is made by an explicit act only: `slackwater pool init`, or the word `init` in a
-//! definition; both end in [`make_pool`]. By `init` in a
-//! definition it's made only where a file system is mounted ([`ground`](super::ground)). A folder that isn't empty and isn't ours is never made
-//! a pool. `pool.json` is written last: a crash before that leaves a folder that still counts as
-//! blank, and a repeat ends the work.
+//! A pool is created only by an explicit action: `slackwater pool init`, or the word `init` in a
+//! definition. Both call [`make_pool`]. With `init` in a definition, it is created only where a
+//! file system is mounted ([`ground`](super::ground)). A folder that is not empty and was not
+//! created by this driver never becomes a pool. `pool.json` is written last, so a crash before that
+//! leaves a folder that still counts as empty, and a repeat completes the pool.
 
 use std::path::Path;
 
@@ -14,33 +15,33 @@ use crate::host::{BackingFs, Effect, FileKind, Host};
 use crate::model::{HomeId, PoolDefinition, PoolId, SnapshotRoom};
 use crate::record::{self, ImageRecord, PoolRecord};
 
-/// The same of an image's record.
+/// The temporary file of an image's record that a crash may leave.
 const HALF_WRITTEN_IMAGE: &str = "image.json.new";
 
-/// mkfs.ext4 makes it; it says nothing about who owns the disk.
+/// mkfs.ext4 creates it, so it does not show that the disk is in use.
 const LOST_AND_FOUND: &str = "lost+found";
 
-/// Name of an image's record within the pool's folder.
+/// The name of an image's record within the pool's folder.
 pub const IMAGE_RECORD: &str = "image.json";
 
-/// A pool record that was being written when a crash came.
+/// The temporary file of a pool's record that a crash may leave.
 const HALF_WRITTEN: &str = "pool.json.new";
-/// What lies at a pool's path.
+/// What is at a pool's path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Probe {
     /// A pool.
     Pool(PoolRecord),
-    /// A pool on an image, which is looked into once it's mounted.
+    /// An image with a pool, which can be examined after it is mounted.
     Image(ImageRecord),
-    /// An empty folder, or one in which a pool was being made.
+    /// An empty folder, or one in which the creation of a pool was interrupted.
     Blank,
-    /// Nothing at all.
+    /// The path does not exist.
     Missing,
-    /// Something of somebody else's: what, for a sentence ("it holds \"photos\"").
+    /// Foreign files. Contains a clause for messages, such as "it contains \"photos\"".
     Foreign(String),
 }
 
-/// Looks what lies at a pool's path; an error for a pool whose record can't be read.
+/// Examines a pool's path. It is an error if a pool's record cannot be read.
 pub fn probe(host: &dyn Host, path: &Path) -> Result<Probe> {
     let Some(names) = host
         .list_dir(path)
@@ -62,8 +63,8 @@ pub fn probe(host: &dyn Host, path: &Path) -> Result<Probe> {
     Ok(Probe::Blank)
 }
 
-/// Whether an entry of a folder without `pool.json` is one that an empty disk or a pool that was
-/// being made may have.
+/// Whether an entry of a folder without `pool.json` may exist on an empty disk, or in a pool whose
+/// creation was interrupted.
 fn is_blank_entry(host: &dyn Host, path: &Path, name: &str) -> Result<bool> {
     let entry = path.join(name);
     let kind = || {
@@ -86,9 +87,9 @@ fn is_blank_entry(host: &dyn Host, path: &Path, name: &str) -> Result<bool> {
     })
 }
 
-/// File systems that forget: a volume must survive a reboot.
+/// File systems that do not survive a reboot, which volumes must.
 const FORGETFUL: [&str; 4] = ["tmpfs", "ramfs", "rootfs", "devtmpfs"];
-/// Layers over another file system, and what can't be written.
+/// Layers over another file system, and read-only file systems.
 const UNFIT: [&str; 6] = [
     "overlay", "aufs", "ecryptfs", "squashfs", "iso9660", "erofs",
 ];
@@ -112,8 +113,8 @@ const DISTANT: [&str; 16] = [
     "fuse",
 ];
 
-/// Whether a folder's file system can carry a pool: warnings if it can, an error if it can't.
-/// `path` must exist.
+/// Whether a folder's file system is suitable for a pool: returns warnings if it is, and an error
+/// if it is not. `path` must exist.
 pub fn check_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
     let ground = host
         .backing_fs(path)
@@ -152,7 +153,7 @@ pub fn check_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
     Ok(warnings)
 }
 
-/// Refuses an extent size where the file system has none.
+/// Refuses an extent size on a file system that has none.
 pub fn check_extent(host: &dyn Host, definition: &PoolDefinition, path: &Path) -> Result<()> {
     if definition.extent.is_none() {
         return Ok(());
@@ -172,7 +173,8 @@ pub fn check_extent(host: &dyn Host, definition: &PoolDefinition, path: &Path) -
     ))
 }
 
-/// What it means for a pool if its file system can't share blocks between files; `None` if it can.
+/// What it means for a pool that its file system cannot share blocks between files; `None` if it
+/// can.
 pub fn without_sharing(ground: &BackingFs) -> Option<String> {
     (!ground.shares_blocks).then(|| {
         format!(
@@ -182,8 +184,8 @@ pub fn without_sharing(ground: &BackingFs) -> Option<String> {
     })
 }
 
-/// Whether a folder's file system can carry a pool's image: as [`check_ground`], and blocks that
-/// are reserved must be the ones that are written.
+/// Whether a folder's file system is suitable for a pool's image: as for [`check_ground`], and
+/// writes must go to the blocks that are reserved.
 pub fn check_image_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
     check_ground(host, path)?;
     let ground = host
@@ -204,13 +206,13 @@ pub fn check_image_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
     Ok(needless.into_iter().collect())
 }
 
-/// Makes a pool in a blank folder, which is created if only itself is missing; what is a pool
-/// already is answered as it is. The caller knows that the path may be taken (node record), holds
-/// the pool's lock where others could act at the same time, and compares the home.
+/// Creates a pool in an empty folder. The folder itself is created if it is missing, its parents
+/// are not. An existing pool is returned unchanged. The caller has checked the node record for the
+/// path, holds the pool's lock if other processes may act at the same time, and compares the home.
 ///
 /// # Errors
 ///
-/// A folder with anything of somebody else's, a missing parent, unfit ground, a host failure.
+/// A folder with foreign files, a missing parent, an unsuitable file system, a failure of the host.
 pub fn make_pool(host: &dyn Host, name: &str, path: &Path, home: HomeId) -> Result<PoolRecord> {
     match probe(host, path)? {
         Probe::Pool(record) => return Ok(record),
@@ -236,22 +238,23 @@ pub fn make_pool(host: &dyn Host, name: &str, path: &Path, home: HomeId) -> Resu
             .context(|| format!("create pool {name}"))?;
     }
     if ground.fs_name == "btrfs" {
-        // Only while the pool has no image: one that is written in place and one that is not
-        // can't share blocks.
+        // This is possible only while the pool has no image: an image that is written in place and
+        // one that is not cannot share blocks.
         for part in [VOLUMES, SNAPSHOTS] {
             let part = path.join(part);
             host.perform(&Effect::WriteInPlace { path: &part })
                 .context(|| format!("create pool {name}"))?;
         }
     }
-    // Durable before pool.json says that they are there.
+    // They are durable before pool.json exists.
     host.perform(&Effect::SyncDir { path })
         .context(|| format!("create pool {name}"))?;
     record::store(host, &path.join(POOL_FILE), &record)?;
     Ok(record)
 }
 
-/// Creates the folder itself, never its parents: a missing parent is a slip or an absent disk.
+/// Creates the folder itself, never its parents: a missing parent is a typing mistake or a missing
+/// disk.
 pub(in crate::operation) fn make_folder(host: &dyn Host, path: &Path) -> Result<()> {
     let doing = || format!("create the directory {}", path.display());
     let parent = path.parent().unwrap_or(Path::new("/"));
@@ -271,7 +274,7 @@ pub(in crate::operation) fn make_folder(host: &dyn Host, path: &Path) -> Result<
     Ok(())
 }
 
-/// The refusal of a folder that is somebody's.
+/// The error for a folder with foreign files.
 pub fn not_blank(path: &Path, what: &str) -> Error {
     Error::refused(
         path.display(),
@@ -279,8 +282,8 @@ pub fn not_blank(path: &Path, what: &str) -> Error {
     )
 }
 
-/// Makes a folder and those above it, durably. The lowest one that is there is synced as well: a
-/// crash may have come right after it was made.
+/// Creates a folder and its missing parents, durably. The lowest existing one is synced as well,
+/// because a crash may have come right after it was created.
 pub(in crate::operation) fn make_folders(host: &dyn Host, path: &Path) -> Result<()> {
     let doing = || format!("create the directory {}", path.display());
     let mut missing = Vec::new();

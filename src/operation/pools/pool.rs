@@ -25,12 +25,12 @@ pub struct Pool {
     pub ground: PoolGround,
     /// What was cleaned up when the pool was opened.
     pub leftovers: Leftovers,
-    /// The file system that its folder is on (st_dev).
+    /// The device number (st_dev) of the file system that its folder is on.
     pub device: u64,
 }
 
 impl Pool {
-    /// Its id.
+    /// Its ID.
     pub fn id(&self) -> PoolId {
         self.backend.pool().id
     }
@@ -67,7 +67,7 @@ pub enum ServingState {
     Refused {
         /// As configured.
         definition: PoolDefinition,
-        /// Its id, if it's known.
+        /// Its ID, if it is known.
         id: Option<PoolId>,
         /// Why, and what an administrator can do.
         why: String,
@@ -91,7 +91,7 @@ impl ServingState {
 pub struct Former {
     /// Exists for as long as an operation on it has not finished.
     pub(in crate::operation) pool: Weak<Pool>,
-    /// The file system that it was on (st_dev).
+    /// The device number (st_dev) of the file system that it was on.
     pub(in crate::operation) device: u64,
     /// The folders of its volumes.
     pub(in crate::operation) volumes: HashSet<String>,

@@ -125,7 +125,7 @@ fn refused(report: &Report) -> Option<Advice> {
     })
 }
 
-/// Omits what was recorded, and forgets what has ended.
+/// Omits events that were recorded, and forgets those whose cause has ended.
 fn unrecorded(recorded: &mut BTreeSet<(String, String)>, found: &mut Vec<Advice>) {
     let now: BTreeSet<_> = found.iter().filter_map(|one| one.once.clone()).collect();
     recorded.retain(|one| now.contains(one));

@@ -214,13 +214,14 @@ mod tests {
     #[test]
     fn a_label_is_mended_only_where_nothing_means_the_old_value() {
         let none: [String; 0] = [];
-        // All is well; nothing is there yet (the kubelet writes it); no agent answers.
+        // The label is right; there is no label yet, because the kubelet writes it; no agent
+        // answers.
         assert_eq!(decided(&[("a", "1")], &[("a", "1")], &["1"]), none);
         assert_eq!(decided(&[("a", "1")], &[("a", "")], &[]), none);
         assert_eq!(decided(&[], &[("a", "1")], &[]), none);
         assert_eq!(decided(&[("a", "")], &[("a", "1")], &[]), none);
         assert_eq!(decided(&[("gone", "1")], &[("a", "1")], &[]), none);
-        // New disks under an old name.
+        // A node with new disks and an old name.
         assert_eq!(decided(&[("a", "2")], &[("a", "1")], &["2"]), ["a: 1 -> 2"]);
         assert_eq!(
             decided(&[("a", "2")], &[("a", "1")], &["1"]),
@@ -233,13 +234,13 @@ mod tests {
         let moved = [("a", "2"), ("b", "1")];
         let labels = [("a", "1"), ("b", "1")];
         assert_eq!(decided(&moved, &labels, &["1", "1"]), ["a: 1 -> 2"]);
-        // Swapped.
+        // Two nodes have swapped their disks.
         let swapped = [("a", "1"), ("b", "2")];
         assert_eq!(
             decided(&moved, &swapped, &["1", "2"]),
             ["a: 1 -> 2", "b: 2 -> 1"]
         );
-        // Two that claim one home prove nothing.
+        // Two agents report the same home, which is no reason for a change.
         let both = [("a", "1"), ("b", "1"), ("c", "3")];
         let labels = [("a", "4"), ("b", "1"), ("c", "1")];
         assert_eq!(decided(&both, &labels, &["1"]), ["c: conflict"]);

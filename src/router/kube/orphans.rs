@@ -2,9 +2,9 @@
 //! They are reported and never deleted, because only a person can know whether they are still
 //! needed.
 //!
-//! The leading router checks every few minutes. What is just being created or deleted is not named
-//! for a moment either, so something is an orphan only after it was unnamed in every check for a
-//! while. A router that becomes the leader starts to count anew.
+//! The leading router checks every few minutes. An object that is just being created or deleted is
+//! not named for a moment either, so it is an orphan only after it was unnamed in every check for a
+//! while. A router that becomes the leader starts to count from zero.
 
 mod ask;
 
@@ -126,7 +126,8 @@ impl fmt::Display for Orphan {
 pub(super) struct Memory(BTreeMap<Orphan, (Instant, bool)>);
 
 impl Memory {
-    /// Takes the result of a check. What is on a pool that could not be asked stays as it was.
+    /// Takes the result of a check. The entries of a pool that could not be asked stay as they
+    /// were.
     fn take(&mut self, stored: &[Stored], unnamed: BTreeSet<Orphan>, now: Instant) {
         let asked: BTreeSet<PoolId> = stored.iter().map(|one| one.pool).collect();
         self.0
@@ -207,7 +208,8 @@ impl Controller for OrphanController {
 
     async fn list(&self, _leads_since: Timestamp) -> Option<Vec<Orphan>> {
         let cluster = &self.cluster;
-        // First what exists, then what names it, so that what is created in between is named.
+        // Pools are read first, and the objects that name their contents afterwards, so that an
+        // object that is created in between is named.
         let stored = cluster.agents.stored().await;
         let snapshots = match snapshot_handles(&cluster.client, &cluster.options.driver).await {
             Ok(snapshots) => snapshots,
@@ -403,7 +405,7 @@ mod tests {
         };
         let none = Vec::<String>::new();
         assert_eq!(at(0, &[stored(1, &["a", "b"], &[])]), (none.clone(), 0));
-        // One was just being made; another one comes.
+        // The volume was just being created; another one appears.
         assert_eq!(at(9, &[stored(1, &["a", "c"], &[])]), (none, 0));
         assert_eq!(
             at(10, &[stored(1, &["a", "c"], &[])]),

@@ -8,18 +8,20 @@
 //! Rules for a reconciler:
 //!
 //! - `next` is a pure function of the observed object. It remembers nothing, reads no clock, and
-//!   asks nobody. So a router or a command that was interrupted anywhere is continued by the next
-//!   one, and each decision is tested without a cluster.
+//!   sends no request. So a router or a command that was interrupted anywhere is continued by the
+//!   next one, and each decision is tested without a cluster.
 //! - `execute` does one step. A step may be interrupted at any point and may be done twice, because
-//!   the router can crash or lose its leadership during it. A step that would do harm if its
-//!   object has changed since it was observed names the object by uid and version ([`written`]).
+//!   the router can crash or lose its leadership during it. A step that would do harm if its object
+//!   has changed since it was observed names the object by uid and version ([`written`]).
 //! - An object that has changed or is gone when its step arrives is no error ([`Outcome::Stale`]):
 //!   it is observed again.
 //! - What cannot be observed completely is not decided: `list` returns `None` until all that it
 //!   needs has been read, and an error of `observe` is a failed step.
-//! - State of a later step is kept in objects and records, never in the reconciler. A reconciler may
-//!   keep what is only for people: since when something is so, and which events it has recorded.
-//! - A status is written as a step too, by [`write_status`], with conditions of [`with_transitions`].
+//! - State of a later step is kept in objects and records, never in the reconciler. A reconciler
+//!   may keep what is only for people: since when something is so, and which events it has
+//!   recorded.
+//! - A status is written as a step too, by [`write_status`], with conditions of
+//!   [`with_transitions`].
 //!
 //! What [`run`] provides:
 //!

@@ -1,4 +1,4 @@
-//! The bound from below, beside what the maps of all images say.
+//! Compares the lower bound with what the maps of all images say.
 
 use std::collections::BTreeSet;
 
@@ -6,26 +6,26 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// An image, block by block: which of the disk's each is.
+/// An image: the block of the disk for each of its blocks.
 #[derive(Clone, Debug)]
 struct File {
-    /// None where its record is damaged.
+    /// `None` if its record is damaged.
     lineage: Option<Uuid>,
     role: Role,
     thick: bool,
-    /// The thick volume that has to get blocks of its own before this is complete.
+    /// The thick volume that must get blocks of its own before this image is complete.
     apart_from: Option<usize>,
     map: Vec<Option<u64>>,
 }
 
-/// A disk with images, as the driver makes them.
+/// A disk with images, as the driver creates them.
 #[derive(Default)]
 struct Disk {
     files: Vec<Option<File>>,
     next: u64,
 }
 
-/// What happens, with numbers that choose the image and the block.
+/// An operation, with numbers that select the image and the block.
 #[derive(Clone, Debug)]
 enum Act {
     Create { blocks: usize, thick: bool },
@@ -62,7 +62,7 @@ impl Disk {
         self.files.iter().flatten()
     }
 
-    /// The n-th of those that fit.
+    /// The n-th of the images that fit.
     fn pick(&self, n: usize, fits: impl Fn(&File) -> bool) -> Option<usize> {
         let fitting: Vec<usize> = (0..self.files.len())
             .filter(|at| self.files[*at].as_ref().is_some_and(&fits))
@@ -75,7 +75,7 @@ impl Disk {
         holders.filter(|held| **held == block).count() > 1
     }
 
-    /// A write: elsewhere, where the block is shared or not there.
+    /// Writes a block, to a new place if the block is shared or does not exist.
     fn write(&mut self, at: usize, n: usize) {
         let Some(file) = self.files[at].clone() else {
             return;
@@ -172,8 +172,8 @@ impl Disk {
         }));
     }
 
-    /// Which image gets blocks of its own before this one is complete: a thick volume after
-    /// its snapshot; a copy that is thick, or of a thick volume itself.
+    /// The image that gets blocks of its own before this one is complete: a thick volume after its
+    /// snapshot; or the copy itself, if it is thick or a clone of a thick volume.
     fn apart(&self, at: usize) -> Option<usize> {
         let file = self.files[at].as_ref()?;
         match file.role {
@@ -242,8 +242,8 @@ proptest! {
         }
     }
 
-    /// The promise of overcommit 1: if all sizes fit into what is free and what volumes have
-    /// for themselves, every block of every volume can be written, in any order.
+    /// The guarantee of overcommit 1: if all sizes fit into the free space and the blocks that
+    /// volumes have for themselves, every block of every volume can be written, in any order.
     #[test]
     fn what_fits_can_be_written(acts in prop::collection::vec(act(), 0..40), spare in 0u64..20, orders in prop::collection::vec((0usize..1000, 0usize..1000), 200)) {
         let mut disk = Disk::default();

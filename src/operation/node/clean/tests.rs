@@ -1,4 +1,4 @@
-//! What is ended without a call, and what never is.
+//! What the background cleanup removes, and what it never touches.
 
 use std::path::{Path, PathBuf};
 
@@ -47,8 +47,8 @@ fn files(host: &MemoryHost) -> Vec<String> {
     host.files_below(Path::new(POOL))
 }
 
-/// Runs a call of which two effects fail, each pair of them, until none is left to fail. What a
-/// call leaves that fails is ended without another one.
+/// Runs a call in which two effects fail, for each pair of effects. The background cleanup removes
+/// what the failed call leaves, without a further call.
 fn each_pair_of_failures(call: impl Fn(&Driver, &[VolumeId]) -> Result<()>) {
     for gap in 1..6 {
         for first in 1.. {
@@ -67,8 +67,8 @@ fn each_pair_of_failures(call: impl Fn(&Driver, &[VolumeId]) -> Result<()>) {
             clean(&driver);
             match done {
                 Ok(()) => {}
-                // It was complete when the undo failed: the answer isn't final, and a repeat is told
-                // of it.
+                // The object was complete when its undo failed: the error is not final, and a
+                // repeat returns the object.
                 Err(Error::RollbackFailed { .. }) if files(&host) != before => {
                     let unready = driver.serving().remove(0).backend.unready_snapshots();
                     assert!(unready.is_empty(), "{first}+{gap}: {unready:?}");
@@ -116,7 +116,7 @@ fn what_a_failed_group_has_left_is_ended_without_a_call_or_whole() {
     }
 }
 
-/// Cleans at each step.
+/// Runs the cleanup at each step.
 struct Cleans<'a> {
     driver: &'a Driver,
     steps: std::vec::IntoIter<ShareStep>,
@@ -150,7 +150,7 @@ fn what_is_being_made_is_left_alone() {
     assert!(driver.find_snapshot_name("g").unwrap().is_some());
 }
 
-/// A snapshot whose undo has failed before its rename; the folder of it.
+/// A snapshot whose undo failed before the rename into the trash. Returns its folder.
 fn left_preparing(host: &MemoryHost, driver: &Driver, source: VolumeId) -> PathBuf {
     for first in 1.. {
         host.fail_effect(first, FaultMode::Before(Errno::EIO));
@@ -190,7 +190,7 @@ fn what_cannot_be_read_is_never_touched_whatever_is_remembered_of_it() {
         let before = files(&host);
         clean(&driver);
         assert_eq!(files(&host), before);
-        // Nor does a repeat make it again.
+        // A repeat does not create it again either.
         let again = driver.create_snapshot(&snapshot("s", source));
         assert!(matches!(again, Err(Error::Damaged { .. })), "{again:?}");
         host.perform(&Effect::RemoveFile { path: &record }).unwrap();

@@ -1,4 +1,4 @@
-//! Which pools a start serves, where several are defined and one of them is wrong.
+//! Which pools a start serves if several are defined and one of them is wrong.
 
 use super::*;
 use crate::host::memory::MemoryHost;
@@ -18,7 +18,7 @@ fn start(host: &MemoryHost, pools: &[PoolDefinition]) -> Result<Driver> {
     start_as(host, true, pools)
 }
 
-/// A machine with a pool at `/memory/a`, which it knows.
+/// A machine with a pool at `/memory/a`, which its node record contains.
 fn machine(folders: &[&str]) -> (MemoryHost, PoolDefinition) {
     let host = MemoryHost::new();
     for folder in folders {
@@ -39,7 +39,7 @@ fn copy(host: &MemoryHost, from: &str, to: &str) {
     host.put_file(&target, &record.unwrap()).unwrap();
 }
 
-/// What is refused, by name.
+/// The refused pools and their reasons, by name.
 fn refusals(driver: &Driver) -> Vec<(String, String)> {
     let pools = driver.pool_status().into_iter();
     let refused = pools.filter_map(|pool| Some((pool.name, pool.refusal?)));
@@ -65,7 +65,7 @@ fn a_pool_that_can_not_be_served_does_not_hold_up_the_others() {
             "contains a pool without an image",
         ),
     ] {
-        // Alone it is a mistake of who has started it, and nothing is lost by saying so.
+        // Alone it is a mistake of the administrator, and ending with an error loses nothing.
         let fresh = host.another_process();
         let forgets = Effect::RemoveFile {
             path: Path::new(NODE),
@@ -159,7 +159,7 @@ fn of_two_copies_of_a_pool_the_one_that_is_served_goes_on() {
     move_it("/memory/a", "/memory/away");
     let driver = start(&host, &[a, pool("b=file:/memory/b")]).unwrap();
     assert_eq!(refusals(&driver)[0].0, "a");
-    // The disk of the first one comes back.
+    // The disk of the first one returns.
     move_it("/memory/away", "/memory/a");
     driver.refresh_pools();
     let refused = refusals(&driver);
@@ -224,7 +224,7 @@ fn no_pool_is_made_in_a_folder_in_which_a_disk_may_be_missing() {
         assert_eq!(host.list_dir(folder).unwrap(), Some(Vec::new()));
         assert_eq!(host.stat(Path::new("/memory/b")).unwrap(), None);
     }
-    // The disk itself is mounted here.
+    // The disk itself is mounted at this path.
     let driver = start(&host, &[pool("a=file:/memory,init")]);
     let text = chain(&driver.err().unwrap());
     assert!(text.contains("neither empty nor a pool"), "{text}");
@@ -245,7 +245,7 @@ fn a_pool_that_is_there_is_served_wherever_it_is() {
         "a=file:/memory/a,init,mount=required",
         "a=file:/memory/a",
     ] {
-        // Also on a machine that has no record of it any more.
+        // Also on a machine whose record of it is gone.
         for forgets in [false, true] {
             if forgets {
                 let path = Path::new(NODE);

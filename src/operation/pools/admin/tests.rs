@@ -1,4 +1,4 @@
-//! Pools as administrators meet them: made, moved, lost, forgotten.
+//! The actions of an administrator on pools: pools are created, moved, lost, forgotten.
 
 use std::path::Path;
 
@@ -69,7 +69,7 @@ fn an_extent_size_is_refused_by_name_where_there_is_none() {
             sentence.contains(fs_name) && sentence.contains("remove extent="),
             "{sentence}"
         );
-        // Neither is a pool made by a start, nor one that is there served by it.
+        // A start neither creates a pool nor serves an existing one.
         init(&host, node(), &pool("a=file:/memory/a")).unwrap();
         let driver = start(
             &host.restart_process(),
@@ -135,7 +135,7 @@ fn a_disk_that_is_not_mounted_is_not_made_a_pool_until_it_is_forgotten() {
     let text = refusal(forget(&host, node(), "a"));
     assert!(text.contains("the pool is present"), "{text}");
 
-    // The disk is pulled: the same path, blank.
+    // The disk is removed: the same path is empty.
     let moved = Effect::Rename {
         from: Path::new("/memory/a"),
         to: Path::new("/memory/elsewhere"),
@@ -179,7 +179,7 @@ fn a_pool_of_another_machine_waits_for_adopt() {
     let text = refusal(init(&host, node(), &b));
     assert!(text.contains("pool adopt b=file:/memory/b"), "{text}");
 
-    // Another process that has it holds it.
+    // Another process has the pool and holds its lock.
     let holder = host.another_process();
     let held = holder.try_lock_file(Path::new("/memory/b/lock")).unwrap();
     assert!(held.is_some());
@@ -187,7 +187,7 @@ fn a_pool_of_another_machine_waits_for_adopt() {
     assert!(text.contains("stop that process first"), "{text}");
     drop(holder.restart_process());
 
-    // What it would come to is told, and nothing is changed.
+    // The result is returned in advance, and nothing is changed.
     let changed = host.effects();
     let told = would_adopt(&host, node(), &b, &[]).unwrap();
     assert_eq!(host.effects(), changed);
@@ -270,7 +270,7 @@ fn a_running_driver_learns_what_an_administrator_did() {
     };
     assert_eq!(served(&driver), 2);
 
-    // A third pool that this machine had, and won't see again.
+    // A third pool that this machine had and that never returns.
     let gone = pool("c=file:/memory/c");
     let c = init(&host, node(), &gone).unwrap().pool.id;
     let away = Effect::Rename {
@@ -344,7 +344,7 @@ fn an_image_that_can_not_be_made_is_refused_before_anything_is_reserved() {
         let left = host.files_below(Path::new("/memory/a"));
         assert!(left.iter().all(|name| name == "lock"), "{left:?}");
         assert_eq!(host.files_below(Path::new("/var/lib/slackwater")), nothing);
-        // The folder still counts as blank.
+        // The folder still counts as empty.
         init(&host, node(), &pool("a=file:/memory/a")).unwrap();
     }
 }
@@ -369,7 +369,7 @@ fn an_image_that_was_begun_is_no_pool_for_a_definition_without() {
     assert!(refusal(adopt(&host, node(), &a, &[])).contains("add image="));
 }
 
-/// Else a blank path where a pool was would be made a new one.
+/// Otherwise a new pool would be created at an empty path at which a pool was.
 #[test]
 fn the_node_record_outlives_a_power_loss_wherever_a_crash_came_before() {
     let a = pool("a=file:/memory/a,init,mount=any");
@@ -414,7 +414,7 @@ fn a_pool_that_can_not_be_read_keeps_its_id_when_it_is_looked_at_again() {
     assert_eq!(status.id, Some(made.pool.id));
 }
 
-/// What is logged while `act` runs.
+/// The log output while `act` runs.
 fn logged(act: impl FnOnce()) -> String {
     let mut lines = tempfile::tempfile().unwrap();
     let writer = std::sync::Mutex::new(lines.try_clone().unwrap());
@@ -428,7 +428,8 @@ fn logged(act: impl FnOnce()) -> String {
 
 #[test]
 fn why_a_pool_is_not_served_is_logged_once_and_again_when_it_changes() {
-    // Without a second subscriber the first one of the process decides what is of interest.
+    // With only one subscriber in the process, the one that came first would decide which lines are
+    // logged.
     let _other = tracing::subscriber::set_default(tracing_subscriber::registry());
     let (disk, host) = (Path::new("/memory/a"), host_with(&["/memory/a"]));
     let a = pool("a=file:/memory/a");

@@ -1,4 +1,4 @@
-//! The steps of opening a pool's image, each of which finds done what a crash came after.
+//! The steps of opening a pool's image. Each step accepts that it was done before a crash.
 
 use crate::error::Error;
 use crate::error::ErrorContext;
@@ -32,19 +32,19 @@ use crate::record::ImageRecord;
 use std::path::Path;
 use std::path::PathBuf;
 
-/// What stays free beside an image that is made or grown: for the records, and the file system's
-/// own maps of what is reserved.
+/// Bytes that stay free next to an image that is created or grown: for the records, and for the
+/// extent maps of the reserved blocks.
 const HEAD_ROOM: u64 = 64 << 20;
 
-/// Nothing on it is a program or a device of this machine, and times of access are nobody's.
+/// No file on it is a program or a device node of this machine, and no program reads access times.
 const OPTIONS: [&str; 4] = ["nosuid", "nodev", "noexec", "noatime"];
 
-/// One opening.
+/// The opening of one image.
 pub(super) struct Opening<'a> {
     pub(super) host: &'a dyn Host,
     pub(super) pool: &'a PoolDefinition,
     pub(super) path: &'a Path,
-    /// Folders of the file systems on which the machine lives.
+    /// Folders on the file systems that have the machine's own files.
     pub(super) machine: &'a [PathBuf],
 }
 
@@ -82,7 +82,7 @@ impl Opening<'_> {
         }
     }
 
-    /// Records the intent and reserves the blocks. Nobody has ever used what an earlier try left.
+    /// Records the intent and reserves the blocks. What an earlier attempt left was never used.
     pub(super) fn begin(&self, begun: Option<ImageRecord>, wanted: u64) -> Result<ImageRecord> {
         check_image_ground(self.host, self.path)?;
         let there = stat_image(self.host, self.path)?;
@@ -133,7 +133,8 @@ impl Opening<'_> {
         self.perform(&Effect::SyncDir { path: self.path }, "sync the image")
     }
 
-    /// Ends an image that couldn't be reserved; what can't be removed is ended by the next try.
+    /// Removes an image that could not be reserved. The next attempt continues with what cannot be
+    /// removed.
     fn give_up(&self) {
         for name in [IMAGE_FILE, IMAGE_RECORD] {
             let path = self.path.join(name);
@@ -144,7 +145,7 @@ impl Opening<'_> {
         }
     }
 
-    /// More than fits is refused before anything is reserved.
+    /// Refuses an image that does not fit, before anything is reserved.
     fn check_room(&self, size: u64, allocated: u64) -> Result<()> {
         let space = self
             .host
@@ -174,8 +175,8 @@ impl Opening<'_> {
         ))
     }
 
-    /// Reserves what a larger definition asks for, and records it. Where that can't be, image and
-    /// record are as they were, and it's said why.
+    /// Reserves the blocks of a larger size in the definition, and records it. If that fails, the
+    /// image and its record stay as they were, and the error is returned.
     pub(super) fn reserve_more(
         &self,
         record: ImageRecord,
@@ -197,8 +198,8 @@ impl Opening<'_> {
                 Err(error) => problem = Some(error),
             }
         }
-        // A growth that failed or was cut off. The file system never reaches beyond what the
-        // record says, and what lies there need not be reserved.
+        // A growth failed or was interrupted. The file system never extends beyond the recorded
+        // size, so the blocks after it are not needed.
         if self.must_stat(&record)?.size > record.size {
             let path = self.image();
             let shorten = Effect::Truncate {
@@ -224,8 +225,8 @@ impl Opening<'_> {
         }
     }
 
-    /// The one loop device on the image: what is there, or a new one. Nothing un-reserves through
-    /// it.
+    /// Returns the only loop device on the image, and attaches one if there is none. Discard is
+    /// disabled on it, so that reserved blocks are never freed through it.
     pub(super) fn attach(&self, record: &ImageRecord) -> Result<LoopHold> {
         self.must_stat(record)?;
         let gone = || self.damaged("it was removed just now".into());
@@ -301,7 +302,7 @@ impl Opening<'_> {
         })
     }
 
-    /// Runs mkfs if and only if it never ran to its end.
+    /// Runs mkfs unless it was completed before.
     pub(super) fn format_once(&self, record: ImageRecord, device: &Device) -> Result<()> {
         let doing = || format!("probe the image of pool {}", self.pool.name);
         let formatted = record.formatted.clone();
@@ -326,7 +327,8 @@ impl Opening<'_> {
             device,
             fs: FsType::Xfs,
             uuid: formatted.uuid,
-            // The reason for this image; mkfs has it as its default, unless it's told otherwise.
+            // Shared blocks are the purpose of this image. They are the default of mkfs, which its
+            // configuration can change.
             options: &["-m".into(), "reflink=1".into()],
             keep_blocks: true,
         };
@@ -340,7 +342,7 @@ impl Opening<'_> {
         })
     }
 
-    /// Mounts the device, unless it is; the folder in which it then is.
+    /// Mounts the device unless it is mounted. Returns the folder at which it is mounted.
     pub(super) fn mount(&self, device: &Device) -> Result<PathBuf> {
         let folder = self.path.join(MOUNT_POINT);
         let target = folder.as_path();

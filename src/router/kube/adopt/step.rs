@@ -162,7 +162,8 @@ mod tests {
             "retain, note, delete, release, make, strike"
         );
         for (at, world) in worlds.iter().enumerate() {
-            // It exists or it is stored; and from its deletion on it is stored until it exists again.
+            // It exists or it is stored, and after its deletion it stays stored until it exists
+            // again.
             assert!(world.live.is_some() || world.noted.is_some(), "{at}");
             let leaves = world.live.as_ref().is_some_and(Manifest::is_leaving);
             assert!(!leaves || world.noted.is_some(), "{at}");
@@ -194,7 +195,7 @@ mod tests {
         let now = serde_json::from_value(json!("2026-01-02T00:00:00Z")).unwrap();
         world.change(|live| live.0.metadata.deletion_timestamp = Some(now));
         assert!(matches!(world.next(), Next::Refused(why) if why.contains("being deleted")));
-        // What is stored is an earlier object with this name.
+        // An earlier object with this name is stored.
         let mut world = World::new();
         world.noted = world.live.as_ref().map(Manifest::plain);
         world.change(|live| live.0.metadata.uid = Some("uid-9".into()));

@@ -32,13 +32,13 @@ struct Adoption<'a, W> {
     watch: Mutex<W>,
 }
 
-/// A PersistentVolume on its way.
+/// A PersistentVolume that is being moved.
 struct Moving {
     name: String,
     key: String,
     home: String,
     live: Option<Manifest>,
-    /// As it is stored at the Pool object.
+    /// The version that is stored at the Pool object.
     noted: Option<Manifest>,
 }
 
@@ -112,7 +112,7 @@ impl<W: FnMut(&str, Step) + Send> Reconciler for Adoption<'_, W> {
         next(to, moving.live.as_ref(), moving.noted.as_ref())
     }
 
-    /// Brings one to its new home, where it still has the policy Retain.
+    /// Does one step of a PersistentVolume to its new home, where it still has the policy Retain.
     async fn execute(&self, moving: &Moving, step: Step) -> Result<Outcome> {
         {
             let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);

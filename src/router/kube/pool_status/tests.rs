@@ -104,7 +104,7 @@ impl Sky {
             .collect()
     }
 
-    /// Writes what is to be written, through JSON as the API does.
+    /// Writes the changes that are due, through JSON as the API does.
     fn write(&mut self) -> Vec<Change> {
         let changes = self.changes();
         for change in &changes {
@@ -183,7 +183,8 @@ fn what_a_pool_lies_on_is_told_and_a_pool_without_a_mount_has_a_condition() {
         "{message}"
     );
 
-    // A disk is missing for a while: the time since when, and what was reported before, stay.
+    // A disk is missing for a while: the time of the last transition and the earlier report are
+    // kept.
     let since = sky.status(2).conditions[0].last_transition_time.clone();
     sky.now = 90;
     let away = Shown {
@@ -253,7 +254,7 @@ fn a_pool_gets_an_object_and_nothing_is_written_twice() {
         ("100Gi", "40Gi")
     );
     assert_eq!(status.health, Health::Healthy);
-    // Numbers that change all the time wait for a minute; health does not.
+    // Numbers that change all the time are written after a minute; the health is written at once.
     sky.now = 59;
     let mut less = shown(1);
     less.available_bytes = 1;
@@ -305,7 +306,7 @@ fn an_agent_that_is_gone_leaves_its_pools_as_they_were_seen() {
     }
     sky.says("a", vec![shown(1)]);
     assert!(sky.write()[0].turned, "its return is told");
-    // An agent that answers and does not report it any more.
+    // An agent that answers and no longer reports it.
     sky.says("a", vec![]);
     sky.write();
     assert_eq!(sky.status(1).health, Health::Unreachable);
@@ -362,7 +363,7 @@ fn two_that_show_the_same_pool_are_both_named() {
         (sky.status(1).health, sky.status(1).node.as_str()),
         (Health::Healthy, "b")
     );
-    // Of the pool at its new place only node b can report that it was forgotten.
+    // Only node b can report that the pool at its new place was forgotten.
     sky.says("b", vec![]);
     sky.write();
     assert_eq!(sky.status(1).health, Health::Unreachable);

@@ -10,7 +10,7 @@ use ::kube::core::Status;
 use super::*;
 use crate::error::Error;
 
-/// No test takes as long, unless it hangs.
+/// Only a test that hangs takes this long.
 const TIMEOUT: Duration = Duration::from_secs(60);
 const EVERY: Duration = Duration::from_millis(20);
 
