@@ -67,7 +67,7 @@ fmt-check:
 
 .PHONY: lint
 lint: ## Run clippy, with and without fault injection
-	$(CARGO) clippy --locked --all-targets -- --deny warnings
+	$(CARGO) clippy --locked --workspace --all-targets -- --deny warnings
 	$(CARGO) clippy --locked --all-targets --features fault -- --deny warnings
 
 .PHONY: deny
