@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::FileBackend;
 use crate::backend::{Copier, CopyCost, CopyMode, Image};
-use crate::error::{Error, HostError, Result};
+use crate::error::{HostError, Result};
 use crate::host::{self, Budget, Done, Effect, FileId, Host, Known};
 
 /// The time per extent to compare the image with a copy that was cloned ahead, within the freeze.
@@ -34,14 +34,7 @@ impl FileBackend {
         copy: Image,
         budget: &Arc<Budget>,
     ) -> Result<Box<dyn Copier>> {
-        let path = self.image_of(source);
-        let found = self
-            .folder
-            .stat(&path, || format!("find the image of {source}"))?;
-        let found = found.ok_or_else(|| Error::Damaged {
-            path: path.clone(),
-            problem: "the image is missing".into(),
-        })?;
+        let (path, found) = self.find_image(source)?;
         Ok(Box::new(FileCopier {
             host: self.folder.host.clone(),
             source: path,

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::FileBackend;
 use crate::backend::{Admit, Image, ImageHandle};
 use crate::error::{Error, Kind, Result, chain};
-use crate::host::Effect;
+use crate::host::{Effect, FileStat};
 use crate::model::size::{MIB, image_bytes};
 use crate::model::{Allocation, VolumeId};
 use crate::record::{ContentSource, VolumeRecord, VolumeState};
@@ -202,20 +202,28 @@ impl FileBackend {
     }
 
     pub(super) fn open_image(&self, image: Image) -> Result<ImageHandle> {
-        let path = self.image_of(image);
-        let found = self
-            .folder
-            .stat(&path, || format!("find the image of {image}"))?;
-        let found = found.ok_or_else(|| Error::Damaged {
-            path: path.clone(),
-            problem: "the image is missing".into(),
-        })?;
+        let (path, found) = self.find_image(image)?;
         Ok(ImageHandle {
             host: self.folder.host.clone(),
             path,
             bytes: found.size,
             modified: found.modified,
         })
+    }
+
+    /// The file of an image that must exist.
+    pub(super) fn find_image(&self, image: Image) -> Result<(PathBuf, FileStat)> {
+        let path = self.image_of(image);
+        let found = self
+            .folder
+            .stat(&path, || format!("find the image of {image}"))?;
+        match found {
+            Some(found) => Ok((path, found)),
+            None => Err(Error::Damaged {
+                path,
+                problem: "the image is missing".into(),
+            }),
+        }
     }
 
     pub(super) fn lengthen_image(&self, image: Image, bytes: u64) -> Result<()> {
