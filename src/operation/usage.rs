@@ -136,7 +136,7 @@ pub(super) fn at<'a>(mounts: &'a [Mount], path: &Path) -> Vec<&'a Mount> {
 }
 
 /// The error for a path at which something other than the volume is mounted.
-pub(super) fn stranger(path: &Path, mount: &Mount) -> Error {
+pub(super) fn foreign_mount(path: &Path, mount: &Mount) -> Error {
     let reason = format!(
         "something else is mounted there ({} of {}); unmount it first",
         mount.fs_name,

@@ -111,8 +111,8 @@ async fn the_router_reaches_an_agent_and_nobody_else_does() {
 
     let mut bundle = issue(&other, &controller());
     bundle.authorities = ours.certificate().into();
-    let stranger = credentials(controller(), bundle);
-    let error = refusal(reached(&stranger, node(), address).await);
+    let foreign = credentials(controller(), bundle);
+    let error = refusal(reached(&foreign, node(), address).await);
     assert!(error.contains("UnknownCA"), "{error}");
 
     let past = Validity {

@@ -47,9 +47,9 @@ pub fn assert_free(fixture: &Fixture) {
 fn the_next_sweep_thaws_journaled_freezes_and_never_foreign_ones() {
     let kinds = [Ext4, Xfs, Btrfs, Ext4];
     let mut fixture = Fixture::new(&kinds);
-    let stranger = fixture.volumes.pop().unwrap();
+    let foreign = fixture.volumes.pop().unwrap();
     leave_frozen(&fixture, &ALL);
-    freeze_by_hand(&stranger.target);
+    freeze_by_hand(&foreign.target);
     let writers = fixture.writers();
     assert!(are_stopped(&writers), "no process is left to thaw them");
     let listed = fixture.guard.journalled().unwrap();
@@ -59,7 +59,7 @@ fn the_next_sweep_thaws_journaled_freezes_and_never_foreign_ones() {
     writers.into_iter().for_each(ProbeWrite::goes_on);
     fixture.assert_all_thawed();
     assert!(fixture.guard.sweep().unwrap().is_empty());
-    assert!(thaw(&stranger.target), "the foreign freeze stayed");
+    assert!(thaw(&foreign.target), "the foreign freeze stayed");
 }
 
 #[test]

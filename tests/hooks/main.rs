@@ -79,7 +79,7 @@ fn a_hook_gets_its_deadline_and_only_the_drivers_environment() {
             .command
             .extend(["--for={seconds}s".into(), "; echo $HOME".into()]);
     });
-    // An open file of ours, a file that the parent of the tests has left open, and an earlier
+    // A file that this test has open, a file that the parent of the tests has left open, and an earlier
     // session.
     let _ours = fs::File::open("/proc/self/status").unwrap();
     let (_read, write) = std::io::pipe().unwrap();

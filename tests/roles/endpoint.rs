@@ -70,11 +70,11 @@ async fn an_agent_accepts_calls_only_from_the_router() {
     let of_node = client(&credentials(node(), issue(&ours, &node())), at);
     let message = refusal(&of_node).await;
     assert!(message.contains("BadCertificate"), "{message}");
-    let stranger = Bundle {
+    let foreign = Bundle {
         authorities: ours.certificate().into(),
         ..issue(&other, &controller())
     };
-    let message = refusal(&client(&credentials(controller(), stranger), at)).await;
+    let message = refusal(&client(&credentials(controller(), foreign), at)).await;
     assert!(message.contains("UnknownCA"), "{message}");
     let past = Validity {
         from: SystemTime::now() - 2 * HOUR,

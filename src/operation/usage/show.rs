@@ -55,7 +55,7 @@ impl Driver {
             .iter()
             .find(|found| usage::shows(top, &found.device))
         else {
-            return Err(usage::stranger(target, top));
+            return Err(usage::foreign_mount(target, top));
         };
         let bound_node = usage::is_node(top);
         let differ = |field, found: &str, wanted: &str| {

@@ -53,7 +53,7 @@ impl Driver {
             Some(_) | None => {
                 self.refuse_new_inline(fs, request)?;
                 if let Some(top) = self.mount_at(&target).map_err(Error::into_indeterminate)? {
-                    return Err(usage::stranger(&target, &top));
+                    return Err(usage::foreign_mount(&target, &top));
                 }
                 self.create_ephemeral(&pool, id, fs, request)
                     .map_err(|first| self.undo_target(&target, first))?
@@ -135,7 +135,7 @@ impl Driver {
                     let mismatch = Mismatch::new("readonly", top.is_read_only(), read_only);
                     Err(Error::exists(Kind::Volume, &request.volume_id, mismatch))
                 }
-                None => Err(usage::stranger(target, top)),
+                None => Err(usage::foreign_mount(target, top)),
             };
         }
         if let Some(other) = view.uses().first() {

@@ -118,7 +118,7 @@ impl Driver {
             Some(top) if view.device_of(top).is_some() => {
                 same_capability(record.last_stage.as_ref(), request).map(|()| true)
             }
-            Some(top) => Err(usage::stranger(staging, top)),
+            Some(top) => Err(usage::foreign_mount(staging, top)),
             None => match self.staged_elsewhere(record, request, &view) {
                 Some(path) => Err(staged_at(request, &path.display().to_string())),
                 None => Ok(false),

@@ -134,7 +134,7 @@ pub(super) trait Controller:
         Ok(())
     }
 
-    /// Forgets what is of a leader alone, since this router is not the leader.
+    /// Resets the state that only a leader has. Called while this router is not the leader.
     fn reset(&self) {}
 }
 
@@ -168,7 +168,7 @@ pub(super) async fn run<C: Controller>(
     mut pace: Pace,
 ) {
     let mut leads_since = None;
-    let mut known = Known::new(pace.every);
+    let mut progress = Progress::new(pace.every);
     let mut steps = JoinSet::new();
     let permits = Arc::new(Semaphore::new(MAX_STEPS_AT_ONCE));
     let mut poll = interval_at((Instant::now() + pace.every).into(), pace.every);
@@ -176,7 +176,7 @@ pub(super) async fn run<C: Controller>(
     loop {
         tokio::select! {
             Some(ended) = steps.join_next_with_id() => {
-                known.ended(ended);
+                progress.ended(ended);
                 continue;
             }
             _ = poll.tick() => {}
@@ -184,17 +184,17 @@ pub(super) async fn run<C: Controller>(
         }
         if !is_leader() {
             steps.shutdown().await;
-            known = Known::new(pace.every);
+            progress = Progress::new(pace.every);
             leads_since = None;
             controller.reset();
             continue;
         }
-        known.log_failures(C::NAME);
+        progress.log_failures(C::NAME);
         let since = *leads_since.get_or_insert_with(Timestamp::now);
         let Some(objects) = controller.list(since).await else {
             continue;
         };
-        for (name, object) in known.due(objects, Instant::now()) {
+        for (name, object) in progress.due(objects, Instant::now()) {
             let controller = Arc::clone(&controller);
             let (permits, is_leader) = (Arc::clone(&permits), is_leader.clone());
             let step = steps.spawn(async move {
@@ -202,7 +202,7 @@ pub(super) async fn run<C: Controller>(
                 let _permit = permits.acquire().await;
                 step(controller.as_ref(), object, is_leader).await
             });
-            known.busy.insert(step.id(), name);
+            progress.busy.insert(step.id(), name);
         }
     }
 }
@@ -222,7 +222,7 @@ async fn step<C: Controller>(
 }
 
 /// What the loop remembers of objects, by their names.
-struct Known {
+struct Progress {
     every: Duration,
     /// Those with a step in progress.
     busy: HashMap<Id, String>,
@@ -232,9 +232,9 @@ struct Known {
     failures: Vec<(String, String)>,
 }
 
-impl Known {
-    fn new(every: Duration) -> Known {
-        Known {
+impl Progress {
+    fn new(every: Duration) -> Progress {
+        Progress {
             every,
             busy: HashMap::new(),
             failing: BTreeMap::new(),

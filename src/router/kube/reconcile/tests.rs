@@ -243,13 +243,13 @@ async fn an_object_that_disappears_before_its_step_is_no_failure() {
 
 #[test]
 fn an_object_that_is_gone_is_forgotten_with_its_failures() {
-    let mut known = Known::new(Duration::from_secs(5));
+    let mut progress = Progress::new(Duration::from_secs(5));
     let now = Instant::now();
-    known.failing.insert("a".into(), (9, now + TIMEOUT));
-    assert!(known.due(vec!["a"], now).is_empty(), "it is too early");
-    assert_eq!(known.due(vec!["a"], now + TIMEOUT).len(), 1);
-    assert!(known.due(Vec::<&str>::new(), now).is_empty());
-    assert_eq!(known.due(vec!["a"], now).len(), 1, "a new one");
+    progress.failing.insert("a".into(), (9, now + TIMEOUT));
+    assert!(progress.due(vec!["a"], now).is_empty(), "it is too early");
+    assert_eq!(progress.due(vec!["a"], now + TIMEOUT).len(), 1);
+    assert!(progress.due(Vec::<&str>::new(), now).is_empty());
+    assert_eq!(progress.due(vec!["a"], now).len(), 1, "a new one");
 }
 
 #[tokio::test]
