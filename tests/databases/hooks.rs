@@ -6,7 +6,7 @@ use slackwater::csi::Snapshot;
 use tonic::Status;
 
 use super::engine::{Engine, Run};
-use super::process::{Writer, folder, open_to_nobody};
+use super::process::{Writer, folder, install, open_to_nobody};
 use super::sessions::session;
 use super::support::{Server, eventually};
 use super::volumes::Volume;
@@ -36,13 +36,6 @@ struct Held {
 
 fn data(volume: &Volume) -> PathBuf {
     volume.folder.join("data")
-}
-
-/// Installs a program that all users may execute.
-fn install(path: &Path, text: &str) {
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::write(path, text).unwrap();
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
 impl Held {

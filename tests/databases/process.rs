@@ -46,6 +46,19 @@ pub fn open_to_nobody(scratch: &Scratch) {
     }
 }
 
+/// Installs a program with this text that all users may execute. Another process writes it: a test
+/// that starts a process at this moment would pass on our open file to it, and until that process
+/// runs its own program, the kernel would refuse to execute the file ("text file busy").
+pub fn install(path: &Path, text: &str) {
+    let mut command = Command::new("install");
+    command.args(["-m", "755", "/dev/stdin"]).arg(path);
+    let mut installer = command.stdin(Stdio::piped()).spawn().unwrap();
+    let mut input = installer.stdin.take().unwrap();
+    input.write_all(text.as_bytes()).unwrap();
+    drop(input);
+    assert!(installer.wait().unwrap().success());
+}
+
 /// A command that runs as the unprivileged user, in a folder, without our environment.
 pub fn as_nobody(program: &Path, folder: &Path) -> Command {
     let mut command = Command::new(program);
@@ -215,4 +228,30 @@ impl Drop for Writer {
             let _ = thread.join();
         }
     }
+}
+
+#[test]
+fn an_installed_program_runs_while_other_threads_start_processes() {
+    let scratch = Scratch::new();
+    let program = scratch.join("program");
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::SeqCst) {
+                    assert!(Command::new("true").status().unwrap().success());
+                }
+            });
+        }
+        let results: Vec<_> = (0..200)
+            .map(|_| {
+                install(&program, "#!/bin/sh\n");
+                Command::new(&program).status()
+            })
+            .collect();
+        stop.store(true, Ordering::SeqCst);
+        for result in results {
+            assert!(result.unwrap().success());
+        }
+    });
 }

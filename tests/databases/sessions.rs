@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
 use super::engine::{Engine, Run};
-use super::process::{Writer, as_nobody, folder, open_to_nobody};
+use super::process::{Writer, as_nobody, folder, install, open_to_nobody};
 use super::support::Scratch;
 
 /// The program of an engine's session.
@@ -60,7 +60,7 @@ impl Session {
     ) -> Result<Session, String> {
         // The unprivileged user may be unable to read the sources.
         let program = scratch.join(engine.name());
-        std::fs::copy(session(engine), &program).unwrap();
+        install(&program, &std::fs::read_to_string(session(engine)).unwrap());
         let mut command = as_nobody(&program, scratch.path());
         command
             .arg(seconds.to_string())

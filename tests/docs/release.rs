@@ -102,7 +102,12 @@ fn a_release_is_refused_with_changes_and_with_the_tag_of_another_version() {
     )
     .expect("a manifest");
     let refusal = || {
-        let output = Command::new(&script).output().expect("the script starts");
+        // By its interpreter: a file that this process has just written may be "busy" for as long as
+        // another thread is starting a process.
+        let output = Command::new("bash")
+            .arg(&script)
+            .output()
+            .expect("the script starts");
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         String::from_utf8(output.stderr).expect("text")
     };
