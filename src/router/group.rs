@@ -144,6 +144,7 @@ impl Router {
             _ => Asked::All,
         };
         let look = self.resolve_and_look(id, &sources, asked).await?;
+        look.check_agreement(id)?;
         if let Some(membership) = look.membership() {
             same_request(&request, membership)?;
             // All members are required, even those that may be deleted individually.
@@ -163,6 +164,7 @@ impl Router {
         self.tell_of_cut(&given, cut.as_ref().map(Option::as_ref));
         cut?;
         let look = self.resolve_and_look(id, &sources, asked).await?;
+        look.check_agreement(id)?;
         look.group(id, false)
     }
 
@@ -199,6 +201,7 @@ impl Router {
             look.fail_if_unknown()?;
             return Err(absent());
         };
+        look.check_agreement(id)?;
         same_members(&named, membership, look.found().cloned())?;
         look.group(id, membership.independent)
     }

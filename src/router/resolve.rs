@@ -56,6 +56,10 @@ pub(super) struct GroupState {
     /// Members by ID.
     members: BTreeMap<String, (Arc<Agent>, GroupMember)>,
     membership: Option<GroupMembership>,
+    /// What each attempt consists of, with the node that reported it first.
+    attempts: BTreeMap<String, (String, GroupMembership)>,
+    /// Two nodes that report the same attempt with different members.
+    contradiction: Option<(String, String)>,
     /// Nodes on which an operation about the group is running.
     busy: Vec<String>,
     /// Why an agent may have more of the group; returned if nothing is found.
@@ -98,6 +102,21 @@ impl GroupState {
         let lead = self.membership.as_ref()?.members.first()?;
         let (_, lead) = self.members.get(lead)?;
         (lead.state() == State::Ready).then_some(lead.attempt.as_str())
+    }
+
+    /// Fails if two nodes define the group differently: one of them lies or has a false record, and
+    /// only its administrator can know which.
+    pub(super) fn check_agreement(&self, id: GroupId) -> Result<()> {
+        match &self.contradiction {
+            None => Ok(()),
+            Some((one, other)) => Err(Error::refused(
+                format!("group snapshot {id}"),
+                format!(
+                    "nodes {one} and {other} report different members of it; \
+                     remove the node that is not to be trusted, or delete the group"
+                ),
+            )),
+        }
     }
 
     /// The group as returned to callers, in the order of its sources. It fails if a member is
@@ -201,6 +220,8 @@ impl Router {
             if !look.is_in_doubt() {
                 return Ok(look);
             }
+            // A false definition would name another first member, which decides about the others.
+            look.check_agreement(group)?;
             self.settle(group, &look).await?;
         }
         let what = format!("group snapshot {group}");
@@ -396,20 +417,40 @@ impl GroupState {
     fn add(&mut self, group: GroupId, agent: &Arc<Agent>, answer: GetGroupResponse) {
         let node = agent.node().to_string();
         if answer.busy && !self.busy.contains(&node) {
-            self.busy.push(node);
+            self.busy.push(node.clone());
         }
         if !answer.unseen.is_empty() {
             self.unseen = Some(agent.unreachable(&answer.unseen));
         }
         let is_ready = answer.members.iter().any(|one| one.state() == State::Ready);
-        if !answer.all_member_ids.is_empty() && (is_ready || self.membership.is_none()) {
-            self.membership = Some(GroupMembership {
+        if !answer.all_member_ids.is_empty() {
+            let mut membership = GroupMembership {
                 id: group.0,
                 members: answer.all_member_ids,
                 sources: answer.all_source_volume_ids,
                 asked: (!answer.asked.is_empty()).then_some(answer.asked),
                 independent: answer.independent,
-            });
+            };
+            // It is from the record of a member that is committed, or else from one that is cut.
+            let state = if is_ready { State::Ready } else { State::Cut };
+            let of = answer.members.iter().filter(|one| one.state() == state);
+            let attempts: BTreeSet<&String> = of.map(|one| &one.attempt).collect();
+            if let Some(attempt) = attempts.first().filter(|_| attempts.len() == 1) {
+                let reported = (node.clone(), membership.clone());
+                let (first, definition) =
+                    self.attempts.entry(attempt.to_string()).or_insert(reported);
+                if (&definition.members, &definition.sources)
+                    != (&membership.members, &membership.sources)
+                {
+                    self.contradiction = Some((first.clone(), node));
+                }
+                // One that does not know this property protects the members of the others.
+                definition.independent &= membership.independent;
+                membership.independent = definition.independent;
+            }
+            if is_ready || self.membership.is_none() {
+                self.membership = Some(membership);
+            }
         }
         for member in answer.members {
             let id = member.snapshot_id.clone();

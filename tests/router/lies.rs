@@ -451,6 +451,84 @@ async fn no_field_of_any_other_answer_harms_another_node() {
     fixture.lies_about(|method| others.contains(&method)).await;
 }
 
+/// A node that has one member of a group can't have others left out or added, whichever agent
+/// answers last.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_with_a_member_of_a_group_does_not_redefine_the_group() {
+    let fixture = Fixture::new().await;
+    for sources in [
+        [fixture.victim.as_str(), &fixture.own],
+        [&fixture.own, &fixture.victim],
+    ] {
+        let asked = grouped(&format!("of-both-{}", sources[0]), &sources);
+        let create = async || {
+            let mut groups = fixture.routed.groups();
+            loop {
+                let created = groups.create_volume_group_snapshot(asked.clone()).await;
+                match created {
+                    Err(status) if status.code() == Code::Aborted => {}
+                    created => break created.map(|answer| answer.into_inner().group_snapshot),
+                }
+            }
+        };
+        let group = create().await.unwrap().unwrap();
+        let get = GetVolumeGroupSnapshotRequest {
+            group_snapshot_id: group.group_snapshot_id.clone(),
+            ..Default::default()
+        };
+        let id = group.group_snapshot_id.parse().unwrap();
+        let told = fixture.b.driver.group_here(id, &[]).unwrap();
+        let theirs = told.members.iter().map(|one| GroupMember {
+            snapshot_id: one.snapshot.id.to_string(),
+            source_volume_id: one.snapshot.source_volume_id.to_string(),
+            size_bytes: GIB,
+            cut_at: one.snapshot.cut_at,
+            level: one.snapshot.level.to_string(),
+            attempt: one.attempt.to_string(),
+            state: group_member::State::Ready.into(),
+            home: fixture.b.home(),
+            ..GroupMember::default()
+        });
+        let real = GetGroupResponse {
+            members: theirs.collect(),
+            all_member_ids: members(&group),
+            all_source_volume_ids: sources.map(str::to_string).to_vec(),
+            ..GetGroupResponse::default()
+        };
+        let position = sources.iter().position(|one| *one == fixture.own).unwrap();
+        let alone = GetGroupResponse {
+            all_member_ids: vec![real.all_member_ids[position].clone()],
+            all_source_volume_ids: vec![fixture.own.clone()],
+            ..real.clone()
+        };
+        let mut reversed = real.clone();
+        reversed.all_member_ids.reverse();
+        reversed.all_source_volume_ids.reverse();
+        for (forged, is_true) in [(real, true), (alone, false), (reversed, false)] {
+            fixture.liar.set_lie(Some(Lie {
+                method: "GetGroup".into(),
+                field: 0,
+                what: LieKind::Forged(forged.encode_to_vec()),
+            }));
+            let mut groups = fixture.routed.groups();
+            let got = groups.get_volume_group_snapshot(get.clone());
+            let got = got.await.map(|answer| answer.into_inner().group_snapshot);
+            for answer in [got, create().await] {
+                match answer {
+                    Ok(answer) => assert!(is_true && answer.as_ref() == Some(&group), "{answer:?}"),
+                    Err(status) => {
+                        assert!(!is_true, "{status:?}");
+                        assert_eq!(status.code(), Code::FailedPrecondition, "{status:?}");
+                        assert!(status.message().contains("report different members"));
+                    }
+                }
+            }
+        }
+        fixture.liar.set_lie(None);
+        assert_eq!(create().await.unwrap(), Some(group));
+    }
+}
+
 /// Whole answers that a compromised agent may invent.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_forged_answer_harms_another_node() {
