@@ -220,4 +220,54 @@ mod tests {
             prop_assert!(!another_version || Say::decode(&bytes).is_none());
         }
     }
+
+    /// A message that is accepted says exactly what its encoding says.
+    fn fuzz_messages<T: Copy + PartialEq + std::fmt::Debug>(
+        name: &str,
+        messages: &[T],
+        encode: impl Fn(T) -> [u8; MESSAGE],
+        decode: impl Fn(&[u8; MESSAGE]) -> Option<T>,
+    ) {
+        let seeds: Vec<Vec<u8>> = messages.iter().map(|one| encode(*one).to_vec()).collect();
+        let read = |bytes: &[u8]| decode(bytes.try_into().ok()?);
+        let target = |bytes: &[u8]| {
+            if let Some(message) = read(bytes) {
+                assert_eq!(read(&encode(message)), Some(message));
+            }
+        };
+        slackwater_testkit::fuzz::fuzz(name, &seeds, target, |bytes| {
+            assert!(read(bytes).is_none_or(|message| messages.contains(&message)));
+        });
+    }
+
+    #[test]
+    fn fuzz_requests() {
+        let freeze = Duration::from_millis(500);
+        let requests = [
+            Ask::Begin {
+                members: 3,
+                freeze,
+                expedite: true,
+            },
+            Ask::Freeze,
+            Ask::Thaw(2),
+            Ask::End,
+        ];
+        fuzz_messages("guard requests", &requests, Ask::encode, Ask::decode);
+    }
+
+    #[test]
+    fn fuzz_answers() {
+        let answers = [
+            Say::Ready(0),
+            Say::Frozen(1, 16),
+            Say::Thawed {
+                member: 1,
+                errno: 0,
+                early: true,
+            },
+            Say::Bye,
+        ];
+        fuzz_messages("guard answers", &answers, Say::encode, Say::decode);
+    }
 }

@@ -128,3 +128,79 @@ fn most(volume_id: String, extents: u64) -> Option<(String, u64)> {
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+
+    use super::*;
+    use crate::agent::{CutRequest, CutResponse};
+
+    /// What is accepted is the same after it was sent once more.
+    fn fuzz_stream<M, T>(name: &str, seeds: &[T], wrap: fn(T) -> M, read: fn(M) -> Option<T>)
+    where
+        M: Message + Default,
+        T: Clone + PartialEq + std::fmt::Debug,
+    {
+        let encoded: Vec<_> = seeds
+            .iter()
+            .map(|seed| wrap(seed.clone()).encode_to_vec())
+            .collect();
+        let read = |bytes: &[u8]| read(M::decode(bytes).ok()?);
+        let target = |bytes: &[u8]| {
+            if let Some(first) = read(bytes) {
+                let again = read(&wrap(first.clone()).encode_to_vec());
+                assert_eq!(again.as_ref(), Some(&first));
+            }
+        };
+        slackwater_testkit::fuzz::fuzz(name, &encoded, target, |bytes| {
+            assert!(read(bytes).is_none_or(|value| seeds.contains(&value)));
+        });
+    }
+
+    #[test]
+    fn fuzz_steps() {
+        let steps = [
+            CutStep::Ready(Level::Application),
+            CutStep::Ahead { hooks: true },
+            CutStep::Prepare,
+            CutStep::Cut,
+        ];
+        let wrap = |step: CutStep| CutRequest {
+            step: Some(step.into()),
+        };
+        fuzz_stream("steps of a cut", &steps, wrap, |request| {
+            request.step?.try_into().ok()
+        });
+    }
+
+    #[test]
+    fn fuzz_answers() {
+        let answers = [
+            CutAnswer::Ready(Readiness {
+                in_use: 2,
+                raw: 1,
+                frozen: 1,
+                stall: Duration::from_micros(70),
+                most_extents: Some(("volume".into(), 9)),
+            }),
+            CutAnswer::Prepared(Prepared {
+                sync: Duration::from_micros(40),
+                extents: 3,
+                stall: Duration::from_micros(70),
+                most_extents: Some(("volume".into(), 9)),
+            }),
+            CutAnswer::Thawed(Thawed {
+                extents: 5,
+                lost: Some("a device".into()),
+            }),
+            CutAnswer::Written,
+        ];
+        let wrap = |answer: CutAnswer| CutResponse {
+            answer: Some(answer.into()),
+        };
+        fuzz_stream("answers of a cut", &answers, wrap, |response| {
+            response.answer?.try_into().ok()
+        });
+    }
+}

@@ -395,3 +395,6 @@ fn cut(text: &mut String, bytes: usize) {
 fn short(text: &str) -> &str {
     &text[..text.floor_char_boundary(100)]
 }
+
+#[cfg(test)]
+mod fuzz;

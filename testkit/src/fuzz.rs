@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner};
+use prost::Message;
 
 /// Inputs of one campaign.
 const INPUTS: u32 = 20_000;
@@ -202,4 +203,23 @@ pub fn fuzz(name: &str, seeds: &[Vec<u8>], target: impl Fn(&[u8]), planted: impl
         campaign(fixed(), seeds, &planted).is_err(),
         "{name}: a planted bug was not found"
     );
+}
+
+/// Fuzzes a protobuf message: bytes are decoded as a server decodes them, and then parsed. The
+/// planted bug is to accept a message that differs from `valid`: only an input that is still
+/// decoded and parsed to its end shows it.
+///
+/// # Panics
+/// Like [`fuzz`], and if `valid` is not.
+pub fn fuzz_message<M, T, E>(name: &str, valid: &M, parse: impl Fn(&M) -> Result<T, E>)
+where
+    M: Message + Default + PartialEq,
+{
+    assert!(parse(valid).is_ok(), "{name}: the seed is valid");
+    let seeds = [valid.encode_to_vec()];
+    let accepted = |bytes: &[u8]| M::decode(bytes).ok().filter(|read| parse(read).is_ok());
+    let target = |bytes: &[u8]| drop(accepted(bytes));
+    fuzz(name, &seeds, target, |bytes| {
+        assert!(accepted(bytes).is_none_or(|read| read == *valid));
+    });
 }

@@ -383,3 +383,18 @@ fn member(member: operation::GroupMember) -> GroupMember {
         home: snapshot.home.to_string(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fuzz_decisions() {
+        let valid = SettleGroupRequest {
+            group_id: "6f1a2b3c-0000-4000-8000-000000000001".into(),
+            attempt: "6f1a2b3c-0000-4000-8000-000000000002".into(),
+            undone_attempts: vec!["6f1a2b3c-0000-4000-8000-000000000003".into()],
+        };
+        slackwater_testkit::fuzz::fuzz_message("SettleGroup", &valid, decision);
+    }
+}

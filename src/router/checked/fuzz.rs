@@ -1,0 +1,61 @@
+//! Fuzzing of the answers that agents give in lists and texts of any length.
+
+use slackwater_testkit::fuzz::fuzz_message;
+
+use super::*;
+use crate::agent::{NotGrown, Pool};
+
+const POOL: &str = "6f1a2b3c-0000-4000-8000-000000000001";
+
+#[test]
+fn fuzz_descriptions() {
+    let pool = Pool {
+        name: "default".into(),
+        place: "file:/var/lib/slackwater/pool".into(),
+        id: POOL.into(),
+        total_bytes: 1 << 40,
+        available_bytes: 1 << 39,
+        promisable_bytes: 1 << 39,
+        file_system: "xfs".into(),
+        changed_devices: vec!["loop3".into()],
+        pods: vec!["web-0".into()],
+        ..Pool::default()
+    };
+    let valid = DescribeResponse {
+        node_name: "node-1".into(),
+        driver_name: "csi.example.com".into(),
+        version: "0.1.0".into(),
+        home: POOL.into(),
+        pools: vec![pool],
+        unsettled_groups: vec![POOL.into()],
+        not_grown: vec![NotGrown {
+            volume_id: format!("{POOL}.{POOL}"),
+            reason: "its file system is busy".into(),
+        }],
+        ..DescribeResponse::default()
+    };
+    fuzz_message("Describe", &valid, |answer| description(answer.clone()));
+}
+
+#[test]
+fn fuzz_groups() {
+    let group: GroupId = POOL.parse().unwrap();
+    let source: VolumeId = format!("{POOL}.{POOL}").parse().unwrap();
+    let member = member_of(group, source).to_string();
+    let valid = GetGroupResponse {
+        members: vec![GroupMember {
+            snapshot_id: member.clone(),
+            source_volume_id: source.to_string(),
+            size_bytes: 1 << 30,
+            cut_at: 1_700_000_000,
+            level: "filesystem".into(),
+            ..GroupMember::default()
+        }],
+        all_source_volume_ids: vec![source.to_string()],
+        all_member_ids: vec![member],
+        ..GetGroupResponse::default()
+    };
+    fuzz_message("GetGroup", &valid, |answer| {
+        share(group, answer, |pool| pool == source.pool)
+    });
+}
